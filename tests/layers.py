@@ -28,7 +28,8 @@ LAYERS = [
     ("options", [], "options backend"),
     ("exec", ["lib/exec"], ""),
     ("offline", ["lib/offline"], "offline/*"),
-    ("engine", ["lib/engine"], "engine auto_strategy prompt_rows stats metrics shard warm_start"),
+    ("engine", ["lib/engine"], "engine auto_strategy prompt_rows stats metrics shard version_choice "
+     "warm_start"),
     ("parallel", ["lib/parallel"], "collectives expert_parallel pinned_source placement shared_records"),
     ("trace", ["lib/trace"], "replay parallel_replay"),
     ("capi", ["capi"], ""),

@@ -1,9 +1,15 @@
 // The strategy `auto`: which strategy and versions fit a model, a budget and a machine, and why.
 //
 // `auto` (EngineOptions::strategy) is exact: every expert is loaded at open where the budget holds
-// them all, else `fate` serves them from a cache. `auto:loss=X` may also choose `graded`, which
-// answers at most the share X of each request's routing mass in a lower version of the pack, where
-// the cost model expects that to be faster.
+// them all, else `fate` serves them from a cache.
+//
+// `auto:loss=X,calibration=FILE` accepts that the share X of perplexity is lost. Of the source's
+// versions whose loss the calibration predicts to be within it, it takes the one that is expected
+// to be fastest; of versions as fast, the one that loses least.
+//
+// Where no version is known to be within X, so without a calibration, it keeps to the version of
+// the most bits. It may then choose `graded`, which answers at most the share X of each request's
+// routing mass in a lower version.
 //
 // The cost model is that of the profile: a step takes its layers' time, and the transfers of the
 // misses that a cache of so many slots is expected to have and that nothing hides.
@@ -22,13 +28,25 @@ namespace moert {
 struct StrategyChoice {
   std::string spec;  // what an engine runs
   std::string why;   // one line for people
+  /// What the engine's budget comes to: a share is of the experts as they would be served exactly,
+  /// in whatever version they are.
+  Budget budget;
 };
 
 /// Whether a spec leaves the choice to ChooseStrategy.
 bool IsAuto(absl::string_view spec);
 
-/// What `options`, whose strategy is `auto[:loss=X,scheme=NAME]`, come to. Any other spec comes
-/// back as it is. InvalidArgument as Engine::Plan, where nothing fits the budget. Thread-safe.
+/// The keys of a spec of `auto`.
+struct AutoKeys {
+  double loss = 0;
+  std::string scheme;       // empty: the version of the most bits
+  std::string calibration;  // a file; empty: none
+};
+/// InvalidArgument for other keys and for a loss that is not within 0 and 1.
+absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec);
+
+/// What `options`, whose strategy is `auto` with any keys, come to. Any other spec comes back as it
+/// is. InvalidArgument as Engine::Plan, where nothing fits the budget. Thread-safe.
 absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
                                               const EngineOptions& options);
 

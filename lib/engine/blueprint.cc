@@ -178,6 +178,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
     MOERT_ASSIGN_OR_RETURN(const StrategyChoice choice, ChooseStrategy(source, options));
     EngineOptions chosen = options;
     chosen.strategy = choice.spec;
+    chosen.budget = choice.budget;
     MOERT_ASSIGN_OR_RETURN(Blueprint b, MakeBlueprint(source, chosen, part));
     b.why = choice.why;
     return b;

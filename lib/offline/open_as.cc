@@ -9,10 +9,13 @@
 #include <utility>
 
 #include "base/exception_status.h"
+#include "base/hash64.h"
+#include "base/json_writer.h"
 #include "base/status_macros.h"
 #include "moert/env.h"
 #include "moert/offline/pack.h"
 #include "pack/model_cache.h"
+#include "pack/version_json.h"
 
 namespace moert {
 namespace {
@@ -33,14 +36,30 @@ absl::Status MakePack(const QuantizeJob& job) {
   }
 }
 
+uint64_t HashOf(const std::string& text) {
+  Hasher64 hasher;
+  hasher.Add(text);
+  return hasher.Finish();
+}
+
+/// What a version is called in the name of a pack: two plans may have one name.
+std::string CacheName(const PackVersion& plan) {
+  JsonWriter text;
+  WriteVersion(plan, &text);
+  return fmt::format("{}-{:016x}", plan.name, HashOf(text.Take()));
+}
+
 absl::StatusOr<std::string> FindOrMake(const std::string& model_dir, const OpenAsOptions& options) {
-  if (options.schemes.empty()) return absl::InvalidArgumentError("no scheme is given");
+  if (options.schemes.empty() && options.plans.empty()) {
+    return absl::InvalidArgumentError("no scheme is given");
+  }
   if (options.method == QuantMethod::kGptq) {
     return absl::InvalidArgumentError(
         "gptq needs calibration tokens: make a pack with RunQuantizeJob (moert-pack quantize)");
   }
   std::vector<std::string> names;
   for (const Scheme& scheme : options.schemes) names.push_back(scheme.Name());
+  for (const PackVersion& plan : options.plans) names.push_back(CacheName(plan));
   std::sort(names.begin(), names.end());  // the same pack whatever the order
   MOERT_ASSIGN_OR_RETURN(const std::string identity, CheckpointIdentity(model_dir, Env::Default()));
   MOERT_ASSIGN_OR_RETURN(const std::string cache, CacheDirectory(options.cache_dir));
@@ -50,6 +69,7 @@ absl::StatusOr<std::string> FindOrMake(const std::string& model_dir, const OpenA
   std::error_code ec;
   if (!std::filesystem::exists(pack, ec)) {
     QuantizeJob job;
+    job.versions = options.plans;
     job.model = model_dir;
     job.out = pack;
     job.schemes = options.schemes;

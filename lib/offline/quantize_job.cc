@@ -27,6 +27,7 @@
 #include "offline/sorted_versions.h"
 #include "pack/model_cache.h"
 #include "pack/pack_writer.h"
+#include "pack/version_json.h"
 
 namespace moert::offline {
 namespace {
@@ -37,6 +38,15 @@ std::string Checksum(const CalibrationTokens& tokens) {
   hasher.Add(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(tokens.ids.data()),
                                  tokens.ids.size() * sizeof(int32_t)));
   return fmt::format("{:016x}", hasher.Finish());
+}
+
+/// What a host made is checked as a file would be.
+absl::StatusOr<PackVersion> CheckedVersion(const PackVersion& version, const MoeModelSpec& model) {
+  JsonWriter text;
+  WriteVersion(version, &text);
+  const std::string source = fmt::format("version {}", version.name);
+  MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Parse(text.Take(), source));
+  return VersionFromJson(document.root(), model, source);
 }
 
 class Quantization {
@@ -84,6 +94,10 @@ class Quantization {
                              JsonDocument::Parse(std::move(plan.summary_json), path));
       summaries.insert_or_assign(plan.version.name, std::move(summary));
       versions.push_back(std::move(plan.version));
+    }
+    for (const PackVersion& given : job_.versions) {
+      MOERT_ASSIGN_OR_RETURN(PackVersion version, CheckedVersion(given, config_.moe));
+      versions.push_back(std::move(version));
     }
     MOERT_ASSIGN_OR_RETURN(description.versions, SortedVersions(config_.moe, std::move(versions)));
     for (const PackVersion& v : description.versions) AddVersion(v);

@@ -182,11 +182,15 @@ std::vector<RegisteredStrategy> BuiltinStrategies() {
   return {
       {{"auto",
         "chosen from budget, model and machine when the engine opens: all loaded where they fit, "
-        "else fate",
+        "else fate; within an accepted loss in fewer bits",
         {SchemeKey(),
          {"loss",
-          "share of each request's routing mass that may be answered in a lower version; then "
-          "graded may be chosen (0)"}}},
+          "accepted loss: share of perplexity where `calibration` says what versions lose; else "
+          "share of each request's routing mass that `graded` may answer in a lower version (0)"},
+         {"calibration",
+          "file of `moert-pack calibrate`: a version of fewer bits is served where that is "
+          "expected "
+          "to be faster and its predicted loss is accepted (none)"}}},
        &BuildAuto},
       {{"resident", "every expert loaded at open", {SchemeKey()}}, &BuildResident},
       {{"on-demand", "LRU cache, misses are loaded; the exact default", {SchemeKey()}},

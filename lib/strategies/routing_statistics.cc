@@ -24,9 +24,8 @@ std::vector<double> LossOf(const LayerCalibration& layer, size_t schemes) {
     for (size_t s = 0; s < schemes; ++s) {
       double sum = 0;
       for (int b = 0; b < kLinearBlocks; ++b) {
-        const double delta = layer.Delta(e, b, s, schemes);
-        const bool down = b == kLinearBlocks - 1;
-        sum += delta * delta * (measured ? layer.loss_per_square[down] : 1 / (norm * norm));
+        const double share = layer.Delta(e, b, s, schemes) / norm;
+        sum += measured ? layer.Nats(e, b, s, schemes) : share * share;
       }
       loss.push_back(sum);
     }
@@ -59,24 +58,27 @@ absl::StatusOr<RoutingStatistics> ReadRoutingStatistics(const std::string& path)
 }
 
 absl::Status CheckSameModel(const RoutingStatistics& statistics, const MoeModelSpec& model) {
-  const MoeModelSpec& theirs = statistics.model;
+  return CheckSameModel(statistics.file, statistics.model, model);
+}
+
+absl::Status CheckSameModel(const std::string& file, const MoeModelSpec& theirs,
+                            const MoeModelSpec& model) {
   if (theirs.num_layers() != model.num_layers()) {
     return absl::InvalidArgumentError(fmt::format("{}: is of a model of {} MoE layers, not of {}",
-                                                  statistics.file, theirs.num_layers(),
-                                                  model.num_layers()));
+                                                  file, theirs.num_layers(), model.num_layers()));
   }
   for (size_t l = 0; l < model.layers.size(); ++l) {
     const MoeLayerSpec& a = theirs.layers[l];
     const MoeLayerSpec& b = model.layers[l];
     if (a.num_experts != b.num_experts) {
       return absl::InvalidArgumentError(
-          fmt::format("{}: layer {} has {} experts there and {} in the model", statistics.file, l,
+          fmt::format("{}: layer {} has {} experts there and {} in the model", file, l,
                       a.num_experts, b.num_experts));
     }
     if (a.hidden != b.hidden || a.intermediate != b.intermediate) {
       return absl::InvalidArgumentError(
-          fmt::format("{}: experts of layer {} are {} x {} there and {} x {} in the model",
-                      statistics.file, l, a.hidden, a.intermediate, b.hidden, b.intermediate));
+          fmt::format("{}: experts of layer {} are {} x {} there and {} x {} in the model", file, l,
+                      a.hidden, a.intermediate, b.hidden, b.intermediate));
     }
   }
   return absl::OkStatus();

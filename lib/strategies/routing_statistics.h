@@ -17,6 +17,9 @@ absl::StatusOr<RoutingStatistics> ReadRoutingStatistics(const std::string& path)
 
 /// InvalidArgument when the statistics are of a model with other layers or experts.
 absl::Status CheckSameModel(const RoutingStatistics& statistics, const MoeModelSpec& model);
+/// The same of any file's model.
+absl::Status CheckSameModel(const std::string& file, const MoeModelSpec& theirs,
+                            const MoeModelSpec& model);
 
 /// What the model loses for every token that selects an expert in each of `versions`, in any unit,
 /// [sum over layers of E][version]. An expert that few tokens selected is taken for about as

@@ -2,6 +2,7 @@
 """Perplexity, time and bytes of every strategy: docs/results/frontier.md, which states the rule.
 
     frontier.py exact --models DIR --bin build/release/bin      packs, versions' perplexities, exact strategies
+    frontier.py chosen --models DIR --bin build/release/bin     `auto` that chooses the version, over a checkpoint
     frontier.py lossy --models DIR --bin build/release/bin      those whose output depends on what is resident
 
 DIR holds tiny-moe, small-moe, eval and calib. Held-out texts are decoded a token a step on the virtual clock:
@@ -32,6 +33,9 @@ LINKS = ("0.1/s", "0.5/s")
 LOSSY_ORDER = (25, 40, 15, 60, 10)  # budgets, what says most first
 TOKENS, WINDOW, WARM = 1024, 128, 2  # warm: windows that are not counted
 PLAN_TOKENS = 6144
+# `auto` that chooses the version, by a calibration of the calibration texts' beginnings.
+CHOSEN = "auto:loss=0.005,calibrated"
+MEASURED = (W8, W4, "w4a16_g128_asym", W3, W2)
 TUNING_FIRST, TUNING_TOKENS = 32768, 1024  # of each calibration text, behind what plans are made of
 STORED = report.DATA / "frontier.json"
 
@@ -64,7 +68,8 @@ class Bench:
     def __init__(self, args):
         self.args = args
         args.work.mkdir(parents=True, exist_ok=True)
-        self.data = {"commit": args.commit, "fixed": {}, "bytes": {}, "nll": {}, "tuning": {}, "cells": {}} | lib.load(STORED)
+        parts = ("fixed", "bytes", "nll", "tuning", "chosen", "cells")
+        self.data = {"commit": args.commit} | {part: {} for part in parts} | lib.load(STORED)
 
     def call(self, tool, *words, refusable=False):
         """What the tool prints as JSON; None where it refuses its arguments, as a budget that does not hold."""
@@ -84,7 +89,18 @@ class Bench:
             self.call(tool, *words, "--out", path)
         return path
 
+    def measured(self, model):
+        """The calibration that says what versions lose."""
+        return self.make(f"{model}.measured", "pack", "calibrate", "--model", self.args.models / model, "--method", "hqq",
+                         "--schemes", ",".join(MEASURED), "--tokens", lib.calibration_files(self.args.models / "calib"),
+                         "--threads", 1)
+
+    def chosen_spec(self, model):
+        return f"{CHOSEN.split(',')[0]},calibration={self.measured(model)}"
+
     def pack(self, model, version="bf16"):
+        if version.startswith("mixed-"):
+            return next(self.cache(model).glob(f"*-{version}-*"))
         common = ["--model", self.args.models / model, "--method", "hqq"]
         if version in UNIFORM:
             return self.make(f"{model}.uniform", "pack", "quantize", *common, "--schemes", ",".join(UNIFORM), "--threads", 1)
@@ -95,12 +111,18 @@ class Bench:
                          bf16_bytes(model) * PLANS[version] // 100, "--name", version)
         return self.make(f"{model}.{version}.pack", "pack", "quantize", *common, "--plan", plan, "--threads", 1)
 
+    def cache(self, model):
+        """Where moert-run keeps the packs that `auto` has chosen."""
+        return self.args.work / f"{model}.cache"
+
     # Runs of the model, and replays.
 
     def run(self, model, version, tokens, limit, *words, **refusable):
-        return self.call("run", "ppl", "--model", self.args.models / model, "--experts", self.pack(model, version),
-                         "--tokens", tokens, "--limit", limit, "--window", WINDOW, "--clock", "virtual", "--backend", "cpu",
-                         "--threads", 1, "--json", "-", *words, **refusable)
+        """`version`: of the packs; None: the checkpoint, and `auto` makes what it chooses."""
+        experts = ["--experts", self.pack(model, version)] if version else ["--pack", "--cache", self.cache(model)]
+        return self.call("run", "ppl", "--model", self.args.models / model, *experts, "--tokens", tokens, "--limit", limit,
+                         "--window", WINDOW, "--clock", "virtual", "--backend", "cpu", "--threads", 1, "--json", "-",
+                         *words, **refusable)
 
     def decode(self, model, version, domain, trace, *words, **refusable):
         return self.run(model, version, self.args.models / "eval" / f"{domain}.tokens.u16", TOKENS, "--step-tokens", 1,
@@ -170,6 +192,17 @@ class Bench:
         return [round(step_ms(trace, WARM * WINDOW), 4), lib.rounded(done["window_nll"][WARM:]),
                 round(routing["mass_low"], 5), round(routing["mass_substituted"], 5)]
 
+    def choose(self, model, percent, link):
+        """The version that `auto` takes for a budget and a link, made as a user of moert-run makes it."""
+        name = f"{model} {percent} {link}"
+        if name not in self.data["chosen"]:
+            tokens = self.args.models / "calib" / f"{lib.CALIBRATION[lib.DOMAINS[0]]}.tokens.u16"
+            done = self.run(model, None, tokens, WINDOW, "--step-tokens", 1, "--batch", 1, "--strategy", self.chosen_spec(model),
+                            *self.budget(model, percent), *envelope.link_flags(model, link))
+            self.keep("chosen", name, done["strategy"])
+        strategy, _, version = self.data["chosen"][name].partition(":scheme=")
+        return strategy, version or "bf16"
+
     def keep(self, part, name, value):
         self.data[part][name] = value
         lib.save(STORED, self.data)
@@ -222,6 +255,27 @@ def exact(bench):
             print(*cell, flush=True)
 
 
+def chosen(bench):
+    """In each cell what `auto` chooses, as its own cell: the time of the chosen strategy in the chosen version."""
+    for model in bench.args.only:
+        choices = {(percent, link): bench.choose(model, percent, link) for percent in BUDGETS for link in LINKS}
+        for version in dict.fromkeys(version for _, version in choices.values()):
+            bench.tune(model, version)
+            for domain in lib.DOMAINS:
+                bench.record(model, version, domain)
+            bench.weigh(model, version)
+            print(model, version, flush=True)
+        for cell in cells([model]):
+            strategy, version = choices[cell[2:]]
+            name = name_of(cell, spec_of(CHOSEN, version))
+            bench.data["cells"][name] = bench.replay(*cell, version, strategy)
+            for rival in ("resident", *EXACT[1:-1]):  # rivals may have the version, too
+                if rival == "resident" or not bench.whole(cell, version):
+                    bench.cell(bench.replay, cell, version, rival)
+            lib.save(STORED, bench.data)
+        print(model, flush=True)
+
+
 def lossy(bench):
     for model, link, budget, (strategy, version) in itertools.product(bench.args.only, reversed(LINKS), LOSSY_ORDER, LOSSY):
         for cell in itertools.product([model], lib.DOMAINS, [budget], [link]):
@@ -233,7 +287,7 @@ def lossy(bench):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["exact", "lossy"])
+    parser.add_argument("part", choices=["exact", "chosen", "lossy"])
     parser.add_argument("--models", type=pathlib.Path, required=True)
     parser.add_argument("--bin", type=pathlib.Path, default=report.ROOT / "build" / "release" / "bin")
     parser.add_argument("--work", type=pathlib.Path, default=report.ROOT / "build" / "frontier")
@@ -242,7 +296,7 @@ def main():
     parser.add_argument("--commit", default="", help="of the tools, to be stored")
     args = parser.parse_args()
     bench = Bench(args)
-    {"exact": exact, "lossy": lossy}[args.part](bench)
+    {"exact": exact, "chosen": chosen, "lossy": lossy}[args.part](bench)
 
 
 if __name__ == "__main__":

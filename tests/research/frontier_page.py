@@ -27,8 +27,8 @@ def models():
 
 def parts_of(spec):
     """(strategy, version): without the keys that name versions, and what they name."""
-    version = re.findall(r"(?:scheme|hi|lo)=([\w-]+)", spec)
-    strategy = re.sub(r"[:,](scheme|hi|lo)=[\w-]+", "", spec)
+    version = re.findall(r"(?:scheme|hi|lo)=([\w.-]+)", spec)
+    strategy = re.sub(r"[:,](scheme|hi|lo)=[\w.-]+", "", spec)
     if ":" not in strategy and "=" in strategy:  # the first key was a version's
         strategy = strategy.replace(",", ":", 1)
     return strategy, "/".join(version)
@@ -74,16 +74,33 @@ def percent_of(version, model):
     return 100 * stored()["bytes"][f"{model} {version}"] / f.bf16_bytes(model)
 
 
+def chosen_version(model, budget, link):
+    """What `auto` that chooses the version has taken, or None where that was not run."""
+    spec = stored().get("chosen", {}).get(f"{model} {budget} {link}")
+    return spec and (parts_of(spec)[1] or "bf16")
+
+
+def chosen_versions(model):
+    found = (chosen_version(model, *cell[2:]) for cell in f.cells([model]))
+    return sorted({v for v in found if v}, key=lambda v: -percent_of(v, model))
+
+
+def chosen_spec(cell):
+    version = chosen_version(cell[0], *cell[2:])
+    return version and f.spec_of(f.CHOSEN, version)
+
+
 def tuned(model):
     """{version: loss on the calibration texts}."""
     tuning = stored()["tuning"]
     bf16 = tuning[f"{model} bf16"]
-    return {v: experiment.loss_percent(bf16, tuning[f"{model} {v}"]) for v in f.VERSIONS if f"{model} {v}" in tuning}
+    versions = dict.fromkeys((*f.VERSIONS, *chosen_versions(model)))
+    return {v: experiment.loss_percent(bf16, tuning[f"{model} {v}"]) for v in versions if f"{model} {v}" in tuning}
 
 
 def tuned_version(model):
-    """Of the versions that lose at most the accepted share on the calibration texts, the one of the fewest bytes."""
-    fit = [v for v, loss in tuned(model).items() if loss.mean <= ACCEPTED]
+    """Of the versions of the rule that lose at most the accepted share on the calibration texts, that of the fewest bytes."""
+    fit = [v for v, loss in tuned(model).items() if v in f.VERSIONS and loss.mean <= ACCEPTED]
     return min(fit, key=lambda v: percent_of(v, model))
 
 
@@ -99,13 +116,13 @@ def versions():
             if f"{model} {lib.DOMAINS[-1]} {version}" in stored()["nll"]:
                 held = [experiment.loss_percent(base(model, ds), [v for d in ds for v in stored()["nll"][f"{model} {d} {version}"]])
                         for ds in (*((d,) for d in lib.DOMAINS), lib.DOMAINS)]
-                chosen = " (taken)" if version == tuned_version(model) else ""
-                rows.append([model, version, f"{percent_of(version, model):.1f}", *map(signed, held), signed(loss) + chosen])
+                chosen = " (chosen)" if version in chosen_versions(model) else ""
+                rows.append([model, version + chosen, f"{percent_of(version, model):.1f}", *map(signed, held), signed(loss)])
     return experiment.table(["model", "version", "bytes, % of bf16's", *lib.DOMAINS, "all", "calibration texts"], rows)
 
 
 def told(point):
-    return f"`{point.spec}`: {point.ms:.1f} ms, {signed(point.loss)} %" if point else "-"
+    return f"`{short(point.spec)}`: {point.ms:.1f} ms, {signed(point.loss)} %" if point else "-"
 
 
 def best():
@@ -118,16 +135,18 @@ def best():
             of = [p for p in by_spec.values() if not p.strategy.startswith("auto")]
             within = [p for p in of if p.loss.mean <= ACCEPTED]
             still = sorted((p for p in of if p.ms <= STILL * layers), key=lambda p: p.loss.mean)
-            times = [by_spec.get(f.spec_of("auto", v)) for v in ("bf16", tuned_version(model))]
+            exact = by_spec.get(f.spec_of("auto", "bf16"))
+            mine = by_spec.get(chosen_spec((model, None, budget, link)))
             rows.append([model, f"{budget} %", link, told(next(iter(within), None)), told(next(iter(still), None)),
-                         *(f"{p.ms:.1f}" if p else "-" for p in times)])
+                         f"{exact.ms:.1f}" if exact else "-",
+                         f"{short(mine.version)}: {mine.ms:.1f} ms, {signed(mine.loss)} %" if mine else "-"])
     return experiment.table(["model", "budget", "link", f"fastest within {ACCEPTED} %", "least loss, no waiting",
-                             "`auto` in bf16, ms", "in the version taken, ms"], rows)
+                             "`auto` in bf16, ms", "`auto` that chooses"], rows)
 
 
 # `auto` against the fastest other of a cell.
 
-Verdict = collections.namedtuple("Verdict", "share cell rival")
+Verdict = collections.namedtuple("Verdict", "share cell rival mine")
 
 
 def against(cell, spec, rivals):
@@ -135,7 +154,7 @@ def against(cell, spec, rivals):
     of = points(*cell[:1], *cell[2:], (cell[1],))
     mine = next((p for p in of if p.spec == spec), None)
     theirs = [p for p in of if p.spec != spec and not p.strategy.startswith("auto") and rivals(p)]
-    return Verdict(theirs[0].ms / mine.ms, cell, theirs[0]) if mine and theirs else None
+    return Verdict(theirs[0].ms / mine.ms, cell, theirs[0], mine) if mine and theirs else None
 
 
 def same_version(cells):
@@ -148,21 +167,31 @@ def same_version(cells):
     return [v for v in found if v]
 
 
-def within_loss(cells, spec_of_model, rivals=lambda p: True):
-    found = [against(c, spec_of_model(c[0]), lambda p: p.loss.mean <= ACCEPTED and rivals(p)) for c in cells]
+def within_loss(cells, spec_of_cell, rivals=lambda p: True):
+    found = [against(c, spec_of_cell(c), lambda p: p.loss.mean <= ACCEPTED and rivals(p)) for c in cells]
     return [v for v in found if v]
+
+
+def bounded_spec(_):
+    return f.spec_of(f.LOSSY[0][0], "bf16")
+
+
+def taken_spec(cell):
+    return f.spec_of("auto", tuned_version(cell[0]))
+
+
+CHOOSES = "`auto:loss=0.005,calibration=FILE`"
 
 
 def comparisons():
     """[what it says, verdicts]."""
     cells = f.cells(models())
-    bounded = f.spec_of(f.LOSSY[0][0], "bf16")
     return [("exact: `auto` in each version, against that version's others but `fate`", same_version(cells)),
-            (f"within {ACCEPTED} %: `auto:loss=0.005` against all versions", within_loss(cells, lambda m: bounded)),
-            (f"within {ACCEPTED} %: `auto:loss=0.005` against bf16 and pairs with it",
-             within_loss(cells, lambda m: bounded, lambda p: p.version.startswith("bf16"))),
-            (f"within {ACCEPTED} %: `auto` in the version taken, against all versions",
-             within_loss(cells, lambda m: f.spec_of("auto", tuned_version(m))))]
+            (f"within {ACCEPTED} %: {CHOOSES}, against all versions", within_loss(cells, chosen_spec)),
+            (f"within {ACCEPTED} %: `auto:loss=0.005`, against all versions", within_loss(cells, bounded_spec)),
+            (f"within {ACCEPTED} %: `auto:loss=0.005`, against bf16 and pairs with it",
+             within_loss(cells, bounded_spec, lambda p: p.version.startswith("bf16"))),
+            (f"within {ACCEPTED} %: `auto` in one version for all cells, against all versions", within_loss(cells, taken_spec))]
 
 
 def verdicts():
@@ -170,8 +199,11 @@ def verdicts():
     for what, found in comparisons():
         if found:
             shares = [v.share for v in found]
-            rows.append([what, str(len(shares)), str(sum(s >= 0.99 for s in shares)), f"{lib.mean(shares):.3f}", f"{min(shares):.3f}"])
-    return experiment.table(["time of the fastest other over that of `auto`", "cells", "within 1 %", "mean", "least"], rows)
+            kept = sum(v.mine.loss.mean <= ACCEPTED for v in found) if what.startswith("within") else "-"
+            rows.append([what, str(len(shares)), str(sum(s >= 0.99 for s in shares)), str(kept), f"{lib.mean(shares):.3f}",
+                         f"{min(shares):.3f}"])
+    return experiment.table(["time of the fastest other over that of `auto`", "cells", "within 1 %",
+                             f"own loss within {ACCEPTED} %", "mean", "least"], rows)
 
 
 def behind_exact():
@@ -184,17 +216,25 @@ def behind_exact():
 def behind_loss():
     """The share and the fastest other of each losing cell within the accepted loss, domains side by side."""
     rows = collections.defaultdict(dict)
-    for what, found in comparisons()[1::2]:
-        for v in found:
+    for name, spec_of in ((CHOOSES, chosen_spec), ("`auto:loss=0.005`", bounded_spec)):
+        for v in within_loss(f.cells(models()), spec_of):
             if v.share < 0.99:
-                rows[what.split("`")[1], v.cell[0], v.cell[2], v.cell[3]][v.cell[1]] = v
+                rows[name, v.cell[0], v.cell[2], v.cell[3]][v.cell[1]] = v
     lines = []
     for (auto, model, budget, link), of in rows.items():
         rivals = list(dict.fromkeys(v.rival.spec for v in of.values()))
-        name = "`auto:loss=0.005`" if "loss" in auto else f"`{f.spec_of('auto', tuned_version(model))}`"
-        lines.append([name, model, f"{budget} %", link, *(f"{of[d].share:.3f}" if d in of else "not behind" for d in lib.DOMAINS),
+        lines.append([auto, model, f"{budget} %", link, *(f"{of[d].share:.3f}" if d in of else "not behind" for d in lib.DOMAINS),
                       ", ".join(f"`{short(r)}`" for r in rivals)])
     return experiment.table(["`auto`", "model", "budget", "link", *lib.DOMAINS, "fastest"], lines) if lines else "None."
+
+
+def beyond_loss():
+    """Held-out losses of `auto` that chooses, where they are above what was accepted."""
+    cells = within_loss(f.cells(models()), chosen_spec)
+    found = {(v.cell[0], v.mine.version, v.cell[1]): v.mine.loss for v in cells if v.mine.loss.mean > ACCEPTED}
+    rows = [[model, version, domain, signed(loss), str(sum(v.cell[:2] == (model, domain) and v.mine.version == version for v in cells))]
+            for (model, version, domain), loss in found.items()]
+    return experiment.table(["model", "version", "text", "loss, %", "cells"], rows) if rows else "None."
 
 
 def short(spec):
@@ -206,11 +246,16 @@ def missing():
     """How many of the cells that the rule asks for were run, of each strategy over all its versions."""
     columns = list(itertools.product(f.MODELS, f.LINKS))
     strategies = [("all exact ones", [("resident", v) for v in f.VERSIONS])]
+    strategies += [(CHOOSES, None)]
     strategies += [(f"`{s}`", [x for x in f.LOSSY if x[0] == s]) for s in dict.fromkeys(s for s, _ in f.LOSSY)]
     rows = []
     for name, specs in strategies:
         row = [name]
         for model, link in columns:
+            if specs is None:
+                wanted = [f.name_of(c, chosen_spec(c)) for c in f.cells([model]) if c[3] == link]
+                row.append(f"{sum(w in stored()['cells'] for w in wanted)} of {len(wanted)}")
+                continue
             wanted = [f.name_of(c, f.spec_of(s, v)) for s, v in specs for c in f.cells([model])
                       if c[3] == link and (s == "resident" or f.spec_of("resident", f.high_of(v)) not in by_cell()[c])]
             row.append(f"{sum(w in stored()['cells'] for w in wanted)} of {len(wanted)}")

@@ -70,6 +70,7 @@ TABLES = {
     "frontier-versions": frontier_page.versions, "frontier-best": frontier_page.best,
     "frontier-auto": frontier_page.verdicts, "frontier-behind-exact": frontier_page.behind_exact,
     "frontier-behind-loss": frontier_page.behind_loss, "frontier-missing": frontier_page.missing,
+    "frontier-beyond-loss": frontier_page.beyond_loss,
     "uniform": digest.uniform_perplexity,
     **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},
     "schemes": digest.scheme_losses, "plans": digest.plan_gains, "choices": digest.plan_choices,

@@ -182,6 +182,7 @@ def frontier_time():
     import frontier as measured
     import frontier_page as page
     families = {"exact cache": measured.EXACT[1:-1], "auto, auto:loss=0.005": ("auto", "auto:loss=0.005"),
+                "auto that chooses the version": (measured.CHOSEN,),
                 "resident": ("resident",), "graded, 5 %": ("graded:loss=0.05",), "importance": ("importance", "importance:alpha=0.3,max_mass=0.005"),
                 "dynaexq": ("dynaexq",), "never-stall": ("never-stall",)}
     drawn = lambda p: max(p.loss.mean, 0.02)  # the axis is logarithmic

@@ -5,18 +5,17 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "absl/strings/str_cat.h"
 #include "cli/common/args.h"
-#include "cli/common/budget_flag.h"
 #include "cli/common/model_parts.h"
 #include "cli/common/output.h"
 #include "cli/common/plot.h"
 #include "cli/pack/commands.h"
+#include "cli/pack/info_plan.h"
 #include "moert/auto_strategy.h"
-#include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
 #include "moert/offline/pack.h"
+#include "moert/profile.h"
 #include "util/bytes_text.h"
 #include "util/status_macros.h"
 
@@ -38,28 +37,6 @@ bool Exists(const std::string& path) {
   return ::stat(path.c_str(), &st) == 0;
 }
 
-/// The run that is planned.
-struct PlanOptions {
-  std::string budget;  // empty: none
-  std::string strategy = "on-demand";
-  int64_t rows = 512;  // of the largest step
-};
-
-/// The engine's own plan for a budget of the CPU backend.
-EngineOptions EngineFor(const PlanOptions& options, const Budget& budget) {
-  EngineOptions engine;
-  engine.strategy = options.strategy;
-  engine.budget = budget;
-  engine.max_tokens_per_forward = options.rows;
-  engine.backend = BackendKind::kCpu;
-  return engine;
-}
-
-absl::StatusOr<MemoryPlan> PlanBudget(const ExpertSource& source, const PlanOptions& options,
-                                      const Budget& budget) {
-  return Engine::Plan(source, EngineFor(options, budget));
-}
-
 json ModelJson(const MoeModelSpec& model) {
   const MoeLayerSpec& first = model.layers.front();
   return {{"architecture", model.architecture},
@@ -71,65 +48,6 @@ json ModelJson(const MoeModelSpec& model) {
           {"hidden", first.hidden},
           {"intermediate", first.intermediate},
           {"shared_intermediate", first.shared_intermediate}};
-}
-
-json PlanJson(const absl::StatusOr<MemoryPlan>& plan) {
-  if (!plan.ok()) return {{"fits", false}, {"message", std::string(plan.status().message())}};
-  return {{"fits", true},
-          {"budget_bytes", plan->budget_bytes},
-          {"fixed_bytes", plan->fixed_bytes()},
-          {"pool_bytes", plan->pool_bytes()},
-          {"slots", plan->slots},
-          {"low_slots", plan->low_slots},
-          {"minimum_bytes", plan->minimum_bytes},
-          {"message", plan->ToString()}};
-}
-
-constexpr double kShares[] = {1.0, 0.5, 0.25};
-
-/// The budgets that hold all experts, half and a quarter of them, the smallest one, and what fits
-/// into the one asked for.
-absl::StatusOr<json> BudgetsJson(const std::string& path, const MoeModelSpec& model,
-                                 const std::vector<PackVersion>& versions,
-                                 const PlanOptions& options) {
-  MOERT_ASSIGN_OR_RETURN(const auto source, MakeLayoutSource(path, model, versions));
-  json budgets = json::array();
-  int64_t least = 0;
-  for (const double share : kShares) {
-    const auto plan = PlanBudget(*source, options, Budget::Fraction(share));
-    // What is said of every budget (a strategy that does not exist, say) is said once.
-    if (!plan.ok() && share == kShares[0]) return plan.status();
-    budgets.push_back({{"share", share}, {"bytes", nullptr}});
-    if (!plan.ok()) continue;  // less than the least
-    budgets.back()["bytes"] = plan->budget_bytes;
-    least = plan->minimum_bytes;
-  }
-  json out = {{"budgets", std::move(budgets)}, {"minimum_bytes", least}};
-  if (!options.budget.empty()) {
-    const absl::StatusOr<Budget> budget = ParseBudget(options.budget);
-    if (!budget.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("--budget: ", budget.status().message()));
-    }
-    out["plan"] = PlanJson(PlanBudget(*source, options, *budget));
-    const auto choice = ChooseStrategy(*source, EngineFor(options, *budget));
-    if (choice.ok() && IsAuto(options.strategy)) {
-      out["plan"]["strategy"] = choice->spec;
-      out["plan"]["why"] = choice->why;
-    }
-  }
-  return out;
-}
-
-json VersionJson(const PackVersion& version, const VersionSize& size) {
-  json formats = json::array();
-  for (const ExpertFormat& f : version.formats) {
-    formats.push_back({f.gate.Name(), f.up.Name(), f.down.Name()});
-  }
-  return {{"name", version.name},
-          {"formats", std::move(formats)},
-          {"bytes", size.bytes},
-          {"stored_bits", size.stored_bits()},
-          {"padding", size.padding()}};
 }
 
 void PrintModel(const json& m) {
@@ -209,6 +127,10 @@ void PrintPlans(const json& info, const json& versions) {
     if (v.contains("need")) PrintPlan(v["name"].get<std::string>(), v["need"], experts);
   }
   if (info.contains("need")) PrintPlan("all versions", info["need"], experts);
+  if (info.contains("choice")) {
+    Print("  {:<20} {}: {}\n", "chosen", info["choice"]["strategy"].get<std::string>(),
+          info["choice"]["why"].get<std::string>());
+  }
   if (!info.contains("host_bytes") || info["host_bytes"].is_null()) return;
   Print(
       "  beside the budget: {} of dense weights and {} tokens of KV cache, held by the host; the "
@@ -273,11 +195,13 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
   if (!read.ok()) return DescribeUnknown(path, read.status());
   const HfConfig& config = *read;
   json schemes = json::array();
+  PlanOptions each = options;
+  if (IsAuto(options.strategy)) each.strategy = "auto";  // a scheme alone leaves no choice
   for (const Scheme& scheme : Scheme::All()) {
     const PackVersion version = PackVersion::Uniform(scheme);
     MOERT_ASSIGN_OR_RETURN(const VersionSize size, SizeOf(config.moe, version));
     json row = VersionJson(version, size);
-    MOERT_ASSIGN_OR_RETURN(row["need"], BudgetsJson(path, config.moe, {version}, options));
+    MOERT_ASSIGN_OR_RETURN(row["need"], BudgetsJson(path, config.moe, {version}, each));
     schemes.push_back(std::move(row));
   }
   MOERT_ASSIGN_OR_RETURN(json parts, PartsJson(path));
@@ -297,6 +221,7 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
                {"host_bytes", std::move(host)},
                {"schemes", std::move(schemes)}};
   AddOptions(options, &info);
+  MOERT_RETURN_IF_ERROR(AddChoice(path, config, options, &info));
   return info;
 }
 
@@ -368,9 +293,16 @@ int InfoMain(int argc, const char* const* argv) {
                    "shows what fits: 512MiB, 8GiB (everything), or 25% of the experts");
   parser.AddString("strategy", &options.strategy, "the strategy to plan for");
   parser.AddInt64("rows", &options.rows, "tokens of the largest step to plan for", 1, 65536);
+  parser.AddString("profile", &options.profile,
+                   "hardware profile that `auto` expects times by: reference, or a file of "
+                   "moert-bench");
+  parser.AddDouble("link-gbps", &options.link_gbps, "rate of transfers instead, GB/s");
   parser.AddJson(&json_path);
   parser.AddOutput("plot", &picture, "draws the figures: FILE.svg, .png or .pdf (matplotlib)");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  const absl::StatusOr<HardwareProfile> machine = LoadProfile(options.profile);
+  if (!machine.ok()) return ReportError(kCommand, machine.status());
+  options.machine = *machine;
   const absl::StatusOr<json> info = Info(path, options);
   if (!info.ok()) return ReportError(kCommand, info.status());
   Show(*info);

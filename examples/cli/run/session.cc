@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
+#include "cli/common/checkpoint_choice.h"
 #include "cli/common/interrupt.h"
 #include "cli/common/machine.h"
 #include "cli/common/model_parts.h"
@@ -37,9 +38,7 @@ absl::StatusOr<Source> OpenPack(const RunOptions& options, const HfConfig& confi
   return pack;
 }
 
-absl::StatusOr<Source> OpenAs(const RunOptions& options) {
-  OpenAsOptions open;
-  MOERT_ASSIGN_OR_RETURN(open.schemes, ParseSchemes(options.as));
+absl::StatusOr<Source> OpenAs(const RunOptions& options, OpenAsOptions open) {
   open.cache_dir = options.cache;
   open.threads = options.threads;
   const CatchInterrupts catching;
@@ -52,11 +51,20 @@ absl::StatusOr<Source> OpenAs(const RunOptions& options) {
   return OpenModelAs(options.model, open);
 }
 
-absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& config) {
-  const int given = !options.experts.empty() + !options.as.empty() + options.pack;
-  if (given > 1) return absl::InvalidArgumentError("give one of --experts, --as and --pack");
-  if (!options.experts.empty()) return OpenPack(options, config);
-  if (!options.as.empty()) return OpenAs(options);
+absl::StatusOr<Source> OpenChosen(const RunOptions& options, CheckpointChoice choice) {
+  if (choice.method == QuantMethod::kGptq) {
+    return absl::InvalidArgumentError(fmt::format(
+        "strategy {} would serve {}, which gptq has to make, as it was calibrated: calibrate with "
+        "--method hqq, or give the pack by --experts",
+        options.strategy, choice.strategy.spec));
+  }
+  OpenAsOptions open;
+  open.plans = std::move(choice.versions);
+  open.method = choice.method;
+  return OpenAs(options, std::move(open));
+}
+
+absl::StatusOr<Source> OpenCheckpoint(const RunOptions& options) {
   Progress progress("packing experts", !options.quiet);
   OpenModelOptions open;
   open.cache_dir = options.cache;
@@ -69,6 +77,27 @@ absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& co
     };
   }
   return OpenModel(options.model, open);
+}
+
+// Where `auto` chooses versions to make, `engine` has what it came to.
+absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& config,
+                                   EngineOptions* engine) {
+  const int given = !options.experts.empty() + !options.as.empty() + options.pack;
+  if (given > 1) return absl::InvalidArgumentError("give one of --experts, --as and --pack");
+  if (!options.experts.empty()) return OpenPack(options, config);
+  if (!options.as.empty()) {
+    OpenAsOptions open;
+    MOERT_ASSIGN_OR_RETURN(open.schemes, ParseSchemes(options.as));
+    return OpenAs(options, std::move(open));
+  }
+  MOERT_ASSIGN_OR_RETURN(auto choice, ChooseForCheckpoint(options.model, config, *engine));
+  if (!choice || choice->versions.empty()) return OpenCheckpoint(options);
+  engine->strategy = choice->strategy.spec;
+  engine->budget = choice->strategy.budget;
+  if (!options.quiet) {
+    Print(stderr, "note: {}: {}\n", choice->strategy.spec, choice->strategy.why);
+  }
+  return OpenChosen(options, *std::move(choice));
 }
 
 // A strategy that serves versions which the source lacks: says what makes them.
@@ -150,7 +179,7 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   MOERT_ASSIGN_OR_RETURN(EngineOptions engine_options, MakeEngineOptions(options));
   engine_options.max_tokens_per_forward = max_rows;
   MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
-  MOERT_ASSIGN_OR_RETURN(auto experts, OpenExperts(options, s.config));
+  MOERT_ASSIGN_OR_RETURN(auto experts, OpenExperts(options, s.config, &engine_options));
   MOERT_RETURN_IF_ERROR(CheckVersions(options, *experts));
   MOERT_RETURN_IF_ERROR(SizeSteps(options, *experts, prompt, &engine_options));
   WarnOfMemory(options, engine_options, *experts, *checkpoint, s.config);

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "moert/expert_source.h"
+#include "moert/offline/pack.h"
 #include "moert/offline/quantize.h"
 #include "moert/scheme.h"
 
@@ -17,6 +18,8 @@ namespace moert {
 
 struct OpenAsOptions {
   std::vector<Scheme> schemes;  // distinct, any order; a version each
+  /// Further versions, a scheme a linear block, as Allocate returns them. Names are their own.
+  std::vector<PackVersion> plans;
   /// kRtn or kHqq: what needs no calibration.
   QuantMethod method = QuantMethod::kRtn;
   std::string cache_dir;  // empty: the user's cache folder, as for OpenModel
@@ -26,10 +29,10 @@ struct OpenAsOptions {
   std::function<bool()> cancelled;                            // as QuantizeJob::cancelled
 };
 
-/// The folder of a checkpoint's pack of these schemes in the cache folder: the same for whoever
+/// The folder of a checkpoint's pack of these versions in the cache folder: the same for whoever
 /// asks. It is quantized on the first call, straight from the checkpoint; what an interrupted call
 /// completed is kept. Where another process or thread is writing that pack, waits for it.
-/// InvalidArgument for no scheme, one given twice, and gptq; else as RunQuantizeJob.
+/// InvalidArgument for no version, a scheme given twice, and gptq; else as RunQuantizeJob.
 absl::StatusOr<std::string> CachedPack(const std::string& model_dir, const OpenAsOptions& options);
 
 /// Opens an HF checkpoint through CachedPack. Fails as that and OpenExpertPack.

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "moert/backend.h"
 #include "moert/offline/calibration_model.h"
+#include "moert/offline/pack.h"
 #include "moert/offline/token_file.h"
 #include "moert/scheme.h"
 
@@ -28,10 +29,11 @@ absl::StatusOr<QuantMethod> ParseQuantMethod(absl::string_view name);
 absl::string_view QuantMethodName(QuantMethod method);
 
 struct QuantizeJob {
-  std::string model;               // directory of a Hugging Face checkpoint
-  std::string out;                 // the pack to write, a directory that does not exist
-  std::vector<Scheme> schemes;     // distinct, any order
-  std::vector<std::string> plans;  // files of plans (moert/offline/plan.h): a version each
+  std::string model;                  // directory of a Hugging Face checkpoint
+  std::string out;                    // the pack to write, a directory that does not exist
+  std::vector<Scheme> schemes;        // distinct, any order
+  std::vector<std::string> plans;     // files of plans (moert/offline/plan.h): a version each
+  std::vector<PackVersion> versions;  // further ones, as a plan has it
   QuantMethod method = QuantMethod::kRtn;
   /// Weights of all schemes but bf16 are stored in the block Hadamard domain
   /// (docs/reference/layout.md). Plans say it themselves.

@@ -1,6 +1,7 @@
 // A checkpoint opened in other schemes, through a pack in the cache folder.
 #include "moert/offline/open_as.h"
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -39,6 +40,50 @@ TEST_CASE("of several that open a checkpoint at once, one quantizes and the othe
   CHECK(opened == 3);
   CHECK(quantized == 1);
   CHECK(waited <= 2);
+}
+
+/// The first experts of a layer in w8, the others in w4.
+PackVersion Mixed(int first) {
+  const auto config = LoadHfConfig(TinyModelDir());
+  REQUIRE_OK(config.status());
+  PackVersion version{"mixed",
+                      {ExpertFormat::Uniform(*Scheme::Parse("w8a16_g128")),
+                       ExpertFormat::Uniform(*Scheme::Parse("w4a16_g128"))},
+                      {}};
+  for (const MoeLayerSpec& layer : config->moe.layers) {
+    std::vector<int>& of = version.assignment.emplace_back(layer.num_experts, 1);
+    std::fill_n(of.begin(), first, 0);
+  }
+  return version;
+}
+
+TEST_CASE("a version of several schemes is quantized once, and is not taken for another") {
+  const test::TempDir dir;
+  bool quantized = false;
+  const auto open = [&](PackVersion version) {
+    OpenAsOptions options = InFourBits(dir.path());
+    options.plans.push_back(std::move(version));
+    options.progress = [&](int64_t, int64_t) { quantized = true; };
+    quantized = false;
+    return OpenModelAs(TinyModelDir(), options);
+  };
+  for (const int first : {3, 5}) {
+    const auto source = open(Mixed(first));
+    REQUIRE_OK(source.status());
+    CHECK(quantized);
+    REQUIRE((*source)->num_versions() == 2);
+    CHECK((*source)->version_name(0) == "mixed");
+    CHECK((*source)->layout(2, first - 1, 0).format.gate.Name() == "w8a16_g128");
+    CHECK((*source)->layout(2, first, 0).format.gate.Name() == "w4a16_g128");
+  }
+  REQUIRE_OK(open(Mixed(3)).status());
+  CHECK(!quantized);
+  PackVersion wrong = Mixed(4);
+  wrong.assignment[1][7] = 2;
+  CHECK(absl::IsInvalidArgument(open(wrong).status()));
+  wrong = Mixed(4);
+  wrong.assignment.pop_back();
+  CHECK(absl::IsInvalidArgument(open(wrong).status()));
 }
 
 TEST_CASE("who waits for the pack of another can give up") {
