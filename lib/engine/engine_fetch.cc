@@ -1,5 +1,6 @@
 // Fetch: layer calls of hosts with kernels of their own.
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -12,13 +13,19 @@
 namespace moert {
 namespace {
 
+/// An address; an offset where there is no memory.
+const std::byte* At(const std::byte* base, int64_t offset) {
+  return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(base) +
+                                            static_cast<uintptr_t>(offset));
+}
+
 /// Parts of the records of a layer, in slots.
 std::vector<SlotView::Part> PartsOf(const SlotRegion& region, const VersionedStore& store,
                                     int layer, int experts) {
   std::vector<SlotView::Part> parts;
   const RecordLayout& layout = store.layout({layer, 0}, 0);
   for (const RecordPart& part : layout.parts) {
-    parts.push_back({region.base + part.offset, region.stride, part.bytes});
+    parts.push_back({At(region.base, part.offset), region.stride, part.bytes});
   }
   if (!parts.empty()) return parts;
   bool alike = true;

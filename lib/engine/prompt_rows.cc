@@ -33,8 +33,10 @@ PromptStep ExpectedPromptStep(const ExpertSource& source, const Blueprint& b, in
   PromptStep expected;
   for (const MoeLayerSpec& layer : source.model().layers) {
     const double experts = layer.num_experts;
-    const double used = experts * (1 - std::pow(1 - layer.routing.top_k / experts, count));
-    const auto each = static_cast<int64_t>(std::ceil(count * layer.routing.top_k / used));
+    // A host that routes itself may have more slots of choices than there are experts.
+    const double chosen = std::min<double>(layer.routing.top_k, experts);
+    const double used = experts * (1 - std::pow(1 - chosen / experts, count));
+    const auto each = static_cast<int64_t>(std::ceil(count * chosen / used));
     const double busy_ns = static_cast<double>(b.profile.LayerNs(/*prefill=*/true, rows)) +
                            used * b.profile.ExpertNs(b.plan.block_bytes, each);
     const double link_ns = used * (1 - std::min(1.0, resident)) *

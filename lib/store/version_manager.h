@@ -83,8 +83,9 @@ class TransitionPacer {
   bool Allows(int64_t now_ns) const { return bytes_per_ns_ <= 0 || now_ns >= free_ns_; }
   void Spend(int64_t now_ns, int64_t bytes) {
     if (bytes_per_ns_ <= 0) return;
-    free_ns_ = std::max(now_ns, free_ns_) +
-               static_cast<int64_t>(static_cast<double>(bytes) / bytes_per_ns_);
+    constexpr double kMostNs = 1e18;  // a rate may be as low as any number
+    const double ns = std::min(kMostNs, static_cast<double>(bytes) / bytes_per_ns_);
+    free_ns_ = std::max(now_ns, free_ns_) + static_cast<int64_t>(ns);
   }
 
  private:

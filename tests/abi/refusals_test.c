@@ -145,11 +145,11 @@ static void refuses_completions(moert_step* step) {
 /* Leases that leave no block: the message says who holds them and what to do. */
 static void says_who_holds_the_blocks(moert_engine* engine, moert_step* step) {
   int32_t experts[kExperts], layer, e;
+  moert_lease* leases[2] = {NULL, NULL};
   moert_tensor x = rows_of(input), out = rows_of(output);
   for (e = 0; e < kExperts; ++e) experts[e] = e;
   for (layer = 0; layer < 2; ++layer) {
-    moert_lease* lease;
-    CHECK_OK(moert_lease_acquire(step, layer, experts, kExperts, &lease, &error));
+    CHECK_OK(moert_lease_acquire(step, layer, experts, kExperts, &leases[layer], &error));
   }
   CHECK_FAILS(moert_layer_forward(step, 5, &x, NULL, &out, &error), MOERT_RESOURCE_EXHAUSTED,
               "layer 5: no block of the budget is free for a missing expert: leases or fetches "
@@ -157,6 +157,7 @@ static void says_who_holds_the_blocks(moert_engine* engine, moert_step* step) {
               "moert_layer_forward");
   CHECK_FAILS(moert_engine_set_budget(engine, 0, 0.1, &error), MOERT_FAILED_PRECONDITION,
               "64 experts are in use by layer calls, leases or fetches", "moert_engine_set_budget");
+  for (layer = 0; layer < 2; ++layer) moert_lease_release(leases[layer]);
 }
 
 int main(int argc, char** argv) {

@@ -330,7 +330,7 @@ def readme():
         ["Stock llama.cpp with the plug-in, the same shape, a quarter and a half of the experts in HBM, tokens/s: "
          "routing that favours some; uniform",
          f"{plug['25 %'][1]}, {plug['50 %'][1]}; {plug['25 %'][2]}, {plug['50 %'][2]}",
-         f"llama.cpp {whole['25 %'][1]}, {whole['50 %'][1]}; ik_llama.cpp {whole['25 %'][4]}, {whole['50 %'][4]}"],
+         f"llama.cpp {plug['25 %'][3]}, {plug['50 %'][3]}; ik_llama.cpp {plug['25 %'][4]}, {plug['50 %'][4]}"],
         ["transformers, compiled, all experts in HBM, tokens/s: bf16; w4",
          f"{torch['libmoert, bf16, compiled', '100 %']}; {torch['libmoert, w4a16_g128, compiled', '100 %']}",
          f"transformers' own {torch['transformers, compiled', '100 %']} in bf16"],

@@ -32,6 +32,7 @@ TABLES = {
     "rivals-ours": lambda: digest.stored("rivals", "Ours, extrapolated to 48 layers"),
     "rivals-budget": lambda: digest.stored("rivals", "Decoding under a budget"),
     "plug-in-gpu": lambda: digest.stored("rivals", "llama.cpp with the plug-in, on a GPU"),
+    "plug-in-prompts": lambda: digest.stored("rivals", "llama.cpp with the plug-in, prompts on a GPU"),
     "rivals-served": lambda: digest.stored("rivals", "Misses served by the device"),
     "rivals-prefetch": lambda: digest.stored("rivals", "Prefetches served by the device"),
     "fate-decode": digest.fate_decode, "fate-multiples": digest.fate_multiples,

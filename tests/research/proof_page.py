@@ -41,20 +41,22 @@ def transformers(mode, share):
 
 def lines():
     """(program, experts, {share: tokens/s}, tokens/s of a prompt)."""
-    alone, plug_in = stored("Whole decoders"), stored("llama.cpp with the plug-in, on a GPU")
-    prompts = column(plug_in, "prompt of 2,048")
+    plug_in, prompts = (stored(f"llama.cpp with the plug-in, {what}") for what in ("on a GPU", "prompts on a GPU"))
+    ik_before = column(stored("Whole decoders"), "prompt 2048", 1)["25 %"]
     theirs = {"25 %": transformers("transformers, accelerate", "25 %")[0],
               "100 %": transformers("transformers, compiled", "100 %")[0]}
     ours = {share: transformers("libmoert, w4a16_g128, compiled", share)[0] for share in SHARES}
     _, prompt, hits = transformers("libmoert, w4a16_g128, compiled", "25 %")
     return [
-        ("llama.cpp", "q4_0", column(alone, "llama.cpp decode"), column(alone, "prompt 2048")["25 %"]),
-        ("ik_llama.cpp", "q4_0", column(alone, "ik_llama.cpp decode"), column(alone, "prompt 2048", 1)["25 %"]),
+        ("llama.cpp", "q4_0", column(plug_in, "llama.cpp, token"), column(prompts, "llama.cpp", 1)["25 %"]),
+        ("ik_llama.cpp", "q4_0", column(plug_in, "ik_llama.cpp, token"),
+         f"{column(prompts, 'ik_llama.cpp', 1)['25 %']}; {ik_before} in an earlier session"),
         ("transformers, accelerate", "bf16", theirs, ""),
         ("KTransformers", "", {}, ""),
         ("llama.cpp with libmoert, some experts favoured", "q4_0", column(plug_in, "token, some favoured"),
-         prompts["25 %"]),
-        ("llama.cpp with libmoert, uniform routing", "q4_0", column(plug_in, "token, uniform"), ""),
+         column(prompts, "2,048, some favoured")["25 %"]),
+        ("llama.cpp with libmoert, uniform routing", "q4_0", column(plug_in, "token, uniform"),
+         column(prompts, "uniform", 1)["25 %"]),
         (f"transformers with libmoert, {hits} hits", "w4a16_g128", ours, prompt),
     ]
 

@@ -1,2 +1,1 @@
-// A program without tests: what it precompiles, every test uses.
-int main() { return 0; }
+// A program without tests: what it precompiles, every test uses. Its main is that of the tests.

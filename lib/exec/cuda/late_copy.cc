@@ -5,6 +5,7 @@
 namespace moert::cuda {
 
 LateCopy::~LateCopy() {
+  if (under_way_) AwaitEvent(arrived_);  // behind the step's last ticket
   if (arrived_ != nullptr) cudaEventDestroy(arrived_);
   if (counted_ != nullptr) cudaEventDestroy(counted_);
   if (beside_ != nullptr) cudaStreamDestroy(beside_);

@@ -16,6 +16,10 @@ class PrefetchStream {
   PrefetchStream(const PrefetchStream&) = delete;
   PrefetchStream& operator=(const PrefetchStream&) = delete;
   ~PrefetchStream() {
+    if (ended_ != nullptr) {  // nobody may have joined the last ones
+      AwaitEvent(predicted_);
+      Await();
+    }
     for (cudaEvent_t event : {begun_, predicted_, ended_}) {
       if (event != nullptr) cudaEventDestroy(event);
     }

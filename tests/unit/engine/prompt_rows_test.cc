@@ -4,6 +4,7 @@
 #include "absl/strings/match.h"
 #include "moert/engine.h"
 #include "support/catch.h"
+#include "support/opaque_fixture.h"
 #include "support/synthetic_source.h"
 
 namespace moert {
@@ -85,6 +86,25 @@ TEST_CASE("the workspace stays within an eighth of the budget") {
   CHECK(plan->workspace_bytes <= plan->budget_bytes / 8);
   f.options.max_tokens_per_forward = 2 * rows;
   CHECK(Engine::Plan(*f.source, f.options)->workspace_bytes > plan->budget_bytes / 8);
+}
+
+TEST_CASE("more choices a token than experts count as all experts") {
+  test::OpaqueModel model;
+  EngineOptions options;
+  options.strategy = "on-demand";
+  options.budget = Budget::Fraction(0.5);
+  options.max_tokens_per_forward = 32;
+  options.link_gbps = 1e-6;
+  const auto rows = [&](int top_k) {
+    for (MoeLayerSpec& layer : model.spec.layers) layer.routing.top_k = top_k;
+    const auto source = MakeOpaqueSource("host", model.spec, model.InMemory());
+    REQUIRE_OK(source.status());
+    const auto chosen = ChoosePromptRows(**source, options, 64);
+    REQUIRE_OK(chosen.status());
+    return chosen->rows;
+  };
+  CHECK(rows(test::OpaqueModel::kExperts) == 64);
+  CHECK(rows(2 * test::OpaqueModel::kExperts) == 64);
 }
 
 TEST_CASE("what has no answer is an error") {

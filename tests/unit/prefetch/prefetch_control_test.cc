@@ -15,11 +15,11 @@ struct Run {
 
   /// Steps of `on` ns with prefetch and `off` without, each with some noise.
   void Steps(int n, double on, double off, double noise, int64_t rows = 1) {
-    std::normal_distribution<double> normal(0, noise);
+    std::normal_distribution<double> normal;
     for (int i = 0; i < n; ++i) {
       const bool prefetching = control.prefetching();
       prefetched += prefetching;
-      control.StepDone(rows, static_cast<int64_t>((prefetching ? on : off) + normal(rng)));
+      control.StepDone(rows, static_cast<int64_t>((prefetching ? on : off) + noise * normal(rng)));
     }
   }
 };

@@ -138,6 +138,15 @@ std::vector<ExpertKey> Times(int expert, int n) {
   return std::vector<ExpertKey>(static_cast<size_t>(n), ExpertKey{0, expert});
 }
 
+TEST_CASE("a rate that no number of ns can express allows one transfer and no other") {
+  for (const double gbps : {1e-9, 1e-300}) {
+    TransitionPacer pacer(gbps);
+    CHECK(pacer.Allows(1000));
+    pacer.Spend(1000, int64_t{1} << 43);
+    CHECK_FALSE(pacer.Allows(int64_t{1} << 58));
+  }
+}
+
 TEST_CASE(
     "it opens in the versions that the policy names, and refuses what the bytes do not hold") {
   Fixture f(2);
