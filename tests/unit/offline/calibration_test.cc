@@ -282,7 +282,7 @@ TEST_CASE("Delta does not depend on who multiplies, nor on a device that refuses
   HostProducts products(&device);
   Floats x = small.x;
   REQUIRE_OK(ExpertSensitivity(small.layer, settings, small.weights, small.token_weights,
-                               Compute(small.pool.get(), &products), &x)
+                               Compute{small.pool.get(), &products}, &x)
                  .status());
   CHECK(device.calls == 0);
 }
