@@ -137,8 +137,8 @@ struct OneExpert {
   std::vector<std::byte> Gptq(const RecordLayout& layout, GptqOutcome* outcome) const {
     std::vector<std::byte> record(static_cast<size_t>(layout.bytes));
     Floats inputs = x;
-    auto made =
-        EncodeExpertGptq(layer, layout, weights, &inputs, token_weights, compute(), nullptr, record.data());
+    auto made = EncodeExpertGptq(layer, layout, weights, &inputs, token_weights, compute(), nullptr,
+                                 record.data());
     REQUIRE_OK(made.status());
     *outcome = *made;
     return record;
