@@ -24,7 +24,9 @@ __m512i LoadPiece(const float* x, int64_t valid, int64_t piece) {
   const __mmask16 mask = left >= kPieceK ? 0xffff
                          : left <= 0     ? 0
                                          : static_cast<__mmask16>((1u << left) - 1);
-  return _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, x + piece * kPieceK));
+  // Behind the last channel there is no address to name.
+  const int64_t begin = left > 0 ? piece * kPieceK : 0;
+  return _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, x + begin));
 }
 
 // fp32 operand: {2t, 2t+8, 2t+1, 2t+9} for t = 0..3.

@@ -183,8 +183,8 @@ class HqqLaneFit {
       group_[lane] = group;
       float* to = values_.data() + lane;
       for (const float v : Values(group)) *to = v, to += kHqqLanes;
-      double* wide = doubles_.data() + lane;
       if (!scheme_.symmetric) continue;
+      double* wide = doubles_.data() + lane;
       for (const float v : Values(group)) *wide = v, wide += kHqqLanes;
     }
   }

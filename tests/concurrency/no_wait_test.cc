@@ -18,11 +18,12 @@
 #include "support/calibrations.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
+#include "support/sanitized.h"
 #include "support/synthetic_source.h"
 #include "support/temp_dir.h"
 
 // Sanitizers define these calls themselves.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(MOERT_ADDRESS_SANITIZER) && !defined(MOERT_THREAD_SANITIZER)
 #define MOERT_TEST_INTERPOSES 1
 #endif
 

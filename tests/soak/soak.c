@@ -20,8 +20,9 @@
 
 #include "examples/c_host/tiny_experts.h"
 #include "moert.h"
+#include "tests/support/sanitized.h"
 
-#ifdef __SANITIZE_THREAD__
+#ifdef MOERT_THREAD_SANITIZER
 enum { kSanitized = 1 };
 /* Abseil's library is not instrumented: how it counts a status's references is not seen. */
 const char* __tsan_default_suppressions(void);

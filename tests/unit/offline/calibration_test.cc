@@ -137,8 +137,8 @@ struct OneExpert {
   std::vector<std::byte> Gptq(const RecordLayout& layout, GptqOutcome* outcome) const {
     std::vector<std::byte> record(static_cast<size_t>(layout.bytes));
     Floats inputs = x;
-    auto made =
-        EncodeExpertGptq(layer, layout, weights, &inputs, token_weights, compute(), nullptr, record.data());
+    auto made = EncodeExpertGptq(layer, layout, weights, &inputs, token_weights, compute(), nullptr,
+                                 record.data());
     REQUIRE_OK(made.status());
     *outcome = *made;
     return record;
@@ -282,7 +282,7 @@ TEST_CASE("Delta does not depend on who multiplies, nor on a device that refuses
   HostProducts products(&device);
   Floats x = small.x;
   REQUIRE_OK(ExpertSensitivity(small.layer, settings, small.weights, small.token_weights,
-                               Compute(small.pool.get(), &products), &x)
+                               Compute{small.pool.get(), &products}, &x)
                  .status());
   CHECK(device.calls == 0);
 }

@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -29,7 +31,7 @@ const std::string kTiny = SourceDir() + "/examples/models/tiny-moe";
 
 struct Calls {
   int logs = 0;  // of a pack that is written
-  int waits = 0;
+  std::atomic<int> waits{0};
   int64_t done = 0, total = 0;
   std::string line;
 };
@@ -41,7 +43,11 @@ OpenModelOptions Options(const std::string& cache_dir, Calls* calls) {
   o.log = [](void* user, absl::string_view line) {
     auto* c = static_cast<Calls*>(user);
     c->line = std::string(line.data(), line.size());
-    ++(c->line.rfind("waiting", 0) == 0 ? c->waits : c->logs);
+    if (c->line.rfind("waiting", 0) == 0) {
+      ++c->waits;
+    } else {
+      ++c->logs;
+    }
   };
   o.progress = [](void* user, int64_t done, int64_t total) {
     auto* c = static_cast<Calls*>(user);
@@ -238,7 +244,10 @@ TEST_CASE("what the cache holds is its owner's; a lock is not followed, and wait
   REQUIRE(::flock(held, LOCK_EX) == 0);
   absl::Status opened;
   std::thread opener([&] { opened = OpenModel(kTiny, Options(dir / "cache", &calls)).status(); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (calls.waits == 0 && std::chrono::steady_clock::now() < give_up) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   ::close(held);
   opener.join();
   REQUIRE_OK(opened);
