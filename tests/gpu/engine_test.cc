@@ -1,8 +1,6 @@
 // The engine on a device: parity with the CPU, bit-identity over budgets, faults, live budgets, and
 // whole layers under graph capture (which forbids every call that would wait for the device).
 #include <cstring>
-#include <future>
-#include <thread>
 
 #include "device_step.h"
 #include "other_capture.h"
