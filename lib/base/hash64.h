@@ -39,6 +39,9 @@ class Hasher64 {
 };
 
 uint64_t Hash64(absl::Span<const std::byte> data);
+inline uint64_t Hash64(absl::string_view text) {
+  return Hash64(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(text.data()), text.size()));
+}
 
 }  // namespace moert
 

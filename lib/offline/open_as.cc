@@ -36,17 +36,11 @@ absl::Status MakePack(const QuantizeJob& job) {
   }
 }
 
-uint64_t HashOf(const std::string& text) {
-  Hasher64 hasher;
-  hasher.Add(text);
-  return hasher.Finish();
-}
-
 /// What a version is called in the name of a pack: two plans may have one name.
 std::string CacheName(const PackVersion& plan) {
   JsonWriter text;
   WriteVersion(plan, &text);
-  return fmt::format("{}-{:016x}", plan.name, HashOf(text.Take()));
+  return fmt::format("{}-{:016x}", plan.name, Hash64(text.Take()));
 }
 
 absl::StatusOr<std::string> FindOrMake(const std::string& model_dir, const OpenAsOptions& options) {

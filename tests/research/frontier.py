@@ -212,6 +212,14 @@ class Bench:
         if name not in self.data["cells"]:
             self.data["cells"][name] = measure(*cell, version, strategy)
 
+    def measure(self, model, version):
+        """What cells of this version are replayed from: its loss, the routing recorded, its bytes."""
+        self.tune(model, version)
+        for domain in lib.DOMAINS:
+            self.record(model, version, domain)
+        self.weigh(model, version)
+        print(model, version, flush=True)
+
     def whole(self, cell, version):
         """Whether the budget holds all experts in `version`."""
         return self.data["cells"][name_of(cell, spec_of("resident", version))] is not None
@@ -240,11 +248,7 @@ def step_ms(trace, warm):
 def exact(bench):
     for model in bench.args.only:
         for version in bench.args.versions:
-            bench.tune(model, version)
-            for domain in lib.DOMAINS:
-                bench.record(model, version, domain)
-            bench.weigh(model, version)
-            print(model, version, flush=True)
+            bench.measure(model, version)
         for cell in cells([model]):
             for version in bench.args.versions:
                 bench.cell(bench.replay, cell, version, "resident")
@@ -260,11 +264,7 @@ def chosen(bench):
     for model in bench.args.only:
         choices = {(percent, link): bench.choose(model, percent, link) for percent in BUDGETS for link in LINKS}
         for version in dict.fromkeys(version for _, version in choices.values()):
-            bench.tune(model, version)
-            for domain in lib.DOMAINS:
-                bench.record(model, version, domain)
-            bench.weigh(model, version)
-            print(model, version, flush=True)
+            bench.measure(model, version)
         for cell in cells([model]):
             strategy, version = choices[cell[2:]]
             name = name_of(cell, spec_of(CHOSEN, version))

@@ -24,8 +24,8 @@ struct CheckpointChoice {
 };
 
 /// Nothing where there is no choice of versions: another strategy, no accepted loss, no
-/// calibration, a scheme asked for, or experts that the checkpoint has quantized.
-/// InvalidArgument for versions that would have to be made with gptq, which says how.
+/// calibration with an end-to-end loss, a scheme asked for, or experts that the checkpoint has
+/// quantized. Fails as ReadCalibration, VersionsWithin and ChooseStrategy.
 absl::StatusOr<std::optional<CheckpointChoice>> ChooseForCheckpoint(const std::string& model_dir,
                                                                     const HfConfig& config,
                                                                     const EngineOptions& options);

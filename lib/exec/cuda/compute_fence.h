@@ -65,8 +65,8 @@ class ComputeFence {
     const MutexLock lock(&mu_);
     return last_;
   }
-  /// Waits for everything before the newest ticket. Graphs that the host launches lie in steps, whose
-  /// ends pass the fence. To wait for the device instead would end captures of other threads.
+  /// Waits for everything before the newest ticket. Graphs that the host launches lie in steps,
+  /// whose ends pass the fence. To wait for the device instead would end captures of other threads.
   cudaError_t Await() {
     const MutexLock lock(&mu_);
     if (unpassed_) return Recover();
