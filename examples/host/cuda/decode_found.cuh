@@ -46,24 +46,26 @@ __device__ __forceinline__ Partials PartialsOf(float* partials, const AttentionA
   return {reinterpret_cast<Found*>(at), at + 2 * parts};
 }
 
-__device__ __forceinline__ void ClusterSync() {
+/// A barrier of the cluster, in two halves: what was stored before the one is seen behind the
+/// other.
+__device__ __forceinline__ void ClusterArrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "barrier.cluster.arrive.aligned;\n"
-      "barrier.cluster.wait.aligned;" ::
-          : "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void ClusterWait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
 
-/// A float in the shared memory of another block of the cluster.
-__device__ __forceinline__ float LoadOf(const float* mine, int rank) {
-  float v = 0;
+/// Stores to the shared memory of another block of the cluster: where `mine` is in this one's.
+__device__ __forceinline__ void StoreTo(float* mine, int rank, float v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t at;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(SharedAddress(mine)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
 #endif
-  return v;
 }
 
 }  // namespace moert::host

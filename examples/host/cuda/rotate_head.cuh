@@ -37,39 +37,103 @@ __device__ __forceinline__ float Channel(const RopeArgs& a, const float* row, in
   return v;
 }
 
-/// Rotates a head. get(i), put(i, v): its channel i; weight: of its norm, or null.
+/// What a lane has of a head of up to 64 kPairs channels: i and half + i of each pair (i, half + i)
+/// with i = lane, lane + 32, ... Zeros where there is none.
+template <int kPairs>
+struct Pairs {
+  float low[kPairs], high[kPairs];
+
+  /// get(i): channel i.
+  template <typename Get>
+  __device__ __forceinline__ void Read(int half, Get get) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int i = lane + j * 32;
+      low[j] = i < half ? get(i) : 0.0f;
+      high[j] = i < half ? get(half + i) : 0.0f;
+    }
+  }
+  /// put(i, v): channel i is v.
+  template <typename Put>
+  __device__ __forceinline__ void Write(int half, Put put) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int i = lane + j * 32;
+      if (i >= half) continue;
+      put(i, low[j]);
+      put(half + i, high[j]);
+    }
+  }
+};
+
+/// Cosines (low) and sines (high) of a position.
+template <int kPairs>
+__device__ __forceinline__ Pairs<kPairs> RotationOf(const RopeArgs& a, int rope_set, int position) {
+  const int half = a.head_dim / 2, lane = threadIdx.x % 32;
+  const float factor = rope_set == 0 ? a.factors[0] : a.factors[1];
+  Pairs<kPairs> rotation;
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    const int i = lane + j * 32;
+    rotation.low[j] = rotation.high[j] = 0;
+    if (i >= half) continue;
+    float s, c;
+    sincosf(static_cast<float>(position) * a.frequencies[rope_set * half + i], &s, &c);
+    rotation.low[j] = c * factor;
+    rotation.high[j] = s * factor;
+  }
+  return rotation;
+}
+
+/// By a warp: normalizes a head, if `normed`, and rotates it.
+template <int kPairs>
+__device__ __forceinline__ void RotatePairs(const RopeArgs& a, bool normed,
+                                            const Pairs<kPairs>& weight,
+                                            const Pairs<kPairs>& rotation, Pairs<kPairs>* x) {
+  if (normed) {
+    float squares = 0;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      squares = __fmaf_rn(x->low[j], x->low[j], squares);
+      squares = __fmaf_rn(x->high[j], x->high[j], squares);
+    }
+    const float scale =
+        1.0f / sqrtf(WarpSum(squares) / static_cast<float>(a.head_dim) + a.norm_eps);
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      x->low[j] = x->low[j] * scale * weight.low[j];
+      x->high[j] = x->high[j] * scale * weight.high[j];
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    const float l = x->low[j], h = x->high[j], c = rotation.low[j], s = rotation.high[j];
+    x->low[j] = __fmaf_rn(l, c, -(h * s));
+    x->high[j] = __fmaf_rn(h, c, l * s);
+  }
+}
+
+/// Rotates a head whose rotation lies in shared memory. get(i), put(i, v): its channel i; weight:
+/// of its norm, or null.
 template <typename Get, typename Put>
 __device__ __forceinline__ void RotateHead(const RopeArgs& a, const float* weight,
                                            const Rotation& rotation, Get get, Put put) {
+  constexpr int kPairs = kMaxRotations / 32;
   const int half = a.head_dim / 2, lane = threadIdx.x % 32;
-  constexpr int kPerLane = kMaxRotations / 32;
-  float low[kPerLane], high[kPerLane];
-  float squares = 0;
+  Pairs<kPairs> x, weights = {}, turn = {};
+  x.Read(half, get);
+  if (weight != nullptr) weights.Read(half, [&](int i) { return weight[i]; });
 #pragma unroll
-  for (int j = 0; j < kPerLane; ++j) {
-    const int i = lane + j * 32;
-    low[j] = i < half ? get(i) : 0.0f;
-    high[j] = i < half ? get(half + i) : 0.0f;
-    squares = __fmaf_rn(low[j], low[j], squares);
-    squares = __fmaf_rn(high[j], high[j], squares);
-  }
-  float scale = 1;
-  if (weight != nullptr) {
-    scale = 1.0f / sqrtf(WarpSum(squares) / static_cast<float>(a.head_dim) + a.norm_eps);
-  }
-#pragma unroll
-  for (int j = 0; j < kPerLane; ++j) {
+  for (int j = 0; j < kPairs; ++j) {
     const int i = lane + j * 32;
     if (i >= half) continue;
-    float l = low[j], h = high[j];
-    if (weight != nullptr) {
-      l = l * scale * weight[i];
-      h = h * scale * weight[half + i];
-    }
-    const float c = rotation.cosine[i], s = rotation.sine[i];
-    put(i, __fmaf_rn(l, c, -(h * s)));
-    put(half + i, __fmaf_rn(h, c, l * s));
+    turn.low[j] = rotation.cosine[i];
+    turn.high[j] = rotation.sine[i];
   }
+  RotatePairs(a, weight != nullptr, weights, turn, &x);
+  x.Write(half, put);
 }
 
 }  // namespace moert::host

@@ -50,15 +50,21 @@ __device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, co
   }
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(kFull, top, d));
-  float sum = 0;
+  float sum = 1;
+  if (routing.kind == 2) {
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    score[i] = lane + 32 * i >= experts ? 0.0f
-               : routing.kind == 2      ? 1 / (1 + expf(-key[i]))
-                                        : expf(key[i] - top);
-    sum += score[i];
+    for (int i = 0; i < kPerLane; ++i) {
+      score[i] = lane + 32 * i < experts ? 1 / (1 + expf(-key[i])) : 0.0f;
+    }
+  } else {
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      score[i] = lane + 32 * i < experts ? expf(key[i] - top) : 0.0f;
+      sum += score[i];
+    }
+    sum = WarpSum(sum);
   }
-  sum = routing.kind == 2 ? 1.0f : WarpSum(sum);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = lane + 32 * i;

@@ -22,12 +22,14 @@ struct FewTile {
 
 struct FewWork {
   FewTile tiles[kChoosingTiles];
-  TileMatrix known[kKnownFormats][2];  // of a record at address 0
-  int32_t ends[2][kChoosingTiles];     // cost of the tiles up to and with this one
+  TileMatrix known[kKnownFormats][2];    // of a record at address 0
+  int32_t known_cost[kKnownFormats][2];  // of a tile
+  int32_t ends[2][kChoosingTiles];       // cost of the tiles up to and with this one
   uint16_t slots[kChoosingTiles][kChoosingTokens];
   const DeviceFormat* formats;
   int32_t num_tiles;
   int32_t shares;
+  double one_share;  // of all work
 
   /// The matrix of a format in a record.
   __device__ __forceinline__ TileMatrix Matrix(const uint8_t* record, int format,
@@ -64,8 +66,9 @@ struct FewWork {
   /// `share`, since no operation does.
   __device__ __forceinline__ Position StartOf(int product, int share) const {
     const int32_t* const end = ends[product];
-    const auto target = static_cast<int32_t>(static_cast<double>(end[num_tiles - 1]) *
-                                             (static_cast<double>(share) / shares));
+    if (share >= shares) return {num_tiles, 0};
+    const auto target =
+        static_cast<int32_t>(static_cast<double>(end[num_tiles - 1]) * (share * one_share));
     int low = 0, high = num_tiles;  // the first tile that ends behind the target
     while (low < high) {
       const int middle = (low + high) / 2;
@@ -78,34 +81,44 @@ struct FewWork {
     if (low == num_tiles) return {num_tiles, 0};
     const int32_t begin = low == 0 ? 0 : end[low - 1];
     const int items = Items(tiles[low], product);
-    const auto item = static_cast<int>(
-        ceilf(static_cast<float>(target - begin) / static_cast<float>(end[low] - begin) * items));
+    const float part =
+        __fdividef(static_cast<float>(target - begin), static_cast<float>(end[low] - begin));
+    const auto item = static_cast<int>(ceilf(part * items));
     return item >= items ? Position{low + 1, 0} : Position{low, item};
+  }
+
+  /// What a tile's products cost, in pieces of 64: a whole layer's fit 32 bits.
+  static __device__ __forceinline__ int32_t CostOf(const TileMatrix& m) {
+    return static_cast<int32_t>(int64_t{m.items} * ItemCost(m, kChoosingTokens) / 64);
   }
 
   /// By one thread for each: the matrices of the formats that are known. Constants: before the
   /// kernels in front have ended.
   __device__ __forceinline__ void Know(const FewProductsArgs& args) {
     const int i = threadIdx.x;
-    if (i == 0) {
+    if (i == kGemmThreads - 1) {
       formats = args.formats;
       shares = args.gemm.shares;
+      one_share = 1.0 / args.gemm.shares;
     }
     if (i >= 2 * min(args.num_formats, kKnownFormats)) return;
     const DeviceFormat& f = args.formats[i / 2];
-    known[i / 2][i % 2] = i % 2 == 0 ? ResolveMatrix(nullptr, f.gate, &f.up)
-                                     : ResolveMatrix(nullptr, f.down, nullptr);
+    const TileMatrix m = i % 2 == 0 ? ResolveMatrix(nullptr, f.gate, &f.up)
+                                    : ResolveMatrix(nullptr, f.down, nullptr);
+    known[i / 2][i % 2] = m;
+    known_cost[i / 2][i % 2] = CostOf(m);
   }
 
-  /// By a warp: the costs of a product, summed up. Pieces of 64: a whole layer's fit 32 bits.
+  /// By a warp: the costs of a product, summed up.
   __device__ __forceinline__ void SumCosts(int product, int lane) {
     int32_t before = 0;
     for (int first = 0; first < num_tiles; first += 32) {
       const int i = first + lane;
       int32_t cost = 0;
       if (i < num_tiles && tiles[i].record != nullptr) {
-        const TileMatrix m = Matrix(tiles[i].record, tiles[i].format, product);
-        cost = static_cast<int32_t>(int64_t{m.items} * ItemCost(m, tiles[i].count) / 64);
+        const int format = tiles[i].format;
+        cost = format < kKnownFormats ? known_cost[format][product]
+                                      : CostOf(Matrix(tiles[i].record, format, product));
       }
       const int32_t sum = WarpSums(Several<int32_t, 1>{cost}).v[0];
       if (i < num_tiles) ends[product][i] = before + sum;

@@ -1,0 +1,119 @@
+// From products of the q, k and v matrices to what a block of decode attention attends with.
+#ifndef MOERT_EXAMPLES_HOST_CUDA_DECODE_ROTATE_CUH_
+#define MOERT_EXAMPLES_HOST_CUDA_DECODE_ROTATE_CUH_
+
+#include "host/cuda/decode_shared.cuh"
+#include "host/cuda/rotate_head.cuh"
+#include "util/launch.cuh"
+
+namespace moert::host::decode {
+
+/// What is known of a step's rows before their products are there. A warp takes every kWarps-th of
+/// the block's heads: its queries, the key, the value.
+template <int kDim>
+struct DecodeRotation {
+  static constexpr int kPairs = (kDim + 63) / 64;
+  static constexpr int kTurns = (kHeads + 2 + kWarps - 1) / kWarps;
+  using HeadPairs = Pairs<kPairs>;
+
+  HeadPairs q_weight = {}, k_weight = {};
+  HeadPairs rotation;  // of the first of the rows
+
+  __device__ __forceinline__ DecodeRotation(const RopeArgs& rope, const Task& t, int rope_set)
+      : rotation(RotationOf<kPairs>(rope, rope_set, t.input.position - t.input.before)) {
+    const int half = rope.head_dim / 2;
+    if (rope.q_weight != nullptr) q_weight.Read(half, [&](int i) { return rope.q_weight[i]; });
+    if (rope.k_weight != nullptr) k_weight.Read(half, [&](int i) { return rope.k_weight[i]; });
+  }
+
+  /// Keys and values of the step's rows of the sequence up to this one, and its queries, to shared
+  /// memory. If `launches`, the next kernel, once the loads are under way. A barrier must follow.
+  __device__ __forceinline__ void Run(const RopeArgs& rope, const Task& t, int rope_set,
+                                      float scale, bool launches, Shared<kDim>* shared) {
+    const int before = t.input.before;
+    HeadPairs turned = rotation;
+    for (int j = 0; j < before; ++j) {
+      RunRow(rope, t, turned, j, scale, shared);
+      turned = RotationOf<kPairs>(rope, rope_set, t.input.position - before + j + 1);
+    }
+    RunRow<true>(rope, t, turned, before, scale, shared, launches);
+  }
+
+ private:
+  template <bool kQueries = false>
+  __device__ __forceinline__ void RunRow(const RopeArgs& rope, const Task& t,
+                                         const HeadPairs& turned, int j, float scale,
+                                         Shared<kDim>* shared, bool launches = false) const {
+    const int warp = threadIdx.x / 32, half = rope.head_dim / 2;
+    const int64_t width = static_cast<int64_t>(rope.heads + 2 * rope.kv_heads) * rope.head_dim;
+    const float* const row = rope.qkv + (t.row - t.input.before + j) * width;
+    HeadPairs x[kTurns];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int head = warp + turn * kWarps;
+      if (head >= t.heads + 2 || (head < t.heads && !kQueries)) continue;
+      const float* const from = row + PlaceOf(rope, t, head);
+      x[turn].Read(half, [&](int i) { return __ldcg(from + i); });
+    }
+    if (launches) gpu::TriggerDependentLaunch();
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int head = warp + turn * kWarps;
+      if (head >= t.heads + 2 || (head < t.heads && !kQueries)) continue;
+      BiasAndClip(rope, PlaceOf(rope, t, head), &x[turn]);
+      if (head == t.heads + 1) {
+        x[turn].Write(half, [&](int i, float v) { shared->in.values[j][i] = ToBf16(v); });
+        continue;
+      }
+      const bool key = head == t.heads;
+      HeadPairs weight;
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        weight.low[p] = key ? k_weight.low[p] : q_weight.low[p];
+        weight.high[p] = key ? k_weight.high[p] : q_weight.high[p];
+      }
+      RotatePairs(rope, (key ? rope.k_weight : rope.q_weight) != nullptr, weight, turned, &x[turn]);
+      if (key) {
+        x[turn].Write(half, [&](int i, float v) { shared->in.keys[j][i] = ToBf16(v); });
+      } else {
+        x[turn].Write(half,
+                      [&](int i, float v) { PutQuery(shared, head, i, __fmul_rn(v, scale)); });
+      }
+    }
+  }
+
+  /// Where a head of the block is in a row.
+  static __device__ __forceinline__ int PlaceOf(const RopeArgs& rope, const Task& t, int head) {
+    const int place = head < t.heads    ? t.first_head + head
+                      : head == t.heads ? rope.heads + t.kv_head
+                                        : rope.heads + rope.kv_heads + t.kv_head;
+    return place * rope.head_dim;
+  }
+
+  static __device__ __forceinline__ void BiasAndClip(const RopeArgs& rope, int at, HeadPairs* x) {
+    if (rope.bias != nullptr) {
+      HeadPairs bias;
+      bias.Read(rope.head_dim / 2, [&](int i) { return rope.bias[at + i]; });
+#pragma unroll
+      for (int p = 0; p < kPairs; ++p) {
+        x->low[p] += bias.low[p];
+        x->high[p] += bias.high[p];
+      }
+    }
+    if (rope.clip <= 0) return;
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      x->low[p] = fminf(fmaxf(x->low[p], -rope.clip), rope.clip);
+      x->high[p] = fminf(fmaxf(x->high[p], -rope.clip), rope.clip);
+    }
+  }
+};
+
+/// Queries and keys have been rotated.
+struct NoRotation {
+  __device__ __forceinline__ NoRotation(const RopeArgs&, const Task&, int) {}
+};
+
+}  // namespace moert::host::decode
+
+#endif  // MOERT_EXAMPLES_HOST_CUDA_DECODE_ROTATE_CUH_
