@@ -44,6 +44,9 @@ int BenchGemm(int argc, const char* const* argv) {
   parser.AddString("shape", &o.shapes, "cuda: shapes of published models, comma-separated");
   parser.AddString("zipf", &o.zipf,
                    "cuda: exponents of the experts' popularity, comma-separated; 0: all alike");
+  parser.AddString("plan", &o.plans,
+                   "cuda: plans of moert-pack allocate for that shape, beside the schemes, "
+                   "comma-separated");
   parser.AddInt("layers", &o.layers, "cuda: copies of the layer's weights, in turn", 1, 256);
   parser.AddSwitch("hadamard", &o.hadamard, "cuda: weights in the Hadamard domain");
   parser.AddChoice("rows", &o.rows, {"bf16", "f32"}, "cuda: dtype of hidden states and outputs");

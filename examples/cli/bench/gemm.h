@@ -29,6 +29,7 @@ struct GemmOptions {
   std::string clock = "wall";
   std::string shapes = "qwen3-30b,mixtral";
   std::string zipf = "0,0.8";
+  std::string plans;
   int layers = 8;
   bool hadamard = false;
   std::string rows = "bf16";

@@ -11,16 +11,16 @@
 #include "absl/status/status.h"
 #include "cli/common/report.h"
 #include "cli/workload/shapes.h"
-#include "moert/scheme.h"
+#include "moert/offline/pack.h"
 
 namespace moert::cli {
 
 struct GemmCudaOptions {
   std::vector<Shape> shapes;
-  std::vector<ExpertFormat> formats;
-  std::vector<int> tokens;   // of a layer call
-  std::vector<double> zipf;  // exponents of the experts' popularity; 0: all alike
-  int layers = 8;            // copies of the weights, in turn
+  std::vector<PackVersion> versions;  // copy l of the layer is as a version's layer l, in turn
+  std::vector<int> tokens;            // of a layer call
+  std::vector<double> zipf;           // exponents of the experts' popularity; 0: all alike
+  int layers = 8;                     // copies of the weights, in turn
   int repeats = 21;
   bool f32_rows = false;  // hidden states and outputs in fp32 instead of bf16
 };

@@ -12,6 +12,7 @@
 #include "cli/common/output.h"
 #include "cli/common/plot.h"
 #include "cli/common/report.h"
+#include "moert/offline/plan.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -52,6 +53,22 @@ nlohmann::json CaseJson(const GemmCudaCase& c) {
           {"tflops", c.flops / c.products.median * 1e-6}};
 }
 
+/// A plan's version, which must be of this shape.
+absl::StatusOr<PackVersion> PlannedVersion(const std::string& path, const Shape& shape) {
+  MOERT_ASSIGN_OR_RETURN(Plan plan, ReadPlan(path, Env::Default()));
+  const MoeLayerSpec& want = shape.spec.layers.front();
+  for (const MoeLayerSpec& l : plan.model.layers) {
+    if (l.num_experts == want.num_experts && l.hidden == want.hidden &&
+        l.intermediate == want.intermediate) {
+      continue;
+    }
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: layers of {} experts of {} x {}; {} has {} of {} x {}", path, l.num_experts, l.hidden,
+        l.intermediate, shape.name, want.num_experts, want.hidden, want.intermediate));
+  }
+  return std::move(plan.version);
+}
+
 absl::StatusOr<GemmCudaOptions> DeviceOptions(const GemmOptions& options) {
   GemmCudaOptions o;
   for (const absl::string_view name : absl::StrSplit(options.shapes, ',')) {
@@ -59,7 +76,18 @@ absl::StatusOr<GemmCudaOptions> DeviceOptions(const GemmOptions& options) {
     o.shapes.push_back(std::move(shape));
   }
   MOERT_ASSIGN_OR_RETURN(const std::vector<Scheme> schemes, SchemesOf(options));
-  for (const Scheme& s : schemes) o.formats.push_back(ExpertFormat::Uniform(s, options.hadamard));
+  for (const Scheme& s : schemes) {
+    o.versions.push_back(PackVersion::Uniform(s, options.hadamard));
+    if (options.hadamard) o.versions.back().name += "+hadamard";
+  }
+  for (const absl::string_view path : absl::StrSplit(options.plans, ',', absl::SkipEmpty())) {
+    if (o.shapes.size() != 1) {
+      return absl::InvalidArgumentError("--plan: needs one --shape, that of the plans");
+    }
+    MOERT_ASSIGN_OR_RETURN(PackVersion version,
+                           PlannedVersion(std::string(path), o.shapes.front()));
+    o.versions.push_back(std::move(version));
+  }
   for (const absl::string_view text : absl::StrSplit(options.zipf, ',')) {
     double exponent = 0;
     if (!absl::SimpleAtod(text, &exponent) || !(exponent >= 0 && exponent <= 4)) {

@@ -26,9 +26,11 @@ absl::StatusOr<Buffer> RandomWeights(int64_t bytes) {
   std::mt19937_64 rng(1);
   for (uint64_t& word : pattern) word = (rng() & 0x83ff83ff83ff83ffu) | 0x3800380038003800u;
   const auto length = static_cast<int64_t>(pattern.size() * 8);
-  for (int64_t at = 0; at < bytes; at += length) {
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(weights.data() + at, pattern.data(),
-                                          std::min(length, bytes - at), cudaMemcpyHostToDevice));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(weights.data(), pattern.data(), std::min(length, bytes), cudaMemcpyHostToDevice));
+  for (int64_t at = length; at < bytes; at += length) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(weights.data() + at, weights.data(),
+                                          std::min(length, bytes - at), cudaMemcpyDeviceToDevice));
   }
   return weights;
 }
@@ -55,33 +57,62 @@ std::vector<int32_t> DrawExperts(int tokens, int experts, int top_k, double zipf
 
 }  // namespace
 
-absl::Status GemmBench::Init(const ExpertFormat& format, const Buffer& copied) {
+absl::Status GemmBench::Init(const PackVersion& version, const Buffer& copied) {
   copied_ = &copied;
-  MOERT_ASSIGN_OR_RETURN(layout_, MakeRecordLayout(spec_.hidden, spec_.intermediate, format));
-  MOERT_ASSIGN_OR_RETURN(format_, cuda::MakeDeviceFormat(layout_));
+  version_ = version;
+  MOERT_RETURN_IF_ERROR(DescribeFormats());
   MOERT_ASSIGN_OR_RETURN(stream_, Stream::Create());
   for (Event& event : events_) {
     MOERT_ASSIGN_OR_RETURN(event, Event::Create());
   }
-  const int64_t stride = RoundUp(layout_.bytes, kRecordAlignment);
-  const int64_t records = layers_ * spec_.num_experts;
-  MOERT_ASSIGN_OR_RETURN(weights_, RandomWeights(records * stride));
+  return PlaceRecords();
+}
+
+absl::Status GemmBench::DescribeFormats() {
+  for (const ExpertFormat& format : version_.formats) {
+    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                           MakeRecordLayout(spec_.hidden, spec_.intermediate, format));
+    MOERT_ASSIGN_OR_RETURN(const cuda::DeviceFormat f, cuda::MakeDeviceFormat(layout));
+    layouts_.push_back(layout);
+    device_formats_.push_back(f);
+    prompt_formats_.Add(f);
+    used_.x[f.gate.operand] = true;
+    used_.wide_h |= f.down.operand != 0;
+  }
+  const auto bytes = static_cast<int64_t>(device_formats_.size() * sizeof(cuda::DeviceFormat));
+  MOERT_ASSIGN_OR_RETURN(formats_, Buffer::Device(bytes));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpy(formats_.data(), device_formats_.data(), bytes, cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
+int GemmBench::FormatOf(int layer, int expert) const {
+  if (version_.assignment.empty()) return 0;
+  return version_.assignment[layer % version_.assignment.size()][expert];
+}
+
+absl::Status GemmBench::PlaceRecords() {
+  std::vector<int64_t> begins;
   std::vector<cuda::ExpertHandle> handles;
-  for (int64_t l = 0; l < layers_; ++l) {
-    for (int64_t e = 0; e < spec_.num_experts; ++e) {
-      handles.push_back(
-          {reinterpret_cast<const uint8_t*>(weights_.data()) + (l * spec_.num_experts + e) * stride,
-           0});
+  int64_t end = 0;
+  for (int l = 0; l < layers_; ++l) {
+    for (int e = 0; e <= spec_.num_experts; ++e) {
+      begins.push_back(end);
+      handles.push_back({});  // the last of a layer: no shared expert
+      if (e == spec_.num_experts) continue;
+      handles.back().format = FormatOf(l, e);
+      end += RoundUp(layouts_[FormatOf(l, e)].bytes, kRecordAlignment);
     }
-    handles.push_back({});  // no shared expert
+  }
+  MOERT_ASSIGN_OR_RETURN(weights_, RandomWeights(end));
+  for (size_t i = 0; i < handles.size(); ++i) {
+    if (i % (spec_.num_experts + 1) == static_cast<size_t>(spec_.num_experts)) continue;
+    handles[i].record = reinterpret_cast<const uint8_t*>(weights_.data()) + begins[i];
   }
   const auto bytes = static_cast<int64_t>(handles.size() * sizeof(handles[0]));
   MOERT_ASSIGN_OR_RETURN(handles_, Buffer::Device(bytes));
   MOERT_CUDA_RETURN_IF_ERROR(
       cudaMemcpy(handles_.data(), handles.data(), bytes, cudaMemcpyHostToDevice));
-  MOERT_ASSIGN_OR_RETURN(formats_, Buffer::Device(sizeof(format_)));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemcpy(formats_.data(), &format_, sizeof(format_), cudaMemcpyHostToDevice));
   return absl::OkStatus();
 }
 
@@ -129,13 +160,14 @@ absl::Status GemmBench::Prepare(int tokens, double zipf, GemmCudaCase* result) {
   prompt_ctas_ = cuda::PromptGemmCtas();
   prompt_ = {};
   if (prompt_ctas_ > 0) {
-    cuda::PromptFormats formats;
-    formats.Add(format_);
-    prompt_ = cuda::PlanPrompt(formats, spec_, tokens, spec_.num_experts);
+    prompt_ = cuda::PlanPrompt(prompt_formats_, spec_, tokens, spec_.num_experts);
+  }
+  if (prompt_.any() && prompt_.others) {
+    return absl::UnimplementedError("formats of which some have no kernel for prompts");
   }
   calls_.assign(layers_, {});
   const auto carve = [&](cuda::Carver* c) {
-    shared_.Carve(spec_, tokens, c);
+    shared_.Carve(spec_, tokens, used_, c);
     for (LayerBuffers& l : calls_) l.Carve(spec_, tokens, c);
   };
   cuda::Carver count;
@@ -158,8 +190,8 @@ absl::Status GemmBench::Prepare(int tokens, double zipf, GemmCudaCase* result) {
                   ? reinterpret_cast<const uint8_t*>(shared_.x)
                   : shared_.prompt_x;
   few_ = tokens <= cuda::kFewTokens && !prompt_.any();
-  chooses_ = few_ && format_.down.operand == 0 &&
-             cuda::ProductsChoose(tokens, spec_.routing.top_k, spec_.num_experts);
+  chooses_ =
+      few_ && !used_.wide_h && cuda::ProductsChoose(tokens, spec_.routing.top_k, spec_.num_experts);
   MOERT_RETURN_IF_ERROR(Pack());
   MOERT_RETURN_IF_ERROR(DrawCalls(x, zipf, &rng, result));
   shares_ = cuda::GroupGemmShares();
@@ -170,12 +202,17 @@ absl::Status GemmBench::DrawCalls(const std::vector<float>& x, double zipf, std:
                                   GemmCudaCase* result) {
   const int tokens = rows_.rows, top_k = spec_.routing.top_k;
   const int64_t pairs = int64_t{tokens} * top_k;
-  int64_t touched = 0;
-  for (const LayerBuffers& l : calls_) {
+  int64_t touched = 0, bytes = 0;
+  for (int layer = 0; layer < layers_; ++layer) {
+    const LayerBuffers& l = calls_[layer];
     const std::vector<int32_t> ids = DrawExperts(tokens, spec_.num_experts, top_k, zipf, rng);
     std::vector<bool> seen(spec_.num_experts);
     for (const int32_t id : ids) seen[id] = true;
-    touched += std::count(seen.begin(), seen.end(), true);
+    for (int e = 0; e < spec_.num_experts; ++e) {
+      if (!seen[e]) continue;
+      ++touched;
+      bytes += layouts_[FormatOf(layer, e)].bytes;
+    }
     MOERT_CUDA_RETURN_IF_ERROR(
         cudaMemcpy(l.ids, ids.data(), ids.size() * sizeof(ids[0]), cudaMemcpyHostToDevice));
     if (few_) MOERT_RETURN_IF_ERROR(UploadGate(x, ids, l.gate));
@@ -186,7 +223,7 @@ absl::Status GemmBench::DrawCalls(const std::vector<float>& x, double zipf, std:
   result->tokens = tokens;
   result->zipf = zipf;
   result->experts = static_cast<double>(touched) / layers_;
-  result->bytes = result->experts * static_cast<double>(layout_.bytes);
+  result->bytes = static_cast<double>(bytes) / layers_;
   result->flops = 6.0 * static_cast<double>(spec_.hidden * spec_.intermediate * pairs);
   return absl::OkStatus();
 }

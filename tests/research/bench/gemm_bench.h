@@ -1,4 +1,4 @@
-// Layers of one shape and format whose calls are measured.
+// Layers of one shape and version whose calls are measured.
 #ifndef MOERT_TESTS_RESEARCH_BENCH_GEMM_BENCH_H_
 #define MOERT_TESTS_RESEARCH_BENCH_GEMM_BENCH_H_
 
@@ -28,10 +28,15 @@ class GemmBench {
         dtype_(options.f32_rows ? DType::kF32 : DType::kBF16) {}
 
   /// Random weights of every layer. `copied`: 2 kCopyBytes, borrowed.
-  absl::Status Init(const ExpertFormat& format, const Buffer& copied);
+  absl::Status Init(const PackVersion& version, const Buffer& copied);
   absl::Status Measure(int tokens, double zipf, GemmCudaCase* result);
 
  private:
+  /// Distinct formats, and what their products read.
+  absl::Status DescribeFormats();
+  int FormatOf(int layer, int expert) const;
+  /// Records one behind the other, and the table that says where they are.
+  absl::Status PlaceRecords();
   /// Buffers, routings and launch arguments.
   absl::Status Prepare(int tokens, double zipf, GemmCudaCase* result);
   /// A routing for every layer, and where these lead.
@@ -42,6 +47,9 @@ class GemmBench {
   absl::Status UploadGate(const std::vector<float>& x, const std::vector<int32_t>& ids,
                           float* to) const;
   absl::Status Pack();
+  /// Rows of x as the products of few tokens, or in integers, read them. besides: without plain
+  /// rows, which the gate's launch has packed.
+  absl::Status PackOperands(bool besides);
   /// Whose tiles are made: what both kinds of tiles take. In gemm_layer.cc.
   template <typename Args>
   void DescribeExperts(int layer, Args* args) const;
@@ -69,8 +77,11 @@ class GemmBench {
   const int repeats_;
   const DType dtype_;  // of the rows
   const Buffer* copied_ = nullptr;
-  RecordLayout layout_;
-  cuda::DeviceFormat format_;
+  PackVersion version_;
+  std::vector<RecordLayout> layouts_;  // of the version's formats
+  std::vector<cuda::DeviceFormat> device_formats_;
+  cuda::PromptFormats prompt_formats_;
+  OperandsUsed used_;
   Stream stream_;
   Event events_[4];
   Buffer weights_, handles_, formats_, memory_;

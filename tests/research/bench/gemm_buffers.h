@@ -56,6 +56,12 @@ inline int64_t PromptXStride(const MoeLayerSpec& l) {
   return RoundUp(l.hidden, 64) * 2 + RoundUp(cuda::PromptSums(l.hidden) * 4, 128);
 }
 
+/// What the products of a version read.
+struct OperandsUsed {
+  bool x[cuda::kOperands] = {};  // packed rows of x, by operand
+  bool wide_h = false;           // some h is more than rounded before down
+};
+
 /// What the layers share.
 struct SharedBuffers {
   float* x;  // or bf16
@@ -64,14 +70,14 @@ struct SharedBuffers {
   float* scores;
   float* weights;
   int32_t* drawn_ids;
-  uint8_t* packed_x;
+  uint8_t* packed_x[cuda::kOperands];
   uint8_t* prompt_x;
   uint8_t* h;
   float* wide_h;
   float* h_columns;
   float* out;
 
-  void Carve(const MoeLayerSpec& l, int64_t tokens, cuda::Carver* c) {
+  void Carve(const MoeLayerSpec& l, int64_t tokens, const OperandsUsed& used, cuda::Carver* c) {
     const int64_t pairs = tokens * l.routing.top_k;
     x = c->Take<float>(tokens * l.hidden);
     y = c->Take<float>(tokens * l.hidden);
@@ -79,7 +85,9 @@ struct SharedBuffers {
     scores = c->Take<float>(tokens * l.num_experts);
     weights = c->Take<float>(pairs);
     drawn_ids = c->Take<int32_t>(pairs);
-    packed_x = c->Take<uint8_t>(tokens * cuda::OperandBytes(l.hidden));
+    for (int o = 0; o < cuda::kOperands; ++o) {
+      packed_x[o] = c->Take<uint8_t>(used.x[o] ? tokens * cuda::OperandBytes(l.hidden) : 0);
+    }
     prompt_x = c->Take<uint8_t>(tokens * PromptXStride(l));
     const int64_t inter = RoundUp(l.intermediate, 64);
     h = c->Take<uint8_t>(

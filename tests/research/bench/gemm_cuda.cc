@@ -27,14 +27,14 @@ absl::Status BenchGemmCuda(const GemmCudaOptions& options, nlohmann::json* machi
   MOERT_ASSIGN_OR_RETURN(const Buffer copied, Buffer::Device(2 * kCopyBytes));
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(copied.data(), 1, 2 * kCopyBytes));
   for (const Shape& shape : options.shapes) {
-    for (const ExpertFormat& format : options.formats) {
+    for (const PackVersion& version : options.versions) {
       GemmBench bench(shape.spec.layers.front(), options);
-      MOERT_RETURN_IF_ERROR(bench.Init(format, copied));
+      MOERT_RETURN_IF_ERROR(bench.Init(version, copied));
       for (const int tokens : options.tokens) {
         for (const double zipf : options.zipf) {
           GemmCudaCase result;
           result.shape = shape.name;
-          result.scheme = format.gate.Name() + (format.hadamard ? "+hadamard" : "");
+          result.scheme = version.name;
           MOERT_RETURN_IF_ERROR(bench.Measure(tokens, zipf, &result));
           done(result);
         }

@@ -1,4 +1,7 @@
 // The launches of a measured layer, as the executor makes them.
+#include <algorithm>
+#include <iterator>
+
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "bench/gemm_bench.h"
@@ -10,19 +13,25 @@
 
 namespace moert::cli {
 
-absl::Status GemmBench::Pack() {
-  if (prompt_.rounded()) {
-    if (prompt_x_ != shared_.prompt_x) return absl::OkStatus();
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cuda::LaunchRoundRows(rows_, shared_.prompt_x, PromptXStride(spec_), stream_.get()));
-    if (prompt_.sums()) {
-      MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchSumPromptX(
-          shared_.prompt_x, PromptXStride(spec_), RoundUp(spec_.hidden, 64) * 2, rows_.rows,
-          static_cast<int>(spec_.hidden), stream_.get()));
-    }
-  } else {
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, format_.gate.operand, shared_.packed_x,
+absl::Status GemmBench::PackOperands(bool besides) {
+  for (int o = besides ? 1 : 0; o < cuda::kOperands; ++o) {
+    if (!used_.x[o]) continue;
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, o, shared_.packed_x[o],
                                               cuda::OperandBytes(spec_.hidden), stream_.get()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GemmBench::Pack() {
+  if (!prompt_.any()) return PackOperands(false);
+  if (prompt_.int8()) MOERT_RETURN_IF_ERROR(PackOperands(true));
+  if (!prompt_.rounded() || prompt_x_ != shared_.prompt_x) return absl::OkStatus();
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cuda::LaunchRoundRows(rows_, shared_.prompt_x, PromptXStride(spec_), stream_.get()));
+  if (prompt_.sums()) {
+    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchSumPromptX(
+        shared_.prompt_x, PromptXStride(spec_), RoundUp(spec_.hidden, 64) * 2, rows_.rows,
+        static_cast<int>(spec_.hidden), stream_.get()));
   }
   return absl::OkStatus();
 }
@@ -64,7 +73,8 @@ absl::Status GemmBench::PromptProducts(int layer) {
   args.top_k = spec_.routing.top_k;
   args.activation = static_cast<int32_t>(spec_.activation.function);
   args.ctas = prompt_ctas_;
-  for (const uint8_t*& x : args.int8_x) x = shared_.packed_x;
+  args.int8_x[0] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Token)];
+  args.int8_x[1] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Group)];
   args.int8_x_stride = cuda::OperandBytes(spec_.hidden);
   args.int8_x_scales = cuda::OperandScales(spec_.hidden);
   args.wide_h = shared_.wide_h;
@@ -93,7 +103,7 @@ absl::Status GemmBench::Tiles(int layer) {
 cuda::GroupGemmArgs GemmBench::GemmOf(int layer) {
   cuda::GroupGemmArgs args;
   args.table = calls_[layer].table;
-  args.x[format_.gate.operand] = shared_.packed_x;
+  std::copy(std::begin(shared_.packed_x), std::end(shared_.packed_x), args.x);
   args.h = shared_.h;
   args.wide_h = shared_.wide_h;
   args.out = shared_.out;
@@ -111,7 +121,7 @@ cuda::GroupGemmArgs GemmBench::GemmOf(int layer) {
 absl::Status GemmBench::Products(int layer) {
   if (prompt_.any()) return PromptProducts(layer);
   const cuda::GroupGemmArgs args = GemmOf(layer);
-  if (format_.down.operand == 0) {
+  if (!used_.wide_h) {
     MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchProducts(args, stream_.get()));
     return absl::OkStatus();
   }
@@ -137,11 +147,10 @@ cuda::DeviceRouting GemmBench::Routing() const {
 
 absl::Status GemmBench::RouteFew(int layer) {
   const LayerBuffers& l = calls_[layer];
-  const bool packs = format_.gate.operand == 0;
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cuda::LaunchGateLogits(rows_, l.gate, spec_.num_experts, shared_.scores, stream_.get(),
-                             packs ? shared_.packed_x : nullptr, cuda::OperandBytes(spec_.hidden)));
-  if (!packs) MOERT_RETURN_IF_ERROR(Pack());
+  MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGateLogits(
+      rows_, l.gate, spec_.num_experts, shared_.scores, stream_.get(),
+      used_.x[0] ? shared_.packed_x[0] : nullptr, cuda::OperandBytes(spec_.hidden)));
+  MOERT_RETURN_IF_ERROR(PackOperands(true));
   cuda::RouteFewArgs args;
   args.routing = Routing();
   args.tokens = rows_.rows;
@@ -157,12 +166,11 @@ absl::Status GemmBench::RouteFew(int layer) {
 
 absl::Status GemmBench::ChooseAndMultiply(int layer) {
   const LayerBuffers& l = calls_[layer];
-  const bool packs = format_.gate.operand == 0;
   const cuda::GateZeros zeros{l.table.ready, rows_.rows * spec_.routing.top_k, l.table.ticket};
   MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchGateLogits(
       rows_, l.gate, spec_.num_experts, shared_.logits, stream_.get(),
-      packs ? shared_.packed_x : nullptr, cuda::OperandBytes(spec_.hidden), {}, zeros));
-  if (!packs) MOERT_RETURN_IF_ERROR(Pack());
+      used_.x[0] ? shared_.packed_x[0] : nullptr, cuda::OperandBytes(spec_.hidden), {}, zeros));
+  MOERT_RETURN_IF_ERROR(PackOperands(true));
   cuda::MakeTilesArgs experts;
   DescribeExperts(layer, &experts);
   cuda::FewProductsArgs args;
@@ -173,7 +181,7 @@ absl::Status GemmBench::ChooseAndMultiply(int layer) {
   args.ids = shared_.drawn_ids;
   args.weights = shared_.weights;
   args.formats = experts.formats;
-  args.num_formats = 1;
+  args.num_formats = static_cast<int32_t>(device_formats_.size());
   args.handles = experts.handles;
   args.gemm = GemmOf(layer);
   MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchFewProducts(args, stream_.get()));
