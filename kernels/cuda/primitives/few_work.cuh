@@ -83,7 +83,8 @@ struct FewWork {
     const int items = Items(tiles[low], product);
     const float part =
         __fdividef(static_cast<float>(target - begin), static_cast<float>(end[low] - begin));
-    const auto item = static_cast<int>(ceilf(part * items));
+    // Shares often divide a tile evenly; an error of the quotient is not to add an item.
+    const auto item = static_cast<int>(ceilf(part * items - 1.0f / 64));
     return item >= items ? Position{low + 1, 0} : Position{low, item};
   }
 
