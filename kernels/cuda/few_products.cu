@@ -135,34 +135,6 @@ __device__ __forceinline__ void TakeFirst(const GroupGemmArgs& gemm, int product
   (lane == 0 ? taken->begin : taken->end)[product] = at;
 }
 
-/// Chooses experts, finds the tiles, and takes the CTA's first shares. real: else a rehearsal,
-/// before the logits are there, that stores nothing. Code that has run is at hand; fetching it
-/// takes longer than running it.
-__device__ __forceinline__ void Prepare(const FewProductsArgs& args, bool real, int warp, int lane,
-                                        ChoiceScratch* scratch, FewWork* work, TakenShares* taken) {
-  const bool stores = real && blockIdx.x == 0, counts = stores && args.tally != nullptr;
-  Clear(args, scratch);
-  __syncthreads();
-  int ticket = static_cast<int>(blockIdx.x);
-  if (real) {
-    GridDependencySync();
-    TriggerDependentLaunch();
-    if (lane == 0 && warp < 2) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
-    CopyTables(args, counts, scratch);
-  }
-  if (warp < args.tokens) ChooseOf(args, warp, lane, stores, scratch);
-  CopyAsyncWait<0>();
-  __syncthreads();
-  MakeFewTiles(args, *scratch, work);
-  if (counts) CountCall(args, *scratch);
-  __syncthreads();
-  if (warp < 2) {
-    work->SumCosts(warp, lane);
-    TakeFirst(args.gemm, warp, __shfl_sync(kFull, ticket, 0), *work, lane, taken);
-  }
-  __syncthreads();
-}
-
 __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
     FewProductsKernel(const __grid_constant__ FewProductsArgs args) {
   extern __shared__ __align__(128) float shared[];
@@ -170,16 +142,27 @@ __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
   __shared__ TakenShares taken;
   auto* const scratch = reinterpret_cast<ChoiceScratch*>(shared + kReduceBytes / 4);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  Clear(args, scratch);
   work.Know(args);
-  const auto* const dummy = reinterpret_cast<const uint8_t*>(args.logits);  // nothing is read there
-  for (int e = threadIdx.x; e <= args.routing.num_experts; e += kGemmThreads) {
-    scratch->handles[e] = {dummy, 0};
-  }
   if (lane == 0 && warp < 2) InitMbarrier(&taken.mbarriers[warp]);
-#pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-    Prepare(args, pass == 1, warp, lane, scratch, &work, &taken);
+  __syncthreads();
+  GridDependencySync();
+  TriggerDependentLaunch();
+  const bool stores = blockIdx.x == 0, counts = stores && args.tally != nullptr;
+  int ticket = 0;
+  if (lane == 0 && warp < 2) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
+  CopyTables(args, counts, scratch);
+  if (warp < args.tokens) ChooseOf(args, warp, lane, stores, scratch);
+  CopyAsyncWait<0>();
+  __syncthreads();
+  MakeFewTiles(args, *scratch, &work);
+  if (counts) CountCall(args, *scratch);
+  __syncthreads();
+  if (warp < 2) {
+    work.SumCosts(warp, lane);
+    TakeFirst(args.gemm, warp, __shfl_sync(kFull, ticket, 0), work, lane, &taken);
   }
+  __syncthreads();
   if (warp == kGemmWarps - 1 && taken.ticket[1] < args.gemm.shares) {
     PrefetchShare(work, taken.begin[1], taken.end[1], lane);
   }

@@ -31,18 +31,21 @@ __device__ __forceinline__ void LoadQueries(const AttentionArgs& a, const Task& 
   }
 }
 
-/// The step's own key and value of this row, to the cache.
+/// The step's own key and value of this row, to the cache if `stores`.
 template <int kDim>
 __device__ __forceinline__ void StoreKey(const AttentionArgs& a, const Task& t,
-                                         const SequenceCache& cache, const Shared<kDim>& shared) {
+                                         const SequenceCache& cache, bool stores,
+                                         const Shared<kDim>& shared) {
   const int64_t stored =
       ((static_cast<int64_t>(a.layer) * a.kv_heads + t.kv_head) * cache.capacity +
        t.input.position) *
       a.head_dim;
   const int before = t.input.before;
   for (int i = threadIdx.x; i < a.head_dim; i += kThreads) {
-    cache.keys[stored + i] = shared.in.keys[before][i];
-    cache.values[stored + i] = shared.in.values[before][i];
+    const uint16_t key = shared.in.keys[before][i], value = shared.in.values[before][i];
+    if (!stores) continue;
+    cache.keys[stored + i] = key;
+    cache.values[stored + i] = value;
   }
 }
 
@@ -227,17 +230,18 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     if constexpr (kRotates) {
       if (real) GridDependencySync();
-      rotation.Run(rope, t, cache.rope_set, scale, real, &shared);
+      rotation.Run(rope, t, cache.rope_set, scale, &shared);
     } else {
       LoadQueries(a, t, scale, &shared);
-      TriggerDependentLaunch();
     }
     __syncthreads();
-    if (kRotates && real && blockIdx.x == 0 && t.first_head % (a.heads / a.kv_heads) == 0) {
-      StoreKey(a, t, cache, shared);
+    if (kRotates && blockIdx.x == 0 && t.first_head % (a.heads / a.kv_heads) == 0) {
+      StoreKey(a, t, cache, real, shared);
     }
     const int end = real ? t.end : min(t.end, of.from + 1);
     Mix<kSteps> mix = Attend(a, t, cache, of, end, keys, values, shared);
+    // Not before: the next product's weights would be in front of these loads.
+    if (real) TriggerDependentLaunch();
     AddWarps(mix, &shared);
     if (partials == nullptr) {
       AddCluster(a, t, rank, real, &shared);

@@ -4,7 +4,6 @@
 
 #include "host/cuda/decode_shared.cuh"
 #include "host/cuda/rotate_head.cuh"
-#include "util/launch.cuh"
 
 namespace moert::host::decode {
 
@@ -27,23 +26,23 @@ struct DecodeRotation {
   }
 
   /// Keys and values of the step's rows of the sequence up to this one, and its queries, to shared
-  /// memory. If `launches`, the next kernel, once the loads are under way. A barrier must follow.
+  /// memory. A barrier must follow.
   __device__ __forceinline__ void Run(const RopeArgs& rope, const Task& t, int rope_set,
-                                      float scale, bool launches, Shared<kDim>* shared) {
+                                      float scale, Shared<kDim>* shared) {
     const int before = t.input.before;
     HeadPairs turned = rotation;
     for (int j = 0; j < before; ++j) {
       RunRow(rope, t, turned, j, scale, shared);
       turned = RotationOf<kPairs>(rope, rope_set, t.input.position - before + j + 1);
     }
-    RunRow<true>(rope, t, turned, before, scale, shared, launches);
+    RunRow<true>(rope, t, turned, before, scale, shared);
   }
 
  private:
   template <bool kQueries = false>
   __device__ __forceinline__ void RunRow(const RopeArgs& rope, const Task& t,
                                          const HeadPairs& turned, int j, float scale,
-                                         Shared<kDim>* shared, bool launches = false) const {
+                                         Shared<kDim>* shared) const {
     const int warp = threadIdx.x / 32, half = rope.head_dim / 2;
     const int64_t width = static_cast<int64_t>(rope.heads + 2 * rope.kv_heads) * rope.head_dim;
     const float* const row = rope.qkv + (t.row - t.input.before + j) * width;
@@ -55,7 +54,6 @@ struct DecodeRotation {
       const float* const from = row + PlaceOf(rope, t, head);
       x[turn].Read(half, [&](int i) { return __ldcg(from + i); });
     }
-    if (launches) gpu::TriggerDependentLaunch();
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int head = warp + turn * kWarps;
