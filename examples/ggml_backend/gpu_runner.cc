@@ -126,18 +126,33 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
       return Fail(piece, "its experts are not on the GPU, as they were when the context was made");
     }
     const int64_t tokens = piece.ids->ne[1];
-    if (tokens >= kStreamTokens && store->Reserve(piece.experts->layer)) {
+    const bool streams = tokens >= kStreamTokens;
+    const bool slots_first = !streams && !store->small();
+    ggml_status status = GGML_STATUS_SUCCESS;
+    if (slots_first) {
+      status = RunInSlots(graph, piece, store, &too_many);
+      if (!too_many) return status;
+      if (tokens == 1) store->set_small();
+    }
+    if (store->Reserve(piece.experts->layer)) {
       bool staged = true;
-      const ggml_status status = RunStreamed(graph, piece, store, &staged);
+      status = streams ? RunStreamed(graph, piece, store, &staged)
+                       : RunBeside(graph, piece, store, &staged);
       if (staged) return status;
     }
-    const ggml_status status = tokens <= Store::kFewTokens && piece.ids->ne[0] == store->top_k()
-                                   ? RunServed(graph, piece, store, &too_many)
-                                   : RunNamed(graph, piece, store, &too_many);
-    if (!too_many) return status;
+    if (!slots_first) {
+      status = RunInSlots(graph, piece, store, &too_many);
+      if (!too_many) return status;
+    }
   }
   ggml_backend_synchronize(cuda_);  // the host reads ids
   return generic_->Compute(graph);
+}
+
+ggml_status GpuRunner::RunInSlots(ggml_cgraph* graph, const Piece& piece, Store* store,
+                                  bool* too_many) {
+  const bool few = piece.ids->ne[1] <= Store::kFewTokens && piece.ids->ne[0] == store->top_k();
+  return few ? RunServed(graph, piece, store, too_many) : RunNamed(graph, piece, store, too_many);
 }
 
 ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* store,
@@ -187,8 +202,24 @@ ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store
     wanted = generic_->named();
     plan->Named(layer, wanted, gpu_->stream()->Idle());
   }
+  const ggml_status status = LaunchStaged(graph, piece, store, wanted, staged);
+  const int next = layer + 1;
+  std::string error;  // or in its turn
+  if (*staged && plan->Comes(next)) store->Stage(next, plan->Likely(next), &error);
+  return status;
+}
+
+ggml_status GpuRunner::RunBeside(ggml_cgraph* graph, const Piece& piece, Store* store,
+                                 bool* staged) {
+  if (!ReadIds(graph, piece)) return Fail(piece, kBadIds);
+  return LaunchStaged(graph, piece, store, generic_->named(), staged);
+}
+
+ggml_status GpuRunner::LaunchStaged(ggml_cgraph* graph, const Piece& piece, Store* store,
+                                    std::span<const int32_t> experts, bool* staged) {
+  const int layer = piece.experts->layer;
   std::string error;
-  *staged = store->Stage(layer, wanted, &error);
+  *staged = store->Stage(layer, experts, &error);
   if (!*staged) {
     store->GiveUpStaging(error);
     return GGML_STATUS_SUCCESS;
@@ -197,8 +228,6 @@ ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store
   ReplaceExperts(graph, *store->staging()->slots(layer), nullptr);
   const ggml_status status = Launch(graph);
   store->staging()->Leave(cuda_, layer);
-  const int next = layer + 1;
-  if (plan->Comes(next)) store->Stage(next, plan->Likely(next), &error);  // or in its turn
   return status;
 }
 

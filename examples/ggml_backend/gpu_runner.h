@@ -3,11 +3,13 @@
 // same kernels run as if experts were on the GPU.
 //
 // A few tokens: the device looks their experts up and brings those that are missing, and no host
-// waits. Many tokens: layers stream through the GPU. In between, the host reads the ids.
+// waits. Many tokens: layers stream through the GPU. In between, the host reads the ids. Experts
+// that do not fit in the slots at once are brought beside the cache.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_
 
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -49,11 +51,16 @@ class GpuRunner final : public Worker {
   ggml_status ComputePieces(ggml_cgraph* graph);
   ggml_status ComputePiece(ggml_cgraph* graph, Piece piece, int end);
   ggml_status RunLayer(ggml_cgraph* graph, const Piece& piece);
-  // *staged: false: the layer cannot be brought as a whole, which was said, and nothing was done.
+  // Beside the cache. *staged: false: nothing can be brought there, which was said, and nothing was
+  // done. Of a batch that streams the layers; or the experts that the ids name, and no more.
   ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* staged);
+  ggml_status RunBeside(ggml_cgraph* graph, const Piece& piece, Store* store, bool* staged);
+  ggml_status LaunchStaged(ggml_cgraph* graph, const Piece& piece, Store* store,
+                           std::span<const int32_t> experts, bool* staged);
   // Into generic_, when all before is done. False: they cannot be read, or one is out of range.
   bool ReadIds(ggml_cgraph* graph, const Piece& piece);
   // *too_many: they do not fit at once, and nothing was done.
+  ggml_status RunInSlots(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
   ggml_status RunServed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
   ggml_status RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
   // Why there are no slots.

@@ -325,6 +325,7 @@ bool Store::Stage(int layer, std::span<const int32_t> experts, std::string* erro
   void* place = staging_.Enter(gpu_, layer);
   if (place == nullptr) return false;
   const std::vector<int32_t> missing = staging_.Add(layer, experts);
+  beside_ += std::ssize(missing);
   if (missing.empty() || CopyLayer(layer, missing, place, staging_.slots(layer), error)) {
     return true;
   }
@@ -364,13 +365,20 @@ std::string Store::Statistics() const {
                 BytesText(stats.bytes_loaded).c_str(), BytesText(stats.peak_bytes).c_str(),
                 BytesText(stats.budget_bytes).c_str(),
                 static_cast<double>(stats.stalled_ns) * 1e-9);
-  if (calls_ == 0) return text;
-  char calls[100];
-  std::snprintf(calls, sizeof calls,
-                "; %lld layer calls of few tokens took %.1f us of the host each",
-                static_cast<long long>(calls_),
-                static_cast<double>(host_.count()) * 1e-3 / static_cast<double>(calls_));
-  return std::string(text) + calls;
+  std::string all = text;
+  if (beside_ > 0) {
+    std::snprintf(text, sizeof text, "; %lld experts came beside the cache",
+                  static_cast<long long>(beside_));
+    all += text;
+  }
+  if (calls_ > 0) {
+    std::snprintf(text, sizeof text,
+                  "; %lld layer calls of few tokens took %.1f us of the host each",
+                  static_cast<long long>(calls_),
+                  static_cast<double>(host_.count()) * 1e-3 / static_cast<double>(calls_));
+    all += text;
+  }
+  return all;
 }
 
 }  // namespace moert_ggml

@@ -69,6 +69,9 @@ class Store {
   /// follows.
   Result FetchOnDevice(int layer, int64_t tokens, const int32_t* ids, const float* hidden,
                        int32_t* slot_ids, moert_slots* slots, std::string* error);
+  /// The experts of a single token were kTooMany: no call's fit.
+  bool small() const { return small_; }
+  void set_small() { small_ = true; }
   /// Makes room for Stage of a layer. False: there is none, which has been said, or copies have
   /// failed.
   bool Reserve(int layer);
@@ -111,6 +114,8 @@ class Store {
   int top_k_ = 0;
   int64_t hidden_ = 0;
   bool staged_ = true;  // unless it was refused
+  bool small_ = false;
+  int64_t beside_ = 0;  // experts that Stage has brought
   int64_t calls_ = 0;
   std::chrono::nanoseconds host_{0};
   Staging staging_;

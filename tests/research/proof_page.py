@@ -50,7 +50,7 @@ def lines():
     return [
         ("llama.cpp", "q4_0", column(plug_in, "llama.cpp, token"), column(prompts, "llama.cpp", 1)["25 %"]),
         ("ik_llama.cpp", "q4_0", column(plug_in, "ik_llama.cpp, token"),
-         f"{column(prompts, 'ik_llama.cpp', 1)['25 %']}; {ik_before} in an earlier session"),
+         f"{column(prompts, 'ik_llama.cpp', 1)['25 %']}; {ik_before} with another file"),
         ("transformers, accelerate", "bf16", theirs, ""),
         ("KTransformers", "", {}, ""),
         ("llama.cpp with libmoert, some experts favoured", "q4_0", column(plug_in, "token, some favoured"),

@@ -19,6 +19,7 @@ class CopyBatch {
   /// multiprocessors to kernels, where CUDA can (12.8).
   absl::Status Enqueue(cudaStream_t stream);
   void Clear();
+  bool empty() const { return to_.empty(); }
 
  private:
   absl::Status EnqueueEach(cudaStream_t stream) const;

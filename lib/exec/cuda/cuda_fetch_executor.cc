@@ -73,6 +73,7 @@ absl::Status CudaFetchExecutor::Init() {
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
   MOERT_RETURN_IF_ERROR(fetch_.Init(&model_, buffers.ids, buffers.weights, &returned_, fence_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming));
+  MOERT_ASSIGN_OR_RETURN(side_, MakeSideStream(device_));
   // The fill above is the default stream's.
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
   return absl::OkStatus();
@@ -136,21 +137,36 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
   DeviceScope scope(device_);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
-  const absl::Cleanup clear = [&] { copies_.Clear(); };
+  const absl::Cleanup clear = [&] {
+    copies_.Clear();
+    copies_within_.Clear();
+  };
   for (const int32_t e : experts) {
     const ExpertKey key{call.layer, e};
     const int version = parts().versions[0];
-    const std::byte* from = store.Resolve(key, call.epoch).record;
-    if (from == nullptr) from = records_->KeptRecord(key, version);
+    const std::byte* const slot = store.Resolve(key, call.epoch).record;
+    const std::byte* const from = slot != nullptr ? slot : records_->KeptRecord(key, version);
     if (from == nullptr) {
       return absl::FailedPreconditionError(fmt::format(
           "layer {} expert {}: its record is not in pinned memory (host_budget)", call.layer, e));
     }
-    copies_.Add(to + e * stride, from,
-                static_cast<size_t>(records_->layout(key.layer, e, version).bytes));
+    (slot != nullptr ? copies_within_ : copies_)
+        .Add(to + e * stride, from,
+             static_cast<size_t>(records_->layout(key.layer, e, version).bytes));
   }
-  absl::Status status = copies_.Enqueue(stream);
+  absl::Status status = EnqueueCopies(stream);
   status.Update(fence_->Pass(stream));  // also behind a failure: blocks are read
+  return status;
+}
+
+// Copies within the device may wait for kernels that fill it. The link does not wait for them.
+absl::Status CudaFetchExecutor::EnqueueCopies(cudaStream_t stream) {
+  const bool within = !copies_within_.empty();
+  if (within) MOERT_RETURN_IF_ERROR(side_->Fork(stream));
+  absl::Status status = copies_.Enqueue(stream);
+  if (!within) return status;
+  status.Update(copies_within_.Enqueue(static_cast<cudaStream_t>(side_->get())));
+  status.Update(side_->Join(stream));
   return status;
 }
 

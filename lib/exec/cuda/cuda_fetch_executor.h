@@ -17,6 +17,7 @@
 #include "exec/cuda/device_transfers.h"
 #include "exec/cuda/routing_return.h"
 #include "exec/cuda/served_misses.h"
+#include "exec/side_stream.h"
 
 namespace moert::cuda {
 
@@ -62,6 +63,8 @@ class CudaFetchExecutor final : public FetchExecutor {
   absl::Status CloseStep(void* stream) override;
 
  private:
+  absl::Status EnqueueCopies(cudaStream_t stream);
+
   std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
   const MoeModelSpec& model_;
   const int device_;
@@ -79,7 +82,8 @@ class CudaFetchExecutor final : public FetchExecutor {
   std::unique_ptr<ServedMisses> served_;  // null: the host serves misses
   RoutingReturn returned_;
   DeviceFetch fetch_;
-  CopyBatch copies_;  // of CopyRecords
+  CopyBatch copies_, copies_within_;  // of CopyRecords: from the host, and from slots
+  std::unique_ptr<SideStream> side_;  // of the latter
   cudaEvent_t arrived_ = nullptr;
   int64_t host_syncs_ = 0;
 };

@@ -40,6 +40,8 @@ ggml_backend_dev_t Cpu() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_T
 
 const char* TypeName(ggml_backend_buffer_type_t) { return "CUDA0"; }
 ggml_backend_buffer_t Allocate(ggml_backend_buffer_type_t of, size_t size) {
+  const char* refused = std::getenv("FAKE_GPU_REFUSES");  // buffers of exactly so many bytes
+  if (refused != nullptr && std::strtoull(refused, nullptr, 10) == size) return nullptr;
   ggml_backend_buffer_t buffer =
       ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
   if (buffer != nullptr) buffer->buft = of;

@@ -168,11 +168,19 @@ for layout in qwen3moe gpt-oss; do
     for budget in 60% 25% 4%; do
       beside "$budget" "$beside_model" stock.logits cpu_moe
       grep -q '^moert: .*on the GPU' with.log || fail "not on the GPU: $(cat with.log)"
-      grep -Eq ' [1-9][0-9]* loads' with.log || fail "GPU: no expert came by libmoert"
+      grep -Eq ' [1-9][0-9]* (loads|experts came beside)' with.log ||
+        fail "GPU: no expert came by libmoert"
     done
     beside 100% "$beside_model" stock.logits cpu_moe  # all fit: they are CUDA's, and nobody's cache
     ! grep -q '^moert:' with.log || fail "all fit, and yet: $(cat with.log)"
   done
+done
+# No memory for layers beside the cache (16 experts of 3 matrices): they are computed in parts.
+"$host" logits qwen3moe.f16.gguf refused.logits
+for budget in 25% 4%; do
+  FAKE_GPU_REFUSES=$((16 * 3 * 256 * 256 * 2)) beside "$budget" qwen3moe.f16.gguf refused.logits cpu_moe
+  [ "$(grep -c '^moert: prompts are computed in parts' with.log)" = 1 ] ||
+    fail "no memory beside the cache: $(cat with.log)"
 done
 for mode in override reload two; do beside 25% "$beside_model" stock.logits cpu_moe "$mode"; done
 # Where it is not to be, or cannot, the CPU goes on, and one line says why.
