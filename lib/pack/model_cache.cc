@@ -223,6 +223,7 @@ absl::StatusOr<std::string> CacheDirectory(const std::string& requested) {
   // can write there can have other weights computed.
   std::error_code ec;
   if (fs::is_directory(dir, ec)) return dir;
+  ec.clear();  // that it is not there
   const fs::path parent = fs::path(dir).parent_path();
   if (!parent.empty()) fs::create_directories(parent, ec);
   if (ec) return PosixError(ec.value(), fmt::format("{}: cannot be created; {}", dir, kRemedy));

@@ -3,17 +3,20 @@
 
     envelope_h200.py --bench build/cuda/lab/moert-bench [--part exact|recorded|bounded ...] [--traces DIR]
                      [--out docs/results/data/envelope-h200.json] [--seconds N]
+    envelope_h200.py --take FILE... [--out FILE]
 
 exact: `fate` against the other exact strategies over published shapes, workload `mixed`. recorded: the same over
 the routing of small-moe, which envelope.py recorded into DIR, with experts as wide as the shape's. bounded: the same
 routing, strategies that answer low or substitute within an accepted loss. Weights are synthetic, attention is
 emulated. The strategies of a cell take turns on the same steps, replayed from a CUDA graph where they can be. A cell
 that the file has is not repeated; no run begins after --seconds. The device and the machine must be otherwise idle.
+--take keeps what moert-bench wrote elsewhere, in place of what the file has.
 """
 import argparse
 import itertools
 import json
 import pathlib
+import re
 import statistics
 import subprocess
 import time
@@ -26,8 +29,9 @@ STORED = report.DATA / "envelope-h200.json"
 RIVALS = ("fate:percentile=75,eviction=arc", "on-demand", "on-demand+importance.residency", "activation-path")
 SHAPES = ("qwen3-30b:12", "deepseek-v2-lite:12")
 WIDTHS = ("qwen3-30b",)
-BATCHES, BUDGETS, RECORDED_BUDGETS, BOUNDED_BUDGETS = (1, 3, 8), (10, 25, 50, 75), (25, 50, 75, 90), (25, 50)
+BATCHES, BUDGETS, RECORDED_BUDGETS, BOUNDED_BUDGETS = (1, 3, 8), (10, 25, 50, 75, 90), (25, 50, 75, 90), (25, 50)
 LOSS = 0.05
+BOUNDED_SCHEMES = "bf16,w2a16_g64_asym"
 BOUNDED = (f"graded:loss={LOSS}", f"importance:alpha=0.3,max_mass={LOSS}", f"importance:max_mass={LOSS}", "fate",
            "hybrimoe-like:fill=1", "never-stall")
 MEAN, MEDIAN = 0, 1  # of the steps, ms
@@ -42,7 +46,7 @@ def runs(part, traces):
             yield f"{shape} {batch}", flags, BUDGETS, ("fate", *RIVALS)
         return
     schemes, budgets, strategies = (("w4a16_g128", RECORDED_BUDGETS, ("fate", *RIVALS)) if part == "recorded" else
-                                    ("bf16,w2a16_g64_asym", BOUNDED_BUDGETS, BOUNDED))
+                                    (BOUNDED_SCHEMES, BOUNDED_BUDGETS, BOUNDED))
     for domain, batch, shape in itertools.product(lib.DOMAINS, BATCHES, WIDTHS):
         trace = traces / f"held-small-moe-{domain}-{batch}.trace"
         flags = ["--synthetic", shape, "--workload", f"trace:{trace}", "--schemes", schemes, "--warm", "128",
@@ -54,7 +58,7 @@ def measure(options):
     data = json.loads(options.out.read_text()) if options.out.exists() else {}
     begin = time.monotonic()
     for part in options.part:
-        cells = data.setdefault("cells" if part == "exact" else part, {})
+        cells = data.setdefault(key_of(part), {})
         for name, flags, budgets, strategies in runs(part, options.traces):
             missing = [b for b in budgets if f"{name} {b}" not in cells]
             if not missing or time.monotonic() - begin > options.seconds:
@@ -65,12 +69,36 @@ def measure(options):
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-            result = json.loads(done.stdout)
-            data.update(device=result["device"], commit=result["commit"])
-            for budget, group in zip(missing, result["groups"]):
-                cells[f"{name} {budget}"] = {v["strategy"]: [v["step_mean_ms"], v["step_p50_ms"], v["hit_ratio"]]
-                                             for v in group["variants"]}
+            keep(data, part, lambda _, name=name: name, json.loads(done.stdout))
             options.out.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def key_of(part):
+    return "cells" if part == "exact" else part
+
+
+def keep(data, part, name_of, result):
+    """The cells of a run, and the commit that each is of. name_of: of a group, all but the budget."""
+    data["device"] = result["device"]
+    for group in result["groups"]:
+        name = f"{name_of(group)} {group['budget'].rstrip('%')}"
+        data.setdefault(key_of(part), {})[name] = {
+            v["strategy"]: [v["step_mean_ms"], v["step_p50_ms"], v["hit_ratio"]] for v in group["variants"]}
+        data.setdefault("commits", {}).setdefault(key_of(part), {})[name] = result["commit"]
+
+
+def take(options):
+    """What moert-bench wrote elsewhere with the flags of `runs`, of any batches and budgets."""
+    data = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for path in options.take:
+        result = json.loads(path.read_text())
+        shape, trace = result["shape"], re.match(r"trace:.*-(\w+)-\d+\.trace", result["workload"])
+        if trace:
+            part = "bounded" if result["schemes"] == BOUNDED_SCHEMES else "recorded"
+            keep(data, part, lambda group: f"{WIDTHS[0]} {trace[1]} {group['batch']}", result)
+        else:
+            keep(data, "exact", lambda group: f"{shape['name']}:{shape['layers']} {group['batch']}", result)
+    options.out.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def ratios(cells, rivals, which, ours="fate"):
@@ -135,13 +163,14 @@ def summary(cells, rivals, ours):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bench", required=True)
+    parser.add_argument("--bench")
+    parser.add_argument("--take", nargs="+", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--part", choices=["exact", "recorded", "bounded"], nargs="+", default=["exact"])
     parser.add_argument("--traces", default=report.ROOT / "build" / "envelope", type=pathlib.Path)
     parser.add_argument("--out", default=STORED, type=pathlib.Path)
     parser.add_argument("--seconds", type=float, default=1e9)
     options = parser.parse_args()
-    measure(options)
+    take(options) if options.take else measure(options)
     data = json.loads(options.out.read_text())
     for part, render in (("exact", table), ("recorded", recorded_table), ("bounded", bounded_table)):
         if part in options.part:

@@ -74,6 +74,7 @@ TABLES = {
     "uniform": digest.uniform_perplexity,
     **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},
     "schemes": digest.scheme_losses, "plans": digest.plan_gains, "choices": digest.plan_choices,
+    **{f"below-{part}": (lambda p=part: digest.stored("below-2.5-bits", p)) for part in ("uniform", "plans")},
     "activations": digest.plan_activations, "references": lambda: digest.stored(
         "quantizer-references", "Quantizers against their packages"),
     "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many, "gemm-zipf": digest.gemm_zipf,

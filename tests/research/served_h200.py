@@ -2,6 +2,7 @@
 """Misses and prefetches served by a device, beside the same strategies run eagerly: docs/results/fate.md.
 
     served_h200.py --bench build/cuda/lab/moert-bench [--out docs/results/data/h200-served.json] [--seconds N]
+    served_h200.py --take FILE...    what moert-bench wrote elsewhere with these flags
 
 Published shapes with synthetic weights in w4a16_g128, workload `mixed`. A command measures all strategies and
 budgets of a shape, in turns on the same steps: replayed from a CUDA graph, or eager. One that the file has is
@@ -48,13 +49,26 @@ def measure(options):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-        result = json.loads(done.stdout)
-        data.update(device=result["device"])
-        data["runs"][name] = {"commit": result["commit"], "transfer_ms": result["groups"][0]["transfer_ms"], "cells": {
-            f"{group['budget']} {v['strategy']}": [v["step_mean_ms"], v["step_ms"]["min"], v["step_ms"]["max"],
-                                                   v["hit_ratio"]]
-            for group in result["groups"] for v in group["variants"]}}
+        keep(data, name, json.loads(done.stdout))
         options.out.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def keep(data, name, result):
+    data.update(device=result["device"])
+    data["runs"][name] = {"commit": result["commit"], "transfer_ms": result["groups"][0]["transfer_ms"], "cells": {
+        f"{group['budget']} {v['strategy']}": [v["step_mean_ms"], v["step_ms"]["min"], v["step_ms"]["max"],
+                                               v["hit_ratio"]]
+        for group in result["groups"] for v in group["variants"] if v["strategy"] in RIVALS}}
+
+
+def take(options):
+    data = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
+    for path in options.take:
+        result = json.loads(path.read_text())
+        mode = "graph" if "--graph" in result["command"] else "eager"
+        batch, = {group["batch"] for group in result["groups"]}
+        keep(data, f"{result['shape']['name']}:{result['shape']['layers']} {batch} {mode}", result)
+    options.out.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def load():
@@ -115,9 +129,12 @@ def slower():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench")
+    parser.add_argument("--take", nargs="+", type=pathlib.Path, metavar="FILE")
     parser.add_argument("--out", default=STORED, type=pathlib.Path)
     parser.add_argument("--seconds", type=float, default=1e9)
     options = parser.parse_args()
+    if options.take:
+        take(options)
     if options.bench:
         measure(options)
         for name, run in json.loads(options.out.read_text())["runs"].items():

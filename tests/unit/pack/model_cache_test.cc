@@ -288,6 +288,18 @@ TEST_CASE("concurrent first opens write one pack") {
   CHECK(Packs(dir / "cache").size() == 1);
 }
 
+TEST_CASE("a cache folder may be named from the working folder") {
+  TempDir dir;
+  Calls calls;
+  const fs::path before = fs::current_path();
+  const std::string model = fs::absolute(kTiny);
+  fs::current_path(dir / "");
+  const absl::Status opened = OpenModel(model, Options("cache", &calls)).status();
+  fs::current_path(before);
+  REQUIRE_OK(opened);
+  CHECK(Packs(dir / "cache").size() == 1);
+}
+
 TEST_CASE("a cache folder that cannot be used is a clear error") {
   TempDir dir;
   Calls calls;
