@@ -55,7 +55,7 @@ TEST_CASE("a Git LFS pointer: status 2 from every tool that opens checkpoints") 
             "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
   WriteFile(scratch / "tokens.u16", std::string(32, '\0'));
   const std::pair<const char*, std::string> commands[] = {
-      {"run", "ppl --model " + dir.path() + " --tokens " + scratch / "tokens.u16"},
+      {"run", "ppl --model " + dir.path() + " --window 8 --tokens " + scratch / "tokens.u16"},
       {"pack", "info " + dir.path()},
       {"pack", "quantize --model " + dir.path() + " --out " + scratch / "pack --schemes bf16"},
       {"pack", "calibrate --model " + dir.path() + " --tokens " + scratch / "tokens.u16" +
