@@ -25,6 +25,8 @@
 
 namespace moert {
 
+struct Calibration;
+
 struct StrategyChoice {
   std::string spec;  // what an engine runs
   std::string why;   // one line for people
@@ -49,6 +51,11 @@ absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec);
 /// is. InvalidArgument as Engine::Plan, where nothing fits the budget. Thread-safe.
 absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
                                               const EngineOptions& options);
+
+/// The same where the calibration has been read: the file that the spec names is not opened.
+absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
+                                              const EngineOptions& options,
+                                              const Calibration& calibration);
 
 }  // namespace moert
 

@@ -6,6 +6,7 @@
 #ifndef MOERT_PROFILE_H_
 #define MOERT_PROFILE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -60,10 +61,14 @@ struct HardwareProfile {
   int64_t wake_ns = 0;
   int64_t next_gate_ns = 0;
 
+  /// What a slow link or CPU takes for one record is cut to this: rates begin at a byte a second,
+  /// and sums of times stay within their type.
+  static constexpr double kLongestNs = 1e15;
+
   /// Time a transfer of `bytes` occupies the link when others keep it busy.
   int64_t TransferNs(int64_t bytes) const {
-    return link_latency_ns +
-           static_cast<int64_t>(1e9 * static_cast<double>(bytes) / link_bytes_per_s);
+    const double ns = 1e9 * static_cast<double>(bytes) / link_bytes_per_s;
+    return link_latency_ns + static_cast<int64_t>(std::min(ns, kLongestNs));
   }
   /// Time of one layer with nothing to wait for.
   int64_t LayerNs(bool prefill, int64_t tokens) const {

@@ -184,7 +184,7 @@ absl::Status CheckOtherFormats(const std::string& path, absl::string_view begin,
   if (legal && begin.size() > kPrefixBytes && begin[kPrefixBytes] == '{') return absl::OkStatus();
   const absl::string_view text = begin.substr(0, kPrefixBytes);
   if (text == "version ") {
-    return absl::FailedPreconditionError(fmt::format(
+    return absl::InvalidArgumentError(fmt::format(
         "{}: a Git LFS pointer, not the file that it stands for: fetch it with `git lfs pull`, or "
         "download the file itself",
         path));

@@ -1,6 +1,5 @@
 #include "moert/auto_strategy.h"
 
-#include <optional>
 #include <utility>
 
 #include "base/bytes_text.h"
@@ -18,15 +17,6 @@
 namespace moert {
 namespace {
 
-/// A calibration of the model; null: no file is named.
-absl::StatusOr<std::optional<Calibration>> CalibrationOf(const AutoKeys& keys,
-                                                         const MoeModelSpec& model) {
-  if (keys.calibration.empty()) return std::nullopt;
-  MOERT_ASSIGN_OR_RETURN(Calibration c, ReadCalibration(keys.calibration, Env::Default()));
-  MOERT_RETURN_IF_ERROR(CheckSameModel(keys.calibration, c.model, model));
-  return c;
-}
-
 /// What would let it choose among versions.
 std::string WhatIsMissing(const AutoKeys& keys) {
   if (!keys.calibration.empty()) {
@@ -36,6 +26,38 @@ std::string WhatIsMissing(const AutoKeys& keys) {
         keys.calibration);
   }
   return "; to be served fewer bits give calibration=FILE of `moert-pack calibrate --method hqq`";
+}
+
+/// What `keys` come to; `calibration`: what versions lose, null: not known.
+absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOptions& options,
+                                      const AutoKeys& keys, const Calibration* calibration) {
+  const std::string scheme = keys.scheme.empty() ? "" : ":scheme=" + keys.scheme;
+  // What is wrong with every strategy is better said by the one that needs least.
+  MOERT_ASSIGN_OR_RETURN(const Blueprint cache, TryStrategy(source, options, "fate" + scheme));
+  if (calibration != nullptr) {
+    MOERT_RETURN_IF_ERROR(CheckSameModel(keys.calibration, calibration->model, source.model()));
+  }
+  const bool known = calibration != nullptr && calibration->probe_tokens > 0;
+  const auto all = TryStrategy(source, options, "resident" + scheme);
+  if (all.ok() && (keys.loss == 0 || !known)) {
+    return StrategyChoice{
+        all->strategy.spec,
+        fmt::format("all {} experts take {} of the budget of {}", all->plan.total_experts,
+                    BytesText(all->plan.own_bytes), BytesText(all->plan.budget_bytes)),
+        options.budget};
+  }
+  EngineOptions bytes = options;
+  bytes.budget = Budget::Bytes(cache.plan.budget_bytes);
+  VersionOffers offers(source, bytes, keys.loss, known ? calibration : nullptr);
+  offers.AddExact(all.ok() ? *all : cache);
+  if (keys.loss > 0) offers.AddLossy(cache.versions.front());
+  StrategyChoice choice = offers.Take();
+  if (keys.loss > 0 && !known) choice.why += WhatIsMissing(keys);
+  return choice;
+}
+
+StrategyChoice AsItIs(const EngineOptions& options) {
+  return {options.strategy, "asked for by name", options.budget};
 }
 
 }  // namespace
@@ -59,31 +81,22 @@ absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec) try {
 
 absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
                                               const EngineOptions& options) try {
-  if (!IsAuto(options.strategy)) {
-    return StrategyChoice{options.strategy, "asked for by name", options.budget};
-  }
+  if (!IsAuto(options.strategy)) return AsItIs(options);
   MOERT_ASSIGN_OR_RETURN(const AutoKeys keys, ParseAuto(options.strategy));
-  const std::string scheme = keys.scheme.empty() ? "" : ":scheme=" + keys.scheme;
-  // What is wrong with every strategy is better said by the one that needs least.
-  MOERT_ASSIGN_OR_RETURN(const Blueprint cache, TryStrategy(source, options, "fate" + scheme));
-  MOERT_ASSIGN_OR_RETURN(const auto calibration, CalibrationOf(keys, source.model()));
-  const bool known = calibration && calibration->probe_tokens > 0;
-  const auto all = TryStrategy(source, options, "resident" + scheme);
-  if (all.ok() && (keys.loss == 0 || !known)) {
-    return StrategyChoice{
-        all->strategy.spec,
-        fmt::format("all {} experts take {} of the budget of {}", all->plan.total_experts,
-                    BytesText(all->plan.own_bytes), BytesText(all->plan.budget_bytes)),
-        options.budget};
-  }
-  EngineOptions bytes = options;
-  bytes.budget = Budget::Bytes(cache.plan.budget_bytes);
-  VersionOffers offers(source, bytes, keys.loss, known ? &*calibration : nullptr);
-  offers.AddExact(all.ok() ? *all : cache);
-  if (keys.loss > 0) offers.AddLossy(cache.versions.front());
-  StrategyChoice choice = offers.Take();
-  if (keys.loss > 0 && !known) choice.why += WhatIsMissing(keys);
-  return choice;
+  if (keys.calibration.empty()) return Choose(source, options, keys, nullptr);
+  MOERT_ASSIGN_OR_RETURN(const Calibration calibration,
+                         ReadCalibration(keys.calibration, Env::Default()));
+  return Choose(source, options, keys, &calibration);
+} catch (...) {
+  return ExceptionStatus("choosing a strategy");
+}
+
+absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
+                                              const EngineOptions& options,
+                                              const Calibration& calibration) try {
+  if (!IsAuto(options.strategy)) return AsItIs(options);
+  MOERT_ASSIGN_OR_RETURN(const AutoKeys keys, ParseAuto(options.strategy));
+  return Choose(source, options, keys, &calibration);
 } catch (...) {
   return ExceptionStatus("choosing a strategy");
 }

@@ -72,8 +72,10 @@ class Builder {
       }
     } else {
       served = {{b_.versions[0], 0}, {b_.versions[1], 1}};
-      MOERT_ASSIGN_OR_RETURN(pools[1],
-                             make_pool(alike(plan.low_block_bytes), !own.empty(), plan.low_slots));
+      // A lower budget holds more low experts: there is room for all of them from the start.
+      const int64_t most = own.empty() ? plan.total_experts + plan.spare : std::ssize(own);
+      MOERT_ASSIGN_OR_RETURN(pools[1], make_pool(alike(plan.low_block_bytes), !own.empty(), most));
+      pools[1]->SetLimit(plan.low_slots);
     }
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TransferQueue> transfers,
                            b_.backend->MakeTransfers(source_, b_.clock.get(), &b_.profile));

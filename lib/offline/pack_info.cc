@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/checked_math.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "moert/offline/pack.h"
@@ -73,6 +74,7 @@ absl::StatusOr<VersionSize> SizeOf(const MoeModelSpec& model, const PackVersion&
       MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
                              ExpertRecordLayout(layer, version.format(l, e)));
       size.bytes += layout.bytes;
+      size.held_bytes += RoundUp(layout.bytes, kRecordAlignment);
       for (const MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
         size.weights += m->rows * m->k;
         size.padded_weights += m->padded_rows * m->padded_k;

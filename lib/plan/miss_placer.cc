@@ -72,7 +72,8 @@ MissView MissPlacer::Price(const Miss& miss) const {
   if (miss.cpu) {
     const int64_t modelled_ns = profile_->CpuExpertNs(miss.bytes, miss.tokens, cpu_version_);
     const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
-    view.cpu_ns = static_cast<int64_t>(scale * static_cast<double>(modelled_ns));
+    const double ns = scale * static_cast<double>(modelled_ns);
+    view.cpu_ns = static_cast<int64_t>(std::min(ns, HardwareProfile::kLongestNs));
   }
   return view;
 }

@@ -90,7 +90,8 @@ class VirtualLink final : public TransferQueue {
         a.flows_ns = at;
       }
       a.rate = rate;
-      a.finished_ns = a.flows_ns + static_cast<int64_t>(1e9 * a.bytes / rate);
+      const double ns = std::min(1e9 * a.bytes / rate, HardwareProfile::kLongestNs);
+      a.finished_ns = a.flows_ns + static_cast<int64_t>(ns);
     }
   }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "devices_needed.h"
 #include "moert/expert_parallel.h"
 #include "moert/peer_tier.h"
 #include "moert/pinned_source.h"
@@ -189,7 +190,6 @@ void CheckPlaced(const RankGroup& group, const PlacedCase& c) {
 }
 
 TEST_CASE("two devices: experts change owners between steps, eager") {
-  if (Skipped(2)) return;
   const RankGroup group(kRanks);
   CheckPlaced(group, {4, false, false, false});
   CheckPlaced(group, {300, false, false, false});
@@ -197,17 +197,18 @@ TEST_CASE("two devices: experts change owners between steps, eager") {
 }
 
 TEST_CASE("two devices: experts change owners between replays of one graph") {
-  if (Skipped(2)) return;
   const RankGroup group(kRanks);
   CheckPlaced(group, {4, true, false, false});
   CheckPlaced(group, {40, true, true, false});
 }
 
 TEST_CASE("two devices: what moves comes out of the other one's pool") {
-  if (Skipped(2)) return;
   const RankGroup group(kRanks);
   CheckPlaced(group, {4, false, false, true});
 }
 
 }  // namespace
+
+int DevicesNeeded() { return kRanks; }
+
 }  // namespace moert::test

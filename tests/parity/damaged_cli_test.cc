@@ -47,5 +47,27 @@ TEST_CASE("damaged checkpoints: status 0 or 2, and 2 comes with a message") {
   CHECK(read > 0);
 }
 
+TEST_CASE("a Git LFS pointer: status 2 from every tool that opens checkpoints") {
+  const std::string model = SourceDir() + "/tests/data/architectures/xverse";
+  TempDir scratch, dir;
+  WriteFile(dir / "config.json", ReadFile(model + "/config.json"));
+  WriteFile(dir / "model.safetensors",
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n");
+  WriteFile(scratch / "tokens.u16", std::string(32, '\0'));
+  const std::pair<const char*, std::string> commands[] = {
+      {"run", "ppl --model " + dir.path() + " --window 8 --tokens " + scratch / "tokens.u16"},
+      {"pack", "info " + dir.path()},
+      {"pack", "quantize --model " + dir.path() + " --out " + scratch / "pack --schemes bf16"},
+      {"pack", "calibrate --model " + dir.path() + " --tokens " + scratch / "tokens.u16" +
+                   " --schemes w4a16_g128 --out " + scratch / "calibration"},
+  };
+  for (const auto& [tool, command] : commands) {
+    const Outcome outcome = test::RunTool(tool, command, scratch);
+    INFO(tool << " " << command << "\n" << outcome.err);
+    CHECK(outcome.status == 2);
+    CHECK_THAT(outcome.err, Catch::Contains("git lfs pull"));
+  }
+}
+
 }  // namespace
 }  // namespace moert

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "moert/offline/calibration.h"
+#include "moert/offline/pack.h"
+#include "moert/offline/plan.h"
 #include "pack/calibration_lines.h"
 #include "support/catch.h"
 #include "support/paths.h"
@@ -216,6 +218,20 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
     CHECK_THAT(outcome.out, Catch::Contains("optimality gap"));
     CHECK_THAT(test::ReadFile(Scratch() / ("plan" + bits + ".svg")), Catch::Contains("</svg>"));
   }
+  // What a budget buys fits into it, as memory holds it.
+  constexpr int64_t kBudget = 3'200'000;
+  outcome = Pack("allocate --calibration " + calib + " --budget " + std::to_string(kBudget) +
+                 " --out " + Scratch() / "budgeted");
+  INFO(outcome.err);
+  REQUIRE(outcome.status == 0);
+  const auto budgeted = ReadPlan(Scratch() / "budgeted", Env::Default());
+  REQUIRE_OK(budgeted.status());
+  const auto size = SizeOf(budgeted->model, budgeted->version);
+  REQUIRE_OK(size.status());
+  CHECK(size->held_bytes <= kBudget);
+  CHECK(size->held_bytes > kBudget * 85 / 100);
+  CHECK(size->bytes < size->held_bytes);
+
   outcome = Pack("quantize --model " + TinyModelDir() + " --plan " + Scratch() / "plan2.6" + "," +
                  Scratch() / "plan3.5" + " --out " + Scratch() / "plans");
   INFO(outcome.err);

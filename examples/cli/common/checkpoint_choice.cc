@@ -41,7 +41,7 @@ absl::StatusOr<std::optional<CheckpointChoice>> ChooseForCheckpoint(const std::s
   MOERT_ASSIGN_OR_RETURN(const auto versions, VersionsWithin(calibration, keys.loss));
   MOERT_ASSIGN_OR_RETURN(const auto source, MakeLayoutSource(model_dir, config.moe, versions));
   CheckpointChoice choice;
-  MOERT_ASSIGN_OR_RETURN(choice.strategy, ChooseStrategy(*source, options));
+  MOERT_ASSIGN_OR_RETURN(choice.strategy, ChooseStrategy(*source, options, calibration));
   MOERT_ASSIGN_OR_RETURN(choice.versions, Served(choice.strategy.spec, versions));
   MOERT_ASSIGN_OR_RETURN(choice.method, ParseQuantMethod(calibration.method));
   return choice;

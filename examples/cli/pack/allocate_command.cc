@@ -105,6 +105,17 @@ nlohmann::json Summary(const Arguments& a, const Calibration& c, const Allocatio
           {"shares", shares}};
 }
 
+// A budget is of memory, which each record fills to its alignment; the allocation knows records.
+absl::StatusOr<Allocation> AllocateWithin(const Calibration& c, AllocationOptions o,
+                                          int64_t budget) {
+  for (o.capacity = budget;;) {
+    MOERT_ASSIGN_OR_RETURN(Allocation found, Allocate(c, o));
+    MOERT_ASSIGN_OR_RETURN(const VersionSize size, SizeOf(c.model, found.version));
+    if (size.held_bytes <= budget) return found;
+    o.capacity -= size.held_bytes - budget;
+  }
+}
+
 absl::Status Run(Arguments& a) {
   MOERT_ASSIGN_OR_RETURN(const Calibration c, ReadCalibration(a.calibration, Env::Default()));
   AllocationOptions& o = a.options;
@@ -137,7 +148,8 @@ absl::Status Run(Arguments& a) {
     MOERT_ASSIGN_OR_RETURN(o.schemes, ParseSchemes(a.schemes));
   }
   const auto begin = std::chrono::steady_clock::now();
-  MOERT_ASSIGN_OR_RETURN(Allocation found, Allocate(c, o));
+  MOERT_ASSIGN_OR_RETURN(Allocation found,
+                         a.bits > 0 ? Allocate(c, o) : AllocateWithin(c, o, a.bytes));
   const double took =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   Plan plan;
@@ -182,7 +194,7 @@ int AllocateMain(int argc, const char* const* argv) {
   parser.AddOutput("out", &a.out, "the plan to write");
   parser.Require("out");
   parser.AddDouble("bits", &a.bits, "stored bits a weight, scales and padding included");
-  parser.AddSize("budget", &a.bytes, "or bytes of all experts");
+  parser.AddSize("budget", &a.bytes, "or bytes of memory that all experts take");
   parser.AddDouble("r", &o.r, "1: only the loss counts; 0: only time");
   parser.AddChoice("granularity", &a.granularity, {"linear", "expert", "layer"},
                    "what has one scheme");

@@ -91,12 +91,13 @@ absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& co
     return OpenAs(options, std::move(open));
   }
   MOERT_ASSIGN_OR_RETURN(auto choice, ChooseForCheckpoint(options.model, config, *engine));
-  if (!choice || choice->versions.empty()) return OpenCheckpoint(options);
+  if (!choice) return OpenCheckpoint(options);
   engine->strategy = choice->strategy.spec;
   engine->budget = choice->strategy.budget;
   if (!options.quiet) {
     Print(stderr, "note: {}: {}\n", choice->strategy.spec, choice->strategy.why);
   }
+  if (choice->versions.empty()) return OpenCheckpoint(options);
   return OpenChosen(options, *std::move(choice));
 }
 

@@ -58,6 +58,8 @@ struct VersionSize {
   int64_t bytes = 0;
   int64_t weights = 0;
   int64_t padded_weights = 0;
+  /// What a pack and memory hold: each record fills blocks of kRecordAlignment bytes.
+  int64_t held_bytes = 0;
 
   double stored_bits() const {
     return 8.0 * static_cast<double>(bytes) / static_cast<double>(weights);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <random>
 
@@ -25,6 +26,13 @@ struct Item {
 
 int64_t WeightsOf(const MoeLayerSpec& layer) {
   return int64_t{3} * layer.hidden * layer.intermediate * layer.num_experts;
+}
+
+/// Rounded down; what the type does not hold is cut.
+int64_t WholeBytes(double bytes) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  if (!(bytes > 0)) return 0;
+  return bytes < static_cast<double>(kMost) ? static_cast<int64_t>(bytes) : kMost;
 }
 
 // Normally distributed. <random> has engines that are the same everywhere, distributions are not.
@@ -223,9 +231,8 @@ class Allocator {
         const double share =
             static_cast<double>(WeightsOf(c_.model.layers[static_cast<size_t>(l)])) /
             static_cast<double>(weights);
-        MOERT_RETURN_IF_ERROR(Solve(l, l + 1,
-                                    static_cast<int64_t>(share * static_cast<double>(o_.capacity)),
-                                    normal, &total));
+        const int64_t capacity = WholeBytes(share * static_cast<double>(o_.capacity));
+        MOERT_RETURN_IF_ERROR(Solve(l, l + 1, capacity, normal, &total));
       }
     } else {
       MOERT_RETURN_IF_ERROR(Solve(0, layers, o_.capacity, normal, &total));
@@ -293,7 +300,7 @@ class Allocator {
 int64_t CapacityOf(const MoeModelSpec& model, double bits) {
   double weights = 0;
   for (const MoeLayerSpec& layer : model.layers) weights += static_cast<double>(WeightsOf(layer));
-  return static_cast<int64_t>(bits * weights / 8);
+  return WholeBytes(bits * weights / 8);
 }
 
 LossMeasure MeasureFor(const Calibration& calibration, LossMeasure measure) {

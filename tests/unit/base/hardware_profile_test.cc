@@ -59,6 +59,15 @@ TEST_CASE("a CPU beside a device: by rate and share, or as measured of a version
   CHECK(p->CpuExpertNs(1000, 6, "w4") == 8007);
 }
 
+TEST_CASE("times at the slowest rates that are legal are long, not negative") {
+  const auto p = Load(R"({"link_bytes_per_s": 1, "cpu_weight_bytes_per_s": 1})");
+  REQUIRE_OK(p.status());
+  constexpr int64_t kBytes = int64_t{1} << 40;
+  CHECK(p->TransferNs(kBytes) == p->link_latency_ns + 1'000'000'000'000'000);
+  CHECK(p->CpuExpertNs(kBytes, 1000) == p->cpu_expert_latency_ns + 1'000'000'000'000'000);
+  CHECK(p->TransferNs(1000) == p->link_latency_ns + 1'000'000'000'000);
+}
+
 TEST_CASE("the shipped profile of an H200 loads") {
   const auto p = LoadProfile(SourceDir() + "/tests/research/profiles/h200.json");
   REQUIRE_OK(p.status());

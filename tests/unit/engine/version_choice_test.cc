@@ -160,6 +160,25 @@ TEST_CASE("scheme bounds the versions from above") {
   CHECK(Auto().At(0.22, 0.3, 0.001, w8).spec == "fate:scheme=w4a16_g128");
 }
 
+TEST_CASE("a calibration that has been read is not read again") {
+  const Auto it;
+  EngineOptions options;
+  options.strategy = "auto:loss=0.11,calibration=/there/is/none";
+  options.threads = 1;
+  options.max_tokens_per_forward = 4;
+  options.link_gbps = 0.001;
+  options.budget = Budget::Fraction(0.4);
+  const auto choice = ChooseStrategy(*it.source, options, Measured());
+  REQUIRE_OK(choice.status());
+  CHECK(choice->spec == it.At(0.11, 0.4).spec);
+  CHECK_FALSE(ChooseStrategy(*it.source, options).ok());
+  Calibration other = Measured();
+  other.model.layers[1].num_experts = 9;
+  CHECK(absl::IsInvalidArgument(ChooseStrategy(*it.source, options, other).status()));
+  options.strategy = "fate";
+  CHECK(ChooseStrategy(*it.source, options, other)->spec == "fate");
+}
+
 TEST_CASE("without a measured loss it stays exact and says what measures one") {
   Calibration unmeasured = Measured();
   unmeasured.probe_tokens = 0;

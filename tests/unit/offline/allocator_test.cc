@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "moert/offline/allocate.h"
@@ -189,6 +190,22 @@ TEST_CASE("bytes are those of the records") {
     }
   }
   CHECK(a->bytes == bytes);
+}
+
+TEST_CASE("a capacity that no integer holds is the largest") {
+  const Calibration c = Example();
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  CHECK(CapacityOf(c.model, 1e300) == kMost);
+  CHECK(CapacityOf(c.model, -1) == 0);
+  Calibration one = c;  // a layer whose share is all of it
+  one.model.layers.resize(1);
+  one.layers.resize(1);
+  AllocationOptions o = At(one, 4);
+  o.capacity = kMost;
+  o.per_layer = true;
+  const auto a = Allocate(one, o);
+  REQUIRE_OK(a.status());
+  CHECK(a->version.format(0, 0).up == *Scheme::Parse("w8a16_g128"));
 }
 
 TEST_CASE("time: a smaller r never takes longer") {

@@ -49,6 +49,14 @@ TEST_CASE("transfers take latency plus bytes over rate, one after another") {
   CHECK(!f.link->Wait(&f.done));
 }
 
+TEST_CASE("a link too slow for the clock's type takes long, and ends") {
+  Fixture f;
+  f.profile.link_bytes_per_s = 1;
+  f.Submit(1, LoadReason::kDemand, int64_t{1} << 40);
+  REQUIRE(f.link->Wait(&f.done));
+  CHECK(f.clock.now_ns() == 100 + 1'000'000'000'000'000);
+}
+
 TEST_CASE("demand overtakes prefetch and background, but not what is on the link") {
   Fixture f;
   f.Submit(1, LoadReason::kBackground, 1000);  // on the link at once
