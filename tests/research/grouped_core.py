@@ -2,9 +2,15 @@
 """The grouped product over a core set of shapes, tokens and schemes, beside other programs, in one run.
 
     tests/research/grouped_core.py store DIR    docs/results/data/gemm-core.json and a table of rivals.json
+    tests/research/grouped_core.py plans DIR    writes the plans that were timed
+    tests/research/grouped_core.py ratios       rivals' times over ours
 
-DIR has what `moert-bench gemm --json` wrote (SHAPE.json, q30*.json) and lines of JSON of the rivals, medians with
-extremes in microseconds: marlin.out, triton.out, triton-w4.out.
+To `store`, DIR has what `moert-bench gemm --json` wrote (SHAPE.json, q30*.json) and lines of JSON of the rivals, medians with
+extremes in microseconds: marlin.out, triton.out, triton-w4.out. Plans lie there as plan-*.plan.
+
+The plans are of `moert-pack allocate`, over schemes of 16-bit activations with r = 1, and with r = 0.75 over schemes of
+8-bit activations too. Their calibration is small-moe's, rounded to nearest, over 8,192 tokens: 32 experts of each of its
+layers 1 to 4 stand for the 128 of Qwen3-30B-A3B's shape, Delta in units of what layer 1's costs the model.
 """
 import argparse
 import json
@@ -38,7 +44,8 @@ def rival_rows(path):
 
 def store(folder):
     stored = {"runs": {p.stem: kept(p) for p in sorted(folder.glob("*.json")) if p.stat().st_size},
-              "rivals": {name: rival_rows(folder / f"{name}.out") for name in ("marlin", "triton", "triton-w4")}}
+              "rivals": {name: rival_rows(folder / f"{name}.out") for name in ("marlin", "triton", "triton-w4")},
+              "plans": {p.stem: p.read_text() for p in sorted(folder.glob("*.plan"))}}
     JSON.write_text(json.dumps(stored, separators=(",", ":")) + "\n")
     rivals = json.loads((report.DATA / "rivals.json").read_text())
     rivals["tables"][GROUPED] = beside(stored)
@@ -163,11 +170,15 @@ def ratios():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("store", "ratios"))
+    parser.add_argument("what", choices=("store", "plans", "ratios"))
     parser.add_argument("folder", type=pathlib.Path, nargs="?")
     args = parser.parse_args()
     if args.what == "store":
         store(args.folder)
+    if args.what == "plans":
+        for name, text in load()["plans"].items():
+            (args.folder / f"{name}.json").write_text(text)
+        return
     ratios()
 
 
