@@ -6,13 +6,15 @@
     tests/research/grouped_core.py ratios       rivals' times over ours
 
 To `store`, DIR has what `moert-bench gemm --json` wrote (SHAPE.json, q30*.json) and lines of JSON of the rivals, medians with
-extremes in microseconds: marlin.out, triton.out, triton-w4.out. Plans lie there as plan-*.plan.
+extremes in microseconds: marlin.out, triton.out, triton-w4.out. Plans lie there as plan-*.plan, and what
+`ncu --page details --csv` said of the slowest cells as ncu-N.out, in the order of slowest.txt.
 
 The plans are of `moert-pack allocate`, over schemes of 16-bit activations with r = 1, and with r = 0.75 over schemes of
 8-bit activations too. Their calibration is small-moe's, rounded to nearest, over 8,192 tokens: 32 experts of each of its
 layers 1 to 4 stand for the 128 of Qwen3-30B-A3B's shape, Delta in units of what layer 1's costs the model.
 """
 import argparse
+import csv
 import json
 import math
 import pathlib
@@ -42,11 +44,32 @@ def rival_rows(path):
     return {r["T"]: r for r in rows if "T" in r}
 
 
+PROFILED = ("Duration", "Issue Slots Busy", "DRAM Throughput", "Warp Cycles Per Issued Instruction")
+
+
+def profiles(folder):
+    """Of the slowest cells, by kernel: {metric: value}."""
+    lines = folder / "slowest.txt"
+    cells = [line.split()[1:5] for line in lines.read_text().splitlines() if line.startswith("RUN")] if lines.is_file() else []
+    out = []
+    for i, (over, shape, scheme, tokens) in enumerate(cells):
+        kernels = {}
+        with open(folder / f"ncu-{i + 1}.out", encoding="utf-8") as file:
+            for row in csv.DictReader(line for line in file if line.startswith('"')):
+                if row["Metric Name"] in PROFILED:
+                    kernels.setdefault(row["ID"], {})[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
+        out.append({"shape": shape, "scheme": scheme, "tokens": int(tokens), "over_floor": float(over),
+                    "kernels": list(kernels.values())})
+    return out
+
+
 def store(folder):
     stored = {"runs": {p.stem: kept(p) for p in sorted(folder.glob("*.json")) if p.stat().st_size},
               "rivals": {name: rival_rows(folder / f"{name}.out") for name in ("marlin", "triton", "triton-w4")},
-              "plans": {p.stem: p.read_text() for p in sorted(folder.glob("*.plan"))}}
+              "plans": {p.stem: p.read_text() for p in sorted(folder.glob("*.plan"))}, "profiles": profiles(folder)}
     JSON.write_text(json.dumps(stored, separators=(",", ":")) + "\n")
+    if not stored["rivals"]["triton"]:
+        return
     rivals = json.loads((report.DATA / "rivals.json").read_text())
     rivals["tables"][GROUPED] = beside(stored)
     (report.DATA / "rivals.json").write_text(json.dumps(rivals, separators=(",", ":")) + "\n")
@@ -128,6 +151,26 @@ def few_fp4():
     return experiment.table(["scheme", *(f"{t} tokens" for t in tokens)], [
         [s, *(f"{us(known[(s, t)])}: {known[(s, t)] / known[('w4a16_g128', t)]:.2f}" for t in tokens)]
         for s in ("w4a16_g128", "mxfp4", "nvfp4")])
+
+
+def marlin():
+    stored = load()
+    rows = {(r["scheme"], r["tokens"]): r["gemms_us"]["median"] for r in stored["runs"]["q30"]["results"]}
+    theirs = {int(t): r for t, r in stored["rivals"]["marlin"].items()}
+    return experiment.table(["tokens", "ours w4", "Marlin w4", "its rows a block", "times as fast"], [
+        [str(t), us(rows[("w4a16_g128", t)]), us(theirs[t]["marlin_w4"]["median"]), str(theirs[t]["block"]),
+         f"{theirs[t]['marlin_w4']['median'] / rows[('w4a16_g128', t)]:.2f}"] for t in TOKENS])
+
+
+def profile():
+    rows = []
+    for cell_ in load()["profiles"]:
+        for product, k in zip(("gate, up", "down"), sorted(cell_["kernels"], key=lambda k: -k["Duration"])):
+            rows.append([f"{cell_['shape']}, {cell_['scheme']}, {cell_['tokens']}", f"{cell_['over_floor']:.1f}", product,
+                         f"{k['Duration'] / 1e3:.0f}", *(f"{k[m]:.0f} %" for m in PROFILED[1:3]),
+                         f"{k[PROFILED[3]]:.1f}"])
+    return experiment.table(["cell", "times its floor", "product", "us", "issue slots busy", "memory rate",
+                             "cycles a warp between instructions"], rows)
 
 
 def median(rows, t, key):

@@ -79,6 +79,7 @@ TABLES = {
         "quantizer-references", "Quantizers against their packages"),
     "core-set": grouped_core.core, "core-zipf": grouped_core.zipf, "core-64k": grouped_core.longest,
     "core-plans": grouped_core.plans, "core-fp4": grouped_core.few_fp4,
+    "core-profile": grouped_core.profile, "rivals-marlin": grouped_core.marlin,
     "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many, "gemm-zipf": digest.gemm_zipf,
     "two-gpus": several_gpus.two_gpus, "gpus-placed": several_gpus.placed, "gpus-copies": several_gpus.copies,
     "predictions": digest.predictions, "four-shapes": digest.four_shapes,
