@@ -106,15 +106,24 @@ constexpr float kF8Activations = 0x1p60f;
 
 constexpr uint32_t kF8UnitBf16 = 0x7b807b80u;  // two bf16 of kF8Unit
 
+/// Bits of a where `mask` has them, else of b, in one instruction.
+__device__ __forceinline__ uint32_t Select(uint32_t a, uint32_t b, uint32_t mask) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(r) : "r"(a), "r"(b), "r"(mask));
+  return r;
+}
+
 /// A word of 16 k of e2m1: the value / 2^126. The two exponent bits and the mantissa bit are those
-/// of a bf16, subnormal ones too; one product shifts them and the sign to their places.
+/// of a bf16, subnormal ones too. Where the sign is 9 bits above the mantissa bit, two weights of
+/// every 16 bits are 4 bits apart: one shift and one mask take each.
 __device__ __forceinline__ void FragmentF4(uint32_t w, uint32_t (&a)[4]) {
-  constexpr uint32_t kBits = 0x81c081c0u;
-  const uint32_t k8 = w >> 8;
-  a[0] = ((w & 0x000f000fu) * 0x1040u) & kBits;
-  a[1] = ((w & 0x00f000f0u) * 0x0104u) & kBits;
-  a[2] = ((k8 & 0x000f000fu) * 0x1040u) & kBits;
-  a[3] = ((k8 & 0x00f000f0u) * 0x0104u) & kBits;
+  constexpr uint32_t kSigns = 0x88008800u, kBits = 0x81c081c0u;
+  const uint32_t k = Select(w << 8, w << 2, kSigns);
+  const uint32_t k8 = Select(w, w >> 6, kSigns);
+  a[0] = (k << 4) & kBits;
+  a[1] = k & kBits;
+  a[2] = (k8 << 4) & kBits;
+  a[3] = k8 & kBits;
 }
 
 /// (w & mask) ^ bits in one instruction.

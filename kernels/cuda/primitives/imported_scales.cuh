@@ -93,11 +93,20 @@ class PreparedPairs {
                  : "r"(at_ + quarter * kQuarter)
                  : "memory");
   }
+  /// One half of a pair, twice: an operand that names it, not an instruction.
   __device__ __forceinline__ static uint32_t Lower(uint32_t pair) {
-    return __byte_perm(pair, 0, 0x1010);
+    uint32_t v;
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};\n}"
+        : "=r"(v)
+        : "r"(pair));
+    return v;
   }
   __device__ __forceinline__ static uint32_t Upper(uint32_t pair) {
-    return __byte_perm(pair, 0, 0x3232);
+    uint32_t v;
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};\n}"
+        : "=r"(v)
+        : "r"(pair));
+    return v;
   }
 
  private:
