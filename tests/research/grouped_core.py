@@ -5,7 +5,7 @@
     tests/research/grouped_core.py plans DIR    writes the plans that were timed
     tests/research/grouped_core.py ratios       rivals' times over ours
 
-To `store`, DIR has what `moert-bench gemm --json` wrote (SHAPE.json, q30*.json) and lines of JSON of the rivals, medians with
+To `store`, DIR has what `moert-bench gemm --json` wrote (SHAPE.json, q30*.json, beside.json in one call with the rivals) and lines of JSON of the rivals, medians with
 extremes in microseconds: marlin.out, triton.out, triton-w4.out. Plans lie there as plan-*.plan, and what
 `ncu --page details --csv` said of the slowest cells as ncu-N.out, in the order of slowest.txt.
 
@@ -127,10 +127,10 @@ def plans():
     """Plans beside uniform schemes: stored bits, microseconds, and times as fast as bf16, w8a8 and w4."""
     stored = load()["runs"]
     tokens, out = (8, 512, 8192), []
-    for name in ("q30-plans", "q30-plan-4.25-fast", "q30-plan-5-a8"):
+    for name in ("q30-plans", "q30-plan-5-a8", "q30-plans2"):
         run = stored.get(name, {"results": []})
         known = {(r["scheme"], r["tokens"]): r for r in run["results"]}
-        base = {(r["scheme"], r["tokens"]): r for r in stored["q30-plans"]["results"]}
+        base = known if name == "q30-plans2" else {(r["scheme"], r["tokens"]): r for r in stored["q30-plans"]["results"]}
         for scheme in dict.fromkeys(r["scheme"] for r in run["results"]):
             if name != "q30-plans" and not scheme.startswith("plan"):
                 continue
@@ -153,9 +153,14 @@ def few_fp4():
         for s in ("w4a16_g128", "mxfp4", "nvfp4")])
 
 
+def run_beside(stored):
+    """Ours of the rivals' run."""
+    return stored["runs"].get("beside", stored["runs"]["q30"])
+
+
 def marlin():
     stored = load()
-    rows = {(r["scheme"], r["tokens"]): r["gemms_us"]["median"] for r in stored["runs"]["q30"]["results"]}
+    rows = {(r["scheme"], r["tokens"]): r["gemms_us"]["median"] for r in run_beside(stored)["results"]}
     theirs = {int(t): r for t, r in stored["rivals"]["marlin"].items()}
     return experiment.table(["tokens", "ours w4", "Marlin w4", "its rows a block", "times as fast"], [
         [str(t), us(rows[("w4a16_g128", t)]), us(theirs[t]["marlin_w4"]["median"]), str(theirs[t]["block"]),
@@ -180,7 +185,7 @@ def median(rows, t, key):
 
 def beside(stored):
     """The table of rivals.json: ours and theirs of one run."""
-    run, rivals = stored["runs"]["q30"], stored["rivals"]
+    run, rivals = run_beside(stored), stored["rivals"]
     ours = {(r["scheme"], r["tokens"]): r for r in run["results"]}
     theirs = lambda name, t, key: "-" if median(rivals[name], t, key) is None else us(median(rivals[name], t, key))
     both = lambda scheme, t: (f"{us(ours[(scheme, t)]['gemms_us']['median'])} "
@@ -199,8 +204,7 @@ def beside(stored):
 def ratios():
     """What the prose needs: rivals' times over ours, and means over tokens."""
     stored = load()
-    run = stored["runs"]["q30"]
-    ours = {(r["scheme"], r["tokens"]): r["gemms_us"]["median"] for r in run["results"]}
+    ours = {(r["scheme"], r["tokens"]): r["gemms_us"]["median"] for r in run_beside(stored)["results"]}
     for name, key, scheme in (("marlin", "marlin_w4", "w4a16_g128"), ("triton-w4", "triton_w4", "w4a16_g128"),
                               ("triton", "triton_bf16", "bf16"), ("triton", "torch_bf16", "bf16"),
                               ("triton", "triton_fp8", "fp8_b128"), ("triton", "triton_fp8", "w8a8")):
