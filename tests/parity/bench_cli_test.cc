@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "moert/offline/plan.h"
 #include "support/paths.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"
@@ -50,6 +51,26 @@ Json RunJson(const std::string& args) {
 constexpr char kVirtual[] =
     "moert-bench decode --synthetic tiny:3 --clock virtual --steps 20 --repeats 2 --warm 20 "
     "--budget 25%,50% --link-gbps 0.2 --seed 4 ";
+
+TEST_CASE("gemm takes a plan of the shape that is measured, and no other") {
+  MoeLayerSpec layer;
+  layer.num_experts = 4;
+  layer.hidden = 128;
+  layer.intermediate = 64;
+  Plan plan;
+  plan.model.layers = {layer};
+  plan.version = PackVersion::Uniform(*Scheme::Parse("w4a16_g128"));
+  plan.version.assignment = {{0, 0, 0, 0}};
+  const std::string path = Dir().path() + "/plan.json";
+  test::WriteFile(path, PlanToJson(plan));
+  const std::string gemm = "moert-bench gemm --backend cuda --schemes bf16 --plan " + path;
+  const Outcome other = Run(gemm + " --shape mixtral");
+  CHECK(other.status != 0);
+  CHECK_THAT(other.err, Catch::Contains("4 of 128 x 64") && Catch::Contains("8 of 4096 x 14336"));
+  const Outcome several = Run(gemm + " --shape mixtral,qwen3-30b");
+  CHECK(several.status != 0);
+  CHECK_THAT(several.err, Catch::Contains("one --shape"));
+}
 
 TEST_CASE("decode on the virtual clock: reproducible, and bounded by the oracles") {
   const std::string args =

@@ -316,7 +316,9 @@ def first(text):
 
 def readme():
     whole = {r[0].split(", ")[-1]: r for r in data("rivals")["tables"]["Whole decoders"]["rows"]}
-    grouped = {r[0]: r for r in data("rivals")["tables"]["The grouped product, prompts included"]["rows"]}
+    table = data("rivals")["tables"]["The grouped product, prompts included"]
+    grouped = {r[0]: dict(zip(table["columns"], r)) for r in table["rows"]}
+    times = lambda name: ", ".join(first(grouped[t][name]) for t in ("8", "512", "8192"))
     ggml = {r[0]: r for r in data("cpu-kernels")["tables"]["ggml repacked, 16 cores"]["rows"]}
     tokens = ("1", "8", "32", "512")
     ours = {r[0]: r for r in data("rivals")["tables"]["Ours, extrapolated to 48 layers"]["rows"]}
@@ -335,11 +337,8 @@ def readme():
          f"{torch['libmoert, bf16, compiled', '100 %']}; {torch['libmoert, w4a16_g128, compiled', '100 %']}",
          f"transformers' own {torch['transformers, compiled', '100 %']} in bf16"],
         ["Grouped product, the same shape, 8, 512 and 8192 tokens, us",
-         "bf16 " + ", ".join(first(grouped[t][1]) for t in ("8", "512", "8192")) +
-         "; w4 " + ", ".join(first(grouped[t][4]) for t in ("8", "512", "8192")),
-         "Triton bf16 " + ", ".join(first(grouped[t][2]) for t in ("8", "512", "8192")) +
-         "; w4 " + ", ".join(first(grouped[t][5]) for t in ("8", "512", "8192")) +
-         ". torch bf16 " + ", ".join(first(grouped[t][3]) for t in ("8", "512", "8192"))],
+         f"bf16 {times('ours bf16')}; w4 {times('ours w4')}",
+         f"Triton bf16 {times('Triton bf16')}; w4 {times('Triton w4')}. torch bf16 {times('torch bf16')}"],
         ["CPU, 16 cores with AMX, " + ", ".join(tokens) + " tokens, GFLOP/s",
          "w4a8 " + ", ".join(ggml[t][3] for t in tokens) + "; w8a8 " + ", ".join(ggml[t][6] for t in tokens),
          "ggml Q4_0 repacked " + ", ".join(first(ggml[t][2]) for t in tokens) + ", plain " +

@@ -12,6 +12,7 @@ import decoder_page
 import digest
 import envelope_h200
 import frontier_page
+import grouped_core
 import proof_page
 import quality_moving_plan
 import quality_rank
@@ -77,6 +78,9 @@ TABLES = {
     **{f"below-{part}": (lambda p=part: digest.stored("below-2.5-bits", p)) for part in ("uniform", "plans")},
     "activations": digest.plan_activations, "references": lambda: digest.stored(
         "quantizer-references", "Quantizers against their packages"),
+    "core-set": grouped_core.core, "core-zipf": grouped_core.zipf, "core-64k": grouped_core.longest,
+    "core-plans": grouped_core.plans, "core-fp4": grouped_core.few_fp4,
+    "core-profile": grouped_core.profile, "rivals-marlin": grouped_core.marlin,
     "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many, "gemm-zipf": digest.gemm_zipf,
     "two-gpus": several_gpus.two_gpus, "gpus-placed": several_gpus.placed, "gpus-copies": several_gpus.copies,
     "predictions": digest.predictions, "four-shapes": digest.four_shapes,

@@ -62,9 +62,10 @@ absl::StatusOr<PackVersion> PlannedVersion(const std::string& path, const Shape&
         l.intermediate == want.intermediate) {
       continue;
     }
-    return absl::InvalidArgumentError(fmt::format(
-        "{}: layers of {} experts of {} x {}; {} has {} of {} x {}", path, l.num_experts, l.hidden,
-        l.intermediate, shape.name, want.num_experts, want.hidden, want.intermediate));
+    return absl::InvalidArgumentError(
+        fmt::format("{}: a plan for another shape, {} of {} x {} a layer; {} has {} of {} x {}",
+                    path, l.num_experts, l.hidden, l.intermediate, shape.name, want.num_experts,
+                    want.hidden, want.intermediate));
   }
   return std::move(plan.version);
 }
