@@ -106,7 +106,9 @@ def ratios(cells, rivals, which, ours="fate"):
     found = {}
     for name, known in cells.items():
         name, budget = name.rsplit(" ", 1)
-        found.setdefault(name, {})[int(budget)] = min(known[r][which] for r in rivals) / known[ours][which]
+        times = [known[r][which] for r in rivals if r in known]
+        if times:
+            found.setdefault(name, {})[int(budget)] = min(times) / known[ours][which]
     return found
 
 
