@@ -103,10 +103,12 @@ ggml_status GpuRunner::ComputePieces(ggml_cgraph* graph) {
 }
 
 ggml_status GpuRunner::ComputePiece(ggml_cgraph* graph, Piece piece, int end) {
-  ggml_cgraph part = *graph;  // a whole graph keeps its uid, by which CUDA knows it again
+  ggml_cgraph part = *graph;
   part.nodes += piece.begin;
   part.n_nodes = end - piece.begin;
-  if (part.n_nodes != graph->n_nodes) part.uid = 0;
+  // CUDA replays a graph by its uid without a look at it. The same graph's experts may lie in slots
+  // now and beside them next time, so a part is told apart by its nodes and the addresses it reads.
+  part.uid = 0;
   if (!AnyWork(&part, 0, part.n_nodes)) return GGML_STATUS_SUCCESS;
   ggml_status status = GGML_STATUS_ALLOC_FAILED;
   if (ReplaceSources(&part)) {

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "moert/profile.h"
 
 namespace moert {
 
