@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "opaque_device.h"
 #include "tests/support/temp_dir.h"
@@ -210,6 +212,31 @@ TEST_CASE("the device brings what a fetch misses, and nothing waits") {
     CHECK(host.Agrees());
     CHECK(stats.peak_bytes <= stats.budget_bytes);
   }
+}
+
+TEST_CASE("slots that were lent for a fetch that does not fit come back as they were lent") {
+  const OpaqueModel model;
+  const ExpectedOnDevice expected(model);
+  const Stream stream;
+  const auto engine = Open(Source(model, model.InMemory()), "on-demand", 0.25, kAllRecords);
+  Host host(engine.get(), &expected, Place::kDevice);
+  host.MissesAreServed();
+  std::mt19937 random(5);
+  // The loan is on its way to the device for so long.
+  const auto delay = [&] {
+    const auto sleep = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); };
+    REQUIRE(cudaLaunchHostFunc(stream.get(), sleep, nullptr) == cudaSuccess);
+  };
+  for (int round = 0; round < 8; ++round) {
+    host.Step(1, &random, stream);
+    for (int again = 0; again < 2; ++again) {
+      delay();
+      host.Step(3, &random, stream);
+    }
+  }
+  CHECK(host.Agrees());
+  const EngineStats stats = engine->stats();
+  CHECK(stats.peak_bytes <= stats.budget_bytes);
 }
 
 TEST_CASE("what the device served has to be released before anything else is asked") {

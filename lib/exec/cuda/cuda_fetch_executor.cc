@@ -202,24 +202,29 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
   const auto stream = static_cast<cudaStream_t>(call.stream);
   if (served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
-  MOERT_RETURN_IF_ERROR(served_->Lend(store, stream));
-  if (served_->slots(call.layer) < given.pairs) return nullptr;
-  MOERT_ASSIGN_OR_RETURN(const SlotRegion region, store->Slots(call.layer));
-  int32_t* const table = served_slots_ + first_[static_cast<size_t>(call.layer)];
+  absl::Status status = served_->Lend(store, stream);
+  const bool fits = status.ok() && served_->slots(call.layer) >= given.pairs;
+  if (fits) status = ServeFetch(call, given, *store);
+  // Also behind a failure, and where nothing was fetched: what is taken back has to have been lent.
+  status.Update(fence_->Pass(stream));
+  MOERT_RETURN_IF_ERROR(status);
+  return fits ? served_slots_ + first_[static_cast<size_t>(call.layer)] : nullptr;
+}
+
+absl::Status CudaFetchExecutor::ServeFetch(const ExecutorCall& call, const GivenRouting& given,
+                                           const VersionedStore& store) {
+  MOERT_ASSIGN_OR_RETURN(const SlotRegion region, store.Slots(call.layer));
   ServedMisses::HostCall host;
   host.layer = call.layer;
   host.tokens = static_cast<int32_t>(call.tokens);
   host.given = given;
   host.region = region;
-  host.table = table;
+  host.table = served_slots_ + first_[static_cast<size_t>(call.layer)];
   host.hidden = {call.hidden.data, static_cast<int32_t>(call.hidden.dtype),
                  static_cast<int32_t>(call.hidden.rows), static_cast<int32_t>(call.hidden.cols),
                  call.hidden.row_stride};
   host.next_scores = next_scores_;
-  absl::Status status = served_->Fetch(host, stream);
-  status.Update(fence_->Pass(stream));  // also behind a failure
-  MOERT_RETURN_IF_ERROR(status);
-  return table;
+  return served_->Fetch(host, static_cast<cudaStream_t>(call.stream));
 }
 
 absl::Status CudaFetchExecutor::TakeBack(VersionedStore* store) {

@@ -63,6 +63,8 @@ class CudaFetchExecutor final : public FetchExecutor {
   absl::Status CloseStep(void* stream) override;
 
  private:
+  absl::Status ServeFetch(const ExecutorCall& call, const GivenRouting& given,
+                          const VersionedStore& store);
   absl::Status EnqueueCopies(cudaStream_t stream);
 
   std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
