@@ -32,7 +32,7 @@ FIELDS = ("shape", "scheme", "tokens", "zipf", "weight_bytes", "experts", "gemms
 
 def kept(path):
     run = json.loads(path.read_text())
-    run["command"] = run["command"].split(" --json")[0]
+    run["command"] = report.command_of(run["command"])
     run["results"] = [{k: r[k] for k in FIELDS} for r in run["results"]]
     return run
 

@@ -46,6 +46,11 @@ def tables_of(text):
     return found
 
 
+def command_of(words):
+    """A run's command line as a page prints it, without the report and folders of files."""
+    return re.sub(r"(?<=[\s,])/[^\s,]*/", "", words.split(" --json")[0])
+
+
 def load_tables(name):
     path = DATA / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"about": "", "tables": {}}

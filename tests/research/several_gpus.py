@@ -75,7 +75,7 @@ def main():
     runs = [json.loads(pathlib.Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:]]
     for run in runs:
         run.setdefault("placement", "ranges")
-        run["command"] = run["command"].split(" --json")[0]
+        run["command"] = report.command_of(run["command"])
     (report.DATA / "several-gpus.json").write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
 
 
