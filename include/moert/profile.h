@@ -61,14 +61,13 @@ struct HardwareProfile {
   int64_t wake_ns = 0;
   int64_t next_gate_ns = 0;
 
-  /// What a slow link or CPU takes for one record is cut to this: rates begin at a byte a second,
-  /// and sums of times stay within their type.
-  static constexpr double kLongestNs = 1e15;
+  /// What a link or a CPU takes for one record, in whole ns. A slow one's is cut: rates begin at a
+  /// byte a second, and sums of times stay within their type.
+  static int64_t WholeNs(double ns) { return static_cast<int64_t>(std::min(ns, 1e15)); }
 
   /// Time a transfer of `bytes` occupies the link when others keep it busy.
   int64_t TransferNs(int64_t bytes) const {
-    const double ns = 1e9 * static_cast<double>(bytes) / link_bytes_per_s;
-    return link_latency_ns + static_cast<int64_t>(std::min(ns, kLongestNs));
+    return link_latency_ns + WholeNs(1e9 * static_cast<double>(bytes) / link_bytes_per_s);
   }
   /// Time of one layer with nothing to wait for.
   int64_t LayerNs(bool prefill, int64_t tokens) const {

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 
 #include "base/exception_status.h"
@@ -127,8 +126,7 @@ int64_t HardwareProfile::CpuExpertNs(int64_t bytes, int64_t tokens,
   const double per_byte = rates != nullptr
                               ? NsPerByte(*rates, tokens)
                               : 1e9 / cpu_weight_bytes_per_s * (1 + cpu_next_token_share * more);
-  const double ns = per_byte * static_cast<double>(bytes);
-  return cpu_expert_latency_ns + static_cast<int64_t>(std::min(ns, kLongestNs));
+  return cpu_expert_latency_ns + WholeNs(per_byte * static_cast<double>(bytes));
 }
 
 absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) try {

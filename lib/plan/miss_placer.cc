@@ -1,6 +1,5 @@
 #include "plan/miss_placer.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/exception_status.h"
@@ -72,8 +71,7 @@ MissView MissPlacer::Price(const Miss& miss) const {
   if (miss.cpu) {
     const int64_t modelled_ns = profile_->CpuExpertNs(miss.bytes, miss.tokens, cpu_version_);
     const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
-    const double ns = scale * static_cast<double>(modelled_ns);
-    view.cpu_ns = static_cast<int64_t>(std::min(ns, HardwareProfile::kLongestNs));
+    view.cpu_ns = HardwareProfile::WholeNs(scale * static_cast<double>(modelled_ns));
   }
   return view;
 }

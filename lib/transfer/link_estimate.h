@@ -20,8 +20,7 @@ class LinkEstimate {
   int64_t TransferNs(int64_t bytes) const {
     const int64_t modelled_ns = profile_->TransferNs(bytes);
     if (!scale_.measured()) return modelled_ns;
-    const double ns = scale_.mean() * static_cast<double>(modelled_ns);
-    return static_cast<int64_t>(std::min(ns, HardwareProfile::kLongestNs));
+    return HardwareProfile::WholeNs(scale_.mean() * static_cast<double>(modelled_ns));
   }
 
   /// A transfer that ran from started_ns to finished_ns. In order of finishing.

@@ -33,9 +33,8 @@ class LinkPacer {
   /// The next turn: when a transfer of `bytes` that takes it will have arrived.
   int64_t Reserve(int64_t bytes) {
     const MutexLock lock(&mu_);
-    const double ns = 1e9 * static_cast<double>(bytes) / bytes_per_s_;
-    free_ns_ =
-        std::max(Now(), free_ns_) + static_cast<int64_t>(std::min(ns, HardwareProfile::kLongestNs));
+    free_ns_ = std::max(Now(), free_ns_) +
+               HardwareProfile::WholeNs(1e9 * static_cast<double>(bytes) / bytes_per_s_);
     return free_ns_;
   }
 

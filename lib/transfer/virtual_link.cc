@@ -90,8 +90,7 @@ class VirtualLink final : public TransferQueue {
         a.flows_ns = at;
       }
       a.rate = rate;
-      const double ns = std::min(1e9 * a.bytes / rate, HardwareProfile::kLongestNs);
-      a.finished_ns = a.flows_ns + static_cast<int64_t>(ns);
+      a.finished_ns = a.flows_ns + HardwareProfile::WholeNs(1e9 * a.bytes / rate);
     }
   }
 
