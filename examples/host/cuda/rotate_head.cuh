@@ -15,17 +15,21 @@ struct Rotation {
   float sine[kMaxRotations];
 };
 
+/// Of pair i of a head, below half of its channels.
+__device__ __forceinline__ void CosineAndSine(const RopeArgs& a, int rope_set, int position, int i,
+                                              float* cosine, float* sine) {
+  const float factor = rope_set == 0 ? a.factors[0] : a.factors[1];
+  float s, c;
+  sincosf(static_cast<float>(position) * a.frequencies[rope_set * (a.head_dim / 2) + i], &s, &c);
+  *cosine = c * factor;
+  *sine = s * factor;
+}
+
 /// By all threads of the block; a barrier must follow.
 __device__ __forceinline__ void MakeRotation(const RopeArgs& a, int rope_set, int position,
                                              Rotation* rotation) {
-  const int half = a.head_dim / 2;
-  const float factor = rope_set == 0 ? a.factors[0] : a.factors[1];
-  for (int i = threadIdx.x; i < half; i += static_cast<int>(blockDim.x)) {
-    const float angle = static_cast<float>(position) * a.frequencies[rope_set * half + i];
-    float s, c;
-    sincosf(angle, &s, &c);
-    rotation->cosine[i] = c * factor;
-    rotation->sine[i] = s * factor;
+  for (int i = threadIdx.x; i < a.head_dim / 2; i += static_cast<int>(blockDim.x)) {
+    CosineAndSine(a, rope_set, position, i, &rotation->cosine[i], &rotation->sine[i]);
   }
 }
 
@@ -72,17 +76,13 @@ struct Pairs {
 template <int kPairs>
 __device__ __forceinline__ Pairs<kPairs> RotationOf(const RopeArgs& a, int rope_set, int position) {
   const int half = a.head_dim / 2, lane = threadIdx.x % 32;
-  const float factor = rope_set == 0 ? a.factors[0] : a.factors[1];
   Pairs<kPairs> rotation;
 #pragma unroll
   for (int j = 0; j < kPairs; ++j) {
     const int i = lane + j * 32;
     rotation.low[j] = rotation.high[j] = 0;
     if (i >= half) continue;
-    float s, c;
-    sincosf(static_cast<float>(position) * a.frequencies[rope_set * half + i], &s, &c);
-    rotation.low[j] = c * factor;
-    rotation.high[j] = s * factor;
+    CosineAndSine(a, rope_set, position, i, &rotation.low[j], &rotation.high[j]);
   }
   return rotation;
 }
