@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "base/fmt_absl.h"
+#include "base/folder.h"
 #include "base/hash64.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
@@ -110,10 +111,7 @@ absl::StatusOr<std::unique_ptr<PartialPack>> PartialPack::Open(const std::string
   while (name.size() > 1 && name.back() == '/') name.pop_back();
   const std::string path = name + ".partial";
   if (Exists(name)) {
-    if (!Exists(path + "/pack")) {  // a writer died between its last two steps
-      std::error_code ec;
-      fs::remove_all(path, ec);
-    }
+    if (!Exists(path + "/pack")) RemoveTree(path);  // a writer died between its last two steps
     return absl::AlreadyExistsError(fmt::format("{}: already exists", name));
   }
   MOERT_RETURN_IF_ERROR(MakeFolder(path));
@@ -136,9 +134,8 @@ PartialPack::~PartialPack() { ::close(lock_); }
 
 // The journal appears complete or not at all, and before any layer.
 absl::Status PartialPack::Begin(uint64_t job) {
-  std::error_code ec;
-  fs::remove_all(pack_path(), ec);
-  fs::remove(path_ + "/journal.new", ec);
+  RemoveTree(pack_path());
+  RemoveTree(path_ + "/journal.new");
   MOERT_RETURN_IF_ERROR(MakeFolder(pack_path()));
   MOERT_ASSIGN_OR_RETURN(journal_, FileWriter::Create(path_ + "/journal.new"));
   MOERT_RETURN_IF_ERROR(journal_->Append(SealLine(fmt::format("{} {:016x}", kMagic, job))));
@@ -187,8 +184,7 @@ absl::Status PartialPack::Commit() {
     }
     return PosixError(error, fmt::format("{}: rename from {}", final_path_, pack_path()));
   }
-  std::error_code ec;
-  fs::remove_all(path_, ec);
+  RemoveTree(path_);
   const std::string parent = fs::path(final_path_).parent_path().string();
   return SyncDirectory(parent.empty() ? "." : parent);
 }
