@@ -22,6 +22,37 @@ struct PromptStore {
   const Warp& of;
   const uint32_t staging;
 
+  /// Adds what the record says of every row.
+  template <int kColumns>
+  __device__ __forceinline__ void AddBiases(const PromptSlot<kMost>& slot,
+                                            Sums<kColumns>& d) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const float of_rows[2] = {Bias(slot, of.FirstRow(b)), Bias(slot, of.SecondRow(b))};
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) d[b][i] += of_rows[i / 2 % 2];
+    }
+  }
+
+  /// Turns gate and up into what Activated makes their activation of: silu(alpha x) / alpha is
+  /// x sigmoid(alpha x).
+  template <int kColumns>
+  __device__ __forceinline__ void Clamp(const DeviceActivation& a, Sums<kColumns>& d) const {
+    const float of_up = 1 / a.alpha;
+    const auto clamp = [&](float& gate, float& up) {
+      gate = a.alpha * Below(gate, a.limit);
+      up = a.gated == 0 ? of_up : (-Below(-Below(up, a.limit), a.limit) + a.up_offset) * of_up;
+    };
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      if constexpr (!Warp::kHalves) {
+        clamp(d[0][i], d[1][i]);
+      } else if (i % 4 < 2) {
+        clamp(d[0][i], d[0][i + 2]);
+      }
+    }
+  }
+
   /// act(gate) * up as floats, before they are quantized.
   template <int kColumns>
   __device__ __forceinline__ void WideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
@@ -83,6 +114,18 @@ struct PromptStore {
   }
 
  private:
+  /// Of a row of the tile, gate's before up's.
+  __device__ __forceinline__ static float Bias(const PromptSlot<kMost>& slot, int row) {
+    constexpr int kRows = (kGateUp ? Warp::kOfGate : 2 * Warp::kOfGate) * 16;
+    const bool second = row >= kRows;
+    const int of_matrix = slot.row_tile * kRows + (second ? row - kRows : row);
+    if (of_matrix >= slot.row_blocks * 16) return 0;
+    const uint8_t* const biases = slot.weights + slot.bias;
+    const bool apart = second && slot.second_weights != 0;  // an expert without a gate has one
+    return reinterpret_cast<const float*>(biases +
+                                          (apart ? SecondBias(slot.row_blocks) : 0))[of_matrix];
+  }
+
   /// A block's 64 channels as bf16, 16 bytes each where `to(column, piece of eight channels)` says.
   template <int kColumns, typename To>
   __device__ __forceinline__ void Channels(const float (&d)[kColumns / 2], To to) const {

@@ -71,7 +71,7 @@ absl::Status GemmBench::PromptProducts(int layer) {
   args.out_stride = RoundUp(spec_.hidden, 64);
   args.pairs = rows_.rows * spec_.routing.top_k;
   args.top_k = spec_.routing.top_k;
-  args.activation = static_cast<int32_t>(spec_.activation.function);
+  args.activation.function = static_cast<int32_t>(spec_.activation.function);
   args.ctas = prompt_ctas_;
   args.int8_x[0] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Token)];
   args.int8_x[1] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Group)];
