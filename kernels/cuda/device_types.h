@@ -87,6 +87,7 @@ struct DeviceActivation {
   int32_t gated = 1;
   int32_t plain = 1;  // the function alone says everything
   float alpha = 1;
+  float inverse_alpha = 1;
   float limit = std::numeric_limits<float>::infinity();
   float up_offset = 0;
 

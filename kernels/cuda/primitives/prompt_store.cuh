@@ -30,7 +30,10 @@ struct PromptStore {
     for (int b = 0; b < kBlocks; ++b) {
       const float of_rows[2] = {Bias(slot, of.FirstRow(b)), Bias(slot, of.SecondRow(b))};
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) d[b][i] += of_rows[i / 2 % 2];
+      for (int i = 0; i < kColumns / 2; ++i) {
+        d[b][i] += of_rows[i / 2 % 2];
+        asm volatile("" : "+f"(d[b][i]));  // one after the other, as in Clamp
+      }
     }
   }
 
@@ -38,10 +41,12 @@ struct PromptStore {
   /// x sigmoid(alpha x).
   template <int kColumns>
   __device__ __forceinline__ void Clamp(const DeviceActivation& a, Sums<kColumns>& d) const {
-    const float of_up = 1 / a.alpha;
     const auto clamp = [&](float& gate, float& up) {
       gate = a.alpha * Below(gate, a.limit);
-      up = a.gated == 0 ? of_up : (-Below(-Below(up, a.limit), a.limit) + a.up_offset) * of_up;
+      const float plain = -Below(-Below(up, a.limit), a.limit) + a.up_offset;
+      up = (a.gated == 0 ? 1.0f : plain) * a.inverse_alpha;
+      // One after the other: all at once would want more registers than there are.
+      asm volatile("" : "+f"(gate), "+f"(up));
     };
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {

@@ -23,6 +23,7 @@ DeviceActivation MakeDeviceActivation(const ExpertActivation& activation) {
   d.gated = activation.gated ? 1 : 0;
   d.plain = activation.plain() ? 1 : 0;
   d.alpha = activation.alpha;
+  d.inverse_alpha = 1 / activation.alpha;
   if (activation.limit > 0) d.limit = activation.limit;
   d.up_offset = activation.up_offset;
   return d;
