@@ -28,8 +28,9 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   constexpr int kColumns = kProductColumns<kPacking, kUnitColumns>;
   float d[PromptBlocks(kMost)][kColumns / 2];
   consumer.Forget();
-  consumer.template Multiply<kColumns>(slot, d);
   const PromptStore<kGateUp, kMost> store{consumer.of, consumer.ring.Staging(consumer.of.group)};
+  if (slot.bias != 0) store.PrefetchBiases(slot);
+  consumer.template Multiply<kColumns>(slot, d);
   if (slot.bias != 0) store.template AddBiases<kColumns>(slot, d);
   const bool silu = args.activation.function == 0;
   if constexpr (kGateUp) {

@@ -22,13 +22,28 @@ struct PromptStore {
   const Warp& of;
   const uint32_t staging;
 
+  /// Into the L1 cache: what AddBiases reads when the products are done.
+  __device__ __forceinline__ void PrefetchBiases(const PromptSlot<kMost>& slot) const {
+    const auto prefetch = [](const float* at) {
+      if (at != nullptr) asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+    };
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      prefetch(BiasOf(slot, of.FirstRow(b)));
+      prefetch(BiasOf(slot, of.SecondRow(b)));
+    }
+  }
+
   /// Adds what the record says of every row.
   template <int kColumns>
   __device__ __forceinline__ void AddBiases(const PromptSlot<kMost>& slot,
                                             Sums<kColumns>& d) const {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      const float of_rows[2] = {Bias(slot, of.FirstRow(b)), Bias(slot, of.SecondRow(b))};
+      const float* const first = BiasOf(slot, of.FirstRow(b));
+      const float* const second = BiasOf(slot, of.SecondRow(b));
+      const float of_rows[2] = {first != nullptr ? *first : 0.0f,
+                                second != nullptr ? *second : 0.0f};
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) {
         d[b][i] += of_rows[i / 2 % 2];
@@ -119,16 +134,16 @@ struct PromptStore {
   }
 
  private:
-  /// Of a row of the tile, gate's before up's.
-  __device__ __forceinline__ static float Bias(const PromptSlot<kMost>& slot, int row) {
+  /// Of a row of the tile, gate's before up's; null behind the matrix.
+  __device__ __forceinline__ static const float* BiasOf(const PromptSlot<kMost>& slot, int row) {
     constexpr int kRows = (kGateUp ? Warp::kOfGate : 2 * Warp::kOfGate) * 16;
     const bool second = row >= kRows;
     const int of_matrix = slot.row_tile * kRows + (second ? row - kRows : row);
-    if (of_matrix >= slot.row_blocks * 16) return 0;
-    const uint8_t* const biases = slot.weights + slot.bias;
+    if (of_matrix >= slot.row_blocks * 16) return nullptr;
     const bool apart = second && slot.second_weights != 0;  // an expert without a gate has one
-    return reinterpret_cast<const float*>(biases +
-                                          (apart ? SecondBias(slot.row_blocks) : 0))[of_matrix];
+    const uint8_t* const biases =
+        slot.weights + slot.bias + (apart ? SecondBias(slot.row_blocks) : 0);
+    return reinterpret_cast<const float*>(biases) + of_matrix;
   }
 
   /// A block's 64 channels as bf16, 16 bytes each where `to(column, piece of eight channels)` says.
