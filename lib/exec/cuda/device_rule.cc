@@ -12,7 +12,8 @@ DeviceRule::DeviceRule(int64_t max_tokens) : requests_(kRememberedRequests, max_
 
 bool DeviceRule::Executes(const MoeLayerSpec& layer, const RoutingRule& rule) {
   return rule.kind == RoutingRuleKind::kExpertCache && rule.alpha >= 0 && rule.alpha <= 1 &&
-         layer.num_experts <= kFewExperts && CheckExpertCacheRule(layer.routing).ok();
+         layer.num_experts <= kFewExperts && !layer.routing.expert_scales &&
+         CheckExpertCacheRule(layer.routing).ok();
 }
 
 absl::Status DeviceRule::Init(const RuleBuffers& buffers) {
