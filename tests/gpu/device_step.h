@@ -15,10 +15,11 @@ namespace moert::test {
 /// fp32 hidden states in device memory, and a stream.
 class DeviceRowsBuffer {
  public:
-  explicit DeviceRowsBuffer(size_t floats) : bytes_(floats * sizeof(float)) {
+  explicit DeviceRowsBuffer(size_t floats, unsigned flags = cudaStreamNonBlocking)
+      : bytes_(floats * sizeof(float)) {
     REQUIRE(cudaMalloc(&x_, bytes_) == cudaSuccess);
     REQUIRE(cudaMalloc(&y_, bytes_) == cudaSuccess);
-    REQUIRE(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess);
+    REQUIRE(cudaStreamCreateWithFlags(&stream_, flags) == cudaSuccess);
   }
   ~DeviceRowsBuffer() {
     cudaStreamDestroy(stream_);

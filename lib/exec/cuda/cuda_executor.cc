@@ -45,8 +45,6 @@ absl::Status CudaExecutor::Init() {
     MOERT_ASSIGN_OR_RETURN(
         cpu_, CpuExperts::Create(model_, parts_.gemm, parts_.max_tokens, spin, options_.cpus));
   }
-  // The copies and fills above are the default stream's.
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
   return absl::OkStatus();
 }
 

@@ -25,7 +25,7 @@ absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, const int32
   int64_t handle = 0;
   const auto bring = [&](const void* from, size_t bytes) -> absl::StatusOr<std::byte*> {
     std::byte* at = carver->Take<std::byte>(static_cast<int64_t>(bytes));
-    if (copy) MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(at, from, bytes, cudaMemcpyHostToDevice));
+    if (copy) MOERT_RETURN_IF_ERROR(CopyNow(at, from, bytes, cudaMemcpyHostToDevice));
     return at;
   };
   // Null where there is none.
@@ -92,9 +92,8 @@ absl::Status DeviceModel::PlaceFormats(const ExecutorParts& parts) {
   num_formats_ = static_cast<int>(formats.size());
   const auto bytes = static_cast<int64_t>(formats.size() * sizeof(DeviceFormat));
   MOERT_ASSIGN_OR_RETURN(formats_memory_, Buffer::Device(bytes));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(formats_memory_.data(), formats.data(),
-                                        static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
-  return absl::OkStatus();
+  return CopyNow(formats_memory_.data(), formats.data(), static_cast<size_t>(bytes),
+                 cudaMemcpyHostToDevice);
 }
 
 }  // namespace moert::cuda

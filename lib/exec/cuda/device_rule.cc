@@ -17,9 +17,8 @@ bool DeviceRule::Executes(const MoeLayerSpec& layer, const RoutingRule& rule) {
 }
 
 absl::Status DeviceRule::Init(const RuleBuffers& buffers) {
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(buffers.accounts, 0, sizeof(RequestAccount)));  // account 0
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(buffers.worst_shares, 0, 2 * sizeof(double)));
-  return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(FillNow(buffers.accounts, 0, sizeof(RequestAccount)));  // account 0
+  return FillNow(buffers.worst_shares, 0, 2 * sizeof(double));
 }
 
 absl::Status DeviceRule::SetRows(const RuleBuffers& buffers, absl::Span<const int64_t> request_ids,
