@@ -85,7 +85,7 @@ MOERT_HOST_DEVICE constexpr int SecondBias(int row_blocks) {
 struct DeviceActivation {
   int32_t function = 0;  // moert::Activation
   int32_t gated = 1;
-  int32_t plain = 1;  // the function alone says everything
+  int32_t plain = 1;  // silu or gelu, and nothing besides
   float alpha = 1;
   float inverse_alpha = 1;
   float limit = std::numeric_limits<float>::infinity();

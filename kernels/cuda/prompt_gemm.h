@@ -127,7 +127,7 @@ MOERT_HOST_DEVICE constexpr int PromptRowBlocks(int most) { return 8 * PromptBlo
 
 /// Whether the function has a place in the end of a tile.
 MOERT_HOST_DEVICE constexpr bool IsPromptActivation(int function) {
-  return function == 0 || function == 2;  // silu, gelu's tanh form
+  return function != 1;  // erf has none
 }
 
 /// Tokens of one expert that are multiplied together.

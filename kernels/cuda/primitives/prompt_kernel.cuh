@@ -32,9 +32,13 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   if (slot.bias != 0) store.PrefetchBiases(slot);
   consumer.template Multiply<kColumns>(slot, d);
   if (slot.bias != 0) store.template AddBiases<kColumns>(slot, d);
-  const bool silu = args.activation.function == 0;
+  const bool silu = args.activation.function != 2;
   if constexpr (kGateUp) {
-    if (args.activation.plain == 0) store.template Clamp<kColumns>(args.activation, d);
+    if (args.activation.plain == 0 && args.activation.function == 3) {
+      store.template Square<kColumns>(args.activation, d);
+    } else if (args.activation.plain == 0) {
+      store.template Clamp<kColumns>(args.activation, d);
+    }
   }
   if constexpr (kGateUp && IsInt8(kPacking)) {
     store.template WideH<kColumns>(slot, silu, args.wide_h, args.wide_h_stride, d);

@@ -47,7 +47,7 @@ struct PromptStore {
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) {
         d[b][i] += of_rows[i / 2 % 2];
-        asm volatile("" : "+f"(d[b][i]));  // one after the other, as in Clamp
+        asm volatile("" : "+f"(d[b][i]));  // one after the other, as in ForPairs
       }
     }
   }
@@ -56,21 +56,21 @@ struct PromptStore {
   /// x sigmoid(alpha x).
   template <int kColumns>
   __device__ __forceinline__ void Clamp(const DeviceActivation& a, Sums<kColumns>& d) const {
-    const auto clamp = [&](float& gate, float& up) {
+    ForPairs<kColumns>(d, [&](float& gate, float& up) {
       gate = a.alpha * Below(gate, a.limit);
       const float plain = -Below(-Below(up, a.limit), a.limit) + a.up_offset;
       up = (a.gated == 0 ? 1.0f : plain) * a.inverse_alpha;
-      // One after the other: all at once would want more registers than there are.
-      asm volatile("" : "+f"(gate), "+f"(up));
-    };
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
-      if constexpr (!Warp::kHalves) {
-        clamp(d[0][i], d[1][i]);
-      } else if (i % 4 < 2) {
-        clamp(d[0][i], d[0][i + 2]);
-      }
-    }
+    });
+  }
+  /// The same of a squared relu: silu(64) is 64.
+  template <int kColumns>
+  __device__ __forceinline__ void Square(const DeviceActivation& a, Sums<kColumns>& d) const {
+    ForPairs<kColumns>(d, [&](float& gate, float& up) {
+      const float clamped = Below(gate, a.limit), root = clamped < 0 ? 0.0f : clamped;
+      const float plain = -Below(-Below(up, a.limit), a.limit) + a.up_offset;
+      up = (a.gated == 0 ? 1.0f : plain) * (root * root * (1.0f / 64));
+      gate = 64;
+    });
   }
 
   /// act(gate) * up as floats, before they are quantized.
@@ -144,6 +144,20 @@ struct PromptStore {
     const uint8_t* const biases =
         slot.weights + slot.bias + (apart ? SecondBias(slot.row_blocks) : 0);
     return reinterpret_cast<const float*>(biases) + of_matrix;
+  }
+
+  /// change(gate, up), one pair after the other: all at once would want more registers than there
+  /// are.
+  template <int kColumns, typename Change>
+  __device__ __forceinline__ static void ForPairs(Sums<kColumns>& d, const Change& change) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      if (Warp::kHalves && i % 4 >= 2) continue;
+      float& gate = d[0][i];
+      float& up = Warp::kHalves ? d[0][i + 2] : d[kBlocks - 1][i];
+      change(gate, up);
+      asm volatile("" : "+f"(gate), "+f"(up));
+    }
   }
 
   /// A block's 64 channels as bf16, 16 bytes each where `to(column, piece of eight channels)` says.
