@@ -35,7 +35,8 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
 
 }  // namespace
 
-int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
+int LaunchPromptProducts(const PromptGemmArgs& all, CUstream_st* stream) {
+  PromptGemmArgs args = all;
   int error = 0;
   for (int product = 0; product < 2; ++product) {
     if (product == 1 && error == 0 && (args.packings[1] & kPromptInt8) != 0) {
@@ -44,8 +45,11 @@ int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
     if (product == 1 && error == 0 && (args.packings[1] & kPromptZeros) != 0) {
       error = LaunchSumPromptH(args, stream);
     }
+    args.follows = false;
     for (int p = 0; p < kPromptPackings && error == 0; ++p) {
-      if (args.packings[product] >> p & 1) error = Launch(p, args, product, stream);
+      if ((args.packings[product] >> p & 1) == 0) continue;
+      error = Launch(p, args, product, stream);
+      args.follows = true;
     }
   }
   return error;

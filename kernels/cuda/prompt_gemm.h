@@ -29,6 +29,7 @@
 
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route.h"
+#include "kernels/tuning/prompt.h"
 
 struct CUstream_st;
 
@@ -120,10 +121,15 @@ MOERT_HOST_DEVICE constexpr int PromptShare(int most, int count) {
   return PromptColumns(most, (count + units - 1) / units);
 }
 constexpr int kPromptMosts[] = {64, 160, 256};
-/// Blocks of 64 rows of weights that a warp group multiplies: two where there are few columns.
-MOERT_HOST_DEVICE constexpr int PromptBlocks(int most) { return most == 64 ? 2 : 1; }
 /// Row blocks (of 16 rows) of a tile; half of them are gate's, or all are down's.
-MOERT_HOST_DEVICE constexpr int PromptRowBlocks(int most) { return 8 * PromptBlocks(most); }
+MOERT_HOST_DEVICE constexpr int PromptRowBlocks(int most) { return most == 64 ? 16 : 8; }
+/// Warp groups that multiply a tile, and blocks of 64 rows that each has.
+MOERT_HOST_DEVICE constexpr int PromptWarpGroups(Packing packing, int most) {
+  return most == 64 ? tuning::kPromptGroupsOfFew[PromptIndex(packing)] : 2;
+}
+MOERT_HOST_DEVICE constexpr int PromptBlocks(Packing packing, int most) {
+  return PromptRowBlocks(most) / (4 * PromptWarpGroups(packing, most));
+}
 
 /// Tokens of one expert that are multiplied together.
 struct PromptUnit {
@@ -141,7 +147,7 @@ struct PromptTable {
   uint32_t* tiles[2];  // by product: unit | (row tile << 16)
   /// [product][packing]: where its tiles begin; those of packing i end where i + 1 begins.
   int32_t (*begins)[kPromptPackings + 1];
-  int32_t (*tickets)[kPromptPackings];  // tiles taken, beyond one a CTA
+  int32_t (*tickets)[kPromptPackings];  // tiles taken
   int32_t* unit_count;
 };
 MOERT_HOST_DEVICE constexpr int64_t MaxPromptUnits(int64_t tokens, int64_t top_k, int64_t experts,
@@ -182,7 +188,8 @@ struct PromptGemmArgs {
   int32_t pairs = 0;           // as GroupGemmArgs
   int32_t top_k = 1;
   int32_t activation = 0;
-  int32_t ctas = 0;  // PromptGemmCtas()
+  int32_t ctas = 0;      // PromptGemmCtas()
+  bool follows = false;  // of a launch: another of the same product is in front of it
   // Of int8 products, where they are in use.
   const uint8_t* int8_x[2] = {};  // [tokens] packed rows (rows.h): kInt8Token, kInt8Group
   int64_t int8_x_stride = 0;      // bytes; tokens * int8_x_stride below 2^32

@@ -21,6 +21,10 @@ struct PromptTiling {
   double tokens;
   int most;
 };
+/// Warp groups that multiply a tile of a unit of up to 64 columns, by packing: four that have 64
+/// rows of weights each, or two of 128. Four have no registers for the groups of int4 files.
+constexpr int kPromptGroupsOfFew[] = {4, 4, 4, 4, 4, 4, 2, 4, 4, 4, 4, 4};
+
 /// What w4a8 has registers for.
 constexpr int kMostOfInt8Groups = 160;
 constexpr PromptTiling kPromptTilings[] = {{64, 64}, {150, 160}, {1e30, 256}};

@@ -16,15 +16,16 @@ MOERT_HOST_DEVICE constexpr bool IsInt8(Packing p) {
 }
 
 /// As StageFragments; of four times 32 k.
-template <Packing kPacking, bool kHalves>
+template <Packing kPacking, bool kHalves, int kParts>
 struct Int8Fragments {
   uint32_t a[4][4];
 
   template <typename Scales>
-  __device__ __forceinline__ void Load(int /*part*/, uint32_t first, uint32_t second, int half,
+  __device__ __forceinline__ void Load(int part, uint32_t first, uint32_t second, int half,
                                        const Scales& /*scales*/) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      if (i * kParts / 4 != part) continue;
 #pragma unroll
       for (int k16 = 0; k16 < 2; ++k16) {
         const uint32_t at = (i * 2 + k16) * (K64Bytes(kPacking) / 4);

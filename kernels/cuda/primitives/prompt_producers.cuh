@@ -11,14 +11,16 @@
 
 namespace moert::cuda {
 
-constexpr int kPromptConsumers = 256;  // threads
 constexpr int kGatherWarps = 2;
-enum PromptRole : int { kWeightWarp = 8, kScheduleWarp = 9, kGatherWarp = 10, kHelperWarp = 12 };
+/// Producing warps, behind the consumers.
+enum PromptRole : int { kWeightWarp, kScheduleWarp, kGatherWarp, kHelperWarp = 4 };
 /// Producing warps are four. They are eight where a tile has few columns and so takes little time:
 /// four help to bring weights.
 MOERT_HOST_DEVICE constexpr int PromptProducers(int most) { return most == 64 ? 8 : 4; }
-MOERT_HOST_DEVICE constexpr int PromptThreads(int most) {
-  return kPromptConsumers + 32 * PromptProducers(most);
+/// Threads of a CTA: of four warps a group that multiplies, of all.
+MOERT_HOST_DEVICE constexpr int PromptConsumers(int groups) { return 128 * groups; }
+MOERT_HOST_DEVICE constexpr int PromptThreads(int groups, int most) {
+  return PromptConsumers(groups) + 32 * PromptProducers(most);
 }
 /// Warps that help to bring weights, the first of them, and the row blocks that each brings. The
 /// gathering ones do where there is nothing to gather.
@@ -30,14 +32,18 @@ MOERT_HOST_DEVICE constexpr int FirstHelper(int most) {
 }
 /// Registers of a thread, in its role: together what a CTA is launched with, else consumers wait
 /// for ever.
-constexpr int kProducerRegisters = 56;
-MOERT_HOST_DEVICE constexpr int ConsumerRegisters(int most) { return most == 64 ? 200 : 224; }
-MOERT_HOST_DEVICE constexpr bool RegistersFit(int most) {
-  return kProducerRegisters * 32 * PromptProducers(most) +
-             ConsumerRegisters(most) * kPromptConsumers <=
-         65536 / PromptThreads(most) / 8 * 8 * PromptThreads(most);
+MOERT_HOST_DEVICE constexpr int ProducerRegisters(int groups) { return groups == 4 ? 32 : 56; }
+MOERT_HOST_DEVICE constexpr int ConsumerRegisters(int groups, int most) {
+  return groups == 4 ? 104 : most == 64 ? 200 : 224;
 }
-static_assert(RegistersFit(64) && RegistersFit(160) && RegistersFit(256));
+MOERT_HOST_DEVICE constexpr bool RegistersFit(int groups, int most) {
+  const int threads = PromptThreads(groups, most);
+  return ProducerRegisters(groups) * (threads - PromptConsumers(groups)) +
+             ConsumerRegisters(groups, most) * PromptConsumers(groups) <=
+         65536 / threads / 8 * 8 * threads;
+}
+static_assert(RegistersFit(4, 64) && RegistersFit(2, 64) && RegistersFit(2, 160) &&
+              RegistersFit(2, 256));
 
 #if defined(__CUDA_ARCH__) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MOERT_PROMPT_PRODUCTS 1
@@ -79,6 +85,7 @@ __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const Promp
   slot->h = args.h + int64_t{unit.h_row} * args.h_stride;
   slot->second_weights = m.second_weights;
   slot->second_scales = m.second_scales;
+  asm volatile("" ::: "memory");  // in two parts: the warp has few registers
   slot->k64s = m.k64s;
   slot->group_k64s = m.group_k16s / 4;
   slot->row_blocks = m.row_blocks;
@@ -100,7 +107,7 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
 #pragma unroll
   for (int c = 0; c < kMost; c += 32) {
     if (c >= columns) continue;
-    const int of = list[min(c + lane, count - 1)];
+    const int of = __ldcg(list + min(c + lane, count - 1));
     if constexpr (kGateUp) {
       const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
       slot->rows[GatherPlace(kMost, c + lane)] =
@@ -112,7 +119,8 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
     } else {
       slot->rows[c + lane] = of;
       if constexpr (kPacking == Packing::kW8A8) {
-        slot->scales_of[c + lane] = args.h_columns[unit.h_row * args.h_columns_stride + c + lane];
+        slot->scales_of[c + lane] =
+            __ldcg(args.h_columns + unit.h_row * args.h_columns_stride + c + lane);
       }
     }
   }
@@ -127,19 +135,20 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
   constexpr int kIndex = PromptIndex(kPacking);
   const int lane = threadIdx.x % 32;
   const PromptTable& table = args.table;
-  const int begin = table.begins[kProduct][kIndex];
-  const int end = table.begins[kProduct][kIndex + 1];
-  int at = begin + static_cast<int>(blockIdx.x);
+  const int begin = __ldcg(&table.begins[kProduct][kIndex]);
+  const int end = __ldcg(&table.begins[kProduct][kIndex + 1]);
+  // CTAs that begin behind others may find all tiles taken: the first is by ticket too.
+  const auto ticket = [&] {
+    return lane == 0 ? begin + atomicAdd(&table.tickets[kProduct][kIndex], 1) : 0;
+  };
+  int at = __shfl_sync(~0u, ticket(), 0);
   RingPlace<kPromptSlots> place;
   while (true) {
-    int next = 0;
-    if (lane == 0 && at < end) {
-      next = begin + static_cast<int>(gridDim.x) + atomicAdd(&table.tickets[kProduct][kIndex], 1);
-    }
+    const int next = at < end ? ticket() : 0;
     PromptSlot<kMost>& slot = slots[place.stage];
     Await(ring.SlotEmpty(place.stage), place.parity ^ 1);
     if (at < end) {
-      const uint32_t tile = table.tiles[kProduct][at];
+      const uint32_t tile = __ldcg(table.tiles[kProduct] + at);
       const PromptUnit& unit = table.units[tile & 0xffffu];
       const int count = unit.count, columns = unit.columns;
       if (lane == 0) {
@@ -237,8 +246,7 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
     const int blocks = min(kBlocks, slot.row_blocks - slot.row_tile * kBlocks);
     const uint8_t* weights = slot.weights + int64_t{slot.row_tile} * kBlocks * k64_bytes;
     const int second = slot.second_weights;
-    const uint8_t* h = slot.h;
-    StageScaleCopies<Ring, kPacking, kGateUp> scales(slot);
+    StageScaleCopies<Ring, kPacking, kGateUp, PromptSlot<kMost>> scales(slot);
     const int pieces = (slot.k64s + PieceK64s(kPacking) - 1) / PieceK64s(kPacking);
     const int stages = (pieces + kPieces - 1) / kPieces;
 #pragma unroll 1
@@ -261,8 +269,7 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
           PromptHelpers(kGateUp, kMost) == 0 ? kMatrices * blocks * run : 0;
       ArriveExpecting(full, weight_bytes + tokens + float_bytes + scales.Bytes(k));
       if constexpr (!kGateUp) {
-        BulkCopy(ring.Tokens(place.stage), h, tokens, full);
-        h += kPieces * columns * 128;
+        BulkCopy(ring.Tokens(place.stage), slot.h + k * (kPieces * columns * 128), tokens, full);
 #pragma unroll
         for (int p = 0; p < kPieces; ++p) {
           if (floats[p] < 0) continue;
