@@ -26,6 +26,8 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
       return LaunchPrompt<Packing::kW3>(args, product, stream);
     case PromptIndex(Packing::kW2):
       return LaunchPrompt<Packing::kW2>(args, product, stream);
+    case PromptIndex(Packing::kF8):
+      return LaunchPrompt<Packing::kF8>(args, product, stream);
     case PromptIndex(Packing::kNvFp4):
       return LaunchPrompt<Packing::kNvFp4>(args, product, stream);
     default:
@@ -39,7 +41,7 @@ int LaunchPromptProducts(const PromptGemmArgs& all, CUstream_st* stream) {
   PromptGemmArgs args = all;
   int error = 0;
   for (int product = 0; product < 2; ++product) {
-    if (product == 1 && error == 0 && (args.packings[1] & kPromptInt8) != 0) {
+    if (product == 1 && error == 0 && (args.packings[1] & kPrompt8Bits) != 0) {
       error = LaunchQuantizePromptH(args, stream);
     }
     if (product == 1 && error == 0 && (args.packings[1] & kPromptZeros) != 0) {

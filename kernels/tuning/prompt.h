@@ -7,10 +7,10 @@
 namespace moert::cuda::tuning {
 
 /// From so many tokens an expert on, by packing: bf16, w8, w4, fp8_b128, mxfp4, nvfp4, int4 with
-/// the scales and zeros of files, w8a8, w4a8, w4, w3 and w2 with zeros. Where the times of both
-/// families cross, between what was measured at 4, 6, 8, 12, 16 and 20 tokens an expert; w4 with
-/// zeros as w3.
-constexpr double kPromptFrom[] = {4, 6, 12, 11, 14.5, 14.5, 18, 4, 4, 13, 13, 18};
+/// the scales and zeros of files, w8a8, w4a8, w4, w3 and w2 with zeros, w8a8_fp8. Where the times
+/// of both families cross, between what was measured at 4, 6, 8, 12, 16 and 20 tokens an expert; w4
+/// with zeros as w3, w8a8_fp8 as w8a8.
+constexpr double kPromptFrom[] = {4, 6, 12, 11, 14.5, 14.5, 18, 4, 4, 13, 13, 18, 4};
 
 /// At least so many in calls of up to kFewTokens tokens (route.h): family D's take fewer launches
 /// and prefetch for the next layer.
@@ -23,10 +23,10 @@ struct PromptTiling {
 };
 /// Warp groups that multiply a tile of a unit of up to 64 columns, by packing: four that have 64
 /// rows of weights each, or two of 128. Four have no registers for the groups of int4 files.
-constexpr int kPromptGroupsOfFew[] = {4, 4, 4, 4, 4, 4, 2, 4, 4, 4, 4, 4};
+constexpr int kPromptGroupsOfFew[] = {4, 4, 4, 4, 4, 4, 2, 4, 4, 4, 4, 4, 4};
 
-/// What w4a8 has registers for.
-constexpr int kMostOfInt8Groups = 160;
+/// What w4a8 and fp8 have registers for, which add the sums of every 128 k to others.
+constexpr int kMostOfTwoSums = 160;
 constexpr PromptTiling kPromptTilings[] = {{64, 64}, {150, 160}, {1e30, 256}};
 
 }  // namespace moert::cuda::tuning

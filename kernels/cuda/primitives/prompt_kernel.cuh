@@ -20,7 +20,9 @@ namespace moert::cuda {
 
 /// Columns of the products of a unit: int8 ones come in fewer kinds.
 template <Packing kPacking, int kUnitColumns>
-constexpr int kProductColumns = IsInt8(kPacking) && kUnitColumns == 40 ? 48 : kUnitColumns;
+constexpr int kProductColumns = Is8Bit(kPacking) && kPacking != Packing::kF8&& kUnitColumns == 40
+                                    ? 48
+                                    : kUnitColumns;
 
 template <Packing kPacking, bool kGateUp, int kMost, int kUnitColumns>
 __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
@@ -31,7 +33,7 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   consumer.template Multiply<kColumns>(slot, d);
   const PromptStore<kGateUp, kMost, PromptWarpGroups(kPacking, kMost)> store{
       consumer.of, consumer.ring.Staging(consumer.of.group)};
-  if constexpr (kGateUp && IsInt8(kPacking)) {
+  if constexpr (kGateUp && Is8Bit(kPacking)) {
     store.template WideH<kColumns>(slot, args.activation == 0, args.wide_h, args.wide_h_stride, d);
   } else if constexpr (kGateUp) {
     store.template H<kColumns>(slot, args.activation == 0, d);
@@ -105,7 +107,7 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
       BringWeights<kPacking, kGateUp, kMost>(ring, slots);
     } else if (role == kScheduleWarp) {
       // The scales of h come with a tile.
-      if (kPacking == Packing::kW8A8 && !kGateUp && !args.follows) GridDependencySync();
+      if (HasRowScales(kPacking) && !kGateUp && !args.follows) GridDependencySync();
       Schedule<kPacking, kGateUp, kMost>(args, ring, slots);
     } else if (kGateUp && role < kHelperWarp) {
       GatherTokens<kPacking, kMost>(args, ring, slots, role - kGatherWarp);
@@ -118,14 +120,14 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
     TakeRegisters<ConsumerRegisters(kGroups, kMost)>();
     const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
     PromptConsumer<kPacking, kGateUp, kMost> consumer(ring, warp / 4, warp % 4, lane);
-    RingPlace<kPromptSlots> at;
+    SlotPlace at;
     while (true) {
-      Await(ring.SlotFull(at.stage), at.parity);
-      const PromptSlot<kMost>& slot = slots[at.stage];
+      Await(ring.SlotFull(at.stage()), at.parity());
+      const PromptSlot<kMost>& slot = slots[at.stage()];
       if (slot.columns == 0) break;
       RunColumns<kPacking, kGateUp, kMost>(consumer, args, slot);
       __syncwarp();
-      if (lane == 0) Arrive(ring.SlotEmpty(at.stage));
+      if (lane == 0) Arrive(ring.SlotEmpty(at.stage()));
       at.Next();
     }
   }
@@ -161,7 +163,7 @@ int LaunchMost(const PromptGemmArgs& args, cudaStream_t stream) {
     case 160:
       return LaunchOne<kPacking, kGateUp, 160>(args, stream);
     case 256:
-      if constexpr (kPacking != Packing::kW4A8) {
+      if constexpr (kPacking != Packing::kW4A8 && kPacking != Packing::kF8) {
         return LaunchOne<kPacking, kGateUp, 256>(args, stream);
       }
       return cudaErrorInvalidValue;

@@ -53,22 +53,25 @@ static_assert(RegistersFit(4, 64) && RegistersFit(2, 64) && RegistersFit(2, 160)
 
 template <Packing kPacking>
 __device__ __forceinline__ int64_t XStride(const PromptGemmArgs& args) {
-  return IsInt8(kPacking) ? args.int8_x_stride : args.x_stride;
+  return Is8Bit(kPacking) ? args.byte_x_stride : args.x_stride;
 }
 template <Packing kPacking>
 __device__ __forceinline__ const uint8_t* X(const PromptGemmArgs& args) {
-  return IsInt8(kPacking) ? args.int8_x[kPacking == Packing::kW8A8 ? 0 : 1] : args.x;
+  return Is8Bit(kPacking) ? args.byte_x[kPacking == Packing::kW8A8   ? 0
+                                        : kPacking == Packing::kW4A8 ? 1
+                                                                     : 2]
+                          : args.x;
 }
 
 /// Bytes from a row of x to its scales or sums.
 template <Packing kPacking>
 __device__ __forceinline__ int64_t XFloats(const PromptGemmArgs& args) {
-  return IsInt8(kPacking) ? args.int8_x_scales : args.x_sums;
+  return Is8Bit(kPacking) ? args.byte_x_scales : args.x_sums;
 }
 /// Which of the scales or sums of an activation row piece k brings; below 0: none.
 template <Packing kPacking, typename Slot>
 __device__ __forceinline__ int ColumnFloats(const Slot& slot, int k) {
-  if constexpr (IsInt8(kPacking)) return k;
+  if constexpr (Is8Bit(kPacking)) return k;
   if (k >= slot.k64s) return -1;
   if (slot.group_k64s == 1) return k;
   if (slot.group_k64s == 2) return k % 2 != 0 ? -1 : slot.k64s + k / 2;
@@ -85,7 +88,7 @@ __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const Promp
   slot->h = args.h + int64_t{unit.h_row} * args.h_stride;
   slot->second_weights = m.second_weights;
   slot->second_scales = m.second_scales;
-  asm volatile("" ::: "memory");  // in two parts: the warp has few registers
+  asm volatile("" ::: "memory");  // in parts: the warp has few registers
   slot->k64s = m.k64s;
   slot->group_k64s = m.group_k16s / 4;
   slot->row_blocks = m.row_blocks;
@@ -95,6 +98,7 @@ __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const Promp
   slot->h_row = unit.h_row;
   slot->of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
   slot->zero_distance = m.zero_distance;
+  asm volatile("" ::: "memory");
   if constexpr (IsImported(kPacking)) slot->form = ScaleForm<kPacking, kGateUp>(m);
 }
 
@@ -112,13 +116,13 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
       const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
       slot->rows[GatherPlace(kMost, c + lane)] =
           static_cast<uint32_t>(token * XStride<kPacking>(args));
-      if constexpr (kPacking == Packing::kW8A8) {
+      if constexpr (HasRowScales(kPacking)) {
         slot->scales_of[c + lane] = *reinterpret_cast<const float*>(
-            X<kPacking>(args) + token * args.int8_x_stride + args.int8_x_scales);
+            X<kPacking>(args) + token * args.byte_x_stride + args.byte_x_scales);
       }
     } else {
       slot->rows[c + lane] = of;
-      if constexpr (kPacking == Packing::kW8A8) {
+      if constexpr (HasRowScales(kPacking)) {
         slot->scales_of[c + lane] =
             __ldcg(args.h_columns + unit.h_row * args.h_columns_stride + c + lane);
       }
@@ -136,19 +140,19 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
   const int lane = threadIdx.x % 32;
   const PromptTable& table = args.table;
   const int begin = __ldcg(&table.begins[kProduct][kIndex]);
-  const int end = __ldcg(&table.begins[kProduct][kIndex + 1]);
+  const int tiles = __ldcg(&table.begins[kProduct][kIndex + 1]) - begin;
   // CTAs that begin behind others may find all tiles taken: the first is by ticket too.
   const auto ticket = [&] {
-    return lane == 0 ? begin + atomicAdd(&table.tickets[kProduct][kIndex], 1) : 0;
+    return lane == 0 ? atomicAdd(&table.tickets[kProduct][kIndex], 1) : 0;
   };
   int at = __shfl_sync(~0u, ticket(), 0);
-  RingPlace<kPromptSlots> place;
+  SlotPlace place;
   while (true) {
-    const int next = at < end ? ticket() : 0;
-    PromptSlot<kMost>& slot = slots[place.stage];
-    Await(ring.SlotEmpty(place.stage), place.parity ^ 1);
-    if (at < end) {
-      const uint32_t tile = __ldcg(table.tiles[kProduct] + at);
+    const int next = at < tiles ? ticket() : 0;
+    PromptSlot<kMost>& slot = slots[place.stage()];
+    Await(ring.SlotEmpty(place.stage()), place.parity() ^ 1);
+    if (at < tiles) {
+      const uint32_t tile = __ldcg(table.tiles[kProduct] + begin + at);
       const PromptUnit& unit = table.units[tile & 0xffffu];
       const int count = unit.count, columns = unit.columns;
       if (lane == 0) {
@@ -159,8 +163,8 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
       slot.columns = 0;
     }
     __syncwarp();
-    if (lane == 0) Arrive(ring.SlotFull(place.stage));
-    if (at >= end) return;
+    if (lane == 0) Arrive(ring.SlotFull(place.stage()));
+    if (at >= tiles) return;
     place.Next();
     at = __shfl_sync(~0u, next, 0);
   }
@@ -195,11 +199,11 @@ __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost
   if (!ElectLane()) return;
   const int first = helper * kCount % kBlocks;
   const bool second = helper * kCount >= kBlocks;
-  RingPlace<kPromptSlots> at;
+  SlotPlace at;
   RingPlace<Ring::kStages> place;
   while (true) {
-    Await(ring.SlotFull(at.stage), at.parity);
-    const PromptSlot<kMost>& slot = slots[at.stage];
+    Await(ring.SlotFull(at.stage()), at.parity());
+    const PromptSlot<kMost>& slot = slots[at.stage()];
     if (slot.columns == 0) return;
     const int k64_bytes = slot.k64s * K64Bytes(kPacking);  // of a row block
     const int block = slot.row_tile * kBlocks + first;
@@ -220,7 +224,7 @@ __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost
       weights += Ring::kRun;
       place.Next();
     }
-    Arrive(ring.SlotEmpty(at.stage));
+    Arrive(ring.SlotEmpty(at.stage()));
     at.Next();
   }
 }
@@ -235,11 +239,11 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
   constexpr int kMatrices = kGateUp ? 2 : 1;
   constexpr int kBlocks = Ring::kRowBlocks / kMatrices;  // of a matrix
   if (!ElectLane()) return;
-  RingPlace<kPromptSlots> at;
+  SlotPlace at;
   RingPlace<Ring::kStages> place;
   while (true) {
-    Await(ring.SlotFull(at.stage), at.parity);
-    const PromptSlot<kMost>& slot = slots[at.stage];
+    Await(ring.SlotFull(at.stage()), at.parity());
+    const PromptSlot<kMost>& slot = slots[at.stage()];
     const int columns = slot.columns;
     if (columns == 0) return;
     const int k64_bytes = slot.k64s * K64Bytes(kPacking);  // of a row block
@@ -289,7 +293,7 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
       scales.Copy(k, ring.Scales(place.stage, 0), full);
       place.Next();
     }
-    Arrive(ring.SlotEmpty(at.stage));
+    Arrive(ring.SlotEmpty(at.stage()));
     at.Next();
   }
 }
@@ -356,11 +360,11 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
   const uint32_t first = warp * 4 + lane / 8;
   static_assert(kGatherWarps * 4 == 8);  // so a thread's place in the swizzle is always the same
   const uint32_t to = first * 128 + (((lane & 7) ^ (first & 7)) * 16);
-  RingPlace<kPromptSlots> at;
+  SlotPlace at;
   RingPlace<Ring::kStages> place;
   while (true) {
-    Await(ring.SlotFull(at.stage), at.parity);
-    const PromptSlot<kMost>& slot = slots[at.stage];
+    Await(ring.SlotFull(at.stage()), at.parity());
+    const PromptSlot<kMost>& slot = slots[at.stage()];
     const int columns = slot.columns;
     if (columns == 0) break;
     const int pieces = (slot.k64s + PieceK64s(kPacking) - 1) / PieceK64s(kPacking);
@@ -381,7 +385,7 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
       place.Next();
     }
     __syncwarp();
-    if (lane == 0) Arrive(ring.SlotEmpty(at.stage));
+    if (lane == 0) Arrive(ring.SlotEmpty(at.stage()));
     at.Next();
   }
   CopyAsyncWait<0>();

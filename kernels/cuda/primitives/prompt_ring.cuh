@@ -42,10 +42,10 @@ MOERT_HOST_DEVICE constexpr int GatherPlace(int most, int column) {
 }
 
 /// A piece is what one row of 128 bytes of an activation is multiplied by: so many times 64 k.
-MOERT_HOST_DEVICE constexpr int PieceK64s(Packing p) { return IsInt8(p) ? 2 : 1; }
+MOERT_HOST_DEVICE constexpr int PieceK64s(Packing p) { return Is8Bit(p) ? 2 : 1; }
 /// Pieces of a stage: as many as make copies of a row block long where there are few columns.
 MOERT_HOST_DEVICE constexpr int StagePieces(Packing p, int most) {
-  return most == 64 && K64Bytes(p) <= 512 && !IsInt8(p) && !IsImported(p) ? 2 : 1;
+  return most == 64 && K64Bytes(p) <= 512 && !Is8Bit(p) && !IsImported(p) ? 2 : 1;
 }
 
 /// Whether stages bring a float for every column: the scale of its activations, or their sum.
@@ -104,6 +104,24 @@ struct PromptRing {
     return base + kStages * (kTokens + kStageBytes) + kPromptStaging;
   }
 };
+
+/// Where one walks the slots, in one register: what follows from it is not worth another.
+class SlotPlace {
+ public:
+  __device__ __forceinline__ uint32_t stage() const {
+    uint32_t at = at_;
+    asm volatile("" : "+r"(at));
+    return at & 3;
+  }
+  __device__ __forceinline__ uint32_t parity() const { return at_ >> 2; }
+  __device__ __forceinline__ void Next() {
+    at_ = stage() == kPromptSlots - 1 ? (at_ & 4) ^ 4 : at_ + 1;
+  }
+
+ private:
+  uint32_t at_ = 0;
+};
+static_assert(kPromptSlots <= 4);
 
 /// Of the 128 threads of a consumer warp group.
 __device__ __forceinline__ void WarpGroupBarrier(int group) {

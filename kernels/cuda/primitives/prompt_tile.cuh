@@ -69,17 +69,19 @@ struct PromptConsumer {
   static constexpr int kBlocks = Warp::kBlocks;
   static constexpr bool kHalves = Warp::kHalves;
   static constexpr bool kImported = IsImported(kPacking);
-  static constexpr bool kInt = IsInt8(kPacking);
+  static constexpr bool k8Bits = Is8Bit(kPacking);
+  static constexpr bool kF8 = kPacking == Packing::kF8;
+  using Sum = std::conditional_t<kF8, float, int32_t>;  // of products in 8 bits
   /// Four groups have registers for the fragments of one piece: a half of them is made while the
   /// other is multiplied.
   static constexpr int kParts = kGroups == 4 ? 2 : PromptParts(kPacking);
   static constexpr int kFragments = kGroups == 4 ? 1 : 2;
   using Scales = std::conditional_t<
-      kInt, Int8RowScales<kPacking>,
+      k8Bits, Int8RowScales<kPacking>,
       std::conditional_t<kImported, ImportedRowScales<kPacking, Ring::kRowBlocks>,
                          RowScales<kPacking, Ring::kRowBlocks>>>;
   using Fragments =
-      std::conditional_t<kInt, Int8Fragments<kPacking, kHalves, kParts>,
+      std::conditional_t<k8Bits, Int8Fragments<kPacking, kHalves, kParts>,
                          std::conditional_t<kImported, ImportedFragments<kPacking, kHalves, kParts>,
                                             StageFragments<kPacking, kHalves, kParts>>>;
   static constexpr bool kScaled = kPacking != Packing::kBf16;
@@ -127,19 +129,19 @@ struct PromptConsumer {
 
   template <int kColumns>
   __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot, Sums<kColumns>& d) {
-    if constexpr (kPacking == Packing::kW4A8) {
-      MultiplyInt8Groups<kColumns>(slot, d);
-    } else if constexpr (kInt) {
+    if constexpr (kPacking == Packing::kW4A8 || kF8) {
+      MultiplyTwoSums<kColumns>(slot, d);
+    } else if constexpr (k8Bits) {
       MultiplyInt8<kColumns>(slot, d);
     } else {
       MultiplyBf16<kColumns>(slot, d);
     }
   }
 
-  /// Products of block b in stage place.stage are added to sums, as a group of their own.
+  /// Products of block b in stage place.stage begin: they are added to sums, or (kF8) become them.
   template <int kColumns>
-  __device__ __forceinline__ void BeginInt8(int b, const Scales& scales, Fragments& f,
-                                            int32_t (&sums)[kColumns / 2]) const {
+  __device__ __forceinline__ void Begin8Bits(int b, const Scales& scales, Fragments& f,
+                                             Sum (&sums)[kColumns / 2]) const {
     const uint64_t tokens = OperandDescriptor(ring.Tokens(place.stage));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -149,7 +151,11 @@ struct PromptConsumer {
       WgmmaFence();
 #pragma unroll
       for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
-        Wgmma<kColumns>(sums, f.a[i], tokens + 2 * i);
+        if constexpr (kF8) {
+          WgmmaF8<kColumns>(sums, f.a[i], tokens + 2 * i, i > 0);
+        } else {
+          Wgmma<kColumns>(sums, f.a[i], tokens + 2 * i);
+        }
       }
       WgmmaCommit();
       PinRegisters(sums);
@@ -170,8 +176,8 @@ struct PromptConsumer {
       AwaitStage();
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        BeginInt8<kColumns>(b, scales[b], fragments[kBlocks == 2 ? b : which % kFragments],
-                            sums[b]);
+        Begin8Bits<kColumns>(b, scales[b], fragments[kBlocks == 2 ? b : which % kFragments],
+                             sums[b]);
         WgmmaWait<1>();
         if (b == 0 && under_way) Release(before);
       }
@@ -196,6 +202,14 @@ struct PromptConsumer {
     WgmmaWait<0>();
     PinBlocks(sums);
     Release(before);
+    ApplyScales<kColumns>(slot, scales, sums, d);
+  }
+  /// d = sums, which may be d, times the scales of rows and columns.
+  template <int kColumns, typename Number>
+  __device__ __forceinline__ void ApplyScales(const PromptSlot<kMost>& slot,
+                                              const Scales (&scales)[kBlocks],
+                                              const Number (&sums)[kBlocks][kColumns / 2],
+                                              Sums<kColumns>& d) const {
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
@@ -209,38 +223,47 @@ struct PromptConsumer {
     }
   }
 
-  /// d = the sums of every stage, times the scales of its rows and columns.
+  /// d = the sums of every stage, which are added in fp32: times the scales of its rows and columns
+  /// (w4a8), or as they are until the end.
   template <int kColumns>
-  __device__ __forceinline__ void MultiplyInt8Groups(const PromptSlot<kMost>& slot,
-                                                     Sums<kColumns>& d) {
+  __device__ __forceinline__ void MultiplyTwoSums(const PromptSlot<kMost>& slot,
+                                                  Sums<kColumns>& d) {
     const int stages = (slot.k64s + 1) / 2;
     ClearSums(d);
     Scales scales[kBlocks];
     OpenScales(slot, scales);
     Fragments fragments[kBlocks];
+    Sum sums[kBlocks][kColumns / 2];
+    ClearSums(sums);
 #pragma unroll 1
     for (int k = 0; k < stages; ++k) {
       const uint32_t stage = place.stage;
       AwaitStage();
-      int32_t sums[kBlocks][kColumns / 2] = {};
+      if constexpr (!kF8) ClearSums(sums);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        BeginInt8<kColumns>(b, scales[b], fragments[b], sums[b]);
-        scales[b].Read(ring.Scales(stage, 0));
+        Begin8Bits<kColumns>(b, scales[b], fragments[b], sums[b]);
+        if (!kF8 || k == 0) scales[b].Read(ring.Scales(stage, 0));
       }
-      AddInt8Group<kColumns, 0>(stage, scales[0], sums[0], d[0]);
-      if constexpr (kBlocks == 2) AddInt8Group<kColumns, 1>(stage, scales[1], sums[1], d[1]);
+      AddStage<kColumns, 0>(stage, scales[0], sums[0], d[0]);
+      if constexpr (kBlocks == 2) AddStage<kColumns, 1>(stage, scales[1], sums[1], d[1]);
       Release(stage);
       place.Next();
     }
+    if constexpr (kF8) ApplyScales<kColumns>(slot, scales, d, d);
   }
-  /// Waits for block kBlock's products and adds them, times the scales of rows and columns.
+  /// Waits for block kBlock's products and adds them.
   template <int kColumns, int kBlock>
-  __device__ __forceinline__ void AddInt8Group(uint32_t stage, const Scales& scales,
-                                               int32_t (&sums)[kColumns / 2],
-                                               float (&d)[kColumns / 2]) const {
+  __device__ __forceinline__ void AddStage(uint32_t stage, const Scales& scales,
+                                           Sum (&sums)[kColumns / 2],
+                                           float (&d)[kColumns / 2]) const {
     WgmmaWait<kBlocks - 1 - kBlock>();
     PinRegisters(sums);
+    if constexpr (kF8) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) d[i] += sums[i];
+      return;
+    }
     const uint32_t columns = ring.Floats(stage, 0) + 8 * (of.lane & 3);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
@@ -386,12 +409,12 @@ struct PromptConsumer {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) PinRegisters(d[b]);
   }
-  template <int kNumbers>
-  __device__ __forceinline__ static void ClearSums(float (&d)[kBlocks][kNumbers]) {
+  template <typename Number, int kNumbers>
+  __device__ __forceinline__ static void ClearSums(Number (&d)[kBlocks][kNumbers]) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-      for (float& v : d[b]) v = 0;
+      for (Number& v : d[b]) v = 0;
     }
   }
 };

@@ -55,8 +55,9 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
   const auto* tiling = tuning::kPromptTilings;
   while (mean > tiling->tokens) ++tiling;
   plan.most = tiling->most;
-  if (((plan.of_product[0] | plan.of_product[1]) >> PromptIndex(Packing::kW4A8) & 1) != 0) {
-    plan.most = std::min(plan.most, tuning::kMostOfInt8Groups);
+  constexpr uint32_t kTwoSums = 1u << PromptIndex(Packing::kW4A8) | 1u << PromptIndex(Packing::kF8);
+  if (((plan.of_product[0] | plan.of_product[1]) & kTwoSums) != 0) {
+    plan.most = std::min(plan.most, tuning::kMostOfTwoSums);
   }
   return plan;
 }
@@ -71,9 +72,8 @@ PromptExtent MaxPromptExtent(const MoeLayerSpec& layer, int64_t max_tokens, int6
     extent.units = std::max(
         extent.units, MaxPromptUnits(tokens, layer.routing.top_k, layer.num_experts, tiling.most));
   }
-  extent.units =
-      std::max(extent.units, MaxPromptUnits(max_tokens, layer.routing.top_k, layer.num_experts,
-                                            tuning::kMostOfInt8Groups));
+  extent.units = std::max(extent.units, MaxPromptUnits(max_tokens, layer.routing.top_k,
+                                                       layer.num_experts, tuning::kMostOfTwoSums));
   extent.h_rows = MaxPromptRows(max_tokens, layer.routing.top_k, layer.num_experts);
   return extent;
 }

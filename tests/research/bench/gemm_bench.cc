@@ -77,6 +77,7 @@ absl::Status GemmBench::DescribeFormats() {
     device_formats_.push_back(f);
     prompt_formats_.Add(f);
     used_.x[f.gate.operand] = true;
+    used_.x[cuda::PromptOperand(f.gate.operand)] = true;
     used_.wide_h |= f.down.operand != 0;
   }
   const auto bytes = static_cast<int64_t>(device_formats_.size() * sizeof(cuda::DeviceFormat));
