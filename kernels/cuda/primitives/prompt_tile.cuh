@@ -139,14 +139,23 @@ struct PromptConsumer {
   }
 
   /// Products of block b in stage place.stage begin: they are added to sums, or (kF8) become them.
+  /// whole: the stage has 128 k, not 64.
   template <int kColumns>
-  __device__ __forceinline__ void Begin8Bits(int b, const Scales& scales, Fragments& f,
+  __device__ __forceinline__ void Begin8Bits(int b, bool whole, const Scales& scales, Fragments& f,
                                              Sum (&sums)[kColumns / 2]) const {
     const uint64_t tokens = OperandDescriptor(ring.Tokens(place.stage));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (part > 0) WgmmaWait<1>();
       LoadFragments(part, 0, b, scales, f);
+      if constexpr (kF8) {
+#pragma unroll
+        for (int i = 2; i < 4; ++i) {  // what lies there from before may be no number
+          if (i * kParts / 4 != part) continue;
+#pragma unroll
+          for (int q = 0; q < 4; ++q) f.a[i][q] = whole ? f.a[i][q] : 0;
+        }
+      }
       PinRegisters(sums);
       WgmmaFence();
 #pragma unroll
@@ -176,7 +185,7 @@ struct PromptConsumer {
       AwaitStage();
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        Begin8Bits<kColumns>(b, scales[b], fragments[kBlocks == 2 ? b : which % kFragments],
+        Begin8Bits<kColumns>(b, true, scales[b], fragments[kBlocks == 2 ? b : which % kFragments],
                              sums[b]);
         WgmmaWait<1>();
         if (b == 0 && under_way) Release(before);
@@ -242,7 +251,7 @@ struct PromptConsumer {
       if constexpr (!kF8) ClearSums(sums);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        Begin8Bits<kColumns>(b, scales[b], fragments[b], sums[b]);
+        Begin8Bits<kColumns>(b, 2 * k + 1 < slot.k64s, scales[b], fragments[b], sums[b]);
         if (!kF8 || k == 0) scales[b].Read(ring.Scales(stage, 0));
       }
       AddStage<kColumns, 0>(stage, scales[0], sums[0], d[0]);
