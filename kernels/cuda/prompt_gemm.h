@@ -31,7 +31,7 @@
 
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route.h"
-#include "kernels/tuning/prompt.h"
+#include "kernels/tuning/prompt_groups.h"
 
 struct CUstream_st;
 

@@ -1,6 +1,6 @@
 // Which products of a call are family P's (kernels/cuda/prompt_gemm.h), and in which tiling, by the
 // mean of tokens an expert. Data: measured on an H200 with Qwen3-30B-A3B's and Mixtral-8x7B's
-// shapes by `moert-bench gemm`.
+// shapes by `moert-bench gemm`, the crossings by its --products.
 #ifndef MOERT_KERNELS_TUNING_PROMPT_H_
 #define MOERT_KERNELS_TUNING_PROMPT_H_
 
@@ -21,10 +21,6 @@ struct PromptTiling {
   double tokens;
   int most;
 };
-/// Warp groups that multiply a tile of a unit of up to 64 columns, by packing: four that have 64
-/// rows of weights each, or two of 128. Four have no registers for the groups of int4 files.
-constexpr int kPromptGroupsOfFew[] = {4, 4, 4, 4, 4, 4, 2, 4, 4, 4, 4, 4, 4};
-
 /// What w4a8 and fp8 have registers for, which add the sums of every 128 k to others.
 constexpr int kMostOfTwoSums = 160;
 constexpr PromptTiling kPromptTilings[] = {{64, 64}, {150, 160}, {1e30, 256}};

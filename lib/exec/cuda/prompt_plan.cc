@@ -26,7 +26,7 @@ void PromptFormats::Add(const DeviceFormat& format) {
 }
 
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens,
-                      int64_t experts) {
+                      int64_t experts, bool always) {
   PromptPlan plan;
   // erf has no place in the epilogue, nor so many experts in the kernel that makes tiles.
   if (layer.activation.function == Activation::kGelu || layer.num_experts > kFewExperts) {
@@ -36,7 +36,7 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
   const double least = tokens <= kFewTokens ? tuning::kPromptFromOfFewTokens : 0;
   uint32_t packings = 0;
   for (int p = 0; p < kPromptPackings; ++p) {
-    if (mean >= std::max(tuning::kPromptFrom[p], least)) packings |= 1u << p;
+    if (always || mean >= std::max(tuning::kPromptFrom[p], least)) packings |= 1u << p;
   }
   plan.others = formats.others;
   for (int gate = 0; gate < kPromptPackings; ++gate) {

@@ -48,9 +48,10 @@ struct PromptPlan {
   bool sums() const { return (of_product[0] & kPromptZeros) != 0; }
   bool rounded() const { return (of_product[0] & ~kPrompt8Bits) != 0; }
 };
-/// `experts`: over which the tokens are spread, more than the layer's own in a shard.
+/// `experts`: over which the tokens are spread, more than the layer's own in a shard. `always`:
+/// however few tokens an expert has, for measurements.
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens,
-                      int64_t experts);
+                      int64_t experts, bool always = false);
 
 /// Units and rows of h at most, of calls of up to so many tokens.
 struct PromptExtent {

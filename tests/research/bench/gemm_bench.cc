@@ -160,8 +160,9 @@ absl::Status GemmBench::Measure(int tokens, double zipf, GemmCudaCase* result) {
 absl::Status GemmBench::Prepare(int tokens, double zipf, GemmCudaCase* result) {
   prompt_ctas_ = cuda::PromptGemmCtas();
   prompt_ = {};
-  if (prompt_ctas_ > 0) {
-    prompt_ = cuda::PlanPrompt(prompt_formats_, spec_, tokens, spec_.num_experts);
+  if (prompt_ctas_ > 0 && products_ != "few") {
+    prompt_ =
+        cuda::PlanPrompt(prompt_formats_, spec_, tokens, spec_.num_experts, products_ == "prompts");
   }
   if (prompt_.any() && prompt_.others) {
     return absl::UnimplementedError("formats of which some have no kernel for prompts");
