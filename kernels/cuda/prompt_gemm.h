@@ -147,6 +147,11 @@ MOERT_HOST_DEVICE constexpr int PromptBlocks(Packing packing, int most) {
   return PromptRowBlocks(most) / (4 * PromptWarpGroups(packing, most));
 }
 
+/// Whether the function has a place in the end of a tile.
+MOERT_HOST_DEVICE constexpr bool IsPromptActivation(int function) {
+  return function != 1;  // erf has none
+}
+
 /// Tokens of one expert that are multiplied together.
 struct PromptUnit {
   TileMatrix matrix[2];  // gate and up, down
@@ -203,9 +208,9 @@ struct PromptGemmArgs {
   int64_t out_stride = 0;      // a multiple of 64
   int32_t pairs = 0;           // as GroupGemmArgs
   int32_t top_k = 1;
-  int32_t activation = 0;
-  int32_t ctas = 0;      // PromptGemmCtas()
-  bool follows = false;  // of a launch: another of the same product is in front of it
+  int32_t ctas = 0;             // PromptGemmCtas()
+  bool follows = false;         // of a launch: another of the same product is in front of it
+  DeviceActivation activation;  // IsPromptActivation
   // Of products in 8 bits, where they are in use.
   const uint8_t* byte_x[3] = {};  // [tokens] packed rows (rows.h): kInt8Token, kInt8Group, kF8Bytes
   int64_t byte_x_stride = 0;      // bytes; tokens * byte_x_stride below 2^32
