@@ -12,8 +12,8 @@ namespace {
 /// What the thread's expert, and the slot and the prefetched record of its number, begin the call
 /// with. It is read before the
 /// kernels in front have ended. Who writes it has: decisions of the layer's calls before this one
-/// and predictions for it end before the late products of the call that they belong to begin
-/// (CopyBranch::Join), and those are in front.
+/// and predictions for it end before the weighted sum of the call that they belong to begins
+/// (CopyBranch::Join), and that is in front.
 struct Known {
   ServedRecord record;
   ServedLayer layer;

@@ -59,6 +59,13 @@ struct ServedTally {
   uint64_t late = 0;
   uint64_t wasted = 0;
   uint64_t brought_bytes = 0;  // of those that began
+  // By the expert-cache rule (expert_cache.h): slots whose expert was displaced, the mass of these,
+  // and by how much the model's own choice had more mass than what was chosen.
+  uint64_t substituted = 0;
+  double mass_substituted = 0;
+  double mass_lost = 0;
+  double worst_slot_share = 0;  // the largest that any request has reached
+  double worst_mass_share = 0;
 };
 
 /// A record on its way into a slot.

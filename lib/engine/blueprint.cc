@@ -143,6 +143,7 @@ HardwareProfile EffectiveProfile(const EngineOptions& options) {
 ServedRules Blueprint::served() const {
   ServedRules rules;
   if (!strategy.misses_by_rule()) return rules;
+  rules.ruled = strategy.routing != nullptr;
   if (strategy.residency != nullptr) {
     const PolicyTraits traits = strategy.residency->traits();
     rules.by_worth = traits.by_worth;

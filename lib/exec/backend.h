@@ -42,6 +42,7 @@ using ExpertNumbering = std::vector<std::vector<int32_t>>;
 struct ServedRules {
   bool by_worth = false;
   int score_window = 0;  // neither: least recently used
+  bool ruled = false;    // routing is by the expert-cache rule, not the model's choice
   // What is prefetched.
   bool by_gate = false;
   int path_width = 0;

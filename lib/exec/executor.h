@@ -190,9 +190,10 @@ class Executor {
   /// Whether RunResident is possible, given a usable version of every expert.
   virtual bool runs_resident() const { return false; }
   /// Enqueues a whole call. Legal under stream capture. Its routing arrives later. Where the device
-  /// serves misses (ServeMisses) a captured call needs no versions.
+  /// serves misses (ServeMisses) a captured call needs no versions. `rule`: other than kTopK only
+  /// of such a call.
   virtual absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
-                                   const VersionedStore& store) {
+                                   const RoutingRule& rule, const VersionedStore& store) {
     return NotSupported();
   }
   /// Whether a routing may be given where the executor computes, apart from host memory.
@@ -242,8 +243,10 @@ class Executor {
   virtual bool TakeSelections(std::vector<SelectionCount>* added) { return false; }
   /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
   /// captured calls; where misses are served, lends the blocks. Where there may be captured calls
-  /// of other strategies the store tracks its changes.
-  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
+  /// of other strategies the store tracks its changes. request_ids: of the step's rows, or empty;
+  /// replays go by them.
+  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch,
+                                absl::Span<const int64_t> request_ids, void* stream) {
     return absl::OkStatus();
   }
   /// Behind the last call of a step, replayed graphs included.

@@ -20,6 +20,12 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version,
                                      parts_.served, w_.served,
                                      table_.rows(0) + model_.layers[0].num_experts));
+  if (parts_.served.ruled) {
+    for (int l = 0; l < model_.num_layers(); ++l) {
+      MOERT_RETURN_IF_ERROR(DeviceRule::Load(w_, on_device_.layer(l).routing, cudaStreamLegacy));
+    }
+    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
+  }
   served_ = std::move(served);
   return absl::OkStatus();
 }

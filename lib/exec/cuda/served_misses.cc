@@ -267,6 +267,15 @@ ServeMissesArgs ServedMisses::Args(const Call& call) const {
   return args;
 }
 
+ServedResidents ServedMisses::Residents(int layer) const {
+  ServedResidents residents;
+  residents.layer = on_device_.table.layers + layer;
+  residents.rows = on_device_.table.experts + First(layer);
+  if (rules_.prefetch()) residents.prefetch = on_device_.table.prefetch + layer;
+  residents.tally = on_device_.tally + layer;
+  return residents;
+}
+
 PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   const PredictionMemory& memory = on_device_.predictions;
   PredictArgs args;
@@ -374,6 +383,11 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
     added->late += more(&ServedTally::late);
     added->wasted += more(&ServedTally::wasted);
     added->brought_bytes += more(&ServedTally::brought_bytes);
+    added->substituted += more(&ServedTally::substituted);
+    added->mass_substituted += now[l].mass_substituted - seen_[l].mass_substituted;
+    added->mass_lost += now[l].mass_lost - seen_[l].mass_lost;
+    worst_.slots = std::max(worst_.slots, now[l].worst_slot_share);
+    worst_.mass = std::max(worst_.mass, now[l].worst_mass_share);
     seen_[l] = now[l];
   }
   return added->lookups > 0;

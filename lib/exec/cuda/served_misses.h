@@ -2,11 +2,14 @@
 // changes hands, the copies' branch of a captured call, the counters.
 //
 // Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the
-// decision in front of both branches, the copies on one, the products of what is there on the
-// other, both in front of the products of late experts; a prefetch behind the copies of its call
-// and in front of those of the next. No kernel waits for what another one writes while both run, so
-// none needs the other to be on the device, and edges of a graph make no circle. What a decision
-// tells a prefetch that runs beside it, to stop, only makes it end sooner.
+// decision in front of both branches, the copies and behind them the products of late experts on
+// one, the products of what is there on the other, both in front of the weighted sum; a prefetch
+// behind the copies of its call and in front of those of the next. No kernel waits for what another
+// one writes while both run, so none needs the other to be on the device, and edges of a graph make
+// no circle. Within a launch of products a CTA waits only for those that run and wait for nothing
+// (kernels/cuda/group_gemm.h), so two such launches side by side, which share nothing but the rows
+// that they read, both end. What a decision tells a prefetch that runs beside it, to stop, only
+// makes it end sooner.
 #ifndef MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 #define MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 
@@ -23,9 +26,15 @@
 #include "exec/cuda/prefetch_stream.h"
 #include "exec/cuda/workspace.h"
 #include "exec/executor.h"
+#include "kernels/cuda/expert_cache.h"
 #include "store/versioned_store.h"
 
 namespace moert::cuda {
+
+/// The largest shares of a request's slots and mass that were substituted.
+struct SubstitutedShares {
+  double slots = 0, mass = 0;
+};
 
 /// One caller at a time.
 class ServedMisses {
@@ -64,6 +73,11 @@ class ServedMisses {
   absl::Status FollowPaths(int layer, int32_t tokens, const int32_t* ids, const SlotGroups& groups,
                            float* next_scores, cudaStream_t stream);
 
+  /// Who is there when a call of the layer is routed by that, in front of its Begin.
+  ServedResidents Residents(int layer) const;
+  /// As far as TakeCounts has seen.
+  SubstitutedShares worst_shares() const { return worst_; }
+
   /// A call, behind its grouping.
   struct Call {
     int layer = 0;
@@ -75,9 +89,10 @@ class ServedMisses {
     const MakeTilesArgs* tiles = nullptr;
   };
   /// Decides and begins the copies, and behind them the prefetch. Then buffers.ready can be
-  /// multiplied, and behind Join, which must follow, buffers.late. `tiles` not null: their tiles
-  /// are made instead, the late ones in buffers.late_tiles.
+  /// multiplied, and, in the stream of the copies or behind Join, which must follow, buffers.late.
+  /// `tiles` not null: their tiles are made instead, the late ones in buffers.late_tiles.
   absl::Status Begin(const Call& call, cudaStream_t stream);
+  cudaStream_t copies() const { return branch_.copies(); }
   absl::Status Join(cudaStream_t stream) { return branch_.Join(stream); }
   /// That products leave room for: CTAs that copy or decide beside them.
   int ctas_beside() const { return kCopyCtas + (rules_.prefetch() ? 2 : 0); }
@@ -143,6 +158,7 @@ class ServedMisses {
   std::vector<char> unfinished_;  // [layers] the table may have records that were not brought
   LateCopy tally_;
   std::vector<ServedTally> seen_;
+  SubstitutedShares worst_;
   cudaStream_t own_ = nullptr;  // for the way back
   CopyBranch branch_;
   PrefetchStream beside_;  // of calls whose product is the host's
