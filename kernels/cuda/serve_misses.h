@@ -2,10 +2,11 @@
 // behind top-k by one CTA, with no host.
 //
 // Three rules, over the slots that a layer owns: who leaves is the expert that is worth least
-// (ServedUse), or the one of the lowest average score (ServedScores), or the one unused for longest. An expert of the call never leaves, misses wanted by more tokens
-// come first, and a miss for which no slot is left is multiplied where it lies, in mapped host
-// memory. So a call of any size is right with any number of slots, and while the host owns the
-// slots (ServedLayer::lent is 0) every expert of a call is such a miss and nothing changes.
+// (ServedUse), or the one of the lowest average score (ServedScores), or the one unused for
+// longest. An expert of the call never leaves, misses wanted by more tokens come first, and a miss
+// for which no slot is left is multiplied where it lies, in mapped host memory. So a call of any
+// size is right with any number of slots, and while the host owns the slots (ServedLayer::lent is
+// 0) every expert of a call is such a miss and nothing changes.
 //
 // The functions below are the whole decision. The kernel calls each for its thread's expert; a unit
 // test calls them on the host and compares them with the store's.
@@ -267,6 +268,10 @@ struct ServeMissesArgs {
 /// Decides, and changes the layer's rows. Of layers of up to kFewExperts experts. 0 or a
 /// cudaError_t.
 int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream);
+/// The same behind the logits of few tokens, or their ids: with LaunchRouteFew in front, whose
+/// tiles are not made, in one launch. Of no tokens: nothing.
+int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args,
+                        CUstream_st* stream);
 
 /// Carries out the copies: host memory -> shared -> device memory. Addresses and bytes are
 /// multiples of 16.

@@ -126,6 +126,9 @@ class CudaExecutor final : public Executor {
     return call.hidden.rows <= kFewTokens && Spec(call).num_experts <= kFewExperts &&
            !Prompt(call).any();
   }
+  /// All of RouteFew but its last launch, which `route` says.
+  absl::Status PrepareFew(const ExecutorCall& call, const GivenRouting* given,
+                          const RoutingRule* rule, bool tallied, RouteFewArgs* route);
   /// RouteOnDevice (or the routing given) and GroupAndPack of few rows; `tiles`: and all experts'
   /// tiles. `rule`: as RunWhole.
   absl::Status RouteFew(const ExecutorCall& call, const GivenRouting* given,
@@ -179,8 +182,11 @@ class CudaExecutor final : public Executor {
     return served_ != nullptr && (!given || served_->by_paths()) && Few(call) &&
            served_->Predicts(call.layer, call.hidden.rows);
   }
+  /// Whether the launch that decides about a captured call also routes it.
+  bool ServesAndRoutes(const ExecutorCall& call) const { return Few(call) && !served_->by_paths(); }
   /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.
-  absl::Status ServedProducts(const ExecutorCall& call, bool given);
+  /// `route`: null, or of PrepareFew.
+  absl::Status ServedProducts(const ExecutorCall& call, bool given, const RouteFewArgs* route);
   ExpertSet AllExperts(const ExecutorCall& call) const;
   /// `given`: slots of an id below 0 are left out.
   absl::Status WeightedSum(const ExecutorCall& call, bool given);

@@ -162,7 +162,8 @@ absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResul
   return status;
 }
 
-absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, bool given) {
+absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, bool given,
+                                          const RouteFewArgs* route) {
   const cudaStream_t stream = Stream(call);
   const ExpertSet all = AllExperts(call);
   const bool prompt = Prompt(call).any();
@@ -179,6 +180,7 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, bool given) 
   if (PredictsNext(call, given)) misses.next_scores = w_.next_scores;
   misses.shared = table_.rows(call.layer) + Spec(call).num_experts;
   if (!prompt) misses.tiles = &tiles;
+  misses.route = route;
   absl::Status status = served_->Begin(misses, stream);
   if (prompt) {  // one set of tiles at a time
     if (status.ok()) status = Products(call, all, served.ready);

@@ -31,8 +31,8 @@ absl::Status CudaExecutor::RouteNext(const ExecutorCall& call) {
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting* given,
-                                    const RoutingRule* rule, bool tallied, bool tiles) {
+absl::Status CudaExecutor::PrepareFew(const ExecutorCall& call, const GivenRouting* given,
+                                      const RoutingRule* rule, bool tallied, RouteFewArgs* route) {
   const cudaStream_t stream = Stream(call);
   const LayerOnDevice& layer = on_device_.layer(call.layer);
   const int64_t x_stride = extent_.x_stride();
@@ -52,7 +52,7 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
     packed = 1;
   }
   MOERT_RETURN_IF_ERROR(PackOperands(call, packed));
-  RouteFewArgs args;
+  RouteFewArgs& args = *route;
   args.routing = layer.routing;
   args.tokens = static_cast<int32_t>(call.hidden.rows);
   args.scores = w_.scores;
@@ -72,6 +72,14 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
   args.groups = w_.groups;
   if (tallied) args.tally = Tally(call);
   if (HasShared(call)) args.shared_slots = w_.shared_slots;
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting* given,
+                                    const RoutingRule* rule, bool tallied, bool tiles) {
+  const cudaStream_t stream = Stream(call);
+  RouteFewArgs args;
+  MOERT_RETURN_IF_ERROR(PrepareFew(call, given, rule, tallied, &args));
   args.makes_tiles = tiles ? 1 : 0;
   if (tiles) args.tiles = TilesOf(call, AllExperts(call), table_.rows(call.layer));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteFew(args, stream));

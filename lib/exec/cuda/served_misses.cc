@@ -81,6 +81,11 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   args.use = nullptr;
   args.window = 0;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
+  for (const MoeLayerSpec& layer : model_->layers) {
+    RouteFewArgs route;  // of no tokens
+    route.routing.num_experts = layer.num_experts;
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteAndServe(route, args, own_));
+  }
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
   if (rules_.prefetch()) {
     // Of layers that are not lent: nothing is predicted. A kernel for each size of layers.
@@ -307,7 +312,8 @@ absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
     args.tiles = *call.tiles;
     args.late_table = on_device_.late_tiles;
   }
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(call.route != nullptr ? LaunchRouteAndServe(*call.route, args, stream)
+                                                   : LaunchServeMisses(args, stream));
   MOERT_RETURN_IF_ERROR(branch_.ForkCopies(stream));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, branch_.copies()));
   if (call.next_scores == nullptr) return absl::OkStatus();

@@ -78,7 +78,7 @@ class ServedMisses {
   /// As far as TakeCounts has seen.
   SubstitutedShares worst_shares() const { return worst_; }
 
-  /// A call, behind its grouping.
+  /// A call, behind its grouping; or, with `route`, in front of it: then the decision does both.
   struct Call {
     int layer = 0;
     int32_t tokens = 0;
@@ -87,6 +87,7 @@ class ServedMisses {
     float* next_scores = nullptr;          // of Predict; null: nothing was predicted
     const ExpertHandle* shared = nullptr;  // the handle of the shared expert
     const MakeTilesArgs* tiles = nullptr;
+    const RouteFewArgs* route = nullptr;
   };
   /// Decides and begins the copies, and behind them the prefetch. Then buffers.ready can be
   /// multiplied, and, in the stream of the copies or behind Join, which must follow, buffers.late.
