@@ -27,6 +27,8 @@ struct Known {
   bool unsettled = false;  // of the list: for all threads
   bool listed = false;
   PrefetchedRecord prefetched;  // but for how far it has come
+  ServedLayer other;            // of the thread's number, where layers give each other slots
+  uint64_t lends = kNobodyLends;
 };
 
 /// Where the sum of scores of the thread's expert lets go of a score, after `calls` calls.
@@ -42,6 +44,11 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
     known.unsettled = __ldcg(&args.prefetch->settled) == 0;
     known.listed = known.unsettled && e < __ldcg(&args.prefetch->count);
     if (known.listed) known.prefetched = LoadFresh(args.prefetch->records + e);
+  }
+  if (e < args.lenders.layers) {
+    known.other = LoadFresh(args.lenders.layer + e);
+    const bool settled = __ldcg(&args.lenders.prefetch[e].settled) != 0;
+    known.lends = LenderKey(known.other, settled, e, args.lenders.mine, args.lenders.fewest);
   }
   if (e >= args.experts) return known;
   known.record = args.records[e];
@@ -180,17 +187,53 @@ __device__ __forceinline__ uint32_t WantedBy(const ServeMissesArgs& args, int e,
   return bits;
 }
 
+/// How layers give each other slots in a call.
+struct Lending {
+  uint64_t lender;  // the least key
+  double gain;
+  int hole;  // the first place of a slot that has none
+};
+
+/// By the thread of the lender's number: its slot becomes the layer's, at `hole`.
+__device__ __forceinline__ void TakeSlot(const SlotLenders& lenders, const ServedLayer& lender,
+                                         int experts, int hole) {
+  const int64_t d = threadIdx.x;
+  lenders.rows[d * experts + lender.spare_expert] = ServedExpert{};
+  lenders.slots[d * experts + lender.spare_slot] = nullptr;
+  lenders.layer[d].slots = lender.slots - 1;
+  lenders.layer[d].spare_at = nullptr;  // until its next call
+  lenders.slots[int64_t{lenders.mine} * experts + hole] = lender.spare_at;
+}
+
+/// By all threads: whose expert is worth least of those that are there.
+__device__ __forceinline__ void FindSpare(bool present, double worth, uint64_t* spare) {
+  const uint64_t key = present ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends;
+  const auto high = static_cast<uint32_t>(key >> 32);
+  const uint32_t alike = __ballot_sync(~0U, high == __reduce_min_sync(~0U, high));
+  if (present && threadIdx.x % 32 == __ffs(static_cast<int>(alike)) - 1) {
+    atomicMin(reinterpret_cast<unsigned long long*>(spare), static_cast<unsigned long long>(key));
+  }
+}
+/// By its thread.
+__device__ __forceinline__ void OfferSpare(ServedLayer* layer, double worth, int slot,
+                                           uint8_t* at) {
+  layer->spare_at = at;
+  layer->spare_worth = static_cast<float>(worth);
+  layer->spare_expert = static_cast<int32_t>(threadIdx.x);
+  layer->spare_slot = slot;
+}
+
 /// By one thread: what the layer and the copies go by from now on, and the counts.
 __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
                                         const ServedCounts& call, int wanted, int64_t bytes,
                                         const Prefetched& prefetched) {
   if (layer.lent != 0) {
     constexpr double kWeight = 1.0 / 64;
-    ServedLayer after = layer;
-    ++after.tick;
-    ++after.calls;
-    after.inserted += kWeight * (call.copies() + prefetched.inserted - layer.inserted);
-    *args.layer = after;
+    const int inserted = call.copies() + prefetched.inserted;
+    args.layer->tick = layer.tick + 1;
+    args.layer->calls = layer.calls + 1;
+    args.layer->slots = layer.slots + call.borrowed;
+    args.layer->inserted = layer.inserted + kWeight * (inserted - layer.inserted);
   }
   *args.num_copies = call.copies();
   // Nobody waits for the sums.
@@ -202,7 +245,7 @@ __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const Serve
   add(&ServedTally::hits, wanted - call.misses - prefetched.arrived - prefetched.late);
   add(&ServedTally::loads, call.misses);
   add(&ServedTally::bytes, bytes);
-  add(&ServedTally::evictions, call.evictions() + prefetched.evicted);
+  add(&ServedTally::evictions, call.evictions() + call.borrowed + prefetched.evicted);
   add(&ServedTally::arrived, prefetched.arrived);
   add(&ServedTally::late, prefetched.late);
   add(&ServedTally::wasted, prefetched.wasted);
@@ -237,6 +280,7 @@ union ServeScratch {
     uint8_t* slots[kFewExperts];
     int32_t counts[kFewExperts];
     uint8_t held[kFewExperts], coming[kFewExperts];
+    Lending lending;
   } table;
   TileScratch<kFewExperts> tiles;
 };
@@ -280,10 +324,37 @@ __device__ __forceinline__ void ShareKnown(const ServeMissesArgs& args, const Kn
   if (is_expert) {
     rows[e] = lent ? known.row : ServedExpert{};
     table.slots[e] = known.slot;
-    table.held[e] = table.coming[e] = 0;
+    table.held[e] = known.slot == nullptr ? 1 : 0;
+    table.coming[e] = 0;
   }
+  if (e == 0) table.lending = {kNobodyLends, 0, args.experts};
   __syncthreads();
   if (is_expert && lent && known.row.slot >= 0) table.held[known.row.slot] = 1;
+  if (args.lenders.layers == 0) return;
+  if (is_expert && known.slot == nullptr) atomicMin(&table.lending.hole, e);
+  if (known.lends == kNobodyLends) return;
+  atomicMin(reinterpret_cast<unsigned long long*>(&table.lending.lender),
+            static_cast<unsigned long long>(known.lends));
+}
+
+/// Whether the call takes a slot of another layer: then it is the last of its places, and counted.
+/// By all threads.
+__device__ __forceinline__ void Borrow(const ServeMissesArgs& args, const Known& known,
+                                       const Standing& mine, double worth, int miss_rank,
+                                       int victim_rank, ServeScratch& scratch, ServedCounts* call) {
+  auto& table = scratch.table;
+  if (SaysGain(*call, mine.miss, mine.idle, miss_rank, victim_rank)) table.lending.gain = worth;
+  __syncthreads();
+  const uint64_t lender = table.lending.lender;
+  const int hole = table.lending.hole;
+  if (hole == args.experts || !Borrows(lender, table.lending.gain)) return;
+  ++call->borrowed;
+  if (known.lends == lender) {
+    table.slots[hole] = known.other.spare_at;
+    table.ranks.places[call->copies() - 1] = hole;
+    TakeSlot(args.lenders, known.other, args.experts, hole);
+  }
+  __syncthreads();
 }
 
 /// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
@@ -295,12 +366,13 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
   __shared__ uint32_t words;  // of missing records
   __shared__ Prefetched prefetched;
+  __shared__ uint64_t spare;
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts;
   const bool lent = known.layer.lent != 0;
-  const int slots = lent ? known.layer.slots : 0;
   if (e == 0) {
     words = 0;
+    spare = kNobodyLends;
     prefetched = Prefetched{};
   }
   double worth = 0;
@@ -320,30 +392,36 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   mine.wanted = is_expert && count > 0;
   mine.miss = mine.wanted && row.slot < 0;
   mine.idle = row.slot >= 0 && count == 0;
-  mine.free = is_expert && e < slots && table.held[e] == 0;
+  mine.free = is_expert && lent && table.held[e] == 0;
   int wanted = 0, free_before = 0;
-  const ServedCounts call = CountStandings(mine, &wanted, &free_before);
+  ServedCounts call = CountStandings(mine, &wanted, &free_before);
   int miss_rank = 0, victim_rank = args.experts;
   if (call.misses > 0) {
     RankSlots(call, mine, row, count, worth, free_before, args.experts, table.ranks, &miss_rank,
               &victim_rank);
   }
+  const bool lends = args.lenders.layers > 0 && lent;
+  if (lends && call.misses > call.free) {
+    Borrow(args, known, mine, worth, miss_rank, victim_rank, scratch, &call);
+  }
 
   ExpertHandle ready, late;
   int slot = -1;
+  uint8_t* at = nullptr;  // its place
   if (is_expert) {
     const ServedExpert after = AfterCall(row, count, known.layer.tick + 1, call, table.ranks.places,
                                          miss_rank, victim_rank);
     if (lent) args.rows[e] = after;
     slot = after.slot;
+    if (slot >= 0) at = table.slots[slot];
     if (count > 0) {
-      uint8_t* const at = after.slot >= 0 ? table.slots[after.slot] : nullptr;
       const bool waits = coming || (mine.miss && at != nullptr);
       const ExpertHandle handle = PlaceExpert(args, known.record, at, mine.miss, miss_rank);
       (waits ? late : ready) = handle;
     }
   }
   AddMissed(known.record, mine.miss, &words);
+  if (lends) FindSpare(at != nullptr, worth, &spare);
   if (args.ids != nullptr) {
     GiveSlots(args, slot, table.counts);
   } else {
@@ -352,6 +430,9 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
     GiveWaves(args, ready, late, count, call.copies() + prefetched.late > 0, scratch.tiles);
   }
   __syncthreads();
+  if (lends && at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {
+    OfferSpare(args.layer, worth, slot, at);
+  }
   if (e == 0) EndCall(args, known.layer, call, wanted, int64_t{16} * words, prefetched);
 }
 

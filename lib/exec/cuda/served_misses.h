@@ -14,6 +14,7 @@
 #define MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -124,15 +125,21 @@ class ServedMisses {
   bool TakeCounts(ServedCount* added);
 
  private:
+  using BlockPlaces = std::unordered_map<const uint8_t*, int32_t>;
+
   absl::Status PlaceRecords(const DeviceModel* on_device, const DeviceSource& records, int version);
   /// All of the table, or of its layers alone.
   absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
   /// Behind `stream`: what the next layer will want.
   absl::Status PredictBeside(const HostCall& call, cudaStream_t stream);
   ServeMissesArgs Args(const Call& call) const;
+  /// Whose slots a captured call of the layer may take.
+  SlotLenders LendersOf(int layer) const;
   PredictArgs PredictionOf(int layer, const Call& call) const;
   void PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store);
-  void TakeLoan(int layer, LentLayer* loan) const;
+  /// Layers may have given each other slots: `blocks` says which block lies where.
+  void TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loan) const;
+  BlockPlaces PlacesOf(VersionedStore* store) const;
   /// A kernel's first launch loads it, which is not possible in a capture.
   absl::Status LoadKernels(const ExpertHandle* shared);
   absl::Status ForgetPredictions() const;
@@ -152,6 +159,7 @@ class ServedMisses {
   ServedTable table_{};
   int64_t table_bytes_ = 0;
   std::vector<int64_t> first_;    // of each layer's experts
+  bool gives_slots_ = false;      // layers give each other slots
   std::vector<LentLayer> loans_;  // what was handed over
   bool lent_ = false;
   bool returning_ = false;        // the device may know already that nothing is lent
