@@ -30,6 +30,12 @@ struct ExecutorCall {
   bool capturing = false;               // Executor::Capturing of the stream
 };
 
+/// What a step says of its rows: [rows] each, or empty.
+struct StepRows {
+  absl::Span<const int64_t> request_ids;
+  absl::Span<const int32_t> token_ids;
+};
+
 /// What a routing made by the executor goes by.
 struct RoutingRequest {
   RoutingRule rule;          // kTopK: the model's own choice
@@ -242,11 +248,10 @@ class Executor {
   /// nothing.
   virtual bool TakeSelections(std::vector<SelectionCount>* added) { return false; }
   /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
-  /// captured calls; where misses are served, lends the blocks. Where there may be captured calls
-  /// of other strategies the store tracks its changes. request_ids: of the step's rows, or empty;
-  /// replays go by them.
-  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch,
-                                absl::Span<const int64_t> request_ids, void* stream) {
+  /// captured calls, and what replays have to know of the rows; where misses are served, lends the
+  /// blocks. Where there may be captured calls of other strategies the store tracks its changes.
+  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch, const StepRows& rows,
+                                void* stream) {
     return absl::OkStatus();
   }
   /// Behind the last call of a step, replayed graphs included.

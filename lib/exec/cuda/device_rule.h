@@ -34,6 +34,8 @@ class DeviceRule {
 
   /// The expert-cache rule, on routing kinds that have scores, of up to kFewExperts experts.
   static bool Executes(const MoeLayerSpec& layer, const RoutingRule& rule);
+  /// Whether it may in captured calls, whatever the rule's numbers.
+  static bool Serves(const MoeLayerSpec& layer);
 
   /// `buffers` are borrowed.
   absl::Status Init(const RuleBuffers& buffers);
