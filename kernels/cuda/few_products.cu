@@ -55,7 +55,7 @@ __device__ __forceinline__ void Choose(const FewProductsArgs& args, int token, i
   const int experts = args.routing.num_experts, top_k = args.routing.top_k;
   float(&keys)[2][kFewExperts] = scratch->keys[token];
   const Chosen chosen =
-      ChooseExperts<kPerLane>(args.routing, args.logits + token * experts,
+      ChooseExperts<kPerLane>(args.routing, token, args.logits + token * experts,
                               stores ? args.scores + token * experts : nullptr, keys[0], keys[1]);
   if (lane >= top_k) return;
   const int at = token * top_k + lane;

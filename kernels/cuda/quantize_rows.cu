@@ -12,6 +12,7 @@
 #include "kernels/cuda/primitives/dequant.cuh"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/weighted_row.cuh"
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/quantize_rows.h"
 #include "quant/hadamard.h"
@@ -42,8 +43,8 @@ struct RowForm {
 };
 
 /// The 4 channels of a lane in a chunk, transformed.
-template <typename T>
-__device__ __forceinline__ void LoadChunk(const T* row, int k, int chunk, const RowForm& f,
+template <typename Row>
+__device__ __forceinline__ void LoadChunk(const Row& row, int k, int chunk, const RowForm& f,
                                           float (&v)[4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -83,7 +84,7 @@ __device__ __forceinline__ void LoadChunk(const T* row, int k, int chunk, const 
 }
 
 __device__ __forceinline__ float Limit(OperandForm form) {
-  if (form == OperandForm::kF8) return 448;
+  if (form == OperandForm::kF8 || form == OperandForm::kF8Bytes) return 448;
   return form == OperandForm::kInt8Group || form == OperandForm::kInt8Token ? 127 : 7;
 }
 
@@ -108,11 +109,20 @@ __device__ __forceinline__ float NearestF8(float x) {
   return copysignf(rintf(magnitude / step) * step, x);
 }
 
-/// Where a row goes. Of int8: 16 bytes of a chunk, the i-th of its eight, at i ^ swizzle.
+/// The bits of an e4m3 value.
+__device__ __forceinline__ uint8_t F8Bits(float v) {
+  const float magnitude = fabsf(v);
+  const int bits = magnitude < 0x1p-6f ? static_cast<int>(magnitude * 0x1p9f)
+                                       : (__float_as_int(magnitude) >> 20) - ((127 - 7) << 3);
+  return static_cast<uint8_t>(bits | (__float_as_uint(v) >> 31) << 7);
+}
+
+/// Where a row goes. Of one byte a channel: 16 bytes of a chunk, the i-th of its eight, at
+/// i ^ swizzle.
 struct RowOut {
   uint8_t* row;
   float* scales;
-  int64_t int8_chunk;  // bytes from a chunk of int8 to the next
+  int64_t byte_chunk;  // bytes from a chunk of bytes to the next
   int swizzle;
   int scale_step;  // from a chunk's scale to the next one's
 };
@@ -138,17 +148,16 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
       continue;
     }
     const float scaled = some ? v[j] * inverse : 0.0f;
+    const float nearest =
+        limit == 448 ? NearestF8(fminf(fmaxf(scaled, -limit), limit)) : rintf(scaled);
     if (f.form == OperandForm::kF8) {
-      const float nearest = NearestF8(fminf(fmaxf(scaled, -limit), limit));
       reinterpret_cast<uint16_t*>(out)[PackedIndex(channel)] = ToBf16(nearest * kF8Activations);
     } else {
-      const float code = fminf(fmaxf(rintf(scaled), -limit), limit);
+      const int code = static_cast<int>(fminf(fmaxf(nearest, -limit), limit));
       const int in8 = channel & 7;
       const int piece = (channel % kChunk / 16) ^ to.swizzle;
-      reinterpret_cast<int8_t*>(
-          out +
-          chunk * to.int8_chunk)[piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 + ((channel >> 3) & 1)] =
-          static_cast<int8_t>(code);
+      out[chunk * to.byte_chunk + piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 + ((channel >> 3) & 1)] =
+          f.form == OperandForm::kF8Bytes ? F8Bits(nearest) : static_cast<uint8_t>(code);
     }
   }
   if (lane == 0 && f.form != OperandForm::kBf16) {
@@ -157,13 +166,13 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
   }
 }
 
-/// All threads of a CTA pack one row. shared: kWarps floats.
-template <typename T>
-__device__ void PackRow(const T* row, int k, const RowForm& f, float* shared, const RowOut& to) {
+/// All threads of a CTA pack one row. row[channel]: an element. shared: kWarps floats.
+template <typename Row>
+__device__ void PackRow(const Row& row, int k, const RowForm& f, float* shared, const RowOut& to) {
   const int warp = threadIdx.x / 32;
   const int chunks = (k + kChunk - 1) / kChunk;
   const bool one_scale = f.form == OperandForm::kInt8Token || f.form == OperandForm::kInt4Token ||
-                         f.form == OperandForm::kF8;
+                         f.form == OperandForm::kF8 || f.form == OperandForm::kF8Bytes;
   float v[4];
   float row_maximum = 0;
   if (one_scale) {
@@ -192,12 +201,12 @@ __device__ __forceinline__ RowForm FormOf(int operand, int k, const Signs& signs
 template <typename T>
 __global__ void __launch_bounds__(kWarps * 32)
     PackOperandKernel(const T* x, int k, int64_t x_stride, int operand, Signs signs,
-                      uint8_t* packed, int64_t stride) {
+                      uint8_t* packed, int64_t stride, RowWeights weights) {
   TriggerDependentLaunch();
   GridDependencySync();
   __shared__ float shared[kWarps];
   const int64_t row = blockIdx.x;
-  PackRow(x + row * x_stride, k, FormOf(operand, k, signs), shared,
+  PackRow(WeightedRow<T>(x, x_stride, weights, blockIdx.x), k, FormOf(operand, k, signs), shared,
           PackedRow(packed + row * stride, k));
 }
 
@@ -234,8 +243,8 @@ __global__ void __launch_bounds__(kWarps * 32)
       const RowOut to{args.h + unit.h_row * args.h_stride + c * kChunk,
                       args.h_columns + unit.h_row * args.h_columns_stride + c, columns * kChunk,
                       c & 7, columns};
-      PackRow(args.wide_h + row * args.wide_h_stride, down.k, FormOf(down.operand, down.k, signs),
-              shared, to);
+      PackRow(args.wide_h + row * args.wide_h_stride, down.k,
+              FormOf(PromptOperand(down.operand), down.k, signs), shared, to);
     }
   }
 }
@@ -243,13 +252,13 @@ __global__ void __launch_bounds__(kWarps * 32)
 }  // namespace
 
 int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
-                      CUstream_st* stream) {
+                      CUstream_st* stream, const RowWeights& weights) {
   int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-    error = LaunchEarly(PackOperandKernel<T>, x.rows, kWarps * 32, 0, stream,
+    error = LaunchEarly(PackOperandKernel<T>, NumRows(x, weights), kWarps * 32, 0, stream,
                         static_cast<const T*>(x.data), x.cols, x.stride, operand, HadamardSigns(),
-                        packed, stride);
+                        packed, stride, weights);
   });
   return error;
 }

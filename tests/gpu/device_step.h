@@ -54,11 +54,13 @@ class DeviceRowsBuffer {
 
 /// As RunStep, in device memory.
 inline absl::Status RunDeviceStep(Engine* engine, Phase phase, std::vector<float> x, int64_t rows,
-                                  DeviceRowsBuffer* device, std::vector<float>* outputs) {
+                                  DeviceRowsBuffer* device, std::vector<float>* outputs,
+                                  absl::Span<const int32_t> token_ids = {}) {
   const int64_t hidden = engine->model().layers[0].hidden;
   StepInfo info;
   info.phase = phase;
   info.rows = rows;
+  info.token_ids = token_ids;
   info.stream = device->stream();
   auto step = engine->BeginStep(info);
   if (!step.ok()) return step.status();

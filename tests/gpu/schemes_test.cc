@@ -25,45 +25,6 @@ std::shared_ptr<MixedSource> SourceOf(const Shape& shape, const std::vector<std:
   return last.second;
 }
 
-/// A step's rows, and what some of them shall become.
-struct Step {
-  Step(const Shape& shape, const MixedSource& source, int64_t rows) : rows(rows) {
-    std::mt19937_64 rng(rows);
-    x = SyntheticSource::RandomFloats(rows * shape.hidden, 1.0f, &rng);
-    for (float& v : x) v += 0.25f;  // a mean, so that zero points matter
-    // All rows of a small step, some of a large one, the last among them; fewer where one costs
-    // more.
-    const int64_t weights = shape.hidden * shape.intermediate * shape.top_k;
-    const int64_t most = weights > (int64_t{1} << 19) ? 16 : 48;
-    for (int64_t r = rows - 1; r >= 0; r -= (rows + most - 1) / most) checked.push_back(r);
-    source.Reference(x, checked, &reference, &tolerance);
-  }
-
-  void Check(const std::vector<float>& outputs, int64_t hidden, double relative) {
-    std::vector<float> sample;
-    for (const int64_t r : checked) {
-      sample.insert(sample.end(), outputs.begin() + r * hidden, outputs.begin() + (r + 1) * hidden);
-    }
-    int64_t outside = 0;
-    for (size_t i = 0; i < sample.size(); ++i) {
-      // The bound is of one rounding; magic numbers cost h some more. Negated, so that NaN is
-      // outside.
-      if (!(std::fabs(sample[i] - reference[i]) <= 4 * tolerance[i])) ++outside;
-    }
-    CHECK(outside == 0);
-    // h is rounded at another last bit now and then; everything else is fp32.
-    CHECK(RelativeError(sample, reference) < relative);
-    if (first.empty()) first = outputs;
-    CHECK(std::memcmp(first.data(), outputs.data(), outputs.size() * sizeof(float)) == 0);
-  }
-
-  const int64_t rows;
-  std::vector<float> x;
-  std::vector<int64_t> checked;
-  std::vector<double> reference, tolerance;
-  std::vector<float> first;  // outputs of the first engine
-};
-
 /// Steps of so many rows each in one engine; in one with few slots besides, where the experts are
 /// many. relative: what the norm of the error may be.
 void CheckCases(const Shape& shape, const std::vector<std::string>& schemes,
@@ -72,8 +33,8 @@ void CheckCases(const Shape& shape, const std::vector<std::string>& schemes,
   EngineOptions options;
   options.backend = BackendKind::kCuda;
   options.max_tokens_per_forward = *std::max_element(rows.begin(), rows.end());
-  std::vector<Step> steps;
-  for (const int64_t r : rows) steps.emplace_back(shape, *source, r);
+  std::vector<MixedStep> steps;
+  for (const int64_t r : rows) steps.emplace_back(*source, r);
   constexpr int kMany = 8;
   for (const char* strategy : {"resident", "on-demand"}) {
     const bool resident = std::strcmp(strategy, "resident") == 0;
@@ -82,7 +43,7 @@ void CheckCases(const Shape& shape, const std::vector<std::string>& schemes,
     options.budget = Budget::Fraction(resident ? 1.0 : 0.4);
     auto engine = Engine::Create(source, options);
     REQUIRE_OK(engine.status());
-    for (Step& step : steps) {
+    for (MixedStep& step : steps) {
       INFO(schemes[0] << " x" << schemes.size() << ", hidden " << shape.hidden << ", intermediate "
                       << shape.intermediate << ", " << step.rows << " rows, skew " << skew << ", "
                       << strategy);
@@ -156,9 +117,10 @@ TEST_CASE("schemes mixed in one launch") {
 }
 
 // Few and small, for compute-sanitizer.
-TEST_CASE("small cases of the schemes of files, of int8 and of zeros", "[small]") {
-  for (const char* scheme : {"fp8_b128", "mxfp4", "nvfp4", "w4a16_g32_zp_f16", "w4a16_g64", "w8a8",
-                             "w4a8_g128", "w4a16_g128_asym", "w3a16_g128_asym", "w2a16_g64_asym"}) {
+TEST_CASE("small cases of the schemes of files, of 8 bits and of zeros", "[small]") {
+  for (const char* scheme :
+       {"fp8_b128", "mxfp4", "nvfp4", "w4a16_g32_zp_f16", "w4a16_g64", "w8a8", "w4a8_g128",
+        "w8a8_fp8", "w4a16_g128_asym", "w3a16_g128_asym", "w2a16_g64_asym"}) {
     CheckCase({72, 40, 4, 1}, {scheme}, 5, 0, 1e-2);
     CheckCase({200, 88, 3, 2}, {scheme}, 70, 0, 1e-2);
   }
@@ -180,8 +142,8 @@ TEST_CASE("from one token to 8192") {
   CheckCases({256, 192, 16, 4}, {"w4a16_g128", "bf16", "w8a8"}, {1, 2, 8, 64, 512, 8192}, 0, 1e-2);
 }
 
-TEST_CASE("int8 prompts, by tokens an expert") {
-  for (const std::string scheme : {"w8a8", "w4a8_g128"}) {
+TEST_CASE("prompts in 8 bits, by tokens an expert") {
+  for (const std::string scheme : {"w8a8", "w4a8_g128", "w8a8_fp8"}) {
     CheckCases({256, 192, 4, 2}, {scheme}, {29, 61, 120, 300, 513, 1200}, 0, 1e-2);
     CheckCase({2048, 80, 4, 2}, {scheme}, 150, 0, 1e-2);
     CheckCase({1040, 336, 3, 2}, {scheme}, 90, 0, 1e-2);
@@ -190,6 +152,7 @@ TEST_CASE("int8 prompts, by tokens an expert") {
     CheckCase({128, 64, 32, 2}, {scheme}, 600, 0.5, 1e-2);
   }
   CheckCase({256, 192, 9, 3}, {"w8a8", "w8a8+h", "bf16", "w4a8_g128"}, 300, 0, 1e-2);
+  CheckCase({256, 192, 9, 3}, {"w8a8_fp8", "w8a8_fp8+h", "w8a8", "bf16"}, 300, 0, 1e-2);
 }
 
 TEST_CASE("prompts of asymmetric schemes") {
@@ -218,9 +181,20 @@ TEST_CASE("prompts, by tokens an expert") {
   CheckCases({256, 192, 16, 4}, {"w4a16_g128", "bf16", "w8a16_g128"}, {2048, 4096, 8192});
 }
 
+// Launches of a product run into one another: of many packings with few tiles each, and of few with
+// more tiles than there are CTAs.
+TEST_CASE("prompts in many packings") {
+  CheckCases({256, 192, 26, 6},
+             {"bf16", "w8a16_g128", "w4a16_g128", "fp8_b128", "mxfp4", "nvfp4", "w4a16_g64", "w8a8",
+              "w4a8_g128", "w8a8_fp8", "w4a16_g128_asym", "w3a16_g128_asym", "w2a16_g64_asym"},
+             {90, 400, 2000}, 0.1, 1e-2);
+  CheckCases({1536, 768, 24, 4}, {"w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g64_asym"},
+             {128, 400}, 0, 1e-2);
+}
+
 TEST_CASE("prompts of experts of which only some have a product of family P") {
   CheckCase({256, 192, 9, 3}, {"bf16", "w2a16_g64_asym", "w4a16_g128"}, 90);
-  CheckCase({256, 192, 9, 3}, {"bf16", "w8a8_fp8", "w2a16_g64_asym"}, 200, 0, 1e-2);
+  CheckCase({256, 192, 9, 3}, {"bf16", "w8a8_fp8+h", "w2a16_g64_asym"}, 200, 0, 1e-2);
   CheckCase({256, 192, 9, 3}, {"w4a16_g128", "w8a8", "bf16+h"}, 200, 0, 1e-2);
   CheckCase({128, 64, 32, 2}, {"w4a16_g128", "bf16", "w3a16_g128_asym"}, 600, 0.5);
 }

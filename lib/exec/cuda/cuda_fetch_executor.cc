@@ -116,7 +116,8 @@ bool CudaFetchExecutor::TakeRouting(PolicyContext* context, RoutingResult* routi
   return returned_.Take(context, routing);
 }
 
-absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
+absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch,
+                                         const StepRows& /*rows*/, void* stream) {
   DeviceScope scope(device_);
   return fetch_.OpenStep(*store, epoch, static_cast<cudaStream_t>(stream));
 }

@@ -70,13 +70,13 @@ absl::Status GemmBench::Init(const PackVersion& version, const Buffer& copied) {
 
 absl::Status GemmBench::DescribeFormats() {
   for (const ExpertFormat& format : version_.formats) {
-    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
-                           MakeRecordLayout(spec_.hidden, spec_.intermediate, format));
+    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, ExpertRecordLayout(spec_, format));
     MOERT_ASSIGN_OR_RETURN(const cuda::DeviceFormat f, cuda::MakeDeviceFormat(layout));
     layouts_.push_back(layout);
     device_formats_.push_back(f);
     prompt_formats_.Add(f);
     used_.x[f.gate.operand] = true;
+    used_.x[cuda::PromptOperand(f.gate.operand)] = true;
     used_.wide_h |= f.down.operand != 0;
   }
   const auto bytes = static_cast<int64_t>(device_formats_.size() * sizeof(cuda::DeviceFormat));
@@ -159,8 +159,9 @@ absl::Status GemmBench::Measure(int tokens, double zipf, GemmCudaCase* result) {
 absl::Status GemmBench::Prepare(int tokens, double zipf, GemmCudaCase* result) {
   prompt_ctas_ = cuda::PromptGemmCtas();
   prompt_ = {};
-  if (prompt_ctas_ > 0) {
-    prompt_ = cuda::PlanPrompt(prompt_formats_, spec_, tokens, spec_.num_experts);
+  if (prompt_ctas_ > 0 && products_ != "few") {
+    prompt_ =
+        cuda::PlanPrompt(prompt_formats_, spec_, tokens, spec_.num_experts, products_ == "prompts");
   }
   if (prompt_.any() && prompt_.others) {
     return absl::UnimplementedError("formats of which some have no kernel for prompts");
