@@ -62,10 +62,11 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.top_k = spec.routing.top_k;
   gemm.activation = on_device_.layer(call.layer).activation;
   gemm.ctas = prompt_ctas_;
-  gemm.int8_x[0] = w_.x[static_cast<int>(OperandForm::kInt8Token)];
-  gemm.int8_x[1] = w_.x[static_cast<int>(OperandForm::kInt8Group)];
-  gemm.int8_x_stride = extent_.x_stride();
-  gemm.int8_x_scales = OperandScales(spec.hidden);
+  gemm.byte_x[0] = w_.x[static_cast<int>(OperandForm::kInt8Token)];
+  gemm.byte_x[1] = w_.x[static_cast<int>(OperandForm::kInt8Group)];
+  gemm.byte_x[2] = w_.x[static_cast<int>(OperandForm::kF8Bytes)];
+  gemm.byte_x_stride = extent_.x_stride();
+  gemm.byte_x_scales = OperandScales(spec.hidden);
   gemm.wide_h = w_.wide_h;
   gemm.wide_h_stride = extent_.intermediate;
   gemm.h_columns = w_.prompt_h_columns;

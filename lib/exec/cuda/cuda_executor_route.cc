@@ -110,7 +110,7 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
 
 absl::Status CudaExecutor::PackOperands(const ExecutorCall& call, int first) {
   for (int i = first; i < kOperands; ++i) {
-    if (w_.x[i] == nullptr) continue;
+    if (w_.x[i] == nullptr || i == static_cast<int>(OperandForm::kF8Bytes)) continue;
     MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(),
                                               Stream(call), WeightsOfRows(call)));
   }
@@ -173,12 +173,11 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
           w_.prompt_x, extent_.prompt_x_stride(), extent_.hidden * 2,
           static_cast<int>(InputRows(call)), static_cast<int>(spec.hidden), stream));
     }
-    if (!prompt.others && !prompt.int8()) return absl::OkStatus();
+    if (!prompt.others && !prompt.bytes()) return absl::OkStatus();
   }
   const auto reads = [&](int operand) {  // some product does
-    const auto form = static_cast<OperandForm>(operand);
-    return !prompt.any() || prompt.others || form == OperandForm::kInt8Token ||
-           form == OperandForm::kInt8Group;
+    if (operand == static_cast<int>(OperandForm::kF8Bytes)) return prompt.any();
+    return !prompt.any() || prompt.others || IsPromptOperand(operand);
   };
   for (int i = 0; i < kOperands; ++i) {
     if (w_.x[i] == nullptr || !reads(i)) continue;
