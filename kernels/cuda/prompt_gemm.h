@@ -210,6 +210,7 @@ struct PromptGemmArgs {
   int32_t top_k = 1;
   int32_t ctas = 0;             // PromptGemmCtas()
   bool follows = false;         // of a launch: another of the same product is in front of it
+  int32_t biased = 0;           // whether some expert has biases
   DeviceActivation activation;  // IsPromptActivation
   // Of products in 8 bits, where they are in use.
   const uint8_t* byte_x[3] = {};  // [tokens] packed rows (rows.h): kInt8Token, kInt8Group, kF8Bytes
