@@ -20,18 +20,22 @@ namespace moert::cuda {
 
 /// Columns of the products of a unit: int8 ones come in fewer kinds.
 template <Packing kPacking, int kUnitColumns>
-constexpr int kProductColumns = IsInt8(kPacking) && kUnitColumns == 40 ? 48 : kUnitColumns;
+constexpr int kProductColumns = Is8Bit(kPacking) && kPacking != Packing::kF8&& kUnitColumns == 40
+                                    ? 48
+                                    : kUnitColumns;
 
 template <Packing kPacking, bool kGateUp, int kMost, int kUnitColumns>
 __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                         const PromptGemmArgs& args, const PromptSlot<kMost>& slot) {
   constexpr int kColumns = kProductColumns<kPacking, kUnitColumns>;
-  float d[PromptBlocks(kMost)][kColumns / 2];
+  float d[PromptBlocks(kPacking, kMost)][kColumns / 2];
   consumer.Forget();
-  const PromptStore<kGateUp, kMost> store{consumer.of, consumer.ring.Staging(consumer.of.group)};
+  const PromptStore<kGateUp, kMost, PromptWarpGroups(kPacking, kMost)> store{
+      consumer.of, consumer.ring.Staging(consumer.of.group)};
   if (slot.bias != 0) store.PrefetchBiases(slot);
   consumer.template Multiply<kColumns>(slot, d);
   if (slot.bias != 0) store.template AddBiases<kColumns>(slot, d);
+  store.template Exchange<kColumns>(d);
   const bool silu = args.activation.function != 2;
   if constexpr (kGateUp) {
     if (args.activation.plain == 0 && args.activation.function == 3) {
@@ -40,7 +44,7 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
       store.template Clamp<kColumns>(args.activation, d);
     }
   }
-  if constexpr (kGateUp && IsInt8(kPacking)) {
+  if constexpr (kGateUp && Is8Bit(kPacking)) {
     store.template WideH<kColumns>(slot, silu, args.wide_h, args.wide_h_stride, d);
   } else if constexpr (kGateUp) {
     store.template H<kColumns>(slot, silu, d);
@@ -67,9 +71,20 @@ __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMo
   }
 }
 
+// The launches of a call run into one another, each as CTAs of the one in front end:
+// - The first of gate and up waits for all before it, and only then lets the next begin. So whoever
+//   begins finds units, tiles, weights and x.
+// - The first of down waits for h in the warp that brings it, and then lets the next begin. Its
+//   weights are on their way before.
+// - Others wait for nothing: no launch reads what another of its product writes. One CTA of each
+//   waits at its end, so that a launch that has ended has seen those in front end.
+// A CTA that waits does so for launches whose CTAs have all begun, none of which waits for it.
+
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shared) {
   using Ring = PromptRing<kPacking, kMost>;
+  constexpr int kGroups = PromptWarpGroups(kPacking, kMost);
+  constexpr int kConsumerWarps = 4 * kGroups;
   const Ring ring{(SharedAddress(shared) + 1023) & ~1023u};
   const uint32_t slot_offset = ring.Barriers() + Ring::kBarrierBytes - SharedAddress(shared);
   auto* slots = reinterpret_cast<PromptSlot<kMost>*>(shared + slot_offset);
@@ -78,52 +93,61 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
     for (int s = 0; s < Ring::kStages; ++s) {
       InitBarrier(ring.Full(s),
                   1 + PromptHelpers(kGateUp, kMost) + (kGateUp ? kGatherWarps * 32 : 0));
-      InitBarrier(ring.Empty(s), kPromptConsumers / 32);
+      InitBarrier(ring.Empty(s), kConsumerWarps);
     }
     for (int s = 0; s < kPromptSlots; ++s) {
       InitBarrier(ring.SlotFull(s), 1);
       InitBarrier(ring.SlotEmpty(s), 1 + PromptHelpers(kGateUp, kMost) +
-                                         (kGateUp ? kGatherWarps : 0) + kPromptConsumers / 32);
+                                         (kGateUp ? kGatherWarps : 0) + kConsumerWarps);
     }
     FenceBarrierInit();
   }
   __syncthreads();
-  GridDependencySync();
-  TriggerDependentLaunch();
-  if (warp >= kPromptConsumers / 32) {
-    GiveRegisters<kProducerRegisters>();
+  if (kGateUp && !args.follows) GridDependencySync();
+  if (kGateUp || args.follows) TriggerDependentLaunch();
+  if (warp >= kConsumerWarps) {
+    GiveRegisters<ProducerRegisters(kGroups)>();
+    const int role = warp - kConsumerWarps;
     FenceAsyncProxy();  // h was written by ordinary stores, and weights may have been
-    if (warp == kWeightWarp) {
+    if (role == kWeightWarp) {
+      if (!kGateUp && !args.follows) {
+        GridDependencySync();
+        TriggerDependentLaunch();
+        FenceAsyncProxy();
+      }
       BringWeights<kPacking, kGateUp, kMost>(ring, slots);
-    } else if (warp == kScheduleWarp) {
+    } else if (role == kScheduleWarp) {
+      // The scales of h come with a tile.
+      if (HasRowScales(kPacking) && !kGateUp && !args.follows) GridDependencySync();
       Schedule<kPacking, kGateUp, kMost>(args, ring, slots);
-    } else if (kGateUp && warp < kHelperWarp) {
-      GatherTokens<kPacking, kMost>(args, ring, slots, warp - kGatherWarp);
+    } else if (kGateUp && role < kHelperWarp) {
+      GatherTokens<kPacking, kMost>(args, ring, slots, role - kGatherWarp);
     } else if constexpr (PromptHelpers(kGateUp, kMost) > 0) {
-      if (warp >= FirstHelper(kMost)) {
-        HelpWithWeights<kPacking, kGateUp, kMost>(ring, slots, warp - FirstHelper(kMost));
+      if (role >= FirstHelper(kMost)) {
+        HelpWithWeights<kPacking, kGateUp, kMost>(ring, slots, role - FirstHelper(kMost));
       }
     }
   } else {
-    TakeRegisters<ConsumerRegisters(kMost)>();
+    TakeRegisters<ConsumerRegisters(kGroups, kMost)>();
     const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
     PromptConsumer<kPacking, kGateUp, kMost> consumer(ring, warp / 4, warp % 4, lane);
-    RingPlace<kPromptSlots> at;
+    SlotPlace at;
     while (true) {
-      Await(ring.SlotFull(at.stage), at.parity);
-      const PromptSlot<kMost>& slot = slots[at.stage];
+      Await(ring.SlotFull(at.stage()), at.parity());
+      const PromptSlot<kMost>& slot = slots[at.stage()];
       if (slot.columns == 0) break;
       RunColumns<kPacking, kGateUp, kMost>(consumer, args, slot);
       __syncwarp();
-      if (lane == 0) Arrive(ring.SlotEmpty(at.stage));
+      if (lane == 0) Arrive(ring.SlotEmpty(at.stage()));
       at.Next();
     }
   }
+  if (args.follows && blockIdx.x == 0) GridDependencySync();
 }
 #endif
 
 template <Packing kPacking, bool kGateUp, int kMost>
-__global__ void __launch_bounds__(PromptThreads(kMost), 1)
+__global__ void __launch_bounds__(PromptThreads(PromptWarpGroups(kPacking, kMost), kMost), 1)
     PromptGemmKernel(const __grid_constant__ PromptGemmArgs args) {
 #ifdef MOERT_PROMPT_PRODUCTS
   extern __shared__ uint8_t shared[];
@@ -138,7 +162,8 @@ int LaunchOne(const PromptGemmArgs& args, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  return LaunchEarly(kernel, args.ctas, PromptThreads(kMost), kBytes, stream, args);
+  return LaunchEarly(kernel, args.ctas, PromptThreads(PromptWarpGroups(kPacking, kMost), kMost),
+                     kBytes, stream, args);
 }
 
 template <Packing kPacking, bool kGateUp>
@@ -149,7 +174,7 @@ int LaunchMost(const PromptGemmArgs& args, cudaStream_t stream) {
     case 160:
       return LaunchOne<kPacking, kGateUp, 160>(args, stream);
     case 256:
-      if constexpr (kPacking != Packing::kW4A8) {
+      if constexpr (kPacking != Packing::kW4A8 && kPacking != Packing::kF8) {
         return LaunchOne<kPacking, kGateUp, 256>(args, stream);
       }
       return cudaErrorInvalidValue;
