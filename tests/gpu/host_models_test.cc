@@ -12,13 +12,15 @@ namespace {
 
 // Of the fixtures whose dense parts amplify rounding: the CPU's decoder, its products' inputs, keys
 // and values rounded to bf16 as they are here, is 0.018 and 0.027 (ernie4_5_moe), 0.016 and 0.026
-// (deepseek_v2) from the reference, and of minimax_m2's positions one in ten has another expert.
+// (deepseek_v2) from the reference.
 constexpr Tolerance kAmplified = {0.03f, 0.045f, 0.85f};
-constexpr Tolerance kTipped = {0.02f, 0.03f, 0.8f};
+// Rounding gives an early position of the first sequence other experts, on the CPU too, and later
+// positions attend to it.
+constexpr Tolerance kFirstTipped = {0.02f, 0.03f, 0.75f, 1};
 
 TEST_CASE("glm4_moe") { CheckParity("glm4_moe"); }
 TEST_CASE("ernie4_5_moe") { CheckParity("ernie4_5_moe", kAmplified); }
-TEST_CASE("minimax_m2") { CheckParity("minimax_m2", kTipped); }
+TEST_CASE("minimax_m2") { CheckParity("minimax_m2", kFirstTipped); }
 TEST_CASE("hunyuan_v1_moe, with norms behind RoPE") { CheckParity("hunyuan_v1_moe"); }
 TEST_CASE("gpt_oss in MXFP4, with sinks, windows and YaRN") { CheckParity("gpt_oss"); }
 TEST_CASE("gpt_oss in bf16") { CheckParity("gpt_oss_bf16"); }
