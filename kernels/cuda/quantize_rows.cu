@@ -148,16 +148,20 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
       continue;
     }
     const float scaled = some ? v[j] * inverse : 0.0f;
-    const float nearest =
-        limit == 448 ? NearestF8(fminf(fmaxf(scaled, -limit), limit)) : rintf(scaled);
-    if (f.form == OperandForm::kF8) {
-      reinterpret_cast<uint16_t*>(out)[PackedIndex(channel)] = ToBf16(nearest * kF8Activations);
+    const int in8 = channel & 7;
+    const int piece = (channel % kChunk / 16) ^ to.swizzle;
+    uint8_t* const byte = out + chunk * to.byte_chunk + piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 +
+                          ((channel >> 3) & 1);
+    if (f.form == OperandForm::kF8 || f.form == OperandForm::kF8Bytes) {
+      const float nearest = NearestF8(fminf(fmaxf(scaled, -limit), limit));
+      if (f.form == OperandForm::kF8Bytes) {
+        *byte = F8Bits(nearest);
+      } else {
+        reinterpret_cast<uint16_t*>(out)[PackedIndex(channel)] = ToBf16(nearest * kF8Activations);
+      }
     } else {
-      const int code = static_cast<int>(fminf(fmaxf(nearest, -limit), limit));
-      const int in8 = channel & 7;
-      const int piece = (channel % kChunk / 16) ^ to.swizzle;
-      out[chunk * to.byte_chunk + piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 + ((channel >> 3) & 1)] =
-          f.form == OperandForm::kF8Bytes ? F8Bits(nearest) : static_cast<uint8_t>(code);
+      const float code = fminf(fmaxf(rintf(scaled), -limit), limit);
+      *reinterpret_cast<int8_t*>(byte) = static_cast<int8_t>(code);
     }
   }
   if (lane == 0 && f.form != OperandForm::kBf16) {
