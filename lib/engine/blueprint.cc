@@ -11,6 +11,7 @@
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "moert/auto_strategy.h"
+#include "store/shared_slots.h"
 #include "strategies/builtin.h"
 
 namespace moert {
@@ -143,9 +144,12 @@ HardwareProfile EffectiveProfile(const EngineOptions& options) {
 ServedRules Blueprint::served() const {
   ServedRules rules;
   if (!strategy.misses_by_rule()) return rules;
+  rules.ruled = strategy.routing != nullptr;
   if (strategy.residency != nullptr) {
     const PolicyTraits traits = strategy.residency->traits();
     rules.by_worth = traits.by_worth;
+    rules.shares_slots =
+        traits.by_worth && dynamic_cast<const SharedSlots*>(strategy.residency.get()) != nullptr;
     rules.score_window = traits.score_window;
   }
   if (strategy.prefetch != nullptr) {

@@ -85,6 +85,7 @@ constexpr int64_t kRememberedRequests = 1024;
 /// Of the expert-cache rule.
 struct RuleBuffers {
   int32_t* account_of;  // [tokens]
+  int32_t* rows_apart;  // whether no two of these are the same
   RequestAccount* accounts;
   double* worst_shares;
   ExpertCacheToken* scratch;
@@ -93,6 +94,7 @@ struct RuleBuffers {
 
   void Carve(const Extent& e, Carver* c) {
     account_of = c->Take<int32_t>(e.tokens);
+    rows_apart = c->Take<int32_t>(1);
     accounts = c->Take<RequestAccount>(RequestSlots::Capacity(kRememberedRequests, e.tokens));
     worst_shares = c->Take<double>(2);
     scratch = c->Take<ExpertCacheToken>(e.tokens);
