@@ -129,7 +129,9 @@ struct PromptConsumer {
 
   template <int kColumns>
   __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot, Sums<kColumns>& d) {
-    if constexpr (kPacking == Packing::kW4A8 || kF8) {
+    if constexpr (kF8 && kBlocks == 1 && kParts == 1) {
+      MultiplyTwoSumsAhead<kColumns>(slot, d);
+    } else if constexpr (kPacking == Packing::kW4A8 || kF8) {
       MultiplyTwoSums<kColumns>(slot, d);
     } else if constexpr (k8Bits) {
       MultiplyInt8<kColumns>(slot, d);
@@ -138,36 +140,45 @@ struct PromptConsumer {
     }
   }
 
-  /// Products of block b in stage place.stage begin: they are added to sums, or (kF8) become them.
-  /// whole: the stage has 128 k, not 64.
+  /// Part of the weights of block b in stage place.stage. whole: the stage has 128 k, not 64.
+  __device__ __forceinline__ void Load8Bits(int part, int b, bool whole, const Scales& scales,
+                                            Fragments& f) const {
+    LoadFragments(part, 0, b, scales, f);
+    if constexpr (kF8) {
+#pragma unroll
+      for (int i = 2; i < 4; ++i) {  // what lies there from before may be no number
+        if (i * kParts / 4 != part) continue;
+#pragma unroll
+        for (int q = 0; q < 4; ++q) f.a[i][q] = whole ? f.a[i][q] : 0;
+      }
+    }
+  }
+  /// Their products begin: they are added to sums, or (kF8) become them.
+  template <int kColumns>
+  __device__ __forceinline__ void Issue8Bits(int part, uint32_t stage, const Fragments& f,
+                                             Sum (&sums)[kColumns / 2]) const {
+    const uint64_t tokens = OperandDescriptor(ring.Tokens(stage));
+    PinRegisters(sums);
+    WgmmaFence();
+#pragma unroll
+    for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
+      if constexpr (kF8) {
+        WgmmaF8<kColumns>(sums, f.a[i], tokens + 2 * i, i > 0);
+      } else {
+        Wgmma<kColumns>(sums, f.a[i], tokens + 2 * i);
+      }
+    }
+    WgmmaCommit();
+    PinRegisters(sums);
+  }
   template <int kColumns>
   __device__ __forceinline__ void Begin8Bits(int b, bool whole, const Scales& scales, Fragments& f,
                                              Sum (&sums)[kColumns / 2]) const {
-    const uint64_t tokens = OperandDescriptor(ring.Tokens(place.stage));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (part > 0) WgmmaWait<1>();
-      LoadFragments(part, 0, b, scales, f);
-      if constexpr (kF8) {
-#pragma unroll
-        for (int i = 2; i < 4; ++i) {  // what lies there from before may be no number
-          if (i * kParts / 4 != part) continue;
-#pragma unroll
-          for (int q = 0; q < 4; ++q) f.a[i][q] = whole ? f.a[i][q] : 0;
-        }
-      }
-      PinRegisters(sums);
-      WgmmaFence();
-#pragma unroll
-      for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
-        if constexpr (kF8) {
-          WgmmaF8<kColumns>(sums, f.a[i], tokens + 2 * i, i > 0);
-        } else {
-          Wgmma<kColumns>(sums, f.a[i], tokens + 2 * i);
-        }
-      }
-      WgmmaCommit();
-      PinRegisters(sums);
+      Load8Bits(part, b, whole, scales, f);
+      Issue8Bits<kColumns>(part, place.stage, f, sums);
     }
   }
 
@@ -260,6 +271,41 @@ struct PromptConsumer {
       place.Next();
     }
     if constexpr (kF8) ApplyScales<kColumns>(slot, scales, d, d);
+  }
+  /// The same of one block in e4m3: a stage's weights are loaded while the one before is
+  /// multiplied.
+  template <int kColumns>
+  __device__ __forceinline__ void MultiplyTwoSumsAhead(const PromptSlot<kMost>& slot,
+                                                       Sums<kColumns>& d) {
+    const int stages = (slot.k64s + 1) / 2;
+    ClearSums(d);
+    Scales scales[kBlocks];
+    OpenScales(slot, scales);
+    Fragments fragments[2];
+    Sum sums[kBlocks][kColumns / 2];
+    ClearSums(sums);
+    const auto load = [&](int k, Fragments& f) {
+      AwaitStage();
+      Load8Bits(0, 0, 2 * k + 1 < slot.k64s, scales[0], f);
+    };
+    const auto step = [&](int k, int which) {
+      const uint32_t stage = place.stage;
+      Issue8Bits<kColumns>(0, stage, fragments[which], sums[0]);
+      if (k == 0) scales[0].Read(ring.Scales(stage, 0));
+      place.Next();
+      if (k + 1 < stages) load(k + 1, fragments[which ^ 1]);
+      AddStage<kColumns, 0>(stage, scales[0], sums[0], d[0]);
+      Release(stage);
+    };
+    load(0, fragments[0]);
+    int k = 0;
+#pragma unroll 1
+    for (; k + 1 < stages; k += 2) {
+      step(k, 0);
+      step(k + 1, 1);
+    }
+    if (k < stages) step(k, 0);
+    ApplyScales<kColumns>(slot, scales, d, d);
   }
   /// Waits for block kBlock's products and adds them.
   template <int kColumns, int kBlock>
