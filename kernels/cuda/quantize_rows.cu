@@ -106,7 +106,8 @@ __device__ __forceinline__ float NearestF8(float x) {
   const float magnitude = fabsf(x);
   const int exponent = max((__float_as_int(magnitude) >> 23) - 127, -6);
   const float step = __int_as_float((exponent - 3 + 127) << 23);
-  return copysignf(rintf(magnitude / step) * step, x);
+  const float inverse = __int_as_float((3 - exponent + 127) << 23);
+  return copysignf(rintf(magnitude * inverse) * step, x);
 }
 
 /// The bits of an e4m3 value.
@@ -191,7 +192,8 @@ __device__ void PackRow(const Row& row, int k, const RowForm& f, float* shared, 
     for (int w = 0; w < kWarps; ++w) row_maximum = fmaxf(row_maximum, shared[w]);
   }
   for (int c = warp; c < chunks; c += kWarps) {
-    LoadChunk(row, k, c, f, v);
+    // A warp that has one chunk has it still.
+    if (!one_scale || chunks > kWarps) LoadChunk(row, k, c, f, v);
     StoreChunk(v, c, f, one_scale ? row_maximum : WarpMaximum(LaneMaximum(v)), to);
   }
 }
