@@ -10,6 +10,10 @@ namespace moert::cuda::tuning {
 /// files, and take more time in nvfp4.
 constexpr int kPromptGroupsOfFew[] = {4, 4, 4, 4, 4, 2, 2, 4, 4, 4, 4, 4, 4};
 
+/// How the launches of a product run that has several packings: one behind the other (0), into one
+/// another (1), side by side (2).
+constexpr int kPromptLaunches = 2;
+
 /// What a tile takes, by packing: launches of a product share the multiprocessors by it.
 /// Microseconds of uniform calls of 512 and 8,192 tokens, for units of up to 64 columns and for
 /// larger ones.

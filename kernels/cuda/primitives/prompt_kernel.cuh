@@ -89,7 +89,7 @@ template <int kIndex, bool kGateUp, int kMost>
 __device__ __forceinline__ int SharingCtas(const PromptGemmArgs& args) {
   constexpr int kProduct = kGateUp ? 0 : 1;
   const uint32_t packings = args.packings[kProduct];
-  if (packings >> kIndex == 1) return args.ctas;  // the last
+  if (tuning::kPromptLaunches < 2 || packings >> kIndex == 1) return args.ctas;  // the last
   constexpr tuning::PromptTileCosts kCosts = tuning::kPromptTileCosts[kMost == 64 ? 0 : 1];
   float all = 0, mine = 0;
 #pragma unroll
