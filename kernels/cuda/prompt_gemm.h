@@ -168,7 +168,7 @@ struct PromptTable {
   uint32_t* tiles[2];  // by product: unit | (row tile << 16)
   /// [product][packing]: where its tiles begin; those of packing i end where i + 1 begins.
   int32_t (*begins)[kPromptPackings + 1];
-  int32_t (*tickets)[kPromptPackings];  // tiles taken
+  int32_t (*tickets)[kPromptPackings];  // the next tile to take of each packing
   int32_t* unit_count;
 };
 MOERT_HOST_DEVICE constexpr int64_t MaxPromptUnits(int64_t tokens, int64_t top_k, int64_t experts,

@@ -80,7 +80,29 @@ __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMo
 //   weights are on their way before.
 // - Others wait for nothing: no launch reads what another of its product writes. One CTA of each
 //   waits at its end, so that a launch that has ended has seen those in front end.
+// - Each has as many CTAs with tiles as its share of the product's work, so that launches run side by
+//   side, and a multiprocessor fetches the code of one or two. The last has all, which take what is
+//   left where others end early.
 // A CTA that waits does so for launches whose CTAs have all begun, none of which waits for it.
+
+/// CTAs of packing kIndex that take tiles; at least one.
+template <int kIndex, bool kGateUp, int kMost>
+__device__ __forceinline__ int SharingCtas(const PromptGemmArgs& args) {
+  constexpr int kProduct = kGateUp ? 0 : 1;
+  const uint32_t packings = args.packings[kProduct];
+  if (tuning::kPromptLaunches < 2 || packings >> kIndex == 1) return args.ctas;  // the last
+  constexpr tuning::PromptTileCosts kCosts = tuning::kPromptTileCosts[kMost == 64 ? 0 : 1];
+  float all = 0, mine = 0;
+#pragma unroll
+  for (int p = 0; p < kPromptPackings; ++p) {
+    const int32_t* const begin = &args.table.begins[kProduct][p];
+    const auto tiles = static_cast<float>(__ldcg(begin + 1) - __ldcg(begin));
+    const float work = tiles * kCosts.of[p];
+    all += work;
+    if (p == kIndex) mine = work;
+  }
+  return max(1, static_cast<int>(ceilf(args.ctas * mine / fmaxf(all, 1))));
+}
 
 template <Packing kPacking, bool kGateUp, int kMost, bool kPlain>
 __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shared) {
@@ -107,6 +129,10 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
   __syncthreads();
   if (kGateUp && !args.follows) GridDependencySync();
   if (kGateUp || args.follows) TriggerDependentLaunch();
+  if (blockIdx.x > 0 &&
+      static_cast<int>(blockIdx.x) >= SharingCtas<PromptIndex(kPacking), kGateUp, kMost>(args)) {
+    return;
+  }
   if (warp >= kConsumerWarps) {
     GiveRegisters<ProducerRegisters(kGroups)>();
     const int role = warp - kConsumerWarps;
