@@ -44,10 +44,10 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
   for (const MoeLayerSpec& l : model.layers) {
     const RoutingSpec& r = l.routing;
     if (r.kind != RoutingKind::kExternal) {
-      bytes += 4 * l.num_experts * (l.hidden + r.selection_bias + r.logit_bias);
+      bytes += int64_t{4} * l.num_experts * (l.hidden + r.selection_bias + r.logit_bias);
       bytes += 4 * r.hash_vocab * r.top_k;
     }
-    bytes += 4 * l.num_experts * static_cast<int64_t>(r.expert_scales);
+    bytes += int64_t{4} * l.num_experts * static_cast<int>(r.expert_scales);
     if (l.shared_gate) bytes += 4 * l.hidden;
     if (l.shared_intermediate == 0) continue;
     MOERT_ASSIGN_OR_RETURN(const RecordLayout shared, SharedRecordLayout(l));

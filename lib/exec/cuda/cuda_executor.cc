@@ -27,8 +27,8 @@ absl::Status CudaExecutor::Init() {
   w_.Carve(model_, extent_, &carver);
   if (w_.ones != nullptr) {
     const std::vector<float> ones(static_cast<size_t>(extent_.pairs), 1.0f);
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cudaMemcpy(w_.ones, ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice));
+    MOERT_RETURN_IF_ERROR(
+        CopyNow(w_.ones, ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice));
   }
   MOERT_RETURN_IF_ERROR(on_device_.Init(parts_, w_.token_ids));
   MOERT_RETURN_IF_ERROR(table_.Init(&model_, &on_device_, w_.handles));
