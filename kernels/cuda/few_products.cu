@@ -56,7 +56,8 @@ __device__ __forceinline__ void Choose(const FewProductsArgs& args, int token, i
   float(&keys)[2][kFewExperts] = scratch->keys[token];
   const Chosen chosen =
       ChooseExperts<kPerLane>(args.routing, args.logits + token * experts,
-                              stores ? args.scores + token * experts : nullptr, keys[0], keys[1]);
+                              stores ? args.scores + token * experts : nullptr, keys[0], keys[1],
+                              (args.trial.bits & 2048) != 0);
   if (lane >= top_k) return;
   const int at = token * top_k + lane;
   scratch->ids[at] = chosen.id;
@@ -142,31 +143,39 @@ __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
   __shared__ TakenShares taken;
   auto* const scratch = reinterpret_cast<ChoiceScratch*>(shared + kReduceBytes / 4);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+  trial::Stamp(args.trial, 4, 0);
   Clear(args, scratch);
   work.Know(args);
   if (lane == 0 && warp < 2) InitMbarrier(&taken.mbarriers[warp]);
   __syncthreads();
   GridDependencySync();
   TriggerDependentLaunch();
+  trial::Stamp(args.trial, 4, 1);
+  const bool scribe = (args.trial.bits & 1024) != 0 && blockIdx.x == 0;
   const bool stores = blockIdx.x == 0, counts = stores && args.tally != nullptr;
   int ticket = 0;
-  if (lane == 0 && warp < 2) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
+  if (lane == 0 && warp < 2 && !scribe) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
   CopyTables(args, counts, scratch);
   if (warp < args.tokens) ChooseOf(args, warp, lane, stores, scratch);
   CopyAsyncWait<0>();
   __syncthreads();
+  trial::Stamp(args.trial, 4, 2);
   MakeFewTiles(args, *scratch, &work);
   if (counts) CountCall(args, *scratch);
+  if (scribe) return;
   __syncthreads();
   if (warp < 2) {
     work.SumCosts(warp, lane);
     TakeFirst(args.gemm, warp, __shfl_sync(kFull, ticket, 0), work, lane, &taken);
   }
   __syncthreads();
-  if (warp == kGemmWarps - 1 && taken.ticket[1] < args.gemm.shares) {
+  trial::Stamp(args.trial, 4, 3);
+  if (warp == kGemmWarps - 1 && taken.ticket[1] < args.gemm.shares && !(args.trial.bits & 512)) {
     PrefetchShare(work, taken.begin[1], taken.end[1], lane);
   }
-  RunShares<1>(args.gemm, work, taken, shared);
+  RunShares<1>(args.gemm, work, taken, shared, args.trial);
+  __syncthreads();
+  trial::Stamp(args.trial, 4, 5);
 }
 
 }  // namespace
@@ -179,6 +188,8 @@ int LaunchFewProducts(const FewProductsArgs& args, CUstream_st* stream) {
       FewProductsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmSharedBytes);
   if (error != cudaSuccess) return error;
   FewProductsArgs all = args;
+  all.trial = trial::Now();
+  if ((all.trial.bits & 1024) != 0) --all.gemm.shares;
   all.gemm.first = 0;
   all.gemm.last = 1;
   all.gemm.pairs = args.tokens * args.routing.top_k;

@@ -9,6 +9,7 @@
 
 #include "host/cuda/rope_kernel.h"
 #include "host/cuda/step_inputs.h"
+#include "util/trial.h"
 
 struct CUstream_st;
 
@@ -27,6 +28,9 @@ struct AttentionArgs {
   int32_t head_dim = 0;  // a multiple of 16, at most kMaxHeadDim
   int32_t layer = 0;
   int32_t window = 0;  // keys a query sees, itself included; 0: all
+  const void* ahead = nullptr;
+  int64_t ahead_bytes = 0;
+  moert::trial::Trial trial;
 };
 
 /// Keys of one piece. A row's arithmetic depends on its position alone, never on what else is in

@@ -90,6 +90,8 @@ absl::Status DeviceDecoder::EnqueueAttention(int index, const StepShape& shape) 
   attention.head_dim = rope.head_dim;
   attention.layer = index;
   attention.window = static_cast<int32_t>(config_.mixers[index].span);
+  attention.ahead = layer.o.weights();
+  attention.ahead_bytes = layer.o.in() * layer.o.out() * 2;
   auto* const partials = reinterpret_cast<float*>(partials_.data());
   const bool many = shape.tiles > 0;
   if (!many && !rope.norm_full) {

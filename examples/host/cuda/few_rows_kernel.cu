@@ -195,6 +195,11 @@ __device__ __forceinline__ float ScaleOf(const FewRowsProduct& p, const Shared& 
   return 1.0f / sqrtf(squares / static_cast<float>(p.in) + p.normed.eps);
 }
 
+/// One place for both passes.
+__device__ __noinline__ void NormOnce(const NormArgs& then, float* parts, bool stores) {
+  NormRow(then, 0, parts, stores);
+}
+
 /// The norm behind the product, by the block that ends last.
 __device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float* parts) {
   __shared__ bool last;
@@ -206,7 +211,11 @@ __device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float*
   __syncthreads();
   if (!last) return;
   __threadfence();
-  NormRow(p.then, 0, parts);
+  if (p.trial.bits & 1) {
+    NormOnce(p.then, parts, true);
+  } else {
+    NormRow(p.then, 0, parts);
+  }
   if (threadIdx.x == 0) *p.ticket = 0;
 }
 
@@ -228,6 +237,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int units = (p.out + kChannels - 1) / kChannels, rounds = (p.in + kRound - 1) / kRound;
   const int items = (units - block + grid - 1) / grid * rounds;
 
+  const int stamp = p.ticket != nullptr ? 2 : p.out > 100000 ? 6 : 0;
+  trial::Stamp(p.trial, stamp, 0);
   const uint64_t policy = EvictFirst();
   // The item that is copied next: `kStages` ahead of the one multiplied.
   int next = 0, next_unit = block, next_round = 0;
@@ -241,14 +252,22 @@ __global__ void __launch_bounds__(kThreads, 1)
     CommitCopies();
   };
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) copy();
+  for (int i = 0; i < kStages; ++i) {
+    if (i == 0 || !(p.trial.bits & 8192) || p.x != nullptr) copy();
+  }
   if (p.ticket != nullptr) {
     constexpr int kFloats = kLine / static_cast<int>(sizeof(float));
     for (int i = threadIdx.x * kFloats; i < p.then.width; i += kThreads * kFloats) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(p.then.weight + i));
     }
   }
+  if (p.ticket != nullptr && (p.trial.bits & 1)) NormOnce(p.then, shared.sums, false);
+  trial::Stamp(p.trial, stamp, 1);
   GridDependencySync();
+  trial::Stamp(p.trial, stamp, 2);
+  if ((p.trial.bits & 8192) && p.x == nullptr) {
+    for (int i = 1; i < kStages; ++i) copy();
+  }
   if (p.x != nullptr) {
     LoadRows(p, shared.x);
   } else {
@@ -256,6 +275,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   const float scale = ScaleOf(p, shared, threadIdx.x / kChannels);
+  trial::Stamp(p.trial, stamp, 3);
 
   int item = 0;
   for (int unit = block; unit < units; unit += grid) {
@@ -277,12 +297,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     if (place.valid) *y = before + (AddSums(sums) * scale + bias);
   }
+  trial::Stamp(p.trial, stamp, 4);
   if (p.ticket != nullptr) NormWhenComplete(p, shared.sums);
+  trial::Stamp(p.trial, stamp, 5);
 }
 
 template <int kRows>
 auto KernelOf(int stages) {
-  return stages == 1 ? FewRowsKernel<1, kRows> : FewRowsKernel<2, kRows>;
+  return stages == 1   ? FewRowsKernel<1, kRows>
+         : stages == 2 ? FewRowsKernel<2, kRows>
+                       : FewRowsKernel<3, kRows>;
 }
 
 /// What a block may ask for: a little is the kernel's own.
@@ -296,13 +320,19 @@ bool FewRowsRun(int64_t rows, int64_t in) {
   return rows <= kFewRows && in % 8 == 0 && SharedBytes(1, rows, in) <= SharedLimit();
 }
 
-int LaunchFewRows(const FewRowsProduct& p, CUstream_st* stream) {
+int LaunchFewRows(const FewRowsProduct& product, CUstream_st* stream) {
+  FewRowsProduct p = product;
+  p.trial = trial::Now();
   if (p.rows < 1 || !FewRowsRun(p.rows, p.in) || (p.ticket != nullptr && p.rows > 1)) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
   const int units = (p.out + kChannels - 1) / kChannels, rounds = (p.in + kRound - 1) / kRound;
   const int grid = std::min(units, gpu::DeviceAttribute(cudaDevAttrMultiProcessorCount));
-  int stages = std::min(kMaxStages, (units + grid - 1) / grid * rounds);
+  int most = kMaxStages;
+  if (p.x == nullptr && (p.trial.bits & 16)) most = 1;
+  if (p.x == nullptr && (p.trial.bits & 32)) most = 3;
+  if (p.x != nullptr && (p.trial.bits & 64)) most = 1;
+  int stages = std::min(most, (units + grid - 1) / grid * rounds);
   while (SharedBytes(stages, p.rows, p.in) > SharedLimit()) --stages;
   const auto kernel = p.rows == 1 ? KernelOf<1>(stages) : KernelOf<kFewRows>(stages);
   const auto bytes = static_cast<int>(SharedBytes(stages, p.rows, p.in));

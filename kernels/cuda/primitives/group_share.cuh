@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/group_gemm.h"
+#include "kernels/cuda/trial.h"
 #include "kernels/cuda/primitives/epilogue.cuh"
 #include "kernels/cuda/primitives/mbarrier.cuh"
 #include "kernels/cuda/primitives/multiply.cuh"
@@ -304,7 +305,8 @@ __device__ __forceinline__ void Take(const GroupGemmArgs& args, int product, int
 /// shared: kGemmSharedBytes.
 template <int kMost8, typename Work>
 __device__ __forceinline__ void RunShares(const GroupGemmArgs& args, const Work& work,
-                                          TakenShares& taken, float* shared) {
+                                          TakenShares& taken, float* shared,
+                                          const trial::Trial& trial = {}) {
   const bool both = args.first != args.last;
   // By way of a shuffle, so that what follows from it stays in registers.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -313,6 +315,7 @@ __device__ __forceinline__ void RunShares(const GroupGemmArgs& args, const Work&
   Share share{args, shared, rings + warp * kRingBytes};
   for (int product = args.first; product <= args.last; ++product) {
     share.product = product;
+    if (product == 1) trial::Stamp(trial, 4, 4);
     share.waits = both && product == 1;
     // Most often a CTA has one share of each product: its warps go on to the next as they are done
     // with the one, and meet again only where there is another share.
