@@ -51,11 +51,11 @@ __device__ __forceinline__ void CopyTables(const FewProductsArgs& args, bool cou
 /// By a warp: the experts of a token. stores: this CTA tells of them.
 template <int kPerLane>
 __device__ __forceinline__ void Choose(const FewProductsArgs& args, int token, int lane,
-                                       bool stores, ChoiceScratch* scratch) {
+                                       bool real, bool stores, ChoiceScratch* scratch) {
   const int experts = args.routing.num_experts, top_k = args.routing.top_k;
   float(&keys)[2][kFewExperts] = scratch->keys[token];
   const Chosen chosen =
-      ChooseExperts<kPerLane>(args.routing, args.logits + token * experts,
+      ChooseExperts<kPerLane>(args.routing, real ? args.logits + token * experts : reinterpret_cast<const float*>(args.handles),
                               stores ? args.scores + token * experts : nullptr, keys[0], keys[1],
                               (args.trial.bits & 2048) != 0);
   if (lane >= top_k) return;
@@ -70,16 +70,16 @@ __device__ __forceinline__ void Choose(const FewProductsArgs& args, int token, i
 }
 
 __device__ __forceinline__ void ChooseOf(const FewProductsArgs& args, int token, int lane,
-                                         bool stores, ChoiceScratch* scratch) {
+                                         bool real, bool stores, ChoiceScratch* scratch) {
   const int experts = args.routing.num_experts;
   if (experts <= 64) {
-    Choose<2>(args, token, lane, stores, scratch);
+    Choose<2>(args, token, lane, real, stores, scratch);
   } else if (experts <= 128) {
-    Choose<4>(args, token, lane, stores, scratch);
+    Choose<4>(args, token, lane, real, stores, scratch);
   } else if (experts <= 256) {
-    Choose<8>(args, token, lane, stores, scratch);
+    Choose<8>(args, token, lane, real, stores, scratch);
   } else {
-    Choose<kFewExperts / 32>(args, token, lane, stores, scratch);
+    Choose<kFewExperts / 32>(args, token, lane, real, stores, scratch);
   }
 }
 
@@ -136,7 +136,41 @@ __device__ __forceinline__ void TakeFirst(const GroupGemmArgs& gemm, int product
   (lane == 0 ? taken->begin : taken->end)[product] = at;
 }
 
+/// Chooses experts, finds the tiles, and takes the CTA's first shares. real: else a rehearsal,
+/// before the logits are there, that stores nothing.
+__device__ __forceinline__ void Prepare(const FewProductsArgs& args, bool real, bool scribe,
+                                        int warp, int lane, ChoiceScratch* scratch, FewWork* work,
+                                        TakenShares* taken) {
+  const bool stores = real && blockIdx.x == 0, counts = stores && args.tally != nullptr;
+  Clear(args, scratch);
+  __syncthreads();
+  int ticket = static_cast<int>(blockIdx.x);
+  if (real) {
+    GridDependencySync();
+    TriggerDependentLaunch();
+    trial::Stamp(args.trial, 4, 1);
+    if (lane == 0 && warp < 2 && !scribe) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
+    CopyTables(args, counts, scratch);
+  }
+  if (warp < args.tokens) ChooseOf(args, warp, lane, real, stores, scratch);
+  CopyAsyncWait<0>();
+  __syncthreads();
+  if (real) trial::Stamp(args.trial, 4, 2);
+  MakeFewTiles(args, *scratch, work);
+  if (counts) CountCall(args, *scratch);
+  __syncthreads();
+  if (warp < 2) {
+    work->SumCosts(warp, lane);
+    TakeFirst(args.gemm, warp, __shfl_sync(kFull, ticket, 0), *work, lane, taken);
+  }
+  __syncthreads();
+}
+
+#ifdef MOERT_FEW_REGISTERS
+__global__ void __maxnreg__(MOERT_FEW_REGISTERS)
+#else
 __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
+#endif
     FewProductsKernel(const __grid_constant__ FewProductsArgs args) {
   extern __shared__ __align__(128) float shared[];
   __shared__ FewWork work;
@@ -144,31 +178,18 @@ __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
   auto* const scratch = reinterpret_cast<ChoiceScratch*>(shared + kReduceBytes / 4);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   trial::Stamp(args.trial, 4, 0);
-  Clear(args, scratch);
   work.Know(args);
-  if (lane == 0 && warp < 2) InitMbarrier(&taken.mbarriers[warp]);
-  __syncthreads();
-  GridDependencySync();
-  TriggerDependentLaunch();
-  trial::Stamp(args.trial, 4, 1);
-  const bool scribe = (args.trial.bits & 1024) != 0 && blockIdx.x == 0;
-  const bool stores = blockIdx.x == 0, counts = stores && args.tally != nullptr;
-  int ticket = 0;
-  if (lane == 0 && warp < 2 && !scribe) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
-  CopyTables(args, counts, scratch);
-  if (warp < args.tokens) ChooseOf(args, warp, lane, stores, scratch);
-  CopyAsyncWait<0>();
-  __syncthreads();
-  trial::Stamp(args.trial, 4, 2);
-  MakeFewTiles(args, *scratch, &work);
-  if (counts) CountCall(args, *scratch);
-  if (scribe) return;
-  __syncthreads();
-  if (warp < 2) {
-    work.SumCosts(warp, lane);
-    TakeFirst(args.gemm, warp, __shfl_sync(kFull, ticket, 0), work, lane, &taken);
+  const auto* const dummy = reinterpret_cast<const uint8_t*>(args.logits);  // nothing is read there
+  for (int e = threadIdx.x; e <= args.routing.num_experts; e += kGemmThreads) {
+    scratch->handles[e] = {dummy, 0};
   }
-  __syncthreads();
+  if (lane == 0 && warp < 2) InitMbarrier(&taken.mbarriers[warp]);
+  const bool scribe = (args.trial.bits & 1024) != 0 && blockIdx.x == 0;
+#pragma unroll 1
+  for (int pass = (args.trial.bits & 65536) != 0 ? 0 : 1; pass < 2; ++pass) {
+    Prepare(args, pass == 1, scribe, warp, lane, scratch, &work, &taken);
+  }
+  if (scribe) return;
   trial::Stamp(args.trial, 4, 3);
   if (warp == kGemmWarps - 1 && taken.ticket[1] < args.gemm.shares && !(args.trial.bits & 512)) {
     PrefetchShare(work, taken.begin[1], taken.end[1], lane);
@@ -180,7 +201,24 @@ __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
 
 }  // namespace
 
+#ifdef MOERT_FEW_LAUNCH
+int MOERT_FEW_LAUNCH(const FewProductsArgs& args, CUstream_st* stream) {
+#else
+int LaunchFewDeep(const FewProductsArgs& args, CUstream_st* stream);
+int LaunchFewSlim(const FewProductsArgs& args, CUstream_st* stream);
+int LaunchFewBoth(const FewProductsArgs& args, CUstream_st* stream);
 int LaunchFewProducts(const FewProductsArgs& args, CUstream_st* stream) {
+  switch (trial::Now().bits & (16384 | 32768)) {
+    case 16384:
+      return LaunchFewDeep(args, stream);
+    case 32768:
+      return LaunchFewSlim(args, stream);
+    case 16384 | 32768:
+      return LaunchFewBoth(args, stream);
+    default:
+      break;
+  }
+#endif
   if (!ProductsChoose(args.tokens, args.routing.top_k, args.routing.num_experts)) {
     return cudaErrorInvalidValue;
   }
