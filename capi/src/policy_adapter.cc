@@ -2,25 +2,36 @@
 
 #include <utility>
 
+#include "base/mutex.h"
 #include "policy_seams.h"
 #include "struct_io.h"
 
 namespace moert::capi {
 namespace {
 
-thread_local std::vector<std::shared_ptr<HostPolicies>>* collected = nullptr;
+Mutex mu;
+PoliciesOfStrategies* newest ABSL_GUARDED_BY(mu) = nullptr;  // of all threads
 
 }  // namespace
 
 PoliciesOfStrategies::PoliciesOfStrategies(std::vector<std::shared_ptr<HostPolicies>>* into)
-    : outer_(collected) {
-  collected = into;
+    : thread_(std::this_thread::get_id()), into_(into) {
+  const MutexLock lock(&mu);
+  older_ = std::exchange(newest, this);
 }
 
-PoliciesOfStrategies::~PoliciesOfStrategies() { collected = outer_; }
+PoliciesOfStrategies::~PoliciesOfStrategies() {
+  const MutexLock lock(&mu);
+  PoliciesOfStrategies** at = &newest;
+  while (*at != this) at = &(*at)->older_;
+  *at = older_;
+}
 
 void PoliciesOfStrategies::Note(std::shared_ptr<HostPolicies> policies) {
-  if (collected != nullptr) collected->push_back(std::move(policies));
+  const MutexLock lock(&mu);
+  for (PoliciesOfStrategies* p = newest; p != nullptr; p = p->older_) {
+    if (p->thread_ == std::this_thread::get_id()) return p->into_->push_back(std::move(policies));
+  }
 }
 
 absl::Status InstallPolicies(std::shared_ptr<HostPolicies> policies, Strategy* strategy) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,17 +26,21 @@ struct HostPolicies {
 };
 
 /// Collects the policies of strategies that are made on this thread while it lives, so that what
-/// they fail to decide is counted by their engine.
+/// they fail to decide is counted by their engine. No thread-local variable: a library that a
+/// running process loads would have to take memory for it.
 class PoliciesOfStrategies {
  public:
   explicit PoliciesOfStrategies(std::vector<std::shared_ptr<HostPolicies>>* into);
   ~PoliciesOfStrategies();
   PoliciesOfStrategies(const PoliciesOfStrategies&) = delete;
+  PoliciesOfStrategies& operator=(const PoliciesOfStrategies&) = delete;
 
   static void Note(std::shared_ptr<HostPolicies> policies);
 
  private:
-  std::vector<std::shared_ptr<HostPolicies>>* const outer_;
+  const std::thread::id thread_;
+  std::vector<std::shared_ptr<HostPolicies>>* const into_;
+  PoliciesOfStrategies* older_ = nullptr;
 };
 
 /// Puts adapters into the seams that `policies` has members for. What the host does not decide, the

@@ -13,7 +13,9 @@
 #include <fstream>
 #include <map>
 #include <random>
+#include <stop_token>
 #include <string>
+#include <thread>
 
 #include "host/generate.h"
 #include "moert/default_thread_pool.h"
@@ -131,11 +133,10 @@ absl::Status Run(const std::string& model, const std::vector<int32_t>& tokens, c
   Server server(decoder.get(), &runner, options);
 
   // The operator: gives half of the memory away and takes it back, while requests run.
-  std::atomic<bool> serving = true;
   std::atomic<int64_t> budget_changes = 0;
   absl::Status operator_status;
-  std::thread operator_thread([&] {
-    while (serving) {
+  std::jthread operator_thread([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
       for (double share : {load.budget / 2, load.budget}) {
         operator_status.Update(engine->SetBudget(Budget::Fraction(share)));
         ++budget_changes;
@@ -145,7 +146,7 @@ absl::Status Run(const std::string& model, const std::vector<int32_t>& tokens, c
   });
 
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<std::thread> leaving;
+  std::vector<std::jthread> leaving;
   for (const Arrival& arrival : arrivals) {
     SleepMs(arrival.wait_ms);
     server.Submit(arrival.request);
@@ -155,10 +156,10 @@ absl::Status Run(const std::string& model, const std::vector<int32_t>& tokens, c
       server.Cancel(arrival.request.id);
     });
   }
-  for (std::thread& thread : leaving) thread.join();
+  leaving.clear();  // joins them
   server.Drain();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  serving = false;
+  operator_thread.request_stop();
   operator_thread.join();
   MOERT_RETURN_IF_ERROR(operator_status);
 

@@ -103,10 +103,10 @@ class ExpertParallel {
                                const RoutedInput* routing, const MutableMatrixView& out) = 0;
   virtual absl::Status EndStep(StepId step) = 0;
 
-  /// Of a placed group; collective, between steps, waits for the device. From here on experts have
-  /// these owners. What a rank has not yet comes as misses come: with EngineOptions::peers out of
-  /// the pool of a rank that has it, else from host memory. Captured calls stay right. Outputs are
-  /// those of any placement, but for the order in which fp32 sums are made.
+  /// Of a placed group; collective, between steps, waits for those before. From here on experts
+  /// have these owners. What a rank has not yet comes as misses come: with EngineOptions::peers out
+  /// of the pool of a rank that has it, else from host memory. Captured calls stay right. Outputs
+  /// are those of any placement, but for the order in which fp32 sums are made.
   virtual absl::Status MoveExperts(const ExpertPlacement& placement) = 0;
   /// Likewise: [L][E], the tokens that the experts were used for since the last call, or since the
   /// group was made, on all ranks. For PlaceReplicas.

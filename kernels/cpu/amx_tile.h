@@ -45,6 +45,22 @@ struct alignas(64) AmxConfig {
   asm volatile("ldtilecfg %0" ::"m"(config));
 }
 
+// Where the tiles of row block `block` go: a ring of two, or the caller's room for all.
+struct AmxTiles {
+  uint8_t* first[kMaxBlocks];
+  int64_t mask;   // of tile numbers
+  int64_t bytes;  // of what is made of a row block at once
+};
+[[gnu::always_inline]] static inline AmxTiles AmxTilesOf(const BlockGemmArgs& args, uint8_t* ring,
+                                                         int64_t bytes) {
+  if (args.tiles[0] != nullptr) return {{args.tiles[0], args.tiles[1]}, -1, bytes};
+  return {{ring, ring + 2 * bytes}, 1, bytes};
+}
+[[gnu::always_inline]] static inline uint8_t* TileAt(const AmxTiles& tiles, int64_t tile,
+                                                     int block) {
+  return tiles.first[block] + (tile & tiles.mask) * tiles.bytes;
+}
+
 // Leaves no tile state to the thread, which may be the caller's.
 [[gnu::always_inline]] static inline void AmxEnd() { asm volatile("tilerelease" ::: "memory"); }
 

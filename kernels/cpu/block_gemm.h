@@ -55,6 +55,10 @@ struct BlockGemmArgs {
   float* out;                          // [blocks][kMaxColumns][kBlockRows], 64-byte aligned
   const uint8_t* next;                 // weights read after these: fetched ahead, never used;
                                        // must not be null
+  // Wide kernels that turn weights into tiles: room for all tiles of each row block, 64-byte
+  // aligned, or null. `tiles_kept`: an earlier call with these weights has left them there.
+  uint8_t* tiles[kMaxBlocks];
+  bool tiles_kept;
 
   // Quantized weights only. Of each row block, 16 bf16 scales a group of input channels, groups
   // `scale_stride` elements apart; likewise scale * zero, null for symmetric codes.

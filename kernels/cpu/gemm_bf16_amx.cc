@@ -55,17 +55,19 @@ void BlockGemmBf16Amx(const BlockGemmArgs& args) {
   const int64_t stride = args.columns > 1 ? args.x[1] - args.x[0] : 0;
   const bool halves = args.columns > kAmxRows;
   const bool blocks = args.blocks > 1;
-  alignas(64) uint8_t staged[2][kMaxBlocks][kAmxBytes];
+  alignas(64) uint8_t ring[kMaxBlocks * 2 * kAmxBytes];
+  const AmxTiles staged = AmxTilesOf(args, ring, kAmxBytes);
   AmxBegin(args.columns);
   const auto convert = [&](int64_t step) __attribute__((always_inline)) {
-    Convert(args.weights[0] + step * kStepBytes, staged[step % 2][0]);
-    if (blocks) Convert(args.weights[1] + step * kStepBytes, staged[step % 2][1]);
+    Convert(args.weights[0] + step * kStepBytes, TileAt(staged, step, 0));
+    if (blocks) Convert(args.weights[1] + step * kStepBytes, TileAt(staged, step, 1));
   };
-  convert(0);
+  const int64_t converted = args.tiles_kept ? 0 : steps;
+  if (converted > 0) convert(0);
   for (int64_t step = 0; step < steps; ++step) {
-    if (step + 1 < steps) convert(step + 1);
-    AmxStep<AmxDot::kBf16>(args.x[0] + step * 64, stride, halves, staged[step % 2][0],
-                           staged[step % 2][1], blocks);
+    if (step + 1 < converted) convert(step + 1);
+    AmxStep<AmxDot::kBf16>(args.x[0] + step * 64, stride, halves, TileAt(staged, step, 0),
+                           TileAt(staged, step, 1), blocks);
   }
   AmxStoreSums(halves, blocks, args.out);
   AmxEnd();

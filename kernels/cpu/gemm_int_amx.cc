@@ -162,23 +162,25 @@ void Gemm(const BlockGemmArgs& args) {
   const int64_t stride = args.columns > 1 ? args.x[1] - args.x[0] : 0;
   const bool halves = args.columns > kAmxRows;
   const bool blocks = args.blocks > 1;
-  alignas(64) uint8_t staged[2][kMaxBlocks][kAmxBytes];
+  alignas(64) uint8_t ring[kMaxBlocks * 2 * kAmxBytes];
+  const AmxTiles staged = AmxTilesOf(args, ring, kAmxBytes);
   alignas(64) int32_t dots[kMaxBlocks * kMaxColumns * kBlockRows];
   AmxBegin(args.columns);
   const auto convert = [&](int64_t tile) __attribute__((always_inline)) {
-    Convert<kBits, kSymmetric>(args.weights[0] + tile * kTileBytes, staged[tile % 2][0]);
+    Convert<kBits, kSymmetric>(args.weights[0] + tile * kTileBytes, TileAt(staged, tile, 0));
     if (blocks) {
-      Convert<kBits, kSymmetric>(args.weights[1] + tile * kTileBytes, staged[tile % 2][1]);
+      Convert<kBits, kSymmetric>(args.weights[1] + tile * kTileBytes, TileAt(staged, tile, 1));
     }
   };
-  convert(0);
+  const int64_t converted = args.tiles_kept ? 0 : tiles;
+  if (converted > 0) convert(0);
   int64_t begin = 0;    // of the flush under way
   int64_t pending = 0;  // tiles before `begin` whose dots are stored but not added yet: a tile
                         // later they can be read without waiting
   for (int64_t tile = 0; tile < tiles; ++tile) {
-    if (tile + 1 < tiles) convert(tile + 1);
-    AmxStep<kDot>(args.x[0] + tile * kTileK, stride, halves, staged[tile % 2][0],
-                  staged[tile % 2][1], blocks);
+    if (tile + 1 < converted) convert(tile + 1);
+    AmxStep<kDot>(args.x[0] + tile * kTileK, stride, halves, TileAt(staged, tile, 0),
+                  TileAt(staged, tile, 1), blocks);
     if (pending > 0) {
       Flush<kBits, kSymmetric>(args, tiles, begin - pending, pending, dots);
       pending = 0;

@@ -124,6 +124,7 @@ OperandKernels PlainAvx512(PackFn pack) {
 }
 
 constexpr int64_t kSums = static_cast<int64_t>(sizeof(float));
+constexpr int64_t kTileBytes = 1024;  // of an AMX tile
 
 OperandKernels Float8(int64_t float_tile, PackFn pack, BlockGemmFn gemm) {
   return {float_tile + static_cast<int64_t>(sizeof(TileScale)),
@@ -136,9 +137,13 @@ OperandKernels Quantized(int64_t bytes_per_tile, PackFn pack, BlockGemmFn w8, Bl
   return {bytes_per_tile, pack, {nullptr, w8, w4, w3, w2, nullptr}};
 }
 
-// Kernels that are wide ones and serve any number of columns.
+// Kernels that are wide ones and serve any number of columns. Their tiles are bf16: two for 64
+// channels, of 8-bit codes four.
 OperandKernels AnyWidth(OperandKernels kernels) {
   for (int i = 0; i < kWeightKinds; ++i) kernels.wide[i] = kernels.gemm[i];
+  for (const WeightKind kind : {kBf16Weights, kW8, kW4, kW3, kW2, kF8Weights}) {
+    kernels.kept_bytes[kind] = (kind == kW8 ? 4 : 2) * kTileBytes;
+  }
   return kernels;
 }
 
@@ -218,6 +223,7 @@ std::vector<KernelSet> AllKernelSets() {
     kernels.wide[kW3] = BlockGemmIntW3Amx;
     kernels.wide[kW2] = BlockGemmIntW2Amx;
     kernels.wide_from = kAmxFrom;
+    for (const WeightKind kind_of : {kW8, kW4, kW3, kW2}) kernels.kept_bytes[kind_of] = kTileBytes;
   }
 
   sets = {amx, avx512bf16, avx512, avx2};

@@ -35,6 +35,9 @@ struct OperandKernels {
   // bit. Null where there is none.
   BlockGemmFn wide[kWeightKinds] = {};
   int wide_from = 1;
+  // Room that a wide kernel needs to keep 64 channels of a row block as tiles
+  // (BlockGemmArgs::tiles); 0: it keeps none.
+  int64_t kept_bytes[kWeightKinds] = {};
 };
 
 struct KernelSet {

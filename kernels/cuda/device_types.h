@@ -3,6 +3,7 @@
 #define MOERT_KERNELS_CUDA_DEVICE_TYPES_H_
 
 #include <cstdint>
+#include <limits>
 
 #ifdef __CUDACC__
 #define MOERT_HOST_DEVICE __host__ __device__
@@ -72,6 +73,25 @@ struct DeviceMatrix {
   int64_t scale_offset = 0;
   int64_t zero_offset = 0;  // of scale * zero (imported: zeros; kNvFp4: the matrix's scale);
                             // scale_offset when symmetric
+  int64_t bias_offset = 0;  // of a float a row, padding included; 0: none
+};
+
+/// From the biases of gate to those of up, which are a section of their own; bytes.
+MOERT_HOST_DEVICE constexpr int SecondBias(int row_blocks) {
+  return (row_blocks * 64 + 255) / 256 * 256;
+}
+
+/// moert::ExpertActivation.
+struct DeviceActivation {
+  int32_t function = 0;  // moert::Activation
+  int32_t gated = 1;
+  int32_t plain = 1;  // silu or gelu, and nothing besides
+  float alpha = 1;
+  float inverse_alpha = 1;
+  float limit = std::numeric_limits<float>::infinity();
+  float up_offset = 0;
+
+  MOERT_HOST_DEVICE constexpr bool PlainSilu() const { return function == 0 && plain != 0; }
 };
 
 /// Bytes of a row block over 64 k.
@@ -145,7 +165,7 @@ struct alignas(16) TileMatrix {
   Packing packing;
   int32_t operand;
   int32_t k;
-  int32_t unused;
+  int32_t bias;  // from weights to the biases, bytes; 0: none. Of up: SecondBias behind
 };
 
 /// Tokens of one expert that are multiplied together, at most kTileTokens.

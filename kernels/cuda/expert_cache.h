@@ -43,7 +43,7 @@ struct ExpertCacheToken {
 };
 
 struct ExpertCacheArgs {
-  DeviceRouting routing;  // kinds 0 to 2: sparsemixer has no scores to go by
+  DeviceRouting routing;  // not kind 3: sparsemixer has no scores to go by
   int32_t tokens = 0;
   // moert::RoutingRule.
   float alpha = 0;

@@ -55,7 +55,7 @@ __device__ __forceinline__ void Choose(const FewProductsArgs& args, int token, i
   const int experts = args.routing.num_experts, top_k = args.routing.top_k;
   float(&keys)[2][kFewExperts] = scratch->keys[token];
   const Chosen chosen =
-      ChooseExperts<kPerLane>(args.routing, real ? args.logits + token * experts : reinterpret_cast<const float*>(args.handles),
+      ChooseExperts<kPerLane>(args.routing, token, real ? args.logits + token * experts : reinterpret_cast<const float*>(args.handles),
                               stores ? args.scores + token * experts : nullptr, keys[0], keys[1],
                               (args.trial.bits & 2048) != 0);
   if (lane >= top_k) return;

@@ -3,6 +3,7 @@
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/primitives/group_share.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/tile_matrix.cuh"
 
 namespace moert::cuda {
 namespace {
@@ -21,6 +22,9 @@ struct TableWork {
     t.plain_h = tile.matrix[1].operand == 0;
     t.slot = tile.slots[min(lane, t.count - 1)];
     return t;
+  }
+  __device__ __forceinline__ const float* Biases(int index, int product) const {
+    return BiasesOf(table.tiles[index].matrix[product]);
   }
   __device__ __forceinline__ Position StartOf(int product, int share) const {
     return table.starts[product][share];

@@ -38,11 +38,13 @@ struct GroupGemmArgs {
   int64_t h_stride = 0;
   int64_t wide_h_stride = 0;
   int64_t out_stride = 0;
-  int32_t pairs = 0;       // slots below this are (token, j): token * top_k + j
-  int32_t top_k = 1;       // slots from `pairs` on are one a token: the shared expert
-  int32_t hidden = 0;      // channels of out that are written
-  int32_t activation = 0;  // moert::Activation
-  int32_t shares = 0;      // as given to LaunchMakeTiles
+  int32_t pairs = 0;   // slots below this are (token, j): token * top_k + j
+  int32_t top_k = 1;   // slots from `pairs` on are one a token: the shared expert. `pairs` 0:
+                       // every slot has a row of x of its own
+  int32_t hidden = 0;  // channels of out that are written
+  int32_t biased = 0;  // whether some expert has biases
+  int32_t shares = 0;  // as given to LaunchMakeTiles
+  DeviceActivation activation;
   // Set by the launch: its products, and 2^32 / top_k.
   int32_t first = 0;
   int32_t last = 0;

@@ -125,6 +125,11 @@ MOERT_HOST_DEVICE constexpr int PromptBlocks(int most) { return most == 64 ? 2 :
 /// Row blocks (of 16 rows) of a tile; half of them are gate's, or all are down's.
 MOERT_HOST_DEVICE constexpr int PromptRowBlocks(int most) { return 8 * PromptBlocks(most); }
 
+/// Whether the function has a place in the end of a tile.
+MOERT_HOST_DEVICE constexpr bool IsPromptActivation(int function) {
+  return function != 1;  // erf has none
+}
+
 /// Tokens of one expert that are multiplied together.
 struct PromptUnit {
   TileMatrix matrix[2];  // gate and up, down
@@ -181,8 +186,8 @@ struct PromptGemmArgs {
   int64_t out_stride = 0;      // a multiple of 64
   int32_t pairs = 0;           // as GroupGemmArgs
   int32_t top_k = 1;
-  int32_t activation = 0;
-  int32_t ctas = 0;  // PromptGemmCtas()
+  int32_t ctas = 0;             // PromptGemmCtas()
+  DeviceActivation activation;  // IsPromptActivation
   // Of int8 products, where they are in use.
   const uint8_t* int8_x[2] = {};  // [tokens] packed rows (rows.h): kInt8Token, kInt8Group
   int64_t int8_x_stride = 0;      // bytes; tokens * int8_x_stride below 2^32

@@ -12,6 +12,7 @@
 #include "kernels/cuda/primitives/dequant.cuh"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/weighted_row.cuh"
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/quantize_rows.h"
 #include "quant/hadamard.h"
@@ -42,8 +43,8 @@ struct RowForm {
 };
 
 /// The 4 channels of a lane in a chunk, transformed.
-template <typename T>
-__device__ __forceinline__ void LoadChunk(const T* row, int k, int chunk, const RowForm& f,
+template <typename Row>
+__device__ __forceinline__ void LoadChunk(const Row& row, int k, int chunk, const RowForm& f,
                                           float (&v)[4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -157,9 +158,9 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
   }
 }
 
-/// All threads of a CTA pack one row. shared: kWarps floats.
-template <typename T>
-__device__ void PackRow(const T* row, int k, const RowForm& f, float* shared, const RowOut& to) {
+/// All threads of a CTA pack one row. row[channel]: an element. shared: kWarps floats.
+template <typename Row>
+__device__ void PackRow(const Row& row, int k, const RowForm& f, float* shared, const RowOut& to) {
   const int warp = threadIdx.x / 32;
   const int chunks = (k + kChunk - 1) / kChunk;
   const bool one_scale = f.form == OperandForm::kInt8Token || f.form == OperandForm::kInt4Token ||
@@ -192,12 +193,12 @@ __device__ __forceinline__ RowForm FormOf(int operand, int k, const Signs& signs
 template <typename T>
 __global__ void __launch_bounds__(kWarps * 32)
     PackOperandKernel(const T* x, int k, int64_t x_stride, int operand, Signs signs,
-                      uint8_t* packed, int64_t stride) {
+                      uint8_t* packed, int64_t stride, RowWeights weights) {
   TriggerDependentLaunch();
   GridDependencySync();
   __shared__ float shared[kWarps];
   const int64_t row = blockIdx.x;
-  PackRow(x + row * x_stride, k, FormOf(operand, k, signs), shared,
+  PackRow(WeightedRow<T>(x, x_stride, weights, blockIdx.x), k, FormOf(operand, k, signs), shared,
           PackedRow(packed + row * stride, k));
 }
 
@@ -243,13 +244,13 @@ __global__ void __launch_bounds__(kWarps * 32)
 }  // namespace
 
 int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
-                      CUstream_st* stream) {
+                      CUstream_st* stream, const RowWeights& weights) {
   int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-    error = LaunchEarly(PackOperandKernel<T>, x.rows, kWarps * 32, 0, stream,
+    error = LaunchEarly(PackOperandKernel<T>, NumRows(x, weights), kWarps * 32, 0, stream,
                         static_cast<const T*>(x.data), x.cols, x.stride, operand, HadamardSigns(),
-                        packed, stride);
+                        packed, stride, weights);
   });
   return error;
 }

@@ -7,8 +7,7 @@
 namespace moert::cuda {
 
 int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
-                      CUstream_st* stream);
-
+                      CUstream_st* stream, const RowWeights& weights);
 
 }  // namespace moert::cuda
 

@@ -28,10 +28,17 @@ struct DeviceRouting {
   int32_t top_k = 1;
   int32_t renormalize = 0;
   float scaling = 1;
-  int32_t num_groups = 1;  // kinds 0 and 2
+  int32_t num_groups = 1;  // kinds 0, 2 and 4
   int32_t top_groups = 1;
   float sparsemixer_threshold = 0;        // kind 3
-  const float* selection_bias = nullptr;  // [num_experts] or null; kinds 0 and 2
+  const float* selection_bias = nullptr;  // [num_experts] or null; kinds 0, 2 and 4
+  const float* logit_bias = nullptr;      // [num_experts] or null
+  const float* expert_scales = nullptr;   // [num_experts] or null: multiply weights, given ones too
+  // Null, or the experts of a token by its id: [hash_vocab, top_k]. An id outside is taken for the
+  // nearest one.
+  const int32_t* hash_experts = nullptr;
+  const int32_t* token_ids = nullptr;  // [tokens]
+  int32_t hash_vocab = 0;
 };
 
 /// Tokens of a call up to which its logits are sums in fp32; those of more come from tensor cores,
@@ -55,8 +62,8 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
                      CUstream_st* stream, uint8_t* packed = nullptr, int64_t packed_stride = 0,
                      const GateOf& second = {});
 
-/// logits [tokens, E] become scores in place; ids and weights: [tokens, top_k], highest first, of
-/// equal scores the lower index first.
+/// logits [tokens, E], without their biases, become scores in place; ids and weights: [tokens,
+/// top_k], highest first, of equal scores the lower index first.
 int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t* ids,
                float* weights, CUstream_st* stream);
 

@@ -25,7 +25,11 @@ __device__ __forceinline__ void TakeGiven(const RouteFewArgs& args, int pairs, i
   for (int i = threadIdx.x; i < pairs; i += kTileThreads) {
     const int id = args.given_ids[i];
     ids[i] = args.ids[i] = id >= 0 && id < args.routing.num_experts ? id : -1;
-    weights[i] = args.weights[i] = args.given_weights[i];
+    float weight = args.given_weights[i];
+    if (args.routing.expert_scales != nullptr && ids[i] >= 0) {
+      weight *= args.routing.expert_scales[id];
+    }
+    weights[i] = args.weights[i] = weight;
     if (args.used_ids != nullptr) args.used_ids[i] = ids[i];
   }
 }
@@ -38,7 +42,7 @@ __device__ __forceinline__ void ChooseAll(const RouteFewArgs& args, int warp, in
   const int top_k = args.routing.top_k;
   for (int token = warp; token < args.tokens; token += kWarps) {
     float* const row = args.scores + token * args.routing.num_experts;
-    const Chosen chosen = ChooseExperts<kPerLane>(args.routing, row, row, keys[0], keys[1]);
+    const Chosen chosen = ChooseExperts<kPerLane>(args.routing, token, row, row, keys[0], keys[1]);
     __syncwarp();
     if (lane >= top_k) continue;
     const int at = token * top_k + lane;

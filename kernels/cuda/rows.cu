@@ -6,6 +6,7 @@
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/pack_unit.cuh"
+#include "kernels/cuda/primitives/weighted_row.cuh"
 #include "kernels/cuda/quantize_rows.h"
 #include "kernels/cuda/rows.h"
 
@@ -16,23 +17,25 @@ constexpr int kThreads = 256;
 
 template <typename T>
 __global__ void PackRowsKernel(const T* x, int cols, int64_t x_stride, uint8_t* packed,
-                               int64_t stride) {
+                               int64_t stride, RowWeights weights) {
   TriggerDependentLaunch();
   GridDependencySync();
   const int64_t row = blockIdx.x;
-  PackUnit(x + row * x_stride, cols, blockIdx.y * kThreads + threadIdx.x, packed + row * stride);
+  PackUnit(WeightedRow<T>(x, x_stride, weights, blockIdx.x), cols,
+           blockIdx.y * kThreads + threadIdx.x, packed + row * stride);
 }
 
 /// A thread rounds 8 channels.
 template <typename T>
 __global__ void RoundRowsKernel(const T* x, int cols, int64_t x_stride, uint8_t* rounded,
-                                int64_t stride) {
+                                int64_t stride, RowWeights weights) {
   TriggerDependentLaunch();
   GridDependencySync();
   const int64_t row = blockIdx.x;
   const int first = (blockIdx.y * kThreads + threadIdx.x) * 8;
   if (first >= (cols + 63) / 64 * 64) return;
-  const T* from = x + row * x_stride + first;
+  const WeightedRow<T> of(x, x_stride, weights, blockIdx.x);
+  const T* from = of.at + first;
   T v[8];
   if (first + 8 <= cols && reinterpret_cast<uintptr_t>(from) % 16 == 0) {
 #pragma unroll
@@ -46,7 +49,8 @@ __global__ void RoundRowsKernel(const T* x, int cols, int64_t x_stride, uint8_t*
   uint32_t pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    pairs[i] = ToBf16(ToFloat(v[2 * i])) | uint32_t{ToBf16(ToFloat(v[2 * i + 1]))} << 16;
+    pairs[i] = ToBf16(of.weight * ToFloat(v[2 * i])) |
+               uint32_t{ToBf16(of.weight * ToFloat(v[2 * i + 1]))} << 16;
   }
   *reinterpret_cast<uint4*>(rounded + row * stride + first * 2) =
       make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
@@ -173,7 +177,8 @@ __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
 }
 
 __global__ void AdoptRoutingKernel(const int32_t* in_ids, const float* in_weights, int pairs,
-                                   int experts, int32_t* ids, float* weights, int32_t* used) {
+                                   int experts, const float* scales, int32_t* ids, float* weights,
+                                   int32_t* used) {
   TriggerDependentLaunch();
   GridDependencySync();
   const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
@@ -181,7 +186,7 @@ __global__ void AdoptRoutingKernel(const int32_t* in_ids, const float* in_weight
   const int32_t id = in_ids[i];
   const int32_t own = id >= 0 && id < experts ? id : -1;
   ids[i] = own;
-  weights[i] = in_weights[i];
+  weights[i] = scales != nullptr && own >= 0 ? in_weights[i] * scales[own] : in_weights[i];
   if (used != nullptr) used[i] = own;
 }
 
@@ -214,26 +219,27 @@ using Element = std::remove_const_t<std::remove_pointer_t<T>>;
 }  // namespace
 
 int LaunchPackRows(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
-                   CUstream_st* stream) {
-  if (operand != 0) return LaunchPackOperand(x, operand, packed, stride, stream);
+                   CUstream_st* stream, const RowWeights& weights) {
+  if (operand != 0) return LaunchPackOperand(x, operand, packed, stride, stream, weights);
   int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = Element<decltype(type)>;
     const auto units = static_cast<unsigned>(OperandScales(x.cols) / 8);
-    const dim3 grid(x.rows, (units + kThreads - 1) / kThreads);
+    const dim3 grid(NumRows(x, weights), (units + kThreads - 1) / kThreads);
     error = LaunchEarly(PackRowsKernel<T>, grid, kThreads, 0, stream, static_cast<const T*>(x.data),
-                        x.cols, x.stride, packed, stride);
+                        x.cols, x.stride, packed, stride, weights);
   });
   return error;
 }
 
-int LaunchRoundRows(const DeviceRows& x, uint8_t* rounded, int64_t stride, CUstream_st* stream) {
+int LaunchRoundRows(const DeviceRows& x, uint8_t* rounded, int64_t stride, CUstream_st* stream,
+                    const RowWeights& weights) {
   int error = 0;
   WithElement(x.dtype, [&](auto type) {
     using T = Element<decltype(type)>;
-    const dim3 grid(x.rows, (x.cols + 8 * kThreads - 1) / (8 * kThreads));
+    const dim3 grid(NumRows(x, weights), (x.cols + 8 * kThreads - 1) / (8 * kThreads));
     error = LaunchEarly(RoundRowsKernel<T>, grid, kThreads, 0, stream,
-                        static_cast<const T*>(x.data), x.cols, x.stride, rounded, stride);
+                        static_cast<const T*>(x.data), x.cols, x.stride, rounded, stride, weights);
   });
   return error;
 }
@@ -260,9 +266,10 @@ int LaunchCombine(const CombineArgs& given, CUstream_st* stream) {
 }
 
 int LaunchAdoptRouting(const int32_t* in_ids, const float* in_weights, int pairs, int experts,
-                       int32_t* ids, float* weights, int32_t* used, CUstream_st* stream) {
+                       const float* scales, int32_t* ids, float* weights, int32_t* used,
+                       CUstream_st* stream) {
   return LaunchEarly(AdoptRoutingKernel, (pairs + kThreads - 1) / kThreads, kThreads, 0, stream,
-                     in_ids, in_weights, pairs, experts, ids, weights, used);
+                     in_ids, in_weights, pairs, experts, scales, ids, weights, used);
 }
 
 int LaunchPlaceRows(const float* rows, const int32_t* where, int count, int cols, void* slots,

@@ -20,15 +20,24 @@ struct DeviceRows {
   int64_t stride = 0;  // elements
 };
 
+/// Rows of a layer whose weights multiply its inputs: row r < pairs is weights[r] times row r /
+/// top_k of x, row pairs + t is row t of x. Null: there are the rows of x alone.
+struct RowWeights {
+  const float* weights = nullptr;  // [pairs]
+  int32_t pairs = 0;
+  int32_t top_k = 1;
+};
+
 /// Rounds, transforms or quantizes each row as `operand` (device_types.h) says, bit for bit as the
 /// CPU kernels do, and packs it (primitives/activation.cuh). stride: bytes, at least
 /// OperandBytes(x.cols).
 int LaunchPackRows(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
-                   CUstream_st* stream);
+                   CUstream_st* stream, const RowWeights& weights = {});
 
 /// Rounds each row to bf16, channels in their order and zeros up to whole 64: what prompt_gemm.h
 /// reads. stride: bytes, a multiple of 16.
-int LaunchRoundRows(const DeviceRows& x, uint8_t* rounded, int64_t stride, CUstream_st* stream);
+int LaunchRoundRows(const DeviceRows& x, uint8_t* rounded, int64_t stride, CUstream_st* stream,
+                    const RowWeights& weights = {});
 
 /// Packs h between gate and up, which left it in floats, and down: of the wave's tiles those whose
 /// down matrix wants another operand than plain bf16.
@@ -64,9 +73,11 @@ struct CombineArgs {
 int LaunchCombine(const CombineArgs& args, CUstream_st* stream);
 
 /// A routing that the host left in device memory: ids[i] = in_ids[i] where that is in [0, experts),
-/// else -1; weights[i] = in_weights[i]. used: null, or gets what ids gets.
+/// else -1; weights[i] = in_weights[i], times scales[ids[i]] where there are scales. used: null, or
+/// gets what ids gets.
 int LaunchAdoptRouting(const int32_t* in_ids, const float* in_weights, int pairs, int experts,
-                       int32_t* ids, float* weights, int32_t* used, CUstream_st* stream);
+                       const float* scales, int32_t* ids, float* weights, int32_t* used,
+                       CUstream_st* stream);
 
 /// slots[where[r]] = rows[r], cols wide, for r < count; slots as CombineArgs has them. rows
 /// ([count, cols]) and where may lie in mapped host memory.

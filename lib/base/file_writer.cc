@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <random>
 
+#include "base/folder.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
 
@@ -110,12 +111,8 @@ absl::StatusOr<std::unique_ptr<AtomicDirectory>> AtomicDirectory::Create(
 }
 
 AtomicDirectory::~AtomicDirectory() {
-  if (!created_ || committed_) return;
-  try {
-    std::error_code ec;
-    std::filesystem::remove_all(path_, ec);
-  } catch (...) {  // no memory to walk it: the next writer removes it
-  }
+  // What cannot be removed, for want of memory say, the next writer removes.
+  if (created_ && !committed_) RemoveTree(path_);
 }
 
 absl::Status AtomicDirectory::Commit() {

@@ -4,7 +4,9 @@
 
 #include <filesystem>
 #include <system_error>
+#include <vector>
 
+#include "base/folder.h"
 #include "base/printable.h"
 #include "checkpoint/other_ways.h"
 
@@ -34,8 +36,10 @@ std::string OtherFiles(const std::string& path) {
     return format.empty() ? "; a checkpoint is a folder, this is a file" : format;
   }
   if (fs::exists(path + "/moert.json", ec)) return "; the folder is an expert pack";
-  for (fs::directory_iterator it(path, ec), end; !ec && it != end; it.increment(ec)) {
-    std::string format = OtherFile(it->path());
+  const absl::StatusOr<std::vector<std::string>> names = FolderNames(path);
+  if (!names.ok()) return "";
+  for (const std::string& name : *names) {
+    std::string format = OtherFile(name);
     if (!format.empty()) return format;
   }
   return "";

@@ -241,9 +241,11 @@ class Executor {
   /// nothing.
   virtual bool TakeSelections(std::vector<SelectionCount>* added) { return false; }
   /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
-  /// captured calls; where misses are served, lends the blocks. Where there may be captured calls
+  /// captured calls, and token ids where layers are routed by them; where misses are served, lends
+  /// the blocks. Where there may be captured calls
   /// of other strategies the store tracks its changes.
-  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
+  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch,
+                                absl::Span<const int32_t> token_ids, void* stream) {
     return absl::OkStatus();
   }
   /// Behind the last call of a step, replayed graphs included.

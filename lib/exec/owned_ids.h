@@ -21,17 +21,18 @@ struct OwnerShare {
   bool Has(int64_t token) const { return of > 0 && token % of == index; }
 };
 
+/// Calls that were enqueued are done before Set, before TakeCounts, and before it goes.
 class OwnedIds {
  public:
   virtual ~OwnedIds() = default;
-  /// Of all layers' experts. Waits for the device.
+  /// Of all layers' experts.
   virtual absl::Status Set(absl::Span<const OwnerShare> shares) = 0;
   /// [rows, top_k] of the layer whose first expert is `first`, in device memory: `ids` with -1 for
   /// what is not this rank's, or out of range. Counts the others. Enqueued; valid until the next
   /// call, and in the same place.
   virtual absl::StatusOr<const int32_t*> Keep(int64_t first, int experts, const int32_t* ids,
                                               int64_t rows, int64_t top_k, void* stream) = 0;
-  /// Ids that were kept since the last call, of all layers' experts. Waits for the device.
+  /// Ids that were kept since the last call, of all layers' experts.
   virtual absl::StatusOr<std::vector<int64_t>> TakeCounts() = 0;
 };
 

@@ -29,7 +29,7 @@ struct RowParts {
   int ranks = 1;
 };
 
-/// Calls are enqueued on the stream.
+/// Calls are enqueued on the stream. It goes when they are done.
 class RowKernels {
  public:
   virtual ~RowKernels() = default;

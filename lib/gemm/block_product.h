@@ -101,14 +101,23 @@ struct Product {
   int64_t most;          // columns at once
   const uint8_t* first;  // row of the job's first column, null where the rows lie anywhere
   int64_t stride;
+  int64_t kept_bytes;  // of 64 channels of a row block kept as tiles; 0: the kernel keeps none
 };
 
 inline Product ProductOf(const OperandKernels& kernels, kernels::WeightKind weights,
                          int64_t columns) {
   if (kernels.wide[weights] != nullptr && columns >= kernels.wide_from) {
-    return {kernels.wide[weights], kMaxColumns, nullptr, 0};
+    return {kernels.wide[weights], kMaxColumns, nullptr, 0, kernels.kept_bytes[weights]};
   }
-  return {kernels.gemm[weights], kNarrowColumns, nullptr, 0};
+  return {kernels.gemm[weights], kNarrowColumns, nullptr, 0, 0};
+}
+
+// Where a kernel keeps the tiles of its row blocks, if a job's columns take several calls: weights
+// are turned into tiles once for all of them. `room`: of the blocks, `block_bytes` apart.
+inline void KeepTiles(const Product& product, int64_t columns, uint8_t* room, int64_t block_bytes,
+                      BlockGemmArgs* args) {
+  if (product.kept_bytes == 0 || columns <= product.most) return;
+  for (int b = 0; b < kernels::kMaxBlocks; ++b) args->tiles[b] = room + b * block_bytes;
 }
 
 }  // namespace moert::gemm

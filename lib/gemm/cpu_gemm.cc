@@ -67,6 +67,9 @@ absl::Status CpuGemm::Run(const float* x, int64_t rows, int64_t hidden,
   gathered_matrix_bytes_ = sizes_.GatherRows(slots) * sizes_.WidestGathered(forms, hidden);
   gathered_matrices_ = forms.apart ? 2 : 1;
   next += sizes_.GatherBytes(slots, hidden, forms);
+  kept_ = next;
+  kept_block_bytes_ = sizes_.KeptBytes(slots, hidden, widest, forms);
+  next += sizes_.RoomForKept(slots, hidden, widest, forms);
   plans_ = reinterpret_cast<Plan*>(next);
   MakePlans(problems);
   pending_ = reinterpret_cast<std::atomic<int64_t>*>(next + sizes_.PlanBytes(slots));
@@ -79,7 +82,7 @@ absl::Status CpuGemm::Run(const float* x, int64_t rows, int64_t hidden,
   PackInput(rows, forms);
   pool_->Run(gate_up_jobs_, [this](int64_t job, int thread) { GateUpJob(job, thread); });
   if (packs_later) PackH(slots);
-  pool_->Run(down_jobs_, [this](int64_t job, int) { DownJob(job); });
+  pool_->Run(down_jobs_, [this](int64_t job, int thread) { DownJob(job, thread); });
   return absl::OkStatus();
 }
 

@@ -96,7 +96,7 @@ class CpuGemm final : public MixedGroupGemm {
   static void PackPiece(const RecordLayout& layout, int64_t block, const float* h,
                         const OperandKernels& kernels, uint8_t* row);
 
-  void DownJob(int64_t job) const;
+  void DownJob(int64_t job, int thread) const;
 
   void Scatter(const ExpertProblem& problem, int64_t block, int blocks, int64_t column, int columns,
                const float* product) const;
@@ -116,7 +116,9 @@ class CpuGemm final : public MixedGroupGemm {
   uint8_t* gathered_ = nullptr;   // rows of x that a job brings together, a thread
   int64_t gathered_matrix_bytes_ = 0;
   int64_t gathered_matrices_ = 1;  // 2 if gate and up may be two products
-  uint8_t* packed_h_ = nullptr;    // each slot in the form of its down matrix
+  uint8_t* kept_ = nullptr;  // weights that a job keeps as tiles, kMaxBlocks row blocks a thread
+  int64_t kept_block_bytes_ = 0;
+  uint8_t* packed_h_ = nullptr;  // each slot in the form of its down matrix
   int64_t h_row_bytes_ = 0;
   float* h_ = nullptr;  // where it is not packed as it is made
   int64_t h_stride_ = 0;

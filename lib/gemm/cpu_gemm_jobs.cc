@@ -107,6 +107,10 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
   up.out = product + kMaxColumns * kBlockRows;
   DescribeGroups(layout.gate, kernels::OperandFor(layout.gate.scheme, numerics_), &args);
   DescribeGroups(layout.up, kernels::OperandFor(layout.up.scheme, numerics_), &up);
+  const int64_t columns = range.column_end - range.column_begin;
+  uint8_t* const kept = kept_ + thread * kMaxBlocks * kept_block_bytes_;
+  KeepTiles(gate_product, columns, kept, kept_block_bytes_, &args);
+  KeepTiles(up_product, columns, kept + kept_block_bytes_, 0, &up);
   for (int64_t block = range.block_begin; block < range.block_end; ++block) {
     PointAt(problem, layout.gate, block, 0, &args);
     if (args.blocks == 2) {
@@ -118,6 +122,8 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
     args.next = args.weights[0] + BlockBytes(layout.gate);
     for (int64_t column = range.column_begin; column < range.column_end; column += most) {
       args.columns = static_cast<int>(std::min(most, range.column_end - column));
+      args.tiles_kept = args.tiles[0] != nullptr && column > range.column_begin;
+      up.tiles_kept = up.tiles[0] != nullptr && column > range.column_begin;
       for (int c = 0; c < args.columns && !packs; ++c) {
         PrefetchForWrite(h_ + (plan.first_slot + column + c) * h_stride_ + block * kBlockRows);
       }
@@ -199,7 +205,7 @@ void CpuGemm::PackPiece(const RecordLayout& layout, int64_t block, const float* 
   }
 }
 
-void CpuGemm::DownJob(int64_t job) const {
+void CpuGemm::DownJob(int64_t job, int thread) const {
   const Plan& plan = PlanOf(job, &Plan::down);
   const ExpertProblem& problem = *plan.problem;
   const MatrixLayout& down = problem.layout->down;
@@ -213,6 +219,8 @@ void CpuGemm::DownJob(int64_t job) const {
   BlockGemmArgs args = {};
   args.out = product;
   DescribeGroups(down, kind, &args);
+  KeepTiles(down_product, range.column_end - range.column_begin,
+            kept_ + thread * kMaxBlocks * kept_block_bytes_, kept_block_bytes_, &args);
   for (int64_t block = range.block_begin; block < range.block_end; block += kMaxBlocks) {
     args.blocks = static_cast<int>(std::min<int64_t>(kMaxBlocks, range.block_end - block));
     for (int b = 0; b < args.blocks; ++b) PointAt(problem, down, block + b, b, &args);
@@ -220,6 +228,7 @@ void CpuGemm::DownJob(int64_t job) const {
     for (int64_t column = range.column_begin; column < range.column_end;
          column += down_product.most) {
       args.columns = static_cast<int>(std::min(down_product.most, range.column_end - column));
+      args.tiles_kept = args.tiles[0] != nullptr && column > range.column_begin;
       for (int c = 0; c < args.columns; ++c) {
         const int64_t row = problem.out_rows[static_cast<size_t>(column + c)];
         for (int b = 0; b < args.blocks; ++b) {

@@ -38,13 +38,29 @@ int64_t OperandSizes::GatherBytes(int64_t slots, int64_t hidden, const Forms& fo
   return threads_ * GatherRows(slots) * WidestGathered(forms, hidden) * (forms.apart ? 2 : 1);
 }
 
+int64_t OperandSizes::KeptBytes(int64_t slots, int64_t hidden, int64_t widest,
+                                const Forms& forms) const {
+  if (slots <= kMaxColumns) return 0;
+  int64_t bytes = 0;
+  for (int i = 0; i < kInputForms; ++i) {
+    const int kind = i % kOperandKinds;
+    const OperandKernels kernels = Kernels(kind);
+    const int64_t most =
+        *std::max_element(std::begin(kernels.kept_bytes), std::end(kernels.kept_bytes));
+    if (forms.x[i]) bytes = std::max(bytes, CeilDiv(hidden, kKTile) * most);
+    if (forms.h[kind]) bytes = std::max(bytes, CeilDiv(widest, kKTile) * most);
+  }
+  return bytes;
+}
+
 int64_t OperandSizes::Workspace(int64_t rows, int64_t slots, int64_t hidden, int64_t widest,
                                 const Forms& forms) const {
   int64_t bytes = slots * WidestH(forms, widest);
   for (int i = 0; i < kInputForms; ++i) {
     if (forms.x[i]) bytes += rows * OperandBytes(i % kOperandKinds, hidden);
   }
-  bytes += TransformBytes(hidden, forms) + GatherBytes(slots, hidden, forms);
+  bytes += TransformBytes(hidden, forms) + GatherBytes(slots, hidden, forms) +
+           RoomForKept(slots, hidden, widest, forms);
   if (forms.keeps_h) {
     bytes += slots * RoundUp(widest, kKTile) * static_cast<int64_t>(sizeof(float));
   }

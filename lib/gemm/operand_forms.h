@@ -69,6 +69,13 @@ class OperandSizes {
   int64_t WidestGathered(const Forms& forms, int64_t hidden) const;
   int64_t GatherBytes(int64_t slots, int64_t hidden, const Forms& forms) const;
 
+  // Weights that a thread keeps as tiles while a job has more columns than a kernel takes at once:
+  // of one row block, and of all. No room where no expert can have so many tokens.
+  int64_t KeptBytes(int64_t slots, int64_t hidden, int64_t widest, const Forms& forms) const;
+  int64_t RoomForKept(int64_t slots, int64_t hidden, int64_t widest, const Forms& forms) const {
+    return threads_ * kernels::kMaxBlocks * KeptBytes(slots, hidden, widest, forms);
+  }
+
   // No more problems than slots: empty ones are skipped.
   static int64_t PlanBytes(int64_t slots) {
     return RoundUp(slots * static_cast<int64_t>(sizeof(Plan)), 64);

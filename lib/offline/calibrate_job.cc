@@ -59,7 +59,7 @@ class WriterLock {
 
   /// `path`, made if it is not there, is what writers lock.
   absl::Status Lock(const std::string& path) {
-    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (fd_ < 0) return PosixError(errno, fmt::format("{}: open", path));
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       return absl::FailedPreconditionError(

@@ -15,6 +15,7 @@
 #include "moert/env.h"
 #include "moert/offline/pack.h"
 #include "offline/cancelled.h"
+#include "pack/expert_pack.h"
 #include "pack/model_cache.h"
 #include "pack/version_json.h"
 
@@ -44,7 +45,13 @@ std::string CacheName(const PackVersion& plan) {
   return fmt::format("{}-{:016x}", plan.name, Hash64(text.Take()));
 }
 
-absl::StatusOr<std::string> FindOrMake(const std::string& model_dir, const OpenAsOptions& options) {
+/// A pack of the cache, and of which checkpoint it must be.
+struct Cached {
+  std::string pack;
+  std::string identity;
+};
+
+absl::StatusOr<Cached> FindOrMake(const std::string& model_dir, const OpenAsOptions& options) {
   if (options.schemes.empty() && options.plans.empty()) {
     return absl::InvalidArgumentError("no scheme is given");
   }
@@ -56,9 +63,9 @@ absl::StatusOr<std::string> FindOrMake(const std::string& model_dir, const OpenA
   for (const Scheme& scheme : options.schemes) names.push_back(scheme.Name());
   for (const PackVersion& plan : options.plans) names.push_back(CacheName(plan));
   std::sort(names.begin(), names.end());  // the same pack whatever the order
-  MOERT_ASSIGN_OR_RETURN(const std::string identity, CheckpointIdentity(model_dir, Env::Default()));
+  MOERT_ASSIGN_OR_RETURN(std::string identity, CheckpointIdentity(model_dir, Env::Default()));
   MOERT_ASSIGN_OR_RETURN(const std::string cache, CacheDirectory(options.cache_dir));
-  const std::string pack =
+  std::string pack =
       fmt::format("{}/{}-v{}-{}-{}", cache, identity, kPackFormatVersion,
                   std::string(QuantMethodName(options.method)), fmt::join(names, "+"));
   std::error_code ec;
@@ -70,20 +77,22 @@ absl::StatusOr<std::string> FindOrMake(const std::string& model_dir, const OpenA
     job.schemes = options.schemes;
     job.method = options.method;
     job.threads = options.threads;
+    job.owner_only = true;
     job.progress = options.progress;
     job.log = options.log;
     job.cancelled = options.cancelled;
     if (job.log) job.log(fmt::format("quantizing {} into {} (once)", model_dir, pack));
     MOERT_RETURN_IF_ERROR(MakePack(job));
   }
-  return pack;
+  return Cached{std::move(pack), std::move(identity)};
 }
 
 }  // namespace
 
 absl::StatusOr<std::string> CachedPack(const std::string& model_dir, const OpenAsOptions& options) {
   try {
-    return FindOrMake(model_dir, options);
+    MOERT_ASSIGN_OR_RETURN(Cached cached, FindOrMake(model_dir, options));
+    return std::move(cached.pack);
   } catch (...) {
     return ExceptionStatus(model_dir);
   }
@@ -91,8 +100,14 @@ absl::StatusOr<std::string> CachedPack(const std::string& model_dir, const OpenA
 
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModelAs(const std::string& model_dir,
                                                           const OpenAsOptions& options) {
-  MOERT_ASSIGN_OR_RETURN(const std::string pack, CachedPack(model_dir, options));
-  return OpenExpertPack(pack);
+  try {
+    MOERT_ASSIGN_OR_RETURN(const Cached cached, FindOrMake(model_dir, options));
+    ExpertPackOptions pack_options;
+    pack_options.source_identity = cached.identity;
+    return OpenExpertPack(cached.pack, pack_options);
+  } catch (...) {
+    return ExceptionStatus(model_dir);
+  }
 }
 
 }  // namespace moert

@@ -105,6 +105,7 @@ class Quantization {
     description.quantizer_json = Settings(summaries);
     MOERT_ASSIGN_OR_RETURN(description.source_identity,
                            CheckpointIdentity(job_.model, Env::Default()));
+    description.owner_only = job_.owner_only;
     MOERT_ASSIGN_OR_RETURN(writer_, PackWriter::CreateResumable(job_.out, std::move(description)));
     rounder_ = std::make_unique<LayerRounder>(
         LayerRounder::Parts{experts_.get(), writer_.get(), pool_.get(), device_.get(), job_.model,

@@ -15,10 +15,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "base/bytes_text.h"
 #include "base/descriptor.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
+#include "base/folder.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
@@ -72,19 +74,15 @@ class CacheLock {
 // lock. Open files of a removed pack go on working.
 void RemoveLeftovers(const std::string& cache_dir, const std::string& identity,
                      const std::string& current) {
-  std::error_code ec;
-  std::vector<fs::path> old;
-  for (fs::directory_iterator it(cache_dir, ec), end; !ec && it != end; it.increment(ec)) {
-    const std::string name = it->path().filename().string();
-    if (!it->is_directory(ec) || name == current) continue;
-    const bool partial = name.rfind(current + ".tmp-", 0) == 0;
-    bool older = false;
+  const absl::StatusOr<std::vector<std::string>> names = FolderNames(cache_dir);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
+    bool old = absl::StartsWith(name, current + ".tmp-");
     for (int v = 0; v < kPackFormatVersion; ++v) {
-      older = older || name == fmt::format("{}-v{}", identity, v);
+      old = old || name == fmt::format("{}-v{}", identity, v);
     }
-    if (partial || older) old.push_back(it->path());
+    if (old) RemoveTree(cache_dir + "/" + name);
   }
-  for (const fs::path& p : old) fs::remove_all(p, ec);
 }
 
 absl::Status CheckSpace(const std::string& dir, int64_t bytes) {
@@ -192,10 +190,8 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
   cached = OpenCached(pack_dir, config, identity);
   if (cached.ok() || !NeedsRebuild(cached.status())) return cached;
   // What is there, if anything, is damaged: it is rebuilt like a missing one.
-  std::error_code ec;
-  fs::remove_all(pack_dir, ec);
-  if (ec) {
-    return PosixError(ec.value(), fmt::format("{}: cannot be replaced; {}", pack_dir, kRemedy));
+  if (const int error = RemoveTree(pack_dir); error != 0) {
+    return PosixError(error, fmt::format("{}: cannot be replaced; {}", pack_dir, kRemedy));
   }
   RemoveLeftovers(cache_dir, identity, name);
   MOERT_RETURN_IF_ERROR(WritePack(model_dir, config, identity, pack_dir, options));

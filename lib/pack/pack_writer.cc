@@ -25,6 +25,8 @@ absl::Status CheckSize(int layer, const char* what, size_t got, int64_t want) {
       fmt::format("constants of layer {}: {} has {} entries, expected {}", layer, what, got, want));
 }
 
+int FolderMode(const PackDescription& description) { return description.owner_only ? 0700 : 0777; }
+
 absl::StatusOr<int64_t> SharedBytes(const MoeLayerSpec& l) {
   if (l.shared_intermediate == 0) return 0;
   MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, SharedRecordLayout(l));
@@ -85,7 +87,7 @@ absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::Plan(PackDescription des
 
 absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::Create(const std::string& dir,
                                                                PackDescription description) {
-  const int mode = description.owner_only ? 0700 : 0777;
+  const int mode = FolderMode(description);
   MOERT_ASSIGN_OR_RETURN(auto w, Plan(std::move(description)));
   MOERT_ASSIGN_OR_RETURN(w->atomic_, AtomicDirectory::Create(dir, mode));
   w->path_ = w->atomic_->path();
@@ -99,12 +101,13 @@ absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::Create(const std::string
 absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::CreateResumable(
     const std::string& dir, PackDescription description) {
   const int64_t max_file_bytes = description.max_file_bytes;
+  const int mode = FolderMode(description);
   MOERT_ASSIGN_OR_RETURN(auto w, Plan(std::move(description)));
   // Everything that decides what the files hold.
   Hasher64 job;
   job.Add(ManifestToJson(w->manifest_));
   job.Add(fmt::format("{}", max_file_bytes));
-  MOERT_ASSIGN_OR_RETURN(w->partial_, PartialPack::Open(dir, job.Finish()));
+  MOERT_ASSIGN_OR_RETURN(w->partial_, PartialPack::Open(dir, job.Finish(), mode));
   w->path_ = w->partial_->pack_path();
   MOERT_RETURN_IF_ERROR(w->Resume());
   return w;

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "base/fmt_absl.h"
+#include "base/folder.h"
 #include "base/hash64.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
@@ -97,30 +98,28 @@ bool Exists(const std::string& path) {
   return ::lstat(path.c_str(), &st) == 0;
 }
 
-absl::Status MakeFolder(const std::string& path) {
-  if (::mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) return absl::OkStatus();
+absl::Status MakeFolder(const std::string& path, int mode) {
+  if (::mkdir(path.c_str(), static_cast<mode_t>(mode)) == 0 || errno == EEXIST)
+    return absl::OkStatus();
   return PosixError(errno, fmt::format("{}: cannot create this folder", path));
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PartialPack>> PartialPack::Open(const std::string& final_path,
-                                                               uint64_t job) {
+                                                               uint64_t job, int mode) {
   std::string name = final_path;
   while (name.size() > 1 && name.back() == '/') name.pop_back();
   const std::string path = name + ".partial";
   if (Exists(name)) {
-    if (!Exists(path + "/pack")) {  // a writer died between its last two steps
-      std::error_code ec;
-      fs::remove_all(path, ec);
-    }
+    if (!Exists(path + "/pack")) RemoveTree(path);  // a writer died between its last two steps
     return absl::AlreadyExistsError(fmt::format("{}: already exists", name));
   }
-  MOERT_RETURN_IF_ERROR(MakeFolder(path));
+  MOERT_RETURN_IF_ERROR(MakeFolder(path, mode));
   const std::string lock_path = path + "/lock";
   const int lock = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (lock < 0) return PosixError(errno, fmt::format("{}: open", lock_path));
-  std::unique_ptr<PartialPack> partial(new PartialPack(path, name, lock));
+  std::unique_ptr<PartialPack> partial(new PartialPack(path, name, mode, lock));
   if (::flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     return absl::AbortedError(fmt::format("{}: another process is writing this pack", path));
   }
@@ -136,10 +135,9 @@ PartialPack::~PartialPack() { ::close(lock_); }
 
 // The journal appears complete or not at all, and before any layer.
 absl::Status PartialPack::Begin(uint64_t job) {
-  std::error_code ec;
-  fs::remove_all(pack_path(), ec);
-  fs::remove(path_ + "/journal.new", ec);
-  MOERT_RETURN_IF_ERROR(MakeFolder(pack_path()));
+  RemoveTree(pack_path());
+  RemoveTree(path_ + "/journal.new");
+  MOERT_RETURN_IF_ERROR(MakeFolder(pack_path(), mode_));
   MOERT_ASSIGN_OR_RETURN(journal_, FileWriter::Create(path_ + "/journal.new"));
   MOERT_RETURN_IF_ERROR(journal_->Append(SealLine(fmt::format("{} {:016x}", kMagic, job))));
   MOERT_RETURN_IF_ERROR(journal_->Sync());
@@ -187,8 +185,7 @@ absl::Status PartialPack::Commit() {
     }
     return PosixError(error, fmt::format("{}: rename from {}", final_path_, pack_path()));
   }
-  std::error_code ec;
-  fs::remove_all(path_, ec);
+  RemoveTree(path_);
   const std::string parent = fs::path(final_path_).parent_path().string();
   return SyncDirectory(parent.empty() ? "." : parent);
 }

@@ -24,9 +24,10 @@ class PartialPack {
   };
 
   /// `job` identifies what is to be written; FailedPrecondition if the folder holds another job's
-  /// layers, or if another process writes it now. AlreadyExists if `final_path` does.
+  /// layers, or if another process writes it now. AlreadyExists if `final_path` does. Folders have
+  /// `mode` less the umask.
   static absl::StatusOr<std::unique_ptr<PartialPack>> Open(const std::string& final_path,
-                                                           uint64_t job);
+                                                           uint64_t job, int mode);
   ~PartialPack();
   PartialPack(const PartialPack&) = delete;
   PartialPack& operator=(const PartialPack&) = delete;
@@ -40,13 +41,14 @@ class PartialPack {
   absl::Status Commit();
 
  private:
-  PartialPack(std::string path, std::string final_path, int lock)
-      : path_(std::move(path)), final_path_(std::move(final_path)), lock_(lock) {}
+  PartialPack(std::string path, std::string final_path, int mode, int lock)
+      : path_(std::move(path)), final_path_(std::move(final_path)), mode_(mode), lock_(lock) {}
   absl::Status ReadJournal(uint64_t job);
   absl::Status Begin(uint64_t job);
 
   const std::string path_;
   const std::string final_path_;
+  const int mode_;
   const int lock_;
   std::unique_ptr<FileWriter> journal_;
   std::vector<DoneLayer> done_;

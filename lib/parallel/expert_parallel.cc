@@ -14,6 +14,14 @@
 
 namespace moert {
 
+ExpertParallelImpl::~ExpertParallelImpl() {
+  if (fence_ != nullptr && !steps_.empty()) fence_->Miss();  // they will not pass it
+  try {
+    AwaitSteps().IgnoreError();  // they use what goes now
+  } catch (...) {                // no memory for the message of a device that is lost
+  }
+}
+
 absl::Status ExpertParallelImpl::CheckTotal(int64_t rows) const {
   if (rows <= max_rows_) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format(
@@ -56,6 +64,7 @@ absl::StatusOr<StepId> ExpertParallelImpl::BeginStep(const StepInfo& info,
     return OrAbort(absl::InvalidArgumentError("stream: null; a group on a device needs one"));
   }
   MOERT_RETURN_IF_ERROR(CheckRows(info, placement, &step.engine_rows));
+  if (fence_ != nullptr) MOERT_RETURN_IF_ERROR(OrAbort(fence_->Enter(info.stream)));
   step.narrow = on_device() && group_->size() > 1 && options_.bf16_rows > 0 &&
                 step.engine_rows >= options_.bf16_rows;
   StepInfo engine_info = info;
@@ -89,13 +98,16 @@ absl::StatusOr<StepId> ExpertParallelImpl::OpenParts(const StepInfo& info, Step 
   return first;
 }
 
-absl::Status ExpertParallelImpl::EndStep(StepId id) {
+absl::Status ExpertParallelImpl::EndStep(StepId id) try {
   const auto found = steps_.find(id);
   if (found == steps_.end()) return engine_->EndStep(id);  // says what is wrong with it
   absl::Status status;
   for (const StepId part : found->second.ids) status.Update(engine_->EndStep(part));
+  if (fence_ != nullptr) status.Update(fence_->Pass(found->second.stream));
   steps_.erase(found);
   return status;
+} catch (...) {
+  return OrAbort(ExceptionStatus("ending a step"));
 }
 
 absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const MatrixView& hidden,

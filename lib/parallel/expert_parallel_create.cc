@@ -26,18 +26,17 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeImpl(
     const std::shared_ptr<const ExpertSource>& source, const EngineOptions& options,
     const std::vector<ShardPlan>& plans, const std::shared_ptr<Collectives>& group) {
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(source, options));
-  std::unique_ptr<SideStream> side;
-  std::unique_ptr<RowKernels> kernels;
+  DeviceParts device;
   MOERT_ASSIGN_OR_RETURN(const bool holds_all, HoldsAll(options));
   if (engine->backend() == BackendKind::kCuda) {
-    MOERT_ASSIGN_OR_RETURN(kernels, MakeRowKernels(options.device));
+    MOERT_ASSIGN_OR_RETURN(device.kernels, MakeRowKernels(options.device));
+    MOERT_ASSIGN_OR_RETURN(device.fence, MakeStepFence(options.device));
     if (group->size() > 1 && holds_all) {
-      MOERT_ASSIGN_OR_RETURN(side, MakeSideStream(options.device));
+      MOERT_ASSIGN_OR_RETURN(device.side, MakeSideStream(options.device));
     }
   }
   return std::make_unique<ExpertParallelImpl>(source->model(), std::move(engine), plans, group,
-                                              std::move(side), std::move(kernels),
-                                              options.max_tokens_per_forward);
+                                              std::move(device), options.max_tokens_per_forward);
 }
 
 absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeRank(

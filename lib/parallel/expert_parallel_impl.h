@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "exec/side_stream.h"
+#include "exec/step_fence.h"
 #include "moert/expert_parallel.h"
 #include "parallel/placed_ids.h"
 #include "parallel/row_exchange.h"
@@ -17,22 +18,30 @@
 
 namespace moert {
 
+/// What a rank on a device has beside its engine; else null.
+struct DeviceParts {
+  std::unique_ptr<SideStream> side;  // null as well: nothing runs beside the engine
+  std::unique_ptr<StepFence> fence;
+  std::unique_ptr<RowKernels> kernels;
+};
+
 class ExpertParallelImpl final : public ExpertParallel {
  public:
   /// `whole`: the model; an engine without shared experts does not know of them.
   ExpertParallelImpl(const MoeModelSpec& whole, std::unique_ptr<Engine> engine,
                      const std::vector<ShardPlan>& plans, std::shared_ptr<Collectives> group,
-                     std::unique_ptr<SideStream> side, std::unique_ptr<RowKernels> kernels,
-                     int64_t max_rows)
+                     DeviceParts device, int64_t max_rows)
       : group_(std::move(group)),
-        side_(std::move(side)),
+        side_(std::move(device.side)),
+        fence_(std::move(device.fence)),
         engine_(std::move(engine)),
         exchange_(whole, plans, group_.get()),
         max_rows_(max_rows) {
-    if (kernels == nullptr) return;
-    rows_ =
-        std::make_unique<RowExchange>(engine_->model(), std::move(kernels), group_.get(), max_rows);
+    if (device.kernels == nullptr) return;
+    rows_ = std::make_unique<RowExchange>(engine_->model(), std::move(device.kernels), group_.get(),
+                                          max_rows);
   }
+  ~ExpertParallelImpl() override;
 
   absl::StatusOr<StepId> BeginStep(const StepInfo& info, TokenPlacement placement) override;
   absl::Status Forward(StepId step, int layer, const MatrixView& hidden, const RoutedInput* routing,
@@ -76,6 +85,8 @@ class ExpertParallelImpl final : public ExpertParallel {
   absl::Status CheckRows(const StepInfo& info, TokenPlacement placement, int64_t* engine_rows);
   absl::Status CheckTotal(int64_t rows) const;
   absl::Status CheckPlaced() const;
+  /// What the device was given in steps is done.
+  absl::Status AwaitSteps() { return fence_ == nullptr ? absl::OkStatus() : fence_->Await(); }
   absl::Status CheckCall(const Step& step, int layer, const MatrixView& hidden,
                          const RoutedInput* routing, const MutableMatrixView& out) const;
   absl::Status Replicated(const Step& step, int layer, const MatrixView& hidden,
@@ -90,7 +101,9 @@ class ExpertParallelImpl final : public ExpertParallel {
   absl::Status Multiply(StepId id, const Step& step, int layer, int64_t k, ExchangedRows* rows);
   /// A rank that cannot go on tells the others.
   absl::Status OrAbort(absl::Status status) {
-    if (!status.ok()) group_->Abort(status);
+    if (status.ok()) return status;
+    if (fence_ != nullptr) fence_->Miss();  // what it has given to which stream is not known
+    group_->Abort(status);
     return status;
   }
   /// Runs a collective on the host, timed.
@@ -104,7 +117,8 @@ class ExpertParallelImpl final : public ExpertParallel {
   }
 
   const std::shared_ptr<Collectives> group_;
-  std::unique_ptr<SideStream> side_;  // null: nothing runs beside the engine
+  std::unique_ptr<SideStream> side_;        // null: nothing runs beside the engine
+  const std::unique_ptr<StepFence> fence_;  // of what exchange and placement keep; null: on the CPU
   const std::unique_ptr<Engine> engine_;
   TokenExchange exchange_;             // in host memory
   std::unique_ptr<RowExchange> rows_;  // on a device; else null

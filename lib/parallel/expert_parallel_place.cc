@@ -60,6 +60,7 @@ absl::Status ExpertParallelImpl::MoveExperts(const ExpertPlacement& placement) t
     return OrAbort(absl::InvalidArgumentError(
         fmt::format("ranks were given different placements: {} and {}", group_->rank(), r)));
   }
+  MOERT_RETURN_IF_ERROR(OrAbort(AwaitSteps()));
   MOERT_RETURN_IF_ERROR(OrAbort(placed_->Set(placement)));
   exchange_.Place(placement);
   return absl::OkStatus();
@@ -69,6 +70,7 @@ absl::Status ExpertParallelImpl::MoveExperts(const ExpertPlacement& placement) t
 
 absl::StatusOr<std::vector<std::vector<double>>> ExpertParallelImpl::TakeLoads() try {
   MOERT_RETURN_IF_ERROR(OrAbort(CheckPlaced()));
+  MOERT_RETURN_IF_ERROR(OrAbort(AwaitSteps()));
   absl::StatusOr<std::vector<int64_t>> own = placed_->TakeCounts();
   MOERT_RETURN_IF_ERROR(OrAbort(own.status()));
   const auto ranks = static_cast<size_t>(group_->size());

@@ -115,6 +115,23 @@ void MaskUnselectedGroups(const RoutingSpec& spec, absl::Span<float> keys) {
   }
 }
 
+absl::Status CheckTokenIds(int layer, const RoutingSpec& spec, int64_t tokens,
+                           absl::Span<const int32_t> token_ids) {
+  if (static_cast<int64_t>(token_ids.size()) != tokens) {
+    return absl::InvalidArgumentError(fmt::format(
+        "layer {} routes by token ids: the step has {}, and {} rows; give token_ids when the step "
+        "begins",
+        layer, token_ids.size(), tokens));
+  }
+  for (size_t t = 0; t < token_ids.size(); ++t) {
+    if (token_ids[t] >= 0 && token_ids[t] < spec.hash_vocab) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("token_ids[{}] is {}: legal for layer {} is 0 to {}", t, token_ids[t], layer,
+                    spec.hash_vocab - 1));
+  }
+  return absl::OkStatus();
+}
+
 void NormalizeWeights(const RoutingSpec& spec, absl::Span<float> weights) {
   // Softmax over the k chosen logits equals the full softmax renormalized over them.
   if (spec.renormalize || spec.kind == RoutingKind::kTopKSoftmax) {

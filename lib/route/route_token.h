@@ -1,9 +1,10 @@
-// The parts of RouteToken that the expert-cache rule shares with it.
+// The parts of RouteToken that the expert-cache rule and executors share with it.
 #ifndef MOERT_LIB_ROUTE_ROUTE_TOKEN_H_
 #define MOERT_LIB_ROUTE_ROUTE_TOKEN_H_
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
 
@@ -17,6 +18,10 @@ void TopK(absl::Span<const float> values, int k, int32_t* ids);
 /// Sets keys[e] = -inf for the experts of groups that a group-limited spec does not select. keys
 /// [E]: scores plus selection bias.
 void MaskUnselectedGroups(const RoutingSpec& spec, absl::Span<float> keys);
+
+/// Refuses token ids that a layer cannot be routed by.
+absl::Status CheckTokenIds(int layer, const RoutingSpec& spec, int64_t tokens,
+                           absl::Span<const int32_t> token_ids);
 
 /// weights [k], the raw scores of the chosen experts: the model's normalization and scaling.
 /// Not for sparsemixer, whose weights are not a function of the scores.

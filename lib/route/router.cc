@@ -280,18 +280,8 @@ absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int3
 absl::Status Router::LookUp(int layer, int64_t tokens, absl::Span<const int32_t> token_ids,
                             RoutingResult* r) const {
   const RoutingSpec& spec = model_->layers[layer].routing;
-  if (static_cast<int64_t>(token_ids.size()) != tokens) {
-    return absl::InvalidArgumentError(fmt::format(
-        "layer {} routes by token ids: the step has {}, and {} rows; give token_ids when the step "
-        "begins",
-        layer, token_ids.size(), tokens));
-  }
+  MOERT_RETURN_IF_ERROR(CheckTokenIds(layer, spec, tokens, token_ids));
   for (int64_t t = 0; t < tokens; ++t) {
-    if (token_ids[t] < 0 || token_ids[t] >= spec.hash_vocab) {
-      return absl::InvalidArgumentError(
-          fmt::format("token_ids[{}] is {}: legal for layer {} is 0 to {}", t, token_ids[t], layer,
-                      spec.hash_vocab - 1));
-    }
     const auto experts =
         layers_[layer].hash_experts.subspan(int64_t{token_ids[t]} * spec.top_k, spec.top_k);
     std::copy(experts.begin(), experts.end(), &r->ids[t * spec.top_k]);

@@ -1,11 +1,16 @@
 // Public functions beside the engine's when memory or threads run out: an error, never an
 // exception, and what one rank of a group suffers the others hear at once.
+#include <sys/stat.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <thread>
 
+#include "base/file_writer.h"
+#include "base/folder.h"
+#include "checkpoint/other_files.h"
 #include "fault/inject.h"
 #include "fmt/format.h"
 #include "moert/auto_strategy.h"
@@ -91,6 +96,35 @@ TEST_CASE("functions that make things") {
       {.first_expert = 0, .num_experts = 4},
       {.first_expert = 4, .num_experts = 4, .shared_experts = false}};
   Sweep("shards", FAULT_MALLOC, [&] { return CheckShards(source.model(), shards); });
+}
+
+/// ResourceExhausted where `call` finds no memory.
+absl::Status Tried(const std::function<void()>& call) {
+  try {
+    call();
+    return absl::OkStatus();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("");
+  }
+}
+
+TEST_CASE("folders are listed and removed, or not, where memory runs out") {
+  const test::TempDir dir;
+  const std::string full = dir / "a folder whose name takes a block";
+  REQUIRE(::mkdir(full.c_str(), 0700) == 0);
+  for (const char* name : {"a file whose name takes a block", "another file with such a name"}) {
+    test::WriteFile(full + "/" + name, "x");
+  }
+  Sweep("names", FAULT_MALLOC, [&] { return Tried([&] { (void)FolderNames(full); }); });
+  Sweep("other files", FAULT_MALLOC, [&] { return Tried([&] { (void)OtherFiles(full); }); });
+  Sweep("an unfinished folder", FAULT_MALLOC, [&] {
+    return Tried([&] {
+      const auto folder = AtomicDirectory::Create(dir / "a pack whose name takes a block");
+      if (folder.ok()) (void)FileWriter::Create((*folder)->path() + "/a file of this pack");
+    });
+  });
+  CHECK(RemoveTree(full) == 0);
+  CHECK(FolderNames(full).status().code() == absl::StatusCode::kNotFound);
 }
 
 TEST_CASE("a warm start stops where memory or threads run out") {

@@ -86,6 +86,27 @@ TEST_CASE("experts of the CPU join the sum") {
   }
 }
 
+/// Weights multiply the inputs of its experts.
+class WeightedInputs final : public SyntheticSource {
+ public:
+  WeightedInputs() : SyntheticSource(Shape()), weighted_(SyntheticSource::model()) {
+    for (MoeLayerSpec& layer : weighted_.layers) layer.routing.weight_input = true;
+  }
+  const MoeModelSpec& model() const override { return weighted_; }
+
+ private:
+  MoeModelSpec weighted_;
+};
+
+TEST_CASE("experts of the CPU take inputs that weights multiply") {
+  const auto source = std::make_shared<WeightedInputs>();
+  auto engine = Engine::Create(source, Options("cpu-split", 0.3));
+  REQUIRE_OK(engine.status());
+  const std::vector<float> outputs = OnDevice(engine->get(), kSteps, kRows);
+  CHECK(RelativeError(outputs, OnCpu(source, kSteps, kRows)) < 5e-3);
+  CHECK((*engine)->stats().cpu_computed > 10);
+}
+
 TEST_CASE("what is not in host memory is loaded, not computed by the CPU") {
   const auto source = std::make_shared<SyntheticSource>(Shape());
   EngineOptions options = Options("cpu-split", 0.3);

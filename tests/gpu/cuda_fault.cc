@@ -92,8 +92,6 @@ MOERT_WRAP(kAllocate, cudaErrorMemoryAllocation, cudaHostRegister,
            (void* memory, size_t bytes, unsigned flags), (memory, bytes, flags))
 MOERT_WRAP(kAllocate, cudaErrorMemoryAllocation, cudaHostAlloc,
            (void** p, size_t n, unsigned flags), (p, n, flags))
-MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpy,
-           (void* to, const void* from, size_t n, cudaMemcpyKind kind), (to, from, n, kind))
 MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpyAsync,
            (void* to, const void* from, size_t n, cudaMemcpyKind kind, cudaStream_t stream),
            (to, from, n, kind, stream))
@@ -116,7 +114,8 @@ MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemcpyBatchAsync,
             size_t* first, size_t kinds, size_t* failed, cudaStream_t stream),
            (to, from, n, count, attributes, first, kinds, failed, stream))
 #endif
-MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemset, (void* to, int value, size_t n), (to, value, n))
+MOERT_WRAP(kCopy, cudaErrorUnknown, cudaMemsetAsync,
+           (void* to, int value, size_t n, cudaStream_t stream), (to, value, n, stream))
 MOERT_WRAP(kEvent, cudaErrorUnknown, cudaEventCreateWithFlags,
            (cudaEvent_t * event, unsigned flags), (event, flags))
 MOERT_WRAP(kEvent, cudaErrorUnknown, cudaEventRecord, (cudaEvent_t event, cudaStream_t stream),

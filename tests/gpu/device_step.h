@@ -15,10 +15,11 @@ namespace moert::test {
 /// fp32 hidden states in device memory, and a stream.
 class DeviceRowsBuffer {
  public:
-  explicit DeviceRowsBuffer(size_t floats) : bytes_(floats * sizeof(float)) {
+  explicit DeviceRowsBuffer(size_t floats, unsigned flags = cudaStreamNonBlocking)
+      : bytes_(floats * sizeof(float)) {
     REQUIRE(cudaMalloc(&x_, bytes_) == cudaSuccess);
     REQUIRE(cudaMalloc(&y_, bytes_) == cudaSuccess);
-    REQUIRE(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess);
+    REQUIRE(cudaStreamCreateWithFlags(&stream_, flags) == cudaSuccess);
   }
   ~DeviceRowsBuffer() {
     cudaStreamDestroy(stream_);
@@ -53,11 +54,13 @@ class DeviceRowsBuffer {
 
 /// As RunStep, in device memory.
 inline absl::Status RunDeviceStep(Engine* engine, Phase phase, std::vector<float> x, int64_t rows,
-                                  DeviceRowsBuffer* device, std::vector<float>* outputs) {
+                                  DeviceRowsBuffer* device, std::vector<float>* outputs,
+                                  absl::Span<const int32_t> token_ids = {}) {
   const int64_t hidden = engine->model().layers[0].hidden;
   StepInfo info;
   info.phase = phase;
   info.rows = rows;
+  info.token_ids = token_ids;
   info.stream = device->stream();
   auto step = engine->BeginStep(info);
   if (!step.ok()) return step.status();

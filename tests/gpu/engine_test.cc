@@ -360,7 +360,9 @@ TEST_CASE("an engine comes, works and goes beside another thread's capture") {
   DeviceRowsBuffer device(kRows * hidden);
   device.Set(HiddenProcess(hidden, 3).Next(kRows));
   (void)device.Get();
-  OtherCapture capture(cudaStreamCaptureModeGlobal);
+  const unsigned flags = GENERATE(cudaStreamNonBlocking, cudaStreamDefault);
+  INFO("stream flags " << flags);
+  OtherCapture capture(cudaStreamCaptureModeGlobal, flags);
   absl::Status status;
   {
     auto engine = Engine::Create(source, Options("on-demand", Budget::Fraction(0.5)));

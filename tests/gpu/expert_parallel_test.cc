@@ -12,6 +12,7 @@
 
 #include "mixed_source.h"
 #include "moert/pinned_source.h"
+#include "other_capture.h"
 #include "rank_run.h"
 
 namespace moert::test {
@@ -261,6 +262,38 @@ TEST_CASE("steps of a group on devices: what is refused") {
   CHECK(Contains(range, "16"));
   // The group is unusable then.
   CHECK_FALSE((*group)->AllReduce(static_cast<float*>(rows.y(0).data), 4, rows.stream()).ok());
+}
+
+TEST_CASE("a placed group changes owners, counts and goes beside another thread's capture") {
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
+  const MoeModelSpec& model = source->model();
+  ExpertPlacement placement;
+  placement.ranks = 1;
+  for (const MoeLayerSpec& layer : model.layers) {
+    placement.owners.emplace_back(static_cast<size_t>(layer.num_experts), std::vector<int32_t>{0});
+  }
+  auto group = JoinGroup(NewId(), 0, 1);
+  REQUIRE_OK(group.status());
+  auto parallel = ExpertParallel::CreatePlaced(source, Options(0, 4, 1), placement, *group);
+  REQUIRE_OK(parallel.status());
+  RankRows rows(0, model, 4);
+  Case c;
+  REQUIRE_OK(EagerStep(parallel->get(), group->get(), c, &rows));  // loads every kernel
+  OtherCapture capture(cudaStreamCaptureModeThreadLocal, cudaStreamDefault);
+  absl::Status status = EagerStep(parallel->get(), group->get(), c, &rows);
+  status.Update((*parallel)->MoveExperts(placement));
+  status.Update(EagerStep(parallel->get(), group->get(), c, &rows));
+  const auto loads = (*parallel)->TakeLoads();
+  parallel->reset();
+  const bool whole = capture.Whole();
+  REQUIRE_OK(status);
+  REQUIRE_OK(loads.status());
+  CHECK(whole);
+  std::vector<double> tokens(static_cast<size_t>(model.layers[0].num_experts));
+  for (const int32_t e : RandomRouting(model, 4).ids) {
+    if (e >= 0) tokens[static_cast<size_t>(e)] += 3;  // steps
+  }
+  for (const std::vector<double>& layer : *loads) CHECK(layer == tokens);
 }
 
 TEST_CASE("a communicator of the host: its rank and size are checked") {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "device_array.h"
 #include "device_step.h"
@@ -15,6 +16,8 @@ using namespace host;
 struct Shape {
   int heads, kv_heads, head_dim, window;
   std::vector<std::pair<int, int>> sequences;  // tokens stored before, and rows of the step
+  int chunk = 0;
+  bool sinks = false;
 };
 
 constexpr int kLayers = 2, kLayer = 1;
@@ -28,6 +31,8 @@ struct Problem {
       cached += static_cast<size_t>(kLayers) * s.kv_heads * (before + added + 3) * s.head_dim;
     }
     stride = (s.heads + 2 * s.kv_heads) * s.head_dim;
+    sink_scores = RandomFloats(s.heads, &rng, 3);
+    sinks = std::make_unique<DeviceArray<float>>(sink_scores);
     q = RandomFloats(rows * stride, &rng, 2);
     k = Rounded(RandomFloats(cached, &rng, 2));
     v = Rounded(RandomFloats(cached, &rng));
@@ -70,7 +75,9 @@ struct Problem {
   void Expect(size_t at, int64_t capacity, int position, int head, size_t row) {
     const int dim = shape.head_dim, kv = head / (shape.heads / shape.kv_heads);
     const size_t base = at + (kLayer * shape.kv_heads + kv) * capacity * dim;
-    const int begin = shape.window > 0 ? std::max(0, position + 1 - shape.window) : 0;
+    const int begin = shape.chunk > 0    ? position / shape.chunk * shape.chunk
+                      : shape.window > 0 ? std::max(0, position + 1 - shape.window)
+                                         : 0;
     std::vector<double> p;
     for (int key = begin; key <= position; ++key) {
       double dot = 0;
@@ -80,8 +87,9 @@ struct Problem {
       }
       p.push_back(dot / std::sqrt(dim));
     }
-    const double highest = *std::max_element(p.begin(), p.end());
-    double sum = 0;
+    double highest = *std::max_element(p.begin(), p.end());
+    if (shape.sinks) highest = std::max<double>(highest, sink_scores[head]);
+    double sum = shape.sinks ? std::exp(sink_scores[head] - highest) : 0;
     for (double& x : p) sum += x = std::exp(x - highest);
     for (int d = 0; d < dim; ++d) {
       double mixed = 0;
@@ -104,6 +112,8 @@ struct Problem {
     a.head_dim = shape.head_dim;
     a.layer = kLayer;
     a.window = shape.window;
+    a.chunk = shape.chunk;
+    a.sinks = shape.sinks ? sinks->get() : nullptr;
     return a;
   }
 
@@ -118,9 +128,10 @@ struct Problem {
   const Shape shape;
   std::mt19937 rng;
   int rows = 0, stride = 0, last = 0, num_tiles = 0;
-  std::vector<float> q;
+  std::vector<float> q, sink_scores;
   std::vector<uint16_t> k, v;
   std::vector<double> expected;
+  std::unique_ptr<DeviceArray<float>> sinks;
   std::unique_ptr<DeviceArray<uint16_t>> keys, values;
   std::unique_ptr<DeviceArray<float>> queries;
   std::unique_ptr<DeviceArray<RowInput>> row_inputs;
@@ -144,6 +155,11 @@ std::vector<Shape> Shapes(bool decode) {
       } else {
         shapes.push_back({heads, kv_heads, dim, window, {{0, 70}, {300, 3}, {63, 129}}});
       }
+      const bool chunks = dim == 64 || dim == 16;
+      if (dim != 128 && !chunks) continue;
+      shapes.push_back(shapes.back());
+      shapes.back().sinks = true;
+      if (chunks) shapes.back().chunk = std::exchange(shapes.back().window, 0);
     }
   }
   return shapes;
@@ -191,13 +207,17 @@ struct RotateCase {
   int heads, kv_heads, head_dim, window;
   bool bias, norm;
   float clip;
+  int rotated = kMaxRotations;  // pairs
+  int extra = 0;                // floats of a row behind the values
+  int chunk = 0;
+  bool sinks = false;
 };
 
 /// Products of the q, k and v matrices, and sequences that earlier steps have begun.
 struct RotateProblem {
   explicit RotateProblem(const RotateCase& c) : shape(c) {
     std::mt19937 rng(c.head_dim);
-    all = (c.heads + 2 * c.kv_heads) * c.head_dim;
+    all = (c.heads + 2 * c.kv_heads) * c.head_dim + c.extra;
     size_t cached = 0;
     const int sequences[][2] = {{0, 1}, {255, 1}, {256, 3}, {1, 8}, {2044, 6}, {40, 2}};
     for (const auto& [before, added] : sequences) {
@@ -224,7 +244,7 @@ struct RotateProblem {
       at += Elements(capacity);
     }
     qkv = RandomFloats(rows.size() * all, &rng, 2);
-    weights = RandomFloats(all + 2 * c.head_dim + c.head_dim / 2, &rng);
+    weights = RandomFloats(all + 2 * c.head_dim + c.head_dim / 2 + c.heads, &rng);
   }
   size_t Elements(int capacity) const {
     return static_cast<size_t>(kLayers) * shape.kv_heads * capacity * shape.head_dim;
@@ -264,6 +284,10 @@ struct RotateProblem {
     a.rope.norm_eps = 1e-6f;
     a.rope.clip = shape.clip;
     a.rope.frequencies = w.get() + all + 2 * shape.head_dim;
+    a.rope.rotated = shape.rotated;
+    a.rope.extra = shape.extra;
+    a.args.chunk = shape.chunk;
+    if (shape.sinks) a.args.sinks = a.rope.frequencies + shape.head_dim / 2;
     if (fused) {
       REQUIRE(LaunchDecodeAttention(a, pieces, partials.get(), nullptr) == 0);
       CHECK(products.Get() == qkv);
@@ -285,10 +309,18 @@ struct RotateProblem {
 
 TEST_CASE("few rows: rotated, stored and attended for by one kernel, the bits of two") {
   const RotateCase cases[] = {
-      {"qwen3", 32, 4, 128, 0, false, true, 0}, {"qwen2", 4, 4, 64, 0, true, false, 0},
-      {"window", 8, 2, 96, 300, true, true, 0}, {"clipped", 6, 3, 16, 0, true, false, 0.7f},
-      {"narrow", 4, 2, 32, 4, false, false, 0}, {"two groups", 24, 2, 80, 0, false, true, 0},
+      {"qwen3", 32, 4, 128, 0, false, true, 0},
+      {"qwen2", 4, 4, 64, 0, true, false, 0},
+      {"window", 8, 2, 96, 300, true, true, 0},
+      {"clipped", 6, 3, 16, 0, true, false, 0.7f},
+      {"narrow", 4, 2, 32, 4, false, false, 0},
+      {"two groups", 24, 2, 80, 0, false, true, 0},
       {"wide", 2, 1, 256, 0, false, false, 0},
+      {"glm4: half of a head", 12, 2, 128, 0, true, true, 0, 32},
+      {"qwen3_next: gated, a quarter", 16, 2, 256, 0, false, true, 0, 32, 16 * 256},
+      {"gpt_oss: sinks", 16, 2, 64, 128, true, false, 0, kMaxRotations, 0, 0, true},
+      {"llama4: chunks", 8, 2, 128, 0, false, true, 0, kMaxRotations, 0, 300},
+      {"without RoPE", 4, 2, 32, 0, false, false, 0, 0},
   };
   for (const RotateCase& c : cases) {
     INFO(c.what);
@@ -320,13 +352,20 @@ TEST_CASE("what cannot run is refused") {
     CHECK(LaunchDecodeAttention(args, 1, nullptr, nullptr) != 0);
     CHECK(LaunchPrefillAttention(args, 1, nullptr) != 0);
   }
-  RotatedAttention all_heads;
-  all_heads.args = args;
-  all_heads.args.head_dim = 16;
-  all_heads.rope.norm_full = true;
+  RotatedAttention rotated;
+  rotated.args = args;
+  rotated.args.head_dim = 16;
   const float weight = 1;
-  all_heads.rope.q_weight = &weight;
-  CHECK(LaunchDecodeAttention(all_heads, 1, nullptr, nullptr) != 0);
+  rotated.rope.q_weight = &weight;
+  RopeArgs& rope = rotated.rope;
+  rope.norm_full = true;
+  CHECK(LaunchDecodeAttention(rotated, 1, nullptr, nullptr) != 0);
+  rope.norm_full = false;
+  rope.norm_last = true;
+  CHECK(LaunchDecodeAttention(rotated, 1, nullptr, nullptr) != 0);
+  rope.norm_last = false;
+  rope.temperature_scale = 0.1f;
+  CHECK(LaunchDecodeAttention(rotated, 1, nullptr, nullptr) != 0);
 }
 
 }  // namespace

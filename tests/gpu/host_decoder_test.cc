@@ -1,11 +1,12 @@
-// Whole models on a device against the reference library's numbers: every supported architecture,
-// and the bundled model's perplexity and greedy continuations; eager, and as CUDA graphs.
+// Whole models on a device against the reference library's numbers: architectures whose decode
+// steps are fused throughout (host_models_test has the others), and the bundled model's perplexity
+// and greedy continuations; eager, and as CUDA graphs.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 
 #include "device_model.h"
+#include "device_parity.h"
 #include "host/generate.h"
 #include "host/perplexity.h"
 #include "tests/support/temp_dir.h"
@@ -13,62 +14,6 @@
 
 namespace moert::test {
 namespace {
-
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-/// Largest difference of each position, sorted. Logits have a standard deviation of 1.
-std::vector<float> Differences(const std::vector<float>& got, const std::vector<float>& expected,
-                               int64_t vocab) {
-  REQUIRE(got.size() <= expected.size());
-  std::vector<float> out(got.size() / vocab);
-  for (size_t i = 0; i < got.size(); ++i) {
-    const float d = std::fabs(got[i] - expected[i]);
-    out[i / vocab] = d <= out[i / vocab] ? out[i / vocab] : d;  // a NaN stays
-  }
-  std::sort(out.begin(), out.end(), [](float a, float b) { return !(a >= b); });
-  return out;
-}
-
-void CheckParity(const std::string& name) {
-  TempDir cache;
-  for (const char* which : {"short", "long"}) {
-    const ReferenceCase reference = ReadReferenceCase(name, which);
-    std::vector<float> resident;
-    for (const bool minimal : {false, true}) {
-      DeviceModelOptions options;
-      options.minimal = minimal;
-      DeviceModel model(ArchitectureDir(name), cache.path(), options);
-      for (const int64_t batch : {3, 1}) {
-        INFO(name << " " << which << (minimal ? " minimal" : " resident") << " batch " << batch);
-        const std::vector<float> logits = model.Logits(reference, batch);
-        const std::vector<float> d = Differences(logits, reference.logits, model.config.vocab_size);
-        std::printf("%s %s %s batch %d: median %.4f, 90%% %.4f, largest %.4f\n", name.c_str(),
-                    which, minimal ? "minimal" : "resident", static_cast<int>(batch),
-                    d[d.size() / 2], d[d.size() * 9 / 10], d.back());
-        // A position whose routing decision was tipped by rounding differs by more.
-        CHECK(d[d.size() / 2] < 0.02f);
-        CHECK(d[d.size() * 9 / 10] < 0.03f);
-        if (batch == 1) continue;
-        if (minimal) {
-          CHECK(SameBits(logits, resident));
-          CHECK(model.engine->stats().evictions > 0);
-        } else {
-          resident = logits;
-        }
-      }
-    }
-    // The same bits from graphs: strategy resident.
-    DeviceModelOptions options;
-    options.strategy = "resident";
-    DeviceModel graphs(ArchitectureDir(name), cache.path(), options);
-    CHECK(SameBits(graphs.Logits(reference, 3), resident));
-    const int64_t decode = static_cast<int64_t>(reference.tokens[0].size()) - reference.prefill;
-    CHECK(graphs.decoder->graphs());
-    CHECK(graphs.decoder->replays() == std::max<int64_t>(0, decode - 2));
-  }
-}
 
 TEST_CASE("qwen2_moe") { CheckParity("qwen2_moe"); }
 TEST_CASE("qwen3_moe, with YaRN") { CheckParity("qwen3_moe"); }

@@ -74,7 +74,20 @@ struct RopeCase {
   bool bias, per_head, full;
   float clip;
   int head_dim, heads, kv_heads;
+  int rotated = 0;  // channels; 0: all
+  bool last = false;
+  float temperature = 0;
+  int extra = 0;
 };
+
+/// Rotates `rotated` channels of a head whose pairs are half a head apart.
+void RotatePairs(const Rope& rope, int set, int position, int rotated, int head_dim, float* head) {
+  const int turning = rotated / 2, half = head_dim / 2;
+  std::vector<float> part(rotated);
+  for (int i = 0; i < turning; ++i) part[i] = head[i], part[turning + i] = head[half + i];
+  rope.Rotate(set, position, part.data());
+  for (int i = 0; i < turning; ++i) head[i] = part[i], head[half + i] = part[turning + i];
+}
 
 TEST_CASE("bias, norms, clipping, rotation and the cache") {
   const RopeCase cases[] = {
@@ -84,6 +97,15 @@ TEST_CASE("bias, norms, clipping, rotation and the cache") {
       {"olmoe: norm of all heads, clipped", RopeKind::kLinear, false, false, true, 0.7f, 16, 6, 3},
       {"phimoe: two sets", RopeKind::kLongRope, true, false, false, 0, 96, 4, 1},
       {"llama3", RopeKind::kLlama3, false, false, false, 0, 256, 2, 1},
+      {"glm4: half of a head", RopeKind::kYarn, true, true, false, 0, 128, 6, 2, 64},
+      {"qwen3_next: a quarter, gated", RopeKind::kDefault, false, true, false, 0, 256, 4, 2, 64,
+       false, 0, 4 * 256},
+      {"minimax: norm of all heads, a part", RopeKind::kDefault, false, false, true, 0, 32, 4, 2,
+       16},
+      {"hunyuan: norm behind the rotation", RopeKind::kYarn, false, true, false, 0, 128, 4, 2, 0,
+       true},
+      {"llama4: without RoPE, with a temperature", RopeKind::kDefault, false, false, false, 0, 16,
+       4, 2, -1, false, 0.1f},
   };
   std::mt19937 rng(2);
   for (const RopeCase& c : cases) {
@@ -96,12 +118,14 @@ TEST_CASE("bias, norms, clipping, rotation and the cache") {
     config.high_freq_factor = 4;
     config.short_factor.assign(c.head_dim / 2, 1.1);
     config.long_factor.assign(c.head_dim / 2, 1.7);
-    config.dim = c.head_dim;
+    const int rotated = c.rotated == 0 ? c.head_dim : std::max(c.rotated, 0);
+    config.dim = std::max(rotated, 2);
     Rope rope(config);
     rope.Extend(4096);
     std::vector<float> frequencies;
     for (int s = 0; s < rope.num_sets(); ++s) {
-      const auto& f = rope.inverse_frequencies(s);
+      auto f = rope.inverse_frequencies(s);
+      f.resize(c.head_dim / 2);
       frequencies.insert(frequencies.end(), f.begin(), f.end());
     }
     const int layers = 3, layer = 1, rows = 6, capacity = 4000;
@@ -114,7 +138,8 @@ TEST_CASE("bias, norms, clipping, rotation and the cache") {
     const std::vector<SequenceCache> sequences = {
         {keys.get(), values.get(), capacity, 0},
         {keys.get() + cached, values.get() + cached, capacity, set}};
-    const auto x = RandomFloats(rows * all, &rng), bias = RandomFloats(all, &rng);
+    const int stride = all + c.extra;
+    const auto x = RandomFloats(rows * stride, &rng), bias = RandomFloats(all, &rng);
     const auto qw = RandomFloats(q, &rng), kw = RandomFloats(kv, &rng);
     DeviceArray<float> qkv(x), b(bias), q_weight(qw), k_weight(kw), f(frequencies);
     DeviceArray<RowInput> row_inputs(inputs);
@@ -126,6 +151,11 @@ TEST_CASE("bias, norms, clipping, rotation and the cache") {
     args.q_weight = c.per_head || c.full ? q_weight.get() : nullptr;
     args.k_weight = c.per_head || c.full ? k_weight.get() : nullptr;
     args.norm_full = c.full;
+    args.norm_last = c.last;
+    args.rotated = rotated / 2;
+    args.temperature_scale = c.temperature;
+    args.temperature_floor = 4;
+    args.extra = c.extra;
     args.norm_eps = 1e-6f;
     args.clip = c.clip;
     args.frequencies = f.get();
@@ -148,7 +178,7 @@ TEST_CASE("bias, norms, clipping, rotation and the cache") {
     const auto k_got = keys.Get(), v_got = values.Get();
     for (int r = 0; r < rows; ++r) {
       INFO("row " << r);
-      std::vector<float> y(x.begin() + r * all, x.begin() + (r + 1) * all);
+      std::vector<float> y(x.begin() + r * stride, x.begin() + r * stride + all);
       for (int i = 0; i < all && c.bias; ++i) y[i] += bias[i];
       if (c.full) {
         norm(y.data(), q, qw.data());
@@ -158,10 +188,18 @@ TEST_CASE("bias, norms, clipping, rotation and the cache") {
       const int used = sequences[inputs[r].sequence].rope_set;
       for (int h = 0; h < c.heads + c.kv_heads; ++h) {
         float* head = y.data() + h * c.head_dim;
-        if (c.per_head) norm(head, c.head_dim, h < c.heads ? qw.data() : kw.data());
-        rope.Rotate(used, inputs[r].position, head);
+        const float* weight = h < c.heads ? qw.data() : kw.data();
+        if (c.per_head && !c.last) norm(head, c.head_dim, weight);
+        if (rotated > 0) RotatePairs(rope, used, inputs[r].position, rotated, c.head_dim, head);
+        if (c.last) norm(head, c.head_dim, weight);
       }
-      const std::vector<float> queries(got.begin() + r * all, got.begin() + r * all + q);
+      const double warm =
+          1 + c.temperature * std::log1p(std::floor((inputs[r].position + 1) / 4.0));
+      for (int i = 0; i < q; ++i) y[i] = static_cast<float>(y[i] * warm);
+      const std::vector<float> queries(got.begin() + r * stride, got.begin() + r * stride + q);
+      // Gates stay.
+      CHECK(std::equal(x.begin() + r * stride + all, x.begin() + (r + 1) * stride,
+                       got.begin() + r * stride + all));
       CHECK(RelativeError(queries, {y.begin(), y.begin() + q}) < 2e-6);
       std::vector<float> stored_k, stored_v;
       for (int h = 0; h < c.kv_heads; ++h) {

@@ -13,8 +13,9 @@ namespace moert::test {
 
 class OtherCapture {
  public:
-  explicit OtherCapture(cudaStreamCaptureMode mode)
-      : rows_(4), thread_([this, mode] { Run(mode); }) {
+  /// stream: its flags. Work on the default stream ends captures of blocking ones.
+  explicit OtherCapture(cudaStreamCaptureMode mode, unsigned stream = cudaStreamNonBlocking)
+      : rows_(4, stream), thread_([this, mode] { Run(mode); }) {
     begun_.get_future().wait();
   }
   ~OtherCapture() {

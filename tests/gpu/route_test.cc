@@ -9,6 +9,7 @@
 
 #include "exec/cuda/device_routing.h"
 #include "moert/router.h"
+#include "route/route_token.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {
@@ -49,6 +50,9 @@ struct Case {
   int top_groups = 1;
   bool bias = false;
   float step = 0;  // logits are multiples of it: ties
+  bool logit_bias = false;
+  bool scales = false;
+  int vocabulary = 0;  // above 0: experts by token id
 };
 
 void Check(const Case& c, int tokens) {
@@ -72,10 +76,30 @@ void Check(const Case& c, int tokens) {
   }
   std::vector<float> bias(c.bias ? c.experts : 0);
   for (float& v : bias) v = 0.3f * normal(rng);
+  std::vector<float> logit_bias(c.experts), expert_scales(c.experts, 1.0f);
+  for (float& v : logit_bias) v = c.logit_bias ? normal(rng) : 0.0f;
+  for (float& v : expert_scales) v += c.scales ? 0.3f * normal(rng) : 0.0f;
+  std::vector<int32_t> hash_experts, token_ids(tokens);
+  for (int i = 0; i < c.vocabulary * c.top_k; ++i) {
+    hash_experts.push_back((i / c.top_k * 11 + i % c.top_k * 3) % c.experts);
+  }
+  for (int32_t& id : token_ids)
+    id = c.vocabulary > 0 ? static_cast<int32_t>(rng() % c.vocabulary) : 0;
 
   const OnDevice<float> device_bias(bias.empty() ? std::vector<float>(1) : bias);
-  const cuda::DeviceRouting routing =
+  const OnDevice<float> device_logit_bias(logit_bias), device_scales(expert_scales);
+  const OnDevice<int32_t> device_hash(hash_experts.empty() ? std::vector<int32_t>(1)
+                                                           : hash_experts),
+      device_tokens(token_ids);
+  cuda::DeviceRouting routing =
       cuda::MakeDeviceRouting(spec, c.experts, c.bias ? device_bias.get() : nullptr);
+  if (c.logit_bias) routing.logit_bias = device_logit_bias.get();
+  if (c.scales) routing.expert_scales = device_scales.get();
+  if (c.vocabulary > 0) {
+    routing.hash_experts = device_hash.get();
+    routing.token_ids = device_tokens.get();
+    routing.hash_vocab = c.vocabulary;
+  }
   const OnDevice<float> scores(logits);
   const OnDevice<int32_t> ids(tokens * c.top_k);
   const OnDevice<float> weights(tokens * c.top_k);
@@ -88,9 +112,16 @@ void Check(const Case& c, int tokens) {
   std::vector<int32_t> want_ids(c.top_k);
   int other_ids = 0;
   for (int t = 0; t < tokens; ++t) {
-    const absl::Span<const float> row(logits.data() + t * c.experts, c.experts);
-    REQUIRE(
-        RouteToken(spec, row, bias, want_scores.data(), want_ids.data(), want_weights.data()).ok());
+    std::vector<float> row(logits.begin() + t * c.experts, logits.begin() + (t + 1) * c.experts);
+    for (int e = 0; e < c.experts; ++e) row[e] += logit_bias[e];
+    if (c.vocabulary > 0) {
+      std::copy_n(hash_experts.begin() + token_ids[t] * c.top_k, c.top_k, want_ids.begin());
+      WeighChosen(spec, row, want_scores.data(), want_ids.data(), want_weights.data());
+    } else {
+      REQUIRE(RouteToken(spec, row, bias, want_scores.data(), want_ids.data(), want_weights.data())
+                  .ok());
+    }
+    for (int j = 0; j < c.top_k; ++j) want_weights[j] *= expert_scales[want_ids[j]];
     for (int e = 0; e < c.experts; ++e) {
       CHECK(std::fabs(got_scores[t * c.experts + e] - want_scores[e]) < 1e-6f);
     }
@@ -199,6 +230,35 @@ TEST_CASE("sigmoid, biased groups, top-k") {
   Check({RoutingKind::kSigmoidGrouped, 64, 6, true, 1, 1, 1, true}, 500);
   Check({RoutingKind::kSigmoidGrouped, 16, 4, false, 1, 16, 5}, 500);
   Check({RoutingKind::kSigmoidGrouped, 384, 8, true, 2.827f, 1, 1, true}, 500);
+}
+
+TEST_CASE("top-k of logits, weights their sigmoids") {
+  for (const int experts : {16, 128, 513}) {
+    Check({RoutingKind::kTopKSigmoid, experts, 1}, 300);
+    Check({RoutingKind::kTopKSigmoid, experts, 4, false, 1, 1, 1, false, 0.5f}, 300);
+  }
+}
+
+TEST_CASE("square roots of softplus, biased groups") {
+  Check({RoutingKind::kSqrtSoftplusGrouped, 256, 6, true, 1.5f, 1, 1, true}, 500);
+  Check({RoutingKind::kSqrtSoftplusGrouped, 64, 4, true, 1, 8, 3, true}, 500);
+  Check({RoutingKind::kSqrtSoftplusGrouped, 1024, 8}, 300);
+}
+
+TEST_CASE("biases of logits, scales of experts, experts by token id") {
+  Case c{RoutingKind::kTopKSoftmax, 128, 4};
+  c.logit_bias = true;
+  Check(c, 300);
+  c.scales = true;
+  Check(c, 300);
+  c = {RoutingKind::kSoftmaxTopK, 60, 8, true};
+  c.scales = true;
+  Check(c, 300);
+  c = {RoutingKind::kSqrtSoftplusGrouped, 384, 6, true, 2.5f};
+  c.vocabulary = 1000;
+  Check(c, 500);
+  c.scales = c.logit_bias = true;
+  Check(c, 500);
 }
 
 TEST_CASE("sparsemixer") {

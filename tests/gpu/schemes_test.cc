@@ -25,45 +25,6 @@ std::shared_ptr<MixedSource> SourceOf(const Shape& shape, const std::vector<std:
   return last.second;
 }
 
-/// A step's rows, and what some of them shall become.
-struct Step {
-  Step(const Shape& shape, const MixedSource& source, int64_t rows) : rows(rows) {
-    std::mt19937_64 rng(rows);
-    x = SyntheticSource::RandomFloats(rows * shape.hidden, 1.0f, &rng);
-    for (float& v : x) v += 0.25f;  // a mean, so that zero points matter
-    // All rows of a small step, some of a large one, the last among them; fewer where one costs
-    // more.
-    const int64_t weights = shape.hidden * shape.intermediate * shape.top_k;
-    const int64_t most = weights > (int64_t{1} << 19) ? 16 : 48;
-    for (int64_t r = rows - 1; r >= 0; r -= (rows + most - 1) / most) checked.push_back(r);
-    source.Reference(x, checked, &reference, &tolerance);
-  }
-
-  void Check(const std::vector<float>& outputs, int64_t hidden, double relative) {
-    std::vector<float> sample;
-    for (const int64_t r : checked) {
-      sample.insert(sample.end(), outputs.begin() + r * hidden, outputs.begin() + (r + 1) * hidden);
-    }
-    int64_t outside = 0;
-    for (size_t i = 0; i < sample.size(); ++i) {
-      // The bound is of one rounding; magic numbers cost h some more. Negated, so that NaN is
-      // outside.
-      if (!(std::fabs(sample[i] - reference[i]) <= 4 * tolerance[i])) ++outside;
-    }
-    CHECK(outside == 0);
-    // h is rounded at another last bit now and then; everything else is fp32.
-    CHECK(RelativeError(sample, reference) < relative);
-    if (first.empty()) first = outputs;
-    CHECK(std::memcmp(first.data(), outputs.data(), outputs.size() * sizeof(float)) == 0);
-  }
-
-  const int64_t rows;
-  std::vector<float> x;
-  std::vector<int64_t> checked;
-  std::vector<double> reference, tolerance;
-  std::vector<float> first;  // outputs of the first engine
-};
-
 /// Steps of so many rows each in one engine; in one with few slots besides, where the experts are
 /// many. relative: what the norm of the error may be.
 void CheckCases(const Shape& shape, const std::vector<std::string>& schemes,
@@ -72,8 +33,8 @@ void CheckCases(const Shape& shape, const std::vector<std::string>& schemes,
   EngineOptions options;
   options.backend = BackendKind::kCuda;
   options.max_tokens_per_forward = *std::max_element(rows.begin(), rows.end());
-  std::vector<Step> steps;
-  for (const int64_t r : rows) steps.emplace_back(shape, *source, r);
+  std::vector<MixedStep> steps;
+  for (const int64_t r : rows) steps.emplace_back(*source, r);
   constexpr int kMany = 8;
   for (const char* strategy : {"resident", "on-demand"}) {
     const bool resident = std::strcmp(strategy, "resident") == 0;
@@ -82,7 +43,7 @@ void CheckCases(const Shape& shape, const std::vector<std::string>& schemes,
     options.budget = Budget::Fraction(resident ? 1.0 : 0.4);
     auto engine = Engine::Create(source, options);
     REQUIRE_OK(engine.status());
-    for (Step& step : steps) {
+    for (MixedStep& step : steps) {
       INFO(schemes[0] << " x" << schemes.size() << ", hidden " << shape.hidden << ", intermediate "
                       << shape.intermediate << ", " << step.rows << " rows, skew " << skew << ", "
                       << strategy);

@@ -151,6 +151,18 @@ TEST_CASE("no call waits, and a step is one graph launch") {
   }
 }
 
+TEST_CASE("an engine whose misses the device serves comes beside another thread's capture") {
+  Chain("on-demand", 0.5).Capture(4);  // loads every kernel
+  OtherCapture capture(cudaStreamCaptureModeThreadLocal, cudaStreamDefault);
+  std::vector<float> y;
+  {
+    Chain served("on-demand", 0.5);
+    y = served.Step(HiddenProcess(Shape().hidden, 3).Next(4), 4, false);
+  }
+  CHECK(capture.Whole());
+  CHECK(y.size() > 0);
+}
+
 TEST_CASE("an engine with recorded layers shrinks and goes beside another thread's capture") {
   HiddenProcess process(Shape().hidden, 3);
   for (const char* strategy : {"on-demand", "resident"}) {

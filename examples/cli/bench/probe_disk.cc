@@ -65,7 +65,7 @@ absl::StatusOr<double> ReadAll(const Reads& reads, int threads) {
   absl::Status failure;
   const auto begin = std::chrono::steady_clock::now();
   {
-    std::vector<std::thread> readers;
+    std::vector<std::jthread> readers;  // joined at the end, also where one cannot start
     for (int t = 0; t < threads; ++t) {
       readers.emplace_back([&, t] {
         for (size_t i = next++; i < reads.offsets.size(); i = next++) {
@@ -77,7 +77,6 @@ absl::StatusOr<double> ReadAll(const Reads& reads, int threads) {
         }
       });
     }
-    for (std::thread& reader : readers) reader.join();
   }
   MOERT_RETURN_IF_ERROR(failure);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <barrier>
 #include <chrono>
+#include <exception>
 #include <thread>
 #include <utility>
 
+#include "fmt/format.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -152,16 +154,23 @@ absl::StatusOr<RankTimes> TimeRanks(const RankRun& run, RankHosts* hosts) {
   std::vector<Rank> ranks;
   for (size_t r = 0; r < size; ++r) ranks.emplace_back(run, r, hosts->ranks[r].get(), &together);
   std::vector<absl::Status> statuses(size);
-  std::vector<std::thread> threads;
+  const auto run_rank = [&](size_t r) {
+    statuses[r] = ranks[r].Open(static_cast<int>(r));
+    if (statuses[r].ok()) statuses[r] = ranks[r].Steps();
+    together.arrive_and_drop();  // nobody waits for one that failed
+    ranks[r].Close();
+  };
+  std::vector<std::jthread> threads(size);
   for (size_t r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      statuses[r] = ranks[r].Open(static_cast<int>(r));
-      if (statuses[r].ok()) statuses[r] = ranks[r].Steps();
-      together.arrive_and_drop();  // nobody waits for one that failed
-      ranks[r].Close();
-    });
+    try {
+      threads[r] = std::jthread(run_rank, r);
+    } catch (const std::exception& e) {
+      statuses[r] =
+          absl::ResourceExhaustedError(fmt::format("no thread for rank {}: {}", r, e.what()));
+      together.arrive_and_drop();
+    }
   }
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();  // joins them
   for (const absl::Status& status : statuses) MOERT_RETURN_IF_ERROR(status);
   return Together(ranks);
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -12,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "util/bytes_text.h"
+#include "util/folder_names.h"
 
 namespace moert::cli {
 namespace {
@@ -35,10 +35,9 @@ NvidiaDriver ReadNvidiaDriver(const std::string& root) {
       break;
     }
   }
-  std::error_code ec;
-  for (std::filesystem::directory_iterator it(root + "/proc/driver/nvidia/gpus", ec), end;
-       !ec && it != end; it.increment(ec)) {
-    const std::string info = Text(it->path().string() + "/information");
+  const std::string gpus = root + "/proc/driver/nvidia/gpus/";
+  for (const std::string& name : util::FolderNames(gpus)) {
+    const std::string info = Text(gpus + name + "/information");
     for (absl::string_view line : absl::StrSplit(info, '\n')) {
       if (!absl::ConsumePrefix(&line, "Model:")) continue;
       driver.devices.emplace_back(absl::StripAsciiWhitespace(line));

@@ -13,6 +13,7 @@
 #include "cli/pack/host_model.h"
 #include "moert/offline/pack.h"
 #include "moert/offline/quantize.h"
+#include "util/folder_names.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -28,7 +29,11 @@ absl::Status RemovePack(const std::string& path) {
     return absl::InvalidArgumentError(
         fmt::format("--out: {} is no expert pack; --force replaces nothing else", path));
   }
-  std::filesystem::remove_all(path, ec);
+  // A pack has no folders in it.
+  for (const std::string& name : util::FolderNames(path)) {
+    std::filesystem::remove(path + "/" + name, ec);
+  }
+  std::filesystem::remove(path, ec);
   if (!ec) return absl::OkStatus();
   return absl::PermissionDeniedError(fmt::format("{}: {}", path, ec.message()));
 }

@@ -21,6 +21,7 @@
 #include "moert/mixed_group_gemm.h"
 #include "util/aligned_buffer.h"
 #include "util/bytes_text.h"
+#include "util/folder_names.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -40,13 +41,14 @@ struct Arguments {
 std::string LargestFile(const std::string& folder) {
   std::string largest;
   uintmax_t most = 0;
-  std::error_code ec;
-  for (std::filesystem::directory_iterator it(folder, ec), end; !ec && it != end;
-       it.increment(ec)) {
-    const uintmax_t size = it->is_regular_file(ec) ? it->file_size(ec) : 0;
+  for (const std::string& name : util::FolderNames(folder)) {
+    const std::string path = folder + "/" + name;
+    std::error_code ec;
+    const uintmax_t size =
+        std::filesystem::is_regular_file(path, ec) ? std::filesystem::file_size(path, ec) : 0;
     if (ec || size <= most) continue;
     most = size;
-    largest = it->path().string();
+    largest = path;
   }
   return largest;
 }
@@ -65,7 +67,7 @@ absl::StatusOr<double> DiskRate(const std::string& path, double seconds) {
   const auto took = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   };
-  std::vector<std::thread> readers;
+  std::vector<std::jthread> readers;
   for (int t = 0; t < kReaders; ++t) {
     readers.emplace_back([&] {
       util::AlignedBuffer buffer;
@@ -81,7 +83,7 @@ absl::StatusOr<double> DiskRate(const std::string& path, double seconds) {
       }
     });
   }
-  for (std::thread& reader : readers) reader.join();
+  readers.clear();  // joins them
   if (failed > 0) return absl::UnavailableError(path + ": reading failed");
   return static_cast<double>(std::min(next.load(), blocks) * kReadBytes) / took();
 }

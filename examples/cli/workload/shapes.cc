@@ -29,7 +29,16 @@ struct Row {
   double common_share;
   int64_t vocabulary = 0;
   bool qk_norm = false;
+  void (*besides)(MoeLayerSpec*) = nullptr;  // what else its layers have
 };
+
+void GptOss(MoeLayerSpec* layer) {
+  layer->activation.alpha = 1.702f;
+  layer->activation.limit = 7;
+  layer->activation.up_offset = 1;
+  layer->expert_bias = layer->routing.logit_bias = true;
+}
+void Llama4(MoeLayerSpec* layer) { layer->routing.weight_input = true; }
 
 constexpr auto kSoftmax = RoutingKind::kSoftmaxTopK;
 constexpr double kDefaultShare = 0.285;
@@ -55,6 +64,12 @@ constexpr Row kRows[] = {
      false, 32, 8, 128, kDefaultShare},
     {"deepseek-v3", "DeepSeek-V3", 58, 3, 256, 8, 7168, 2048, 2048, false,
      RoutingKind::kSigmoidGrouped, true, 128, 8, 128, kDefaultShare},
+    {"gpt-oss-20b", "gpt-oss-20b", 24, 0, 32, 4, 2880, 2880, 0, false, RoutingKind::kTopKSoftmax,
+     false, 64, 8, 64, kDefaultShare, 201088, false, GptOss},
+    {"gpt-oss-120b", "gpt-oss-120b", 36, 0, 128, 4, 2880, 2880, 0, false, RoutingKind::kTopKSoftmax,
+     false, 64, 8, 64, kDefaultShare, 201088, false, GptOss},
+    {"llama4-scout", "Llama-4-Scout-17B-16E", 48, 0, 16, 1, 5120, 8192, 8192, false,
+     RoutingKind::kTopKSigmoid, false, 40, 8, 128, kDefaultShare, 202048, false, Llama4},
     {"tiny", "tiny-moe", 8, 0, 32, 4, 128, 64, 128, true, kSoftmax, false,  //
      4, 2, 32, kDefaultShare, 4096},
 };
@@ -89,6 +104,7 @@ Shape Make(const Row& row, int layers) {
       layer.routing.selection_bias = true;
       layer.routing.scaling = 2.5f;
     }
+    if (row.besides != nullptr) row.besides(&layer);
     shape.spec.layers.push_back(layer);
   }
   return shape;

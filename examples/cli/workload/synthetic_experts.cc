@@ -174,6 +174,7 @@ class SyntheticExperts final : public ExpertSource {
     LayerConstants constants;
     constants.gate = std::move(gate);
     if (layer.routing.selection_bias) constants.selection_bias.assign(layer.num_experts, 0.0f);
+    if (layer.routing.logit_bias) constants.logit_bias.assign(layer.num_experts, 0.0f);
     if (layer.shared_intermediate > 0) {
       MOERT_ASSIGN_OR_RETURN(constants.shared_layout,
                              MakeRecordLayout(layer.hidden, layer.shared_intermediate,

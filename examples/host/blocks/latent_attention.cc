@@ -9,12 +9,6 @@
 #include "util/status_macros.h"
 
 namespace moert::host {
-namespace {
-
-// Of the latents' norms; the published code does not take it from the configuration.
-constexpr float kLatentEps = 1e-6f;
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Mixer>> LatentAttention::Load(const Checkpoint& checkpoint,
                                                              const HfConfig& config, int layer,

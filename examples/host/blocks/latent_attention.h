@@ -16,6 +16,9 @@
 
 namespace moert::host {
 
+/// Of the latents' norms; the published code does not take it from the configuration.
+constexpr float kLatentEps = 1e-6f;
+
 /// A head's keys and values are linear in the latent, so the query is multiplied by the key matrix
 /// and the mixed latent by the value matrix ("absorbed"): all heads attend over the latents
 /// themselves. Prompts run the same way, so that a token's bits do not depend on its step.

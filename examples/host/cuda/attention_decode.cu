@@ -137,9 +137,10 @@ __device__ __forceinline__ void AddCluster(const AttentionArgs& a, const Task& t
   ClusterWait();
   if (rank >= t.heads) return;
   uint16_t* const out = a.out + (t.row * a.heads + t.first_head + rank) * dim;
+  const float sink = SinkOf(a, t.first_head + rank);
   for (int d = threadIdx.x; d < dim; d += kThreads) {
     const float value = Combine(
-        kRanks, [&](int r) { return shared->received_found[r]; },
+        kRanks, sink, [&](int r) { return shared->received_found[r]; },
         [&](int r) { return shared->received[r][d]; });
     if (stores) out[d] = ToBf16(value);
   }
@@ -287,7 +288,7 @@ __global__ void CombineKernel(const __grid_constant__ AttentionArgs a, int parts
   const Partials from = PartialsOf(partials, a, parts, row, head);
   for (int d = threadIdx.x; d < a.head_dim; d += blockDim.x) {
     const float value = Combine(
-        parts, [&](int i) { return from.found[i]; },
+        parts, SinkOf(a, head), [&](int i) { return from.found[i]; },
         [&](int i) { return from.mixed[i * a.head_dim + d]; });
     a.out[(row * a.heads + head) * a.head_dim + d] = ToBf16(value);
   }
@@ -301,8 +302,9 @@ int Launch(const AttentionArgs& given, const RopeArgs& rope, int pieces, float* 
   if (a.head_dim % 16 != 0 || a.head_dim > kMaxHeadDim) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
-  // A window lies in so many pieces, wherever it begins.
-  if (a.window > 0) pieces = std::min(pieces, (a.window + kPieceKeys - 2) / kPieceKeys + 1);
+  // A window, or a chunk, lies in so many pieces, wherever it begins.
+  const int span = std::max(a.window, a.chunk);
+  if (span > 0) pieces = std::min(pieces, (span + kPieceKeys - 2) / kPieceKeys + 1);
   const int per_kv = a.heads / a.kv_heads;
   dim3 grid(kRanks * pieces, a.kv_heads * ((per_kv + kHeads - 1) / kHeads), a.rows);
   // Blocks that all run at once have time before the products are there.
@@ -343,9 +345,7 @@ int LaunchDecodeAttention(const AttentionArgs& args, int pieces, float* partials
 
 int LaunchDecodeAttention(const RotatedAttention& args, int pieces, float* partials,
                           CUstream_st* stream) {
-  if (args.rope.norm_full && args.rope.q_weight != nullptr) {
-    return static_cast<int>(cudaErrorInvalidValue);
-  }
+  if (!RotatesInDecode(args.rope)) return static_cast<int>(cudaErrorInvalidValue);
   return Launch<true>(args.args, args.rope, pieces, partials, stream);
 }
 

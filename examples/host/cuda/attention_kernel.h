@@ -28,6 +28,9 @@ struct AttentionArgs {
   int32_t head_dim = 0;  // a multiple of 16, at most kMaxHeadDim
   int32_t layer = 0;
   int32_t window = 0;  // keys a query sees, itself included; 0: all
+  int32_t chunk = 0;   // it sees those of its own chunk of so many; 0: all
+  /// [heads]: a score that takes its share and gives nothing; null: none.
+  const float* sinks = nullptr;
   const void* ahead = nullptr;
   int64_t ahead_bytes = 0;
   moert::trial::Trial trial;
@@ -46,13 +49,16 @@ constexpr int PiecesFor(int64_t last_position) {
 int64_t PartialBytes(int64_t rows, int heads, int head_dim, int pieces);
 
 /// Decode attention that begins with the products of the q, k and v matrices: does what LaunchRope
-/// does too, but for norms over all heads, and leaves `rope.qkv` as it is. args.queries is not
+/// does too, but for what RotatesInDecode says, and leaves `rope.qkv` as it is. args.queries is not
 /// used. A sequence has at most kDecodeRows rows in the step. Of a sequence's cache, what earlier
 /// steps stored is read before the kernels in front have ended.
 struct RotatedAttention {
   AttentionArgs args;
   RopeArgs rope;
 };
+constexpr bool RotatesInDecode(const RopeArgs& rope) {
+  return !rope.norm_full && !rope.norm_last && rope.temperature_scale == 0;
+}
 
 /// For any number of rows of any sequences, queries rotated and caches filled. `pieces` must reach
 /// the last position of the step, more are allowed. partials: PartialBytes. A cudaError_t.

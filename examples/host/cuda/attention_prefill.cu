@@ -1,6 +1,8 @@
 // FlashAttention-2: a block takes 64 query rows of one head, a warp 16 of them, and walks over the
 // keys in tiles; scores and probabilities never leave registers.
 #include "host/cuda/attention_kernel.h"
+#include "host/cuda/decode_found.cuh"
+#include "host/cuda/first_key.cuh"
 #include "host/cuda/mma.cuh"
 #include "host/cuda/reduce.cuh"
 #include "util/launch.cuh"
@@ -14,14 +16,6 @@ using gpu::TriggerDependentLaunch;
 
 constexpr int kThreads = 128;
 static_assert(QueryTile::kRows == kThreads / 32 * 16);
-
-/// The B fragment of 16 rows k and 8 columns n of a row-major matrix; `row` points to row lane
-/// % 16.
-__device__ __forceinline__ void LoadTransposed(const uint16_t* row, uint32_t* b0, uint32_t* b1) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(*b0), "=r"(*b1)
-               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))));
-}
 
 /// kDim: head_dim rounded up to what is instantiated; channels beyond it are zeros.
 template <int kDim, int kKeys>
@@ -62,7 +56,9 @@ __global__ void __launch_bounds__(kThreads) PrefillKernel(const __grid_constant_
   float highest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
   float out[kDim / 8][4] = {};
   const int end = first.position + tile.rows;
-  const int begin = a.window > 0 ? max(0, first.position + 1 - a.window) : 0;
+  const int begin = FirstKey(a.window, a.chunk, first.position);
+  const int lowest[2] = {FirstKey(a.window, a.chunk, first.position + rows[0]),
+                         FirstKey(a.window, a.chunk, first.position + rows[1])};
   for (int from = begin / kKeys * kKeys; from < end; from += kKeys) {
     __syncthreads();
     for (int i = threadIdx.x; i < kKeys * (kDim / 8); i += kThreads) {
@@ -95,7 +91,7 @@ __global__ void __launch_bounds__(kThreads) PrefillKernel(const __grid_constant_
       for (int i = 0; i < 4; ++i) {
         const int position = first.position + rows[i >> 1];
         const int key = from + n * 8 + pair + (i & 1);
-        const bool seen = key <= position && (a.window <= 0 || key > position - a.window);
+        const bool seen = key <= position && key >= lowest[i >> 1];
         score[n][i] = seen ? score[n][i] * scale : -INFINITY;
         now[i >> 1] = fmaxf(now[i >> 1], score[n][i]);
       }
@@ -144,6 +140,7 @@ __global__ void __launch_bounds__(kThreads) PrefillKernel(const __grid_constant_
     sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
     sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
     if (rows[r] >= tile.rows) continue;
+    if (a.sinks != nullptr) sum[r] += exp2f(SinkOf(a, head) - highest[r]);
     uint16_t* to = a.out + (static_cast<int64_t>(tile.first_row + rows[r]) * a.heads + head) * dim;
 #pragma unroll
     for (int d = 0; d < kDim / 8; ++d) {

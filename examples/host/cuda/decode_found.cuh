@@ -18,12 +18,17 @@ __device__ __forceinline__ float WeightOf(const Found& found, float highest) {
   return found.sum == 0 ? 0.0f : exp2f(found.highest - highest);
 }
 
+/// A head's sink in powers of two.
+__device__ __forceinline__ float SinkOf(const AttentionArgs& a, int head) {
+  return a.sinks == nullptr ? -INFINITY : a.sinks[head] * 1.44269504f;
+}
+
 /// Adds what `count` blocks found, in their order. found(i); mixed(i): its sum of one channel.
 template <typename GetFound, typename GetMixed>
-__device__ __forceinline__ float Combine(int count, GetFound found, GetMixed mixed) {
-  float highest = -INFINITY;
+__device__ __forceinline__ float Combine(int count, float sink, GetFound found, GetMixed mixed) {
+  float highest = sink;
   for (int i = 0; i < count; ++i) highest = fmaxf(highest, found(i).highest);
-  float sum = 0, total = 0;
+  float sum = sink == -INFINITY ? 0.0f : exp2f(sink - highest), total = 0;
   for (int i = 0; i < count; ++i) {
     const Found part = found(i);
     if (part.sum == 0) continue;  // it had no keys: its channels were not written

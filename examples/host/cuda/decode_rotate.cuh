@@ -44,7 +44,8 @@ struct DecodeRotation {
                                          const HeadPairs& turned, int j, float scale,
                                          Shared<kDim>* shared) const {
     const int warp = threadIdx.x / 32, half = rope.head_dim / 2;
-    const int64_t width = static_cast<int64_t>(rope.heads + 2 * rope.kv_heads) * rope.head_dim;
+    const int64_t width =
+        static_cast<int64_t>(rope.heads + 2 * rope.kv_heads) * rope.head_dim + rope.extra;
     const float* const row = rope.qkv + (t.row - t.input.before + j) * width;
     HeadPairs x[kTurns];
 #pragma unroll

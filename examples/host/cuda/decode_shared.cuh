@@ -4,6 +4,7 @@
 
 #include "host/cuda/attention_kernel.h"
 #include "host/cuda/decode_found.cuh"
+#include "host/cuda/first_key.cuh"
 #include "host/cuda/reduce.cuh"
 
 namespace moert::host::decode {
@@ -59,7 +60,7 @@ __device__ __forceinline__ Task TaskOf(const AttentionArgs& a, bool rotates) {
   t.row = blockIdx.z;
   t.input = a.inputs.rows[t.row];
   t.end = t.input.position + 1;
-  const int first = a.window > 0 && t.end > a.window ? t.end - a.window : 0;
+  const int first = FirstKey(a.window, a.chunk, t.input.position);
   const int from = (first / kPieceKeys + piece) * kPieceKeys;
   t.begin = max(from, first);
   t.end = min(from + kPieceKeys, t.end);

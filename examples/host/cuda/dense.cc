@@ -18,11 +18,45 @@ absl::StatusOr<Buffer> ToDevice(const std::vector<float>& values) {
   return buffer;
 }
 
+namespace {
+
+/// Rows [first, first + count) of a part, one behind the other.
+absl::Status ReadRows(const Checkpoint& checkpoint, const TensorInfo& tensor,
+                      const DeviceMatrix::Part& part, int64_t in, int64_t first, int64_t count,
+                      absl::Span<uint16_t> to) {
+  const auto row = [&](int64_t i) {
+    return part.order.empty() ? first + i : part.order[static_cast<size_t>(first + i)];
+  };
+  for (int64_t i = 0, together = 1; i < count; i += together, together = 1) {
+    while (i + together < count && row(i + together) == row(i) + together) ++together;
+    MOERT_RETURN_IF_ERROR(checkpoint.ReadAsBf16(
+        tensor, row(i) * in,
+        to.subspan(static_cast<size_t>(i * in), static_cast<size_t>(together * in))));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<float>> ReadBias(const Checkpoint& checkpoint,
+                                            const DeviceMatrix::Part& part) {
+  const int64_t rows = part.order.empty() ? part.out : part.rows;
+  MOERT_ASSIGN_OR_RETURN(const auto all, checkpoint.ReadF32(part.name + ".bias", {rows}));
+  if (part.order.empty()) return all;
+  std::vector<float> bias;
+  for (const int64_t row : part.order) bias.push_back(all[static_cast<size_t>(row)]);
+  return bias;
+}
+
+}  // namespace
+
 absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
                                                 const std::vector<Part>& parts, int64_t in) {
   DeviceMatrix m;
   m.in_ = in;
-  for (const Part& part : parts) m.out_ += part.out;
+  bool biased = false;
+  for (const Part& part : parts) {
+    m.out_ += part.out;
+    biased = biased || part.bias;
+  }
   MOERT_ASSIGN_OR_RETURN(m.weights_, Buffer::Device(m.out_ * in * 2));
   std::byte* to = m.weights_.data();
   const int64_t rows_at_once = std::max<int64_t>(1, (int64_t{16} << 20) / in);
@@ -30,7 +64,7 @@ absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
   std::vector<float> bias;
   for (const Part& part : parts) {
     MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint.Get(part.name + ".weight"));
-    const int64_t expected[] = {part.out, in};
+    const int64_t expected[] = {part.order.empty() ? part.out : part.rows, in};
     if (tensor->shape != absl::MakeConstSpan(expected)) {
       return absl::InvalidArgumentError(
           checkpoint.path() + ": tensor " + std::string(tensor->name) + " is " +
@@ -38,18 +72,34 @@ absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
     }
     MOERT_RETURN_IF_ERROR(checkpoint.CheckWeightType(*tensor));
     for (int64_t row = 0; row < part.out; row += rows_at_once) {
-      rows.resize(std::min(rows_at_once, part.out - row) * in);
-      MOERT_RETURN_IF_ERROR(checkpoint.ReadAsBf16(*tensor, row * in, absl::MakeSpan(rows)));
+      const int64_t count = std::min(rows_at_once, part.out - row);
+      rows.resize(count * in);
+      MOERT_RETURN_IF_ERROR(
+          ReadRows(checkpoint, *tensor, part, in, row, count, absl::MakeSpan(rows)));
       RETURN_IF_CUDA_ERROR(cudaMemcpy(to, rows.data(), rows.size() * 2, cudaMemcpyHostToDevice));
       to += rows.size() * 2;
     }
-    if (!part.bias) continue;
-    MOERT_ASSIGN_OR_RETURN(const auto b, checkpoint.ReadF32(part.name + ".bias", {part.out}));
+    if (!biased) continue;
+    std::vector<float> b(part.out);  // zeros where a part has none
+    if (part.bias) {
+      MOERT_ASSIGN_OR_RETURN(b, ReadBias(checkpoint, part));
+    }
     bias.insert(bias.end(), b.begin(), b.end());
   }
   if (!bias.empty()) {
     MOERT_ASSIGN_OR_RETURN(m.bias_, ToDevice(bias));
   }
+  return m;
+}
+
+absl::StatusOr<DeviceMatrix> DeviceMatrix::FromHost(const std::vector<uint16_t>& weights,
+                                                    int64_t out, int64_t in) {
+  DeviceMatrix m;
+  m.in_ = in;
+  m.out_ = out;
+  MOERT_ASSIGN_OR_RETURN(m.weights_, Buffer::Device(out * in * 2));
+  RETURN_IF_CUDA_ERROR(
+      cudaMemcpy(m.weights_.data(), weights.data(), weights.size() * 2, cudaMemcpyHostToDevice));
   return m;
 }
 

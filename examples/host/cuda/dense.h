@@ -30,11 +30,17 @@ class DeviceMatrix {
   struct Part {
     std::string name;  // of the tensors NAME.weight [out, in] and NAME.bias [out]
     int64_t out = 0;
-    bool bias = false;  // the same for all parts
+    bool bias = false;
+    /// Which of the tensor's `rows` rows these are, one after the other; empty: all of `out`.
+    std::vector<int64_t> order = {};
+    int64_t rows = 0;
   };
   DeviceMatrix() = default;
   static absl::StatusOr<DeviceMatrix> Load(const Checkpoint& checkpoint,
                                            const std::vector<Part>& parts, int64_t in);
+  /// bf16 [out, in].
+  static absl::StatusOr<DeviceMatrix> FromHost(const std::vector<uint16_t>& weights, int64_t out,
+                                               int64_t in);
   /// Weights that keep a row's size, the same for a seed; no biases.
   static absl::StatusOr<DeviceMatrix> Random(int64_t out, int64_t in, uint64_t seed);
 

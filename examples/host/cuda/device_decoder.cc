@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "host/cuda/attention_kernel.h"
 #include "host/cuda/few_rows_kernel.h"
 #include "host/cuda/token_kernels.h"
 #include "moert/strategy.h"
@@ -19,39 +18,6 @@ using gpu::Buffer;
 using gpu::Carver;
 using gpu::DeviceScope;
 
-// What the kernels of this folder have no code for; null: nothing.
-const char* Missing(const HfConfig& config) {
-  for (const MixerConfig& mixer : config.mixers) {
-    if (mixer.kind == MixerKind::kDeltaNet) return "gated delta nets";
-    if (mixer.kind == MixerKind::kChunk) return "chunked attention";
-    if (!mixer.rotate) return "layers without RoPE";
-  }
-  if (config.latent.kv_rank > 0) return "latent attention";
-  if (config.attention_gate) return "gated attention";
-  if (config.attention_sinks) return "attention sinks";
-  if (config.rope.dim != config.head_dim) return "RoPE on a part of a head";
-  if (config.rope.interleaved) return "RoPE on neighbouring channels";
-  if (config.norm == NormKind::kRmsOffset) return "norms around zero";
-  if (config.qk_norm == QkNorm::kPerHeadL2 || config.qk_norm == QkNorm::kPerHeadRotated) {
-    return "norms of queries behind RoPE";
-  }
-  return nullptr;
-}
-
-absl::Status CheckRunnable(const HfConfig& config) {
-  if (const char* missing = Missing(config)) {
-    return absl::UnimplementedError(
-        fmt::format("{}: the example decoder has no {} on a device; its CPU half runs the model "
-                    "(--backend cpu)",
-                    config.model_type, missing));
-  }
-  if (config.head_dim % 16 == 0 && config.head_dim <= kMaxHeadDim) return absl::OkStatus();
-  return absl::UnimplementedError(
-      fmt::format("config.json: head_dim {}; the example decoder runs multiples of 16 up to {} on "
-                  "a device",
-                  config.head_dim, kMaxHeadDim));
-}
-
 // A replayed step leaves the engine counts of who was selected, no scores: for a strategy that goes
 // by those every so many-th step runs eagerly.
 constexpr int64_t kObservedEvery = 8;
@@ -61,7 +27,7 @@ constexpr int64_t kObservedEvery = 8;
 absl::StatusOr<std::unique_ptr<DeviceDecoder>> DeviceDecoder::Load(
     const Checkpoint& checkpoint, const HfConfig& config, Engine* engine,
     const DeviceDecoderOptions& options) {
-  MOERT_RETURN_IF_ERROR(CheckRunnable(config));
+  MOERT_RETURN_IF_ERROR(CheckDeviceMixers(config));
   DeviceScope scope(options.device);
   MOERT_ASSIGN_OR_RETURN(DeviceWeights weights, DeviceWeights::Load(checkpoint, config));
   return Create(std::move(weights), config, engine, options);
@@ -70,7 +36,7 @@ absl::StatusOr<std::unique_ptr<DeviceDecoder>> DeviceDecoder::Load(
 absl::StatusOr<std::unique_ptr<DeviceDecoder>> DeviceDecoder::Create(
     DeviceWeights weights, const HfConfig& config, Engine* engine,
     const DeviceDecoderOptions& options) {
-  MOERT_RETURN_IF_ERROR(CheckRunnable(config));
+  MOERT_RETURN_IF_ERROR(CheckDeviceMixers(config));
   std::unique_ptr<DeviceDecoder> d(new DeviceDecoder(config, engine, options));
   DeviceScope scope(options.device);
   MOERT_RETURN_IF_ERROR(d->Init(std::move(weights)));
@@ -93,8 +59,6 @@ absl::Status DeviceDecoder::Init(DeviceWeights weights) {
   MOERT_RETURN_IF_ERROR(upload_.Init(options_.max_rows));
 
   const int64_t rows = options_.max_rows, hidden = config_.hidden_size;
-  const int64_t q = config_.num_attention_heads * config_.head_dim;
-  const int64_t kv = config_.num_key_value_heads * config_.head_dim;
   logit_rows_ = std::clamp<int64_t>((int64_t{1} << 24) / config_.vocab_size, 8, 512);
   const auto carve = [&](Carver* c) {
     residual_ = c->Take<float>(rows * hidden);
@@ -103,8 +67,6 @@ absl::Status DeviceDecoder::Init(DeviceWeights weights) {
     delta_ = c->Take<float>(rows * hidden);
     rounded_ = c->Take<uint16_t>(rows * hidden);
     hidden_ = c->Take<uint16_t>(rows * hidden);
-    qkv_ = c->Take<float>(rows * (q + 2 * kv));
-    mixed_ = c->Take<uint16_t>(rows * q);
     gate_up_ = c->Take<float>(rows * 2 * config_.dense_intermediate);
     activated_ = c->Take<uint16_t>(rows * config_.dense_intermediate);
     logits_ = c->Take<float>(logit_rows_ * config_.vocab_size);
@@ -120,10 +82,7 @@ absl::Status DeviceDecoder::Init(DeviceWeights weights) {
   carve(&carver);
   RETURN_IF_CUDA_ERROR(
       cudaMemset(zeros_, 0, static_cast<size_t>(kZeroBytes + BestBytes(logit_rows_))));
-  // Of one piece for a usual batch; ReservePartials makes more.
-  MOERT_ASSIGN_OR_RETURN(partials_, Buffer::Device(PartialBytes(
-                                        std::min<int64_t>(rows, 64), config_.num_attention_heads,
-                                        static_cast<int>(config_.head_dim), 1)));
+  MOERT_RETURN_IF_ERROR(mixers_.Init(config_, weights_, products_.get(), rows, stream_));
   MOERT_ASSIGN_OR_RETURN(pinned_, Buffer::Pinned(logit_rows_ * 16 + 3 * 256));
   Carver host(pinned_.data());
   best_on_host_ = host.Take<int32_t>(logit_rows_);
@@ -171,7 +130,11 @@ absl::Status DeviceDecoder::Run(StepPhase phase, absl::Span<const SequenceInput>
   have_logits_ = false;
   StepShape shape;
   MOERT_RETURN_IF_ERROR(upload_.Enqueue(inputs, stream_, &shape));
-  MOERT_RETURN_IF_ERROR(ReservePartials(shape));
+  MOERT_RETURN_IF_ERROR(mixers_.Reserve(shape, [&]() -> absl::Status {
+    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_));
+    graphs_.Clear();  // they hold the address
+    return absl::OkStatus();
+  }));
   MOERT_ASSIGN_OR_RETURN(const StepId step, BeginStep(phase, inputs));
   absl::Status status = Execute(phase, shape, step);
   status.Update(engine_->EndStep(step));
@@ -179,7 +142,7 @@ absl::Status DeviceDecoder::Run(StepPhase phase, absl::Span<const SequenceInput>
   rows_ = shape.rows;
   have_logits_ = WithLogits(shape);
   for (const SequenceInput& input : inputs) {
-    input.cache->set_length(input.cache->length() + static_cast<int64_t>(input.tokens.size()));
+    static_cast<DeviceSequence*>(input.cache)->Commit(static_cast<int64_t>(input.tokens.size()));
   }
   return absl::OkStatus();
 }
@@ -201,17 +164,6 @@ absl::Status DeviceDecoder::Execute(StepPhase phase, const StepShape& shape, Ste
   // Replayed from the next step on: handles that this step has changed are in the engine's table
   // only for the calls above, in a later step for replays too.
   return graphs_.Record(key, stream_, [&] { return EnqueueStep(shape, step); });
-}
-
-absl::Status DeviceDecoder::ReservePartials(const StepShape& shape) {
-  if (shape.tiles > 0) return absl::OkStatus();
-  const int64_t bytes = PartialBytes(shape.rows, config_.num_attention_heads,
-                                     static_cast<int>(config_.head_dim), shape.pieces);
-  if (bytes <= partials_.bytes()) return absl::OkStatus();
-  RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_));
-  graphs_.Clear();  // they hold the address
-  MOERT_ASSIGN_OR_RETURN(partials_, Buffer::Device(2 * bytes));
-  return absl::OkStatus();
 }
 
 absl::Status DeviceDecoder::EnqueueHead(int64_t first, int64_t rows) {

@@ -15,6 +15,7 @@
 #include "absl/types/span.h"
 #include "host/blocks/rope.h"
 #include "host/cuda/dense.h"
+#include "host/cuda/device_mixers.h"
 #include "host/cuda/device_weights.h"
 #include "host/cuda/norm_kernel.h"
 #include "host/cuda/step_graphs.h"
@@ -83,7 +84,6 @@ class DeviceDecoder final : public TokenModel {
   };
   absl::Status EnqueueStep(const StepShape& shape, StepId step);
   absl::Status EnqueueLayer(int index, const StepShape& shape, StepId step, Stream* stream);
-  absl::Status EnqueueAttention(int index, const StepShape& shape);
   /// y = norm(stream) w^T; then the stream has no delta.
   absl::Status NormedProduct(const DeviceNorm& norm, const DeviceMatrix& w, const StepShape& shape,
                              Stream* stream, uint16_t* rounded, float* y);
@@ -99,8 +99,6 @@ class DeviceDecoder final : public TokenModel {
   absl::StatusOr<const float*> LogitsOf(int64_t first, int64_t rows);
   /// Logits of these rows into logits_.
   absl::Status EnqueueHead(int64_t first, int64_t rows);
-  /// Makes room for the pieces of decode attention.
-  absl::Status ReservePartials(const StepShape& shape);
   /// True for a step whose every row's logits are computed with it.
   bool WithLogits(const StepShape& shape) const {
     return shape.tiles == 0 && shape.rows <= logit_rows_;
@@ -115,6 +113,7 @@ class DeviceDecoder final : public TokenModel {
   cudaStream_t stream_ = nullptr;
   DeviceWeights weights_;
   std::unique_ptr<DenseProducts> products_;
+  DeviceMixers mixers_;
   StepUpload upload_;
   StepGraphs graphs_;
   bool graphs_allowed_ = false;
@@ -130,8 +129,6 @@ class DeviceDecoder final : public TokenModel {
   float* delta_ = nullptr;         // likewise, its output
   uint16_t* rounded_ = nullptr;    // likewise, the input of a dense product
   uint16_t* hidden_ = nullptr;     // likewise, the final norm's output
-  float* qkv_ = nullptr;           // [rows, qkv]
-  uint16_t* mixed_ = nullptr;      // [rows, q]
   float* gate_up_ = nullptr;       // [rows, 2 dense_intermediate]
   uint16_t* activated_ = nullptr;  // [rows, dense_intermediate]
   // Of logit_rows_ rows.
@@ -142,7 +139,6 @@ class DeviceDecoder final : public TokenModel {
   std::byte* zeros_ = nullptr;  // kernels find and leave zeros: a ticket, and LaunchBest's scratch
   int32_t* targets_ = nullptr;
   double* nll_ = nullptr;
-  gpu::Buffer partials_;
   gpu::Buffer pinned_;
   int32_t* best_on_host_ = nullptr;
   int32_t* targets_on_host_ = nullptr;

@@ -2,11 +2,9 @@
 // launch, for many each on its own.
 #include <utility>
 
-#include "host/cuda/attention_kernel.h"
 #include "host/cuda/device_decoder.h"
 #include "host/cuda/few_rows_kernel.h"
 #include "host/cuda/norm_kernel.h"
-#include "host/cuda/rope_kernel.h"
 #include "host/cuda/token_kernels.h"
 #include "util/status_macros.h"
 
@@ -37,12 +35,12 @@ absl::Status DeviceDecoder::EnqueueStep(const StepShape& shape, StepId step) {
 absl::Status DeviceDecoder::EnqueueLayer(int index, const StepShape& shape, StepId step,
                                          Stream* stream) {
   const DeviceLayer& layer = weights_.layers[index];
-  MOERT_RETURN_IF_ERROR(
-      NormedProduct(layer.attention_norm, layer.qkv, shape, stream, rounded_, qkv_));
-  MOERT_RETURN_IF_ERROR(EnqueueAttention(index, shape));
+  MOERT_RETURN_IF_ERROR(NormedProduct(layer.mixer_norm, layer.mixer.in, shape, stream, rounded_,
+                                      mixers_.projected()));
+  MOERT_RETURN_IF_ERROR(mixers_.Enqueue(index, upload_.inputs(shape), shape));
   const bool moe = layer.moe_layer >= 0;
   MOERT_RETURN_IF_ERROR(
-      AddProduct(layer.o, mixed_, shape, stream, moe ? &layer.mlp_norm : nullptr));
+      AddProduct(layer.mixer.out, mixers_.mixed(), shape, stream, moe ? &layer.mlp_norm : nullptr));
   if (moe) {
     // In fp32: a gate's close decisions should not depend on how its input was rounded.
     stream->delta = delta_;
@@ -57,51 +55,6 @@ absl::Status DeviceDecoder::EnqueueLayer(int index, const StepShape& shape, Step
       gate_up_, static_cast<int>(config_.activation), static_cast<int>(shape.rows),
       static_cast<int>(config_.dense_intermediate), activated_, stream_));
   return AddProduct(layer.down, activated_, shape, stream, nullptr);
-}
-
-absl::Status DeviceDecoder::EnqueueAttention(int index, const StepShape& shape) {
-  const DeviceLayer& layer = weights_.layers[index];
-  RopeArgs rope;
-  rope.inputs = upload_.inputs(shape);
-  rope.qkv = qkv_;
-  rope.bias = layer.qkv.bias();
-  rope.q_weight = Floats(layer.q_norm.weight);
-  rope.k_weight = Floats(layer.k_norm.weight);
-  rope.norm_full = config_.qk_norm == QkNorm::kFull;
-  rope.norm_eps = static_cast<float>(config_.norm_eps);
-  rope.clip = static_cast<float>(config_.clip_qkv);
-  rope.frequencies = Floats(weights_.frequencies);
-  rope.factors[0] = weights_.rope_factors[0];
-  rope.factors[1] = weights_.rope_factors[1];
-  rope.rows = static_cast<int32_t>(shape.rows);
-  rope.heads = config_.num_attention_heads;
-  rope.kv_heads = config_.num_key_value_heads;
-  rope.head_dim = static_cast<int32_t>(config_.head_dim);
-  rope.layer = index;
-
-  AttentionArgs attention;
-  attention.inputs = rope.inputs;
-  attention.queries = qkv_;
-  attention.query_stride = layer.qkv.out();
-  attention.out = mixed_;
-  attention.rows = rope.rows;
-  attention.heads = rope.heads;
-  attention.kv_heads = rope.kv_heads;
-  attention.head_dim = rope.head_dim;
-  attention.layer = index;
-  attention.window = static_cast<int32_t>(config_.mixers[index].span);
-  attention.ahead = layer.o.weights();
-  attention.ahead_bytes = layer.o.in() * layer.o.out() * 2;
-  auto* const partials = reinterpret_cast<float*>(partials_.data());
-  const bool many = shape.tiles > 0;
-  if (!many && !rope.norm_full) {
-    RETURN_IF_CUDA_ERROR(LaunchDecodeAttention({attention, rope}, shape.pieces, partials, stream_));
-    return absl::OkStatus();
-  }
-  RETURN_IF_CUDA_ERROR(LaunchRope(rope, stream_));
-  RETURN_IF_CUDA_ERROR(many ? LaunchPrefillAttention(attention, shape.tiles, stream_)
-                            : LaunchDecodeAttention(attention, shape.pieces, partials, stream_));
-  return absl::OkStatus();
 }
 
 absl::Status DeviceDecoder::NormedProduct(const DeviceNorm& norm, const DeviceMatrix& w,

@@ -6,21 +6,17 @@
 
 #include "absl/status/statusor.h"
 #include "host/cuda/dense.h"
+#include "host/cuda/device_norm.h"
+#include "host/cuda/mixer_weights.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
 #include "util/cuda_api.h"
 
 namespace moert::host {
 
-/// fp32 [width]; a layer normalization has a bias.
-struct DeviceNorm {
-  gpu::Buffer weight, bias;
-};
-
 struct DeviceLayer {
-  DeviceNorm attention_norm, mlp_norm;
-  DeviceMatrix qkv, o;
-  DeviceNorm q_norm, k_norm;
+  DeviceNorm mixer_norm, mlp_norm;
+  MixerWeights mixer;
   int moe_layer = -1;
   DeviceMatrix gate_up, down;  // where moe_layer is -1
 };
@@ -30,7 +26,7 @@ struct DeviceWeights {
   DeviceMatrix head;  // empty when tied to the embedding
   DeviceNorm final_norm;
   std::vector<DeviceLayer> layers;
-  gpu::Buffer frequencies;  // fp32 [sets][head_dim / 2]
+  gpu::Buffer frequencies;  // fp32 [sets][pairs of a head], zeros behind those that are rotated
   float rope_factors[2] = {1, 1};
 
   const DeviceMatrix& output() const { return head.empty() ? embedding : head; }

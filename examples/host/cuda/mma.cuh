@@ -28,6 +28,30 @@ __device__ __forceinline__ void MultiplyEight(float (&c)[4], const uint4& low, c
   Multiply(c, second, b.z, b.w);
 }
 
+/// The fragment a of 16 rows and 16 columns k of a row-major matrix in shared memory. at: row lane
+/// % 16, column lane / 16 * 8.
+__device__ __forceinline__ void LoadMatrix(const uint16_t* at, uint32_t (&a)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))));
+}
+
+/// The fragment b of 8 columns n that are rows of a row-major matrix, at 16 of its columns k. at:
+/// row lane % 8, column lane / 8 % 2 * 8.
+__device__ __forceinline__ void LoadColumns(const uint16_t* at, uint32_t* b0, uint32_t* b1) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(*b0), "=r"(*b1)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at))));
+}
+
+/// The fragment b of 16 rows k and 8 columns n of a row-major matrix; `row` points to row lane
+/// % 16.
+__device__ __forceinline__ void LoadTransposed(const uint16_t* row, uint32_t* b0, uint32_t* b1) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(*b0), "=r"(*b1)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))));
+}
+
 /// Transposes an 8 x 8 matrix of 16-bit numbers: lane 4 g + q holds row g, columns 2 q and 2 q + 1.
 __device__ __forceinline__ uint32_t Transposed(uint32_t v) {
   uint32_t t;
@@ -51,6 +75,11 @@ __device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global, i
                                           uint64_t policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared),
                "l"(global), "r"(bytes), "l"(policy)
+               : "memory");
+}
+__device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(bytes)
                : "memory");
 }
 __device__ __forceinline__ void CommitCopies() {

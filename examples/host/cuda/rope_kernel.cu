@@ -21,6 +21,13 @@ __device__ void NormAll(float* x, int width, const float* weight, float eps, flo
   for (int i = threadIdx.x; i < width; i += kThreads) x[i] = x[i] * scale * weight[i];
 }
 
+/// What a query at this position is multiplied by.
+__device__ float TemperatureOf(const RopeArgs& a, int position) {
+  if (a.temperature_scale == 0) return 1;
+  const double steps = floor((position + 1.0) / a.temperature_floor);
+  return static_cast<float>(1 + a.temperature_scale * log1p(steps));
+}
+
 /// A block a row; then a warp a head.
 __global__ void __launch_bounds__(kThreads) RopeKernel(const __grid_constant__ RopeArgs a) {
   __shared__ float parts[32];
@@ -31,7 +38,8 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(const __grid_constant__ R
   const int q = a.heads * dim, kv = a.kv_heads * dim, all = q + 2 * kv;
   const RowInput row = a.inputs.rows[blockIdx.x];
   const SequenceCache cache = a.inputs.sequences[row.sequence];
-  float* x = a.qkv + static_cast<int64_t>(blockIdx.x) * all;
+  float* x = a.qkv + static_cast<int64_t>(blockIdx.x) * (all + a.extra);
+  const float temperature = TemperatureOf(a, row.position);
   MakeRotation(a, cache.rope_set, row.position, &rotation);
   const bool norm_full = a.norm_full && a.q_weight != nullptr;
   if (norm_full) {  // between bias and clipping
@@ -62,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(const __grid_constant__ R
                  [&](int i, float v) { cache.keys[stored + i] = ToBf16(v); });
     } else {
       RotateHead(a, a.norm_full ? nullptr : a.q_weight, rotation, get,
-                 [&](int i, float v) { x[at + i] = v; });
+                 [&](int i, float v) { x[at + i] = v * temperature; });
     }
   }
 }

@@ -10,19 +10,28 @@ struct CUstream_st;
 
 namespace moert::host {
 
+constexpr int kMaxRotations = 128;  // half the largest head_dim
+
 /// What one layer does to its queries, keys and values, in this order: bias, normalization over all
-/// heads, clipping, normalization of each head, rotation.
+/// heads, clipping, normalization of each head, rotation, temperature. A rotation's pairs are half
+/// a head apart, whatever they are in the checkpoint: matrices are loaded in such an order.
 struct RopeArgs {
   StepInputs inputs;
-  float* qkv = nullptr;         // [rows, (heads + 2 kv_heads) head_dim]; queries change in place
-  const float* bias = nullptr;  // of a row, or null
+  float* qkv = nullptr;  // [rows, (heads + 2 kv_heads) head_dim + extra]; queries change in place
+  int32_t extra = 0;     // floats of a row behind the values: gates
+  const float* bias = nullptr;      // of a row, or null
   const float* q_weight = nullptr;  // RMS norm: [head_dim], or [heads head_dim] if norm_full
   const float* k_weight = nullptr;  // likewise; both null: none
   bool norm_full = false;
+  bool norm_last = false;  // of each head, behind the rotation
   float norm_eps = 0;
   float clip = 0;                      // 0: none
   const float* frequencies = nullptr;  // [sets][head_dim / 2]
   float factors[2] = {1, 1};           // what cosine and sine of a set are scaled by
+  int32_t rotated = kMaxRotations;     // pairs of a head; those behind them stay
+  /// A query at position p is multiplied by 1 + scale ln(1 + floor((p + 1) / floor)). 0: it is not.
+  float temperature_scale = 0;
+  float temperature_floor = 1;
   int32_t rows = 0;
   int32_t heads = 0;
   int32_t kv_heads = 0;

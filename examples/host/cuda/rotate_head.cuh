@@ -7,8 +7,6 @@
 
 namespace moert::host {
 
-constexpr int kMaxRotations = 128;  // half the largest head_dim
-
 /// Cosines and sines of one position, in shared memory.
 struct Rotation {
   float cosine[kMaxRotations];
@@ -20,6 +18,11 @@ __device__ __forceinline__ void CosineAndSine(const RopeArgs& a, int rope_set, i
                                               float* cosine, float* sine) {
   const float factor = rope_set == 0 ? a.factors[0] : a.factors[1];
   float s, c;
+  if (i >= a.rotated) {
+    *cosine = 1;
+    *sine = 0;
+    return;
+  }
   sincosf(static_cast<float>(position) * a.frequencies[rope_set * (a.head_dim / 2) + i], &s, &c);
   *cosine = c * factor;
   *sine = s * factor;
@@ -87,26 +90,30 @@ __device__ __forceinline__ Pairs<kPairs> RotationOf(const RopeArgs& a, int rope_
   return rotation;
 }
 
+/// By a warp: root-mean-square norm of a head.
+template <int kPairs>
+__device__ __forceinline__ void NormPairs(const RopeArgs& a, const Pairs<kPairs>& weight,
+                                          Pairs<kPairs>* x) {
+  float squares = 0;
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    squares = __fmaf_rn(x->low[j], x->low[j], squares);
+    squares = __fmaf_rn(x->high[j], x->high[j], squares);
+  }
+  const float scale = 1.0f / sqrtf(WarpSum(squares) / static_cast<float>(a.head_dim) + a.norm_eps);
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    x->low[j] = x->low[j] * scale * weight.low[j];
+    x->high[j] = x->high[j] * scale * weight.high[j];
+  }
+}
+
 /// By a warp: normalizes a head, if `normed`, and rotates it.
 template <int kPairs>
 __device__ __forceinline__ void RotatePairs(const RopeArgs& a, bool normed,
                                             const Pairs<kPairs>& weight,
                                             const Pairs<kPairs>& rotation, Pairs<kPairs>* x) {
-  if (normed) {
-    float squares = 0;
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      squares = __fmaf_rn(x->low[j], x->low[j], squares);
-      squares = __fmaf_rn(x->high[j], x->high[j], squares);
-    }
-    const float scale =
-        1.0f / sqrtf(WarpSum(squares) / static_cast<float>(a.head_dim) + a.norm_eps);
-#pragma unroll
-    for (int j = 0; j < kPairs; ++j) {
-      x->low[j] = x->low[j] * scale * weight.low[j];
-      x->high[j] = x->high[j] * scale * weight.high[j];
-    }
-  }
+  if (normed) NormPairs(a, weight, x);
 #pragma unroll
   for (int j = 0; j < kPairs; ++j) {
     const float l = x->low[j], h = x->high[j], c = rotation.low[j], s = rotation.high[j];
@@ -132,7 +139,8 @@ __device__ __forceinline__ void RotateHead(const RopeArgs& a, const float* weigh
     turn.low[j] = rotation.cosine[i];
     turn.high[j] = rotation.sine[i];
   }
-  RotatePairs(a, weight != nullptr, weights, turn, &x);
+  RotatePairs(a, weight != nullptr && !a.norm_last, weights, turn, &x);
+  if (weight != nullptr && a.norm_last) NormPairs(a, weights, &x);
   x.Write(half, put);
 }
 

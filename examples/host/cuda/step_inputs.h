@@ -17,13 +17,18 @@ struct RowInput {
   int32_t before = 0;    // rows of its sequence that the step has in front of it
 };
 
-/// Keys and values of a sequence: bf16 [layers][kv heads][capacity][head_dim].
+/// What a sequence's earlier positions left. Layers count those of their kind alone.
 struct SequenceCache {
+  /// bf16 [attention layers][kv heads][capacity][head_dim]; of latent attention [attention
+  /// layers][capacity][key_dim] and no values.
   uint16_t* keys = nullptr;
   uint16_t* values = nullptr;
   int64_t capacity = 0;
   int32_t rope_set = 0;
-  int32_t unused = 0;
+  /// Which of a delta net's two states is the sequence's; steps write the other.
+  int32_t state = 0;
+  /// [delta nets][2][floats of a state].
+  float* states = nullptr;
 };
 
 /// Query rows of one sequence, at consecutive positions, that a block of prefill attention takes.

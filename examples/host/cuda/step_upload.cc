@@ -4,6 +4,8 @@
 #include <memory>
 
 #include "host/cuda/attention_kernel.h"
+#include "host/cuda/delta_net_kernel.h"
+#include "host/cuda/latent_kernel.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -14,11 +16,29 @@ absl::StatusOr<std::unique_ptr<DeviceSequence>> DeviceSequence::Create(const HfC
                                                                        const Rope& rope,
                                                                        int64_t max_tokens) {
   std::unique_ptr<DeviceSequence> sequence(new DeviceSequence(max_tokens));
-  const int64_t elements =
-      config.num_hidden_layers * config.num_key_value_heads * config.head_dim * max_tokens;
-  MOERT_ASSIGN_OR_RETURN(sequence->memory_, Buffer::Device(elements * 4));
-  auto* const memory = reinterpret_cast<uint16_t*>(sequence->memory_.data());
-  sequence->cache_ = {memory, memory + elements, max_tokens, rope.SetOf(max_tokens)};
+  const int64_t nets =
+      std::count_if(config.mixers.begin(), config.mixers.end(),
+                    [](const MixerConfig& mixer) { return mixer.kind == MixerKind::kDeltaNet; });
+  const int64_t positions = (config.num_hidden_layers - nets) * max_tokens;
+  const LatentAttentionConfig& l = config.latent;
+  const DeltaNetConfig& d = config.delta_net;
+  const int64_t grouped = positions * config.num_key_value_heads * config.head_dim;
+  const int64_t keys = l.kv_rank > 0 ? positions * LatentKeyDim(l.kv_rank, l.rope_dim) : grouped;
+  SequenceCache& cache = sequence->cache_;
+  const auto carve = [&](gpu::Carver* c) {
+    cache.keys = c->Take<uint16_t>(keys);
+    cache.values = c->Take<uint16_t>(l.kv_rank > 0 ? 0 : grouped);
+    const DeltaNetStateSize state =
+        StateSizeOf(d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.kernel);
+    cache.states = c->Take<float>(2 * nets * (state.recurrent + state.history));
+  };
+  gpu::Carver count;
+  carve(&count);
+  MOERT_ASSIGN_OR_RETURN(sequence->memory_, Buffer::Device(count.used()));
+  gpu::Carver carver(sequence->memory_.data());
+  carve(&carver);
+  cache.capacity = max_tokens;
+  cache.rope_set = rope.SetOf(max_tokens);
   return sequence;
 }
 

@@ -15,13 +15,19 @@
 
 namespace moert::host {
 
-/// The KV cache of a sequence in device memory, bf16.
+/// What a model keeps of a sequence in device memory: keys and values in bf16, and the states of
+/// delta nets.
 class DeviceSequence final : public Sequence {
  public:
   static absl::StatusOr<std::unique_ptr<DeviceSequence>> Create(const HfConfig& config,
                                                                 const Rope& rope,
                                                                 int64_t max_tokens);
   const SequenceCache& cache() const { return cache_; }
+  /// The step that wrote the other states has been enqueued: those are the sequence's now.
+  void Commit(int64_t tokens) {
+    cache_.state = 1 - cache_.state;
+    set_length(length() + tokens);
+  }
 
  private:
   explicit DeviceSequence(int64_t max_tokens) : Sequence(max_tokens, max_tokens) {}

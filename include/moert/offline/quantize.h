@@ -46,6 +46,8 @@ struct QuantizeJob {
   int64_t window = 512;
   OpenCalibrationModel open_model;
   int threads = 0;  // 0: one a core
+  /// Only the owner may read the pack: folder 0700, files 0600. Else as the umask says.
+  bool owner_only = false;
   /// Where scales are searched for, with the same outcome to the bit. kCuda fails without a device.
   BackendKind backend = BackendKind::kAuto;
   /// Matrices done and to do, those of layers that an earlier run completed included. May be null.

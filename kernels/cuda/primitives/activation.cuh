@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device_types.h"
+
 namespace moert::cuda {
 
 /// Packed rows hold B fragments: of every 16 channels, for u = 0..3, a unit of 8 bytes with the
@@ -19,11 +21,27 @@ __device__ __forceinline__ uint16_t ToBf16(float v) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(v));
 }
 
+/// x sigmoid(alpha x).
+__device__ __forceinline__ float Silu(float v, float alpha = 1) {
+  return __fdividef(v, 1.0f + __expf(-alpha * v));
+}
+
 /// moert::Activation.
-__device__ __forceinline__ float Activate(int kind, float v) {
-  if (kind == 0) return __fdividef(v, 1.0f + __expf(-v));
-  if (kind == 1) return 0.5f * v * (1.0f + erff(v * 0.70710678118654752f));
+__device__ __forceinline__ float Activate(int function, float alpha, float v) {
+  if (function == 0) return Silu(v, alpha);
+  if (function == 1) return 0.5f * v * (1.0f + erff(v * 0.70710678118654752f));
+  if (function == 3) return v < 0 ? 0.0f : v * v;
   return 0.5f * v * (1.0f + tanhf(0.79788456080286536f * (v + 0.044715f * v * v * v)));
+}
+
+/// v, at most `limit`; what is no number stays.
+__device__ __forceinline__ float Below(float v, float limit) { return v > limit ? limit : v; }
+
+/// moert::ExpertActivation.
+__device__ __forceinline__ float Activate(const DeviceActivation& a, float gate, float up) {
+  const float active = Activate(a.function, a.alpha, Below(gate, a.limit));
+  if (a.gated == 0) return active;
+  return active * (-Below(-Below(up, a.limit), a.limit) + a.up_offset);
 }
 
 /// act(gate) * up, silu or gelu's tanh form, by fast instructions.

@@ -34,6 +34,14 @@ struct Chosen {
   float weight = 0;
 };
 
+/// Whether experts are chosen by their scores, among groups.
+__device__ __forceinline__ bool ByScore(int kind) { return kind == 0 || kind == 2 || kind == 4; }
+
+/// sqrt(log(1 + e^x)), which neither overflows nor loses what is small.
+static __device__ __noinline__ float SqrtSoftplus(float x) {
+  return sqrtf(fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
+}
+
 /// The scores of a token's logits, in `score` and, unless it is null, at `scores`, which may be
 /// where the logits are. `key`: the logits, then what is chosen by.
 template <int kPerLane>
@@ -46,15 +54,27 @@ __device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, co
   for (int i = 0; i < kPerLane; ++i) {
     const int e = lane + 32 * i;
     key[i] = e < experts ? logits[e] : -INFINITY;
-    top = fmaxf(top, key[i]);
   }
+  if (routing.logit_bias != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      if (lane + 32 * i < experts) key[i] += routing.logit_bias[lane + 32 * i];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) top = fmaxf(top, key[i]);
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(kFull, top, d));
   float sum = 1;
-  if (routing.kind == 2) {
+  if (routing.kind == 2 || routing.kind == 5) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       score[i] = lane + 32 * i < experts ? 1 / (1 + expf(-key[i])) : 0.0f;
+    }
+  } else if (routing.kind == 4) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      score[i] = lane + 32 * i < experts ? SqrtSoftplus(key[i]) : 0.0f;
     }
   } else {
     sum = 0;
@@ -71,7 +91,7 @@ __device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, co
     score[i] /= sum;
     if (e >= experts) continue;
     if (scores != nullptr) scores[e] = score[i];
-    if (routing.kind == 0 || routing.kind == 2) {
+    if (ByScore(routing.kind)) {
       key[i] = score[i] + (routing.selection_bias == nullptr ? 0.0f : routing.selection_bias[e]);
     }
   }
@@ -135,23 +155,28 @@ __device__ __forceinline__ void ChooseSorted(const float (&key)[kPerLane],
   }
 }
 
-/// The experts of a token, by a warp, from its logits; scores: as Score. At most 32 kPerLane
+/// The experts of token `token`, by a warp, from its logits; scores: as Score. At most 32 kPerLane
 /// experts. keys, ranks: scratch of the warp, 32 kPerLane each.
 template <int kPerLane>
-__device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, const float* logits,
-                                                float* scores, float* keys, float* ranks,
+__device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, int token,
+                                                const float* logits, float* scores, float* keys, float* ranks,
                                                 bool sorted = false) {
   const int lane = threadIdx.x % 32;
   const int experts = routing.num_experts;
   float key[kPerLane], score[kPerLane];
   Score(routing, lane, logits, scores, key, score);
-  if (routing.top_groups != routing.num_groups && (routing.kind == 0 || routing.kind == 2)) {
+  if (routing.top_groups != routing.num_groups && ByScore(routing.kind)) {
     MaskGroups(routing, key, lane, keys, ranks);
+  }
+  const int32_t* listed = nullptr;
+  if (routing.hash_experts != nullptr) {
+    const int id = min(max(routing.token_ids[token], 0), routing.hash_vocab - 1);
+    listed = routing.hash_experts + int64_t{id} * routing.top_k;
   }
   Chosen chosen;
   float total = 0;
   uint32_t taken = 0;
-  if (kPerLane <= 4 && routing.kind != 3 && sorted) {
+  if (kPerLane <= 4 && routing.kind != 3 && listed == nullptr && sorted) {
     ChooseSorted(key, score, experts, routing.top_k, lane, &chosen, &total);
   } else
   for (int j = 0; j < routing.top_k; ++j) {
@@ -160,7 +185,7 @@ __device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, co
     if (routing.kind == 3) {
       e = SparseMixerPick(routing, key, lane, &taken, &w);
     } else {
-      e = Highest(key, taken, experts, lane);
+      e = listed != nullptr ? listed[j] : Highest(key, taken, experts, lane);
       w = Take(score, e, lane, &taken);
     }
     total += w;
@@ -174,6 +199,7 @@ __device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, co
     chosen.weight /= total + 1e-20f;
   }
   chosen.weight *= routing.scaling;
+  if (routing.expert_scales != nullptr) chosen.weight *= routing.expert_scales[chosen.id];
   return chosen;
 }
 

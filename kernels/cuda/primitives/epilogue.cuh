@@ -14,7 +14,10 @@ constexpr int kPieceFloats = 128;  // a 16 x 8 accumulator
 constexpr int kReduceFloats = 2 * kPieceFloats;
 constexpr int kReduceBuffers = kTileTokens / 8;
 
-static __device__ __noinline__ float ActivateOther(int kind, float v) { return Activate(kind, v); }
+static __device__ __noinline__ float ActivateOther(const DeviceActivation& activation, float gate,
+                                                   float up) {
+  return Activate(activation, gate, up);
+}
 
 /// The sum over a group's parts of K, in their order. All are read before the first is added.
 template <typename T>
@@ -100,11 +103,23 @@ __device__ __forceinline__ void StoreH(const GroupGemmArgs& args, int item, int 
   for (int b = row_blocks; b % 8 != 0; ++b) h[PackedIndex(b * 16 + row)] = 0;
 }
 
-template <int kTokens8>
+/// Adds the biases of rows `channel` and `channel` + 8 to what StoreDown takes.
+__device__ __forceinline__ void AddBiases(const float* biases, int channel, int rows, float4& sum) {
+  if (channel >= rows) return;
+  const float first = biases[channel], second = biases[channel + 8];
+  sum.x += first;
+  sum.y += first;
+  sum.z += second;
+  sum.w += second;
+}
+
+/// biases_of(): of the tile's matrix, or null.
+template <int kTokens8, typename BiasesOf>
 __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, int row_blocks,
                                         bool plain_h, int slices_log2, int item,
                                         const StoredSlots<kTokens8>& stored, float* reduce,
-                                        int& buffer, const float (&acc)[2][kTokens8][4]) {
+                                        int& buffer, const float (&acc)[2][kTokens8][4],
+                                        const BiasesOf& biases_of) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int threads = 32 << slices_log2;
@@ -127,6 +142,7 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
   GroupBarrier(slices_log2, warp);
   const float* group = reduce + (warp >> slices_log2 << slices_log2) * kReduceFloats;
   const int first = threadIdx.x & (threads - 1);
+  const float* const biases = args.biased != 0 ? biases_of() : nullptr;
 #pragma unroll
   for (int n = 0; n < kTokens8; ++n) {
     const int slot = stored.slots[n][0];
@@ -136,8 +152,9 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
       const int second_slot = stored.slots[n][1];
 #pragma unroll 1
       for (int e = first; e < 2 * kPieceFloats / 4; e += threads) {
-        const float4 sum = SumOfParts<float4>(part + e * 4, slices_log2);
+        float4 sum = SumOfParts<float4>(part + e * 4, slices_log2);
         const int channel = (2 * item + e / 32) * 16 + (e % 32) / 4;
+        if (biases != nullptr) AddBiases(biases, channel, row_blocks * 16, sum);
         StoreDown(args, channel, slot, second_slot, sum);
       }
       continue;
@@ -146,11 +163,16 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
     for (int e = first; e < kPieceFloats; e += threads) {
       // A channel of h, gate and up in one thread.
       const int row = ((e >> 4) & 7) + 8 * ((e >> 1) & 1);
-      const float gate = SumOfParts<float>(part + e, slices_log2);
-      const float up = SumOfParts<float>(part + e + kPieceFloats, slices_log2);
+      float gate = SumOfParts<float>(part + e, slices_log2);
+      float up = SumOfParts<float>(part + e + kPieceFloats, slices_log2);
+      if (biases != nullptr) {
+        const float* const of_row = biases + item * 16 + row;
+        gate += of_row[0];
+        if (args.activation.gated != 0) up += of_row[SecondBias(row_blocks) / 4];
+      }
       const float active =
-          args.activation == 0 ? Activate(0, gate) : ActivateOther(args.activation, gate);
-      StoreH(args, item, row, row_blocks, plain_h, slot, active * up);
+          args.activation.PlainSilu() ? Silu(gate) * up : ActivateOther(args.activation, gate, up);
+      StoreH(args, item, row, row_blocks, plain_h, slot, active);
     }
   }
 }

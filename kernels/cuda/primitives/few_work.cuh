@@ -62,6 +62,11 @@ struct FewWork {
     return t;
   }
 
+  __device__ __forceinline__ const float* Biases(int index, int product) const {
+    const FewTile& tile = tiles[index];
+    return BiasesOf(Matrix(tile.record, tile.format, product));
+  }
+
   /// Where share `share` of `shares` equal shares of a product's work begins. Never decreases with
   /// `share`, since no operation does.
   __device__ __forceinline__ Position StartOf(int product, int share) const {

@@ -151,10 +151,22 @@ template <Packing kPacking, int kGroups>
 using WeightsOf = std::conditional_t<UnitShape<kPacking>::kRing, WeightRing<kPacking, kGroups>,
                                      WeightCursor<kPacking>>;
 
+/// Into the L1 cache: the biases of up to 32 items, which their ends want at once.
+__device__ __forceinline__ void PrefetchBiases(const TileMatrix& m, int product,
+                                               const ItemRange& range) {
+  const int item = range.first + (static_cast<int>(threadIdx.x % 32) << range.groups_log2);
+  if (m.bias == 0 || item >= range.end) return;
+  const uint8_t* const at = m.weights + m.bias + item * (product == 0 ? 64 : 128);
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+  if (product == 0 && m.second_weights != 0) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(at + SecondBias(m.row_blocks)));
+  }
+}
+
 /// The items of one tile that fall to this warp's group.
-template <Packing kPacking, int kTokens8, int kGroups>
+template <Packing kPacking, int kTokens8, int kGroups, typename Work>
 __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
-                                         const ItemRange& range) {
+                                         const ItemRange& range, const Work& work) {
   using Shape = UnitShape<kPacking>;
   const TileMatrix& m = tile.m;
   const int warp = threadIdx.x / 32;
@@ -164,6 +176,7 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
   const Slice slice = SliceOf(m.k64s, slices_log2, warp & ((1 << slices_log2) - 1));
   const int units = (slice.end - slice.begin + Shape::kK64s - 1) / Shape::kK64s;
   const int row_blocks = m.row_blocks;
+  if (share.args.biased != 0) PrefetchBiases(m, share.product, range);
   const Decoding<kPacking> decoding(m, share.product);
   using Product = ProductOf<kPacking, kTokens8, kGroups>;
   WeightsOf<kPacking, kGroups> weights(m, slice, units, share.product, lane, range, share.ring);
@@ -208,59 +221,60 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
     }
     if constexpr (IsFp4(kPacking)) product.ScaleItem(decoding);
     EndItem<kTokens8>(share.args, share.product, row_blocks, tile.plain_h, slices_log2, item,
-                      stored, share.reduce, share.buffer, product.acc);
+                      stored, share.reduce, share.buffer, product.acc,
+                      [&] { return work.Biases(tile.index, share.product); });
   }
   if constexpr (kTokens8 == kReduceBuffers) GroupBarrier(slices_log2, warp);  // see EndItem
 }
 
 /// kMost8: tiles have at most 8 times as many tokens.
-template <int kMost8, Packing kPacking, int kGroups = 0>
+template <int kMost8, Packing kPacking, int kGroups = 0, typename Work>
 __device__ __forceinline__ void RunPacking(Share& share, const ResolvedTile& tile,
-                                           const ItemRange& range) {
+                                           const ItemRange& range, const Work& work) {
   if (kMost8 == 1 || tile.count <= 8) {
-    RunItems<kPacking, 1, kGroups>(share, tile, range);
+    RunItems<kPacking, 1, kGroups>(share, tile, range, work);
   } else {
-    RunItems<kPacking, kMost8, kGroups>(share, tile, range);
+    RunItems<kPacking, kMost8, kGroups>(share, tile, range, work);
   }
 }
 
-template <int kMost8>
+template <int kMost8, typename Work>
 __device__ __forceinline__ void RunTile(Share& share, const ResolvedTile& tile,
-                                        const ItemRange& range) {
+                                        const ItemRange& range, const Work& work) {
   const TileMatrix& m = tile.m;
   switch (m.packing) {
     case Packing::kBf16:
-      return RunPacking<kMost8, Packing::kBf16>(share, tile, range);
+      return RunPacking<kMost8, Packing::kBf16>(share, tile, range, work);
     case Packing::kW8:
-      return RunPacking<kMost8, Packing::kW8>(share, tile, range);
+      return RunPacking<kMost8, Packing::kW8>(share, tile, range, work);
     case Packing::kW4:
-      if (m.group_k16s == 8) return RunPacking<kMost8, Packing::kW4, 1>(share, tile, range);
-      return RunPacking<kMost8, Packing::kW4>(share, tile, range);
+      if (m.group_k16s == 8) return RunPacking<kMost8, Packing::kW4, 1>(share, tile, range, work);
+      return RunPacking<kMost8, Packing::kW4>(share, tile, range, work);
     case Packing::kW3:
-      if (m.group_k16s == 8) return RunPacking<kMost8, Packing::kW3, 1>(share, tile, range);
-      return RunPacking<kMost8, Packing::kW3>(share, tile, range);
+      if (m.group_k16s == 8) return RunPacking<kMost8, Packing::kW3, 1>(share, tile, range, work);
+      return RunPacking<kMost8, Packing::kW3>(share, tile, range, work);
     case Packing::kW2:
-      if (m.group_k16s == 4) return RunPacking<kMost8, Packing::kW2, 2>(share, tile, range);
-      return RunPacking<kMost8, Packing::kW2>(share, tile, range);
+      if (m.group_k16s == 4) return RunPacking<kMost8, Packing::kW2, 2>(share, tile, range, work);
+      return RunPacking<kMost8, Packing::kW2>(share, tile, range, work);
     case Packing::kF8:
-      return RunPacking<kMost8, Packing::kF8>(share, tile, range);
+      return RunPacking<kMost8, Packing::kF8>(share, tile, range, work);
     case Packing::kW8A8:
-      return RunPacking<kMost8, Packing::kW8A8>(share, tile, range);
+      return RunPacking<kMost8, Packing::kW8A8>(share, tile, range, work);
     case Packing::kW4A8:
-      return RunPacking<kMost8, Packing::kW4A8>(share, tile, range);
+      return RunPacking<kMost8, Packing::kW4A8>(share, tile, range, work);
     case Packing::kF8Block:
-      return RunPacking<kMost8, Packing::kF8Block>(share, tile, range);
+      return RunPacking<kMost8, Packing::kF8Block>(share, tile, range, work);
     case Packing::kMxFp4:
-      return RunPacking<kMost8, Packing::kMxFp4>(share, tile, range);
+      return RunPacking<kMost8, Packing::kMxFp4>(share, tile, range, work);
     case Packing::kNvFp4:
-      return RunPacking<kMost8, Packing::kNvFp4>(share, tile, range);
+      return RunPacking<kMost8, Packing::kNvFp4>(share, tile, range, work);
     case Packing::kW4Group:
     case Packing::kW4GroupF16:
-      return RunPacking<kMost8, Packing::kW4Group>(share, tile, range);
+      return RunPacking<kMost8, Packing::kW4Group>(share, tile, range, work);
   }
 }
 
-/// work: what the tiles are, TileAt(index, product, lane).
+/// work: what the tiles are, TileAt(index, product, lane), and Biases(index, product).
 template <int kMost8, typename Work>
 __device__ __forceinline__ void RunShare(Share& share, TileWalk walk, const Work& work) {
   const int warp = threadIdx.x / 32;
@@ -276,7 +290,7 @@ __device__ __forceinline__ void RunShare(Share& share, TileWalk walk, const Work
     }
     const ItemRange range = walk.Items(tile.m, warp);
     if (!range.empty()) {
-      RunTile<kMost8>(share, tile, range);
+      RunTile<kMost8>(share, tile, range, work);
       if (share.product == 0 && share.args.last == 1) Announce(share, tile.index, range.count());
     }
     walk.Next(range);

@@ -13,9 +13,9 @@ MOERT_HOST_DEVICE constexpr int PackedUnits(int cols) {
   return static_cast<int>(OperandScales(cols) / 8);
 }
 
-/// Fills unit i of a row, if there is one.
-template <typename T>
-__device__ __forceinline__ void PackUnit(const T* row, int cols, int i, uint8_t* packed) {
+/// Fills unit i of a row, if there is one. row[channel]: an element.
+template <typename Row>
+__device__ __forceinline__ void PackUnit(const Row& row, int cols, int i, uint8_t* packed) {
   if (i >= PackedUnits(cols)) return;
   const int base = i / 4 * 16 + (i & 3) * 2;
   const int channel[4] = {base, base + 1, base + 8, base + 9};

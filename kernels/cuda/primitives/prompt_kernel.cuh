@@ -28,12 +28,22 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   constexpr int kColumns = kProductColumns<kPacking, kUnitColumns>;
   float d[PromptBlocks(kMost)][kColumns / 2];
   consumer.Forget();
-  consumer.template Multiply<kColumns>(slot, d);
   const PromptStore<kGateUp, kMost> store{consumer.of, consumer.ring.Staging(consumer.of.group)};
+  if (slot.bias != 0) store.PrefetchBiases(slot);
+  consumer.template Multiply<kColumns>(slot, d);
+  if (slot.bias != 0) store.template AddBiases<kColumns>(slot, d);
+  const bool silu = args.activation.function != 2;
+  if constexpr (kGateUp) {
+    if (args.activation.plain == 0 && args.activation.function == 3) {
+      store.template Square<kColumns>(args.activation, d);
+    } else if (args.activation.plain == 0) {
+      store.template Clamp<kColumns>(args.activation, d);
+    }
+  }
   if constexpr (kGateUp && IsInt8(kPacking)) {
-    store.template WideH<kColumns>(slot, args.activation == 0, args.wide_h, args.wide_h_stride, d);
+    store.template WideH<kColumns>(slot, silu, args.wide_h, args.wide_h_stride, d);
   } else if constexpr (kGateUp) {
-    store.template H<kColumns>(slot, args.activation == 0, d);
+    store.template H<kColumns>(slot, silu, d);
   } else {
     store.template Out<kColumns>(slot, args.out, args.out_stride, d);
   }

@@ -88,6 +88,7 @@ __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const Promp
   slot->h_row = unit.h_row;
   slot->of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
   slot->zero_distance = m.zero_distance;
+  slot->bias = m.bias;
   if constexpr (IsImported(kPacking)) slot->form = ScaleForm<kPacking, kGateUp>(m);
 }
 

@@ -32,6 +32,7 @@ struct PromptSlot {
   int64_t h_row;            // int8, gate and up: of the first column in wide_h
   const float* of_columns;  // down: of the unit, see PromptGemmArgs
   int32_t zero_distance;    // of packings with zeros
+  int32_t bias;             // as TileMatrix
   /// By column; gate and up: where x's row begins, by GatherPlace; down: the slot.
   alignas(16) uint32_t rows[kMost];
 };

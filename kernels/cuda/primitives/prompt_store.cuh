@@ -22,6 +22,57 @@ struct PromptStore {
   const Warp& of;
   const uint32_t staging;
 
+  /// Into the L1 cache: what AddBiases reads when the products are done.
+  __device__ __forceinline__ void PrefetchBiases(const PromptSlot<kMost>& slot) const {
+    const auto prefetch = [](const float* at) {
+      if (at != nullptr) asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+    };
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      prefetch(BiasOf(slot, of.FirstRow(b)));
+      prefetch(BiasOf(slot, of.SecondRow(b)));
+    }
+  }
+
+  /// Adds what the record says of every row.
+  template <int kColumns>
+  __device__ __forceinline__ void AddBiases(const PromptSlot<kMost>& slot,
+                                            Sums<kColumns>& d) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const float* const first = BiasOf(slot, of.FirstRow(b));
+      const float* const second = BiasOf(slot, of.SecondRow(b));
+      const float of_rows[2] = {first != nullptr ? *first : 0.0f,
+                                second != nullptr ? *second : 0.0f};
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) {
+        d[b][i] += of_rows[i / 2 % 2];
+        asm volatile("" : "+f"(d[b][i]));  // one after the other, as in ForPairs
+      }
+    }
+  }
+
+  /// Turns gate and up into what Activated makes their activation of: silu(alpha x) / alpha is
+  /// x sigmoid(alpha x).
+  template <int kColumns>
+  __device__ __forceinline__ void Clamp(const DeviceActivation& a, Sums<kColumns>& d) const {
+    ForPairs<kColumns>(d, [&](float& gate, float& up) {
+      gate = a.alpha * Below(gate, a.limit);
+      const float plain = -Below(-Below(up, a.limit), a.limit) + a.up_offset;
+      up = (a.gated == 0 ? 1.0f : plain) * a.inverse_alpha;
+    });
+  }
+  /// The same of a squared relu: silu(64) is 64.
+  template <int kColumns>
+  __device__ __forceinline__ void Square(const DeviceActivation& a, Sums<kColumns>& d) const {
+    ForPairs<kColumns>(d, [&](float& gate, float& up) {
+      const float clamped = Below(gate, a.limit), root = clamped < 0 ? 0.0f : clamped;
+      const float plain = -Below(-Below(up, a.limit), a.limit) + a.up_offset;
+      up = (a.gated == 0 ? 1.0f : plain) * (root * root * (1.0f / 64));
+      gate = 64;
+    });
+  }
+
   /// act(gate) * up as floats, before they are quantized.
   template <int kColumns>
   __device__ __forceinline__ void WideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
@@ -83,6 +134,32 @@ struct PromptStore {
   }
 
  private:
+  /// Of a row of the tile, gate's before up's; null behind the matrix.
+  __device__ __forceinline__ static const float* BiasOf(const PromptSlot<kMost>& slot, int row) {
+    constexpr int kRows = (kGateUp ? Warp::kOfGate : 2 * Warp::kOfGate) * 16;
+    const bool second = row >= kRows;
+    const int of_matrix = slot.row_tile * kRows + (second ? row - kRows : row);
+    if (of_matrix >= slot.row_blocks * 16) return nullptr;
+    const bool apart = second && slot.second_weights != 0;  // an expert without a gate has one
+    const uint8_t* const biases =
+        slot.weights + slot.bias + (apart ? SecondBias(slot.row_blocks) : 0);
+    return reinterpret_cast<const float*>(biases) + of_matrix;
+  }
+
+  /// change(gate, up), one pair after the other: all at once would want more registers than there
+  /// are.
+  template <int kColumns, typename Change>
+  __device__ __forceinline__ static void ForPairs(Sums<kColumns>& d, const Change& change) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      if (Warp::kHalves && i % 4 >= 2) continue;
+      float& gate = d[0][i];
+      float& up = Warp::kHalves ? d[0][i + 2] : d[kBlocks - 1][i];
+      change(gate, up);
+      asm volatile("" : "+f"(gate), "+f"(up));
+    }
+  }
+
   /// A block's 64 channels as bf16, 16 bytes each where `to(column, piece of eight channels)` says.
   template <int kColumns, typename To>
   __device__ __forceinline__ void Channels(const float (&d)[kColumns / 2], To to) const {

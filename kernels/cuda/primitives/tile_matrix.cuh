@@ -25,8 +25,13 @@ __device__ __forceinline__ TileMatrix ResolveMatrix(const uint8_t* record, const
   t.packing = m.packing;
   t.operand = m.operand;
   t.k = m.k;
-  t.unused = 0;
+  t.bias = m.bias_offset == 0 ? 0 : static_cast<int>(m.bias_offset - m.weight_offset);
   return t;
+}
+
+/// Of gate or of down; null: none.
+__device__ __forceinline__ const float* BiasesOf(const TileMatrix& m) {
+  return m.bias == 0 ? nullptr : reinterpret_cast<const float*>(m.weights + m.bias);
 }
 
 }  // namespace moert::cuda

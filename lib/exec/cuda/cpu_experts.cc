@@ -33,15 +33,18 @@ absl::StatusOr<std::unique_ptr<CpuExperts>> CpuExperts::Create(const MoeModelSpe
   std::unique_ptr<CpuExperts> c(new CpuExperts(gemm, spin));
   c->max_tokens_ = std::min(max_tokens, CpuOffload::kMaxTokens);
   int64_t hidden = 0, pairs = 0;
+  bool weighted = false;
   for (const MoeLayerSpec& layer : model.layers) {
     hidden = std::max(hidden, layer.hidden);
     pairs = std::max(pairs, c->max_tokens_ * layer.routing.top_k);
+    weighted |= layer.routing.weight_input;
   }
   constexpr int64_t kFloat = sizeof(float);
   MOERT_ASSIGN_OR_RETURN(c->in_memory_, Buffer::Pinned(c->max_tokens_ * hidden * kFloat));
   MOERT_ASSIGN_OR_RETURN(c->out_memory_, Buffer::Pinned(pairs * hidden * kFloat));
   MOERT_ASSIGN_OR_RETURN(c->slot_memory_, Buffer::Pinned(pairs * 4));
   c->widened_ = AlignedArray<float>(c->max_tokens_ * hidden);
+  if (weighted) c->weighted_ = AlignedArray<float>(pairs * hidden);
   try {
     c->thread_ = std::thread([p = c.get()] { p->Serve(); });
   } catch (const std::system_error& e) {
@@ -92,15 +95,19 @@ void CpuExperts::SetRows(const float* rows, int64_t tokens, int64_t hidden) {
 }
 
 void CpuExperts::Begin(const RoutingResult& routing, absl::Span<const HostExpert> experts,
-                       const ExpertActivation& activation) {
+                       const MoeLayerSpec& layer) {
+  const bool weighted = layer.routing.weight_input;
   tokens_of_.clear();
+  weights_of_.clear();
   problems_.clear();
   auto* slot = reinterpret_cast<int32_t*>(slot_memory_.data());
   for (const HostExpert& e : experts) {
     const int32_t first = routing.offsets[e.expert];
     for (int32_t i = first; i < first + routing.counts[e.expert]; ++i) {
-      slot[tokens_of_.size()] = routing.grouped_slots[i];
+      const int32_t of = routing.grouped_slots[i];
+      slot[tokens_of_.size()] = of;
       tokens_of_.push_back(routing.grouped_tokens[i]);
+      if (weighted) weights_of_.push_back(routing.weights[of]);
     }
   }
   out_rows_.resize(tokens_of_.size());
@@ -108,9 +115,10 @@ void CpuExperts::Begin(const RoutingResult& routing, absl::Span<const HostExpert
   for (const HostExpert& e : experts) {
     const auto count = static_cast<size_t>(routing.counts[e.expert]);
     for (size_t i = first; i < first + count; ++i) out_rows_[i] = static_cast<int32_t>(i);
-    problems_.push_back({e.record, e.layout, activation,
-                         absl::MakeConstSpan(tokens_of_).subspan(first, count),
-                         absl::MakeConstSpan(out_rows_).subspan(first, count)});
+    const auto rows = absl::MakeConstSpan(out_rows_).subspan(first, count);
+    problems_.push_back({e.record, e.layout, layer.activation,
+                         weighted ? rows : absl::MakeConstSpan(tokens_of_).subspan(first, count),
+                         rows});
     first += count;
   }
   busy_ = true;
@@ -153,6 +161,14 @@ void CpuExperts::Serve() {
   }
 }
 
+void CpuExperts::WeightInput() {
+  for (size_t i = 0; i < weights_of_.size(); ++i) {
+    const float* from = x_ + tokens_of_[i] * hidden_;
+    float* to = weighted_.data() + static_cast<int64_t>(i) * hidden_;
+    for (int64_t c = 0; c < hidden_; ++c) to[c] = weights_of_[i] * from[c];
+  }
+}
+
 void CpuExperts::Multiply() {
   const int64_t begin_ns = NowNs();
   try {
@@ -160,8 +176,11 @@ void CpuExperts::Multiply() {
       WidenRows(arriving_, widened_.data());
       x_ = widened_.data();
     }
-    status_ =
-        gemm_->Run(x_, tokens_, hidden_, problems_, reinterpret_cast<float*>(out_memory_.data()));
+    const bool weighted = !weights_of_.empty();
+    if (weighted) WeightInput();
+    const auto rows = weighted ? static_cast<int64_t>(weights_of_.size()) : tokens_;
+    status_ = gemm_->Run(weighted ? weighted_.data() : x_, rows, hidden_, problems_,
+                         reinterpret_cast<float*>(out_memory_.data()));
   } catch (...) {  // a host's thread pool, or no memory
     status_ = ExceptionStatus("experts on the CPU");
   }

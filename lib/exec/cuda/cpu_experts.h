@@ -67,7 +67,7 @@ class CpuExperts {
   /// Starts multiplying the rows last taken or set; the routing is only read here. Nothing may be
   /// under way.
   void Begin(const RoutingResult& routing, absl::Span<const HostExpert> experts,
-             const ExpertActivation& activation);
+             const MoeLayerSpec& layer);
   bool busy() const { return busy_; }
   /// Waits for the products, and how long they took. Then rows() and slots() hold until the next
   /// Begin: by then the caller must have waited for the kernel that reads them.
@@ -84,6 +84,8 @@ class CpuExperts {
   CpuExperts(MixedGroupGemm* gemm, std::chrono::microseconds spin) : gemm_(gemm), spin_(spin) {}
   void Serve();
   void Multiply();
+  /// A row of its own for every slot, its token's times its weight.
+  void WeightInput();
 
   MixedGroupGemm* const gemm_;
   const std::chrono::microseconds spin_;
@@ -94,6 +96,8 @@ class CpuExperts {
   const float* x_ = nullptr;  // null: to be widened from arriving_
   int64_t tokens_ = 0, hidden_ = 0;
   std::vector<int32_t> tokens_of_, out_rows_;
+  std::vector<float> weights_of_;  // where weights multiply inputs
+  AlignedArray<float> weighted_;   // [pairs, hidden], of such layers
   std::vector<ExpertProblem> problems_;
   bool busy_ = false;
 

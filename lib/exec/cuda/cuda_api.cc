@@ -64,6 +64,18 @@ absl::StatusOr<CUcontext> PrimaryContext(int device) {
   return context;
 }
 
+/// What `enqueue` gives a stream of its own, done.
+template <typename Enqueue>
+absl::Status OnOwnStream(const char* what, const Enqueue& enqueue) {
+  const RelaxedCapture relaxed;
+  cudaStream_t stream = nullptr;
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  cudaError_t error = enqueue(stream);
+  if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  return ToStatus(error, what);
+}
+
 }  // namespace
 
 DeviceScope::DeviceScope(int device) {
@@ -168,6 +180,18 @@ absl::StatusOr<bool> IsCapturing(void* stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture));
   return capture != cudaStreamCaptureStatusNone;
+}
+
+absl::Status FillNow(void* to, int value, size_t bytes) {
+  return OnOwnStream("filling device memory", [&](cudaStream_t stream) {
+    return cudaMemsetAsync(to, value, bytes, stream);
+  });
+}
+
+absl::Status CopyNow(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+  return OnOwnStream("copying to or from the device", [&](cudaStream_t stream) {
+    return cudaMemcpyAsync(to, from, bytes, kind, stream);
+  });
 }
 
 cudaError_t QueryEvent(cudaEvent_t event) {

@@ -101,6 +101,11 @@ class DeviceScope {
 
 /// Whether work given to the stream is recorded into a graph.
 absl::StatusOr<bool> IsCapturing(void* stream);
+/// cudaMemset and cudaMemcpy, done when they return, on a stream of their own. The default stream
+/// would wait for the host's blocking streams, and end what these capture.
+absl::Status FillNow(void* to, int value, size_t bytes);
+absl::Status CopyNow(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
+
 /// cudaEventQuery, which touches no capture of another thread. cudaErrorNotReady does not stay
 /// behind as the last error, for the host's own next check to find.
 cudaError_t QueryEvent(cudaEvent_t event);

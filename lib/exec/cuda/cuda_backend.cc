@@ -19,30 +19,6 @@ namespace moert {
 namespace cuda {
 namespace {
 
-/// What the kernels of this backend do not know of a layer.
-absl::Status CheckLayerSpec(int l, const MoeLayerSpec& layer) {
-  const RoutingSpec& r = layer.routing;
-  const ExpertActivation& a = layer.activation;
-  const std::pair<const char*, bool> fields[] = {
-      {"gated = false", !a.gated},
-      {"activation alpha, limit or up_offset", a.gated && !a.plain()},
-      {"activation relu2", a.function == Activation::kRelu2},
-      {"expert_bias", layer.expert_bias},
-      {"routing sqrt_softplus_grouped", r.kind == RoutingKind::kSqrtSoftplusGrouped},
-      {"routing topk_sigmoid", r.kind == RoutingKind::kTopKSigmoid},
-      {"logit_bias", r.logit_bias},
-      {"weight_input", r.weight_input},
-      {"expert_scales", r.expert_scales},
-      {"hash_vocab", r.hash_vocab > 0},
-  };
-  for (const auto& [name, used] : fields) {
-    if (!used) continue;
-    return absl::UnimplementedError(fmt::format(
-        "layer {}: {}: the cuda backend does not know it; the cpu backend does", l, name));
-  }
-  return absl::OkStatus();
-}
-
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(const EngineOptions& options) : options_(options) {}
@@ -70,7 +46,6 @@ class CudaBackend final : public Backend {
             fmt::format("layer {}: {} experts, top {}: the cuda backend takes at most {}, top {}",
                         l, layer.num_experts, layer.routing.top_k, kMaxExperts, kMaxTopK));
       }
-      MOERT_RETURN_IF_ERROR(CheckLayerSpec(l, layer));
       for (int e = 0; e < layer.num_experts; ++e) {
         for (const int version : versions) {
           MOERT_RETURN_IF_ERROR(MakeDeviceFormat(source.layout(l, e, version)).status());

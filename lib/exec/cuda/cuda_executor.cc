@@ -25,7 +25,12 @@ absl::Status CudaExecutor::Init() {
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
   Carver carver(memory_.data());
   w_.Carve(model_, extent_, &carver);
-  MOERT_RETURN_IF_ERROR(on_device_.Init(parts_));
+  if (w_.ones != nullptr) {
+    const std::vector<float> ones(static_cast<size_t>(extent_.pairs), 1.0f);
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cudaMemcpy(w_.ones, ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice));
+  }
+  MOERT_RETURN_IF_ERROR(on_device_.Init(parts_, w_.token_ids));
   MOERT_RETURN_IF_ERROR(table_.Init(&model_, &on_device_, w_.handles));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
   MOERT_RETURN_IF_ERROR(selections_.Init(w_.tally, HandleCount(model_)));
@@ -40,8 +45,6 @@ absl::Status CudaExecutor::Init() {
     MOERT_ASSIGN_OR_RETURN(
         cpu_, CpuExperts::Create(model_, parts_.gemm, parts_.max_tokens, spin, options_.cpus));
   }
-  // The copies and fills above are the default stream's.
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
   return absl::OkStatus();
 }
 
@@ -60,7 +63,7 @@ absl::Status CudaExecutor::BeginCpu(const ExecutorCall& call, const RoutingResul
       return absl::InternalError("an expert for the CPU is not in host memory");
     on_cpu_.push_back({e, record, &options_.records->layout(call.layer, e, version)});
   }
-  cpu_->Begin(routing, on_cpu_, Spec(call).activation);
+  cpu_->Begin(routing, on_cpu_, Spec(call));
   return absl::OkStatus();
 }
 
@@ -100,9 +103,9 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     }
     MOERT_ASSIGN_OR_RETURN(const GivenRouting own, numbers_.Own(call.layer, *given, stream));
     if (few) return RouteFew(call, &own, capturing, /*tiles=*/!served);
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(own.ids, own.weights, static_cast<int>(own.pairs),
-                                                  Spec(call).num_experts, w_.ids, w_.weights,
-                                                  own.used_ids, stream));
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
+        own.ids, own.weights, static_cast<int>(own.pairs), Spec(call).num_experts,
+        on_device_.layer(call.layer).expert_scales, w_.ids, w_.weights, own.used_ids, stream));
     return absl::OkStatus();
   };
   const auto bring = [&]() -> absl::Status {
@@ -110,6 +113,7 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     return returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr);
   };
   const auto enqueue = [&]() -> absl::Status {
+    if (given == nullptr) MOERT_RETURN_IF_ERROR(BringTokenIds(call));
     if (given == nullptr && !served && ProductsRoute(call)) {
       MOERT_RETURN_IF_ERROR(RouteInProducts(call, capturing));
       MOERT_RETURN_IF_ERROR(bring());
@@ -174,7 +178,8 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
   return selections_.Take(added);
 }
 
-absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
+absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch,
+                                    absl::Span<const int32_t> token_ids, void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
   MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(order));
@@ -185,7 +190,13 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* 
       MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
                                                : table_.SyncNewest(store, epoch, order));
     }
-    const absl::Status opened = fetch_.OpenStep(*store, epoch, order);
+    absl::Status opened = fetch_.OpenStep(*store, epoch, order);
+    // Of replays; eager calls bring them where another step's are there.
+    if (opened.ok() && w_.token_ids != nullptr && !token_ids.empty()) {
+      opened = fence_->Enter(order);
+      if (opened.ok()) opened = UploadTokenIds(token_ids, order);
+      opened.Update(fence_->Pass(order));
+    }
     if (!opened.ok()) {
       (void)fence_->Pass(order);  // of what was lent
       return opened;

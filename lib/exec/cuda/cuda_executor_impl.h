@@ -88,7 +88,8 @@ class CudaExecutor final : public Executor {
   absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
-  absl::Status OpenStep(VersionedStore* store, int64_t epoch, void* stream) override;
+  absl::Status OpenStep(VersionedStore* store, int64_t epoch, absl::Span<const int32_t> token_ids,
+                        void* stream) override;
   absl::Status CloseStep(void* stream) override;
 
  private:
@@ -122,6 +123,22 @@ class CudaExecutor final : public Executor {
   /// tiles.
   absl::Status RouteFew(const ExecutorCall& call, const GivenRouting* given, bool tallied,
                         bool tiles);
+  /// Token ids of a layer that is routed by them; captured calls read those of the steps that
+  /// replay them.
+  absl::Status BringTokenIds(const ExecutorCall& call);
+  absl::Status UploadTokenIds(absl::Span<const int32_t> ids, cudaStream_t stream);
+  bool WeightsInput(const ExecutorCall& call) const { return Spec(call).routing.weight_input; }
+  /// Rows of inputs: a slot's each where its weight multiplies it.
+  int64_t InputRows(const ExecutorCall& call) const {
+    return call.hidden.rows +
+           (WeightsInput(call) ? call.hidden.rows * Spec(call).routing.top_k : 0);
+  }
+  RowWeights WeightsOfRows(const ExecutorCall& call) const;
+  /// Slots that share the row of their token.
+  int32_t SharingSlots(const ExecutorCall& call) const {
+    return WeightsInput(call) ? 0
+                              : static_cast<int32_t>(call.hidden.rows) * Spec(call).routing.top_k;
+  }
   /// Packs rows of the operands from `first` on.
   absl::Status PackOperands(const ExecutorCall& call, int first);
   absl::Status RouteOnHost(const ExecutorCall& call, const RoutingRequest& request,
@@ -159,7 +176,7 @@ class CudaExecutor final : public Executor {
                        int shares) const;
   /// Whether the products' launch chooses the experts of a call with every expert at hand.
   bool ProductsRoute(const ExecutorCall& call) const {
-    return Few(call) && !extent_.use.wide_h &&
+    return Few(call) && !extent_.use.wide_h && !WeightsInput(call) &&
            ProductsChoose(call.hidden.rows, Spec(call).routing.top_k, Spec(call).num_experts);
   }
   /// Routing and products of such a call. `tallied`: as GroupAndPack.
@@ -200,6 +217,7 @@ class CudaExecutor final : public Executor {
   std::unique_ptr<ServedMisses> served_;    // null: the host serves misses
   std::vector<cudaStream_t> open_streams_;  // of open steps, where it is not null
   bool given_ = false;                      // the call's routing is the host's
+  std::vector<int32_t> token_ids_;          // what w_.token_ids holds or will
   cudaEvent_t rows_arrived_ = nullptr;
   bool captured_ = false;  // some call was captured: its replays read the table
   AlignedArray<float> host_rows_;

@@ -10,7 +10,7 @@
 namespace moert::cuda {
 
 PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
-  const auto bytes = static_cast<uint64_t>(call.hidden.rows *
+  const auto bytes = static_cast<uint64_t>(InputRows(call) *
                                            std::max(extent_.prompt_x_stride(), extent_.x_stride()));
   if (prompt_ctas_ == 0 || bytes >> 32 != 0) return {};
   return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows,
@@ -19,7 +19,7 @@ PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
 
 std::optional<CudaExecutor::PromptRows> CudaExecutor::RowsForPrompt(
     const ExecutorCall& call) const {
-  if (Prompt(call).sums()) return std::nullopt;  // they follow each row
+  if (Prompt(call).sums() || WeightsInput(call)) return std::nullopt;  // they follow each row
   const int64_t stride = call.hidden.row_stride * 2;
   if (call.hidden.dtype != DType::kBF16 || call.hidden.cols % 64 != 0 || stride % 16 != 0 ||
       reinterpret_cast<uintptr_t>(call.hidden.data) % 16 != 0 ||
@@ -58,9 +58,9 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.h_stride = extent_.prompt_h_stride();
   gemm.out = reinterpret_cast<uint16_t*>(w_.out);
   gemm.out_stride = extent_.hidden;
-  gemm.pairs = tokens * spec.routing.top_k;
+  gemm.pairs = SharingSlots(call);
   gemm.top_k = spec.routing.top_k;
-  gemm.activation = static_cast<int32_t>(spec.activation.function);
+  gemm.activation = on_device_.layer(call.layer).activation;
   gemm.ctas = prompt_ctas_;
   gemm.int8_x[0] = w_.x[static_cast<int>(OperandForm::kInt8Token)];
   gemm.int8_x[1] = w_.x[static_cast<int>(OperandForm::kInt8Group)];
@@ -137,10 +137,11 @@ GroupGemmArgs CudaExecutor::GemmOf(const ExecutorCall& call, bool narrow, const 
   gemm.h_stride = extent_.h_stride();
   gemm.wide_h_stride = extent_.intermediate;
   gemm.out_stride = extent_.hidden;
-  gemm.pairs = static_cast<int32_t>(call.hidden.rows) * spec.routing.top_k;
+  gemm.pairs = SharingSlots(call);
   gemm.top_k = spec.routing.top_k;
   gemm.hidden = static_cast<int32_t>(spec.hidden);
-  gemm.activation = static_cast<int32_t>(spec.activation.function);
+  gemm.biased = spec.expert_bias ? 1 : 0;
+  gemm.activation = on_device_.layer(call.layer).activation;
   gemm.shares = shares;
   return gemm;
 }
@@ -196,7 +197,7 @@ absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call, bool given) {
   combine.slots = w_.out;
   combine.narrow = Prompt(call).any();
   combine.slot_stride = extent_.hidden;
-  combine.weights = w_.weights;
+  combine.weights = WeightsInput(call) ? w_.ones : w_.weights;
   if (given) combine.ids = w_.ids;
   combine.shared_gate = on_device_.layer(call.layer).shared_gate;
   combine.shared = HasShared(call);

@@ -2,6 +2,7 @@
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_executor_impl.h"
 #include "route/grouping.h"
+#include "route/route_token.h"
 
 namespace moert::cuda {
 
@@ -19,6 +20,23 @@ absl::Status CudaExecutor::RouteOnDevice(const ExecutorCall& call, const Routing
                    table_.rows(call.layer), mirror, stream);
 }
 
+absl::Status CudaExecutor::BringTokenIds(const ExecutorCall& call) {
+  if (Spec(call).routing.hash_vocab == 0) return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(
+      CheckTokenIds(call.layer, Spec(call).routing, call.hidden.rows, call.token_ids));
+  return call.capturing ? absl::OkStatus() : UploadTokenIds(call.token_ids, Stream(call));
+}
+
+absl::Status CudaExecutor::UploadTokenIds(absl::Span<const int32_t> ids, cudaStream_t stream) {
+  if (ids == token_ids_) return absl::OkStatus();
+  token_ids_.clear();  // unknown behind a failure
+  // Pageable: the copy has left the span when the call returns.
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaMemcpyAsync(w_.token_ids, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice, stream));
+  token_ids_.assign(ids.begin(), ids.end());
+  return absl::OkStatus();
+}
+
 absl::Status CudaExecutor::RouteNext(const ExecutorCall& call) {
   const cudaStream_t stream = Stream(call);
   const LayerOnDevice& next = on_device_.layer((call.layer + 1) % model_.num_layers());
@@ -34,7 +52,8 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
   const cudaStream_t stream = Stream(call);
   const LayerOnDevice& layer = on_device_.layer(call.layer);
   const int64_t x_stride = extent_.x_stride();
-  int packed = 0;  // operands of x that are
+  const bool weighted = WeightsInput(call);  // rows follow the choice
+  int packed = 0;                            // operands of x that are
   if (given == nullptr) {
     GateOf second;
     if (tallied && PredictsNext(call, false) && !served_->by_paths()) {  // of a captured call
@@ -42,14 +61,15 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
       second = {next.gate, next.routing.num_experts, w_.next_scores};
     }
     MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts,
-                                                w_.scores, stream, w_.x[0], x_stride, second));
+                                                w_.scores, stream, weighted ? nullptr : w_.x[0],
+                                                x_stride, second));
     if (second.experts != 0) {
       MOERT_RETURN_IF_ERROR(served_->Predict(call.layer, static_cast<int32_t>(call.hidden.rows),
                                              w_.next_scores, stream));
     }
     packed = 1;
   }
-  MOERT_RETURN_IF_ERROR(PackOperands(call, packed));
+  if (!weighted) MOERT_RETURN_IF_ERROR(PackOperands(call, packed));
   RouteFewArgs args;
   args.routing = layer.routing;
   args.tokens = static_cast<int32_t>(call.hidden.rows);
@@ -67,6 +87,7 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
   args.makes_tiles = tiles ? 1 : 0;
   if (tiles) args.tiles = TilesOf(call, AllExperts(call), table_.rows(call.layer));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteFew(args, stream));
+  if (weighted) MOERT_RETURN_IF_ERROR(PackOperands(call, 0));
   if (!tallied || served_ == nullptr || !served_->by_paths()) return absl::OkStatus();
   return served_->FollowPaths(call.layer, args.tokens, w_.ids, w_.groups, w_.next_scores, stream);
 }
@@ -74,10 +95,16 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
 absl::Status CudaExecutor::PackOperands(const ExecutorCall& call, int first) {
   for (int i = first; i < kOperands; ++i) {
     if (w_.x[i] == nullptr) continue;
-    MOERT_CUDA_RETURN_IF_ERROR(
-        LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(), Stream(call)));
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(),
+                                              Stream(call), WeightsOfRows(call)));
   }
   return absl::OkStatus();
+}
+
+RowWeights CudaExecutor::WeightsOfRows(const ExecutorCall& call) const {
+  if (!WeightsInput(call)) return {};
+  const int top_k = Spec(call).routing.top_k;
+  return {w_.weights, static_cast<int32_t>(call.hidden.rows) * top_k, top_k};
 }
 
 absl::Status CudaExecutor::RouteInProducts(const ExecutorCall& call, bool tallied) {
@@ -122,13 +149,13 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
   const PromptPlan prompt = Prompt(call);
   if (prompt.any()) {
     if (prompt.rounded() && !RowsForPrompt(call)) {
-      MOERT_CUDA_RETURN_IF_ERROR(
-          LaunchRoundRows(Rows(call), w_.prompt_x, extent_.prompt_x_stride(), stream));
+      MOERT_CUDA_RETURN_IF_ERROR(LaunchRoundRows(Rows(call), w_.prompt_x, extent_.prompt_x_stride(),
+                                                 stream, WeightsOfRows(call)));
     }
     if (prompt.sums()) {
-      MOERT_CUDA_RETURN_IF_ERROR(LaunchSumPromptX(w_.prompt_x, extent_.prompt_x_stride(),
-                                                  extent_.hidden * 2, tokens,
-                                                  static_cast<int>(spec.hidden), stream));
+      MOERT_CUDA_RETURN_IF_ERROR(LaunchSumPromptX(
+          w_.prompt_x, extent_.prompt_x_stride(), extent_.hidden * 2,
+          static_cast<int>(InputRows(call)), static_cast<int>(spec.hidden), stream));
     }
     if (!prompt.others && !prompt.int8()) return absl::OkStatus();
   }
@@ -139,7 +166,8 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
   };
   for (int i = 0; i < kOperands; ++i) {
     if (w_.x[i] == nullptr || !reads(i)) continue;
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(), stream));
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(), stream, WeightsOfRows(call)));
   }
   return absl::OkStatus();
 }
@@ -192,7 +220,10 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
   const cudaStream_t stream = Stream(call);
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   given_ = false;
-  const bool own_choice = request.rule.kind == RoutingRuleKind::kTopK;
+  // No rule applies to experts by token id.
+  const bool own_choice =
+      request.rule.kind == RoutingRuleKind::kTopK || Spec(call).routing.hash_vocab > 0;
+  MOERT_RETURN_IF_ERROR(BringTokenIds(call));
   if (!own_choice) {
     if (!DeviceRule::Executes(Spec(call), request.rule)) {
       return RouteOnHost(call, request, routing);

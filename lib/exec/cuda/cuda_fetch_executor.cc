@@ -69,13 +69,11 @@ absl::Status CudaFetchExecutor::Init() {
   no_shared_ = buffers.no_shared;
   next_scores_ = buffers.next_scores;
   served_slots_ = buffers.slots;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(no_shared_, 0, sizeof *no_shared_));
+  MOERT_RETURN_IF_ERROR(FillNow(no_shared_, 0, sizeof *no_shared_));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
   MOERT_RETURN_IF_ERROR(fetch_.Init(&model_, buffers.ids, buffers.weights, &returned_, fence_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming));
   MOERT_ASSIGN_OR_RETURN(side_, MakeSideStream(device_));
-  // The fill above is the default stream's.
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
   return absl::OkStatus();
 }
 
@@ -118,7 +116,8 @@ bool CudaFetchExecutor::TakeRouting(PolicyContext* context, RoutingResult* routi
   return returned_.Take(context, routing);
 }
 
-absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch, void* stream) {
+absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch,
+                                         absl::Span<const int32_t> /*token_ids*/, void* stream) {
   DeviceScope scope(device_);
   return fetch_.OpenStep(*store, epoch, static_cast<cudaStream_t>(stream));
 }

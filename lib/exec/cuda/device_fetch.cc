@@ -31,8 +31,7 @@ absl::Status DeviceFetch::Init(const MoeModelSpec* model, int32_t* ids, float* w
   }
   captured_.assign(model->layers.size(), 0);
   MOERT_ASSIGN_OR_RETURN(table_, Buffer::Device(Bytes(*model)));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(table_.data(), 0xff, static_cast<size_t>(table_.bytes())));
-  return absl::OkStatus();
+  return FillNow(table_.data(), 0xff, static_cast<size_t>(table_.bytes()));
 }
 
 absl::StatusOr<const int32_t*> DeviceFetch::Place(const ExecutorCall& call,

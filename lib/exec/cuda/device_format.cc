@@ -49,6 +49,7 @@ absl::StatusOr<DeviceMatrix> MakeDeviceMatrix(const MatrixLayout& m, bool hadama
   d.weight_offset = m.weight_offset;
   d.scale_offset = m.scale_offset;
   d.zero_offset = m.scale_offset;
+  d.bias_offset = m.bias_offset;
   if (s.is_bf16()) return d;
   d.asymmetric = s.symmetric ? 0 : 1;
   d.zero_point = s.symmetric ? 1 << (s.weight_bits - 1) : 0;

@@ -9,47 +9,57 @@
 
 namespace moert::cuda {
 
-absl::Status DeviceModel::Init(const ExecutorParts& parts) {
+absl::Status DeviceModel::Init(const ExecutorParts& parts, const int32_t* token_ids) {
   Carver count;
-  MOERT_RETURN_IF_ERROR(PlaceConstants(parts, &count, false));
+  MOERT_RETURN_IF_ERROR(PlaceConstants(parts, token_ids, &count, false));
   MOERT_ASSIGN_OR_RETURN(constants_memory_, Buffer::Device(count.used()));
   Carver carver(constants_memory_.data());
-  MOERT_RETURN_IF_ERROR(PlaceConstants(parts, &carver, true));
+  MOERT_RETURN_IF_ERROR(PlaceConstants(parts, token_ids, &carver, true));
   return PlaceFormats(parts);
 }
 
-absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, Carver* carver, bool copy) {
+absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, const int32_t* token_ids,
+                                         Carver* carver, bool copy) {
   const MoeModelSpec& model = parts.source->model();
   layers_.clear();
   int64_t handle = 0;
   const auto bring = [&](const void* from, size_t bytes) -> absl::StatusOr<std::byte*> {
     std::byte* at = carver->Take<std::byte>(static_cast<int64_t>(bytes));
-    if (copy) MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(at, from, bytes, cudaMemcpyHostToDevice));
+    if (copy) MOERT_RETURN_IF_ERROR(CopyNow(at, from, bytes, cudaMemcpyHostToDevice));
     return at;
   };
+  // Null where there is none.
+  const auto place = [&]<typename T>(const std::vector<T>& from, const T** to) -> absl::Status {
+    if (from.empty()) return absl::OkStatus();
+    MOERT_ASSIGN_OR_RETURN(std::byte * at, bring(from.data(), from.size() * sizeof(T)));
+    *to = reinterpret_cast<const T*>(at);
+    return absl::OkStatus();
+  };
   for (int l = 0; l < model.num_layers(); ++l) {
+    const MoeLayerSpec& spec = model.layers[static_cast<size_t>(l)];
     const LayerConstants& host = parts.constants->layer(l);
     LayerOnDevice d;
     d.first_handle = handle;
-    handle += model.layers[l].num_experts + 1;
-    MOERT_ASSIGN_OR_RETURN(std::byte * gate, bring(host.gate.data(), host.gate.size() * 4));
-    if (!host.gate.empty()) d.gate = reinterpret_cast<const float*>(gate);
-    if (!host.selection_bias.empty()) {
-      MOERT_ASSIGN_OR_RETURN(std::byte * bias,
-                             bring(host.selection_bias.data(), host.selection_bias.size() * 4));
-      d.selection_bias = reinterpret_cast<const float*>(bias);
-    }
-    if (!host.shared_gate.empty()) {
-      MOERT_ASSIGN_OR_RETURN(std::byte * shared_gate,
-                             bring(host.shared_gate.data(), host.shared_gate.size() * 4));
-      d.shared_gate = reinterpret_cast<const float*>(shared_gate);
-    }
+    handle += spec.num_experts + 1;
+    MOERT_RETURN_IF_ERROR(place(host.gate, &d.gate));
+    MOERT_RETURN_IF_ERROR(place(host.selection_bias, &d.selection_bias));
+    MOERT_RETURN_IF_ERROR(place(host.logit_bias, &d.logit_bias));
+    MOERT_RETURN_IF_ERROR(place(host.expert_scales, &d.expert_scales));
+    MOERT_RETURN_IF_ERROR(place(host.hash_experts, &d.hash_experts));
+    MOERT_RETURN_IF_ERROR(place(host.shared_gate, &d.shared_gate));
     if (const std::byte* shared = parts.constants->shared_record(l); shared != nullptr) {
       MOERT_ASSIGN_OR_RETURN(d.shared_record,
                              bring(shared, static_cast<size_t>(host.shared_layout.bytes)));
     }
-    d.routing =
-        MakeDeviceRouting(model.layers[l].routing, model.layers[l].num_experts, d.selection_bias);
+    d.routing = MakeDeviceRouting(spec.routing, spec.num_experts, d.selection_bias);
+    d.routing.logit_bias = d.logit_bias;
+    d.routing.expert_scales = d.expert_scales;
+    if (token_ids != nullptr && d.hash_experts != nullptr) {
+      d.routing.hash_experts = d.hash_experts;
+      d.routing.hash_vocab = static_cast<int32_t>(spec.routing.hash_vocab);
+      d.routing.token_ids = token_ids;
+    }
+    d.activation = MakeDeviceActivation(spec.activation);
     layers_.push_back(d);
   }
   return absl::OkStatus();
@@ -82,9 +92,8 @@ absl::Status DeviceModel::PlaceFormats(const ExecutorParts& parts) {
   num_formats_ = static_cast<int>(formats.size());
   const auto bytes = static_cast<int64_t>(formats.size() * sizeof(DeviceFormat));
   MOERT_ASSIGN_OR_RETURN(formats_memory_, Buffer::Device(bytes));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(formats_memory_.data(), formats.data(),
-                                        static_cast<size_t>(bytes), cudaMemcpyHostToDevice));
-  return absl::OkStatus();
+  return CopyNow(formats_memory_.data(), formats.data(), static_cast<size_t>(bytes),
+                 cudaMemcpyHostToDevice);
 }
 
 }  // namespace moert::cuda

@@ -17,17 +17,22 @@ namespace moert::cuda {
 struct LayerOnDevice {
   const float* gate = nullptr;
   const float* selection_bias = nullptr;
+  const float* logit_bias = nullptr;
+  const float* expert_scales = nullptr;
+  const int32_t* hash_experts = nullptr;
   const float* shared_gate = nullptr;
   const std::byte* shared_record = nullptr;  // null: no shared expert
   int64_t shared_format = 0;
   int64_t first_handle = 0;  // in the residency table; the shared expert's is the last of a layer
   DeviceRouting routing;
+  DeviceActivation activation;
 };
 
 class DeviceModel {
  public:
-  /// Copies constants and formats to the current device.
-  absl::Status Init(const ExecutorParts& parts);
+  /// Copies constants and formats to the current device. `token_ids`: where those of a call will
+  /// lie; null: no layer is routed by them.
+  absl::Status Init(const ExecutorParts& parts, const int32_t* token_ids = nullptr);
 
   const LayerOnDevice& layer(int l) const { return layers_[l]; }
   const DeviceFormat* formats() const {
@@ -38,7 +43,8 @@ class DeviceModel {
   int64_t FormatOf(const RecordLayout* layout) const { return format_of_.at(layout); }
 
  private:
-  absl::Status PlaceConstants(const ExecutorParts& parts, Carver* carver, bool copy);
+  absl::Status PlaceConstants(const ExecutorParts& parts, const int32_t* token_ids, Carver* carver,
+                              bool copy);
   absl::Status PlaceFormats(const ExecutorParts& parts);
 
   Buffer constants_memory_, formats_memory_;

@@ -17,6 +17,18 @@ DeviceRouting MakeDeviceRouting(const RoutingSpec& spec, int num_experts,
   return d;
 }
 
+DeviceActivation MakeDeviceActivation(const ExpertActivation& activation) {
+  DeviceActivation d;
+  d.function = static_cast<int32_t>(activation.function);
+  d.gated = activation.gated ? 1 : 0;
+  d.plain = activation.plain() && activation.function != Activation::kRelu2 ? 1 : 0;
+  d.alpha = activation.alpha;
+  d.inverse_alpha = 1 / activation.alpha;
+  if (activation.limit > 0) d.limit = activation.limit;
+  d.up_offset = activation.up_offset;
+  return d;
+}
+
 ExpertCacheArgs MakeExpertCacheArgs(const RoutingRule& rule) {
   ExpertCacheArgs args;
   args.alpha = rule.alpha;

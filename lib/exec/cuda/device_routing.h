@@ -1,4 +1,4 @@
-// A layer's routing and a strategy's rule as the kernels are told them.
+// A layer's routing and activation and a strategy's rule as the kernels are told them.
 #ifndef MOERT_LIB_EXEC_CUDA_DEVICE_ROUTING_H_
 #define MOERT_LIB_EXEC_CUDA_DEVICE_ROUTING_H_
 
@@ -11,6 +11,8 @@ namespace moert::cuda {
 /// selection_bias: on the device, or null.
 DeviceRouting MakeDeviceRouting(const RoutingSpec& spec, int num_experts,
                                 const float* selection_bias);
+
+DeviceActivation MakeDeviceActivation(const ExpertActivation& activation);
 
 /// What the rule says; nothing of the call.
 ExpertCacheArgs MakeExpertCacheArgs(const RoutingRule& rule);

@@ -12,13 +12,13 @@ DeviceRule::DeviceRule(int64_t max_tokens) : requests_(kRememberedRequests, max_
 
 bool DeviceRule::Executes(const MoeLayerSpec& layer, const RoutingRule& rule) {
   return rule.kind == RoutingRuleKind::kExpertCache && rule.alpha >= 0 && rule.alpha <= 1 &&
-         layer.num_experts <= kFewExperts && CheckExpertCacheRule(layer.routing).ok();
+         layer.num_experts <= kFewExperts && !layer.routing.expert_scales &&
+         CheckExpertCacheRule(layer.routing).ok();
 }
 
 absl::Status DeviceRule::Init(const RuleBuffers& buffers) {
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(buffers.accounts, 0, sizeof(RequestAccount)));  // account 0
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(buffers.worst_shares, 0, 2 * sizeof(double)));
-  return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(FillNow(buffers.accounts, 0, sizeof(RequestAccount)));  // account 0
+  return FillNow(buffers.worst_shares, 0, 2 * sizeof(double));
 }
 
 absl::Status DeviceRule::SetRows(const RuleBuffers& buffers, absl::Span<const int64_t> request_ids,

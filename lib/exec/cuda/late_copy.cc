@@ -14,7 +14,7 @@ LateCopy::~LateCopy() {
 absl::Status LateCopy::Init(void* from, int64_t bytes) {
   from_ = from;
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Pinned(bytes));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(from, 0, static_cast<size_t>(bytes)));
+  MOERT_RETURN_IF_ERROR(FillNow(from, 0, static_cast<size_t>(bytes)));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&counted_, cudaEventDisableTiming));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming));

@@ -15,7 +15,6 @@ class CudaOwnedIds final : public OwnedIds {
   CudaOwnedIds(int device, int64_t experts) : device_(device), experts_(experts) {}
   ~CudaOwnedIds() override {
     const DeviceScope scope(device_);
-    AwaitDevice();  // calls of the last step use what goes now
     memory_ = Buffer();
   }
 
@@ -28,18 +27,14 @@ class CudaOwnedIds final : public OwnedIds {
     Carver carver(memory_.data());
     Carve(pairs, &carver);
     // No share of anything, nothing counted.
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(memory_.data(), 0, static_cast<size_t>(count.used())));
-    return absl::OkStatus();
+    return FillNow(memory_.data(), 0, static_cast<size_t>(count.used()));
   }
 
   absl::Status Set(absl::Span<const OwnerShare> shares) override {
     const DeviceScope scope(device_);
-    MOERT_CUDA_RETURN_IF_ERROR(AwaitDevice());
     std::vector<int32_t> packed;
     for (const OwnerShare& share : shares) packed.push_back(share.of << 16 | share.index);
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cudaMemcpy(shares_, packed.data(), packed.size() * 4, cudaMemcpyHostToDevice));
-    return absl::OkStatus();
+    return CopyNow(shares_, packed.data(), packed.size() * 4, cudaMemcpyHostToDevice);
   }
 
   absl::StatusOr<const int32_t*> Keep(int64_t first, int experts, const int32_t* ids, int64_t rows,
@@ -59,11 +54,10 @@ class CudaOwnedIds final : public OwnedIds {
 
   absl::StatusOr<std::vector<int64_t>> TakeCounts() override {
     const DeviceScope scope(device_);
-    MOERT_CUDA_RETURN_IF_ERROR(AwaitDevice());
     std::vector<int64_t> counts(static_cast<size_t>(experts_));
     const size_t bytes = counts.size() * sizeof(counts[0]);
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(counts.data(), counts_, bytes, cudaMemcpyDeviceToHost));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(counts_, 0, bytes));
+    MOERT_RETURN_IF_ERROR(CopyNow(counts.data(), counts_, bytes, cudaMemcpyDeviceToHost));
+    MOERT_RETURN_IF_ERROR(FillNow(counts_, 0, bytes));
     return counts;
   }
 

@@ -28,8 +28,10 @@ void PromptFormats::Add(const DeviceFormat& format) {
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens,
                       int64_t experts) {
   PromptPlan plan;
-  // erf has no place in the epilogue, nor so many experts in the kernel that makes tiles.
-  if (layer.activation.function == Activation::kGelu || layer.num_experts > kFewExperts) {
+  // Some functions have no place in the epilogue, nor so many experts in the kernel that makes
+  // tiles.
+  if (!IsPromptActivation(static_cast<int>(layer.activation.function)) ||
+      layer.num_experts > kFewExperts) {
     return plan;
   }
   const double mean = TokensAnExpert(layer, tokens, experts);

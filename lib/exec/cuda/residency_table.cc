@@ -23,9 +23,7 @@ absl::Status ResidencyTable::Init(const MoeModelSpec* model, const DeviceModel* 
     rows[at] = {reinterpret_cast<const uint8_t*>(layer.shared_record),
                 static_cast<int32_t>(layer.shared_format), 0};
   }
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemcpy(table_, rows.data(), rows.size() * sizeof(rows[0]), cudaMemcpyHostToDevice));
-  return absl::OkStatus();
+  return CopyNow(table_, rows.data(), rows.size() * sizeof(rows[0]), cudaMemcpyHostToDevice);
 }
 
 absl::Status ResidencyTable::Set(int layer, int expert, const moert::ExpertHandle& handle,

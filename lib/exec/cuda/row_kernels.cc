@@ -25,7 +25,6 @@ class CudaRowKernels final : public RowKernels {
   explicit CudaRowKernels(int device) : device_(device) {}
   ~CudaRowKernels() override {
     const DeviceScope scope(device_);
-    AwaitDevice();  // calls of the last step use what goes now
     memory_ = Buffer();
   }
 

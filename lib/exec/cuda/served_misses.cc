@@ -42,8 +42,7 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
   Carver carver(memory_.data());
   table_.Carve(*model, rules.score_window, &carver);
   MOERT_RETURN_IF_ERROR(PlaceRecords(on_device, records, version));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemset(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
+  MOERT_RETURN_IF_ERROR(FillNow(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking));
   MOERT_RETURN_IF_ERROR(branch_.Init());
   MOERT_RETURN_IF_ERROR(ForgetPredictions());
@@ -52,24 +51,21 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
   unfinished_.assign(model->layers.size(), 0);
   MOERT_RETURN_IF_ERROR(
       tally_.Init(on_device_.tally, model->num_layers() * int64_t{sizeof(ServedTally)}));
-  // The copies and fills above are the default stream's.
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(cudaStreamLegacy));
   return LoadKernels(first_shared);
 }
 
 absl::Status ServedMisses::ForgetPredictions() const {
   const PredictionMemory& predictions = on_device_.predictions;
   const auto layers = static_cast<size_t>(model_->num_layers());
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemset(predictions.curves, 0, (layers + 1) * kHitBins * sizeof(HitCounts)));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(predictions.calls, 0, layers * sizeof(PredictedCall)));
+  MOERT_RETURN_IF_ERROR(
+      FillNow(predictions.curves, 0, (layers + 1) * kHitBins * sizeof(HitCounts)));
+  MOERT_RETURN_IF_ERROR(FillNow(predictions.calls, 0, layers * sizeof(PredictedCall)));
   if (!by_paths()) return absl::OkStatus();
   const PathMemory& paths = on_device_.paths;
   const auto floats = static_cast<size_t>(PathMemory::Floats(*model_));
   const PathCall none;
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemset(paths.followed, 0, floats * sizeof(float)));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(paths.last, &none, sizeof none, cudaMemcpyHostToDevice));
-  return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(FillNow(paths.followed, 0, floats * sizeof(float)));
+  return CopyNow(paths.last, &none, sizeof none, cudaMemcpyHostToDevice);
 }
 
 absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
@@ -126,9 +122,8 @@ absl::Status ServedMisses::PlaceRecords(const DeviceModel* on_device, const Devi
           {static_cast<const uint8_t*>(mapped), layout.bytes, static_cast<int32_t>(format)});
     }
   }
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(on_device_.records, placed.data(),
-                                        placed.size() * sizeof(placed[0]), cudaMemcpyHostToDevice));
-  return absl::OkStatus();
+  return CopyNow(on_device_.records, placed.data(), placed.size() * sizeof(placed[0]),
+                 cudaMemcpyHostToDevice);
 }
 
 absl::Status ServedMisses::Copy(bool to_device, bool layers_alone, cudaStream_t stream) {

@@ -35,8 +35,8 @@ absl::Status ShardNumbers::Init(const ExpertNumbering& numbering, int64_t pairs)
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(Bytes(numbering, pairs)));
   Carver carver(memory_.data());
   auto* table = carver.Take<int32_t>(static_cast<int64_t>(all.size()));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemcpy(table, all.data(), all.size() * sizeof(all[0]), cudaMemcpyHostToDevice));
+  MOERT_RETURN_IF_ERROR(
+      CopyNow(table, all.data(), all.size() * sizeof(all[0]), cudaMemcpyHostToDevice));
   table_ = table;
   ids_ = carver.Take<int32_t>(pairs);
   return absl::OkStatus();

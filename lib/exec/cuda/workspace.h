@@ -25,6 +25,8 @@ namespace moert::cuda {
 /// The widest of each dimension over a model's layers.
 struct Extent {
   int64_t tokens = 0, pairs = 0, slots = 0, experts = 0, hidden = 0, intermediate = 0, tiles = 0;
+  int64_t x_rows = 0;     // of inputs: a row a slot where weights multiply them
+  bool by_token = false;  // some layer is routed by token ids
   int64_t prompt_units = 0, prompt_h_rows = 0;
   ServedRules served;
   OperandUse use;
@@ -44,6 +46,9 @@ struct Extent {
       hidden = std::max(hidden, RoundUp(l.hidden, 64));
       intermediate =
           std::max({intermediate, RoundUp(l.intermediate, 64), RoundUp(l.shared_intermediate, 64)});
+      const int64_t of_slots = l.routing.weight_input ? max_tokens * l.routing.top_k : 0;
+      x_rows = std::max(x_rows, of_slots + max_tokens);
+      by_token = by_token || l.routing.hash_vocab > 0;
       tiles = std::max(tiles, MaxTiles(max_tokens, l.routing.top_k, l.num_experts));
       const PromptExtent prompt = MaxPromptExtent(l, max_tokens, routed.back());
       prompt_units = std::max(prompt_units, prompt.units);
@@ -187,8 +192,10 @@ struct Workspace {
   float* logits;            // [up to kChoosingTokens, experts]
   float* scores;            // [tokens, experts]
   float* next_scores;
-  int32_t* ids;  // [pairs]
+  int32_t* token_ids;  // [tokens]; null: nobody routes by them
+  int32_t* ids;        // [pairs]
   float* weights;
+  float* ones;  // [pairs], for sums of what was weighted before; null: nothing is
   int32_t* next_ids;
   float* next_weights;
   SlotGroups groups;
@@ -203,9 +210,9 @@ struct Workspace {
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
     const int64_t handle_count = HandleCount(model);
     for (int i = 0; i < kOperands; ++i) {
-      x[i] = e.use.x[i] ? c->Take<uint8_t>(e.tokens * e.x_stride()) : nullptr;
+      x[i] = e.use.x[i] ? c->Take<uint8_t>(e.x_rows * e.x_stride()) : nullptr;
     }
-    prompt_x = e.prompts() ? c->Take<uint8_t>(e.tokens * e.prompt_x_stride()) : nullptr;
+    prompt_x = e.prompts() ? c->Take<uint8_t>(e.x_rows * e.prompt_x_stride()) : nullptr;
     h = c->Take<uint8_t>(e.h_bytes());
     wide_h = e.use.wide_h ? c->Take<float>(e.wide_h_rows() * e.intermediate) : nullptr;
     const int64_t h_columns = e.prompt_h_columns();
@@ -214,8 +221,10 @@ struct Workspace {
     logits = c->Take<float>(std::min<int64_t>(e.tokens, kChoosingTokens) * e.experts);
     scores = c->Take<float>(e.tokens * e.experts);
     next_scores = c->Take<float>(e.tokens * e.experts);
+    token_ids = e.by_token ? c->Take<int32_t>(e.tokens) : nullptr;
     ids = c->Take<int32_t>(e.pairs);
     weights = c->Take<float>(e.pairs);
+    ones = e.x_rows > e.tokens ? c->Take<float>(e.pairs) : nullptr;
     next_ids = c->Take<int32_t>(e.pairs);
     next_weights = c->Take<float>(e.pairs);
     groups.sorted = c->Take<int32_t>(e.pairs);

@@ -4,6 +4,7 @@
 #include "exec/pinned_memory.h"
 #include "exec/row_kernels.h"
 #include "exec/side_stream.h"
+#include "exec/step_fence.h"
 
 namespace moert {
 
@@ -17,6 +18,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& op
 }
 
 absl::StatusOr<std::unique_ptr<SideStream>> MakeSideStream(int device) { return CudaStatus(); }
+
+absl::StatusOr<std::unique_ptr<StepFence>> MakeStepFence(int device) { return CudaStatus(); }
 
 absl::StatusOr<std::unique_ptr<RowKernels>> MakeRowKernels(int device) { return CudaStatus(); }
 

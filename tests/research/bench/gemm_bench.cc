@@ -70,8 +70,7 @@ absl::Status GemmBench::Init(const PackVersion& version, const Buffer& copied) {
 
 absl::Status GemmBench::DescribeFormats() {
   for (const ExpertFormat& format : version_.formats) {
-    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
-                           MakeRecordLayout(spec_.hidden, spec_.intermediate, format));
+    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, ExpertRecordLayout(spec_, format));
     MOERT_ASSIGN_OR_RETURN(const cuda::DeviceFormat f, cuda::MakeDeviceFormat(layout));
     layouts_.push_back(layout);
     device_formats_.push_back(f);

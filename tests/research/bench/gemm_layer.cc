@@ -6,6 +6,7 @@
 #include "base/status_macros.h"
 #include "bench/gemm_bench.h"
 #include "exec/cuda/cuda_api.h"
+#include "exec/cuda/device_routing.h"
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
@@ -71,7 +72,7 @@ absl::Status GemmBench::PromptProducts(int layer) {
   args.out_stride = RoundUp(spec_.hidden, 64);
   args.pairs = rows_.rows * spec_.routing.top_k;
   args.top_k = spec_.routing.top_k;
-  args.activation = static_cast<int32_t>(spec_.activation.function);
+  args.activation = cuda::MakeDeviceActivation(spec_.activation);
   args.ctas = prompt_ctas_;
   args.int8_x[0] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Token)];
   args.int8_x[1] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Group)];
@@ -114,6 +115,8 @@ cuda::GroupGemmArgs GemmBench::GemmOf(int layer) {
   args.pairs = rows_.rows * spec_.routing.top_k;
   args.top_k = spec_.routing.top_k;
   args.hidden = static_cast<int32_t>(spec_.hidden);
+  args.biased = spec_.expert_bias ? 1 : 0;
+  args.activation = cuda::MakeDeviceActivation(spec_.activation);
   args.shares = shares_;
   return args;
 }

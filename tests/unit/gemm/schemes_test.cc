@@ -161,18 +161,20 @@ TEST_CASE("integer schemes give the same bits in every SIMD set") {
   for (const Scheme& scheme : Scheme::All()) {
     if (scheme.is_bf16() || scheme.fp8 || scheme.imported()) continue;
     const ExpertRecord expert = RandomExpert(320, 208, 1, ExpertFormat::Uniform(scheme));
-    const int64_t n = 7;
-    const std::vector<float> x = RandomRows(n, 320, 2);
-    const std::vector<int32_t> rows = Iota(n);
-    const ExpertProblem problem = {expert.record(), &expert.layout, Activation::kSilu, rows, rows};
-    std::vector<float> first;
-    for (const std::string& name : names) {
-      INFO(name << " " << scheme.Name());
-      std::vector<float> out(x.size());
-      const auto gemm = MakeGemm(pool.get(), name, ActivationNumerics::kInt8);
-      REQUIRE_OK(gemm->Run(x.data(), n, 320, {&problem, 1}, out.data()));
-      if (first.empty()) first = out;
-      CHECK(out == first);
+    for (const int64_t n : {7, 75}) {  // 75: weights that are kept as tiles
+      const std::vector<float> x = RandomRows(n, 320, 2);
+      const std::vector<int32_t> rows = Iota(n);
+      const ExpertProblem problem = {expert.record(), &expert.layout, Activation::kSilu, rows,
+                                     rows};
+      std::vector<float> first;
+      for (const std::string& name : names) {
+        INFO(name << " " << scheme.Name() << " tokens " << n);
+        std::vector<float> out(x.size());
+        const auto gemm = MakeGemm(pool.get(), name, ActivationNumerics::kInt8);
+        REQUIRE_OK(gemm->Run(x.data(), n, 320, {&problem, 1}, out.data()));
+        if (first.empty()) first = out;
+        CHECK(out == first);
+      }
     }
   }
 }

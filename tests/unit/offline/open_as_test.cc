@@ -1,8 +1,11 @@
 // A checkpoint opened in other schemes, through a pack in the cache folder.
 #include "moert/offline/open_as.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <thread>
 #include <vector>
 
@@ -84,6 +87,40 @@ TEST_CASE("a version of several schemes is quantized once, and is not taken for 
   wrong = Mixed(4);
   wrong.assignment.pop_back();
   CHECK(absl::IsInvalidArgument(open(wrong).status()));
+}
+
+int ModeOf(const std::string& path) {
+  struct stat st {};
+  REQUIRE(::stat(path.c_str(), &st) == 0);
+  return static_cast<int>(st.st_mode & 0777);
+}
+
+TEST_CASE("a cached version is its owner's, and of the checkpoint that it is named for") {
+  const test::TempDir dir;
+  const mode_t before = ::umask(0);
+  const auto pack = CachedPack(TinyModelDir(), InFourBits(dir.path()));
+  ::umask(before);
+  REQUIRE_OK(pack.status());
+  CHECK(ModeOf(*pack) == 0700);
+  for (const auto& file : std::filesystem::directory_iterator(*pack)) {
+    CHECK(ModeOf(file.path()) == 0600);
+  }
+  const std::string model = dir / "other model";
+  std::filesystem::create_directory(model);
+  for (const auto& file : std::filesystem::directory_iterator(TinyModelDir())) {
+    if (file.is_regular_file()) std::filesystem::copy(file, model);
+  }
+  test::WriteFile(model + "/model.safetensors", [&] {
+    std::string bytes = test::ReadFile(model + "/model.safetensors");
+    bytes.back() ^= 1;
+    return bytes;
+  }());
+  const auto other = CachedPack(model, InFourBits(dir.path()));
+  REQUIRE_OK(other.status());
+  std::filesystem::remove_all(*pack);
+  std::filesystem::rename(*other, *pack);
+  const auto source = OpenModelAs(TinyModelDir(), InFourBits(dir.path()));
+  CHECK(source.status().code() == absl::StatusCode::kDataLoss);
 }
 
 TEST_CASE("who waits for the pack of another can give up") {

@@ -300,6 +300,9 @@ TEST_CASE("unknown names are errors that list the known ones") {
   CHECK(billions("qwen3-next-80b") == Approx(77.3).margin(0.1));
   CHECK(billions("mixtral") == Approx(45.1).margin(0.1));
   CHECK(billions("phi-3.5-moe") == Approx(40.3).margin(0.1));
+  CHECK(billions("gpt-oss-20b") == Approx(19.1).margin(0.1));
+  CHECK(billions("gpt-oss-120b") == Approx(114.7).margin(0.1));
+  CHECK(billions("llama4-scout") == Approx(96.6).margin(0.1));
 }
 
 }  // namespace

@@ -1,0 +1,60 @@
+// What mixes the positions of a layer, in device memory: a matrix in front, one behind, and what
+// stands between them.
+#ifndef MOERT_EXAMPLES_HOST_CUDA_MIXER_WEIGHTS_H_
+#define MOERT_EXAMPLES_HOST_CUDA_MIXER_WEIGHTS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "host/cuda/dense.h"
+#include "host/cuda/device_norm.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
+#include "util/cuda_api.h"
+
+namespace moert::host {
+
+/// Channels between the layer's input and its mixed output.
+struct MixerWidths {
+  int64_t projected = 0;  // of the matrix in front
+  int64_t mixed = 0;      // into the matrix behind
+};
+MixerWidths MixerWidthsOf(const HfConfig& config, int layer);
+
+struct MixerWeights {
+  /// Grouped attention: queries, keys, values, gates. Latent attention: the queries' latent or the
+  /// queries, the keys' latent, the rotated key. Delta nets: as DeltaNetArgs has them.
+  DeviceMatrix in;
+  DeviceMatrix out;
+
+  DeviceNorm q_norm, k_norm;  // of attention, its latents', and a delta net's (q_norm)
+  gpu::Buffer sinks;          // fp32 [heads]; empty: none
+
+  DeviceMatrix q_up;        // from the queries' latent; empty: `in` gives queries
+  DeviceMatrix key, value;  // of latent attention: [heads][kv_rank, nope_dim], [heads][value_dim,
+                            // kv_rank]
+
+  gpu::Buffer convolution, rate, dt_bias;  // of delta nets, as DeltaNetArgs has them
+
+  static absl::StatusOr<MixerWeights> Load(const Checkpoint& checkpoint, const HfConfig& config,
+                                           int layer);
+  /// Random ones, for measurements: norms of ones, no biases, sinks of zero. `seed` counts on.
+  static absl::StatusOr<MixerWeights> Random(const HfConfig& config, int layer, uint64_t* seed);
+
+ private:
+  absl::Status LoadGrouped(const Checkpoint& checkpoint, const HfConfig& config, int layer,
+                           const std::string& name);
+  absl::Status LoadHeadNorms(const Checkpoint& checkpoint, const HfConfig& config, int layer,
+                             const std::string& name);
+  absl::Status LoadLatent(const Checkpoint& checkpoint, const HfConfig& config,
+                          const std::string& name);
+  absl::Status LoadAbsorbed(const Checkpoint& checkpoint, const HfConfig& config,
+                            const std::string& name);
+  absl::Status LoadDeltaNet(const Checkpoint& checkpoint, const HfConfig& config,
+                            const std::string& name);
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_CUDA_MIXER_WEIGHTS_H_
