@@ -227,6 +227,7 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   trial::Stamp(a.trial, 1, 0);
+  if (a.trial.bits & 1048576) TriggerDependentLaunch();
   if (partials == nullptr) ClusterArrive();  // others store to this block's memory from the wait on
   // What a step's rows are, and what earlier steps stored, no kernel of this step writes.
   if (!kRotates) GridDependencySync();
@@ -253,6 +254,7 @@ __global__ void __launch_bounds__(kThreads)
       if (real) trial::Stamp(a.trial, 1, 1);
       if (real) GridDependencySync();
       if (real) trial::Stamp(a.trial, 1, 2);
+      if (real && (a.trial.bits & 524288)) TriggerDependentLaunch();
       rotation.Run(rope, t, cache.rope_set, scale, &shared);
     } else {
       LoadQueries(a, t, scale, &shared);
@@ -267,7 +269,7 @@ __global__ void __launch_bounds__(kThreads)
     Mix<kSteps> mix = Attend(a, t, cache, of, end, keys, values, shared);
     // Not before: the next product's weights would be in front of these loads.
     if (real) trial::Stamp(a.trial, 1, 4);
-    if (real && !(a.trial.bits & (128 | 256))) TriggerDependentLaunch();
+    if (real && !(a.trial.bits & (128 | 256 | 524288 | 1048576))) TriggerDependentLaunch();
     AddWarps(mix, &shared);
     if (partials == nullptr) {
       AddCluster(a, t, rank, real, &shared);

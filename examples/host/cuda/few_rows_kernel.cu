@@ -44,8 +44,31 @@ struct Shared {
 
 /// Where 8 inputs of a channel are in a stage: pieces of 16 bytes of every other channel are
 /// swapped, so that a fragment's lanes meet in few banks.
+template <bool kBulk>
 __device__ __forceinline__ int PieceAt(int channel, int piece) {
-  return channel * (kDepth * 2) + (piece ^ channel % 2 * 4) * 16;
+  return channel * (kDepth * 2) + (kBulk ? piece : piece ^ channel % 2 * 4) * 16;
+}
+
+/// As CopyWeights, by the copy engine: copies of threads stand in front of what the kernels beside
+/// them load. What there is not is not copied.
+__device__ __forceinline__ void BulkWeights(const FewRowsProduct& p, int channel, int k,
+                                            uint64_t policy, unsigned char* stage, uint64_t* full) {
+  const int lane = threadIdx.x % 32, bytes = min(max(p.in - k, 0), kDepth) * 2;
+  const int channels = bytes == 0 ? 0 : min(max(p.out - channel, 0), kChannels);
+  if (lane == 0) ArriveExpecting(full, channels * bytes);
+  __syncwarp();
+  if (lane >= channels) return;
+  BulkCopy(SharedAddress(stage) + lane * (kDepth * 2),
+           p.w + static_cast<int64_t>(channel + lane) * p.in + k, bytes, full, policy);
+}
+/// The same into L2.
+__device__ __forceinline__ void PrefetchWeights(const FewRowsProduct& p, int channel, int k) {
+  const int lane = threadIdx.x % 32, bytes = min(max(p.in - k, 0), kDepth) * 2;
+  if (bytes == 0 || lane >= kChannels || channel + lane >= p.out) return;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
+                   p.w + static_cast<int64_t>(channel + lane) * p.in + k),
+               "r"(bytes)
+               : "memory");
 }
 
 /// Copies a warp's weights: of 16 channels from `channel` on, kDepth inputs from `k` on. Each time
@@ -58,7 +81,7 @@ __device__ __forceinline__ void CopyWeights(const FewRowsProduct& p, int channel
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
     const bool inside = at < p.in && channel + c < p.out;
-    CopyAsync(to + PieceAt(c, lane), inside ? from + static_cast<int64_t>(c) * p.in : p.w,
+    CopyAsync(to + PieceAt<false>(c, lane), inside ? from + static_cast<int64_t>(c) * p.in : p.w,
               inside ? 16 : 0, policy);
   }
 }
@@ -67,21 +90,41 @@ __device__ __forceinline__ void CopyWeights(const FewRowsProduct& p, int channel
 constexpr int kChains = 4;
 using Sums = float[kChains][4];
 
-/// Adds the products of what CopyWeights copied.
+/// Adds the products of what was copied.
+template <bool kBulk>
 __device__ __forceinline__ void MultiplyStage(const FewRowsProduct& p, int k,
                                               const unsigned char* stage, const uint16_t* x,
                                               Sums& sums) {
   const int lane = threadIdx.x % 32, row = lane / 4, at = k + lane % 4 * 8;
   const uint16_t* const from = x + row * (p.in + kRowPadding) + at;
+  const auto weights = [&](int s, int half) {
+    return *reinterpret_cast<const uint4*>(stage + PieceAt<kBulk>(row, s * 4 + lane % 4) +
+                                           half * 8 * kDepth * 2);
+  };
+  const uint4 none = make_uint4(0, 0, 0, 0);
 #pragma unroll
-  for (int s = 0; s < kDepth / 32; ++s) {
+  for (int s = 0; s < kDepth / 32; s += 2) {
     if (k + s * 32 >= p.in) break;
-    const unsigned char* const weights = stage + PieceAt(row, s * 4 + lane % 4);
-    const uint4 low = *reinterpret_cast<const uint4*>(weights);
-    const uint4 high = *reinterpret_cast<const uint4*>(weights + 8 * kDepth * 2);
-    uint4 b = make_uint4(0, 0, 0, 0);
-    if (row < p.rows && at + s * 32 < p.in) b = *reinterpret_cast<const uint4*>(from + s * 32);
-    MultiplyEight(sums[s % kChains], low, high, b);
+    uint4 low[2], high[2];
+    if constexpr (kBulk) {
+      // Lanes of odd rows begin with the other half: no two meet in a bank.
+      const int turn = row % 2;
+      const uint4 l0 = weights(s + turn, 0), h0 = weights(s + turn, 1);
+      const uint4 l1 = weights(s + 1 - turn, 0), h1 = weights(s + 1 - turn, 1);
+      low[0] = turn == 0 ? l0 : l1, high[0] = turn == 0 ? h0 : h1;
+      low[1] = turn == 0 ? l1 : l0, high[1] = turn == 0 ? h1 : h0;
+    } else {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) low[j] = weights(s + j, 0), high[j] = weights(s + j, 1);
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const bool inside = at + (s + j) * 32 < p.in;  // else nothing was copied there
+      if (kBulk && !inside) low[j] = high[j] = none;
+      uint4 b = none;
+      if (row < p.rows && inside) b = *reinterpret_cast<const uint4*>(from + (s + j) * 32);
+      MultiplyEight(sums[(s + j) % kChains], low[j], high[j], b);
+    }
   }
 }
 
@@ -221,10 +264,11 @@ __device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float*
 
 constexpr int kLine = 128;  // bytes of the L2 cache
 
-template <int kStages, int kRows>
+template <int kStages, int kRows, bool kBulk>
 __global__ void __launch_bounds__(kThreads, 1)
     FewRowsKernel(const __grid_constant__ FewRowsProduct p) {
   extern __shared__ __align__(16) unsigned char memory[];
+  __shared__ uint64_t full[kWarps][kStages];
   TriggerDependentLaunch();
   Shared shared;
   shared.stages = memory;
@@ -240,12 +284,23 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int stamp = p.ticket != nullptr ? 2 : p.out > 100000 ? 6 : 0;
   trial::Stamp(p.trial, stamp, 0);
   const uint64_t policy = EvictFirst();
+  if (kBulk) {
+    if (threadIdx.x % 32 == 0) {
+      for (uint64_t& f : full[warp]) InitPhases(&f);
+    }
+    __syncwarp();
+  }
   // The item that is copied next: `kStages` ahead of the one multiplied.
   int next = 0, next_unit = block, next_round = 0;
   const auto copy = [&] {
     if (next < items) {
-      CopyWeights(p, next_unit * kChannels, next_round * kRound + warp * kDepth, policy,
-                  stages + next % kStages * kStage);
+      const int k = next_round * kRound + warp * kDepth;
+      if constexpr (kBulk) {
+        BulkWeights(p, next_unit * kChannels, k, policy, stages + next % kStages * kStage,
+                    &full[warp][next % kStages]);
+      } else {
+        CopyWeights(p, next_unit * kChannels, k, policy, stages + next % kStages * kStage);
+      }
       if (++next_round == rounds) next_round = 0, next_unit += grid;
     }
     ++next;
@@ -254,6 +309,9 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (int i = 0; i < kStages; ++i) {
     if (i == 0 || !(p.trial.bits & 8192) || p.x != nullptr) copy();
+  }
+  if ((p.trial.bits & 262144) && next < items) {
+    PrefetchWeights(p, next_unit * kChannels, next_round * kRound + warp * kDepth);
   }
   if (p.ticket != nullptr) {
     constexpr int kFloats = kLine / static_cast<int>(sizeof(float));
@@ -285,9 +343,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     const float before = place.valid && p.accumulate ? __ldcg(y) : 0;
     Sums parts = {};
     for (int round = 0; round < rounds; ++round, ++item) {
-      WaitForCopies<kStages - 1>();
+      if constexpr (kBulk) {
+        AwaitPhase(&full[warp][item % kStages], item / kStages % 2);
+      } else {
+        WaitForCopies<kStages - 1>();
+      }
       __syncwarp();
-      MultiplyStage(p, round * kRound + warp * kDepth, stages + item % kStages * kStage, shared.x,
+      MultiplyStage<kBulk>(p, round * kRound + warp * kDepth, stages + item % kStages * kStage, shared.x,
                     parts);
       __syncwarp();
       copy();
@@ -302,11 +364,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   trial::Stamp(p.trial, stamp, 5);
 }
 
-template <int kRows>
+template <int kRows, bool kBulk>
 auto KernelOf(int stages) {
-  return stages == 1   ? FewRowsKernel<1, kRows>
-         : stages == 2 ? FewRowsKernel<2, kRows>
-                       : FewRowsKernel<3, kRows>;
+  return stages == 1   ? FewRowsKernel<1, kRows, kBulk>
+         : stages == 2 ? FewRowsKernel<2, kRows, kBulk>
+                       : FewRowsKernel<3, kRows, kBulk>;
 }
 
 /// What a block may ask for: a little is the kernel's own.
@@ -334,7 +396,10 @@ int LaunchFewRows(const FewRowsProduct& product, CUstream_st* stream) {
   if (p.x != nullptr && (p.trial.bits & 64)) most = 1;
   int stages = std::min(most, (units + grid - 1) / grid * rounds);
   while (SharedBytes(stages, p.rows, p.in) > SharedLimit()) --stages;
-  const auto kernel = p.rows == 1 ? KernelOf<1>(stages) : KernelOf<kFewRows>(stages);
+  const bool bulk = (p.trial.bits & 131072) != 0;
+  const auto kernel = p.rows == 1 ? bulk ? KernelOf<1, true>(stages) : KernelOf<1, false>(stages)
+                      : bulk      ? KernelOf<kFewRows, true>(stages)
+                                  : KernelOf<kFewRows, false>(stages);
   const auto bytes = static_cast<int>(SharedBytes(stages, p.rows, p.in));
   // The most shared memory a multiprocessor can have: what is launched early then finds room
   // beside.
