@@ -40,7 +40,14 @@ __device__ __forceinline__ void Clear(const FewProductsArgs& args, ChoiceScratch
 
 /// Begins to copy what is wanted as soon as experts are known. counts: of this CTA.
 __device__ __forceinline__ void CopyTables(const FewProductsArgs& args, bool counts,
-                                           ChoiceScratch* scratch) {
+                                           ChoiceScratch* scratch, uint8_t* x) {
+#ifdef MOERT_X_IN_SHARED
+  for (int t = 0; args.x_stride != 0 && t < args.tokens; ++t) {
+    for (int i = threadIdx.x * 16; i < args.x_stride; i += kGemmThreads * 16) {
+      CopyAsync16(SharedAddress(x + t * args.x_stride + i), args.gemm.x[0] + t * args.gemm.x_stride + i, true);
+    }
+  }
+#endif
   for (int e = threadIdx.x; e <= args.routing.num_experts; e += kGemmThreads) {
     CopyAsync16(SharedAddress(scratch->handles + e), args.handles + e, true);
     if (counts) CopyAsync16(SharedAddress(scratch->tally + e), args.tally + e, true);
@@ -150,7 +157,7 @@ __device__ __forceinline__ void Prepare(const FewProductsArgs& args, bool real, 
     TriggerDependentLaunch();
     trial::Stamp(args.trial, 4, 1);
     if (lane == 0 && warp < 2 && !scribe) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
-    CopyTables(args, counts, scratch);
+    CopyTables(args, counts, scratch, reinterpret_cast<uint8_t*>(scratch) + kGemmWarps * kRingBytes);
   }
   if (warp < args.tokens) ChooseOf(args, warp, lane, real, stores, scratch);
   CopyAsyncWait<0>();
@@ -194,7 +201,7 @@ __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
   if (warp == kGemmWarps - 1 && taken.ticket[1] < args.gemm.shares && !(args.trial.bits & 512)) {
     PrefetchShare(work, taken.begin[1], taken.end[1], lane);
   }
-  RunShares<1>(args.gemm, work, taken, shared, args.trial);
+  RunShares<1>(args.gemm, work, taken, shared, args.trial, args.x_stride);
   __syncthreads();
   trial::Stamp(args.trial, 4, 5);
 }
@@ -223,17 +230,25 @@ int LaunchFewProducts(const FewProductsArgs& args, CUstream_st* stream) {
     return cudaErrorInvalidValue;
   }
   const cudaError_t error = cudaFuncSetAttribute(
-      FewProductsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmSharedBytes);
+      FewProductsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmSharedBytes + 24576);
   if (error != cudaSuccess) return error;
   FewProductsArgs all = args;
   all.trial = trial::Now();
   if ((all.trial.bits & 1024) != 0) --all.gemm.shares;
+  int shared = kGemmSharedBytes;
+#ifdef MOERT_X_IN_SHARED
+  const int width = (args.gemm.hidden + 127) / 128 * 256;
+  if (args.gemm.x[0] != nullptr && args.tokens * width <= 24576) {
+    all.x_stride = width;
+    shared += args.tokens * width;
+  }
+#endif
   all.gemm.first = 0;
   all.gemm.last = 1;
   all.gemm.pairs = args.tokens * args.routing.top_k;
   all.gemm.top_k = args.routing.top_k;
   all.gemm.top_k_inverse = TopKInverse(args.routing.top_k);
-  return LaunchEarly(FewProductsKernel, args.gemm.shares, kGemmThreads, kGemmSharedBytes, stream,
+  return LaunchEarly(FewProductsKernel, args.gemm.shares, kGemmThreads, shared, stream,
                      all);
 }
 

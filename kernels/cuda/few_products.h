@@ -51,6 +51,7 @@ struct FewProductsArgs {
   /// launch in front leaves zero (GateZeros). `h` is plain bf16 in every format.
   GroupGemmArgs gemm;
   trial::Trial trial;
+  int32_t x_stride = 0;
 };
 /// 0 or a cudaError_t.
 int LaunchFewProducts(const FewProductsArgs& args, CUstream_st* stream);

@@ -1,4 +1,4 @@
 // Trial.
 #define MOERT_FEW_LAUNCH LaunchFewDeep
-#define MOERT_RING_BYTES 11264
+#define MOERT_X_IN_SHARED
 #include "kernels/cuda/few_products.cu"

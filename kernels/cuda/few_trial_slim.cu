@@ -1,5 +1,5 @@
 // Trial.
 #define MOERT_FEW_LAUNCH LaunchFewSlim
-#define MOERT_RING_BYTES 8192
-#define MOERT_FEW_REGISTERS 112
+#define MOERT_X_IN_SHARED
+#define MOERT_RING_BYTES 11264
 #include "kernels/cuda/few_products.cu"

@@ -37,6 +37,10 @@ struct Share {
   bool waits = false;  // for the other product's h
   int slices_log2 = 0;
   int buffer = 0;
+#ifdef MOERT_X_IN_SHARED
+  const uint8_t* x = nullptr;  // rows of operand 0 in shared memory
+  int x_stride = 0;
+#endif
 };
 
 /// What a launch needs of a tile, read at once and before anything else: each read anew, behind a
@@ -60,6 +64,9 @@ __device__ __forceinline__ const uint8_t* OperandRow(const Share& share, int ope
   if (share.product == 1) return args.h + slot * args.h_stride;
   const int token =
       slot < args.pairs ? static_cast<int>(slot * args.top_k_inverse >> 32) : slot - args.pairs;
+#ifdef MOERT_X_IN_SHARED
+  if (operand == 0 && share.x != nullptr) return share.x + token * share.x_stride;
+#endif
   return args.x[operand] + token * args.x_stride;
 }
 
@@ -320,13 +327,19 @@ __device__ __forceinline__ void Take(const GroupGemmArgs& args, int product, int
 template <int kMost8, typename Work>
 __device__ __forceinline__ void RunShares(const GroupGemmArgs& args, const Work& work,
                                           TakenShares& taken, float* shared,
-                                          const trial::Trial& trial = {}) {
+                                          const trial::Trial& trial = {}, int x_stride = 0) {
   const bool both = args.first != args.last;
   // By way of a shuffle, so that what follows from it stays in registers.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool takes = threadIdx.x == kGemmThreads - 32;  // the last group has least to do
   const auto* rings = reinterpret_cast<const uint8_t*>(shared) + kReduceBytes;
   Share share{args, shared, rings + warp * kRingBytes};
+#ifdef MOERT_X_IN_SHARED
+  if (x_stride != 0) {
+    share.x = rings + kGemmWarps * kRingBytes;
+    share.x_stride = x_stride;
+  }
+#endif
   for (int product = args.first; product <= args.last; ++product) {
     share.product = product;
     if (product == 1) trial::Stamp(trial, 4, 4);
