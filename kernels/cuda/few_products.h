@@ -9,7 +9,6 @@
 
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/route.h"
-#include "kernels/cuda/trial.h"
 
 struct CUstream_st;
 
@@ -50,8 +49,6 @@ struct FewProductsArgs {
   /// All but `pairs` and `top_k`, which follow. Of the table `ready` and `ticket` alone, which the
   /// launch in front leaves zero (GateZeros). `h` is plain bf16 in every format.
   GroupGemmArgs gemm;
-  trial::Trial trial;
-  int32_t x_stride = 0;
 };
 /// 0 or a cudaError_t.
 int LaunchFewProducts(const FewProductsArgs& args, CUstream_st* stream);

@@ -41,7 +41,6 @@ template <typename T, int kTokens>
 __global__ void __launch_bounds__(kThreads)
     FewGateLogitsKernel(const T* x, const __grid_constant__ GateArgs args) {
   TriggerDependentLaunch();
-  trial::Stamp(args.trial, 3, 0);
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int first = blockIdx.y * kTokens;
@@ -64,7 +63,6 @@ __global__ void __launch_bounds__(kThreads)
   float held[kHeld];
   Hold(row, begin, end, held);  // constants: they need not wait for the kernels in front
   GridDependencySync();
-  trial::Stamp(args.trial, 3, 2);
   StoreZeros(args.zeros);
   const T* at[kTokens];
 #pragma unroll
@@ -94,7 +92,6 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int p = 1; p < kGateParts; ++p) total += parts[p][t];
   of.logits[static_cast<int64_t>(first + t) * of.experts + expert] = total;
-  trial::Stamp(args.trial, 3, 5);
 }
 
 template <typename T, int kM, int kStages, bool kAligned>
@@ -154,7 +151,7 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
   WithElement(x.dtype, [&](auto type) {
     using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
     const GateArgs args{x.rows, x.cols, x.stride,      gate,   experts,
-                        logits, packed, packed_stride, second, zeros, trial::Now()};
+                        logits, packed, packed_stride, second, zeros};
     const auto* rows = static_cast<const T*>(x.data);
     if (x.rows <= kFewTokens) {
       error = LaunchFew(rows, args, stream);

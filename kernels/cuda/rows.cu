@@ -132,11 +132,8 @@ __global__ void __launch_bounds__(kThreads)
 /// A CTA a token and kThreads channels.
 template <typename In, typename Out, bool kAbsent>
 __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
-  trial::Stamp(args.trial, 5, 0);
-  if (!(args.trial.bits & 8)) TriggerDependentLaunch();
+  TriggerDependentLaunch();
   GridDependencySync();
-  if (args.trial.bits & 8) TriggerDependentLaunch();
-  trial::Stamp(args.trial, 5, 2);
   const int64_t token = blockIdx.x;
   const int hidden = args.x.cols;
   const In* x = static_cast<const In*>(args.x.data) + token * args.x.stride;
@@ -173,7 +170,6 @@ __global__ void CombineKernel(const __grid_constant__ CombineArgs args) {
   }
   if (args.shared) sum = fmaf(shared_weight, shared, sum);
   static_cast<Out*>(args.out)[token * args.out_stride + i] = FromFloat<Out>(sum);
-  trial::Stamp(args.trial, 5, 5);
 }
 
 __global__ void AdoptRoutingKernel(const int32_t* in_ids, const float* in_weights, int pairs,
@@ -244,9 +240,7 @@ int LaunchRoundRows(const DeviceRows& x, uint8_t* rounded, int64_t stride, CUstr
   return error;
 }
 
-int LaunchCombine(const CombineArgs& given, CUstream_st* stream) {
-  CombineArgs args = given;
-  args.trial = trial::Now();
+int LaunchCombine(const CombineArgs& args, CUstream_st* stream) {
   const int channels = args.narrow ? 8 * kThreads : kThreads;
   const dim3 grid(args.x.rows, (args.x.cols + channels - 1) / channels);
   int error = 0;

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/device_types.h"
-#include "kernels/cuda/trial.h"
 
 struct CUstream_st;
 
@@ -65,7 +64,6 @@ struct CombineArgs {
   void* out = nullptr;
   int32_t out_dtype = 0;
   int64_t out_stride = 0;
-  trial::Trial trial;
 };
 
 /// out[t] = sum over j of weights[t, j] * slots[t * top_k + j], in the order of j, then the shared

@@ -197,21 +197,6 @@ __device__ __forceinline__ Mix<kSteps> Attend(const AttentionArgs& a, const Task
   return mix;
 }
 
-/// The blocks behind the rows: the next product's weights into L2.
-__device__ __forceinline__ void BringAhead(const AttentionArgs& a) {
-  TriggerDependentLaunch();
-  if (!(a.trial.bits & 4)) GridDependencySync();
-  const int blocks = static_cast<int>(gridDim.x * gridDim.y * (gridDim.z - a.rows));
-  const int block = static_cast<int>(
-      blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * (blockIdx.z - a.rows)));
-  const auto* from = static_cast<const char*>(a.ahead);
-  for (int64_t at = (static_cast<int64_t>(block) * kThreads + threadIdx.x) * 128;
-       at < a.ahead_bytes; at += static_cast<int64_t>(blocks) * kThreads * 128) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
-  }
-  if (a.trial.bits & 4) GridDependencySync();
-}
-
 /// kSteps: 32 channels each. partials: null for a cluster. rehearses: goes through all of it once
 /// before the products are there, and stores nothing. Code that has run is at hand; fetching it
 /// takes longer than running it.
@@ -222,12 +207,6 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kDim = kSteps * 32;
   __shared__ Shared<kDim> shared;
   const int rank = static_cast<int>(blockIdx.x) % kRanks, warp = threadIdx.x / 32;
-  if (static_cast<int>(blockIdx.z) >= a.rows) {
-    BringAhead(a);
-    return;
-  }
-  trial::Stamp(a.trial, 1, 0);
-  if (a.trial.bits & 1048576) TriggerDependentLaunch();
   if (partials == nullptr) ClusterArrive();  // others store to this block's memory from the wait on
   // What a step's rows are, and what earlier steps stored, no kernel of this step writes.
   if (!kRotates) GridDependencySync();
@@ -251,33 +230,25 @@ __global__ void __launch_bounds__(kThreads)
     ClearQueries(&shared);
     __syncthreads();
     if constexpr (kRotates) {
-      if (real) trial::Stamp(a.trial, 1, 1);
       if (real) GridDependencySync();
-      if (real) trial::Stamp(a.trial, 1, 2);
-      if (real && (a.trial.bits & 524288)) TriggerDependentLaunch();
       rotation.Run(rope, t, cache.rope_set, scale, &shared);
     } else {
       LoadQueries(a, t, scale, &shared);
     }
     __syncthreads();
-    if (real) trial::Stamp(a.trial, 1, 3);
-    if (real && (a.trial.bits & 128)) TriggerDependentLaunch();
     if (kRotates && blockIdx.x == 0 && t.first_head % (a.heads / a.kv_heads) == 0) {
       StoreKey(a, t, cache, real, shared);
     }
     const int end = real ? t.end : min(t.end, of.from + 1);
     Mix<kSteps> mix = Attend(a, t, cache, of, end, keys, values, shared);
     // Not before: the next product's weights would be in front of these loads.
-    if (real) trial::Stamp(a.trial, 1, 4);
-    if (real && !(a.trial.bits & (128 | 256 | 524288 | 1048576))) TriggerDependentLaunch();
+    if (real) TriggerDependentLaunch();
     AddWarps(mix, &shared);
     if (partials == nullptr) {
       AddCluster(a, t, rank, real, &shared);
     } else if (real) {
       StorePartials(a, t, pieces, partials, shared);
     }
-    if (real) trial::Stamp(a.trial, 1, 5);
-    if (real && (a.trial.bits & 256)) TriggerDependentLaunch();
   }
 }
 
@@ -297,10 +268,8 @@ __global__ void CombineKernel(const __grid_constant__ AttentionArgs a, int parts
 }
 
 template <bool kRotates>
-int Launch(const AttentionArgs& given, const RopeArgs& rope, int pieces, float* partials,
+int Launch(const AttentionArgs& a, const RopeArgs& rope, int pieces, float* partials,
            CUstream_st* stream) {
-  AttentionArgs a = given;
-  a.trial = trial::Now();
   if (a.head_dim % 16 != 0 || a.head_dim > kMaxHeadDim) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
@@ -308,13 +277,10 @@ int Launch(const AttentionArgs& given, const RopeArgs& rope, int pieces, float* 
   const int span = std::max(a.window, a.chunk);
   if (span > 0) pieces = std::min(pieces, (span + kPieceKeys - 2) / kPieceKeys + 1);
   const int per_kv = a.heads / a.kv_heads;
-  dim3 grid(kRanks * pieces, a.kv_heads * ((per_kv + kHeads - 1) / kHeads), a.rows);
+  const dim3 grid(kRanks * pieces, a.kv_heads * ((per_kv + kHeads - 1) / kHeads), a.rows);
   // Blocks that all run at once have time before the products are there.
   const bool rehearses = static_cast<int64_t>(grid.x) * grid.y * grid.z <=
                          gpu::DeviceAttribute(cudaDevAttrMultiProcessorCount);
-  if (rehearses && kRotates && a.ahead != nullptr && (a.trial.bits & 6)) {
-    grid.z += gpu::DeviceAttribute(cudaDevAttrMultiProcessorCount) / (grid.x * grid.y) - grid.z;
-  }
   const auto kernel = a.head_dim <= 32    ? DecodeKernel<1, kRotates>
                       : a.head_dim <= 64  ? DecodeKernel<2, kRotates>
                       : a.head_dim <= 96  ? DecodeKernel<3, kRotates>

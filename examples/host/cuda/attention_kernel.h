@@ -9,7 +9,6 @@
 
 #include "host/cuda/rope_kernel.h"
 #include "host/cuda/step_inputs.h"
-#include "util/trial.h"
 
 struct CUstream_st;
 
@@ -31,9 +30,6 @@ struct AttentionArgs {
   int32_t chunk = 0;   // it sees those of its own chunk of so many; 0: all
   /// [heads]: a score that takes its share and gives nothing; null: none.
   const float* sinks = nullptr;
-  const void* ahead = nullptr;
-  int64_t ahead_bytes = 0;
-  moert::trial::Trial trial;
 };
 
 /// Keys of one piece. A row's arithmetic depends on its position alone, never on what else is in

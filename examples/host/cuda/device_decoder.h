@@ -63,7 +63,6 @@ class DeviceDecoder final : public TokenModel {
   /// Whether decode steps are recorded, and how many were replayed.
   bool graphs() const { return graphs_allowed_; }
   int64_t replays() const { return replays_; }
-  void Forget() { graphs_.Clear(); }
   /// What a user should know about how it runs; empty: nothing.
   const std::string& note() const { return products_->note(); }
 

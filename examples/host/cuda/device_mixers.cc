@@ -167,8 +167,6 @@ AttentionArgs DeviceMixers::AttentionOf(int layer, const StepInputs& inputs,
   attention.window = Span(config_->mixers[layer], MixerKind::kWindow);
   attention.chunk = Span(config_->mixers[layer], MixerKind::kChunk);
   attention.sinks = Floats(w.sinks);
-  attention.ahead = w.out.weights();
-  attention.ahead_bytes = w.out.in() * w.out.out() * 2;
   return attention;
 }
 

@@ -44,31 +44,8 @@ struct Shared {
 
 /// Where 8 inputs of a channel are in a stage: pieces of 16 bytes of every other channel are
 /// swapped, so that a fragment's lanes meet in few banks.
-template <bool kBulk>
 __device__ __forceinline__ int PieceAt(int channel, int piece) {
-  return channel * (kDepth * 2) + (kBulk ? piece : piece ^ channel % 2 * 4) * 16;
-}
-
-/// As CopyWeights, by the copy engine: copies of threads stand in front of what the kernels beside
-/// them load. What there is not is not copied.
-__device__ __forceinline__ void BulkWeights(const FewRowsProduct& p, int channel, int k,
-                                            uint64_t policy, unsigned char* stage, uint64_t* full) {
-  const int lane = threadIdx.x % 32, bytes = min(max(p.in - k, 0), kDepth) * 2;
-  const int channels = bytes == 0 ? 0 : min(max(p.out - channel, 0), kChannels);
-  if (lane == 0) ArriveExpecting(full, channels * bytes);
-  __syncwarp();
-  if (lane >= channels) return;
-  BulkCopy(SharedAddress(stage) + lane * (kDepth * 2),
-           p.w + static_cast<int64_t>(channel + lane) * p.in + k, bytes, full, policy);
-}
-/// The same into L2.
-__device__ __forceinline__ void PrefetchWeights(const FewRowsProduct& p, int channel, int k) {
-  const int lane = threadIdx.x % 32, bytes = min(max(p.in - k, 0), kDepth) * 2;
-  if (bytes == 0 || lane >= kChannels || channel + lane >= p.out) return;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                   p.w + static_cast<int64_t>(channel + lane) * p.in + k),
-               "r"(bytes)
-               : "memory");
+  return channel * (kDepth * 2) + (piece ^ channel % 2 * 4) * 16;
 }
 
 /// Copies a warp's weights: of 16 channels from `channel` on, kDepth inputs from `k` on. Each time
@@ -81,7 +58,7 @@ __device__ __forceinline__ void CopyWeights(const FewRowsProduct& p, int channel
 #pragma unroll
   for (int c = 0; c < kChannels; ++c) {
     const bool inside = at < p.in && channel + c < p.out;
-    CopyAsync(to + PieceAt<false>(c, lane), inside ? from + static_cast<int64_t>(c) * p.in : p.w,
+    CopyAsync(to + PieceAt(c, lane), inside ? from + static_cast<int64_t>(c) * p.in : p.w,
               inside ? 16 : 0, policy);
   }
 }
@@ -90,41 +67,21 @@ __device__ __forceinline__ void CopyWeights(const FewRowsProduct& p, int channel
 constexpr int kChains = 4;
 using Sums = float[kChains][4];
 
-/// Adds the products of what was copied.
-template <bool kBulk>
+/// Adds the products of what CopyWeights copied.
 __device__ __forceinline__ void MultiplyStage(const FewRowsProduct& p, int k,
                                               const unsigned char* stage, const uint16_t* x,
                                               Sums& sums) {
   const int lane = threadIdx.x % 32, row = lane / 4, at = k + lane % 4 * 8;
   const uint16_t* const from = x + row * (p.in + kRowPadding) + at;
-  const auto weights = [&](int s, int half) {
-    return *reinterpret_cast<const uint4*>(stage + PieceAt<kBulk>(row, s * 4 + lane % 4) +
-                                           half * 8 * kDepth * 2);
-  };
-  const uint4 none = make_uint4(0, 0, 0, 0);
 #pragma unroll
-  for (int s = 0; s < kDepth / 32; s += 2) {
+  for (int s = 0; s < kDepth / 32; ++s) {
     if (k + s * 32 >= p.in) break;
-    uint4 low[2], high[2];
-    if constexpr (kBulk) {
-      // Lanes of odd rows begin with the other half: no two meet in a bank.
-      const int turn = row % 2;
-      const uint4 l0 = weights(s + turn, 0), h0 = weights(s + turn, 1);
-      const uint4 l1 = weights(s + 1 - turn, 0), h1 = weights(s + 1 - turn, 1);
-      low[0] = turn == 0 ? l0 : l1, high[0] = turn == 0 ? h0 : h1;
-      low[1] = turn == 0 ? l1 : l0, high[1] = turn == 0 ? h1 : h0;
-    } else {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) low[j] = weights(s + j, 0), high[j] = weights(s + j, 1);
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const bool inside = at + (s + j) * 32 < p.in;  // else nothing was copied there
-      if (kBulk && !inside) low[j] = high[j] = none;
-      uint4 b = none;
-      if (row < p.rows && inside) b = *reinterpret_cast<const uint4*>(from + (s + j) * 32);
-      MultiplyEight(sums[(s + j) % kChains], low[j], high[j], b);
-    }
+    const unsigned char* const weights = stage + PieceAt(row, s * 4 + lane % 4);
+    const uint4 low = *reinterpret_cast<const uint4*>(weights);
+    const uint4 high = *reinterpret_cast<const uint4*>(weights + 8 * kDepth * 2);
+    uint4 b = make_uint4(0, 0, 0, 0);
+    if (row < p.rows && at + s * 32 < p.in) b = *reinterpret_cast<const uint4*>(from + s * 32);
+    MultiplyEight(sums[s % kChains], low, high, b);
   }
 }
 
@@ -238,11 +195,6 @@ __device__ __forceinline__ float ScaleOf(const FewRowsProduct& p, const Shared& 
   return 1.0f / sqrtf(squares / static_cast<float>(p.in) + p.normed.eps);
 }
 
-/// One place for both passes.
-__device__ __noinline__ void NormOnce(const NormArgs& then, float* parts, bool stores) {
-  NormRow(then, 0, parts, stores);
-}
-
 /// The norm behind the product, by the block that ends last.
 __device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float* parts) {
   __shared__ bool last;
@@ -254,21 +206,16 @@ __device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float*
   __syncthreads();
   if (!last) return;
   __threadfence();
-  if (p.trial.bits & 1) {
-    NormOnce(p.then, parts, true);
-  } else {
-    NormRow(p.then, 0, parts);
-  }
+  NormRow(p.then, 0, parts);
   if (threadIdx.x == 0) *p.ticket = 0;
 }
 
 constexpr int kLine = 128;  // bytes of the L2 cache
 
-template <int kStages, int kRows, bool kBulk>
+template <int kStages, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
     FewRowsKernel(const __grid_constant__ FewRowsProduct p) {
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ uint64_t full[kWarps][kStages];
   TriggerDependentLaunch();
   Shared shared;
   shared.stages = memory;
@@ -281,51 +228,27 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int units = (p.out + kChannels - 1) / kChannels, rounds = (p.in + kRound - 1) / kRound;
   const int items = (units - block + grid - 1) / grid * rounds;
 
-  const int stamp = p.ticket != nullptr ? 2 : p.out > 100000 ? 6 : 0;
-  trial::Stamp(p.trial, stamp, 0);
   const uint64_t policy = EvictFirst();
-  if (kBulk) {
-    if (threadIdx.x % 32 == 0) {
-      for (uint64_t& f : full[warp]) InitPhases(&f);
-    }
-    __syncwarp();
-  }
   // The item that is copied next: `kStages` ahead of the one multiplied.
   int next = 0, next_unit = block, next_round = 0;
   const auto copy = [&] {
     if (next < items) {
-      const int k = next_round * kRound + warp * kDepth;
-      if constexpr (kBulk) {
-        BulkWeights(p, next_unit * kChannels, k, policy, stages + next % kStages * kStage,
-                    &full[warp][next % kStages]);
-      } else {
-        CopyWeights(p, next_unit * kChannels, k, policy, stages + next % kStages * kStage);
-      }
+      CopyWeights(p, next_unit * kChannels, next_round * kRound + warp * kDepth, policy,
+                  stages + next % kStages * kStage);
       if (++next_round == rounds) next_round = 0, next_unit += grid;
     }
     ++next;
     CommitCopies();
   };
 #pragma unroll
-  for (int i = 0; i < kStages; ++i) {
-    if (i == 0 || !(p.trial.bits & 8192) || p.x != nullptr) copy();
-  }
-  if ((p.trial.bits & 262144) && next < items) {
-    PrefetchWeights(p, next_unit * kChannels, next_round * kRound + warp * kDepth);
-  }
+  for (int i = 0; i < kStages; ++i) copy();
   if (p.ticket != nullptr) {
     constexpr int kFloats = kLine / static_cast<int>(sizeof(float));
     for (int i = threadIdx.x * kFloats; i < p.then.width; i += kThreads * kFloats) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(p.then.weight + i));
     }
   }
-  if (p.ticket != nullptr && (p.trial.bits & 1)) NormOnce(p.then, shared.sums, false);
-  trial::Stamp(p.trial, stamp, 1);
   GridDependencySync();
-  trial::Stamp(p.trial, stamp, 2);
-  if ((p.trial.bits & 8192) && p.x == nullptr) {
-    for (int i = 1; i < kStages; ++i) copy();
-  }
   if (p.x != nullptr) {
     LoadRows(p, shared.x);
   } else {
@@ -333,7 +256,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   const float scale = ScaleOf(p, shared, threadIdx.x / kChannels);
-  trial::Stamp(p.trial, stamp, 3);
 
   int item = 0;
   for (int unit = block; unit < units; unit += grid) {
@@ -343,13 +265,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     const float before = place.valid && p.accumulate ? __ldcg(y) : 0;
     Sums parts = {};
     for (int round = 0; round < rounds; ++round, ++item) {
-      if constexpr (kBulk) {
-        AwaitPhase(&full[warp][item % kStages], item / kStages % 2);
-      } else {
-        WaitForCopies<kStages - 1>();
-      }
+      WaitForCopies<kStages - 1>();
       __syncwarp();
-      MultiplyStage<kBulk>(p, round * kRound + warp * kDepth, stages + item % kStages * kStage, shared.x,
+      MultiplyStage(p, round * kRound + warp * kDepth, stages + item % kStages * kStage, shared.x,
                     parts);
       __syncwarp();
       copy();
@@ -359,16 +277,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     if (place.valid) *y = before + (AddSums(sums) * scale + bias);
   }
-  trial::Stamp(p.trial, stamp, 4);
   if (p.ticket != nullptr) NormWhenComplete(p, shared.sums);
-  trial::Stamp(p.trial, stamp, 5);
 }
 
-template <int kRows, bool kBulk>
+template <int kRows>
 auto KernelOf(int stages) {
-  return stages == 1   ? FewRowsKernel<1, kRows, kBulk>
-         : stages == 2 ? FewRowsKernel<2, kRows, kBulk>
-                       : FewRowsKernel<3, kRows, kBulk>;
+  return stages == 1 ? FewRowsKernel<1, kRows> : FewRowsKernel<2, kRows>;
 }
 
 /// What a block may ask for: a little is the kernel's own.
@@ -382,24 +296,15 @@ bool FewRowsRun(int64_t rows, int64_t in) {
   return rows <= kFewRows && in % 8 == 0 && SharedBytes(1, rows, in) <= SharedLimit();
 }
 
-int LaunchFewRows(const FewRowsProduct& product, CUstream_st* stream) {
-  FewRowsProduct p = product;
-  p.trial = trial::Now();
+int LaunchFewRows(const FewRowsProduct& p, CUstream_st* stream) {
   if (p.rows < 1 || !FewRowsRun(p.rows, p.in) || (p.ticket != nullptr && p.rows > 1)) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
   const int units = (p.out + kChannels - 1) / kChannels, rounds = (p.in + kRound - 1) / kRound;
   const int grid = std::min(units, gpu::DeviceAttribute(cudaDevAttrMultiProcessorCount));
-  int most = kMaxStages;
-  if (p.x == nullptr && (p.trial.bits & 16)) most = 1;
-  if (p.x == nullptr && (p.trial.bits & 32)) most = 3;
-  if (p.x != nullptr && (p.trial.bits & 64)) most = 1;
-  int stages = std::min(most, (units + grid - 1) / grid * rounds);
+  int stages = std::min(kMaxStages, (units + grid - 1) / grid * rounds);
   while (SharedBytes(stages, p.rows, p.in) > SharedLimit()) --stages;
-  const bool bulk = (p.trial.bits & 131072) != 0;
-  const auto kernel = p.rows == 1 ? bulk ? KernelOf<1, true>(stages) : KernelOf<1, false>(stages)
-                      : bulk      ? KernelOf<kFewRows, true>(stages)
-                                  : KernelOf<kFewRows, false>(stages);
+  const auto kernel = p.rows == 1 ? KernelOf<1>(stages) : KernelOf<kFewRows>(stages);
   const auto bytes = static_cast<int>(SharedBytes(stages, p.rows, p.in));
   // The most shared memory a multiprocessor can have: what is launched early then finds room
   // beside.

@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "host/cuda/norm_kernel.h"
-#include "util/trial.h"
 
 struct CUstream_st;
 
@@ -40,7 +39,6 @@ struct FewRowsProduct {
   /// residual is y. One row; leaves a zero.
   uint32_t* ticket = nullptr;
   NormArgs then;
-  moert::trial::Trial trial;
 };
 
 /// Whether the current device has the shared memory for rows of this width.

@@ -70,45 +70,6 @@ __device__ __forceinline__ uint64_t EvictFirst() {
   return policy;
 }
 
-/// Copies by the copy engine, told of at an mbarrier whose phases have one arrival and what it
-/// expects.
-__device__ __forceinline__ void InitPhases(uint64_t* mbarrier) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(SharedAddress(mbarrier)) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void ArriveExpecting(uint64_t* mbarrier, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(SharedAddress(mbarrier)),
-               "r"(bytes)
-               : "memory");
-#endif
-}
-/// `bytes`, a multiple of 16, between addresses that are.
-__device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, int bytes,
-                                         uint64_t* mbarrier, uint64_t policy) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-      "[%1], %2, [%3], %4;" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(SharedAddress(mbarrier)), "l"(policy)
-      : "memory");
-#endif
-}
-__device__ __forceinline__ void AwaitPhase(uint64_t* mbarrier, int parity) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "WAIT:\n"
-      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-      "@!done bra WAIT;\n}" ::"r"(SharedAddress(mbarrier)),
-      "r"(parity)
-      : "memory");
-#endif
-}
-
 /// 16 bytes from device to shared memory, of which those beyond `bytes` become zeros.
 __device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global, int bytes,
                                           uint64_t policy) {

@@ -12,8 +12,7 @@ constexpr int kNormThreads = 256;
 /// By kNormThreads threads, all of the block; the same bits wherever it runs. A thread reads back
 /// only what it wrote itself. Reads past the L1 cache, so that it may follow other blocks' writes
 /// within a launch. parts: BlockSum's.
-__device__ __forceinline__ void NormRow(const NormArgs& a, int64_t row, float* parts,
-                                        bool stores = true) {
+__device__ __forceinline__ void NormRow(const NormArgs& a, int64_t row, float* parts) {
   constexpr int kHeld = 8;  // of a row up to 2048 wide everything
   const int64_t at = row * a.width;
   float* x = a.residual + at;
@@ -59,8 +58,8 @@ __device__ __forceinline__ void NormRow(const NormArgs& a, int64_t row, float* p
   const auto store = [&](int i, float v, float w) {
     float y = (v - mean) * scale * w;
     if (a.bias != nullptr) y += a.bias[i];
-    if (a.f32 != nullptr && stores) a.f32[at + i] = y;
-    if (a.bf16 != nullptr && stores) a.bf16[at + i] = ToBf16(y);
+    if (a.f32 != nullptr) a.f32[at + i] = y;
+    if (a.bf16 != nullptr) a.bf16[at + i] = ToBf16(y);
   };
 #pragma unroll
   for (int j = 0; j < kHeld; ++j) {

@@ -97,70 +97,12 @@ __device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, co
   }
 }
 
-/// The experts of a token, each lane's sorted first: a lane's best is then at hand.
-template <int kPerLane>
-__device__ __forceinline__ void ChooseSorted(const float (&key)[kPerLane],
-                                             const float (&score)[kPerLane], int experts, int top_k,
-                                             int lane, Chosen* chosen, float* total) {
-  uint32_t order[kPerLane];
-  int id[kPerLane];
-  float weight[kPerLane];
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    id[i] = lane + 32 * i;
-    order[i] = id[i] < experts ? OrderOf(key[i]) : 0;
-    weight[i] = score[i];
-  }
-  // Neighbours alone are swapped, and never equal ones: these stay in the order of experts.
-#pragma unroll
-  for (int end = kPerLane - 1; end > 0; --end) {
-#pragma unroll
-    for (int i = 0; i < end; ++i) {
-      const bool swap = order[i + 1] > order[i];
-      const uint32_t o = order[i];
-      const int e = id[i];
-      const float w = weight[i];
-      order[i] = swap ? order[i + 1] : o;
-      id[i] = swap ? id[i + 1] : e;
-      weight[i] = swap ? weight[i + 1] : w;
-      order[i + 1] = swap ? o : order[i + 1];
-      id[i + 1] = swap ? e : id[i + 1];
-      weight[i + 1] = swap ? w : weight[i + 1];
-    }
-  }
-  for (int j = 0; j < top_k; ++j) {
-    const uint32_t top = __reduce_max_sync(kFull, order[0]);
-    uint32_t best = __ballot_sync(kFull, order[0] == top);
-    if ((best & (best - 1)) != 0) {  // of equal keys the lower expert
-      const int first = __reduce_min_sync(kFull, order[0] == top ? id[0] : kNoExpert);
-      best = __ballot_sync(kFull, order[0] == top && id[0] == first);
-    }
-    const int from = __ffs(static_cast<int>(best)) - 1;
-    const float w = __shfl_sync(kFull, weight[0], from);
-    const int e = __shfl_sync(kFull, id[0], from);
-    *total += w;
-    if (lane == j) {
-      chosen->weight = w;
-      chosen->id = e;
-    }
-    if (lane == from) {
-#pragma unroll
-      for (int i = 0; i + 1 < kPerLane; ++i) {
-        order[i] = order[i + 1];
-        id[i] = id[i + 1];
-        weight[i] = weight[i + 1];
-      }
-      order[kPerLane - 1] = 0;
-    }
-  }
-}
-
 /// The experts of token `token`, by a warp, from its logits; scores: as Score. At most 32 kPerLane
 /// experts. keys, ranks: scratch of the warp, 32 kPerLane each.
 template <int kPerLane>
 __device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, int token,
-                                                const float* logits, float* scores, float* keys, float* ranks,
-                                                bool sorted = false) {
+                                                const float* logits, float* scores, float* keys,
+                                                float* ranks) {
   const int lane = threadIdx.x % 32;
   const int experts = routing.num_experts;
   float key[kPerLane], score[kPerLane];
@@ -176,9 +118,6 @@ __device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, in
   Chosen chosen;
   float total = 0;
   uint32_t taken = 0;
-  if (kPerLane <= 4 && routing.kind != 3 && listed == nullptr && sorted) {
-    ChooseSorted(key, score, experts, routing.top_k, lane, &chosen, &total);
-  } else
   for (int j = 0; j < routing.top_k; ++j) {
     float w = 0;
     int e;

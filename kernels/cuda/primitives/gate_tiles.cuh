@@ -12,7 +12,6 @@
 #include "kernels/cuda/primitives/packing.cuh"
 #include "kernels/cuda/primitives/split_bf16.cuh"
 #include "kernels/cuda/route.h"
-#include "kernels/cuda/trial.h"
 
 namespace moert::cuda {
 
@@ -31,7 +30,6 @@ struct GateArgs {
   int64_t packed_stride;
   GateOf second;  // of few tokens, as what follows
   GateZeros zeros;
-  trial::Trial trial;
 };
 
 /// 16 bytes of a row's elements from k on into shared memory, zeros from `end` on. kAligned: rows

@@ -6,7 +6,6 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/group_gemm.h"
-#include "kernels/cuda/trial.h"
 #include "kernels/cuda/primitives/epilogue.cuh"
 #include "kernels/cuda/primitives/mbarrier.cuh"
 #include "kernels/cuda/primitives/multiply.cuh"
@@ -37,10 +36,6 @@ struct Share {
   bool waits = false;  // for the other product's h
   int slices_log2 = 0;
   int buffer = 0;
-#ifdef MOERT_X_IN_SHARED
-  const uint8_t* x = nullptr;  // rows of operand 0 in shared memory
-  int x_stride = 0;
-#endif
 };
 
 /// What a launch needs of a tile, read at once and before anything else: each read anew, behind a
@@ -64,9 +59,6 @@ __device__ __forceinline__ const uint8_t* OperandRow(const Share& share, int ope
   if (share.product == 1) return args.h + slot * args.h_stride;
   const int token =
       slot < args.pairs ? static_cast<int>(slot * args.top_k_inverse >> 32) : slot - args.pairs;
-#ifdef MOERT_X_IN_SHARED
-  if (operand == 0 && share.x != nullptr) return share.x + token * share.x_stride;
-#endif
   return args.x[operand] + token * args.x_stride;
 }
 
@@ -326,23 +318,15 @@ __device__ __forceinline__ void Take(const GroupGemmArgs& args, int product, int
 /// shared: kGemmSharedBytes.
 template <int kMost8, typename Work>
 __device__ __forceinline__ void RunShares(const GroupGemmArgs& args, const Work& work,
-                                          TakenShares& taken, float* shared,
-                                          const trial::Trial& trial = {}, int x_stride = 0) {
+                                          TakenShares& taken, float* shared) {
   const bool both = args.first != args.last;
   // By way of a shuffle, so that what follows from it stays in registers.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool takes = threadIdx.x == kGemmThreads - 32;  // the last group has least to do
   const auto* rings = reinterpret_cast<const uint8_t*>(shared) + kReduceBytes;
   Share share{args, shared, rings + warp * kRingBytes};
-#ifdef MOERT_X_IN_SHARED
-  if (x_stride != 0) {
-    share.x = rings + kGemmWarps * kRingBytes;
-    share.x_stride = x_stride;
-  }
-#endif
   for (int product = args.first; product <= args.last; ++product) {
     share.product = product;
-    if (product == 1) trial::Stamp(trial, 4, 4);
     share.waits = both && product == 1;
     // Most often a CTA has one share of each product: its warps go on to the next as they are done
     // with the one, and meet again only where there is another share.

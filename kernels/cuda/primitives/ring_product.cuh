@@ -63,11 +63,7 @@ struct RingProduct {
       if constexpr (Shape::kInt) {
         asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
       } else {
-#ifdef MOERT_X_IN_SHARED
-        asm volatile("ld.v4.u32 {%0, %1, %2, %3}, [%4];"
-#else
         asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-#endif
                      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                      : "l"(at));
       }

@@ -15,11 +15,7 @@
 namespace moert::cuda {
 
 /// Shared memory of a warp's ring, and of scales that it prepares for its lanes.
-#ifdef MOERT_RING_BYTES
-constexpr int kRingBytes = MOERT_RING_BYTES;
-#else
 constexpr int kRingBytes = 8192;
-#endif
 
 /// Of a unit, see imported_scales.cuh.
 constexpr int PreparedBytes(Packing p) {

@@ -2,10 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <string>
 #include <memory>
 #include <utility>
 
@@ -20,7 +16,6 @@
 #include "host/cuda/device_weights.h"
 #include "moert/engine.h"
 #include "util/status_macros.h"
-#include "util/trial.h"
 
 namespace moert::cli {
 namespace {
@@ -48,7 +43,6 @@ class DecoderBench {
 
  private:
   absl::StatusOr<json> Decode(int64_t batch);
-  absl::Status Trials(int64_t batch);
   absl::StatusOr<json> Prompt(int64_t tokens);
   /// A step of these tokens, and the token behind each sequence's last.
   absl::Status Step(StepPhase phase, absl::Span<const SequenceInput> inputs,
@@ -57,7 +51,6 @@ class DecoderBench {
 
   const DecoderBenchOptions& o_;
   uint64_t drawn_ = 0;
-  std::vector<int32_t> last_tokens_;
   std::unique_ptr<DeviceBench> device_;
   std::shared_ptr<const ExpertSource> experts_;
   std::unique_ptr<Engine> engine_;
@@ -142,7 +135,6 @@ absl::StatusOr<json> DecoderBench::Decode(int64_t batch) {
     MOERT_RETURN_IF_ERROR(Step(StepPhase::kDecode, inputs, &next));
     if (s >= kWarmSteps) all.push_back(MsSince(begin));
     tokens = next;
-    last_tokens_.insert(last_tokens_.end(), next.begin(), next.end());
   }
   for (int64_t r = 0; r < o_.repeats; ++r) {
     const auto first = all.begin() + r * o_.steps;
@@ -156,78 +148,6 @@ absl::StatusOr<json> DecoderBench::Decode(int64_t batch) {
               {"step_max_ms", *std::max_element(all.begin(), all.end())},
               {"tokens_per_s", 1e3 * static_cast<double>(batch) / spread.median},
               {"replays", decoder_->replays()}};
-}
-
-namespace {
-/// What the stamps of the last layer say, us behind the moment its first product may begin.
-void PrintStamps(const std::string& trial, const uint64_t* stamps) {
-  static const char* const kNames[] = {"qkv",  "attention", "o",    "gate",
-                                       "experts", "sum",  "head", ""};
-  const auto at = [&](int kernel, int phase) {
-    const uint64_t* from = stamps + (kernel * 8 + phase) * moert::trial::kStampBlocks;
-    std::vector<uint64_t> v;
-    for (int i = 0; i < moert::trial::kStampBlocks; ++i) {
-      if (from[i] != 0) v.push_back(from[i]);
-    }
-    std::sort(v.begin(), v.end());
-    return v;
-  };
-  const std::vector<uint64_t> first = at(0, 2);
-  if (first.empty()) return;
-  for (int kernel = 0; kernel < 7; ++kernel) {
-    for (int phase = 0; phase < 6; ++phase) {
-      const std::vector<uint64_t> v = at(kernel, phase);
-      if (v.empty()) continue;
-      const auto us = [&](double q) {
-        const auto i = static_cast<size_t>(q * static_cast<double>(v.size() - 1));
-        return static_cast<double>(static_cast<int64_t>(v[i] - first.front())) / 1e3;
-      };
-      std::printf("stamps %s %-9s %d: %3zu blocks %7.2f %7.2f %7.2f %7.2f %7.2f\n", trial.c_str(),
-                  kNames[kernel], phase, v.size(), us(0), us(0.1), us(0.5), us(0.9), us(1));
-    }
-  }
-}
-}  // namespace
-
-absl::Status DecoderBench::Trials(int64_t batch) {
-  constexpr size_t kStampBytes = 8 * 8 * moert::trial::kStampBlocks * sizeof(uint64_t);
-  void* stamps = nullptr;
-  if (std::getenv("MOERT_STAMP") != nullptr) {
-    cudaMallocManaged(&stamps, kStampBytes);
-    setenv("MOERT_STAMPS", std::to_string(reinterpret_cast<uintptr_t>(stamps)).c_str(), 1);
-  }
-  const std::vector<std::string> trials = absl::StrSplit(std::getenv("MOERT_TRIALS"), ',');
-  const char* rounds_text = std::getenv("MOERT_ROUNDS");
-  const int rounds = rounds_text == nullptr ? 5 : std::atoi(rounds_text);
-  std::vector<std::vector<double>> ms(trials.size());
-  std::vector<int32_t> expected;
-  for (int round = 0; round < rounds; ++round) {
-    for (size_t i = 0; i < trials.size(); ++i) {
-      setenv("MOERT_TRIAL", trials[i].c_str(), 1);
-      MOERT_RETURN_IF_ERROR(decoder_->Wait());
-      decoder_->Forget();
-      if (stamps != nullptr) std::memset(stamps, 0, kStampBytes);
-      drawn_ = 0;
-      last_tokens_.clear();
-      MOERT_ASSIGN_OR_RETURN(const json row, Decode(batch));
-      if (expected.empty()) expected = last_tokens_;
-      if (expected != last_tokens_) {
-        std::fprintf(stderr, "trial %s: OTHER TOKENS\n", trials[i].c_str());
-      }
-      if (stamps != nullptr && round == rounds - 1) {
-        cudaDeviceSynchronize();
-        PrintStamps(trials[i], static_cast<const uint64_t*>(stamps));
-      }
-      ms[i].push_back(row["step_ms"]["median"].get<double>());
-    }
-  }
-  for (size_t i = 0; i < trials.size(); ++i) {
-    const Spread s = SpreadOf(ms[i]);
-    std::printf("batch %d trial %6s: %.4f ms (%.4f .. %.4f)\n", static_cast<int>(batch),
-                trials[i].c_str(), s.median, s.min, s.max);
-  }
-  std::fflush(stdout);
-  return absl::OkStatus();
 }
 
 absl::StatusOr<json> DecoderBench::Prompt(int64_t count) {
@@ -258,10 +178,6 @@ absl::StatusOr<json> DecoderBench::Run() {
   result["decode"] = json::array();
   result["prompts"] = json::array();
   for (const int batch : o_.batch) {
-    if (std::getenv("MOERT_TRIALS") != nullptr) {
-      MOERT_RETURN_IF_ERROR(Trials(batch));
-      continue;
-    }
     MOERT_ASSIGN_OR_RETURN(json row, Decode(batch));
     result["decode"].push_back(std::move(row));
   }
