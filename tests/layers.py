@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Includes follow the path of a batch: a folder includes itself and what is below it, never what is
-above. Fails on an include that runs back up, on a folder or public header that no layer names, and
-on a path that does not exist.   layers.py [SOURCE_DIR]"""
+above. Fails on an include that runs back up, on a folder or public header that no layer names, on a
+path that does not exist, and on words that the library does without.   layers.py [SOURCE_DIR]"""
 import os
 import re
 import sys
@@ -35,6 +35,9 @@ LAYERS = [
     ("capi", ["capi"], ""),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+# Where memory runs out under these, the C++ runtime or libc ends the process.
+WITHOUT = {r"\b(?:recursive_)?directory_iterator\b|\bremove_all\b": "use base/folder.h",
+           r"\bthread_local\b": "a library that a running process loads takes memory for it"}
 SOURCES = (".h", ".cc", ".c", ".cu", ".cuh")
 
 
@@ -75,7 +78,11 @@ def check(root):
                     problems.append(f"{path}: belongs to no layer of tests/layers.py")
                     continue
                 with open(os.path.join(root, path), encoding="utf-8") as text:
-                    names = INCLUDE.findall(text.read())
+                    code = text.read()
+                names = INCLUDE.findall(code)
+                for word, why in WITHOUT.items():
+                    for found in re.findall(word, re.sub(r"//[^\n]*", "", code)):
+                        problems.append(f"{path}: {found}: {why}")
                 for name in names:
                     other = resolve(root, path, name)
                     if other is None:

@@ -70,6 +70,9 @@ struct PolicyTraits {
   bool by_worth = false;
   /// Likewise the one with the lowest average score over so many calls of the layer. 0: not so.
   int score_window = 0;
+  /// Routing, of the built-in policies: Rule goes by the phase alone, so a recorded call keeps its
+  /// own.
+  bool rule_by_phase = false;
   /// Prefetch, of the built-in policies: Rank goes in decode by the next layer's gate and how often
   /// its predictions came true.
   bool by_gate = false;

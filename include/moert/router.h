@@ -130,6 +130,8 @@ class Router {
   void Count(const RoutingResult& routing);
   /// Counts the model's own choice for `slots` slots of summed weight `mass`.
   void CountOwnChoice(int64_t slots, double mass);
+  /// Counts that experts of summed weight `mass` were displaced from `slots` of them.
+  void CountSubstituted(int64_t slots, double mass);
   RouterStats stats() const;
 
   /// The same for a routing that is given: `rule` applies to it as to the model's own. Checks ids

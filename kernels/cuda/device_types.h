@@ -43,9 +43,10 @@ enum class OperandForm : int32_t {
   kInt8Token = 2,
   kInt4Group = 3,
   kInt4Token = 4,
-  kF8 = 5,
+  kF8 = 5,       // e4m3, each as bf16
+  kF8Bytes = 6,  // the same as bytes, for prompts alone
 };
-constexpr int kOperandForms = 6;
+constexpr int kOperandForms = 7;
 /// An operand: a form, of the activations as they are or (from kOperandForms on) after the block
 /// Hadamard transform.
 constexpr int kOperands = 2 * kOperandForms;

@@ -1,7 +1,7 @@
 // The expert-cache router rule on the device, behind LaunchTopK: route/expert_cache_rule.h says
 // what it does; the choices here are the same to the bit, given the same scores. Who is resident it
-// reads from the residency table, and the requests' accounts live in device memory, so that a call
-// needs no word from the host.
+// reads from the residency table, or from that of the misses that the device serves, and the
+// requests' accounts live in device memory, so that a call needs no word from the host.
 #ifndef MOERT_KERNELS_CUDA_EXPERT_CACHE_H_
 #define MOERT_KERNELS_CUDA_EXPERT_CACHE_H_
 
@@ -9,6 +9,7 @@
 
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route.h"
+#include "kernels/cuda/serve_misses.h"
 
 struct CUstream_st;
 
@@ -42,6 +43,16 @@ struct ExpertCacheToken {
   uint8_t slot[kMaxTopK];  // the replaceable ones, worst score first
 };
 
+/// Who is there in a layer whose misses the device serves. All pointers are device memory.
+struct ServedResidents {
+  const ServedLayer* layer = nullptr;  // null: the host serves them
+  const ServedExpert* rows = nullptr;  // [E]
+  /// Or null. What has not begun is dropped here, so that the rule and the decision behind it see
+  /// the same: whom it would have replaced stays. What has begun counts as there, its victim not.
+  LayerPrefetch* prefetch = nullptr;
+  ServedTally* tally = nullptr;  // learns what was substituted
+};
+
 struct ExpertCacheArgs {
   DeviceRouting routing;  // not kind 3: sparsemixer has no scores to go by
   int32_t tokens = 0;
@@ -56,8 +67,10 @@ struct ExpertCacheArgs {
   int32_t* ids = nullptr;                 // [tokens, top_k], the model's choice; then the rule's
   float* weights = nullptr;               // likewise
   const ExpertHandle* handles = nullptr;  // [E] of the layer; version 0 counts as resident
+  ServedResidents served;                 // in place of handles, where it names a layer
   const int32_t* account_of = nullptr;    // [tokens]; null: account 0
   int32_t one_row_each = 0;               // no account has two of the rows
+  const int32_t* rows_apart = nullptr;    // or null: the same, in device memory
   RequestAccount* accounts = nullptr;
   double* worst_shares = nullptr;  // [2] of slots and of mass, kept from call to call
 
@@ -71,16 +84,18 @@ struct ExpertCacheArgs {
 };
 int LaunchExpertCache(const ExpertCacheArgs& args, CUstream_st* stream);
 
-/// rows[begin + i] = account[i]; accounts that are fresh begin at nothing.
+/// rows[begin + i] = account[i]; accounts that are fresh begin at nothing. apart: whether no
+/// account has two of the rows.
 struct AccountRows {
   static constexpr int kMax = 256;
   int32_t count = 0;
   int32_t begin = 0;
+  int32_t one_row_each = 0;
   int32_t account[kMax];
   uint32_t fresh[kMax / 32];
 };
-int LaunchSetAccounts(int32_t* rows, RequestAccount* accounts, const AccountRows& set,
-                      CUstream_st* stream);
+int LaunchSetAccounts(int32_t* rows, int32_t* apart, RequestAccount* accounts,
+                      const AccountRows& set, CUstream_st* stream);
 
 }  // namespace moert::cuda
 

@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kFewExperts)
   if (e < kHitBins) scratch.came[e] = scratch.seen[e] = 0;
   if (is_expert) {
     rows[e] = args.rows[e];
-    scratch.held[e] = 0;
+    scratch.held[e] = args.slots[e] == nullptr ? 1 : 0;
     scratch.worth[e] = Worth(args, layer, e);
   }
   if (args.paths != nullptr) {
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kFewExperts)
   }
   const bool candidate = is_expert && !present && MayBring(args, scratch, probability);
   const int candidates = __syncthreads_count(candidate);
-  const bool free = is_expert && e < layer.slots && scratch.held[e] == 0;
+  const bool free = is_expert && scratch.held[e] == 0;
   const int num_free = __syncthreads_count(free);
   const bool idle = present && probability < LikelyWanted(args.tokens, args.least);
   const int num_idle = __syncthreads_count(idle);

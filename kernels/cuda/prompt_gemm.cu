@@ -26,6 +26,8 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
       return LaunchPrompt<Packing::kW3>(args, product, stream);
     case PromptIndex(Packing::kW2):
       return LaunchPrompt<Packing::kW2>(args, product, stream);
+    case PromptIndex(Packing::kF8):
+      return LaunchPrompt<Packing::kF8>(args, product, stream);
     case PromptIndex(Packing::kNvFp4):
       return LaunchPrompt<Packing::kNvFp4>(args, product, stream);
     default:
@@ -35,17 +37,21 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
 
 }  // namespace
 
-int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
+int LaunchPromptProducts(const PromptGemmArgs& all, CUstream_st* stream) {
+  PromptGemmArgs args = all;
   int error = 0;
   for (int product = 0; product < 2; ++product) {
-    if (product == 1 && error == 0 && (args.packings[1] & kPromptInt8) != 0) {
+    if (product == 1 && error == 0 && (args.packings[1] & kPrompt8Bits) != 0) {
       error = LaunchQuantizePromptH(args, stream);
     }
     if (product == 1 && error == 0 && (args.packings[1] & kPromptZeros) != 0) {
       error = LaunchSumPromptH(args, stream);
     }
+    args.follows = false;
     for (int p = 0; p < kPromptPackings && error == 0; ++p) {
-      if (args.packings[product] >> p & 1) error = Launch(p, args, product, stream);
+      if ((args.packings[product] >> p & 1) == 0) continue;
+      error = Launch(p, args, product, stream);
+      args.follows = tuning::kPromptLaunches > 0;
     }
   }
   return error;

@@ -10,7 +10,9 @@
 // warps gather the tokens' rows beside them. Two warp groups multiply, each one or two blocks of 64
 // rows. A thread has the same channels of gate and of up, so that act(gate) * up needs no exchange.
 //
-// w8a8 and w4a8 have int8 products, exact in int32: h is kept as floats and quantized in between.
+// w8a8, w4a8 and w8a8_fp8 are multiplied in 8 bits: h is kept as floats and quantized in between.
+// int8 products are exact in int32. Those of e4m3 lose bits below about 2^-13 of a sum, so sums of
+// 128 k are added in fp32.
 //
 // Scales are never applied to weights, but for those of fp4, whose products with weights bf16 holds
 // (primitives/prompt_imported.cuh): a weight becomes (u - zero) * 2^e, exact in bf16, where
@@ -29,13 +31,14 @@
 
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route.h"
+#include "kernels/tuning/prompt_groups.h"
 
 struct CUstream_st;
 
 namespace moert::cuda {
 
 /// Packings that have a product here.
-constexpr int kPromptPackings = 12;
+constexpr int kPromptPackings = 13;
 MOERT_HOST_DEVICE constexpr int PromptIndex(Packing packing) {
   switch (packing) {
     case Packing::kBf16:
@@ -63,14 +66,17 @@ MOERT_HOST_DEVICE constexpr int PromptIndex(Packing packing) {
       return 10;
     case Packing::kW2:
       return 11;
+    case Packing::kF8:
+      return 12;
     default:
       return -1;
   }
 }
 MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
-  if (m.packing == Packing::kW8A8 || m.packing == Packing::kW4A8) {
-    const OperandForm form =
-        m.packing == Packing::kW8A8 ? OperandForm::kInt8Token : OperandForm::kInt8Group;
+  if (m.packing == Packing::kW8A8 || m.packing == Packing::kW4A8 || m.packing == Packing::kF8) {
+    const OperandForm form = m.packing == Packing::kW8A8   ? OperandForm::kInt8Token
+                             : m.packing == Packing::kW4A8 ? OperandForm::kInt8Group
+                                                           : OperandForm::kF8;
     return m.operand == static_cast<int>(form) ? PromptIndex(m.packing) : -1;
   }
   if (m.operand != 0) return -1;
@@ -79,9 +85,20 @@ MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
   if (m.group_k16s != 4 && m.group_k16s != 8 && m.group_k16s != 4 * m.k64s) return -1;
   return PromptIndex(m.packing == Packing::kW4 ? Packing::kW4Zeros : m.packing);
 }
-/// Of int8 products, a bit each.
-constexpr uint32_t kPromptInt8 =
-    1u << PromptIndex(Packing::kW8A8) | 1u << PromptIndex(Packing::kW4A8);
+/// Of products in 8 bits, a bit each.
+constexpr uint32_t kPrompt8Bits = 1u << PromptIndex(Packing::kW8A8) |
+                                  1u << PromptIndex(Packing::kW4A8) |
+                                  1u << PromptIndex(Packing::kF8);
+/// The operand that prompts read where matrices have this one, and whether some prompts read it.
+MOERT_HOST_DEVICE constexpr int PromptOperand(int operand) {
+  const bool f8 = operand == static_cast<int>(OperandForm::kF8);
+  return f8 ? static_cast<int>(OperandForm::kF8Bytes) : operand;
+}
+MOERT_HOST_DEVICE constexpr bool IsPromptOperand(int operand) {
+  const auto form = static_cast<OperandForm>(operand);
+  return form == OperandForm::kInt8Token || form == OperandForm::kInt8Group ||
+         form == OperandForm::kF8Bytes;
+}
 /// Of asymmetric packings, likewise.
 constexpr uint32_t kPromptZeros = 1u << PromptIndex(Packing::kW4Zeros) |
                                   1u << PromptIndex(Packing::kW3) | 1u << PromptIndex(Packing::kW2);
@@ -94,7 +111,7 @@ MOERT_HOST_DEVICE constexpr int64_t PromptSums(int64_t channels) {
 MOERT_HOST_DEVICE constexpr bool IsPromptFormat(const DeviceFormat& f, uint32_t packings) {
   const int gate = PromptPacking(f.gate), down = PromptPacking(f.down);
   return gate >= 0 && down >= 0 && PromptPacking(f.up) == gate &&
-         (kPromptInt8 >> gate & 1) == (kPromptInt8 >> down & 1) && (packings >> gate & 1) != 0 &&
+         (kPrompt8Bits >> gate & 1) == (kPrompt8Bits >> down & 1) && (packings >> gate & 1) != 0 &&
          (packings >> down & 1) != 0;
 }
 
@@ -120,10 +137,15 @@ MOERT_HOST_DEVICE constexpr int PromptShare(int most, int count) {
   return PromptColumns(most, (count + units - 1) / units);
 }
 constexpr int kPromptMosts[] = {64, 160, 256};
-/// Blocks of 64 rows of weights that a warp group multiplies: two where there are few columns.
-MOERT_HOST_DEVICE constexpr int PromptBlocks(int most) { return most == 64 ? 2 : 1; }
 /// Row blocks (of 16 rows) of a tile; half of them are gate's, or all are down's.
-MOERT_HOST_DEVICE constexpr int PromptRowBlocks(int most) { return 8 * PromptBlocks(most); }
+MOERT_HOST_DEVICE constexpr int PromptRowBlocks(int most) { return most == 64 ? 16 : 8; }
+/// Warp groups that multiply a tile, and blocks of 64 rows that each has.
+MOERT_HOST_DEVICE constexpr int PromptWarpGroups(Packing packing, int most) {
+  return most == 64 ? tuning::kPromptGroupsOfFew[PromptIndex(packing)] : 2;
+}
+MOERT_HOST_DEVICE constexpr int PromptBlocks(Packing packing, int most) {
+  return PromptRowBlocks(most) / (4 * PromptWarpGroups(packing, most));
+}
 
 /// Whether the function has a place in the end of a tile.
 MOERT_HOST_DEVICE constexpr bool IsPromptActivation(int function) {
@@ -146,7 +168,7 @@ struct PromptTable {
   uint32_t* tiles[2];  // by product: unit | (row tile << 16)
   /// [product][packing]: where its tiles begin; those of packing i end where i + 1 begins.
   int32_t (*begins)[kPromptPackings + 1];
-  int32_t (*tickets)[kPromptPackings];  // tiles taken, beyond one a CTA
+  int32_t (*tickets)[kPromptPackings];  // the next tile to take of each packing
   int32_t* unit_count;
 };
 MOERT_HOST_DEVICE constexpr int64_t MaxPromptUnits(int64_t tokens, int64_t top_k, int64_t experts,
@@ -187,14 +209,16 @@ struct PromptGemmArgs {
   int32_t pairs = 0;           // as GroupGemmArgs
   int32_t top_k = 1;
   int32_t ctas = 0;             // PromptGemmCtas()
+  bool follows = false;         // of a launch: another of the same product is in front of it
+  int32_t biased = 0;           // whether some expert has biases
   DeviceActivation activation;  // IsPromptActivation
-  // Of int8 products, where they are in use.
-  const uint8_t* int8_x[2] = {};  // [tokens] packed rows (rows.h): kInt8Token, kInt8Group
-  int64_t int8_x_stride = 0;      // bytes; tokens * int8_x_stride below 2^32
-  int64_t int8_x_scales = 0;      // bytes from a row to its scales
+  // Of products in 8 bits, where they are in use.
+  const uint8_t* byte_x[3] = {};  // [tokens] packed rows (rows.h): kInt8Token, kInt8Group, kF8Bytes
+  int64_t byte_x_stride = 0;      // bytes; tokens * byte_x_stride below 2^32
+  int64_t byte_x_scales = 0;      // bytes from a row to its scales
   float* wide_h = nullptr;        // [MaxPromptRows, wide_h_stride]: h before it is quantized
   int64_t wide_h_stride = 0;
-  // Of int8 products and of asymmetric ones.
+  // Of products in 8 bits and of asymmetric ones.
   float* h_columns = nullptr;    // scales or sums of a unit's h: [128 k or PromptSums][column]
   int64_t h_columns_stride = 0;  // floats a row of h
   int64_t x_sums = 0;            // bytes from a row of x to its PromptSums

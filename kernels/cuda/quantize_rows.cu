@@ -84,7 +84,7 @@ __device__ __forceinline__ void LoadChunk(const Row& row, int k, int chunk, cons
 }
 
 __device__ __forceinline__ float Limit(OperandForm form) {
-  if (form == OperandForm::kF8) return 448;
+  if (form == OperandForm::kF8 || form == OperandForm::kF8Bytes) return 448;
   return form == OperandForm::kInt8Group || form == OperandForm::kInt8Token ? 127 : 7;
 }
 
@@ -106,14 +106,24 @@ __device__ __forceinline__ float NearestF8(float x) {
   const float magnitude = fabsf(x);
   const int exponent = max((__float_as_int(magnitude) >> 23) - 127, -6);
   const float step = __int_as_float((exponent - 3 + 127) << 23);
-  return copysignf(rintf(magnitude / step) * step, x);
+  const float inverse = __int_as_float((3 - exponent + 127) << 23);
+  return copysignf(rintf(magnitude * inverse) * step, x);
 }
 
-/// Where a row goes. Of int8: 16 bytes of a chunk, the i-th of its eight, at i ^ swizzle.
+/// The bits of an e4m3 value.
+__device__ __forceinline__ uint8_t F8Bits(float v) {
+  const float magnitude = fabsf(v);
+  const int bits = magnitude < 0x1p-6f ? static_cast<int>(magnitude * 0x1p9f)
+                                       : (__float_as_int(magnitude) >> 20) - ((127 - 7) << 3);
+  return static_cast<uint8_t>(bits | (__float_as_uint(v) >> 31) << 7);
+}
+
+/// Where a row goes. Of one byte a channel: 16 bytes of a chunk, the i-th of its eight, at
+/// i ^ swizzle.
 struct RowOut {
   uint8_t* row;
   float* scales;
-  int64_t int8_chunk;  // bytes from a chunk of int8 to the next
+  int64_t byte_chunk;  // bytes from a chunk of bytes to the next
   int swizzle;
   int scale_step;  // from a chunk's scale to the next one's
 };
@@ -139,17 +149,20 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
       continue;
     }
     const float scaled = some ? v[j] * inverse : 0.0f;
-    if (f.form == OperandForm::kF8) {
+    const int in8 = channel & 7;
+    const int piece = (channel % kChunk / 16) ^ to.swizzle;
+    uint8_t* const byte = out + chunk * to.byte_chunk + piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 +
+                          ((channel >> 3) & 1);
+    if (f.form == OperandForm::kF8 || f.form == OperandForm::kF8Bytes) {
       const float nearest = NearestF8(fminf(fmaxf(scaled, -limit), limit));
-      reinterpret_cast<uint16_t*>(out)[PackedIndex(channel)] = ToBf16(nearest * kF8Activations);
+      if (f.form == OperandForm::kF8Bytes) {
+        *byte = F8Bits(nearest);
+      } else {
+        reinterpret_cast<uint16_t*>(out)[PackedIndex(channel)] = ToBf16(nearest * kF8Activations);
+      }
     } else {
       const float code = fminf(fmaxf(rintf(scaled), -limit), limit);
-      const int in8 = channel & 7;
-      const int piece = (channel % kChunk / 16) ^ to.swizzle;
-      reinterpret_cast<int8_t*>(
-          out +
-          chunk * to.int8_chunk)[piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 + ((channel >> 3) & 1)] =
-          static_cast<int8_t>(code);
+      *reinterpret_cast<int8_t*>(byte) = static_cast<int8_t>(code);
     }
   }
   if (lane == 0 && f.form != OperandForm::kBf16) {
@@ -164,7 +177,7 @@ __device__ void PackRow(const Row& row, int k, const RowForm& f, float* shared, 
   const int warp = threadIdx.x / 32;
   const int chunks = (k + kChunk - 1) / kChunk;
   const bool one_scale = f.form == OperandForm::kInt8Token || f.form == OperandForm::kInt4Token ||
-                         f.form == OperandForm::kF8;
+                         f.form == OperandForm::kF8 || f.form == OperandForm::kF8Bytes;
   float v[4];
   float row_maximum = 0;
   if (one_scale) {
@@ -179,7 +192,8 @@ __device__ void PackRow(const Row& row, int k, const RowForm& f, float* shared, 
     for (int w = 0; w < kWarps; ++w) row_maximum = fmaxf(row_maximum, shared[w]);
   }
   for (int c = warp; c < chunks; c += kWarps) {
-    LoadChunk(row, k, c, f, v);
+    // A warp that has one chunk has it still.
+    if (!one_scale || chunks > kWarps) LoadChunk(row, k, c, f, v);
     StoreChunk(v, c, f, one_scale ? row_maximum : WarpMaximum(LaneMaximum(v)), to);
   }
 }
@@ -235,8 +249,8 @@ __global__ void __launch_bounds__(kWarps * 32)
       const RowOut to{args.h + unit.h_row * args.h_stride + c * kChunk,
                       args.h_columns + unit.h_row * args.h_columns_stride + c, columns * kChunk,
                       c & 7, columns};
-      PackRow(args.wide_h + row * args.wide_h_stride, down.k, FormOf(down.operand, down.k, signs),
-              shared, to);
+      PackRow(args.wide_h + row * args.wide_h_stride, down.k,
+              FormOf(PromptOperand(down.operand), down.k, signs), shared, to);
     }
   }
 }

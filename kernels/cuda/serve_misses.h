@@ -2,10 +2,13 @@
 // behind top-k by one CTA, with no host.
 //
 // Three rules, over the slots that a layer owns: who leaves is the expert that is worth least
-// (ServedUse), or the one of the lowest average score (ServedScores), or the one unused for longest. An expert of the call never leaves, misses wanted by more tokens
-// come first, and a miss for which no slot is left is multiplied where it lies, in mapped host
-// memory. So a call of any size is right with any number of slots, and while the host owns the
-// slots (ServedLayer::lent is 0) every expert of a call is such a miss and nothing changes.
+// (ServedUse), or the one of the lowest average score (ServedScores), or the one unused for
+// longest. An expert of the call never leaves, misses wanted by more tokens come first, and a miss
+// for which no slot is left is multiplied where it lies, in mapped host memory. So a call of any
+// size is right with any number of slots, and while the host owns the slots (ServedLayer::lent is
+// 0) every expert of a call is such a miss and nothing changes. By worth, where a policy's layers
+// share their slots, a call that would push somebody out takes one slot of the layer whose least
+// expert is worth less, if there is one (SlotLenders).
 //
 // The functions below are the whole decision. The kernel calls each for its thread's expert; a unit
 // test calls them on the host and compares them with the store's.
@@ -43,6 +46,13 @@ struct ServedLayer {
   int32_t lent = 0;     // 0: the host owns the slots
   int64_t calls = 0;    // that ServedUse has seen
   double inserted = 1;  // mean of a call
+  // Whose slot another layer may take: the expert that was worth least behind the layer's last
+  // call.
+  uint8_t* spare_at = nullptr;  // the slot's place; null: nobody's
+  float spare_worth = 0;
+  int32_t spare_expert = -1;
+  int32_t spare_slot = -1;
+  int32_t unused = 0;
 };
 
 /// What calls have counted since the engine opened; only ever grows.
@@ -59,6 +69,13 @@ struct ServedTally {
   uint64_t late = 0;
   uint64_t wasted = 0;
   uint64_t brought_bytes = 0;  // of those that began
+  // By the expert-cache rule (expert_cache.h): slots whose expert was displaced, the mass of these,
+  // and by how much the model's own choice had more mass than what was chosen.
+  uint64_t substituted = 0;
+  double mass_substituted = 0;
+  double mass_lost = 0;
+  double worst_slot_share = 0;  // the largest that any request has reached
+  double worst_mass_share = 0;
 };
 
 /// A record on its way into a slot.
@@ -188,10 +205,17 @@ struct PredictedCall {
 /// idle experts by victim rank. Returns its slot now, -1: none.
 struct ServedCounts {
   int32_t misses = 0;
-  int32_t free = 0;  // slots of nobody
-  int32_t idle = 0;  // experts that may leave
-  MOERT_HOST_DEVICE int copies() const { return misses < free + idle ? misses : free + idle; }
-  MOERT_HOST_DEVICE int evictions() const { return copies() > free ? copies() - free : 0; }
+  int32_t free = 0;      // slots of nobody
+  int32_t idle = 0;      // experts that may leave
+  int32_t borrowed = 0;  // slots of other layers; the last of `places` that are used
+  MOERT_HOST_DEVICE int copies() const {
+    const int most = free + idle + borrowed;
+    return misses < most ? misses : most;
+  }
+  MOERT_HOST_DEVICE int evictions() const {
+    const int there = free + borrowed;
+    return copies() > there ? copies() - there : 0;
+  }
 };
 MOERT_HOST_DEVICE inline ServedExpert AfterCall(const ServedExpert& before, int count, int64_t tick,
                                                 const ServedCounts& call, const int32_t* places,
@@ -210,6 +234,47 @@ MOERT_HOST_DEVICE inline ServedExpert AfterCall(const ServedExpert& before, int 
   return after;
 }
 
+/// Layers that give each other slots, one a call. The slots of a layer have [experts] places; one
+/// without an address is none.
+struct SlotLenders {
+  int32_t layers = 0;  // all alike; 0: each keeps its own
+  int32_t mine = 0;
+  int32_t fewest = 0;                       // slots that a layer keeps
+  ServedLayer* layer = nullptr;             // [layers]
+  ServedExpert* rows = nullptr;             // [layers, experts]
+  uint8_t** slots = nullptr;                // [layers, experts]
+  const LayerPrefetch* prefetch = nullptr;  // [layers]
+};
+/// In whose order it is decided: by worth, then by number.
+MOERT_HOST_DEVICE inline uint64_t LendingKey(float worth, uint32_t number) {
+  uint32_t bits = 0;
+  memcpy(&bits, &worth, sizeof bits);
+  bits ^= bits >> 31 != 0 ? ~0U : 1U << 31;
+  return static_cast<uint64_t>(bits) << 32 | number;
+}
+constexpr uint64_t kNobodyLends = ~uint64_t{0};
+/// Of a layer that a call of layer `mine` may ask: not itself, and not the next one, whose slots
+/// are looked at meanwhile; nor one whose prefetches are not settled.
+MOERT_HOST_DEVICE inline uint64_t LenderKey(const ServedLayer& layer, bool settled, int number,
+                                            int mine, int fewest) {
+  if (number == mine || number == mine + 1 || !settled || layer.lent == 0 ||
+      layer.spare_at == nullptr || layer.slots <= fewest) {
+    return kNobodyLends;
+  }
+  return LendingKey(layer.spare_worth, static_cast<uint32_t>(number));
+}
+/// Whether the expert with these ranks says what one slot more is worth: who would leave last, or,
+/// where all that are idle leave, the first that finds no slot.
+MOERT_HOST_DEVICE inline bool SaysGain(const ServedCounts& call, bool miss, bool idle,
+                                       int miss_rank, int victim_rank) {
+  if (call.misses > call.free + call.idle) return miss && miss_rank == call.free + call.idle;
+  return idle && victim_rank == call.misses - call.free - 1;
+}
+/// `lender`: the least LenderKey of all layers; `gain`: the worth of who SaysGain.
+MOERT_HOST_DEVICE inline bool Borrows(uint64_t lender, double gain) {
+  return lender < LendingKey(static_cast<float>(gain), 0);
+}
+
 /// All pointers are device memory but those that say otherwise.
 struct ServeMissesArgs {
   int32_t experts = 0;
@@ -217,7 +282,7 @@ struct ServeMissesArgs {
   ServedLayer* layer = nullptr;           //
   ServedExpert* rows = nullptr;           // [experts]
   const ServedRecord* records = nullptr;  // [experts]
-  uint8_t* const* slots = nullptr;        // [layer->slots] where they lie
+  uint8_t* const* slots = nullptr;        // [experts] where they lie; null: none
   const ExpertHandle* shared = nullptr;   // the shared expert's, or of no record
   ServedTally* tally = nullptr;
   // What the rest of the call goes by. [experts + 1] each, the shared expert last: those that can
@@ -233,6 +298,7 @@ struct ServeMissesArgs {
   float* history = nullptr;  // [window, experts]
   int32_t tokens = 0;
   int32_t top_k = 1;
+  SlotLenders lenders;
   // Where records are prefetched; else null.
   LayerPrefetch* prefetch = nullptr;
   // Gets what the call wanted, for those who predicted it: [experts] bits of tokens. Null: not
@@ -260,6 +326,10 @@ struct ServeMissesArgs {
 /// Decides, and changes the layer's rows. Of layers of up to kFewExperts experts. 0 or a
 /// cudaError_t.
 int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream);
+/// The same behind the logits of few tokens, or their ids: with LaunchRouteFew in front, whose
+/// tiles are not made, in one launch. Of no tokens: nothing.
+int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args,
+                        CUstream_st* stream);
 
 /// Carries out the copies: host memory -> shared -> device memory. Addresses and bytes are
 /// multiples of 16.

@@ -1,16 +1,16 @@
 // Which products of a call are family P's (kernels/cuda/prompt_gemm.h), and in which tiling, by the
 // mean of tokens an expert. Data: measured on an H200 with Qwen3-30B-A3B's and Mixtral-8x7B's
-// shapes by `moert-bench gemm`.
+// shapes by `moert-bench gemm`, the crossings by its --products.
 #ifndef MOERT_KERNELS_TUNING_PROMPT_H_
 #define MOERT_KERNELS_TUNING_PROMPT_H_
 
 namespace moert::cuda::tuning {
 
 /// From so many tokens an expert on, by packing: bf16, w8, w4, fp8_b128, mxfp4, nvfp4, int4 with
-/// the scales and zeros of files, w8a8, w4a8, w4, w3 and w2 with zeros. Where the times of both
-/// families cross, between what was measured at 4, 6, 8, 12, 16 and 20 tokens an expert; w4 with
-/// zeros as w3.
-constexpr double kPromptFrom[] = {4, 6, 12, 11, 14.5, 14.5, 18, 4, 4, 13, 13, 18};
+/// the scales and zeros of files, w8a8, w4a8, w4, w3 and w2 with zeros, w8a8_fp8. Where the times
+/// of both families cross, between what was measured at 4, 8 and 16 tokens an expert; w4 with zeros
+/// between w4 and w2.
+constexpr double kPromptFrom[] = {4, 4, 10.5, 4, 13.5, 14.5, 18, 4, 4, 12, 9.5, 13.5, 4};
 
 /// At least so many in calls of up to kFewTokens tokens (route.h): family D's take fewer launches
 /// and prefetch for the next layer.
@@ -21,8 +21,8 @@ struct PromptTiling {
   double tokens;
   int most;
 };
-/// What w4a8 has registers for.
-constexpr int kMostOfInt8Groups = 160;
+/// What w4a8 and fp8 have registers for, which add the sums of every 128 k to others.
+constexpr int kMostOfTwoSums = 160;
 constexpr PromptTiling kPromptTilings[] = {{64, 64}, {150, 160}, {1e30, 256}};
 
 }  // namespace moert::cuda::tuning

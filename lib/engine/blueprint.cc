@@ -11,6 +11,7 @@
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "moert/auto_strategy.h"
+#include "store/shared_slots.h"
 #include "strategies/builtin.h"
 
 namespace moert {
@@ -43,10 +44,10 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
   for (const MoeLayerSpec& l : model.layers) {
     const RoutingSpec& r = l.routing;
     if (r.kind != RoutingKind::kExternal) {
-      bytes += 4 * l.num_experts * (l.hidden + r.selection_bias + r.logit_bias);
+      bytes += int64_t{4} * l.num_experts * (l.hidden + r.selection_bias + r.logit_bias);
       bytes += 4 * r.hash_vocab * r.top_k;
     }
-    bytes += 4 * l.num_experts * static_cast<int64_t>(r.expert_scales);
+    bytes += int64_t{4} * l.num_experts * static_cast<int>(r.expert_scales);
     if (l.shared_gate) bytes += 4 * l.hidden;
     if (l.shared_intermediate == 0) continue;
     MOERT_ASSIGN_OR_RETURN(const RecordLayout shared, SharedRecordLayout(l));
@@ -143,9 +144,12 @@ HardwareProfile EffectiveProfile(const EngineOptions& options) {
 ServedRules Blueprint::served() const {
   ServedRules rules;
   if (!strategy.misses_by_rule()) return rules;
+  rules.ruled = strategy.routing != nullptr;
   if (strategy.residency != nullptr) {
     const PolicyTraits traits = strategy.residency->traits();
     rules.by_worth = traits.by_worth;
+    rules.shares_slots =
+        traits.by_worth && dynamic_cast<const SharedSlots*>(strategy.residency.get()) != nullptr;
     rules.score_window = traits.score_window;
   }
   if (strategy.prefetch != nullptr) {

@@ -56,7 +56,8 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) try {
                             ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->store->CloseStep(epoch); };
   if (parts_->versions != nullptr) parts_->versions->AfterStepOpened(ContextOf(step, 0));
   MOERT_RETURN_IF_ERROR(
-      parts_->executor->OpenStep(parts_->store.get(), step.epoch, step.token_ids, step.stream));
+      parts_->executor->OpenStep(parts_->store.get(), step.epoch,
+                                 {step.request_ids, step.token_ids}, step.stream));
   std::move(close).Cancel();
   std::move(forget).Cancel();
   return id;

@@ -62,7 +62,15 @@ absl::Status LayerRunner::Forward(LayerCall call) {
   if (!call.exec.capturing) CollectRoutings();
   if (CanRunResident(call)) {
     if (call.routed == nullptr) {
-      return parts_.executor->RunResident(call.exec, call.context, *parts_.store);
+      const RoutingRule rule = parts_.strategy->routing == nullptr
+                                   ? RoutingRule{}
+                                   : parts_.strategy->routing->Rule(call.context);
+      return parts_.executor->RunResident(call.exec, call.context, rule, *parts_.store);
+    }
+    if (parts_.strategy->routing != nullptr) {
+      return absl::FailedPreconditionError(
+          "the stream is being captured: a strategy that substitutes experts needs scores, which a "
+          "routing in device memory does not have");
     }
     return parts_.executor->RunGiven(call.exec, OnDevice(*call.routed), call.context,
                                      *parts_.store);

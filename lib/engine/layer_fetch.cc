@@ -51,7 +51,9 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
 }
 
 void LayerRunner::ServeFetches() {
-  serves_fetches_ = CheckRules().ok() && parts_.executor->ServeFetches(*parts_.store).ok();
+  // A fetch is routed by the host, with scores for a rule that substitutes.
+  serves_fetches_ = parts_.strategy->routing == nullptr && CheckRules().ok() &&
+                    parts_.executor->ServeFetches(*parts_.store).ok();
 }
 
 bool LayerRunner::Serves(int layer, const FetchInput& input) const {

@@ -22,6 +22,8 @@ void LayerRunner::TakeSelections() {
   ServedCount added;
   if (!parts_.executor->TakeServed(&added)) return;
   parts_.store->CountServed(added);
+  parts_.router->CountSubstituted(added.substituted, added.mass_substituted);
+  parts_.router->CountOwnChoice(/*slots=*/0, added.mass_lost);
   parts_.prefetcher->CountServed(added);
 }
 

@@ -115,7 +115,8 @@ PartOfModel PartOf(const MoeModelSpec& whole, const MoeModelSpec& part, const Sh
       of.numbering[l][static_cast<size_t>(plan->experts[l][i])] = static_cast<int32_t>(i);
     }
     if (layer.routing.kind == part.layers[l].routing.kind) continue;
-    of.gate_bytes += 4 * layer.num_experts * (layer.hidden + (layer.routing.selection_bias ? 1 : 0));
+    of.gate_bytes +=
+        int64_t{4} * layer.num_experts * (layer.hidden + (layer.routing.selection_bias ? 1 : 0));
   }
   return of;
 }

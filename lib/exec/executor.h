@@ -30,6 +30,12 @@ struct ExecutorCall {
   bool capturing = false;               // Executor::Capturing of the stream
 };
 
+/// What a step says of its rows: [rows] each, or empty.
+struct StepRows {
+  absl::Span<const int64_t> request_ids;
+  absl::Span<const int32_t> token_ids;
+};
+
 /// What a routing made by the executor goes by.
 struct RoutingRequest {
   RoutingRule rule;          // kTopK: the model's own choice
@@ -190,9 +196,10 @@ class Executor {
   /// Whether RunResident is possible, given a usable version of every expert.
   virtual bool runs_resident() const { return false; }
   /// Enqueues a whole call. Legal under stream capture. Its routing arrives later. Where the device
-  /// serves misses (ServeMisses) a captured call needs no versions.
+  /// serves misses (ServeMisses) a captured call needs no versions. `rule`: other than kTopK only
+  /// of such a call.
   virtual absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
-                                   const VersionedStore& store) {
+                                   const RoutingRule& rule, const VersionedStore& store) {
     return NotSupported();
   }
   /// Whether a routing may be given where the executor computes, apart from host memory.
@@ -241,11 +248,10 @@ class Executor {
   /// nothing.
   virtual bool TakeSelections(std::vector<SelectionCount>* added) { return false; }
   /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
-  /// captured calls, and token ids where layers are routed by them; where misses are served, lends
-  /// the blocks. Where there may be captured calls
-  /// of other strategies the store tracks its changes.
-  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch,
-                                absl::Span<const int32_t> token_ids, void* stream) {
+  /// captured calls, and what replays have to know of the rows; where misses are served, lends the
+  /// blocks. Where there may be captured calls of other strategies the store tracks its changes.
+  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch, const StepRows& rows,
+                                void* stream) {
     return absl::OkStatus();
   }
   /// Behind the last call of a step, replayed graphs included.

@@ -112,8 +112,7 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Create(const MoeModelSpec* model
 
 void Router::Count(const RoutingResult& routing) {
   CountOwnChoice(routing.tokens * routing.top_k, routing.mass);
-  stats_.slots_substituted += routing.substituted;
-  stats_.mass_substituted += routing.mass_substituted;
+  CountSubstituted(routing.substituted, routing.mass_substituted);
   stats_.model_lookups += routing.model_lookups;
   stats_.model_hits += routing.model_hits;
 }
@@ -121,6 +120,11 @@ void Router::Count(const RoutingResult& routing) {
 void Router::CountOwnChoice(int64_t slots, double mass) {
   stats_.slots += slots;
   stats_.mass += mass;
+}
+
+void Router::CountSubstituted(int64_t slots, double mass) {
+  stats_.slots_substituted += slots;
+  stats_.mass_substituted += mass;
 }
 
 RouterStats Router::stats() const {

@@ -56,6 +56,11 @@ struct ServedCount {
   int64_t late = 0;
   int64_t wasted = 0;
   int64_t brought_bytes = 0;
+  // Of the expert-cache rule: slots whose expert was displaced, the mass of these, and by how much
+  // the model's own choice had more mass than what was chosen.
+  int64_t substituted = 0;
+  double mass_substituted = 0;
+  double mass_lost = 0;
 };
 
 }  // namespace moert

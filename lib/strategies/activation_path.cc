@@ -28,7 +28,8 @@ class ActivationPath final : public PrefetchPolicy {
     if (follows_.empty()) {
       std::vector<std::vector<float>> follows(model.layers.size());
       for (size_t l = 0; l + 1 < model.layers.size(); ++l) {
-        follows[l].assign(model.layers[l].num_experts * model.layers[l + 1].num_experts, 0);
+        follows[l].assign(size_t{1} * model.layers[l].num_experts * model.layers[l + 1].num_experts,
+                          0);
       }
       follows_ = std::move(follows);  // complete, or none
     }

@@ -16,7 +16,7 @@ class ExpertCacheRouting final : public RoutingPolicy {
   ExpertCacheRouting(const RoutingRule& rule, bool decode_only)
       : rule_(rule), decode_only_(decode_only) {}
 
-  PolicyTraits traits() const override { return {.lossy = rule_.alpha > 0}; }
+  PolicyTraits traits() const override { return {.lossy = rule_.alpha > 0, .rule_by_phase = true}; }
 
   absl::Status Check(const MoeModelSpec& model) const override {
     for (const MoeLayerSpec& layer : model.layers) {

@@ -35,7 +35,8 @@ bool Strategy::misses_by_rule() const {
   const bool residency_ruled = residency == nullptr || residency->traits().least_recently_used ||
                                residency->traits().by_worth ||
                                residency->traits().score_window > 0;
-  return serving == Serving::kCache && !preload && routing == nullptr && precision == nullptr &&
+  const bool routing_ruled = routing == nullptr || routing->traits().rule_by_phase;
+  return serving == Serving::kCache && !preload && routing_ruled && precision == nullptr &&
          placement == nullptr && prefetch_ruled && residency_ruled;
 }
 

@@ -22,7 +22,7 @@ class TopScorePrefetch final : public PrefetchPolicy {
       : alpha_(alpha), resident_forward_(resident_forward) {}
 
   PolicyTraits traits() const override {
-    return {.next_gate = true, .resident_forward = resident_forward_};
+    return {.by_gate = true, .next_gate = true, .resident_forward = resident_forward_};
   }
 
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {

@@ -293,6 +293,7 @@ TEST_CASE("the caps hold from call to call, on the same accounts as the host's")
     cuda::RequestAccount* accounts = kept.Zeros<cuda::RequestAccount>(16);
     double* worst = kept.Zeros<double>(2);
     int32_t* rows = kept.Zeros<int32_t>(16);
+    int32_t* apart = kept.Zeros<int32_t>(1);
     kept.Up();
     int64_t total = 0;
     Arena arena(1 << 20);
@@ -312,6 +313,7 @@ TEST_CASE("the caps hold from call to call, on the same accounts as the host's")
       }
       if (call.scores.empty()) continue;
       if (step == 0) set.fresh[0] = (1u << set.count) - 1;
+      set.one_row_each = step % 2;
       const Answer want = Apply(call, rule, &ledger);
       total += want.outcome.substituted;
       arena.Clear();
@@ -322,8 +324,9 @@ TEST_CASE("the caps hold from call to call, on the same accounts as the host's")
       pending.args.account_of = rows;
       pending.args.accounts = accounts;
       pending.args.worst_shares = worst;
+      pending.args.rows_apart = apart;
       arena.Up();
-      REQUIRE(cuda::LaunchSetAccounts(rows, accounts, set, nullptr) == 0);
+      REQUIRE(cuda::LaunchSetAccounts(rows, apart, accounts, set, nullptr) == 0);
       REQUIRE(cuda::LaunchExpertCache(pending.args, nullptr) == 0);
       arena.Down();
       kept.Down();

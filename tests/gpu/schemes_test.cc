@@ -117,9 +117,10 @@ TEST_CASE("schemes mixed in one launch") {
 }
 
 // Few and small, for compute-sanitizer.
-TEST_CASE("small cases of the schemes of files, of int8 and of zeros", "[small]") {
-  for (const char* scheme : {"fp8_b128", "mxfp4", "nvfp4", "w4a16_g32_zp_f16", "w4a16_g64", "w8a8",
-                             "w4a8_g128", "w4a16_g128_asym", "w3a16_g128_asym", "w2a16_g64_asym"}) {
+TEST_CASE("small cases of the schemes of files, of 8 bits and of zeros", "[small]") {
+  for (const char* scheme :
+       {"fp8_b128", "mxfp4", "nvfp4", "w4a16_g32_zp_f16", "w4a16_g64", "w8a8", "w4a8_g128",
+        "w8a8_fp8", "w4a16_g128_asym", "w3a16_g128_asym", "w2a16_g64_asym"}) {
     CheckCase({72, 40, 4, 1}, {scheme}, 5, 0, 1e-2);
     CheckCase({200, 88, 3, 2}, {scheme}, 70, 0, 1e-2);
   }
@@ -141,8 +142,8 @@ TEST_CASE("from one token to 8192") {
   CheckCases({256, 192, 16, 4}, {"w4a16_g128", "bf16", "w8a8"}, {1, 2, 8, 64, 512, 8192}, 0, 1e-2);
 }
 
-TEST_CASE("int8 prompts, by tokens an expert") {
-  for (const std::string scheme : {"w8a8", "w4a8_g128"}) {
+TEST_CASE("prompts in 8 bits, by tokens an expert") {
+  for (const std::string scheme : {"w8a8", "w4a8_g128", "w8a8_fp8"}) {
     CheckCases({256, 192, 4, 2}, {scheme}, {29, 61, 120, 300, 513, 1200}, 0, 1e-2);
     CheckCase({2048, 80, 4, 2}, {scheme}, 150, 0, 1e-2);
     CheckCase({1040, 336, 3, 2}, {scheme}, 90, 0, 1e-2);
@@ -151,6 +152,7 @@ TEST_CASE("int8 prompts, by tokens an expert") {
     CheckCase({128, 64, 32, 2}, {scheme}, 600, 0.5, 1e-2);
   }
   CheckCase({256, 192, 9, 3}, {"w8a8", "w8a8+h", "bf16", "w4a8_g128"}, 300, 0, 1e-2);
+  CheckCase({256, 192, 9, 3}, {"w8a8_fp8", "w8a8_fp8+h", "w8a8", "bf16"}, 300, 0, 1e-2);
 }
 
 TEST_CASE("prompts of asymmetric schemes") {
@@ -179,9 +181,20 @@ TEST_CASE("prompts, by tokens an expert") {
   CheckCases({256, 192, 16, 4}, {"w4a16_g128", "bf16", "w8a16_g128"}, {2048, 4096, 8192});
 }
 
+// Launches of a product run into one another: of many packings with few tiles each, and of few with
+// more tiles than there are CTAs.
+TEST_CASE("prompts in many packings") {
+  CheckCases({256, 192, 26, 6},
+             {"bf16", "w8a16_g128", "w4a16_g128", "fp8_b128", "mxfp4", "nvfp4", "w4a16_g64", "w8a8",
+              "w4a8_g128", "w8a8_fp8", "w4a16_g128_asym", "w3a16_g128_asym", "w2a16_g64_asym"},
+             {90, 400, 2000}, 0.1, 1e-2);
+  CheckCases({1536, 768, 24, 4}, {"w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g64_asym"},
+             {128, 400}, 0, 1e-2);
+}
+
 TEST_CASE("prompts of experts of which only some have a product of family P") {
   CheckCase({256, 192, 9, 3}, {"bf16", "w2a16_g64_asym", "w4a16_g128"}, 90);
-  CheckCase({256, 192, 9, 3}, {"bf16", "w8a8_fp8", "w2a16_g64_asym"}, 200, 0, 1e-2);
+  CheckCase({256, 192, 9, 3}, {"bf16", "w8a8_fp8+h", "w2a16_g64_asym"}, 200, 0, 1e-2);
   CheckCase({256, 192, 9, 3}, {"w4a16_g128", "w8a8", "bf16+h"}, 200, 0, 1e-2);
   CheckCase({128, 64, 32, 2}, {"w4a16_g128", "bf16", "w3a16_g128_asym"}, 600, 0.5);
 }

@@ -71,8 +71,11 @@ class Chain {
   Engine* engine() { return engine_.get(); }
   cudaStream_t stream() const { return device_.stream(); }
 
+  /// Whose the rows of the steps are that follow; empty: nobody says.
+  void SetRequests(std::vector<int64_t> requests) { requests_ = std::move(requests); }
   StepId Begin(int64_t rows) {
     StepInfo info;
+    if (!requests_.empty()) info.request_ids = absl::MakeSpan(requests_).first(rows);
     info.phase = Phase::kDecode;
     info.rows = rows;
     info.stream = device_.stream();
@@ -158,6 +161,7 @@ class Chain {
   const int64_t parts_;  // of the rows: one, or one a layer
   DeviceRowsBuffer device_;
   std::unique_ptr<Engine> engine_;
+  std::vector<int64_t> requests_;
   std::map<int64_t, cudaGraphExec_t> graphs_;
 };
 

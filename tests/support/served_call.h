@@ -4,17 +4,24 @@
 #define MOERT_TESTS_SUPPORT_SERVED_CALL_H_
 
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <vector>
 
 #include "kernels/cuda/serve_misses.h"
 
 namespace moert::test {
 
-/// rows: [experts], of a layer with `slots` slots. worth: [experts], or null where the one unused
-/// for longest leaves.
+/// A slot of another layer for a call in which one more is worth `gain`: its place, or below 0.
+using BorrowSlot = std::function<int(double gain)>;
+
+/// rows: [experts], of a layer with `slots` slots, or with those whose place is in `there`. worth:
+/// [experts], or null where the one unused for longest leaves. borrow: or null.
 inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slots, int64_t tick,
                                     std::vector<cuda::ServedExpert>* rows,
-                                    const double* worth = nullptr) {
+                                    const double* worth = nullptr,
+                                    const std::vector<uint8_t>* there = nullptr,
+                                    const BorrowSlot& borrow = nullptr) {
   const std::vector<cuda::ServedExpert> before = *rows;
   const int experts = static_cast<int>(before.size());
   std::vector<uint8_t> held(experts, 0);
@@ -32,7 +39,7 @@ inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slot
   cuda::ServedCounts call;
   std::vector<int32_t> places(experts, -1);
   for (int s = 0; s < slots; ++s) {
-    if (held[s] == 0) places[call.free++] = s;
+    if (held[s] == 0 && (there == nullptr || (*there)[s] != 0)) places[call.free++] = s;
   }
   for (int e = 0; e < experts; ++e) {
     call.misses += counts[e] > 0 && before[e].slot < 0;
@@ -40,6 +47,22 @@ inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slot
     if (!idle) continue;
     ++call.idle;
     places[call.free + cuda::VictimRank(keys.data(), experts, e)] = before[e].slot;
+  }
+  if (borrow != nullptr && call.misses > call.free) {
+    double gain = std::numeric_limits<double>::quiet_NaN();
+    for (int e = 0; e < experts; ++e) {
+      const bool miss = counts[e] > 0 && before[e].slot < 0;
+      const bool idle = counts[e] == 0 && before[e].slot >= 0;
+      if (cuda::SaysGain(call, miss, idle, cuda::MissRank(missing.data(), experts, e),
+                         cuda::VictimRank(keys.data(), experts, e))) {
+        gain = worth[e];
+      }
+    }
+    const int place = borrow(gain);
+    if (place >= 0) {
+      ++call.borrowed;
+      places[call.copies() - 1] = place;
+    }
   }
   for (int e = 0; e < experts; ++e) {
     (*rows)[e] = cuda::AfterCall(before[e], counts[e], tick, call, places.data(),

@@ -1,8 +1,5 @@
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <cmath>
-
 #include "cli/bench/bench.h"
 #include "cli/bench/commit.h"
 #include "cli/bench/decoder_bench.h"
@@ -12,30 +9,6 @@
 #include "util/status_macros.h"
 
 namespace moert::cli {
-
-absl::StatusOr<HfConfig> DecoderConfig(const Shape& shape) {
-  if (shape.vocabulary == 0) {
-    return absl::UnimplementedError(fmt::format(
-        "shape {}: the example decoder does not run its dense parts on a device", shape.name));
-  }
-  HfConfig config;
-  config.model_type = shape.name;
-  config.moe = shape.spec;
-  config.vocab_size = shape.vocabulary;
-  config.hidden_size = shape.spec.layers.front().hidden;
-  config.num_hidden_layers = shape.spec.num_layers();
-  config.num_attention_heads = shape.heads;
-  config.num_key_value_heads = shape.kv_heads;
-  config.head_dim = shape.head_dim;
-  config.max_position_embeddings = int64_t{1} << 17;
-  config.rope.dim = shape.head_dim;
-  config.rope.theta = 1e6;
-  config.qk_norm = shape.qk_norm ? QkNorm::kPerHead : QkNorm::kNone;
-  config.attention_scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
-  config.mixers.resize(config.num_hidden_layers);
-  config.is_moe.assign(config.num_hidden_layers, true);
-  return config;
-}
 
 namespace {
 

@@ -50,6 +50,8 @@ int BenchGemm(int argc, const char* const* argv) {
   parser.AddInt("layers", &o.layers, "cuda: copies of the layer's weights, in turn", 1, 256);
   parser.AddSwitch("hadamard", &o.hadamard, "cuda: weights in the Hadamard domain");
   parser.AddChoice("rows", &o.rows, {"bf16", "f32"}, "cuda: dtype of hidden states and outputs");
+  parser.AddChoice("products", &o.products, {"auto", "few", "prompts"},
+                   "cuda: kernels for few tokens or for prompts; auto: as the engine chooses");
   parser.AddSize("bytes", &o.bytes, "at least so many bytes of experts, in turn");
   parser.AddInt("threads", &o.threads, "threads, 0: one per CPU", 0, 4096);
   parser.AddInt("repeats", &o.repeats, "passes over all experts", 1, 1000);

@@ -33,6 +33,7 @@ struct GemmOptions {
   int layers = 8;
   bool hadamard = false;
   std::string rows = "bf16";
+  std::string products = "auto";
   std::string json, plot;
   bool quiet = false;
 };

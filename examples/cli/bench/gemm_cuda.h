@@ -22,7 +22,8 @@ struct GemmCudaOptions {
   std::vector<double> zipf;           // exponents of the experts' popularity; 0: all alike
   int layers = 8;                     // copies of the weights, in turn
   int repeats = 21;
-  bool f32_rows = false;  // hidden states and outputs in fp32 instead of bf16
+  bool f32_rows = false;          // hidden states and outputs in fp32 instead of bf16
+  std::string products = "auto";  // or few, prompts: whose kernels, whatever the tokens
 };
 
 /// One layer call, in microseconds.

@@ -101,6 +101,7 @@ absl::StatusOr<GemmCudaOptions> DeviceOptions(const GemmOptions& options) {
   o.layers = options.layers;
   o.repeats = options.repeats;
   o.f32_rows = options.rows == "f32";
+  o.products = options.products;
   return o;
 }
 

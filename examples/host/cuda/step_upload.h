@@ -23,9 +23,10 @@ class DeviceSequence final : public Sequence {
                                                                 const Rope& rope,
                                                                 int64_t max_tokens);
   const SequenceCache& cache() const { return cache_; }
-  /// The step that wrote the other states has been enqueued: those are the sequence's now.
+  /// A step of `tokens` of its tokens, which wrote the other states, has been enqueued: those are
+  /// the sequence's now.
   void Commit(int64_t tokens) {
-    cache_.state = 1 - cache_.state;
+    if (tokens > 0) cache_.state = 1 - cache_.state;
     set_length(length() + tokens);
   }
 

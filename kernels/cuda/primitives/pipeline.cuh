@@ -119,6 +119,9 @@ __device__ __forceinline__ uint2 LoadShared8(uint32_t at) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
   return v;
 }
+__device__ __forceinline__ void StoreShared8(uint32_t at, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(first), "f"(second) : "memory");
+}
 __device__ __forceinline__ uint32_t LoadSharedByte(uint32_t at) {
   uint32_t v;
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(at) : "memory");

@@ -59,7 +59,7 @@ struct ImportedRowScales {
   /// Whether another group begins with part `part` of stage k.
   __device__ __forceinline__ static bool Begins(const PromptScaleForm& form, int k, int part) {
     if constexpr (!kTurns) return false;
-    if constexpr (kPacking == Packing::kF8Block) return (k & 1) == 0;
+    if constexpr (kPacking == Packing::kF8Block) return (k & 1) == 0 && part == 0;
     const int k16 = k * 4 + part * 2;
     return (k16 & (form.group_k16s - 1)) == 0 && k16 < form.groups * form.group_k16s;
   }
@@ -116,15 +116,13 @@ struct ImportedRowScales {
 };
 
 /// As StageFragments.
-template <Packing kPacking, bool kHalves>
+template <Packing kPacking, bool kHalves, int kParts>
 struct ImportedFragments {
   uint32_t a[4][4];
 
-  /// Of part `part` of a stage.
   template <int kRowBlocks>
   __device__ __forceinline__ void Load(int part, uint32_t first, uint32_t second, int half,
                                        const ImportedRowScales<kPacking, kRowBlocks>& scales) {
-    constexpr int kParts = PromptParts(kPacking);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (i * kParts / 4 != part) continue;

@@ -1,6 +1,6 @@
-// Family P's products of int8 (w8a8, w4a8): a stage is 128 k, and rows of activations as they are
-// packed (rows.h) are the other operand: a lane's word of weights and four of their channels lie
-// alike.
+// Family P's products of 8 bits (w8a8, w4a8, w8a8_fp8): a stage is 128 k, and rows of activations
+// as they are packed (rows.h) are the other operand: a lane's word of weights and four of their
+// channels lie alike.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_INT8_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_PROMPT_INT8_CUH_
 
@@ -11,31 +11,36 @@
 
 namespace moert::cuda {
 
-MOERT_HOST_DEVICE constexpr bool IsInt8(Packing p) {
-  return p == Packing::kW8A8 || p == Packing::kW4A8;
+MOERT_HOST_DEVICE constexpr bool Is8Bit(Packing p) {
+  return p == Packing::kW8A8 || p == Packing::kW4A8 || p == Packing::kF8;
+}
+/// Whether an activation row has one scale, which comes with the tile.
+MOERT_HOST_DEVICE constexpr bool HasRowScales(Packing p) {
+  return p == Packing::kW8A8 || p == Packing::kF8;
 }
 
 /// As StageFragments; of four times 32 k.
-template <Packing kPacking, bool kHalves>
+template <Packing kPacking, bool kHalves, int kParts>
 struct Int8Fragments {
   uint32_t a[4][4];
 
   template <typename Scales>
-  __device__ __forceinline__ void Load(int /*part*/, uint32_t first, uint32_t second, int half,
+  __device__ __forceinline__ void Load(int part, uint32_t first, uint32_t second, int half,
                                        const Scales& /*scales*/) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      if (i * kParts / 4 != part) continue;
 #pragma unroll
       for (int k16 = 0; k16 < 2; ++k16) {
         const uint32_t at = (i * 2 + k16) * (K64Bytes(kPacking) / 4);
         uint2 v;
-        if constexpr (kPacking == Packing::kW8A8) {
+        if constexpr (HasRowScales(kPacking)) {
           if constexpr (kHalves) {
             v = make_uint2(LoadShared4(first + at + 4 * half), LoadShared4(second + at + 4 * half));
           } else {
             v = LoadShared8(first + at);
           }
-          constexpr uint32_t kMiddle = 0x80808080u;  // u - 128
+          constexpr uint32_t kMiddle = kPacking == Packing::kF8 ? 0 : 0x80808080u;  // u - 128
           v = make_uint2(v.x ^ kMiddle, v.y ^ kMiddle);
         } else {
           v.x = LoadShared4(first + at);

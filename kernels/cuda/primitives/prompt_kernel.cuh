@@ -20,27 +20,33 @@ namespace moert::cuda {
 
 /// Columns of the products of a unit: int8 ones come in fewer kinds.
 template <Packing kPacking, int kUnitColumns>
-constexpr int kProductColumns = IsInt8(kPacking) && kUnitColumns == 40 ? 48 : kUnitColumns;
+constexpr int kProductColumns = Is8Bit(kPacking) && kPacking != Packing::kF8&& kUnitColumns == 40
+                                    ? 48
+                                    : kUnitColumns;
 
-template <Packing kPacking, bool kGateUp, int kMost, int kUnitColumns>
+/// kPlain: there are no biases, and silu or gelu is all there is between the products.
+template <Packing kPacking, bool kGateUp, int kMost, bool kPlain, int kUnitColumns>
 __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                         const PromptGemmArgs& args, const PromptSlot<kMost>& slot) {
   constexpr int kColumns = kProductColumns<kPacking, kUnitColumns>;
-  float d[PromptBlocks(kMost)][kColumns / 2];
+  float d[PromptBlocks(kPacking, kMost)][kColumns / 2];
   consumer.Forget();
-  const PromptStore<kGateUp, kMost> store{consumer.of, consumer.ring.Staging(consumer.of.group)};
-  if (slot.bias != 0) store.PrefetchBiases(slot);
+  const PromptStore<kGateUp, kMost, PromptWarpGroups(kPacking, kMost)> store{
+      consumer.of, consumer.ring.Staging(consumer.of.group)};
+  const bool biased = !kPlain && slot.bias != 0;
+  if (biased) store.PrefetchBiases(slot);
   consumer.template Multiply<kColumns>(slot, d);
-  if (slot.bias != 0) store.template AddBiases<kColumns>(slot, d);
+  if (biased) store.template AddBiases<kColumns>(slot, d);
+  store.template Exchange<kColumns>(d);
   const bool silu = args.activation.function != 2;
-  if constexpr (kGateUp) {
+  if constexpr (kGateUp && !kPlain) {
     if (args.activation.plain == 0 && args.activation.function == 3) {
       store.template Square<kColumns>(args.activation, d);
     } else if (args.activation.plain == 0) {
       store.template Clamp<kColumns>(args.activation, d);
     }
   }
-  if constexpr (kGateUp && IsInt8(kPacking)) {
+  if constexpr (kGateUp && Is8Bit(kPacking)) {
     store.template WideH<kColumns>(slot, silu, args.wide_h, args.wide_h_stride, d);
   } else if constexpr (kGateUp) {
     store.template H<kColumns>(slot, silu, d);
@@ -50,26 +56,59 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
 }
 
 /// Calls RunTile of the columns.
-template <Packing kPacking, bool kGateUp, int kMost>
+template <Packing kPacking, bool kGateUp, int kMost, bool kPlain>
 __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                            const PromptGemmArgs& args,
                                            const PromptSlot<kMost>& slot) {
   constexpr int kKind[] = {PromptKind(kMost, 0), PromptKind(kMost, 1), PromptKind(kMost, 2),
                            PromptKind(kMost, 3)};
   if (slot.columns == kKind[0]) {
-    RunTile<kPacking, kGateUp, kMost, kKind[0]>(consumer, args, slot);
+    RunTile<kPacking, kGateUp, kMost, kPlain, kKind[0]>(consumer, args, slot);
   } else if (slot.columns == kKind[1]) {
-    RunTile<kPacking, kGateUp, kMost, kKind[1]>(consumer, args, slot);
+    RunTile<kPacking, kGateUp, kMost, kPlain, kKind[1]>(consumer, args, slot);
   } else if (kKind[2] < kKind[3] && slot.columns == kKind[2]) {
-    RunTile<kPacking, kGateUp, kMost, kKind[2]>(consumer, args, slot);
+    RunTile<kPacking, kGateUp, kMost, kPlain, kKind[2]>(consumer, args, slot);
   } else {
-    RunTile<kPacking, kGateUp, kMost, kKind[3]>(consumer, args, slot);
+    RunTile<kPacking, kGateUp, kMost, kPlain, kKind[3]>(consumer, args, slot);
   }
 }
 
-template <Packing kPacking, bool kGateUp, int kMost>
+// The launches of a call run into one another, each as CTAs of the one in front end:
+// - The first of gate and up waits for all before it, and only then lets the next begin. So whoever
+//   begins finds units, tiles, weights and x.
+// - The first of down waits for h in the warp that brings it, and then lets the next begin. Its
+//   weights are on their way before.
+// - Others wait for nothing: no launch reads what another of its product writes. One CTA of each
+//   waits at its end, so that a launch that has ended has seen those in front end.
+// - Each has as many CTAs with tiles as its share of the product's work, so that launches run side by
+//   side, and a multiprocessor fetches the code of one or two. The last has all, which take what is
+//   left where others end early.
+// A CTA that waits does so for launches whose CTAs have all begun, none of which waits for it.
+
+/// CTAs of packing kIndex that take tiles; at least one.
+template <int kIndex, bool kGateUp, int kMost>
+__device__ __forceinline__ int SharingCtas(const PromptGemmArgs& args) {
+  constexpr int kProduct = kGateUp ? 0 : 1;
+  const uint32_t packings = args.packings[kProduct];
+  if (tuning::kPromptLaunches < 2 || packings >> kIndex == 1) return args.ctas;  // the last
+  constexpr tuning::PromptTileCosts kCosts = tuning::kPromptTileCosts[kMost == 64 ? 0 : 1];
+  float all = 0, mine = 0;
+#pragma unroll
+  for (int p = 0; p < kPromptPackings; ++p) {
+    const int32_t* const begin = &args.table.begins[kProduct][p];
+    const auto tiles = static_cast<float>(__ldcg(begin + 1) - __ldcg(begin));
+    const float work = tiles * kCosts.of[p];
+    all += work;
+    if (p == kIndex) mine = work;
+  }
+  return max(1, static_cast<int>(ceilf(args.ctas * mine / fmaxf(all, 1))));
+}
+
+template <Packing kPacking, bool kGateUp, int kMost, bool kPlain>
 __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shared) {
   using Ring = PromptRing<kPacking, kMost>;
+  constexpr int kGroups = PromptWarpGroups(kPacking, kMost);
+  constexpr int kConsumerWarps = 4 * kGroups;
   const Ring ring{(SharedAddress(shared) + 1023) & ~1023u};
   const uint32_t slot_offset = ring.Barriers() + Ring::kBarrierBytes - SharedAddress(shared);
   auto* slots = reinterpret_cast<PromptSlot<kMost>*>(shared + slot_offset);
@@ -78,67 +117,83 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
     for (int s = 0; s < Ring::kStages; ++s) {
       InitBarrier(ring.Full(s),
                   1 + PromptHelpers(kGateUp, kMost) + (kGateUp ? kGatherWarps * 32 : 0));
-      InitBarrier(ring.Empty(s), kPromptConsumers / 32);
+      InitBarrier(ring.Empty(s), kConsumerWarps);
     }
     for (int s = 0; s < kPromptSlots; ++s) {
       InitBarrier(ring.SlotFull(s), 1);
       InitBarrier(ring.SlotEmpty(s), 1 + PromptHelpers(kGateUp, kMost) +
-                                         (kGateUp ? kGatherWarps : 0) + kPromptConsumers / 32);
+                                         (kGateUp ? kGatherWarps : 0) + kConsumerWarps);
     }
     FenceBarrierInit();
   }
   __syncthreads();
-  GridDependencySync();
-  TriggerDependentLaunch();
-  if (warp >= kPromptConsumers / 32) {
-    GiveRegisters<kProducerRegisters>();
+  if (kGateUp && !args.follows) GridDependencySync();
+  if (kGateUp || args.follows) TriggerDependentLaunch();
+  if (blockIdx.x > 0 &&
+      static_cast<int>(blockIdx.x) >= SharingCtas<PromptIndex(kPacking), kGateUp, kMost>(args)) {
+    return;
+  }
+  if (warp >= kConsumerWarps) {
+    GiveRegisters<ProducerRegisters(kGroups)>();
+    const int role = warp - kConsumerWarps;
     FenceAsyncProxy();  // h was written by ordinary stores, and weights may have been
-    if (warp == kWeightWarp) {
+    if (role == kWeightWarp) {
+      if (!kGateUp && !args.follows) {
+        GridDependencySync();
+        TriggerDependentLaunch();
+        FenceAsyncProxy();
+      }
       BringWeights<kPacking, kGateUp, kMost>(ring, slots);
-    } else if (warp == kScheduleWarp) {
+    } else if (role == kScheduleWarp) {
+      // The scales of h come with a tile.
+      if (HasRowScales(kPacking) && !kGateUp && !args.follows) GridDependencySync();
       Schedule<kPacking, kGateUp, kMost>(args, ring, slots);
-    } else if (kGateUp && warp < kHelperWarp) {
-      GatherTokens<kPacking, kMost>(args, ring, slots, warp - kGatherWarp);
+    } else if (kGateUp && role < kHelperWarp) {
+      GatherTokens<kPacking, kMost>(args, ring, slots, role - kGatherWarp);
     } else if constexpr (PromptHelpers(kGateUp, kMost) > 0) {
-      if (warp >= FirstHelper(kMost)) {
-        HelpWithWeights<kPacking, kGateUp, kMost>(ring, slots, warp - FirstHelper(kMost));
+      if (role >= FirstHelper(kMost)) {
+        HelpWithWeights<kPacking, kGateUp, kMost>(ring, slots, role - FirstHelper(kMost));
       }
     }
   } else {
-    TakeRegisters<ConsumerRegisters(kMost)>();
+    TakeRegisters<ConsumerRegisters(kGroups, kMost)>();
     const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
     PromptConsumer<kPacking, kGateUp, kMost> consumer(ring, warp / 4, warp % 4, lane);
-    RingPlace<kPromptSlots> at;
+    SlotPlace at;
     while (true) {
-      Await(ring.SlotFull(at.stage), at.parity);
-      const PromptSlot<kMost>& slot = slots[at.stage];
+      Await(ring.SlotFull(at.stage()), at.parity());
+      const PromptSlot<kMost>& slot = slots[at.stage()];
       if (slot.columns == 0) break;
-      RunColumns<kPacking, kGateUp, kMost>(consumer, args, slot);
+      RunColumns<kPacking, kGateUp, kMost, kPlain>(consumer, args, slot);
       __syncwarp();
-      if (lane == 0) Arrive(ring.SlotEmpty(at.stage));
+      if (lane == 0) Arrive(ring.SlotEmpty(at.stage()));
       at.Next();
     }
   }
+  if (args.follows && blockIdx.x == 0) GridDependencySync();
 }
 #endif
 
-template <Packing kPacking, bool kGateUp, int kMost>
-__global__ void __launch_bounds__(PromptThreads(kMost), 1)
+template <Packing kPacking, bool kGateUp, int kMost, bool kPlain>
+__global__ void __launch_bounds__(PromptThreads(PromptWarpGroups(kPacking, kMost), kMost), 1)
     PromptGemmKernel(const __grid_constant__ PromptGemmArgs args) {
 #ifdef MOERT_PROMPT_PRODUCTS
   extern __shared__ uint8_t shared[];
-  RunCta<kPacking, kGateUp, kMost>(args, shared);
+  RunCta<kPacking, kGateUp, kMost, kPlain>(args, shared);
 #endif
 }
 
 template <Packing kPacking, bool kGateUp, int kMost>
 int LaunchOne(const PromptGemmArgs& args, cudaStream_t stream) {
   constexpr int kBytes = PromptRing<kPacking, kMost>::kBytes;
-  const auto kernel = PromptGemmKernel<kPacking, kGateUp, kMost>;
+  const bool plain = args.biased == 0 && (!kGateUp || args.activation.plain != 0);
+  const auto kernel = plain ? PromptGemmKernel<kPacking, kGateUp, kMost, true>
+                            : PromptGemmKernel<kPacking, kGateUp, kMost, false>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  return LaunchEarly(kernel, args.ctas, PromptThreads(kMost), kBytes, stream, args);
+  return LaunchEarly(kernel, args.ctas, PromptThreads(PromptWarpGroups(kPacking, kMost), kMost),
+                     kBytes, stream, args);
 }
 
 template <Packing kPacking, bool kGateUp>
@@ -149,7 +204,7 @@ int LaunchMost(const PromptGemmArgs& args, cudaStream_t stream) {
     case 160:
       return LaunchOne<kPacking, kGateUp, 160>(args, stream);
     case 256:
-      if constexpr (kPacking != Packing::kW4A8) {
+      if constexpr (kPacking != Packing::kW4A8 && kPacking != Packing::kF8) {
         return LaunchOne<kPacking, kGateUp, 256>(args, stream);
       }
       return cudaErrorInvalidValue;

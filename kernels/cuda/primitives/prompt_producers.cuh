@@ -11,14 +11,16 @@
 
 namespace moert::cuda {
 
-constexpr int kPromptConsumers = 256;  // threads
 constexpr int kGatherWarps = 2;
-enum PromptRole : int { kWeightWarp = 8, kScheduleWarp = 9, kGatherWarp = 10, kHelperWarp = 12 };
+/// Producing warps, behind the consumers.
+enum PromptRole : int { kWeightWarp, kScheduleWarp, kGatherWarp, kHelperWarp = 4 };
 /// Producing warps are four. They are eight where a tile has few columns and so takes little time:
 /// four help to bring weights.
 MOERT_HOST_DEVICE constexpr int PromptProducers(int most) { return most == 64 ? 8 : 4; }
-MOERT_HOST_DEVICE constexpr int PromptThreads(int most) {
-  return kPromptConsumers + 32 * PromptProducers(most);
+/// Threads of a CTA: of four warps a group that multiplies, of all.
+MOERT_HOST_DEVICE constexpr int PromptConsumers(int groups) { return 128 * groups; }
+MOERT_HOST_DEVICE constexpr int PromptThreads(int groups, int most) {
+  return PromptConsumers(groups) + 32 * PromptProducers(most);
 }
 /// Warps that help to bring weights, the first of them, and the row blocks that each brings. The
 /// gathering ones do where there is nothing to gather.
@@ -30,14 +32,18 @@ MOERT_HOST_DEVICE constexpr int FirstHelper(int most) {
 }
 /// Registers of a thread, in its role: together what a CTA is launched with, else consumers wait
 /// for ever.
-constexpr int kProducerRegisters = 56;
-MOERT_HOST_DEVICE constexpr int ConsumerRegisters(int most) { return most == 64 ? 200 : 224; }
-MOERT_HOST_DEVICE constexpr bool RegistersFit(int most) {
-  return kProducerRegisters * 32 * PromptProducers(most) +
-             ConsumerRegisters(most) * kPromptConsumers <=
-         65536 / PromptThreads(most) / 8 * 8 * PromptThreads(most);
+MOERT_HOST_DEVICE constexpr int ProducerRegisters(int groups) { return groups == 4 ? 32 : 56; }
+MOERT_HOST_DEVICE constexpr int ConsumerRegisters(int groups, int most) {
+  return groups == 4 ? 104 : most == 64 ? 200 : 224;
 }
-static_assert(RegistersFit(64) && RegistersFit(160) && RegistersFit(256));
+MOERT_HOST_DEVICE constexpr bool RegistersFit(int groups, int most) {
+  const int threads = PromptThreads(groups, most);
+  return ProducerRegisters(groups) * (threads - PromptConsumers(groups)) +
+             ConsumerRegisters(groups, most) * PromptConsumers(groups) <=
+         65536 / threads / 8 * 8 * threads;
+}
+static_assert(RegistersFit(4, 64) && RegistersFit(2, 64) && RegistersFit(2, 160) &&
+              RegistersFit(2, 256));
 
 #if defined(__CUDA_ARCH__) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define MOERT_PROMPT_PRODUCTS 1
@@ -47,22 +53,25 @@ static_assert(RegistersFit(64) && RegistersFit(160) && RegistersFit(256));
 
 template <Packing kPacking>
 __device__ __forceinline__ int64_t XStride(const PromptGemmArgs& args) {
-  return IsInt8(kPacking) ? args.int8_x_stride : args.x_stride;
+  return Is8Bit(kPacking) ? args.byte_x_stride : args.x_stride;
 }
 template <Packing kPacking>
 __device__ __forceinline__ const uint8_t* X(const PromptGemmArgs& args) {
-  return IsInt8(kPacking) ? args.int8_x[kPacking == Packing::kW8A8 ? 0 : 1] : args.x;
+  return Is8Bit(kPacking) ? args.byte_x[kPacking == Packing::kW8A8   ? 0
+                                        : kPacking == Packing::kW4A8 ? 1
+                                                                     : 2]
+                          : args.x;
 }
 
 /// Bytes from a row of x to its scales or sums.
 template <Packing kPacking>
 __device__ __forceinline__ int64_t XFloats(const PromptGemmArgs& args) {
-  return IsInt8(kPacking) ? args.int8_x_scales : args.x_sums;
+  return Is8Bit(kPacking) ? args.byte_x_scales : args.x_sums;
 }
 /// Which of the scales or sums of an activation row piece k brings; below 0: none.
 template <Packing kPacking, typename Slot>
 __device__ __forceinline__ int ColumnFloats(const Slot& slot, int k) {
-  if constexpr (IsInt8(kPacking)) return k;
+  if constexpr (Is8Bit(kPacking)) return k;
   if (k >= slot.k64s) return -1;
   if (slot.group_k64s == 1) return k;
   if (slot.group_k64s == 2) return k % 2 != 0 ? -1 : slot.k64s + k / 2;
@@ -76,20 +85,28 @@ __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const Promp
   const TileMatrix& m = unit.matrix[kGateUp ? 0 : 1];
   slot->weights = m.weights;
   slot->scales = m.scales;
+  // In parts: the warp has few registers.
+  const auto part = [] { asm volatile("" ::: "memory"); };
+  part();
   slot->h = args.h + int64_t{unit.h_row} * args.h_stride;
   slot->second_weights = m.second_weights;
   slot->second_scales = m.second_scales;
+  part();
   slot->k64s = m.k64s;
   slot->group_k64s = m.group_k16s / 4;
   slot->row_blocks = m.row_blocks;
   slot->row_tile = row_tile;
+  part();
   slot->columns = unit.columns;
   slot->count = unit.count;
   slot->h_row = unit.h_row;
+  part();
   slot->of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
   slot->zero_distance = m.zero_distance;
   slot->bias = m.bias;
+  part();
   if constexpr (IsImported(kPacking)) slot->form = ScaleForm<kPacking, kGateUp>(m);
+  part();
 }
 
 /// Where the rows of a tile's columns lie, and their scales, by a warp.
@@ -98,23 +115,31 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
                                          int count, int columns, PromptSlot<kMost>* slot) {
   const int lane = threadIdx.x % 32;
   const int32_t* list = unit.slots;
-#pragma unroll
-  for (int c = 0; c < kMost; c += 32) {
-    if (c >= columns) continue;
-    const int of = list[min(c + lane, count - 1)];
+  const auto fill = [&](int c) {
+    const int of = __ldcg(list + min(c + lane, count - 1));
     if constexpr (kGateUp) {
       const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
       slot->rows[GatherPlace(kMost, c + lane)] =
           static_cast<uint32_t>(token * XStride<kPacking>(args));
-      if constexpr (kPacking == Packing::kW8A8) {
+      if constexpr (HasRowScales(kPacking)) {
         slot->scales_of[c + lane] = *reinterpret_cast<const float*>(
-            X<kPacking>(args) + token * args.int8_x_stride + args.int8_x_scales);
+            X<kPacking>(args) + token * args.byte_x_stride + args.byte_x_scales);
       }
     } else {
       slot->rows[c + lane] = of;
-      if constexpr (kPacking == Packing::kW8A8) {
-        slot->scales_of[c + lane] = args.h_columns[unit.h_row * args.h_columns_stride + c + lane];
+      if constexpr (HasRowScales(kPacking)) {
+        slot->scales_of[c + lane] =
+            __ldcg(args.h_columns + unit.h_row * args.h_columns_stride + c + lane);
       }
+    }
+  };
+  if constexpr (kMost == 64) {  // where there are few registers
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 32) fill(c);
+  } else {
+#pragma unroll
+    for (int c = 0; c < kMost; c += 32) {
+      if (c < columns) fill(c);
     }
   }
 }
@@ -128,19 +153,19 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
   constexpr int kIndex = PromptIndex(kPacking);
   const int lane = threadIdx.x % 32;
   const PromptTable& table = args.table;
-  const int begin = table.begins[kProduct][kIndex];
-  const int end = table.begins[kProduct][kIndex + 1];
-  int at = begin + static_cast<int>(blockIdx.x);
-  RingPlace<kPromptSlots> place;
+  const int end = __ldcg(&table.begins[kProduct][kIndex + 1]);
+  // CTAs that begin behind others may find all tiles taken: the first is by ticket too.
+  const auto ticket = [&] {
+    return lane == 0 ? atomicAdd(&table.tickets[kProduct][kIndex], 1) : 0;
+  };
+  int at = __shfl_sync(~0u, ticket(), 0);
+  SlotPlace place;
   while (true) {
-    int next = 0;
-    if (lane == 0 && at < end) {
-      next = begin + static_cast<int>(gridDim.x) + atomicAdd(&table.tickets[kProduct][kIndex], 1);
-    }
-    PromptSlot<kMost>& slot = slots[place.stage];
-    Await(ring.SlotEmpty(place.stage), place.parity ^ 1);
+    const int next = at < end ? ticket() : 0;
+    PromptSlot<kMost>& slot = slots[place.stage()];
+    Await(ring.SlotEmpty(place.stage()), place.parity() ^ 1);
     if (at < end) {
-      const uint32_t tile = table.tiles[kProduct][at];
+      const uint32_t tile = __ldcg(table.tiles[kProduct] + at);
       const PromptUnit& unit = table.units[tile & 0xffffu];
       const int count = unit.count, columns = unit.columns;
       if (lane == 0) {
@@ -151,7 +176,7 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
       slot.columns = 0;
     }
     __syncwarp();
-    if (lane == 0) Arrive(ring.SlotFull(place.stage));
+    if (lane == 0) Arrive(ring.SlotFull(place.stage()));
     if (at >= end) return;
     place.Next();
     at = __shfl_sync(~0u, next, 0);
@@ -187,11 +212,11 @@ __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost
   if (!ElectLane()) return;
   const int first = helper * kCount % kBlocks;
   const bool second = helper * kCount >= kBlocks;
-  RingPlace<kPromptSlots> at;
+  SlotPlace at;
   RingPlace<Ring::kStages> place;
   while (true) {
-    Await(ring.SlotFull(at.stage), at.parity);
-    const PromptSlot<kMost>& slot = slots[at.stage];
+    Await(ring.SlotFull(at.stage()), at.parity());
+    const PromptSlot<kMost>& slot = slots[at.stage()];
     if (slot.columns == 0) return;
     const int k64_bytes = slot.k64s * K64Bytes(kPacking);  // of a row block
     const int block = slot.row_tile * kBlocks + first;
@@ -212,7 +237,7 @@ __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost
       weights += Ring::kRun;
       place.Next();
     }
-    Arrive(ring.SlotEmpty(at.stage));
+    Arrive(ring.SlotEmpty(at.stage()));
     at.Next();
   }
 }
@@ -227,19 +252,18 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
   constexpr int kMatrices = kGateUp ? 2 : 1;
   constexpr int kBlocks = Ring::kRowBlocks / kMatrices;  // of a matrix
   if (!ElectLane()) return;
-  RingPlace<kPromptSlots> at;
+  SlotPlace at;
   RingPlace<Ring::kStages> place;
   while (true) {
-    Await(ring.SlotFull(at.stage), at.parity);
-    const PromptSlot<kMost>& slot = slots[at.stage];
+    Await(ring.SlotFull(at.stage()), at.parity());
+    const PromptSlot<kMost>& slot = slots[at.stage()];
     const int columns = slot.columns;
     if (columns == 0) return;
     const int k64_bytes = slot.k64s * K64Bytes(kPacking);  // of a row block
     const int blocks = min(kBlocks, slot.row_blocks - slot.row_tile * kBlocks);
     const uint8_t* weights = slot.weights + int64_t{slot.row_tile} * kBlocks * k64_bytes;
     const int second = slot.second_weights;
-    const uint8_t* h = slot.h;
-    StageScaleCopies<Ring, kPacking, kGateUp> scales(slot);
+    StageScaleCopies<Ring, kPacking, kGateUp, PromptSlot<kMost>> scales(slot);
     const int pieces = (slot.k64s + PieceK64s(kPacking) - 1) / PieceK64s(kPacking);
     const int stages = (pieces + kPieces - 1) / kPieces;
 #pragma unroll 1
@@ -262,8 +286,7 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
           PromptHelpers(kGateUp, kMost) == 0 ? kMatrices * blocks * run : 0;
       ArriveExpecting(full, weight_bytes + tokens + float_bytes + scales.Bytes(k));
       if constexpr (!kGateUp) {
-        BulkCopy(ring.Tokens(place.stage), h, tokens, full);
-        h += kPieces * columns * 128;
+        BulkCopy(ring.Tokens(place.stage), slot.h + k * (kPieces * columns * 128), tokens, full);
 #pragma unroll
         for (int p = 0; p < kPieces; ++p) {
           if (floats[p] < 0) continue;
@@ -283,7 +306,7 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
       scales.Copy(k, ring.Scales(place.stage, 0), full);
       place.Next();
     }
-    Arrive(ring.SlotEmpty(at.stage));
+    Arrive(ring.SlotEmpty(at.stage()));
     at.Next();
   }
 }
@@ -350,11 +373,11 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
   const uint32_t first = warp * 4 + lane / 8;
   static_assert(kGatherWarps * 4 == 8);  // so a thread's place in the swizzle is always the same
   const uint32_t to = first * 128 + (((lane & 7) ^ (first & 7)) * 16);
-  RingPlace<kPromptSlots> at;
+  SlotPlace at;
   RingPlace<Ring::kStages> place;
   while (true) {
-    Await(ring.SlotFull(at.stage), at.parity);
-    const PromptSlot<kMost>& slot = slots[at.stage];
+    Await(ring.SlotFull(at.stage()), at.parity());
+    const PromptSlot<kMost>& slot = slots[at.stage()];
     const int columns = slot.columns;
     if (columns == 0) break;
     const int pieces = (slot.k64s + PieceK64s(kPacking) - 1) / PieceK64s(kPacking);
@@ -375,7 +398,7 @@ __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
       place.Next();
     }
     __syncwarp();
-    if (lane == 0) Arrive(ring.SlotEmpty(at.stage));
+    if (lane == 0) Arrive(ring.SlotEmpty(at.stage()));
     at.Next();
   }
   CopyAsyncWait<0>();

@@ -12,8 +12,8 @@
 namespace moert::cuda {
 
 constexpr int kPromptSlots = 3;  // tiles that are known in shared memory
-/// Shared memory of a warp group's results on their way out.
-constexpr int kPromptStaging = 8192;
+/// Shared memory of the warp groups' results on their way out, in equal parts.
+constexpr int kPromptStaging = 16384;
 
 /// A tile, as the scheduling warp resolved it.
 template <int kMost>
@@ -43,10 +43,10 @@ MOERT_HOST_DEVICE constexpr int GatherPlace(int most, int column) {
 }
 
 /// A piece is what one row of 128 bytes of an activation is multiplied by: so many times 64 k.
-MOERT_HOST_DEVICE constexpr int PieceK64s(Packing p) { return IsInt8(p) ? 2 : 1; }
+MOERT_HOST_DEVICE constexpr int PieceK64s(Packing p) { return Is8Bit(p) ? 2 : 1; }
 /// Pieces of a stage: as many as make copies of a row block long where there are few columns.
 MOERT_HOST_DEVICE constexpr int StagePieces(Packing p, int most) {
-  return PromptBlocks(most) == 2 && K64Bytes(p) <= 512 && !IsInt8(p) && !IsImported(p) ? 2 : 1;
+  return most == 64 && K64Bytes(p) <= 512 && !Is8Bit(p) && !IsImported(p) ? 2 : 1;
 }
 
 /// Whether stages bring a float for every column: the scale of its activations, or their sum.
@@ -57,6 +57,7 @@ MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
 /// How stages lie in shared memory.
 template <Packing kPacking, int kMost>
 struct PromptRing {
+  static constexpr int kGroups = PromptWarpGroups(kPacking, kMost);
   static constexpr int kPieces = StagePieces(kPacking, kMost);
   static constexpr int kRowBlocks = PromptRowBlocks(kMost);
   static constexpr int kPiece = PieceK64s(kPacking) * K64Bytes(kPacking);  // of a row block
@@ -68,7 +69,7 @@ struct PromptRing {
   static constexpr int kTokens = kPieces * kMost * 128;
   static constexpr int kSlotBytes = kPromptSlots * static_cast<int>(sizeof(PromptSlot<kMost>));
   static constexpr int kBarrierBytes = 512;
-  static constexpr int kRest = 2 * kPromptStaging + kSlotBytes + kBarrierBytes + 1024;
+  static constexpr int kRest = kPromptStaging + kSlotBytes + kBarrierBytes + 1024;
   static constexpr int kFit = (232448 - kRest) / (kStageBytes + kTokens);
   static constexpr int kStages = kFit < 12 ? kFit : 12;
   static constexpr int kBytes = kRest + kStages * (kStageBytes + kTokens);
@@ -88,7 +89,7 @@ struct PromptRing {
     return Weights(stage) + kWeights + kPieces * kPieceScales + piece * kPieceFloats;
   }
   __device__ __forceinline__ uint32_t Staging(int group) const {
-    return base + kStages * (kTokens + kStageBytes) + group * kPromptStaging;
+    return base + kStages * (kTokens + kStageBytes) + group * (kPromptStaging / kGroups);
   }
   __device__ __forceinline__ uint32_t Full(uint32_t stage) const { return Barriers() + stage * 8; }
   __device__ __forceinline__ uint32_t Empty(uint32_t stage) const {
@@ -101,17 +102,31 @@ struct PromptRing {
     return Barriers() + (2 * kStages + kPromptSlots + slot) * 8;
   }
   __device__ __forceinline__ uint32_t Barriers() const {
-    return base + kStages * (kTokens + kStageBytes) + 2 * kPromptStaging;
+    return base + kStages * (kTokens + kStageBytes) + kPromptStaging;
   }
 };
 
+/// Where one walks the slots, in one register: what follows from it is not worth another.
+class SlotPlace {
+ public:
+  __device__ __forceinline__ uint32_t stage() const {
+    uint32_t at = at_;
+    asm volatile("" : "+r"(at));
+    return at & 3;
+  }
+  __device__ __forceinline__ uint32_t parity() const { return at_ >> 2; }
+  __device__ __forceinline__ void Next() {
+    at_ = stage() == kPromptSlots - 1 ? (at_ & 4) ^ 4 : at_ + 1;
+  }
+
+ private:
+  uint32_t at_ = 0;
+};
+static_assert(kPromptSlots <= 4);
+
 /// Of the 128 threads of a consumer warp group.
 __device__ __forceinline__ void WarpGroupBarrier(int group) {
-  if (group == 0) {
-    asm volatile("bar.sync 1, 128;" ::: "memory");
-  } else {
-    asm volatile("bar.sync 2, 128;" ::: "memory");
-  }
+  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
 }  // namespace moert::cuda

@@ -24,6 +24,25 @@ __device__ __forceinline__ PromptScaleForm ScaleForm(const TileMatrix& m) {
   return form;
 }
 
+/// What of a tile concerns its scales.
+struct ScaleSource {
+  const uint8_t* scales;
+  int second_scales, zero_distance, row_blocks, row_tile;
+  PromptScaleForm form;
+
+  template <typename Slot>
+  __device__ __forceinline__ explicit ScaleSource(const Slot& slot)
+      : scales(slot.scales),
+        second_scales(slot.second_scales),
+        zero_distance(slot.zero_distance),
+        row_blocks(slot.row_blocks),
+        row_tile(slot.row_tile),
+        form(slot.form) {}
+};
+/// Where a copying warp finds it: in registers, or again and again in the slot where it has few.
+template <typename Ring, typename Slot>
+using ScalesOf = std::conditional_t<Ring::kGroups == 4, const Slot&, ScaleSource>;
+
 /// A tile's row blocks of each of its matrices.
 template <typename Ring, bool kGateUp>
 struct TileBlocks {
@@ -33,44 +52,37 @@ struct TileBlocks {
 
 /// What the weight warp knows of a tile's scales: of imported packings, which bring with every
 /// stage those of its groups, and their zeros.
-template <typename Ring, Packing kPacking, bool kGateUp>
+template <typename Ring, Packing kPacking, bool kGateUp, typename Slot>
 class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
   using Tile = TileBlocks<Ring, kGateUp>;
   static constexpr bool kZeros = kPacking == Packing::kW4Group;
   static constexpr int kBlockBytes = BlockScaleBytes(kPacking);
 
  public:
-  template <typename Slot>
   __device__ __forceinline__ explicit ImportedStageCopies(const Slot& slot)
-      : at_(slot.scales),
-        second_(slot.second_scales),
-        zeros_(kZeros ? slot.form.zero_distance : 0),
-        row_blocks_(slot.row_blocks),
-        block_(slot.row_tile * Tile::kBlocks),
-        blocks_(min(Tile::kBlocks, row_blocks_ - block_)),
-        groups_(slot.form.groups) {
+      : slot_(slot), blocks_(min(Tile::kBlocks, slot.row_blocks - Block())) {
     const int k16s = slot.form.group_k16s;
     shift_ = (k16s >= 2) + (k16s >= 4) + (k16s >= 8);
   }
   /// What comes with stage k.
   __device__ __forceinline__ uint32_t Bytes(int k) const {
-    const int of_group = blocks_ * (kBlockBytes + (zeros_ != 0 ? 16 : 0));
-    return min(max(4 >> shift_, 1), groups_ - First(k)) * Tile::kMatrices * of_group;
+    const int of_group = blocks_ * (kBlockBytes + (HasZero() ? 16 : 0));
+    return min(max(4 >> shift_, 1), slot_.form.groups - First(k)) * Tile::kMatrices * of_group;
   }
   __device__ __forceinline__ void Copy(int k, uint32_t scales, uint32_t barrier) const {
     const int first = First(k);
 #pragma unroll
     for (int g = 0; g < PromptGroups(kPacking); ++g) {
-      if ((g > 0 && g >= 4 >> shift_) || first + g >= groups_) continue;
-      const int64_t row = int64_t{first + g} * row_blocks_ + block_;  // of row blocks
+      if ((g > 0 && g >= 4 >> shift_) || first + g >= slot_.form.groups) continue;
+      const int64_t row = int64_t{first + g} * slot_.row_blocks + Block();  // of row blocks
 #pragma unroll
       for (int m = 0; m < Tile::kMatrices; ++m) {
         const int to = g * Ring::kRowBlocks + m * Tile::kBlocks;
-        const uint8_t* const at = at_ + (m != 0 ? second_ : 0);
+        const uint8_t* const at = slot_.scales + (m != 0 ? slot_.second_scales : 0);
         BulkCopy(scales + to * kBlockBytes, at + row * kBlockBytes, blocks_ * kBlockBytes, barrier);
-        if (kZeros && zeros_ != 0) {
-          BulkCopy(scales + ImportedZerosAt(Ring::kRowBlocks) + to * 16, at + zeros_ + row * 16,
-                   blocks_ * 16, barrier);
+        if (HasZero()) {
+          BulkCopy(scales + ImportedZerosAt(Ring::kRowBlocks) + to * 16,
+                   at + slot_.form.zero_distance + row * 16, blocks_ * 16, barrier);
         }
       }
     }
@@ -78,27 +90,28 @@ class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
 
  private:
   __device__ __forceinline__ int First(int k) const { return k * 4 >> shift_; }
+  __device__ __forceinline__ int Block() const { return slot_.row_tile * Tile::kBlocks; }
+  __device__ __forceinline__ bool HasZero() const {
+    return kZeros && slot_.form.zero_distance != 0;
+  }
 
-  const uint8_t* at_;  // of the matrix's first group
-  int second_, zeros_, row_blocks_, block_, blocks_, groups_, shift_;
+  const ScalesOf<Ring, Slot> slot_;
+  int blocks_, shift_;
 };
 
 /// Of the other packings: with a piece in which a group begins, its scales or what zeros come to.
-template <typename Ring, Packing kPacking, bool kGateUp>
+template <typename Ring, Packing kPacking, bool kGateUp, typename Slot>
 class RowStageCopies : TileBlocks<Ring, kGateUp> {
   using Tile = TileBlocks<Ring, kGateUp>;
   static constexpr int kPlanes = HasZeros(kPacking) ? 2 : 1;
   static constexpr int kBlockBytes = BlockScaleBytes(kPacking);
 
  public:
-  template <typename Slot>
-  __device__ __forceinline__ explicit RowStageCopies(const Slot& slot)
-      : second_(slot.second_scales), zeros_(slot.zero_distance) {
+  __device__ __forceinline__ explicit RowStageCopies(const Slot& slot) : slot_(slot) {
     constexpr int kK64s = PieceK64s(kPacking);
     const int block = slot.row_tile * Tile::kBlocks;
     at_ = slot.scales + int64_t{block} * kBlockBytes;
     bytes_ = min(Tile::kBlocks, slot.row_blocks - block) * kBlockBytes;
-    stride_ = slot.row_blocks * kBlockBytes;
     pieces_ = (slot.k64s + kK64s - 1) / kK64s;
     of_group_ = (slot.group_k64s + kK64s - 1) / kK64s;
   }
@@ -123,18 +136,21 @@ class RowStageCopies : TileBlocks<Ring, kGateUp> {
       for (int i = 0; i < Tile::kMatrices * kPlanes; ++i) {
         const int matrix = i % Tile::kMatrices, plane = i / Tile::kMatrices;
         const int to = plane * Ring::kRowBlocks + matrix * Tile::kBlocks;
-        BulkCopy(scales + p * Ring::kPieceScales + to * kBlockBytes,
-                 at_ + (matrix != 0 ? second_ : 0) + (plane != 0 ? zeros_ : 0), bytes_, barrier);
+        BulkCopy(
+            scales + p * Ring::kPieceScales + to * kBlockBytes,
+            at_ + (matrix != 0 ? slot_.second_scales : 0) + (plane != 0 ? slot_.zero_distance : 0),
+            bytes_, barrier);
       }
       next_ += of_group_;
-      at_ += stride_;
+      at_ += slot_.row_blocks * kBlockBytes;
     }
     piece_ += Ring::kPieces;
   }
 
  private:
+  const ScalesOf<Ring, Slot> slot_;
   const uint8_t* at_;  // of the next group
-  int second_, zeros_, bytes_, stride_;
+  int bytes_;
   int pieces_, of_group_;     // of the matrix, of a scale group
   int piece_ = 0, next_ = 0;  // of the next stage, of the next group
 };
@@ -147,11 +163,11 @@ struct NoStageCopies {
   }
 };
 
-template <typename Ring, Packing kPacking, bool kGateUp>
+template <typename Ring, Packing kPacking, bool kGateUp, typename Slot>
 using StageScaleCopies = std::conditional_t<
     kPacking == Packing::kBf16, NoStageCopies,
-    std::conditional_t<IsImported(kPacking), ImportedStageCopies<Ring, kPacking, kGateUp>,
-                       RowStageCopies<Ring, kPacking, kGateUp>>>;
+    std::conditional_t<IsImported(kPacking), ImportedStageCopies<Ring, kPacking, kGateUp, Slot>,
+                       RowStageCopies<Ring, kPacking, kGateUp, Slot>>>;
 
 }  // namespace moert::cuda
 

@@ -7,15 +7,16 @@
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/pipeline.cuh"
 #include "kernels/cuda/primitives/prompt_ring.cuh"
-#include "kernels/cuda/primitives/prompt_tile.cuh"
+#include "kernels/cuda/primitives/prompt_warp.cuh"
 
 namespace moert::cuda {
 
-/// `staging`: kPromptStaging bytes of shared memory of the group's own.
-template <bool kGateUp, int kMost>
+/// `staging`: Warp::kStaging bytes of shared memory of the group's own.
+template <bool kGateUp, int kMost, int kGroups>
 struct PromptStore {
-  using Warp = PromptWarp<kGateUp, kMost>;
+  using Warp = PromptWarp<kGateUp, kMost, kGroups>;
   static constexpr int kBlocks = Warp::kBlocks;
+  static constexpr bool kEights = kGateUp && kBlocks == 1;  // halves, once they are exchanged
   template <int kColumns>
   using Sums = float[kBlocks][kColumns / 2];
 
@@ -52,6 +53,14 @@ struct PromptStore {
     }
   }
 
+  /// Pairs become halves: of 16 rows of gate in one warp and the same of up in another, the first
+  /// takes eight of both and the second the others. Of gate and up a thread has the same channels
+  /// from then on.
+  template <int kColumns>
+  __device__ __forceinline__ void Exchange(Sums<kColumns>& d) const {
+    if constexpr (Warp::kPairs) ExchangeHalves<kColumns>(d[0]);
+  }
+
   /// Turns gate and up into what Activated makes their activation of: silu(alpha x) / alpha is
   /// x sigmoid(alpha x).
   template <int kColumns>
@@ -77,17 +86,18 @@ struct PromptStore {
   template <int kColumns>
   __device__ __forceinline__ void WideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
                                         int64_t stride, const Sums<kColumns>& d) const {
-    const int block = slot.row_tile * Warp::kOfGate + of.RowBlock(0);
+    const int block =
+        slot.row_tile * Warp::kOfGate + (kEights ? of.EightRowBlock() : of.RowBlock(0));
     if (block >= slot.row_blocks) return;
     float* const to = wide_h + slot.h_row * stride + block * 16 +
-                      (Warp::kHalves ? of.half * 8 : 0) + (of.lane >> 2);
+                      (kEights ? of.Eight() % 2 * 8 : 0) + (of.lane >> 2);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int column = 8 * j + 2 * (of.lane & 3) + c;
         if (column >= slot.count) continue;
-        if constexpr (Warp::kHalves) {
+        if constexpr (kEights) {
           to[column * stride] = Activated(silu, d[0][4 * j + c], d[0][4 * j + 2 + c]);
         } else {
           to[column * stride] = Activated(silu, d[0][4 * j + c], d[1][4 * j + c]);
@@ -101,10 +111,10 @@ struct PromptStore {
   template <int kColumns>
   __device__ __forceinline__ void H(const PromptSlot<kMost>& slot, bool silu,
                                     Sums<kColumns>& d) const {
-    const bool there = slot.row_tile * Warp::kOfGate + of.RowBlock(0) < slot.row_blocks;
-    if constexpr (Warp::kHalves) {
-      HalvesOfH<kColumns>(slot, silu, there, d[0]);
+    if constexpr (kEights) {
+      HalvesOfH<kColumns>(slot, silu, d[0]);
     } else {
+      const bool there = slot.row_tile * Warp::kOfGate + of.RowBlock(0) < slot.row_blocks;
       const int piece = slot.row_tile * 2 + of.group;
       if (piece * 4 >= slot.row_blocks) return;  // all of the group
 #pragma unroll
@@ -124,7 +134,7 @@ struct PromptStore {
                                       const Sums<kColumns>& d) const {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      const int64_t first = (slot.row_tile * 2 * kBlocks + of.group * kBlocks + b) * 64;
+      const int64_t first = ((slot.row_tile * kGroups + of.group) * kBlocks + b) * 64;
       Channels<kColumns>(d[b], [&](int column, uint32_t in_row) -> uint8_t* {
         const int64_t channel = first + in_row * 8;
         if (column >= slot.count || channel >= stride) return nullptr;
@@ -134,6 +144,33 @@ struct PromptStore {
   }
 
  private:
+  template <int kColumns>
+  __device__ __forceinline__ void ExchangeHalves(float (&d)[kColumns / 2]) const {
+    constexpr int kAtOnce = Warp::kStaging / (128 * 8);  // times eight columns
+    const uint32_t thread = of.warp * 32 + of.lane;
+    const uint32_t mine = staging + thread * 8, theirs = staging + (thread ^ 64) * 8;
+    const bool gate = of.warp < 2;
+#pragma unroll
+    for (int from = 0; from < kColumns / 8; from += kAtOnce) {
+      WarpGroupBarrier(of.group);  // what lay there was read
+#pragma unroll
+      for (int j = from; j < from + kAtOnce && j < kColumns / 8; ++j) {
+        const float* v = d + 4 * j;
+        StoreShared8(mine + (j - from) * 1024, gate ? v[2] : v[0], gate ? v[3] : v[1]);
+      }
+      WarpGroupBarrier(of.group);
+#pragma unroll
+      for (int j = from; j < from + kAtOnce && j < kColumns / 8; ++j) {
+        const uint2 two = LoadShared8(theirs + (j - from) * 1024);
+        float* v = d + 4 * j;
+        v[0] = gate ? v[0] : __uint_as_float(two.x);
+        v[1] = gate ? v[1] : __uint_as_float(two.y);
+        v[2] = gate ? __uint_as_float(two.x) : v[2];
+        v[3] = gate ? __uint_as_float(two.y) : v[3];
+      }
+    }
+  }
+
   /// Of a row of the tile, gate's before up's; null behind the matrix.
   __device__ __forceinline__ static const float* BiasOf(const PromptSlot<kMost>& slot, int row) {
     constexpr int kRows = (kGateUp ? Warp::kOfGate : 2 * Warp::kOfGate) * 16;
@@ -152,9 +189,9 @@ struct PromptStore {
   __device__ __forceinline__ static void ForPairs(Sums<kColumns>& d, const Change& change) {
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
-      if (Warp::kHalves && i % 4 >= 2) continue;
+      if (kEights && i % 4 >= 2) continue;
       float& gate = d[0][i];
-      float& up = Warp::kHalves ? d[0][i + 2] : d[kBlocks - 1][i];
+      float& up = kEights ? d[0][i + 2] : d[kBlocks - 1][i];
       change(gate, up);
       asm volatile("" : "+f"(gate), "+f"(up));
     }
@@ -163,7 +200,7 @@ struct PromptStore {
   /// A block's 64 channels as bf16, 16 bytes each where `to(column, piece of eight channels)` says.
   template <int kColumns, typename To>
   __device__ __forceinline__ void Channels(const float (&d)[kColumns / 2], To to) const {
-    constexpr int kAtOnce = 64;
+    constexpr int kAtOnce = Warp::kStaging / 128;
     const int lane = of.lane, thread = of.warp * 32 + lane;
     const uint32_t piece = thread & 7;
 #pragma unroll
@@ -196,13 +233,16 @@ struct PromptStore {
     }
   }
 
-  /// Of a warp eight channels of every column.
+  /// Of a warp eight channels of every column, of a group 32.
   template <int kColumns>
-  __device__ __forceinline__ void HalvesOfH(const PromptSlot<kMost>& slot, bool silu, bool there,
+  __device__ __forceinline__ void HalvesOfH(const PromptSlot<kMost>& slot, bool silu,
                                             const float (&d)[kColumns / 2]) const {
     const int group = of.group, warp = of.warp, lane = of.lane;
-    uint8_t* const h = slot.h + int64_t{slot.row_tile} * slot.columns * 128;
-    constexpr int kAtOnce = 128;
+    const bool there = slot.row_tile * Warp::kOfGate + of.EightRowBlock() < slot.row_blocks;
+    const int of_row = slot.row_tile * (kGroups / 2) + group / 2;  // which 64 channels of h
+    if (of_row * 4 >= slot.row_blocks) return;                     // all of the group
+    uint8_t* const h = slot.h + int64_t{of_row} * slot.columns * 128;
+    constexpr int kAtOnce = Warp::kStaging / 64;
 #pragma unroll
     for (int from = 0; from < kColumns; from += kAtOnce) {
       constexpr int kTo = kColumns;
@@ -212,16 +252,17 @@ struct PromptStore {
         uint32_t v[2];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const float* at = d + (c / 8 + j) * 4;
+          const bool odd = c / 8 + j == kColumns / 8;  // one beyond the last eight columns
+          const float* at = d + (odd ? 0 : c / 8 + j) * 4;
           float two[2];
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            two[i] = there ? Activated(silu, at[i], at[2 + i]) : 0.0f;
+            two[i] = there && !odd ? Activated(silu, at[i], at[2 + i]) : 0.0f;
           }
           v[j] = PackBf16(two[0], two[1]);
         }
         const uint32_t row = c - from + (lane & 15);
-        StoreTransposed2(staging + row * 64 + ((warp ^ ((row >> 1) & 3)) * 16), v[0], v[1]);
+        StoreTransposed2(staging + row * 64 + ((of.Eight() ^ ((row >> 1) & 3)) * 16), v[0], v[1]);
       }
       WarpGroupBarrier(group);
       const int thread = warp * 32 + lane;
@@ -233,7 +274,7 @@ struct PromptStore {
           const uint4 v = LoadShared16(staging + row * 64 + ((piece ^ ((row >> 1) & 3)) * 16));
           const uint32_t column = from + row;
           *reinterpret_cast<uint4*>(h + column * 128 +
-                                    (((4 * group + piece) ^ (column & 7)) * 16)) = v;
+                                    (((group % 2 * 4 + piece) ^ (column & 7)) * 16)) = v;
         }
       }
     }

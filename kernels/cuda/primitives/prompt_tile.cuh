@@ -10,58 +10,35 @@
 #include "kernels/cuda/primitives/prompt_int8.cuh"
 #include "kernels/cuda/primitives/prompt_ring.cuh"
 #include "kernels/cuda/primitives/prompt_sums.cuh"
+#include "kernels/cuda/primitives/prompt_warp.cuh"
 #include "kernels/cuda/primitives/prompt_weights.cuh"
 #include "kernels/cuda/primitives/wgmma.cuh"
 
 namespace moert::cuda {
 
-/// Which rows of a tile a consumer warp has. A warp's 16 rows of a block are those of a row block;
-/// where a group has only one block, eight channels of gate and the same of up.
-template <bool kGateUp, int kMost>
-struct PromptWarp {
-  static constexpr int kBlocks = PromptBlocks(kMost);
-  static constexpr bool kHalves = kGateUp && kBlocks == 1;
-  static constexpr int kOfGate = PromptRowBlocks(kMost) / 2;  // row blocks
-
-  int group;  // of two
-  int warp;   // of four
-  int lane;
-  int half;  // of the row blocks' 16 rows
-
-  __device__ __forceinline__ PromptWarp(int g, int w, int l)
-      : group(g), warp(w), lane(l), half(w & 1) {}
-
-  /// The row block of rows g of block b: among those of a tile, gate's before up's.
-  __device__ __forceinline__ int RowBlock(int b) const {
-    if (kHalves) return 2 * group + (warp >> 1);
-    return kGateUp ? kOfGate * b + 4 * group + warp : 4 * (kBlocks * group + b) + warp;
-  }
-  /// Rows g and g + 8 of block b, likewise.
-  __device__ __forceinline__ int FirstRow(int b) const {
-    return RowBlock(b) * 16 + (kHalves ? half * 8 : 0) + (lane >> 2);
-  }
-  __device__ __forceinline__ int SecondRow(int b) const {
-    return FirstRow(b) + (kHalves ? kOfGate * 16 : 8);
-  }
-};
-
 template <Packing kPacking, bool kGateUp, int kMost>
 struct PromptConsumer {
   using Ring = PromptRing<kPacking, kMost>;
-  using Warp = PromptWarp<kGateUp, kMost>;
+  static constexpr int kGroups = PromptWarpGroups(kPacking, kMost);
+  using Warp = PromptWarp<kGateUp, kMost, kGroups>;
   static constexpr int kBlocks = Warp::kBlocks;
   static constexpr bool kHalves = Warp::kHalves;
   static constexpr bool kImported = IsImported(kPacking);
-  static constexpr bool kInt = IsInt8(kPacking);
-  static constexpr int kParts = PromptParts(kPacking);
+  static constexpr bool k8Bits = Is8Bit(kPacking);
+  static constexpr bool kF8 = kPacking == Packing::kF8;
+  using Sum = std::conditional_t<kF8, float, int32_t>;  // of products in 8 bits
+  /// Four groups have registers for the fragments of one piece: a half of them is made while the
+  /// other is multiplied.
+  static constexpr int kParts = kGroups == 4 ? 2 : PromptParts(kPacking);
+  static constexpr int kFragments = kGroups == 4 ? 1 : 2;
   using Scales = std::conditional_t<
-      kInt, Int8RowScales<kPacking>,
+      k8Bits, Int8RowScales<kPacking>,
       std::conditional_t<kImported, ImportedRowScales<kPacking, Ring::kRowBlocks>,
                          RowScales<kPacking, Ring::kRowBlocks>>>;
   using Fragments =
-      std::conditional_t<kInt, Int8Fragments<kPacking, kHalves>,
-                         std::conditional_t<kImported, ImportedFragments<kPacking, kHalves>,
-                                            StageFragments<kPacking, kHalves>>>;
+      std::conditional_t<k8Bits, Int8Fragments<kPacking, kHalves, kParts>,
+                         std::conditional_t<kImported, ImportedFragments<kPacking, kHalves, kParts>,
+                                            StageFragments<kPacking, kHalves, kParts>>>;
   static constexpr bool kScaled = kPacking != Packing::kBf16;
   static constexpr int kLaneBytes =
       kPacking == Packing::kW3 || kPacking == Packing::kW2 ? 4 : K64Bytes(kPacking) / 128;
@@ -91,7 +68,7 @@ struct PromptConsumer {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       if constexpr (kImported) {
-        scales[b].Open(slot.form, of.FirstRow(b), of.SecondRow(b), kGateUp && !kHalves ? b : -1);
+        scales[b].Open(slot.form, of.FirstRow(b), of.SecondRow(b), of.Matrix(b));
       } else if constexpr (kScaled) {
         scales[b].Open(of.FirstRow(b), of.SecondRow(b));
       }
@@ -107,27 +84,57 @@ struct PromptConsumer {
 
   template <int kColumns>
   __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot, Sums<kColumns>& d) {
-    if constexpr (kPacking == Packing::kW4A8) {
-      MultiplyInt8Groups<kColumns>(slot, d);
-    } else if constexpr (kInt) {
+    if constexpr (kF8 && kBlocks == 1 && kParts == 1) {
+      MultiplyTwoSumsAhead<kColumns>(slot, d);
+    } else if constexpr (kPacking == Packing::kW4A8 || kF8) {
+      MultiplyTwoSums<kColumns>(slot, d);
+    } else if constexpr (k8Bits) {
       MultiplyInt8<kColumns>(slot, d);
     } else {
       MultiplyBf16<kColumns>(slot, d);
     }
   }
 
-  /// Products of block b in stage place.stage are added to sums, as a group of their own.
+  /// Part of the weights of block b in stage place.stage. whole: the stage has 128 k, not 64.
+  __device__ __forceinline__ void Load8Bits(int part, int b, bool whole, const Scales& scales,
+                                            Fragments& f) const {
+    LoadFragments(part, 0, b, scales, f);
+    if constexpr (kF8) {
+#pragma unroll
+      for (int i = 2; i < 4; ++i) {  // what lies there from before may be no number
+        if (i * kParts / 4 != part) continue;
+#pragma unroll
+        for (int q = 0; q < 4; ++q) f.a[i][q] = whole ? f.a[i][q] : 0;
+      }
+    }
+  }
+  /// Their products begin: they are added to sums, or (kF8) become them.
   template <int kColumns>
-  __device__ __forceinline__ void BeginInt8(int b, const Scales& scales, Fragments& f,
-                                            int32_t (&sums)[kColumns / 2]) const {
-    LoadFragments(0, 0, b, scales, f);
+  __device__ __forceinline__ void Issue8Bits(int part, uint32_t stage, const Fragments& f,
+                                             Sum (&sums)[kColumns / 2]) const {
+    const uint64_t tokens = OperandDescriptor(ring.Tokens(stage));
     PinRegisters(sums);
     WgmmaFence();
-    const uint64_t tokens = OperandDescriptor(ring.Tokens(place.stage));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) Wgmma<kColumns>(sums, f.a[i], tokens + 2 * i);
+    for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
+      if constexpr (kF8) {
+        WgmmaF8<kColumns>(sums, f.a[i], tokens + 2 * i, i > 0);
+      } else {
+        Wgmma<kColumns>(sums, f.a[i], tokens + 2 * i);
+      }
+    }
     WgmmaCommit();
     PinRegisters(sums);
+  }
+  template <int kColumns>
+  __device__ __forceinline__ void Begin8Bits(int b, bool whole, const Scales& scales, Fragments& f,
+                                             Sum (&sums)[kColumns / 2]) const {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (part > 0) WgmmaWait<1>();
+      Load8Bits(part, b, whole, scales, f);
+      Issue8Bits<kColumns>(part, place.stage, f, sums);
+    }
   }
 
   /// d = the sums times the scales of rows and columns.
@@ -137,14 +144,15 @@ struct PromptConsumer {
     int32_t sums[kBlocks][kColumns / 2] = {};
     Scales scales[kBlocks];
     OpenScales(slot, scales);
-    Fragments fragments[2];
+    Fragments fragments[kFragments];
     uint32_t before = 0;
     bool under_way = false;
     const auto step = [&](int which) {
       AwaitStage();
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        BeginInt8<kColumns>(b, scales[b], fragments[kBlocks == 2 ? b : which], sums[b]);
+        Begin8Bits<kColumns>(b, true, scales[b], fragments[kBlocks == 2 ? b : which % kFragments],
+                             sums[b]);
         WgmmaWait<1>();
         if (b == 0 && under_way) Release(before);
       }
@@ -169,6 +177,14 @@ struct PromptConsumer {
     WgmmaWait<0>();
     PinBlocks(sums);
     Release(before);
+    ApplyScales<kColumns>(slot, scales, sums, d);
+  }
+  /// d = sums, which may be d, times the scales of rows and columns.
+  template <int kColumns, typename Number>
+  __device__ __forceinline__ void ApplyScales(const PromptSlot<kMost>& slot,
+                                              const Scales (&scales)[kBlocks],
+                                              const Number (&sums)[kBlocks][kColumns / 2],
+                                              Sums<kColumns>& d) const {
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
@@ -182,38 +198,82 @@ struct PromptConsumer {
     }
   }
 
-  /// d = the sums of every stage, times the scales of its rows and columns.
+  /// d = the sums of every stage, which are added in fp32: times the scales of its rows and columns
+  /// (w4a8), or as they are until the end.
   template <int kColumns>
-  __device__ __forceinline__ void MultiplyInt8Groups(const PromptSlot<kMost>& slot,
-                                                     Sums<kColumns>& d) {
+  __device__ __forceinline__ void MultiplyTwoSums(const PromptSlot<kMost>& slot,
+                                                  Sums<kColumns>& d) {
     const int stages = (slot.k64s + 1) / 2;
     ClearSums(d);
     Scales scales[kBlocks];
     OpenScales(slot, scales);
     Fragments fragments[kBlocks];
+    Sum sums[kBlocks][kColumns / 2];
+    ClearSums(sums);
 #pragma unroll 1
     for (int k = 0; k < stages; ++k) {
       const uint32_t stage = place.stage;
       AwaitStage();
-      int32_t sums[kBlocks][kColumns / 2] = {};
+      if constexpr (!kF8) ClearSums(sums);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        BeginInt8<kColumns>(b, scales[b], fragments[b], sums[b]);
-        scales[b].Read(ring.Scales(stage, 0));
+        Begin8Bits<kColumns>(b, 2 * k + 1 < slot.k64s, scales[b], fragments[b], sums[b]);
+        if (!kF8 || k == 0) scales[b].Read(ring.Scales(stage, 0));
       }
-      AddInt8Group<kColumns, 0>(stage, scales[0], sums[0], d[0]);
-      if constexpr (kBlocks == 2) AddInt8Group<kColumns, 1>(stage, scales[1], sums[1], d[1]);
+      AddStage<kColumns, 0>(stage, scales[0], sums[0], d[0]);
+      if constexpr (kBlocks == 2) AddStage<kColumns, 1>(stage, scales[1], sums[1], d[1]);
       Release(stage);
       place.Next();
     }
+    if constexpr (kF8) ApplyScales<kColumns>(slot, scales, d, d);
   }
-  /// Waits for block kBlock's products and adds them, times the scales of rows and columns.
+  /// The same of one block in e4m3: a stage's weights are loaded while the one before is
+  /// multiplied.
+  template <int kColumns>
+  __device__ __forceinline__ void MultiplyTwoSumsAhead(const PromptSlot<kMost>& slot,
+                                                       Sums<kColumns>& d) {
+    const int stages = (slot.k64s + 1) / 2;
+    ClearSums(d);
+    Scales scales[kBlocks];
+    OpenScales(slot, scales);
+    Fragments fragments[2];
+    Sum sums[kBlocks][kColumns / 2];
+    ClearSums(sums);
+    const auto load = [&](int k, Fragments& f) {
+      AwaitStage();
+      Load8Bits(0, 0, 2 * k + 1 < slot.k64s, scales[0], f);
+    };
+    const auto step = [&](int k, int which) {
+      const uint32_t stage = place.stage;
+      Issue8Bits<kColumns>(0, stage, fragments[which], sums[0]);
+      if (k == 0) scales[0].Read(ring.Scales(stage, 0));
+      place.Next();
+      if (k + 1 < stages) load(k + 1, fragments[which ^ 1]);
+      AddStage<kColumns, 0>(stage, scales[0], sums[0], d[0]);
+      Release(stage);
+    };
+    load(0, fragments[0]);
+    int k = 0;
+#pragma unroll 1
+    for (; k + 1 < stages; k += 2) {
+      step(k, 0);
+      step(k + 1, 1);
+    }
+    if (k < stages) step(k, 0);
+    ApplyScales<kColumns>(slot, scales, d, d);
+  }
+  /// Waits for block kBlock's products and adds them.
   template <int kColumns, int kBlock>
-  __device__ __forceinline__ void AddInt8Group(uint32_t stage, const Scales& scales,
-                                               int32_t (&sums)[kColumns / 2],
-                                               float (&d)[kColumns / 2]) const {
+  __device__ __forceinline__ void AddStage(uint32_t stage, const Scales& scales,
+                                           Sum (&sums)[kColumns / 2],
+                                           float (&d)[kColumns / 2]) const {
     WgmmaWait<kBlocks - 1 - kBlock>();
     PinRegisters(sums);
+    if constexpr (kF8) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) d[i] += sums[i];
+      return;
+    }
     const uint32_t columns = ring.Floats(stage, 0) + 8 * (of.lane & 3);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
@@ -235,7 +295,7 @@ struct PromptConsumer {
     uint32_t before = 0;  // the stage whose products are under way
     bool under_way = false;
   };
-  static constexpr bool kGroups = kScaled && !kImported;
+  static constexpr bool kScaleGroups = kScaled && !kImported;
 
   /// A group begins: the sums so far, which are no longer under way, are told in its units.
   template <int kColumns>
@@ -272,21 +332,26 @@ struct PromptConsumer {
   /// weights of the next are made, of one block in fragments f[which].
   template <int kColumns, int kPiece>
   __device__ __forceinline__ void StepBf16(const PromptSlot<kMost>& slot, int k, Bf16Progress& at,
-                                           Fragments (&f)[2], int which, Sums<kColumns>& d) {
+                                           Fragments (&f)[kFragments], int which,
+                                           Sums<kColumns>& d) {
     const uint32_t stage = place.stage;
     const uint32_t in_stage = ring.Scales(stage, kPiece);
-    bool turns = kGroups && at.left == 0;
-    if constexpr (kGroups) at.left = (turns ? at.group_k64s : at.left) - 1;
+    bool turns = kScaleGroups && at.left == 0;
+    if constexpr (kScaleGroups) at.left = (turns ? at.group_k64s : at.left) - 1;
     if constexpr (kPiece == 0) AwaitStage();
     const uint64_t tokens = OperandDescriptor(ring.Tokens(stage) + kPiece * kColumns * 128);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if constexpr (kImported) turns = Scales::Begins(slot.form, k, part);
+      if constexpr (kImported) {
+        turns = Scales::Begins(slot.form, k, part);
+      } else if (part != 0) {
+        turns = false;
+      }
       float ratio[kBlocks][2];
       if (turns) TurnScales(slot, part, in_stage, at, ratio);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        Fragments& of_block = f[kBlocks == 2 ? b : which];
+        Fragments& of_block = f[kBlocks == 2 ? b : which % kFragments];
         if constexpr (kImported) {
           if (part == 0) at.scales[b].ReadStage(in_stage);
         }
@@ -320,7 +385,7 @@ struct PromptConsumer {
     constexpr int kPieces = Ring::kPieces;
     const int k64s = slot.k64s;
     ClearSums(d);
-    Fragments fragments[2];
+    Fragments fragments[kFragments];
     Bf16Progress at;
     OpenScales(slot, at.scales);
     at.group_k64s = slot.group_k64s;
@@ -354,12 +419,12 @@ struct PromptConsumer {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) PinRegisters(d[b]);
   }
-  template <int kNumbers>
-  __device__ __forceinline__ static void ClearSums(float (&d)[kBlocks][kNumbers]) {
+  template <typename Number, int kNumbers>
+  __device__ __forceinline__ static void ClearSums(Number (&d)[kBlocks][kNumbers]) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-      for (float& v : d[b]) v = 0;
+      for (Number& v : d[b]) v = 0;
     }
   }
 };

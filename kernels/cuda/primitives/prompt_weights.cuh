@@ -34,18 +34,20 @@ __device__ __forceinline__ void LoadByteWords(uint32_t first, uint32_t second, i
 }
 
 /// The fragments of four times 16 k. `first`, `second`: of the lane, in shared memory, in the row
-/// blocks of rows g and of rows g + 8; unit, offset: see RowScales.
-template <Packing kPacking, bool kHalves>
+/// blocks of rows g and of rows g + 8; unit, offset: see RowScales. They are loaded in kParts
+/// parts.
+template <Packing kPacking, bool kHalves, int kParts>
 struct StageFragments {
   uint32_t a[4][4];
 
   template <typename Scales>
-  __device__ __forceinline__ void Load(int /*part*/, uint32_t first, uint32_t second, int half,
+  __device__ __forceinline__ void Load(int part, uint32_t first, uint32_t second, int half,
                                        const Scales& scales) {
     const uint32_t(&unit)[2] = scales.unit, (&offset)[2] = scales.offset;
     if constexpr (kPacking == Packing::kBf16) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        if (i * kParts / 4 != part) continue;
         const uint4 v = LoadShared16(first + i * 512);
         if constexpr (kHalves) {
           const uint4 w = LoadShared16(second + i * 512);
@@ -61,10 +63,11 @@ struct StageFragments {
         }
       }
     } else if constexpr (kPacking == Packing::kW3 || kPacking == Packing::kW2) {
-      LoadFewBits(first, second, half, unit, offset);
+      LoadFewBits(part, first, second, half, unit, offset);
     } else if constexpr (kPacking == Packing::kW4 || kPacking == Packing::kW4Zeros) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        if (i * kParts / 4 != part) continue;
         uint32_t low = LoadShared4(first + i * 128);
         uint32_t high;
         if constexpr (kHalves) {
@@ -82,6 +85,7 @@ struct StageFragments {
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        if (i * kParts / 4 != part) continue;
         uint32_t low, high;
         LoadByteWords<kHalves>(first, second, half, i, &low, &high);
         a[i][0] = Widen(low, unit[0], offset[0]);
@@ -94,7 +98,7 @@ struct StageFragments {
 
  private:
   /// Two bits, or two and a plane of the third: FragmentW2, FragmentW3.
-  __device__ __forceinline__ void LoadFewBits(uint32_t first, uint32_t second, int half,
+  __device__ __forceinline__ void LoadFewBits(int part, uint32_t first, uint32_t second, int half,
                                               const uint32_t (&unit)[2],
                                               const uint32_t (&offset)[2]) {
     uint32_t plane[2] = {};
@@ -106,6 +110,7 @@ struct StageFragments {
     }
 #pragma unroll
     for (int k32 = 0; k32 < 2; ++k32) {
+      if (k32 * kParts / 2 != part) continue;
       uint32_t w[2];
       w[0] = LoadShared4(first + k32 * 128);
       w[1] = kHalves ? LoadShared4(second + k32 * 128) >> 2 * half : w[0] >> 2;

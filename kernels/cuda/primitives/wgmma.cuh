@@ -1,8 +1,8 @@
 // wgmma (sm_90a): D += A B of 64 rows, 16 k and N columns of bf16 with sums in fp32 (int8: 32 k,
-// exact sums in int32), A in registers (as for mma.m16n8k16 and m16n8k32, a warp 16 rows), B in
-// shared memory: [columns][64 k, int8 128] in rows of 128 bytes
-// that are swizzled, so 16-byte piece c of row r lies at c ^ (r % 8). Every row block of 8 columns
-// begins at a multiple of 1024 bytes.
+// exact sums in int32; e4m3: 32 k), A in registers (as for mma.m16n8k16 and m16n8k32, a warp 16
+// rows), B in shared memory: [columns][64 k, int8 128] in rows of 128 bytes that are swizzled, so
+// 16-byte piece c of row r lies at c ^ (r % 8). Every row block of 8 columns begins at a multiple
+// of 1024 bytes.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_WGMMA_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_WGMMA_CUH_
 
@@ -91,6 +91,11 @@ template <int kColumns>
 __device__ __forceinline__ void Wgmma(int32_t (&d)[kColumns / 2], const uint32_t (&a)[4],
                                       uint64_t b);
 
+/// Of e4m3 with sums in fp32, 32 k; adds to d, or becomes it.
+template <int kColumns>
+__device__ __forceinline__ void WgmmaF8(float (&d)[kColumns / 2], const uint32_t (&a)[4],
+                                        uint64_t b, bool adds);
+
 /// For N columns, M = N / 2 registers; the others' names are given.
 #define MOERT_WGMMA(N, M, type, C, kind, rest, a0, a1, a2, a3, b0)                           \
   template <>                                                                                \
@@ -104,6 +109,18 @@ __device__ __forceinline__ void Wgmma(int32_t (&d)[kColumns / 2], const uint32_t
   MOERT_WGMMA(N, M, float, "+f", "k16.f32.bf16.bf16", ", 1, 1, 1, 0;", __VA_ARGS__)
 #define MOERT_WGMMA_INT8(N, M, ...) \
   MOERT_WGMMA(N, M, int32_t, "+r", "k32.s32.s8.s8", ", 1;", __VA_ARGS__)
+
+#define MOERT_WGMMA_F8(N, M, a0, a1, a2, a3, b0, p)                                               \
+  template <>                                                                                     \
+  __device__ __forceinline__ void WgmmaF8<N>(float(&d)[M], const uint32_t(&a)[4], uint64_t b,     \
+                                             bool adds) {                                         \
+    asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " p                                      \
+                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" MOERT_LIST##M \
+                 "}, {" a0 ", " a1 ", " a2 ", " a3 "}, " b0 ", adds, 1, 1;\n}"                    \
+                 : MOERT_D##M("+f", 0)                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                            \
+                   "r"(static_cast<int>(adds)));                                                  \
+  }
 
 MOERT_WGMMA_BF16(24, 12, "%12", "%13", "%14", "%15", "%16")
 MOERT_WGMMA_BF16(32, 16, "%16", "%17", "%18", "%19", "%20")
@@ -124,6 +141,15 @@ MOERT_WGMMA_INT8(160, 80, "%80", "%81", "%82", "%83", "%84")
 MOERT_WGMMA_INT8(192, 96, "%96", "%97", "%98", "%99", "%100")
 MOERT_WGMMA_INT8(256, 128, "%128", "%129", "%130", "%131", "%132")
 
+MOERT_WGMMA_F8(24, 12, "%12", "%13", "%14", "%15", "%16", "%17")
+MOERT_WGMMA_F8(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
+MOERT_WGMMA_F8(40, 20, "%20", "%21", "%22", "%23", "%24", "%25")
+MOERT_WGMMA_F8(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
+MOERT_WGMMA_F8(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
+MOERT_WGMMA_F8(144, 72, "%72", "%73", "%74", "%75", "%76", "%77")
+MOERT_WGMMA_F8(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
+
+#undef MOERT_WGMMA_F8
 #undef MOERT_WGMMA_BF16
 #undef MOERT_WGMMA_INT8
 #undef MOERT_WGMMA

@@ -1,5 +1,5 @@
-// Branches of a captured call, beside its products: the copies of what it misses, the prediction of
-// what the next layer will want, and the prefetch of that.
+// Branches of a captured call, beside its products: the copies of what it misses and the products
+// of that, the prediction of what the next layer will want, and the prefetch of it.
 //
 // Copies and prediction are joined before the call ends. The prefetch is a node of the graph that
 // no stream waits for: it goes on while the host's kernels run, and the next call's copies stand

@@ -27,8 +27,8 @@ absl::Status CudaExecutor::Init() {
   w_.Carve(model_, extent_, &carver);
   if (w_.ones != nullptr) {
     const std::vector<float> ones(static_cast<size_t>(extent_.pairs), 1.0f);
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cudaMemcpy(w_.ones, ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice));
+    MOERT_RETURN_IF_ERROR(
+        CopyNow(w_.ones, ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice));
   }
   MOERT_RETURN_IF_ERROR(on_device_.Init(parts_, w_.token_ids));
   MOERT_RETURN_IF_ERROR(table_.Init(&model_, &on_device_, w_.handles));
@@ -83,7 +83,8 @@ absl::Status CudaExecutor::JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
 }
 
 absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContext& context,
-                                    const VersionedStore& store, const GivenRouting* given) {
+                                    const VersionedStore& store, const GivenRouting* given,
+                                    const RoutingRule* rule) {
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   const bool capturing = call.capturing;
@@ -96,13 +97,18 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
   }
   const bool few = Few(call);
   const bool served = capturing && served_ != nullptr;
+  const bool at_once = served && ServesAndRoutes(call);
+  RouteFewArgs last;  // of routing, where that is at once with the decision
   const auto route = [&]() -> absl::Status {
     if (given == nullptr) {
-      return few ? RouteFew(call, nullptr, capturing, /*tiles=*/!served)
-                 : RouteOnDevice(call, nullptr, {});
+      if (at_once) return PrepareFew(call, nullptr, rule, /*tallied=*/true, &last);
+      if (few) return RouteFew(call, nullptr, rule, capturing, /*tiles=*/!served);
+      MOERT_RETURN_IF_ERROR(RouteOnDevice(call));
+      return rule != nullptr ? ApplyRule(call, *rule) : absl::OkStatus();
     }
     MOERT_ASSIGN_OR_RETURN(const GivenRouting own, numbers_.Own(call.layer, *given, stream));
-    if (few) return RouteFew(call, &own, capturing, /*tiles=*/!served);
+    if (at_once) return PrepareFew(call, &own, nullptr, /*tallied=*/true, &last);
+    if (few) return RouteFew(call, &own, nullptr, capturing, /*tiles=*/!served);
     MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
         own.ids, own.weights, static_cast<int>(own.pairs), Spec(call).num_experts,
         on_device_.layer(call.layer).expert_scales, w_.ids, w_.weights, own.used_ids, stream));
@@ -123,9 +129,9 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     MOERT_RETURN_IF_ERROR(bring());
     if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
     if (served) {
-      MOERT_RETURN_IF_ERROR(ServedProducts(call, given != nullptr));
+      MOERT_RETURN_IF_ERROR(ServedProducts(call, given != nullptr, at_once ? &last : nullptr));
     } else if (few) {
-      MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false, w_.table, shares_));
+      MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false, w_.table, shares_, stream));
     } else {
       MOERT_RETURN_IF_ERROR(Products(call, AllExperts(call), table_.rows(call.layer)));
     }
@@ -139,13 +145,17 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
 }
 
 absl::Status CudaExecutor::RunResident(const ExecutorCall& call, const PolicyContext& context,
-                                       const VersionedStore& store) {
-  return RunWhole(call, context, store, nullptr);
+                                       const RoutingRule& rule, const VersionedStore& store) {
+  const bool own_choice = rule.kind == RoutingRuleKind::kTopK;
+  if (!own_choice && (!call.capturing || served_ == nullptr)) {
+    return absl::InternalError("a call by a rule that is not replayed");
+  }
+  return RunWhole(call, context, store, nullptr, own_choice ? nullptr : &rule);
 }
 
 absl::Status CudaExecutor::RunGiven(const ExecutorCall& call, const GivenRouting& given,
                                     const PolicyContext& context, const VersionedStore& store) {
-  return RunWhole(call, context, store, &given);
+  return RunWhole(call, context, store, &given, nullptr);
 }
 
 absl::Status CudaExecutor::BringGiven(const ExecutorCall& call, const GivenRouting& given,
@@ -178,8 +188,8 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
   return selections_.Take(added);
 }
 
-absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch,
-                                    absl::Span<const int32_t> token_ids, void* stream) {
+absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const StepRows& rows,
+                                    void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
   MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(order));
@@ -189,12 +199,20 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch,
       MOERT_RETURN_IF_ERROR(fence_->Enter(order));
       MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
                                                : table_.SyncNewest(store, epoch, order));
+      if (served_ != nullptr && parts_.served.ruled) {
+        const absl::Status begun =
+            rule_.BeginStep(w_.rule, rows.request_ids, parts_.max_tokens, order);
+        if (!begun.ok()) {
+          (void)fence_->Pass(order);  // of what was lent
+          return begun;
+        }
+      }
     }
     absl::Status opened = fetch_.OpenStep(*store, epoch, order);
     // Of replays; eager calls bring them where another step's are there.
-    if (opened.ok() && w_.token_ids != nullptr && !token_ids.empty()) {
+    if (opened.ok() && w_.token_ids != nullptr && !rows.token_ids.empty()) {
       opened = fence_->Enter(order);
-      if (opened.ok()) opened = UploadTokenIds(token_ids, order);
+      if (opened.ok()) opened = UploadTokenIds(rows.token_ids, order);
       opened.Update(fence_->Pass(order));
     }
     if (!opened.ok()) {

@@ -2,6 +2,7 @@
 #ifndef MOERT_LIB_EXEC_CUDA_CUDA_EXECUTOR_IMPL_H_
 #define MOERT_LIB_EXEC_CUDA_CUDA_EXECUTOR_IMPL_H_
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -46,8 +47,11 @@ class CudaExecutor final : public Executor {
   absl::Status Init();
 
   ExecutorStats stats() const override {
-    return {host_syncs_, captured_ || fetch_.captured(), returned_.worst_slot_share(),
-            returned_.worst_mass_share()};
+    const SubstitutedShares replayed =
+        served_ != nullptr ? served_->worst_shares() : SubstitutedShares{};
+    return {host_syncs_, captured_ || fetch_.captured(),
+            std::max(returned_.worst_slot_share(), replayed.slots),
+            std::max(returned_.worst_mass_share(), replayed.mass)};
   }
 
   absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
@@ -73,7 +77,7 @@ class CudaExecutor final : public Executor {
 
   bool runs_resident() const override { return true; }
   absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
-                           const VersionedStore& store) override;
+                           const RoutingRule& rule, const VersionedStore& store) override;
   bool takes_given() const override { return true; }
   absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
                         const PolicyContext& context, const VersionedStore& store) override;
@@ -88,7 +92,7 @@ class CudaExecutor final : public Executor {
   absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
-  absl::Status OpenStep(VersionedStore* store, int64_t epoch, absl::Span<const int32_t> token_ids,
+  absl::Status OpenStep(VersionedStore* store, int64_t epoch, const StepRows& rows,
                         void* stream) override;
   absl::Status CloseStep(void* stream) override;
 
@@ -106,12 +110,16 @@ class CudaExecutor final : public Executor {
     return static_cast<cudaStream_t>(call.stream);
   }
 
-  /// A whole call with every expert at hand, by the layer's own routing or the one given.
+  /// A whole call with every expert at hand, by the layer's own routing or the one given. `rule`:
+  /// of a captured call that goes by another one than the model's own; else null.
   absl::Status RunWhole(const ExecutorCall& call, const PolicyContext& context,
-                        const VersionedStore& store, const GivenRouting* given);
-  /// `ruled`: the request of a routing by another rule than the model's own; else null.
-  absl::Status RouteOnDevice(const ExecutorCall& call, const RoutingRequest* ruled,
-                             const RuleMirror& mirror);
+                        const VersionedStore& store, const GivenRouting* given,
+                        const RoutingRule* rule);
+  /// By the model's own choice.
+  absl::Status RouteOnDevice(const ExecutorCall& call);
+  absl::Status LoadRule();
+  /// Behind it, in a capture.
+  absl::Status ApplyRule(const ExecutorCall& call, const RoutingRule& rule);
   /// The next layer's routing of these rows.
   absl::Status RouteNext(const ExecutorCall& call);
   /// Whether one launch routes, groups and makes tiles.
@@ -119,10 +127,13 @@ class CudaExecutor final : public Executor {
     return call.hidden.rows <= kFewTokens && Spec(call).num_experts <= kFewExperts &&
            !Prompt(call).any();
   }
+  /// All of RouteFew but its last launch, which `route` says.
+  absl::Status PrepareFew(const ExecutorCall& call, const GivenRouting* given,
+                          const RoutingRule* rule, bool tallied, RouteFewArgs* route);
   /// RouteOnDevice (or the routing given) and GroupAndPack of few rows; `tiles`: and all experts'
-  /// tiles.
-  absl::Status RouteFew(const ExecutorCall& call, const GivenRouting* given, bool tallied,
-                        bool tiles);
+  /// tiles. `rule`: as RunWhole.
+  absl::Status RouteFew(const ExecutorCall& call, const GivenRouting* given,
+                        const RoutingRule* rule, bool tallied, bool tiles);
   /// Token ids of a layer that is routed by them; captured calls read those of the steps that
   /// replay them.
   absl::Status BringTokenIds(const ExecutorCall& call);
@@ -171,7 +182,7 @@ class CudaExecutor final : public Executor {
                         const ExpertHandle* handles);
   /// Of tiles that were made.
   absl::Status TileProducts(const ExecutorCall& call, bool narrow, const TileTable& table,
-                            int shares);
+                            int shares, cudaStream_t stream);
   GroupGemmArgs GemmOf(const ExecutorCall& call, bool narrow, const TileTable& table,
                        int shares) const;
   /// Whether the products' launch chooses the experts of a call with every expert at hand.
@@ -188,8 +199,13 @@ class CudaExecutor final : public Executor {
     return served_ != nullptr && (!given || served_->by_paths()) && Few(call) &&
            served_->Predicts(call.layer, call.hidden.rows);
   }
+  /// Whether the launch that decides about a captured call also routes it.
+  bool ServesAndRoutes(const ExecutorCall& call) const {
+    return Few(call) && !served_->by_paths() && !WeightsInput(call);
+  }
   /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.
-  absl::Status ServedProducts(const ExecutorCall& call, bool given);
+  /// `route`: null, or of PrepareFew.
+  absl::Status ServedProducts(const ExecutorCall& call, bool given, const RouteFewArgs* route);
   ExpertSet AllExperts(const ExecutorCall& call) const;
   /// `given`: slots of an id below 0 are left out.
   absl::Status WeightedSum(const ExecutorCall& call, bool given);

@@ -60,12 +60,14 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.out_stride = extent_.hidden;
   gemm.pairs = SharingSlots(call);
   gemm.top_k = spec.routing.top_k;
+  gemm.biased = spec.expert_bias ? 1 : 0;
   gemm.activation = on_device_.layer(call.layer).activation;
   gemm.ctas = prompt_ctas_;
-  gemm.int8_x[0] = w_.x[static_cast<int>(OperandForm::kInt8Token)];
-  gemm.int8_x[1] = w_.x[static_cast<int>(OperandForm::kInt8Group)];
-  gemm.int8_x_stride = extent_.x_stride();
-  gemm.int8_x_scales = OperandScales(spec.hidden);
+  gemm.byte_x[0] = w_.x[static_cast<int>(OperandForm::kInt8Token)];
+  gemm.byte_x[1] = w_.x[static_cast<int>(OperandForm::kInt8Group)];
+  gemm.byte_x[2] = w_.x[static_cast<int>(OperandForm::kF8Bytes)];
+  gemm.byte_x_stride = extent_.x_stride();
+  gemm.byte_x_scales = OperandScales(spec.hidden);
   gemm.wide_h = w_.wide_h;
   gemm.wide_h_stride = extent_.intermediate;
   gemm.h_columns = w_.prompt_h_columns;
@@ -99,12 +101,11 @@ absl::Status CudaExecutor::Products(const ExecutorCall& call, const ExpertSet& w
     if (!prompt.others) return absl::OkStatus();
   }
   MOERT_CUDA_RETURN_IF_ERROR(LaunchMakeTiles(TilesOf(call, wave, handles), Stream(call)));
-  return TileProducts(call, prompt.any(), w_.table, shares_);
+  return TileProducts(call, prompt.any(), w_.table, shares_, Stream(call));
 }
 
 absl::Status CudaExecutor::TileProducts(const ExecutorCall& call, bool narrow,
-                                        const TileTable& table, int shares) {
-  const cudaStream_t stream = Stream(call);
+                                        const TileTable& table, int shares, cudaStream_t stream) {
   const GroupGemmArgs gemm = GemmOf(call, narrow, table, shares);
   if (!extent_.use.wide_h) {
     MOERT_CUDA_RETURN_IF_ERROR(LaunchProducts(gemm, stream));
@@ -164,7 +165,8 @@ absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResul
   return status;
 }
 
-absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, bool given) {
+absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, bool given,
+                                          const RouteFewArgs* route) {
   const cudaStream_t stream = Stream(call);
   const ExpertSet all = AllExperts(call);
   const bool prompt = Prompt(call).any();
@@ -173,9 +175,6 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, bool given) 
   const int shares = std::max(1, shares_ - served_->ctas_beside());
   MakeTilesArgs tiles = TilesOf(call, all, nullptr);
   tiles.shares = shares;
-  const auto multiply = [&](const TileTable& table, const ExpertHandle* handles) {
-    return prompt ? Products(call, all, handles) : TileProducts(call, false, table, shares);
-  };
   ServedMisses::Call misses;
   misses.layer = call.layer;
   misses.tokens = static_cast<int32_t>(call.hidden.rows);
@@ -184,11 +183,20 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, bool given) 
   if (PredictsNext(call, given)) misses.next_scores = w_.next_scores;
   misses.shared = table_.rows(call.layer) + Spec(call).num_experts;
   if (!prompt) misses.tiles = &tiles;
+  misses.route = route;
   absl::Status status = served_->Begin(misses, stream);
-  if (status.ok()) status = multiply(w_.table, served.ready);
-  status.Update(served_->Join(stream));  // also behind a failure: a capture is left whole
-  MOERT_RETURN_IF_ERROR(status);
-  return multiply(served.late_tiles, served.late);
+  if (prompt) {  // one set of tiles at a time
+    if (status.ok()) status = Products(call, all, served.ready);
+    status.Update(served_->Join(stream));  // also behind a failure: a capture is left whole
+    return status.ok() ? Products(call, all, served.late) : status;
+  }
+  if (status.ok()) status = TileProducts(call, false, w_.table, shares, stream);
+  // Those that are late begin as soon as they are there: they wait for nobody else's products.
+  if (status.ok()) {
+    status = TileProducts(call, false, served.late_tiles, shares, served_->copies());
+  }
+  status.Update(served_->Join(stream));
+  return status;
 }
 
 absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call, bool given) {

@@ -6,8 +6,7 @@
 
 namespace moert::cuda {
 
-absl::Status CudaExecutor::RouteOnDevice(const ExecutorCall& call, const RoutingRequest* ruled,
-                                         const RuleMirror& mirror) {
+absl::Status CudaExecutor::RouteOnDevice(const ExecutorCall& call) {
   const cudaStream_t stream = Stream(call);
   const auto tokens = static_cast<int>(call.hidden.rows);
   const LayerOnDevice& layer = on_device_.layer(call.layer);
@@ -15,9 +14,12 @@ absl::Status CudaExecutor::RouteOnDevice(const ExecutorCall& call, const Routing
       LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts, w_.scores, stream));
   MOERT_CUDA_RETURN_IF_ERROR(
       LaunchTopK(layer.routing, tokens, w_.scores, w_.ids, w_.weights, stream));
-  if (ruled == nullptr) return absl::OkStatus();
-  return rule_.Run(w_, layer.routing, tokens, ruled->rule, ruled->request_ids,
-                   table_.rows(call.layer), mirror, stream);
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::ApplyRule(const ExecutorCall& call, const RoutingRule& rule) {
+  return DeviceRule::Record(w_, on_device_.layer(call.layer).routing, call.hidden.rows, rule,
+                            served_->Residents(call.layer), Stream(call));
 }
 
 absl::Status CudaExecutor::BringTokenIds(const ExecutorCall& call) {
@@ -47,8 +49,8 @@ absl::Status CudaExecutor::RouteNext(const ExecutorCall& call) {
   return absl::OkStatus();
 }
 
-absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting* given,
-                                    bool tallied, bool tiles) {
+absl::Status CudaExecutor::PrepareFew(const ExecutorCall& call, const GivenRouting* given,
+                                      const RoutingRule* rule, bool tallied, RouteFewArgs* route) {
   const cudaStream_t stream = Stream(call);
   const LayerOnDevice& layer = on_device_.layer(call.layer);
   const int64_t x_stride = extent_.x_stride();
@@ -70,7 +72,7 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
     packed = 1;
   }
   if (!weighted) MOERT_RETURN_IF_ERROR(PackOperands(call, packed));
-  RouteFewArgs args;
+  RouteFewArgs& args = *route;
   args.routing = layer.routing;
   args.tokens = static_cast<int32_t>(call.hidden.rows);
   args.scores = w_.scores;
@@ -80,21 +82,35 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
     args.given_ids = given->ids;
     args.given_weights = given->weights;
     args.used_ids = given->used_ids;
+  } else if (rule != nullptr) {
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchTopK(layer.routing, args.tokens, w_.scores, w_.ids, w_.weights, stream));
+    MOERT_RETURN_IF_ERROR(ApplyRule(call, *rule));
+    args.given_ids = w_.ids;
+    args.given_weights = w_.weights;
   }
   args.groups = w_.groups;
   if (tallied) args.tally = Tally(call);
   if (HasShared(call)) args.shared_slots = w_.shared_slots;
+  return absl::OkStatus();
+}
+
+absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting* given,
+                                    const RoutingRule* rule, bool tallied, bool tiles) {
+  const cudaStream_t stream = Stream(call);
+  RouteFewArgs args;
+  MOERT_RETURN_IF_ERROR(PrepareFew(call, given, rule, tallied, &args));
   args.makes_tiles = tiles ? 1 : 0;
   if (tiles) args.tiles = TilesOf(call, AllExperts(call), table_.rows(call.layer));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteFew(args, stream));
-  if (weighted) MOERT_RETURN_IF_ERROR(PackOperands(call, 0));
+  if (WeightsInput(call)) MOERT_RETURN_IF_ERROR(PackOperands(call, 0));
   if (!tallied || served_ == nullptr || !served_->by_paths()) return absl::OkStatus();
   return served_->FollowPaths(call.layer, args.tokens, w_.ids, w_.groups, w_.next_scores, stream);
 }
 
 absl::Status CudaExecutor::PackOperands(const ExecutorCall& call, int first) {
   for (int i = first; i < kOperands; ++i) {
-    if (w_.x[i] == nullptr) continue;
+    if (w_.x[i] == nullptr || i == static_cast<int>(OperandForm::kF8Bytes)) continue;
     MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(),
                                               Stream(call), WeightsOfRows(call)));
   }
@@ -157,12 +173,11 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
           w_.prompt_x, extent_.prompt_x_stride(), extent_.hidden * 2,
           static_cast<int>(InputRows(call)), static_cast<int>(spec.hidden), stream));
     }
-    if (!prompt.others && !prompt.int8()) return absl::OkStatus();
+    if (!prompt.others && !prompt.bytes()) return absl::OkStatus();
   }
   const auto reads = [&](int operand) {  // some product does
-    const auto form = static_cast<OperandForm>(operand);
-    return !prompt.any() || prompt.others || form == OperandForm::kInt8Token ||
-           form == OperandForm::kInt8Group;
+    if (operand == static_cast<int>(OperandForm::kF8Bytes)) return prompt.any();
+    return !prompt.any() || prompt.others || IsPromptOperand(operand);
   };
   for (int i = 0; i < kOperands; ++i) {
     if (w_.x[i] == nullptr || !reads(i)) continue;
@@ -232,8 +247,12 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(*request.store, call.layer, call.epoch, stream));
   }
   if (CpuOffload(call)) MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
-  MOERT_RETURN_IF_ERROR(
-      RouteOnDevice(call, own_choice ? nullptr : &request, returned_.RuleOf(/*late=*/false)));
+  MOERT_RETURN_IF_ERROR(RouteOnDevice(call));
+  if (!own_choice) {
+    MOERT_RETURN_IF_ERROR(rule_.Run(w_, on_device_.layer(call.layer).routing, call.hidden.rows,
+                                    request.rule, request.request_ids, table_.rows(call.layer),
+                                    returned_.RuleOf(/*late=*/false), stream));
+  }
   if (request.next_gate) MOERT_RETURN_IF_ERROR(RouteNext(call));
   MOERT_RETURN_IF_ERROR(
       returned_.Bring(w_, call.layer, call.hidden.rows, request.next_gate, !own_choice, stream));

@@ -6,12 +6,30 @@
 
 namespace moert::cuda {
 
+absl::Status CudaExecutor::LoadRule() {
+  cudaStream_t stream = nullptr;
+  MOERT_RETURN_IF_ERROR(MakeUrgentStream(&stream));
+  absl::Status status;
+  for (int l = 0; l < model_.num_layers() && status.ok(); ++l) {
+    status = DeviceRule::Load(w_, on_device_.layer(l).routing, stream);
+  }
+  const int waited = static_cast<int>(cudaStreamSynchronize(stream));
+  if (waited != 0) status.Update(ToStatus(waited, "cudaStreamSynchronize"));
+  cudaStreamDestroy(stream);
+  return status;
+}
+
 absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   if (parts_.versions.size() != 1 || !store.pool(0).alike()) {
     return absl::FailedPreconditionError("its experts are served in several versions or sizes");
   }
   if (options_.paced) {
     return absl::FailedPreconditionError("its link is paced (link_gbps)");
+  }
+  for (const MoeLayerSpec& layer : model_.layers) {
+    if (!parts_.served.ruled || DeviceRule::Serves(layer)) continue;
+    return absl::FailedPreconditionError(
+        "its router has scales or token ids of its own: the host substitutes its experts");
   }
   DeviceScope scope(device_);
   const int version = parts_.versions[0];
@@ -20,6 +38,7 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version,
                                      parts_.served, w_.served,
                                      table_.rows(0) + model_.layers[0].num_experts));
+  if (parts_.served.ruled) MOERT_RETURN_IF_ERROR(LoadRule());
   served_ = std::move(served);
   return absl::OkStatus();
 }

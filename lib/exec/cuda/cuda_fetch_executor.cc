@@ -117,7 +117,7 @@ bool CudaFetchExecutor::TakeRouting(PolicyContext* context, RoutingResult* routi
 }
 
 absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch,
-                                         absl::Span<const int32_t> /*token_ids*/, void* stream) {
+                                         const StepRows& /*rows*/, void* stream) {
   DeviceScope scope(device_);
   return fetch_.OpenStep(*store, epoch, static_cast<cudaStream_t>(stream));
 }

@@ -59,7 +59,7 @@ class CudaFetchExecutor final : public FetchExecutor {
                           std::vector<int32_t>* ids, std::vector<float>* weights) override;
   absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
-  absl::Status OpenStep(VersionedStore* store, int64_t epoch, absl::Span<const int32_t> token_ids,
+  absl::Status OpenStep(VersionedStore* store, int64_t epoch, const StepRows& rows,
                         void* stream) override;
   absl::Status CloseStep(void* stream) override;
 

@@ -103,6 +103,7 @@ absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<con
         last = &layout.format;
         MOERT_ASSIGN_OR_RETURN(const DeviceFormat f, MakeDeviceFormat(layout));
         use.x[f.gate.operand] = true;
+        use.x[PromptOperand(f.gate.operand)] = true;
         use.wide_h |= f.down.operand != 0;
         use.prompt.Add(f);
       }

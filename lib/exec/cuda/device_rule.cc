@@ -16,8 +16,36 @@ bool DeviceRule::Executes(const MoeLayerSpec& layer, const RoutingRule& rule) {
          CheckExpertCacheRule(layer.routing).ok();
 }
 
+bool DeviceRule::Serves(const MoeLayerSpec& layer) {
+  RoutingRule rule;
+  rule.kind = RoutingRuleKind::kExpertCache;
+  return layer.routing.hash_vocab == 0 && Executes(layer, rule);
+}
+
+namespace {
+
+ExpertCacheArgs ArgsOf(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
+                       const RoutingRule& rule) {
+  ExpertCacheArgs args = MakeExpertCacheArgs(rule);
+  args.routing = routing;
+  args.tokens = static_cast<int32_t>(tokens);
+  args.scores = w.scores;
+  args.ids = w.ids;
+  args.weights = w.weights;
+  args.one_row_each = tokens == 1 ? 1 : 0;
+  args.accounts = w.rule.accounts;
+  args.worst_shares = w.rule.worst_shares;
+  args.scratch = w.rule.scratch;
+  args.own_ids = w.rule.own_ids;
+  args.own_weights = w.rule.own_weights;
+  return args;
+}
+
+}  // namespace
+
 absl::Status DeviceRule::Init(const RuleBuffers& buffers) {
   MOERT_RETURN_IF_ERROR(FillNow(buffers.accounts, 0, sizeof(RequestAccount)));  // account 0
+  MOERT_RETURN_IF_ERROR(FillNow(buffers.rows_apart, 0, sizeof(int32_t)));
   return FillNow(buffers.worst_shares, 0, 2 * sizeof(double));
 }
 
@@ -29,13 +57,14 @@ absl::Status DeviceRule::SetRows(const RuleBuffers& buffers, absl::Span<const in
   for (size_t begin = 0; begin < slot_.size(); begin += AccountRows::kMax) {
     AccountRows set{};
     set.begin = static_cast<int32_t>(begin);
+    set.one_row_each = one_row_each_ ? 1 : 0;
     set.count = static_cast<int32_t>(std::min(slot_.size() - begin, size_t{AccountRows::kMax}));
     for (int i = 0; i < set.count; ++i) {
       set.account[i] = slot_[begin + i];
       if (fresh_[begin + i] != 0) set.fresh[i / 32] |= 1u << (i % 32);
     }
     MOERT_CUDA_RETURN_IF_ERROR(
-        LaunchSetAccounts(buffers.account_of, buffers.accounts, set, stream));
+        LaunchSetAccounts(buffers.account_of, buffers.rows_apart, buffers.accounts, set, stream));
   }
   return absl::OkStatus();
 }
@@ -45,24 +74,51 @@ absl::Status DeviceRule::Run(const Workspace& w, const DeviceRouting& routing, i
                              const ExpertHandle* handles, const RuleMirror& mirror,
                              cudaStream_t stream) {
   if (!request_ids.empty()) MOERT_RETURN_IF_ERROR(SetRows(w.rule, request_ids, stream));
-  ExpertCacheArgs args = MakeExpertCacheArgs(rule);
-  args.routing = routing;
-  args.tokens = static_cast<int32_t>(tokens);
-  args.scores = w.scores;
-  args.ids = w.ids;
-  args.weights = w.weights;
+  ExpertCacheArgs args = ArgsOf(w, routing, tokens, rule);
   args.handles = handles;
   args.account_of = request_ids.empty() ? nullptr : w.rule.account_of;
-  args.one_row_each = tokens == 1 || (!request_ids.empty() && one_row_each_) ? 1 : 0;
-  args.accounts = w.rule.accounts;
-  args.worst_shares = w.rule.worst_shares;
-  args.scratch = w.rule.scratch;
-  args.own_ids = w.rule.own_ids;
-  args.own_weights = w.rule.own_weights;
+  if (!request_ids.empty() && one_row_each_) args.one_row_each = 1;
   args.host_own_ids = mirror.own_ids;
   args.host_own_weights = mirror.own_weights;
   args.report = mirror.report;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertCache(args, stream));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceRule::Record(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
+                                const RoutingRule& rule, const ServedResidents& residents,
+                                cudaStream_t stream) {
+  ExpertCacheArgs args = ArgsOf(w, routing, tokens, rule);
+  args.served = residents;
+  args.account_of = w.rule.account_of;
+  args.rows_apart = w.rule.rows_apart;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertCache(args, stream));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceRule::BeginStep(const RuleBuffers& buffers,
+                                   absl::Span<const int64_t> request_ids, int64_t max_tokens,
+                                   cudaStream_t stream) {
+  if (!request_ids.empty() || rows_.empty()) return SetRows(buffers, request_ids, stream);
+  rows_.clear();
+  one_row_each_ = false;
+  const auto bytes = static_cast<size_t>(max_tokens) * sizeof(int32_t);
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(buffers.account_of, 0, bytes, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(buffers.rows_apart, 0, sizeof(int32_t), stream));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceRule::Load(const Workspace& w, const DeviceRouting& routing,
+                              cudaStream_t stream) {
+  const auto row = static_cast<size_t>(routing.num_experts) * sizeof(float);
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(w.scores, 0, row, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchTopK(routing, 1, w.scores, w.ids, w.weights, stream));
+  ExpertCacheArgs args = ArgsOf(w, routing, /*tokens=*/0, {});
+  args.handles = w.handles;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertCache(args, stream));
+  AccountRows none{};
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchSetAccounts(w.rule.account_of, w.rule.rows_apart, w.rule.accounts, none, stream));
   return absl::OkStatus();
 }
 

@@ -34,6 +34,8 @@ class DeviceRule {
 
   /// The expert-cache rule, on routing kinds that have scores, of up to kFewExperts experts.
   static bool Executes(const MoeLayerSpec& layer, const RoutingRule& rule);
+  /// Whether it may in captured calls, whatever the rule's numbers.
+  static bool Serves(const MoeLayerSpec& layer);
 
   /// `buffers` are borrowed.
   absl::Status Init(const RuleBuffers& buffers);
@@ -43,6 +45,17 @@ class DeviceRule {
   absl::Status Run(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
                    const RoutingRule& rule, absl::Span<const int64_t> request_ids,
                    const ExpertHandle* handles, const RuleMirror& mirror, cudaStream_t stream);
+
+  /// The same in a capture, of a layer whose misses the device serves. A replay's rows are of the
+  /// requests of its own step.
+  static absl::Status Record(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
+                             const RoutingRule& rule, const ServedResidents& residents,
+                             cudaStream_t stream);
+  /// Begins a step, for replays: whose its rows are; empty: all are one request's.
+  absl::Status BeginStep(const RuleBuffers& buffers, absl::Span<const int64_t> request_ids,
+                         int64_t max_tokens, cudaStream_t stream);
+  /// A kernel's first launch loads it, which is not possible in a capture.
+  static absl::Status Load(const Workspace& w, const DeviceRouting& routing, cudaStream_t stream);
 
  private:
   absl::Status SetRows(const RuleBuffers& buffers, absl::Span<const int64_t> request_ids,

@@ -26,7 +26,7 @@ void PromptFormats::Add(const DeviceFormat& format) {
 }
 
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens,
-                      int64_t experts) {
+                      int64_t experts, bool always) {
   PromptPlan plan;
   // Some functions have no place in the epilogue, nor so many experts in the kernel that makes
   // tiles.
@@ -38,7 +38,7 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
   const double least = tokens <= kFewTokens ? tuning::kPromptFromOfFewTokens : 0;
   uint32_t packings = 0;
   for (int p = 0; p < kPromptPackings; ++p) {
-    if (mean >= std::max(tuning::kPromptFrom[p], least)) packings |= 1u << p;
+    if (always || mean >= std::max(tuning::kPromptFrom[p], least)) packings |= 1u << p;
   }
   plan.others = formats.others;
   for (int gate = 0; gate < kPromptPackings; ++gate) {
@@ -57,8 +57,9 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
   const auto* tiling = tuning::kPromptTilings;
   while (mean > tiling->tokens) ++tiling;
   plan.most = tiling->most;
-  if (((plan.of_product[0] | plan.of_product[1]) >> PromptIndex(Packing::kW4A8) & 1) != 0) {
-    plan.most = std::min(plan.most, tuning::kMostOfInt8Groups);
+  constexpr uint32_t kTwoSums = 1u << PromptIndex(Packing::kW4A8) | 1u << PromptIndex(Packing::kF8);
+  if (((plan.of_product[0] | plan.of_product[1]) & kTwoSums) != 0) {
+    plan.most = std::min(plan.most, tuning::kMostOfTwoSums);
   }
   return plan;
 }
@@ -73,9 +74,8 @@ PromptExtent MaxPromptExtent(const MoeLayerSpec& layer, int64_t max_tokens, int6
     extent.units = std::max(
         extent.units, MaxPromptUnits(tokens, layer.routing.top_k, layer.num_experts, tiling.most));
   }
-  extent.units =
-      std::max(extent.units, MaxPromptUnits(max_tokens, layer.routing.top_k, layer.num_experts,
-                                            tuning::kMostOfInt8Groups));
+  extent.units = std::max(extent.units, MaxPromptUnits(max_tokens, layer.routing.top_k,
+                                                       layer.num_experts, tuning::kMostOfTwoSums));
   extent.h_rows = MaxPromptRows(max_tokens, layer.routing.top_k, layer.num_experts);
   return extent;
 }

@@ -30,8 +30,9 @@ struct PromptFormats {
     }
     return false;
   }
-  bool int8() const {
-    return downs[PromptIndex(Packing::kW8A8)] != 0 || downs[PromptIndex(Packing::kW4A8)] != 0;
+  bool bytes() const {
+    return downs[PromptIndex(Packing::kW8A8)] != 0 || downs[PromptIndex(Packing::kW4A8)] != 0 ||
+           downs[PromptIndex(Packing::kF8)] != 0;
   }
 };
 
@@ -43,13 +44,14 @@ struct PromptPlan {
 
   bool any() const { return packings != 0; }
   /// Which rows of x its products read: quantized ones, rounded ones.
-  bool int8() const { return (of_product[0] & kPromptInt8) != 0; }
+  bool bytes() const { return (of_product[0] & kPrompt8Bits) != 0; }
   bool sums() const { return (of_product[0] & kPromptZeros) != 0; }
-  bool rounded() const { return (of_product[0] & ~kPromptInt8) != 0; }
+  bool rounded() const { return (of_product[0] & ~kPrompt8Bits) != 0; }
 };
-/// `experts`: over which the tokens are spread, more than the layer's own in a shard.
+/// `experts`: over which the tokens are spread, more than the layer's own in a shard. `always`:
+/// however few tokens an expert has, for measurements.
 PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens,
-                      int64_t experts);
+                      int64_t experts, bool always = false);
 
 /// Units and rows of h at most, of calls of up to so many tokens.
 struct PromptExtent {

@@ -5,6 +5,7 @@
 
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "store/lent_blocks.h"
 
 namespace moert::cuda {
 
@@ -30,6 +31,13 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
     first_.push_back(total);
     total += layer.num_experts;
   }
+  const MoeLayerSpec& like = model->layers.front();
+  gives_slots_ =
+      rules.shares_slots && on_device != nullptr && model->num_layers() > 2 &&
+      model->num_layers() <= kFewExperts &&
+      std::all_of(model->layers.begin(), model->layers.end(), [&](const MoeLayerSpec& layer) {
+        return layer.num_experts == like.num_experts && layer.routing.top_k == like.routing.top_k;
+      });
   int64_t paths = 0;
   for (size_t l = 0; l + 1 < model->layers.size(); ++l) {
     first_path_.push_back(paths);
@@ -77,6 +85,11 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   args.use = nullptr;
   args.window = 0;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
+  for (const MoeLayerSpec& layer : model_->layers) {
+    RouteFewArgs route;  // of no tokens
+    route.routing.num_experts = layer.num_experts;
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteAndServe(route, args, own_));
+  }
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
   if (rules_.prefetch()) {
     // Of layers that are not lent: nothing is predicted. A kernel for each size of layers.
@@ -143,6 +156,8 @@ void ServedMisses::PlaceLoan(int layer, const LentLayer& loan, VersionedStore* s
   table_.prefetch[layer] = LayerPrefetch{};
   ServedExpert* experts = table_.experts + First(layer);
   std::fill_n(experts, model_->layers[static_cast<size_t>(layer)].num_experts, ServedExpert{});
+  std::fill_n(table_.slots + First(layer), model_->layers[static_cast<size_t>(layer)].num_experts,
+              nullptr);
   for (size_t s = 0; s < loan.slots.size(); ++s) {
     const LentSlot& slot = loan.slots[s];
     table_.slots[First(layer) + static_cast<int64_t>(s)] =
@@ -171,7 +186,17 @@ absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
   return status;
 }
 
-void ServedMisses::TakeLoan(int layer, LentLayer* loan) const {
+ServedMisses::BlockPlaces ServedMisses::PlacesOf(VersionedStore* store) const {
+  BlockPlaces blocks;
+  for (const LentLayer& loan : loans_) {
+    for (const LentSlot& slot : loan.slots) {
+      blocks[reinterpret_cast<uint8_t*>(store->pool(0).Address(slot.block))] = slot.block;
+    }
+  }
+  return blocks;
+}
+
+void ServedMisses::TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loan) const {
   const ServedLayer& state = table_.layers[layer];
   ServedExpert* const experts = table_.experts + First(layer);
   const LayerPrefetch& list = table_.prefetch[layer];
@@ -186,15 +211,23 @@ void ServedMisses::TakeLoan(int layer, LentLayer* loan) const {
   loan->use.assign(table_.use + First(layer), table_.use + First(layer) + loan->use.size());
   std::copy_n(table_.sums + First(layer), loan->sums.size(), loan->sums.begin());
   std::copy_n(ScoresOf(table_, layer), loan->scores.size(), loan->scores.begin());
-  for (LentSlot& slot : loan->slots) slot.expert = -1;
-  if (unfinished_[static_cast<size_t>(layer)] != 0) return;
-  for (int e = 0; e < model_->layers[static_cast<size_t>(layer)].num_experts; ++e) {
-    const ServedExpert& expert = experts[e];
-    if (expert.slot < 0) continue;
-    LentSlot& slot = loan->slots[static_cast<size_t>(expert.slot)];
-    slot.expert = e;
-    slot.last_used = expert.last_used;
-    slot.tokens = expert.tokens;
+  const int num_experts = model_->layers[static_cast<size_t>(layer)].num_experts;
+  std::vector<int32_t> held(static_cast<size_t>(num_experts), -1);  // by place
+  const bool whole = unfinished_[static_cast<size_t>(layer)] == 0;
+  for (int e = 0; whole && e < num_experts; ++e) {
+    if (experts[e].slot >= 0) held[static_cast<size_t>(experts[e].slot)] = e;
+  }
+  loan->slots.clear();
+  for (int s = 0; s < num_experts; ++s) {
+    const auto place = blocks.find(table_.slots[First(layer) + s]);
+    if (place == blocks.end()) continue;  // no slot
+    LentSlot slot{place->second};
+    slot.expert = held[static_cast<size_t>(s)];
+    if (slot.expert >= 0) {
+      slot.last_used = experts[slot.expert].last_used;
+      slot.tokens = experts[slot.expert].tokens;
+    }
+    loan->slots.push_back(slot);
   }
 }
 
@@ -203,8 +236,9 @@ absl::Status ServedMisses::TakeBack(VersionedStore* store) {
   MOERT_CUDA_RETURN_IF_ERROR(beside_.Await());
   MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/false, /*layers_alone=*/false, own_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
+  const BlockPlaces blocks = PlacesOf(store);
   for (int l = 0; l < model_->num_layers(); ++l) {
-    TakeLoan(l, &loans_[static_cast<size_t>(l)]);
+    TakeLoan(l, blocks, &loans_[static_cast<size_t>(l)]);
     table_.layers[l].lent = 0;
   }
   // Replays of the steps that are open now find the host in charge.
@@ -262,6 +296,15 @@ ServeMissesArgs ServedMisses::Args(const Call& call) const {
   return args;
 }
 
+ServedResidents ServedMisses::Residents(int layer) const {
+  ServedResidents residents;
+  residents.layer = on_device_.table.layers + layer;
+  residents.rows = on_device_.table.experts + First(layer);
+  if (rules_.prefetch()) residents.prefetch = on_device_.table.prefetch + layer;
+  residents.tally = on_device_.tally + layer;
+  return residents;
+}
+
 PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   const PredictionMemory& memory = on_device_.predictions;
   PredictArgs args;
@@ -286,14 +329,30 @@ PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   return args;
 }
 
+SlotLenders ServedMisses::LendersOf(int layer) const {
+  SlotLenders lenders;
+  if (!gives_slots_) return lenders;
+  const MoeLayerSpec& spec = model_->layers[static_cast<size_t>(layer)];
+  lenders.layers = model_->num_layers();
+  lenders.mine = layer;
+  lenders.fewest = ExpertsOfAToken(spec);
+  lenders.layer = on_device_.table.layers;
+  lenders.rows = on_device_.table.experts;
+  lenders.slots = on_device_.table.slots;
+  lenders.prefetch = on_device_.table.prefetch;
+  return lenders;
+}
+
 absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
   ServeMissesArgs args = Args(call);
+  args.lenders = LendersOf(call.layer);
   if (call.tiles != nullptr) {
     args.makes_tiles = 1;
     args.tiles = *call.tiles;
     args.late_table = on_device_.late_tiles;
   }
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(call.route != nullptr ? LaunchRouteAndServe(*call.route, args, stream)
+                                                   : LaunchServeMisses(args, stream));
   MOERT_RETURN_IF_ERROR(branch_.ForkCopies(stream));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, branch_.copies()));
   if (call.next_scores == nullptr) return absl::OkStatus();
@@ -369,6 +428,11 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
     added->late += more(&ServedTally::late);
     added->wasted += more(&ServedTally::wasted);
     added->brought_bytes += more(&ServedTally::brought_bytes);
+    added->substituted += more(&ServedTally::substituted);
+    added->mass_substituted += now[l].mass_substituted - seen_[l].mass_substituted;
+    added->mass_lost += now[l].mass_lost - seen_[l].mass_lost;
+    worst_.slots = std::max(worst_.slots, now[l].worst_slot_share);
+    worst_.mass = std::max(worst_.mass, now[l].worst_mass_share);
     seen_[l] = now[l];
   }
   return added->lookups > 0;

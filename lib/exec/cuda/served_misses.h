@@ -2,15 +2,19 @@
 // changes hands, the copies' branch of a captured call, the counters.
 //
 // Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the
-// decision in front of both branches, the copies on one, the products of what is there on the
-// other, both in front of the products of late experts; a prefetch behind the copies of its call
-// and in front of those of the next. No kernel waits for what another one writes while both run, so
-// none needs the other to be on the device, and edges of a graph make no circle. What a decision
-// tells a prefetch that runs beside it, to stop, only makes it end sooner.
+// decision in front of both branches, the copies and behind them the products of late experts on
+// one, the products of what is there on the other, both in front of the weighted sum; a prefetch
+// behind the copies of its call and in front of those of the next. No kernel waits for what another
+// one writes while both run, so none needs the other to be on the device, and edges of a graph make
+// no circle. Within a launch of products a CTA waits only for those that run and wait for nothing
+// (kernels/cuda/group_gemm.h), so two such launches side by side, which share nothing but the rows
+// that they read, both end. What a decision tells a prefetch that runs beside it, to stop, only
+// makes it end sooner.
 #ifndef MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 #define MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,9 +27,15 @@
 #include "exec/cuda/prefetch_stream.h"
 #include "exec/cuda/workspace.h"
 #include "exec/executor.h"
+#include "kernels/cuda/expert_cache.h"
 #include "store/versioned_store.h"
 
 namespace moert::cuda {
+
+/// The largest shares of a request's slots and mass that were substituted.
+struct SubstitutedShares {
+  double slots = 0, mass = 0;
+};
 
 /// One caller at a time.
 class ServedMisses {
@@ -64,7 +74,12 @@ class ServedMisses {
   absl::Status FollowPaths(int layer, int32_t tokens, const int32_t* ids, const SlotGroups& groups,
                            float* next_scores, cudaStream_t stream);
 
-  /// A call, behind its grouping.
+  /// Who is there when a call of the layer is routed by that, in front of its Begin.
+  ServedResidents Residents(int layer) const;
+  /// As far as TakeCounts has seen.
+  SubstitutedShares worst_shares() const { return worst_; }
+
+  /// A call, behind its grouping; or, with `route`, in front of it: then the decision does both.
   struct Call {
     int layer = 0;
     int32_t tokens = 0;
@@ -73,11 +88,13 @@ class ServedMisses {
     float* next_scores = nullptr;          // of Predict; null: nothing was predicted
     const ExpertHandle* shared = nullptr;  // the handle of the shared expert
     const MakeTilesArgs* tiles = nullptr;
+    const RouteFewArgs* route = nullptr;
   };
   /// Decides and begins the copies, and behind them the prefetch. Then buffers.ready can be
-  /// multiplied, and behind Join, which must follow, buffers.late. `tiles` not null: their tiles
-  /// are made instead, the late ones in buffers.late_tiles.
+  /// multiplied, and, in the stream of the copies or behind Join, which must follow, buffers.late.
+  /// `tiles` not null: their tiles are made instead, the late ones in buffers.late_tiles.
   absl::Status Begin(const Call& call, cudaStream_t stream);
+  cudaStream_t copies() const { return branch_.copies(); }
   absl::Status Join(cudaStream_t stream) { return branch_.Join(stream); }
   /// That products leave room for: CTAs that copy or decide beside them.
   int ctas_beside() const { return kCopyCtas + (rules_.prefetch() ? 2 : 0); }
@@ -108,15 +125,21 @@ class ServedMisses {
   bool TakeCounts(ServedCount* added);
 
  private:
+  using BlockPlaces = std::unordered_map<const uint8_t*, int32_t>;
+
   absl::Status PlaceRecords(const DeviceModel* on_device, const DeviceSource& records, int version);
   /// All of the table, or of its layers alone.
   absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
   /// Behind `stream`: what the next layer will want.
   absl::Status PredictBeside(const HostCall& call, cudaStream_t stream);
   ServeMissesArgs Args(const Call& call) const;
+  /// Whose slots a captured call of the layer may take.
+  SlotLenders LendersOf(int layer) const;
   PredictArgs PredictionOf(int layer, const Call& call) const;
   void PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store);
-  void TakeLoan(int layer, LentLayer* loan) const;
+  /// Layers may have given each other slots: `blocks` says which block lies where.
+  void TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loan) const;
+  BlockPlaces PlacesOf(VersionedStore* store) const;
   /// A kernel's first launch loads it, which is not possible in a capture.
   absl::Status LoadKernels(const ExpertHandle* shared);
   absl::Status ForgetPredictions() const;
@@ -136,6 +159,7 @@ class ServedMisses {
   ServedTable table_{};
   int64_t table_bytes_ = 0;
   std::vector<int64_t> first_;    // of each layer's experts
+  bool gives_slots_ = false;      // layers give each other slots
   std::vector<LentLayer> loans_;  // what was handed over
   bool lent_ = false;
   bool returning_ = false;        // the device may know already that nothing is lent
@@ -143,6 +167,7 @@ class ServedMisses {
   std::vector<char> unfinished_;  // [layers] the table may have records that were not brought
   LateCopy tally_;
   std::vector<ServedTally> seen_;
+  SubstitutedShares worst_;
   cudaStream_t own_ = nullptr;  // for the way back
   CopyBranch branch_;
   PrefetchStream beside_;  // of calls whose product is the host's

@@ -64,10 +64,10 @@ struct Extent {
     return hidden * 2 + (use.prompt.zeros() ? RoundUp(PromptSums(hidden) * 4, 128) : 0);
   }
   int64_t prompt_h_stride() const { return intermediate * 2; }
-  int64_t wide_h_rows() const { return use.prompt.int8() ? std::max(slots, prompt_h_rows) : slots; }
+  int64_t wide_h_rows() const { return use.prompt.bytes() ? std::max(slots, prompt_h_rows) : slots; }
   /// Floats that go with a row of h.
   int64_t prompt_h_columns() const {
-    return use.prompt.int8() || use.prompt.zeros() ? PromptSums(intermediate) : 0;
+    return use.prompt.bytes() || use.prompt.zeros() ? PromptSums(intermediate) : 0;
   }
   int64_t h_bytes() const {
     return std::max(slots * h_stride(), prompts() ? prompt_h_rows * prompt_h_stride() : 0);
@@ -85,6 +85,7 @@ constexpr int64_t kRememberedRequests = 1024;
 /// Of the expert-cache rule.
 struct RuleBuffers {
   int32_t* account_of;  // [tokens]
+  int32_t* rows_apart;  // whether no two of these are the same
   RequestAccount* accounts;
   double* worst_shares;
   ExpertCacheToken* scratch;
@@ -93,6 +94,7 @@ struct RuleBuffers {
 
   void Carve(const Extent& e, Carver* c) {
     account_of = c->Take<int32_t>(e.tokens);
+    rows_apart = c->Take<int32_t>(1);
     accounts = c->Take<RequestAccount>(RequestSlots::Capacity(kRememberedRequests, e.tokens));
     worst_shares = c->Take<double>(2);
     scratch = c->Take<ExpertCacheToken>(e.tokens);

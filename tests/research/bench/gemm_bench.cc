@@ -76,6 +76,7 @@ absl::Status GemmBench::DescribeFormats() {
     device_formats_.push_back(f);
     prompt_formats_.Add(f);
     used_.x[f.gate.operand] = true;
+    used_.x[cuda::PromptOperand(f.gate.operand)] = true;
     used_.wide_h |= f.down.operand != 0;
   }
   const auto bytes = static_cast<int64_t>(device_formats_.size() * sizeof(cuda::DeviceFormat));
@@ -158,8 +159,9 @@ absl::Status GemmBench::Measure(int tokens, double zipf, GemmCudaCase* result) {
 absl::Status GemmBench::Prepare(int tokens, double zipf, GemmCudaCase* result) {
   prompt_ctas_ = cuda::PromptGemmCtas();
   prompt_ = {};
-  if (prompt_ctas_ > 0) {
-    prompt_ = cuda::PlanPrompt(prompt_formats_, spec_, tokens, spec_.num_experts);
+  if (prompt_ctas_ > 0 && products_ != "few") {
+    prompt_ =
+        cuda::PlanPrompt(prompt_formats_, spec_, tokens, spec_.num_experts, products_ == "prompts");
   }
   if (prompt_.any() && prompt_.others) {
     return absl::UnimplementedError("formats of which some have no kernel for prompts");

@@ -25,7 +25,8 @@ class GemmBench {
       : spec_(spec),
         layers_(options.layers),
         repeats_(options.repeats),
-        dtype_(options.f32_rows ? DType::kF32 : DType::kBF16) {}
+        dtype_(options.f32_rows ? DType::kF32 : DType::kBF16),
+        products_(options.products) {}
 
   /// Random weights of every layer. `copied`: 2 kCopyBytes, borrowed.
   absl::Status Init(const PackVersion& version, const Buffer& copied);
@@ -75,7 +76,8 @@ class GemmBench {
   const MoeLayerSpec spec_;
   const int layers_;
   const int repeats_;
-  const DType dtype_;  // of the rows
+  const DType dtype_;           // of the rows
+  const std::string products_;  // GemmCudaOptions
   const Buffer* copied_ = nullptr;
   PackVersion version_;
   std::vector<RecordLayout> layouts_;  // of the version's formats

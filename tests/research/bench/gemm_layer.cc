@@ -16,7 +16,9 @@ namespace moert::cli {
 
 absl::Status GemmBench::PackOperands(bool besides) {
   for (int o = besides ? 1 : 0; o < cuda::kOperands; ++o) {
-    if (!used_.x[o]) continue;
+    const bool read = prompt_.any() ? cuda::IsPromptOperand(o)
+                                    : o != static_cast<int>(cuda::OperandForm::kF8Bytes);
+    if (!used_.x[o] || !read) continue;
     MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, o, shared_.packed_x[o],
                                               cuda::OperandBytes(spec_.hidden), stream_.get()));
   }
@@ -25,7 +27,7 @@ absl::Status GemmBench::PackOperands(bool besides) {
 
 absl::Status GemmBench::Pack() {
   if (!prompt_.any()) return PackOperands(false);
-  if (prompt_.int8()) MOERT_RETURN_IF_ERROR(PackOperands(true));
+  if (prompt_.bytes()) MOERT_RETURN_IF_ERROR(PackOperands(true));
   if (!prompt_.rounded() || prompt_x_ != shared_.prompt_x) return absl::OkStatus();
   MOERT_CUDA_RETURN_IF_ERROR(
       cuda::LaunchRoundRows(rows_, shared_.prompt_x, PromptXStride(spec_), stream_.get()));
@@ -72,12 +74,14 @@ absl::Status GemmBench::PromptProducts(int layer) {
   args.out_stride = RoundUp(spec_.hidden, 64);
   args.pairs = rows_.rows * spec_.routing.top_k;
   args.top_k = spec_.routing.top_k;
+  args.biased = spec_.expert_bias ? 1 : 0;
   args.activation = cuda::MakeDeviceActivation(spec_.activation);
   args.ctas = prompt_ctas_;
-  args.int8_x[0] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Token)];
-  args.int8_x[1] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Group)];
-  args.int8_x_stride = cuda::OperandBytes(spec_.hidden);
-  args.int8_x_scales = cuda::OperandScales(spec_.hidden);
+  args.byte_x[0] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Token)];
+  args.byte_x[1] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Group)];
+  args.byte_x[2] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kF8Bytes)];
+  args.byte_x_stride = cuda::OperandBytes(spec_.hidden);
+  args.byte_x_scales = cuda::OperandScales(spec_.hidden);
   args.wide_h = shared_.wide_h;
   args.wide_h_stride = RoundUp(spec_.intermediate, 64);
   args.h_columns = shared_.h_columns;

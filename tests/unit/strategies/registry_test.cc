@@ -42,7 +42,8 @@ TEST_CASE("whose misses a device may serve") {
   for (const char* spec :
        {"on-demand", "fate", "on-demand+importance.residency", "on-demand+fate.prefetch",
         "activation-path", "activation-path:width=200", "activation-path+fate.residency",
-        "on-demand+importance.residency+activation-path.prefetch"}) {
+        "on-demand+importance.residency+activation-path.prefetch", "importance:balancer=0",
+        "on-demand+importance.routing", "fate+importance.routing"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);
     REQUIRE_OK(s.status());

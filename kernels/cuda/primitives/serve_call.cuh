@@ -1,0 +1,441 @@
+// The decision of a call whose misses the device serves, by one CTA of kTileThreads: a thread an
+// expert, which also looks after the slot of its number (serve_misses.h).
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_SERVE_CALL_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_SERVE_CALL_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/primitives/expert_tiles.cuh"
+#include "kernels/cuda/primitives/rank_slots.cuh"
+#include "kernels/cuda/primitives/served_slots.cuh"
+#include "kernels/cuda/serve_misses.h"
+
+namespace moert::cuda {
+
+/// What the thread's expert, and the slot and the prefetched record of its number, begin the call
+/// with. It is read before the kernels in front have ended. Who writes it has: decisions of the
+/// layer's calls before this one and predictions for it end before the weighted sum of the call
+/// that they belong to begins (CopyBranch::Join), and that is in front.
+struct Known {
+  ServedRecord record;
+  ServedLayer layer;
+  ServedExpert row;
+  ServedUse use;
+  double sum = 0;
+  float oldest = 0;
+  uint8_t* slot = nullptr;
+  bool unsettled = false;  // of the list: for all threads
+  bool listed = false;
+  PrefetchedRecord prefetched;  // but for how far it has come
+  ServedLayer other;            // of the thread's number, where layers give each other slots
+  uint64_t lends = kNobodyLends;
+};
+
+/// Where the sum of scores of the thread's expert lets go of a score, after `calls` calls.
+__device__ __forceinline__ float* Oldest(const ServeMissesArgs& args, int64_t calls) {
+  return args.history + ServedScores::Row(calls, args.window) * args.experts + threadIdx.x;
+}
+
+__device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
+  const int e = threadIdx.x;
+  Known known;
+  known.layer = LoadFresh(args.layer);
+  if (args.prefetch != nullptr && known.layer.lent != 0) {
+    known.unsettled = __ldcg(&args.prefetch->settled) == 0;
+    known.listed = known.unsettled && e < __ldcg(&args.prefetch->count);
+    if (known.listed) known.prefetched = LoadFresh(args.prefetch->records + e);
+  }
+  if (e < args.lenders.layers) {
+    known.other = LoadFresh(args.lenders.layer + e);
+    const bool settled = __ldcg(&args.lenders.prefetch[e].settled) != 0;
+    known.lends = LenderKey(known.other, settled, e, args.lenders.mine, args.lenders.fewest);
+  }
+  if (e >= args.experts) return known;
+  known.record = args.records[e];
+  known.row = LoadFresh(args.rows + e);
+  known.slot = reinterpret_cast<uint8_t*>(
+      __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e)));
+  if (args.use != nullptr) known.use = LoadFresh(args.use + e);
+  if (args.window > 0) {
+    known.sum = __ldcg(args.sums + e);
+    known.oldest = __ldcg(Oldest(args, known.layer.calls));
+  }
+  if (args.makes_tiles != 0) PrefetchFormat(args.tiles.formats + known.record.format);
+  return known;
+}
+
+/// A table of no tiles.
+__device__ __forceinline__ void MakeNoTiles(const TileTable& table, int shares) {
+  const int i = threadIdx.x;
+  for (int at = i; at < 2 * (shares + 1); at += kTileThreads) {
+    table.starts[at & 1][at >> 1] = Position{0, 0};
+  }
+  if (i < 2) table.ticket[i] = 0;
+}
+
+/// The tiles of both waves: thread e's handles and the tokens of its expert.
+__device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
+                                              const ExpertHandle& ready, const ExpertHandle& late,
+                                              int count, bool any_late,
+                                              TileScratch<kFewExperts>& scratch) {
+  const MakeTilesArgs& tiles = args.tiles;
+  const int e = threadIdx.x;
+  const int32_t* slots = tiles.shared_slots;
+  if (e < args.experts) slots = tiles.groups.sorted + tiles.groups.firsts[e];
+  const ExpertTokens first{ready, e == args.experts ? tiles.tokens : count, slots};
+  MakeTiles(
+      tiles, tiles.table, [&](int) { return first; }, scratch);
+  if (!any_late) {
+    MakeNoTiles(args.late_table, tiles.shares);
+    return;
+  }
+  __syncthreads();  // the scratch has been read
+  const ExpertTokens then{late, count, slots};
+  MakeTiles(
+      tiles, args.late_table, [&](int) { return then; }, scratch);
+}
+
+/// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
+/// expert.
+__device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const ExpertHandle& ready,
+                                          const ExpertHandle& late, int count, bool any_late,
+                                          TileScratch<kFewExperts>& scratch) {
+  const int e = threadIdx.x;
+  if (args.makes_tiles != 0) {
+    MakeBothTiles(args, ready, late, count, any_late, scratch);
+  } else if (e <= args.experts) {
+    args.ready[e] = ready;
+    args.late[e] = late;
+  }
+}
+
+/// What the layer's prefetches have come to, of all of them.
+struct Prefetched {
+  int arrived;  // wanted
+  int late;     // likewise
+  int wasted;
+  int inserted;
+  int evicted;
+  unsigned long long bytes;
+};
+
+/// Drops, stops or goes on with what was prefetched for the call, and changes `rows` and who holds
+/// a slot accordingly; coming: [experts] zeros, then those that the products wait for. By all
+/// threads.
+__device__ __forceinline__ void SettleAll(LayerPrefetch& list, const Known& known,
+                                          const int32_t* counts, ServedExpert* rows, uint8_t* held,
+                                          uint8_t* coming, Prefetched* sums) {
+  const int i = threadIdx.x;
+  if (known.listed) {
+    const PrefetchedRecord& record = known.prefetched;
+    PrefetchedRecord& moving = list.records[i];
+    const bool wanted = counts[record.expert] > 0;
+    const int state = atomicCAS(&moving.state, kPrefetchListed, kPrefetchDropped);
+    const int done = LoadAcquire(&moving.done);
+    if (state == kPrefetchBegun && done < kCopyCtas && !wanted) {
+      atomicExch(&moving.state, kPrefetchStopped);
+    }
+    const PrefetchEnd end = EndOfPrefetch(state, done, wanted);
+    SettlePrefetch(record, end, known.layer.tick, rows);
+    if (end == PrefetchEnd::kUnderWay) coming[record.expert] = 1;
+    const bool arrived = end == PrefetchEnd::kArrived, late = end == PrefetchEnd::kUnderWay;
+    if (arrived && wanted) atomicAdd(&sums->arrived, 1);
+    if (late) atomicAdd(&sums->late, 1);
+    if (arrived || late) atomicAdd(&sums->inserted, 1);
+    if (end == PrefetchEnd::kBroken || (arrived && !wanted)) atomicAdd(&sums->wasted, 1);
+    if (end != PrefetchEnd::kNothing) {
+      held[record.slot] = arrived || late ? 1 : 0;
+      if (record.victim >= 0) atomicAdd(&sums->evicted, 1);
+      atomicAdd(&sums->bytes, static_cast<unsigned long long>(record.copy.bytes));
+    }
+  }
+  __syncthreads();
+  if (i == 0) list.settled = 1;
+}
+
+/// Adds the call to what the rule goes by of the thread's expert, `count` of whose tokens chose it.
+/// Returns what the expert is worth.
+__device__ __forceinline__ double AddCall(const ServeMissesArgs& args, Known known, int count) {
+  const int e = threadIdx.x;
+  const float* scores = args.scores == nullptr ? nullptr : args.scores + e;
+  if (args.window > 0) {
+    ServedScores::Add(ServedScores::Of(scores, args.experts, args.tokens, count), &known.oldest,
+                      &known.sum);
+    *Oldest(args, known.layer.calls) = known.oldest;
+    args.sums[e] = known.sum;
+    return known.sum;
+  }
+  if (args.use == nullptr) return 0;
+  const double used = static_cast<double>(count) / args.tokens;
+  double scored = used;
+  if (scores != nullptr) {
+    double sum = 0;
+    for (int64_t t = 0; t < args.tokens; ++t) sum += scores[t * args.experts];
+    scored = args.top_k * sum / args.tokens;
+  }
+  known.use.Add(known.layer.calls + 1, used, scored);
+  args.use[e] = known.use;
+  return known.use.Worth();
+}
+
+/// The tokens that want the thread's expert, as bits.
+__device__ __forceinline__ uint32_t WantedBy(const ServeMissesArgs& args, int e, int count) {
+  if (args.tokens == 1) return count > 0 ? 1 : 0;
+  uint32_t bits = 0;
+  const int32_t* slots = args.groups.sorted + args.groups.firsts[e];
+  for (int i = 0; i < count; ++i) bits |= 1U << (slots[i] / args.top_k);
+  return bits;
+}
+
+/// How layers give each other slots in a call.
+struct Lending {
+  uint64_t lender;  // the least key
+  double gain;
+  int hole;  // the first place of a slot that has none
+};
+
+/// By the thread of the lender's number: its slot becomes the layer's, at `hole`.
+__device__ __forceinline__ void TakeSlot(const SlotLenders& lenders, const ServedLayer& lender,
+                                         int experts, int hole) {
+  const int64_t d = threadIdx.x;
+  lenders.rows[d * experts + lender.spare_expert] = ServedExpert{};
+  lenders.slots[d * experts + lender.spare_slot] = nullptr;
+  lenders.layer[d].slots = lender.slots - 1;
+  lenders.layer[d].spare_at = nullptr;  // until its next call
+  lenders.slots[int64_t{lenders.mine} * experts + hole] = lender.spare_at;
+}
+
+/// By all threads: whose expert is worth least of those that are there.
+__device__ __forceinline__ void FindSpare(bool present, double worth, uint64_t* spare) {
+  const uint64_t key = present ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends;
+  const auto high = static_cast<uint32_t>(key >> 32);
+  const uint32_t alike = __ballot_sync(~0U, high == __reduce_min_sync(~0U, high));
+  if (present && threadIdx.x % 32 == __ffs(static_cast<int>(alike)) - 1) {
+    atomicMin(reinterpret_cast<unsigned long long*>(spare), static_cast<unsigned long long>(key));
+  }
+}
+/// By its thread.
+__device__ __forceinline__ void OfferSpare(ServedLayer* layer, double worth, int slot,
+                                           uint8_t* at) {
+  layer->spare_at = at;
+  layer->spare_worth = static_cast<float>(worth);
+  layer->spare_expert = static_cast<int32_t>(threadIdx.x);
+  layer->spare_slot = slot;
+}
+
+/// By one thread: what the layer and the copies go by from now on, and the counts.
+__device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
+                                        const ServedCounts& call, int wanted, int64_t bytes,
+                                        const Prefetched& prefetched) {
+  if (layer.lent != 0) {
+    constexpr double kWeight = 1.0 / 64;
+    const int inserted = call.copies() + prefetched.inserted;
+    args.layer->tick = layer.tick + 1;
+    args.layer->calls = layer.calls + 1;
+    args.layer->slots = layer.slots + call.borrowed;
+    args.layer->inserted = layer.inserted + kWeight * (inserted - layer.inserted);
+  }
+  *args.num_copies = call.copies();
+  // Nobody waits for the sums.
+  const auto add = [&](uint64_t ServedTally::*field, int64_t more) {
+    auto* const at = reinterpret_cast<unsigned long long*>(&(args.tally->*field));
+    if (more != 0) atomicAdd(at, static_cast<unsigned long long>(more));
+  };
+  add(&ServedTally::lookups, wanted);
+  add(&ServedTally::hits, wanted - call.misses - prefetched.arrived - prefetched.late);
+  add(&ServedTally::loads, call.misses);
+  add(&ServedTally::bytes, bytes);
+  add(&ServedTally::evictions, call.evictions() + call.borrowed + prefetched.evicted);
+  add(&ServedTally::arrived, prefetched.arrived);
+  add(&ServedTally::late, prefetched.late);
+  add(&ServedTally::wasted, prefetched.wasted);
+  add(&ServedTally::brought_bytes, static_cast<int64_t>(prefetched.bytes));
+}
+
+/// Where an expert that is wanted is multiplied from after the call; its copy, where it has one.
+/// `at`: its slot's place, or null.
+__device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args,
+                                                    const ServedRecord& record, uint8_t* at,
+                                                    bool miss, int miss_rank) {
+  ExpertHandle handle{record.host, record.format, 0};
+  if (at != nullptr) handle.record = at;
+  if (miss && at != nullptr) args.copies[miss_rank] = {record.host, at, record.bytes};
+  return handle;
+}
+
+/// Adds the bytes of the threads' records that are missing. By all threads. Records are whole words
+/// of 16 bytes.
+__device__ __forceinline__ void AddMissed(const ServedRecord& record, bool miss, uint32_t* words) {
+  const auto mine = miss ? static_cast<uint32_t>(record.bytes / 16) : 0;
+  const uint32_t of_warp = __reduce_add_sync(~0U, mine);
+  if (threadIdx.x % 32 == 0 && of_warp > 0) atomicAdd(words, of_warp);
+}
+
+/// What is decided by, then the tiles: each in shared memory while it is needed.
+union ServeScratch {
+  __device__ ServeScratch() {}
+  struct {
+    alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
+    RankScratch ranks;
+    uint8_t* slots[kFewExperts];
+    int32_t counts[kFewExperts];
+    uint8_t held[kFewExperts], coming[kFewExperts];
+    Lending lending;
+  } table;
+  TileScratch<kFewExperts> tiles;
+};
+/// The tokens of every expert by the ids of the call. By all threads.
+__device__ __forceinline__ void CountIds(const ServeMissesArgs& args, int32_t* counts) {
+  const int e = threadIdx.x;
+  if (e < args.experts) counts[e] = 0;
+  __syncthreads();
+  for (int i = e; i < args.pairs; i += kTileThreads) {
+    const int32_t id = args.ids[i];
+    if (id >= 0 && id < args.experts) atomicAdd(&counts[id], 1);
+  }
+  __syncthreads();
+}
+
+/// Says where the experts of the call lie: `slot` is the thread's expert's, of the layer. By all
+/// threads; `numbers` is theirs to use.
+__device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot, int32_t* numbers) {
+  const int e = threadIdx.x;
+  if (e < args.experts) {
+    const int32_t number =
+        slot < 0 ? -1 : static_cast<int32_t>((args.slots[slot] - args.base) / args.stride);
+    numbers[e] = number;
+    args.table[e] = number;
+  }
+  __syncthreads();
+  if (args.found == nullptr) return;
+  for (int i = e; i < args.pairs; i += kTileThreads) {
+    const int32_t id = args.ids[i];
+    args.found[i] = id >= 0 && id < args.experts ? numbers[id] : -1;
+  }
+}
+
+/// Stores what is known where all threads see it; who holds a slot. By all threads.
+__device__ __forceinline__ void ShareKnown(const ServeMissesArgs& args, const Known& known,
+                                           ServeScratch& scratch) {
+  auto& table = scratch.table;
+  auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
+  const int e = threadIdx.x;
+  const bool is_expert = e < args.experts, lent = known.layer.lent != 0;
+  if (is_expert) {
+    rows[e] = lent ? known.row : ServedExpert{};
+    table.slots[e] = known.slot;
+    table.held[e] = known.slot == nullptr ? 1 : 0;
+    table.coming[e] = 0;
+  }
+  if (e == 0) table.lending = {kNobodyLends, 0, args.experts};
+  __syncthreads();
+  if (is_expert && lent && known.row.slot >= 0) table.held[known.row.slot] = 1;
+  if (args.lenders.layers == 0) return;
+  if (is_expert && known.slot == nullptr) atomicMin(&table.lending.hole, e);
+  if (known.lends == kNobodyLends) return;
+  atomicMin(reinterpret_cast<unsigned long long*>(&table.lending.lender),
+            static_cast<unsigned long long>(known.lends));
+}
+
+/// Whether the call takes a slot of another layer: then it is the last of its places, and counted.
+/// By all threads.
+__device__ __forceinline__ void Borrow(const ServeMissesArgs& args, const Known& known,
+                                       const Standing& mine, double worth, int miss_rank,
+                                       int victim_rank, ServeScratch& scratch, ServedCounts* call) {
+  auto& table = scratch.table;
+  if (SaysGain(*call, mine.miss, mine.idle, miss_rank, victim_rank)) table.lending.gain = worth;
+  __syncthreads();
+  const uint64_t lender = table.lending.lender;
+  const int hole = table.lending.hole;
+  if (hole == args.experts || !Borrows(lender, table.lending.gain)) return;
+  ++call->borrowed;
+  if (known.lends == lender) {
+    table.slots[hole] = known.other.spare_at;
+    table.ranks.places[call->copies() - 1] = hole;
+    TakeSlot(args.lenders, known.other, args.experts, hole);
+  }
+  __syncthreads();
+}
+
+/// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
+/// expert. By all threads. The rows are read once and written at the end; between barriers
+/// everybody reads what the call began with.
+__device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Known& known,
+                                           int count, ServeScratch& scratch) {
+  auto& table = scratch.table;
+  auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
+  __shared__ uint32_t words;  // of missing records
+  __shared__ Prefetched prefetched;
+  __shared__ uint64_t spare;
+  const int e = threadIdx.x;
+  const bool is_expert = e < args.experts;
+  const bool lent = known.layer.lent != 0;
+  if (e == 0) {
+    words = 0;
+    spare = kNobodyLends;
+    prefetched = Prefetched{};
+  }
+  double worth = 0;
+  if (is_expert) {
+    table.counts[e] = count;
+    if (lent) worth = AddCall(args, known, count);
+    if (args.wanted != nullptr) args.wanted[e] = WantedBy(args, e, count);
+  }
+  if (e == 0 && args.wanted != nullptr) args.predicted->routed = args.tokens;
+  __syncthreads();
+  if (known.unsettled) {
+    SettleAll(*args.prefetch, known, table.counts, rows, table.held, table.coming, &prefetched);
+  }
+  const ServedExpert row = is_expert ? rows[e] : ServedExpert{};
+  const bool coming = is_expert && table.coming[e] != 0;
+  Standing mine;
+  mine.wanted = is_expert && count > 0;
+  mine.miss = mine.wanted && row.slot < 0;
+  mine.idle = row.slot >= 0 && count == 0;
+  mine.free = is_expert && lent && table.held[e] == 0;
+  int wanted = 0, free_before = 0;
+  ServedCounts call = CountStandings(mine, &wanted, &free_before);
+  int miss_rank = 0, victim_rank = args.experts;
+  if (call.misses > 0) {
+    RankSlots(call, mine, row, count, worth, free_before, args.experts, table.ranks, &miss_rank,
+              &victim_rank);
+  }
+  const bool lends = args.lenders.layers > 0 && lent;
+  if (lends && call.misses > call.free) {
+    Borrow(args, known, mine, worth, miss_rank, victim_rank, scratch, &call);
+  }
+
+  ExpertHandle ready, late;
+  int slot = -1;
+  uint8_t* at = nullptr;  // its place
+  if (is_expert) {
+    const ServedExpert after = AfterCall(row, count, known.layer.tick + 1, call, table.ranks.places,
+                                         miss_rank, victim_rank);
+    if (lent) args.rows[e] = after;
+    slot = after.slot;
+    if (slot >= 0) at = table.slots[slot];
+    if (count > 0) {
+      const bool waits = coming || (mine.miss && at != nullptr);
+      const ExpertHandle handle = PlaceExpert(args, known.record, at, mine.miss, miss_rank);
+      (waits ? late : ready) = handle;
+    }
+  }
+  AddMissed(known.record, mine.miss, &words);
+  if (lends) FindSpare(at != nullptr, worth, &spare);
+  if (args.ids != nullptr) {
+    GiveSlots(args, slot, table.counts);
+  } else {
+    if (e == args.experts) ready = *args.shared;
+    __syncthreads();  // the tiles take the scratch
+    GiveWaves(args, ready, late, count, call.copies() + prefetched.late > 0, scratch.tiles);
+  }
+  __syncthreads();
+  if (lends && at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {
+    OfferSpare(args.layer, worth, slot, at);
+  }
+  if (e == 0) EndCall(args, known.layer, call, wanted, int64_t{16} * words, prefetched);
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_SERVE_CALL_CUH_
