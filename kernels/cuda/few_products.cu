@@ -1,5 +1,7 @@
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/few_products.h"
 #include "kernels/cuda/primitives/choose_experts.cuh"
 #include "kernels/cuda/primitives/few_work.cuh"
@@ -148,15 +150,18 @@ __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
   __syncthreads();
   GridDependencySync();
   TriggerDependentLaunch();
+  // The first CTA tells what was chosen, and takes no share: all would wait for its products.
   const bool stores = blockIdx.x == 0, counts = stores && args.tally != nullptr;
+  const bool multiplies = !stores || gridDim.x == 1;
   int ticket = 0;
-  if (lane == 0 && warp < 2) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
+  if (lane == 0 && warp < 2 && multiplies) ticket = atomicAdd(args.gemm.table.ticket + warp, 1);
   CopyTables(args, counts, scratch);
   if (warp < args.tokens) ChooseOf(args, warp, lane, stores, scratch);
   CopyAsyncWait<0>();
   __syncthreads();
   MakeFewTiles(args, *scratch, &work);
   if (counts) CountCall(args, *scratch);
+  if (!multiplies) return;
   __syncthreads();
   if (warp < 2) {
     work.SumCosts(warp, lane);
@@ -179,6 +184,7 @@ int LaunchFewProducts(const FewProductsArgs& args, CUstream_st* stream) {
       FewProductsKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kGemmSharedBytes);
   if (error != cudaSuccess) return error;
   FewProductsArgs all = args;
+  all.gemm.shares = std::max(1, args.gemm.shares - 1);
   all.gemm.first = 0;
   all.gemm.last = 1;
   all.gemm.pairs = args.tokens * args.routing.top_k;

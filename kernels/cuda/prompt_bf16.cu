@@ -16,7 +16,7 @@ int PromptGemmCtas() {
   }
   if (major != 9 || minor != 0) return 0;
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, PromptGemmKernel<Packing::kBf16, true, 256>) !=
+  if (cudaFuncGetAttributes(&attributes, PromptGemmKernel<Packing::kBf16, true, 256, true>) !=
       cudaSuccess) {
     cudaGetLastError();
     return 0;

@@ -51,7 +51,7 @@ int LaunchPromptProducts(const PromptGemmArgs& all, CUstream_st* stream) {
     for (int p = 0; p < kPromptPackings && error == 0; ++p) {
       if ((args.packings[product] >> p & 1) == 0) continue;
       error = Launch(p, args, product, stream);
-      args.follows = true;
+      args.follows = tuning::kPromptLaunches > 0;
     }
   }
   return error;

@@ -168,7 +168,7 @@ struct PromptTable {
   uint32_t* tiles[2];  // by product: unit | (row tile << 16)
   /// [product][packing]: where its tiles begin; those of packing i end where i + 1 begins.
   int32_t (*begins)[kPromptPackings + 1];
-  int32_t (*tickets)[kPromptPackings];  // tiles taken
+  int32_t (*tickets)[kPromptPackings];  // the next tile to take of each packing
   int32_t* unit_count;
 };
 MOERT_HOST_DEVICE constexpr int64_t MaxPromptUnits(int64_t tokens, int64_t top_k, int64_t experts,
@@ -210,6 +210,7 @@ struct PromptGemmArgs {
   int32_t top_k = 1;
   int32_t ctas = 0;             // PromptGemmCtas()
   bool follows = false;         // of a launch: another of the same product is in front of it
+  int32_t biased = 0;           // whether some expert has biases
   DeviceActivation activation;  // IsPromptActivation
   // Of products in 8 bits, where they are in use.
   const uint8_t* byte_x[3] = {};  // [tokens] packed rows (rows.h): kInt8Token, kInt8Group, kF8Bytes

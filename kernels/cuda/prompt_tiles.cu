@@ -88,14 +88,18 @@ __device__ __forceinline__ void WriteBegins(const MakePromptTilesArgs& args,
                                             ExpertNumbers& ends) {
   const int e = threadIdx.x;
   for (int p = 0; p < 2; ++p) {
+    const auto write = [&](int packing, int begin) {
+      args.table.begins[p][packing] = begin;
+      if (packing < kPromptPackings) args.table.tickets[p][packing] = begin;
+    };
     ends[p][e] = before.v[p] + tiles.v[p];
     // The r-th expert begins its packing, and those that nothing before it has.
     const int packing = shares[p][e].packing;
     for (int i = e == 0 ? 0 : shares[p][e - 1].packing + 1; i <= packing; ++i) {
-      args.table.begins[p][i] = before.v[p];
+      write(i, before.v[p]);
     }
     if (e == args.experts) {
-      for (int i = packing + 1; i <= kNowhere; ++i) args.table.begins[p][i] = total.v[p];
+      for (int i = packing + 1; i <= kNowhere; ++i) write(i, total.v[p]);
     }
   }
 }
@@ -150,7 +154,6 @@ __global__ void __launch_bounds__(kThreads)
     WriteUnits(args, handle.record, *format, slots, cut, first.v[0], first.v[1], share);
   }
   if (e == 0) *args.table.unit_count = total.v[0];
-  if (e < 2 * kPromptPackings) args.table.tickets[e / kPromptPackings][e % kPromptPackings] = 0;
 
   if (is_expert) {
     for (int p = 0; p < 2; ++p) {

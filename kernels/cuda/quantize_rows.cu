@@ -106,7 +106,8 @@ __device__ __forceinline__ float NearestF8(float x) {
   const float magnitude = fabsf(x);
   const int exponent = max((__float_as_int(magnitude) >> 23) - 127, -6);
   const float step = __int_as_float((exponent - 3 + 127) << 23);
-  return copysignf(rintf(magnitude / step) * step, x);
+  const float inverse = __int_as_float((3 - exponent + 127) << 23);
+  return copysignf(rintf(magnitude * inverse) * step, x);
 }
 
 /// The bits of an e4m3 value.
@@ -148,16 +149,20 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
       continue;
     }
     const float scaled = some ? v[j] * inverse : 0.0f;
-    const float nearest =
-        limit == 448 ? NearestF8(fminf(fmaxf(scaled, -limit), limit)) : rintf(scaled);
-    if (f.form == OperandForm::kF8) {
-      reinterpret_cast<uint16_t*>(out)[PackedIndex(channel)] = ToBf16(nearest * kF8Activations);
+    const int in8 = channel & 7;
+    const int piece = (channel % kChunk / 16) ^ to.swizzle;
+    uint8_t* const byte = out + chunk * to.byte_chunk + piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 +
+                          ((channel >> 3) & 1);
+    if (f.form == OperandForm::kF8 || f.form == OperandForm::kF8Bytes) {
+      const float nearest = NearestF8(fminf(fmaxf(scaled, -limit), limit));
+      if (f.form == OperandForm::kF8Bytes) {
+        *byte = F8Bits(nearest);
+      } else {
+        reinterpret_cast<uint16_t*>(out)[PackedIndex(channel)] = ToBf16(nearest * kF8Activations);
+      }
     } else {
-      const int code = static_cast<int>(fminf(fmaxf(nearest, -limit), limit));
-      const int in8 = channel & 7;
-      const int piece = (channel % kChunk / 16) ^ to.swizzle;
-      out[chunk * to.byte_chunk + piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 + ((channel >> 3) & 1)] =
-          f.form == OperandForm::kF8Bytes ? F8Bits(nearest) : static_cast<uint8_t>(code);
+      const float code = fminf(fmaxf(rintf(scaled), -limit), limit);
+      *reinterpret_cast<int8_t*>(byte) = static_cast<int8_t>(code);
     }
   }
   if (lane == 0 && f.form != OperandForm::kBf16) {
@@ -187,7 +192,8 @@ __device__ void PackRow(const Row& row, int k, const RowForm& f, float* shared, 
     for (int w = 0; w < kWarps; ++w) row_maximum = fmaxf(row_maximum, shared[w]);
   }
   for (int c = warp; c < chunks; c += kWarps) {
-    LoadChunk(row, k, c, f, v);
+    // A warp that has one chunk has it still.
+    if (!one_scale || chunks > kWarps) LoadChunk(row, k, c, f, v);
     StoreChunk(v, c, f, one_scale ? row_maximum : WarpMaximum(LaneMaximum(v)), to);
   }
 }

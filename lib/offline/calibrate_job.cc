@@ -23,6 +23,7 @@
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
 #include "offline/calibration_stream.h"
+#include "offline/cancelled.h"
 #include "offline/device_fits.h"
 #include "offline/loss_probe.h"
 #include "offline/moe_block.h"
@@ -285,6 +286,7 @@ class Measurement {
     MOERT_RETURN_IF_ERROR(blocks_->Run(
         l, stream_.get(),
         [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) -> absl::Status {
+          MOERT_RETURN_IF_ERROR(CheckWanted(job_.cancelled));
           const auto i = static_cast<size_t>(e);
           MOERT_ASSIGN_OR_RETURN(ExpertChanges found, Changes(l, e, settings, tokens, single, x));
           out->selections[i] = static_cast<int64_t>(tokens.rows.size());

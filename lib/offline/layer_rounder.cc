@@ -11,6 +11,7 @@
 #include "base/bf16.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
+#include "offline/cancelled.h"
 #include "offline/encode_matrix_on.h"
 #include "quant/hadamard.h"
 #include "quant/packing.h"
@@ -112,7 +113,7 @@ absl::Status LayerRounder::Write(absl::Span<const Piece> pieces, const PieceDone
     absl::Status status = Round(&*chunk);
     if (writing.valid()) status.Update(writing.get());
     MOERT_RETURN_IF_ERROR(status);
-    if (parts_.cancelled && parts_.cancelled()) return absl::CancelledError("interrupted");
+    MOERT_RETURN_IF_ERROR(CheckWanted(parts_.cancelled));
     parts_.advance(3 * static_cast<int64_t>(chunk->records.size()));
     writing = std::async(std::launch::async,
                          [&, rounded = *std::move(chunk)] { return WriteChunk(rounded, done); });

@@ -14,6 +14,7 @@
 #include "base/status_macros.h"
 #include "moert/env.h"
 #include "moert/offline/pack.h"
+#include "offline/cancelled.h"
 #include "pack/expert_pack.h"
 #include "pack/model_cache.h"
 #include "pack/version_json.h"
@@ -30,7 +31,7 @@ absl::Status MakePack(const QuantizeJob& job) {
     const absl::Status status = RunQuantizeJob(job);
     if (absl::IsAlreadyExists(status)) return absl::OkStatus();  // another was done meanwhile
     if (!absl::IsAborted(status)) return status;
-    if (job.cancelled && job.cancelled()) return absl::CancelledError("interrupted");
+    MOERT_RETURN_IF_ERROR(offline::CheckWanted(job.cancelled));
     if (job.log && !told) job.log(fmt::format("waiting: {}", std::string(status.message())));
     told = true;
     std::this_thread::sleep_for(kLook);

@@ -20,6 +20,7 @@
 #include "moert/offline/quantize.h"
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
+#include "offline/cancelled.h"
 #include "offline/device_fits.h"
 #include "offline/expert_quantizer.h"
 #include "offline/layer_rounder.h"
@@ -194,7 +195,8 @@ class Quantization {
         }
         MOERT_RETURN_IF_ERROR(blocks_->Run(
             l, version.stream.get(),
-            [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) {
+            [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) -> absl::Status {
+              MOERT_RETURN_IF_ERROR(CheckWanted(job_.cancelled));
               return Forward(l, e, v, records[static_cast<size_t>(e)].data(), tokens, single, x);
             },
             [](int) { return absl::OkStatus(); }));
@@ -211,7 +213,7 @@ class Quantization {
 
   // All layers from `first` on, without a pause between them.
   absl::Status WriteLayers(int first) {
-    if (job_.cancelled && job_.cancelled()) return absl::CancelledError("interrupted");
+    MOERT_RETURN_IF_ERROR(CheckWanted(job_.cancelled));
     const int versions = static_cast<int>(versions_.size());
     std::vector<LayerRounder::Piece> pieces;
     for (int l = first; l < config_.moe.num_layers(); ++l) {
@@ -223,7 +225,7 @@ class Quantization {
   }
 
   absl::Status WriteLayer(int l) {
-    if (job_.cancelled && job_.cancelled()) return absl::CancelledError("interrupted");
+    MOERT_RETURN_IF_ERROR(CheckWanted(job_.cancelled));
     for (int v = 0; v < static_cast<int>(versions_.size()); ++v) {
       MOERT_RETURN_IF_ERROR(versions_[static_cast<size_t>(v)].stream != nullptr
                                 ? WriteCalibrated(l, v)
@@ -247,6 +249,7 @@ class Quantization {
     return blocks_->Run(
         l, versions_[static_cast<size_t>(v)].stream.get(),
         [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) -> absl::Status {
+          MOERT_RETURN_IF_ERROR(CheckWanted(job_.cancelled));
           std::vector<std::byte>& record = records[static_cast<size_t>(e)];
           MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer_->Layout(l, e, v));
           record.assign(static_cast<size_t>(layout.bytes), std::byte{0});

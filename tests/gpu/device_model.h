@@ -85,8 +85,9 @@ struct DeviceModel {
     decoder = *std::move(decoder_or);
   }
 
-  /// Logits of the first `batch` sequences: a prefill step of all, then one token of each a step.
-  std::vector<float> Logits(const ReferenceCase& c, int64_t batch) {
+  /// Logits of `batch` sequences from `first` on: a prefill step of all, then one token of each a
+  /// step.
+  std::vector<float> Logits(const ReferenceCase& c, int64_t batch, int64_t first = 0) {
     const int64_t length = static_cast<int64_t>(c.tokens[0].size()), vocab = config.vocab_size;
     std::vector<float> out(batch * length * vocab);
     std::vector<std::unique_ptr<host::Sequence>> sequences;
@@ -100,7 +101,7 @@ struct DeviceModel {
       std::vector<host::SequenceInput> inputs;
       for (int64_t b = 0; b < batch; ++b) {
         inputs.push_back(
-            {sequences[b].get(), b, absl::MakeConstSpan(c.tokens[b]).subspan(at, step)});
+            {sequences[b].get(), b, absl::MakeConstSpan(c.tokens[first + b]).subspan(at, step)});
       }
       const auto phase = at == 0 ? host::StepPhase::kPrefill : host::StepPhase::kDecode;
       REQUIRE_OK(decoder->Run(phase, inputs));

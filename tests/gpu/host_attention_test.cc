@@ -7,6 +7,7 @@
 #include "device_array.h"
 #include "device_step.h"
 #include "host/cuda/attention_kernel.h"
+#include "step_rows.h"
 
 namespace moert::test {
 namespace {
@@ -39,16 +40,11 @@ struct Problem {
     keys = std::make_unique<DeviceArray<uint16_t>>(k);
     values = std::make_unique<DeviceArray<uint16_t>>(v);
     queries = std::make_unique<DeviceArray<float>>(q);
-    std::vector<RowInput> inputs;
+    const StepRows step(s.sequences);
     std::vector<SequenceCache> caches;
-    std::vector<QueryTile> query_tiles;
-    size_t at = 0;
+    size_t at = 0, row = 0;
     for (const auto& [before, added] : s.sequences) {
       const int64_t capacity = before + added + 3;
-      for (int i = 0; i < added; i += QueryTile::kRows) {
-        query_tiles.push_back({static_cast<int32_t>(inputs.size() + i),
-                               std::min(added - i, int32_t{QueryTile::kRows})});
-      }
       // What lies behind the last key must not matter: no number.
       std::vector<uint16_t> none(3 * s.head_dim, 0xffff);
       for (int h = 0; h < kLayers * s.kv_heads; ++h) {
@@ -56,20 +52,19 @@ struct Problem {
         std::copy(none.begin(), none.end(), k.begin() + tail);
         std::copy(none.begin(), none.end(), v.begin() + tail);
       }
-      for (int i = 0; i < added; ++i) {
-        inputs.push_back({0, before + i, static_cast<int32_t>(caches.size())});
-        for (int h = 0; h < s.heads; ++h) Expect(at, capacity, before + i, h, inputs.size() - 1);
+      for (int i = 0; i < added; ++i, ++row) {
+        for (int h = 0; h < s.heads; ++h) Expect(at, capacity, before + i, h, row);
       }
       caches.push_back({keys->get() + at, values->get() + at, capacity, 0});
       at += kLayers * s.kv_heads * capacity * s.head_dim;
-      last = std::max(last, before + added - 1);
     }
+    last = step.last;
     keys->Set(k);
     values->Set(v);
-    row_inputs = std::make_unique<DeviceArray<RowInput>>(inputs);
+    row_inputs = std::make_unique<DeviceArray<RowInput>>(step.rows);
     sequences = std::make_unique<DeviceArray<SequenceCache>>(caches);
-    tiles = std::make_unique<DeviceArray<QueryTile>>(query_tiles);
-    num_tiles = static_cast<int>(query_tiles.size());
+    tiles = std::make_unique<DeviceArray<QueryTile>>(step.tiles);
+    num_tiles = static_cast<int>(step.tiles.size());
   }
 
   void Expect(size_t at, int64_t capacity, int position, int head, size_t row) {

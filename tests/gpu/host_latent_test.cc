@@ -10,6 +10,7 @@
 #include "host/cuda/head_products_kernel.h"
 #include "host/cuda/latent_attention_kernel.h"
 #include "host/cuda/latent_kernel.h"
+#include "step_rows.h"
 
 namespace moert::test {
 namespace {
@@ -80,40 +81,34 @@ struct Problem {
     q = Rounded(RandomFloats(static_cast<size_t>(rows) * s.heads * key_dim, &rng, 2));
     k = Rounded(RandomFloats(cached, &rng));
     keys = std::make_unique<DeviceArray<uint16_t>>(k);
-    std::vector<RowInput> inputs;
+    const StepRows step(s.sequences);
     std::vector<SequenceCache> caches;
-    std::vector<QueryTile> query_tiles;
-    size_t at = 0;
+    size_t at = 0, row = 0;
     for (const auto& [before, added] : s.sequences) {
       const int64_t capacity = before + added + 3;
-      for (int i = 0; i < added; i += QueryTile::kRows) {
-        query_tiles.push_back({static_cast<int32_t>(inputs.size() + i),
-                               std::min(added - i, int32_t{QueryTile::kRows})});
-      }
       // What lies behind the last key must not matter: no number.
       for (int l = 0; l < kLayers; ++l) {
         const size_t tail = at + (l * capacity + before + added) * key_dim;
         std::fill_n(k.begin() + tail, 3 * key_dim, 0xffff);
       }
-      for (int i = 0; i < added; ++i) {
+      for (int i = 0; i < added; ++i, ++row) {
         for (int h = 0; h < s.heads; ++h) {
-          Expect(at + kLayer * capacity * key_dim, before + i, inputs.size() * s.heads + h);
+          Expect(at + kLayer * capacity * key_dim, before + i, row * s.heads + h);
         }
-        inputs.push_back({0, before + i, static_cast<int32_t>(caches.size()), i});
       }
       SequenceCache cache;
       cache.keys = keys->get() + at;
       cache.capacity = capacity;
       caches.push_back(cache);
       at += kLayers * capacity * key_dim;
-      last = std::max(last, before + added - 1);
     }
+    last = step.last;
     keys->Set(k);
     queries = std::make_unique<DeviceArray<uint16_t>>(q);
-    row_inputs = std::make_unique<DeviceArray<RowInput>>(inputs);
+    row_inputs = std::make_unique<DeviceArray<RowInput>>(step.rows);
     sequences = std::make_unique<DeviceArray<SequenceCache>>(caches);
-    tiles = std::make_unique<DeviceArray<QueryTile>>(query_tiles);
-    num_tiles = static_cast<int>(query_tiles.size());
+    tiles = std::make_unique<DeviceArray<QueryTile>>(step.tiles);
+    num_tiles = static_cast<int>(step.tiles.size());
   }
 
   void Expect(size_t base, int position, size_t pair) {

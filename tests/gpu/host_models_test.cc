@@ -1,7 +1,10 @@
 // Whole models on a device whose layers are not plain attention with RoPE, or not everywhere:
 // against the reference library's numbers, and against themselves in other batches.
+#include <functional>
+
 #include "device_model.h"
 #include "device_parity.h"
+#include "host/cuda/device_mixers.h"
 #include "tests/support/temp_dir.h"
 
 namespace moert::test {
@@ -9,13 +12,15 @@ namespace {
 
 // Of the fixtures whose dense parts amplify rounding: the CPU's decoder, its products' inputs, keys
 // and values rounded to bf16 as they are here, is 0.018 and 0.027 (ernie4_5_moe), 0.016 and 0.026
-// (deepseek_v2) from the reference, and of minimax_m2's positions one in ten has another expert.
+// (deepseek_v2) from the reference.
 constexpr Tolerance kAmplified = {0.03f, 0.045f, 0.85f};
-constexpr Tolerance kTipped = {0.02f, 0.03f, 0.8f};
+// Rounding gives an early position of the first sequence other experts, on the CPU too, and later
+// positions attend to it.
+constexpr Tolerance kFirstTipped = {0.02f, 0.03f, 0.75f, 1};
 
 TEST_CASE("glm4_moe") { CheckParity("glm4_moe"); }
 TEST_CASE("ernie4_5_moe") { CheckParity("ernie4_5_moe", kAmplified); }
-TEST_CASE("minimax_m2") { CheckParity("minimax_m2", kTipped); }
+TEST_CASE("minimax_m2") { CheckParity("minimax_m2", kFirstTipped); }
 TEST_CASE("hunyuan_v1_moe, with norms behind RoPE") { CheckParity("hunyuan_v1_moe"); }
 TEST_CASE("gpt_oss in MXFP4, with sinks, windows and YaRN") { CheckParity("gpt_oss"); }
 TEST_CASE("gpt_oss in bf16") { CheckParity("gpt_oss_bf16"); }
@@ -71,6 +76,30 @@ TEST_CASE("a decoded row has the same bits alone and in a batch, eager and repla
     DeviceModel eager(ArchitectureDir(name), cache.path(), options);
     CHECK(SameBits(Decoded(&eager, c, 3), together));
   }
+}
+
+TEST_CASE("sizes that no kernel takes are refused by name") {
+  const auto refused = [](const char* name, const std::function<void(HfConfig*)>& edit) {
+    auto config = LoadHfConfig(ArchitectureDir(name));
+    REQUIRE_OK(config.status());
+    REQUIRE_OK(host::CheckDeviceMixers(*config));
+    edit(&*config);
+    const absl::Status status = host::CheckDeviceMixers(*config);
+    CHECK(absl::IsUnimplemented(status));
+    return std::string(status.message());
+  };
+  CHECK(
+      refused("glm4_moe", [](HfConfig* c) { c->head_dim = 272; }) ==
+      "config.json: head_dim 272; the example decoder runs multiples of 16 up to 256 on a device, "
+      "and others with --backend cpu");
+  CHECK_THAT(refused("deepseek_v3", [](HfConfig* c) { c->latent.kv_rank = 40; }),
+             Catch::Contains("kv_lora_rank 40"));
+  CHECK_THAT(refused("deepseek_v3", [](HfConfig* c) { c->latent.rope_dim = 66; }),
+             Catch::Contains("qk_rope_head_dim 66"));
+  CHECK_THAT(refused("deepseek_v3", [](HfConfig* c) { c->latent.nope_dim = 12; }),
+             Catch::Contains("qk_nope_head_dim 12"));
+  CHECK_THAT(refused("qwen3_next", [](HfConfig* c) { c->delta_net.key_dim = 160; }),
+             Catch::Contains("linear_key_head_dim 160"));
 }
 
 }  // namespace

@@ -94,6 +94,32 @@ TEST_CASE("--plot gives plot.py, which lies beside the tools, what --json has") 
                                   BinDir() + "/../share/moert/plot.py"));
 }
 
+TEST_CASE("Ctrl-C ends calibrate and gptq at the next expert, and says what is kept") {
+  const std::string text = SourceDir() + "/tests/data/eval/wikitext2.txt";
+  for (const std::string& command :
+       {std::string("calibrate --probe-tokens 0 --schemes w4a16_g128,w2a16_g64_asym"),
+        std::string("quantize --method gptq --schemes w4a16_g128")}) {
+    INFO(command);
+    const std::string out = Scratch() / ("stopped-" + command.substr(0, 4));
+    const std::string whole = "pack " + command + " --backend cpu --threads 1 --model " +
+                              TinyModelDir() + " --tokens " + text + " --out " + out;
+    const std::string script = Scratch() / "stop.sh";
+    // The first layer's line, or record, is there when the signal comes.
+    test::WriteFile(script, BinDir() + "/moert-" + whole + " 2>" + script +
+                                ".err & job=$!\n"
+                                "for i in $(seq 600); do [ -e " +
+                                out +
+                                ".partial ] && break; sleep 0.1; done\n"
+                                "kill -INT $job; wait $job\n");
+    CHECK(std::system(("bash " + script).c_str()) == 1 << 8);
+    const std::string said = ReadWholeFile(script + ".err");
+    CHECK_THAT(said, Catch::Contains("interrupted") &&
+                         Catch::Contains("completed layers are kept in " + out + ".partial; the "
+                                         "same command continues"));
+    CHECK_FALSE(std::filesystem::exists(out));
+  }
+}
+
 TEST_CASE("a full disk under stdout is a failure; files are not overwritten without --force") {
   const auto full = [](const std::string& args) {
     return std::system((BinDir() + "/" + args + " >/dev/full 2>/dev/null").c_str());

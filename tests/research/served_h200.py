@@ -115,6 +115,22 @@ def window_table():
     return experiment.table(["shape", "time over that of `fate`", *BUDGETS.replace("%", " %").split(",")], rows)
 
 
+def rule_table():
+    """Of `importance` and exact strategies, in turns on the same steps: ms a step replayed, and eagerly."""
+    cells = json.loads(STORED.read_text(encoding="utf-8"))["rule"]["cells"]
+    rows = []
+    for batch in ("1", "8"):
+        for strategy in ("fate", "on-demand", "importance:balancer=0", "importance:alpha=0.3,balancer=0"):
+            row = [batch, f"`{strategy}`"]
+            for budget in BUDGETS.split(","):
+                graph = cells[f"{batch} {budget} graph {strategy}"]
+                eager = cells.get(f"{batch} {budget} eager {strategy}")
+                row.append(f"{graph[0]:.2f} ({graph[1]:.2f} .. {graph[2]:.2f}); "
+                           f"{f'{eager[0]:.2f}' if eager else '-'}; {100 * graph[3]:.0f} %")
+            rows.append(row)
+    return experiment.table(["batch", "ms a step replayed; eager; hits", *BUDGETS.replace("%", " %").split(",")], rows)
+
+
 def slower():
     """(cell, times as fast as eager) of cells where the replayed step is slower."""
     known = load()

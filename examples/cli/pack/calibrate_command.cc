@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_split.h"
 #include "cli/common/args.h"
+#include "cli/common/interrupt.h"
 #include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/pack/commands.h"
@@ -43,6 +44,8 @@ absl::Status Run(Arguments* a) {
   Progress progress("calibrating experts", !a->quiet);
   job.progress = [&](int64_t done, int64_t total) { progress.Update(done, total); };
   job.log = say;
+  job.cancelled = Interrupted;
+  const CatchInterrupts catching;
   const absl::Status status = RunCalibrateJob(job);
   if (device != nullptr && !a->quiet) NoteRefusals(*device);
   std::error_code ec;

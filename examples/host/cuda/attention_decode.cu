@@ -236,13 +236,13 @@ __global__ void __launch_bounds__(kThreads)
       LoadQueries(a, t, scale, &shared);
     }
     __syncthreads();
+    // Not before: the next product's weights would be in front of the loads above.
+    if (real) TriggerDependentLaunch();
     if (kRotates && blockIdx.x == 0 && t.first_head % (a.heads / a.kv_heads) == 0) {
       StoreKey(a, t, cache, real, shared);
     }
     const int end = real ? t.end : min(t.end, of.from + 1);
     Mix<kSteps> mix = Attend(a, t, cache, of, end, keys, values, shared);
-    // Not before: the next product's weights would be in front of these loads.
-    if (real) TriggerDependentLaunch();
     AddWarps(mix, &shared);
     if (partials == nullptr) {
       AddCluster(a, t, rank, real, &shared);

@@ -127,7 +127,7 @@ struct Column {
     const auto* const keys = reinterpret_cast<const float4*>(p.key[step]) + lane;
     const auto* const queries = reinterpret_cast<const float4*>(p.query[step]) + lane;
     const float decay = p.decay[step];
-    float answer = 0;
+    float answer[4] = {};  // four, so that one sum need not wait for the one before
 #pragma unroll
     for (int i = 0; i < kHeld; i += 4) {
       const float4 k = keys[i];
@@ -135,11 +135,11 @@ struct Column {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         held[i + j] *= decay;
-        answer = __fmaf_rn(held[i + j], key[j], answer);
+        answer[j] = __fmaf_rn(held[i + j], key[j], answer[j]);
       }
     }
     const float delta = (p.value[step][threadIdx.x / kLanes] - SumLanes(answer)) * p.beta[step];
-    float out = 0;
+    float out[4] = {};
 #pragma unroll
     for (int i = 0; i < kHeld; i += 4) {
       const float4 k = keys[i], q = queries[i];
@@ -147,13 +147,14 @@ struct Column {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         held[i + j] = __fmaf_rn(key[j], delta, held[i + j]);
-        out = __fmaf_rn(held[i + j], query[j], out);
+        out[j] = __fmaf_rn(held[i + j], query[j], out[j]);
       }
     }
     return SumLanes(out);
   }
 
-  static __device__ __forceinline__ float SumLanes(float v) {
+  static __device__ __forceinline__ float SumLanes(const float (&parts)[4]) {
+    float v = (parts[0] + parts[1]) + (parts[2] + parts[3]);
     v += __shfl_xor_sync(0xffffffffu, v, 1);
     return v + __shfl_xor_sync(0xffffffffu, v, 2);
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 
 #include "host/blocks/latent_attention.h"
 #include "host/cuda/delta_net_kernel.h"
@@ -20,10 +21,11 @@ using gpu::Carver;
 
 absl::Status CheckSize(const char* field, int64_t value, int64_t multiple, int64_t most) {
   if (value % multiple == 0 && value <= most) return absl::OkStatus();
+  const std::string multiples = multiple > 1 ? fmt::format("multiples of {} ", multiple) : "";
   return absl::UnimplementedError(
-      fmt::format("config.json: {} {}; the example decoder runs multiples of {} up to {} on a "
-                  "device, and others with --backend cpu",
-                  field, value, multiple, most));
+      fmt::format("config.json: {} {}; the example decoder runs {}up to {} on a device, and others "
+                  "with --backend cpu",
+                  field, value, multiples, most));
 }
 
 /// Parts of latent attention that a step of this shape may need.
@@ -110,7 +112,8 @@ absl::Status DeviceMixers::Reserve(const StepShape& shape,
   const int64_t bytes = PartialBytesOf(shape);
   if (bytes <= partials_.bytes()) return absl::OkStatus();
   MOERT_RETURN_IF_ERROR(before_move());
-  MOERT_ASSIGN_OR_RETURN(partials_, Buffer::Device(2 * bytes));
+  // Longer sequences soon need more pieces; parts of latent attention have an end.
+  MOERT_ASSIGN_OR_RETURN(partials_, Buffer::Device(latent() ? bytes : 2 * bytes));
   return absl::OkStatus();
 }
 

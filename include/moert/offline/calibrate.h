@@ -38,6 +38,9 @@ struct CalibrateJob {
   std::function<void(int64_t done, int64_t total)> progress;
   /// A line for people. May be null.
   std::function<void(const std::string& line)> log;
+  /// Asked before each expert; true ends the job with Cancelled, which leaves what any interruption
+  /// leaves. Called from several threads. May be null.
+  std::function<bool()> cancelled;
 };
 
 /// Writes job.out. Layers that an interrupted job completed lie in `<out>.partial` and are not

@@ -54,8 +54,9 @@ struct QuantizeJob {
   std::function<void(int64_t done, int64_t total)> progress;
   /// A line for people. May be null.
   std::function<void(const std::string& line)> log;
-  /// Asked between pieces of work, well within a second of each other; true ends the job with
-  /// Cancelled, which leaves what any interruption leaves. May be null.
+  /// Asked between pieces of work: well within a second of each other, of kGptq before each expert
+  /// and from several threads. True ends the job with Cancelled, which leaves what any interruption
+  /// leaves. May be null.
   std::function<bool()> cancelled;
 };
 

@@ -142,7 +142,8 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
   GroupBarrier(slices_log2, warp);
   const float* group = reduce + (warp >> slices_log2 << slices_log2) * kReduceFloats;
   const int first = threadIdx.x & (threads - 1);
-  const float* const biases = args.biased != 0 ? biases_of() : nullptr;
+  // What plain layers lack lies out of their way.
+  const float* const biases = __builtin_expect(args.biased != 0, 0) ? biases_of() : nullptr;
 #pragma unroll
   for (int n = 0; n < kTokens8; ++n) {
     const int slot = stored.slots[n][0];
@@ -154,7 +155,9 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
       for (int e = first; e < 2 * kPieceFloats / 4; e += threads) {
         float4 sum = SumOfParts<float4>(part + e * 4, slices_log2);
         const int channel = (2 * item + e / 32) * 16 + (e % 32) / 4;
-        if (biases != nullptr) AddBiases(biases, channel, row_blocks * 16, sum);
+        if (__builtin_expect(biases != nullptr, 0)) {
+          AddBiases(biases, channel, row_blocks * 16, sum);
+        }
         StoreDown(args, channel, slot, second_slot, sum);
       }
       continue;
@@ -165,7 +168,7 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
       const int row = ((e >> 4) & 7) + 8 * ((e >> 1) & 1);
       float gate = SumOfParts<float>(part + e, slices_log2);
       float up = SumOfParts<float>(part + e + kPieceFloats, slices_log2);
-      if (biases != nullptr) {
+      if (__builtin_expect(biases != nullptr, 0)) {
         const float* const of_row = biases + item * 16 + row;
         gate += of_row[0];
         if (args.activation.gated != 0) up += of_row[SecondBias(row_blocks) / 4];

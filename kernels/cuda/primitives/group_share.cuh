@@ -175,7 +175,7 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
   const Slice slice = SliceOf(m.k64s, slices_log2, warp & ((1 << slices_log2) - 1));
   const int units = (slice.end - slice.begin + Shape::kK64s - 1) / Shape::kK64s;
   const int row_blocks = m.row_blocks;
-  if (share.args.biased != 0) PrefetchBiases(m, share.product, range);
+  if (__builtin_expect(share.args.biased != 0, 0)) PrefetchBiases(m, share.product, range);
   const Decoding<kPacking> decoding(m, share.product);
   using Product = ProductOf<kPacking, kTokens8, kGroups>;
   WeightsOf<kPacking, kGroups> weights(m, slice, units, share.product, lane, range, share.ring);

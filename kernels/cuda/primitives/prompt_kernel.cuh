@@ -24,7 +24,8 @@ constexpr int kProductColumns = Is8Bit(kPacking) && kPacking != Packing::kF8&& k
                                     ? 48
                                     : kUnitColumns;
 
-template <Packing kPacking, bool kGateUp, int kMost, int kUnitColumns>
+/// kPlain: there are no biases, and silu or gelu is all there is between the products.
+template <Packing kPacking, bool kGateUp, int kMost, bool kPlain, int kUnitColumns>
 __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                         const PromptGemmArgs& args, const PromptSlot<kMost>& slot) {
   constexpr int kColumns = kProductColumns<kPacking, kUnitColumns>;
@@ -32,12 +33,13 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   consumer.Forget();
   const PromptStore<kGateUp, kMost, PromptWarpGroups(kPacking, kMost)> store{
       consumer.of, consumer.ring.Staging(consumer.of.group)};
-  if (slot.bias != 0) store.PrefetchBiases(slot);
+  const bool biased = !kPlain && slot.bias != 0;
+  if (biased) store.PrefetchBiases(slot);
   consumer.template Multiply<kColumns>(slot, d);
-  if (slot.bias != 0) store.template AddBiases<kColumns>(slot, d);
+  if (biased) store.template AddBiases<kColumns>(slot, d);
   store.template Exchange<kColumns>(d);
   const bool silu = args.activation.function != 2;
-  if constexpr (kGateUp) {
+  if constexpr (kGateUp && !kPlain) {
     if (args.activation.plain == 0 && args.activation.function == 3) {
       store.template Square<kColumns>(args.activation, d);
     } else if (args.activation.plain == 0) {
@@ -54,20 +56,20 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
 }
 
 /// Calls RunTile of the columns.
-template <Packing kPacking, bool kGateUp, int kMost>
+template <Packing kPacking, bool kGateUp, int kMost, bool kPlain>
 __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                            const PromptGemmArgs& args,
                                            const PromptSlot<kMost>& slot) {
   constexpr int kKind[] = {PromptKind(kMost, 0), PromptKind(kMost, 1), PromptKind(kMost, 2),
                            PromptKind(kMost, 3)};
   if (slot.columns == kKind[0]) {
-    RunTile<kPacking, kGateUp, kMost, kKind[0]>(consumer, args, slot);
+    RunTile<kPacking, kGateUp, kMost, kPlain, kKind[0]>(consumer, args, slot);
   } else if (slot.columns == kKind[1]) {
-    RunTile<kPacking, kGateUp, kMost, kKind[1]>(consumer, args, slot);
+    RunTile<kPacking, kGateUp, kMost, kPlain, kKind[1]>(consumer, args, slot);
   } else if (kKind[2] < kKind[3] && slot.columns == kKind[2]) {
-    RunTile<kPacking, kGateUp, kMost, kKind[2]>(consumer, args, slot);
+    RunTile<kPacking, kGateUp, kMost, kPlain, kKind[2]>(consumer, args, slot);
   } else {
-    RunTile<kPacking, kGateUp, kMost, kKind[3]>(consumer, args, slot);
+    RunTile<kPacking, kGateUp, kMost, kPlain, kKind[3]>(consumer, args, slot);
   }
 }
 
@@ -78,9 +80,31 @@ __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMo
 //   weights are on their way before.
 // - Others wait for nothing: no launch reads what another of its product writes. One CTA of each
 //   waits at its end, so that a launch that has ended has seen those in front end.
+// - Each has as many CTAs with tiles as its share of the product's work, so that launches run side by
+//   side, and a multiprocessor fetches the code of one or two. The last has all, which take what is
+//   left where others end early.
 // A CTA that waits does so for launches whose CTAs have all begun, none of which waits for it.
 
-template <Packing kPacking, bool kGateUp, int kMost>
+/// CTAs of packing kIndex that take tiles; at least one.
+template <int kIndex, bool kGateUp, int kMost>
+__device__ __forceinline__ int SharingCtas(const PromptGemmArgs& args) {
+  constexpr int kProduct = kGateUp ? 0 : 1;
+  const uint32_t packings = args.packings[kProduct];
+  if (tuning::kPromptLaunches < 2 || packings >> kIndex == 1) return args.ctas;  // the last
+  constexpr tuning::PromptTileCosts kCosts = tuning::kPromptTileCosts[kMost == 64 ? 0 : 1];
+  float all = 0, mine = 0;
+#pragma unroll
+  for (int p = 0; p < kPromptPackings; ++p) {
+    const int32_t* const begin = &args.table.begins[kProduct][p];
+    const auto tiles = static_cast<float>(__ldcg(begin + 1) - __ldcg(begin));
+    const float work = tiles * kCosts.of[p];
+    all += work;
+    if (p == kIndex) mine = work;
+  }
+  return max(1, static_cast<int>(ceilf(args.ctas * mine / fmaxf(all, 1))));
+}
+
+template <Packing kPacking, bool kGateUp, int kMost, bool kPlain>
 __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shared) {
   using Ring = PromptRing<kPacking, kMost>;
   constexpr int kGroups = PromptWarpGroups(kPacking, kMost);
@@ -105,6 +129,10 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
   __syncthreads();
   if (kGateUp && !args.follows) GridDependencySync();
   if (kGateUp || args.follows) TriggerDependentLaunch();
+  if (blockIdx.x > 0 &&
+      static_cast<int>(blockIdx.x) >= SharingCtas<PromptIndex(kPacking), kGateUp, kMost>(args)) {
+    return;
+  }
   if (warp >= kConsumerWarps) {
     GiveRegisters<ProducerRegisters(kGroups)>();
     const int role = warp - kConsumerWarps;
@@ -136,7 +164,7 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
       Await(ring.SlotFull(at.stage()), at.parity());
       const PromptSlot<kMost>& slot = slots[at.stage()];
       if (slot.columns == 0) break;
-      RunColumns<kPacking, kGateUp, kMost>(consumer, args, slot);
+      RunColumns<kPacking, kGateUp, kMost, kPlain>(consumer, args, slot);
       __syncwarp();
       if (lane == 0) Arrive(ring.SlotEmpty(at.stage()));
       at.Next();
@@ -146,19 +174,21 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
 }
 #endif
 
-template <Packing kPacking, bool kGateUp, int kMost>
+template <Packing kPacking, bool kGateUp, int kMost, bool kPlain>
 __global__ void __launch_bounds__(PromptThreads(PromptWarpGroups(kPacking, kMost), kMost), 1)
     PromptGemmKernel(const __grid_constant__ PromptGemmArgs args) {
 #ifdef MOERT_PROMPT_PRODUCTS
   extern __shared__ uint8_t shared[];
-  RunCta<kPacking, kGateUp, kMost>(args, shared);
+  RunCta<kPacking, kGateUp, kMost, kPlain>(args, shared);
 #endif
 }
 
 template <Packing kPacking, bool kGateUp, int kMost>
 int LaunchOne(const PromptGemmArgs& args, cudaStream_t stream) {
   constexpr int kBytes = PromptRing<kPacking, kMost>::kBytes;
-  const auto kernel = PromptGemmKernel<kPacking, kGateUp, kMost>;
+  const bool plain = args.biased == 0 && (!kGateUp || args.activation.plain != 0);
+  const auto kernel = plain ? PromptGemmKernel<kPacking, kGateUp, kMost, true>
+                            : PromptGemmKernel<kPacking, kGateUp, kMost, false>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;

@@ -85,22 +85,28 @@ __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const Promp
   const TileMatrix& m = unit.matrix[kGateUp ? 0 : 1];
   slot->weights = m.weights;
   slot->scales = m.scales;
+  // In parts: the warp has few registers.
+  const auto part = [] { asm volatile("" ::: "memory"); };
+  part();
   slot->h = args.h + int64_t{unit.h_row} * args.h_stride;
   slot->second_weights = m.second_weights;
   slot->second_scales = m.second_scales;
-  asm volatile("" ::: "memory");  // in parts: the warp has few registers
+  part();
   slot->k64s = m.k64s;
   slot->group_k64s = m.group_k16s / 4;
   slot->row_blocks = m.row_blocks;
   slot->row_tile = row_tile;
+  part();
   slot->columns = unit.columns;
   slot->count = unit.count;
   slot->h_row = unit.h_row;
+  part();
   slot->of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
   slot->zero_distance = m.zero_distance;
   slot->bias = m.bias;
-  asm volatile("" ::: "memory");
+  part();
   if constexpr (IsImported(kPacking)) slot->form = ScaleForm<kPacking, kGateUp>(m);
+  part();
 }
 
 /// Where the rows of a tile's columns lie, and their scales, by a warp.
@@ -109,9 +115,7 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
                                          int count, int columns, PromptSlot<kMost>* slot) {
   const int lane = threadIdx.x % 32;
   const int32_t* list = unit.slots;
-#pragma unroll
-  for (int c = 0; c < kMost; c += 32) {
-    if (c >= columns) continue;
+  const auto fill = [&](int c) {
     const int of = __ldcg(list + min(c + lane, count - 1));
     if constexpr (kGateUp) {
       const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
@@ -128,6 +132,15 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
             __ldcg(args.h_columns + unit.h_row * args.h_columns_stride + c + lane);
       }
     }
+  };
+  if constexpr (kMost == 64) {  // where there are few registers
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 32) fill(c);
+  } else {
+#pragma unroll
+    for (int c = 0; c < kMost; c += 32) {
+      if (c < columns) fill(c);
+    }
   }
 }
 
@@ -140,8 +153,7 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
   constexpr int kIndex = PromptIndex(kPacking);
   const int lane = threadIdx.x % 32;
   const PromptTable& table = args.table;
-  const int begin = __ldcg(&table.begins[kProduct][kIndex]);
-  const int tiles = __ldcg(&table.begins[kProduct][kIndex + 1]) - begin;
+  const int end = __ldcg(&table.begins[kProduct][kIndex + 1]);
   // CTAs that begin behind others may find all tiles taken: the first is by ticket too.
   const auto ticket = [&] {
     return lane == 0 ? atomicAdd(&table.tickets[kProduct][kIndex], 1) : 0;
@@ -149,11 +161,11 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
   int at = __shfl_sync(~0u, ticket(), 0);
   SlotPlace place;
   while (true) {
-    const int next = at < tiles ? ticket() : 0;
+    const int next = at < end ? ticket() : 0;
     PromptSlot<kMost>& slot = slots[place.stage()];
     Await(ring.SlotEmpty(place.stage()), place.parity() ^ 1);
-    if (at < tiles) {
-      const uint32_t tile = __ldcg(table.tiles[kProduct] + begin + at);
+    if (at < end) {
+      const uint32_t tile = __ldcg(table.tiles[kProduct] + at);
       const PromptUnit& unit = table.units[tile & 0xffffu];
       const int count = unit.count, columns = unit.columns;
       if (lane == 0) {
@@ -165,7 +177,7 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
     }
     __syncwarp();
     if (lane == 0) Arrive(ring.SlotFull(place.stage()));
-    if (at >= tiles) return;
+    if (at >= end) return;
     place.Next();
     at = __shfl_sync(~0u, next, 0);
   }

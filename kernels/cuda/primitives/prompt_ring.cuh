@@ -57,6 +57,7 @@ MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
 /// How stages lie in shared memory.
 template <Packing kPacking, int kMost>
 struct PromptRing {
+  static constexpr int kGroups = PromptWarpGroups(kPacking, kMost);
   static constexpr int kPieces = StagePieces(kPacking, kMost);
   static constexpr int kRowBlocks = PromptRowBlocks(kMost);
   static constexpr int kPiece = PieceK64s(kPacking) * K64Bytes(kPacking);  // of a row block
@@ -88,8 +89,7 @@ struct PromptRing {
     return Weights(stage) + kWeights + kPieces * kPieceScales + piece * kPieceFloats;
   }
   __device__ __forceinline__ uint32_t Staging(int group) const {
-    return base + kStages * (kTokens + kStageBytes) +
-           group * (kPromptStaging / PromptWarpGroups(kPacking, kMost));
+    return base + kStages * (kTokens + kStageBytes) + group * (kPromptStaging / kGroups);
   }
   __device__ __forceinline__ uint32_t Full(uint32_t stage) const { return Barriers() + stage * 8; }
   __device__ __forceinline__ uint32_t Empty(uint32_t stage) const {

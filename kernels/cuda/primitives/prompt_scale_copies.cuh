@@ -24,6 +24,25 @@ __device__ __forceinline__ PromptScaleForm ScaleForm(const TileMatrix& m) {
   return form;
 }
 
+/// What of a tile concerns its scales.
+struct ScaleSource {
+  const uint8_t* scales;
+  int second_scales, zero_distance, row_blocks, row_tile;
+  PromptScaleForm form;
+
+  template <typename Slot>
+  __device__ __forceinline__ explicit ScaleSource(const Slot& slot)
+      : scales(slot.scales),
+        second_scales(slot.second_scales),
+        zero_distance(slot.zero_distance),
+        row_blocks(slot.row_blocks),
+        row_tile(slot.row_tile),
+        form(slot.form) {}
+};
+/// Where a copying warp finds it: in registers, or again and again in the slot where it has few.
+template <typename Ring, typename Slot>
+using ScalesOf = std::conditional_t<Ring::kGroups == 4, const Slot&, ScaleSource>;
+
 /// A tile's row blocks of each of its matrices.
 template <typename Ring, bool kGateUp>
 struct TileBlocks {
@@ -76,7 +95,7 @@ class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
     return kZeros && slot_.form.zero_distance != 0;
   }
 
-  const Slot& slot_;  // read again rather than kept: the warp has few registers
+  const ScalesOf<Ring, Slot> slot_;
   int blocks_, shift_;
 };
 
@@ -129,7 +148,7 @@ class RowStageCopies : TileBlocks<Ring, kGateUp> {
   }
 
  private:
-  const Slot& slot_;   // read again rather than kept: the warp has few registers
+  const ScalesOf<Ring, Slot> slot_;
   const uint8_t* at_;  // of the next group
   int bytes_;
   int pieces_, of_group_;     // of the matrix, of a scale group

@@ -7,7 +7,7 @@
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/pipeline.cuh"
 #include "kernels/cuda/primitives/prompt_ring.cuh"
-#include "kernels/cuda/primitives/prompt_tile.cuh"
+#include "kernels/cuda/primitives/prompt_warp.cuh"
 
 namespace moert::cuda {
 

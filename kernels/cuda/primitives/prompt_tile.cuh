@@ -10,56 +10,11 @@
 #include "kernels/cuda/primitives/prompt_int8.cuh"
 #include "kernels/cuda/primitives/prompt_ring.cuh"
 #include "kernels/cuda/primitives/prompt_sums.cuh"
+#include "kernels/cuda/primitives/prompt_warp.cuh"
 #include "kernels/cuda/primitives/prompt_weights.cuh"
 #include "kernels/cuda/primitives/wgmma.cuh"
 
 namespace moert::cuda {
-
-/// Which rows of a tile a consumer warp has. A warp's 16 rows of a block are those of a row block.
-/// Where a group has only one block of gate and up, they are eight channels of gate and the same of
-/// up (kHalves); or, of four groups, two warps have row blocks of gate and two the same of up
-/// (kPairs), and become halves by an exchange when the sums are there (PromptStore).
-template <bool kGateUp, int kMost, int kGroups>
-struct PromptWarp {
-  static constexpr int kBlocks = PromptRowBlocks(kMost) / (4 * kGroups);
-  static constexpr bool kPairs = kGateUp && kGroups == 4;
-  static constexpr bool kHalves = kGateUp && kBlocks == 1 && !kPairs;
-  static constexpr int kOfGate = PromptRowBlocks(kMost) / 2;  // row blocks
-  static constexpr int kStaging = kPromptStaging / kGroups;   // bytes
-
-  int group;  // of kGroups
-  int warp;   // of four
-  int lane;
-  int half;  // of the row blocks' 16 rows
-
-  __device__ __forceinline__ PromptWarp(int g, int w, int l)
-      : group(g), warp(w), lane(l), half(w & 1) {}
-
-  /// The row block of rows g of block b: among those of a tile, gate's before up's.
-  __device__ __forceinline__ int RowBlock(int b) const {
-    if (kHalves) return 2 * group + (warp >> 1);
-    if (kPairs) return kOfGate * (warp >> 1) + 2 * group + (warp & 1);
-    return kGateUp ? kOfGate * b + 4 * group + warp : 4 * (kBlocks * group + b) + warp;
-  }
-  /// Rows g and g + 8 of block b, likewise.
-  __device__ __forceinline__ int FirstRow(int b) const {
-    return RowBlock(b) * 16 + (kHalves ? half * 8 : 0) + (lane >> 2);
-  }
-  __device__ __forceinline__ int SecondRow(int b) const {
-    return FirstRow(b) + (kHalves ? kOfGate * 16 : 8);
-  }
-  /// Whose rows block b has: gate's 0, up's 1; below 0: first rows those of one, second rows those
-  /// of the other, or all down's.
-  __device__ __forceinline__ int Matrix(int b) const {
-    return !kGateUp || kHalves ? -1 : kPairs ? warp >> 1 : b;
-  }
-  /// Of halves, before or behind an exchange: which eight of the group's 32 channels they are, and
-  /// gate's row block in which they lie, among those of a tile.
-  __device__ __forceinline__ int Eight() const {
-    return kPairs ? 2 * (warp & 1) + (warp >> 1) : warp;
-  }
-  __device__ __forceinline__ int EightRowBlock() const { return 2 * group + (Eight() >> 1); }
-};
 
 template <Packing kPacking, bool kGateUp, int kMost>
 struct PromptConsumer {
@@ -129,7 +84,9 @@ struct PromptConsumer {
 
   template <int kColumns>
   __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot, Sums<kColumns>& d) {
-    if constexpr (kPacking == Packing::kW4A8 || kF8) {
+    if constexpr (kF8 && kBlocks == 1 && kParts == 1) {
+      MultiplyTwoSumsAhead<kColumns>(slot, d);
+    } else if constexpr (kPacking == Packing::kW4A8 || kF8) {
       MultiplyTwoSums<kColumns>(slot, d);
     } else if constexpr (k8Bits) {
       MultiplyInt8<kColumns>(slot, d);
@@ -138,36 +95,45 @@ struct PromptConsumer {
     }
   }
 
-  /// Products of block b in stage place.stage begin: they are added to sums, or (kF8) become them.
-  /// whole: the stage has 128 k, not 64.
+  /// Part of the weights of block b in stage place.stage. whole: the stage has 128 k, not 64.
+  __device__ __forceinline__ void Load8Bits(int part, int b, bool whole, const Scales& scales,
+                                            Fragments& f) const {
+    LoadFragments(part, 0, b, scales, f);
+    if constexpr (kF8) {
+#pragma unroll
+      for (int i = 2; i < 4; ++i) {  // what lies there from before may be no number
+        if (i * kParts / 4 != part) continue;
+#pragma unroll
+        for (int q = 0; q < 4; ++q) f.a[i][q] = whole ? f.a[i][q] : 0;
+      }
+    }
+  }
+  /// Their products begin: they are added to sums, or (kF8) become them.
+  template <int kColumns>
+  __device__ __forceinline__ void Issue8Bits(int part, uint32_t stage, const Fragments& f,
+                                             Sum (&sums)[kColumns / 2]) const {
+    const uint64_t tokens = OperandDescriptor(ring.Tokens(stage));
+    PinRegisters(sums);
+    WgmmaFence();
+#pragma unroll
+    for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
+      if constexpr (kF8) {
+        WgmmaF8<kColumns>(sums, f.a[i], tokens + 2 * i, i > 0);
+      } else {
+        Wgmma<kColumns>(sums, f.a[i], tokens + 2 * i);
+      }
+    }
+    WgmmaCommit();
+    PinRegisters(sums);
+  }
   template <int kColumns>
   __device__ __forceinline__ void Begin8Bits(int b, bool whole, const Scales& scales, Fragments& f,
                                              Sum (&sums)[kColumns / 2]) const {
-    const uint64_t tokens = OperandDescriptor(ring.Tokens(place.stage));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (part > 0) WgmmaWait<1>();
-      LoadFragments(part, 0, b, scales, f);
-      if constexpr (kF8) {
-#pragma unroll
-        for (int i = 2; i < 4; ++i) {  // what lies there from before may be no number
-          if (i * kParts / 4 != part) continue;
-#pragma unroll
-          for (int q = 0; q < 4; ++q) f.a[i][q] = whole ? f.a[i][q] : 0;
-        }
-      }
-      PinRegisters(sums);
-      WgmmaFence();
-#pragma unroll
-      for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
-        if constexpr (kF8) {
-          WgmmaF8<kColumns>(sums, f.a[i], tokens + 2 * i, i > 0);
-        } else {
-          Wgmma<kColumns>(sums, f.a[i], tokens + 2 * i);
-        }
-      }
-      WgmmaCommit();
-      PinRegisters(sums);
+      Load8Bits(part, b, whole, scales, f);
+      Issue8Bits<kColumns>(part, place.stage, f, sums);
     }
   }
 
@@ -260,6 +226,41 @@ struct PromptConsumer {
       place.Next();
     }
     if constexpr (kF8) ApplyScales<kColumns>(slot, scales, d, d);
+  }
+  /// The same of one block in e4m3: a stage's weights are loaded while the one before is
+  /// multiplied.
+  template <int kColumns>
+  __device__ __forceinline__ void MultiplyTwoSumsAhead(const PromptSlot<kMost>& slot,
+                                                       Sums<kColumns>& d) {
+    const int stages = (slot.k64s + 1) / 2;
+    ClearSums(d);
+    Scales scales[kBlocks];
+    OpenScales(slot, scales);
+    Fragments fragments[2];
+    Sum sums[kBlocks][kColumns / 2];
+    ClearSums(sums);
+    const auto load = [&](int k, Fragments& f) {
+      AwaitStage();
+      Load8Bits(0, 0, 2 * k + 1 < slot.k64s, scales[0], f);
+    };
+    const auto step = [&](int k, int which) {
+      const uint32_t stage = place.stage;
+      Issue8Bits<kColumns>(0, stage, fragments[which], sums[0]);
+      if (k == 0) scales[0].Read(ring.Scales(stage, 0));
+      place.Next();
+      if (k + 1 < stages) load(k + 1, fragments[which ^ 1]);
+      AddStage<kColumns, 0>(stage, scales[0], sums[0], d[0]);
+      Release(stage);
+    };
+    load(0, fragments[0]);
+    int k = 0;
+#pragma unroll 1
+    for (; k + 1 < stages; k += 2) {
+      step(k, 0);
+      step(k + 1, 1);
+    }
+    if (k < stages) step(k, 0);
+    ApplyScales<kColumns>(slot, scales, d, d);
   }
   /// Waits for block kBlock's products and adds them.
   template <int kColumns, int kBlock>

@@ -188,8 +188,8 @@ bool CudaExecutor::TakeSelections(std::vector<SelectionCount>* added) {
   return selections_.Take(added);
 }
 
-absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch,
-                                    const StepRows& rows, void* stream) {
+absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const StepRows& rows,
+                                    void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
   MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(order));
@@ -200,7 +200,8 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch,
       MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
                                                : table_.SyncNewest(store, epoch, order));
       if (served_ != nullptr && parts_.served.ruled) {
-        const absl::Status begun = rule_.BeginStep(w_.rule, rows.request_ids, parts_.max_tokens, order);
+        const absl::Status begun =
+            rule_.BeginStep(w_.rule, rows.request_ids, parts_.max_tokens, order);
         if (!begun.ok()) {
           (void)fence_->Pass(order);  // of what was lent
           return begun;

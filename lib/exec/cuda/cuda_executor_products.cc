@@ -60,6 +60,7 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.out_stride = extent_.hidden;
   gemm.pairs = SharingSlots(call);
   gemm.top_k = spec.routing.top_k;
+  gemm.biased = spec.expert_bias ? 1 : 0;
   gemm.activation = on_device_.layer(call.layer).activation;
   gemm.ctas = prompt_ctas_;
   gemm.byte_x[0] = w_.x[static_cast<int>(OperandForm::kInt8Token)];

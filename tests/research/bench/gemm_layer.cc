@@ -74,6 +74,7 @@ absl::Status GemmBench::PromptProducts(int layer) {
   args.out_stride = RoundUp(spec_.hidden, 64);
   args.pairs = rows_.rows * spec_.routing.top_k;
   args.top_k = spec_.routing.top_k;
+  args.biased = spec_.expert_bias ? 1 : 0;
   args.activation = cuda::MakeDeviceActivation(spec_.activation);
   args.ctas = prompt_ctas_;
   args.byte_x[0] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Token)];
