@@ -114,7 +114,8 @@ TEST_CASE("Ctrl-C ends calibrate and gptq at the next expert, and says what is k
     CHECK(std::system(("bash " + script).c_str()) == 1 << 8);
     const std::string said = ReadWholeFile(script + ".err");
     CHECK_THAT(said, Catch::Contains("interrupted") &&
-                         Catch::Contains("completed layers are kept in " + out + ".partial; the "
+                         Catch::Contains("completed layers are kept in " + out +
+                                         ".partial; the "
                                          "same command continues"));
     CHECK_FALSE(std::filesystem::exists(out));
   }
