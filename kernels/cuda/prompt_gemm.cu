@@ -37,8 +37,7 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
 
 }  // namespace
 
-int LaunchPromptProducts(const PromptGemmArgs& all, CUstream_st* stream) {
-  PromptGemmArgs args = all;
+int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
   int error = 0;
   for (int product = 0; product < 2; ++product) {
     if (product == 1 && error == 0 && (args.packings[1] & kPrompt8Bits) != 0) {
@@ -47,11 +46,8 @@ int LaunchPromptProducts(const PromptGemmArgs& all, CUstream_st* stream) {
     if (product == 1 && error == 0 && (args.packings[1] & kPromptZeros) != 0) {
       error = LaunchSumPromptH(args, stream);
     }
-    args.follows = false;
     for (int p = 0; p < kPromptPackings && error == 0; ++p) {
-      if ((args.packings[product] >> p & 1) == 0) continue;
-      error = Launch(p, args, product, stream);
-      args.follows = tuning::kPromptLaunches > 0;
+      if (args.packings[product] >> p & 1) error = Launch(p, args, product, stream);
     }
   }
   return error;

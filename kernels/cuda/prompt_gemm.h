@@ -209,7 +209,6 @@ struct PromptGemmArgs {
   int32_t pairs = 0;           // as GroupGemmArgs
   int32_t top_k = 1;
   int32_t ctas = 0;             // PromptGemmCtas()
-  bool follows = false;         // of a launch: another of the same product is in front of it
   int32_t biased = 0;           // whether some expert has biases
   DeviceActivation activation;  // IsPromptActivation
   // Of products in 8 bits, where they are in use.

@@ -73,36 +73,12 @@ __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMo
   }
 }
 
-// The launches of a call run into one another, each as CTAs of the one in front end:
-// - The first of gate and up waits for all before it, and only then lets the next begin. So whoever
-//   begins finds units, tiles, weights and x.
-// - The first of down waits for h in the warp that brings it, and then lets the next begin. Its
-//   weights are on their way before.
-// - Others wait for nothing: no launch reads what another of its product writes. One CTA of each
-//   waits at its end, so that a launch that has ended has seen those in front end.
-// - Each has as many CTAs with tiles as its share of the product's work, so that launches run side by
-//   side, and a multiprocessor fetches the code of one or two. The last has all, which take what is
-//   left where others end early.
-// A CTA that waits does so for launches whose CTAs have all begun, none of which waits for it.
-
-/// CTAs of packing kIndex that take tiles; at least one.
-template <int kIndex, bool kGateUp, int kMost>
-__device__ __forceinline__ int SharingCtas(const PromptGemmArgs& args) {
-  constexpr int kProduct = kGateUp ? 0 : 1;
-  const uint32_t packings = args.packings[kProduct];
-  if (tuning::kPromptLaunches < 2 || packings >> kIndex == 1) return args.ctas;  // the last
-  constexpr tuning::PromptTileCosts kCosts = tuning::kPromptTileCosts[kMost == 64 ? 0 : 1];
-  float all = 0, mine = 0;
-#pragma unroll
-  for (int p = 0; p < kPromptPackings; ++p) {
-    const int32_t* const begin = &args.table.begins[kProduct][p];
-    const auto tiles = static_cast<float>(__ldcg(begin + 1) - __ldcg(begin));
-    const float work = tiles * kCosts.of[p];
-    all += work;
-    if (p == kIndex) mine = work;
-  }
-  return max(1, static_cast<int>(ceilf(args.ctas * mine / fmaxf(all, 1))));
-}
+// The launches of a call begin while the one in front ends:
+// - One of gate and up waits for all before it, and only then lets the next begin. So whoever
+// begins
+//   finds units, tiles, weights and x.
+// - One of down waits for h in the warp that brings it, and then lets the next begin. Its weights
+//   are on their way before.
 
 template <Packing kPacking, bool kGateUp, int kMost, bool kPlain>
 __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shared) {
@@ -127,18 +103,16 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
     FenceBarrierInit();
   }
   __syncthreads();
-  if (kGateUp && !args.follows) GridDependencySync();
-  if (kGateUp || args.follows) TriggerDependentLaunch();
-  if (blockIdx.x > 0 &&
-      static_cast<int>(blockIdx.x) >= SharingCtas<PromptIndex(kPacking), kGateUp, kMost>(args)) {
-    return;
+  if (kGateUp) {
+    GridDependencySync();
+    TriggerDependentLaunch();
   }
   if (warp >= kConsumerWarps) {
     GiveRegisters<ProducerRegisters(kGroups)>();
     const int role = warp - kConsumerWarps;
     FenceAsyncProxy();  // h was written by ordinary stores, and weights may have been
     if (role == kWeightWarp) {
-      if (!kGateUp && !args.follows) {
+      if (!kGateUp) {
         GridDependencySync();
         TriggerDependentLaunch();
         FenceAsyncProxy();
@@ -146,7 +120,7 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
       BringWeights<kPacking, kGateUp, kMost>(ring, slots);
     } else if (role == kScheduleWarp) {
       // The scales of h come with a tile.
-      if (HasRowScales(kPacking) && !kGateUp && !args.follows) GridDependencySync();
+      if (HasRowScales(kPacking) && !kGateUp) GridDependencySync();
       Schedule<kPacking, kGateUp, kMost>(args, ring, slots);
     } else if (kGateUp && role < kHelperWarp) {
       GatherTokens<kPacking, kMost>(args, ring, slots, role - kGatherWarp);
@@ -170,7 +144,6 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
       at.Next();
     }
   }
-  if (args.follows && blockIdx.x == 0) GridDependencySync();
 }
 #endif
 
