@@ -169,29 +169,25 @@ void Gemm(const BlockGemmArgs& args) {
   const int64_t stride = args.columns > 1 ? args.x[1] - args.x[0] : 0;
   const bool halves = args.columns > kAmxRows;
   const bool blocks = args.blocks > 1;
-  constexpr int64_t kStaged = kTilesOf<kBits, kF8> * kAmxBytes;
-  alignas(64) uint8_t ring[kMaxBlocks * 2 * kStaged];
-  const AmxTiles staged = AmxTilesOf(args, ring, kStaged);
+  alignas(64) uint8_t staged[2][kMaxBlocks][kTilesOf<kBits, kF8> * kAmxBytes];
   alignas(64) float sums[kMaxBlocks * kMaxColumns * kBlockRows];
   AmxBegin(args.columns);
   const auto convert = [&](int64_t tile) __attribute__((always_inline)) {
-    Convert<kBits, kF8>(tables, args.weights[0] + tile * kTileBytes, TileAt(staged, tile, 0));
-    if (blocks) {
-      Convert<kBits, kF8>(tables, args.weights[1] + tile * kTileBytes, TileAt(staged, tile, 1));
-    }
+    Convert<kBits, kF8>(tables, args.weights[0] + tile * kTileBytes, staged[tile % 2][0]);
+    if (blocks)
+      Convert<kBits, kF8>(tables, args.weights[1] + tile * kTileBytes, staged[tile % 2][1]);
   };
-  const int64_t converted = args.tiles_kept ? 0 : tiles;
-  if (converted > 0) convert(0);
+  convert(0);
   int64_t begin = 0;    // of the flush under way
   int64_t pending = 0;  // tiles before `begin` whose sums are stored but not added yet: a tile
                         // later they can be read without waiting
   for (int64_t tile = 0; tile < tiles; ++tile) {
-    if (tile + 1 < converted) convert(tile + 1);
+    if (tile + 1 < tiles) convert(tile + 1);
 #pragma GCC unroll 4
     for (int i = 0; i < kTilesOf<kBits, kF8>; ++i) {
       AmxStep<AmxDot::kBf16>(args.x[0] + tile * kXTileBytes + i % 2 * 64, stride, halves,
-                             TileAt(staged, tile, 0) + i * kAmxBytes,
-                             TileAt(staged, tile, 1) + i * kAmxBytes, blocks);
+                             staged[tile % 2][0] + i * kAmxBytes,
+                             staged[tile % 2][1] + i * kAmxBytes, blocks);
     }
     if (pending > 0) {
       Flush<kBits, kF8>(args, tiles, begin - pending, pending, sums);

@@ -137,13 +137,9 @@ OperandKernels Quantized(int64_t bytes_per_tile, PackFn pack, BlockGemmFn w8, Bl
   return {bytes_per_tile, pack, {nullptr, w8, w4, w3, w2, nullptr}};
 }
 
-// Kernels that are wide ones and serve any number of columns. Their tiles are bf16: two for 64
-// channels, of 8-bit codes four.
+// Kernels that are wide ones and serve any number of columns.
 OperandKernels AnyWidth(OperandKernels kernels) {
   for (int i = 0; i < kWeightKinds; ++i) kernels.wide[i] = kernels.gemm[i];
-  for (const WeightKind kind : {kBf16Weights, kW8, kW4, kW3, kW2, kF8Weights}) {
-    kernels.kept_bytes[kind] = (kind == kW8 ? 4 : 2) * kTileBytes;
-  }
   return kernels;
 }
 
@@ -208,8 +204,9 @@ std::vector<KernelSet> AllKernelSets() {
   KernelSet amx = avx512bf16;
   amx.name = "amx";
   amx.supported = HasAmx();
-  Set(&amx, OperandKind::kPlain,
-      AnyWidth(PlainAvx512<BlockGemmBf16Amx, kFloatTile / 2>(PackBf16Avx512)));
+  OperandKernels plain = AnyWidth(PlainAvx512<BlockGemmBf16Amx, kFloatTile / 2>(PackBf16Avx512));
+  plain.kept_bytes[kBf16Weights] = 2 * kTileBytes;
+  Set(&amx, OperandKind::kPlain, plain);
   Set(&amx, OperandKind::kSummed,
       AnyWidth(Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Amx,
                          BlockGemmFloatW4Amx, BlockGemmFloatW3Amx, BlockGemmFloatW2Amx)));
@@ -223,7 +220,7 @@ std::vector<KernelSet> AllKernelSets() {
     kernels.wide[kW3] = BlockGemmIntW3Amx;
     kernels.wide[kW2] = BlockGemmIntW2Amx;
     kernels.wide_from = kAmxFrom;
-    for (const WeightKind kind_of : {kW8, kW4, kW3, kW2}) kernels.kept_bytes[kind_of] = kTileBytes;
+    for (const WeightKind weights : {kW8, kW4, kW3, kW2}) kernels.kept_bytes[weights] = kTileBytes;
   }
 
   sets = {amx, avx512bf16, avx512, avx2};
