@@ -19,6 +19,11 @@ class SharedSlots {
   virtual int Donor(bool for_call) = 0;
 };
 
+/// Whether a policy decides over slots that layers share.
+inline bool DecidesOverSharedSlots(const ResidencyPolicy& policy) {
+  return dynamic_cast<const SharedSlots*>(&policy) != nullptr;
+}
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_STORE_SHARED_SLOTS_H_
