@@ -74,9 +74,8 @@ __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMo
 }
 
 // The launches of a call begin while the one in front ends:
-// - One of gate and up waits for all before it, and only then lets the next begin. So whoever
-// begins
-//   finds units, tiles, weights and x.
+// - One of gate and up waits for all before it, and only then lets the next begin. So whoever is
+//   next finds units, tiles, weights and x.
 // - One of down waits for h in the warp that brings it, and then lets the next begin. Its weights
 //   are on their way before.
 
