@@ -169,6 +169,23 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+/// 30 replays of a captured step of so many rows, behind one that took the blocks: no call of the
+/// driver that waits, and none that launches but one of the graph a step.
+inline void CheckOneLaunchAStep(Chain* served, int64_t rows) {
+  constexpr int kSteps = 30;
+  const long long waits = Calls(0), launches = Calls(1), graphs = Calls(2);
+  const int64_t host_syncs = served->engine()->stats().host_syncs;
+  for (int s = 0; s < kSteps; ++s) {
+    const StepId step = served->Begin(rows);
+    served->Launch(rows);
+    REQUIRE_OK(served->engine()->EndStep(step));
+  }
+  CHECK(Calls(0) == waits);
+  CHECK(Calls(1) == launches);
+  CHECK(Calls(2) == graphs + kSteps);
+  CHECK(served->engine()->stats().host_syncs == host_syncs);
+}
+
 /// 150 steps of three rows between which budgets change, some with a lease within: how many outputs
 /// are not those of `all`. next(): the rows; replayed(s): whether step s is, where it has no lease.
 template <typename Next, typename Replayed>
