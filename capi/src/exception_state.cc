@@ -1,7 +1,19 @@
-// Where the C++ runtime keeps the exceptions of each thread, for the shared library, in place of
-// the runtime's own: a thread-local variable. In a library that a running process loads (Python's
+// Where the C++ runtime inside libmoert.so keeps the exceptions of each thread, in place of the
+// runtime's own: a thread-local variable. In a library that a running process loads (Python's
 // ctypes, plug-ins), a thread's first use of such a variable takes memory, and glibc ends the
-// process where there is none, just when an exception is to say so. Keys of threads take none.
+// process where there is none, just when an exception is to say so. Here places are reserved, and a
+// thread key says which is whose. glibc takes memory for the keys beyond a thread's first 32, and a
+// host may have used up all: a place that no key can keep is found by its thread.
+//
+// These two functions come before those of libstdc++.a, which is linked into libmoert.so; the
+// struct is that of the Itanium C++ ABI. The version script hides them: libstdc++.so, hosts and
+// other libraries keep their own state, whatever their compiler. A runtime that is not linked in,
+// such as libc++abi.so, does not see them either. The static library is without this file: its
+// host's runtime serves it, and a program's own thread-local variables take no memory.
+//
+// After fork() the child's one thread keeps its place. Those of the threads that are gone stay
+// taken until a thread of the same pthread_t comes. libmoert.so is linked with -z nodelete, so that
+// GiveBack is there when a thread ends after dlclose().
 #include <cxxabi.h>
 #include <pthread.h>
 
@@ -15,49 +27,73 @@ struct __cxa_exception;
 struct __cxa_eh_globals {  // as the ABI has it
   __cxa_exception* caughtExceptions;
   unsigned int uncaughtExceptions;
+#ifdef __ARM_EABI_UNWINDER__
+  __cxa_exception* propagatingExceptions;
+#endif
 };
 
 namespace {
 
+struct Place {
+  __cxa_eh_globals state = {};
+  std::atomic<pthread_t> owner{0};  // 0: free. No pthread_t of Linux is 0.
+  bool keyed = false;               // the owner's key holds it
+};
+
 // Threads that have met an exception and still run. Those beyond take memory.
 constexpr int kReserved = 1024;
-__cxa_eh_globals reserved[kReserved];
-std::atomic<bool> taken[kReserved];
+constinit Place reserved[kReserved] = {};
 
 pthread_key_t key;
+bool has_key = false;
 pthread_once_t made = PTHREAD_ONCE_INIT;
 
+// A thread that throws in a later destructor of a key takes a place again, and comes back here.
 void GiveBack(void* state) {
-  auto* const place = static_cast<__cxa_eh_globals*>(state);
-  if (place < reserved || place >= reserved + kReserved) {
-    std::free(place);
-  } else {
-    taken[place - reserved].store(false, std::memory_order_release);
+  for (Place& place : reserved) {
+    if (&place.state != state) continue;
+    place.keyed = false;
+    place.owner.store(0, std::memory_order_release);
+    return;
   }
+  std::free(state);
 }
 
-__cxa_eh_globals* Take() {
-  for (int i = 0; i < kReserved; ++i) {
-    if (taken[i].exchange(true, std::memory_order_acq_rel)) continue;
-    reserved[i] = {};
-    return &reserved[i];
+// The place of this thread, or a free one. Null: all are taken.
+Place* Find() {
+  const pthread_t self = pthread_self();
+  for (Place& place : reserved) {
+    if (place.owner.load(std::memory_order_acquire) != self) continue;
+    // A place that a key holds, but not this thread's: of a thread that fork() has ended.
+    if (place.keyed) place.state = {};
+    return &place;
   }
-  return static_cast<__cxa_eh_globals*>(std::calloc(1, sizeof(__cxa_eh_globals)));
+  for (Place& place : reserved) {
+    pthread_t none = 0;
+    if (!place.owner.compare_exchange_strong(none, self, std::memory_order_acq_rel)) continue;
+    place.state = {};
+    return &place;
+  }
+  return nullptr;
 }
+
+bool Keep(__cxa_eh_globals* state) { return has_key && pthread_setspecific(key, state) == 0; }
 
 }  // namespace
 
 extern "C" __cxa_eh_globals* __cxa_get_globals() noexcept {
-  pthread_once(&made, [] {
-    if (pthread_key_create(&key, GiveBack) != 0) std::abort();
-  });
-  void* state = pthread_getspecific(key);
-  if (state == nullptr) {
-    state = Take();
-    // The runtime has no other place for an exception.
-    if (state == nullptr || pthread_setspecific(key, state) != 0) std::abort();
+  pthread_once(&made, [] { has_key = pthread_key_create(&key, GiveBack) == 0; });
+  if (void* const state = has_key ? pthread_getspecific(key) : nullptr; state != nullptr) {
+    return static_cast<__cxa_eh_globals*>(state);
   }
-  return static_cast<__cxa_eh_globals*>(state);
+  if (Place* const place = Find(); place != nullptr) {
+    place->keyed = Keep(&place->state);
+    return &place->state;
+  }
+  auto* const state = static_cast<__cxa_eh_globals*>(std::calloc(1, sizeof(__cxa_eh_globals)));
+  // The runtime has no other place for an exception.
+  if (state == nullptr || !Keep(state)) std::abort();
+  return state;
 }
 
 extern "C" __cxa_eh_globals* __cxa_get_globals_fast() noexcept { return __cxa_get_globals(); }

@@ -231,7 +231,7 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Recognize(absl::string_view text,
     if (t.name_ == "chatml") t.default_system_ = DefaultSystem(text);
     if (t.name_ == "mistral") {  // spaces differ between its versions
       if (absl::StrContains(text, "' [INST] '")) t.before_user_ = " [INST] ";
-      if (absl::StrContains(text, "' ' + message")) t.before_answer_ = " ";
+      if (absl::StrContains(text, "' ' + message")) t.before_answer_.assign(1, ' ');
     }
     return t;
   }

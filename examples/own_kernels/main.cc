@@ -53,6 +53,7 @@ std::vector<float> Expert(const moert::ExpertView& expert, const std::vector<flo
   return Product(expert, expert.layout->down, h);
 }
 
+// The host takes it by value. NOLINTNEXTLINE(performance-unnecessary-value-param)
 absl::StatusOr<std::vector<float>> Run(std::shared_ptr<const moert::ExpertSource> source) {
   const moert::MoeModelSpec& model = source->model();
   const int64_t record = source->layout(0, 0, 0).bytes + moert::kRecordAlignment;

@@ -67,7 +67,8 @@ enum class Activation : int32_t {
 /// up_offset), where kSilu is x * sigmoid(alpha x). Without a gate: h = f(up). gpt-oss: kSilu,
 /// alpha 1.702, limit 7, up_offset 1.
 struct ExpertActivation {
-  ExpertActivation(Activation f = Activation::kSilu) : function(f) {}  // a plain gated one
+  // A function alone stands for a plain gated one. NOLINTNEXTLINE(google-explicit-constructor)
+  ExpertActivation(Activation f = Activation::kSilu) : function(f) {}
 
   Activation function;
   bool gated = true;

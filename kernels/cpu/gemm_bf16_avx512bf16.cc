@@ -16,12 +16,13 @@ struct Pairs {
     // Lane t * 4 + r: pair t for rows g and g + 8, then pair t + 4 for both.
     const __m512i repeat = _mm512_setr_epi32(0, 0, 4, 4, 1, 1, 5, 5, 2, 2, 6, 6, 3, 3, 7, 7);
     const __m256i pairs = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-    return (__m512bh)_mm512_permutexvar_epi32(repeat, _mm512_castsi256_si512(pairs));
+    return reinterpret_cast<__m512bh>(
+        _mm512_permutexvar_epi32(repeat, _mm512_castsi256_si512(pairs)));
   }
 
   template <int C>
   [[gnu::always_inline]] static void Add(const uint8_t* w, const Operand* x, __m512* acc) {
-    const auto pairs = (__m512bh)_mm512_load_si512(w);
+    const auto pairs = reinterpret_cast<__m512bh>(_mm512_load_si512(w));
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) acc[c] = _mm512_dpbf16_ps(acc[c], pairs, x[c]);
   }

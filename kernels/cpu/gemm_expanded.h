@@ -26,7 +26,7 @@ enum class Codes { kInt4, kE2M1, kE4M3 };
 // 16 scales as floats, rows 0..7 and 8..15.
 void ReadScales(const uint8_t* from, int form, float* scales) {
   for (int half = 0; half < 2; ++half) {
-    __m256 values = _mm256_setzero_ps();
+    __m256 values;
     const int64_t row = half * 8;
     if (form == kScaleBF16) {
       const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + row * 2));

@@ -174,8 +174,9 @@ void Gemm(const BlockGemmArgs& args) {
   AmxBegin(args.columns);
   const auto convert = [&](int64_t tile) __attribute__((always_inline)) {
     Convert<kBits, kF8>(tables, args.weights[0] + tile * kTileBytes, staged[tile % 2][0]);
-    if (blocks)
+    if (blocks) {
       Convert<kBits, kF8>(tables, args.weights[1] + tile * kTileBytes, staged[tile % 2][1]);
+    }
   };
   convert(0);
   int64_t begin = 0;    // of the flush under way

@@ -47,13 +47,13 @@ template <int C, bool kTwice>
     if constexpr (kTwice) {
       const __m512i pairs =
           _mm512_castsi256_si512(_mm256_load_si256(reinterpret_cast<const __m256i*>(from)));
-      x.low[c] = (__m512bh)_mm512_permutexvar_epi32(
-          _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3), pairs);
-      x.high[c] = (__m512bh)_mm512_permutexvar_epi32(
-          _mm512_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7, 4, 4, 5, 5, 6, 6, 7, 7), pairs);
+      x.low[c] = reinterpret_cast<__m512bh>(_mm512_permutexvar_epi32(
+          _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3), pairs));
+      x.high[c] = reinterpret_cast<__m512bh>(_mm512_permutexvar_epi32(
+          _mm512_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7, 4, 4, 5, 5, 6, 6, 7, 7), pairs));
     } else {
-      x.low[c] = (__m512bh)_mm512_broadcast_i32x4(_mm_load_si128(from));
-      x.high[c] = (__m512bh)_mm512_broadcast_i32x4(_mm_load_si128(from + 1));
+      x.low[c] = reinterpret_cast<__m512bh>(_mm512_broadcast_i32x4(_mm_load_si128(from)));
+      x.high[c] = reinterpret_cast<__m512bh>(_mm512_broadcast_i32x4(_mm_load_si128(from + 1)));
     }
   }
   return x;
@@ -62,7 +62,9 @@ template <int C, bool kTwice>
 template <int C>
 [[gnu::always_inline]] inline void Add(__m512 (&acc)[C], __m512i weights, const __m512bh (&x)[C]) {
 #pragma GCC unroll 4
-  for (int c = 0; c < C; ++c) acc[c] = _mm512_dpbf16_ps(acc[c], (__m512bh)weights, x[c]);
+  for (int c = 0; c < C; ++c) {
+    acc[c] = _mm512_dpbf16_ps(acc[c], reinterpret_cast<__m512bh>(weights), x[c]);
+  }
 }
 
 // Codes in the low bits of each byte.

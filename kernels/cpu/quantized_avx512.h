@@ -57,7 +57,7 @@ struct CodeTables {
 template <int kBits>
 [[gnu::always_inline]] static inline CodeTables MakeCodeTables() {
   alignas(64) uint16_t low[32], high[32];
-  constexpr int kMask = (1 << (kBits < 4 ? kBits : 4)) - 1;
+  constexpr int kMask = kBits < 4 ? (1 << kBits) - 1 : 15;
   for (int i = 0; i < 32; ++i) {
     low[i] = Bf16Of((i & kMask) - (kBits == 8 ? 0 : 1 << (kBits - 1)));
     high[i] =

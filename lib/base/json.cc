@@ -268,7 +268,8 @@ absl::StatusOr<JsonDocument> JsonDocument::Parse(std::string text, const std::st
         fmt::format("{}: has {} bytes, legal is at most {}", source, text.size(), limit));
   }
   try {
-    if (text.compare(0, 3, "\xEF\xBB\xBF") == 0) text.replace(0, 3, "   ");  // a byte order mark
+    // A byte order mark.
+    if (text.compare(0, 3, "\xEF\xBB\xBF") == 0) std::fill_n(text.begin(), 3, ' ');
     if (std::string error = Checker(text, limits).Run(); !error.empty()) {
       return absl::InvalidArgumentError(fmt::format("{}: {}", source, error));
     }

@@ -148,7 +148,7 @@ ServedRules Blueprint::served() const {
   if (strategy.residency != nullptr) {
     const PolicyTraits traits = strategy.residency->traits();
     rules.by_worth = traits.by_worth;
-    rules.shares_slots = traits.by_worth && DecidesOverSharedSlots(*strategy.residency);
+    rules.shares_slots = traits.by_worth && SharedSlotsOf(strategy.residency.get()) != nullptr;
     rules.score_window = traits.score_window;
   }
   if (strategy.prefetch != nullptr) {

@@ -19,9 +19,9 @@ class SharedSlots {
   virtual int Donor(bool for_call) = 0;
 };
 
-/// Whether a policy decides over slots that layers share.
-inline bool DecidesOverSharedSlots(const ResidencyPolicy& policy) {
-  return dynamic_cast<const SharedSlots*>(&policy) != nullptr;
+/// What a policy decides over slots that layers share. Null: it does not, or there is no policy.
+inline SharedSlots* SharedSlotsOf(ResidencyPolicy* policy) {
+  return dynamic_cast<SharedSlots*>(policy);
 }
 
 }  // namespace moert

@@ -23,7 +23,7 @@ VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVer
       pools_(std::move(pools)),
       transfers_(std::move(transfers)),
       residency_(residency),
-      shared_(dynamic_cast<SharedSlots*>(residency)),
+      shared_(SharedSlotsOf(residency)),
       lent_use_(dynamic_cast<LentUse*>(residency)) {
   int64_t total = 0;
   for (const MoeLayerSpec& layer : source->model().layers) {

@@ -52,8 +52,8 @@ void AttentionLoop::Run(int64_t ns) {
 }
 
 double AttentionLoop::ReadBytesPerSecond() {
-  std::vector<double> rates;
-  for (int i = 0; i < 5; ++i) rates.push_back(ReadBandwidth(pool_.get(), buffer_.data(), kBytes));
+  std::vector<double> rates(5);
+  for (double& rate : rates) rate = ReadBandwidth(pool_.get(), buffer_.data(), kBytes);
   return SpreadOf(rates).median;
 }
 

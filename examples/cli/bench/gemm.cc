@@ -65,8 +65,9 @@ int BenchGemm(int argc, const char* const* argv) {
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   absl::Status status;
   const std::string command = "moert-bench gemm " + CommandLine(argc, argv);
-  if (status.ok())
+  if (status.ok()) {
     status = o.backend == "cuda" ? RunGemmOnDevice(o, command) : RunGemmOnCpu(o, command);
+  }
   return status.ok() ? kExitOk : ReportError("moert-bench gemm", status);
 }
 

@@ -59,7 +59,7 @@ std::vector<std::string> Advise(const std::string& model, const ModelNeeds& need
       util::BytesText(usable), util::BytesText(needs.host_bytes),
       util::BytesText(needs.fixed_bytes), util::BytesText(std::max<int64_t>(0, room))));
   if (room <= 0) {
-    lines.push_back("the dense weights alone do not fit: this model needs a larger machine");
+    lines.emplace_back("the dense weights alone do not fit: this model needs a larger machine");
     return lines;
   }
   const auto command = [&](const std::string& flags) {
