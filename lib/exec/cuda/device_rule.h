@@ -1,5 +1,5 @@
 // The expert-cache router rule of calls that are routed on the device: which rules it executes, and
-// the accounts of the requests there.
+// the accounts of the requests there, which low answers go by too.
 #ifndef MOERT_LIB_EXEC_CUDA_DEVICE_RULE_H_
 #define MOERT_LIB_EXEC_CUDA_DEVICE_RULE_H_
 
@@ -56,6 +56,8 @@ class DeviceRule {
                          int64_t max_tokens, cudaStream_t stream);
   /// A kernel's first launch loads it, which is not possible in a capture.
   static absl::Status Load(const Workspace& w, const DeviceRouting& routing, cudaStream_t stream);
+  /// The same of the accounts alone.
+  static absl::Status LoadAccounts(const Workspace& w, cudaStream_t stream);
 
  private:
   absl::Status SetRows(const RuleBuffers& buffers, absl::Span<const int64_t> request_ids,
