@@ -73,10 +73,11 @@ class Chain {
 
   /// Whose the rows of the steps are that follow; empty: nobody says.
   void SetRequests(std::vector<int64_t> requests) { requests_ = std::move(requests); }
+  void SetPhase(Phase phase) { phase_ = phase; }
   StepId Begin(int64_t rows) {
     StepInfo info;
     if (!requests_.empty()) info.request_ids = absl::MakeSpan(requests_).first(rows);
-    info.phase = Phase::kDecode;
+    info.phase = phase_;
     info.rows = rows;
     info.stream = device_.stream();
     auto step = engine_->BeginStep(info);
@@ -162,6 +163,7 @@ class Chain {
   DeviceRowsBuffer device_;
   std::unique_ptr<Engine> engine_;
   std::vector<int64_t> requests_;
+  Phase phase_ = Phase::kDecode;
   std::map<int64_t, cudaGraphExec_t> graphs_;
 };
 
