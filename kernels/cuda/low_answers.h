@@ -60,11 +60,8 @@ struct LowCall {
 
   /// The mass of a row enters its account. All rows', before anything is taken.
   MOERT_HOST_DEVICE void Enter(int64_t row) const {
-    double mass = accounts[account_of[row]].mass;
-    for (int64_t slot = row * top_k; slot < (row + 1) * top_k; ++slot) {
-      if (ids[slot] >= 0) mass += static_cast<double>(weights[slot]);
-    }
-    accounts[account_of[row]].mass = mass;
+    LowAccount& account = accounts[account_of[row]];
+    account.mass = AddRow(account.mass, row);
   }
   /// The same of all rows of an account, in their order, if `row` is its first: rows may be given
   /// in any order, and at once.
@@ -73,9 +70,11 @@ struct LowCall {
     for (int64_t before = 0; before < row; ++before) {
       if (account_of[before] == account) return;
     }
+    double mass = accounts[account].mass;
     for (int64_t r = row; r < rows; ++r) {
-      if (account_of[r] == account) Enter(r);
+      if (account_of[r] == account) mass = AddRow(mass, r);
     }
+    accounts[account].mass = mass;
   }
 
   // Of an expert, whose `count` slots are given in their order.
@@ -112,6 +111,12 @@ struct LowCall {
   }
 
  private:
+  MOERT_HOST_DEVICE double AddRow(double mass, int64_t row) const {
+    for (int64_t slot = row * top_k; slot < (row + 1) * top_k; ++slot) {
+      if (ids[slot] >= 0) mass += static_cast<double>(weights[slot]);
+    }
+    return mass;
+  }
   MOERT_HOST_DEVICE LowAccount& AccountOf(int32_t slot) const {
     return accounts[account_of[slot / top_k]];
   }
