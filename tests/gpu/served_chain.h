@@ -171,6 +171,18 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+/// Rows come, go and move; in every third step two are of one request, in every seventh nobody
+/// says.
+inline std::vector<int64_t> RequestsOf(int step, int64_t rows) {
+  if (step % 7 == 6) return {};
+  std::vector<int64_t> requests(static_cast<size_t>(rows));
+  for (int64_t r = 0; r < rows; ++r) {
+    requests[static_cast<size_t>(r)] = 100 + (r + step / 5) % (rows + 3);
+  }
+  if (step % 3 == 0) requests.front() = requests.back();
+  return requests;
+}
+
 /// 30 replays of a captured step of so many rows, behind one that took the blocks: no call of the
 /// driver that waits, and none that launches but one of the graph a step.
 inline void CheckOneLaunchAStep(Chain* served, int64_t rows) {

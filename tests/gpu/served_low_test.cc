@@ -62,18 +62,6 @@ class LowByRule : public Chain {
   }
 };
 
-/// Rows come, go and move; in every third step two are of one request, in every seventh nobody
-/// says.
-std::vector<int64_t> RequestsOf(int step, int64_t rows) {
-  if (step % 7 == 6) return {};
-  std::vector<int64_t> requests(static_cast<size_t>(rows));
-  for (int64_t r = 0; r < rows; ++r) {
-    requests[static_cast<size_t>(r)] = 100 + (r + step / 5) % (rows + 3);
-  }
-  if (step % 3 == 0) requests.front() = requests.back();
-  return requests;
-}
-
 void CheckBalance(const EngineStats& stats) {
   const int64_t low_in_place = stats.low_answers - stats.low_loads;
   CHECK(stats.lookups ==
