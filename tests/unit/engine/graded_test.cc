@@ -71,8 +71,8 @@ TEST_CASE("graded keeps every request within its loss, and waits less the more i
 TEST_CASE("without a CPU graded decides by its rule alone") {
   // Beside the CPU backend there is none in any case.
   for (const char* keys : {"lo=low,standby=1,loss=0.1", "lo=low,loss=0.1,alpha=0"}) {
-    const Run shared = Decode(std::string("graded:") + keys, 0.8);
-    const Run ruled = Decode(std::string("graded:balancer=0,") + keys, 0.8);
+    const Run shared = Decode(std::string("graded:") + keys, 0.95);
+    const Run ruled = Decode(std::string("graded:balancer=0,") + keys, 0.95);
     CHECK(ruled.stats.low_answers > 0);
     CHECK(ruled.stats.low_answers == shared.stats.low_answers);
     CHECK(ruled.stats.fills == shared.stats.fills);
