@@ -285,8 +285,8 @@ MOERT_HOST_DEVICE inline bool Borrows(uint64_t lender, double gain) {
   return lender < LendingKey(static_cast<float>(gain), 0);
 }
 
-/// Misses that a lower version answers, by WorthAnsweringLow and the bound of each request. Of
-/// equals in MissRank's order; what has begun to be prefetched is no miss.
+/// Misses that a lower version answers, in MissRank's order: those that WorthAnsweringLow names, as
+/// far as the bound of each request allows. What has begun to be prefetched is no miss.
 struct LowVersions {
   const ServedRecord* records = nullptr;  // [experts], in any memory that the device reads
   LowCall call;                           // without accounts: none is answered so

@@ -55,7 +55,7 @@ struct ServedRules {
 
   bool prefetch() const { return by_gate || path_width > 0; }
   bool low() const { return max_low_share > 0; }
-  /// Whether rows have accounts.
+  /// Whether requests have accounts.
   bool by_request() const { return ruled || low(); }
 };
 

@@ -34,7 +34,7 @@ absl::Status CudaExecutor::Init() {
   MOERT_RETURN_IF_ERROR(table_.Init(&model_, &on_device_, w_.handles));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
   MOERT_RETURN_IF_ERROR(selections_.Init(w_.tally, HandleCount(model_)));
-  MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule));
+  MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule, parts_.max_tokens));
   if (parts_.numbering != nullptr) {
     MOERT_RETURN_IF_ERROR(numbers_.Init(*parts_.numbering, extent_.pairs));
   }

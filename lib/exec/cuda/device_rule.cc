@@ -43,7 +43,10 @@ ExpertCacheArgs ArgsOf(const Workspace& w, const DeviceRouting& routing, int64_t
 
 }  // namespace
 
-absl::Status DeviceRule::Init(const RuleBuffers& buffers) {
+absl::Status DeviceRule::Init(const RuleBuffers& buffers, int64_t max_tokens) {
+  // Until somebody says whose they are, rows are account 0's.
+  const auto rows = static_cast<size_t>(max_tokens) * sizeof(int32_t);
+  MOERT_RETURN_IF_ERROR(FillNow(buffers.account_of, 0, rows));
   MOERT_RETURN_IF_ERROR(FillNow(buffers.accounts, 0, sizeof(RequestAccount)));  // account 0
   if (buffers.low_accounts != nullptr) {
     MOERT_RETURN_IF_ERROR(FillNow(buffers.low_accounts, 0, sizeof(LowAccount)));

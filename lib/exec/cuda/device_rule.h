@@ -37,8 +37,8 @@ class DeviceRule {
   /// Whether it may in captured calls, whatever the rule's numbers.
   static bool Serves(const MoeLayerSpec& layer);
 
-  /// `buffers` are borrowed.
-  absl::Status Init(const RuleBuffers& buffers);
+  /// `buffers` are borrowed, for calls of up to `max_tokens`.
+  absl::Status Init(const RuleBuffers& buffers, int64_t max_tokens);
 
   /// Behind LaunchTopK: turns w.ids and w.weights of `tokens` tokens into the rule's, on what
   /// `handles` says is resident. request_ids: [tokens] or empty.
