@@ -2,6 +2,7 @@
 """The grouped product over a core set of shapes, tokens and schemes, beside other programs, in one run.
 
     tests/research/grouped_core.py store DIR    docs/results/data/gemm-core.json and a table of rivals.json
+    tests/research/grouped_core.py renew DIR    replaces the runs of which DIR has files, none of the rivals
     tests/research/grouped_core.py plans DIR    writes the plans that were timed
     tests/research/grouped_core.py ratios       rivals' times over ours
 
@@ -73,6 +74,13 @@ def store(folder):
     rivals = json.loads((report.DATA / "rivals.json").read_text())
     rivals["tables"][GROUPED] = beside(stored)
     (report.DATA / "rivals.json").write_text(json.dumps(rivals, separators=(",", ":")) + "\n")
+
+
+def renew(folder):
+    stored = load()
+    runs = stored["runs"]
+    runs.update({name: kept(folder / f"{name}.json") for name in runs if (folder / f"{name}.json").is_file()})
+    JSON.write_text(json.dumps(stored, separators=(",", ":")) + "\n")
 
 
 def load():
@@ -217,11 +225,14 @@ def ratios():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("store", "plans", "ratios"))
+    parser.add_argument("what", choices=("store", "renew", "plans", "ratios"))
     parser.add_argument("folder", type=pathlib.Path, nargs="?")
     args = parser.parse_args()
     if args.what == "store":
         store(args.folder)
+    if args.what == "renew":
+        renew(args.folder)
+        return
     if args.what == "plans":
         for name, text in load()["plans"].items():
             (args.folder / f"{name}.json").write_text(text)

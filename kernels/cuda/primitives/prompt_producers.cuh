@@ -144,42 +144,54 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
   }
 }
 
-/// Resolves one tile after another into the slots.
+/// Resolves one tile after another into the slots. The first tile of a CTA is that of its number,
+/// the others are by ticket. A CTA that begins before others do must not take what they would: it
+/// asks for a second tile when the launch in front has ended, so that all CTAs run, and where a
+/// tile is longer than what the ring holds, for another one when the last but one is done.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
                                          const PromptRing<kPacking, kMost>& ring,
                                          PromptSlot<kMost>* slots) {
+  using Ring = PromptRing<kPacking, kMost>;
   constexpr int kProduct = kGateUp ? 0 : 1;
   constexpr int kIndex = PromptIndex(kPacking);
+  constexpr int kLong = 2 * Ring::kStages * Ring::kPieces * PieceK64s(kPacking);  // 64 k
   const int lane = threadIdx.x % 32;
   const PromptTable& table = args.table;
   const int end = __ldcg(&table.begins[kProduct][kIndex + 1]);
-  // CTAs that begin behind others may find all tiles taken: the first is by ticket too.
-  const auto ticket = [&] {
-    return lane == 0 ? atomicAdd(&table.tickets[kProduct][kIndex], 1) : 0;
-  };
-  int at = __shfl_sync(~0u, ticket(), 0);
+  int at = __ldcg(&table.begins[kProduct][kIndex]) + static_cast<int>(blockIdx.x);
+  bool first = true;
   SlotPlace place;
   while (true) {
-    const int next = at < end ? ticket() : 0;
     PromptSlot<kMost>& slot = slots[place.stage()];
     Await(ring.SlotEmpty(place.stage()), place.parity() ^ 1);
-    if (at < end) {
-      const uint32_t tile = __ldcg(table.tiles[kProduct] + at);
-      const PromptUnit& unit = table.units[tile & 0xffffu];
-      const int count = unit.count, columns = unit.columns;
+    if (at >= end) {
       if (lane == 0) {
-        FillSlot<kPacking, kGateUp>(args, unit, static_cast<int>(tile >> 16), &slot);
+        slot.columns = 0;
+        Arrive(ring.SlotFull(place.stage()));
       }
-      FillRows<kPacking, kGateUp>(args, unit, count, columns, &slot);
-    } else if (lane == 0) {
-      slot.columns = 0;
+      return;
     }
+    const uint32_t tile = __ldcg(table.tiles[kProduct] + at);
+    const PromptUnit& unit = table.units[tile & 0xffffu];
+    const int count = unit.count, columns = unit.columns;
+    const bool is_long = unit.matrix[kProduct].k64s >= kLong;
+    if (lane == 0) {
+      FillSlot<kPacking, kGateUp>(args, unit, static_cast<int>(tile >> 16), &slot);
+    }
+    FillRows<kPacking, kGateUp>(args, unit, count, columns, &slot);
     __syncwarp();
     if (lane == 0) Arrive(ring.SlotFull(place.stage()));
-    if (at >= end) return;
     place.Next();
-    at = __shfl_sync(~0u, next, 0);
+    if (!kGateUp && first) GridDependencySync();
+    first = false;
+    if (is_long) {
+      SlotPlace last_but_one = place;  // has the slot behind the next
+      last_but_one.Next();
+      Await(ring.SlotEmpty(last_but_one.stage()), last_but_one.parity() ^ 1);
+    }
+    const int ticket = lane == 0 ? atomicAdd(&table.tickets[kProduct][kIndex], 1) : 0;
+    at = __shfl_sync(~0u, ticket, 0) + static_cast<int>(gridDim.x);
   }
 }
 
