@@ -90,6 +90,9 @@ struct PolicyTraits {
   /// Placement, where there are low versions to answer misses (Placement::kLow): the share of each
   /// request's routing mass that may be, over its lifetime. The planner keeps to it.
   double max_low_share = 0;
+  /// Placement, of the built-in policies: in decode, misses of a MissView::low_cost of at most one
+  /// over this are answered low, in the order given; all others are loaded. 0: not so.
+  double low_patience = 0;
 };
 
 class Policy {

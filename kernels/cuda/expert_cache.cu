@@ -197,6 +197,7 @@ __global__ void __launch_bounds__(32 * kWarps)
 }
 
 __global__ void SetAccountsKernel(int32_t* rows, int32_t* apart, RequestAccount* accounts,
+                                  LowAccount* low_accounts,
                                   const __grid_constant__ AccountRows set) {
   TriggerDependentLaunch();
   GridDependencySync();
@@ -204,7 +205,9 @@ __global__ void SetAccountsKernel(int32_t* rows, int32_t* apart, RequestAccount*
   if (i == 0) *apart = set.one_row_each;
   if (i >= set.count) return;
   rows[set.begin + i] = set.account[i];
-  if (set.fresh[i / 32] >> (i % 32) & 1) accounts[set.account[i]] = RequestAccount{};
+  if ((set.fresh[i / 32] >> (i % 32) & 1) == 0) return;
+  accounts[set.account[i]] = RequestAccount{};
+  if (low_accounts != nullptr) low_accounts[set.account[i]] = LowAccount{};
 }
 
 }  // namespace
@@ -219,9 +222,9 @@ int LaunchExpertCache(const ExpertCacheArgs& args, CUstream_st* stream) {
 }
 
 int LaunchSetAccounts(int32_t* rows, int32_t* apart, RequestAccount* accounts,
-                      const AccountRows& set, CUstream_st* stream) {
+                      LowAccount* low_accounts, const AccountRows& set, CUstream_st* stream) {
   return LaunchEarly(SetAccountsKernel, 1, AccountRows::kMax, 0, stream, rows, apart, accounts,
-                     set);
+                     low_accounts, set);
 }
 
 }  // namespace moert::cuda

@@ -84,8 +84,8 @@ struct ExpertCacheArgs {
 };
 int LaunchExpertCache(const ExpertCacheArgs& args, CUstream_st* stream);
 
-/// rows[begin + i] = account[i]; accounts that are fresh begin at nothing. apart: whether no
-/// account has two of the rows.
+/// rows[begin + i] = account[i]; accounts that are fresh begin at nothing, and those of low answers
+/// where there are any. apart: whether no account has two of the rows.
 struct AccountRows {
   static constexpr int kMax = 256;
   int32_t count = 0;
@@ -95,7 +95,7 @@ struct AccountRows {
   uint32_t fresh[kMax / 32];
 };
 int LaunchSetAccounts(int32_t* rows, int32_t* apart, RequestAccount* accounts,
-                      const AccountRows& set, CUstream_st* stream);
+                      LowAccount* low_accounts, const AccountRows& set, CUstream_st* stream);
 
 }  // namespace moert::cuda
 

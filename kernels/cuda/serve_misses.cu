@@ -9,7 +9,10 @@
 namespace moert::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kTileThreads)
+/// Of a multiprocessor, at least. Unsaid, the compiler makes room for two, and spills registers.
+constexpr int kCtas = 1;
+
+__global__ void __launch_bounds__(kTileThreads, kCtas)
     ServeMissesKernel(const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();
   __shared__ ServeScratch scratch;
@@ -28,7 +31,7 @@ __global__ void __launch_bounds__(kTileThreads)
 }
 
 template <int kPerLane>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, kCtas)
     RouteAndServeKernel(const __grid_constant__ RouteFewArgs route,
                         const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();

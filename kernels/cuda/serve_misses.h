@@ -10,6 +10,9 @@
 // share their slots, a call that would push somebody out takes one slot of the layer whose least
 // expert is worth less, if there is one (SlotLenders).
 //
+// Where experts have a lower version (LowVersions), misses that weigh little in their requests are
+// answered by it, from where it lies. They are brought by nobody and push nobody out.
+//
 // The functions below are the whole decision. The kernel calls each for its thread's expert; a unit
 // test calls them on the host and compares them with the store's.
 #ifndef MOERT_KERNELS_CUDA_SERVE_MISSES_H_
@@ -19,6 +22,7 @@
 #include <cstring>
 
 #include "kernels/cuda/device_types.h"
+#include "kernels/cuda/low_answers.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/served_use.h"
 
@@ -76,6 +80,12 @@ struct ServedTally {
   double mass_lost = 0;
   double worst_slot_share = 0;  // the largest that any request has reached
   double worst_mass_share = 0;
+  // Of lower versions: misses that they answered, slots and mass of these, and the largest share of
+  // its mass that any request has had answered so.
+  uint64_t low = 0;
+  uint64_t slots_low = 0;
+  double mass_low = 0;
+  double worst_low_share = 0;
 };
 
 /// A record on its way into a slot.
@@ -275,6 +285,14 @@ MOERT_HOST_DEVICE inline bool Borrows(uint64_t lender, double gain) {
   return lender < LendingKey(static_cast<float>(gain), 0);
 }
 
+/// Misses that a lower version answers, in MissRank's order: those that WorthAnsweringLow names, as
+/// far as the bound of each request allows. What has begun to be prefetched is no miss.
+struct LowVersions {
+  const ServedRecord* records = nullptr;  // [experts], in any memory that the device reads
+  LowCall call;                           // without accounts: none is answered so
+  double patience = 1;
+};
+
 /// All pointers are device memory but those that say otherwise.
 struct ServeMissesArgs {
   int32_t experts = 0;
@@ -299,6 +317,7 @@ struct ServeMissesArgs {
   int32_t tokens = 0;
   int32_t top_k = 1;
   SlotLenders lenders;
+  LowVersions low;  // not of a call whose product is the host's
   // Where records are prefetched; else null.
   LayerPrefetch* prefetch = nullptr;
   // Gets what the call wanted, for those who predicted it: [experts] bits of tokens. Null: not

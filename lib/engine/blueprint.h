@@ -55,7 +55,9 @@ struct Blueprint {
   /// Of a device that may serve misses; else none.
   ServedRules served() const;
   /// Whether misses may be given to a CPU beside the fast tier.
-  bool cpu_offload() const { return strategy.placement != nullptr; }
+  bool cpu_offload() const {
+    return strategy.placement != nullptr && strategy.placement->traits().low_patience == 0;
+  }
 };
 
 /// Checks options, model and source against each other and makes the plan. InvalidArgument names

@@ -36,10 +36,11 @@ class Builder {
     p.charges = std::make_unique<Charges>(b_.clock.get(), &b_.profile, &model_, &p.constants,
                                           p.store.get(), VersionNames());
     p.runner = std::make_unique<LayerRunner>(MakeLayerParts(p));
-    p.misses_served = p.runner->ServeMisses();
-    p.runner->ServeFetches();
     p.leases = std::make_unique<Leases>(p.store.get());
     MOERT_RETURN_IF_ERROR(Load(p));
+    // What stands by lies where it will be read.
+    p.misses_served = p.runner->ServeMisses();
+    p.runner->ServeFetches();
     return made;
   }
 

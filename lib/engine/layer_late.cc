@@ -25,6 +25,7 @@ void LayerRunner::TakeSelections() {
   parts_.router->CountSubstituted(added.substituted, added.mass_substituted);
   parts_.router->CountOwnChoice(/*slots=*/0, added.mass_lost);
   parts_.prefetcher->CountServed(added);
+  parts_.scheduler->CountServed(added);
 }
 
 void LayerRunner::CollectLate(PolicyContext context) {

@@ -91,6 +91,7 @@ void Add(const ExecutorStats& executor, EngineStats* s) {
   s->graph_captured = executor.graph_captured;
   s->worst_slot_share = std::max(s->worst_slot_share, executor.worst_slot_share);
   s->worst_mass_share = std::max(s->worst_mass_share, executor.worst_mass_share);
+  s->worst_low_share = std::max(s->worst_low_share, executor.worst_low_share);
 }
 
 }  // namespace

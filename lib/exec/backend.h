@@ -47,8 +47,16 @@ struct ServedRules {
   // What is prefetched.
   bool by_gate = false;
   int path_width = 0;
+  // Of each request's mass, what the second version may answer (PolicyTraits::max_low_share), and
+  // by which rule; `low_stands_by`: its records are resident, else they are read in host memory.
+  double max_low_share = 0;
+  double low_patience = 0;
+  bool low_stands_by = false;
 
   bool prefetch() const { return by_gate || path_width > 0; }
+  bool low() const { return max_low_share > 0; }
+  /// Whether requests have accounts.
+  bool by_request() const { return ruled || low(); }
 };
 
 /// What the buffers of an executor are sized from.

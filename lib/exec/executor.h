@@ -76,9 +76,11 @@ struct SelectionCount {
 struct ExecutorStats {
   int64_t host_syncs = 0;  // times a layer call waited for the device
   bool graph_captured = false;
-  // The largest substituted shares of slots and of mass that any request reached on the device.
+  // The largest substituted shares of slots and of mass that any request reached on the device, and
+  // the largest share of mass that was answered low there.
   double worst_slot_share = 0;
   double worst_mass_share = 0;
+  double worst_low_share = 0;
 };
 
 /// Under the engine's lock, one call at a time: Check, Route or SetRouting, Multiply once or more,
@@ -223,8 +225,9 @@ class Executor {
   // lends, brings what is missing, and no policy is asked.
 
   /// OK: from now on captured RunResident and RunGiven serve what is missing, for a store of one
-  /// version, by the rules that the executor was made for (ServedRules). FailedPrecondition: why
-  /// not. Asked once, before the first call. May read records.
+  /// version or of a second one that answers low, by the rules that the executor was made for
+  /// (ServedRules). FailedPrecondition: why not. Asked once, before the first call; what stands by
+  /// is there. May read records.
   virtual absl::Status ServeMisses(const VersionedStore& store) {
     return absl::FailedPreconditionError("this backend asks the host about misses");
   }

@@ -70,6 +70,12 @@ class LayerPlanner {
   /// `mass`.
   void CountAnswered(ExpertKey key, int64_t slots, int64_t calls, double mass);
 
+  /// Adds what a device has answered low.
+  void CountServed(const ServedCount& count) {
+    stats_.slots_low += count.slots_low;
+    stats_.mass_low += count.mass_low;
+  }
+
   /// Behind a call: begins to load what the CPU computed for it, if the policy wants that.
   void Backfill(const PolicyContext& context, const LayerPlan& plan);
 

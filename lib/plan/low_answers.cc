@@ -1,55 +1,57 @@
 #include "plan/low_answers.h"
 
-#include <algorithm>
-
 namespace moert {
+
+void LowAnswers::OpenAccounts(int64_t tokens) {
+  number_of_.clear();
+  accounts_.clear();
+  account_of_.assign(static_cast<size_t>(tokens), 0);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t request = request_ids_.empty() ? 0 : request_ids_[t];
+    const auto [it, fresh] =
+        number_of_.try_emplace(request, static_cast<int32_t>(accounts_.size()));
+    account_of_[static_cast<size_t>(t)] = it->second;
+    if (!fresh) continue;
+    const SubstitutionAccount& kept = LedgerOf(t);
+    accounts_.push_back({kept.mass, kept.mass_substituted});
+  }
+}
 
 void LowAnswers::Begin(const RoutingResult& routing, absl::Span<const int64_t> request_ids) {
   routing_ = &routing;
   request_ids_ = request_ids;
   ledger_.BeginCall(request_ids);
-  for (int64_t t = 0; t < routing.tokens; ++t) {
-    SubstitutionAccount& account = AccountOf(t);
-    for (int i = 0; i < routing.top_k; ++i) account.mass += routing.weights[t * routing.top_k + i];
-  }
+  OpenAccounts(routing.tokens);
+  call_ = {routing.ids.data(), routing.weights.data(), accounts_.data(),
+           account_of_.data(), routing.top_k,          max_share_};
+  for (int64_t t = 0; t < routing.tokens; ++t) call_.Enter(t);
 }
 
-void LowAnswers::Collect(int32_t expert) {
-  parts_.clear();
+absl::Span<const int32_t> LowAnswers::SlotsOf(int32_t expert) {
+  slots_.clear();
   for (size_t slot = 0; slot < routing_->ids.size(); ++slot) {
-    if (routing_->ids[slot] != expert) continue;
-    SubstitutionAccount* account = &AccountOf(static_cast<int64_t>(slot) / routing_->top_k);
-    const auto it = std::find_if(parts_.begin(), parts_.end(),
-                                 [&](const Part& part) { return part.account == account; });
-    Part& part = it == parts_.end() ? parts_.emplace_back() : *it;
-    part.account = account;
-    part.weight += routing_->weights[slot];
+    if (routing_->ids[slot] == expert) slots_.push_back(static_cast<int32_t>(slot));
   }
+  return slots_;
 }
 
 float LowAnswers::Cost(int32_t expert) {
-  Collect(expert);
-  double most = 0;
-  for (const Part& part : parts_) {
-    const double left = max_share_ * part.account->mass - part.account->mass_substituted;
-    constexpr double kNever = 1e9;
-    most = std::max(most, left > 0 ? std::min(part.weight / left, kNever) : kNever);
-  }
-  return static_cast<float>(most);
+  const absl::Span<const int32_t> slots = SlotsOf(expert);
+  return call_.Cost(slots.data(), static_cast<int>(slots.size()));
 }
 
 bool LowAnswers::Take(int32_t expert) {
-  Collect(expert);
-  for (const Part& part : parts_) {
-    constexpr double kSlack = 1e-9;  // of rounding
-    const double after = part.account->mass_substituted + part.weight;
-    if (after > max_share_ * part.account->mass * (1 + kSlack)) return false;
-  }
-  for (const Part& part : parts_) part.account->mass_substituted += part.weight;
-  return true;
+  const absl::Span<const int32_t> slots = SlotsOf(expert);
+  return call_.Take(slots.data(), static_cast<int>(slots.size()));
 }
 
 void LowAnswers::End() {
+  for (int64_t t = 0; t < routing_->tokens; ++t) {
+    const cuda::LowAccount& account = accounts_[account_of_[static_cast<size_t>(t)]];
+    SubstitutionAccount& kept = LedgerOf(t);
+    kept.mass = account.mass;
+    kept.mass_substituted = account.low;
+  }
   ledger_.EndCall(request_ids_);
   routing_ = nullptr;
 }

@@ -3,9 +3,11 @@
 #define MOERT_LIB_PLAN_LOW_ANSWERS_H_
 
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/types/span.h"
+#include "kernels/cuda/low_answers.h"
 #include "moert/router.h"
 #include "route/substitution_ledger.h"
 
@@ -29,22 +31,24 @@ class LowAnswers {
   double worst_share() const { return ledger_.worst_mass_share(); }
 
  private:
-  SubstitutionAccount& AccountOf(int64_t token) {
+  SubstitutionAccount& LedgerOf(int64_t token) {
     return request_ids_.empty() ? ledger_.anonymous() : ledger_.Of(request_ids_[token]);
   }
-  /// What the call gives the expert, by account.
-  void Collect(int32_t expert);
-
-  struct Part {
-    SubstitutionAccount* account = nullptr;
-    double weight = 0;
-  };
+  /// Numbers the requests of the call, and fetches their accounts.
+  void OpenAccounts(int64_t tokens);
+  /// The slots of an expert.
+  absl::Span<const int32_t> SlotsOf(int32_t expert);
 
   const double max_share_;
   SubstitutionLedger ledger_;
   const RoutingResult* routing_ = nullptr;
   absl::Span<const int64_t> request_ids_;
-  std::vector<Part> parts_;  // scratch
+  cuda::LowCall call_;
+  // Scratch.
+  std::unordered_map<int64_t, int32_t> number_of_;
+  std::vector<int32_t> account_of_;  // [tokens]
+  std::vector<cuda::LowAccount> accounts_;
+  std::vector<int32_t> slots_;
 };
 
 }  // namespace moert

@@ -46,7 +46,7 @@ struct LentLayer {
 struct ServedCount {
   int64_t lookups = 0;
   int64_t hits = 0;
-  int64_t loads = 0;
+  int64_t loads = 0;  // low ones too
   int64_t bytes = 0;  // of the loads
   int64_t evictions = 0;
   // Prefetches: listed; used when they were there, or on their way; begun and not used; bytes of
@@ -61,6 +61,12 @@ struct ServedCount {
   int64_t substituted = 0;
   double mass_substituted = 0;
   double mass_lost = 0;
+  // Of lower versions: misses that they answered, those of these that were brought for it, slots
+  // and mass of these misses.
+  int64_t low_answers = 0;
+  int64_t low_loads = 0;
+  int64_t slots_low = 0;
+  double mass_low = 0;
 };
 
 }  // namespace moert

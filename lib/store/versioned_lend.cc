@@ -13,8 +13,9 @@ bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
   if (pinned) return false;
   while (Wait()) {
   }
-  FreeLeast();
   const MoeModelSpec& model = source_->model();
+  if (num_versions() > 1) DropAllLow();
+  FreeLeast();
   layers->assign(model.layers.size(), {});
   PolicyContext context;
   context.model = &model;
@@ -39,6 +40,13 @@ bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
   DealFree(layers);
   LendWorth(layers);
   return true;
+}
+
+void VersionedStore::DropAllLow() {
+  const MoeModelSpec& model = source_->model();
+  for (int l = 0; l < model.num_layers(); ++l) {
+    for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) DropLow({l, e});
+  }
 }
 
 int VersionedStore::LeastLent(int layer) const {
@@ -156,6 +164,8 @@ void VersionedStore::CountServed(const ServedCount& count) {
   stats_.lookups += count.lookups;
   stats_.hits_resident += count.hits;
   stats_.loads += count.loads;
+  stats_.low_loads += count.low_loads;
+  stats_.low_answers += count.low_answers;
   stats_.bytes_loaded += count.bytes + count.brought_bytes;
   stats_.evictions += count.evictions;
   stats_.hits_prefetched += count.arrived;

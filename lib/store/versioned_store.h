@@ -218,7 +218,7 @@ class VersionedStore {
   void EndLayerCall(const PolicyContext& context);
 
   // Lending: for a while somebody else, under the same rule, decides who is in the blocks of a
-  // cache of one version.
+  // cache, all of them in version 0.
 
   /// Hands over every layer's blocks, at least LeastLent of them, and free ones up to its capacity;
   /// those that are left are dealt evenly. Waits for transfers in flight. False, and nothing is
@@ -336,6 +336,7 @@ class VersionedStore {
   void Drop(ExpertKey key, int version);
   void Evict(ExpertKey key);
   // Parts of Lend.
+  void DropAllLow();
   void FreeLeast();
   bool LendFree(int layer, std::vector<LentSlot>* slots);
   void DealFree(std::vector<LentLayer>* layers);

@@ -108,6 +108,9 @@ RegisteredStrategy Graded() {
              "requests may still lose (16)"},
             {"alpha", "half width of the band in which experts are substituted; 0: none are (0.3)"},
             {"substituted", "share of `loss` for substitutes, where alpha is not 0 (0.7)"},
+            {"balancer",
+             "misses shared with a CPU beside a GPU: 0 (not shared) or completion (so that they "
+             "finish earliest) (completion)"},
             Control()}},
           &BuildGraded};
 }

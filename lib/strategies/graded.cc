@@ -1,13 +1,15 @@
 // graded: how much a miss matters decides its precision (importance paper Sec. 5, DynaExq Sec. 4,
-// composed). A low version of every expert stands by beside a cache of high ones. A miss whose
-// routing weight is low is answered by it at once; one that matters waits for the high version, or
-// is computed by a CPU where that is done earlier. What may be lost is the host's: `loss`, the
+// composed). A miss whose routing weight is low is answered by the expert's low version, which
+// stands by or is brought in its fewer bytes; one that matters waits for the high version, or is
+// computed by a CPU where that is done earlier. What may be lost is the host's: `loss`, the
 // share of each request's routing mass that is answered low or substituted. The planner keeps to
-// it, whatever this policy answers.
+// it, whatever this policy answers. Without a CPU all of this is a rule, and a device that serves
+// misses goes by it.
 #include <algorithm>
 #include <vector>
 
 #include "base/status_macros.h"
+#include "kernels/cuda/low_answers.h"
 #include "strategies/builtin.h"
 #include "strategies/calibrated_gate.h"
 #include "strategies/capacity.h"
@@ -15,6 +17,41 @@
 
 namespace moert {
 namespace {
+
+/// Whether a miss is answered low. `decode`: of such a call, others wait.
+bool AnsweredLow(const MissView& miss, bool decode, double patience) {
+  return decode && cuda::WorthAnsweringLow(miss.low_cost, patience);
+}
+
+/// All others are loaded.
+class GradedByRule final : public PlacementPolicy {
+ public:
+  GradedByRule(double loss, double patience) : loss_(loss), patience_(patience) {}
+
+  PolicyTraits traits() const override {
+    PolicyTraits traits;
+    traits.lossy = loss_ > 0;
+    traits.max_low_share = loss_;
+    traits.low_patience = patience_;
+    return traits;
+  }
+
+  PlacementDecision Place(const PlacementSnapshot& snapshot) override {
+    const bool decode = snapshot.context.phase == Phase::kDecode;
+    PlacementDecision decision;
+    for (const MissView& miss : snapshot.misses) {
+      const bool low = AnsweredLow(miss, decode, patience_);
+      decision.placements.push_back(low ? Placement::kLow : Placement::kLoad);
+    }
+    // What was answered low is brought behind the call, where the link is idle and it is worth it.
+    decision.backfill = decode ? Backfill::kAlways : Backfill::kNever;
+    return decision;
+  }
+
+ private:
+  const double loss_;
+  const double patience_;
+};
 
 class GradedPlacement final : public PlacementPolicy {
  public:
@@ -31,9 +68,6 @@ class GradedPlacement final : public PlacementPolicy {
   }
 
   PlacementDecision Place(const PlacementSnapshot& snapshot) override {
-    // Each miss costs about the same wait, and much or little of what may be lost. What may be lost
-    // grows with every call, so the misses to spend it on are those that take less than a
-    // patience-th of what has grown so far: where that is too many, less is left and fewer qualify.
     rest_.clear();
     where_.clear();
     PlacementDecision decision;
@@ -44,7 +78,7 @@ class GradedPlacement final : public PlacementPolicy {
       // A CPU that is earlier than the high version loses nothing, and a low version that has to
       // be brought is not earlier by much.
       const bool spared = !at_once_ && miss.cpu_ns >= 0 && miss.cpu_ns < miss.load_ns;
-      if (decode && !spared && miss.low_cost >= 0 && patience_ * miss.low_cost <= 1) {
+      if (!spared && AnsweredLow(miss, decode, patience_)) {
         decision.placements[i] = Placement::kLow;
       } else {
         rest_.push_back(miss);
@@ -91,8 +125,13 @@ absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context) {
   s.residency = params.Has("transient")
                     ? MakeWorthCache(MakeMeasuredCapacity(static_cast<int>(transient)))
                     : MakeSharedWorthCache();
-  s.placement = std::make_unique<GradedPlacement>(loss - to_substitutes, patience, standby,
-                                                  CpuBalanceOptions{true, true});
+  MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 1, {"0", "completion"}));
+  if (balancer == 0) {
+    s.placement = std::make_unique<GradedByRule>(loss - to_substitutes, patience);
+  } else {
+    s.placement = std::make_unique<GradedPlacement>(loss - to_substitutes, patience, standby,
+                                                    CpuBalanceOptions{true, true});
+  }
   return s;
 }
 

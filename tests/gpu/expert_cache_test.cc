@@ -326,7 +326,7 @@ TEST_CASE("the caps hold from call to call, on the same accounts as the host's")
       pending.args.worst_shares = worst;
       pending.args.rows_apart = apart;
       arena.Up();
-      REQUIRE(cuda::LaunchSetAccounts(rows, apart, accounts, set, nullptr) == 0);
+      REQUIRE(cuda::LaunchSetAccounts(rows, apart, accounts, nullptr, set, nullptr) == 0);
       REQUIRE(cuda::LaunchExpertCache(pending.args, nullptr) == 0);
       arena.Down();
       kept.Down();

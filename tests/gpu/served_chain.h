@@ -73,10 +73,11 @@ class Chain {
 
   /// Whose the rows of the steps are that follow; empty: nobody says.
   void SetRequests(std::vector<int64_t> requests) { requests_ = std::move(requests); }
+  void SetPhase(Phase phase) { phase_ = phase; }
   StepId Begin(int64_t rows) {
     StepInfo info;
     if (!requests_.empty()) info.request_ids = absl::MakeSpan(requests_).first(rows);
-    info.phase = Phase::kDecode;
+    info.phase = phase_;
     info.rows = rows;
     info.stream = device_.stream();
     auto step = engine_->BeginStep(info);
@@ -162,11 +163,41 @@ class Chain {
   DeviceRowsBuffer device_;
   std::unique_ptr<Engine> engine_;
   std::vector<int64_t> requests_;
+  Phase phase_ = Phase::kDecode;
   std::map<int64_t, cudaGraphExec_t> graphs_;
 };
 
 inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// Rows come, go and move; in every third step two are of one request, in every seventh nobody
+/// says.
+inline std::vector<int64_t> RequestsOf(int step, int64_t rows) {
+  if (step % 7 == 6) return {};
+  std::vector<int64_t> requests(static_cast<size_t>(rows));
+  for (int64_t r = 0; r < rows; ++r) {
+    requests[static_cast<size_t>(r)] = 100 + (r + step / 5) % (rows + 3);
+  }
+  if (step % 3 == 0) requests.front() = requests.back();
+  return requests;
+}
+
+/// 30 replays of a captured step of so many rows, behind one that took the blocks: no call of the
+/// driver that waits, and none that launches but one of the graph a step.
+inline void CheckOneLaunchAStep(Chain* served, int64_t rows) {
+  constexpr int kSteps = 30;
+  const long long waits = Calls(0), launches = Calls(1), graphs = Calls(2);
+  const int64_t host_syncs = served->engine()->stats().host_syncs;
+  for (int s = 0; s < kSteps; ++s) {
+    const StepId step = served->Begin(rows);
+    served->Launch(rows);
+    REQUIRE_OK(served->engine()->EndStep(step));
+  }
+  CHECK(Calls(0) == waits);
+  CHECK(Calls(1) == launches);
+  CHECK(Calls(2) == graphs + kSteps);
+  CHECK(served->engine()->stats().host_syncs == host_syncs);
 }
 
 /// 150 steps of three rows between which budgets change, some with a lease within: how many outputs

@@ -136,17 +136,7 @@ TEST_CASE("no call waits, and a step is one graph launch") {
     HiddenProcess process(Shape().hidden, 3);
     served.Capture(4);
     served.Step(process.Next(4), 4, true);  // takes the blocks
-    const long long waits = Calls(0), launches = Calls(1), graphs = Calls(2);
-    const int64_t host_syncs = served.engine()->stats().host_syncs;
-    for (int s = 0; s < 30; ++s) {
-      const StepId step = served.Begin(4);
-      served.Launch(4);
-      REQUIRE_OK(served.engine()->EndStep(step));
-    }
-    CHECK(Calls(0) == waits);
-    CHECK(Calls(1) == launches);
-    CHECK(Calls(2) == graphs + 30);
-    CHECK(served.engine()->stats().host_syncs == host_syncs);
+    CheckOneLaunchAStep(&served, 4);
     CHECK(served.engine()->stats().graph_captured);
   }
 }

@@ -29,18 +29,6 @@ void CheckSameCounts(const EngineStats& a, const EngineStats& b) {
   CHECK(a.worst_mass_share == Approx(b.worst_mass_share).epsilon(1e-6));
 }
 
-/// Rows come, go and move; in every third step two are of one request, in every seventh nobody
-/// says.
-std::vector<int64_t> RequestsOf(int step, int64_t rows) {
-  std::vector<int64_t> requests(static_cast<size_t>(rows));
-  if (step % 7 == 6) return {};
-  for (int64_t r = 0; r < rows; ++r) {
-    requests[static_cast<size_t>(r)] = 100 + (r + step / 5) % (rows + 3);
-  }
-  if (step % 3 == 0) requests.front() = requests.back();
-  return requests;
-}
-
 TEST_CASE("eager and captured steps in turn choose as eager ones alone") {
   const char* const strategy = GENERATE(kRules[0], kRules[1], kRules[2]);
   for (const double fraction : {0.3, 0.65}) {
@@ -146,17 +134,7 @@ TEST_CASE("no call waits, and a step is one graph launch") {
   served.Capture(4);
   served.SetRequests({7, 8, 9, 10});
   served.Step(process.Next(4), 4, true);  // takes the blocks, and the requests' accounts
-  const long long waits = Calls(0), launches = Calls(1), graphs = Calls(2);
-  const int64_t host_syncs = served.engine()->stats().host_syncs;
-  for (int s = 0; s < 30; ++s) {
-    const StepId step = served.Begin(4);
-    served.Launch(4);
-    REQUIRE_OK(served.engine()->EndStep(step));
-  }
-  CHECK(Calls(0) == waits);
-  CHECK(Calls(1) == launches);
-  CHECK(Calls(2) == graphs + 30);
-  CHECK(served.engine()->stats().host_syncs == host_syncs);
+  CheckOneLaunchAStep(&served, 4);
 }
 
 TEST_CASE("a routing without scores cannot be captured under the rule") {

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/primitives/answer_low.cuh"
 #include "kernels/cuda/primitives/expert_tiles.cuh"
 #include "kernels/cuda/primitives/rank_slots.cuh"
 #include "kernels/cuda/primitives/served_slots.cuh"
@@ -225,8 +226,8 @@ __device__ __forceinline__ void OfferSpare(ServedLayer* layer, double worth, int
 
 /// By one thread: what the layer and the copies go by from now on, and the counts.
 __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
-                                        const ServedCounts& call, int wanted, int64_t bytes,
-                                        const Prefetched& prefetched) {
+                                        const ServedCounts& call, int wanted, int low,
+                                        int64_t bytes, const Prefetched& prefetched) {
   if (layer.lent != 0) {
     constexpr double kWeight = 1.0 / 64;
     const int inserted = call.copies() + prefetched.inserted;
@@ -242,7 +243,7 @@ __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const Serve
     if (more != 0) atomicAdd(at, static_cast<unsigned long long>(more));
   };
   add(&ServedTally::lookups, wanted);
-  add(&ServedTally::hits, wanted - call.misses - prefetched.arrived - prefetched.late);
+  add(&ServedTally::hits, wanted - call.misses - low - prefetched.arrived - prefetched.late);
   add(&ServedTally::loads, call.misses);
   add(&ServedTally::bytes, bytes);
   add(&ServedTally::evictions, call.evictions() + call.borrowed + prefetched.evicted);
@@ -253,18 +254,18 @@ __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const Serve
 }
 
 /// Where an expert that is wanted is multiplied from after the call; its copy, where it has one.
-/// `at`: its slot's place, or null.
+/// `at`: its slot's place, or null; `record`: of the version that answers.
 __device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args,
-                                                    const ServedRecord& record, uint8_t* at,
-                                                    bool miss, int miss_rank) {
-  ExpertHandle handle{record.host, record.format, 0};
+                                                    const ServedRecord& record, int version,
+                                                    uint8_t* at, bool miss, int miss_rank) {
+  ExpertHandle handle{record.host, record.format, version};
   if (at != nullptr) handle.record = at;
   if (miss && at != nullptr) args.copies[miss_rank] = {record.host, at, record.bytes};
   return handle;
 }
 
-/// Adds the bytes of the threads' records that are missing. By all threads. Records are whole words
-/// of 16 bytes.
+/// Adds the bytes of the threads' records that are missing, or answer low. By all threads. Records
+/// are whole words of 16 bytes.
 __device__ __forceinline__ void AddMissed(const ServedRecord& record, bool miss, uint32_t* words) {
   const auto mine = miss ? static_cast<uint32_t>(record.bytes / 16) : 0;
   const uint32_t of_warp = __reduce_add_sync(~0U, mine);
@@ -393,6 +394,12 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   mine.miss = mine.wanted && row.slot < 0;
   mine.idle = row.slot >= 0 && count == 0;
   mine.free = is_expert && lent && table.held[e] == 0;
+  LowAnswered low;
+  if (args.low.call.accounts != nullptr) {
+    low = AnswerLow(args, mine.miss, count, table.ranks);
+    if (low.mine) mine.miss = false;
+  }
+  const ServedRecord record = low.mine ? args.low.records[e] : known.record;
   int wanted = 0, free_before = 0;
   ServedCounts call = CountStandings(mine, &wanted, &free_before);
   int miss_rank = 0, victim_rank = args.experts;
@@ -409,18 +416,21 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   int slot = -1;
   uint8_t* at = nullptr;  // its place
   if (is_expert) {
-    const ServedExpert after = AfterCall(row, count, known.layer.tick + 1, call, table.ranks.places,
-                                         miss_rank, victim_rank);
+    // Answered low it stays absent.
+    const ServedExpert after = low.mine ? row
+                                        : AfterCall(row, count, known.layer.tick + 1, call,
+                                                    table.ranks.places, miss_rank, victim_rank);
     if (lent) args.rows[e] = after;
     slot = after.slot;
     if (slot >= 0) at = table.slots[slot];
     if (count > 0) {
       const bool waits = coming || (mine.miss && at != nullptr);
-      const ExpertHandle handle = PlaceExpert(args, known.record, at, mine.miss, miss_rank);
+      const ExpertHandle handle =
+          PlaceExpert(args, record, low.mine ? 1 : 0, at, mine.miss, miss_rank);
       (waits ? late : ready) = handle;
     }
   }
-  AddMissed(known.record, mine.miss, &words);
+  AddMissed(record, mine.miss || low.mine, &words);
   if (lends) FindSpare(at != nullptr, worth, &spare);
   if (args.ids != nullptr) {
     GiveSlots(args, slot, table.counts);
@@ -433,7 +443,7 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   if (lends && at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {
     OfferSpare(args.layer, worth, slot, at);
   }
-  if (e == 0) EndCall(args, known.layer, call, wanted, int64_t{16} * words, prefetched);
+  if (e == 0) EndCall(args, known.layer, call, wanted, low.all, int64_t{16} * words, prefetched);
 }
 
 }  // namespace moert::cuda

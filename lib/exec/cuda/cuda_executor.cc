@@ -34,7 +34,7 @@ absl::Status CudaExecutor::Init() {
   MOERT_RETURN_IF_ERROR(table_.Init(&model_, &on_device_, w_.handles));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
   MOERT_RETURN_IF_ERROR(selections_.Init(w_.tally, HandleCount(model_)));
-  MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule));
+  MOERT_RETURN_IF_ERROR(rule_.Init(w_.rule, parts_.max_tokens));
   if (parts_.numbering != nullptr) {
     MOERT_RETURN_IF_ERROR(numbers_.Init(*parts_.numbering, extent_.pairs));
   }
@@ -129,7 +129,8 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     MOERT_RETURN_IF_ERROR(bring());
     if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
     if (served) {
-      MOERT_RETURN_IF_ERROR(ServedProducts(call, given != nullptr, at_once ? &last : nullptr));
+      MOERT_RETURN_IF_ERROR(
+          ServedProducts(call, context.phase, given != nullptr, at_once ? &last : nullptr));
     } else if (few) {
       MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false, w_.table, shares_, stream));
     } else {
@@ -199,7 +200,7 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const 
       MOERT_RETURN_IF_ERROR(fence_->Enter(order));
       MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
                                                : table_.SyncNewest(store, epoch, order));
-      if (served_ != nullptr && parts_.served.ruled) {
+      if (served_ != nullptr && parts_.served.by_request()) {
         const absl::Status begun =
             rule_.BeginStep(w_.rule, rows.request_ids, parts_.max_tokens, order);
         if (!begun.ok()) {

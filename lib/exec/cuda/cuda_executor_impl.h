@@ -47,11 +47,10 @@ class CudaExecutor final : public Executor {
   absl::Status Init();
 
   ExecutorStats stats() const override {
-    const SubstitutedShares replayed =
-        served_ != nullptr ? served_->worst_shares() : SubstitutedShares{};
+    const LostShares replayed = served_ != nullptr ? served_->worst_shares() : LostShares{};
     return {host_syncs_, captured_ || fetch_.captured(),
             std::max(returned_.worst_slot_share(), replayed.slots),
-            std::max(returned_.worst_mass_share(), replayed.mass)};
+            std::max(returned_.worst_mass_share(), replayed.mass), replayed.low};
   }
 
   absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
@@ -205,7 +204,10 @@ class CudaExecutor final : public Executor {
   }
   /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.
   /// `route`: null, or of PrepareFew.
-  absl::Status ServedProducts(const ExecutorCall& call, bool given, const RouteFewArgs* route);
+  absl::Status ServedProducts(const ExecutorCall& call, Phase phase, bool given,
+                              const RouteFewArgs* route);
+  /// What may be answered low of a captured call.
+  LowCall LowOf(const ExecutorCall& call, Phase phase) const;
   ExpertSet AllExperts(const ExecutorCall& call) const;
   /// `given`: slots of an id below 0 are left out.
   absl::Status WeightedSum(const ExecutorCall& call, bool given);

@@ -165,7 +165,19 @@ absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResul
   return status;
 }
 
-absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, bool given,
+LowCall CudaExecutor::LowOf(const ExecutorCall& call, Phase phase) const {
+  LowCall low;
+  if (!parts_.served.low() || phase != Phase::kDecode) return low;
+  low.ids = w_.ids;
+  low.weights = w_.weights;
+  low.accounts = w_.rule.low_accounts;
+  low.account_of = w_.rule.account_of;
+  low.top_k = Spec(call).routing.top_k;
+  low.max_share = parts_.served.max_low_share;
+  return low;
+}
+
+absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase, bool given,
                                           const RouteFewArgs* route) {
   const cudaStream_t stream = Stream(call);
   const ExpertSet all = AllExperts(call);
@@ -184,6 +196,7 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, bool given,
   misses.shared = table_.rows(call.layer) + Spec(call).num_experts;
   if (!prompt) misses.tiles = &tiles;
   misses.route = route;
+  misses.low = LowOf(call, phase);
   absl::Status status = served_->Begin(misses, stream);
   if (prompt) {  // one set of tiles at a time
     if (status.ok()) status = Products(call, all, served.ready);

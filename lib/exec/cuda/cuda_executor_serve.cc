@@ -9,8 +9,8 @@ namespace moert::cuda {
 absl::Status CudaExecutor::LoadRule() {
   cudaStream_t stream = nullptr;
   MOERT_RETURN_IF_ERROR(MakeUrgentStream(&stream));
-  absl::Status status;
-  for (int l = 0; l < model_.num_layers() && status.ok(); ++l) {
+  absl::Status status = DeviceRule::LoadAccounts(w_, stream);
+  for (int l = 0; parts_.served.ruled && l < model_.num_layers() && status.ok(); ++l) {
     status = DeviceRule::Load(w_, on_device_.layer(l).routing, stream);
   }
   const int waited = static_cast<int>(cudaStreamSynchronize(stream));
@@ -20,14 +20,16 @@ absl::Status CudaExecutor::LoadRule() {
 }
 
 absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
-  if (parts_.versions.size() != 1 || !store.pool(0).alike()) {
+  const ServedRules& rules = parts_.served;
+  const size_t versions = rules.low_patience > 0 ? 2 : 1;
+  if (parts_.versions.size() != versions || !store.pool(0).alike()) {
     return absl::FailedPreconditionError("its experts are served in several versions or sizes");
   }
   if (options_.paced) {
     return absl::FailedPreconditionError("its link is paced (link_gbps)");
   }
   for (const MoeLayerSpec& layer : model_.layers) {
-    if (!parts_.served.ruled || DeviceRule::Serves(layer)) continue;
+    if (!rules.ruled || DeviceRule::Serves(layer)) continue;
     return absl::FailedPreconditionError(
         "its router has scales or token ids of its own: the host substitutes its experts");
   }
@@ -35,10 +37,14 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   const int version = parts_.versions[0];
   MOERT_RETURN_IF_ERROR(options_.records->KeepAll(version, parts_.pool));
   auto served = std::make_unique<ServedMisses>();
-  MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version,
-                                     parts_.served, w_.served,
-                                     table_.rows(0) + model_.layers[0].num_experts));
-  if (parts_.served.ruled) MOERT_RETURN_IF_ERROR(LoadRule());
+  MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version, rules,
+                                     w_.served, table_.rows(0) + model_.layers[0].num_experts));
+  if (rules.low()) {
+    const int low = parts_.versions[1];
+    if (!rules.low_stands_by) MOERT_RETURN_IF_ERROR(options_.records->KeepAll(low, parts_.pool));
+    MOERT_RETURN_IF_ERROR(served->PlaceLow(store, low));
+  }
+  if (rules.by_request()) MOERT_RETURN_IF_ERROR(LoadRule());
   served_ = std::move(served);
   return absl::OkStatus();
 }

@@ -43,8 +43,14 @@ ExpertCacheArgs ArgsOf(const Workspace& w, const DeviceRouting& routing, int64_t
 
 }  // namespace
 
-absl::Status DeviceRule::Init(const RuleBuffers& buffers) {
+absl::Status DeviceRule::Init(const RuleBuffers& buffers, int64_t max_tokens) {
+  // Until somebody says whose they are, rows are account 0's.
+  const auto rows = static_cast<size_t>(max_tokens) * sizeof(int32_t);
+  MOERT_RETURN_IF_ERROR(FillNow(buffers.account_of, 0, rows));
   MOERT_RETURN_IF_ERROR(FillNow(buffers.accounts, 0, sizeof(RequestAccount)));  // account 0
+  if (buffers.low_accounts != nullptr) {
+    MOERT_RETURN_IF_ERROR(FillNow(buffers.low_accounts, 0, sizeof(LowAccount)));
+  }
   MOERT_RETURN_IF_ERROR(FillNow(buffers.rows_apart, 0, sizeof(int32_t)));
   return FillNow(buffers.worst_shares, 0, 2 * sizeof(double));
 }
@@ -63,8 +69,9 @@ absl::Status DeviceRule::SetRows(const RuleBuffers& buffers, absl::Span<const in
       set.account[i] = slot_[begin + i];
       if (fresh_[begin + i] != 0) set.fresh[i / 32] |= 1u << (i % 32);
     }
-    MOERT_CUDA_RETURN_IF_ERROR(
-        LaunchSetAccounts(buffers.account_of, buffers.rows_apart, buffers.accounts, set, stream));
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchSetAccounts(buffers.account_of, buffers.rows_apart,
+                                                 buffers.accounts, buffers.low_accounts, set,
+                                                 stream));
   }
   return absl::OkStatus();
 }
@@ -116,9 +123,13 @@ absl::Status DeviceRule::Load(const Workspace& w, const DeviceRouting& routing,
   ExpertCacheArgs args = ArgsOf(w, routing, /*tokens=*/0, {});
   args.handles = w.handles;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertCache(args, stream));
+  return absl::OkStatus();
+}
+
+absl::Status DeviceRule::LoadAccounts(const Workspace& w, cudaStream_t stream) {
   AccountRows none{};
-  MOERT_CUDA_RETURN_IF_ERROR(
-      LaunchSetAccounts(w.rule.account_of, w.rule.rows_apart, w.rule.accounts, none, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchSetAccounts(w.rule.account_of, w.rule.rows_apart,
+                                               w.rule.accounts, w.rule.low_accounts, none, stream));
   return absl::OkStatus();
 }
 

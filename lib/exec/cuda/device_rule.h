@@ -1,5 +1,5 @@
 // The expert-cache router rule of calls that are routed on the device: which rules it executes, and
-// the accounts of the requests there.
+// the accounts of the requests there, which low answers go by too.
 #ifndef MOERT_LIB_EXEC_CUDA_DEVICE_RULE_H_
 #define MOERT_LIB_EXEC_CUDA_DEVICE_RULE_H_
 
@@ -37,8 +37,8 @@ class DeviceRule {
   /// Whether it may in captured calls, whatever the rule's numbers.
   static bool Serves(const MoeLayerSpec& layer);
 
-  /// `buffers` are borrowed.
-  absl::Status Init(const RuleBuffers& buffers);
+  /// `buffers` are borrowed, for calls of up to `max_tokens`.
+  absl::Status Init(const RuleBuffers& buffers, int64_t max_tokens);
 
   /// Behind LaunchTopK: turns w.ids and w.weights of `tokens` tokens into the rule's, on what
   /// `handles` says is resident. request_ids: [tokens] or empty.
@@ -56,6 +56,8 @@ class DeviceRule {
                          int64_t max_tokens, cudaStream_t stream);
   /// A kernel's first launch loads it, which is not possible in a capture.
   static absl::Status Load(const Workspace& w, const DeviceRouting& routing, cudaStream_t stream);
+  /// The same of the accounts alone.
+  static absl::Status LoadAccounts(const Workspace& w, cudaStream_t stream);
 
  private:
   absl::Status SetRows(const RuleBuffers& buffers, absl::Span<const int64_t> request_ids,

@@ -49,7 +49,9 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Pinned(table_bytes_));
   Carver carver(memory_.data());
   table_.Carve(*model, rules.score_window, &carver);
-  MOERT_RETURN_IF_ERROR(PlaceRecords(on_device, records, version));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<ServedRecord> placed, RecordsOf(version));
+  MOERT_RETURN_IF_ERROR(CopyNow(on_device_.records, placed.data(),
+                                placed.size() * sizeof(placed[0]), cudaMemcpyHostToDevice));
   MOERT_RETURN_IF_ERROR(FillNow(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking));
   MOERT_RETURN_IF_ERROR(branch_.Init());
@@ -109,14 +111,13 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   return absl::OkStatus();
 }
 
-absl::Status ServedMisses::PlaceRecords(const DeviceModel* on_device, const DeviceSource& records,
-                                        int version) {
+absl::StatusOr<std::vector<ServedRecord>> ServedMisses::RecordsOf(int version) const {
   constexpr int64_t kWord = 16;  // of the copies
   std::vector<ServedRecord> placed;
   for (int l = 0; l < model_->num_layers(); ++l) {
     for (int e = 0; e < model_->layers[static_cast<size_t>(l)].num_experts; ++e) {
-      const RecordLayout& layout = records.layout(l, e, version);
-      const std::byte* host = records.KeptRecord({l, e}, version);
+      const RecordLayout& layout = records_->layout(l, e, version);
+      const std::byte* host = records_->KeptRecord({l, e}, version);
       cudaPointerAttributes seen{};
       if (cudaPointerGetAttributes(&seen, host) != cudaSuccess) {
         cudaGetLastError();
@@ -130,12 +131,29 @@ absl::Status ServedMisses::PlaceRecords(const DeviceModel* on_device, const Devi
                         "host memory",
                         l, e));
       }
-      const int64_t format = layout.opaque() ? 0 : on_device->FormatOf(&layout);
+      const int64_t format = layout.opaque() ? 0 : constants_->FormatOf(&layout);
       placed.push_back(
           {static_cast<const uint8_t*>(mapped), layout.bytes, static_cast<int32_t>(format)});
     }
   }
-  return CopyNow(on_device_.records, placed.data(), placed.size() * sizeof(placed[0]),
+  return placed;
+}
+
+absl::Status ServedMisses::PlaceLow(const VersionedStore& store, int version) {
+  std::vector<ServedRecord> placed;
+  if (rules_.low_stands_by) {
+    for (int l = 0; l < model_->num_layers(); ++l) {
+      for (int e = 0; e < model_->layers[static_cast<size_t>(l)].num_experts; ++e) {
+        const moert::ExpertHandle handle = store.Standby({l, e});
+        // Of no bytes: nothing is brought.
+        placed.push_back({reinterpret_cast<const uint8_t*>(handle.record), 0,
+                          static_cast<int32_t>(constants_->FormatOf(handle.layout))});
+      }
+    }
+  } else {
+    MOERT_ASSIGN_OR_RETURN(placed, RecordsOf(version));
+  }
+  return CopyNow(on_device_.low, placed.data(), placed.size() * sizeof(placed[0]),
                  cudaMemcpyHostToDevice);
 }
 
@@ -287,6 +305,9 @@ ServeMissesArgs ServedMisses::Args(const Call& call) const {
     args.history = ScoresOf(on_device_.table, layer);
   }
   args.scores = call.scores;
+  if (call.low.accounts != nullptr) {
+    args.low = {on_device_.low + First(layer), call.low, rules_.low_patience};
+  }
   if (!rules_.prefetch()) return args;
   args.prefetch = on_device_.table.prefetch + layer;
   if (layer > 0 && Predicts(layer - 1, call.tokens)) {
@@ -433,8 +454,14 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
     added->mass_lost += now[l].mass_lost - seen_[l].mass_lost;
     worst_.slots = std::max(worst_.slots, now[l].worst_slot_share);
     worst_.mass = std::max(worst_.mass, now[l].worst_mass_share);
+    worst_.low = std::max(worst_.low, now[l].worst_low_share);
+    added->low_answers += more(&ServedTally::low);
+    added->slots_low += more(&ServedTally::slots_low);
+    added->mass_low += now[l].mass_low - seen_[l].mass_low;
     seen_[l] = now[l];
   }
+  if (!rules_.low_stands_by) added->low_loads = added->low_answers;
+  added->loads += added->low_loads;
   return added->lookups > 0;
 }
 

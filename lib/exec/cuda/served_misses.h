@@ -32,9 +32,10 @@
 
 namespace moert::cuda {
 
-/// The largest shares of a request's slots and mass that were substituted.
-struct SubstitutedShares {
-  double slots = 0, mass = 0;
+/// The largest shares of a request's slots and mass that were substituted, and of its mass that was
+/// answered low.
+struct LostShares {
+  double slots = 0, mass = 0, low = 0;
 };
 
 /// One caller at a time.
@@ -47,10 +48,14 @@ class ServedMisses {
 
   /// Every record of `version` must be kept by `records`; FailedPrecondition where the device
   /// cannot read one. `on_device`: null where nothing is multiplied here. `first_shared`: the
-  /// handle of layer 0's shared expert. All borrowed.
+  /// handle of layer 0's shared expert. All borrowed. Where misses are answered low, needs a
+  /// PlaceLow behind it.
   absl::Status Init(const MoeModelSpec* model, const DeviceModel* on_device,
                     const DeviceSource& records, int version, const ServedRules& rules,
                     const ServedBuffers& buffers, const ExpertHandle* first_shared);
+  /// Where the records of the lower version lie: in `store`, where they stand by, else in host
+  /// memory, where `records` must keep all of `version`.
+  absl::Status PlaceLow(const VersionedStore& store, int version);
 
   /// Whether the device decides who is in the slots.
   bool lent() const { return lent_; }
@@ -77,7 +82,7 @@ class ServedMisses {
   /// Who is there when a call of the layer is routed by that, in front of its Begin.
   ServedResidents Residents(int layer) const;
   /// As far as TakeCounts has seen.
-  SubstitutedShares worst_shares() const { return worst_; }
+  LostShares worst_shares() const { return worst_; }
 
   /// A call, behind its grouping; or, with `route`, in front of it: then the decision does both.
   struct Call {
@@ -89,6 +94,7 @@ class ServedMisses {
     const ExpertHandle* shared = nullptr;  // the handle of the shared expert
     const MakeTilesArgs* tiles = nullptr;
     const RouteFewArgs* route = nullptr;
+    LowCall low;  // without accounts: nothing is answered low
   };
   /// Decides and begins the copies, and behind them the prefetch. Then buffers.ready can be
   /// multiplied, and, in the stream of the copies or behind Join, which must follow, buffers.late.
@@ -127,7 +133,8 @@ class ServedMisses {
  private:
   using BlockPlaces = std::unordered_map<const uint8_t*, int32_t>;
 
-  absl::Status PlaceRecords(const DeviceModel* on_device, const DeviceSource& records, int version);
+  /// Where they lie in host memory, as the table's experts.
+  absl::StatusOr<std::vector<ServedRecord>> RecordsOf(int version) const;
   /// All of the table, or of its layers alone.
   absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
   /// Behind `stream`: what the next layer will want.
@@ -167,7 +174,7 @@ class ServedMisses {
   std::vector<char> unfinished_;  // [layers] the table may have records that were not brought
   LateCopy tally_;
   std::vector<ServedTally> seen_;
-  SubstitutedShares worst_;
+  LostShares worst_;
   cudaStream_t own_ = nullptr;  // for the way back
   CopyBranch branch_;
   PrefetchStream beside_;  // of calls whose product is the host's

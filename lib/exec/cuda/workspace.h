@@ -82,7 +82,7 @@ inline int64_t HandleCount(const MoeModelSpec& model) {
 /// Requests whose substitutions are accounted for, beside those of the running call.
 constexpr int64_t kRememberedRequests = 1024;
 
-/// Of the expert-cache rule.
+/// Of the expert-cache rule, and of low answers.
 struct RuleBuffers {
   int32_t* account_of;  // [tokens]
   int32_t* rows_apart;  // whether no two of these are the same
@@ -91,15 +91,18 @@ struct RuleBuffers {
   ExpertCacheToken* scratch;
   int32_t* own_ids;  // [pairs]
   float* own_weights;
+  LowAccount* low_accounts;  // of the same requests; null: nothing is answered low
 
   void Carve(const Extent& e, Carver* c) {
     account_of = c->Take<int32_t>(e.tokens);
     rows_apart = c->Take<int32_t>(1);
-    accounts = c->Take<RequestAccount>(RequestSlots::Capacity(kRememberedRequests, e.tokens));
+    const int64_t requests = RequestSlots::Capacity(kRememberedRequests, e.tokens);
+    accounts = c->Take<RequestAccount>(requests);
     worst_shares = c->Take<double>(2);
     scratch = c->Take<ExpertCacheToken>(e.tokens);
     own_ids = c->Take<int32_t>(e.pairs);
     own_weights = c->Take<float>(e.pairs);
+    low_accounts = e.served.low() ? c->Take<LowAccount>(requests) : nullptr;
   }
 };
 
@@ -158,6 +161,7 @@ struct PathMemory {
 struct ServedBuffers {
   ServedTable table;
   ServedRecord* records;  // as the table's experts
+  ServedRecord* low;      // of the lower version, likewise; null: it answers nothing
   ServedTally* tally;     // [layers]
   ExpertHandle* ready;    // [experts + 1]
   ExpertHandle* late;     // [experts + 1]
@@ -170,6 +174,7 @@ struct ServedBuffers {
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
     table.Carve(model, e.served.score_window, c);
     records = c->Take<ServedRecord>(model.total_experts());
+    low = e.served.low() ? c->Take<ServedRecord>(model.total_experts()) : nullptr;
     tally = c->Take<ServedTally>(model.num_layers());
     ready = c->Take<ExpertHandle>(e.experts + 1);
     late = c->Take<ExpertHandle>(e.experts + 1);

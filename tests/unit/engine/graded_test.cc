@@ -1,6 +1,7 @@
 // graded: what is lost stays within what the host accepts, and spares waiting.
 #include <cstring>
 
+#include "moert/strategy.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
@@ -65,6 +66,22 @@ TEST_CASE("graded keeps every request within its loss, and waits less the more i
     CHECK(waited < before);
     before = waited;
   }
+}
+
+TEST_CASE("without a CPU graded decides by its rule alone") {
+  // Beside the CPU backend there is none in any case.
+  for (const char* keys : {"lo=low,standby=1,loss=0.1", "lo=low,loss=0.1,alpha=0"}) {
+    const Run shared = Decode(std::string("graded:") + keys, 0.95);
+    const Run ruled = Decode(std::string("graded:balancer=0,") + keys, 0.95);
+    CHECK(ruled.stats.low_answers > 0);
+    CHECK(ruled.stats.low_answers == shared.stats.low_answers);
+    CHECK(ruled.stats.fills == shared.stats.fills);
+    CHECK(ruled.now_ns == shared.now_ns);
+    REQUIRE(ruled.outputs.size() == shared.outputs.size());
+    CHECK(std::memcmp(ruled.outputs.data(), shared.outputs.data(),
+                      shared.outputs.size() * sizeof(float)) == 0);
+  }
+  CHECK((*MakeStrategy("graded:balancer=0,loss=0,alpha=0")).exact());
 }
 
 TEST_CASE("substitutes and low answers share one bound") {

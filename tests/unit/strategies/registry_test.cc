@@ -43,7 +43,8 @@ TEST_CASE("whose misses a device may serve") {
        {"on-demand", "fate", "on-demand+importance.residency", "on-demand+fate.prefetch",
         "activation-path", "activation-path:width=200", "activation-path+fate.residency",
         "on-demand+importance.residency+activation-path.prefetch", "importance:balancer=0",
-        "on-demand+importance.routing", "fate+importance.routing"}) {
+        "on-demand+importance.routing", "fate+importance.routing", "graded:balancer=0",
+        "graded:balancer=0,standby=1"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);
     REQUIRE_OK(s.status());
