@@ -66,7 +66,7 @@ TABLES = {
     "graded-loss": digest.graded_loss, "rank-by-loss": quality_rank.table,
     "moving-plan": quality_moving_plan.table,
     "moving-plan-shift": quality_moving_plan.shift_table,
-    "importance-served": served_h200.rule_table, "fate-served": served_h200.served_table, "fate-window": served_h200.window_table,
+    "importance-served": served_h200.rule_table, "graded-served": served_h200.graded_table, "fate-served": served_h200.served_table, "fate-window": served_h200.window_table,
     "lookahead-recall": digest.lookahead_recall, "lookahead-times": digest.lookahead_times,
     "frontier-versions": frontier_page.versions, "frontier-best": frontier_page.best,
     "frontier-auto": frontier_page.verdicts, "frontier-behind-exact": frontier_page.behind_exact,

@@ -131,6 +131,27 @@ def rule_table():
     return experiment.table(["batch", "ms a step replayed; eager; hits", *BUDGETS.replace("%", " %").split(",")], rows)
 
 
+def graded_table():
+    """Of `graded` and others, in turns on the same steps: ms a step, hits, slots answered low or substituted."""
+    cells = json.loads(STORED.read_text(encoding="utf-8"))["graded"]["cells"]
+    versions = "hi=w4a16_g128"
+    kinds = [("graph", f"graded:{versions},balancer=0"), ("graph", f"graded:{versions},balancer=0,alpha=0"),
+             ("eager", f"graded:{versions},balancer=0"), ("eager", f"graded:{versions}"),
+             ("graph", "importance:balancer=0"), ("graph", "importance:alpha=0.3,max_mass=0.05,balancer=0"), ("graph", "fate")]
+    rows = []
+    for batch in ("1", "8"):
+        for mode, strategy in kinds:
+            name = strategy.replace(f"{versions},", "").replace(f":{versions}", "")
+            row = [batch, f"`{name}`, {'replayed' if mode == 'graph' else 'eager'}"]
+            for budget in ("25%", "50%"):
+                cell = cells.get(f"{batch} {budget} {mode} {strategy}")
+                row.append("-" if cell is None else f"{cell[0]:.2f} ({cell[1]:.2f} .. {cell[2]:.2f}); {100 * cell[3]:.0f} %; "
+                           f"{100 * (cell[4] + cell[5]):.1f} %")
+            rows.append(row)
+    return experiment.table(["batch", "ms a step; hits; slots low or substituted", "25 %", "50 %"],
+                            [row for row in rows if row[2:] != ["-", "-"]])
+
+
 def slower():
     """(cell, times as fast as eager) of cells where the replayed step is slower."""
     known = load()
