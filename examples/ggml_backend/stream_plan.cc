@@ -10,7 +10,7 @@ constexpr int kUnreadPasses = 16;  // then ids are read again: batches change
 
 }  // namespace
 
-StreamPlan::StreamPlan(std::vector<int> experts) {
+StreamPlan::StreamPlan(const std::vector<int>& experts) {
   for (const int count : experts) {
     all_.emplace_back(static_cast<size_t>(count));
     std::iota(all_.back().begin(), all_.back().end(), 0);

@@ -18,7 +18,7 @@ namespace moert_ggml {
 class StreamPlan {
  public:
   /// `experts`: of each layer.
-  explicit StreamPlan(std::vector<int> experts);
+  explicit StreamPlan(const std::vector<int>& experts);
 
   /// The call of a layer begins: whether its ids shall be read first.
   bool ReadsIds(int layer);

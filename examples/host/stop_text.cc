@@ -29,7 +29,7 @@ std::string StopText::Push(absl::string_view piece) {
       }
     }
   }
-  const std::string shown = held_.substr(0, held_.size() - keep);
+  std::string shown = held_.substr(0, held_.size() - keep);
   held_.erase(0, shown.size());
   return shown;
 }

@@ -19,7 +19,7 @@ absl::Status InterruptibleRunner::BeginStep(host::StepPhase phase,
                                             absl::Span<const int64_t> request_ids,
                                             absl::Span<const int32_t> positions) {
   const std::lock_guard lock(mutex_);
-  const absl::Status status = EngineRunner::BeginStep(phase, request_ids, positions);
+  absl::Status status = EngineRunner::BeginStep(phase, request_ids, positions);
   open_ = status.ok();
   return status;
 }

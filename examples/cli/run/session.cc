@@ -105,6 +105,7 @@ absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& co
 absl::Status CheckVersions(const RunOptions& options, const ExpertSource& source) {
   MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options.strategy));
   std::vector<std::string> there;
+  there.reserve(static_cast<size_t>(source.num_versions()));
   for (int v = 0; v < source.num_versions(); ++v) there.emplace_back(source.version_name(v));
   for (const std::string& version : strategy.versions) {
     if (std::find(there.begin(), there.end(), version) != there.end()) continue;
@@ -218,9 +219,10 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
 
 absl::Status Session::Finish(RunReport report, const RunOptions& options) {
   if (trace != nullptr) MOERT_RETURN_IF_ERROR(trace->Close());
-  if (warm != nullptr)
+  if (warm != nullptr) {
     report.extra["warm_start"] = {{"asked", warm->stats().asked},
                                   {"arrived", warm->stats().arrived}};
+  }
   warm.reset();
   if (uses != nullptr && !uses_path.empty()) {
     const absl::Status kept = WriteUseCounts(uses_path, uses->counts());

@@ -119,8 +119,9 @@ class Measure {
 
  private:
   void Recall(const TraceCall& call, LayerCounts* layer) {
-    if (predicted_.empty() || predicted_layer_ != call.layer || predicted_step_ != call.step)
+    if (predicted_.empty() || predicted_layer_ != call.layer || predicted_step_ != call.step) {
       return;
+    }
     const int experts = model_.layers[call.layer].num_experts;
     const int k = model_.layers[call.layer].routing.top_k;
     const int64_t quarter = std::llround(0.25 * experts);

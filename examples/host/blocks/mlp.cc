@@ -40,8 +40,9 @@ void Mlp::Forward(ThreadPool* pool, const float* x, int64_t rows, float* out) {
   upped_.resize(rows * gate_.out());
   gate_.Forward(pool, x, rows, gated_.data());
   up_.Forward(pool, x, rows, upped_.data());
-  for (size_t i = 0; i < gated_.size(); ++i)
+  for (size_t i = 0; i < gated_.size(); ++i) {
     gated_[i] = Activate(activation_, gated_[i]) * upped_[i];
+  }
   down_.Forward(pool, gated_.data(), rows, out);
 }
 
