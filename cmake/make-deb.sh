@@ -40,10 +40,11 @@ printf 'moert (%s-1) unstable; urgency=medium\n\n  * Release %s.\n\n -- %s  %s\n
 echo "activate-noawait ldconfig" >"$docs/triggers"
 echo "libmoert 0 libmoert0 (>= $version)" >"$docs/shlibs"
 
+map="\"-ffile-prefix-map=$source=.\""  # quoted for the shell of the build: folders may have spaces
 cmake -S "$source" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DMOERT_CUDA=OFF \
   -DMOERT_BUILD_TESTS=OFF -DCMAKE_INSTALL_PREFIX=/usr \
   -DCMAKE_INSTALL_LIBDIR="lib/$(dpkg-architecture -qDEB_HOST_MULTIARCH)" \
-  -DCMAKE_C_FLAGS="-ffile-prefix-map=$source=." -DCMAKE_CXX_FLAGS="-ffile-prefix-map=$source=." \
+  -DCMAKE_C_FLAGS="$map" -DCMAKE_CXX_FLAGS="$map" \
   -DMOERT_DEBIAN_DOCS="$docs" "$@"
 cmake --build "$build"
 (cd "$build" && rm -rf packages && cpack -G DEB -B packages)
