@@ -3,7 +3,8 @@
 // A unit is some tokens of one expert, at most `most`, which goes by the tokens of the layer; a
 // tile is 128 or 256 rows of weights by the columns of a unit, half of them gate's and half up's,
 // or all down's. Tiles of a product are listed expert by expert, the fullest expert first; the
-// units of an expert take the same weights at the same time. CTAs take tiles by ticket.
+// units of an expert take the same weights at the same time. A CTA's first tile is that of its
+// number, the others it takes by ticket.
 //
 // Weights are the A operand, by way of registers, from the packed records as they are: bulk copies
 // bring runs of 64 or 128 k of row blocks and their scales into a ring in shared memory, where
@@ -168,7 +169,8 @@ struct PromptTable {
   uint32_t* tiles[2];  // by product: unit | (row tile << 16)
   /// [product][packing]: where its tiles begin; those of packing i end where i + 1 begins.
   int32_t (*begins)[kPromptPackings + 1];
-  int32_t (*tickets)[kPromptPackings];  // the next tile to take of each packing
+  /// The next tile to take of each packing, not counting the first of every CTA.
+  int32_t (*tickets)[kPromptPackings];
   int32_t* unit_count;
 };
 MOERT_HOST_DEVICE constexpr int64_t MaxPromptUnits(int64_t tokens, int64_t top_k, int64_t experts,
