@@ -13,6 +13,7 @@
 
 #include "device_step.h"
 #include "tests/support/catch.h"
+#include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"
 
 namespace moert::test {
@@ -181,6 +182,30 @@ inline std::vector<int64_t> RequestsOf(int step, int64_t rows) {
   }
   if (step % 3 == 0) requests.front() = requests.back();
   return requests;
+}
+
+/// How many of 3 x 40 replayed steps, of one, three and eight rows, have not the bits of `all`.
+inline int64_t WrongReplays(Chain* all, Chain* served) {
+  int64_t wrong = 0;
+  for (const int64_t rows : {1, 3, 8}) {
+    served->Capture(rows);
+    HiddenProcess process(Shape().hidden, 5 + static_cast<uint64_t>(rows));
+    for (int s = 0; s < 40; ++s) {
+      const std::vector<float> x = process.Next(rows);
+      wrong += !SameBits(served->Step(x, rows, true), all->Step(x, rows, false));
+    }
+  }
+  return wrong;
+}
+
+/// [rows, top_k] experts three apart, from a drawn one on; of each row the sixth is nobody.
+inline std::vector<int32_t> DrawnExperts(int64_t rows, std::mt19937* rng) {
+  std::vector<int32_t> experts;
+  for (int64_t t = 0; t < rows; ++t) {
+    const auto first = static_cast<int32_t>((*rng)() % 40);
+    for (int k = 0; k < Shape().top_k; ++k) experts.push_back(k == 5 ? -1 : first + 3 * k);
+  }
+  return experts;
 }
 
 /// 30 replays of a captured step of so many rows, behind one that took the blocks: no call of the

@@ -152,14 +152,7 @@ TEST_CASE("a routing that the host left on the device") {
   HiddenProcess process(Shape().hidden, 19);
   int64_t wrong = 0;
   for (int s = 0; s < 60; ++s) {
-    std::vector<int32_t> chosen(pairs);
-    for (int64_t t = 0; t < kRows; ++t) {
-      const auto first = static_cast<int32_t>(rng() % 40);
-      for (int k = 0; k < Shape().top_k; ++k) {
-        chosen[static_cast<size_t>(t * Shape().top_k + k)] = k == 5 ? -1 : first + 3 * k;
-      }
-    }
-    ids.Set(chosen);
+    ids.Set(DrawnExperts(kRows, &rng));
     const std::vector<float> x = process.Next(kRows);
     const std::vector<float> replayed = served.Step(x, kRows, true);
     const StepId step = eager.Begin(kRows);
@@ -185,16 +178,7 @@ TEST_CASE("where nothing may be lost, graded has the bits of an engine that hold
     INFO(strategy << " " << fraction);
     Chain served(strategy, fraction, TwoVersions());
     REQUIRE(served.engine()->graph_safe());
-    int64_t wrong = 0;
-    for (const int64_t rows : {1, 3, 8}) {
-      served.Capture(rows);
-      HiddenProcess process(Shape().hidden, 5 + static_cast<uint64_t>(rows));
-      for (int s = 0; s < 40; ++s) {
-        const std::vector<float> x = process.Next(rows);
-        wrong += !SameBits(served.Step(x, rows, true), all.Step(x, rows, false));
-      }
-    }
-    CHECK(wrong == 0);
+    CHECK(WrongReplays(&all, &served) == 0);
     const EngineStats stats = served.Stats();
     CHECK(stats.low_answers == 0);
     CHECK(stats.mass_substituted == 0);  // experts of no weight may be

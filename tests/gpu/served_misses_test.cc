@@ -115,14 +115,7 @@ TEST_CASE("a routing that the host left on the device") {
   HiddenProcess process(Shape().hidden, 19);
   int64_t wrong = 0;
   for (int s = 0; s < 40; ++s) {
-    std::vector<int32_t> chosen(pairs);
-    for (int64_t t = 0; t < kRows; ++t) {
-      const auto first = static_cast<int32_t>(rng() % 40);
-      for (int k = 0; k < Shape().top_k; ++k) {
-        chosen[static_cast<size_t>(t * Shape().top_k + k)] = k == 5 ? -1 : first + 3 * k;
-      }
-    }
-    ids.Set(chosen);
+    ids.Set(DrawnExperts(kRows, &rng));
     const std::vector<float> x = process.Next(kRows);
     wrong += !SameBits(served.Step(x, kRows, true), all.Step(x, kRows, true));
   }

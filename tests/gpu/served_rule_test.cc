@@ -83,16 +83,7 @@ TEST_CASE("where nothing may be substituted, importance has the bits of an engin
       INFO(strategy << " " << fraction);
       Chain served(strategy, fraction);
       REQUIRE(served.engine()->graph_safe());
-      int64_t wrong = 0;
-      for (const int64_t rows : {1, 3, 8}) {
-        served.Capture(rows);
-        HiddenProcess process(Shape().hidden, 5 + static_cast<uint64_t>(rows));
-        for (int s = 0; s < 40; ++s) {
-          const std::vector<float> x = process.Next(rows);
-          wrong += !SameBits(served.Step(x, rows, true), all.Step(x, rows, false));
-        }
-      }
-      CHECK(wrong == 0);
+      CHECK(WrongReplays(&all, &served) == 0);
       const EngineStats stats = served.Stats();
       CHECK(stats.slots_substituted == 0);
       CHECK(stats.lookups ==
