@@ -41,7 +41,7 @@ endfunction()
 # The same for the component moert::offline. No fused products: they round differently than on the CPU.
 function(moert_add_offline_cuda target)
   if(NOT MOERT_HAVE_CUDA)
-    target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/lib/offline/no_cuda/no_device_fits.cc)
+    target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/lib/offline/no_cuda/no_offline_device.cc)
     return()
   endif()
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/offline/cuda/*.cc

@@ -17,7 +17,7 @@ float StepE4m3(float magnitude) {
 }  // namespace
 
 void RoundActivations(const Scheme& scheme, int64_t k, Floats* x) {
-  if (scheme.act_bits == 16 && !scheme.fp8) return;
+  if (!RoundsActivations(scheme)) return;
   const int64_t group = scheme.group > 0 && !scheme.fp8 ? std::min(kActivationGroup, k) : k;
   const float limit = scheme.fp8 ? kLargestE4m3 : scheme.act_bits == 8 ? 127 : 7;
   const int64_t rows = static_cast<int64_t>(x->size()) / k;

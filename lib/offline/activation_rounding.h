@@ -9,6 +9,9 @@
 
 namespace moert::offline {
 
+/// Whether a scheme rounds them.
+inline bool RoundsActivations(const Scheme& scheme) { return scheme.act_bits != 16 || scheme.fp8; }
+
 /// Rounds rows of k values in place: a scale per 128 channels for schemes in groups, per row for
 /// those per channel, e4m3 for fp8 (moert/mixed_group_gemm.h). Schemes with 16-bit activations
 /// leave them as they are.

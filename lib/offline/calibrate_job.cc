@@ -24,9 +24,9 @@
 #include "moert/offline/hf_config.h"
 #include "offline/calibration_stream.h"
 #include "offline/cancelled.h"
-#include "offline/device_fits.h"
 #include "offline/loss_probe.h"
 #include "offline/moe_block.h"
+#include "offline/offline_device.h"
 #include "pack/calibration_lines.h"
 #include "pack/model_cache.h"
 #include "pack/sealed_json.h"
@@ -110,7 +110,7 @@ class Measurement {
     MOERT_ASSIGN_OR_RETURN(tokens_, ReadCalibrationTokens(job_.token_files, config_.vocab_size,
                                                           window, job_.tokens, job_.read_tokens));
     MOERT_ASSIGN_OR_RETURN(model_, job_.open_model(*checkpoint_, config_, pool_.get(), window));
-    MOERT_ASSIGN_OR_RETURN(device_, OpenDeviceFits(job_.backend, job_.log));
+    MOERT_ASSIGN_OR_RETURN(device_, OpenOfflineDevice(job_.backend, job_.log));
     const ModelContext context = {model_.get(), &config_, pool_.get()};
     MOERT_ASSIGN_OR_RETURN(blocks_,
                            MoeBlocks::Create(experts_.get(), {pool_.get(), model_->products()}));
@@ -130,8 +130,8 @@ class Measurement {
     MOERT_ASSIGN_OR_RETURN(probe_index_, ProbeScheme(config_.moe.layers[0], result_.schemes));
     result_.probe_scheme = result_.schemes[probe_index_];
     result_.probe_tokens = std::min(CeilDiv(job_.probe_tokens, window) * window, result_.tokens);
-    MOERT_ASSIGN_OR_RETURN(
-        probe_, LossProbe::Create(context, experts_.get(), window, result_.probe_tokens));
+    MOERT_ASSIGN_OR_RETURN(probe_, LossProbe::Create(context, experts_.get(), device_.get(), window,
+                                                     result_.probe_tokens));
     return absl::OkStatus();
   }
 
@@ -249,11 +249,18 @@ class Measurement {
     absl::Status status = experts_->ReadExpert(l, e, &stored);
     if (status.ok()) status = WidenExpert(stored, &weights);
     if (!status.ok()) return Located(status, l, e);
-    auto found =
-        ExpertSensitivity(config_.moe.layers[static_cast<size_t>(l)], settings, std::move(weights),
-                          tokens.weights, Compute{single, model_->products()}, x);
+    auto found = ExpertSensitivity(config_.moe.layers[static_cast<size_t>(l)], settings, weights,
+                                   tokens.weights, ProbeRows(tokens),
+                                   Compute{single, model_->products()}, x);
     if (!found.ok()) return Located(found.status(), l, e);
     return found;
+  }
+
+  /// How many of an expert's tokens, which ascend, are the probe's.
+  int64_t ProbeRows(const ExpertRows& tokens) const {
+    if (probe_ == nullptr) return 0;
+    return std::lower_bound(tokens.rows.begin(), tokens.rows.end(), probe_->tokens()) -
+           tokens.rows.begin();
   }
 
   /// Sum of squares of the weighted outputs.
@@ -326,7 +333,7 @@ class Measurement {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<CheckpointExperts> experts_;
   std::unique_ptr<ThreadPool> pool_;
-  std::unique_ptr<DeviceFits> device_;  // null: all on the CPU
+  std::unique_ptr<OfflineDevice> device_;  // null: all on the CPU
   CalibrationTokens tokens_;
   std::unique_ptr<CalibrationModel> model_;
   std::unique_ptr<MoeBlocks> blocks_;

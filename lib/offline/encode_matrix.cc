@@ -35,7 +35,7 @@ bool AllFinite(absl::Span<const float> weights) {
 
 namespace offline {
 
-absl::Status EncodeMatrixOn(DeviceFits* device, const MatrixLayout& layout, QuantMethod method,
+absl::Status EncodeMatrixOn(OfflineDevice* device, const MatrixLayout& layout, QuantMethod method,
                             absl::Span<const float> weights, std::byte* record) {
   if (static_cast<int64_t>(weights.size()) != layout.rows * layout.k) {
     return absl::InvalidArgumentError(

@@ -8,12 +8,12 @@
 #include "absl/types/span.h"
 #include "moert/offline/quantize.h"
 #include "moert/scheme.h"
-#include "offline/device_fits.h"
+#include "offline/offline_device.h"
 
 namespace moert::offline {
 
 /// As EncodeMatrix, to the same bytes; `device` may be null. Throws std::bad_alloc.
-absl::Status EncodeMatrixOn(DeviceFits* device, const MatrixLayout& layout, QuantMethod method,
+absl::Status EncodeMatrixOn(OfflineDevice* device, const MatrixLayout& layout, QuantMethod method,
                             absl::Span<const float> weights, std::byte* record);
 
 }  // namespace moert::offline

@@ -13,20 +13,13 @@
 namespace moert::offline {
 namespace {
 
-GptqOptions WithDevice(DeviceFits* device) {
-  GptqOptions options;
-  options.device = device;
-  return options;
-}
-
 /// One matrix of an expert by GPTQ, or by HQQ without a factor.
 absl::Status Encode(const MatrixLayout& layout, const absl::StatusOr<GptqFactor>& factor,
-                    const std::vector<float>& weights, DeviceFits* device, std::byte* record,
+                    const std::vector<float>& weights, OfflineDevice* device, std::byte* record,
                     GptqOutcome* outcome) {
   if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);
   if (factor.ok() && layout.scheme.scales != ScaleType::kE4M3) {
-    const absl::StatusOr<QuantizedMatrix> q =
-        QuantizeGptq(layout, weights, *factor, WithDevice(device));
+    const absl::StatusOr<QuantizedMatrix> q = QuantizeGptq(layout, weights, *factor, {}, device);
     if (q.ok()) {
       ++outcome->gptq_matrices;
       return PackMatrix(layout, *q, record);
@@ -66,10 +59,10 @@ absl::StatusOr<GptqFactor> FactorInputs(absl::Span<const float> x, int64_t k,
 
 QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
                                const absl::StatusOr<GptqFactor>& factor,
-                               absl::Span<const float> weights, DeviceFits* device) {
+                               absl::Span<const float> weights, OfflineDevice* device) {
   if (method == QuantMethod::kRtn) return QuantizeRtn(layout, weights, {}, device);
   if (method == QuantMethod::kGptq && factor.ok() && layout.scheme.scales != ScaleType::kE4M3) {
-    absl::StatusOr<QuantizedMatrix> q = QuantizeGptq(layout, weights, *factor, WithDevice(device));
+    absl::StatusOr<QuantizedMatrix> q = QuantizeGptq(layout, weights, *factor, {}, device);
     if (q.ok()) return *std::move(q);
   }
   return QuantizeHqq(layout, weights, {}, device);
@@ -78,7 +71,7 @@ QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
 absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
                                              ExpertMatrices weights, Floats* x,
                                              absl::Span<const float> token_weights,
-                                             const Compute& compute, DeviceFits* device,
+                                             const Compute& compute, OfflineDevice* device,
                                              std::byte* record) {
   const int64_t rows = static_cast<int64_t>(token_weights.size());
   if (layout.format.hadamard) {

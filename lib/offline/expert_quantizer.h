@@ -17,9 +17,9 @@
 #include "moert/scheme.h"
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
-#include "offline/device_fits.h"
 #include "offline/expert_mlp.h"
 #include "offline/gptq.h"
+#include "offline/offline_device.h"
 #include "quant/quantized_matrix.h"
 
 namespace moert::offline {
@@ -35,7 +35,7 @@ absl::StatusOr<GptqFactor> FactorInputs(absl::Span<const float> x, int64_t k,
 /// One matrix by a method: GPTQ with a factor, HQQ in its place without. `device` may be null.
 QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
                                const absl::StatusOr<GptqFactor>& factor,
-                               absl::Span<const float> weights, DeviceFits* device);
+                               absl::Span<const float> weights, OfflineDevice* device);
 
 /// What GPTQ did with an expert.
 struct GptqOutcome {
@@ -53,7 +53,7 @@ struct GptqOutcome {
 absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
                                              ExpertMatrices weights, Floats* x,
                                              absl::Span<const float> token_weights,
-                                             const Compute& compute, DeviceFits* device,
+                                             const Compute& compute, OfflineDevice* device,
                                              std::byte* record);
 
 /// What the expert of a record makes of x [rows, hidden], which is overwritten: [rows, hidden].

@@ -65,4 +65,17 @@ std::optional<HqqForm> MakeHqqForm(const Scheme& scheme, const HqqOptions& optio
   return form;
 }
 
+cuda::RoundingForm MakeRoundingForm(const Scheme& scheme) {
+  cuda::RoundingForm form{};
+  form.codes = CodesOf(scheme);
+  form.largest = 1;
+  if (form.floats()) {
+    form.largest = LargestFloat(scheme);
+  } else {
+    form.top = static_cast<float>((1 << scheme.weight_bits) - 1);
+    form.middle = static_cast<float>(1 << (scheme.weight_bits - 1));
+  }
+  return form;
+}
+
 }  // namespace moert

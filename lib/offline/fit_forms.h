@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "kernels/cuda/offline/gptq_math.h"
 #include "kernels/cuda/offline/hqq_math.h"
 #include "kernels/cuda/offline/rtn_math.h"
 #include "moert/scheme.h"
@@ -16,6 +17,9 @@ namespace moert {
 std::optional<cuda::RangeForm> MakeRangeForm(const Scheme& scheme, int64_t values,
                                              const RtnOptions& options);
 std::optional<cuda::HqqForm> MakeHqqForm(const Scheme& scheme, const HqqOptions& options);
+
+/// How weights are rounded under a scale, of any scheme.
+cuda::RoundingForm MakeRoundingForm(const Scheme& scheme);
 
 }  // namespace moert
 

@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "offline/cholesky.h"
 #include "offline/dense_lanes.h"
-#include "offline/device_fits.h"
+#include "offline/offline_device.h"
 
 namespace moert {
 namespace {
@@ -50,7 +51,8 @@ class Rounding {
  public:
   Rounding(const MatrixLayout& layout, absl::Span<const float> weights, const GptqFactor& factor,
            const GptqOptions& options)
-      : scheme_(layout.scheme),
+      : layout_(layout),
+        scheme_(layout.scheme),
         options_(options),
         weights_(weights),
         w_(weights.begin(), weights.end()),
@@ -62,8 +64,7 @@ class Rounding {
     // per-channel scales are fitted to the original weights.
     whole_rows_ = q_.group >= q_.k;
     if (whole_rows_) FitColumns(0, q_.k);
-    const int64_t block =
-        whole_rows_ ? options_.block : std::max(q_.group, options_.block / q_.group * q_.group);
+    const int64_t block = GptqBlock(layout_, options_);
     errors_.resize(static_cast<size_t>(q_.rows * block));
     std::vector<float> scratch(static_cast<size_t>(DenseScratch(q_.rows, block)));
     for (int64_t begin = 0; begin < q_.k; begin += block) {
@@ -97,25 +98,14 @@ class Rounding {
     for (int64_t r = 0; r < q_.rows; ++r) {
       std::copy_n(w_.data() + r * q_.k + begin, width, columns.data() + r * width);
     }
-    std::vector<GroupScale> found;
-    if (options_.device != nullptr) {
-      MatrixLayout layout;
-      layout.scheme = scheme_;
-      layout.rows = q_.rows;
-      layout.k = layout.group = width;
-      layout.scale_bytes = 1;  // it has groups
-      found = options_.device->Rtn(layout, columns, options_.clip);
-    }
-    found.resize(static_cast<size_t>(q_.rows), GroupScale::Unknown());
-    for (int64_t r = 0; r < q_.rows; ++r) Fit(r, begin, columns.data() + r * width, found[r]);
+    for (int64_t r = 0; r < q_.rows; ++r) Fit(r, begin, columns.data() + r * width);
   }
 
   /// The scale of a row's group that begins at `column`. values: its weights, up to date.
-  void Fit(int64_t row, int64_t column, const float* values, GroupScale g) {
+  void Fit(int64_t row, int64_t column, const float* values) {
     const int64_t count = std::min(q_.group, q_.k - column);
-    if (!g.Known()) {
-      g = FitGroup(scheme_, absl::MakeConstSpan(values, static_cast<size_t>(count)), options_.clip);
-    }
+    const GroupScale g =
+        FitGroup(scheme_, absl::MakeConstSpan(values, static_cast<size_t>(count)), options_.clip);
     const int64_t at = row * q_.groups() + column / q_.group;
     q_.scales[at] = g.scale;
     if (!q_.offsets.empty()) q_.offsets[at] = g.offset;
@@ -183,7 +173,7 @@ class Rounding {
         const int64_t count = std::min(q_.group, q_.k - column);
         group_.resize(static_cast<size_t>(count));
         for (int64_t i = 0; i < count; ++i) group_[i] = values[i][r];
-        Fit(row + r, column, group_.data(), GroupScale::Unknown());
+        Fit(row + r, column, group_.data());
       }
       const GroupScale group = GroupOf(row + r, column);
       plain_ = plain_ && group.scale > 0;
@@ -194,6 +184,7 @@ class Rounding {
     }
   }
 
+  const MatrixLayout& layout_;
   const Scheme& scheme_;
   const GptqOptions& options_;
   const absl::Span<const float> weights_;
@@ -212,6 +203,9 @@ class Rounding {
 }  // namespace
 
 InputMoments::InputMoments(int64_t k) : k_(k), lower_(static_cast<size_t>(k * k), 0.0) {}
+
+InputMoments::InputMoments(int64_t k, int64_t tokens, std::vector<double> lower)
+    : k_(k), tokens_(tokens), lower_(std::move(lower)) {}
 
 absl::Status InputMoments::Add(absl::Span<const float> x, absl::Span<const float> weights) {
   const int64_t rows = static_cast<int64_t>(x.size()) / k_;
@@ -260,9 +254,15 @@ absl::StatusOr<GptqFactor> FactorMoments(const InputMoments& moments, const Gptq
       moments.tokens(), damping / 10));
 }
 
+int64_t GptqBlock(const MatrixLayout& layout, const GptqOptions& options) {
+  if (layout.group >= layout.k) return options.block;
+  return std::max(layout.group, options.block / layout.group * layout.group);
+}
+
 absl::StatusOr<QuantizedMatrix> QuantizeGptq(const MatrixLayout& layout,
                                              absl::Span<const float> weights,
-                                             const GptqFactor& factor, const GptqOptions& options) {
+                                             const GptqFactor& factor, const GptqOptions& options,
+                                             OfflineDevice* device) {
   if (factor.k != layout.k) {
     return absl::InvalidArgumentError(
         fmt::format("a matrix with {} inputs was given the moments of {}", layout.k, factor.k));
@@ -270,13 +270,16 @@ absl::StatusOr<QuantizedMatrix> QuantizeGptq(const MatrixLayout& layout,
   for (const float v : weights) {
     if (!std::isfinite(v)) return absl::InvalidArgumentError("a weight is not finite");
   }
-  QuantizedMatrix q = Rounding(layout, weights, factor, options).Run();
+  std::optional<QuantizedMatrix> rounded;
+  if (device != nullptr) rounded = device->Gptq(layout, weights, factor, options);
+  if (!rounded) rounded = Rounding(layout, weights, factor, options).Run();
+  QuantizedMatrix& q = *rounded;
   for (size_t i = 0; i < q.scales.size(); ++i) {
     if (!std::isfinite(q.scales[i]) || (!q.offsets.empty() && !std::isfinite(q.offsets[i]))) {
       return absl::FailedPreconditionError("a scale is not finite");
     }
   }
-  return q;
+  return std::move(q);
 }
 
 }  // namespace moert

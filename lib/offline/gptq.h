@@ -16,13 +16,15 @@
 
 namespace moert {
 
-class DeviceFits;
+class OfflineDevice;
 
 /// Second moments of a linear block's inputs, H = sum over tokens of weight^2 x x^T. Not
 /// thread-safe.
 class InputMoments {
  public:
   explicit InputMoments(int64_t k);
+  /// Those of `tokens` tokens. lower: [k, k], of which the lower triangle is read.
+  InputMoments(int64_t k, int64_t tokens, std::vector<double> lower);
   /// x: [rows, k], row-major. weights: [rows], how much each token counts (its router weight), or
   /// empty for 1. Values that are not finite are refused: one of them would poison everything.
   absl::Status Add(absl::Span<const float> x, absl::Span<const float> weights);
@@ -33,7 +35,7 @@ class InputMoments {
   const std::vector<double>& lower() const { return lower_; }
 
  private:
-  const int64_t k_;
+  int64_t k_;
   int64_t tokens_ = 0;
   std::vector<double> lower_;
 };
@@ -43,8 +45,10 @@ struct GptqOptions {
   double damping = 0.01;     // of the mean of the diagonal, added to it
   int damping_attempts = 6;  // ten times as much each time the factorization fails
   RtnOptions clip;           // how a group's scale is fitted
-  DeviceFits* device = nullptr;  // fits groups of a block's size, and whole rows; the same outcome
 };
+
+/// Columns of a block: whole groups, or of rows that are one group any number.
+int64_t GptqBlock(const MatrixLayout& layout, const GptqOptions& options);
 
 /// What GPTQ needs of the moments: the upper triangular M with H = M M^T. Serves every matrix with
 /// these inputs. With D the errors of the columns before c, column c is best rounded as
@@ -61,11 +65,13 @@ absl::StatusOr<GptqFactor> FactorMoments(const InputMoments& moments, const Gptq
 
 /// weights: row-major [rows, k] of layout. Columns whose input was always zero are rounded to
 /// nearest like all others (the published code sets them to zero, which deletes weights of an
-/// expert that saw too few tokens). FailedPrecondition if a scale is not finite.
+/// expert that saw too few tokens). FailedPrecondition if a scale is not finite. `device`, if any,
+/// does it, with the same outcome but for fused products, which some CPUs lack.
 absl::StatusOr<QuantizedMatrix> QuantizeGptq(const MatrixLayout& layout,
                                              absl::Span<const float> weights,
                                              const GptqFactor& factor,
-                                             const GptqOptions& options = {});
+                                             const GptqOptions& options = {},
+                                             OfflineDevice* device = nullptr);
 
 }  // namespace moert
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/bf16.h"
-#include "offline/device_fits.h"
 #include "offline/hqq_lanes.h"
+#include "offline/offline_device.h"
 
 namespace moert {
 namespace {
@@ -325,7 +325,7 @@ GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const Hq
 }
 
 QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> weights,
-                            const HqqOptions& options, DeviceFits* device) {
+                            const HqqOptions& options, OfflineDevice* device) {
   if (!HasPlainCodes(layout.scheme)) return QuantizeRtn(layout, weights, {}, device);
   std::vector<GroupScale> fits;
   if (device != nullptr) fits = device->Hqq(layout, weights, options);

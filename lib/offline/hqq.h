@@ -13,7 +13,7 @@
 
 namespace moert {
 
-class DeviceFits;
+class OfflineDevice;
 
 struct HqqOptions {
   double lp_norm = 0.7;
@@ -49,7 +49,7 @@ HqqSteps HqqStepsOf(const HqqOptions& options);
 /// weights: row-major [rows, k] of layout. `device`, if any, searches for scales, with the same
 /// outcome.
 QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> weights,
-                            const HqqOptions& options = {}, DeviceFits* device = nullptr);
+                            const HqqOptions& options = {}, OfflineDevice* device = nullptr);
 
 }  // namespace moert
 

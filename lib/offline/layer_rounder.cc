@@ -30,7 +30,7 @@ constexpr size_t kReaders = 4;
 struct Encoding {
   QuantMethod method;
   bool hadamard;
-  DeviceFits* device;
+  OfflineDevice* device;
 };
 
 absl::Status EncodeWide(const MatrixLayout& layout, const Encoding& encoding,

@@ -17,8 +17,8 @@
 #include "moert/offline/quantize.h"
 #include "moert/scheme.h"
 #include "moert/thread_pool.h"
-#include "offline/device_fits.h"
 #include "offline/expert_mlp.h"
+#include "offline/offline_device.h"
 #include "pack/pack_writer.h"
 
 namespace moert::offline {
@@ -29,7 +29,7 @@ class LayerRounder {
     const CheckpointExperts* experts;
     PackWriter* writer;
     ThreadPool* pool;
-    DeviceFits* device;                             // may be null
+    OfflineDevice* device;                          // may be null
     std::string model;                              // named in errors
     std::function<bool()> cancelled;                // as QuantizeJob's; may be null
     std::function<void(int64_t matrices)> advance;  // called when so many more are rounded

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/status_macros.h"
+#include "offline/expert_forward.h"
 
 namespace moert::offline {
 namespace {
@@ -29,10 +30,11 @@ double Divergence(const float* logits, const float* other, int64_t count) {
 
 }  // namespace
 
-LossProbe::LossProbe(const ModelContext& context, const CheckpointExperts* experts, int64_t window,
-                     int64_t tokens)
+LossProbe::LossProbe(const ModelContext& context, const CheckpointExperts* experts,
+                     OfflineDevice* device, int64_t window, int64_t tokens)
     : context_(context),
       experts_(experts),
+      device_(device),
       window_(window),
       tokens_(tokens),
       copies_(context, window) {
@@ -43,8 +45,9 @@ LossProbe::LossProbe(const ModelContext& context, const CheckpointExperts* exper
 
 absl::StatusOr<std::unique_ptr<LossProbe>> LossProbe::Create(const ModelContext& context,
                                                              const CheckpointExperts* experts,
-                                                             int64_t window, int64_t tokens) {
-  std::unique_ptr<LossProbe> probe(new LossProbe(context, experts, window, tokens));
+                                                             OfflineDevice* device, int64_t window,
+                                                             int64_t tokens) {
+  std::unique_ptr<LossProbe> probe(new LossProbe(context, experts, device, window, tokens));
   MOERT_ASSIGN_OR_RETURN(probe->blocks_,
                          MoeBlocks::Create(experts, {context.pool, context.model->products()}));
   return probe;
@@ -70,16 +73,13 @@ absl::Status LossProbe::EndLayer(int layer, CalibrationStream* stream) {
   } else {
     MOERT_RETURN_IF_ERROR(blocks_->Run(
         layer, &copies_,
-        [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) -> absl::Status {
+        [&](int e, const ExpertRows&, Floats* x, ThreadPool* single) -> absl::Status {
           ExpertWeights stored;
           ExpertMatrices weights;
           MOERT_RETURN_IF_ERROR(experts_->ReadExpert(layer, e, &stored));
           MOERT_RETURN_IF_ERROR(WidenExpert(stored, &weights));
-          const auto rows = static_cast<int64_t>(tokens.rows.size());
-          const Compute compute{single, context_.model->products()};
-          const Floats h = GluForward(compute, spec, weights.gate, weights.up, x->data(), rows);
-          MatMul(compute, weights.down, spec.hidden, spec.intermediate, h.data(), rows, x->data());
-          return absl::OkStatus();
+          return ForwardExpert(spec, weights, Compute{single, context_.model->products()}, device_,
+                               x);
         },
         [](int) { return absl::OkStatus(); }));
   }

@@ -19,6 +19,7 @@
 #include "checkpoint/checkpoint_experts.h"
 #include "offline/calibration_stream.h"
 #include "offline/moe_block.h"
+#include "offline/offline_device.h"
 #include "offline/sensitivity.h"
 
 namespace moert::offline {
@@ -26,10 +27,12 @@ namespace moert::offline {
 /// Memory: 2 copies a MoE layer of `tokens` rows, 8 bytes a channel.
 class LossProbe {
  public:
-  /// The first `tokens` rows, whole windows, of the stream that is measured. Borrows the others.
+  /// The first `tokens` rows, whole windows, of the stream that is measured. Borrows the others;
+  /// `device` may be null.
   static absl::StatusOr<std::unique_ptr<LossProbe>> Create(const ModelContext& context,
                                                            const CheckpointExperts* experts,
-                                                           int64_t window, int64_t tokens);
+                                                           OfflineDevice* device, int64_t window,
+                                                           int64_t tokens);
 
   /// The experts of a layer, in ascending order.
   void AddExpert(const ExpertRows& tokens, const ExpertChanges& changes);
@@ -44,11 +47,12 @@ class LossProbe {
   int64_t tokens() const { return tokens_; }
 
  private:
-  LossProbe(const ModelContext& context, const CheckpointExperts* experts, int64_t window,
-            int64_t tokens);
+  LossProbe(const ModelContext& context, const CheckpointExperts* experts, OfflineDevice* device,
+            int64_t window, int64_t tokens);
 
   const ModelContext context_;
   const CheckpointExperts* const experts_;
+  OfflineDevice* const device_;
   const int64_t window_;
   const int64_t tokens_;
   std::unique_ptr<MoeBlocks> blocks_;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <new>
 
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "moert/default_thread_pool.h"
 
@@ -55,11 +56,6 @@ absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job,
                                        LayerResidency(), {}, /*next_gate=*/true, &routing_));
   CompareWithPrediction(layer);
   const int chunk = kExpertsPerThread * compute_.pool->num_threads();
-  struct Part {
-    ExpertRows tokens;
-    Floats values;
-    absl::Status status;
-  };
   for (int begin = 0; begin < spec.num_experts; begin += chunk) {
     std::vector<Part> parts(static_cast<size_t>(std::min(chunk, spec.num_experts - begin)));
     compute_.pool->Run(static_cast<int64_t>(parts.size()), [&](int64_t i, int worker) {
@@ -73,20 +69,30 @@ absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job,
         part.status = absl::ResourceExhaustedError("out of memory");
       }
     });
-    // One after the other: the order of a token's additions must not depend on who was first.
+    for (const Part& part : parts) MOERT_RETURN_IF_ERROR(part.status);
+    AddOutputs(parts, spec.hidden, stream->residual());
     for (size_t i = 0; i < parts.size(); ++i) {
-      const Part& part = parts[i];
-      MOERT_RETURN_IF_ERROR(part.status);
-      for (size_t t = 0; t < part.tokens.rows.size(); ++t) {
-        float* const to = stream->residual() + part.tokens.rows[t] * spec.hidden;
-        const float* const from = part.values.data() + static_cast<int64_t>(t) * spec.hidden;
-        const float weight = part.tokens.weights[t];
-        for (int64_t c = 0; c < spec.hidden; ++c) to[c] += weight * from[c];
-      }
       MOERT_RETURN_IF_ERROR(done(begin + static_cast<int>(i)));
     }
   }
   return AddShared(layer, stream->inputs(), stream->rows(), stream->residual());
+}
+
+// Expert by expert: the order of a token's additions must not depend on who was first. Threads have
+// channels of their own.
+void MoeBlocks::AddOutputs(const std::vector<Part>& parts, int64_t hidden, float* residual) const {
+  constexpr int64_t kChannels = 128;
+  compute_.pool->Run(CeilDiv(hidden, kChannels), [&](int64_t slice, int) {
+    const int64_t first = slice * kChannels, end = std::min(hidden, first + kChannels);
+    for (const Part& part : parts) {
+      for (size_t t = 0; t < part.tokens.rows.size(); ++t) {
+        float* const to = residual + part.tokens.rows[t] * hidden;
+        const float* const from = part.values.data() + static_cast<int64_t>(t) * hidden;
+        const float weight = part.tokens.weights[t];
+        for (int64_t c = first; c < end; ++c) to[c] += weight * from[c];
+      }
+    }
+  });
 }
 
 void MoeBlocks::CompareWithPrediction(int layer) {

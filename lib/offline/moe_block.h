@@ -48,7 +48,14 @@ class MoeBlocks {
  private:
   MoeBlocks(const CheckpointExperts* experts, const Compute& compute)
       : experts_(experts), compute_(compute) {}
+  struct Part {
+    ExpertRows tokens;
+    Floats values;
+    absl::Status status;
+  };
+
   void CompareWithPrediction(int layer);
+  void AddOutputs(const std::vector<Part>& parts, int64_t hidden, float* residual) const;
   absl::Status AddShared(int layer, const float* inputs, int64_t rows, float* residual) const;
 
   const CheckpointExperts* const experts_;

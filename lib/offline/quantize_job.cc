@@ -21,10 +21,10 @@
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
 #include "offline/cancelled.h"
-#include "offline/device_fits.h"
 #include "offline/expert_quantizer.h"
 #include "offline/layer_rounder.h"
 #include "offline/moe_block.h"
+#include "offline/offline_device.h"
 #include "offline/sorted_versions.h"
 #include "pack/model_cache.h"
 #include "pack/pack_writer.h"
@@ -77,7 +77,7 @@ class Quantization {
     options.threads = job_.threads;
     MOERT_ASSIGN_OR_RETURN(pool_, CreateThreadPool(options));
     if (job_.method == QuantMethod::kGptq) MOERT_RETURN_IF_ERROR(OpenCalibration());
-    MOERT_ASSIGN_OR_RETURN(device_, OpenDeviceFits(job_.backend, job_.log));
+    MOERT_ASSIGN_OR_RETURN(device_, OpenOfflineDevice(job_.backend, job_.log));
     PackDescription description;
     description.model = config_.moe;
     std::vector<PackVersion> versions;
@@ -310,7 +310,7 @@ class Quantization {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<CheckpointExperts> experts_;
   std::unique_ptr<ThreadPool> pool_;
-  std::unique_ptr<DeviceFits> device_;  // null: all on the CPU
+  std::unique_ptr<OfflineDevice> device_;  // null: all on the CPU
   CalibrationTokens tokens_;
   std::unique_ptr<CalibrationModel> model_;  // gptq
   std::unique_ptr<MoeBlocks> blocks_;

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "offline/device_fits.h"
+#include "offline/offline_device.h"
 #include "offline/rtn_candidates.h"
 #include "offline/rtn_lane_fit.h"
 
@@ -66,7 +66,7 @@ QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const floa
 namespace {
 
 QuantizedMatrix SearchAndRound(const MatrixLayout& layout, absl::Span<const float> weights,
-                               const RtnOptions& options, DeviceFits* device) {
+                               const RtnOptions& options, OfflineDevice* device) {
   std::vector<GroupScale> found;
   if (device != nullptr) found = device->Rtn(layout, weights, options);
   size_t next = 0;
@@ -80,7 +80,7 @@ QuantizedMatrix SearchAndRound(const MatrixLayout& layout, absl::Span<const floa
 }  // namespace
 
 QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> weights,
-                            const RtnOptions& options, DeviceFits* device) {
+                            const RtnOptions& options, OfflineDevice* device) {
   if (layout.scheme.scales == ScaleType::kE4M3) {
     constexpr float kMostE4M3 = 448;
     // The largest group's scale takes the largest e4m3 value.

@@ -13,7 +13,7 @@
 
 namespace moert {
 
-class DeviceFits;
+class OfflineDevice;
 struct RtnLanes;
 
 struct RtnOptions {
@@ -66,7 +66,7 @@ QuantizedMatrix QuantizeGroups(const MatrixLayout& layout, absl::Span<const floa
 /// weights: row-major [rows, k] of layout. `device`, if any, searches for scales, with the same
 /// outcome.
 QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> weights,
-                            const RtnOptions& options = {}, DeviceFits* device = nullptr);
+                            const RtnOptions& options = {}, OfflineDevice* device = nullptr);
 
 }  // namespace moert
 

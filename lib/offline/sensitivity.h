@@ -17,8 +17,8 @@ struct SensitivitySettings {
   std::vector<Scheme> schemes;
   QuantMethod method = QuantMethod::kGptq;
   bool hadamard = false;
-  int probe = -1;                // one of the schemes, whose changes are to be returned
-  DeviceFits* device = nullptr;  // searches for scales, to the same outcome
+  int probe = -1;                   // one of the schemes, whose changes are to be returned
+  OfflineDevice* device = nullptr;  // does what it can, to the same outcome but for rounding
 };
 
 struct ExpertChanges {
@@ -26,18 +26,16 @@ struct ExpertChanges {
   /// weighted by its router weight, when that block alone is in the scheme, activations of the
   /// schemes that round them included.
   std::vector<double> delta;
-  /// [rows, hidden] changes of the expert's output, not weighted, when gate and up, or down, are in
-  /// the probe's scheme; empty without one, or without tokens.
+  /// [probe_rows, hidden] changes of the expert's output, not weighted, when gate and up, or down,
+  /// are in the probe's scheme; empty without one, or without such rows.
   Floats gate_up, down;
 };
 
-/// Turns x, the tokens' inputs [rows, hidden], into the unquantized expert's outputs. The
-/// pool of `compute` has a single thread.
-absl::StatusOr<ExpertChanges> ExpertSensitivity(const MoeLayerSpec& layer,
-                                                const SensitivitySettings& settings,
-                                                ExpertMatrices weights,
-                                                absl::Span<const float> token_weights,
-                                                const Compute& compute, Floats* x);
+/// Turns x, the tokens' inputs [rows, hidden], into the unquantized expert's outputs. The changes
+/// of the first `probe_rows` rows are returned. The pool of `compute` has a single thread.
+absl::StatusOr<ExpertChanges> ExpertSensitivity(
+    const MoeLayerSpec& layer, const SensitivitySettings& settings, const ExpertMatrices& weights,
+    absl::Span<const float> token_weights, int64_t probe_rows, const Compute& compute, Floats* x);
 
 }  // namespace moert::offline
 

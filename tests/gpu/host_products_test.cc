@@ -127,11 +127,11 @@ TEST_CASE("a calibration's Delta does not depend on who multiplies") {
     settings.hadamard = hadamard;
     Floats on_cpu(values.begin(), values.end()), on_device = on_cpu;
     cli::HostProducts plain;
-    const auto cpu = offline::ExpertSensitivity(layer, settings, weights, token_weights,
+    const auto cpu = offline::ExpertSensitivity(layer, settings, weights, token_weights, 0,
                                                 {pool->get(), &plain}, &on_cpu);
     Counting counting(products->get());
     cli::HostProducts counted(&counting);
-    const auto device = offline::ExpertSensitivity(layer, settings, weights, token_weights,
+    const auto device = offline::ExpertSensitivity(layer, settings, weights, token_weights, 0,
                                                    {pool->get(), &counted}, &on_device);
     CHECK(counting.count == 3 + 5 * 3);  // the expert, and five products a scheme
     REQUIRE_OK(cpu.status());

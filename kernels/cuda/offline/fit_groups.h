@@ -16,6 +16,7 @@ struct FitMatrix {
   const float* values;
   int64_t rows, k;
   int group;
+  int64_t stride;  // of rows, in elements
 
   MOERT_HOST_DEVICE int groups() const { return static_cast<int>((k + group - 1) / group); }
 };

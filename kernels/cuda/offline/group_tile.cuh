@@ -40,7 +40,7 @@ __device__ __forceinline__ void LoadGroups(const FitMatrix& m, int64_t first, in
     }
     const int64_t row = at / per_row, column = at % per_row * m.group;
     const int count = static_cast<int>(m.k - column < m.group ? m.k - column : m.group);
-    const float* const from = m.values + row * m.k + column;
+    const float* const from = m.values + row * m.stride + column;
     float* const to = values + g * TilePitch(m);
     float low = from_zero ? 0 : from[0], high = low;
     for (int i = lane; i < count; i += 32) {

@@ -4,10 +4,13 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <random>
 #include <vector>
 
-#include "offline/device_fits.h"
+#include "offline/fit_forms.h"
+#include "offline/offline_device.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {
@@ -154,44 +157,77 @@ TEST_CASE("blocks only change how the sums are cut") {
   }
 }
 
-// Knows every other group, and that of the CPU's search.
-class HalfOfTheFits final : public DeviceFits {
+// Does some matrices, and leaves others to the CPU.
+class FakeDevice final : public OfflineDevice {
  public:
-  std::vector<GroupScale> Rtn(const MatrixLayout& layout, absl::Span<const float> weights,
-                              const RtnOptions& options) override {
-    std::vector<GroupScale> fits(static_cast<size_t>(layout.rows * layout.groups()),
-                                 GroupScale::Unknown());
-    for (size_t i = 0; i < fits.size(); i += 2) {
-      fits[i] = FitGroup(layout.scheme, weights.subspan(i * layout.group, layout.group), options);
-    }
-    searched += static_cast<int64_t>(fits.size());
-    return fits;
+  explicit FakeDevice(bool can) : can_(can) {}
+  std::vector<GroupScale> Rtn(const MatrixLayout&, absl::Span<const float>,
+                              const RtnOptions&) override {
+    return {};
   }
   std::vector<GroupScale> Hqq(const MatrixLayout&, absl::Span<const float>,
                               const HqqOptions&) override {
     return {};
   }
+  std::optional<QuantizedMatrix> Gptq(const MatrixLayout& layout, absl::Span<const float> weights,
+                                      const GptqFactor& factor,
+                                      const GptqOptions& options) override {
+    ++asked;
+    if (!can_) return std::nullopt;
+    QuantizedMatrix q = *QuantizeGptq(layout, weights, factor, options);
+    q.codes[0] ^= 1;
+    return q;
+  }
+  std::unique_ptr<DeviceExpert> Expert(const MoeLayerSpec&, int64_t) override { return nullptr; }
   absl::Status first_error() const override { return absl::OkStatus(); }
 
-  int64_t searched = 0;
+  int asked = 0;
+
+ private:
+  const bool can_;
 };
 
-TEST_CASE("scales that a device finds change no bit") {
+TEST_CASE("a device rounds, and what it leaves the CPU does") {
   const std::vector<float> w = Normal(kRows * kHidden, 0.05f, 1), x = Inputs(2048, kHidden, 3);
   const auto factor = FactorMoments(Moments(x), {});
   REQUIRE_OK(factor.status());
-  for (const char* name : {"w4a16_g128", "w2a16_g64_asym", "w3a16_g-1_asym"}) {
-    const MatrixLayout m = Layout(name);
-    HalfOfTheFits device;
-    GptqOptions with;
-    with.device = &device;
-    const auto found = QuantizeGptq(m, w, *factor, with), right = QuantizeGptq(m, w, *factor);
+  const MatrixLayout m = Layout("w4a16_g128");
+  const auto right = QuantizeGptq(m, w, *factor);
+  REQUIRE_OK(right.status());
+  for (const bool can : {false, true}) {
+    FakeDevice device(can);
+    const auto found = QuantizeGptq(m, w, *factor, {}, &device);
     REQUIRE_OK(found.status());
-    INFO(name);
-    CHECK(device.searched == m.rows * m.groups());
-    CHECK(found->codes == right->codes);
+    CHECK(device.asked == 1);
+    CHECK((found->codes == right->codes) == !can);
     CHECK(found->scales == right->scales);
-    CHECK(found->offsets == right->offsets);
+  }
+}
+
+// As kernels/cuda/offline/round_columns.cu rounds.
+TEST_CASE("a device's codes are those of the CPU, with what they stand for") {
+  std::mt19937 rng(4);
+  std::uniform_real_distribution<float> magnitude(-9, 3);
+  for (const Scheme& scheme : Scheme::All()) {
+    if (scheme.is_bf16() || scheme.scales == ScaleType::kE4M3) continue;
+    const cuda::RoundingForm form = MakeRoundingForm(scheme);
+    INFO(scheme.Name());
+    int apart = 0;
+    for (int i = 0; i < 20000; ++i) {
+      GroupScale group{std::exp2(std::floor(magnitude(rng))) * (i % 3 == 0 ? 1.0f : 1.37f), 0};
+      if (i % 50 == 0) group.scale = 0;
+      if (!scheme.symmetric) {
+        group.offset = scheme.zero_points ? static_cast<float>(i % 9) : group.scale * 1.625f;
+      }
+      // Every seventh is halfway between two codes of integers, or of floats of few bits.
+      float weight = std::exp2(magnitude(rng)) * (i % 2 == 0 ? 1.0f : -1.0f);
+      if (i % 7 == 0) weight = group.scale * (static_cast<float>(i % 13) - 6.5f);
+      const cuda::RoundedWeight rounded = RoundWeight(form, {group.scale, group.offset}, weight);
+      const uint8_t code = RoundToCode(scheme, group, weight);
+      const float back = RestoreCode(scheme, group, code);
+      if (rounded.code != code || rounded.back != back) ++apart;
+    }
+    CHECK(apart == 0);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "offline/device_fits.h"
+#include "offline/offline_device.h"
 
 #include <fmt/format.h>
 
@@ -6,13 +6,13 @@
 
 namespace moert {
 
-absl::StatusOr<std::unique_ptr<DeviceFits>> OpenDeviceFits(BackendKind backend,
-                                                           const DeviceLog& log) {
-  std::unique_ptr<DeviceFits> none;
+absl::StatusOr<std::unique_ptr<OfflineDevice>> OpenOfflineDevice(BackendKind backend,
+                                                                 const DeviceLog& log) {
+  std::unique_ptr<OfflineDevice> none;
   if (backend == BackendKind::kCpu) return none;
-  auto device = DeviceFits::Open();
+  auto device = OfflineDevice::Open();
   if (device.ok()) {
-    if (log) log("scales are searched for on the CUDA device");
+    if (log) log("the CUDA device searches for scales, rounds by GPTQ and multiplies experts");
     return device;
   }
   if (backend == BackendKind::kCuda) {
@@ -21,13 +21,12 @@ absl::StatusOr<std::unique_ptr<DeviceFits>> OpenDeviceFits(BackendKind backend,
                                     std::string(device.status().message())));
   }
   if (CudaStatus().ok() && log) {
-    log(fmt::format("note: scales are searched for on the CPU: {}",
-                    std::string(device.status().message())));
+    log(fmt::format("note: all on the CPU: {}", std::string(device.status().message())));
   }
   return none;
 }
 
-void LogDeviceError(const DeviceFits* device, const DeviceLog& log) {
+void LogDeviceError(const OfflineDevice* device, const DeviceLog& log) {
   if (device == nullptr || device->first_error().ok() || !log) return;
   log(fmt::format("note: the device failed, and the CPU searched for the rest: {}",
                   std::string(device->first_error().message())));

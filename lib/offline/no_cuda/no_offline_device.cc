@@ -1,9 +1,9 @@
 // Stands in for the search on a device in builds without CUDA.
 #include "moert/backend.h"
-#include "offline/device_fits.h"
+#include "offline/offline_device.h"
 
 namespace moert {
 
-absl::StatusOr<std::unique_ptr<DeviceFits>> DeviceFits::Open() { return CudaStatus(); }
+absl::StatusOr<std::unique_ptr<OfflineDevice>> OfflineDevice::Open() { return CudaStatus(); }
 
 }  // namespace moert

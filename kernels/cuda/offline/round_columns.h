@@ -1,0 +1,38 @@
+// GPTQ on a device (lib/offline/gptq.h): rounding some columns of a matrix under scales that are
+// known, and spreading each one's errors over the columns behind it.
+#ifndef MOERT_KERNELS_CUDA_OFFLINE_ROUND_COLUMNS_H_
+#define MOERT_KERNELS_CUDA_OFFLINE_ROUND_COLUMNS_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/offline/gptq_math.h"
+
+struct CUstream_st;
+
+namespace moert::cuda {
+
+/// Columns of a block that a CTA holds in shared memory.
+constexpr int kMostBlockColumns = 128;
+
+/// Of the columns `begin`.. `begin + width` of the matrix, a block, those from `first` on, `count`
+/// of them. Everything is in device memory, row-major.
+struct ColumnRounding {
+  const float* original;  // [rows, k]
+  float* weights;         // [rows, k] up to date; those of the block behind these columns change
+  const float* shares;    // [k, k] of GptqFactor
+  const Fit* fits;        // [rows]
+  float* errors;          // [rows, width] of the block
+  uint8_t* codes;         // [rows, k], or null
+  float* back;            // [rows, k] what the codes stand for, or null
+  int64_t rows, k;
+  int64_t begin;
+  int width, first, count;
+};
+
+/// A cudaError_t. Sums are those of the CPU's vectors (lib/offline/dense_lanes.h) to the bit.
+int LaunchRoundColumns(const ColumnRounding& rounding, const RoundingForm& form,
+                       CUstream_st* stream);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_OFFLINE_ROUND_COLUMNS_H_

@@ -1,0 +1,52 @@
+// One expert and its tokens on a device: what the expert makes of them, and what changes when a
+// block's weights do.
+#ifndef MOERT_LIB_OFFLINE_DEVICE_EXPERT_H_
+#define MOERT_LIB_OFFLINE_DEVICE_EXPERT_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "moert/scheme.h"
+#include "offline/expert_mlp.h"
+#include "offline/gptq.h"
+
+namespace moert {
+
+/// One caller at a time. After an error nothing but the destructor may be called.
+class DeviceExpert {
+ public:
+  enum class Block { kGate, kUp, kDown };
+
+  virtual ~DeviceExpert() = default;
+
+  /// First. x: [rows, hidden].
+  virtual absl::Status Run(const offline::ExpertMatrices& weights, const float* x) = 0;
+  /// Then y [rows, hidden] and h [rows, intermediate], the inputs of down.
+  virtual absl::Status Outputs(float* y) = 0;
+  virtual absl::Status Hidden(float* h) = 0;
+
+  // Changes of the output, of any number of other weights, behind Run and PrepareChanges.
+
+  /// weights: [rows], how much each token counts.
+  virtual absl::Status PrepareChanges(absl::Span<const float> token_weights) = 0;
+  /// Of the inputs of gate and up, or of down, each times its token's weight.
+  virtual absl::StatusOr<InputMoments> Moments(bool down) = 0;
+  /// What ChangeByGptq of those blocks rounds by, from here on.
+  virtual absl::Status SetFactor(bool down, const GptqFactor& factor) = 0;
+  /// Inputs of gate and up, and of down, for the changes from here on; null: those of Run.
+  virtual absl::Status SetInputs(const float* x, const float* h) = 0;
+  /// || weighted change of the output ||_2 with these weights of a block, [out, in].
+  virtual absl::StatusOr<double> Change(Block block, absl::Span<const float> weights) = 0;
+  /// The same with its weights rounded by GPTQ; CanRound(layout).
+  virtual absl::StatusOr<double> ChangeByGptq(Block block, const MatrixLayout& layout) = 0;
+  virtual bool CanRound(const MatrixLayout& layout) const = 0;
+  /// The first `rows` rows of the changes with the gate's and up's last weights together, and with
+  /// down's, which changed last: [rows, hidden] each.
+  virtual absl::Status LastChanges(int64_t rows, float* gate_up, float* down) = 0;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_OFFLINE_DEVICE_EXPERT_H_

@@ -1,0 +1,69 @@
+// What a device does for quantizing and calibrating: it searches for the scales of groups, rounds
+// by GPTQ and multiplies experts. Scales and codes are those of the CPU: groups for which the
+// device cannot tell are left to it.
+#ifndef MOERT_LIB_OFFLINE_OFFLINE_DEVICE_H_
+#define MOERT_LIB_OFFLINE_OFFLINE_DEVICE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "moert/backend.h"
+#include "moert/model.h"
+#include "moert/scheme.h"
+#include "offline/device_expert.h"
+#include "offline/gptq.h"
+#include "offline/hqq.h"
+#include "offline/rtn.h"
+#include "quant/quantized_matrix.h"
+
+namespace moert {
+
+/// Thread-safe.
+class OfflineDevice {
+ public:
+  /// The current CUDA device's. What CudaStatus() says where there is none.
+  static absl::StatusOr<std::unique_ptr<OfflineDevice>> Open();
+  virtual ~OfflineDevice() = default;
+
+  /// What FitGroup and FitHqq find for each group of a matrix, [rows][groups]; not Known() where
+  /// the CPU is to search, which is everywhere after an error and in groups of unusual size.
+  /// weights: row-major [rows, k] of layout.
+  virtual std::vector<GroupScale> Rtn(const MatrixLayout& layout, absl::Span<const float> weights,
+                                      const RtnOptions& options) = 0;
+  virtual std::vector<GroupScale> Hqq(const MatrixLayout& layout, absl::Span<const float> weights,
+                                      const HqqOptions& options) = 0;
+
+  /// As QuantizeGptq without a device, to the bit where the CPU's vectors fuse products. None where
+  /// the CPU is to do it.
+  virtual std::optional<QuantizedMatrix> Gptq(const MatrixLayout& layout,
+                                              absl::Span<const float> weights,
+                                              const GptqFactor& factor,
+                                              const GptqOptions& options) = 0;
+
+  /// An expert of `layer` with so many tokens; waits while as many as can be at once are under way.
+  /// Null where the CPU is to do it. `layer` is borrowed.
+  virtual std::unique_ptr<DeviceExpert> Expert(const MoeLayerSpec& layer, int64_t rows) = 0;
+
+  /// The first error of the device; OK if none.
+  virtual absl::Status first_error() const = 0;
+};
+
+using DeviceLog = std::function<void(const std::string& line)>;
+
+/// What `backend` asks for: null for kCpu, and for kAuto without a device. kCuda fails without one.
+/// `log`, which may be null, is told of a device, and why one that is there is not used.
+absl::StatusOr<std::unique_ptr<OfflineDevice>> OpenOfflineDevice(BackendKind backend,
+                                                                 const DeviceLog& log);
+/// Tells `log` of the device's first error, if there is a device and an error.
+void LogDeviceError(const OfflineDevice* device, const DeviceLog& log);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_OFFLINE_OFFLINE_DEVICE_H_
