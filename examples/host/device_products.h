@@ -12,6 +12,12 @@
 
 namespace moert::host {
 
+/// Weights [out, in] that stay on the device. Outlives no DeviceProducts.
+class DeviceMatrix {
+ public:
+  virtual ~DeviceMatrix() = default;
+};
+
 /// Thread-safe.
 class DeviceProducts {
  public:
@@ -26,7 +32,14 @@ class DeviceProducts {
   virtual absl::Status Multiply(const float* w, int64_t out, int64_t in, const float* x,
                                 int64_t rows, float* y) = 0;
 
-  /// The first error that Multiply returned; OK if none.
+  /// Weights for any number of products. w: [out, in], read until this returns.
+  virtual absl::StatusOr<std::unique_ptr<DeviceMatrix>> Keep(const float* w, int64_t out,
+                                                             int64_t in) = 0;
+  /// The same as Multiply by weights that were kept.
+  virtual absl::Status MultiplyKept(const DeviceMatrix& w, const float* x, int64_t rows,
+                                    float* y) = 0;
+
+  /// The first error that a product returned; OK if none.
   virtual absl::Status first_error() const = 0;
 
   /// For people: the device and the library.

@@ -138,16 +138,36 @@ void Decoder::Embed(absl::Span<const int32_t> tokens, float* residual) const {
   }
 }
 
-void Decoder::AttentionHalf(int layer, SequenceState* scratch, int64_t rows, float* residual,
-                            float* normed) {
+void Decoder::UseDevice(DeviceProducts* device) {
+  for (Layer& layer : layers_) {
+    layer.mixer->UseDevice(device);
+    layer.mlp.UseDevice(device);
+  }
+  (head_.empty() ? embedding_ : head_).UseDevice(device);
+}
+
+std::unique_ptr<SequenceState> Decoder::MakeLayerSequence(int layer, int64_t max_tokens) const {
+  const int64_t capacity = (max_tokens + kPanelWidth - 1) / kPanelWidth * kPanelWidth;
+  std::vector<std::unique_ptr<LayerState>> states(layers_.size());
+  states[layer] = layers_[layer].mixer->NewState(capacity);
+  return std::make_unique<SequenceState>(max_tokens, capacity, std::move(states));
+}
+
+void Decoder::AttentionHalf(int layer, absl::Span<const std::unique_ptr<SequenceState>> scratch,
+                            int64_t rows, float* residual, float* normed) {
   Layer& l = layers_[layer];
-  const RowGroup group{scratch, 0, rows};
+  std::vector<RowGroup> groups;
+  int64_t all = 0;
+  for (const auto& sequence : scratch) {
+    groups.push_back({sequence.get(), all, rows});
+    all += rows;
+  }
   rope_.Extend(rows);
-  delta_.resize(rows * config_.hidden_size);
-  l.mixer_norm.Forward(pool_, residual, rows, normed);
-  l.mixer->Forward(pool_, absl::MakeConstSpan(&group, 1), normed, rows, delta_.data());
+  delta_.resize(all * config_.hidden_size);
+  l.mixer_norm.Forward(pool_, residual, all, normed);
+  l.mixer->Forward(pool_, groups, normed, all, delta_.data());
   for (size_t i = 0; i < delta_.size(); ++i) residual[i] += delta_[i];
-  l.mlp_norm.Forward(pool_, residual, rows, normed);
+  l.mlp_norm.Forward(pool_, residual, all, normed);
 }
 
 void Decoder::DenseHalf(int layer, int64_t rows, const float* normed, float* residual) {

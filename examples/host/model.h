@@ -53,15 +53,21 @@ class Decoder final : public TokenModel {
   /// hidden: [rows, hidden] -> logits [rows, vocab].
   void Logits(const float* hidden, int64_t rows, float* logits) const;
 
-  // The same one layer at a time and one sequence at a time, for callers that compute the MoE
-  // blocks themselves (calibration): Load may then be given no MoE runner. residual, normed: [rows,
-  // hidden], rows being the positions 0.. of a sequence.
+  // The same one layer at a time, for callers that compute the MoE blocks themselves (calibration):
+  // Load may then be given no MoE runner. residual, normed: [rows, hidden], rows being the
+  // positions 0.. of a sequence.
+
+  /// From here on dense products of many rows are the device's, borrowed; see Linear::UseDevice.
+  void UseDevice(DeviceProducts* device);
+  /// A sequence for AttentionHalf of that layer alone, of length 0.
+  std::unique_ptr<SequenceState> MakeLayerSequence(int layer, int64_t max_tokens) const;
 
   void Embed(absl::Span<const int32_t> tokens, float* residual) const;
-  /// Adds a layer's mixer to residual; normed receives the input of its feed-forward block.
-  /// `scratch` is MakeSequence's, for at least `rows` tokens, of length 0.
-  void AttentionHalf(int layer, SequenceState* scratch, int64_t rows, float* residual,
-                     float* normed);
+  /// Adds a layer's mixer to residual; normed receives the input of its feed-forward block. Takes
+  /// sequences of `rows` positions each, one behind the other: `scratch` has one of
+  /// MakeLayerSequence for each.
+  void AttentionHalf(int layer, absl::Span<const std::unique_ptr<SequenceState>> scratch,
+                     int64_t rows, float* residual, float* normed);
   /// Adds the feed-forward block of a layer that is not MoE.
   void DenseHalf(int layer, int64_t rows, const float* normed, float* residual);
   /// The final norm: hidden is what Logits takes.

@@ -67,11 +67,11 @@ void CalibrationStream::Add(const float* residual, int64_t rows) {
 }
 
 void CalibrationStream::RunLayer(int layer, bool dense) {
-  for (int64_t row = 0; row < rows_; row += window_) {
-    float* const residual = residual_.data() + row * hidden_;
-    float* const normed = normed_.data() + row * hidden_;
-    context_.model->Attention(layer, window_, residual, normed);
-    if (dense) context_.model->Dense(layer, window_, normed, residual);
+  context_.model->AttentionOfMany(layer, rows_ / window_, window_, hidden_, residual_.data(),
+                                  normed_.data());
+  for (int64_t row = 0; row < rows_ && dense; row += window_) {
+    context_.model->Dense(layer, window_, normed_.data() + row * hidden_,
+                          residual_.data() + row * hidden_);
   }
 }
 

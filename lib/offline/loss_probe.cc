@@ -17,15 +17,23 @@ double LogSum(const float* logits, int64_t count) {
   return std::log(sum) + largest;
 }
 
-// Of the distribution of `other` from that of `logits`.
-double Divergence(const float* logits, const float* other, int64_t count) {
-  const double total = LogSum(logits, count), other_total = LogSum(other, count);
+// The distribution of logits: p, and the sum of p log p.
+double Distribution(const float* logits, int64_t count, double* p) {
+  const double total = LogSum(logits, count);
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) {
     const double log_p = logits[i] - total;
-    sum += std::exp(log_p) * (log_p - (other[i] - other_total));
+    p[i] = std::exp(log_p);
+    sum += p[i] * log_p;
   }
-  return std::max(sum, 0.0);
+  return sum;
+}
+
+// Of the distribution of `logits` from p.
+double Divergence(const double* p, double p_log_p, const float* logits, int64_t count) {
+  double sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += p[i] * logits[i];
+  return std::max(p_log_p - sum + LogSum(logits, count), 0.0);
 }
 
 }  // namespace
@@ -35,7 +43,6 @@ LossProbe::LossProbe(const ModelContext& context, const CheckpointExperts* exper
     : context_(context),
       experts_(experts),
       device_(device),
-      window_(window),
       tokens_(tokens),
       copies_(context, window) {
   for (Floats& change : changes_) {
@@ -96,18 +103,28 @@ std::vector<std::array<double, 2>> LossProbe::Divergences(const float* hidden) {
   const int64_t copies = copies_.rows() / tokens_;
   const float* const other = copies_.FinishHidden();
   std::vector<double> sums(static_cast<size_t>(copies), 0.0);
-  Floats logits(static_cast<size_t>(window_ * vocab)), perturbed(logits.size());
-  std::vector<double> rows(static_cast<size_t>(window_));
-  for (int64_t first = 0; first < tokens_; first += window_) {
-    context_.model->Logits(window_, hidden + first * copies_.hidden(), logits.data());
+  constexpr int64_t kRows = 128;  // logits of so many are in memory
+  const int64_t most = std::min(kRows, tokens_);
+  Floats logits(static_cast<size_t>(most * vocab));
+  std::vector<double> p(logits.size()), p_log_p(static_cast<size_t>(most)), rows(p_log_p.size());
+  for (int64_t first = 0; first < tokens_; first += most) {
+    const int64_t count = std::min(most, tokens_ - first);
+    context_.model->Logits(count, hidden + first * copies_.hidden(), logits.data());
+    context_.pool->Run(count, [&](int64_t i, int) {
+      p_log_p[static_cast<size_t>(i)] =
+          Distribution(logits.data() + i * vocab, vocab, p.data() + i * vocab);
+    });
     for (int64_t copy = 0; copy < copies; ++copy) {
-      context_.model->Logits(window_, other + (copy * tokens_ + first) * copies_.hidden(),
-                             perturbed.data());
-      context_.pool->Run(window_, [&](int64_t i, int) {
+      context_.model->Logits(count, other + (copy * tokens_ + first) * copies_.hidden(),
+                             logits.data());
+      context_.pool->Run(count, [&](int64_t i, int) {
         rows[static_cast<size_t>(i)] =
-            Divergence(logits.data() + i * vocab, perturbed.data() + i * vocab, vocab);
+            Divergence(p.data() + i * vocab, p_log_p[static_cast<size_t>(i)],
+                       logits.data() + i * vocab, vocab);
       });
-      for (const double row : rows) sums[static_cast<size_t>(copy)] += row;
+      for (int64_t i = 0; i < count; ++i) {
+        sums[static_cast<size_t>(copy)] += rows[static_cast<size_t>(i)];
+      }
     }
   }
   std::vector<std::array<double, 2>> means(static_cast<size_t>(copies / 2));

@@ -53,7 +53,6 @@ class LossProbe {
   const ModelContext context_;
   const CheckpointExperts* const experts_;
   OfflineDevice* const device_;
-  const int64_t window_;
   const int64_t tokens_;
   std::unique_ptr<MoeBlocks> blocks_;
   CalibrationStream copies_;  // two a layer passed

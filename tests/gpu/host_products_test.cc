@@ -7,6 +7,7 @@
 
 #include "cli/pack/host_model.h"
 #include "device_array.h"
+#include "host/blocks/linear.h"
 #include "host/device_products.h"
 #include "moert/default_thread_pool.h"
 #include "offline/sensitivity.h"
@@ -93,6 +94,14 @@ class Counting final : public DeviceProducts {
     ++count;
     return to_->Multiply(w, out, in, x, rows, y);
   }
+  absl::StatusOr<std::unique_ptr<host::DeviceMatrix>> Keep(const float* w, int64_t out,
+                                                           int64_t in) override {
+    return to_->Keep(w, out, in);
+  }
+  absl::Status MultiplyKept(const host::DeviceMatrix& w, const float* x, int64_t rows,
+                            float* y) override {
+    return to_->MultiplyKept(w, x, rows, y);
+  }
   absl::Status first_error() const override { return to_->first_error(); }
   const std::string& name() const override { return to_->name(); }
   int count = 0;
@@ -100,6 +109,34 @@ class Counting final : public DeviceProducts {
  private:
   DeviceProducts* const to_;
 };
+
+TEST_CASE("weights that stay there: the threads' outputs, biases too, and few rows are theirs") {
+  auto products = DeviceProducts::Open(1);
+  REQUIRE_OK(products.status());
+  auto pool = CreateThreadPool({.threads = 2});
+  REQUIRE_OK(pool.status());
+  std::mt19937 rng(8);
+  const int64_t out = 1030, in = 512;
+  const auto w = RandomFloats(static_cast<size_t>(out * in), &rng, 0.1f);
+  const auto bias = RandomFloats(static_cast<size_t>(out), &rng);
+  for (const int64_t rows : {int64_t{700}, int64_t{5}}) {
+    const auto x = RandomFloats(static_cast<size_t>(rows * in), &rng);
+    for (const float* b : {static_cast<const float*>(nullptr), bias.data()}) {
+      host::Linear linear = host::Linear::FromF32(w.data(), out, in, b);
+      std::vector<float> expected(static_cast<size_t>(rows * out)), found = expected;
+      linear.Forward(pool->get(), x.data(), rows, expected.data());
+      linear.UseDevice(products->get());
+      linear.Forward(pool->get(), x.data(), rows, found.data());
+      double apart = 0;
+      for (size_t i = 0; i < found.size(); ++i) {
+        apart = std::max(apart, std::abs(double{found[i]} - expected[i]));
+      }
+      CHECK(apart < 1e-3);
+      CHECK((apart == 0) == (rows == 5));
+    }
+  }
+  CHECK((*products)->first_error().ok());
+}
 
 TEST_CASE("a calibration's Delta does not depend on who multiplies") {
   auto products = DeviceProducts::Open(1);

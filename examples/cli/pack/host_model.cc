@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <utility>
+#include <vector>
 
 #include "cli/common/output.h"
 #include "host/blocks/linear.h"
@@ -20,17 +21,34 @@ namespace {
 constexpr int64_t kDeviceWork = int64_t{1} << 24;
 // A product holds its lane for less time than quantizing what it multiplies takes a thread.
 constexpr int kDeviceLanes = 8;
+// Rows of sequences that pass a layer together.
+constexpr int64_t kAttentionRows = 4096;
 
 class HostModel final : public CalibrationModel {
  public:
   HostModel(std::unique_ptr<host::Decoder> decoder, host::DeviceProducts* device, int64_t window)
-      : decoder_(std::move(decoder)), scratch_(decoder_->MakeSequence(window)), products_(device) {}
+      : decoder_(std::move(decoder)), window_(window), products_(device) {
+    if (device != nullptr) decoder_->UseDevice(device);
+  }
 
   void Embed(absl::Span<const int32_t> tokens, float* residual) override {
     decoder_->Embed(tokens, residual);
   }
   void Attention(int layer, int64_t rows, float* residual, float* normed) override {
-    decoder_->AttentionHalf(layer, scratch_.get(), rows, residual, normed);
+    AttentionOfMany(layer, 1, rows, decoder_->config().hidden_size, residual, normed);
+  }
+  void AttentionOfMany(int layer, int64_t sequences, int64_t rows, int64_t hidden_size,
+                       float* residual, float* normed) override {
+    const int64_t at_once = std::clamp<int64_t>(kAttentionRows / rows, 1, sequences);
+    std::vector<std::unique_ptr<host::SequenceState>> scratch;
+    for (int64_t s = 0; s < at_once; ++s) {
+      scratch.push_back(decoder_->MakeLayerSequence(layer, window_));
+    }
+    for (int64_t s = 0; s < sequences; s += at_once) {
+      const int64_t count = std::min(at_once, sequences - s), at = s * rows * hidden_size;
+      decoder_->AttentionHalf(layer, absl::MakeConstSpan(scratch).first(static_cast<size_t>(count)),
+                              rows, residual + at, normed + at);
+    }
   }
   void Dense(int layer, int64_t rows, const float* normed, float* residual) override {
     decoder_->DenseHalf(layer, rows, normed, residual);
@@ -45,7 +63,7 @@ class HostModel final : public CalibrationModel {
 
  private:
   const std::unique_ptr<host::Decoder> decoder_;
-  const std::unique_ptr<host::SequenceState> scratch_;
+  const int64_t window_;
   HostProducts products_;
 };
 

@@ -42,6 +42,9 @@ class GatedDeltaNet final : public Mixer {
                                                      const HfConfig& config, int layer);
 
   std::unique_ptr<LayerState> NewState(int64_t capacity) const override;
+  void UseDevice(DeviceProducts* device) override {
+    for (Linear* linear : {&in_, &beta_decay_, &out_}) linear->UseDevice(device);
+  }
   void Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x, int64_t rows,
                float* out) override;
 

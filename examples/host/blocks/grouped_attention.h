@@ -24,6 +24,9 @@ class GroupedAttention final : public Mixer {
                                                      const Rope* rope);
 
   std::unique_ptr<LayerState> NewState(int64_t capacity) const override;
+  void UseDevice(DeviceProducts* device) override {
+    for (Linear* linear : {&q_, &k_, &v_, &o_}) linear->UseDevice(device);
+  }
   void Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x, int64_t rows,
                float* out) override;
 

@@ -30,6 +30,9 @@ class LatentAttention final : public Mixer {
                                                      const Rope* rope);
 
   std::unique_ptr<LayerState> NewState(int64_t capacity) const override;
+  void UseDevice(DeviceProducts* device) override {
+    for (Linear* linear : {&q_down_, &q_, &kv_down_, &o_}) linear->UseDevice(device);
+  }
   void Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x, int64_t rows,
                float* out) override;
 

@@ -14,6 +14,10 @@ namespace {
 constexpr int64_t kRowsPerJob = 64;
 // Multiply-adds below which handing out a job costs more than it gains.
 constexpr int64_t kWorkPerJob = 1 << 18;
+// Multiply-adds from which the way to a device and back is worth it, and rows: for each, inputs and
+// outputs are copied.
+constexpr int64_t kDeviceWork = int64_t{1} << 26;
+constexpr int64_t kDeviceRows = 64;
 
 }  // namespace
 
@@ -77,8 +81,29 @@ Linear Linear::FromF32(const float* weights, int64_t out, int64_t in, const floa
   return linear;
 }
 
+void Linear::UseDevice(DeviceProducts* device) {
+  if (empty()) return;
+  std::vector<float> weights(static_cast<size_t>(out_ * in_));
+  for (int64_t row = 0; row < out_; ++row) Row(row, weights.data() + row * in_);
+  auto kept = device->Keep(weights.data(), out_, in_);
+  if (!kept.ok()) return;  // as first_error says
+  device_ = device;
+  on_device_ = *std::move(kept);
+}
+
+bool Linear::ForwardOnDevice(const float* x, int64_t rows, float* y) const {
+  if (on_device_ == nullptr || rows < kDeviceRows || rows * in_ * out_ < kDeviceWork ||
+      !device_->MultiplyKept(*on_device_, x, rows, y).ok()) {
+    return false;
+  }
+  for (int64_t row = 0; row < rows && !bias_.empty(); ++row) {
+    for (int64_t c = 0; c < out_; ++c) y[row * out_ + c] += bias_[c];
+  }
+  return true;
+}
+
 void Linear::Forward(ThreadPool* pool, const float* x, int64_t rows, float* y) const {
-  if (rows <= 0) return;
+  if (rows <= 0 || ForwardOnDevice(x, rows, y)) return;
   const int64_t row_jobs = (rows + kRowsPerJob - 1) / kRowsPerJob;
   const int64_t panel_work = std::min(rows, kRowsPerJob) * in_ * kPanelWidth;
   // A multiple of 8: the few-rows kernels run 8 panels side by side.

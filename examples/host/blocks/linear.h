@@ -3,10 +3,12 @@
 #define MOERT_EXAMPLES_HOST_BLOCKS_LINEAR_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "host/aligned.h"
+#include "host/device_products.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/thread_pool.h"
 
@@ -24,7 +26,12 @@ class Linear {
   /// From fp32 weights [out, in] in memory, kept as fp32; `bias` null or [out].
   static Linear FromF32(const float* weights, int64_t out, int64_t in, const float* bias);
 
-  /// x: [rows, in], y: [rows, out], both dense. The bits of a row do not depend on the others.
+  /// From here on products of many rows are the device's, borrowed; what it refuses the threads do.
+  /// The weights stay here, too.
+  void UseDevice(DeviceProducts* device);
+
+  /// x: [rows, in], y: [rows, out], both dense. The bits of a row do not depend on the others, but
+  /// for what a device does.
   void Forward(ThreadPool* pool, const float* x, int64_t rows, float* y) const;
 
   /// Row `index` of W, widened to fp32: how an embedding is looked up. dst: [in].
@@ -39,6 +46,8 @@ class Linear {
  private:
   Linear(int64_t out, int64_t in, bool bf16);
   int64_t panels() const { return (out_ + 15) / 16; }
+  /// False: the threads are to do it.
+  bool ForwardOnDevice(const float* x, int64_t rows, float* y) const;
   template <typename T>
   void PackRow(int64_t row, const T* weights, AlignedVector<T>* packed);
 
@@ -48,6 +57,8 @@ class Linear {
   AlignedVector<float> f32_;
   AlignedVector<uint16_t> bf16_;
   AlignedVector<float> bias_;  // padded to whole panels, or empty
+  DeviceProducts* device_ = nullptr;
+  std::shared_ptr<const DeviceMatrix> on_device_;
 };
 
 }  // namespace moert::host

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "host/blocks/rope.h"
+#include "host/device_products.h"
 #include "host/sequence_state.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
@@ -23,6 +24,9 @@ class Mixer {
 
   /// What it keeps of a sequence; capacity: positions, a multiple of 16.
   virtual std::unique_ptr<LayerState> NewState(int64_t capacity) const = 0;
+
+  /// See Linear::UseDevice.
+  virtual void UseDevice(DeviceProducts* device) = 0;
 
   /// x, out: [rows, hidden], all rows of all groups; may not overlap. The rope must reach the last
   /// position. Writes to the sequences' states but leaves their lengths. A row's result depends

@@ -20,6 +20,11 @@ class Mlp {
   static absl::StatusOr<Mlp> Load(const Checkpoint& checkpoint, const std::string& name,
                                   int64_t hidden, int64_t intermediate, Activation activation);
 
+  /// See Linear::UseDevice.
+  void UseDevice(DeviceProducts* device) {
+    for (Linear* linear : {&gate_, &up_, &down_}) linear->UseDevice(device);
+  }
+
   /// x, out: [rows, hidden]; may not overlap. Not thread-safe: uses scratch.
   void Forward(ThreadPool* pool, const float* x, int64_t rows, float* out);
 

@@ -34,6 +34,17 @@ struct Lane {
   Buffer w, x, y;
 };
 
+struct Kept final : DeviceMatrix {
+  Kept(int on, int64_t rows, int64_t columns) : device(on), out(rows), in(columns) {}
+  ~Kept() override {
+    const gpu::DeviceScope scope(device);
+    w = Buffer();
+  }
+  const int device;
+  const int64_t out, in;
+  Buffer w;
+};
+
 absl::StatusOr<float*> Grown(Buffer* buffer, int64_t floats) {
   const int64_t bytes = floats * static_cast<int64_t>(sizeof(float));
   if (buffer->bytes() < bytes) {
@@ -63,14 +74,31 @@ class CublasProducts final : public DeviceProducts {
 
   absl::Status Multiply(const float* w, int64_t out, int64_t in, const float* x, int64_t rows,
                         float* y) override {
-    if (rows <= 0) return absl::OkStatus();
-    const gpu::DeviceScope scope(device_);
-    Lane* const lane = Take();
-    const absl::Status status = Run(lane, w, out, in, x, rows, y);
-    // What is enqueued reads the caller's memory; nothing may be left of it after an error.
-    if (!status.ok()) cudaStreamSynchronize(lane->stream);
-    Return(lane, status);
-    return status;
+    return OnLane([&](Lane* lane) -> absl::Status {
+      MOERT_ASSIGN_OR_RETURN(float* const device_w, Grown(&lane->w, out * in));
+      MOERT_RETURN_IF_ERROR(Upload(w, out * in, device_w, lane));
+      return Run(lane, device_w, out, in, x, rows, y);
+    });
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceMatrix>> Keep(const float* w, int64_t out,
+                                                     int64_t in) override {
+    auto kept = std::make_unique<Kept>(device_, out, in);
+    MOERT_RETURN_IF_ERROR(OnLane([&](Lane* lane) -> absl::Status {
+      MOERT_ASSIGN_OR_RETURN(float* const device_w, Grown(&kept->w, out * in));
+      MOERT_RETURN_IF_ERROR(Upload(w, out * in, device_w, lane));
+      RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(lane->stream));
+      return absl::OkStatus();
+    }));
+    return kept;
+  }
+  absl::Status MultiplyKept(const DeviceMatrix& w, const float* x, int64_t rows,
+                            float* y) override {
+    const auto& kept = static_cast<const Kept&>(w);
+    return OnLane([&](Lane* lane) {
+      return Run(lane, reinterpret_cast<const float*>(kept.w.data()), kept.out, kept.in, x, rows,
+                 y);
+    });
   }
 
   absl::Status first_error() const override {
@@ -80,20 +108,34 @@ class CublasProducts final : public DeviceProducts {
   const std::string& name() const override { return name_; }
 
  private:
-  static absl::Status Run(Lane* lane, const float* w, int64_t out, int64_t in, const float* x,
-                          int64_t rows, float* y) {
+  template <typename Work>
+  absl::Status OnLane(const Work& work) {
+    const gpu::DeviceScope scope(device_);
+    Lane* const lane = Take();
+    const absl::Status status = work(lane);
+    // What is enqueued reads the caller's memory; nothing may be left of it after an error.
+    if (!status.ok()) cudaStreamSynchronize(lane->stream);
+    Return(lane, status);
+    return status;
+  }
+
+  static absl::Status Upload(const float* from, int64_t count, float* to, Lane* lane) {
+    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(float),
+                                         cudaMemcpyHostToDevice, lane->stream));
+    return absl::OkStatus();
+  }
+
+  /// device_w: on the device; x and y are not.
+  static absl::Status Run(Lane* lane, const float* device_w, int64_t out, int64_t in,
+                          const float* x, int64_t rows, float* y) {
+    if (rows <= 0) return absl::OkStatus();
     constexpr auto kBytes = sizeof(float);
     const int64_t at_once = std::clamp<int64_t>(kFloatsAtOnce / (in + out), 1, rows);
-    MOERT_ASSIGN_OR_RETURN(float* const device_w, Grown(&lane->w, out * in));
     MOERT_ASSIGN_OR_RETURN(float* const device_x, Grown(&lane->x, at_once * in));
     MOERT_ASSIGN_OR_RETURN(float* const device_y, Grown(&lane->y, at_once * out));
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device_w, w, static_cast<size_t>(out * in) * kBytes,
-                                         cudaMemcpyHostToDevice, lane->stream));
     for (int64_t first = 0; first < rows; first += at_once) {
       const int64_t count = std::min(at_once, rows - first);
-      RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device_x, x + first * in,
-                                           static_cast<size_t>(count * in) * kBytes,
-                                           cudaMemcpyHostToDevice, lane->stream));
+      MOERT_RETURN_IF_ERROR(Upload(x + first * in, count * in, device_x, lane));
       MOERT_RETURN_IF_ERROR(
           lane->cublas->MultiplyF32(device_w, out, in, device_x, count, device_y));
       RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(y + first * out, device_y,

@@ -27,9 +27,9 @@ class MatrixProducts {
                         int64_t rows, float* y) = 0;
 };
 
-/// One sequence and one layer at a time, by one thread. Rows are positions 0, 1, ... of a sequence,
-/// at most as many as the window that the model was opened with; residual, normed and hidden are
-/// [rows, hidden size], fp32.
+/// One layer at a time, by one thread. Rows are positions 0, 1, ... of a sequence, at most as many
+/// as the window that the model was opened with; residual, normed and hidden are [rows, hidden
+/// size], fp32.
 class CalibrationModel {
  public:
   virtual ~CalibrationModel() = default;
@@ -39,6 +39,14 @@ class CalibrationModel {
   /// Adds a layer's attention block to residual; normed receives the input of its feed-forward
   /// block.
   virtual void Attention(int layer, int64_t rows, float* residual, float* normed) = 0;
+  /// The same of sequences of `rows` positions each, one behind the other. A host may take many
+  /// together; by default they are taken one by one.
+  virtual void AttentionOfMany(int layer, int64_t sequences, int64_t rows, int64_t hidden_size,
+                               float* residual, float* normed) {
+    for (int64_t s = 0; s < sequences; ++s) {
+      Attention(layer, rows, residual + s * rows * hidden_size, normed + s * rows * hidden_size);
+    }
+  }
   /// Adds the feed-forward block of a layer that is not MoE.
   virtual void Dense(int layer, int64_t rows, const float* normed, float* residual) = 0;
   /// The final norm.
