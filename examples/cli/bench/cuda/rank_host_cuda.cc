@@ -54,8 +54,9 @@ class CudaRank final : public RankHost {
     };
     std::vector<uint16_t> narrow;  // as long as the copies run
     if (dtype == DType::kBF16) {
-      for (const float v : step.hidden)
+      for (const float v : step.hidden) {
         narrow.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(v) >> 16));
+      }
       RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(x_, narrow.data(), narrow.size() * 2,
                                            cudaMemcpyHostToDevice, stream_.get()));
     } else {
