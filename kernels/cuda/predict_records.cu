@@ -20,6 +20,7 @@ struct PredictScratch {
   int32_t victims[kFewExperts];  // who is in them; -1: nobody
   uint8_t held[kFewExperts];
   float kth[kFewTokens];
+  uint64_t most, least;  // of a fill: who is worth most, who would leave
   int came[kHitBins], seen[kHitBins];
 };
 
@@ -128,13 +129,50 @@ __device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick
   }
 }
 
-__device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int place, int victim) {
+/// Fills in the places that may be taken: slots of nobody, then those of idle experts as they
+/// leave. By all threads.
+__device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int experts, bool free,
+                                           int num_free, bool idle, PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  auto* const keys = reinterpret_cast<LeavingKey*>(scratch.keys);
+  if (e < experts) keys[e] = idle ? KeyOfLeaving(rows[e], scratch.worth[e]) : LeavingKey{};
+  __syncthreads();
+  if (free) {
+    const int at = FreeBefore(scratch.held, e);
+    scratch.places[at] = e;
+    scratch.victims[at] = -1;
+  }
+  if (idle) {
+    const int at = num_free + VictimRank(keys, experts, e);
+    scratch.places[at] = rows[e].slot;
+    scratch.victims[at] = e;
+  }
+  __syncthreads();
+}
+
+/// Who is brought for what it is worth, into the first of the places; -1: nobody. By all threads.
+__device__ __forceinline__ int FindFill(bool absent, int num_free, bool idle,
+                                        PredictScratch& scratch) {
+  const double worth = absent || idle ? scratch.worth[threadIdx.x] : 0;
+  FindLeast(absent, -worth, &scratch.most);
+  FindLeast(idle, worth, &scratch.least);
+  __syncthreads();
+  const uint64_t most = scratch.most, least = scratch.least;
+  if (most == kNobodyLends || (num_free == 0 && least == kNobodyLends)) return -1;
+  const double leaving = num_free > 0 ? 0 : scratch.worth[NumberOf(least)];
+  const int fill = NumberOf(most);
+  return ClearlyWorthMore(scratch.worth[fill], leaving) ? fill : -1;
+}
+
+__device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int place, int victim,
+                                                   bool fill) {
   PrefetchedRecord record;
   const ServedRecord of = args.records[threadIdx.x];
   record.copy = {of.host, args.slots[place], of.bytes};
   record.expert = static_cast<int32_t>(threadIdx.x);
   record.victim = victim;
   record.slot = place;
+  record.fill = fill ? 1 : 0;
   return record;
 }
 
@@ -157,6 +195,7 @@ __global__ void __launch_bounds__(kFewExperts)
     return;
   }
   if (e < kHitBins) scratch.came[e] = scratch.seen[e] = 0;
+  if (e == 0) scratch.most = scratch.least = kNobodyLends;
   if (is_expert) {
     rows[e] = args.rows[e];
     scratch.held[e] = args.slots[e] == nullptr ? 1 : 0;
@@ -191,23 +230,9 @@ __global__ void __launch_bounds__(kFewExperts)
   const int num_idle = __syncthreads_count(idle);
 
   // Only now and then is there anything to bring.
-  auto* const keys = reinterpret_cast<LeavingKey*>(scratch.keys);
   if (candidates > 0) {
-    if (is_expert) {
-      scratch.wish[e] = candidate ? probability : -1;
-      keys[e] = idle ? KeyOfLeaving(rows[e], scratch.worth[e]) : LeavingKey{};
-    }
-    __syncthreads();
-    if (free) {
-      const int at = FreeBefore(scratch.held, e);
-      scratch.places[at] = e;
-      scratch.victims[at] = -1;
-    }
-    if (idle) {
-      const int at = num_free + VictimRank(keys, experts, e);
-      scratch.places[at] = rows[e].slot;
-      scratch.victims[at] = e;
-    }
+    if (is_expert) scratch.wish[e] = candidate ? probability : -1;
+    RankPlaces(rows, experts, free, num_free, idle, scratch);
   }
   if (e == 0) first_refused = min(min(candidates, num_free + num_idle), kMostPrefetched);
   __syncthreads();
@@ -223,10 +248,19 @@ __global__ void __launch_bounds__(kFewExperts)
   __syncthreads();
   const int count = first_refused;
   if (rank < count) {
-    args.prefetch->records[rank] = Listed(args, scratch.places[rank], scratch.victims[rank]);
+    args.prefetch->records[rank] =
+        Listed(args, scratch.places[rank], scratch.victims[rank], /*fill=*/false);
+  }
+  int fill = -1;
+  if (count == 0 && args.fills != 0) {
+    fill = FindFill(is_expert && !present, num_free, idle, scratch);
+    if (fill >= 0 && candidates == 0) RankPlaces(rows, experts, free, num_free, idle, scratch);
+    if (e == fill) {
+      args.prefetch->records[0] = Listed(args, scratch.places[0], scratch.victims[0], true);
+    }
   }
   if (e == 0) {
-    args.prefetch->count = count;
+    args.prefetch->count = fill >= 0 ? 1 : count;
     args.prefetch->settled = 0;
     *args.call = {args.tokens, 0};
     args.tally->listed += static_cast<uint64_t>(count);

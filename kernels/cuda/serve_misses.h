@@ -63,7 +63,7 @@ struct ServedLayer {
 struct ServedTally {
   uint64_t lookups = 0;  // distinct experts of a call
   uint64_t hits = 0;
-  uint64_t loads = 0;  // misses, copied or read in place
+  uint64_t loads = 0;  // misses, copied or read in place, and fills
   uint64_t bytes = 0;  // of these
   uint64_t evictions = 0;
   // Prefetched records: listed; of these used when they were there, or on their way; begun and not
@@ -86,6 +86,10 @@ struct ServedTally {
   uint64_t slots_low = 0;
   double mass_low = 0;
   double worst_low_share = 0;
+  // Records that were brought for what they are worth (PrefetchedRecord::fill); of these wanted
+  // while they were on their way. Not among the prefetched ones.
+  uint64_t fills = 0;
+  uint64_t late_fills = 0;
 };
 
 /// A record on its way into a slot.
@@ -153,7 +157,7 @@ struct PrefetchedRecord {
   int32_t slot = -1;
   int32_t state = kPrefetchListed;
   int32_t done = 0;  // CTAs that have copied what falls to them
-  int32_t unused = 0;
+  int32_t fill = 0;  // 1: listed for what it is worth, not because it may be wanted now
 };
 constexpr int kMostPrefetched = 8;
 /// Those of a layer.
@@ -262,6 +266,7 @@ MOERT_HOST_DEVICE inline uint64_t LendingKey(float worth, uint32_t number) {
   bits ^= bits >> 31 != 0 ? ~0U : 1U << 31;
   return static_cast<uint64_t>(bits) << 32 | number;
 }
+MOERT_HOST_DEVICE inline int NumberOf(uint64_t key) { return static_cast<int>(key & 0xffffffff); }
 constexpr uint64_t kNobodyLends = ~uint64_t{0};
 /// Of a layer that a call of layer `mine` may ask: not itself, and not the next one, whose slots
 /// are looked at meanwhile; nor one whose prefetches are not settled.

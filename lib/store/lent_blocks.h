@@ -46,7 +46,7 @@ struct LentLayer {
 struct ServedCount {
   int64_t lookups = 0;
   int64_t hits = 0;
-  int64_t loads = 0;  // low ones too
+  int64_t loads = 0;  // low ones and fills too
   int64_t bytes = 0;  // of the loads
   int64_t evictions = 0;
   // Prefetches: listed; used when they were there, or on their way; begun and not used; bytes of
@@ -67,6 +67,9 @@ struct ServedCount {
   int64_t low_loads = 0;
   int64_t slots_low = 0;
   double mass_low = 0;
+  // Loads behind calls, of experts that are worth them; those of these that a call waited for.
+  int64_t fills = 0;
+  int64_t late_fills = 0;
 };
 
 }  // namespace moert

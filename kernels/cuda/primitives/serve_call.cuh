@@ -115,9 +115,11 @@ struct Prefetched {
   int arrived;  // wanted
   int late;     // likewise
   int wasted;
-  int inserted;
+  int fills;  // that are there or will be
+  int late_fills;
+  int inserted;  // fills too
   int evicted;
-  unsigned long long bytes;
+  unsigned long long bytes, fill_bytes;
 };
 
 /// Drops, stops or goes on with what was prefetched for the call, and changes `rows` and who holds
@@ -140,14 +142,19 @@ __device__ __forceinline__ void SettleAll(LayerPrefetch& list, const Known& know
     SettlePrefetch(record, end, known.layer.tick, rows);
     if (end == PrefetchEnd::kUnderWay) coming[record.expert] = 1;
     const bool arrived = end == PrefetchEnd::kArrived, late = end == PrefetchEnd::kUnderWay;
-    if (arrived && wanted) atomicAdd(&sums->arrived, 1);
-    if (late) atomicAdd(&sums->late, 1);
+    const bool fill = record.fill != 0;
+    if (arrived && wanted && !fill) atomicAdd(&sums->arrived, 1);
+    if (late) atomicAdd(fill ? &sums->late_fills : &sums->late, 1);
     if (arrived || late) atomicAdd(&sums->inserted, 1);
-    if (end == PrefetchEnd::kBroken || (arrived && !wanted)) atomicAdd(&sums->wasted, 1);
+    if ((arrived || late) && fill) atomicAdd(&sums->fills, 1);
+    if ((end == PrefetchEnd::kBroken || (arrived && !wanted)) && !fill) {
+      atomicAdd(&sums->wasted, 1);
+    }
     if (end != PrefetchEnd::kNothing) {
       held[record.slot] = arrived || late ? 1 : 0;
       if (record.victim >= 0) atomicAdd(&sums->evicted, 1);
-      atomicAdd(&sums->bytes, static_cast<unsigned long long>(record.copy.bytes));
+      atomicAdd(fill ? &sums->fill_bytes : &sums->bytes,
+                static_cast<unsigned long long>(record.copy.bytes));
     }
   }
   __syncthreads();
@@ -206,16 +213,7 @@ __device__ __forceinline__ void TakeSlot(const SlotLenders& lenders, const Serve
   lenders.slots[int64_t{lenders.mine} * experts + hole] = lender.spare_at;
 }
 
-/// By all threads: whose expert is worth least of those that are there.
-__device__ __forceinline__ void FindSpare(bool present, double worth, uint64_t* spare) {
-  const uint64_t key = present ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends;
-  const auto high = static_cast<uint32_t>(key >> 32);
-  const uint32_t alike = __ballot_sync(~0U, high == __reduce_min_sync(~0U, high));
-  if (present && threadIdx.x % 32 == __ffs(static_cast<int>(alike)) - 1) {
-    atomicMin(reinterpret_cast<unsigned long long*>(spare), static_cast<unsigned long long>(key));
-  }
-}
-/// By its thread.
+/// By the thread of the expert that is worth least of those that are there.
 __device__ __forceinline__ void OfferSpare(ServedLayer* layer, double worth, int slot,
                                            uint8_t* at) {
   layer->spare_at = at;
@@ -243,14 +241,17 @@ __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const Serve
     if (more != 0) atomicAdd(at, static_cast<unsigned long long>(more));
   };
   add(&ServedTally::lookups, wanted);
-  add(&ServedTally::hits, wanted - call.misses - low - prefetched.arrived - prefetched.late);
-  add(&ServedTally::loads, call.misses);
-  add(&ServedTally::bytes, bytes);
+  add(&ServedTally::hits,
+      wanted - call.misses - low - prefetched.arrived - prefetched.late - prefetched.late_fills);
+  add(&ServedTally::loads, call.misses + prefetched.fills);
+  add(&ServedTally::bytes, bytes + static_cast<int64_t>(prefetched.fill_bytes));
   add(&ServedTally::evictions, call.evictions() + call.borrowed + prefetched.evicted);
   add(&ServedTally::arrived, prefetched.arrived);
   add(&ServedTally::late, prefetched.late);
   add(&ServedTally::wasted, prefetched.wasted);
   add(&ServedTally::brought_bytes, static_cast<int64_t>(prefetched.bytes));
+  add(&ServedTally::fills, prefetched.fills);
+  add(&ServedTally::late_fills, prefetched.late_fills);
 }
 
 /// Where an expert that is wanted is multiplied from after the call; its copy, where it has one.
@@ -431,13 +432,14 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
     }
   }
   AddMissed(record, mine.miss || low.mine, &words);
-  if (lends) FindSpare(at != nullptr, worth, &spare);
+  if (lends) FindLeast(at != nullptr, worth, &spare);
   if (args.ids != nullptr) {
     GiveSlots(args, slot, table.counts);
   } else {
     if (e == args.experts) ready = *args.shared;
     __syncthreads();  // the tiles take the scratch
-    GiveWaves(args, ready, late, count, call.copies() + prefetched.late > 0, scratch.tiles);
+    const int waited = call.copies() + prefetched.late + prefetched.late_fills;
+    GiveWaves(args, ready, late, count, waited > 0, scratch.tiles);
   }
   __syncthreads();
   if (lends && at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {

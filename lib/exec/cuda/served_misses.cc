@@ -347,6 +347,7 @@ PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   args.bins = memory.bins + First(layer) * kFewTokens;
   args.wanted = memory.wanted + First(layer);
   args.call = memory.calls + layer;
+  args.fills = rules_.low() ? 1 : 0;
   return args;
 }
 
@@ -458,6 +459,8 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
     added->low_answers += more(&ServedTally::low);
     added->slots_low += more(&ServedTally::slots_low);
     added->mass_low += now[l].mass_low - seen_[l].mass_low;
+    added->fills += more(&ServedTally::fills);
+    added->late_fills += more(&ServedTally::late_fills);
     seen_[l] = now[l];
   }
   if (!rules_.low_stands_by) added->low_loads = added->low_answers;
