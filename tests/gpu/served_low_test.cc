@@ -276,6 +276,21 @@ TEST_CASE("no call waits, and a step is one graph launch") {
   }
 }
 
+TEST_CASE("within a loss auto answers low on the device, in steps that can be captured") {
+  EngineOptions options = Options("auto:loss=0.2", 0.3);
+  options.profile.link_bytes_per_s = 1e6;  // whoever waits, waits long
+  const auto source = std::make_shared<SyntheticSource>(TwoVersions());
+  const auto served = Engine::Create(source, options);
+  REQUIRE_OK(served.status());
+  CHECK((*served)->strategy() == "graded:hi=bf16,lo=low,loss=0.2,balancer=0");
+  CHECK((*served)->graph_safe());
+  options.host_budget = -1;  // records are kept as they are read
+  const auto balanced = Engine::Create(source, options);
+  REQUIRE_OK(balanced.status());
+  CHECK((*balanced)->strategy() == "graded:hi=bf16,lo=low,loss=0.2");
+  CHECK(!(*balanced)->graph_safe());
+}
+
 TEST_CASE("calls that are not of decode wait for high versions") {
   LowByRule served("loss=0.5", Shape().layers * 18);
   Chain all("resident", 1, TwoVersions());
