@@ -1,14 +1,14 @@
 // Misses of a layer call served by the device: who is there, who leaves, what is copied, decided
 // behind top-k by one CTA, with no host.
 //
-// Three rules, over the slots that a layer owns: who leaves is the expert that is worth least
-// (ServedUse), or the one of the lowest average score (ServedScores), or the one unused for
-// longest. An expert of the call never leaves, misses wanted by more tokens come first, and a miss
-// for which no slot is left is multiplied where it lies, in mapped host memory. So a call of any
-// size is right with any number of slots, and while the host owns the slots (ServedLayer::lent is
-// 0) every expert of a call is such a miss and nothing changes. By worth, where a policy's layers
-// share their slots, a call that would push somebody out takes one slot of the layer whose least
-// expert is worth less, if there is one (SlotLenders).
+// Four rules, over the slots that a layer owns: who leaves is the expert that is worth least
+// (ServedUse), or the one of the lowest average score (ServedScores), or who ARC's lists say
+// (ServedArc), or the one unused for longest. An expert of the call never leaves, misses wanted by
+// more tokens come first, and a miss for which no slot is left is multiplied where it lies, in
+// mapped host memory. So a call of any size is right with any number of slots, and while the host
+// owns the slots (ServedLayer::lent is 0) every expert of a call is such a miss and nothing
+// changes. By worth, where a policy's layers share their slots, a call that would push somebody out
+// takes one slot of the layer whose least expert is worth less, if there is one (SlotLenders).
 //
 // Where experts have a lower version (LowVersions), misses that weigh little in their requests are
 // answered by it, from where it lies. They are brought by nobody and push nobody out.
@@ -24,6 +24,7 @@
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/low_answers.h"
 #include "kernels/cuda/route.h"
+#include "kernels/cuda/served_arc.h"
 #include "kernels/cuda/served_use.h"
 
 struct CUstream_st;
@@ -191,6 +192,15 @@ MOERT_HOST_DEVICE inline void SettlePrefetch(const PrefetchedRecord& record, Pre
   rows[record.expert].slot = record.slot;
 }
 
+/// The same in ARC's lists, in front of the call that settles it. What is under way enters them
+/// behind its request, as the miss that it came too late for.
+MOERT_HOST_DEVICE inline void SettlePrefetch(int expert, int victim, PrefetchEnd end,
+                                             const ServedArc& lists) {
+  if (end == PrefetchEnd::kNothing) return;
+  if (victim >= 0) lists.Evicted(victim);
+  if (end == PrefetchEnd::kArrived) lists.Inserted(expert, /*prefetch=*/true);
+}
+
 /// Whether a prefetch that is wanted with `probability` is worth its victim, wanted with
 /// `victims`: right, it spares a call its wait, unless that waits for the victim; wrong, it costs
 /// the uses that the victim would have had until it had to leave anyway, about a call over the
@@ -319,6 +329,9 @@ struct ServeMissesArgs {
   int32_t window = 0;
   double* sums = nullptr;    // [experts]
   float* history = nullptr;  // [window, experts]
+  // Of the rule by ARC's lists, or null.
+  ArcState* arc = nullptr;
+  ArcNode* arc_nodes = nullptr;  // [experts]
   int32_t tokens = 0;
   int32_t top_k = 1;
   SlotLenders lenders;

@@ -53,6 +53,8 @@ struct PredictArgs {
   const ServedUse* use = nullptr;  // or null
   int32_t window = 0;
   const double* sums = nullptr;
+  ArcState* arc = nullptr;
+  ArcNode* arc_nodes = nullptr;
   const ServedRecord* records = nullptr;
   uint8_t* const* slots = nullptr;
   ServedTally* tally = nullptr;

@@ -41,7 +41,8 @@ using ExpertNumbering = std::vector<std::vector<int32_t>>;
 /// By which rules a device may serve misses (Strategy::misses_by_rule, PolicyTraits).
 struct ServedRules {
   bool by_worth = false;
-  int score_window = 0;       // neither: least recently used
+  int score_window = 0;
+  bool by_arc = false;        // none of these: least recently used
   bool shares_slots = false;  // by worth, over all layers
   bool ruled = false;         // routing is by the expert-cache rule, not the model's choice
   // What is prefetched.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/cuda/served_arc.h"
 #include "kernels/cuda/served_use.h"
 #include "moert/model.h"
 
@@ -40,6 +41,8 @@ struct LentLayer {
   std::vector<cuda::ServedUse> use;  // [E], by worth
   std::vector<float> scores;         // [LentUse::window(), E], by average score: see ServedScores
   std::vector<double> sums;          // [E], of these
+  cuda::ArcState arc;                // by the lists of ARC
+  std::vector<cuda::ArcNode> arc_nodes;  // [E], of these
 };
 
 /// What lookups and loads have counted while the blocks were lent.
