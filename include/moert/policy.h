@@ -70,6 +70,8 @@ struct PolicyTraits {
   bool by_worth = false;
   /// Likewise the one with the lowest average score over so many calls of the layer. 0: not so.
   int score_window = 0;
+  /// Likewise by the lists of ARC, which the policy can hand over.
+  bool by_arc = false;
   /// Routing, of the built-in policies: Rule goes by the phase alone, so a recorded call keeps its
   /// own.
   bool rule_by_phase = false;

@@ -2,6 +2,7 @@
 // which records are brought for it (served_prefetch.h): one CTA, a thread an expert.
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/primitives/arc_call.cuh"
 #include "kernels/cuda/primitives/choose_experts.cuh"
 #include "kernels/cuda/primitives/served_slots.cuh"
 #include "kernels/cuda/served_prefetch.h"
@@ -19,7 +20,12 @@ struct PredictScratch {
   int32_t places[kFewExperts];   // slots of nobody, then those of victims
   int32_t victims[kFewExperts];  // who is in them; -1: nobody
   uint8_t held[kFewExperts];
+  // By the lists of ARC, whose nodes lie in `keys`: who comes, by rank, and who may leave.
+  alignas(ArcState) uint8_t arc[sizeof(ArcState)];
+  int32_t wishes[kMostPrefetched];
+  uint8_t allowed[kFewExperts];
   float kth[kFewTokens];
+  uint64_t most, least;  // of a fill: who is worth most, who would leave
   int came[kHitBins], seen[kHitBins];
 };
 
@@ -119,22 +125,87 @@ __device__ __forceinline__ bool MayBring(const PredictArgs& args, const PredictS
 
 /// A list that no call has settled: nothing of it moves any more.
 __device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick,
-                                           ServedExpert* rows) {
+                                           ServedExpert* rows, const ServedArc& lists) {
   const LayerPrefetch& list = *args.prefetch;
   const int i = threadIdx.x;
+  for (int r = 0; args.arc != nullptr && i == 0 && list.settled == 0 && r < list.count; ++r) {
+    const PrefetchedRecord& record = list.records[r];
+    SettlePrefetch(record.expert, record.victim,
+                   EndOfPrefetch(record.state, record.done, /*wanted=*/false), lists);
+  }
   if (list.settled == 0 && i < list.count) {
     const PrefetchedRecord& record = list.records[i];
     SettlePrefetch(record, EndOfPrefetch(record.state, record.done, /*wanted=*/false), tick, rows);
   }
 }
 
-__device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int place, int victim) {
+/// Fills in the places that may be taken: slots of nobody, then those of idle experts as they
+/// leave. By all threads.
+__device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int experts, bool free,
+                                           int num_free, bool idle, PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  auto* const keys = reinterpret_cast<LeavingKey*>(scratch.keys);
+  if (e < experts) keys[e] = idle ? KeyOfLeaving(rows[e], scratch.worth[e]) : LeavingKey{};
+  __syncthreads();
+  if (free) {
+    const int at = FreeBefore(scratch.held, e);
+    scratch.places[at] = e;
+    scratch.victims[at] = -1;
+  }
+  if (idle) {
+    const int at = num_free + VictimRank(keys, experts, e);
+    scratch.places[at] = rows[e].slot;
+    scratch.victims[at] = e;
+  }
+  __syncthreads();
+}
+
+/// The same by the lists of ARC, for those that come by `rank`; the lists are changed. By all
+/// threads.
+__device__ __forceinline__ void RankArcPlaces(const ServedArc& lists, const ServedExpert* rows,
+                                              int experts, int coming, bool candidate, int rank,
+                                              bool free, int num_free, bool idle,
+                                              PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  if (e < experts) scratch.allowed[e] = idle ? 1 : 0;
+  if (candidate && rank < kMostPrefetched) scratch.wishes[rank] = e;
+  if (free) {
+    const int at = FreeBefore(scratch.held, e);
+    scratch.places[at] = e;
+    scratch.victims[at] = -1;
+  }
+  __syncthreads();
+  for (int r = num_free; e == 0 && r < coming; ++r) {
+    const int victim = TakeVictim(lists, scratch.wishes[r], experts, scratch.allowed);
+    scratch.victims[r] = victim;
+    scratch.places[r] = rows[victim].slot;
+  }
+  __syncthreads();
+}
+
+/// Who is brought for what it is worth, into the first of the places; -1: nobody. By all threads.
+__device__ __forceinline__ int FindFill(bool absent, int num_free, bool idle,
+                                        PredictScratch& scratch) {
+  const double worth = absent || idle ? scratch.worth[threadIdx.x] : 0;
+  FindLeast(absent, -worth, &scratch.most);
+  FindLeast(idle, worth, &scratch.least);
+  __syncthreads();
+  const uint64_t most = scratch.most, least = scratch.least;
+  if (most == kNobodyLends || (num_free == 0 && least == kNobodyLends)) return -1;
+  const double leaving = num_free > 0 ? 0 : scratch.worth[NumberOf(least)];
+  const int fill = NumberOf(most);
+  return ClearlyWorthMore(scratch.worth[fill], leaving) ? fill : -1;
+}
+
+__device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int place, int victim,
+                                                   bool fill) {
   PrefetchedRecord record;
   const ServedRecord of = args.records[threadIdx.x];
   record.copy = {of.host, args.slots[place], of.bytes};
   record.expert = static_cast<int32_t>(threadIdx.x);
   record.victim = victim;
   record.slot = place;
+  record.fill = fill ? 1 : 0;
   return record;
 }
 
@@ -157,6 +228,12 @@ __global__ void __launch_bounds__(kFewExperts)
     return;
   }
   if (e < kHitBins) scratch.came[e] = scratch.seen[e] = 0;
+  if (e == 0) scratch.most = scratch.least = kNobodyLends;
+  const ServedArc lists{reinterpret_cast<ArcState*>(scratch.arc),
+                        reinterpret_cast<ArcNode*>(scratch.keys)};
+  const bool by_arc = args.arc != nullptr;
+  if (by_arc) WriteArcWord(lists.state, ReadArcWord(args.arc));
+  if (by_arc && is_expert) lists.nodes[e] = args.arc_nodes[e];
   if (is_expert) {
     rows[e] = args.rows[e];
     scratch.held[e] = args.slots[e] == nullptr ? 1 : 0;
@@ -171,10 +248,11 @@ __global__ void __launch_bounds__(kFewExperts)
     }
   }
   __syncthreads();
-  SettleLeft(args, layer.tick, rows);
+  SettleLeft(args, layer.tick, rows, lists);
   Learn(args, scratch);
   __syncthreads();
 
+  if (by_arc) StoreArc(lists, experts, args.arc, args.arc_nodes);
   const bool present = is_expert && rows[e].slot >= 0;
   float probability = 0;
   if (is_expert) {
@@ -191,30 +269,22 @@ __global__ void __launch_bounds__(kFewExperts)
   const int num_idle = __syncthreads_count(idle);
 
   // Only now and then is there anything to bring.
-  auto* const keys = reinterpret_cast<LeavingKey*>(scratch.keys);
+  const int most = min(min(candidates, num_free + num_idle), kMostPrefetched);
+  int rank = kMostPrefetched;
   if (candidates > 0) {
-    if (is_expert) {
-      scratch.wish[e] = candidate ? probability : -1;
-      keys[e] = idle ? KeyOfLeaving(rows[e], scratch.worth[e]) : LeavingKey{};
-    }
+    if (is_expert) scratch.wish[e] = candidate ? probability : -1;
     __syncthreads();
-    if (free) {
-      const int at = FreeBefore(scratch.held, e);
-      scratch.places[at] = e;
-      scratch.victims[at] = -1;
-    }
-    if (idle) {
-      const int at = num_free + VictimRank(keys, experts, e);
-      scratch.places[at] = rows[e].slot;
-      scratch.victims[at] = e;
+    if (candidate) rank = WishRank(scratch, experts);
+    if (by_arc) {
+      RankArcPlaces(lists, rows, experts, most, candidate, rank, free, num_free, idle, scratch);
+    } else {
+      RankPlaces(rows, experts, free, num_free, idle, scratch);
     }
   }
-  if (e == 0) first_refused = min(min(candidates, num_free + num_idle), kMostPrefetched);
+  if (e == 0) first_refused = most;
   __syncthreads();
-  int rank = kMostPrefetched;
   if (candidate) {
-    rank = WishRank(scratch, experts);
-    const int victim = rank < num_free + num_idle ? scratch.victims[rank] : -1;
+    const int victim = rank < most ? scratch.victims[rank] : -1;
     if (victim >= 0 && !PrefetchPays(probability, scratch.probability[victim], scratch.worth[e],
                                      scratch.worth[victim], layer.inserted)) {
       atomicMin(&first_refused, rank);
@@ -223,10 +293,19 @@ __global__ void __launch_bounds__(kFewExperts)
   __syncthreads();
   const int count = first_refused;
   if (rank < count) {
-    args.prefetch->records[rank] = Listed(args, scratch.places[rank], scratch.victims[rank]);
+    args.prefetch->records[rank] =
+        Listed(args, scratch.places[rank], scratch.victims[rank], /*fill=*/false);
+  }
+  int fill = -1;
+  if (count == 0 && args.fills != 0) {
+    fill = FindFill(is_expert && !present, num_free, idle, scratch);
+    if (fill >= 0 && candidates == 0) RankPlaces(rows, experts, free, num_free, idle, scratch);
+    if (e == fill) {
+      args.prefetch->records[0] = Listed(args, scratch.places[0], scratch.victims[0], true);
+    }
   }
   if (e == 0) {
-    args.prefetch->count = count;
+    args.prefetch->count = fill >= 0 ? 1 : count;
     args.prefetch->settled = 0;
     *args.call = {args.tokens, 0};
     args.tally->listed += static_cast<uint64_t>(count);

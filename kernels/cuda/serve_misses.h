@@ -1,14 +1,14 @@
 // Misses of a layer call served by the device: who is there, who leaves, what is copied, decided
 // behind top-k by one CTA, with no host.
 //
-// Three rules, over the slots that a layer owns: who leaves is the expert that is worth least
-// (ServedUse), or the one of the lowest average score (ServedScores), or the one unused for
-// longest. An expert of the call never leaves, misses wanted by more tokens come first, and a miss
-// for which no slot is left is multiplied where it lies, in mapped host memory. So a call of any
-// size is right with any number of slots, and while the host owns the slots (ServedLayer::lent is
-// 0) every expert of a call is such a miss and nothing changes. By worth, where a policy's layers
-// share their slots, a call that would push somebody out takes one slot of the layer whose least
-// expert is worth less, if there is one (SlotLenders).
+// Four rules, over the slots that a layer owns: who leaves is the expert that is worth least
+// (ServedUse), or the one of the lowest average score (ServedScores), or who ARC's lists say
+// (ServedArc), or the one unused for longest. An expert of the call never leaves, misses wanted by
+// more tokens come first, and a miss for which no slot is left is multiplied where it lies, in
+// mapped host memory. So a call of any size is right with any number of slots, and while the host
+// owns the slots (ServedLayer::lent is 0) every expert of a call is such a miss and nothing
+// changes. By worth, where a policy's layers share their slots, a call that would push somebody out
+// takes one slot of the layer whose least expert is worth less, if there is one (SlotLenders).
 //
 // Where experts have a lower version (LowVersions), misses that weigh little in their requests are
 // answered by it, from where it lies. They are brought by nobody and push nobody out.
@@ -24,6 +24,7 @@
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/low_answers.h"
 #include "kernels/cuda/route.h"
+#include "kernels/cuda/served_arc.h"
 #include "kernels/cuda/served_use.h"
 
 struct CUstream_st;
@@ -63,7 +64,7 @@ struct ServedLayer {
 struct ServedTally {
   uint64_t lookups = 0;  // distinct experts of a call
   uint64_t hits = 0;
-  uint64_t loads = 0;  // misses, copied or read in place
+  uint64_t loads = 0;  // misses, copied or read in place, and fills
   uint64_t bytes = 0;  // of these
   uint64_t evictions = 0;
   // Prefetched records: listed; of these used when they were there, or on their way; begun and not
@@ -86,6 +87,10 @@ struct ServedTally {
   uint64_t slots_low = 0;
   double mass_low = 0;
   double worst_low_share = 0;
+  // Records that were brought for what they are worth (PrefetchedRecord::fill); of these wanted
+  // while they were on their way. Not among the prefetched ones.
+  uint64_t fills = 0;
+  uint64_t late_fills = 0;
 };
 
 /// A record on its way into a slot.
@@ -153,7 +158,7 @@ struct PrefetchedRecord {
   int32_t slot = -1;
   int32_t state = kPrefetchListed;
   int32_t done = 0;  // CTAs that have copied what falls to them
-  int32_t unused = 0;
+  int32_t fill = 0;  // 1: listed for what it is worth, not because it may be wanted now
 };
 constexpr int kMostPrefetched = 8;
 /// Those of a layer.
@@ -185,6 +190,15 @@ MOERT_HOST_DEVICE inline void SettlePrefetch(const PrefetchedRecord& record, Pre
   rows[record.expert].last_used = tick;
   rows[record.expert].tokens = 0;
   rows[record.expert].slot = record.slot;
+}
+
+/// The same in ARC's lists, in front of the call that settles it. What is under way enters them
+/// behind its request, as the miss that it came too late for.
+MOERT_HOST_DEVICE inline void SettlePrefetch(int expert, int victim, PrefetchEnd end,
+                                             const ServedArc& lists) {
+  if (end == PrefetchEnd::kNothing) return;
+  if (victim >= 0) lists.Evicted(victim);
+  if (end == PrefetchEnd::kArrived) lists.Inserted(expert, /*prefetch=*/true);
 }
 
 /// Whether a prefetch that is wanted with `probability` is worth its victim, wanted with
@@ -262,6 +276,7 @@ MOERT_HOST_DEVICE inline uint64_t LendingKey(float worth, uint32_t number) {
   bits ^= bits >> 31 != 0 ? ~0U : 1U << 31;
   return static_cast<uint64_t>(bits) << 32 | number;
 }
+MOERT_HOST_DEVICE inline int NumberOf(uint64_t key) { return static_cast<int>(key & 0xffffffff); }
 constexpr uint64_t kNobodyLends = ~uint64_t{0};
 /// Of a layer that a call of layer `mine` may ask: not itself, and not the next one, whose slots
 /// are looked at meanwhile; nor one whose prefetches are not settled.
@@ -314,6 +329,9 @@ struct ServeMissesArgs {
   int32_t window = 0;
   double* sums = nullptr;    // [experts]
   float* history = nullptr;  // [window, experts]
+  // Of the rule by ARC's lists, or null.
+  ArcState* arc = nullptr;
+  ArcNode* arc_nodes = nullptr;  // [experts]
   int32_t tokens = 0;
   int32_t top_k = 1;
   SlotLenders lenders;

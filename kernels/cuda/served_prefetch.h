@@ -9,6 +9,10 @@
 // it would have replaced is still there; what has begun and nobody wants stops within a few pieces;
 // what has begun and is wanted goes on, and its products wait for it.
 //
+// Where nothing is listed so, the list may have a fill: the absent expert that is worth most, for a
+// slot of nobody or in place of one that is clearly worth less. It is how misses that were answered
+// low come in: they are brought by no call.
+//
 // The table changes when the list is settled, never before. So a list that nobody settles, as that
 // of a graph of one layer alone, is settled later, by the next prediction or by the host.
 #ifndef MOERT_KERNELS_CUDA_SERVED_PREFETCH_H_
@@ -38,9 +42,9 @@ struct PredictionMemory {
 
 /// All pointers are device memory.
 struct PredictArgs {
-  DeviceRouting routing;         // of the layer that is predicted
-  int32_t tokens = 0;            // at most kFewTokens
-  float* scores = nullptr;       // [tokens, experts] its logits, which become scores
+  DeviceRouting routing;    // of the layer that is predicted
+  int32_t tokens = 0;       // at most kFewTokens
+  float* scores = nullptr;  // [tokens, experts] its logits, which become scores
   // If not null: scores is [experts], of all tokens together (ExpertPathsArgs), and no more of the
   // best than `most` says are brought.
   const PathCall* paths = nullptr;
@@ -49,6 +53,8 @@ struct PredictArgs {
   const ServedUse* use = nullptr;  // or null
   int32_t window = 0;
   const double* sums = nullptr;
+  ArcState* arc = nullptr;
+  ArcNode* arc_nodes = nullptr;
   const ServedRecord* records = nullptr;
   uint8_t* const* slots = nullptr;
   ServedTally* tally = nullptr;
@@ -60,6 +66,7 @@ struct PredictArgs {
   PredictedCall* call = nullptr;
   /// Records less likely wanted than this are not brought.
   float least = 0.2F;
+  int32_t fills = 0;  // whether lists may have a fill
 };
 /// Decides what is brought for a layer. Of layers of up to kFewExperts experts. 0 or a cudaError_t.
 int LaunchPredictRecords(const PredictArgs& args, CUstream_st* stream);

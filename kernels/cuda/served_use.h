@@ -1,5 +1,5 @@
-// How much the next calls of a layer will want each of its experts, on the host and on a device: the
-// means behind UseEstimate (strategies/use_estimate.h), the sums behind average-score
+// How much the next calls of a layer will want each of its experts, on the host and on a device:
+// the means behind UseEstimate (strategies/use_estimate.h), the sums behind average-score
 // (strategies/average_score.cc).
 #ifndef MOERT_KERNELS_CUDA_SERVED_USE_H_
 #define MOERT_KERNELS_CUDA_SERVED_USE_H_
@@ -39,8 +39,15 @@ struct ServedUse {
   }
 };
 
-/// The sum of an expert's scores over the latest calls of a layer. What every call said is kept until
-/// it leaves the sum: a ring of `window` rows [experts].
+/// Whether an expert for which nobody waits may push out one that is worth `leaving`: only if it is
+/// clearly worth more, or experts of about equal worth would go round.
+MOERT_HOST_DEVICE inline bool ClearlyWorthMore(double incoming, double leaving) {
+  constexpr double kMargin = 0.2;
+  return incoming > (1 + kMargin) * leaving;
+}
+
+/// The sum of an expert's scores over the latest calls of a layer. What every call said is kept
+/// until it leaves the sum: a ring of `window` rows [experts].
 struct ServedScores {
   /// Of the expert over a call's tokens, whose scores are `experts` apart; scores null: the routing
   /// was given, and use is all there is to go by.

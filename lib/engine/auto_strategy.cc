@@ -48,7 +48,8 @@ absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOp
   }
   EngineOptions bytes = options;
   bytes.budget = Budget::Bytes(cache.plan.budget_bytes);
-  VersionOffers offers(source, bytes, keys.loss, known ? calibration : nullptr);
+  VersionOffers offers(source, bytes, keys.loss, known ? calibration : nullptr,
+                       [&](const std::string& spec) { return TryStrategy(source, bytes, spec); });
   offers.AddExact(all.ok() ? *all : cache);
   if (keys.loss > 0) offers.AddLossy(cache.versions.front());
   StrategyChoice choice = offers.Take();

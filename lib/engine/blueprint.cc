@@ -150,6 +150,7 @@ ServedRules Blueprint::served() const {
     rules.by_worth = traits.by_worth;
     rules.shares_slots = traits.by_worth && SharedSlotsOf(strategy.residency.get()) != nullptr;
     rules.score_window = traits.score_window;
+    rules.by_arc = traits.by_arc;
   }
   if (strategy.prefetch != nullptr) {
     const PolicyTraits traits = strategy.prefetch->traits();

@@ -12,6 +12,9 @@ ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, doubl
   constexpr double kPower = 4, kWeight = 0.5;
   // Of the misses that predictions can name.
   constexpr double kPredicted = 0.8;
+  // A device that answers misses low, or substitutes, by the accounts of requests: measured, a
+  // layer.
+  constexpr double kRuleNs = 8000;
   const double resident =
       static_cast<double>(b.plan.slots) / static_cast<double>(b.plan.total_experts);
   const int64_t bytes = b.plan.all_bytes / b.plan.total_experts;  // of an expert, the mean
@@ -20,6 +23,7 @@ ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, doubl
   const auto low_ns =
       static_cast<double>(b.profile.TransferNs(source.layout(0, 0, low_version).bytes));
   const auto layer_ns = static_cast<double>(b.profile.LayerNs(/*prefill=*/false, 1));
+  const double rule_ns = b.served().by_request() ? kRuleNs : 0;
   const double expert_ns = b.profile.ExpertNs(bytes, 1, source.version_name(b.versions.front()));
   ExpectedTimes expected;
   for (const MoeLayerSpec& layer : model.layers) {
@@ -28,7 +32,7 @@ ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, doubl
     const double low = std::min(missing, k * low_share / kWeight);
     const double loads = missing - low;
     const double hidden = std::min(kPredicted * loads, layer_ns / transfer_ns);
-    expected.layers_ms += (layer_ns + k * expert_ns) / 1e6;
+    expected.layers_ms += (layer_ns + rule_ns + k * expert_ns) / 1e6;
     expected.waits_ms += ((loads - hidden) * transfer_ns + low * low_ns) / 1e6;
   }
   return expected;

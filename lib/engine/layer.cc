@@ -34,7 +34,8 @@ absl::Status LayerRunner::CheckRules() const {
   }
   const PolicyTraits residency =
       parts_.strategy->residency != nullptr ? parts_.strategy->residency->traits() : PolicyTraits{};
-  if ((residency.by_worth || residency.score_window > 0) != parts_.store->lends_use()) {
+  if ((residency.by_worth || residency.by_arc || residency.score_window > 0) !=
+      parts_.store->lends_use()) {
     return absl::FailedPreconditionError("its residency policy cannot hand over what it knows");
   }
   return absl::OkStatus();

@@ -58,7 +58,7 @@ void VisitMetrics(const EngineStats& s, absl::FunctionRef<void(const Metric&)> v
       {"moert_evictions_total", kCounter, "Experts evicted.", n(s.evictions)},
       {"moert_upgrades_total", kCounter, "Low copies replaced by the best version in place.",
        n(s.upgrades)},
-      {"moert_fills_total", kCounter, "Loads of what the CPU had computed.", n(s.fills)},
+      {"moert_fills_total", kCounter, "Loads behind a call of what it did without.", n(s.fills)},
       {"moert_promotions_total", kCounter, "Experts brought to the high version.", n(s.promotions)},
       {"moert_demotions_total", kCounter, "Experts taken to the low version.", n(s.demotions)},
       {"moert_deferred_total", kCounter, "Promotions put off for lack of room or rate.",

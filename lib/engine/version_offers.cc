@@ -21,6 +21,14 @@ absl::StatusOr<Blueprint> TryStrategy(const ExpertSource& source, EngineOptions 
   return MakeBlueprint(source, options);
 }
 
+bool DeviceServes(const ExpertSource& source, const EngineOptions& options, const Blueprint& b) {
+  ExecutorSize size;
+  size.source = &source;
+  size.versions = b.versions;
+  return options.clock == ClockKind::kWall && options.trace == nullptr &&
+         b.backend->ServesMisses(size);
+}
+
 void VersionOffers::AddExact(const Blueprint& b) {
   Add(b, 0, 0, b.strategy.preload ? "all are loaded" : "a cache");
 }
@@ -49,8 +57,8 @@ void VersionOffers::AddVersion(int version) {
   const std::optional<double> loss = LossOf(version);
   if (!loss || *loss > accepted_) return;
   const std::string key = fmt::format(":scheme={}", source_.version_name(version));
-  absl::StatusOr<Blueprint> b = TryStrategy(source_, options_, "resident" + key);
-  if (!b.ok()) b = TryStrategy(source_, options_, "fate" + key);
+  absl::StatusOr<Blueprint> b = attempt_("resident" + key);
+  if (!b.ok()) b = attempt_("fate" + key);
   if (!b.ok()) return;
   Add(*b, *loss, 0,
       fmt::format("{} loses {} of perplexity at most by its calibration, {} accepted",
@@ -58,7 +66,8 @@ void VersionOffers::AddVersion(int version) {
 }
 
 // Light misses weigh least, so to answer a share of the routing mass low costs at most that share
-// of what the low version loses. Substitutes (alpha) have no predicted loss.
+// of what the low version loses. Substitutes (alpha) have no predicted loss. Where a device serves
+// misses it needs no balancer, which would wait for the host in every layer.
 void VersionOffers::AddGraded(int high, int low) {
   double share = accepted_, loss = accepted_;
   if (calibration_ != nullptr) {
@@ -70,8 +79,13 @@ void VersionOffers::AddGraded(int high, int low) {
   const std::string spec =
       fmt::format("graded:hi={},lo={},loss={:g}{}", source_.version_name(high),
                   source_.version_name(low), share, calibration_ != nullptr ? ",alpha=0" : "");
-  const absl::StatusOr<Blueprint> b = TryStrategy(source_, options_, spec);
-  if (b.ok()) Add(*b, loss, share, "light misses in fewer bits");
+  absl::StatusOr<Blueprint> b = attempt_(spec);
+  const bool served = b.ok() && DeviceServes(source_, options_, *b);
+  if (served) b = attempt_(spec + ",balancer=0");
+  if (!b.ok()) return;
+  Add(*b, loss, share,
+      served ? "light misses in fewer bits, answered by the device in steps that can be captured"
+             : "light misses in fewer bits");
 }
 
 void VersionOffers::Add(const Blueprint& b, double loss, double low_share,

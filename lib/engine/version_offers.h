@@ -3,8 +3,10 @@
 #ifndef MOERT_LIB_ENGINE_VERSION_OFFERS_H_
 #define MOERT_LIB_ENGINE_VERSION_OFFERS_H_
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,13 +23,24 @@ namespace moert {
 absl::StatusOr<Blueprint> TryStrategy(const ExpertSource& source, EngineOptions options,
                                       const std::string& spec);
 
+/// Whether an engine of `options` over the versions of `b` has its misses served by a device, where
+/// its strategy goes by rules: then its steps can be captured, and none waits for the host.
+bool DeviceServes(const ExpertSource& source, const EngineOptions& options, const Blueprint& b);
+
 class VersionOffers {
  public:
+  /// TryStrategy of the source and options, by a spec.
+  using Try = std::function<absl::StatusOr<Blueprint>(const std::string& spec)>;
+
   /// `options` has a budget in bytes, the same for all versions. `calibration`: what versions lose;
   /// null: not known. The arguments outlive the offers.
   VersionOffers(const ExpertSource& source, const EngineOptions& options, double accepted_loss,
-                const Calibration* calibration)
-      : source_(source), options_(options), accepted_(accepted_loss), calibration_(calibration) {}
+                const Calibration* calibration, Try attempt)
+      : source_(source),
+        options_(options),
+        accepted_(accepted_loss),
+        calibration_(calibration),
+        attempt_(std::move(attempt)) {}
 
   /// The first offer: what is served where no loss is accepted.
   void AddExact(const Blueprint& b);
@@ -48,6 +61,7 @@ class VersionOffers {
   const EngineOptions& options_;
   const double accepted_;
   const Calibration* const calibration_;
+  const Try attempt_;
   std::vector<VersionOffer> offers_;
   std::vector<std::string> whys_;
 };

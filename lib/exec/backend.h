@@ -41,9 +41,10 @@ using ExpertNumbering = std::vector<std::vector<int32_t>>;
 /// By which rules a device may serve misses (Strategy::misses_by_rule, PolicyTraits).
 struct ServedRules {
   bool by_worth = false;
-  int score_window = 0;       // neither: least recently used
+  int score_window = 0;
+  bool by_arc = false;        // none of these: least recently used
   bool shares_slots = false;  // by worth, over all layers
-  bool ruled = false;    // routing is by the expert-cache rule, not the model's choice
+  bool ruled = false;         // routing is by the expert-cache rule, not the model's choice
   // What is prefetched.
   bool by_gate = false;
   int path_width = 0;
@@ -109,6 +110,9 @@ class Backend {
   virtual absl::StatusOr<ModelConstants> ReadConstants(const ExpertSource& source) const {
     return ModelConstants::Read(source);
   }
+  /// Whether a device of its own serves the misses of strategies that go by rules
+  /// (Strategy::misses_by_rule), so that no call waits for the host.
+  virtual bool ServesMisses(const ExecutorSize& size) const { return false; }
   /// Refuses to lease records, where there are none.
   virtual absl::Status CheckLease() const { return absl::OkStatus(); }
 

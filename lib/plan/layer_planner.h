@@ -49,7 +49,7 @@ struct PlanStats : SchedulerStats {
   int64_t slots_low = 0;       // token x k slots answered by a lower version than intended
   double mass_low = 0;         // routing weight of these, as it entered the sum
   double worst_low_share = 0;  // of any one request, under a bound
-  int64_t fills = 0;           // loads behind a call of what the CPU had computed for it
+  int64_t fills = 0;           // loads behind a call of what it did without
 };
 
 class LayerPlanner {
@@ -70,10 +70,11 @@ class LayerPlanner {
   /// `mass`.
   void CountAnswered(ExpertKey key, int64_t slots, int64_t calls, double mass);
 
-  /// Adds what a device has answered low.
+  /// Adds what a device has answered low, and brought behind calls.
   void CountServed(const ServedCount& count) {
     stats_.slots_low += count.slots_low;
     stats_.mass_low += count.mass_low;
+    stats_.fills += count.fills;
   }
 
   /// Behind a call: begins to load what the CPU computed for it, if the policy wants that.

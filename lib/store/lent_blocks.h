@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/cuda/served_arc.h"
 #include "kernels/cuda/served_use.h"
 #include "moert/model.h"
 
@@ -40,13 +41,15 @@ struct LentLayer {
   std::vector<cuda::ServedUse> use;  // [E], by worth
   std::vector<float> scores;         // [LentUse::window(), E], by average score: see ServedScores
   std::vector<double> sums;          // [E], of these
+  cuda::ArcState arc;                // by the lists of ARC
+  std::vector<cuda::ArcNode> arc_nodes;  // [E], of these
 };
 
 /// What lookups and loads have counted while the blocks were lent.
 struct ServedCount {
   int64_t lookups = 0;
   int64_t hits = 0;
-  int64_t loads = 0;  // low ones too
+  int64_t loads = 0;  // low ones and fills too
   int64_t bytes = 0;  // of the loads
   int64_t evictions = 0;
   // Prefetches: listed; used when they were there, or on their way; begun and not used; bytes of
@@ -67,6 +70,9 @@ struct ServedCount {
   int64_t low_loads = 0;
   int64_t slots_low = 0;
   double mass_low = 0;
+  // Loads behind calls, of experts that are worth them; those of these that a call waited for.
+  int64_t fills = 0;
+  int64_t late_fills = 0;
 };
 
 }  // namespace moert

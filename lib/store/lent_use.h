@@ -7,13 +7,14 @@
 namespace moert {
 
 /// What a residency policy is besides, that evicts by what it knows of the experts of the layer
-/// (PolicyTraits::by_worth, score_window).
+/// (PolicyTraits::by_worth, score_window, by_arc).
 class LentUse {
  public:
   virtual ~LentUse() = default;
-  /// Calls that scores are kept of, by average score; 0: by worth.
+  /// Calls that scores are kept of, by average score; 0: by another rule.
   virtual int window() const { return 0; }
-  /// Fills in what it knows of a layer. Arrays stay empty before its first call.
+  /// Fills in what it knows of a layer, whose slots are known. Arrays stay empty before its first
+  /// call.
   virtual void LendUse(int layer, LentLayer* loan) const = 0;
   /// Others have gone on with it.
   virtual void ResumeUse(int layer, const LentLayer& loan) = 0;

@@ -169,7 +169,7 @@ void VersionedStore::CountServed(const ServedCount& count) {
   stats_.bytes_loaded += count.bytes + count.brought_bytes;
   stats_.evictions += count.evictions;
   stats_.hits_prefetched += count.arrived;
-  stats_.late += count.late;
+  stats_.late += count.late + count.late_fills;
   stats_.prefetch_useful += count.arrived + count.late;
   stats_.prefetch_bytes += count.brought_bytes;
 }

@@ -18,68 +18,59 @@
 #ifndef MOERT_LIB_STRATEGIES_ARC_H_
 #define MOERT_LIB_STRATEGIES_ARC_H_
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "absl/types/span.h"
+#include "kernels/cuda/served_arc.h"
 #include "moert/policy.h"
 #include "strategies/capacity.h"
 
 namespace moert {
 
-/// The lists of one layer, over experts [0, n).
+/// The lists of one layer, over experts [0, n): cuda::ServedArc, which a device goes on with.
 class ArcLists {
  public:
-  enum List : uint8_t { kNowhere, kT1, kT2, kB1, kB2, kPrefetched };
-  static constexpr int kLists = 6;
+  using List = cuda::ArcList;
+  static constexpr List kNowhere = cuda::kArcNowhere, kT1 = cuda::kArcT1, kT2 = cuda::kArcT2,
+                        kB1 = cuda::kArcB1, kB2 = cuda::kArcB2, kPrefetched = cuda::kArcPrefetched;
 
   ArcLists(int experts, int capacity);
 
-  void SetCapacity(int capacity);
+  void SetCapacity(int capacity) { lists().SetCapacity(capacity); }
   /// A layer call requested the experts with counts > 0.
   void Request(absl::Span<const int32_t> counts);
-  void Inserted(int expert, bool prefetch);
-  void Evicted(int expert);
+  void Inserted(int expert, bool prefetch) { lists().Inserted(expert, prefetch); }
+  void Evicted(int expert) { lists().Evicted(expert); }
   /// The expert with `allowed` to leave for `incoming` (-1: for nobody); -1 if none is known here.
-  int Victim(int incoming, const std::vector<uint8_t>& allowed) const;
+  int Victim(int incoming, const std::vector<uint8_t>& allowed) {
+    return lists().Victim(incoming, allowed.data());
+  }
 
-  List list(int expert) const { return nodes_[expert].list; }
-  int size(List list) const { return sizes_[list]; }
+  List list(int expert) const { return static_cast<List>(nodes_[expert].list); }
+  int size(List list) const { return state_.size[list]; }
   /// Least recent first.
   std::vector<int> Contents(List list) const;
-  double p() const { return p_; }
+  double p() const { return state_.p; }
+
+  const cuda::ArcState& state() const { return state_; }
+  const std::vector<cuda::ArcNode>& nodes() const { return nodes_; }
+  /// Goes on from the lists that another one has come to; experts with `held` are there, whatever
+  /// these say.
+  void Resume(const cuda::ArcState& state, const std::vector<cuda::ArcNode>& nodes,
+              const std::vector<uint8_t>& held);
 
  private:
-  struct Node {
-    List list = kNowhere;
-    List origin = kNowhere;  // kPrefetched: the ghost list it came from
-    bool passed_by = false;  // kPrefetched: a routing came and did not use it
-    int32_t previous = -1, next = -1;
-    int64_t call = -1;    // of the last request
-    int64_t missed = -1;  // call of the last request that found nothing
-    int32_t tokens = 0;
-  };
+  cuda::ServedArc lists() { return {&state_, nodes_.data(), counts_.data()}; }
+  bool there(int expert) const {
+    return list(expert) == kT1 || list(expert) == kT2 || list(expert) == kPrefetched;
+  }
 
-  void Unlink(int expert);
-  /// As the most recent, behind those of the same call with more tokens.
-  void Append(int expert, List list);
-  void Prepend(int expert, List list);
-  /// Cases II and III: an expert of a ghost list is asked for.
-  void Adapt(List ghost);
-  /// |T1| + |B1| <= c and |T1| + |T2| + |B1| + |B2| <= 2c, the oldest ghosts go.
-  void TrimGhosts();
-  void ForgetOldest(List ghost);
-  int First(List list, const std::vector<uint8_t>& allowed, bool passed_by_only) const;
-
-  int capacity_;
-  double p_ = 0;
-  int64_t call_ = 0;
-  std::vector<Node> nodes_;
-  std::array<int32_t, kLists> head_, tail_;
-  std::array<int, kLists> sizes_{};
-  std::vector<int> order_;  // scratch
+  cuda::ArcState state_;
+  std::vector<cuda::ArcNode> nodes_;
+  std::vector<int32_t> counts_;  // of the last call
+  std::vector<int32_t> order_;   // scratch
 };
 
 /// ARC in every layer, with the capacities of `rule`. Victims among several layers (a layer

@@ -33,7 +33,7 @@ bool Strategy::misses_by_rule() const {
   const bool prefetch_ruled =
       prefetch == nullptr || prefetch->traits().by_gate || prefetch->traits().path_width > 0;
   const bool residency_ruled = residency == nullptr || residency->traits().least_recently_used ||
-                               residency->traits().by_worth ||
+                               residency->traits().by_worth || residency->traits().by_arc ||
                                residency->traits().score_window > 0;
   const bool routing_ruled = routing == nullptr || routing->traits().rule_by_phase;
   const bool placement_ruled = placement == nullptr || placement->traits().low_patience > 0;

@@ -144,10 +144,8 @@ class WorthCache : public ResidencyPolicy, public LentUse {
   }
 
   bool Pays(const VictimSnapshot& snapshot, ExpertKey victim) const {
-    // Clearly more where a CPU spares its transfer, or experts of about equal worth would go round.
-    constexpr double kDispensable = 0.2;
     const double incoming = Worth(snapshot.incoming), leaving = Worth(victim);
-    if (snapshot.dispensable) return incoming > (1 + kDispensable) * leaving;
+    if (snapshot.dispensable) return cuda::ClearlyWorthMore(incoming, leaving);
     if (snapshot.probability < 0 || layers_.empty()) return true;
     // A right prefetch replaces whom the load would have. A wrong one costs the uses that the
     // victim would have had until it had to leave anyway, about a call over the calls' insertions.

@@ -43,14 +43,18 @@ absl::StatusOr<Strategy> BuildLowByRule(const StrategyContext& context) {
   return graded;
 }
 
+void GiveSlots(Engine* engine, int64_t slots) {
+  const MemoryPlan plan = engine->memory();
+  REQUIRE_OK(engine->SetBudget(
+      Budget::Bytes(plan.fixed_bytes() + plan.own_bytes + slots * plan.block_bytes)));
+  REQUIRE(engine->memory().slots == slots);
+}
+
 /// An engine under that with so many slots.
 class LowByRule : public Chain {
  public:
   LowByRule(const std::string& keys, int64_t slots) : Chain(Registered(keys), 1, TwoVersions()) {
-    const MemoryPlan plan = engine()->memory();
-    REQUIRE_OK(engine()->SetBudget(
-        Budget::Bytes(plan.fixed_bytes() + plan.own_bytes + slots * plan.block_bytes)));
-    REQUIRE(engine()->memory().slots == slots);
+    GiveSlots(engine(), slots);
   }
 
  private:
@@ -64,8 +68,8 @@ class LowByRule : public Chain {
 
 void CheckBalance(const EngineStats& stats) {
   const int64_t low_in_place = stats.low_answers - stats.low_loads;
-  CHECK(stats.lookups ==
-        stats.hits_resident + stats.hits_prefetched + stats.late + stats.loads + low_in_place);
+  CHECK(stats.lookups == stats.hits_resident + stats.hits_prefetched + stats.late + stats.loads -
+                             stats.fills + low_in_place);
   CHECK(stats.peak_bytes <= stats.budget_bytes);
   CHECK(stats.policy_fallbacks == 0);
 }
@@ -231,6 +235,33 @@ TEST_CASE("the bound holds for every request, whatever happens between steps") {
   CHECK(stats.slots_low >= stats.low_answers);
 }
 
+TEST_CASE("what was answered low is brought while nothing is predicted to be missing") {
+  constexpr double kLoss = 0.9;
+  Chain served("graded:lo=low,balancer=0,alpha=0,patience=1,loss=0.9", 1, TwoVersions());
+  GiveSlots(served.engine(), Shape().layers * 44);
+  served.Capture(1);
+  HiddenProcess process(Shape().hidden, 17);
+  std::vector<std::vector<float>> inputs;  // of few experts: there are slots for all of them
+  for (int i = 0; i < 4; ++i) inputs.push_back(process.Next(1));
+  EngineStats before;
+  constexpr int kSteps = 400, kLast = 40;
+  for (int s = 0; s < kSteps; ++s) {
+    if (s == kSteps - kLast) before = served.Stats();
+    served.Step(inputs[static_cast<size_t>(s % 4)], 1, true);
+  }
+  const EngineStats stats = served.Stats();
+  CHECK(before.low_answers > 0);
+  CHECK(stats.fills > 0);
+  CHECK(stats.worst_low_share <= kLoss * (1 + 1e-6));
+  CheckBalance(stats);
+  const auto hits = [](const EngineStats& s) {
+    return s.hits_resident + s.hits_prefetched + s.late;
+  };
+  // Of the first layer nothing is predicted. In the others nearly all is there.
+  const int64_t lookups = int64_t{kLast} * (Shape().layers - 1) * Shape().top_k;
+  CHECK(hits(stats) - hits(before) >= lookups * 95 / 100);
+}
+
 TEST_CASE("no call waits, and a step is one graph launch") {
   for (const char* strategy :
        {"graded:lo=low,balancer=0", "graded:lo=low,balancer=0,alpha=0,standby=1"}) {
@@ -243,6 +274,21 @@ TEST_CASE("no call waits, and a step is one graph launch") {
       CheckOneLaunchAStep(&served, rows);
     }
   }
+}
+
+TEST_CASE("within a loss auto answers low on the device, in steps that can be captured") {
+  EngineOptions options = Options("auto:loss=0.2", 0.3);
+  options.profile.link_bytes_per_s = 1e6;  // whoever waits, waits long
+  const auto source = std::make_shared<SyntheticSource>(TwoVersions());
+  const auto served = Engine::Create(source, options);
+  REQUIRE_OK(served.status());
+  CHECK((*served)->strategy() == "graded:hi=bf16,lo=low,loss=0.2,balancer=0");
+  CHECK((*served)->graph_safe());
+  options.host_budget = -1;  // records are kept as they are read
+  const auto balanced = Engine::Create(source, options);
+  REQUIRE_OK(balanced.status());
+  CHECK((*balanced)->strategy() == "graded:hi=bf16,lo=low,loss=0.2");
+  CHECK(!(*balanced)->graph_safe());
 }
 
 TEST_CASE("calls that are not of decode wait for high versions") {

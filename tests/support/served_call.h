@@ -9,19 +9,53 @@
 #include <vector>
 
 #include "kernels/cuda/serve_misses.h"
+#include "support/catch.h"
 
 namespace moert::test {
 
 /// A slot of another layer for a call in which one more is worth `gain`: its place, or below 0.
 using BorrowSlot = std::function<int(double gain)>;
 
+/// As RankByArc of kernels/cuda/primitives/arc_call.cuh: what a call does to the lists, and the
+/// slots of victims behind the free ones in `places`. Whose turn it is to leave into *turn.
+inline void RankByArc(const cuda::ServedArc& lists, const cuda::ServedCounts& call,
+                      const std::vector<cuda::ServedExpert>& rows,
+                      const std::vector<int32_t>& missing, std::vector<int32_t>* places,
+                      std::vector<int>* turn) {
+  const int experts = static_cast<int>(rows.size());
+  std::vector<int32_t> order(experts), coming(experts);
+  std::vector<uint8_t> allowed(experts, 0);
+  int requested = 0;
+  for (int e = 0; e < experts; ++e) {
+    lists.nodes[e].missed = 0;
+    allowed[e] = rows[e].slot >= 0 && lists.counts[e] == 0;
+    if (missing[e] > 0) coming[cuda::MissRank(missing.data(), experts, e)] = e;
+    if (lists.counts[e] == 0) continue;
+    ++requested;
+    order[cuda::ArcRank(lists.counts, experts, e)] = e;
+  }
+  lists.Request(order.data(), requested);
+  for (int r = call.free; r < call.copies(); ++r) {
+    const int victim = lists.Victim(coming[r], allowed.data());
+    REQUIRE(victim >= 0);
+    REQUIRE(allowed[victim] == 1);
+    allowed[victim] = 0;
+    lists.Evicted(victim);
+    (*turn)[victim] = r - call.free;
+    (*places)[r] = rows[victim].slot;
+  }
+  for (int r = 0; r < call.copies(); ++r) lists.Inserted(coming[r], /*prefetch=*/false);
+}
+
 /// rows: [experts], of a layer with `slots` slots, or with those whose place is in `there`. worth:
-/// [experts], or null where the one unused for longest leaves. borrow: or null.
+/// [experts], or null where the one unused for longest leaves, or who ARC's lists say. borrow: or
+/// null.
 inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slots, int64_t tick,
                                     std::vector<cuda::ServedExpert>* rows,
                                     const double* worth = nullptr,
                                     const std::vector<uint8_t>* there = nullptr,
-                                    const BorrowSlot& borrow = nullptr) {
+                                    const BorrowSlot& borrow = nullptr,
+                                    const cuda::ServedArc* lists = nullptr) {
   const std::vector<cuda::ServedExpert> before = *rows;
   const int experts = static_cast<int>(before.size());
   std::vector<uint8_t> held(experts, 0);
@@ -64,10 +98,15 @@ inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slot
       places[call.copies() - 1] = place;
     }
   }
+  std::vector<int> turn(experts, experts);
+  if (lists != nullptr) {
+    RankByArc(*lists, call, before, missing, &places, &turn);
+  } else {
+    for (int e = 0; e < experts; ++e) turn[e] = cuda::VictimRank(keys.data(), experts, e);
+  }
   for (int e = 0; e < experts; ++e) {
     (*rows)[e] = cuda::AfterCall(before[e], counts[e], tick, call, places.data(),
-                                 cuda::MissRank(missing.data(), experts, e),
-                                 cuda::VictimRank(keys.data(), experts, e));
+                                 cuda::MissRank(missing.data(), experts, e), turn[e]);
   }
   return call;
 }

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/primitives/answer_low.cuh"
+#include "kernels/cuda/primitives/arc_call.cuh"
 #include "kernels/cuda/primitives/expert_tiles.cuh"
 #include "kernels/cuda/primitives/rank_slots.cuh"
 #include "kernels/cuda/primitives/served_slots.cuh"
@@ -24,6 +25,8 @@ struct Known {
   ServedUse use;
   double sum = 0;
   float oldest = 0;
+  ArcNode node;
+  unsigned long long arc_word = 0;
   uint8_t* slot = nullptr;
   bool unsettled = false;  // of the list: for all threads
   bool listed = false;
@@ -51,7 +54,9 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
     const bool settled = __ldcg(&args.lenders.prefetch[e].settled) != 0;
     known.lends = LenderKey(known.other, settled, e, args.lenders.mine, args.lenders.fewest);
   }
+  if (args.arc != nullptr) known.arc_word = ReadArcWord(args.arc);
   if (e >= args.experts) return known;
+  if (args.arc != nullptr) known.node = LoadFresh(args.arc_nodes + e);
   known.record = args.records[e];
   known.row = LoadFresh(args.rows + e);
   known.slot = reinterpret_cast<uint8_t*>(
@@ -115,17 +120,20 @@ struct Prefetched {
   int arrived;  // wanted
   int late;     // likewise
   int wasted;
-  int inserted;
+  int fills;  // that are there or will be
+  int late_fills;
+  int inserted;  // fills too
   int evicted;
-  unsigned long long bytes;
+  unsigned long long bytes, fill_bytes;
 };
 
-/// Drops, stops or goes on with what was prefetched for the call, and changes `rows` and who holds
-/// a slot accordingly; coming: [experts] zeros, then those that the products wait for. By all
-/// threads.
+/// Drops, stops or goes on with what was prefetched for the call, says so in `settled`, and changes
+/// `rows` and who holds a slot accordingly; coming: [experts] zeros, then those that the products
+/// wait for. By all threads.
 __device__ __forceinline__ void SettleAll(LayerPrefetch& list, const Known& known,
                                           const int32_t* counts, ServedExpert* rows, uint8_t* held,
-                                          uint8_t* coming, Prefetched* sums) {
+                                          uint8_t* coming, SettledRecords* settled,
+                                          Prefetched* sums) {
   const int i = threadIdx.x;
   if (known.listed) {
     const PrefetchedRecord& record = known.prefetched;
@@ -138,16 +146,24 @@ __device__ __forceinline__ void SettleAll(LayerPrefetch& list, const Known& know
     }
     const PrefetchEnd end = EndOfPrefetch(state, done, wanted);
     SettlePrefetch(record, end, known.layer.tick, rows);
+    settled->end[i] = static_cast<int32_t>(end);
+    settled->expert[i] = record.expert;
+    settled->victim[i] = record.victim;
     if (end == PrefetchEnd::kUnderWay) coming[record.expert] = 1;
     const bool arrived = end == PrefetchEnd::kArrived, late = end == PrefetchEnd::kUnderWay;
-    if (arrived && wanted) atomicAdd(&sums->arrived, 1);
-    if (late) atomicAdd(&sums->late, 1);
+    const bool fill = record.fill != 0;
+    if (arrived && wanted && !fill) atomicAdd(&sums->arrived, 1);
+    if (late) atomicAdd(fill ? &sums->late_fills : &sums->late, 1);
     if (arrived || late) atomicAdd(&sums->inserted, 1);
-    if (end == PrefetchEnd::kBroken || (arrived && !wanted)) atomicAdd(&sums->wasted, 1);
+    if ((arrived || late) && fill) atomicAdd(&sums->fills, 1);
+    if ((end == PrefetchEnd::kBroken || (arrived && !wanted)) && !fill) {
+      atomicAdd(&sums->wasted, 1);
+    }
     if (end != PrefetchEnd::kNothing) {
       held[record.slot] = arrived || late ? 1 : 0;
       if (record.victim >= 0) atomicAdd(&sums->evicted, 1);
-      atomicAdd(&sums->bytes, static_cast<unsigned long long>(record.copy.bytes));
+      atomicAdd(fill ? &sums->fill_bytes : &sums->bytes,
+                static_cast<unsigned long long>(record.copy.bytes));
     }
   }
   __syncthreads();
@@ -206,16 +222,7 @@ __device__ __forceinline__ void TakeSlot(const SlotLenders& lenders, const Serve
   lenders.slots[int64_t{lenders.mine} * experts + hole] = lender.spare_at;
 }
 
-/// By all threads: whose expert is worth least of those that are there.
-__device__ __forceinline__ void FindSpare(bool present, double worth, uint64_t* spare) {
-  const uint64_t key = present ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends;
-  const auto high = static_cast<uint32_t>(key >> 32);
-  const uint32_t alike = __ballot_sync(~0U, high == __reduce_min_sync(~0U, high));
-  if (present && threadIdx.x % 32 == __ffs(static_cast<int>(alike)) - 1) {
-    atomicMin(reinterpret_cast<unsigned long long*>(spare), static_cast<unsigned long long>(key));
-  }
-}
-/// By its thread.
+/// By the thread of the expert that is worth least of those that are there.
 __device__ __forceinline__ void OfferSpare(ServedLayer* layer, double worth, int slot,
                                            uint8_t* at) {
   layer->spare_at = at;
@@ -243,14 +250,17 @@ __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const Serve
     if (more != 0) atomicAdd(at, static_cast<unsigned long long>(more));
   };
   add(&ServedTally::lookups, wanted);
-  add(&ServedTally::hits, wanted - call.misses - low - prefetched.arrived - prefetched.late);
-  add(&ServedTally::loads, call.misses);
-  add(&ServedTally::bytes, bytes);
+  add(&ServedTally::hits,
+      wanted - call.misses - low - prefetched.arrived - prefetched.late - prefetched.late_fills);
+  add(&ServedTally::loads, call.misses + prefetched.fills);
+  add(&ServedTally::bytes, bytes + static_cast<int64_t>(prefetched.fill_bytes));
   add(&ServedTally::evictions, call.evictions() + call.borrowed + prefetched.evicted);
   add(&ServedTally::arrived, prefetched.arrived);
   add(&ServedTally::late, prefetched.late);
   add(&ServedTally::wasted, prefetched.wasted);
   add(&ServedTally::brought_bytes, static_cast<int64_t>(prefetched.bytes));
+  add(&ServedTally::fills, prefetched.fills);
+  add(&ServedTally::late_fills, prefetched.late_fills);
 }
 
 /// Where an expert that is wanted is multiplied from after the call; its copy, where it has one.
@@ -368,9 +378,21 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   __shared__ uint32_t words;  // of missing records
   __shared__ Prefetched prefetched;
   __shared__ uint64_t spare;
+  __shared__ SettledRecords settled;
+  alignas(ArcState) __shared__ uint8_t arc_state[sizeof(ArcState)];
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts;
   const bool lent = known.layer.lent != 0;
+  const bool by_arc = args.arc != nullptr && lent;
+  const ServedArc lists{reinterpret_cast<ArcState*>(arc_state),
+                        reinterpret_cast<ArcNode*>(table.ranks.keys), table.counts};
+  if (by_arc) {
+    WriteArcWord(lists.state, known.arc_word);
+    if (is_expert) {
+      lists.nodes[e] = known.node;
+      lists.nodes[e].missed = 0;
+    }
+  }
   if (e == 0) {
     words = 0;
     spare = kNobodyLends;
@@ -385,7 +407,15 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   if (e == 0 && args.wanted != nullptr) args.predicted->routed = args.tokens;
   __syncthreads();
   if (known.unsettled) {
-    SettleAll(*args.prefetch, known, table.counts, rows, table.held, table.coming, &prefetched);
+    SettleAll(*args.prefetch, known, table.counts, rows, table.held, table.coming, &settled,
+              &prefetched);
+  }
+  int listed = 0;
+  if (by_arc) {
+    listed = __syncthreads_count(known.listed ? 1 : 0);
+    for (int i = 0; e == 0 && i < listed; ++i) {
+      SettlePrefetch(settled.expert[i], settled.victim[i], PrefetchEnd{settled.end[i]}, lists);
+    }
   }
   const ServedExpert row = is_expert ? rows[e] : ServedExpert{};
   const bool coming = is_expert && table.coming[e] != 0;
@@ -403,7 +433,11 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   int wanted = 0, free_before = 0;
   ServedCounts call = CountStandings(mine, &wanted, &free_before);
   int miss_rank = 0, victim_rank = args.experts;
-  if (call.misses > 0) {
+  if (by_arc) {
+    RankByArc(lists, settled, listed, call, wanted, mine, row, free_before, args.experts,
+              table.coming, table.ranks, &miss_rank, &victim_rank);
+    StoreArc(lists, args.experts, args.arc, args.arc_nodes);
+  } else if (call.misses > 0) {
     RankSlots(call, mine, row, count, worth, free_before, args.experts, table.ranks, &miss_rank,
               &victim_rank);
   }
@@ -431,13 +465,14 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
     }
   }
   AddMissed(record, mine.miss || low.mine, &words);
-  if (lends) FindSpare(at != nullptr, worth, &spare);
+  if (lends) FindLeast(at != nullptr, worth, &spare);
   if (args.ids != nullptr) {
     GiveSlots(args, slot, table.counts);
   } else {
     if (e == args.experts) ready = *args.shared;
     __syncthreads();  // the tiles take the scratch
-    GiveWaves(args, ready, late, count, call.copies() + prefetched.late > 0, scratch.tiles);
+    const int waited = call.copies() + prefetched.late + prefetched.late_fills;
+    GiveWaves(args, ready, late, count, waited > 0, scratch.tiles);
   }
   __syncthreads();
   if (lends && at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {

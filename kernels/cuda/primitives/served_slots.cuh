@@ -8,6 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/cuda/serve_misses.h"
+
 namespace moert::cuda {
 
 /// The value in device memory, past the L1 cache: for what is read before the kernels in front have
@@ -30,6 +32,17 @@ __device__ __forceinline__ int FreeBefore(const uint8_t* held, int slot) {
   int count = 0;
   for (int s = 0; s < slot; ++s) count += held[s] == 0 ? 1 : 0;
   return count;
+}
+
+/// The least LendingKey of the threads' experts that are `in`, of equals the first; `least` begins
+/// as kNobodyLends. By all threads of whole warps.
+__device__ __forceinline__ void FindLeast(bool in, double worth, uint64_t* least) {
+  const uint64_t key = in ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends;
+  const auto high = static_cast<uint32_t>(key >> 32);
+  const uint32_t alike = __ballot_sync(~0U, high == __reduce_min_sync(~0U, high));
+  if (in && threadIdx.x % 32 == __ffs(static_cast<int>(alike)) - 1) {
+    atomicMin(reinterpret_cast<unsigned long long*>(least), static_cast<unsigned long long>(key));
+  }
 }
 
 /// What was written before it was stored by another CTA can be read behind this.

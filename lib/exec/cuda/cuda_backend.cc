@@ -12,7 +12,9 @@
 #include "exec/cuda/device_format.h"
 #include "exec/cuda/device_pool.h"
 #include "exec/cuda/device_transfers.h"
+#include "exec/host_records.h"
 #include "fmt/format.h"
+#include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route.h"
 
 namespace moert {
@@ -86,6 +88,14 @@ class CudaBackend final : public Backend {
         const int64_t bytes,
         ExecutorBytes(*size.source, size.versions, size.max_tokens, size.numbering, size.served));
     return bytes + kPools * kPoolRounding;
+  }
+
+  bool ServesMisses(const ExecutorSize& size) const override {
+    const auto few = [](const MoeLayerSpec& layer) { return layer.num_experts <= kFewExperts; };
+    const std::vector<MoeLayerSpec>& layers = size.source->model().layers;
+    return options_.link_gbps == 0 && !IsOpaque(*size.source) &&
+           std::all_of(layers.begin(), layers.end(), few) &&
+           HostHoldsAll(*size.source, size.versions, options_.host_budget);
   }
 
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit,

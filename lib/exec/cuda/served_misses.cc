@@ -44,11 +44,11 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
     paths += PathFloats(model->layers[l].num_experts, model->layers[l + 1].num_experts);
   }
   Carver count;
-  table_.Carve(*model, rules.score_window, &count);
+  table_.Carve(*model, rules, &count);
   table_bytes_ = count.used();
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Pinned(table_bytes_));
   Carver carver(memory_.data());
-  table_.Carve(*model, rules.score_window, &carver);
+  table_.Carve(*model, rules, &carver);
   MOERT_ASSIGN_OR_RETURN(const std::vector<ServedRecord> placed, RecordsOf(version));
   MOERT_RETURN_IF_ERROR(CopyNow(on_device_.records, placed.data(),
                                 placed.size() * sizeof(placed[0]), cudaMemcpyHostToDevice));
@@ -86,6 +86,7 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   args.experts = 0;
   args.use = nullptr;
   args.window = 0;
+  args.arc = nullptr;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
   for (const MoeLayerSpec& layer : model_->layers) {
     RouteFewArgs route;  // of no tokens
@@ -186,6 +187,9 @@ void ServedMisses::PlaceLoan(int layer, const LentLayer& loan, VersionedStore* s
   std::copy(loan.use.begin(), loan.use.end(), table_.use + First(layer));
   std::copy(loan.sums.begin(), loan.sums.end(), table_.sums + First(layer));
   std::copy(loan.scores.begin(), loan.scores.end(), ScoresOf(table_, layer));
+  if (!rules_.by_arc) return;
+  table_.arc[layer] = loan.arc;
+  std::copy(loan.arc_nodes.begin(), loan.arc_nodes.end(), table_.arc_nodes + First(layer));
 }
 
 absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
@@ -214,7 +218,7 @@ ServedMisses::BlockPlaces ServedMisses::PlacesOf(VersionedStore* store) const {
   return blocks;
 }
 
-void ServedMisses::TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loan) const {
+void ServedMisses::TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loan) {
   const ServedLayer& state = table_.layers[layer];
   ServedExpert* const experts = table_.experts + First(layer);
   const LayerPrefetch& list = table_.prefetch[layer];
@@ -222,6 +226,7 @@ void ServedMisses::TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loa
     const PrefetchedRecord& record = list.records[i];
     const PrefetchEnd end = EndOfPrefetch(record.state, record.done, /*wanted=*/false);
     SettlePrefetch(record, end, state.tick, experts);
+    if (rules_.by_arc) SettlePrefetch(record.expert, record.victim, end, ArcOf(layer));
   }
   loan->tick = state.tick;
   loan->calls = state.calls;
@@ -229,6 +234,8 @@ void ServedMisses::TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loa
   loan->use.assign(table_.use + First(layer), table_.use + First(layer) + loan->use.size());
   std::copy_n(table_.sums + First(layer), loan->sums.size(), loan->sums.begin());
   std::copy_n(ScoresOf(table_, layer), loan->scores.size(), loan->scores.begin());
+  std::copy_n(table_.arc_nodes + First(layer), loan->arc_nodes.size(), loan->arc_nodes.begin());
+  if (rules_.by_arc) loan->arc = table_.arc[layer];
   const int num_experts = model_->layers[static_cast<size_t>(layer)].num_experts;
   std::vector<int32_t> held(static_cast<size_t>(num_experts), -1);  // by place
   const bool whole = unfinished_[static_cast<size_t>(layer)] == 0;
@@ -303,6 +310,9 @@ ServeMissesArgs ServedMisses::Args(const Call& call) const {
     args.window = rules_.score_window;
     args.sums = on_device_.table.sums + First(layer);
     args.history = ScoresOf(on_device_.table, layer);
+  } else if (rules_.by_arc) {
+    args.arc = on_device_.table.arc + layer;
+    args.arc_nodes = on_device_.table.arc_nodes + First(layer);
   }
   args.scores = call.scores;
   if (call.low.accounts != nullptr) {
@@ -338,6 +348,8 @@ PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   if (rules_.by_worth) args.use = on_device_.table.use + First(layer);
   if (rules_.score_window > 0) args.sums = on_device_.table.sums + First(layer);
   args.window = rules_.score_window;
+  if (rules_.by_arc) args.arc = on_device_.table.arc + layer;
+  if (rules_.by_arc) args.arc_nodes = on_device_.table.arc_nodes + First(layer);
   args.records = on_device_.records + First(layer);
   args.slots = on_device_.table.slots + First(layer);
   args.tally = on_device_.tally + layer;
@@ -347,6 +359,7 @@ PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   args.bins = memory.bins + First(layer) * kFewTokens;
   args.wanted = memory.wanted + First(layer);
   args.call = memory.calls + layer;
+  args.fills = rules_.low() ? 1 : 0;
   return args;
 }
 
@@ -458,6 +471,8 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
     added->low_answers += more(&ServedTally::low);
     added->slots_low += more(&ServedTally::slots_low);
     added->mass_low += now[l].mass_low - seen_[l].mass_low;
+    added->fills += more(&ServedTally::fills);
+    added->late_fills += more(&ServedTally::late_fills);
     seen_[l] = now[l];
   }
   if (!rules_.low_stands_by) added->low_loads = added->low_answers;

@@ -145,7 +145,7 @@ class ServedMisses {
   PredictArgs PredictionOf(int layer, const Call& call) const;
   void PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store);
   /// Layers may have given each other slots: `blocks` says which block lies where.
-  void TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loan) const;
+  void TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loan);
   BlockPlaces PlacesOf(VersionedStore* store) const;
   /// A kernel's first launch loads it, which is not possible in a capture.
   absl::Status LoadKernels(const ExpertHandle* shared);
@@ -155,6 +155,8 @@ class ServedMisses {
   float* ScoresOf(const ServedTable& table, int layer) const {
     return table.scores + First(layer) * rules_.score_window;
   }
+  /// The lists of the table here.
+  ServedArc ArcOf(int layer) { return {table_.arc + layer, table_.arc_nodes + First(layer)}; }
 
   const MoeModelSpec* model_ = nullptr;
   const DeviceModel* constants_ = nullptr;

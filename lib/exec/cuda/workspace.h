@@ -116,8 +116,11 @@ struct ServedTable {
   uint8_t** slots;          // where they lie
   double* sums;             // of scores; with a window of 0 nobody's
   float* scores;            // [layers][window, experts]
+  ArcState* arc;            // [layers], by the lists of ARC; else nobody's
+  ArcNode* arc_nodes;
 
-  void Carve(const MoeModelSpec& model, int64_t window, Carver* c) {
+  void Carve(const MoeModelSpec& model, const ServedRules& rules, Carver* c) {
+    const int64_t window = rules.score_window;
     layers = c->Take<ServedLayer>(model.num_layers());
     experts = c->Take<ServedExpert>(model.total_experts());
     use = c->Take<ServedUse>(model.total_experts());
@@ -125,6 +128,8 @@ struct ServedTable {
     slots = c->Take<uint8_t*>(model.total_experts());
     sums = c->Take<double>(window > 0 ? model.total_experts() : 0);
     scores = c->Take<float>(window * model.total_experts());
+    arc = c->Take<ArcState>(rules.by_arc ? model.num_layers() : 0);
+    arc_nodes = c->Take<ArcNode>(rules.by_arc ? model.total_experts() : 0);
   }
 };
 
@@ -172,7 +177,7 @@ struct ServedBuffers {
   PathMemory paths;  // where they are predicted by
 
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
-    table.Carve(model, e.served.score_window, c);
+    table.Carve(model, e.served, c);
     records = c->Take<ServedRecord>(model.total_experts());
     low = e.served.low() ? c->Take<ServedRecord>(model.total_experts()) : nullptr;
     tally = c->Take<ServedTally>(model.num_layers());

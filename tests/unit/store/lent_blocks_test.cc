@@ -12,6 +12,7 @@
 #include "route/grouping.h"
 #include "store/block_pool.h"
 #include "store/versioned_store.h"
+#include "strategies/arc.h"
 #include "strategies/builtin.h"
 #include "strategies/worth_cache.h"
 #include "support/catch.h"
@@ -90,8 +91,11 @@ struct Cache {
       if (slot.expert >= 0) rows[slot.expert] = {slot.last_used, slot.tokens, static_cast<int>(s)};
     }
     const std::vector<double> worth = Worth(&loan, routing);
-    const ServedCounts call = ServeCall(routing.counts, static_cast<int>(loan.slots.size()),
-                                        ++loan.tick, &rows, worth.empty() ? nullptr : worth.data());
+    const cuda::ServedArc lists{&loan.arc, loan.arc_nodes.data(), routing.counts.data()};
+    const ServedCounts call =
+        ServeCall(routing.counts, static_cast<int>(loan.slots.size()), ++loan.tick, &rows,
+                  worth.empty() ? nullptr : worth.data(), nullptr, nullptr,
+                  loan.arc_nodes.empty() ? nullptr : &lists);
     for (LentSlot& slot : loan.slots) slot.expert = -1;
     for (int e = 0; e < kExperts; ++e) {
       if (rows[e].slot < 0) continue;
@@ -202,6 +206,7 @@ void CompareInTurns(const std::function<std::unique_ptr<ResidencyPolicy>()>& pol
 TEST_CASE("the device's rules decide as the store does, however often blocks change hands") {
   CompareInTurns([] { return MakeLru(); });
   CompareInTurns([] { return MakeWorthCache(nullptr); });
+  CompareInTurns([] { return MakeArc(MakeShallowFirst({0, 0})); });
   CompareInTurns([] { return MakeAverageScore(5); });
   CompareInTurns([] { return MakeAverageScore(64); });
 }

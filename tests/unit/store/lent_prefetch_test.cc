@@ -94,6 +94,96 @@ TEST_CASE("a prefetch pays where what it spares is more than the uses of whom it
   CHECK(PrefetchPays(0.9, 0.15, 0.1, 0.1, 1));
 }
 
+/// A layer whose misses are all answered low, so that nothing but fills comes in, one a call.
+class FilledLayer {
+ public:
+  void Call(const std::vector<int32_t>& counts) {
+    ++calls_;
+    for (int e = 0; e < kExperts; ++e) {
+      const double used = counts[e] > 0 ? 1 : 0;
+      if (used > 0) ++(layer_.rows[e].slot >= 0 ? hits : low);
+      if (used > 0 && layer_.rows[e].slot >= 0) layer_.rows[e].last_used = calls_;
+      use_[e].Add(calls_, used, used);
+    }
+    PrefetchedRecord record;
+    if (!Find(&record)) return;
+    ++fills;
+    layer_.content[record.slot] = record.expert;
+    SettlePrefetch(record, PrefetchEnd::kArrived, calls_, layer_.rows.data());
+  }
+
+  int64_t hits = 0, low = 0, fills = 0;
+
+ private:
+  /// As predict_records.cu.
+  bool Find(PrefetchedRecord* fill) const {
+    uint64_t most = kNobodyLends;
+    std::vector<LeavingKey> keys(kExperts);
+    for (int e = 0; e < kExperts; ++e) {
+      const double worth = use_[e].Worth();
+      if (layer_.rows[e].slot >= 0) {
+        keys[e] = KeyOfLeaving(layer_.rows[e], worth);
+      } else {
+        most = std::min(most, LendingKey(static_cast<float>(-worth), static_cast<uint32_t>(e)));
+      }
+    }
+    if (most == kNobodyLends) return false;
+    fill->expert = NumberOf(most);
+    for (int s = 0; s < kSlots && fill->slot < 0; ++s) {
+      if (layer_.content[s] < 0) fill->slot = s;
+    }
+    for (int e = 0; e < kExperts && fill->slot < 0; ++e) {
+      if (layer_.rows[e].slot >= 0 && VictimRank(keys.data(), kExperts, e) == 0) fill->victim = e;
+    }
+    if (fill->victim >= 0) fill->slot = layer_.rows[fill->victim].slot;
+    const double leaving = fill->victim < 0 ? 0 : use_[fill->victim].Worth();
+    return ClearlyWorthMore(use_[fill->expert].Worth(), leaving);
+  }
+
+  Layer layer_;
+  std::vector<ServedUse> use_ = std::vector<ServedUse>(kExperts);
+  int64_t calls_ = 0;
+};
+
+TEST_CASE("fills bring what is used most, and rest when it is there") {
+  std::mt19937 rng(11);
+  for (const unsigned seldom : {0u, 1u}) {
+    FilledLayer layer;
+    // In nine of ten calls; the others in none or one.
+    const auto call = [&](int first, int often) {
+      std::vector<int32_t> counts(kExperts, 0);
+      for (int e = 0; e < kExperts; ++e) {
+        const bool most = e >= first && e < first + often;
+        counts[e] = rng() % 10 < (most ? 9 : seldom) ? 1 : 0;
+      }
+      layer.Call(counts);
+    };
+    const int often = seldom == 0 ? kSlots : kSlots - 2;
+    for (const int first : {0, 12}) {  // others are used more from then on
+      const int64_t filled = layer.fills;
+      for (int c = 0; c < 300; ++c) call(first, often);
+      CHECK(layer.fills - filled >= often);
+      const FilledLayer before = layer;
+      for (int c = 0; c < 500; ++c) call(first, often);
+      const auto hits = static_cast<double>(layer.hits - before.hits);
+      const auto low = static_cast<double>(layer.low - before.low);
+      if (seldom == 0) {
+        CHECK(low == 0);
+        CHECK(layer.fills == before.fills);
+      } else {
+        CHECK(hits > 0.8 * (hits + low));
+      }
+    }
+  }
+}
+
+TEST_CASE("who comes for what it is worth is worth clearly more") {
+  CHECK(ClearlyWorthMore(0.1, 0));  // a slot of nobody
+  CHECK(!ClearlyWorthMore(0, 0));
+  CHECK(!ClearlyWorthMore(0.11, 0.1));
+  CHECK(ClearlyWorthMore(0.13, 0.1));
+}
+
 TEST_CASE("the more tokens, the likelier who makes room is wanted") {
   CHECK(LikelyWanted(1, 0.2) == 0.02);
   CHECK(LikelyWanted(8, 0.2) == Approx(0.16));

@@ -1,0 +1,20 @@
+#include "exec/host_records.h"
+
+#include "base/checked_math.h"
+
+namespace moert {
+
+bool HostHoldsAll(const ExpertSource& source, absl::Span<const int> versions, int64_t host_budget) {
+  int64_t bytes = 0;
+  for (const int version : versions) {
+    for (int l = 0; l < source.model().num_layers(); ++l) {
+      for (int e = 0; e < source.model().layers[static_cast<size_t>(l)].num_experts; ++e) {
+        if (source.PinnedRecord(l, e, version) != nullptr) continue;
+        bytes += RoundUp(source.layout(l, e, version).bytes, kRecordAlignment);
+      }
+    }
+  }
+  return bytes == 0 || bytes <= host_budget;
+}
+
+}  // namespace moert

@@ -1,0 +1,53 @@
+// Which records count as held by the host: those that the source has pinned, others within a
+// budget.
+#include "exec/host_records.h"
+
+#include <set>
+
+#include "base/checked_math.h"
+#include "support/catch.h"
+#include "support/synthetic_source.h"
+
+namespace moert {
+namespace {
+
+using test::SyntheticShape;
+using test::SyntheticSource;
+
+/// Says of some records that they lie in pinned memory.
+class PartlyPinned : public SyntheticSource {
+ public:
+  using SyntheticSource::SyntheticSource;
+  const std::byte* PinnedRecord(int layer, int, int version) const override {
+    return pinned.contains({layer, version}) ? &place_ : nullptr;
+  }
+  std::set<std::pair<int, int>> pinned;  // layers and versions
+
+ private:
+  std::byte place_{};
+};
+
+TEST_CASE("all records of all versions must be pinned, or within the budget together") {
+  SyntheticShape shape{3, 12, 3, 64, 48, 32};
+  shape.low_version = true;
+  PartlyPinned source(shape);
+  const auto bytes = [&](int version) {
+    return 12 * RoundUp(source.layout(0, 0, version).bytes, kRecordAlignment);
+  };
+  const std::vector<int> high = {0}, both = {0, 1};
+  const int64_t all = 3 * (bytes(0) + bytes(1));
+  CHECK(HostHoldsAll(source, high, 3 * bytes(0)));
+  CHECK(!HostHoldsAll(source, high, 3 * bytes(0) - 1));
+  CHECK(HostHoldsAll(source, both, all));
+  CHECK(!HostHoldsAll(source, both, 3 * bytes(0)));
+  CHECK(!HostHoldsAll(source, both, -1));  // kept as they are read
+  source.pinned = {{0, 0}, {1, 0}, {2, 0}};
+  CHECK(HostHoldsAll(source, high, -1));
+  CHECK(!HostHoldsAll(source, both, -1));
+  CHECK(HostHoldsAll(source, both, 3 * bytes(1)));
+  source.pinned.insert({{0, 1}, {1, 1}, {2, 1}});
+  CHECK(HostHoldsAll(source, both, 0));
+}
+
+}  // namespace
+}  // namespace moert
