@@ -27,6 +27,7 @@
 #include "moert/expert_source.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/options.h"
+#include "moert/policy.h"
 #include "moert/profile.h"
 #include "moert/router.h"
 #include "store/block_pool.h"
@@ -43,7 +44,7 @@ struct ServedRules {
   bool by_worth = false;
   int score_window = 0;       // neither: least recently used
   bool shares_slots = false;  // by worth, over all layers
-  bool ruled = false;    // routing is by the expert-cache rule, not the model's choice
+  bool ruled = false;         // routing is by the expert-cache rule, not the model's choice
   // What is prefetched.
   bool by_gate = false;
   int path_width = 0;
@@ -52,9 +53,11 @@ struct ServedRules {
   double max_low_share = 0;
   double low_patience = 0;
   bool low_stands_by = false;
+  CpuBalance balance = CpuBalance::kNone;  // of what is left, with a CPU
 
   bool prefetch() const { return by_gate || path_width > 0; }
   bool low() const { return max_low_share > 0; }
+  bool cpu() const { return balance != CpuBalance::kNone; }
   /// Whether requests have accounts.
   bool by_request() const { return ruled || low(); }
 };

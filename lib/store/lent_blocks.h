@@ -67,6 +67,12 @@ struct ServedCount {
   int64_t low_loads = 0;
   int64_t slots_low = 0;
   double mass_low = 0;
+  // Of a CPU beside the device: misses that it computed, jobs that were taken back from it; what
+  // its jobs took, and what the profile says they take.
+  int64_t cpu_computed = 0;
+  int64_t cpu_taken_back = 0;
+  int64_t cpu_took_ns = 0;
+  int64_t cpu_modelled_ns = 0;
 };
 
 }  // namespace moert

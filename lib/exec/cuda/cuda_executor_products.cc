@@ -197,6 +197,10 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase,
   if (!prompt) misses.tiles = &tiles;
   misses.route = route;
   misses.low = LowOf(call, phase);
+  if (Few(call)) {
+    misses.x = Rows(call);
+    misses.weights = w_.weights;
+  }
   absl::Status status = served_->Begin(misses, stream);
   if (prompt) {  // one set of tiles at a time
     if (status.ok()) status = Products(call, all, served.ready);
@@ -207,6 +211,12 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase,
   // Those that are late begin as soon as they are there: they wait for nobody else's products.
   if (status.ok()) {
     status = TileProducts(call, false, served.late_tiles, shares, served_->copies());
+  }
+  if (status.ok() && served_->Shares(misses)) {
+    status = served_->AwaitCpu(misses, w_.out, extent_.hidden);
+    if (status.ok()) {
+      status = TileProducts(call, false, served.cpu.tiles, shares, served_->copies());
+    }
   }
   status.Update(served_->Join(stream));
   return status;

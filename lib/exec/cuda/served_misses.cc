@@ -367,6 +367,7 @@ SlotLenders ServedMisses::LendersOf(int layer) const {
 absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
   ServeMissesArgs args = Args(call);
   args.lenders = LendersOf(call.layer);
+  args.cpu = ShareOf(call);
   if (call.tiles != nullptr) {
     args.makes_tiles = 1;
     args.tiles = *call.tiles;
@@ -458,6 +459,8 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
     added->low_answers += more(&ServedTally::low);
     added->slots_low += more(&ServedTally::slots_low);
     added->mass_low += now[l].mass_low - seen_[l].mass_low;
+    added->cpu_computed += more(&ServedTally::on_cpu);
+    added->cpu_taken_back += more(&ServedTally::taken_back);
     seen_[l] = now[l];
   }
   if (!rules_.low_stands_by) added->low_loads = added->low_answers;
