@@ -32,7 +32,7 @@ __device__ __forceinline__ void FetchRows(const AwaitCpuArgs& args, int pairs) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       const int i = first + j * kTileThreads;
-      if (i < all) word[j] = rows[i];
+      if (i < all) word[j] = __ldcv(rows + i);  // never what a cache has
     }
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
