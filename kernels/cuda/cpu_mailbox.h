@@ -3,10 +3,10 @@
 //
 // The decision of a call (serve_misses.h) writes a job into mapped host memory and posts its
 // number. A thread of the host that looks for it multiplies, writes the rows into mapped memory and
-// answers with the number. Behind the products of the call's other misses one CTA waits for the
-// answer. It fetches the rows into their slots; or, when the deadline has passed, makes tiles of
-// the experts, which the device then multiplies where their records lie, as any miss without a
-// slot. The weighted sum is behind all of this.
+// answers with the number. Beside the call's copies and products one CTA waits for the answer. It
+// fetches the rows into their slots; or, when the deadline has passed, makes tiles of the experts,
+// which the device then multiplies where their records lie, as any miss without a slot. The
+// weighted sum is behind all of this.
 //
 // Every word has one writer, since not every link between device and host has atomic operations
 // that both sides see. So nobody claims a job. Whose rows count is decided by that CTA alone: it

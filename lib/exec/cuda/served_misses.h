@@ -2,13 +2,13 @@
 // changes hands, the copies' branch of a captured call, the counters.
 //
 // Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the
-// decision in front of both branches, the copies and behind them the products of late experts on
-// one, the products of what is there on the other, both in front of the weighted sum; a prefetch
-// behind the copies of its call and in front of those of the next. No kernel waits for what another
+// decision in front of all branches, the copies and behind them the products of late experts on
+// one, the products of what is there on another, what waits for the CPU on a third, all in front of
+// the weighted sum; a prefetch behind the copies of its call and in front of those of the next. No kernel waits for what another
 // one writes while both run, so none needs the other to be on the device, and edges of a graph make
 // no circle. Within a launch of products a CTA waits only for those that run and wait for nothing
-// (kernels/cuda/group_gemm.h), so two such launches side by side, which share nothing but the rows
-// that they read, both end. What a decision tells a prefetch that runs beside it, to stop, only
+// (kernels/cuda/group_gemm.h), so such launches side by side, which share nothing but the rows that
+// they read, all end. What a decision tells a prefetch that runs beside it, to stop, only
 // makes it end sooner. The kernel that waits for the CPU ends by its clock
 // (kernels/cuda/cpu_mailbox.h).
 #ifndef MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
@@ -111,9 +111,11 @@ class ServedMisses {
   cudaStream_t copies() const { return branch_.copies(); }
   /// Whether the CPU may be given some of the call.
   bool Shares(const Call& call) const { return job_.mailbox != nullptr && call.x.rows > 0; }
-  /// Then, behind the late products, in their stream: what the CPU computed is in its slots of
-  /// `out`, and what was taken back in buffers.cpu.tiles, to be multiplied.
-  absl::Status AwaitCpu(const Call& call, float* out, int64_t out_stride);
+  /// Then, behind Begin, on a branch: what the CPU computed is in its slots of `out`, and what was
+  /// taken back in buffers.cpu.tiles, to be multiplied in the stream of that branch. Needs the
+  /// Join.
+  absl::Status AwaitCpu(const Call& call, float* out, int64_t out_stride, cudaStream_t stream);
+  cudaStream_t cpu() const { return branch_.cpu(); }
   absl::Status Join(cudaStream_t stream) { return branch_.Join(stream); }
   /// That products leave room for: CTAs that copy or decide beside them.
   int ctas_beside() const { return kCopyCtas + (rules_.prefetch() ? 2 : 0); }

@@ -58,7 +58,8 @@ CpuShareArgs ServedMisses::ShareOf(const Call& call) const {
   return args;
 }
 
-absl::Status ServedMisses::AwaitCpu(const Call& call, float* out, int64_t out_stride) {
+absl::Status ServedMisses::AwaitCpu(const Call& call, float* out, int64_t out_stride,
+                                    cudaStream_t stream) {
   const CpuBuffers& cpu = on_device_.cpu;
   AwaitCpuArgs args;
   args.call = cpu.call;
@@ -71,7 +72,8 @@ absl::Status ServedMisses::AwaitCpu(const Call& call, float* out, int64_t out_st
   args.tiles.table = cpu.tiles;
   args.tiles.handles = cpu.handles;
   args.tally = on_device_.tally + call.layer;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchAwaitCpu(args, branch_.copies()));
+  MOERT_RETURN_IF_ERROR(branch_.ForkCpu(stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchAwaitCpu(args, branch_.cpu()));
   return absl::OkStatus();
 }
 

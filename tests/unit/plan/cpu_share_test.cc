@@ -162,9 +162,10 @@ TEST_CASE("costs are the profile's, corrected by what the device's jobs took") {
   CHECK(once < 10200);
   CHECK(once > 10000);
   for (int i = 0; i < 500; ++i) placer.CountServed(loads);
-  CHECK(placer.Costs(10000).tokens[1] < 3000);
+  const int64_t forgotten = placer.Costs(10000).tokens[1];
+  CHECK(forgotten < 3000);
   placer.CountServed(count);
-  CHECK(placer.Costs(10000).tokens[1] > 3000);
+  CHECK(placer.Costs(10000).tokens[1] > forgotten * 14 / 10);  // a trial counts for much
   // One whose job was taken back was given something.
   const int64_t before = placer.Costs(10000).tokens[1];
   loads.cpu_taken_back = 1;
