@@ -4,13 +4,13 @@
 // Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the
 // decision in front of all branches, the copies and behind them the products of late experts on
 // one, the products of what is there on another, what waits for the CPU on a third, all in front of
-// the weighted sum; a prefetch behind the copies of its call and in front of those of the next. No kernel waits for what another
-// one writes while both run, so none needs the other to be on the device, and edges of a graph make
-// no circle. Within a launch of products a CTA waits only for those that run and wait for nothing
-// (kernels/cuda/group_gemm.h), so such launches side by side, which share nothing but the rows that
-// they read, all end. What a decision tells a prefetch that runs beside it, to stop, only
-// makes it end sooner. The kernel that waits for the CPU ends by its clock
-// (kernels/cuda/cpu_mailbox.h).
+// the weighted sum; a prefetch behind the copies of its call and in front of those of the next. No
+// kernel waits for what another one writes while both run, so none needs the other to be on the
+// device, and edges of a graph make no circle. Within a launch of products a CTA waits only for
+// those that run and wait for nothing (kernels/cuda/group_gemm.h), so such launches side by side,
+// which share nothing but the rows that they read, all end. What a decision tells a prefetch that
+// runs beside it, to stop, only makes it end sooner. The kernel that waits for the CPU ends by its
+// clock (kernels/cuda/cpu_mailbox.h).
 #ifndef MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 #define MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 
