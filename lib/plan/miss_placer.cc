@@ -95,7 +95,7 @@ void MissPlacer::CountServed(const ServedCount& count) {
   if (count.cpu_modelled_ns > 0) {
     ObserveCpuRatio(static_cast<double>(count.cpu_took_ns) /
                     static_cast<double>(count.cpu_modelled_ns));
-  } else if (count.loads > 0 && count.cpu_taken_back == 0) {
+  } else if (count.loads > 0 && count.cpu_computed == 0 && count.cpu_taken_back == 0) {
     PassOverCpu();
   }
 }

@@ -166,9 +166,12 @@ TEST_CASE("costs are the profile's, corrected by what the device's jobs took") {
   CHECK(forgotten < 3000);
   placer.CountServed(count);
   CHECK(placer.Costs(10000).tokens[1] > forgotten * 14 / 10);  // a trial counts for much
-  // One whose job was taken back was given something.
+  // One that computed, or whose job was taken back, was given something.
   const int64_t before = placer.Costs(10000).tokens[1];
   loads.cpu_taken_back = 1;
+  placer.CountServed(loads);
+  loads.cpu_taken_back = 0;
+  loads.cpu_computed = 1;  // what it took was known before
   placer.CountServed(loads);
   CHECK(placer.Costs(10000).tokens[1] == before);
 }
