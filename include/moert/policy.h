@@ -55,6 +55,14 @@ struct LayerResidency {
   int capacity = 0;                     // slots the residency policy gave the layer
 };
 
+/// By which rule misses are shared with a CPU that computes beside the fast tier, where it is
+/// known.
+enum class CpuBalance : int32_t {
+  kNone = 0,
+  kInTurns = 1,       // Algorithm 2 of the importance paper
+  kByCompletion = 2,  // so that both are done earliest
+};
+
 /// Facts about a policy that hold for as long as it lives. Whether a strategy is exact and whether
 /// its layers can be captured in a CUDA graph are derived from them (Strategy::exact, graph_safe).
 struct PolicyTraits {
@@ -93,8 +101,11 @@ struct PolicyTraits {
   /// request's routing mass that may be, over its lifetime. The planner keeps to it.
   double max_low_share = 0;
   /// Placement, of the built-in policies: in decode, misses of a MissView::low_cost of at most one
-  /// over this are answered low, in the order given; all others are loaded. 0: not so.
+  /// over this are answered low, in the order given; the others are not. 0: not so.
   double low_patience = 0;
+  /// Placement, of the built-in policies: how misses that are not answered low are shared with a
+  /// CPU. kNone: not so.
+  CpuBalance balance = CpuBalance::kNone;
 };
 
 class Policy {

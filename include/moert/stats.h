@@ -32,8 +32,11 @@ struct EngineStats {
   int64_t evictions = 0;
   int64_t low_answers = 0;   // lookups answered by a lower version than intended
   int64_t cpu_computed = 0;  // lookups computed by the CPU beside a GPU
-  int64_t upgrades = 0;      // low copies that began to be replaced by the best version in place
-  int64_t fills = 0;         // loads behind a call of what it did without
+  // Jobs of the CPU that captured calls took back, since a deadline had passed: their lookups are
+  // loads.
+  int64_t cpu_taken_back = 0;
+  int64_t upgrades = 0;  // low copies that began to be replaced by the best version in place
+  int64_t fills = 0;     // loads behind a call of what it did without
 
   // Prefetch.
   int64_t prefetch_issued = 0;     // began to move

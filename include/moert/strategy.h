@@ -63,8 +63,8 @@ struct Strategy {
   /// (Engine::graph_safe).
   bool graph_safe() const;
   /// Where an expert may be missing: no policy has to be asked while a layer runs, and whom a miss
-  /// replaces, what is prefetched and what is answered low are rules. Then misses may be served
-  /// without the host, and layers captured (Engine::graph_safe).
+  /// replaces, what is prefetched, what is answered low and what a CPU computes are rules. Then
+  /// misses may be served without the host, and layers captured (Engine::graph_safe).
   bool misses_by_rule() const;
   /// OK, or which part is missing or contradicts another. Checked when a strategy is made and when
   /// an engine opens.

@@ -11,7 +11,8 @@
 // takes one slot of the layer whose least expert is worth less, if there is one (SlotLenders).
 //
 // Where experts have a lower version (LowVersions), misses that weigh little in their requests are
-// answered by it, from where it lies. They are brought by nobody and push nobody out.
+// answered by it, from where it lies. Where a CPU computes beside the device (cpu_mailbox.h), it
+// takes some of the others. Both are brought by nobody and push nobody out.
 //
 // The functions below are the whole decision. The kernel calls each for its thread's expert; a unit
 // test calls them on the host and compares them with the store's.
@@ -21,6 +22,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/cuda/cpu_mailbox.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/low_answers.h"
 #include "kernels/cuda/route.h"
@@ -91,6 +93,10 @@ struct ServedTally {
   // while they were on their way. Not among the prefetched ones.
   uint64_t fills = 0;
   uint64_t late_fills = 0;
+  // Of the CPU: misses that it computed, and jobs that were taken back from it, whose misses are
+  // loads.
+  uint64_t on_cpu = 0;
+  uint64_t taken_back = 0;
 };
 
 /// A record on its way into a slot.
@@ -335,7 +341,9 @@ struct ServeMissesArgs {
   int32_t tokens = 0;
   int32_t top_k = 1;
   SlotLenders lenders;
-  LowVersions low;  // not of a call whose product is the host's
+  // Not of a call whose product is the host's.
+  LowVersions low;
+  CpuShareArgs cpu;
   // Where records are prefetched; else null.
   LayerPrefetch* prefetch = nullptr;
   // Gets what the call wanted, for those who predicted it: [experts] bits of tokens. Null: not

@@ -157,6 +157,7 @@ ServedRules Blueprint::served() const {
     rules.by_gate = traits.by_gate;
     rules.path_width = traits.path_width;
   }
+  if (strategy.placement != nullptr) rules.balance = strategy.placement->traits().balance;
   if (strategy.placement != nullptr && versions.size() > 1) {
     const PolicyTraits traits = strategy.placement->traits();
     rules.max_low_share = traits.max_low_share;

@@ -56,7 +56,9 @@ struct Blueprint {
   ServedRules served() const;
   /// Whether misses may be given to a CPU beside the fast tier.
   bool cpu_offload() const {
-    return strategy.placement != nullptr && strategy.placement->traits().low_patience == 0;
+    if (strategy.placement == nullptr) return false;
+    const PolicyTraits traits = strategy.placement->traits();
+    return traits.low_patience == 0 || traits.balance != CpuBalance::kNone;
   }
 };
 

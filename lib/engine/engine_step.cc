@@ -55,9 +55,11 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) try {
   absl::Cleanup close = [this, epoch = step.epoch]()
                             ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->store->CloseStep(epoch); };
   if (parts_->versions != nullptr) parts_->versions->AfterStepOpened(ContextOf(step, 0));
-  MOERT_RETURN_IF_ERROR(
-      parts_->executor->OpenStep(parts_->store.get(), step.epoch,
-                                 {step.request_ids, step.token_ids}, step.stream));
+  if (parts_->misses_served.ok() && parts_->executor->has_cpu_offload()) {
+    parts_->executor->SetCpuCosts(parts_->scheduler->Costs());
+  }
+  MOERT_RETURN_IF_ERROR(parts_->executor->OpenStep(
+      parts_->store.get(), step.epoch, {step.request_ids, step.token_ids}, step.stream));
   std::move(close).Cancel();
   std::move(forget).Cancel();
   return id;

@@ -47,6 +47,8 @@ void VisitMetrics(const EngineStats& s, absl::FunctionRef<void(const Metric&)> v
        n(s.low_answers)},
       {"moert_cpu_computed_total", kCounter, "Lookups computed by the CPU beside a GPU.",
        n(s.cpu_computed)},
+      {"moert_cpu_taken_back_total", kCounter,
+       "Jobs of the CPU that captured calls took back, behind a deadline.", n(s.cpu_taken_back)},
       {"moert_model_lookups_total", kCounter, "Lookups as they were before substitution.",
        n(s.model_lookups)},
       {"moert_model_hits_total", kCounter, "Hits as they were before substitution.",

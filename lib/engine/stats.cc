@@ -62,6 +62,7 @@ void Add(const PlanStats& scheduler, EngineStats* s) {
   s->mass_low = scheduler.mass_low;
   s->worst_low_share = scheduler.worst_low_share;
   s->cpu_computed = scheduler.cpu_computed;
+  s->cpu_taken_back = scheduler.cpu_taken_back;
   s->late -= scheduler.cpu_computed_late;
   s->fills = scheduler.fills;
   s->balance_load_ns = scheduler.balance_load_ns;
@@ -123,7 +124,7 @@ EngineStats StatsSince(const EngineStats& now, const EngineStats& before) {
   EngineStats s = now;
   Subtract(&s, before, &S::lookups, &S::hits_resident, &S::hits_prefetched, &S::late, &S::loads,
            &S::low_loads, &S::bytes_loaded, &S::evictions, &S::low_answers, &S::cpu_computed,
-           &S::upgrades, &S::fills);
+           &S::cpu_taken_back, &S::upgrades, &S::fills);
   Subtract(&s, before, &S::prefetch_issued, &S::prefetch_cancelled, &S::prefetch_useful,
            &S::prefetch_active, &S::prefetch_top_score, &S::prefetch_bytes);
   Subtract(&s, before, &S::prefetch_predicted, &S::prefetch_recalled,

@@ -67,7 +67,7 @@ void VersionOffers::AddVersion(int version) {
 
 // Light misses weigh least, so to answer a share of the routing mass low costs at most that share
 // of what the low version loses. Substitutes (alpha) have no predicted loss. Where a device serves
-// misses it needs no balancer, which would wait for the host in every layer.
+// misses it needs no balancer, for which eager steps wait in every layer.
 void VersionOffers::AddGraded(int high, int low) {
   double share = accepted_, loss = accepted_;
   if (calibration_ != nullptr) {

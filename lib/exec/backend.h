@@ -27,6 +27,7 @@
 #include "moert/expert_source.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/options.h"
+#include "moert/policy.h"
 #include "moert/profile.h"
 #include "moert/router.h"
 #include "store/block_pool.h"
@@ -53,9 +54,11 @@ struct ServedRules {
   double max_low_share = 0;
   double low_patience = 0;
   bool low_stands_by = false;
+  CpuBalance balance = CpuBalance::kNone;  // of what is left, with a CPU
 
   bool prefetch() const { return by_gate || path_width > 0; }
   bool low() const { return max_low_share > 0; }
+  bool cpu() const { return balance != CpuBalance::kNone; }
   /// Whether requests have accounts.
   bool by_request() const { return ruled || low(); }
 };

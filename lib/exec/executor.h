@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "kernels/cuda/cpu_share.h"
 #include "moert/model.h"
 #include "moert/policy.h"
 #include "moert/router.h"
@@ -231,6 +232,9 @@ class Executor {
   virtual absl::Status ServeMisses(const VersionedStore& store) {
     return absl::FailedPreconditionError("this backend asks the host about misses");
   }
+  /// What misses cost now, where a CPU takes some of them: by this captured calls share them.
+  /// Before OpenStep.
+  virtual void SetCpuCosts(const cuda::CpuCosts& costs) {}
   /// Whether the blocks are lent: then nobody may use the store.
   virtual bool lent() const { return false; }
   /// Before the host uses the store: takes the blocks back, and waits for replays of open steps.

@@ -49,6 +49,7 @@ struct PlanStats : SchedulerStats {
   int64_t slots_low = 0;       // token x k slots answered by a lower version than intended
   double mass_low = 0;         // routing weight of these, as it entered the sum
   double worst_low_share = 0;  // of any one request, under a bound
+  int64_t cpu_taken_back = 0;  // jobs of the CPU that a device took back
   int64_t fills = 0;           // loads behind a call of what it did without
 };
 
@@ -70,12 +71,16 @@ class LayerPlanner {
   /// `mass`.
   void CountAnswered(ExpertKey key, int64_t slots, int64_t calls, double mass);
 
-  /// Adds what a device has answered low, and brought behind calls.
+  /// Adds what a device has answered low, has brought behind calls, and has given to the CPU.
   void CountServed(const ServedCount& count) {
     stats_.slots_low += count.slots_low;
     stats_.mass_low += count.mass_low;
     stats_.fills += count.fills;
+    stats_.cpu_taken_back += count.cpu_taken_back;
+    placer_.CountServed(count);
   }
+  /// What its misses cost now, all taken for alike.
+  cuda::CpuCosts Costs() const { return placer_.Costs(store_->layout({0, 0}, 0).bytes); }
 
   /// Behind a call: begins to load what the CPU computed for it, if the policy wants that.
   void Backfill(const PolicyContext& context, const LayerPlan& plan);

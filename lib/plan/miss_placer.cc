@@ -50,11 +50,14 @@ PlacedMisses MissPlacer::Place(const PolicyContext& context, absl::Span<const Mi
     stats_.cpu_computed_late += miss.arriving;
   }
   // In prefill a trial would be dear.
-  if (cpu_scale_.measured() && passed_over && !any_on_cpu && context.phase == Phase::kDecode) {
-    cpu_scale_.Add(0, running_mean::kCpuForget);
-    cpu_passed_over_ = true;
-  }
+  if (passed_over && !any_on_cpu && context.phase == Phase::kDecode) PassOverCpu();
   return placed;
+}
+
+void MissPlacer::PassOverCpu() {
+  if (!cpu_scale_.measured()) return;
+  cpu_scale_.Add(0, running_mean::kCpuForget);
+  cpu_passed_over_ = true;
 }
 
 MissView MissPlacer::Price(const Miss& miss) const {
@@ -68,19 +71,43 @@ MissView MissPlacer::Price(const Miss& miss) const {
   view.load_ns = TransferNs(miss.bytes);
   if (miss.arriving) view.load_ns /= 2;  // on average
   view.cpu_ns = -1;
-  if (miss.cpu) {
-    const int64_t modelled_ns = profile_->CpuExpertNs(miss.bytes, miss.tokens, cpu_version_);
-    const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
-    view.cpu_ns = HardwareProfile::WholeNs(scale * static_cast<double>(modelled_ns));
-  }
+  if (miss.cpu) view.cpu_ns = CpuNs(miss.bytes, miss.tokens);
   return view;
+}
+
+int64_t MissPlacer::CpuNs(int64_t bytes, int64_t tokens) const {
+  const int64_t modelled_ns = profile_->CpuExpertNs(bytes, tokens, cpu_version_);
+  const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
+  return HardwareProfile::WholeNs(scale * static_cast<double>(modelled_ns));
+}
+
+cuda::CpuCosts MissPlacer::Costs(int64_t bytes) const {
+  cuda::CpuCosts costs;
+  costs.load = TransferNs(bytes);
+  for (int t = 1; t <= cuda::kMostCpuTokens; ++t) costs.tokens[t] = CpuNs(bytes, t);
+  return costs;
+}
+
+void MissPlacer::CountServed(const ServedCount& count) {
+  stats_.cpu_computed += count.cpu_computed;
+  stats_.balance_cpu_ns += count.cpu_modelled_ns;
+  if (link_ == nullptr) return;
+  if (count.cpu_modelled_ns > 0) {
+    ObserveCpuRatio(static_cast<double>(count.cpu_took_ns) /
+                    static_cast<double>(count.cpu_modelled_ns));
+  } else if (count.loads > 0 && count.cpu_computed == 0 && count.cpu_taken_back == 0) {
+    PassOverCpu();
+  }
 }
 
 void MissPlacer::ObserveCpuTime(int64_t cpu_ns, int64_t took_ns) {
   if (link_ == nullptr || cpu_ns <= 0 || took_ns <= 0) return;
   // The modelled time had the scale in it.
   const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
-  const double ratio = scale * static_cast<double>(took_ns) / static_cast<double>(cpu_ns);
+  ObserveCpuRatio(scale * static_cast<double>(took_ns) / static_cast<double>(cpu_ns));
+}
+
+void MissPlacer::ObserveCpuRatio(double ratio) {
   if (cpu_passed_over_) {
     cpu_scale_.Add(ratio, running_mean::kCpuTrialWeight);
   } else {

@@ -8,9 +8,11 @@
 
 #include "absl/types/span.h"
 #include "base/ewma.h"
+#include "kernels/cuda/cpu_share.h"
 #include "moert/policy.h"
 #include "moert/profile.h"
 #include "moert/scheduler.h"
+#include "store/lent_blocks.h"
 #include "transfer/link_estimate.h"
 
 namespace moert {
@@ -27,12 +29,20 @@ class MissPlacer {
                      const LinkLoad& link);
   void ObserveCpuTime(int64_t cpu_ns, int64_t took_ns);
 
+  /// What misses of `bytes` cost now, by which a device may place them itself, and what came of it.
+  cuda::CpuCosts Costs(int64_t bytes) const;
+  void CountServed(const ServedCount& count);
+
   PlacementPolicy* policy() const { return policy_; }
   SchedulerStats stats() const { return stats_; }
 
  private:
   MissView Price(const Miss& miss) const;
   int64_t TransferNs(int64_t bytes) const;
+  int64_t CpuNs(int64_t bytes, int64_t tokens) const;
+  void ObserveCpuRatio(double ratio);
+  /// In decode the CPU was given nothing of what it might have computed.
+  void PassOverCpu();
   int64_t BusyNs(const LinkLoad& link) const;
 
   PlacementPolicy* const policy_;

@@ -73,6 +73,12 @@ struct ServedCount {
   // Loads behind calls, of experts that are worth them; those of these that a call waited for.
   int64_t fills = 0;
   int64_t late_fills = 0;
+  // Of a CPU beside the device: misses that it computed, jobs that were taken back from it; what
+  // its jobs took, and what the profile says they take.
+  int64_t cpu_computed = 0;
+  int64_t cpu_taken_back = 0;
+  int64_t cpu_took_ns = 0;
+  int64_t cpu_modelled_ns = 0;
 };
 
 }  // namespace moert

@@ -13,7 +13,10 @@ class CpuLoadBalancer final : public PlacementPolicy {
  public:
   explicit CpuLoadBalancer(const CpuBalanceOptions& options) : options_(options) {}
 
-  PolicyTraits traits() const override { return {.lossy = true, .backfills = options_.fill}; }
+  PolicyTraits traits() const override {
+    const auto balance = options_.by_completion ? CpuBalance::kByCompletion : CpuBalance::kInTurns;
+    return {.lossy = true, .backfills = options_.fill, .balance = balance};
+  }
 
   PlacementDecision Place(const PlacementSnapshot& snapshot) override {
     return {Balanced(snapshot), BackfillIn(snapshot.context.phase)};

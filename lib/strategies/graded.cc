@@ -3,8 +3,8 @@
 // stands by or is brought in its fewer bytes; one that matters waits for the high version, or is
 // computed by a CPU where that is done earlier. What may be lost is the host's: `loss`, the
 // share of each request's routing mass that is answered low or substituted. The planner keeps to
-// it, whatever this policy answers. Without a CPU all of this is a rule, and a device that serves
-// misses goes by it.
+// it, whatever this policy answers. All of this is a rule, and a device that serves misses goes by
+// it.
 #include <algorithm>
 #include <vector>
 
@@ -64,6 +64,7 @@ class GradedPlacement final : public PlacementPolicy {
   PolicyTraits traits() const override {
     PolicyTraits traits = balancer_->traits();
     traits.max_low_share = loss_;
+    traits.low_patience = patience_;
     return traits;
   }
 

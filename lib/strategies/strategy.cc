@@ -36,7 +36,8 @@ bool Strategy::misses_by_rule() const {
                                residency->traits().by_worth || residency->traits().by_arc ||
                                residency->traits().score_window > 0;
   const bool routing_ruled = routing == nullptr || routing->traits().rule_by_phase;
-  const bool placement_ruled = placement == nullptr || placement->traits().low_patience > 0;
+  const bool placement_ruled = placement == nullptr || placement->traits().low_patience > 0 ||
+                               placement->traits().balance != CpuBalance::kNone;
   const bool cache = serving == Serving::kCache || serving == Serving::kCacheOverLow;
   return cache && !preload && routing_ruled && precision == nullptr && placement_ruled &&
          prefetch_ruled && residency_ruled;

@@ -54,13 +54,15 @@ inline EngineOptions Options(const std::string& strategy, double fraction,
 class Chain {
  public:
   Chain(const std::string& strategy, double fraction, const SyntheticShape& shape = Shape(),
-        int64_t most_rows = kMostRows, int64_t host_budget = int64_t{64} << 20, bool apart = false)
+        int64_t most_rows = kMostRows, int64_t host_budget = int64_t{64} << 20, bool apart = false,
+        const HardwareProfile& profile = {})
       : shape_(shape),
         most_rows_(most_rows),
         parts_(apart ? shape.layers : 1),
         device_(static_cast<size_t>(parts_ * most_rows * shape.hidden)) {
     EngineOptions options = Options(strategy, fraction, most_rows);
     options.host_budget = host_budget;
+    options.profile = profile;
     auto engine = Engine::Create(std::make_shared<SyntheticSource>(shape), options);
     REQUIRE_OK(engine.status());
     engine_ = std::move(*engine);

@@ -182,6 +182,15 @@ __device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, const TileT
   }
 }
 
+/// A table of no tiles.
+__device__ __forceinline__ void MakeNoTiles(const TileTable& table, int shares) {
+  const int i = threadIdx.x;
+  for (int at = i; at < 2 * (shares + 1); at += kTileThreads) {
+    table.starts[at & 1][at >> 1] = Position{0, 0};
+  }
+  if (i < 2) table.ticket[i] = 0;
+}
+
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_PRIMITIVES_EXPERT_TILES_CUH_

@@ -8,6 +8,7 @@
 #include "kernels/cuda/primitives/answer_low.cuh"
 #include "kernels/cuda/primitives/arc_call.cuh"
 #include "kernels/cuda/primitives/expert_tiles.cuh"
+#include "kernels/cuda/primitives/give_to_cpu.cuh"
 #include "kernels/cuda/primitives/rank_slots.cuh"
 #include "kernels/cuda/primitives/served_slots.cuh"
 #include "kernels/cuda/serve_misses.h"
@@ -33,6 +34,7 @@ struct Known {
   PrefetchedRecord prefetched;  // but for how far it has come
   ServedLayer other;            // of the thread's number, where layers give each other slots
   uint64_t lends = kNobodyLends;
+  bool cpu_idle = false;  // of thread 0: the CPU may be given misses
 };
 
 /// Where the sum of scores of the thread's expert lets go of a score, after `calls` calls.
@@ -44,6 +46,10 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
   const int e = threadIdx.x;
   Known known;
   known.layer = LoadFresh(args.layer);
+  // An answer that cannot be seen yet is taken for none.
+  if (e == 0 && args.cpu.call != nullptr) {
+    known.cpu_idle = CpuIdle(*args.cpu.memory.mailbox, LoadFresh(args.cpu.call));
+  }
   if (args.prefetch != nullptr && known.layer.lent != 0) {
     known.unsettled = __ldcg(&args.prefetch->settled) == 0;
     known.listed = known.unsettled && e < __ldcg(&args.prefetch->count);
@@ -68,15 +74,6 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
   }
   if (args.makes_tiles != 0) PrefetchFormat(args.tiles.formats + known.record.format);
   return known;
-}
-
-/// A table of no tiles.
-__device__ __forceinline__ void MakeNoTiles(const TileTable& table, int shares) {
-  const int i = threadIdx.x;
-  for (int at = i; at < 2 * (shares + 1); at += kTileThreads) {
-    table.starts[at & 1][at >> 1] = Position{0, 0};
-  }
-  if (i < 2) table.ticket[i] = 0;
 }
 
 /// The tiles of both waves: thread e's handles and the tokens of its expert.
@@ -231,9 +228,10 @@ __device__ __forceinline__ void OfferSpare(ServedLayer* layer, double worth, int
   layer->spare_slot = slot;
 }
 
-/// By one thread: what the layer and the copies go by from now on, and the counts.
+/// By one thread: what the layer and the copies go by from now on, and the counts. `elsewhere`:
+/// answered low, or given to the CPU.
 __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
-                                        const ServedCounts& call, int wanted, int low,
+                                        const ServedCounts& call, int wanted, int elsewhere,
                                         int64_t bytes, const Prefetched& prefetched) {
   if (layer.lent != 0) {
     constexpr double kWeight = 1.0 / 64;
@@ -250,8 +248,8 @@ __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const Serve
     if (more != 0) atomicAdd(at, static_cast<unsigned long long>(more));
   };
   add(&ServedTally::lookups, wanted);
-  add(&ServedTally::hits,
-      wanted - call.misses - low - prefetched.arrived - prefetched.late - prefetched.late_fills);
+  add(&ServedTally::hits, wanted - call.misses - elsewhere - prefetched.arrived - prefetched.late -
+                              prefetched.late_fills);
   add(&ServedTally::loads, call.misses + prefetched.fills);
   add(&ServedTally::bytes, bytes + static_cast<int64_t>(prefetched.fill_bytes));
   add(&ServedTally::evictions, call.evictions() + call.borrowed + prefetched.evicted);
@@ -292,6 +290,7 @@ union ServeScratch {
     int32_t counts[kFewExperts];
     uint8_t held[kFewExperts], coming[kFewExperts];
     Lending lending;
+    bool cpu_idle;
   } table;
   TileScratch<kFewExperts> tiles;
 };
@@ -338,7 +337,10 @@ __device__ __forceinline__ void ShareKnown(const ServeMissesArgs& args, const Kn
     table.held[e] = known.slot == nullptr ? 1 : 0;
     table.coming[e] = 0;
   }
-  if (e == 0) table.lending = {kNobodyLends, 0, args.experts};
+  if (e == 0) {
+    table.lending = {kNobodyLends, 0, args.experts};
+    table.cpu_idle = known.cpu_idle;
+  }
   __syncthreads();
   if (is_expert && lent && known.row.slot >= 0) table.held[known.row.slot] = 1;
   if (args.lenders.layers == 0) return;
@@ -424,10 +426,23 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   mine.miss = mine.wanted && row.slot < 0;
   mine.idle = row.slot >= 0 && count == 0;
   mine.free = is_expert && lent && table.held[e] == 0;
+  const bool shares = args.cpu.call != nullptr && lent && table.cpu_idle;
   LowAnswered low;
   if (args.low.call.accounts != nullptr) {
-    low = AnswerLow(args, mine.miss, count, table.ranks);
+    const bool asks = mine.miss && !(shares && SparedByCpu(args.cpu, count));
+    low = AnswerLow(args, asks, count, table.ranks);
     if (low.mine) mine.miss = false;
+  }
+  GivenToCpu cpu;
+  if (shares) {
+    const int free = __syncthreads_count(mine.free ? 1 : 0);
+    cpu = GiveToCpu(args, mine.miss, count, free, prefetched.late, table.ranks);
+    if (cpu.mine) mine.miss = false;
+  }
+  if (cpu.all > 0) {
+    PostGiven(args, cpu, known.record, count, table.ranks);
+  } else if (e == 0 && args.cpu.call != nullptr) {
+    args.cpu.call->experts = 0;
   }
   const ServedRecord record = low.mine ? args.low.records[e] : known.record;
   int wanted = 0, free_before = 0;
@@ -450,14 +465,15 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   int slot = -1;
   uint8_t* at = nullptr;  // its place
   if (is_expert) {
-    // Answered low it stays absent.
-    const ServedExpert after = low.mine ? row
-                                        : AfterCall(row, count, known.layer.tick + 1, call,
-                                                    table.ranks.places, miss_rank, victim_rank);
+    // Answered low, or by the CPU, it stays absent.
+    const ServedExpert after = low.mine || cpu.mine
+                                   ? row
+                                   : AfterCall(row, count, known.layer.tick + 1, call,
+                                               table.ranks.places, miss_rank, victim_rank);
     if (lent) args.rows[e] = after;
     slot = after.slot;
     if (slot >= 0) at = table.slots[slot];
-    if (count > 0) {
+    if (count > 0 && !cpu.mine) {
       const bool waits = coming || (mine.miss && at != nullptr);
       const ExpertHandle handle =
           PlaceExpert(args, record, low.mine ? 1 : 0, at, mine.miss, miss_rank);
@@ -478,7 +494,9 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   if (lends && at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {
     OfferSpare(args.layer, worth, slot, at);
   }
-  if (e == 0) EndCall(args, known.layer, call, wanted, low.all, int64_t{16} * words, prefetched);
+  if (e == 0) {
+    EndCall(args, known.layer, call, wanted, low.all + cpu.all, int64_t{16} * words, prefetched);
+  }
 }
 
 }  // namespace moert::cuda

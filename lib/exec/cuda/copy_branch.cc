@@ -49,18 +49,21 @@ absl::Status StandBehind(cudaStream_t stream, cudaGraphNode_t node) {
 }  // namespace
 
 CopyBranch::~CopyBranch() {
-  for (cudaEvent_t event : {predicted_, copied_, forked_prediction_, forked_}) {
+  for (cudaEvent_t event :
+       {predicted_, computed_, copied_, forked_prediction_, forked_cpu_, forked_}) {
     if (event != nullptr) cudaEventDestroy(event);
   }
-  for (cudaStream_t stream : {predictions_, copies_}) {
+  for (cudaStream_t stream : {predictions_, cpu_, copies_}) {
     if (stream != nullptr) cudaStreamDestroy(stream);
   }
 }
 
 absl::Status CopyBranch::Init() {
   MOERT_RETURN_IF_ERROR(MakeUrgentStream(&copies_));
+  MOERT_RETURN_IF_ERROR(MakeUrgentStream(&cpu_));
   MOERT_RETURN_IF_ERROR(MakeUrgentStream(&predictions_));
-  for (cudaEvent_t* event : {&forked_, &forked_prediction_, &copied_, &predicted_}) {
+  for (cudaEvent_t* event :
+       {&forked_, &forked_cpu_, &forked_prediction_, &copied_, &computed_, &predicted_}) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   }
   return absl::OkStatus();
@@ -79,6 +82,13 @@ absl::Status CopyBranch::ForkCopies(cudaStream_t stream) {
   copies_forked_ = true;
   MOERT_RETURN_IF_ERROR(StandBehindPrefetch(copies_));
   prefetch_ = nullptr;
+  return absl::OkStatus();
+}
+
+absl::Status CopyBranch::ForkCpu(cudaStream_t stream) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_cpu_, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(cpu_, forked_cpu_, 0));
+  cpu_forked_ = true;
   return absl::OkStatus();
 }
 
@@ -111,6 +121,7 @@ absl::Status CopyBranch::Join(cudaStream_t stream) {
     return absl::OkStatus();
   };
   absl::Status status = join(std::exchange(copies_forked_, false), copies_, copied_);
+  status.Update(join(std::exchange(cpu_forked_, false), cpu_, computed_));
   status.Update(join(std::exchange(prediction_forked_, false), predictions_, predicted_));
   return status;
 }

@@ -142,16 +142,21 @@ absl::Status CpuExperts::Join(int64_t* took_ns) {
   return status_;
 }
 
+void CpuExperts::Attach(PostedJobs* posted) { jobs_.store(posted, std::memory_order_release); }
+
+void CpuExperts::Watch() {
+  {
+    const MutexLock lock(&mu_);
+    watched_ = true;
+  }
+  work_.NotifyOne();
+}
+
 void CpuExperts::Serve() {
-  const auto wanted = [this] {
-    return posted_.load(std::memory_order_acquire) != done_.load(std::memory_order_relaxed);
-  };
   while (true) {
-    if (!SpinFor(spin_, wanted)) {
-      const MutexLock lock(&mu_);
-      while (!stopping_ && !wanted()) work_.Wait(&mu_);
-      if (!wanted()) return;  // a posted job is finished first: somebody may wait for it
-    }
+    if (!SpinFor(spin_, [this] { return Begun() || Posted(); }) && !Rest()) return;
+    if (Posted()) jobs_.load(std::memory_order_acquire)->Answer();
+    if (!Begun()) continue;
     Multiply();
     {
       const MutexLock lock(&mu_);
@@ -159,6 +164,24 @@ void CpuExperts::Serve() {
     }
     finished_.NotifyAll();
   }
+}
+
+bool CpuExperts::Rest() {
+  // A device wakes nobody. Steps may last, and nobody says when one has ended.
+  constexpr std::chrono::microseconds kNap{50};
+  constexpr std::chrono::seconds kNapping{1};
+  const auto begin = std::chrono::steady_clock::now();
+  const bool naps = jobs_.load(std::memory_order_acquire) != nullptr;
+  const MutexLock lock(&mu_);
+  while (!stopping_ && !Begun() && !Posted() && !watched_) {
+    if (naps && std::chrono::steady_clock::now() < begin + kNapping) {
+      work_.WaitFor(&mu_, kNap);
+    } else {
+      work_.Wait(&mu_);
+    }
+  }
+  watched_ = false;
+  return !stopping_ || Begun();  // what was begun is finished first: somebody may wait for it
 }
 
 void CpuExperts::WeightInput() {

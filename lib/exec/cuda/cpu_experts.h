@@ -41,6 +41,15 @@ struct HostExpert {
   const RecordLayout* layout = nullptr;
 };
 
+/// Jobs that a device posts itself, in captured calls.
+class PostedJobs {
+ public:
+  virtual ~PostedJobs() = default;
+  /// Whether one is to be answered.
+  virtual bool Waiting() const = 0;
+  virtual void Answer() = 0;
+};
+
 /// One caller at a time: BringRows, then TakeRows or SetRows, Begin, Join.
 class CpuExperts {
  public:
@@ -73,6 +82,12 @@ class CpuExperts {
   /// Begin: by then the caller must have waited for the kernel that reads them.
   absl::Status Join(int64_t* took_ns);
 
+  /// From now on the thread also answers these, which outlive this. Borrowed.
+  void Attach(PostedJobs* posted);
+  /// A step begins that may post some: the thread is awake, and looks now and then for a while when
+  /// nothing comes.
+  void Watch();
+
   /// [slots().size(), hidden] in mapped host memory, and the slot of each row.
   const float* rows() const { return reinterpret_cast<const float*>(out_memory_.data()); }
   const int32_t* slots() const { return reinterpret_cast<const int32_t*>(slot_memory_.data()); }
@@ -83,6 +98,17 @@ class CpuExperts {
  private:
   CpuExperts(MixedGroupGemm* gemm, std::chrono::microseconds spin) : gemm_(gemm), spin_(spin) {}
   void Serve();
+  /// A job of the caller.
+  bool Begun() const {
+    return posted_.load(std::memory_order_acquire) != done_.load(std::memory_order_relaxed);
+  }
+  /// A job of a device.
+  bool Posted() const {
+    const PostedJobs* jobs = jobs_.load(std::memory_order_acquire);
+    return jobs != nullptr && jobs->Waiting();
+  }
+  /// Until there may be something to do. False: the thread ends.
+  bool Rest();
   void Multiply();
   /// A row of its own for every slot, its token's times its weight.
   void WeightInput();
@@ -107,6 +133,8 @@ class CpuExperts {
   Mutex mu_;
   CondVar work_, finished_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool watched_ ABSL_GUARDED_BY(mu_) = false;  // since the thread rested
+  std::atomic<PostedJobs*> jobs_{nullptr};
   std::thread thread_;
 };
 

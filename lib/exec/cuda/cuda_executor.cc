@@ -200,6 +200,14 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const 
       MOERT_RETURN_IF_ERROR(fence_->Enter(order));
       MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
                                                : table_.SyncNewest(store, epoch, order));
+      if (served_cpu_ != nullptr) {
+        cpu_->Watch();
+        const absl::Status set = served_->SetCosts(cpu_costs_, order);
+        if (!set.ok()) {
+          (void)fence_->Pass(order);  // of what was lent
+          return set;
+        }
+      }
       if (served_ != nullptr && parts_.served.by_request()) {
         const absl::Status begun =
             rule_.BeginStep(w_.rule, rows.request_ids, parts_.max_tokens, order);

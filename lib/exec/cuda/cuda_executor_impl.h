@@ -17,6 +17,7 @@
 #include "exec/cuda/residency_table.h"
 #include "exec/cuda/routing_return.h"
 #include "exec/cuda/selection_return.h"
+#include "exec/cuda/served_cpu.h"
 #include "exec/cuda/served_misses.h"
 #include "exec/cuda/shard_numbers.h"
 #include "exec/cuda/workspace.h"
@@ -87,6 +88,7 @@ class CudaExecutor final : public Executor {
   absl::Status ServeMisses(const VersionedStore& store) override;
   bool lent() const override { return served_ != nullptr && served_->lent(); }
   absl::Status TakeBack(VersionedStore* store) override;
+  void SetCpuCosts(const CpuCosts& costs) override { cpu_costs_ = costs; }
   bool TakeServed(ServedCount* added) override;
   absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
@@ -232,14 +234,16 @@ class CudaExecutor final : public Executor {
   DeviceRule rule_;
   DeviceFetch fetch_;
   ShardNumbers numbers_;
-  std::unique_ptr<ServedMisses> served_;    // null: the host serves misses
+  std::unique_ptr<ServedMisses> served_;   // null: the host serves misses
+  std::unique_ptr<ServedCpu> served_cpu_;  // null: the device gives the CPU none
+  CpuCosts cpu_costs_;
   std::vector<cudaStream_t> open_streams_;  // of open steps, where it is not null
   bool given_ = false;                      // the call's routing is the host's
   std::vector<int32_t> token_ids_;          // what w_.token_ids holds or will
   cudaEvent_t rows_arrived_ = nullptr;
   bool captured_ = false;  // some call was captured: its replays read the table
   AlignedArray<float> host_rows_;
-  std::unique_ptr<CpuExperts> cpu_;  // null: none beside the device
+  std::unique_ptr<CpuExperts> cpu_;  // null: none beside the device; answers served_cpu_
   std::vector<HostExpert> on_cpu_;   // scratch
 };
 

@@ -197,14 +197,25 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase,
   if (!prompt) misses.tiles = &tiles;
   misses.route = route;
   misses.low = LowOf(call, phase);
+  if (Few(call)) {
+    misses.x = Rows(call);
+    misses.weights = w_.weights;
+  }
   absl::Status status = served_->Begin(misses, stream);
   if (prompt) {  // one set of tiles at a time
     if (status.ok()) status = Products(call, all, served.ready);
     status.Update(served_->Join(stream));  // also behind a failure: a capture is left whole
     return status.ok() ? Products(call, all, served.late) : status;
   }
+  // What was given to the CPU, and what is late, begins as soon as it is there: neither waits for
+  // other products.
+  if (status.ok() && served_->Shares(misses)) {
+    status = served_->AwaitCpu(misses, w_.out, extent_.hidden, stream);
+    if (status.ok()) {
+      status = TileProducts(call, false, served.cpu.tiles, shares, served_->cpu());
+    }
+  }
   if (status.ok()) status = TileProducts(call, false, w_.table, shares, stream);
-  // Those that are late begin as soon as they are there: they wait for nobody else's products.
   if (status.ok()) {
     status = TileProducts(call, false, served.late_tiles, shares, served_->copies());
   }

@@ -44,7 +44,15 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
     if (!rules.low_stands_by) MOERT_RETURN_IF_ERROR(options_.records->KeepAll(low, parts_.pool));
     MOERT_RETURN_IF_ERROR(served->PlaceLow(store, low));
   }
+  std::unique_ptr<ServedCpu> cpu;
+  if (rules.cpu()) {
+    MOERT_ASSIGN_OR_RETURN(cpu, ServedCpu::Create({&model_, options_.records, version, parts_.gemm,
+                                                   parts_.profile, parts_.max_tokens}));
+    MOERT_RETURN_IF_ERROR(served->ShareMisses(cpu->memory()));
+  }
   if (rules.by_request()) MOERT_RETURN_IF_ERROR(LoadRule());
+  if (cpu != nullptr) cpu_->Attach(cpu.get());
+  served_cpu_ = std::move(cpu);
   served_ = std::move(served);
   return absl::OkStatus();
 }
@@ -71,7 +79,13 @@ absl::Status CudaExecutor::TakeBack(VersionedStore* store) {
 bool CudaExecutor::TakeServed(ServedCount* added) {
   if (served_ == nullptr) return false;
   DeviceScope scope(device_);
-  return served_->TakeCounts(added);
+  if (!served_->TakeCounts(added)) return false;
+  if (served_cpu_ != nullptr) {
+    const ServedCpu::Times times = served_cpu_->TakeTimes();
+    added->cpu_took_ns = times.took_ns;
+    added->cpu_modelled_ns = times.modelled_ns;
+  }
+  return true;
 }
 
 }  // namespace moert::cuda

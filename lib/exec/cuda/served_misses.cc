@@ -380,6 +380,7 @@ SlotLenders ServedMisses::LendersOf(int layer) const {
 absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
   ServeMissesArgs args = Args(call);
   args.lenders = LendersOf(call.layer);
+  args.cpu = ShareOf(call);
   if (call.tiles != nullptr) {
     args.makes_tiles = 1;
     args.tiles = *call.tiles;
@@ -473,11 +474,14 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
     added->mass_low += now[l].mass_low - seen_[l].mass_low;
     added->fills += more(&ServedTally::fills);
     added->late_fills += more(&ServedTally::late_fills);
+    added->cpu_computed += more(&ServedTally::on_cpu);
+    added->cpu_taken_back += more(&ServedTally::taken_back);
     seen_[l] = now[l];
   }
   if (!rules_.low_stands_by) added->low_loads = added->low_answers;
   added->loads += added->low_loads;
-  return added->lookups > 0;
+  // What the CPU did of a call may arrive behind the call's lookups.
+  return added->lookups > 0 || added->cpu_computed > 0 || added->cpu_taken_back > 0;
 }
 
 }  // namespace moert::cuda

@@ -2,14 +2,15 @@
 // changes hands, the copies' branch of a captured call, the counters.
 //
 // Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the
-// decision in front of both branches, the copies and behind them the products of late experts on
-// one, the products of what is there on the other, both in front of the weighted sum; a prefetch
-// behind the copies of its call and in front of those of the next. No kernel waits for what another
-// one writes while both run, so none needs the other to be on the device, and edges of a graph make
-// no circle. Within a launch of products a CTA waits only for those that run and wait for nothing
-// (kernels/cuda/group_gemm.h), so two such launches side by side, which share nothing but the rows
-// that they read, both end. What a decision tells a prefetch that runs beside it, to stop, only
-// makes it end sooner.
+// decision in front of all branches, the copies and behind them the products of late experts on
+// one, the products of what is there on another, what waits for the CPU on a third, all in front of
+// the weighted sum; a prefetch behind the copies of its call and in front of those of the next. No
+// kernel waits for what another one writes while both run, so none needs the other to be on the
+// device, and edges of a graph make no circle. Within a launch of products a CTA waits only for
+// those that run and wait for nothing (kernels/cuda/group_gemm.h), so such launches side by side,
+// which share nothing but the rows that they read, all end. What a decision tells a prefetch that
+// runs beside it, to stop, only makes it end sooner. The kernel that waits for the CPU ends by its
+// clock (kernels/cuda/cpu_mailbox.h).
 #ifndef MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 #define MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 
@@ -56,6 +57,10 @@ class ServedMisses {
   /// Where the records of the lower version lie: in `store`, where they stand by, else in host
   /// memory, where `records` must keep all of `version`.
   absl::Status PlaceLow(const VersionedStore& store, int version);
+  /// From now on calls give misses to the CPU, by jobs in mapped memory, by the costs that were
+  /// set.
+  absl::Status ShareMisses(const CpuJobMemory& memory);
+  absl::Status SetCosts(const CpuCosts& costs, cudaStream_t stream);
 
   /// Whether the device decides who is in the slots.
   bool lent() const { return lent_; }
@@ -95,12 +100,22 @@ class ServedMisses {
     const MakeTilesArgs* tiles = nullptr;
     const RouteFewArgs* route = nullptr;
     LowCall low;  // without accounts: nothing is answered low
+    // For the CPU; of no rows: it is given nothing. With tiles only.
+    DeviceRows x;
+    const float* weights = nullptr;  // [tokens, top_k]
   };
   /// Decides and begins the copies, and behind them the prefetch. Then buffers.ready can be
   /// multiplied, and, in the stream of the copies or behind Join, which must follow, buffers.late.
   /// `tiles` not null: their tiles are made instead, the late ones in buffers.late_tiles.
   absl::Status Begin(const Call& call, cudaStream_t stream);
   cudaStream_t copies() const { return branch_.copies(); }
+  /// Whether the CPU may be given some of the call.
+  bool Shares(const Call& call) const { return job_.mailbox != nullptr && call.x.rows > 0; }
+  /// Then, behind Begin, on a branch: what the CPU computed is in its slots of `out`, and what was
+  /// taken back in buffers.cpu.tiles, to be multiplied in the stream of that branch. Needs the
+  /// Join.
+  absl::Status AwaitCpu(const Call& call, float* out, int64_t out_stride, cudaStream_t stream);
+  cudaStream_t cpu() const { return branch_.cpu(); }
   absl::Status Join(cudaStream_t stream) { return branch_.Join(stream); }
   /// That products leave room for: CTAs that copy or decide beside them.
   int ctas_beside() const { return kCopyCtas + (rules_.prefetch() ? 2 : 0); }
@@ -140,6 +155,7 @@ class ServedMisses {
   /// Behind `stream`: what the next layer will want.
   absl::Status PredictBeside(const HostCall& call, cudaStream_t stream);
   ServeMissesArgs Args(const Call& call) const;
+  CpuShareArgs ShareOf(const Call& call) const;
   /// Whose slots a captured call of the layer may take.
   SlotLenders LendersOf(int layer) const;
   PredictArgs PredictionOf(int layer, const Call& call) const;
@@ -175,6 +191,8 @@ class ServedMisses {
   bool in_doubt_ = false;         // a layer is
   std::vector<char> unfinished_;  // [layers] the table may have records that were not brought
   LateCopy tally_;
+  CpuJobMemory job_;  // without a mailbox: the CPU takes nothing
+  CpuCosts costs_;    // as the device has them
   std::vector<ServedTally> seen_;
   LostShares worst_;
   cudaStream_t own_ = nullptr;  // for the way back

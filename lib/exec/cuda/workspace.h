@@ -10,6 +10,7 @@
 #include "exec/backend.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/device_format.h"
+#include "kernels/cuda/cpu_mailbox.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/expert_cache.h"
 #include "kernels/cuda/few_products.h"
@@ -64,7 +65,9 @@ struct Extent {
     return hidden * 2 + (use.prompt.zeros() ? RoundUp(PromptSums(hidden) * 4, 128) : 0);
   }
   int64_t prompt_h_stride() const { return intermediate * 2; }
-  int64_t wide_h_rows() const { return use.prompt.bytes() ? std::max(slots, prompt_h_rows) : slots; }
+  int64_t wide_h_rows() const {
+    return use.prompt.bytes() ? std::max(slots, prompt_h_rows) : slots;
+  }
   /// Floats that go with a row of h.
   int64_t prompt_h_columns() const {
     return use.prompt.bytes() || use.prompt.zeros() ? PromptSums(intermediate) : 0;
@@ -162,6 +165,23 @@ struct PathMemory {
   }
 };
 
+/// Of misses that the CPU takes.
+struct CpuBuffers {
+  CpuCall* call;
+  CpuCosts* costs;
+  int32_t* slots;         // [pairs]
+  ExpertHandle* handles;  // [experts + 1]
+  TileTable tiles;        // of those that were taken back
+
+  void Carve(const Extent& e, Carver* c) {
+    call = c->Take<CpuCall>(1);
+    costs = c->Take<CpuCosts>(1);
+    slots = c->Take<int32_t>(e.pairs);
+    handles = c->Take<ExpertHandle>(e.experts + 1);
+    tiles = CarveTiles(e, c);
+  }
+};
+
 /// Of misses that the device serves.
 struct ServedBuffers {
   ServedTable table;
@@ -175,6 +195,7 @@ struct ServedBuffers {
   TileTable late_tiles;
   PredictionMemory predictions;
   PathMemory paths;  // where they are predicted by
+  CpuBuffers cpu;    // where it takes some
 
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
     table.Carve(model, e.served, c);
@@ -191,6 +212,7 @@ struct ServedBuffers {
     predictions.wanted = c->Take<uint32_t>(model.total_experts());
     predictions.calls = c->Take<PredictedCall>(model.num_layers());
     if (e.served.path_width > 0) paths.Carve(model, c);
+    if (e.served.cpu()) cpu.Carve(e, c);
   }
 };
 

@@ -39,13 +39,26 @@ TEST_CASE("strategy specs parse and compose") {
 }
 
 TEST_CASE("whose misses a device may serve") {
-  for (const char* spec :
-       {"on-demand", "fate", "on-demand+importance.residency", "on-demand+fate.prefetch",
-        "activation-path", "activation-path:width=200", "activation-path+fate.residency",
-        "on-demand+importance.residency+activation-path.prefetch", "importance:balancer=0",
-        "on-demand+importance.routing", "fate+importance.routing", "graded:balancer=0",
-        "graded:balancer=0,standby=1", "fate:eviction=arc",
-        "on-demand+fate.residency:eviction=arc"}) {
+  for (const char* spec : {"on-demand",
+                           "fate",
+                           "on-demand+importance.residency",
+                           "on-demand+fate.prefetch",
+                           "activation-path",
+                           "activation-path:width=200",
+                           "activation-path+fate.residency",
+                           "on-demand+importance.residency+activation-path.prefetch",
+                           "importance:balancer=0",
+                           "importance",
+                           "importance:balancer=1",
+                           "on-demand+importance.placement",
+                           "on-demand+importance.routing",
+                           "fate+importance.routing",
+                           "graded:balancer=0",
+                           "graded:balancer=0,standby=1",
+                           "graded",
+                           "graded:standby=1",
+                           "fate:eviction=arc",
+                           "on-demand+fate.residency:eviction=arc"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);
     REQUIRE_OK(s.status());
@@ -53,9 +66,8 @@ TEST_CASE("whose misses a device may serve") {
     CHECK(!s->graph_safe());  // not by itself: something may be missing
   }
   for (const char* spec :
-       {"resident", "load-on-demand", "importance", "fate:percentile=75,eviction=arc",
-        "fate:percentile=75", "fate:low=w2a16_g64_asym", "graded", "dynaexq",
-        "on-demand+never-stall.residency"}) {
+       {"resident", "load-on-demand", "fate:percentile=75,eviction=arc", "fate:percentile=75",
+        "fate:low=w2a16_g64_asym", "dynaexq", "on-demand+never-stall.residency"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);
     if (s.ok()) CHECK(!s->misses_by_rule());

@@ -1,0 +1,190 @@
+// Misses that a device gives to the CPU (kernels/cuda/cpu_share.h): its splits are the balancer's,
+// by the costs that the scheduler gives it.
+#include "kernels/cuda/cpu_share.h"
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "plan/balancer.h"
+#include "plan/miss_placer.h"
+#include "strategies/builtin.h"
+#include "tests/support/catch.h"
+
+namespace moert {
+namespace {
+
+using cuda::CpuCosts;
+
+CpuCosts Draw(std::mt19937* rng) {
+  CpuCosts costs;
+  costs.load = 1 + static_cast<int64_t>((*rng)() % 100);
+  const auto first = static_cast<int64_t>((*rng)() % 120),
+             next = static_cast<int64_t>((*rng)() % 30);
+  for (int t = 1; t <= cuda::kMostCpuTokens; ++t) costs.tokens[t] = first + t * next;
+  return costs;
+}
+
+/// Tokens of some misses, most first.
+std::vector<int32_t> DrawMisses(std::mt19937* rng) {
+  std::vector<int32_t> tokens((*rng)() % 12);
+  for (int32_t& t : tokens) t = 1 + static_cast<int32_t>((*rng)() % ((*rng)() % 2 == 0 ? 3 : 32));
+  std::sort(tokens.begin(), tokens.end(), std::greater<>());
+  return tokens;
+}
+
+std::vector<BalanceItem> Items(const CpuCosts& costs, const std::vector<int32_t>& tokens) {
+  std::vector<BalanceItem> items;
+  for (const int32_t t : tokens) items.push_back({t, costs.load, costs.tokens[t]});
+  return items;
+}
+
+int OnCpu(const Balance& balance) {
+  return static_cast<int>(std::count(balance.on_cpu.begin(), balance.on_cpu.end(), 1));
+}
+
+TEST_CASE("by completion the device splits misses as the host does") {
+  std::mt19937 rng(1);
+  int both = 0, none = 0, all = 0;
+  for (int i = 0; i < 50000; ++i) {
+    const CpuCosts costs = Draw(&rng);
+    const std::vector<int32_t> tokens = DrawMisses(&rng);
+    const auto misses = static_cast<int>(tokens.size());
+    const int64_t busy = rng() % 2 == 0 ? 0 : static_cast<int64_t>(rng() % 200);
+    const int loaded = cuda::LoadedByCompletion(costs, tokens.data(), misses, busy);
+    const Balance host = BalanceByCompletion(Items(costs, tokens), busy);
+    REQUIRE(misses - loaded == OnCpu(host));
+    // Those of the most tokens are loaded.
+    for (int m = 0; m < misses; ++m) REQUIRE((m >= loaded) == (host.on_cpu[m] != 0));
+    both += loaded > 0 && loaded < misses;
+    none += misses > 0 && loaded == misses;
+    all += misses > 0 && loaded == 0;
+  }
+  CHECK(both > 5000);
+  CHECK(none > 1000);
+  CHECK(all > 1000);
+}
+
+TEST_CASE("in turns, as the policy answers for the host") {
+  const auto policy = MakeCpuLoadBalancer({/*by_completion=*/false, /*fill=*/false});
+  REQUIRE(policy->traits().balance == CpuBalance::kInTurns);
+  std::mt19937 rng(2);
+  int both = 0, none = 0;
+  for (int i = 0; i < 50000; ++i) {
+    const CpuCosts costs = Draw(&rng);
+    const std::vector<int32_t> tokens = DrawMisses(&rng);
+    const auto misses = static_cast<int>(tokens.size());
+    std::vector<MissView> views(tokens.size());
+    for (size_t m = 0; m < tokens.size(); ++m) {
+      views[m].expert = static_cast<int32_t>(m);
+      views[m].tokens = tokens[m];
+      views[m].load_ns = costs.load;
+      views[m].cpu_ns = costs.tokens[tokens[m]];
+    }
+    const std::vector<Placement> host = policy->Place({PolicyContext{}, views, 0}).placements;
+    const int loaded = cuda::LoadedInTurns(costs, tokens.data(), misses);
+    for (int m = 0; m < misses; ++m) {
+      REQUIRE((host[static_cast<size_t>(m)] == Placement::kCpu) == (m >= loaded));
+    }
+    both += loaded > 0 && loaded < misses;
+    none += misses > 0 && loaded == misses;
+  }
+  CHECK(both > 5000);
+  CHECK(none > 1000);
+}
+
+TEST_CASE("free slots are filled whatever it costs, and nobody without costs is given anything") {
+  std::mt19937 rng(3);
+  for (int i = 0; i < 20000; ++i) {
+    const CpuCosts costs = Draw(&rng);
+    const std::vector<int32_t> tokens = DrawMisses(&rng);
+    const auto misses = static_cast<int>(tokens.size());
+    const int free = static_cast<int>(rng() % 14);
+    for (const bool by_completion : {false, true}) {
+      const int loaded = cuda::MissesLoaded(costs, by_completion, tokens.data(), misses, free, 0);
+      const int rule = cuda::MissesLoaded(costs, by_completion, tokens.data(), misses, 0, 0);
+      CHECK(loaded == std::max(rule, std::min(free, misses)));
+      CHECK(loaded <= misses);
+      CHECK(cuda::MissesLoaded(CpuCosts{}, by_completion, tokens.data(), misses, 0, 0) == misses);
+    }
+  }
+}
+
+TEST_CASE("the device waits for longer than was planned") {
+  for (const int64_t planned : {0, 1, 1000, 1'000'000, 1'000'000'000}) {
+    CHECK(cuda::CpuPatience(planned) >= 4 * planned);
+    CHECK(cuda::CpuPatience(planned) >= 1'000'000);
+    CHECK(cuda::CpuPatience(planned) <= 4 * planned + 10'000'000);
+  }
+}
+
+struct Placer {
+  HardwareProfile profile;
+  LinkEstimate link{&profile};
+  std::unique_ptr<PlacementPolicy> policy = MakeCpuLoadBalancer({true, true});
+  Placer() {
+    profile.link_bytes_per_s = 1e9;
+    profile.link_latency_ns = 0;
+    profile.cpu_weight_bytes_per_s = 2e9;
+    profile.cpu_expert_latency_ns = 100;
+    profile.cpu_next_token_share = 0.5;
+  }
+};
+
+TEST_CASE("costs are the profile's, corrected by what the device's jobs took") {
+  Placer p;
+  MissPlacer placer(p.policy.get(), &p.profile, &p.link, "w4");
+  CpuCosts costs = placer.Costs(10000);
+  CHECK(costs.load == 10000);
+  CHECK(costs.tokens[0] == 0);
+  CHECK(costs.tokens[1] == 5100);
+  CHECK(costs.tokens[3] == 10100);
+
+  ServedCount count;
+  count.cpu_computed = 3;
+  count.cpu_modelled_ns = 10000;
+  count.cpu_took_ns = 20000;
+  placer.CountServed(count);
+  CHECK(placer.stats().cpu_computed == 3);
+  CHECK(placer.stats().balance_cpu_ns == 10000);
+  costs = placer.Costs(10000);
+  CHECK(costs.tokens[1] == 10200);
+  CHECK(costs.load == 10000);
+  // The same again: what was measured is what is thought.
+  for (int i = 0; i < 100; ++i) placer.CountServed(count);
+  CHECK(placer.Costs(10000).tokens[1] == 10200);
+
+  // A CPU that was given nothing is thought a little faster each time, until it is tried again.
+  ServedCount loads;
+  loads.loads = 4;
+  placer.CountServed(loads);
+  const int64_t once = placer.Costs(10000).tokens[1];
+  CHECK(once < 10200);
+  CHECK(once > 10000);
+  for (int i = 0; i < 500; ++i) placer.CountServed(loads);
+  const int64_t forgotten = placer.Costs(10000).tokens[1];
+  CHECK(forgotten < 3000);
+  placer.CountServed(count);
+  CHECK(placer.Costs(10000).tokens[1] > forgotten * 14 / 10);  // a trial counts for much
+  // One that computed, or whose job was taken back, was given something.
+  const int64_t before = placer.Costs(10000).tokens[1];
+  loads.cpu_taken_back = 1;
+  placer.CountServed(loads);
+  loads.cpu_taken_back = 0;
+  loads.cpu_computed = 1;  // what it took was known before
+  placer.CountServed(loads);
+  CHECK(placer.Costs(10000).tokens[1] == before);
+}
+
+TEST_CASE("where the profile is exact, nothing corrects it") {
+  Placer p;
+  MissPlacer placer(p.policy.get(), &p.profile, nullptr, "w4");
+  ServedCount count;
+  count.cpu_modelled_ns = 1000;
+  count.cpu_took_ns = 9000;
+  placer.CountServed(count);
+  CHECK(placer.Costs(10000).tokens[1] == 5100);
+}
+
+}  // namespace
+}  // namespace moert
