@@ -13,9 +13,9 @@
 namespace moert::host {
 
 /// Weights [out, in] that stay on the device. Outlives no DeviceProducts.
-class DeviceMatrix {
+class KeptWeights {
  public:
-  virtual ~DeviceMatrix() = default;
+  virtual ~KeptWeights() = default;
 };
 
 /// Thread-safe.
@@ -33,10 +33,10 @@ class DeviceProducts {
                                 int64_t rows, float* y) = 0;
 
   /// Weights for any number of products. w: [out, in], read until this returns.
-  virtual absl::StatusOr<std::unique_ptr<DeviceMatrix>> Keep(const float* w, int64_t out,
-                                                             int64_t in) = 0;
+  virtual absl::StatusOr<std::unique_ptr<KeptWeights>> Keep(const float* w, int64_t out,
+                                                            int64_t in) = 0;
   /// The same as Multiply by weights that were kept.
-  virtual absl::Status MultiplyKept(const DeviceMatrix& w, const float* x, int64_t rows,
+  virtual absl::Status MultiplyKept(const KeptWeights& w, const float* x, int64_t rows,
                                     float* y) = 0;
 
   /// The first error that a product returned; OK if none.

@@ -94,11 +94,11 @@ class Counting final : public DeviceProducts {
     ++count;
     return to_->Multiply(w, out, in, x, rows, y);
   }
-  absl::StatusOr<std::unique_ptr<host::DeviceMatrix>> Keep(const float* w, int64_t out,
-                                                           int64_t in) override {
+  absl::StatusOr<std::unique_ptr<host::KeptWeights>> Keep(const float* w, int64_t out,
+                                                          int64_t in) override {
     return to_->Keep(w, out, in);
   }
-  absl::Status MultiplyKept(const host::DeviceMatrix& w, const float* x, int64_t rows,
+  absl::Status MultiplyKept(const host::KeptWeights& w, const float* x, int64_t rows,
                             float* y) override {
     return to_->MultiplyKept(w, x, rows, y);
   }

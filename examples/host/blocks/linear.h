@@ -58,7 +58,7 @@ class Linear {
   AlignedVector<uint16_t> bf16_;
   AlignedVector<float> bias_;  // padded to whole panels, or empty
   DeviceProducts* device_ = nullptr;
-  std::shared_ptr<const DeviceMatrix> on_device_;
+  std::shared_ptr<const KeptWeights> on_device_;
 };
 
 }  // namespace moert::host

@@ -34,7 +34,7 @@ struct Lane {
   Buffer w, x, y;
 };
 
-struct Kept final : DeviceMatrix {
+struct Kept final : KeptWeights {
   Kept(int on, int64_t rows, int64_t columns) : device(on), out(rows), in(columns) {}
   ~Kept() override {
     const gpu::DeviceScope scope(device);
@@ -81,8 +81,8 @@ class CublasProducts final : public DeviceProducts {
     });
   }
 
-  absl::StatusOr<std::unique_ptr<DeviceMatrix>> Keep(const float* w, int64_t out,
-                                                     int64_t in) override {
+  absl::StatusOr<std::unique_ptr<KeptWeights>> Keep(const float* w, int64_t out,
+                                                    int64_t in) override {
     auto kept = std::make_unique<Kept>(device_, out, in);
     MOERT_RETURN_IF_ERROR(OnLane([&](Lane* lane) -> absl::Status {
       MOERT_ASSIGN_OR_RETURN(float* const device_w, Grown(&kept->w, out * in));
@@ -92,8 +92,7 @@ class CublasProducts final : public DeviceProducts {
     }));
     return kept;
   }
-  absl::Status MultiplyKept(const DeviceMatrix& w, const float* x, int64_t rows,
-                            float* y) override {
+  absl::Status MultiplyKept(const KeptWeights& w, const float* x, int64_t rows, float* y) override {
     const auto& kept = static_cast<const Kept&>(w);
     return OnLane([&](Lane* lane) {
       return Run(lane, reinterpret_cast<const float*>(kept.w.data()), kept.out, kept.in, x, rows,

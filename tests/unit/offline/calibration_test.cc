@@ -229,11 +229,10 @@ class FakeDevice final : public host::DeviceProducts {
     }
     return absl::OkStatus();
   }
-  absl::StatusOr<std::unique_ptr<host::DeviceMatrix>> Keep(const float*, int64_t,
-                                                           int64_t) override {
+  absl::StatusOr<std::unique_ptr<host::KeptWeights>> Keep(const float*, int64_t, int64_t) override {
     return absl::ResourceExhaustedError("keeps nothing");
   }
-  absl::Status MultiplyKept(const host::DeviceMatrix&, const float*, int64_t, float*) override {
+  absl::Status MultiplyKept(const host::KeptWeights&, const float*, int64_t, float*) override {
     return absl::InternalError("nothing was kept");
   }
   absl::Status first_error() const override { return absl::OkStatus(); }
