@@ -32,7 +32,8 @@ class DeviceProducts {
   virtual absl::Status Multiply(const float* w, int64_t out, int64_t in, const float* x,
                                 int64_t rows, float* y) = 0;
 
-  /// Weights for any number of products. w: [out, in], read until this returns.
+  /// Weights for any number of products. w: [out, in], read until this returns. ResourceExhausted,
+  /// which is no error of a product, where half of the device's memory would be taken.
   virtual absl::StatusOr<std::unique_ptr<KeptWeights>> Keep(const float* w, int64_t out,
                                                             int64_t in) = 0;
   /// The same as Multiply by weights that were kept.

@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<OfflineDevice>> OpenOfflineDevice(BackendKind bac
 
 void LogDeviceError(const OfflineDevice* device, const DeviceLog& log) {
   if (device == nullptr || device->first_error().ok() || !log) return;
-  log(fmt::format("note: the device failed, and the CPU searched for the rest: {}",
+  log(fmt::format("note: the device failed, and the CPU did the rest: {}",
                   std::string(device->first_error().message())));
 }
 

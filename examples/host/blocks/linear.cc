@@ -86,7 +86,7 @@ void Linear::UseDevice(DeviceProducts* device) {
   std::vector<float> weights(static_cast<size_t>(out_ * in_));
   for (int64_t row = 0; row < out_; ++row) Row(row, weights.data() + row * in_);
   auto kept = device->Keep(weights.data(), out_, in_);
-  if (!kept.ok()) return;  // as first_error says
+  if (!kept.ok()) return;
   device_ = device;
   on_device_ = *std::move(kept);
 }

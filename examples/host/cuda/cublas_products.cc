@@ -61,6 +61,9 @@ class CublasProducts final : public DeviceProducts {
     RETURN_IF_CUDA_ERROR(cudaGetDevice(&device_));
     cudaDeviceProp properties;
     RETURN_IF_CUDA_ERROR(cudaGetDeviceProperties(&properties, device_));
+    size_t free = 0, total = 0;
+    RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free, &total));
+    may_keep_ = static_cast<int64_t>(free / 2);
     for (int i = 0; i < lanes; ++i) {
       auto lane = std::make_unique<Lane>();
       RETURN_IF_CUDA_ERROR(cudaStreamCreateWithFlags(&lane->stream, cudaStreamNonBlocking));
@@ -83,6 +86,14 @@ class CublasProducts final : public DeviceProducts {
 
   absl::StatusOr<std::unique_ptr<KeptWeights>> Keep(const float* w, int64_t out,
                                                     int64_t in) override {
+    const int64_t bytes = out * in * static_cast<int64_t>(sizeof(float));
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (bytes > may_keep_) {
+        return absl::ResourceExhaustedError("half of the device's memory is for other work");
+      }
+      may_keep_ -= bytes;
+    }
     auto kept = std::make_unique<Kept>(device_, out, in);
     MOERT_RETURN_IF_ERROR(OnLane([&](Lane* lane) -> absl::Status {
       MOERT_ASSIGN_OR_RETURN(float* const device_w, Grown(&kept->w, out * in));
@@ -166,7 +177,8 @@ class CublasProducts final : public DeviceProducts {
   std::vector<std::unique_ptr<Lane>> lanes_;
   mutable std::mutex mutex_;
   std::condition_variable returned_;
-  std::vector<Lane*> free_;  // with first_error_: under mutex_
+  std::vector<Lane*> free_;  // under mutex_, like those below
+  int64_t may_keep_ = 0;     // bytes of weights, given back by none
   absl::Status first_error_;
 };
 

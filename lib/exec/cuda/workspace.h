@@ -147,9 +147,9 @@ inline TileTable CarveTiles(const Extent& e, Carver* c) {
 
 /// Who followed whom, of all layers, and the call that was routed last.
 struct PathMemory {
-  float* followed;  // [PathFloats] of each layer but the last, one behind the other
-  PathCall* last;
-  int32_t* last_ids;  // [kFewTokens, kMaxTopK]
+  float* followed = nullptr;  // [PathFloats] of each layer but the last, one behind the other
+  PathCall* last = nullptr;
+  int32_t* last_ids = nullptr;  // [kFewTokens, kMaxTopK]
 
   static int64_t Floats(const MoeModelSpec& model) {
     int64_t floats = 0;
@@ -207,7 +207,7 @@ struct ServedBuffers {
     copies = c->Take<RecordCopy>(e.experts);
     num_copies = c->Take<int32_t>(1);
     late_tiles = CarveTiles(e, c);
-    predictions.curves = c->Take<HitCounts>((model.num_layers() + 1) * kHitBins);
+    predictions.curves = c->Take<HitCounts>(int64_t{kHitBins} * (model.num_layers() + 1));
     predictions.bins = c->Take<uint8_t>(model.total_experts() * kFewTokens);
     predictions.wanted = c->Take<uint32_t>(model.total_experts());
     predictions.calls = c->Take<PredictedCall>(model.num_layers());
