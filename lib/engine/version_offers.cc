@@ -66,8 +66,7 @@ void VersionOffers::AddVersion(int version) {
 }
 
 // Light misses weigh least, so to answer a share of the routing mass low costs at most that share
-// of what the low version loses. Substitutes (alpha) have no predicted loss. Where a device serves
-// misses it needs no balancer, for which eager steps wait in every layer.
+// of what the low version loses. Substitutes (alpha) have no predicted loss.
 void VersionOffers::AddGraded(int high, int low) {
   double share = accepted_, loss = accepted_;
   if (calibration_ != nullptr) {
@@ -79,13 +78,12 @@ void VersionOffers::AddGraded(int high, int low) {
   const std::string spec =
       fmt::format("graded:hi={},lo={},loss={:g}{}", source_.version_name(high),
                   source_.version_name(low), share, calibration_ != nullptr ? ",alpha=0" : "");
-  absl::StatusOr<Blueprint> b = attempt_(spec);
-  const bool served = b.ok() && DeviceServes(source_, options_, *b);
-  if (served) b = attempt_(spec + ",balancer=0");
+  const absl::StatusOr<Blueprint> b = attempt_(spec);
   if (!b.ok()) return;
   Add(*b, loss, share,
-      served ? "light misses in fewer bits, answered by the device in steps that can be captured"
-             : "light misses in fewer bits");
+      DeviceServes(source_, options_, *b)
+          ? "light misses in fewer bits, answered by the device in steps that can be captured"
+          : "light misses in fewer bits");
 }
 
 void VersionOffers::Add(const Blueprint& b, double loss, double low_share,

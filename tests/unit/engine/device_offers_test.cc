@@ -78,7 +78,7 @@ struct Fixture {
 TEST_CASE("an accepted loss buys graded without a balancer where the device answers misses") {
   const Fixture slow(0.001);
   const StrategyChoice served = slow.Choose(0.2, kAll);
-  CHECK(served.spec == "graded:hi=bf16,lo=low,loss=0.2,balancer=0");
+  CHECK(served.spec == "graded:hi=bf16,lo=low,loss=0.2");
   CHECK(absl::StrContains(served.why, "answered by the device"));
   CHECK(MakeStrategy(served.spec)->misses_by_rule());
   // Records that are read as they are needed are the host's to bring.
