@@ -135,9 +135,11 @@ def graded_table():
     """Of `graded` and others, in turns on the same steps: ms a step, hits, slots answered low or substituted."""
     cells = json.loads(STORED.read_text(encoding="utf-8"))["graded"]["cells"]
     versions = "hi=w4a16_g128"
-    kinds = [("graph", f"graded:{versions},balancer=0"), ("graph", f"graded:{versions},balancer=0,alpha=0"),
-             ("eager", f"graded:{versions},balancer=0"), ("eager", f"graded:{versions}"),
-             ("graph", "importance:balancer=0"), ("graph", "importance:alpha=0.3,max_mass=0.05,balancer=0"), ("graph", "fate")]
+    kinds = [("graph", f"graded:{versions}"), ("graph", f"graded:{versions},balancer=0"),
+             ("graph", f"graded:{versions},balancer=0,alpha=0"), ("eager", f"graded:{versions}"),
+             ("eager", f"graded:{versions},balancer=0"), ("graph", "importance"), ("graph", "importance:balancer=0"),
+             ("graph", "importance:alpha=0.3,max_mass=0.05,balancer=0"), ("eager", "importance"), ("graph", "fate"),
+             ("graph", "fate:eviction=arc"), ("eager", "fate:eviction=arc"), ("graph", "on-demand")]
     rows = []
     for batch in ("1", "8"):
         for mode, strategy in kinds:
