@@ -5,7 +5,8 @@
 
 namespace moert {
 
-ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, double low_share) {
+ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, double low_share,
+                           bool served) {
   const MoeModelSpec& model = source.model();
   // Roughly, of the bundled models' recorded routing: a cache that keeps the share r of the experts
   // misses (1 - r)^4 of its lookups, and what is answered low weighs half of the average.
@@ -23,7 +24,7 @@ ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, doubl
   const auto low_ns =
       static_cast<double>(b.profile.TransferNs(source.layout(0, 0, low_version).bytes));
   const auto layer_ns = static_cast<double>(b.profile.LayerNs(/*prefill=*/false, 1));
-  const double rule_ns = b.served().by_request() ? kRuleNs : 0;
+  const double rule_ns = served && b.served().by_request() ? kRuleNs : 0;
   const double expert_ns = b.profile.ExpertNs(bytes, 1, source.version_name(b.versions.front()));
   ExpectedTimes expected;
   for (const MoeLayerSpec& layer : model.layers) {

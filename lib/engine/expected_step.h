@@ -14,8 +14,10 @@ struct ExpectedTimes {
   double ms() const { return layers_ms + waits_ms; }
 };
 
-/// `low_share`: of the routing mass, that low versions may answer.
-ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, double low_share);
+/// `low_share`: of the routing mass, that low versions may answer. `served`: a device answers
+/// misses.
+ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, double low_share,
+                           bool served);
 
 }  // namespace moert
 

@@ -88,7 +88,8 @@ void VersionOffers::AddGraded(int high, int low) {
 
 void VersionOffers::Add(const Blueprint& b, double loss, double low_share,
                         const std::string& what) {
-  const ExpectedTimes expected = ExpectedStep(source_, b, low_share);
+  const ExpectedTimes expected =
+      ExpectedStep(source_, b, low_share, DeviceServes(source_, options_, b));
   offers_.push_back({b.strategy.spec, expected.ms(), loss});
   whys_.push_back(
       fmt::format("room for {} of {} experts in {}: {}; {:.3g} ms a token expected, "

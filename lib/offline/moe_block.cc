@@ -145,8 +145,9 @@ absl::Status MoeBlocks::AddShared(int layer, const float* inputs, int64_t rows,
         gate = static_cast<float>(1.0 / (1.0 + std::exp(-dot)));
       }
       float* const to = residual + (first + r) * spec.hidden;
-      for (int64_t i = 0; i < spec.hidden; ++i)
+      for (int64_t i = 0; i < spec.hidden; ++i) {
         to[i] += gate * y[static_cast<size_t>(r * spec.hidden + i)];
+      }
     }
   }
   return absl::OkStatus();

@@ -59,8 +59,9 @@ absl::Status CudaExecutor::BeginCpu(const ExecutorCall& call, const RoutingResul
   on_cpu_.clear();
   for (const int32_t e : experts) {
     const std::byte* record = options_.records->KeptRecord({call.layer, e}, version);
-    if (record == nullptr)
+    if (record == nullptr) {
       return absl::InternalError("an expert for the CPU is not in host memory");
+    }
     on_cpu_.push_back({e, record, &options_.records->layout(call.layer, e, version)});
   }
   cpu_->Begin(routing, on_cpu_, Spec(call));

@@ -75,7 +75,7 @@ struct Fixture {
   }
 };
 
-TEST_CASE("an accepted loss buys graded without a balancer where the device answers misses") {
+TEST_CASE("an accepted loss buys graded, whose misses a device answers where it can") {
   const Fixture slow(0.001);
   const StrategyChoice served = slow.Choose(0.2, kAll);
   CHECK(served.spec == "graded:hi=bf16,lo=low,loss=0.2");
@@ -91,11 +91,14 @@ TEST_CASE("an accepted loss buys graded without a balancer where the device answ
 TEST_CASE("what the rule takes in every layer has to be won back") {
   const Fixture quick(1000);  // hardly anything waits
   CHECK(quick.Choose(0.2, kAll).spec == "fate");
-  const auto ms = [&](const char* spec) {
-    return ExpectedStep(*quick.source, *quick.Open(spec, kAll), 0).layers_ms;
+  const auto ms = [&](const char* spec, bool served) {
+    return ExpectedStep(*quick.source, *quick.Open(spec, kAll), 0, served).layers_ms;
   };
-  CHECK(ms("graded:lo=low,balancer=0") == Approx(ms("fate") + quick.shape.layers * 0.008));
-  CHECK(ms("graded:lo=low") == ms("fate"));
+  const double exact = ms("fate", true);
+  for (const char* spec : {"graded:lo=low", "graded:lo=low,balancer=0"}) {
+    CHECK(ms(spec, true) == Approx(exact + quick.shape.layers * 0.008));
+    CHECK(ms(spec, false) == exact);
+  }
 }
 
 TEST_CASE("nothing is served in logical time, or where every call is traced") {
