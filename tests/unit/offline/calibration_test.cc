@@ -67,6 +67,25 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("sequences that pass a layer together are those that pass it alone, to the bit") {
+  TinyModel model(2);
+  const int64_t rows = 600, hidden = model.config.hidden_size;
+  const std::vector<int32_t> file = ReadEvalTokens("wikitext2");
+  const auto host = cli::MakeHostModel(std::move(model.decoder), nullptr, rows);
+  constexpr int64_t kSequences = 8;  // the host takes six at once
+  std::vector<float> alone(static_cast<size_t>(kSequences * rows * hidden));
+  host->Embed(absl::MakeConstSpan(file).first(static_cast<size_t>(kSequences * rows)),
+              alone.data());
+  std::vector<float> together = alone, normed(alone.size()), normed_together(alone.size());
+  for (const int layer : {0, 1}) {
+    host->CalibrationModel::AttentionOfMany(layer, kSequences, rows, hidden, alone.data(),
+                                            normed.data());
+    host->AttentionOfMany(layer, kSequences, rows, hidden, together.data(), normed_together.data());
+    CHECK(std::memcmp(alone.data(), together.data(), alone.size() * sizeof(float)) == 0);
+    CHECK(std::memcmp(normed.data(), normed_together.data(), normed.size() * sizeof(float)) == 0);
+  }
+}
+
 TEST_CASE("calibration tokens: windows of each file in turn, cut to the amount asked for") {
   test::TempDir dir;
   const auto write = [&](const char* name, int first, int count) {
