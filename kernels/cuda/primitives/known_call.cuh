@@ -1,0 +1,103 @@
+// What a decision of the device begins with (serve_call.cuh), read before the kernels in front have
+// ended, and the call's part in it.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_KNOWN_CALL_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_KNOWN_CALL_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/primitives/arc_call.cuh"
+#include "kernels/cuda/primitives/expert_tiles.cuh"
+#include "kernels/cuda/primitives/served_slots.cuh"
+#include "kernels/cuda/serve_misses.h"
+
+namespace moert::cuda {
+
+/// What the thread's expert, and the slot and the prefetched record of its number, begin the call
+/// with. It is read before the kernels in front have ended. Who writes it has: decisions of the
+/// layer's calls before this one and predictions for it end before the weighted sum of the call
+/// that they belong to begins (CopyBranch::Join), and that is in front.
+struct Known {
+  ServedRecord record;
+  ServedLayer layer;
+  ServedExpert row;
+  ServedUse use;
+  double sum = 0;
+  float oldest = 0;
+  ArcNode node;
+  unsigned long long arc_word = 0;
+  uint8_t* slot = nullptr;
+  bool unsettled = false;  // of the list: for all threads
+  bool listed = false;
+  PrefetchedRecord prefetched;  // but for how far it has come
+  ServedLayer other;            // of the thread's number, where layers give each other slots
+  uint64_t lends = kNobodyLends;
+  bool cpu_idle = false;  // of thread 0: the CPU may be given misses
+};
+
+/// Where the sum of scores of the thread's expert lets go of a score, after `calls` calls.
+__device__ __forceinline__ float* Oldest(const ServeMissesArgs& args, int64_t calls) {
+  return args.history + ServedScores::Row(calls, args.window) * args.experts + threadIdx.x;
+}
+
+__device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
+  const int e = threadIdx.x;
+  Known known;
+  known.layer = LoadFresh(args.layer);
+  // An answer that cannot be seen yet is taken for none.
+  if (e == 0 && args.cpu.call != nullptr) {
+    known.cpu_idle = CpuIdle(*args.cpu.memory.mailbox, LoadFresh(args.cpu.call));
+  }
+  if (args.prefetch != nullptr && known.layer.lent != 0) {
+    known.unsettled = __ldcg(&args.prefetch->settled) == 0;
+    known.listed = known.unsettled && e < __ldcg(&args.prefetch->count);
+    if (known.listed) known.prefetched = LoadFresh(args.prefetch->records + e);
+  }
+  if (e < args.lenders.layers) {
+    known.other = LoadFresh(args.lenders.layer + e);
+    const bool settled = __ldcg(&args.lenders.prefetch[e].settled) != 0;
+    known.lends = LenderKey(known.other, settled, e, args.lenders.mine, args.lenders.fewest);
+  }
+  if (args.arc != nullptr) known.arc_word = ReadArcWord(args.arc);
+  if (e >= args.experts) return known;
+  if (args.arc != nullptr) known.node = LoadFresh(args.arc_nodes + e);
+  known.record = args.records[e];
+  known.row = LoadFresh(args.rows + e);
+  known.slot = reinterpret_cast<uint8_t*>(
+      __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e)));
+  if (args.use != nullptr) known.use = LoadFresh(args.use + e);
+  if (args.window > 0) {
+    known.sum = __ldcg(args.sums + e);
+    known.oldest = __ldcg(Oldest(args, known.layer.calls));
+  }
+  if (args.makes_tiles != 0) PrefetchFormat(args.tiles.formats + known.record.format);
+  return known;
+}
+
+/// Adds the call to what the rule goes by of the thread's expert, `count` of whose tokens chose it.
+/// Returns what the expert is worth.
+__device__ __forceinline__ double AddCall(const ServeMissesArgs& args, Known known, int count) {
+  const int e = threadIdx.x;
+  const float* scores = args.scores == nullptr ? nullptr : args.scores + e;
+  if (args.window > 0) {
+    ServedScores::Add(ServedScores::Of(scores, args.experts, args.tokens, count), &known.oldest,
+                      &known.sum);
+    *Oldest(args, known.layer.calls) = known.oldest;
+    args.sums[e] = known.sum;
+    return known.sum;
+  }
+  if (args.use == nullptr) return 0;
+  const double used = static_cast<double>(count) / args.tokens;
+  double scored = used;
+  if (scores != nullptr) {
+    double sum = 0;
+    for (int64_t t = 0; t < args.tokens; ++t) sum += scores[t * args.experts];
+    scored = args.top_k * sum / args.tokens;
+  }
+  known.use.Add(known.layer.calls + 1, used, scored);
+  args.use[e] = known.use;
+  return known.use.Worth();
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_KNOWN_CALL_CUH_
