@@ -9,8 +9,8 @@
 //
 // Where no version is known to be within X, so without a calibration, it keeps to the version of
 // the most bits. It may then choose `graded`, which answers at most the share X of each request's
-// routing mass in a lower version. On a device that has every record in pinned host memory that is
-// `graded` without a balancer, whose steps can be captured.
+// routing mass in a lower version. Where every record lies in pinned host memory, a device
+// answers its misses, and its steps can be captured.
 //
 // The cost model is that of the profile: a step takes its layers' time, and the transfers of the
 // misses that a cache of so many slots is expected to have and that nothing hides.

@@ -79,23 +79,20 @@ void VersionOffers::AddGraded(int high, int low) {
       fmt::format("graded:hi={},lo={},loss={:g}{}", source_.version_name(high),
                   source_.version_name(low), share, calibration_ != nullptr ? ",alpha=0" : "");
   const absl::StatusOr<Blueprint> b = attempt_(spec);
-  if (!b.ok()) return;
-  Add(*b, loss, share,
-      DeviceServes(source_, options_, *b)
-          ? "light misses in fewer bits, answered by the device in steps that can be captured"
-          : "light misses in fewer bits");
+  if (b.ok()) Add(*b, loss, share, "light misses in fewer bits");
 }
 
 void VersionOffers::Add(const Blueprint& b, double loss, double low_share,
                         const std::string& what) {
-  const ExpectedTimes expected =
-      ExpectedStep(source_, b, low_share, DeviceServes(source_, options_, b));
+  const bool served = DeviceServes(source_, options_, b);
+  const ExpectedTimes expected = ExpectedStep(source_, b, low_share, served);
   offers_.push_back({b.strategy.spec, expected.ms(), loss});
-  whys_.push_back(
-      fmt::format("room for {} of {} experts in {}: {}; {:.3g} ms a token expected, "
-                  "{:.3g} of them waiting",
-                  b.plan.slots, b.plan.total_experts, BytesText(b.plan.budget_bytes), what,
-                  expected.ms(), expected.waits_ms));
+  whys_.push_back(fmt::format(
+      "room for {} of {} experts in {}: {}{}; {:.3g} ms a token expected, "
+      "{:.3g} of them waiting",
+      b.plan.slots, b.plan.total_experts, BytesText(b.plan.budget_bytes), what,
+      served && low_share > 0 ? ", answered by the device in steps that can be captured" : "",
+      expected.ms(), expected.waits_ms));
 }
 
 }  // namespace moert
