@@ -2,6 +2,7 @@
 // searched for and GPTQ rounds, from several threads, and the same changes but for rounding.
 #include "offline/offline_device.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -121,10 +122,17 @@ std::vector<float> Inputs(int64_t tokens, int64_t k, std::mt19937* rng) {
   return x;
 }
 
+/// Whether the CPU's vectors fuse products, as a device does. Else a few sums differ in their last
+/// bits, and some codes tip over.
 bool FusedOnCpu() { return std::string(DenseLaneSets()[0]->name) != "plain"; }
 
+double EqualShare(const std::vector<uint8_t>& a, const std::vector<uint8_t>& b) {
+  double equal = 0;
+  for (size_t i = 0; i < a.size() && i < b.size(); ++i) equal += a[i] == b[i] ? 1 : 0;
+  return equal / static_cast<double>(std::max(a.size(), b.size()));
+}
+
 TEST_CASE("GPTQ: every scheme, the same bits as on the CPU") {
-  if (!FusedOnCpu()) return;  // its products are rounded, a device's are not
   const auto device = OfflineDevice::Open();
   REQUIRE_OK(device.status());
   std::mt19937 rng(15);
@@ -144,7 +152,8 @@ TEST_CASE("GPTQ: every scheme, the same bits as on the CPU") {
       if (!rounded) continue;
       const auto expected = QuantizeGptq(m, w, *factor);
       REQUIRE_OK(expected.status());
-      CHECK(Same(*rounded, *expected));
+      if (FusedOnCpu()) CHECK(Same(*rounded, *expected));
+      CHECK(EqualShare(rounded->codes, expected->codes) > 0.9);
     }
   }
   CHECK((*device)->first_error().ok());
@@ -186,7 +195,6 @@ class PlainProducts final : public MatrixProducts {
 };
 
 TEST_CASE("moments: the same bits as on the CPU") {
-  if (!FusedOnCpu()) return;
   const auto device = OfflineDevice::Open();
   REQUIRE_OK(device.status());
   const SmallExpert expert(700, 3);
@@ -207,12 +215,17 @@ TEST_CASE("moments: the same bits as on the CPU") {
     REQUIRE_OK(moments.status());
     CHECK(moments->tokens() == 700);
     int apart = 0;
+    double most = 0, farthest = 0;
     for (int64_t i = 0; i < k; ++i) {
       for (int64_t j = 0; j <= i; ++j) {
-        apart += moments->lower()[i * k + j] != expected.lower()[i * k + j] ? 1 : 0;
+        const double found = moments->lower()[i * k + j], right = expected.lower()[i * k + j];
+        apart += found != right ? 1 : 0;
+        most = std::max(most, std::abs(right));
+        farthest = std::max(farthest, std::abs(found - right));
       }
     }
-    CHECK(apart == 0);
+    if (FusedOnCpu()) CHECK(apart == 0);
+    CHECK(farthest <= 1e-5 * most);
   }
 }
 
