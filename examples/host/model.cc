@@ -6,6 +6,7 @@
 
 #include "host/blocks/panel_gemm.h"
 #include "host/sampling.h"
+#include "util/rounding.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -147,7 +148,7 @@ void Decoder::UseDevice(DeviceProducts* device) {
 }
 
 std::unique_ptr<SequenceState> Decoder::MakeLayerSequence(int layer, int64_t max_tokens) const {
-  const int64_t capacity = (max_tokens + kPanelWidth - 1) / kPanelWidth * kPanelWidth;
+  const int64_t capacity = util::RoundUp(max_tokens, kPanelWidth);
   std::vector<std::unique_ptr<LayerState>> states(layers_.size());
   states[layer] = layers_[layer].mixer->NewState(capacity);
   return std::make_unique<SequenceState>(max_tokens, capacity, std::move(states));
@@ -185,7 +186,7 @@ void Decoder::Logits(const float* hidden, int64_t rows, float* logits) const {
 }
 
 std::unique_ptr<SequenceState> Decoder::MakeSequence(int64_t max_tokens) const {
-  const int64_t capacity = (max_tokens + kPanelWidth - 1) / kPanelWidth * kPanelWidth;
+  const int64_t capacity = util::RoundUp(max_tokens, kPanelWidth);
   std::vector<std::unique_ptr<LayerState>> states;
   for (const Layer& layer : layers_) states.push_back(layer.mixer->NewState(capacity));
   return std::make_unique<SequenceState>(max_tokens, capacity, std::move(states));

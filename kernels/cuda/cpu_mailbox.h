@@ -154,8 +154,8 @@ struct CpuShareArgs {
   int32_t spares_low = 0;     // what it computes sooner than a load is not answered low
   int32_t layer = 0;
   DeviceRows x;
-  const float* weights = nullptr;   // [tokens, top_k]
-  CpuJobMemory memory;              //
+  const float* weights = nullptr;  // [tokens, top_k]
+  CpuJobMemory memory;
   int32_t* slots = nullptr;         // [pairs]: as the job's
   ExpertHandle* handles = nullptr;  // [experts + 1]: where the experts given lie; no record: others
 };

@@ -139,6 +139,13 @@ __device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick
   }
 }
 
+/// The thread's slot, of nobody, is one of the first places.
+__device__ __forceinline__ void PlaceFree(PredictScratch& scratch) {
+  const int slot = threadIdx.x, at = FreeBefore(scratch.held, slot);
+  scratch.places[at] = slot;
+  scratch.victims[at] = -1;
+}
+
 /// Fills in the places that may be taken: slots of nobody, then those of idle experts as they
 /// leave. By all threads.
 __device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int experts, bool free,
@@ -147,11 +154,7 @@ __device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int experts
   auto* const keys = reinterpret_cast<LeavingKey*>(scratch.keys);
   if (e < experts) keys[e] = idle ? KeyOfLeaving(rows[e], scratch.worth[e]) : LeavingKey{};
   __syncthreads();
-  if (free) {
-    const int at = FreeBefore(scratch.held, e);
-    scratch.places[at] = e;
-    scratch.victims[at] = -1;
-  }
+  if (free) PlaceFree(scratch);
   if (idle) {
     const int at = num_free + VictimRank(keys, experts, e);
     scratch.places[at] = rows[e].slot;
@@ -169,11 +172,7 @@ __device__ __forceinline__ void RankArcPlaces(const ServedArc& lists, const Serv
   const int e = threadIdx.x;
   if (e < experts) scratch.allowed[e] = idle ? 1 : 0;
   if (candidate && rank < kMostPrefetched) scratch.wishes[rank] = e;
-  if (free) {
-    const int at = FreeBefore(scratch.held, e);
-    scratch.places[at] = e;
-    scratch.victims[at] = -1;
-  }
+  if (free) PlaceFree(scratch);
   __syncthreads();
   for (int r = num_free; e == 0 && r < coming; ++r) {
     const int victim = TakeVictim(lists, scratch.wishes[r], experts, scratch.allowed);

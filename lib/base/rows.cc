@@ -37,4 +37,12 @@ void NarrowRows(const float* in, const MutableMatrixView& out) {
   }
 }
 
+void WeightRows(const float* x, absl::Span<const int32_t> rows, const float* weights, int64_t cols,
+                float* out) {
+  for (size_t i = 0; i < rows.size(); ++i, out += cols) {
+    const float* const from = x + rows[i] * cols;
+    for (int64_t c = 0; c < cols; ++c) out[c] = weights[i] * from[c];
+  }
+}
+
 }  // namespace moert

@@ -51,17 +51,17 @@ class CpuBlocks final : public ExpertBlocks {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<double> ChangeOfGate() override {
-    other_gate_ = Product(Quantized(layout_.gate, x_factor_, w_.gate), layer_.intermediate,
-                          layer_.hidden, rounded_x_);
-    return NormOf(ChangeOfH(Combine(other_gate_, up_)));
-  }
-  absl::StatusOr<double> ChangeOfUp() override {
-    other_up_ = Product(Quantized(layout_.up, x_factor_, w_.up), layer_.intermediate, layer_.hidden,
-                        rounded_x_);
-    return NormOf(ChangeOfH(Combine(gate_, other_up_)));
-  }
-  absl::StatusOr<double> ChangeOfDown() override {
+  absl::StatusOr<double> Change(Projection block) override {
+    switch (block) {
+      case Projection::kGate:
+        other_gate_ = ProductOfX(layout_.gate, w_.gate);
+        return NormOf(ChangeOfH(Combine(other_gate_, up_)));
+      case Projection::kUp:
+        other_up_ = ProductOfX(layout_.up, w_.up);
+        return NormOf(ChangeOfH(Combine(gate_, other_up_)));
+      case Projection::kDown:
+        break;
+    }
     y_change_ = Product(Quantized(layout_.down, h_factor_, w_.down), layer_.hidden,
                         layer_.intermediate, rounded_h_);
     for (size_t i = 0; i < y_change_.size(); ++i) y_change_[i] -= y_[i];
@@ -95,6 +95,10 @@ class CpuBlocks final : public ExpertBlocks {
     Floats y(static_cast<size_t>(rows_ * out));
     MatMul(compute_, w, out, in, x.data(), rows_, y.data());
     return y;
+  }
+  Floats ProductOfX(const MatrixLayout& layout, const std::vector<float>& weights) const {
+    return Product(Quantized(layout, x_factor_, weights), layer_.intermediate, layer_.hidden,
+                   rounded_x_);
   }
   Floats Combine(const Floats& gate, const Floats& up) const {
     Floats h(gate.size());

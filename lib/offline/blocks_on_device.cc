@@ -9,8 +9,6 @@ namespace {
 
 class DeviceBlocks final : public ExpertBlocks {
  public:
-  using Block = DeviceExpert::Block;
-
   DeviceBlocks(const MoeLayerSpec& layer, const SensitivitySettings& settings,
                const ExpertMatrices& weights, const Floats& x, std::unique_ptr<DeviceExpert> expert)
       : layer_(layer),
@@ -45,14 +43,16 @@ class DeviceBlocks final : public ExpertBlocks {
     return expert_->SetInputs(rounded_x_.data(), rounded_h_.data());
   }
 
-  absl::StatusOr<double> ChangeOfGate() override {
-    return Change(Block::kGate, layout_.gate, w_.gate, factor_[0]);
-  }
-  absl::StatusOr<double> ChangeOfUp() override {
-    return Change(Block::kUp, layout_.up, w_.up, factor_[0]);
-  }
-  absl::StatusOr<double> ChangeOfDown() override {
-    return Change(Block::kDown, layout_.down, w_.down, factor_[1]);
+  absl::StatusOr<double> Change(Projection block) override {
+    switch (block) {
+      case Projection::kGate:
+        return ChangeOf(block, layout_.gate, w_.gate, factor_[0]);
+      case Projection::kUp:
+        return ChangeOf(block, layout_.up, w_.up, factor_[0]);
+      case Projection::kDown:
+        break;
+    }
+    return ChangeOf(block, layout_.down, w_.down, factor_[1]);
   }
 
   absl::Status LastChanges(int64_t rows, ExpertChanges* changes) override {
@@ -68,9 +68,9 @@ class DeviceBlocks final : public ExpertBlocks {
   }
 
  private:
-  absl::StatusOr<double> Change(Block block, const MatrixLayout& layout,
-                                const std::vector<float>& weights,
-                                const absl::StatusOr<GptqFactor>& factor) {
+  absl::StatusOr<double> ChangeOf(Projection block, const MatrixLayout& layout,
+                                  const std::vector<float>& weights,
+                                  const absl::StatusOr<GptqFactor>& factor) {
     if (settings_.method == QuantMethod::kGptq && factor.ok() && expert_->CanRound(layout)) {
       return expert_->ChangeByGptq(block, layout);
     }

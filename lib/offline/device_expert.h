@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "moert/offline/tensor_names.h"
 #include "moert/scheme.h"
 #include "offline/expert_mlp.h"
 #include "offline/gptq.h"
@@ -17,8 +18,6 @@ namespace moert {
 /// One caller at a time. After an error nothing but the destructor may be called.
 class DeviceExpert {
  public:
-  enum class Block { kGate, kUp, kDown };
-
   virtual ~DeviceExpert() = default;
 
   /// First. x: [rows, hidden].
@@ -38,9 +37,9 @@ class DeviceExpert {
   /// Inputs of gate and up, and of down, for the changes from here on; null: those of Run.
   virtual absl::Status SetInputs(const float* x, const float* h) = 0;
   /// || weighted change of the output ||_2 with these weights of a block, [out, in].
-  virtual absl::StatusOr<double> Change(Block block, absl::Span<const float> weights) = 0;
+  virtual absl::StatusOr<double> Change(Projection block, absl::Span<const float> weights) = 0;
   /// The same with its weights rounded by GPTQ; CanRound(layout).
-  virtual absl::StatusOr<double> ChangeByGptq(Block block, const MatrixLayout& layout) = 0;
+  virtual absl::StatusOr<double> ChangeByGptq(Projection block, const MatrixLayout& layout) = 0;
   virtual bool CanRound(const MatrixLayout& layout) const = 0;
   /// The first `rows` rows of the changes with the gate's and up's last weights together, and with
   /// down's, which changed last: [rows, hidden] each.

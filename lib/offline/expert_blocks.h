@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
+#include "moert/offline/tensor_names.h"
 #include "moert/scheme.h"
 #include "offline/device_expert.h"
 #include "offline/expert_mlp.h"
@@ -26,10 +27,8 @@ class ExpertBlocks {
   /// Whose changes come next, a scheme that is not bf16.
   virtual absl::Status Begin(const RecordLayout& layout) = 0;
   /// || weighted change of the output ||_2 when one block is in that scheme.
-  virtual absl::StatusOr<double> ChangeOfGate() = 0;
-  virtual absl::StatusOr<double> ChangeOfUp() = 0;
-  virtual absl::StatusOr<double> ChangeOfDown() = 0;
-  /// Behind these three: the first rows of the changes with gate and up, and with down.
+  virtual absl::StatusOr<double> Change(Projection block) = 0;
+  /// Behind all three, down last: the first rows of the changes with gate and up, and with down.
   virtual absl::Status LastChanges(int64_t rows, ExpertChanges* changes) = 0;
   /// The unquantized expert's, [rows, hidden].
   virtual absl::Status Outputs(Floats* y) = 0;

@@ -9,10 +9,12 @@
 namespace moert::offline {
 namespace {
 
+/// What the schemes change, and the unquantized outputs.
 absl::StatusOr<ExpertChanges> Measure(const MoeLayerSpec& layer,
                                       const SensitivitySettings& settings,
                                       absl::Span<const float> token_weights, int64_t probe_rows,
-                                      ExpertBlocks* blocks) {
+                                      ExpertBlocks* blocks, Floats* outputs) {
+  MOERT_RETURN_IF_ERROR(blocks->Outputs(outputs));
   const size_t count = settings.schemes.size();
   ExpertChanges changes;
   changes.delta.assign(3 * count, 0.0);
@@ -25,9 +27,10 @@ absl::StatusOr<ExpertChanges> Measure(const MoeLayerSpec& layer,
                            MakeRecordLayout(layer.hidden, layer.intermediate,
                                             ExpertFormat::Uniform(scheme, settings.hadamard)));
     MOERT_RETURN_IF_ERROR(blocks->Begin(layout));
-    MOERT_ASSIGN_OR_RETURN(changes.delta[k], blocks->ChangeOfGate());
-    MOERT_ASSIGN_OR_RETURN(changes.delta[count + k], blocks->ChangeOfUp());
-    MOERT_ASSIGN_OR_RETURN(changes.delta[2 * count + k], blocks->ChangeOfDown());
+    for (const Projection block : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+      MOERT_ASSIGN_OR_RETURN(changes.delta[static_cast<size_t>(block) * count + k],
+                             blocks->Change(block));
+    }
     if (static_cast<int>(k) == settings.probe && probe_rows > 0) {
       MOERT_RETURN_IF_ERROR(blocks->LastChanges(probe_rows, &changes));
     }
@@ -40,18 +43,18 @@ absl::StatusOr<ExpertChanges> Measure(const MoeLayerSpec& layer,
 absl::StatusOr<ExpertChanges> ExpertSensitivity(
     const MoeLayerSpec& layer, const SensitivitySettings& settings, const ExpertMatrices& weights,
     absl::Span<const float> token_weights, int64_t probe_rows, const Compute& compute, Floats* x) {
-  absl::StatusOr<ExpertChanges> changes = absl::UnavailableError("no device");
   Floats outputs;
+  const auto measure = [&](ExpertBlocks* blocks) {
+    return Measure(layer, settings, token_weights, probe_rows, blocks, &outputs);
+  };
+  absl::StatusOr<ExpertChanges> changes = absl::UnavailableError("no device");
   if (const auto blocks = BlocksOnDevice(layer, settings, weights, *x)) {
-    changes = Measure(layer, settings, token_weights, probe_rows, blocks.get());
-    if (changes.ok() && !blocks->Outputs(&outputs).ok()) changes = absl::UnavailableError("");
+    changes = measure(blocks.get());
   }
   if (!changes.ok()) {
-    const auto blocks = BlocksOnCpu(layer, settings, weights, compute, *x);
-    changes = Measure(layer, settings, token_weights, probe_rows, blocks.get());
-    MOERT_RETURN_IF_ERROR(changes.status());
-    MOERT_RETURN_IF_ERROR(blocks->Outputs(&outputs));
+    changes = measure(BlocksOnCpu(layer, settings, weights, compute, *x).get());
   }
+  MOERT_RETURN_IF_ERROR(changes.status());
   for (const double d : changes->delta) {
     if (!std::isfinite(d)) {
       return absl::InvalidArgumentError("an activation or weight is not finite");

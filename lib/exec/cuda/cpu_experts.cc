@@ -184,14 +184,6 @@ bool CpuExperts::Rest() {
   return !stopping_ || Begun();  // what was begun is finished first: somebody may wait for it
 }
 
-void CpuExperts::WeightInput() {
-  for (size_t i = 0; i < weights_of_.size(); ++i) {
-    const float* from = x_ + tokens_of_[i] * hidden_;
-    float* to = weighted_.data() + static_cast<int64_t>(i) * hidden_;
-    for (int64_t c = 0; c < hidden_; ++c) to[c] = weights_of_[i] * from[c];
-  }
-}
-
 void CpuExperts::Multiply() {
   const int64_t begin_ns = NowNs();
   try {
@@ -200,7 +192,7 @@ void CpuExperts::Multiply() {
       x_ = widened_.data();
     }
     const bool weighted = !weights_of_.empty();
-    if (weighted) WeightInput();
+    if (weighted) WeightRows(x_, tokens_of_, weights_of_.data(), hidden_, weighted_.data());
     const auto rows = weighted ? static_cast<int64_t>(weights_of_.size()) : tokens_;
     status_ = gemm_->Run(weighted ? weighted_.data() : x_, rows, hidden_, problems_,
                          reinterpret_cast<float*>(out_memory_.data()));

@@ -110,8 +110,6 @@ class CpuExperts {
   /// Until there may be something to do. False: the thread ends.
   bool Rest();
   void Multiply();
-  /// A row of its own for every slot, its token's times its weight.
-  void WeightInput();
 
   MixedGroupGemm* const gemm_;
   const std::chrono::microseconds spin_;

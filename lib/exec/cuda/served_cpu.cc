@@ -130,12 +130,7 @@ const float* ServedCpu::Inputs(int64_t* rows) {
   }
   // A row of its own for every pair, its token's times its weight.
   *rows = job.pairs;
-  const int64_t cols = job.cols;
-  for (int64_t i = 0; i < job.pairs; ++i) {
-    const float* from = widened_.data() + tokens_of_[static_cast<size_t>(i)] * cols;
-    float* to = weighted_.data() + i * cols;
-    for (int64_t c = 0; c < cols; ++c) to[c] = memory_.weights[i] * from[c];
-  }
+  WeightRows(widened_.data(), tokens_of_, memory_.weights, job.cols, weighted_.data());
   return weighted_.data();
 }
 

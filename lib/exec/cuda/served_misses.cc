@@ -230,8 +230,10 @@ PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   if (rules_.by_worth) args.use = on_device_.table.use + First(layer);
   if (rules_.score_window > 0) args.sums = on_device_.table.sums + First(layer);
   args.window = rules_.score_window;
-  if (rules_.by_arc) args.arc = on_device_.table.arc + layer;
-  if (rules_.by_arc) args.arc_nodes = on_device_.table.arc_nodes + First(layer);
+  if (rules_.by_arc) {
+    args.arc = on_device_.table.arc + layer;
+    args.arc_nodes = on_device_.table.arc_nodes + First(layer);
+  }
   args.records = on_device_.records + First(layer);
   args.slots = on_device_.table.slots + First(layer);
   args.tally = on_device_.tally + layer;

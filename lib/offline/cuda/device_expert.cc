@@ -146,7 +146,7 @@ class CudaExpert final : public DeviceExpert {
     });
   }
 
-  absl::StatusOr<double> Change(Block block, absl::Span<const float> weights) override {
+  absl::StatusOr<double> Change(Projection block, absl::Span<const float> weights) override {
     double norm = 0;
     MOERT_RETURN_IF_ERROR(On([&]() -> absl::Status {
       MOERT_RETURN_IF_ERROR(Upload(weights.data(), weights.size(), change_.other_w));
@@ -154,14 +154,14 @@ class CudaExpert final : public DeviceExpert {
     }));
     return norm;
   }
-  absl::StatusOr<double> ChangeByGptq(Block block, const MatrixLayout& layout) override {
+  absl::StatusOr<double> ChangeByGptq(Projection block, const MatrixLayout& layout) override {
     double norm = 0;
     MOERT_RETURN_IF_ERROR(On([&]() -> absl::Status {
       GptqMatrix matrix;
-      matrix.original = block == Block::kGate ? run_.gate_w
-                        : block == Block::kUp ? run_.up_w
-                                              : run_.down_w;
-      matrix.shares = block == Block::kDown ? change_.shares_h : change_.shares_x;
+      matrix.original = block == Projection::kGate ? run_.gate_w
+                        : block == Projection::kUp ? run_.up_w
+                                                   : run_.down_w;
+      matrix.shares = block == Projection::kDown ? change_.shares_h : change_.shares_x;
       matrix.back = change_.other_w;
       std::vector<GroupScale> scales;
       MOERT_RETURN_IF_ERROR(
@@ -224,14 +224,14 @@ class CudaExpert final : public DeviceExpert {
   }
 
   /// Of a block with the weights other_w.
-  absl::Status Measure(Block block, double* norm) {
+  absl::Status Measure(Projection block, double* norm) {
     const float* less = nullptr;
-    if (block == Block::kDown) {
+    if (block == Projection::kDown) {
       MOERT_RETURN_IF_ERROR(
           Multiply(h_, change_.other_w, hidden_, intermediate_, change_.y_change));
       less = run_.y;
     } else {
-      const bool gate = block == Block::kGate;
+      const bool gate = block == Projection::kGate;
       MOERT_RETURN_IF_ERROR(
           Multiply(x_, change_.other_w, intermediate_, hidden_, gate ? change_.gate : change_.up));
       MOERT_RETURN_IF_ERROR(Activate(gate ? change_.gate : run_.gate, gate ? run_.up : change_.up,

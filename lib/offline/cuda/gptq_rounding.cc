@@ -61,8 +61,9 @@ class Rounding {
     MOERT_RETURN_IF_ERROR(Grow(&room_.errors, rows * block * static_cast<int64_t>(sizeof(float))));
     MOERT_RETURN_IF_ERROR(Grow(&room_.fits, FitBytes()));
     const int64_t group = std::min(layout_.group, layout_.k);
-    MOERT_RETURN_IF_ERROR(
-        GrowPinned(&room_.host, FitBytes() + rows * group * static_cast<int64_t>(sizeof(float))));
+    MOERT_RETURN_IF_ERROR(Grow(&room_.host,
+                               FitBytes() + rows * group * static_cast<int64_t>(sizeof(float)),
+                               cuda::Buffer::Pinned));
     scales_.assign(static_cast<size_t>(rows * layout_.groups()), GroupScale());
     MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(room_.weights.data(), matrix_.original,
                                                static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,

@@ -9,23 +9,20 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_api.h"
 
 namespace moert::offline {
 
-/// Makes a buffer at least so large. What it held is lost.
-inline absl::Status Grow(cuda::Buffer* buffer, int64_t bytes) {
+/// Makes a buffer, of the device or what `make` makes, at least so large. What it held is lost.
+inline absl::Status Grow(
+    cuda::Buffer* buffer, int64_t bytes,
+    absl::StatusOr<cuda::Buffer> (*make)(int64_t bytes) = cuda::Buffer::Device) {
   if (buffer->bytes() >= bytes) return absl::OkStatus();
   *buffer = cuda::Buffer();  // first, so that both need not fit
-  MOERT_ASSIGN_OR_RETURN(*buffer, cuda::Buffer::Device(bytes));
-  return absl::OkStatus();
-}
-inline absl::Status GrowPinned(cuda::Buffer* buffer, int64_t bytes) {
-  if (buffer->bytes() >= bytes) return absl::OkStatus();
-  *buffer = cuda::Buffer();
-  MOERT_ASSIGN_OR_RETURN(*buffer, cuda::Buffer::Pinned(bytes));
+  MOERT_ASSIGN_OR_RETURN(*buffer, make(bytes));
   return absl::OkStatus();
 }
 

@@ -9,6 +9,7 @@
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/served_call.h"
+#include "support/tiny_trace.h"
 
 namespace moert {
 namespace {
@@ -112,20 +113,8 @@ TEST_CASE("drawn calls of one and several experts") {
 }
 
 TEST_CASE("the recorded routing of the trained model") {
-  constexpr int kLayers = 8, kExperts = 32;
-  TraceHeader header;
-  for (int l = 0; l < kLayers; ++l) {
-    MoeLayerSpec layer;
-    layer.model_layer = l;
-    layer.num_experts = kExperts;
-    layer.hidden = 128;
-    layer.intermediate = 64;
-    layer.shared_intermediate = 128;
-    layer.shared_gate = true;
-    layer.routing.top_k = 4;
-    header.model.layers.push_back(layer);
-  }
-  header.versions.push_back({"bf16", std::vector(kLayers, std::vector<int64_t>(kExperts, 49152))});
+  constexpr int kLayers = test::kTinyTraceLayers, kExperts = test::kTinyTraceExperts;
+  const TraceHeader header = test::TinyTraceHeader();
   const auto reader =
       OpenRecordedRouting(SourceDir() + "/tests/data/traces/tiny-wikitext2.safetensors", header);
   REQUIRE_OK(reader.status());

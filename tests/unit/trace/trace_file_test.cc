@@ -8,6 +8,7 @@
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
 #include "support/temp_dir.h"
+#include "support/tiny_trace.h"
 
 namespace moert {
 namespace {
@@ -243,19 +244,7 @@ TEST_CASE("fields out of range are named") {
 }
 
 TEST_CASE("the recorded routing of the trained model is a trace") {
-  TraceHeader header;
-  for (int l = 0; l < 8; ++l) {
-    MoeLayerSpec layer;
-    layer.model_layer = l;
-    layer.num_experts = 32;
-    layer.hidden = 128;
-    layer.intermediate = 64;
-    layer.shared_intermediate = 128;
-    layer.shared_gate = true;
-    layer.routing.top_k = 4;
-    header.model.layers.push_back(layer);
-  }
-  header.versions.push_back({"bf16", std::vector(8, std::vector<int64_t>(32, 49152))});
+  TraceHeader header = test::TinyTraceHeader();
   const std::string path = SourceDir() + "/tests/data/traces/tiny-wikitext2.safetensors";
   auto reader = OpenRecordedRouting(path, header);
   REQUIRE_OK(reader.status());
