@@ -77,6 +77,10 @@ absl::StatusOr<std::unique_ptr<Engine>> Open(std::shared_ptr<const ExpertSource>
   options.threads = 1;
   options.io_threads = 2;
   options.host_budget = host_budget;
+  if (strategy == kWithCpu) {  // so slow a link that the CPU takes its part of the misses
+    options.profile.link_bytes_per_s = 20e6;
+    options.profile.cpu_weight_bytes_per_s = 50e9;
+  }
   ++counts.engines;
   return Engine::Create(std::move(source), options);
 }

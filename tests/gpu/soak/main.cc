@@ -4,11 +4,11 @@
 //
 //   gpu.soak [--shared] SECONDS [ROUND_SECONDS]
 //
-// Asserted: outputs that are OK have the bits of a fully resident engine; every failure has a code
-// that the load explains; after the first rounds device memory, heap, resident memory, descriptors
-// and threads stay where they are. Device memory is that of the whole device: with --shared, where
-// others use it too, it is printed and not asserted. SIGTERM ends it after the round. Exit status
-// 1: something did not hold.
+// Asserted: outputs that are OK have the bits of a fully resident engine, or are as near as the CPU
+// comes where it computes experts; every failure has a code that the load explains; after the first
+// rounds device memory, heap, resident memory, descriptors and threads stay where they are. Device
+// memory is that of the whole device: with --shared, where others use it too, it is printed and not
+// asserted. SIGTERM ends it after the round. Exit status 1: something did not hold.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -56,15 +56,16 @@ struct Inputs {
 
 void Round(const Inputs& in, int n, double seconds) {
   constexpr const char* kStrategies[] = {"on-demand", "fate", "activation-path", "resident"};
-  constexpr const char* kServed[] = {"on-demand", "fate"};
+  constexpr const char* kServed[] = {"on-demand", "fate", "fate:eviction=arc", kWithCpu};
+  constexpr const char* kFetched[] = {"on-demand", "fate"};
   const bool whole = n % 4 == 3;
   const auto flaky = std::make_shared<FlakySource>();
   const auto steps = OrExit(Open(flaky, kStrategies[n % 4], whole ? 1 : 0.5, kSomeRecords));
   const auto served = OrExit(
-      Open(std::make_shared<test::SyntheticSource>(Shape()), kServed[n % 2], 0.4, kAllRecords));
+      Open(std::make_shared<test::SyntheticSource>(Shape()), kServed[n % 4], 0.4, kAllRecords));
   const std::shared_ptr<const ExpertSource> opaque =
       OrExit(MakeOpaqueSource("toy", in.model.spec, in.model.InMemory()));
-  const auto fetches = OrExit(Open(opaque, kServed[n % 2], 0.5, kAllRecords));
+  const auto fetches = OrExit(Open(opaque, kFetched[n % 2], 0.5, kAllRecords));
   flaky->failing = true;
   stop = false;
   const auto seed = static_cast<unsigned>(n) * 16;

@@ -77,6 +77,8 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
+/// A strategy whose misses device and CPU share.
+inline constexpr const char* kWithCpu = "importance:alpha=0";
 absl::StatusOr<std::unique_ptr<Engine>> Open(std::shared_ptr<const ExpertSource> source,
                                              const std::string& strategy, double fraction,
                                              int64_t host_budget);
