@@ -116,6 +116,12 @@ def adaptation():
     return experiment.table(columns[:7], [row[:7] for row in rows])
 
 
+def adaptation_prompts():
+    """What transitions cost the first token, by prompt."""
+    columns, rows = report.tables_of(h200.adaptation(h200.load("dynaexq")))[1]
+    return experiment.table(columns, rows)
+
+
 # Two precisions, quantization
 
 def equal_bytes(model):

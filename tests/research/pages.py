@@ -43,6 +43,7 @@ TABLES = {
     "offload": digest.offload,
     "offload-converged": digest.offload_converged,
     "dynaexq-adapt": lambda: digest.adaptation(),
+    "dynaexq-ttft": digest.adaptation_prompts,
     "dynaexq-bounds": lambda: digest.h200.bounds(digest.h200.load("dynaexq")),
     "loads": lambda: digest.h200.loads(digest.h200.load("loads")),
     "transformers": transformers_page.table,
