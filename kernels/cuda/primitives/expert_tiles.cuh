@@ -49,6 +49,11 @@ __device__ inline int ItemCost(const TileMatrix& m, int tokens) {
   return m.k64s * k64 + kItem;
 }
 
+/// What a tile of few tokens costs, in pieces of 64 of that unit: a whole layer's fit 32 bits.
+__device__ __forceinline__ int32_t SmallTileCost(const TileMatrix& m, int tokens) {
+  return static_cast<int32_t>(int64_t{m.items} * ItemCost(m, tokens) / 64);
+}
+
 /// The tiles of one expert in one product. The last may cost less than the others. Whole numbers:
 /// as double they are divided much faster.
 struct TileCosts {

@@ -6,6 +6,7 @@
 #include "kernels/cuda/few_products.h"
 #include "kernels/cuda/primitives/expert_tiles.cuh"
 #include "kernels/cuda/primitives/group_share.cuh"
+#include "kernels/cuda/primitives/share_start.cuh"
 #include "kernels/cuda/primitives/tile_matrix.cuh"
 
 namespace moert::cuda {
@@ -67,35 +68,14 @@ struct FewWork {
     return BiasesOf(Matrix(tile.record, tile.format, product));
   }
 
-  /// Where share `share` of `shares` equal shares of a product's work begins. Never decreases with
-  /// `share`, since no operation does.
+  /// Where share `share` of a product's work begins.
   __device__ __forceinline__ Position StartOf(int product, int share) const {
-    const int32_t* const end = ends[product];
-    if (share >= shares) return {num_tiles, 0};
-    const auto target =
-        static_cast<int32_t>(static_cast<double>(end[num_tiles - 1]) * (share * one_share));
-    int low = 0, high = num_tiles;  // the first tile that ends behind the target
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (end[middle] > target) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    if (low == num_tiles) return {num_tiles, 0};
-    const int32_t begin = low == 0 ? 0 : end[low - 1];
-    const int items = Items(tiles[low], product);
-    const float part =
-        __fdividef(static_cast<float>(target - begin), static_cast<float>(end[low] - begin));
-    // Shares often divide a tile evenly; an error of the quotient is not to add an item.
-    const auto item = static_cast<int>(ceilf(part * items - 1.0f / 64));
-    return item >= items ? Position{low + 1, 0} : Position{low, item};
+    return ShareStart(ends[product], num_tiles, share, shares, one_share,
+                      [&](int tile) { return Items(tiles[tile], product); });
   }
 
-  /// What a tile's products cost, in pieces of 64: a whole layer's fit 32 bits.
   static __device__ __forceinline__ int32_t CostOf(const TileMatrix& m) {
-    return static_cast<int32_t>(int64_t{m.items} * ItemCost(m, kChoosingTokens) / 64);
+    return SmallTileCost(m, kChoosingTokens);
   }
 
   /// By one thread for each: the matrices of the formats that are known. Constants: before the

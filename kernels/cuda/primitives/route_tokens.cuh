@@ -72,14 +72,44 @@ __device__ __forceinline__ void PlacePairs(const RouteFewArgs& args, const int32
   }
 }
 
-/// Counts the call of the thread's expert, and of the layer. `sorted`: the expert's `count` pairs.
-__device__ __forceinline__ void CountCall(const RouteFewArgs& args, int count, int pairs,
-                                          const float* weights, const uint16_t* sorted) {
-  const int e = threadIdx.x;
-  float mass = 0;
-  for (int i = 0; i < count; ++i) mass += weights[sorted[i]];
-  if (count > 0) AddCall(args.tally + e, count, mass);
-  if (e == 0) AddCall(args.tally + args.routing.num_experts, pairs, 0);
+/// Adds the call to `known`, what was counted before, of the thread's expert, or of the layer in
+/// the thread behind. mass: of the expert's `count` pairs.
+__device__ __forceinline__ void CountCall(const RouteFewArgs& args, const SelectionTally& known,
+                                          int count, int pairs, float mass) {
+  const int e = threadIdx.x, experts = args.routing.num_experts;
+  if (e == experts) {
+    args.tally[e] = WithCall(known, pairs, 0);
+  } else if (e < experts && count > 0) {
+    args.tally[e] = WithCall(known, count, mass);
+  }
+}
+
+/// Calls so small that every thread looks at all pairs: that takes less time than to count and to
+/// sum up.
+__device__ __forceinline__ bool LooksAtAll(int pairs, int experts) {
+  return pairs * experts <= 1 << 13;
+}
+/// What a thread finds in the ids of a call.
+struct LookedAt {
+  int count = 0;   // pairs of its expert
+  int first = 0;   // of experts before it
+  int place = 0;   // of the pair of its number, by expert
+  float mass = 0;  // of its expert, in the order of pairs
+};
+__device__ __forceinline__ LookedAt LookAtAll(const int32_t* ids, const float* weights, int pairs) {
+  const auto mine = static_cast<uint32_t>(threadIdx.x);
+  const uint32_t own = mine < pairs ? ids[mine] : ~0U;
+  LookedAt found;
+#pragma unroll 4
+  for (uint32_t i = 0; i < pairs; ++i) {
+    const uint32_t id = ids[i];  // -1 is above all
+    found.first += id < mine ? 1 : 0;
+    found.place += id < own || (id == own && i < mine) ? 1 : 0;
+    if (id != mine) continue;
+    ++found.count;
+    found.mass += weights[i];
+  }
+  return found;
 }
 
 /// Shared memory of RouteTokens.
@@ -104,25 +134,31 @@ struct ExpertPairs {
   int count = 0;
   int first = 0;
 };
-/// Stores all that RouteFewArgs names but tiles. Returns the pairs of the thread's expert. By all
-/// threads; the scratch is free again.
+/// By all threads: pairs by expert, of a call that LooksAtAll. known: as CountCall.
 template <int kPerLane>
-__device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args,
-                                                   RouteScratch<kPerLane>& scratch) {
-  constexpr int kWarps = RouteScratch<kPerLane>::kWarps;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int e = threadIdx.x;
-  const int experts = args.routing.num_experts;
-  const int pairs = args.tokens * args.routing.top_k;
-  int32_t* const ids = scratch.ids;
-  if (args.given_ids != nullptr) {
-    TakeGiven(args, pairs, ids, scratch.weights);
-  } else if (warp < kWarps) {
-    ChooseAll<kPerLane, kWarps>(args, warp, lane, scratch.large.keys[warp], ids, scratch.weights);
+__device__ __forceinline__ ExpertPairs GroupFew(const RouteFewArgs& args, int pairs,
+                                                const SelectionTally& known,
+                                                RouteScratch<kPerLane>& scratch) {
+  const int e = threadIdx.x, experts = args.routing.num_experts;
+  LookedAt found;
+  if (e < max(experts, pairs)) found = LookAtAll(scratch.ids, scratch.weights, pairs);
+  if (e < experts) {
+    args.groups.firsts[e] = found.first;
+    args.groups.counts[e] = found.count;
   }
-  if (args.shared_slots != nullptr && e < args.tokens) args.shared_slots[e] = pairs + e;
+  if (e < pairs && scratch.ids[e] >= 0) args.groups.sorted[found.place] = e;
+  if (args.tally != nullptr) CountCall(args, known, found.count, pairs, found.mass);
   __syncthreads();
+  return {e < experts ? found.count : 0, found.first};
+}
 
+/// The same of any call.
+template <int kPerLane>
+__device__ __forceinline__ ExpertPairs GroupAny(const RouteFewArgs& args, int pairs,
+                                                const SelectionTally& known,
+                                                RouteScratch<kPerLane>& scratch) {
+  const int e = threadIdx.x, experts = args.routing.num_experts;
+  int32_t* const ids = scratch.ids;
   const int in_use = (pairs + 31) / 32;
   uint16_t* const before = scratch.large.before;
   for (int i = e; i < in_use * experts; i += kTileThreads) before[i] = 0;
@@ -142,11 +178,36 @@ __device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args,
   __syncthreads();
   PlacePairs(args, ids, pairs, experts, before, scratch.places, rank, scratch.sorted);
   __syncthreads();
-  if (args.tally != nullptr) {
-    CountCall(args, mine.count, pairs, scratch.weights, scratch.sorted + mine.first);
-    __syncthreads();
-  }
+  if (args.tally == nullptr) return mine;
+  float mass = 0;
+  for (int i = 0; i < mine.count; ++i) mass += scratch.weights[scratch.sorted[mine.first + i]];
+  CountCall(args, known, mine.count, pairs, mass);
+  __syncthreads();
   return mine;
+}
+
+/// Stores all that RouteFewArgs names but tiles. Returns the pairs of the thread's expert. By all
+/// threads; the scratch is free again.
+template <int kPerLane>
+__device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args,
+                                                   RouteScratch<kPerLane>& scratch) {
+  constexpr int kWarps = RouteScratch<kPerLane>::kWarps;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int e = threadIdx.x;
+  const int experts = args.routing.num_experts;
+  const int pairs = args.tokens * args.routing.top_k;
+  SelectionTally known{};  // on its way while experts are chosen
+  if (args.tally != nullptr && e <= experts) known = args.tally[e];
+  if (args.given_ids != nullptr) {
+    TakeGiven(args, pairs, scratch.ids, scratch.weights);
+  } else if (warp < kWarps) {
+    ChooseAll<kPerLane, kWarps>(args, warp, lane, scratch.large.keys[warp], scratch.ids,
+                                scratch.weights);
+  }
+  if (args.shared_slots != nullptr && e < args.tokens) args.shared_slots[e] = pairs + e;
+  __syncthreads();
+  return LooksAtAll(pairs, experts) ? GroupFew(args, pairs, known, scratch)
+                                    : GroupAny(args, pairs, known, scratch);
 }
 
 }  // namespace moert::cuda

@@ -8,6 +8,7 @@
 #include "kernels/cuda/primitives/answer_low.cuh"
 #include "kernels/cuda/primitives/arc_call.cuh"
 #include "kernels/cuda/primitives/expert_tiles.cuh"
+#include "kernels/cuda/primitives/few_tiles.cuh"
 #include "kernels/cuda/primitives/give_to_cpu.cuh"
 #include "kernels/cuda/primitives/known_call.cuh"
 #include "kernels/cuda/primitives/rank_slots.cuh"
@@ -17,18 +18,30 @@
 
 namespace moert::cuda {
 
+/// Shared memory of the tiles.
+union BothTilesScratch {
+  __device__ BothTilesScratch() {}
+  TileScratch<kFewExperts> any;
+  FewTilesScratch few;
+};
 /// The tiles of both waves: thread e's handles and the tokens of its expert.
 __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
                                               const ExpertHandle& ready, const ExpertHandle& late,
-                                              int count, bool any_late,
-                                              TileScratch<kFewExperts>& scratch) {
+                                              int count, bool any_late, BothTilesScratch& scratch) {
   const MakeTilesArgs& tiles = args.tiles;
   const int e = threadIdx.x;
   const int32_t* slots = tiles.shared_slots;
   if (e < args.experts) slots = tiles.groups.sorted + tiles.groups.firsts[e];
+  if (OneTileEach(tiles)) {
+    const bool waits = late.record != nullptr;
+    ExpertTokens expert{ready, e == args.experts ? tiles.tokens : count, slots};
+    if (waits) expert.handle = late;
+    MakeFewTiles(tiles, args.late_table, expert, waits ? 1 : 0, scratch.few);
+    return;
+  }
   const ExpertTokens first{ready, e == args.experts ? tiles.tokens : count, slots};
   MakeTiles(
-      tiles, tiles.table, [&](int) { return first; }, scratch);
+      tiles, tiles.table, [&](int) { return first; }, scratch.any);
   if (!any_late) {
     MakeNoTiles(args.late_table, tiles.shares);
     return;
@@ -36,14 +49,14 @@ __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
   __syncthreads();  // the scratch has been read
   const ExpertTokens then{late, count, slots};
   MakeTiles(
-      tiles, args.late_table, [&](int) { return then; }, scratch);
+      tiles, args.late_table, [&](int) { return then; }, scratch.any);
 }
 
 /// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
 /// expert.
 __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const ExpertHandle& ready,
                                           const ExpertHandle& late, int count, bool any_late,
-                                          TileScratch<kFewExperts>& scratch) {
+                                          BothTilesScratch& scratch) {
   const int e = threadIdx.x;
   if (args.makes_tiles != 0) {
     MakeBothTiles(args, ready, late, count, any_late, scratch);
@@ -153,7 +166,7 @@ union ServeScratch {
     Lending lending;
     bool cpu_idle;
   } table;
-  TileScratch<kFewExperts> tiles;
+  BothTilesScratch tiles;
 };
 /// The tokens of every expert by the ids of the call. By all threads.
 __device__ __forceinline__ void CountIds(const ServeMissesArgs& args, int32_t* counts) {
