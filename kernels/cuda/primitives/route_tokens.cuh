@@ -82,21 +82,29 @@ __device__ __forceinline__ void CountCall(const RouteFewArgs& args, int count, i
   if (e == 0) AddCall(args.tally + args.routing.num_experts, pairs, 0);
 }
 
-/// Shared memory of RouteTokens.
-template <int kPerLane>
-struct RouteScratch {
-  static constexpr int kWarps = kPerLane <= 8 ? 16 : 8;  // that choose; the others' have no room
-  __device__ RouteScratch() {}
-  union Large {
-    __device__ Large() {}
-    float keys[kWarps][2][32 * kPerLane];
-    uint16_t before[kMaxPairs / 32 * kFewExperts];  // of an expert, in the warps before
-  } large;
+/// What RouteTokens finds, in shared memory.
+struct RoutedPairs {
+  __device__ RoutedPairs() {}
   int32_t ids[kMaxPairs];
   float weights[kMaxPairs];
-  uint16_t sorted[kMaxPairs];
-  int places[kFewExperts];
-  Several<int, 1> sums[32];
+  uint16_t sorted[kMaxPairs];   // by expert
+  int32_t firsts[kFewExperts];  // where those of an expert begin
+};
+/// Shared memory of RouteTokens.
+template <int kPerLane>
+union RouteScratch {
+  static constexpr int kWarps = kPerLane <= 8 ? 16 : 8;  // that choose; the others' have no room
+  __device__ RouteScratch() {}
+  float keys[kWarps][2][32 * kPerLane];
+  struct {
+    uint16_t before[kMaxPairs / 32 * kFewExperts];  // of an expert, in the warps before
+    Several<int, 1> sums[32];
+  } grouping;
+};
+
+/// The choice stays as it is.
+struct NoRule {
+  __device__ void operator()() const {}
 };
 
 /// The pairs of an expert: how many, and where they begin in the order of experts.
@@ -104,27 +112,30 @@ struct ExpertPairs {
   int count = 0;
   int first = 0;
 };
-/// Stores all that RouteFewArgs names but tiles. Returns the pairs of the thread's expert. By all
-/// threads; the scratch is free again.
-template <int kPerLane>
-__device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args,
-                                                   RouteScratch<kPerLane>& scratch) {
+/// Stores all that RouteFewArgs names but tiles. `rule`, by all threads, may change the choice
+/// before tokens are grouped; it may use the scratch, and stores what it changes. Returns the pairs
+/// of the thread's expert. By all threads; the scratch is free again.
+template <int kPerLane, typename Rule = NoRule>
+__device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args, RoutedPairs& routed,
+                                                   RouteScratch<kPerLane>& scratch,
+                                                   const Rule& rule = {}) {
   constexpr int kWarps = RouteScratch<kPerLane>::kWarps;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int e = threadIdx.x;
   const int experts = args.routing.num_experts;
   const int pairs = args.tokens * args.routing.top_k;
-  int32_t* const ids = scratch.ids;
+  int32_t* const ids = routed.ids;
   if (args.given_ids != nullptr) {
-    TakeGiven(args, pairs, ids, scratch.weights);
+    TakeGiven(args, pairs, ids, routed.weights);
   } else if (warp < kWarps) {
-    ChooseAll<kPerLane, kWarps>(args, warp, lane, scratch.large.keys[warp], ids, scratch.weights);
+    ChooseAll<kPerLane, kWarps>(args, warp, lane, scratch.keys[warp], ids, routed.weights);
   }
   if (args.shared_slots != nullptr && e < args.tokens) args.shared_slots[e] = pairs + e;
   __syncthreads();
+  rule();
 
   const int in_use = (pairs + 31) / 32;
-  uint16_t* const before = scratch.large.before;
+  uint16_t* const before = scratch.grouping.before;
   for (int i = e; i < in_use * experts; i += kTileThreads) before[i] = 0;
   __syncthreads();
   int rank[kRounds];
@@ -133,17 +144,17 @@ __device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args,
   ExpertPairs mine;
   mine.count = e < experts ? SumWarps(before, in_use, experts, e) : 0;
   Several<int, 1> total;
-  mine.first = SumBefore(Several<int, 1>{mine.count}, scratch.sums, &total).v[0];
+  mine.first = SumBefore(Several<int, 1>{mine.count}, scratch.grouping.sums, &total).v[0];
   if (e < experts) {
-    scratch.places[e] = mine.first;
+    routed.firsts[e] = mine.first;
     args.groups.firsts[e] = mine.first;
     args.groups.counts[e] = mine.count;
   }
   __syncthreads();
-  PlacePairs(args, ids, pairs, experts, before, scratch.places, rank, scratch.sorted);
+  PlacePairs(args, ids, pairs, experts, before, routed.firsts, rank, routed.sorted);
   __syncthreads();
   if (args.tally != nullptr) {
-    CountCall(args, mine.count, pairs, scratch.weights, scratch.sorted + mine.first);
+    CountCall(args, mine.count, pairs, routed.weights, routed.sorted + mine.first);
     __syncthreads();
   }
   return mine;
