@@ -84,6 +84,12 @@ struct ExpertCacheArgs {
 };
 int LaunchExpertCache(const ExpertCacheArgs& args, CUstream_st* stream);
 
+/// LaunchRouteAndServe with the rule between the choice and the decision, in one launch: of the
+/// tokens' own choice, served.layer and account_of not null, nothing for the host, and the scores,
+/// ids and weights of `route`. Scratch is not used. Of no tokens: nothing.
+int LaunchRuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
+                       const ServeMissesArgs& args, CUstream_st* stream);
+
 /// rows[begin + i] = account[i]; accounts that are fresh begin at nothing, and those of low answers
 /// where there are any. apart: whether no account has two of the rows.
 struct AccountRows {

@@ -8,7 +8,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/expert_cache.h"
-#include "kernels/cuda/primitives/top_k.cuh"
+#include "kernels/cuda/primitives/choose_experts.cuh"
 
 namespace moert::cuda::expert_cache {
 
@@ -45,7 +45,13 @@ class Token {
     }
     at_ = static_cast<int64_t>(t) * k_ + lane;
     if (lane < k_) id_ = args.ids[at_];
-    id_score_ = lane < k_ ? row[id_] : 0;
+    float id_score = 0;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const float other = __shfl_sync(kFull, score_[i], id_ % 32);
+      if (id_ / 32 == i) id_score = other;
+    }
+    if (lane < k_) id_score_ = id_score;
   }
 
   /// Thresholds; the token's top-score experts join C.
@@ -74,7 +80,10 @@ class Token {
     float beta = 0;
     if (has_beta) {
       uint32_t taken = ineligible;
-      for (int j = 0; j <= k_; ++j) {
+      // Chosen by nothing but their scores, the k best are the token's own.
+      const bool known = ByScore(args_.routing.kind) && args_.routing.selection_bias == nullptr;
+      if (known) taken |= Own();
+      for (int j = known ? k_ : 0; j <= k_; ++j) {
         beta = Take(score_, Highest(score_, taken, experts, lane_), lane_, &taken);
       }
     }
@@ -204,6 +213,16 @@ class Token {
 
  private:
   __device__ float TopLimit(float beta) const { return __fmul_rn(__fadd_rn(1, args_.alpha), beta); }
+
+  /// Bit i: the lane's i-th expert is in a slot of the token.
+  __device__ uint32_t Own() const {
+    uint32_t own = 0;
+    for (int j = 0; j < k_; ++j) {
+      const int e = __shfl_sync(kFull, id_, j);
+      if (e % 32 == lane_) own |= 1u << (e / 32);
+    }
+    return own;
+  }
 
   /// Bit i: the lane's i-th expert is inactive, eligible and in the band.
   __device__ uint32_t Candidates() const {

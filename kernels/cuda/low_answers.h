@@ -77,10 +77,11 @@ struct LowCall {
     accounts[account].mass = mass;
   }
 
-  // Of an expert, whose `count` slots are given in their order.
+  // Of an expert, whose `count` slots, integers, are given in their order.
 
   /// As MissView::low_cost: the largest of its requests.
-  MOERT_HOST_DEVICE float Cost(const int32_t* slots, int count) const {
+  template <typename Slot>
+  MOERT_HOST_DEVICE float Cost(const Slot* slots, int count) const {
     double most = 0;
     for (int i = 0; i < count; ++i) {
       if (!FirstOfAccount(slots, i)) continue;
@@ -90,7 +91,8 @@ struct LowCall {
     return static_cast<float>(most);
   }
   /// Answers it low, if every request of it may lose that.
-  MOERT_HOST_DEVICE bool Take(const int32_t* slots, int count) const {
+  template <typename Slot>
+  MOERT_HOST_DEVICE bool Take(const Slot* slots, int count) const {
     for (int i = 0; i < count; ++i) {
       if (!FirstOfAccount(slots, i)) continue;
       if (!MayAnswerLow(AccountOf(slots[i]), WeightFrom(slots, i, count), max_share)) return false;
@@ -101,7 +103,8 @@ struct LowCall {
     return true;
   }
   /// The largest share that any request of it has reached.
-  MOERT_HOST_DEVICE double WorstShare(const int32_t* slots, int count) const {
+  template <typename Slot>
+  MOERT_HOST_DEVICE double WorstShare(const Slot* slots, int count) const {
     double worst = 0;
     for (int i = 0; i < count; ++i) {
       const double share = AccountOf(slots[i]).Share();
@@ -120,14 +123,16 @@ struct LowCall {
   MOERT_HOST_DEVICE LowAccount& AccountOf(int32_t slot) const {
     return accounts[account_of[slot / top_k]];
   }
-  MOERT_HOST_DEVICE bool FirstOfAccount(const int32_t* slots, int i) const {
+  template <typename Slot>
+  MOERT_HOST_DEVICE bool FirstOfAccount(const Slot* slots, int i) const {
     for (int j = 0; j < i; ++j) {
       if (account_of[slots[j] / top_k] == account_of[slots[i] / top_k]) return false;
     }
     return true;
   }
   /// What the call gives the expert in slot i and those behind it of the same account.
-  MOERT_HOST_DEVICE double WeightFrom(const int32_t* slots, int i, int count) const {
+  template <typename Slot>
+  MOERT_HOST_DEVICE double WeightFrom(const Slot* slots, int i, int count) const {
     const int32_t account = account_of[slots[i] / top_k];
     double weight = 0;
     for (int j = i; j < count; ++j) {

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/primitives/arc_call.cuh"
 #include "kernels/cuda/primitives/choose_experts.cuh"
+#include "kernels/cuda/primitives/find_victims.cuh"
 #include "kernels/cuda/primitives/served_slots.cuh"
 #include "kernels/cuda/served_prefetch.h"
 
@@ -16,7 +17,8 @@ struct PredictScratch {
   double worth[kFewExperts];
   float probability[kFewExperts];  // that it is wanted
   float wish[kFewExperts];         // the same of those that may be brought; else below 0
-  alignas(LeavingKey) uint8_t keys[kFewExperts * sizeof(LeavingKey)];
+  alignas(LeavingKey) uint8_t keys[kFewExperts * sizeof(LeavingKey)];  // of ARC: nodes
+  VictimScratch leaving;
   int32_t places[kFewExperts];   // slots of nobody, then those of victims
   int32_t victims[kFewExperts];  // who is in them; -1: nobody
   uint8_t held[kFewExperts];
@@ -146,19 +148,17 @@ __device__ __forceinline__ void PlaceFree(PredictScratch& scratch) {
   scratch.victims[at] = -1;
 }
 
-/// Fills in the places that may be taken: slots of nobody, then those of idle experts as they
+/// Fills in `most` places that may be taken: slots of nobody, then those of idle experts as they
 /// leave. By all threads.
-__device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int experts, bool free,
+__device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int most, bool free,
                                            int num_free, bool idle, PredictScratch& scratch) {
   const int e = threadIdx.x;
-  auto* const keys = reinterpret_cast<LeavingKey*>(scratch.keys);
-  if (e < experts) keys[e] = idle ? KeyOfLeaving(rows[e], scratch.worth[e]) : LeavingKey{};
-  __syncthreads();
   if (free) PlaceFree(scratch);
-  if (idle) {
-    const int at = num_free + VictimRank(keys, experts, e);
-    scratch.places[at] = rows[e].slot;
-    scratch.victims[at] = e;
+  const LeavingKey key = idle ? KeyOfLeaving(rows[e], scratch.worth[e]) : LeavingKey{};
+  const int turn = FindVictims(key, idle, most - num_free, scratch.leaving);
+  if (num_free + turn < most) {
+    scratch.places[num_free + turn] = rows[e].slot;
+    scratch.victims[num_free + turn] = e;
   }
   __syncthreads();
 }
@@ -206,6 +206,13 @@ __device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int 
   record.slot = place;
   record.fill = fill ? 1 : 0;
   return record;
+}
+
+/// By one thread.
+__device__ __forceinline__ void BeginList(const PredictArgs& args, int count) {
+  args.prefetch->count = count;
+  args.prefetch->settled = 0;
+  *args.call = {args.tokens, 0};
 }
 
 template <int kPerLane>
@@ -262,12 +269,16 @@ __global__ void __launch_bounds__(kFewExperts)
   }
   const bool candidate = is_expert && !present && MayBring(args, scratch, probability);
   const int candidates = __syncthreads_count(candidate);
+  const bool fills = args.fills != 0 && layer.elsewhere != 0;
+  if (candidates == 0 && !fills) {  // as most often
+    if (e == 0) BeginList(args, 0);
+    return;
+  }
   const bool free = is_expert && scratch.held[e] == 0;
   const int num_free = __syncthreads_count(free);
   const bool idle = present && probability < LikelyWanted(args.tokens, args.least);
   const int num_idle = __syncthreads_count(idle);
 
-  // Only now and then is there anything to bring.
   const int most = min(min(candidates, num_free + num_idle), kMostPrefetched);
   int rank = kMostPrefetched;
   if (candidates > 0) {
@@ -277,7 +288,7 @@ __global__ void __launch_bounds__(kFewExperts)
     if (by_arc) {
       RankArcPlaces(lists, rows, experts, most, candidate, rank, free, num_free, idle, scratch);
     } else {
-      RankPlaces(rows, experts, free, num_free, idle, scratch);
+      RankPlaces(rows, most, free, num_free, idle, scratch);
     }
   }
   if (e == 0) first_refused = most;
@@ -296,17 +307,16 @@ __global__ void __launch_bounds__(kFewExperts)
         Listed(args, scratch.places[rank], scratch.victims[rank], /*fill=*/false);
   }
   int fill = -1;
-  if (count == 0 && args.fills != 0) {
+  if (count == 0 && fills) {
     fill = FindFill(is_expert && !present, num_free, idle, scratch);
-    if (fill >= 0 && candidates == 0) RankPlaces(rows, experts, free, num_free, idle, scratch);
+    if (fill >= 0 && most == 0) RankPlaces(rows, 1, free, num_free, idle, scratch);
     if (e == fill) {
       args.prefetch->records[0] = Listed(args, scratch.places[0], scratch.victims[0], true);
     }
   }
   if (e == 0) {
-    args.prefetch->count = fill >= 0 ? 1 : count;
-    args.prefetch->settled = 0;
-    *args.call = {args.tokens, 0};
+    BeginList(args, fill >= 0 ? 1 : count);
+    if (count == 0 && fill < 0) args.layer->elsewhere = 0;  // fills, and nobody is found
     args.tally->listed += static_cast<uint64_t>(count);
   }
 }

@@ -19,6 +19,7 @@ template <int kPerLane>
 __global__ void __launch_bounds__(kTileThreads)
     RouteFewKernel(const __grid_constant__ RouteFewArgs args) {
   TriggerDependentLaunch();
+  __shared__ RoutedPairs routed;
   __shared__ union Scratch {
     __device__ Scratch() {}
     RouteScratch<kPerLane> route;
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(kTileThreads)
   constexpr int kLastWarp = kTileThreads / 32 - 1;
   static_assert(RouteScratch<kPerLane>::kWarps <= kLastWarp);
   if (args.makes_tiles && threadIdx.x / 32 == kLastWarp) PrefetchFormats(args.tiles);
-  const ExpertPairs mine = RouteTokens(args, scratch.route);
+  const ExpertPairs mine = RouteTokens(args, routed, scratch.route);
   if (args.makes_tiles == 0) return;
   const bool shared = e == experts;
   const ExpertTokens tokens{handle, shared ? args.tokens : mine.count,

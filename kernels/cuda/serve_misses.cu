@@ -1,6 +1,7 @@
 // Misses of a call: decided by one CTA, behind its grouping or together with its routing.
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/primitives/call_accounts.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/route_tokens.cuh"
 #include "kernels/cuda/primitives/serve_call.cuh"
@@ -17,7 +18,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
   TriggerDependentLaunch();
   __shared__ ServeScratch scratch;
   const int e = threadIdx.x;
-  const Known known = ReadKnown(args);
+  const Known known = ReadKnown<kAllParts>(args);
   ShareKnown(args, known, scratch);
   GridDependencySync();
   int count = 0;
@@ -27,25 +28,41 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
   } else if (e < args.experts) {
     count = args.counts[e];
   }
-  DecideCall(args, known, count, scratch);
+  const CallPairs<int32_t> pairs{args.groups.sorted, args.groups.firsts};
+  DecideCall<kAllParts>(args, known, count, pairs, args.low.call, scratch);
 }
 
-template <int kPerLane>
+template <int kPerLane, int kParts>
 __global__ void __launch_bounds__(kTileThreads, kCtas)
     RouteAndServeKernel(const __grid_constant__ RouteFewArgs route,
                         const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();
+  __shared__ RoutedPairs routed;
+  __shared__ CallAccounts accounts;
   __shared__ union Scratch {
     __device__ Scratch() {}
     RouteScratch<kPerLane> route;
     ServeScratch serve;
   } scratch;
-  const Known known = ReadKnown(args);
+  const Known known = ReadKnown<kParts>(args);
+  const AllAccounts all{args.low.call.accounts, nullptr};
+  const bool low = (kParts & kElsewherePart) != 0 && all.low != nullptr;
+  if (low) ReadAccounts(all, args.low.call.account_of, route.tokens, accounts);
   GridDependencySync();
   if (route.tokens == 0) return;
-  const ExpertPairs mine = RouteTokens(route, scratch.route);
+  const ExpertPairs mine = RouteTokens(route, routed, scratch.route);
   ShareKnown(args, known, scratch.serve);
-  DecideCall(args, known, mine.count, scratch.serve);
+  const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
+  DecideCall<kParts>(args, known, mine.count, pairs, LowOfCall(args, routed, accounts),
+                     scratch.serve);
+  if (low && threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
+}
+
+template <int kPerLane>
+auto KernelOf(const ServeMissesArgs& args) {
+  return args.arc != nullptr   ? RouteAndServeKernel<kPerLane, kAllParts>
+         : args.elsewhere != 0 ? RouteAndServeKernel<kPerLane, kElsewherePart>
+                               : RouteAndServeKernel<kPerLane, kPlainParts>;
 }
 
 }  // namespace
@@ -60,10 +77,10 @@ int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args,
   if (route.tokens > kFewTokens || experts > kFewExperts || route.routing.top_k > kMaxTopK) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel = experts <= 64    ? RouteAndServeKernel<2>
-                      : experts <= 128 ? RouteAndServeKernel<4>
-                      : experts <= 256 ? RouteAndServeKernel<8>
-                                       : RouteAndServeKernel<kFewExperts / 32>;
+  const auto kernel = experts <= 64    ? KernelOf<2>(args)
+                      : experts <= 128 ? KernelOf<4>(args)
+                      : experts <= 256 ? KernelOf<8>(args)
+                                       : KernelOf<kFewExperts / 32>(args);
   return LaunchEarly(kernel, 1, kTileThreads, 0, stream, route, args);
 }
 

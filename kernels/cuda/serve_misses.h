@@ -59,7 +59,8 @@ struct ServedLayer {
   float spare_worth = 0;
   int32_t spare_expert = -1;
   int32_t spare_slot = -1;
-  int32_t unused = 0;
+  /// Calls had misses answered elsewhere since a prediction found nobody to fill in.
+  int32_t elsewhere = 0;
 };
 
 /// What calls have counted since the engine opened; only ever grows.
@@ -106,15 +107,11 @@ struct RecordCopy {
   int64_t bytes = 0;
 };
 
-/// The place of missing expert e among the misses of a call: more tokens first, of equals the lower
-/// index. missing: [experts] tokens of those that are missing, else 0.
-MOERT_HOST_DEVICE inline int MissRank(const int32_t* missing, int experts, int e) {
-  const int32_t mine = missing[e];
-  int rank = 0;
-  for (int other = 0; other < experts; ++other) {
-    rank += missing[other] > mine || (missing[other] == mine && other < e) ? 1 : 0;
-  }
-  return rank;
+/// In whose order the misses of a call come: more tokens first, of equals the lower index.
+MOERT_HOST_DEVICE inline uint32_t MissKey(int32_t tokens, int e) {
+  constexpr int kMostTokens = 1 << 22;
+  static_assert(kFewExperts <= 512);
+  return static_cast<uint32_t>(kMostTokens - tokens) << 9 | static_cast<uint32_t>(e);
 }
 
 /// In whose order experts leave: worth least first, then unused for longest, then of the fewest
@@ -138,10 +135,15 @@ MOERT_HOST_DEVICE inline LeavingKey KeyOfLeaving(const ServedExpert& row, double
 MOERT_HOST_DEVICE inline int VictimRank(const LeavingKey* keys, int experts, int e) {
   const LeavingKey mine = keys[e];
   int rank = 0;
-  for (int other = 0; other < experts; ++other) {
+#ifdef __CUDA_ARCH__
+#pragma unroll 4
+#endif
+  for (int other = 0; other < experts; ++other) {  // without branches
     const LeavingKey theirs = keys[other];
-    const bool sooner = theirs.use < mine.use || (theirs.use == mine.use && other < e);
-    rank += theirs.worth < mine.worth || (theirs.worth == mine.worth && sooner) ? 1 : 0;
+    const int sooner = static_cast<int>(theirs.use < mine.use) |
+                       (static_cast<int>(theirs.use == mine.use) & static_cast<int>(other < e));
+    rank += static_cast<int>(theirs.worth < mine.worth) |
+            (static_cast<int>(theirs.worth == mine.worth) & sooner);
   }
   return rank;
 }
@@ -306,7 +308,7 @@ MOERT_HOST_DEVICE inline bool Borrows(uint64_t lender, double gain) {
   return lender < LendingKey(static_cast<float>(gain), 0);
 }
 
-/// Misses that a lower version answers, in MissRank's order: those that WorthAnsweringLow names, as
+/// Misses that a lower version answers, in MissKey's order: those that WorthAnsweringLow names, as
 /// far as the bound of each request allows. What has begun to be prefetched is no miss.
 struct LowVersions {
   const ServedRecord* records = nullptr;  // [experts], in any memory that the device reads
@@ -342,6 +344,7 @@ struct ServeMissesArgs {
   int32_t top_k = 1;
   SlotLenders lenders;
   // Not of a call whose product is the host's.
+  int32_t elsewhere = 0;  // whether misses may be answered low, or by the CPU
   LowVersions low;
   CpuShareArgs cpu;
   // Where records are prefetched; else null.

@@ -32,16 +32,16 @@ struct ArcState {
   int32_t unused = 0;
 };
 
-/// The place of an expert of a call among those that count as requested before it: of fewer tokens,
-/// of equals the lower index. counts: [experts].
-MOERT_HOST_DEVICE inline int ArcRank(const int32_t* counts, int experts, int e) {
-  const int32_t mine = counts[e];
+/// How many of the keys, in any order, are less than one.
+MOERT_HOST_DEVICE inline int RankOf(const uint32_t* keys, int count, uint32_t key) {
   int rank = 0;
-  for (int other = 0; other < experts; ++other) {
-    const int32_t theirs = counts[other];
-    rank += theirs > 0 && (theirs < mine || (theirs == mine && other < e)) ? 1 : 0;
-  }
+  for (int i = 0; i < count; ++i) rank += keys[i] < key ? 1 : 0;
   return rank;
+}
+/// In whose order the experts of a call count as requested: of fewer tokens first, of equals the
+/// lower index.
+MOERT_HOST_DEVICE inline uint32_t ArcKey(int32_t tokens, int e) {
+  return static_cast<uint32_t>(tokens) << 9 | static_cast<uint32_t>(e);  // of few experts
 }
 
 /// The lists of a layer, where they lie.
@@ -55,7 +55,7 @@ struct ServedArc {
     if (state->p > capacity) state->p = capacity;
     TrimGhosts();
   }
-  /// A call requested the experts of `order`, by ArcRank. `missed` of all nodes is 0.
+  /// A call requested the experts of `order`, by ArcKey. `missed` of all nodes is 0.
   MOERT_HOST_DEVICE void Request(const int32_t* order, int requested) const {
     for (int i = 0; i < requested; ++i) RequestOne(order[i]);
     for (int e = state->head[kArcPrefetched]; e >= 0; e = nodes[e].next) nodes[e].passed_by = 1;

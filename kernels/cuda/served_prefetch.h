@@ -11,7 +11,8 @@
 //
 // Where nothing is listed so, the list may have a fill: the absent expert that is worth most, for a
 // slot of nobody or in place of one that is clearly worth less. It is how misses that were answered
-// low come in: they are brought by no call.
+// low, or by the CPU, come in: they are brought by no call. So nobody is looked for until a call
+// has had such misses (ServedLayer::elsewhere), and then until a look finds nobody.
 //
 // The table changes when the list is settled, never before. So a list that nobody settles, as that
 // of a graph of one layer alone, is settled later, by the next prediction or by the host.

@@ -84,11 +84,14 @@ struct Table {
     return fill;
   }
 
-  LayerPrefetch Predict(bool fills, uint64_t* listed) const {
+  /// elsewhere: calls had misses answered elsewhere; becomes whether a next look is worth it.
+  LayerPrefetch Predict(bool fills, uint64_t* listed, bool elsewhere = true,
+                        bool* looks_again = nullptr) const {
     ServedLayer layer;
     layer.tick = 20;
     layer.lent = 1;
     layer.calls = 20;
+    layer.elsewhere = elsewhere ? 1 : 0;
     const auto n = static_cast<size_t>(experts);
     DeviceArray<float> scores(logits);
     DeviceArray<ServedLayer> layers(std::vector<ServedLayer>{layer});
@@ -123,6 +126,7 @@ struct Table {
     args.fills = fills ? 1 : 0;
     REQUIRE(LaunchPredictRecords(args, nullptr) == 0);
     *listed = tally.Get().front().listed;
+    if (looks_again != nullptr) *looks_again = layers.Get().front().elsewhere != 0;
     return list.Get().front();
   }
 };
@@ -137,9 +141,12 @@ TEST_CASE("where nothing is predicted to be missing, the list has who is worth m
       uint64_t listed = 0;
       CHECK(table.Predict(false, &listed).count == 0);
       const PrefetchedRecord expected = table.Fill();
-      const LayerPrefetch list = table.Predict(true, &listed);
+      CHECK(table.Predict(true, &listed, /*elsewhere=*/false).count == 0);
+      bool looks_again = false;
+      const LayerPrefetch list = table.Predict(true, &listed, true, &looks_again);
       CHECK(listed == 0);  // prefetches alone
       CHECK(list.settled == 0);
+      CHECK(looks_again == (expected.expert >= 0));
       REQUIRE(list.count == (expected.expert >= 0 ? 1 : 0));
       ++(list.count == 0 ? rested : filled);
       if (list.count == 0) continue;

@@ -25,8 +25,8 @@ SyntheticShape Shape() {
 /// What a host records once and launches in every step.
 class RecordedStep {
  public:
-  explicit RecordedStep(Engine* engine)
-      : engine_(engine), device_(static_cast<size_t>(kRows * Shape().hidden)) {}
+  RecordedStep(Engine* engine, int layers)
+      : engine_(engine), layers_(layers), device_(static_cast<size_t>(kRows * Shape().hidden)) {}
   ~RecordedStep() {
     cudaStreamSynchronize(device_.stream());
     if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
@@ -86,7 +86,7 @@ class RecordedStep {
     const int64_t hidden = Shape().hidden;
     const float* from = device_.x();
     absl::Status status;
-    for (int l = 0; l < Shape().layers && status.ok(); ++l) {
+    for (int l = 0; l < layers_ && status.ok(); ++l) {
       status = InEngine([&] {
         return engine_->Forward(step, l, {from, DType::kF32, kRows, hidden, hidden},
                                 {device_.y(), DType::kF32, kRows, hidden, hidden});
@@ -97,18 +97,19 @@ class RecordedStep {
   }
 
   Engine* const engine_;
+  const int layers_;
   DeviceRowsBuffer device_;
   cudaGraphExec_t graph_ = nullptr;
 };
 
-/// A step runs eagerly, then steps are replayed. An engine that a fault left without served misses
-/// says so, and runs all of them eagerly.
-Outcome Replay(Engine* engine) {
+/// Some steps run eagerly, then steps are replayed. An engine that a fault left without served
+/// misses says so, and runs all of them eagerly.
+Outcome Replay(Engine* engine, int layers, int eager = 1) {
   HiddenProcess process(Shape().hidden, 7);
-  RecordedStep step(engine);
+  RecordedStep step(engine, layers);
   Outcome outcome;
   for (int s = 0; s < kSteps && outcome.status.ok(); ++s) {
-    if (s == 1 && engine->graph_safe()) outcome.status = step.Record();
+    if (s == eager && engine->graph_safe()) outcome.status = step.Record();
     std::vector<float> y;
     if (outcome.status.ok()) outcome.status = step.Run(process.Next(kRows), &y);
     if (outcome.status.ok()) outcome.Add(y);
@@ -137,8 +138,51 @@ TEST_CASE("faults of captured steps whose misses the device serves, and prefetch
       REQUIRE_OK(engine.status());
       REQUIRE((*engine)->graph_safe());
     }
-    FaultedLife life{std::string("served ") + strategy, open, Replay, 1};
+    const auto drive = [](Engine* engine) { return Replay(engine, Shape().layers); };
+    FaultedLife life{std::string("served ") + strategy, open, drive, 1};
     life.warm = 4;
+    SweepCudaFaults(life);
+  }
+}
+
+/// So slow a link that the CPU takes what finds no free slot.
+HardwareProfile SlowLink() {
+  HardwareProfile profile;
+  profile.link_bytes_per_s = 20e6;
+  profile.cpu_weight_bytes_per_s = 50e9;
+  return profile;
+}
+
+TEST_CASE("faults of captured steps whose misses device and CPU share") {
+  const char* const cells[] = {"importance:alpha=0", "graded:lo=low,alpha=0,loss=1e-9"};
+  for (const char* const strategy : cells) {
+    const auto open = [strategy] {
+      SyntheticShape shape = Shape();
+      shape.layers = 1;  // others would route what the CPU rounds
+      shape.low_version = true;
+      EngineOptions o;
+      o.backend = BackendKind::kCuda;
+      o.strategy = strategy;
+      o.budget = Budget::Fraction(0.25);
+      o.max_tokens_per_forward = kRows;
+      o.host_budget = int64_t{64} << 20;
+      o.profile = SlowLink();
+      return Engine::Create(std::make_shared<SyntheticSource>(shape), o);
+    };
+    {
+      const auto engine = open();
+      REQUIRE_OK(engine.status());
+      REQUIRE((*engine)->graph_safe());
+      for (int s = 0; s < 2; ++s) REQUIRE_OK(Replay(engine->get(), 1).status);
+      const int64_t before = (*engine)->stats().cpu_computed;
+      REQUIRE_OK(Replay(engine->get(), 1, /*eager=*/0).status);  // all replayed
+      REQUIRE_OK(Replay(engine->get(), 1, /*eager=*/0).status);  // counts come a step late
+      CHECK((*engine)->stats().cpu_computed > before);
+    }
+    const auto drive = [](Engine* engine) { return Replay(engine, 1); };
+    FaultedLife life{std::string("shared with a CPU ") + strategy, open, drive, 1};
+    life.warm = 4;
+    life.tolerance = 1e-4;
     SweepCudaFaults(life);
   }
 }

@@ -16,6 +16,21 @@ namespace moert::test {
 /// A slot of another layer for a call in which one more is worth `gain`: its place, or below 0.
 using BorrowSlot = std::function<int(double gain)>;
 
+/// The ranks of the missing of [experts], whose tokens are given; of others 0.
+inline std::vector<int> MissRanks(const std::vector<int32_t>& missing) {
+  std::vector<uint32_t> keys;
+  for (size_t e = 0; e < missing.size(); ++e) {
+    if (missing[e] > 0) keys.push_back(cuda::MissKey(missing[e], static_cast<int>(e)));
+  }
+  std::vector<int> ranks(missing.size(), 0);
+  for (size_t e = 0; e < missing.size(); ++e) {
+    if (missing[e] == 0) continue;
+    ranks[e] = cuda::RankOf(keys.data(), static_cast<int>(keys.size()),
+                            cuda::MissKey(missing[e], static_cast<int>(e)));
+  }
+  return ranks;
+}
+
 /// As RankByArc of kernels/cuda/primitives/arc_call.cuh: what a call does to the lists, and the
 /// slots of victims behind the free ones in `places`. Whose turn it is to leave into *turn.
 inline void RankByArc(const cuda::ServedArc& lists, const cuda::ServedCounts& call,
@@ -26,13 +41,19 @@ inline void RankByArc(const cuda::ServedArc& lists, const cuda::ServedCounts& ca
   std::vector<int32_t> order(experts), coming(experts);
   std::vector<uint8_t> allowed(experts, 0);
   int requested = 0;
+  std::vector<uint32_t> asked;
+  const std::vector<int> ranks = MissRanks(missing);
   for (int e = 0; e < experts; ++e) {
     lists.nodes[e].missed = 0;
     allowed[e] = rows[e].slot >= 0 && lists.counts[e] == 0;
-    if (missing[e] > 0) coming[cuda::MissRank(missing.data(), experts, e)] = e;
+    if (missing[e] > 0) coming[ranks[e]] = e;
     if (lists.counts[e] == 0) continue;
     ++requested;
-    order[cuda::ArcRank(lists.counts, experts, e)] = e;
+    asked.push_back(cuda::ArcKey(lists.counts[e], e));
+  }
+  for (int e = 0; e < experts; ++e) {
+    if (lists.counts[e] == 0) continue;
+    order[cuda::RankOf(asked.data(), requested, cuda::ArcKey(lists.counts[e], e))] = e;
   }
   lists.Request(order.data(), requested);
   for (int r = call.free; r < call.copies(); ++r) {
@@ -82,13 +103,13 @@ inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slot
     ++call.idle;
     places[call.free + cuda::VictimRank(keys.data(), experts, e)] = before[e].slot;
   }
+  const std::vector<int> ranks = MissRanks(missing);
   if (borrow != nullptr && call.misses > call.free) {
     double gain = std::numeric_limits<double>::quiet_NaN();
     for (int e = 0; e < experts; ++e) {
       const bool miss = counts[e] > 0 && before[e].slot < 0;
       const bool idle = counts[e] == 0 && before[e].slot >= 0;
-      if (cuda::SaysGain(call, miss, idle, cuda::MissRank(missing.data(), experts, e),
-                         cuda::VictimRank(keys.data(), experts, e))) {
+      if (cuda::SaysGain(call, miss, idle, ranks[e], cuda::VictimRank(keys.data(), experts, e))) {
         gain = worth[e];
       }
     }
@@ -105,8 +126,8 @@ inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slot
     for (int e = 0; e < experts; ++e) turn[e] = cuda::VictimRank(keys.data(), experts, e);
   }
   for (int e = 0; e < experts; ++e) {
-    (*rows)[e] = cuda::AfterCall(before[e], counts[e], tick, call, places.data(),
-                                 cuda::MissRank(missing.data(), experts, e), turn[e]);
+    (*rows)[e] =
+        cuda::AfterCall(before[e], counts[e], tick, call, places.data(), ranks[e], turn[e]);
   }
   return call;
 }

@@ -15,16 +15,33 @@ struct LowAnswered {
   int all = 0;        // of thread 0: how many
 };
 
+/// The pairs of a call by expert, as SlotGroups, in any memory.
+template <typename Slot>
+struct CallPairs {
+  const Slot* sorted;
+  const int32_t* firsts;
+};
+
+/// As one thread of a kernel adds to a tally, which nobody waits for; of numbers of one sign.
+__device__ __forceinline__ void RaiseTo(double* most, double value) {
+  atomicMax(reinterpret_cast<unsigned long long*>(most),
+            static_cast<unsigned long long>(__double_as_longlong(value)));
+}
+__device__ __forceinline__ void AddTo(uint64_t* sum, int more) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(more));
+}
+
 /// By one thread: takes the `asked` experts in their order, as far as their requests may lose them.
-/// experts: [asked], then whether each was taken. Returns how many were.
-__device__ __forceinline__ int TakeInOrder(const ServeMissesArgs& args, int asked,
-                                           int32_t* experts) {
-  const LowCall& call = args.low.call;
+/// experts: [asked], then whether each was taken; counts: [experts]. Returns how many were.
+template <typename Slot>
+__device__ __forceinline__ int TakeInOrder(const LowCall& call, const CallPairs<Slot>& pairs,
+                                           const int32_t* counts, int asked, int32_t* experts,
+                                           ServedTally& tally) {
   int taken = 0, slots_taken = 0;
   double mass = 0, worst = 0;
   for (int i = 0; i < asked; ++i) {
-    const int e = experts[i], count = args.groups.counts[e];
-    const int32_t* slots = args.groups.sorted + args.groups.firsts[e];
+    const int e = experts[i], count = counts[e];
+    const Slot* const slots = pairs.sorted + pairs.firsts[e];
     experts[i] = call.Take(slots, count) ? 1 : 0;
     if (experts[i] == 0) continue;
     ++taken;
@@ -33,35 +50,40 @@ __device__ __forceinline__ int TakeInOrder(const ServeMissesArgs& args, int aske
     worst = fmax(worst, call.WorstShare(slots, count));
   }
   if (taken == 0) return 0;
-  ServedTally& tally = *args.tally;
-  tally.low += taken;
-  tally.slots_low += slots_taken;
-  tally.mass_low += mass;
-  tally.worst_low_share = fmax(tally.worst_low_share, worst);
+  AddTo(&tally.low, taken);
+  AddTo(&tally.slots_low, slots_taken);
+  atomicAdd(&tally.mass_low, mass);
+  RaiseTo(&tally.worst_low_share, worst);
   return taken;
 }
 
-/// Enters the call into the accounts and decides. `count`: tokens of the thread's expert; `miss`:
-/// it is missing. By all threads; the scratch is free again.
-__device__ __forceinline__ LowAnswered AnswerLow(const ServeMissesArgs& args, bool miss, int count,
+/// Enters the call into the accounts and decides. counts: [experts]; `miss`: the thread's expert,
+/// of `count` tokens, is missing. By all threads; the scratch is free again.
+template <typename Slot>
+__device__ __forceinline__ LowAnswered AnswerLow(const ServeMissesArgs& args, const LowCall& call,
+                                                 const CallPairs<Slot>& pairs,
+                                                 const int32_t* counts, bool miss, int count,
                                                  RankScratch& scratch) {
+  __shared__ int asked;
   const int e = threadIdx.x;
-  const LowCall& call = args.low.call;
+  if (e == 0) asked = 0;
   for (int64_t row = e; row < args.tokens; row += kTileThreads) {
     call.EnterAccountOf(row, args.tokens);
   }
   __syncthreads();
-  const bool asks =
-      miss && WorthAnsweringLow(call.Cost(args.groups.sorted + args.groups.firsts[e], count),
-                                args.low.patience);
-  if (e < args.experts) scratch.missing[e] = asks ? count : 0;
-  const int asked = __syncthreads_count(asks ? 1 : 0);
+  const bool asks = miss && WorthAnsweringLow(call.Cost(pairs.sorted + pairs.firsts[e], count),
+                                              args.low.patience);
+  if (asks) scratch.missing[atomicAdd(&asked, 1)] = MissKey(count, e);
+  __syncthreads();
   LowAnswered answered;
-  if (asked == 0) return answered;
-  const int rank = asks ? MissRank(scratch.missing, args.experts, e) : 0;
+  const int all = asked;
+  if (all == 0) return answered;
+  const int rank = asks ? RankOf(scratch.missing, all, MissKey(count, e)) : 0;
   if (asks) scratch.places[rank] = e;
   __syncthreads();
-  if (e == 0) answered.all = TakeInOrder(args, asked, scratch.places);
+  if (e == 0) {
+    answered.all = TakeInOrder(call, pairs, counts, all, scratch.places, *args.tally);
+  }
   __syncthreads();
   answered.mine = asks && scratch.places[rank] != 0;
   __syncthreads();

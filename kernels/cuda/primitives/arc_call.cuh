@@ -54,23 +54,29 @@ struct SettledRecords {
 __device__ __forceinline__ void RankByArc(const ServedArc& lists, const SettledRecords& settled,
                                           int listed, const ServedCounts& call, int wanted,
                                           const Standing& mine, const ServedExpert& row,
-                                          int free_before, int experts, uint8_t* allowed,
-                                          RankScratch& scratch, int* miss_rank, int* victim_rank) {
+                                          const StandingBefore& before, int experts,
+                                          uint8_t* allowed, RankScratch& scratch, int* miss_rank,
+                                          int* victim_rank) {
   constexpr uint8_t kMay = 1;
   const int e = threadIdx.x;
   const int copies = call.copies();
-  if (e < experts) {
-    scratch.missing[e] = mine.miss ? lists.counts[e] : 0;
-    allowed[e] = mine.idle ? kMay : 0;
-  }
-  if (mine.wanted) scratch.places[ArcRank(lists.counts, experts, e)] = e;
+  if (e < experts) allowed[e] = mine.idle ? kMay : 0;
+  // Keys first, then who has them.
+  auto* const asked = reinterpret_cast<uint32_t*>(scratch.places);
+  const uint32_t key = mine.miss ? MissKey(lists.counts[e], e) : 0;
+  const uint32_t arc_key = mine.wanted ? ArcKey(lists.counts[e], e) : 0;
+  if (mine.miss) scratch.missing[before.misses] = key;
+  if (mine.wanted) asked[before.wanted] = arc_key;
   __syncthreads();
-  if (mine.miss) *miss_rank = MissRank(scratch.missing, experts, e);
+  if (mine.miss) *miss_rank = RankOf(scratch.missing, call.misses, key);
+  const int place = mine.wanted ? RankOf(asked, wanted, arc_key) : 0;
   __syncthreads();
   if (mine.miss) scratch.missing[*miss_rank] = e;
+  if (mine.wanted) scratch.places[place] = e;
+  __syncthreads();
   if (e == 0) lists.Request(scratch.places, wanted);
   __syncthreads();
-  if (mine.free) scratch.places[free_before] = e;
+  if (mine.free) scratch.places[before.free] = e;
   if (e == 0) {
     for (int r = call.free; r < copies; ++r) {
       scratch.places[r] = TakeVictim(lists, scratch.missing[r], experts, allowed);

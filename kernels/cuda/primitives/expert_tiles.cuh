@@ -125,11 +125,14 @@ __device__ __forceinline__ void FillCosts(const Tile& tile, int tiles, int count
   }
 }
 
+__device__ __forceinline__ void PrefetchToL1(const void* at) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+}
 /// Into the L1 cache: tiles want it at once.
 __device__ __forceinline__ void PrefetchFormat(const DeviceFormat* format) {
   const auto* at = reinterpret_cast<const char*>(format);
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(at + sizeof(DeviceFormat) - 1));
+  PrefetchToL1(at);
+  PrefetchToL1(at + sizeof(DeviceFormat) - 1);
 }
 
 /// By a CTA of kTileThreads: `of(e)` are the tokens of expert e, the shared one among them, and

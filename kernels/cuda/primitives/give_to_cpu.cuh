@@ -32,14 +32,15 @@ struct GivenToCpu {
 /// the call wants. By all threads; the scratch is free again.
 __device__ __forceinline__ GivenToCpu GiveToCpu(const ServeMissesArgs& args, bool miss, int count,
                                                 int free, int coming, RankScratch& scratch) {
-  __shared__ int loaded;
+  __shared__ int loaded, listed;
   const int e = threadIdx.x;
   GivenToCpu given;
+  if (e == 0) listed = 0;
   const int misses = __syncthreads_count(miss ? 1 : 0);
   if (misses == 0) return given;
-  if (e < args.experts) scratch.missing[e] = miss ? count : 0;
+  if (miss) scratch.missing[atomicAdd(&listed, 1)] = MissKey(count, e);
   __syncthreads();
-  const int rank = miss ? MissRank(scratch.missing, args.experts, e) : 0;
+  const int rank = miss ? RankOf(scratch.missing, misses, MissKey(count, e)) : 0;
   if (miss) scratch.places[rank] = count;
   __syncthreads();
   if (e == 0) {

@@ -12,12 +12,20 @@
 
 namespace moert::cuda {
 
+// What a decision may have to do beyond exact rules without lists. An instance of the kernel that
+// leaves a part out has no registers for it.
+constexpr int kPlainParts = 0;
+constexpr int kArcPart = 1;        // leaves by ARC's lists
+constexpr int kElsewherePart = 2;  // misses are answered low, or by the CPU
+constexpr int kAllParts = kArcPart | kElsewherePart;
+
 /// What the thread's expert, and the slot and the prefetched record of its number, begin the call
 /// with. It is read before the kernels in front have ended. Who writes it has: decisions of the
 /// layer's calls before this one and predictions for it end before the weighted sum of the call
 /// that they belong to begins (CopyBranch::Join), and that is in front.
 struct Known {
   ServedRecord record;
+  ExpertHandle shared;  // of the thread behind the experts', where products are the device's
   ServedLayer layer;
   ServedExpert row;
   ServedUse use;
@@ -29,6 +37,7 @@ struct Known {
   bool unsettled = false;  // of the list: for all threads
   bool listed = false;
   PrefetchedRecord prefetched;  // but for how far it has come
+  bool closed = false;          // and its state, where the list is closed
   ServedLayer other;            // of the thread's number, where layers give each other slots
   uint64_t lends = kNobodyLends;
   bool cpu_idle = false;  // of thread 0: the CPU may be given misses
@@ -39,12 +48,14 @@ __device__ __forceinline__ float* Oldest(const ServeMissesArgs& args, int64_t ca
   return args.history + ServedScores::Row(calls, args.window) * args.experts + threadIdx.x;
 }
 
+template <int kParts>
 __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
+  constexpr bool kArc = (kParts & kArcPart) != 0, kElsewhere = (kParts & kElsewherePart) != 0;
   const int e = threadIdx.x;
   Known known;
   known.layer = LoadFresh(args.layer);
   // An answer that cannot be seen yet is taken for none.
-  if (e == 0 && args.cpu.call != nullptr) {
+  if (kElsewhere && e == 0 && args.cpu.call != nullptr) {
     known.cpu_idle = CpuIdle(*args.cpu.memory.mailbox, LoadFresh(args.cpu.call));
   }
   if (args.prefetch != nullptr && known.layer.lent != 0) {
@@ -57,9 +68,11 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
     const bool settled = __ldcg(&args.lenders.prefetch[e].settled) != 0;
     known.lends = LenderKey(known.other, settled, e, args.lenders.mine, args.lenders.fewest);
   }
-  if (args.arc != nullptr) known.arc_word = ReadArcWord(args.arc);
+  if (kArc && args.arc != nullptr) known.arc_word = ReadArcWord(args.arc);
+  if (e == args.experts && args.ids == nullptr) known.shared = LoadFresh(args.shared);
   if (e >= args.experts) return known;
-  if (args.arc != nullptr) known.node = LoadFresh(args.arc_nodes + e);
+  if (kArc && args.arc != nullptr) known.node = LoadFresh(args.arc_nodes + e);
+  if (kElsewhere && args.low.records != nullptr) PrefetchToL1(args.low.records + e);
   known.record = args.records[e];
   known.row = LoadFresh(args.rows + e);
   known.slot = reinterpret_cast<uint8_t*>(
@@ -86,12 +99,15 @@ __device__ __forceinline__ double AddCall(const ServeMissesArgs& args, Known kno
     return known.sum;
   }
   if (args.use == nullptr) return 0;
-  const double used = static_cast<double>(count) / args.tokens;
+  const auto mean = [&](double sum) {
+    return args.tokens == 1 ? sum : sum / args.tokens;  // the same, but soon there
+  };
+  const double used = mean(count);
   double scored = used;
   if (scores != nullptr) {
     double sum = 0;
     for (int64_t t = 0; t < args.tokens; ++t) sum += scores[t * args.experts];
-    scored = args.top_k * sum / args.tokens;
+    scored = mean(args.top_k * sum);
   }
   known.use.Add(known.layer.calls + 1, used, scored);
   args.use[e] = known.use;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/primitives/expert_tiles.cuh"
+#include "kernels/cuda/primitives/find_victims.cuh"
 #include "kernels/cuda/serve_misses.h"
 
 namespace moert::cuda {
@@ -16,9 +17,13 @@ struct Standing {
   bool idle = false;  // may leave
   bool free = false;  // the slot is nobody's
 };
-/// Over all threads; `free_before`: of the threads before this one. By all threads.
+/// Of the threads before this one.
+struct StandingBefore {
+  int misses, free, wanted;
+};
+/// Over all threads. By all threads.
 __device__ __forceinline__ ServedCounts CountStandings(const Standing& mine, int* wanted,
-                                                       int* free_before) {
+                                                       StandingBefore* before) {
   constexpr int kWarps = kTileThreads / 32;
   __shared__ uint32_t votes[2][kWarps];
   const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -33,8 +38,12 @@ __device__ __forceinline__ ServedCounts CountStandings(const Standing& mine, int
   const uint32_t second = lane < kWarps ? votes[1][lane] : 0;
   const uint32_t all_first = __reduce_add_sync(~0U, first);
   const uint32_t all_second = __reduce_add_sync(~0U, second);
-  *free_before = static_cast<int>(__reduce_add_sync(~0U, lane < warp ? first >> 16 : 0)) +
-                 __popc(free & ((1U << lane) - 1));
+  const uint32_t warps_before = __reduce_add_sync(~0U, lane < warp ? first : 0);
+  const uint32_t lanes_before = (1U << lane) - 1;
+  before->misses = static_cast<int>(warps_before & 0xffff) + __popc(misses & lanes_before);
+  before->free = static_cast<int>(warps_before >> 16) + __popc(free & lanes_before);
+  before->wanted = static_cast<int>(__reduce_add_sync(~0U, lane < warp ? second >> 16 : 0)) +
+                   __popc(asked & lanes_before);
   ServedCounts call;
   call.misses = static_cast<int>(all_first & 0xffff);
   call.free = static_cast<int>(all_first >> 16);
@@ -43,31 +52,45 @@ __device__ __forceinline__ ServedCounts CountStandings(const Standing& mine, int
   return call;
 }
 
+/// Of more victims the places of all are found at once.
+constexpr int kFewVictims = 8;
+
 /// What is ranked by, in shared memory.
 struct RankScratch {
-  alignas(LeavingKey) uint8_t keys[kFewExperts * sizeof(LeavingKey)];
-  int32_t missing[kFewExperts];
+  __device__ RankScratch() {}
+  union {
+    alignas(LeavingKey) uint8_t keys[kFewExperts * sizeof(LeavingKey)];
+    VictimScratch victims;
+  };
+  uint32_t missing[kFewExperts];
   int32_t places[kFewExperts];
 };
 /// Fills `places` with the slots that misses take, the free ones first, then those of the victims
-/// in their order; says in which turn the thread's expert, `row`, comes or goes. By all threads.
+/// in their order; says in which turn the thread's expert, `row`, comes or goes, if it does. By all
+/// threads.
 __device__ __forceinline__ void RankSlots(const ServedCounts& call, const Standing& mine,
                                           const ServedExpert& row, int count, double worth,
-                                          int free_before, int experts, RankScratch& scratch,
-                                          int* miss_rank, int* victim_rank) {
+                                          const StandingBefore& before, int experts,
+                                          RankScratch& scratch, int* miss_rank, int* victim_rank) {
   const int e = threadIdx.x;
   auto* const keys = reinterpret_cast<LeavingKey*>(scratch.keys);
-  if (e < experts) {
-    keys[e] = mine.idle ? KeyOfLeaving(row, worth) : LeavingKey{};
-    scratch.missing[e] = mine.miss ? count : 0;
-  }
-  if (mine.free) scratch.places[free_before] = e;
+  const int leaving = min(call.misses - call.free, call.idle);
+  const LeavingKey key = mine.idle ? KeyOfLeaving(row, worth) : LeavingKey{};
+  if (leaving > kFewVictims && e < experts) keys[e] = key;
+  if (mine.miss) scratch.missing[before.misses] = MissKey(count, e);
+  if (mine.free) scratch.places[before.free] = e;
   __syncthreads();
-  if (mine.idle && call.misses > call.free) {
-    *victim_rank = VictimRank(keys, experts, e);
-    scratch.places[call.free + *victim_rank] = row.slot;
+  int turn = kFewExperts;
+  if (leaving > kFewVictims) {
+    if (mine.idle) turn = VictimRank(keys, experts, e);
+  } else {
+    turn = FindVictims(key, mine.idle, leaving, scratch.victims);
   }
-  if (mine.miss) *miss_rank = MissRank(scratch.missing, experts, e);
+  if (turn < leaving) {
+    *victim_rank = turn;
+    scratch.places[call.free + turn] = row.slot;
+  }
+  if (mine.miss) *miss_rank = RankOf(scratch.missing, call.misses, MissKey(count, e));
   __syncthreads();
 }
 

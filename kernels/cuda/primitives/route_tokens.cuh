@@ -112,21 +112,29 @@ __device__ __forceinline__ LookedAt LookAtAll(const int32_t* ids, const float* w
   return found;
 }
 
-/// Shared memory of RouteTokens.
-template <int kPerLane>
-struct RouteScratch {
-  static constexpr int kWarps = kPerLane <= 8 ? 16 : 8;  // that choose; the others' have no room
-  __device__ RouteScratch() {}
-  union Large {
-    __device__ Large() {}
-    float keys[kWarps][2][32 * kPerLane];
-    uint16_t before[kMaxPairs / 32 * kFewExperts];  // of an expert, in the warps before
-  } large;
+/// What RouteTokens finds, in shared memory.
+struct RoutedPairs {
+  __device__ RoutedPairs() {}
   int32_t ids[kMaxPairs];
   float weights[kMaxPairs];
-  uint16_t sorted[kMaxPairs];
-  int places[kFewExperts];
-  Several<int, 1> sums[32];
+  uint16_t sorted[kMaxPairs];   // by expert
+  int32_t firsts[kFewExperts];  // where those of an expert begin
+};
+/// Shared memory of RouteTokens.
+template <int kPerLane>
+union RouteScratch {
+  static constexpr int kWarps = kPerLane <= 8 ? 16 : 8;  // that choose; the others' have no room
+  __device__ RouteScratch() {}
+  float keys[kWarps][2][32 * kPerLane];
+  struct {
+    uint16_t before[kMaxPairs / 32 * kFewExperts];  // of an expert, in the warps before
+    Several<int, 1> sums[32];
+  } grouping;
+};
+
+/// The choice stays as it is.
+struct NoRule {
+  __device__ void operator()() const {}
 };
 
 /// The pairs of an expert: how many, and where they begin in the order of experts.
@@ -135,18 +143,20 @@ struct ExpertPairs {
   int first = 0;
 };
 /// By all threads: pairs by expert, of a call that LooksAtAll. known: as CountCall.
-template <int kPerLane>
 __device__ __forceinline__ ExpertPairs GroupFew(const RouteFewArgs& args, int pairs,
-                                                const SelectionTally& known,
-                                                RouteScratch<kPerLane>& scratch) {
+                                                const SelectionTally& known, RoutedPairs& routed) {
   const int e = threadIdx.x, experts = args.routing.num_experts;
   LookedAt found;
-  if (e < max(experts, pairs)) found = LookAtAll(scratch.ids, scratch.weights, pairs);
+  if (e < max(experts, pairs)) found = LookAtAll(routed.ids, routed.weights, pairs);
   if (e < experts) {
+    routed.firsts[e] = found.first;
     args.groups.firsts[e] = found.first;
     args.groups.counts[e] = found.count;
   }
-  if (e < pairs && scratch.ids[e] >= 0) args.groups.sorted[found.place] = e;
+  if (e < pairs && routed.ids[e] >= 0) {
+    args.groups.sorted[found.place] = e;
+    routed.sorted[found.place] = static_cast<uint16_t>(e);
+  }
   if (args.tally != nullptr) CountCall(args, known, found.count, pairs, found.mass);
   __syncthreads();
   return {e < experts ? found.count : 0, found.first};
@@ -155,12 +165,12 @@ __device__ __forceinline__ ExpertPairs GroupFew(const RouteFewArgs& args, int pa
 /// The same of any call.
 template <int kPerLane>
 __device__ __forceinline__ ExpertPairs GroupAny(const RouteFewArgs& args, int pairs,
-                                                const SelectionTally& known,
+                                                const SelectionTally& known, RoutedPairs& routed,
                                                 RouteScratch<kPerLane>& scratch) {
   const int e = threadIdx.x, experts = args.routing.num_experts;
-  int32_t* const ids = scratch.ids;
+  const int32_t* const ids = routed.ids;
   const int in_use = (pairs + 31) / 32;
-  uint16_t* const before = scratch.large.before;
+  uint16_t* const before = scratch.grouping.before;
   for (int i = e; i < in_use * experts; i += kTileThreads) before[i] = 0;
   __syncthreads();
   int rank[kRounds];
@@ -169,28 +179,30 @@ __device__ __forceinline__ ExpertPairs GroupAny(const RouteFewArgs& args, int pa
   ExpertPairs mine;
   mine.count = e < experts ? SumWarps(before, in_use, experts, e) : 0;
   Several<int, 1> total;
-  mine.first = SumBefore(Several<int, 1>{mine.count}, scratch.sums, &total).v[0];
+  mine.first = SumBefore(Several<int, 1>{mine.count}, scratch.grouping.sums, &total).v[0];
   if (e < experts) {
-    scratch.places[e] = mine.first;
+    routed.firsts[e] = mine.first;
     args.groups.firsts[e] = mine.first;
     args.groups.counts[e] = mine.count;
   }
   __syncthreads();
-  PlacePairs(args, ids, pairs, experts, before, scratch.places, rank, scratch.sorted);
+  PlacePairs(args, ids, pairs, experts, before, routed.firsts, rank, routed.sorted);
   __syncthreads();
   if (args.tally == nullptr) return mine;
   float mass = 0;
-  for (int i = 0; i < mine.count; ++i) mass += scratch.weights[scratch.sorted[mine.first + i]];
+  for (int i = 0; i < mine.count; ++i) mass += routed.weights[routed.sorted[mine.first + i]];
   CountCall(args, known, mine.count, pairs, mass);
   __syncthreads();
   return mine;
 }
 
-/// Stores all that RouteFewArgs names but tiles. Returns the pairs of the thread's expert. By all
-/// threads; the scratch is free again.
-template <int kPerLane>
-__device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args,
-                                                   RouteScratch<kPerLane>& scratch) {
+/// Stores all that RouteFewArgs names but tiles. `rule`, by all threads, may change the choice
+/// before tokens are grouped; it may use the scratch, and stores what it changes. Returns the pairs
+/// of the thread's expert. By all threads; the scratch is free again.
+template <int kPerLane, typename Rule = NoRule>
+__device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args, RoutedPairs& routed,
+                                                   RouteScratch<kPerLane>& scratch,
+                                                   const Rule& rule = {}) {
   constexpr int kWarps = RouteScratch<kPerLane>::kWarps;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int e = threadIdx.x;
@@ -199,15 +211,15 @@ __device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args,
   SelectionTally known{};  // on its way while experts are chosen
   if (args.tally != nullptr && e <= experts) known = args.tally[e];
   if (args.given_ids != nullptr) {
-    TakeGiven(args, pairs, scratch.ids, scratch.weights);
+    TakeGiven(args, pairs, routed.ids, routed.weights);
   } else if (warp < kWarps) {
-    ChooseAll<kPerLane, kWarps>(args, warp, lane, scratch.large.keys[warp], scratch.ids,
-                                scratch.weights);
+    ChooseAll<kPerLane, kWarps>(args, warp, lane, scratch.keys[warp], routed.ids, routed.weights);
   }
   if (args.shared_slots != nullptr && e < args.tokens) args.shared_slots[e] = pairs + e;
   __syncthreads();
-  return LooksAtAll(pairs, experts) ? GroupFew(args, pairs, known, scratch)
-                                    : GroupAny(args, pairs, known, scratch);
+  rule();
+  return LooksAtAll(pairs, experts) ? GroupFew(args, pairs, known, routed)
+                                    : GroupAny(args, pairs, known, routed, scratch);
 }
 
 }  // namespace moert::cuda

@@ -24,14 +24,16 @@ union BothTilesScratch {
   TileScratch<kFewExperts> any;
   FewTilesScratch few;
 };
-/// The tiles of both waves: thread e's handles and the tokens of its expert.
+/// The tiles of both waves: thread e's handles and the tokens of its expert, whose pairs begin at
+/// `first_pair`.
 __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
                                               const ExpertHandle& ready, const ExpertHandle& late,
-                                              int count, bool any_late, BothTilesScratch& scratch) {
+                                              int count, int first_pair, bool any_late,
+                                              BothTilesScratch& scratch) {
   const MakeTilesArgs& tiles = args.tiles;
   const int e = threadIdx.x;
   const int32_t* slots = tiles.shared_slots;
-  if (e < args.experts) slots = tiles.groups.sorted + tiles.groups.firsts[e];
+  if (e < args.experts) slots = tiles.groups.sorted + first_pair;
   if (OneTileEach(tiles)) {
     const bool waits = late.record != nullptr;
     ExpertTokens expert{ready, e == args.experts ? tiles.tokens : count, slots};
@@ -55,11 +57,11 @@ __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
 /// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
 /// expert.
 __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const ExpertHandle& ready,
-                                          const ExpertHandle& late, int count, bool any_late,
-                                          BothTilesScratch& scratch) {
+                                          const ExpertHandle& late, int count, int first_pair,
+                                          bool any_late, BothTilesScratch& scratch) {
   const int e = threadIdx.x;
   if (args.makes_tiles != 0) {
-    MakeBothTiles(args, ready, late, count, any_late, scratch);
+    MakeBothTiles(args, ready, late, count, first_pair, any_late, scratch);
   } else if (e <= args.experts) {
     args.ready[e] = ready;
     args.late[e] = late;
@@ -67,10 +69,12 @@ __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const Exp
 }
 
 /// The tokens that want the thread's expert, as bits.
-__device__ __forceinline__ uint32_t WantedBy(const ServeMissesArgs& args, int e, int count) {
+template <typename Slot>
+__device__ __forceinline__ uint32_t WantedBy(const ServeMissesArgs& args,
+                                             const CallPairs<Slot>& pairs, int e, int count) {
   if (args.tokens == 1) return count > 0 ? 1 : 0;
   uint32_t bits = 0;
-  const int32_t* slots = args.groups.sorted + args.groups.firsts[e];
+  const Slot* const slots = pairs.sorted + pairs.firsts[e];
   for (int i = 0; i < count; ++i) bits |= 1U << (slots[i] / args.top_k);
   return bits;
 }
@@ -114,6 +118,7 @@ __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const Serve
     args.layer->calls = layer.calls + 1;
     args.layer->slots = layer.slots + call.borrowed;
     args.layer->inserted = layer.inserted + kWeight * (inserted - layer.inserted);
+    if (elsewhere > 0) args.layer->elsewhere = 1;
   }
   *args.num_copies = call.copies();
   // Nobody waits for the sums.
@@ -245,21 +250,24 @@ __device__ __forceinline__ void Borrow(const ServeMissesArgs& args, const Known&
 }
 
 /// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
-/// expert. By all threads. The rows are read once and written at the end; between barriers
-/// everybody reads what the call began with.
+/// expert; low_call: as that of args, in any memory. By all threads. The rows are read once and
+/// written at the end; between barriers everybody reads what the call began with.
+template <int kParts, typename Slot>
 __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Known& known,
-                                           int count, ServeScratch& scratch) {
+                                           int count, const CallPairs<Slot>& pairs,
+                                           const LowCall& low_call, ServeScratch& scratch) {
+  constexpr bool kArc = (kParts & kArcPart) != 0, kElsewhere = (kParts & kElsewherePart) != 0;
   auto& table = scratch.table;
   auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
   __shared__ uint32_t words;  // of missing records
   __shared__ Prefetched prefetched;
   __shared__ uint64_t spare;
   __shared__ SettledRecords settled;
-  alignas(ArcState) __shared__ uint8_t arc_state[sizeof(ArcState)];
+  alignas(ArcState) __shared__ uint8_t arc_state[kArc ? sizeof(ArcState) : 16];
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts;
   const bool lent = known.layer.lent != 0;
-  const bool by_arc = args.arc != nullptr && lent;
+  const bool by_arc = kArc && args.arc != nullptr && lent;
   const ServedArc lists{reinterpret_cast<ArcState*>(arc_state),
                         reinterpret_cast<ArcNode*>(table.ranks.keys), table.counts};
   if (by_arc) {
@@ -278,7 +286,7 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   if (is_expert) {
     table.counts[e] = count;
     if (lent) worth = AddCall(args, known, count);
-    if (args.wanted != nullptr) args.wanted[e] = WantedBy(args, e, count);
+    if (args.wanted != nullptr) args.wanted[e] = WantedBy(args, pairs, e, count);
   }
   if (e == 0 && args.wanted != nullptr) args.predicted->routed = args.tokens;
   __syncthreads();
@@ -300,11 +308,11 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   mine.miss = mine.wanted && row.slot < 0;
   mine.idle = row.slot >= 0 && count == 0;
   mine.free = is_expert && lent && table.held[e] == 0;
-  const bool shares = args.cpu.call != nullptr && lent && table.cpu_idle;
+  const bool shares = kElsewhere && args.cpu.call != nullptr && lent && table.cpu_idle;
   LowAnswered low;
-  if (args.low.call.accounts != nullptr) {
+  if (kElsewhere && low_call.accounts != nullptr) {
     const bool asks = mine.miss && !(shares && SparedByCpu(args.cpu, count));
-    low = AnswerLow(args, asks, count, table.ranks);
+    low = AnswerLow(args, low_call, pairs, table.counts, asks, count, table.ranks);
     if (low.mine) mine.miss = false;
   }
   GivenToCpu cpu;
@@ -315,19 +323,20 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   }
   if (cpu.all > 0) {
     PostGiven(args, cpu, known.record, count, table.ranks);
-  } else if (e == 0 && args.cpu.call != nullptr) {
+  } else if (kElsewhere && e == 0 && args.cpu.call != nullptr) {
     args.cpu.call->experts = 0;
   }
   const ServedRecord record = low.mine ? args.low.records[e] : known.record;
-  int wanted = 0, free_before = 0;
-  ServedCounts call = CountStandings(mine, &wanted, &free_before);
+  int wanted = 0;
+  StandingBefore before{};
+  ServedCounts call = CountStandings(mine, &wanted, &before);
   int miss_rank = 0, victim_rank = args.experts;
   if (by_arc) {
-    RankByArc(lists, settled, listed, call, wanted, mine, row, free_before, args.experts,
-              table.coming, table.ranks, &miss_rank, &victim_rank);
+    RankByArc(lists, settled, listed, call, wanted, mine, row, before, args.experts, table.coming,
+              table.ranks, &miss_rank, &victim_rank);
     StoreArc(lists, args.experts, args.arc, args.arc_nodes);
   } else if (call.misses > 0) {
-    RankSlots(call, mine, row, count, worth, free_before, args.experts, table.ranks, &miss_rank,
+    RankSlots(call, mine, row, count, worth, before, args.experts, table.ranks, &miss_rank,
               &victim_rank);
   }
   const bool lends = args.lenders.layers > 0 && lent;
@@ -359,10 +368,11 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   if (args.ids != nullptr) {
     GiveSlots(args, slot, table.counts);
   } else {
-    if (e == args.experts) ready = *args.shared;
+    if (e == args.experts) ready = known.shared;
+    const int first_pair = is_expert && args.makes_tiles != 0 ? pairs.firsts[e] : 0;
     __syncthreads();  // the tiles take the scratch
     const int waited = call.copies() + prefetched.late + prefetched.late_fills;
-    GiveWaves(args, ready, late, count, waited > 0, scratch.tiles);
+    GiveWaves(args, ready, late, count, first_pair, waited > 0, scratch.tiles);
   }
   __syncthreads();
   if (lends && at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {

@@ -35,7 +35,8 @@ __device__ __forceinline__ void SettleAll(LayerPrefetch& list, const Known& know
     const PrefetchedRecord& record = known.prefetched;
     PrefetchedRecord& moving = list.records[i];
     const bool wanted = counts[record.expert] > 0;
-    const int state = atomicCAS(&moving.state, kPrefetchListed, kPrefetchDropped);
+    const int state =
+        known.closed ? record.state : atomicCAS(&moving.state, kPrefetchListed, kPrefetchDropped);
     const int done = LoadAcquire(&moving.done);
     if (state == kPrefetchBegun && done < kCopyCtas && !wanted) {
       atomicExch(&moving.state, kPrefetchStopped);

@@ -99,16 +99,20 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
   const bool few = Few(call);
   const bool served = capturing && served_ != nullptr;
   const bool at_once = served && ServesAndRoutes(call);
-  RouteFewArgs last;  // of routing, where that is at once with the decision
+  RouteFewArgs last;          // of routing, where that is at once with the decision
+  ExpertCacheArgs last_rule;  // likewise
   const auto route = [&]() -> absl::Status {
     if (given == nullptr) {
-      if (at_once) return PrepareFew(call, nullptr, rule, /*tallied=*/true, &last);
+      if (at_once) {
+        if (rule != nullptr) last_rule = RuleOf(call, *rule);
+        return PrepareFew(call, nullptr, /*tallied=*/true, &last);
+      }
       if (few) return RouteFew(call, nullptr, rule, capturing, /*tiles=*/!served);
       MOERT_RETURN_IF_ERROR(RouteOnDevice(call));
       return rule != nullptr ? ApplyRule(call, *rule) : absl::OkStatus();
     }
     MOERT_ASSIGN_OR_RETURN(const GivenRouting own, numbers_.Own(call.layer, *given, stream));
-    if (at_once) return PrepareFew(call, &own, nullptr, /*tallied=*/true, &last);
+    if (at_once) return PrepareFew(call, &own, /*tallied=*/true, &last);
     if (few) return RouteFew(call, &own, nullptr, capturing, /*tiles=*/!served);
     MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
         own.ids, own.weights, static_cast<int>(own.pairs), Spec(call).num_experts,
@@ -130,8 +134,9 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     MOERT_RETURN_IF_ERROR(bring());
     if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
     if (served) {
-      MOERT_RETURN_IF_ERROR(
-          ServedProducts(call, context.phase, given != nullptr, at_once ? &last : nullptr));
+      MOERT_RETURN_IF_ERROR(ServedProducts(call, context.phase, given != nullptr,
+                                           at_once ? &last : nullptr,
+                                           at_once && rule != nullptr ? &last_rule : nullptr));
     } else if (few) {
       MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false, w_.table, shares_, stream));
     } else {

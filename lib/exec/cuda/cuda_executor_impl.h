@@ -119,6 +119,7 @@ class CudaExecutor final : public Executor {
   /// By the model's own choice.
   absl::Status RouteOnDevice(const ExecutorCall& call);
   absl::Status LoadRule();
+  ExpertCacheArgs RuleOf(const ExecutorCall& call, const RoutingRule& rule) const;
   /// Behind it, in a capture.
   absl::Status ApplyRule(const ExecutorCall& call, const RoutingRule& rule);
   /// The next layer's routing of these rows.
@@ -129,8 +130,8 @@ class CudaExecutor final : public Executor {
            !Prompt(call).any();
   }
   /// All of RouteFew but its last launch, which `route` says.
-  absl::Status PrepareFew(const ExecutorCall& call, const GivenRouting* given,
-                          const RoutingRule* rule, bool tallied, RouteFewArgs* route);
+  absl::Status PrepareFew(const ExecutorCall& call, const GivenRouting* given, bool tallied,
+                          RouteFewArgs* route);
   /// RouteOnDevice (or the routing given) and GroupAndPack of few rows; `tiles`: and all experts'
   /// tiles. `rule`: as RunWhole.
   absl::Status RouteFew(const ExecutorCall& call, const GivenRouting* given,
@@ -205,9 +206,9 @@ class CudaExecutor final : public Executor {
     return Few(call) && !served_->by_paths() && !WeightsInput(call);
   }
   /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.
-  /// `route`: null, or of PrepareFew.
+  /// `route`: null, or of PrepareFew; `rule`: null, or what the decision then also applies.
   absl::Status ServedProducts(const ExecutorCall& call, Phase phase, bool given,
-                              const RouteFewArgs* route);
+                              const RouteFewArgs* route, const ExpertCacheArgs* rule);
   /// What may be answered low of a captured call.
   LowCall LowOf(const ExecutorCall& call, Phase phase) const;
   ExpertSet AllExperts(const ExecutorCall& call) const;

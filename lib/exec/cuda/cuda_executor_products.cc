@@ -178,7 +178,7 @@ LowCall CudaExecutor::LowOf(const ExecutorCall& call, Phase phase) const {
 }
 
 absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase, bool given,
-                                          const RouteFewArgs* route) {
+                                          const RouteFewArgs* route, const ExpertCacheArgs* rule) {
   const cudaStream_t stream = Stream(call);
   const ExpertSet all = AllExperts(call);
   const bool prompt = Prompt(call).any();
@@ -196,6 +196,7 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase,
   misses.shared = table_.rows(call.layer) + Spec(call).num_experts;
   if (!prompt) misses.tiles = &tiles;
   misses.route = route;
+  misses.rule = rule;
   misses.low = LowOf(call, phase);
   if (Few(call)) {
     misses.x = Rows(call);

@@ -17,9 +17,14 @@ absl::Status CudaExecutor::RouteOnDevice(const ExecutorCall& call) {
   return absl::OkStatus();
 }
 
+ExpertCacheArgs CudaExecutor::RuleOf(const ExecutorCall& call, const RoutingRule& rule) const {
+  return DeviceRule::OfCapture(w_, on_device_.layer(call.layer).routing, call.hidden.rows, rule,
+                               served_->Residents(call.layer));
+}
+
 absl::Status CudaExecutor::ApplyRule(const ExecutorCall& call, const RoutingRule& rule) {
-  return DeviceRule::Record(w_, on_device_.layer(call.layer).routing, call.hidden.rows, rule,
-                            served_->Residents(call.layer), Stream(call));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertCache(RuleOf(call, rule), Stream(call)));
+  return absl::OkStatus();
 }
 
 absl::Status CudaExecutor::BringTokenIds(const ExecutorCall& call) {
@@ -50,7 +55,7 @@ absl::Status CudaExecutor::RouteNext(const ExecutorCall& call) {
 }
 
 absl::Status CudaExecutor::PrepareFew(const ExecutorCall& call, const GivenRouting* given,
-                                      const RoutingRule* rule, bool tallied, RouteFewArgs* route) {
+                                      bool tallied, RouteFewArgs* route) {
   const cudaStream_t stream = Stream(call);
   const LayerOnDevice& layer = on_device_.layer(call.layer);
   const int64_t x_stride = extent_.x_stride();
@@ -82,12 +87,6 @@ absl::Status CudaExecutor::PrepareFew(const ExecutorCall& call, const GivenRouti
     args.given_ids = given->ids;
     args.given_weights = given->weights;
     args.used_ids = given->used_ids;
-  } else if (rule != nullptr) {
-    MOERT_CUDA_RETURN_IF_ERROR(
-        LaunchTopK(layer.routing, args.tokens, w_.scores, w_.ids, w_.weights, stream));
-    MOERT_RETURN_IF_ERROR(ApplyRule(call, *rule));
-    args.given_ids = w_.ids;
-    args.given_weights = w_.weights;
   }
   args.groups = w_.groups;
   if (tallied) args.tally = Tally(call);
@@ -99,7 +98,14 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
                                     const RoutingRule* rule, bool tallied, bool tiles) {
   const cudaStream_t stream = Stream(call);
   RouteFewArgs args;
-  MOERT_RETURN_IF_ERROR(PrepareFew(call, given, rule, tallied, &args));
+  MOERT_RETURN_IF_ERROR(PrepareFew(call, given, tallied, &args));
+  if (rule != nullptr) {
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchTopK(args.routing, args.tokens, w_.scores, w_.ids, w_.weights, stream));
+    MOERT_RETURN_IF_ERROR(ApplyRule(call, *rule));
+    args.given_ids = w_.ids;
+    args.given_weights = w_.weights;
+  }
   args.makes_tiles = tiles ? 1 : 0;
   if (tiles) args.tiles = TilesOf(call, AllExperts(call), table_.rows(call.layer));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteFew(args, stream));

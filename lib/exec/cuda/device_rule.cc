@@ -92,15 +92,14 @@ absl::Status DeviceRule::Run(const Workspace& w, const DeviceRouting& routing, i
   return absl::OkStatus();
 }
 
-absl::Status DeviceRule::Record(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
-                                const RoutingRule& rule, const ServedResidents& residents,
-                                cudaStream_t stream) {
+ExpertCacheArgs DeviceRule::OfCapture(const Workspace& w, const DeviceRouting& routing,
+                                      int64_t tokens, const RoutingRule& rule,
+                                      const ServedResidents& residents) {
   ExpertCacheArgs args = ArgsOf(w, routing, tokens, rule);
   args.served = residents;
   args.account_of = w.rule.account_of;
   args.rows_apart = w.rule.rows_apart;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertCache(args, stream));
-  return absl::OkStatus();
+  return args;
 }
 
 absl::Status DeviceRule::BeginStep(const RuleBuffers& buffers,

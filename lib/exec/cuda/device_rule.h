@@ -46,11 +46,10 @@ class DeviceRule {
                    const RoutingRule& rule, absl::Span<const int64_t> request_ids,
                    const ExpertHandle* handles, const RuleMirror& mirror, cudaStream_t stream);
 
-  /// The same in a capture, of a layer whose misses the device serves. A replay's rows are of the
-  /// requests of its own step.
-  static absl::Status Record(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
-                             const RoutingRule& rule, const ServedResidents& residents,
-                             cudaStream_t stream);
+  /// What does the same in a capture, of a layer whose misses the device serves. A replay's rows
+  /// are of the requests of its own step.
+  static ExpertCacheArgs OfCapture(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
+                                   const RoutingRule& rule, const ServedResidents& residents);
   /// Begins a step, for replays: whose its rows are; empty: all are one request's.
   absl::Status BeginStep(const RuleBuffers& buffers, absl::Span<const int64_t> request_ids,
                          int64_t max_tokens, cudaStream_t stream);

@@ -78,6 +78,21 @@ absl::Status ServedMisses::ForgetPredictions() const {
   return CopyNow(paths.last, &none, sizeof none, cudaMemcpyHostToDevice);
 }
 
+absl::Status ServedMisses::LoadDecisions(ServeMissesArgs args) {
+  for (const MoeLayerSpec& layer : model_->layers) {
+    RouteFewArgs route;  // of no tokens
+    route.routing.num_experts = layer.num_experts;
+    // Of a call that answers nothing elsewhere, too.
+    for (int elsewhere = 0; elsewhere <= (rules_.low() || rules_.cpu() ? 1 : 0); ++elsewhere) {
+      args.elsewhere = elsewhere;
+      MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteAndServe(route, args, own_));
+    }
+    if (!rules_.ruled) continue;
+    MOERT_CUDA_RETURN_IF_ERROR(LaunchRuleAndServe(route, ExpertCacheArgs{}, args, own_));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   Call call;
   call.shared = shared;
@@ -86,13 +101,9 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   args.experts = 0;
   args.use = nullptr;
   args.window = 0;
+  MOERT_RETURN_IF_ERROR(LoadDecisions(args));
   args.arc = nullptr;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
-  for (const MoeLayerSpec& layer : model_->layers) {
-    RouteFewArgs route;  // of no tokens
-    route.routing.num_experts = layer.num_experts;
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteAndServe(route, args, own_));
-  }
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
   if (rules_.prefetch()) {
     // Of layers that are not lent: nothing is predicted. A kernel for each size of layers.
@@ -265,13 +276,18 @@ absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
   ServeMissesArgs args = Args(call);
   args.lenders = LendersOf(call.layer);
   args.cpu = ShareOf(call);
+  args.elsewhere = call.low.accounts != nullptr || args.cpu.call != nullptr ? 1 : 0;
   if (call.tiles != nullptr) {
     args.makes_tiles = 1;
     args.tiles = *call.tiles;
     args.late_table = on_device_.late_tiles;
   }
-  MOERT_CUDA_RETURN_IF_ERROR(call.route != nullptr ? LaunchRouteAndServe(*call.route, args, stream)
-                                                   : LaunchServeMisses(args, stream));
+  const auto decide = [&] {
+    if (call.route == nullptr) return LaunchServeMisses(args, stream);
+    return call.rule == nullptr ? LaunchRouteAndServe(*call.route, args, stream)
+                                : LaunchRuleAndServe(*call.route, *call.rule, args, stream);
+  };
+  MOERT_CUDA_RETURN_IF_ERROR(decide());
   MOERT_RETURN_IF_ERROR(branch_.ForkCopies(stream));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, branch_.copies()));
   if (call.next_scores == nullptr) return absl::OkStatus();

@@ -99,7 +99,8 @@ class ServedMisses {
     const ExpertHandle* shared = nullptr;  // the handle of the shared expert
     const MakeTilesArgs* tiles = nullptr;
     const RouteFewArgs* route = nullptr;
-    LowCall low;  // without accounts: nothing is answered low
+    const ExpertCacheArgs* rule = nullptr;  // with route: what changes its choice
+    LowCall low;                            // without accounts: nothing is answered low
     // For the CPU; of no rows: it is given nothing. With tiles only.
     DeviceRows x;
     const float* weights = nullptr;  // [tokens, top_k]
@@ -165,6 +166,8 @@ class ServedMisses {
   BlockPlaces PlacesOf(VersionedStore* store) const;
   /// A kernel's first launch loads it, which is not possible in a capture.
   absl::Status LoadKernels(const ExpertHandle* shared);
+  /// Those that decide about calls of few tokens.
+  absl::Status LoadDecisions(ServeMissesArgs args);
   absl::Status ForgetPredictions() const;
   ExpertPathsArgs PathsOf(int layer, int32_t tokens, float* next_scores) const;
   int64_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }

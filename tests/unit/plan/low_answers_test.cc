@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/serve_misses.h"
 #include "route/grouping.h"
+#include "support/served_call.h"
 #include "tests/support/catch.h"
 
 namespace moert {
@@ -73,8 +74,9 @@ std::vector<uint8_t> AnswerLow(const RoutingResult& routing, const cuda::LowCall
     asked[e] = routing.counts[e];
     ++count;
   }
+  const std::vector<int> ranks = test::MissRanks(asked);
   for (int e = 0; e < kExperts; ++e) {
-    if (asked[e] > 0) order[cuda::MissRank(asked.data(), kExperts, e)] = e;
+    if (asked[e] > 0) order[ranks[e]] = e;
   }
   std::vector<uint8_t> low(kExperts, 0);
   for (int i = 0; i < count; ++i) {
