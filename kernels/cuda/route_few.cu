@@ -15,8 +15,9 @@ __device__ __forceinline__ void PrefetchFormats(const MakeTilesArgs& tiles) {
   }
 }
 
+/// One CTA of a multiprocessor: unsaid, the compiler makes room for two, and spills registers.
 template <int kPerLane>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 1)
     RouteFewKernel(const __grid_constant__ RouteFewArgs args) {
   TriggerDependentLaunch();
   __shared__ RoutedPairs routed;
