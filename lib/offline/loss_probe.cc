@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "base/status_macros.h"
-#include "offline/expert_forward.h"
 
 namespace moert::offline {
 namespace {
@@ -38,13 +37,9 @@ double Divergence(const double* p, double p_log_p, const float* logits, int64_t 
 
 }  // namespace
 
-LossProbe::LossProbe(const ModelContext& context, const CheckpointExperts* experts,
-                     OfflineDevice* device, int64_t window, int64_t tokens)
-    : context_(context),
-      experts_(experts),
-      device_(device),
-      tokens_(tokens),
-      copies_(context, window) {
+LossProbe::LossProbe(const ModelContext& context, OfflineDevice* device, int64_t window,
+                     int64_t tokens)
+    : context_(context), device_(device), tokens_(tokens), copies_(context, window) {
   for (Floats& change : changes_) {
     change.resize(static_cast<size_t>(tokens_ * copies_.hidden()));
   }
@@ -54,7 +49,8 @@ absl::StatusOr<std::unique_ptr<LossProbe>> LossProbe::Create(const ModelContext&
                                                              const CheckpointExperts* experts,
                                                              OfflineDevice* device, int64_t window,
                                                              int64_t tokens) {
-  std::unique_ptr<LossProbe> probe(new LossProbe(context, experts, device, window, tokens));
+  std::unique_ptr<LossProbe> probe(new LossProbe(context, device, window, tokens));
+  probe->copies_.Reserve(2 * tokens * experts->model().num_layers());
   MOERT_ASSIGN_OR_RETURN(probe->blocks_,
                          MoeBlocks::Create(experts, {context.pool, context.model->products()}));
   return probe;
@@ -74,21 +70,10 @@ void LossProbe::AddExpert(const ExpertRows& tokens, const ExpertChanges& changes
 }
 
 absl::Status LossProbe::EndLayer(int layer, CalibrationStream* stream) {
-  const MoeLayerSpec& spec = experts_->model().layers[static_cast<size_t>(layer)];
   if (copies_.rows() == 0) {
     copies_.ToMoe(layer);
   } else {
-    MOERT_RETURN_IF_ERROR(blocks_->Run(
-        layer, &copies_,
-        [&](int e, const ExpertRows&, Floats* x, ThreadPool* single) -> absl::Status {
-          ExpertWeights stored;
-          ExpertMatrices weights;
-          MOERT_RETURN_IF_ERROR(experts_->ReadExpert(layer, e, &stored));
-          MOERT_RETURN_IF_ERROR(WidenExpert(stored, &weights));
-          return ForwardExpert(spec, weights, Compute{single, context_.model->products()}, device_,
-                               x);
-        },
-        [](int) { return absl::OkStatus(); }));
+    MOERT_RETURN_IF_ERROR(blocks_->Forward(layer, &copies_, device_));
   }
   for (Floats& change : changes_) {
     for (size_t i = 0; i < change.size(); ++i) change[i] += stream->residual()[i];
@@ -103,8 +88,8 @@ std::vector<std::array<double, 2>> LossProbe::Divergences(const float* hidden) {
   const int64_t copies = copies_.rows() / tokens_;
   const float* const other = copies_.FinishHidden();
   std::vector<double> sums(static_cast<size_t>(copies), 0.0);
-  constexpr int64_t kRows = 128;  // logits of so many are in memory
-  const int64_t most = std::min(kRows, tokens_);
+  constexpr int64_t kLogits = int64_t{1} << 26;  // in memory at once
+  const int64_t most = std::clamp<int64_t>(kLogits / vocab, 1, std::min<int64_t>(tokens_, 1024));
   Floats logits(static_cast<size_t>(most * vocab));
   std::vector<double> p(logits.size()), p_log_p(static_cast<size_t>(most)), rows(p_log_p.size());
   for (int64_t first = 0; first < tokens_; first += most) {
