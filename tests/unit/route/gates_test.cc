@@ -29,7 +29,7 @@ TEST_CASE("gates of any width give the same scores on any number of threads") {
   }
   std::vector<absl::Span<const float>> gates(weights.begin(), weights.end());
   const std::vector<absl::Span<const float>> biases(gates.size());
-  std::vector<float> x(5 * kHidden);
+  std::vector<float> x(700 * kHidden);
   for (float& v : x) v = normal(rng);
 
   ThreadPoolOptions several;
@@ -40,7 +40,7 @@ TEST_CASE("gates of any width give the same scores on any number of threads") {
   const auto alone = *CreateThreadPool(single);
   const auto shared = *Router::Create(&model, gates, biases, pool.get());
   const auto whole = *Router::Create(&model, gates, biases, alone.get());
-  for (const int64_t tokens : {1, 5}) {
+  for (const int64_t tokens : {1, 5, 700}) {
     for (int layer = 0; layer < 3; ++layer) {
       const int next = (layer + 1) % 3;
       RoutingResult a, b;
@@ -52,6 +52,13 @@ TEST_CASE("gates of any width give the same scores on any number of threads") {
       std::vector<float> scores;
       REQUIRE_OK(whole->Score(next, x.data(), tokens, &scores));
       CHECK(a.next_scores == scores);
+      for (const int64_t t : {int64_t{0}, tokens / 2, tokens - 1}) {  // as if it were alone
+        REQUIRE_OK(whole->Route(layer, x.data() + t * kHidden, 1, {}, {}, {}, false, &b));
+        CHECK(std::equal(b.ids.begin(), b.ids.end(), a.ids.begin() + 2 * t));
+        CHECK(std::equal(b.weights.begin(), b.weights.end(), a.weights.begin() + 2 * t));
+        CHECK(std::equal(b.scores.begin(), b.scores.end(),
+                         a.scores.begin() + t * model.layers[layer].num_experts));
+      }
       // The best expert is the one with the greatest product.
       for (int64_t t = 0; t < tokens; ++t) {
         int best = 0;
