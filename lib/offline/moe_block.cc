@@ -7,7 +7,6 @@
 #include <cmath>
 #include <new>
 
-#include "absl/container/inlined_vector.h"
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "moert/default_thread_pool.h"
@@ -156,15 +155,16 @@ void MoeBlocks::CompareWithPrediction(int layer) {
       predicted_.size() == static_cast<size_t>(routing_.tokens) * experts) {
     constexpr int64_t kTokensAJob = 256;
     std::atomic<int64_t> found{0};
-    compute_.pool->Run(CeilDiv(routing_.tokens, kTokensAJob), [&](int64_t job, int) {
+    std::vector<int32_t> chosen(static_cast<size_t>(compute_.pool->num_threads()) * k);
+    compute_.pool->Run(CeilDiv(routing_.tokens, kTokensAJob), [&](int64_t job, int worker) {
       const int64_t end = std::min(routing_.tokens, (job + 1) * kTokensAJob);
+      int32_t* const best = chosen.data() + static_cast<size_t>(worker) * k;
       int64_t here = 0;
-      absl::InlinedVector<int32_t, 16> best(k);
       for (int64_t t = job * kTokensAJob; t < end; ++t) {
         TopK(absl::MakeConstSpan(predicted_).subspan(static_cast<size_t>(t) * experts, experts),
-             routing_.top_k, best.data());
+             routing_.top_k, best);
         const int32_t* const ids = routing_.ids.data() + static_cast<size_t>(t) * k;
-        for (const int32_t e : best) here += std::count(ids, ids + k, e);
+        for (size_t j = 0; j < k; ++j) here += std::count(ids, ids + k, best[j]);
       }
       found += here;
     });

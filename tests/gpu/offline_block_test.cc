@@ -288,7 +288,7 @@ TEST_CASE("calls that fail leave rows and experts to the CPU, and nothing behind
                                CudaFault::kLaunch, CudaFault::kStream, CudaFault::kAny}) {
     for (const bool lasting : {false, true}) {
       // All of the first calls, some of the later ones.
-      for (long n = 1; failures(kind, n, lasting) > 0; n += 1 + n / 12) ++faults;
+      for (long n = 1; failures(kind, n, lasting) > 0; n += 1 + n / 6) ++faults;
       CHECK(FreeBytes() == free);
     }
   }

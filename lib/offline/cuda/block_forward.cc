@@ -68,10 +68,13 @@ absl::Status BlockForward::Allocate() {
     MOERT_RETURN_IF_ERROR(Grow(&set.weights, experts_at_once_ * expert_bytes));
   }
   const int64_t rows = std::min(kProductRows, tokens_);
+  const auto chosen = static_cast<int64_t>(block_.routing.grouped_tokens.size());
   const auto carve = [&](cuda::Carver c) {
     weights_ = c.Take<float>(3 * matrix);
     for (float** to : {&x_, &y_}) *to = c.Take<float>(rows * hidden_);
     for (float** to : {&gate_, &up_, &h_}) *to = c.Take<float>(rows * intermediate_);
+    chosen_rows_ = c.Take<int32_t>(chosen);
+    chosen_weights_ = c.Take<float>(chosen);
     return c.used();
   };
   MOERT_RETURN_IF_ERROR(Grow(&scratch_, carve(cuda::Carver())));
@@ -96,13 +99,6 @@ absl::Status BlockForward::AllocateRows() {
 absl::Status BlockForward::UploadChoice() {
   const RoutingResult& routing = block_.routing;
   const auto count = static_cast<int64_t>(routing.grouped_tokens.size());
-  const auto carve = [&](cuda::Carver c) {
-    chosen_rows_ = c.Take<int32_t>(count);
-    chosen_weights_ = c.Take<float>(count);
-    return c.used();
-  };
-  MOERT_RETURN_IF_ERROR(Grow(&choice_, carve(cuda::Carver())));
-  carve(cuda::Carver(choice_.data()));
   std::vector<float> weights;
   weights.reserve(routing.grouped_slots.size());
   for (const int32_t slot : routing.grouped_slots) {

@@ -69,7 +69,7 @@ class BlockForward {
   int64_t experts_at_once_ = 0;
 
   LaneStream stream_;  // of the products
-  cuda::Buffer rows_, choice_, scratch_;
+  cuda::Buffer rows_, scratch_;
   float *inputs_ = nullptr, *residual_ = nullptr;  // [rows_at_once_, hidden]
   int32_t* chosen_rows_ = nullptr;                 // by expert
   float* chosen_weights_ = nullptr;
