@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "fmt/format.h"
 #include "route/expert_cache_rule.h"
+#include "route/gate_dots.h"
 #include "route/grouping.h"
 #include "route/route_token.h"
 #include "route/substitution_ledger.h"
@@ -19,22 +20,6 @@ namespace {
 
 /// From here on tokens are shared out among the threads.
 constexpr int64_t kManyTokens = 256;
-
-/// Fixed-lane dot product: the order of additions depends on n alone.
-float Dot(const float* a, const float* b, int64_t n) {
-  constexpr int kLanes = 16;
-  float lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) lanes[j] += a[i + j] * b[i + j];
-  }
-  float tail = 0;
-  for (; i < n; ++i) tail += a[i] * b[i];
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-  }
-  return lanes[0] + tail;
-}
 
 absl::Status CheckConstants(int l, const MoeLayerSpec& layer, const RouterConstants& c) {
   const RoutingSpec& r = layer.routing;
@@ -170,10 +155,10 @@ int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_
         expert -= model_->layers[*layer].num_experts;
       }
       const RouterConstants& c = layers_[*layer];
-      for (int64_t token = begin; token < end; ++token) {
-        float& logit = logits_[token * experts + i];
-        logit = Dot(x + token * hidden, c.gate.data() + expert * hidden, hidden);
-        if (!c.logit_bias.empty()) logit += c.logit_bias[expert];
+      GateDots(x + begin * hidden, end - begin, c.gate.data() + expert * hidden, hidden,
+               &logits_[begin * experts + i], experts);
+      for (int64_t t = begin; t < end && !c.logit_bias.empty(); ++t) {
+        logits_[t * experts + i] += c.logit_bias[expert];
       }
     }
   });
