@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 
 namespace moert::offline {
@@ -59,13 +60,19 @@ absl::StatusOr<std::unique_ptr<LossProbe>> LossProbe::Create(const ModelContext&
 void LossProbe::AddExpert(const ExpertRows& tokens, const ExpertChanges& changes) {
   const int64_t hidden = copies_.hidden();
   const Floats* const from[] = {&changes.gate_up, &changes.down};
+  const int64_t rows =
+      std::lower_bound(tokens.rows.begin(), tokens.rows.end(), tokens_) - tokens.rows.begin();
+  constexpr int64_t kRowsAJob = 32;
   for (size_t part = 0; part < changes_.size(); ++part) {
     if (from[part]->empty()) continue;  // nothing chose the expert, or its scheme is bf16
-    for (size_t t = 0; t < tokens.rows.size() && tokens.rows[t] < tokens_; ++t) {
-      float* const to = changes_[part].data() + tokens.rows[t] * hidden;
-      const float* const change = from[part]->data() + static_cast<int64_t>(t) * hidden;
-      for (int64_t c = 0; c < hidden; ++c) to[c] += tokens.weights[t] * change[c];
-    }
+    context_.pool->Run(CeilDiv(rows, kRowsAJob), [&](int64_t job, int) {
+      for (int64_t t = job * kRowsAJob; t < std::min(rows, (job + 1) * kRowsAJob); ++t) {
+        const auto i = static_cast<size_t>(t);
+        float* const to = changes_[part].data() + tokens.rows[i] * hidden;
+        const float* const change = from[part]->data() + t * hidden;
+        for (int64_t c = 0; c < hidden; ++c) to[c] += tokens.weights[i] * change[c];
+      }
+    });
   }
 }
 
@@ -75,8 +82,13 @@ absl::Status LossProbe::EndLayer(int layer, CalibrationStream* stream) {
   } else {
     MOERT_RETURN_IF_ERROR(blocks_->Forward(layer, &copies_, device_));
   }
+  const int64_t hidden = copies_.hidden();
   for (Floats& change : changes_) {
-    for (size_t i = 0; i < change.size(); ++i) change[i] += stream->residual()[i];
+    context_.pool->Run(tokens_, [&](int64_t row, int) {
+      for (int64_t i = row * hidden; i < (row + 1) * hidden; ++i) {
+        change[static_cast<size_t>(i)] += stream->residual()[i];
+      }
+    });
     copies_.Add(change.data(), tokens_);
     std::fill(change.begin(), change.end(), 0.0f);
   }
