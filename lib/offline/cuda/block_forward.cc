@@ -14,26 +14,21 @@
 namespace moert::offline {
 namespace {
 
-// Inputs and residual of the rows on the device at once; where less is free, fewer rows, down to
-// kFewestRows.
-constexpr int64_t kMostRowBytes = int64_t{16} << 30;
+// Where less is free, fewer rows go at once, down to these.
 constexpr int64_t kFewestRows = 4096;
-// Rows of an expert that are multiplied at once: full waves of CTAs.
-constexpr int64_t kProductRows = 16384;
-// Weights of one of the two sets.
-constexpr int64_t kSetBytes = int64_t{512} << 20;
 
 constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
 
 }  // namespace
 
 BlockForward::BlockForward(int device, const BlockRows& block, const ExpertReader& read,
-                           ThreadPool* pool, Lanes<ExpertLane>* lanes)
+                           ThreadPool* pool, Lanes<ExpertLane>* lanes, const BlockLimits& limits)
     : device_(device),
       block_(block),
       read_(read),
       pool_(pool),
       lanes_(*lanes),
+      limits_(limits),
       hidden_(block.layer.hidden),
       intermediate_(block.layer.intermediate),
       tokens_(block.routing.tokens) {}
@@ -62,12 +57,13 @@ absl::Status BlockForward::Allocate() {
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&stream_.stream, cudaStreamNonBlocking));
   const int64_t matrix = hidden_ * intermediate_;
   const int64_t expert_bytes = 3 * matrix * static_cast<int64_t>(sizeof(uint16_t));
-  experts_at_once_ = std::clamp<int64_t>(kSetBytes / expert_bytes, 1, block_.layer.num_experts);
+  experts_at_once_ =
+      std::clamp<int64_t>(limits_.set_bytes / expert_bytes, 1, block_.layer.num_experts);
   for (WeightSet& set : sets_) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&set.used, cudaEventDisableTiming));
     MOERT_RETURN_IF_ERROR(Grow(&set.weights, experts_at_once_ * expert_bytes));
   }
-  const int64_t rows = std::min(kProductRows, tokens_);
+  const int64_t rows = std::min(limits_.product_rows, tokens_);
   const auto chosen = static_cast<int64_t>(block_.routing.grouped_tokens.size());
   const auto carve = [&](cuda::Carver c) {
     weights_ = c.Take<float>(3 * matrix);
@@ -84,7 +80,7 @@ absl::Status BlockForward::Allocate() {
 
 absl::Status BlockForward::AllocateRows() {
   const int64_t row_bytes = 2 * hidden_ * kFloat;
-  rows_at_once_ = std::clamp<int64_t>(kMostRowBytes / row_bytes, 1, tokens_);
+  rows_at_once_ = std::clamp<int64_t>(limits_.row_bytes / row_bytes, 1, tokens_);
   absl::Status status = Grow(&rows_, rows_at_once_ * row_bytes);
   while (absl::IsResourceExhausted(status) && rows_at_once_ > kFewestRows) {
     rows_at_once_ = CeilDiv(rows_at_once_, 2);
@@ -180,8 +176,8 @@ absl::Status BlockForward::Multiply(const Choice& choice, const uint16_t* weight
   const int64_t matrix = hidden_ * intermediate_;
   const float *gate_w = weights_, *up_w = gate_w + matrix, *down_w = up_w + matrix;
   MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchWiden(weights, 3 * matrix, weights_, stream));
-  for (int64_t at = 0; at < choice.count; at += kProductRows) {
-    const int64_t rows = std::min(kProductRows, choice.count - at);
+  for (int64_t at = 0; at < choice.count; at += limits_.product_rows) {
+    const int64_t rows = std::min(limits_.product_rows, choice.count - at);
     const int32_t* const chosen = chosen_rows_ + choice.begin + at;
     MOERT_CUDA_RETURN_IF_ERROR(
         cuda::LaunchGatherRows(inputs_, chosen, first, rows, hidden_, x_, stream));

@@ -19,11 +19,18 @@
 
 namespace moert::offline {
 
+/// What is on the device at once.
+struct BlockLimits {
+  int64_t row_bytes = int64_t{16} << 30;   // inputs and residual; fewer where less is free
+  int64_t set_bytes = int64_t{512} << 20;  // weights of one of two sets
+  int64_t product_rows = 16384;            // of an expert in a product: full waves of CTAs
+};
+
 class BlockForward {
  public:
-  /// Borrows all but `device`; `lanes` are those of the copies.
+  /// Borrows all but `device` and `limits`; `lanes` are those of the copies.
   BlockForward(int device, const BlockRows& block, const ExpertReader& read, ThreadPool* pool,
-               Lanes<ExpertLane>* lanes);
+               Lanes<ExpertLane>* lanes, const BlockLimits& limits = BlockLimits());
 
   /// OfflineDevice::AddExperts, once; an error is the device's, or a reader's.
   absl::Status Run(std::vector<uint8_t>* done);
@@ -64,6 +71,7 @@ class BlockForward {
   const ExpertReader& read_;
   ThreadPool* const pool_;
   Lanes<ExpertLane>& lanes_;
+  const BlockLimits limits_;
   const int64_t hidden_, intermediate_, tokens_;
   int64_t rows_at_once_ = 0;
   int64_t experts_at_once_ = 0;

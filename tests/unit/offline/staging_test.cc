@@ -1,93 +1,19 @@
-// Copies by way of pinned memory, over a CUDA runtime of this file's that copies as late as it may
-// and makes calls fail. "Device" memory is the host's.
+// Copies by way of pinned memory, over a runtime that copies as late as it may.
 #include "offline/cuda/staging.h"
 
-#include <cuda_runtime_api.h>
-
-#include <cstdlib>
-#include <cstring>
+#include <algorithm>
 #include <functional>
-#include <map>
 #include <random>
 #include <vector>
 
 #include "host/cuda/staged_copies.h"
+#include "late_runtime.h"
 #include "support/catch.h"
 
 namespace moert {
 namespace {
 
-/// One stream.
-struct LateRuntime {
-  struct Copy {
-    void* to;
-    const void* from;
-    size_t bytes;
-  };
-  std::vector<Copy> copies;              // all of them, in order
-  size_t made = 0;                       // of these
-  std::map<cudaEvent_t, size_t> events;  // copies in front of an event's last record
-  int allocated = 0;                     // blocks of pinned memory
-  int calls = 0, fails_at = 0;
-  bool refuses_pinning = false;
-
-  bool Fails() { return ++calls == fails_at; }
-  void MakeUpTo(size_t end) {
-    for (; made < end; ++made) std::memcpy(copies[made].to, copies[made].from, copies[made].bytes);
-  }
-  void Wait() { MakeUpTo(copies.size()); }  // cudaStreamSynchronize
-};
-LateRuntime runtime;
-
-}  // namespace
-}  // namespace moert
-
-using moert::runtime;
-
-extern "C" {
-cudaError_t __wrap_cudaHostAlloc(void** p, size_t bytes, unsigned) {
-  if (runtime.Fails() || runtime.refuses_pinning) return cudaErrorMemoryAllocation;
-  *p = std::malloc(bytes);
-  ++runtime.allocated;
-  return cudaSuccess;
-}
-cudaError_t __wrap_cudaFreeHost(void* p) {
-  std::free(p);
-  --runtime.allocated;
-  return cudaSuccess;
-}
-cudaError_t __wrap_cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  if (runtime.Fails()) return cudaErrorUnknown;
-  *event = reinterpret_cast<cudaEvent_t>(new int(0));
-  runtime.events[*event] = 0;
-  return cudaSuccess;
-}
-cudaError_t __wrap_cudaEventDestroy(cudaEvent_t event) {
-  runtime.events.erase(event);
-  delete reinterpret_cast<int*>(event);
-  return cudaSuccess;
-}
-cudaError_t __wrap_cudaEventRecord(cudaEvent_t event, cudaStream_t) {
-  if (runtime.Fails()) return cudaErrorUnknown;
-  runtime.events.at(event) = runtime.copies.size();
-  return cudaSuccess;
-}
-cudaError_t __wrap_cudaEventSynchronize(cudaEvent_t event) {
-  if (runtime.Fails()) return cudaErrorUnknown;
-  runtime.MakeUpTo(runtime.events.at(event));
-  return cudaSuccess;
-}
-cudaError_t __wrap_cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
-                                   cudaStream_t) {
-  if (runtime.Fails()) return cudaErrorUnknown;
-  runtime.copies.push_back({to, from, bytes});
-  return cudaSuccess;
-}
-}
-
-namespace moert {
-namespace {
-
+using test::runtime;
 using Values = std::vector<float>;
 
 /// Both ways of both classes, by floats.
@@ -129,7 +55,7 @@ absl::Status ThereAndBack(const Way& way, int64_t a, int64_t b, bool* right) {
   *right = false;
   // What is late must not write into memory that is gone.
   struct Waiting {
-    ~Waiting() { runtime.Wait(); }
+    ~Waiting() { runtime.WaitForAll(); }
   } const waiting;
   if (auto s = way.up(passing.data(), a, device_a.data()); !s.ok()) return s;
   std::fill(passing.begin(), passing.end(), -1.0f);
@@ -145,8 +71,8 @@ absl::Status ThereAndBack(const Way& way, int64_t a, int64_t b, bool* right) {
 
 template <typename Copies>
 void Check() {
-  runtime = LateRuntime();
   for (const bool refuses : {false, true}) {
+    runtime.Begin();
     runtime.refuses_pinning = refuses;
     Copies copies;
     const Way way = WayOf(&copies);
@@ -159,30 +85,27 @@ void Check() {
         CHECK(right);
       }
     }
-    CHECK(runtime.allocated == (refuses ? 0 : 1));
+    CHECK(runtime.left() == (refuses ? 2 : 3));  // events, and memory
   }
-  CHECK(runtime.allocated == 0);
-  CHECK(runtime.events.empty());
+  CHECK(runtime.left() == 0);
   // Each call fails once.
   for (int n = 1;; ++n) {
     INFO("call " << n << " fails");
-    runtime = LateRuntime();
-    runtime.fails_at = n;
+    runtime.Begin(n);
     {
       Copies copies;
       const Way way = WayOf(&copies);
       bool right = false;
       const absl::Status status = ThereAndBack(way, 2 * kHalf + 9, kHalf + 1, &right);
       CHECK(right == status.ok());
-      if (runtime.calls < n) {
+      if (runtime.calls() < n) {
         CHECK(n > 20);
         break;
       }
       REQUIRE_OK(ThereAndBack(way, 3 * kHalf + 1, 2 * kHalf, &right));  // and goes on
       CHECK(right);
     }
-    CHECK(runtime.allocated == 0);
-    CHECK(runtime.events.empty());
+    CHECK(runtime.left() == 0);
   }
 }
 
@@ -191,16 +114,15 @@ TEST_CASE("the example host's staging") { Check<host::StagedCopies>(); }
 
 TEST_CASE("a download of up to a half that fails leaves the caller's memory alone") {
   for (int n = 1;; ++n) {
-    runtime = LateRuntime();
     offline::Staging staging;
     const Way way = WayOf(&staging);
     const Values device(static_cast<size_t>(kHalf), 2.0f);
     Values to(device.size(), 1.0f);
-    runtime.fails_at = n;
+    runtime.Begin(n);
     const absl::Status status = way.down(device.data(), kHalf, to.data());
-    runtime.Wait();
+    runtime.WaitForAll();
     CHECK(to == Values(to.size(), status.ok() ? 2.0f : 1.0f));
-    if (runtime.calls < n) break;
+    if (runtime.calls() < n) break;
   }
 }
 
