@@ -167,7 +167,11 @@ void Decoder::AttentionHalf(int layer, absl::Span<const std::unique_ptr<Sequence
   delta_.resize(all * config_.hidden_size);
   l.mixer_norm.Forward(pool_, residual, all, normed);
   l.mixer->Forward(pool_, groups, normed, all, delta_.data());
-  for (size_t i = 0; i < delta_.size(); ++i) residual[i] += delta_[i];
+  constexpr int64_t kRowsAJob = 64;
+  pool_->Run((all + kRowsAJob - 1) / kRowsAJob, [&](int64_t job, int) {
+    const int64_t end = std::min(all, (job + 1) * kRowsAJob) * config_.hidden_size;
+    for (int64_t i = job * kRowsAJob * config_.hidden_size; i < end; ++i) residual[i] += delta_[i];
+  });
   l.mlp_norm.Forward(pool_, residual, all, normed);
 }
 

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -152,6 +153,9 @@ class Router {
   /// From logits, `stride` from token to token, to the scores of all experts.
   absl::Status ScoreLogits(int layer, const float* logits, int64_t stride, int64_t tokens,
                            std::vector<float>* scores) const;
+  /// Independent work on threads where there is enough of it; the first error by token.
+  absl::Status ForEachToken(int64_t tokens,
+                            absl::FunctionRef<absl::Status(int64_t token)> work) const;
   /// The experts that the ids of a hash layer's tokens stand for, into r->ids.
   absl::Status LookUp(int layer, int64_t tokens, absl::Span<const int32_t> token_ids,
                       RoutingResult* r) const;

@@ -22,11 +22,9 @@ class DeviceBlocks final : public ExpertBlocks {
     MOERT_RETURN_IF_ERROR(expert_->PrepareChanges(token_weights));
     if (settings_.method != QuantMethod::kGptq) return absl::OkStatus();
     for (const bool down : {false, true}) {
-      if (rows_ < MinimumTokens(down ? layer_.intermediate : layer_.hidden)) continue;
-      MOERT_ASSIGN_OR_RETURN(const InputMoments moments, expert_->Moments(down));
-      absl::StatusOr<GptqFactor>& factor = factor_[down ? 1 : 0];
-      factor = FactorMoments(moments, GptqOptions());
-      if (factor.ok()) MOERT_RETURN_IF_ERROR(expert_->SetFactor(down, *factor));
+      MOERT_RETURN_IF_ERROR(FactorOnDevice(expert_.get(), down,
+                                           down ? layer_.intermediate : layer_.hidden, rows_,
+                                           &factor_[down ? 1 : 0]));
     }
     return absl::OkStatus();
   }

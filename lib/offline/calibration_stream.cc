@@ -60,6 +60,11 @@ CalibrationStream::CalibrationStream(const ModelContext& context, const Calibrat
 CalibrationStream::CalibrationStream(const ModelContext& context, int64_t window)
     : context_(context), window_(window), hidden_(context.config->hidden_size) {}
 
+void CalibrationStream::Reserve(int64_t rows) {
+  residual_.reserve(static_cast<size_t>(rows * hidden_));
+  normed_.reserve(static_cast<size_t>(rows * hidden_));
+}
+
 void CalibrationStream::Add(const float* residual, int64_t rows) {
   residual_.insert(residual_.end(), residual, residual + rows * hidden_);
   rows_ += rows;

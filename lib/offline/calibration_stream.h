@@ -57,6 +57,8 @@ class CalibrationStream {
   /// What the block's output [rows, hidden] is to be added to.
   float* residual() { return residual_.data(); }
 
+  /// Memory for so many rows in all.
+  void Reserve(int64_t rows);
   /// Adds whole windows that are as far in the model as this stream: residual [rows, hidden].
   void Add(const float* residual, int64_t rows);
 

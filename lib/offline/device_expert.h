@@ -12,6 +12,7 @@
 #include "moert/scheme.h"
 #include "offline/expert_mlp.h"
 #include "offline/gptq.h"
+#include "quant/quantized_matrix.h"
 
 namespace moert {
 
@@ -21,18 +22,30 @@ class DeviceExpert {
   virtual ~DeviceExpert() = default;
 
   /// First. x: [rows, hidden].
-  virtual absl::Status Run(const offline::ExpertMatrices& weights, const float* x) = 0;
-  /// Then y [rows, hidden] and h [rows, intermediate], the inputs of down.
-  virtual absl::Status Outputs(float* y) = 0;
+  virtual absl::Status Load(const offline::ExpertMatrices& weights, const float* x) = 0;
+  /// From here on a block has these weights, [out, in].
+  virtual absl::Status SetWeights(Projection block, absl::Span<const float> weights) = 0;
+  /// h [rows, intermediate], the inputs of down, and behind that y [rows, hidden].
+  virtual absl::Status RunGateUp() = 0;
+  virtual absl::Status RunDown() = 0;
+  /// All of it.
+  absl::Status Run(const offline::ExpertMatrices& weights, const float* x) {
+    absl::Status status = Load(weights, x);
+    if (status.ok()) status = RunGateUp();
+    if (status.ok()) status = RunDown();
+    return status;
+  }
   virtual absl::Status Hidden(float* h) = 0;
+  virtual absl::Status Outputs(float* y) = 0;
 
-  // Changes of the output, of any number of other weights, behind Run and PrepareChanges.
+  // Of any number of other weights, behind PrepareChanges: how they change the output, behind Run;
+  // or what they are, behind Load.
 
   /// weights: [rows], how much each token counts.
   virtual absl::Status PrepareChanges(absl::Span<const float> token_weights) = 0;
   /// Of the inputs of gate and up, or of down, each times its token's weight.
   virtual absl::StatusOr<InputMoments> Moments(bool down) = 0;
-  /// What ChangeByGptq of those blocks rounds by, from here on.
+  /// What GPTQ rounds those blocks by, from here on.
   virtual absl::Status SetFactor(bool down, const GptqFactor& factor) = 0;
   /// Inputs of gate and up, and of down, for the changes from here on; null: those of Run.
   virtual absl::Status SetInputs(const float* x, const float* h) = 0;
@@ -40,6 +53,9 @@ class DeviceExpert {
   virtual absl::StatusOr<double> Change(Projection block, absl::Span<const float> weights) = 0;
   /// The same with its weights rounded by GPTQ; CanRound(layout).
   virtual absl::StatusOr<double> ChangeByGptq(Projection block, const MatrixLayout& layout) = 0;
+  /// The block's weights rounded by GPTQ; CanRound(layout). They stay as they were.
+  virtual absl::StatusOr<QuantizedMatrix> RoundByGptq(Projection block,
+                                                      const MatrixLayout& layout) = 0;
   virtual bool CanRound(const MatrixLayout& layout) const = 0;
   /// The first `rows` rows of the changes with the gate's and up's last weights together, and with
   /// down's, which changed last: [rows, hidden] each.

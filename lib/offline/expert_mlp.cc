@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/bf16.h"
+#include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "quant/packing.h"
 
@@ -77,7 +78,14 @@ Floats GluForward(const Compute& compute, const MoeLayerSpec& layer, const std::
   Floats h(static_cast<size_t>(rows * layer.intermediate)), upped(h.size());
   MatMul(compute, gate, layer.intermediate, layer.hidden, x, rows, h.data());
   MatMul(compute, up, layer.intermediate, layer.hidden, x, rows, upped.data());
-  for (size_t i = 0; i < h.size(); ++i) h[i] = Activate(layer.activation, h[i], upped[i]);
+  constexpr int64_t kRowsAJob = 64;
+  compute.pool->Run(CeilDiv(rows, kRowsAJob), [&](int64_t job, int) {
+    const int64_t end = std::min(rows, (job + 1) * kRowsAJob) * layer.intermediate;
+    for (int64_t at = job * kRowsAJob * layer.intermediate; at < end; ++at) {
+      const auto i = static_cast<size_t>(at);
+      h[i] = Activate(layer.activation, h[i], upped[i]);
+    }
+  });
   return h;
 }
 

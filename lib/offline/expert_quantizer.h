@@ -32,6 +32,11 @@ constexpr int64_t MinimumTokens(int64_t k) { return k / 4 > 512 ? k / 4 : 512; }
 absl::StatusOr<GptqFactor> FactorInputs(absl::Span<const float> x, int64_t k,
                                         absl::Span<const float> token_weights);
 
+/// The same of the inputs of a block on a device, which rounds by it from here on. An error is the
+/// device's.
+absl::Status FactorOnDevice(DeviceExpert* expert, bool down, int64_t k, int64_t rows,
+                            absl::StatusOr<GptqFactor>* factor);
+
 /// One matrix by a method: GPTQ with a factor, HQQ in its place without. `device` may be null.
 QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
                                const absl::StatusOr<GptqFactor>& factor,
@@ -49,7 +54,7 @@ struct GptqOutcome {
 /// the inputs, rounded where the schemes round activations. x: the expert's tokens [rows, hidden],
 /// overwritten.
 /// The pool of `compute` has a single thread: the caller is a job of another. `device` searches for
-/// scales, to the same outcome; it may be null.
+/// scales and rounds, to the same outcome; it may be null.
 absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
                                              ExpertMatrices weights, Floats* x,
                                              absl::Span<const float> token_weights,
@@ -57,10 +62,20 @@ absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const Re
                                              std::byte* record);
 
 /// What the expert of a record makes of x [rows, hidden], which is overwritten: [rows, hidden].
-/// Activations are rounded where the schemes round them.
+/// Activations are rounded where the schemes round them. `device`, if any, multiplies where nothing
+/// is rounded or rotated.
 absl::StatusOr<Floats> ForwardRecord(const MoeLayerSpec& layer, const RecordLayout& layout,
                                      const std::byte* record, Floats* x, int64_t rows,
-                                     const Compute& compute);
+                                     const Compute& compute, OfflineDevice* device = nullptr);
+
+/// EncodeExpertGptq, and x becomes what the record's expert makes of it. On `device` where nothing
+/// is rounded or rotated besides weights: all products and moments are there, to the same outcome
+/// but for rounding.
+absl::StatusOr<GptqOutcome> PassExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
+                                           const ExpertMatrices& weights,
+                                           absl::Span<const float> token_weights,
+                                           const Compute& compute, OfflineDevice* device,
+                                           std::byte* record, Floats* x);
 
 }  // namespace moert::offline
 

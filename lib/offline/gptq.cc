@@ -19,28 +19,48 @@ constexpr int64_t kChunk = 256;
 
 const DenseLanes& BestDenseLanes() { return *DenseLaneSets()[0]; }
 
-/// The factor of H + damping * mean(diag H) * I, or none. H = M M^T with M upper triangular is the
-/// Cholesky factorization of H with rows and columns reversed.
-bool Factor(const std::vector<double>& h, double damping, GptqFactor* factor) {
-  const int64_t k = factor->k;
-  const auto at = [k](int64_t i, int64_t j) { return static_cast<size_t>(i * k + j); };
-  double mean = 0;
-  for (int64_t i = 0; i < k; ++i) mean += h[at(i, i)] / static_cast<double>(k);
-  std::vector<double> reversed(h.size());
-  for (int64_t i = 0; i < k; ++i) {
-    for (int64_t j = 0; j <= i; ++j) reversed[at(i, j)] = h[at(k - 1 - j, k - 1 - i)];
-    reversed[at(i, i)] += damping * mean;
-  }
-  if (!FactorCholesky(k, reversed.data())) return false;
-  factor->shares.assign(h.size(), 0.0f);
-  for (int64_t c = 0; c < k; ++c) {
-    const double diagonal = reversed[at(k - 1 - c, k - 1 - c)];
-    for (int64_t j = 0; j < c; ++j) {
-      const double share = reversed[at(k - 1 - j, k - 1 - c)] / diagonal;
-      if (!std::isfinite(share)) return false;
-      factor->shares[at(j, c)] = static_cast<float>(share);
+/// The lower triangle with rows and columns reversed, tile by tile: rows of one are columns of the
+/// other.
+void Reverse(int64_t k, const double* lower, double* reversed) {
+  constexpr int64_t kTile = 32;
+  for (int64_t row = 0; row < k; row += kTile) {
+    for (int64_t column = 0; column <= row; column += kTile) {
+      for (int64_t i = row; i < std::min(k, row + kTile); ++i) {
+        for (int64_t j = column; j < std::min(i + 1, column + kTile); ++j) {
+          reversed[i * k + j] = lower[(k - 1 - j) * k + k - 1 - i];
+        }
+      }
     }
-    factor->shares[at(c, c)] = static_cast<float>(diagonal);
+  }
+}
+
+/// The factor of H with damping * mean(diagonal) added to its diagonal, or none. H = M M^T with M
+/// upper triangular is the Cholesky factorization of H with rows and columns reversed. lower: of H,
+/// whose diagonal is taken from `diagonal`. reversed: memory for k^2.
+bool Factor(const std::vector<double>& lower, const std::vector<double>& diagonal, double damping,
+            double* reversed, GptqFactor* factor) {
+  const int64_t k = factor->k;
+  double mean = 0;
+  for (const double d : diagonal) mean += d / static_cast<double>(k);
+  Reverse(k, lower.data(), reversed);
+  for (int64_t i = 0; i < k; ++i) {
+    reversed[i * k + i] = diagonal[static_cast<size_t>(k - 1 - i)] + damping * mean;
+  }
+  if (!FactorCholesky(k, reversed)) return false;
+  factor->shares.assign(lower.size(), 0.0f);
+  std::vector<double> divisors(diagonal.size());
+  for (int64_t c = 0; c < k; ++c) {
+    divisors[static_cast<size_t>(c)] = reversed[(k - 1 - c) * k + k - 1 - c];
+  }
+  for (int64_t j = 0; j < k; ++j) {
+    const double* const from = reversed + (k - 1 - j) * k + k - 1;
+    float* const to = factor->shares.data() + j * k;
+    to[j] = static_cast<float>(divisors[static_cast<size_t>(j)]);
+    for (int64_t c = j + 1; c < k; ++c) {
+      const double share = from[-c] / divisors[static_cast<size_t>(c)];
+      if (!std::isfinite(share)) return false;
+      to[c] = static_cast<float>(share);
+    }
   }
   factor->damping = damping;
   return true;
@@ -231,23 +251,24 @@ absl::Status InputMoments::Add(absl::Span<const float> x, absl::Span<const float
 
 absl::StatusOr<GptqFactor> FactorMoments(const InputMoments& moments, const GptqOptions& options) {
   if (moments.tokens() == 0) return absl::FailedPreconditionError("no tokens were seen");
-  std::vector<double> h = moments.lower();
-  const auto diagonal = [&](int64_t i) -> double& { return h[i * moments.k() + i]; };
+  const std::vector<double>& lower = moments.lower();
   GptqFactor factor;
   factor.k = moments.k();
+  std::vector<double> diagonal(static_cast<size_t>(factor.k));
   double mean = 0;
   for (int64_t i = 0; i < factor.k; ++i) {
-    mean += diagonal(i) / static_cast<double>(factor.k);
-    factor.dead_columns += diagonal(i) == 0 ? 1 : 0;
+    double& d = diagonal[static_cast<size_t>(i)];
+    d = lower[static_cast<size_t>(i * factor.k + i)];
+    mean += d / static_cast<double>(factor.k);
+    factor.dead_columns += d == 0 ? 1 : 0;
   }
   if (!(mean > 0)) return absl::FailedPreconditionError("all inputs were zero");
   // A dead column has no part in anybody's error; any positive value makes H regular there.
-  for (int64_t i = 0; i < factor.k; ++i) {
-    if (diagonal(i) == 0) diagonal(i) = mean;
-  }
+  std::replace(diagonal.begin(), diagonal.end(), 0.0, mean);
+  std::vector<double> reversed(lower.size());
   double damping = options.damping;
   for (int i = 0; i < options.damping_attempts; ++i, damping *= 10) {
-    if (Factor(h, damping, &factor)) return factor;
+    if (Factor(lower, diagonal, damping, reversed.data(), &factor)) return factor;
   }
   return absl::FailedPreconditionError(fmt::format(
       "the second moments of {} tokens cannot be factored, not even with a damping of {}",
@@ -273,13 +294,14 @@ absl::StatusOr<QuantizedMatrix> QuantizeGptq(const MatrixLayout& layout,
   std::optional<QuantizedMatrix> rounded;
   if (device != nullptr) rounded = device->Gptq(layout, weights, factor, options);
   if (!rounded) rounded = Rounding(layout, weights, factor, options).Run();
-  QuantizedMatrix& q = *rounded;
-  for (size_t i = 0; i < q.scales.size(); ++i) {
-    if (!std::isfinite(q.scales[i]) || (!q.offsets.empty() && !std::isfinite(q.offsets[i]))) {
-      return absl::FailedPreconditionError("a scale is not finite");
-    }
-  }
-  return std::move(q);
+  if (!HasFiniteScales(*rounded)) return absl::FailedPreconditionError("a scale is not finite");
+  return *std::move(rounded);
+}
+
+bool HasFiniteScales(const QuantizedMatrix& q) {
+  const auto finite = [](float v) { return std::isfinite(v); };
+  return std::all_of(q.scales.begin(), q.scales.end(), finite) &&
+         std::all_of(q.offsets.begin(), q.offsets.end(), finite);
 }
 
 }  // namespace moert

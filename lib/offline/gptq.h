@@ -72,6 +72,8 @@ absl::StatusOr<QuantizedMatrix> QuantizeGptq(const MatrixLayout& layout,
                                              const GptqFactor& factor,
                                              const GptqOptions& options = {},
                                              OfflineDevice* device = nullptr);
+/// Offsets included.
+bool HasFiniteScales(const QuantizedMatrix& q);
 
 }  // namespace moert
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "offline/expert_forward.h"
 
 namespace moert::offline {
 namespace {
@@ -38,13 +38,9 @@ double Divergence(const double* p, double p_log_p, const float* logits, int64_t 
 
 }  // namespace
 
-LossProbe::LossProbe(const ModelContext& context, const CheckpointExperts* experts,
-                     OfflineDevice* device, int64_t window, int64_t tokens)
-    : context_(context),
-      experts_(experts),
-      device_(device),
-      tokens_(tokens),
-      copies_(context, window) {
+LossProbe::LossProbe(const ModelContext& context, OfflineDevice* device, int64_t window,
+                     int64_t tokens)
+    : context_(context), device_(device), tokens_(tokens), copies_(context, window) {
   for (Floats& change : changes_) {
     change.resize(static_cast<size_t>(tokens_ * copies_.hidden()));
   }
@@ -54,7 +50,8 @@ absl::StatusOr<std::unique_ptr<LossProbe>> LossProbe::Create(const ModelContext&
                                                              const CheckpointExperts* experts,
                                                              OfflineDevice* device, int64_t window,
                                                              int64_t tokens) {
-  std::unique_ptr<LossProbe> probe(new LossProbe(context, experts, device, window, tokens));
+  std::unique_ptr<LossProbe> probe(new LossProbe(context, device, window, tokens));
+  probe->copies_.Reserve(2 * tokens * experts->model().num_layers());
   MOERT_ASSIGN_OR_RETURN(probe->blocks_,
                          MoeBlocks::Create(experts, {context.pool, context.model->products()}));
   return probe;
@@ -63,35 +60,35 @@ absl::StatusOr<std::unique_ptr<LossProbe>> LossProbe::Create(const ModelContext&
 void LossProbe::AddExpert(const ExpertRows& tokens, const ExpertChanges& changes) {
   const int64_t hidden = copies_.hidden();
   const Floats* const from[] = {&changes.gate_up, &changes.down};
+  const int64_t rows =
+      std::lower_bound(tokens.rows.begin(), tokens.rows.end(), tokens_) - tokens.rows.begin();
+  constexpr int64_t kRowsAJob = 32;
   for (size_t part = 0; part < changes_.size(); ++part) {
     if (from[part]->empty()) continue;  // nothing chose the expert, or its scheme is bf16
-    for (size_t t = 0; t < tokens.rows.size() && tokens.rows[t] < tokens_; ++t) {
-      float* const to = changes_[part].data() + tokens.rows[t] * hidden;
-      const float* const change = from[part]->data() + static_cast<int64_t>(t) * hidden;
-      for (int64_t c = 0; c < hidden; ++c) to[c] += tokens.weights[t] * change[c];
-    }
+    context_.pool->Run(CeilDiv(rows, kRowsAJob), [&](int64_t job, int) {
+      for (int64_t t = job * kRowsAJob; t < std::min(rows, (job + 1) * kRowsAJob); ++t) {
+        const auto i = static_cast<size_t>(t);
+        float* const to = changes_[part].data() + tokens.rows[i] * hidden;
+        const float* const change = from[part]->data() + t * hidden;
+        for (int64_t c = 0; c < hidden; ++c) to[c] += tokens.weights[i] * change[c];
+      }
+    });
   }
 }
 
 absl::Status LossProbe::EndLayer(int layer, CalibrationStream* stream) {
-  const MoeLayerSpec& spec = experts_->model().layers[static_cast<size_t>(layer)];
   if (copies_.rows() == 0) {
     copies_.ToMoe(layer);
   } else {
-    MOERT_RETURN_IF_ERROR(blocks_->Run(
-        layer, &copies_,
-        [&](int e, const ExpertRows&, Floats* x, ThreadPool* single) -> absl::Status {
-          ExpertWeights stored;
-          ExpertMatrices weights;
-          MOERT_RETURN_IF_ERROR(experts_->ReadExpert(layer, e, &stored));
-          MOERT_RETURN_IF_ERROR(WidenExpert(stored, &weights));
-          return ForwardExpert(spec, weights, Compute{single, context_.model->products()}, device_,
-                               x);
-        },
-        [](int) { return absl::OkStatus(); }));
+    MOERT_RETURN_IF_ERROR(blocks_->Forward(layer, &copies_, device_));
   }
+  const int64_t hidden = copies_.hidden();
   for (Floats& change : changes_) {
-    for (size_t i = 0; i < change.size(); ++i) change[i] += stream->residual()[i];
+    context_.pool->Run(tokens_, [&](int64_t row, int) {
+      for (int64_t i = row * hidden; i < (row + 1) * hidden; ++i) {
+        change[static_cast<size_t>(i)] += stream->residual()[i];
+      }
+    });
     copies_.Add(change.data(), tokens_);
     std::fill(change.begin(), change.end(), 0.0f);
   }
@@ -103,8 +100,8 @@ std::vector<std::array<double, 2>> LossProbe::Divergences(const float* hidden) {
   const int64_t copies = copies_.rows() / tokens_;
   const float* const other = copies_.FinishHidden();
   std::vector<double> sums(static_cast<size_t>(copies), 0.0);
-  constexpr int64_t kRows = 128;  // logits of so many are in memory
-  const int64_t most = std::min(kRows, tokens_);
+  constexpr int64_t kLogits = int64_t{1} << 26;  // in memory at once
+  const int64_t most = std::clamp<int64_t>(kLogits / vocab, 1, std::min<int64_t>(tokens_, 1024));
   Floats logits(static_cast<size_t>(most * vocab));
   std::vector<double> p(logits.size()), p_log_p(static_cast<size_t>(most)), rows(p_log_p.size());
   for (int64_t first = 0; first < tokens_; first += most) {

@@ -47,11 +47,9 @@ class LossProbe {
   int64_t tokens() const { return tokens_; }
 
  private:
-  LossProbe(const ModelContext& context, const CheckpointExperts* experts, OfflineDevice* device,
-            int64_t window, int64_t tokens);
+  LossProbe(const ModelContext& context, OfflineDevice* device, int64_t window, int64_t tokens);
 
   const ModelContext context_;
-  const CheckpointExperts* const experts_;
   OfflineDevice* const device_;
   const int64_t tokens_;
   std::unique_ptr<MoeBlocks> blocks_;

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <new>
 
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "moert/default_thread_pool.h"
+#include "offline/expert_forward.h"
+#include "route/route_token.h"
 
 namespace moert::offline {
 namespace {
@@ -16,6 +19,17 @@ namespace {
 // Experts whose inputs are in memory together, a thread: some more than one, for they differ in
 // tokens.
 constexpr int kExpertsPerThread = 4;
+
+/// Without those that are done.
+ExpertRows Undone(const ExpertRows& all, const std::vector<uint8_t>& done) {
+  ExpertRows rest;
+  for (size_t i = 0; i < all.rows.size(); ++i) {
+    if (done[static_cast<size_t>(all.rows[i])] != 0) continue;
+    rest.rows.push_back(all.rows[i]);
+    rest.weights.push_back(all.weights[i]);
+  }
+  return rest;
+}
 
 }  // namespace
 
@@ -50,11 +64,48 @@ absl::StatusOr<std::unique_ptr<MoeBlocks>> MoeBlocks::Create(const CheckpointExp
 }
 
 absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job, ExpertDone done) {
-  const MoeLayerSpec& spec = experts_->model().layers[static_cast<size_t>(layer)];
   stream->ToMoe(layer);
   MOERT_RETURN_IF_ERROR(router_->Route(layer, stream->inputs(), stream->rows(), RoutingRule(),
                                        LayerResidency(), {}, /*next_gate=*/true, &routing_));
   CompareWithPrediction(layer);
+  MOERT_RETURN_IF_ERROR(RunExperts(layer, stream, nullptr, job, done));
+  return AddShared(layer, stream->inputs(), stream->rows(), stream->residual());
+}
+
+absl::Status MoeBlocks::Forward(int layer, CalibrationStream* stream, OfflineDevice* device) {
+  const MoeLayerSpec& spec = experts_->model().layers[static_cast<size_t>(layer)];
+  stream->ToMoe(layer);
+  MOERT_RETURN_IF_ERROR(router_->Route(layer, stream->inputs(), stream->rows(), RoutingRule(),
+                                       LayerResidency(), {}, /*next_gate=*/false, &routing_));
+  predicted_layer_ = -1;
+  std::vector<uint8_t> done(static_cast<size_t>(stream->rows()), 0);
+  if (device != nullptr) {
+    const auto read = [this, layer](int e, ExpertWeights* out) {
+      return experts_->ReadExpert(layer, e, out);
+    };
+    MOERT_RETURN_IF_ERROR(device->AddExperts({spec, routing_, stream->inputs(), stream->residual()},
+                                             read, compute_.pool, &done));
+  }
+  if (std::find(done.begin(), done.end(), 0) != done.end()) {
+    const auto forward = [&](int e, const ExpertRows&, Floats* x,
+                             ThreadPool* single) -> absl::Status {
+      if (x->empty()) return absl::OkStatus();
+      ExpertWeights stored;
+      ExpertMatrices weights;
+      MOERT_RETURN_IF_ERROR(experts_->ReadExpert(layer, e, &stored));
+      MOERT_RETURN_IF_ERROR(WidenExpert(stored, &weights));
+      return ForwardExpert(spec, weights, {single, compute_.products}, device, x);
+    };
+    MOERT_RETURN_IF_ERROR(
+        RunExperts(layer, stream, &done, forward, [](int) { return absl::OkStatus(); }));
+  }
+  return AddShared(layer, stream->inputs(), stream->rows(), stream->residual());
+}
+
+absl::Status MoeBlocks::RunExperts(int layer, CalibrationStream* stream,
+                                   const std::vector<uint8_t>* done, ExpertJob job,
+                                   ExpertDone expert_done) {
+  const MoeLayerSpec& spec = experts_->model().layers[static_cast<size_t>(layer)];
   const int chunk = kExpertsPerThread * compute_.pool->num_threads();
   for (int begin = 0; begin < spec.num_experts; begin += chunk) {
     std::vector<Part> parts(static_cast<size_t>(std::min(chunk, spec.num_experts - begin)));
@@ -62,6 +113,7 @@ absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job,
       Part& part = parts[static_cast<size_t>(i)];
       try {
         part.tokens = RowsOf(routing_, begin + static_cast<int>(i));
+        if (done != nullptr) part.tokens = Undone(part.tokens, *done);
         part.values = GatherRows(stream->inputs(), spec.hidden, part.tokens.rows);
         part.status = job(begin + static_cast<int>(i), part.tokens, &part.values,
                           single_[static_cast<size_t>(worker)].get());
@@ -72,10 +124,10 @@ absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job,
     for (const Part& part : parts) MOERT_RETURN_IF_ERROR(part.status);
     AddOutputs(parts, spec.hidden, stream->residual());
     for (size_t i = 0; i < parts.size(); ++i) {
-      MOERT_RETURN_IF_ERROR(done(begin + static_cast<int>(i)));
+      MOERT_RETURN_IF_ERROR(expert_done(begin + static_cast<int>(i)));
     }
   }
-  return AddShared(layer, stream->inputs(), stream->rows(), stream->residual());
+  return absl::OkStatus();
 }
 
 // Expert by expert: the order of a token's additions must not depend on who was first. Threads have
@@ -101,18 +153,21 @@ void MoeBlocks::CompareWithPrediction(int layer) {
   const auto k = static_cast<size_t>(routing_.top_k);
   if (predicted_layer_ == layer &&
       predicted_.size() == static_cast<size_t>(routing_.tokens) * experts) {
-    int64_t found = 0;
-    std::vector<int32_t> order(experts);
-    for (int64_t t = 0; t < routing_.tokens; ++t) {
-      const float* const scores = predicted_.data() + static_cast<size_t>(t) * experts;
-      for (size_t e = 0; e < experts; ++e) order[e] = static_cast<int32_t>(e);
-      std::partial_sort(order.begin(), order.begin() + static_cast<int64_t>(k), order.end(),
-                        [scores](int32_t a, int32_t b) {
-                          return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-                        });
-      const int32_t* const ids = routing_.ids.data() + static_cast<size_t>(t) * k;
-      for (size_t j = 0; j < k; ++j) found += std::count(ids, ids + k, order[j]);
-    }
+    constexpr int64_t kTokensAJob = 256;
+    std::atomic<int64_t> found{0};
+    std::vector<int32_t> chosen(static_cast<size_t>(compute_.pool->num_threads()) * k);
+    compute_.pool->Run(CeilDiv(routing_.tokens, kTokensAJob), [&](int64_t job, int worker) {
+      const int64_t end = std::min(routing_.tokens, (job + 1) * kTokensAJob);
+      int32_t* const best = chosen.data() + static_cast<size_t>(worker) * k;
+      int64_t here = 0;
+      for (int64_t t = job * kTokensAJob; t < end; ++t) {
+        TopK(absl::MakeConstSpan(predicted_).subspan(static_cast<size_t>(t) * experts, experts),
+             routing_.top_k, best);
+        const int32_t* const ids = routing_.ids.data() + static_cast<size_t>(t) * k;
+        for (size_t j = 0; j < k; ++j) here += std::count(ids, ids + k, best[j]);
+      }
+      found += here;
+    });
     cross_layer_accuracy_ = static_cast<double>(found) /
                             (static_cast<double>(routing_.tokens) * static_cast<double>(k));
   }
@@ -128,14 +183,14 @@ absl::Status MoeBlocks::AddShared(int layer, const float* inputs, int64_t rows,
   ExpertMatrices shared;
   MOERT_RETURN_IF_ERROR(UnpackExpert(c.shared_layout, c.shared_expert.data(), &shared));
   spec.intermediate = spec.shared_intermediate;
-  constexpr int64_t kRowsAtOnce = 4096;
+  constexpr int64_t kRowsAtOnce = 16384, kRowsAJob = 64;
   for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
     const int64_t count = std::min(kRowsAtOnce, rows - first);
     const float* const x = inputs + first * spec.hidden;
     const Floats h = GluForward(compute_, spec, shared.gate, shared.up, x, count);
     Floats y(static_cast<size_t>(count * spec.hidden));
     MatMul(compute_, shared.down, spec.hidden, spec.intermediate, h.data(), count, y.data());
-    for (int64_t r = 0; r < count; ++r) {
+    const auto add = [&](int64_t r) {
       float gate = 1.0f;
       if (spec.shared_gate) {
         double dot = 0;
@@ -148,7 +203,11 @@ absl::Status MoeBlocks::AddShared(int layer, const float* inputs, int64_t rows,
       for (int64_t i = 0; i < spec.hidden; ++i) {
         to[i] += gate * y[static_cast<size_t>(r * spec.hidden + i)];
       }
-    }
+    };
+    compute_.pool->Run(CeilDiv(count, kRowsAJob), [&](int64_t job, int) {
+      const int64_t begin = job * kRowsAJob, end = std::min(count, begin + kRowsAJob);
+      for (int64_t r = begin; r < end; ++r) add(r);
+    });
   }
   return absl::OkStatus();
 }

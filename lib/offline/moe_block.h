@@ -15,6 +15,7 @@
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
 #include "offline/expert_mlp.h"
+#include "offline/offline_device.h"
 
 namespace moert::offline {
 
@@ -36,6 +37,10 @@ class MoeBlocks {
   /// whatever the number of threads.
   absl::Status Run(int layer, CalibrationStream* stream, ExpertJob job, ExpertDone done);
 
+  /// The same of the experts as they are, which an earlier Run has read. `device`, if any, does
+  /// what it can, to the same outcome but for rounding. Says nothing of the next layer's gate.
+  absl::Status Forward(int layer, CalibrationStream* stream, OfflineDevice* device);
+
   const LayerConstants& constants(int layer) const {
     return constants_[static_cast<size_t>(layer)];
   }
@@ -54,12 +59,15 @@ class MoeBlocks {
     absl::Status status;
   };
 
+  /// `done`: rows that have their experts' outputs; null: none has.
+  absl::Status RunExperts(int layer, CalibrationStream* stream, const std::vector<uint8_t>* done,
+                          ExpertJob job, ExpertDone expert_done);
   void CompareWithPrediction(int layer);
   void AddOutputs(const std::vector<Part>& parts, int64_t hidden, float* residual) const;
   absl::Status AddShared(int layer, const float* inputs, int64_t rows, float* residual) const;
 
   const CheckpointExperts* const experts_;
-  const Compute compute_;  // its device is for shared experts
+  const Compute compute_;
   std::vector<LayerConstants> constants_;
   std::vector<std::unique_ptr<ThreadPool>> single_;  // by worker
   std::unique_ptr<Router> router_;

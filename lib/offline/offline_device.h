@@ -17,6 +17,8 @@
 #include "moert/backend.h"
 #include "moert/model.h"
 #include "moert/scheme.h"
+#include "moert/thread_pool.h"
+#include "offline/block_rows.h"
 #include "offline/device_expert.h"
 #include "offline/gptq.h"
 #include "offline/hqq.h"
@@ -50,6 +52,13 @@ class OfflineDevice {
   /// An expert of `layer` with so many tokens; waits while as many as can be at once are under way.
   /// Null where the CPU is to do it. `layer` is borrowed.
   virtual std::unique_ptr<DeviceExpert> Expert(const MoeLayerSpec& layer, int64_t rows) = 0;
+
+  /// Adds to the residual of a MoE block's rows what its routed experts make of their inputs, in
+  /// ascending order of experts as the CPU does. Sets (*done)[row] of the rows that have it; the
+  /// CPU is to do the others, whose residual is as it was. `read` is called on threads of `pool`;
+  /// an error is its.
+  virtual absl::Status AddExperts(const BlockRows& block, const ExpertReader& read,
+                                  ThreadPool* pool, std::vector<uint8_t>* done) = 0;
 
   /// The first error of the device; OK if none.
   virtual absl::Status first_error() const = 0;

@@ -258,13 +258,12 @@ class Quantization {
           MOERT_RETURN_IF_ERROR(experts_->ReadExpert(l, e, &stored));
           absl::Status status = WidenExpert(stored, &weights);
           if (!status.ok()) return AtExpert(status, job_.model, l, e);
-          Floats inputs = *x;
           const auto outcome =
-              EncodeExpertGptq(layer, layout, std::move(weights), &inputs, tokens.weights,
-                               {single, model_->products()}, device_.get(), record.data());
+              PassExpertGptq(layer, layout, weights, tokens.weights, {single, model_->products()},
+                             device_.get(), record.data(), x);
           if (!outcome.ok()) return AtExpert(outcome.status(), job_.model, l, e);
           outcomes[static_cast<size_t>(e)] = *outcome;
-          return Forward(l, e, v, record.data(), tokens, single, x);
+          return absl::OkStatus();
         },
         [&](int e) -> absl::Status {
           const GptqOutcome& outcome = outcomes[static_cast<size_t>(e)];
@@ -282,9 +281,9 @@ class Quantization {
                        ThreadPool* single, Floats* x) const {
     MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer_->Layout(l, e, v));
     MOERT_ASSIGN_OR_RETURN(
-        Floats y,
-        ForwardRecord(config_.moe.layers[static_cast<size_t>(l)], layout, record, x,
-                      static_cast<int64_t>(tokens.rows.size()), {single, model_->products()}));
+        Floats y, ForwardRecord(config_.moe.layers[static_cast<size_t>(l)], layout, record, x,
+                                static_cast<int64_t>(tokens.rows.size()),
+                                {single, model_->products()}, device_.get()));
     x->swap(y);
     return absl::OkStatus();
   }

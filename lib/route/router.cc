@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/container/inlined_vector.h"
 #include "base/checked_math.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "fmt/format.h"
 #include "route/expert_cache_rule.h"
+#include "route/gate_dots.h"
 #include "route/grouping.h"
 #include "route/route_token.h"
 #include "route/substitution_ledger.h"
@@ -16,21 +18,8 @@
 namespace moert {
 namespace {
 
-/// Fixed-lane dot product: the order of additions depends on n alone.
-float Dot(const float* a, const float* b, int64_t n) {
-  constexpr int kLanes = 16;
-  float lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) lanes[j] += a[i + j] * b[i + j];
-  }
-  float tail = 0;
-  for (; i < n; ++i) tail += a[i] * b[i];
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-  }
-  return lanes[0] + tail;
-}
+/// From here on tokens are shared out among the threads.
+constexpr int64_t kManyTokens = 256;
 
 absl::Status CheckConstants(int l, const MoeLayerSpec& layer, const RouterConstants& c) {
   const RoutingSpec& r = layer.routing;
@@ -145,17 +134,20 @@ absl::Status Router::CheckLayer(int layer, bool gate) const {
 }
 
 int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_t tokens) {
-  // Jobs of one token and some experts: a single token's gate is work for several threads, a small
-  // one for the caller alone.
+  // Jobs of some experts and one token: a single token's gate is work for several threads, a small
+  // one for the caller alone. Of many tokens a job has more, so that a gate's row is read once for
+  // them.
   constexpr int64_t kJobWeights = 32 << 10;
+  const int64_t job_tokens = tokens >= kManyTokens ? 16 : 1;
   const int64_t hidden = model_->layers[0].hidden;
   int64_t experts = 0;
   for (const int layer : layers) experts += model_->layers[layer].num_experts;
   const int64_t a_job = std::max<int64_t>(1, kJobWeights / hidden);
   const int64_t jobs_a_token = CeilDiv(experts, a_job);
   logits_.resize(tokens * experts);
-  pool_->Run(tokens * jobs_a_token, [&](int64_t job, int) {
-    const int64_t token = job / jobs_a_token, first = job % jobs_a_token * a_job;
+  pool_->Run(CeilDiv(tokens, job_tokens) * jobs_a_token, [&](int64_t job, int) {
+    const int64_t begin = job / jobs_a_token * job_tokens, first = job % jobs_a_token * a_job;
+    const int64_t end = std::min(tokens, begin + job_tokens);
     for (int64_t i = first; i < std::min(first + a_job, experts); ++i) {
       int64_t expert = i;
       auto layer = layers.begin();
@@ -163,9 +155,11 @@ int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_
         expert -= model_->layers[*layer].num_experts;
       }
       const RouterConstants& c = layers_[*layer];
-      float& logit = logits_[token * experts + i];
-      logit = Dot(x + token * hidden, c.gate.data() + expert * hidden, hidden);
-      if (!c.logit_bias.empty()) logit += c.logit_bias[expert];
+      GateDots(x + begin * hidden, end - begin, c.gate.data() + expert * hidden, hidden,
+               &logits_[begin * experts + i], experts);
+      for (int64_t t = begin; t < end && !c.logit_bias.empty(); ++t) {
+        logits_[t * experts + i] += c.logit_bias[expert];
+      }
     }
   });
   return experts;
@@ -190,17 +184,16 @@ absl::Status Router::Route(int layer, const float* x, int64_t tokens, const Rout
   const bool hashed = spec.routing.hash_vocab > 0;
   if (hashed) MOERT_RETURN_IF_ERROR(LookUp(layer, tokens, token_ids, r));
   const int64_t stride = next_gate ? Logits({layer, next}, x, tokens) : Logits({layer}, x, tokens);
-  for (int64_t t = 0; t < tokens; ++t) {
+  MOERT_RETURN_IF_ERROR(ForEachToken(tokens, [&](int64_t t) {
     const auto logits = absl::MakeConstSpan(logits_).subspan(t * stride, experts);
     float* const scores = &r->scores[t * experts];
     if (hashed) {
       WeighChosen(spec.routing, logits, scores, &r->ids[t * k], &r->weights[t * k]);
-      continue;
+      return absl::OkStatus();
     }
-    const absl::Status status = RouteToken(spec.routing, logits, layers_[layer].selection_bias,
-                                           scores, &r->ids[t * k], &r->weights[t * k]);
-    if (!status.ok()) return status;
-  }
+    return RouteToken(spec.routing, logits, layers_[layer].selection_bias, scores, &r->ids[t * k],
+                      &r->weights[t * k]);
+  }));
   MOERT_RETURN_IF_ERROR(Finish(layer, rule, residency, request_ids, r));
 
   r->next_scores.clear();
@@ -224,13 +217,34 @@ absl::Status Router::ScoreLogits(int layer, const float* logits, int64_t stride,
   const MoeLayerSpec& spec = model_->layers[layer];
   const int experts = spec.num_experts;
   scores->resize(tokens * experts);
-  std::vector<int32_t> ids(spec.routing.top_k);
-  std::vector<float> weights(spec.routing.top_k);
-  for (int64_t t = 0; t < tokens; ++t) {
-    MOERT_RETURN_IF_ERROR(RouteToken(
-        spec.routing, absl::MakeConstSpan(logits + t * stride, experts),
-        layers_[layer].selection_bias, &(*scores)[t * experts], ids.data(), weights.data()));
+  return ForEachToken(tokens, [&](int64_t t) {
+    absl::InlinedVector<int32_t, 16> ids(spec.routing.top_k);
+    absl::InlinedVector<float, 16> weights(spec.routing.top_k);
+    return RouteToken(spec.routing, absl::MakeConstSpan(logits + t * stride, experts),
+                      layers_[layer].selection_bias, &(*scores)[t * experts], ids.data(),
+                      weights.data());
+  });
+}
+
+absl::Status Router::ForEachToken(int64_t tokens,
+                                  absl::FunctionRef<absl::Status(int64_t token)> work) const {
+  if (tokens < kManyTokens) {
+    for (int64_t t = 0; t < tokens; ++t) MOERT_RETURN_IF_ERROR(work(t));
+    return absl::OkStatus();
   }
+  constexpr int64_t kJobTokens = 64;
+  std::vector<absl::Status> statuses(CeilDiv(tokens, kJobTokens));
+  pool_->Run(static_cast<int64_t>(statuses.size()), [&](int64_t job, int) {
+    const int64_t end = std::min(tokens, (job + 1) * kJobTokens);
+    try {
+      for (int64_t t = job * kJobTokens; t < end && statuses[job].ok(); ++t) {
+        statuses[job] = work(t);
+      }
+    } catch (...) {
+      statuses[job] = ExceptionStatus("routing");
+    }
+  });
+  for (const absl::Status& status : statuses) MOERT_RETURN_IF_ERROR(status);
   return absl::OkStatus();
 }
 

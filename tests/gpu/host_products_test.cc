@@ -119,7 +119,7 @@ TEST_CASE("weights that stay there: the threads' outputs, biases too, and few ro
   const int64_t out = 1030, in = 512;
   const auto w = RandomFloats(static_cast<size_t>(out * in), &rng, 0.1f);
   const auto bias = RandomFloats(static_cast<size_t>(out), &rng);
-  for (const int64_t rows : {int64_t{700}, int64_t{5}}) {
+  for (const int64_t rows : {int64_t{700}, int64_t{6000}, int64_t{5}}) {  // some in parts
     const auto x = RandomFloats(static_cast<size_t>(rows * in), &rng);
     for (const float* b : {static_cast<const float*>(nullptr), bias.data()}) {
       host::Linear linear = host::Linear::FromF32(w.data(), out, in, b);

@@ -20,6 +20,7 @@
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 #include "offline/sensitivity.h"
+#include "offline_inputs.h"
 
 namespace moert::test {
 namespace {
@@ -113,25 +114,6 @@ TEST_CASE("more threads than lanes, and groups that a CTA cannot hold") {
   CHECK(Same(QuantizeRtn(wide, w, {}, device->get()), QuantizeRtn(wide, w)));
 }
 
-// Inputs with correlated channels, as hidden states have.
-std::vector<float> Inputs(int64_t tokens, int64_t k, std::mt19937* rng) {
-  std::vector<float> x = RandomFloats(static_cast<size_t>(tokens * k), rng, 0.5f);
-  for (int64_t t = 0; t < tokens; ++t) {
-    for (int64_t c = 1; c < k; ++c) x[t * k + c] += 0.7f * x[t * k + c - 1];
-  }
-  return x;
-}
-
-/// Whether the CPU's vectors fuse products, as a device does. Else a few sums differ in their last
-/// bits, and some codes tip over.
-bool FusedOnCpu() { return std::string(DenseLaneSets()[0]->name) != "plain"; }
-
-double EqualShare(const std::vector<uint8_t>& a, const std::vector<uint8_t>& b) {
-  double equal = 0;
-  for (size_t i = 0; i < a.size() && i < b.size(); ++i) equal += a[i] == b[i] ? 1 : 0;
-  return equal / static_cast<double>(std::max(a.size(), b.size()));
-}
-
 TEST_CASE("GPTQ: every scheme, the same bits as on the CPU") {
   const auto device = OfflineDevice::Open();
   REQUIRE_OK(device.status());
@@ -158,41 +140,6 @@ TEST_CASE("GPTQ: every scheme, the same bits as on the CPU") {
   }
   CHECK((*device)->first_error().ok());
 }
-
-struct SmallExpert {
-  MoeLayerSpec layer;
-  offline::ExpertMatrices weights;
-  std::vector<float> token_weights;
-  offline::Floats x;
-  std::unique_ptr<ThreadPool> pool = *CreateThreadPool({.threads = 1});
-
-  SmallExpert(int64_t rows, uint32_t seed) {
-    std::mt19937 rng(seed);
-    layer.hidden = 256;
-    layer.intermediate = 160;
-    const auto size = static_cast<size_t>(layer.hidden * layer.intermediate);
-    weights.gate = RandomFloats(size, &rng, 0.1f);
-    weights.up = RandomFloats(size, &rng, 0.1f);
-    weights.down = RandomFloats(size, &rng, 0.1f);
-    x = Inputs(rows, layer.hidden, &rng);
-    for (int64_t t = 0; t < rows; ++t) token_weights.push_back(0.1f + 0.001f * (t % 7));
-  }
-};
-
-// Sums in ascending order.
-class PlainProducts final : public MatrixProducts {
- public:
-  void Multiply(ThreadPool*, const float* w, int64_t out, int64_t in, const float* x, int64_t rows,
-                float* y) override {
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t o = 0; o < out; ++o) {
-        double sum = 0;
-        for (int64_t i = 0; i < in; ++i) sum += double{x[r * in + i]} * w[o * in + i];
-        y[r * out + o] = static_cast<float>(sum);
-      }
-    }
-  }
-};
 
 TEST_CASE("moments: the same bits as on the CPU") {
   const auto device = OfflineDevice::Open();
@@ -343,11 +290,11 @@ TEST_CASE("calls that fail leave the search to the CPU, and nothing behind") {
     CHECK(cudaGetLastError() == cudaSuccess);
     return failed;
   };
-  for (int i = 0; i < 2; ++i) REQUIRE(failures(CudaFault::kCopy, 1000, false) == 0);
+  for (int i = 0; i < 2; ++i) REQUIRE(failures(CudaFault::kCopy, 1 << 20, false) == 0);
   const size_t free = FreeBytes();
   long faults = 0;
-  for (const CudaFault kind : {CudaFault::kAllocate, CudaFault::kCopy, CudaFault::kLaunch,
-                               CudaFault::kStream, CudaFault::kAny}) {
+  for (const CudaFault kind : {CudaFault::kAllocate, CudaFault::kCopy, CudaFault::kEvent,
+                               CudaFault::kLaunch, CudaFault::kStream, CudaFault::kAny}) {
     for (const bool lasting : {false, true}) {
       // All of the first calls, some of the later ones.
       for (long n = 1; failures(kind, n, lasting) > 0; n += 1 + n / 16) ++faults;

@@ -2,6 +2,8 @@
 """Times the jobs that come before serving, whole programs as a user starts them: quantize by every method,
 calibrate, the first open. Each runs over checkpoints of one shape with few layers (make_checkpoint.py). What a
 model of --whole layers would take is a line through the smallest and the largest of them, and marked as such.
+With three checkpoints and more, calibrate's is a fit of a + b n + c n (n - 1) / 2 for n layers: so often a pair of
+the probe's copies passes a layer.
 
     offline_times.py BIN_DIR --models model-1 model-3 --work DIR --json FILE [--limit SECONDS] [--jobs NAME...]
 """
@@ -72,6 +74,27 @@ def run(command, bin_dir, log, limit):
             "processor_seconds": round(usage.ru_utime + usage.ru_stime, 1), "peak_mib": usage.ru_maxrss // 1024}
 
 
+def solve(m):
+    """Of linear equations, each a row of coefficients with its right side."""
+    for i in range(len(m)):
+        pivot = max(range(i, len(m)), key=lambda r: abs(m[r][i]))
+        m[i], m[pivot] = m[pivot], m[i]
+        for r in range(len(m)):
+            if r != i:
+                m[r] = [x - y * m[r][i] / m[i][i] for x, y in zip(m[r], m[i])]
+    return [row[-1] / row[i] for i, row in enumerate(m)]
+
+
+def whole_by_pairs(rows, layers):
+    """Of `layers` layers, by least squares of start, layers and pairs that pass one."""
+    terms = [lambda n: 1, lambda n: n, lambda n: n * (n - 1) / 2]
+    fit = solve([[sum(f(r["layers"]) * g(r["layers"]) for r in rows) for g in terms]
+                 + [sum(f(r["layers"]) * r["seconds"] for r in rows)] for f in terms])
+    return {"layers": layers, "seconds_at_start": round(fit[0], 2), "seconds_a_layer": round(fit[1], 2),
+            "seconds_a_pair": round(fit[2], 3), "seconds": round(sum(c * f(layers) for c, f in zip(fit, terms)), 1),
+            "extrapolated": True}
+
+
 def whole(rows, layers):
     """Of `layers` layers, by a line through the first and the last row."""
     first, last = rows[0], rows[-1]
@@ -116,7 +139,9 @@ def main():
                   f"{found['processor_seconds']} s of processors, peak {found['peak_mib']} MiB", flush=True)
         if rows:
             result["jobs"][name] = {"command": jobs(a.threads)[name].replace(str(TEXTS[0].parents[3]) + "/", ""),
-                                    "rows": rows, "whole": whole(rows, a.whole)}
+                                    "rows": rows, "whole": (whole_by_pairs if name == "calibrate" and
+                                                            len({r["layers"] for r in rows}) > 2
+                                                            else whole)(rows, a.whole)}
             if result["jobs"][name]["whole"]:
                 w = result["jobs"][name]["whole"]
                 print(f"{name} {w['layers']} layers: {w['seconds']} s, extrapolated", flush=True)

@@ -19,10 +19,11 @@ namespace {
 // Multiply-adds from which the way to a device and back is worth it: 16 million are half a
 // millisecond of a core.
 constexpr int64_t kDeviceWork = int64_t{1} << 24;
-// A product holds its lane for less time than quantizing what it multiplies takes a thread.
-constexpr int kDeviceLanes = 8;
-// Rows of sequences that pass a layer together.
-constexpr int64_t kAttentionRows = 4096;
+// A thread copies what its lane multiplies.
+constexpr int kDeviceLanes = 16;
+// Rows of sequences that pass a layer together: enough for every thread to have a part of each
+// product.
+constexpr int64_t kAttentionRows = 16384;
 
 class HostModel final : public CalibrationModel {
  public:

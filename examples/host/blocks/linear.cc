@@ -1,6 +1,7 @@
 #include "host/blocks/linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -18,6 +19,9 @@ constexpr int64_t kWorkPerJob = 1 << 18;
 // outputs are copied.
 constexpr int64_t kDeviceWork = int64_t{1} << 26;
 constexpr int64_t kDeviceRows = 64;
+// Inputs and outputs that a thread copies and the device multiplies at once, while other threads
+// copy theirs.
+constexpr int64_t kDeviceFloats = int64_t{1} << 22;
 
 }  // namespace
 
@@ -91,19 +95,32 @@ void Linear::UseDevice(DeviceProducts* device) {
   on_device_ = *std::move(kept);
 }
 
-bool Linear::ForwardOnDevice(const float* x, int64_t rows, float* y) const {
-  if (on_device_ == nullptr || rows < kDeviceRows || rows * in_ * out_ < kDeviceWork ||
-      !device_->MultiplyKept(*on_device_, x, rows, y).ok()) {
-    return false;
+bool Linear::ForwardOnDevice(ThreadPool* pool, const float* x, int64_t rows, float* y) const {
+  if (on_device_ == nullptr || rows < kDeviceRows || rows * in_ * out_ < kDeviceWork) return false;
+  const int64_t at_once = std::max(kDeviceRows, kDeviceFloats / (in_ + out_));
+  std::atomic<bool> good{true};
+  const auto part = [&](int64_t index, int) {
+    const int64_t first = index * at_once, count = std::min(at_once, rows - first);
+    float* const to = y + first * out_;
+    if (!good || !device_->MultiplyKept(*on_device_, x + first * in_, count, to).ok()) {
+      good = false;
+      return;
+    }
+    for (int64_t row = 0; row < count && !bias_.empty(); ++row) {
+      for (int64_t c = 0; c < out_; ++c) to[row * out_ + c] += bias_[c];
+    }
+  };
+  const int64_t parts = (rows + at_once - 1) / at_once;
+  if (parts == 1) {
+    part(0, 0);
+  } else {
+    pool->Run(parts, part);
   }
-  for (int64_t row = 0; row < rows && !bias_.empty(); ++row) {
-    for (int64_t c = 0; c < out_; ++c) y[row * out_ + c] += bias_[c];
-  }
-  return true;
+  return good;
 }
 
 void Linear::Forward(ThreadPool* pool, const float* x, int64_t rows, float* y) const {
-  if (rows <= 0 || ForwardOnDevice(x, rows, y)) return;
+  if (rows <= 0 || ForwardOnDevice(pool, x, rows, y)) return;
   const int64_t row_jobs = (rows + kRowsPerJob - 1) / kRowsPerJob;
   const int64_t panel_work = std::min(rows, kRowsPerJob) * in_ * kPanelWidth;
   // A multiple of 8: the few-rows kernels run 8 panels side by side.

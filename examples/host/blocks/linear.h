@@ -47,7 +47,7 @@ class Linear {
   Linear(int64_t out, int64_t in, bool bf16);
   int64_t panels() const { return (out_ + 15) / 16; }
   /// False: the threads are to do it.
-  bool ForwardOnDevice(const float* x, int64_t rows, float* y) const;
+  bool ForwardOnDevice(ThreadPool* pool, const float* x, int64_t rows, float* y) const;
   template <typename T>
   void PackRow(int64_t row, const T* weights, AlignedVector<T>* packed);
 

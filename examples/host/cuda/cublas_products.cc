@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "host/cuda/cublas.h"
+#include "host/cuda/staged_copies.h"
 #include "moert/backend.h"
 #include "util/cuda_api.h"
 #include "util/status_macros.h"
@@ -31,6 +32,7 @@ struct Lane {
   }
   cudaStream_t stream = nullptr;
   std::unique_ptr<Cublas> cublas;
+  StagedCopies copies;
   Buffer w, x, y;
 };
 
@@ -79,7 +81,7 @@ class CublasProducts final : public DeviceProducts {
                         float* y) override {
     return OnLane([&](Lane* lane) -> absl::Status {
       MOERT_ASSIGN_OR_RETURN(float* const device_w, Grown(&lane->w, out * in));
-      MOERT_RETURN_IF_ERROR(Upload(w, out * in, device_w, lane));
+      MOERT_RETURN_IF_ERROR(lane->copies.Upload(w, out * in, device_w, lane->stream));
       return Run(lane, device_w, out, in, x, rows, y);
     });
   }
@@ -97,7 +99,7 @@ class CublasProducts final : public DeviceProducts {
     auto kept = std::make_unique<Kept>(device_, out, in);
     MOERT_RETURN_IF_ERROR(OnLane([&](Lane* lane) -> absl::Status {
       MOERT_ASSIGN_OR_RETURN(float* const device_w, Grown(&kept->w, out * in));
-      MOERT_RETURN_IF_ERROR(Upload(w, out * in, device_w, lane));
+      MOERT_RETURN_IF_ERROR(lane->copies.Upload(w, out * in, device_w, lane->stream));
       RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(lane->stream));
       return absl::OkStatus();
     }));
@@ -123,36 +125,28 @@ class CublasProducts final : public DeviceProducts {
     const gpu::DeviceScope scope(device_);
     Lane* const lane = Take();
     const absl::Status status = work(lane);
-    // What is enqueued reads the caller's memory; nothing may be left of it after an error.
+    // The lane's next user finds nothing on its way.
     if (!status.ok()) cudaStreamSynchronize(lane->stream);
     Return(lane, status);
     return status;
-  }
-
-  static absl::Status Upload(const float* from, int64_t count, float* to, Lane* lane) {
-    RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(float),
-                                         cudaMemcpyHostToDevice, lane->stream));
-    return absl::OkStatus();
   }
 
   /// device_w: on the device; x and y are not.
   static absl::Status Run(Lane* lane, const float* device_w, int64_t out, int64_t in,
                           const float* x, int64_t rows, float* y) {
     if (rows <= 0) return absl::OkStatus();
-    constexpr auto kBytes = sizeof(float);
     const int64_t at_once = std::clamp<int64_t>(kFloatsAtOnce / (in + out), 1, rows);
     MOERT_ASSIGN_OR_RETURN(float* const device_x, Grown(&lane->x, at_once * in));
     MOERT_ASSIGN_OR_RETURN(float* const device_y, Grown(&lane->y, at_once * out));
     for (int64_t first = 0; first < rows; first += at_once) {
       const int64_t count = std::min(at_once, rows - first);
-      MOERT_RETURN_IF_ERROR(Upload(x + first * in, count * in, device_x, lane));
+      MOERT_RETURN_IF_ERROR(
+          lane->copies.Upload(x + first * in, count * in, device_x, lane->stream));
       MOERT_RETURN_IF_ERROR(
           lane->cublas->MultiplyF32(device_w, out, in, device_x, count, device_y));
-      RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(y + first * out, device_y,
-                                           static_cast<size_t>(count * out) * kBytes,
-                                           cudaMemcpyDeviceToHost, lane->stream));
+      MOERT_RETURN_IF_ERROR(
+          lane->copies.Download(device_y, count * out, y + first * out, lane->stream));
     }
-    RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(lane->stream));
     return absl::OkStatus();
   }
 

@@ -70,35 +70,44 @@ class CudaExpert final : public DeviceExpert {
         lane_(*lane),
         returned_(std::move(returned)) {}
 
-  // What is enqueued reads and writes the caller's memory.
+  // The lane's next user finds nothing on its way.
   ~CudaExpert() override {
     const cuda::DeviceScope scope(device_);
     status_.Update(cuda::ToStatus(cudaStreamSynchronize(lane_.stream), "cudaStreamSynchronize"));
     returned_(status_);
   }
 
-  absl::Status Run(const ExpertMatrices& weights, const float* x) override {
+  absl::Status Load(const ExpertMatrices& weights, const float* x) override {
     return On([&]() -> absl::Status {
       MOERT_RETURN_IF_ERROR(Grow(&lane_.run, BytesOf<RunMemory>(layer_, rows_)));
       Carver carver(lane_.run.data());
       run_ = RunMemory::Carve(layer_, rows_, &carver);
-      MOERT_RETURN_IF_ERROR(Upload(weights.gate.data(), weights.gate.size(), run_.gate_w));
-      MOERT_RETURN_IF_ERROR(Upload(weights.up.data(), weights.up.size(), run_.up_w));
-      MOERT_RETURN_IF_ERROR(Upload(weights.down.data(), weights.down.size(), run_.down_w));
-      MOERT_RETURN_IF_ERROR(Upload(x, static_cast<size_t>(rows_ * hidden_), run_.x));
-      MOERT_RETURN_IF_ERROR(Multiply(run_.x, run_.gate_w, intermediate_, hidden_, run_.gate));
-      MOERT_RETURN_IF_ERROR(Multiply(run_.x, run_.up_w, intermediate_, hidden_, run_.up));
-      MOERT_RETURN_IF_ERROR(Activate(run_.gate, run_.up, nullptr, run_.h));
       x_ = run_.x;
       h_ = run_.h;
-      return Multiply(run_.h, run_.down_w, hidden_, intermediate_, run_.y);
+      MOERT_RETURN_IF_ERROR(Upload(weights.gate, run_.gate_w));
+      MOERT_RETURN_IF_ERROR(Upload(weights.up, run_.up_w));
+      MOERT_RETURN_IF_ERROR(Upload(weights.down, run_.down_w));
+      return lane_.Upload(x, rows_ * hidden_, run_.x);
     });
   }
+  absl::Status SetWeights(Projection block, absl::Span<const float> weights) override {
+    return On([&] { return Upload(weights, WeightsOf(block)); });
+  }
+  absl::Status RunGateUp() override {
+    return On([&]() -> absl::Status {
+      MOERT_RETURN_IF_ERROR(Multiply(run_.x, run_.gate_w, intermediate_, hidden_, run_.gate));
+      MOERT_RETURN_IF_ERROR(Multiply(run_.x, run_.up_w, intermediate_, hidden_, run_.up));
+      return Activate(run_.gate, run_.up, nullptr, run_.h);
+    });
+  }
+  absl::Status RunDown() override {
+    return On([&] { return Multiply(run_.h, run_.down_w, hidden_, intermediate_, run_.y); });
+  }
   absl::Status Outputs(float* y) override {
-    return On([&] { return Download(run_.y, rows_ * hidden_, y); });
+    return On([&] { return lane_.Download(run_.y, rows_ * hidden_, y); });
   }
   absl::Status Hidden(float* h) override {
-    return On([&] { return Download(run_.h, rows_ * intermediate_, h); });
+    return On([&] { return lane_.Download(run_.h, rows_ * intermediate_, h); });
   }
 
   absl::Status PrepareChanges(absl::Span<const float> token_weights) override {
@@ -107,7 +116,7 @@ class CudaExpert final : public DeviceExpert {
       MOERT_RETURN_IF_ERROR(Grow(&lane_.changes, BytesOf<ChangeMemory>(layer_, rows_)));
       Carver carver(lane_.changes.data());
       change_ = ChangeMemory::Carve(layer_, rows_, &carver);
-      return Upload(token_weights_.data(), token_weights_.size(), change_.token_weights);
+      return Upload(token_weights_, change_.token_weights);
     });
   }
 
@@ -119,15 +128,12 @@ class CudaExpert final : public DeviceExpert {
       auto* const h = reinterpret_cast<double*>(lane_.moments.data());
       MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchMoments(down ? run_.h : run_.x, change_.token_weights,
                                                      rows_, k, h, lane_.stream));
-      return Download(h, k * k, lower.data());
+      return lane_.Download(h, k * k, lower.data());
     }));
     return InputMoments(k, rows_, std::move(lower));
   }
   absl::Status SetFactor(bool down, const GptqFactor& factor) override {
-    return On([&] {
-      return Upload(factor.shares.data(), factor.shares.size(),
-                    down ? change_.shares_h : change_.shares_x);
-    });
+    return On([&] { return Upload(factor.shares, down ? change_.shares_h : change_.shares_x); });
   }
   absl::Status SetInputs(const float* x, const float* h) override {
     x_ = run_.x;
@@ -138,8 +144,8 @@ class CudaExpert final : public DeviceExpert {
       MOERT_RETURN_IF_ERROR(
           Grow(&lane_.inputs, (count_x + count_h) * static_cast<int64_t>(sizeof(float))));
       auto* const inputs = reinterpret_cast<float*>(lane_.inputs.data());
-      MOERT_RETURN_IF_ERROR(Upload(x, static_cast<size_t>(count_x), inputs));
-      MOERT_RETURN_IF_ERROR(Upload(h, static_cast<size_t>(count_h), inputs + count_x));
+      MOERT_RETURN_IF_ERROR(lane_.Upload(x, count_x, inputs));
+      MOERT_RETURN_IF_ERROR(lane_.Upload(h, count_h, inputs + count_x));
       x_ = inputs;
       h_ = inputs + count_x;
       return absl::OkStatus();
@@ -149,7 +155,7 @@ class CudaExpert final : public DeviceExpert {
   absl::StatusOr<double> Change(Projection block, absl::Span<const float> weights) override {
     double norm = 0;
     MOERT_RETURN_IF_ERROR(On([&]() -> absl::Status {
-      MOERT_RETURN_IF_ERROR(Upload(weights.data(), weights.size(), change_.other_w));
+      MOERT_RETURN_IF_ERROR(Upload(weights, change_.other_w));
       return Measure(block, &norm);
     }));
     return norm;
@@ -157,11 +163,7 @@ class CudaExpert final : public DeviceExpert {
   absl::StatusOr<double> ChangeByGptq(Projection block, const MatrixLayout& layout) override {
     double norm = 0;
     MOERT_RETURN_IF_ERROR(On([&]() -> absl::Status {
-      GptqMatrix matrix;
-      matrix.original = block == Projection::kGate ? run_.gate_w
-                        : block == Projection::kUp ? run_.up_w
-                                                   : run_.down_w;
-      matrix.shares = block == Projection::kDown ? change_.shares_h : change_.shares_x;
+      GptqMatrix matrix = MatrixOf(block);
       matrix.back = change_.other_w;
       std::vector<GroupScale> scales;
       MOERT_RETURN_IF_ERROR(
@@ -170,20 +172,29 @@ class CudaExpert final : public DeviceExpert {
     }));
     return norm;
   }
+  absl::StatusOr<QuantizedMatrix> RoundByGptq(Projection block,
+                                              const MatrixLayout& layout) override {
+    absl::StatusOr<QuantizedMatrix> q = absl::UnknownError("not rounded");
+    MOERT_RETURN_IF_ERROR(On([&] {
+      q = RoundGptqToHost(layout, MatrixOf(block), GptqOptions(), &lane_.gptq, &lane_);
+      return q.status();
+    }));
+    return q;
+  }
   bool CanRound(const MatrixLayout& layout) const override {
     return CanRoundGptq(layout, GptqOptions());
   }
 
   absl::Status LastChanges(int64_t rows, float* gate_up, float* down) override {
     return On([&]() -> absl::Status {
-      MOERT_RETURN_IF_ERROR(Download(change_.y_change, rows * hidden_, down));
+      MOERT_RETURN_IF_ERROR(lane_.Download(change_.y_change, rows * hidden_, down));
       MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchActivate(activation_, change_.gate, change_.up, run_.h,
                                                       change_.h_change, rows * intermediate_,
                                                       lane_.stream));
       MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchProduct({change_.h_change, intermediate_},
                                                      {run_.down_w, intermediate_}, change_.y_change,
                                                      rows, hidden_, intermediate_, lane_.stream));
-      return Download(change_.y_change, rows * hidden_, gate_up);
+      return lane_.Download(change_.y_change, rows * hidden_, gate_up);
     });
   }
 
@@ -197,19 +208,20 @@ class CudaExpert final : public DeviceExpert {
     return status;
   }
 
-  template <typename T>
-  absl::Status Upload(const T* from, size_t count, T* to) {
-    MOERT_CUDA_RETURN_IF_ERROR(
-        cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyHostToDevice, lane_.stream));
-    return absl::OkStatus();
+  absl::Status Upload(absl::Span<const float> from, float* to) {
+    return lane_.Upload(from.data(), static_cast<int64_t>(from.size()), to);
   }
-  /// Waits.
-  template <typename T>
-  absl::Status Download(const T* from, int64_t count, T* to) {
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(to, from, static_cast<size_t>(count) * sizeof(T),
-                                               cudaMemcpyDeviceToHost, lane_.stream));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(lane_.stream));
-    return absl::OkStatus();
+
+  float* WeightsOf(Projection block) const {
+    return block == Projection::kGate ? run_.gate_w
+           : block == Projection::kUp ? run_.up_w
+                                      : run_.down_w;
+  }
+  GptqMatrix MatrixOf(Projection block) const {
+    GptqMatrix matrix;
+    matrix.original = WeightsOf(block);
+    matrix.shares = block == Projection::kDown ? change_.shares_h : change_.shares_x;
+    return matrix;
   }
 
   absl::Status Multiply(const float* x, const float* w, int64_t out, int64_t in, float* y) {
@@ -242,7 +254,7 @@ class CudaExpert final : public DeviceExpert {
     MOERT_CUDA_RETURN_IF_ERROR(
         cuda::LaunchSquareSums(change_.y_change, less, rows_, hidden_, change_.sums, lane_.stream));
     sums_.resize(static_cast<size_t>(rows_));
-    MOERT_RETURN_IF_ERROR(Download(change_.sums, rows_, sums_.data()));
+    MOERT_RETURN_IF_ERROR(lane_.Download(change_.sums, rows_, sums_.data()));
     double total = 0;
     for (size_t t = 0; t < sums_.size(); ++t) {
       const double weight = token_weights_[t];

@@ -7,7 +7,6 @@
 #include "kernels/cuda/offline/dense_product.h"
 #include "kernels/cuda/offline/fit_groups.h"
 #include "kernels/cuda/offline/round_columns.h"
-#include "offline/cuda/lanes.h"
 #include "offline/fit_forms.h"
 
 namespace moert::offline {
@@ -63,7 +62,7 @@ class Rounding {
     const int64_t group = std::min(layout_.group, layout_.k);
     MOERT_RETURN_IF_ERROR(Grow(&room_.host,
                                FitBytes() + rows * group * static_cast<int64_t>(sizeof(float)),
-                               cuda::Buffer::Pinned));
+                               PinnedOrPageable));
     scales_.assign(static_cast<size_t>(rows * layout_.groups()), GroupScale());
     MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(room_.weights.data(), matrix_.original,
                                                static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
@@ -156,6 +155,23 @@ absl::Status RoundGptq(const MatrixLayout& layout, const GptqMatrix& matrix,
                        const GptqOptions& options, GptqRoom* room, cudaStream_t stream,
                        std::vector<GroupScale>* scales) {
   return Rounding(layout, matrix, options, room, stream, scales).Run();
+}
+
+absl::StatusOr<QuantizedMatrix> RoundGptqToHost(const MatrixLayout& layout, GptqMatrix matrix,
+                                                const GptqOptions& options, GptqRoom* room,
+                                                LaneStream* lane) {
+  QuantizedMatrix q = MakeQuantizedMatrix(layout);
+  const auto count = static_cast<int64_t>(q.codes.size());
+  MOERT_RETURN_IF_ERROR(Grow(&room->codes, count));
+  matrix.codes = reinterpret_cast<uint8_t*>(room->codes.data());
+  std::vector<GroupScale> scales;
+  MOERT_RETURN_IF_ERROR(RoundGptq(layout, matrix, options, room, lane->stream, &scales));
+  MOERT_RETURN_IF_ERROR(lane->Download<uint8_t>(matrix.codes, count, q.codes.data()));
+  for (size_t i = 0; i < scales.size(); ++i) {
+    q.scales[i] = scales[i].scale;
+    if (!q.offsets.empty()) q.offsets[i] = scales[i].offset;
+  }
+  return q;
 }
 
 }  // namespace moert::offline

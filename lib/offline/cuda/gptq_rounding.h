@@ -9,17 +9,20 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "exec/cuda/cuda_api.h"
 #include "moert/scheme.h"
+#include "offline/cuda/lanes.h"
 #include "offline/gptq.h"
 #include "offline/rtn.h"
+#include "quant/quantized_matrix.h"
 
 namespace moert::offline {
 
 /// Memory that calls of a lane use again.
 struct GptqRoom {
-  cuda::Buffer weights, errors, fits;  // on the device
-  cuda::Buffer host;                   // pinned: fits, and groups that the host fits
+  cuda::Buffer weights, errors, fits, codes;  // on the device
+  cuda::Buffer host;                          // fits, and groups that the host fits
 };
 
 /// All in device memory, row-major.
@@ -38,6 +41,10 @@ bool CanRoundGptq(const MatrixLayout& layout, const GptqOptions& options);
 absl::Status RoundGptq(const MatrixLayout& layout, const GptqMatrix& matrix,
                        const GptqOptions& options, GptqRoom* room, cudaStream_t stream,
                        std::vector<GroupScale>* scales);
+/// The same on a lane, to codes and scales of the host's; `matrix` has no codes. Waits.
+absl::StatusOr<QuantizedMatrix> RoundGptqToHost(const MatrixLayout& layout, GptqMatrix matrix,
+                                                const GptqOptions& options, GptqRoom* room,
+                                                LaneStream* lane);
 
 }  // namespace moert::offline
 

@@ -13,6 +13,7 @@
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_api.h"
+#include "offline/cuda/staging.h"
 
 namespace moert::offline {
 
@@ -26,7 +27,7 @@ inline absl::Status Grow(
   return absl::OkStatus();
 }
 
-/// A stream of the current device.
+/// A stream of the current device, and the way of its copies.
 struct LaneStream {
   LaneStream() = default;
   LaneStream(const LaneStream&) = delete;
@@ -34,7 +35,19 @@ struct LaneStream {
   ~LaneStream() {
     if (stream != nullptr) cudaStreamDestroy(stream);
   }
+
+  /// As Staging has it, of `count` elements.
+  template <typename T>
+  absl::Status Upload(const T* from, int64_t count, T* to) {
+    return staging.Upload(from, count * static_cast<int64_t>(sizeof(T)), to, stream);
+  }
+  template <typename T>
+  absl::Status Download(const T* from, int64_t count, T* to) {
+    return staging.Download(from, count * static_cast<int64_t>(sizeof(T)), to, stream);
+  }
+
   cudaStream_t stream = nullptr;
+  Staging staging;
 };
 
 /// Lanes of a type that derives from LaneStream. Thread-safe but for Init and Clear, which need

@@ -13,6 +13,7 @@
 #include "exec/cuda/cuda_api.h"
 #include "kernels/cuda/offline/fit_groups.h"
 #include "moert/backend.h"
+#include "offline/cuda/block_forward.h"
 #include "offline/cuda/device_expert.h"
 #include "offline/cuda/gptq_rounding.h"
 #include "offline/cuda/lanes.h"
@@ -37,7 +38,7 @@ struct FitLane : offline::LaneStream {
 };
 
 struct GptqLane : offline::LaneStream {
-  cuda::Buffer original, shares, codes;
+  cuda::Buffer original, shares;
   offline::GptqRoom room;
 };
 
@@ -82,17 +83,20 @@ class CudaOfflineDevice final : public OfflineDevice {
                                       const GptqFactor& factor,
                                       const GptqOptions& options) override {
     if (!offline::CanRoundGptq(layout, options)) return std::nullopt;
-    QuantizedMatrix q = MakeQuantizedMatrix(layout);
     const cuda::DeviceScope scope(device_);
     GptqLane* const lane = gptq_.Take();
-    absl::Status status = scope.status();
-    if (status.ok()) status = Round(lane, layout, weights, factor, options, &q);
-    // What is enqueued writes what is returned; nothing may be left of it after an error.
-    if (!status.ok()) cudaStreamSynchronize(lane->stream);
+    absl::StatusOr<QuantizedMatrix> q = absl::UnknownError("not rounded");
+    if (scope.status().ok()) {
+      q = Round(lane, layout, weights, factor, options);
+    } else {
+      q = scope.status();
+    }
+    // The lane's next user finds nothing on its way.
+    if (!q.ok()) cudaStreamSynchronize(lane->stream);
     gptq_.Return(lane);
-    Note(status);
-    if (!status.ok()) return std::nullopt;
-    return q;
+    Note(q.status());
+    if (!q.ok()) return std::nullopt;
+    return *std::move(q);
   }
 
   std::unique_ptr<DeviceExpert> Expert(const MoeLayerSpec& layer, int64_t rows) override {
@@ -106,6 +110,15 @@ class CudaOfflineDevice final : public OfflineDevice {
                                        experts_.Return(lane);
                                        Note(status);
                                      });
+  }
+
+  absl::Status AddExperts(const BlockRows& block, const ExpertReader& read, ThreadPool* pool,
+                          std::vector<uint8_t>* done) override {
+    const MutexLock lock(&block_mutex_);
+    const cuda::DeviceScope scope(device_);
+    offline::BlockForward forward(device_, block, read, pool, &experts_);
+    Note(scope.status().ok() ? forward.Run(done) : scope.status());
+    return forward.read_error();
   }
 
   absl::Status first_error() const override {
@@ -143,50 +156,32 @@ class CudaOfflineDevice final : public OfflineDevice {
     const int64_t fit_bytes = rows * layout.groups() * static_cast<int64_t>(sizeof(cuda::Fit));
     MOERT_RETURN_IF_ERROR(offline::Grow(&lane->weights, bytes));
     MOERT_RETURN_IF_ERROR(offline::Grow(&lane->fits, fit_bytes));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(lane->weights.data(), weights,
-                                               static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
-                                               lane->stream));
+    MOERT_RETURN_IF_ERROR(
+        lane->Upload(weights, rows * layout.k, reinterpret_cast<float*>(lane->weights.data())));
     const cuda::FitMatrix matrix = {reinterpret_cast<const float*>(lane->weights.data()), rows,
                                     layout.k, static_cast<int>(layout.group), layout.k};
     MOERT_CUDA_RETURN_IF_ERROR(
         launch(matrix, reinterpret_cast<cuda::Fit*>(lane->fits.data()), lane->stream));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(fits, lane->fits.data(),
-                                               static_cast<size_t>(fit_bytes),
-                                               cudaMemcpyDeviceToHost, lane->stream));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(lane->stream));
-    return absl::OkStatus();
+    return lane->Download(reinterpret_cast<const GroupScale*>(lane->fits.data()),
+                          rows * layout.groups(), fits);
   }
 
-  static absl::Status Round(GptqLane* lane, const MatrixLayout& layout,
-                            absl::Span<const float> weights, const GptqFactor& factor,
-                            const GptqOptions& options, QuantizedMatrix* q) {
-    const auto bytes_of = [](size_t floats) { return static_cast<int64_t>(4 * floats); };
-    const auto count = static_cast<int64_t>(q->codes.size());
-    MOERT_RETURN_IF_ERROR(offline::Grow(&lane->original, bytes_of(weights.size())));
-    MOERT_RETURN_IF_ERROR(offline::Grow(&lane->shares, bytes_of(factor.shares.size())));
-    MOERT_RETURN_IF_ERROR(offline::Grow(&lane->codes, count));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(lane->original.data(), weights.data(),
-                                               4 * weights.size(), cudaMemcpyHostToDevice,
-                                               lane->stream));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(lane->shares.data(), factor.shares.data(),
-                                               4 * factor.shares.size(), cudaMemcpyHostToDevice,
-                                               lane->stream));
+  static absl::StatusOr<QuantizedMatrix> Round(GptqLane* lane, const MatrixLayout& layout,
+                                               absl::Span<const float> weights,
+                                               const GptqFactor& factor,
+                                               const GptqOptions& options) {
+    const auto put = [lane](absl::Span<const float> from,
+                            cuda::Buffer* to) -> absl::StatusOr<const float*> {
+      const auto count = static_cast<int64_t>(from.size());
+      MOERT_RETURN_IF_ERROR(offline::Grow(to, count * static_cast<int64_t>(sizeof(float))));
+      auto* const on_device = reinterpret_cast<float*>(to->data());
+      MOERT_RETURN_IF_ERROR(lane->Upload(from.data(), count, on_device));
+      return on_device;
+    };
     offline::GptqMatrix matrix;
-    matrix.original = reinterpret_cast<const float*>(lane->original.data());
-    matrix.shares = reinterpret_cast<const float*>(lane->shares.data());
-    matrix.codes = reinterpret_cast<uint8_t*>(lane->codes.data());
-    std::vector<GroupScale> scales;
-    MOERT_RETURN_IF_ERROR(
-        offline::RoundGptq(layout, matrix, options, &lane->room, lane->stream, &scales));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(q->codes.data(), matrix.codes,
-                                               static_cast<size_t>(count), cudaMemcpyDeviceToHost,
-                                               lane->stream));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(lane->stream));
-    for (size_t i = 0; i < scales.size(); ++i) {
-      q->scales[i] = scales[i].scale;
-      if (!q->offsets.empty()) q->offsets[i] = scales[i].offset;
-    }
-    return absl::OkStatus();
+    MOERT_ASSIGN_OR_RETURN(matrix.original, put(weights, &lane->original));
+    MOERT_ASSIGN_OR_RETURN(matrix.shares, put(factor.shares, &lane->shares));
+    return offline::RoundGptqToHost(layout, matrix, options, &lane->room, lane);
   }
 
   void Note(const absl::Status& status) {
@@ -198,6 +193,7 @@ class CudaOfflineDevice final : public OfflineDevice {
   offline::Lanes<FitLane> fits_;
   offline::Lanes<GptqLane> gptq_;
   offline::Lanes<offline::ExpertLane> experts_;
+  Mutex block_mutex_;  // one block at a time: its rows may fill the device
   mutable Mutex mutex_;
   absl::Status first_error_ ABSL_GUARDED_BY(mutex_);
 };

@@ -2,9 +2,13 @@
 // bit-identity.
 #include "host/blocks/linear.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "host/blocks/panel_gemm.h"
@@ -54,6 +58,69 @@ TEST_CASE("products of odd shapes equal fp64 ones, and rows do not depend on the
       linear.Row(out - 1, row.data());
       REQUIRE(std::memcmp(row.data(), &w[(out - 1) * in], in * sizeof(float)) == 0);
     }
+  }
+}
+
+/// Keeps weights, multiplies as they do, and may refuse one of its products.
+class FakeDevice final : public DeviceProducts {
+ public:
+  explicit FakeDevice(int refused) : refused_(refused) {}
+  struct Kept final : KeptWeights {
+    Linear linear;
+  };
+  absl::Status Multiply(const float*, int64_t, int64_t, const float*, int64_t, float*) override {
+    return absl::UnimplementedError("unused");
+  }
+  absl::StatusOr<std::unique_ptr<KeptWeights>> Keep(const float* w, int64_t out,
+                                                    int64_t in) override {
+    auto kept = std::make_unique<Kept>();
+    kept->linear = Linear::FromF32(w, out, in, nullptr);
+    return kept;
+  }
+  absl::Status MultiplyKept(const KeptWeights& w, const float* x, int64_t rows, float* y) override {
+    if (++products == refused_) return absl::ResourceExhaustedError("full");
+    most_rows = std::max<int64_t>(most_rows, rows);
+    const auto alone = *CreateThreadPool({.threads = 1});
+    static_cast<const Kept&>(w).linear.Forward(alone.get(), x, rows, y);
+    return absl::OkStatus();
+  }
+  absl::Status first_error() const override { return absl::OkStatus(); }
+  const std::string& name() const override { return name_; }
+
+  std::atomic<int> products{0};
+  std::atomic<int64_t> most_rows{0};
+
+ private:
+  const int refused_;
+  const std::string name_ = "fake";
+};
+
+TEST_CASE("a device's rows go in parts, and the threads do what it refuses") {
+  std::mt19937 random(4);
+  const auto pool = *CreateThreadPool({.threads = 3});
+  const int64_t out = 1000, in = 1048, rows = 5000;  // three parts: 2048 rows at once
+  const auto w = RandomFloats(&random, out * in), b = RandomFloats(&random, out);
+  const auto x = RandomFloats(&random, rows * in);
+  const Linear plain = Linear::FromF32(w.data(), out, in, b.data());
+  std::vector<float> expected(rows * out);
+  plain.Forward(pool.get(), x.data(), rows, expected.data());
+  for (const int refused : {0, 1, 2, 3}) {
+    INFO("refuses product " << refused);
+    FakeDevice device(refused);
+    Linear linear = plain;
+    linear.UseDevice(&device);
+    std::vector<float> found(expected.size(), NAN);
+    linear.Forward(pool.get(), x.data(), rows, found.data());
+    if (refused == 0) CHECK(device.products == 3);
+    CHECK(device.products >= refused);
+    CHECK(device.most_rows <= 2048);
+    double apart = 0;  // a bias is added behind the sum, or is where it begins
+    for (size_t i = 0; i < found.size(); ++i) {
+      const double here = std::abs(double{found[i]} - expected[i]);
+      if (!(here <= apart)) apart = here;
+    }
+    CHECK(apart < 1e-3);
+    CHECK((apart == 0) == (refused > 0));
   }
 }
 
@@ -108,9 +175,8 @@ TEST_CASE("frequencies of Llama-4-Scout, with a transition (base) and without (I
     float at[5];
   };
   constexpr int kPairs[] = {0, 20, 34, 35, 63};
-  const Case cases[] = {
-      {16, 1, {1.0f, 1.6560441e-2f, 9.3847385e-4f, 4.7781061e-5f, 1.5344629e-7f}},
-      {8, 4, {1.0f, 1.6560441e-2f, 1.7850779e-4f, 9.5562122e-5f, 3.0689259e-7f}}};
+  const Case cases[] = {{16, 1, {1.0f, 1.6560441e-2f, 9.3847385e-4f, 4.7781061e-5f, 1.5344629e-7f}},
+                        {8, 4, {1.0f, 1.6560441e-2f, 1.7850779e-4f, 9.5562122e-5f, 3.0689259e-7f}}};
   for (const Case& c : cases) {
     RopeConfig config;
     config.kind = RopeKind::kLlama3;

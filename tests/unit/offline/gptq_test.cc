@@ -179,6 +179,10 @@ class FakeDevice final : public OfflineDevice {
     return q;
   }
   std::unique_ptr<DeviceExpert> Expert(const MoeLayerSpec&, int64_t) override { return nullptr; }
+  absl::Status AddExperts(const BlockRows&, const ExpertReader&, ThreadPool*,
+                          std::vector<uint8_t>*) override {
+    return absl::OkStatus();
+  }
   absl::Status first_error() const override { return absl::OkStatus(); }
 
   int asked = 0;

@@ -5,10 +5,41 @@
 
 #include "base/thread_pool.h"
 #include "moert/router.h"
+#include "route/gate_dots.h"
 #include "tests/support/catch.h"
 
 namespace moert {
 namespace {
+
+TEST_CASE("a gate's products: 16 lanes, the same bits for any number of tokens and processor") {
+  std::mt19937 rng(11);
+  std::normal_distribution<float> normal;
+  for (const int64_t n : {1, 15, 16, 17, 100, 2048}) {
+    std::vector<float> x(11 * n), gate(n);
+    for (float& v : x) v = normal(rng);
+    for (float& v : gate) v = normal(rng);
+    for (const int64_t tokens : {1, 2, 4, 5, 11}) {
+      INFO(tokens << " tokens of " << n);
+      std::vector<float> best(2 * tokens, -1), plain = best;
+      GateDots(x.data(), tokens, gate.data(), n, best.data(), 2);
+      PlainGateDots(x.data(), tokens, gate.data(), n, plain.data(), 2);
+      CHECK(best == plain);
+      int wrong = 0;
+      for (int64_t t = 0; t < tokens; ++t) {
+        float lanes[16] = {}, tail = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          const float product = x[t * n + i] * gate[i];
+          (i < n / 16 * 16 ? lanes[i % 16] : tail) += product;
+        }
+        for (int width = 8; width > 0; width /= 2) {
+          for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+        }
+        wrong += best[2 * t] != lanes[0] + tail || best[2 * t + 1] != -1;
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
 
 TEST_CASE("gates of any width give the same scores on any number of threads") {
   constexpr int64_t kHidden = 1024;
@@ -29,7 +60,7 @@ TEST_CASE("gates of any width give the same scores on any number of threads") {
   }
   std::vector<absl::Span<const float>> gates(weights.begin(), weights.end());
   const std::vector<absl::Span<const float>> biases(gates.size());
-  std::vector<float> x(5 * kHidden);
+  std::vector<float> x(700 * kHidden);
   for (float& v : x) v = normal(rng);
 
   ThreadPoolOptions several;
@@ -40,7 +71,7 @@ TEST_CASE("gates of any width give the same scores on any number of threads") {
   const auto alone = *CreateThreadPool(single);
   const auto shared = *Router::Create(&model, gates, biases, pool.get());
   const auto whole = *Router::Create(&model, gates, biases, alone.get());
-  for (const int64_t tokens : {1, 5}) {
+  for (const int64_t tokens : {1, 5, 700}) {
     for (int layer = 0; layer < 3; ++layer) {
       const int next = (layer + 1) % 3;
       RoutingResult a, b;
@@ -52,6 +83,13 @@ TEST_CASE("gates of any width give the same scores on any number of threads") {
       std::vector<float> scores;
       REQUIRE_OK(whole->Score(next, x.data(), tokens, &scores));
       CHECK(a.next_scores == scores);
+      for (const int64_t t : {int64_t{0}, tokens / 2, tokens - 1}) {  // as if it were alone
+        REQUIRE_OK(whole->Route(layer, x.data() + t * kHidden, 1, {}, {}, {}, false, &b));
+        CHECK(std::equal(b.ids.begin(), b.ids.end(), a.ids.begin() + 2 * t));
+        CHECK(std::equal(b.weights.begin(), b.weights.end(), a.weights.begin() + 2 * t));
+        CHECK(std::equal(b.scores.begin(), b.scores.end(),
+                         a.scores.begin() + t * model.layers[layer].num_experts));
+      }
       // The best expert is the one with the greatest product.
       for (int64_t t = 0; t < tokens; ++t) {
         int best = 0;

@@ -1,0 +1,25 @@
+// Rows of a MoE block to its experts and back.
+#ifndef MOERT_KERNELS_CUDA_OFFLINE_BLOCK_ROWS_H_
+#define MOERT_KERNELS_CUDA_OFFLINE_BLOCK_ROWS_H_
+
+#include <cstdint>
+
+struct CUstream_st;
+
+namespace moert::cuda {
+
+/// to[i] = from[i], bf16 bits. A cudaError_t, like those below.
+int LaunchWiden(const uint16_t* from, int64_t count, float* to, CUstream_st* stream);
+
+/// to[i] = from[rows[i] - first], of `columns` elements each.
+int LaunchGatherRows(const float* from, const int32_t* rows, int64_t first, int64_t count,
+                     int64_t columns, float* to, CUstream_st* stream);
+
+/// to[rows[i] - first] += weights[i] * from[i], product and sum rounded one by one as on the CPU.
+/// No row comes twice.
+int LaunchAddRows(const float* from, const int32_t* rows, const float* weights, int64_t first,
+                  int64_t count, int64_t columns, float* to, CUstream_st* stream);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_OFFLINE_BLOCK_ROWS_H_
