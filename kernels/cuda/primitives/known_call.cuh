@@ -50,6 +50,7 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
   known.layer = LoadFresh(args.layer);
   // An answer that cannot be seen yet is taken for none.
   if (!kPlain && e == 0 && args.cpu.call != nullptr) {
+    PrefetchToL1(args.cpu.costs);  // of few tokens
     known.cpu_idle = CpuIdle(*args.cpu.memory.mailbox, LoadFresh(args.cpu.call));
   }
   if (args.prefetch != nullptr && known.layer.lent != 0) {

@@ -307,7 +307,7 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
     if (cpu.mine) mine.miss = false;
   }
   if (cpu.all > 0) {
-    PostGiven(args, cpu, known.record, count, table.ranks);
+    PostGiven(args, cpu, known.record, count);
   } else if (!kPlain && e == 0 && args.cpu.call != nullptr) {
     args.cpu.call->experts = 0;
   }
