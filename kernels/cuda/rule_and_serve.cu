@@ -129,8 +129,7 @@ int LaunchRuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
   if (route.tokens > kFewTokens || experts > kFewExperts || route.routing.top_k > kMaxTopK) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel = experts <= 64    ? RuleAndServeKernel<2>
-                      : experts <= 128 ? RuleAndServeKernel<4>
+  const auto kernel = experts <= 128   ? RuleAndServeKernel<4>
                       : experts <= 256 ? RuleAndServeKernel<8>
                                        : RuleAndServeKernel<kFewExperts / 32>;
   return LaunchEarly(kernel, 1, kTileThreads, 0, stream, route, rule, args);

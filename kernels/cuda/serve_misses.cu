@@ -76,8 +76,7 @@ int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args,
   if (route.tokens > kFewTokens || experts > kFewExperts || route.routing.top_k > kMaxTopK) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel = experts <= 64    ? KernelOf<2>(args)
-                      : experts <= 128 ? KernelOf<4>(args)
+  const auto kernel = experts <= 128   ? KernelOf<4>(args)
                       : experts <= 256 ? KernelOf<8>(args)
                                        : KernelOf<kFewExperts / 32>(args);
   return LaunchEarly(kernel, 1, kTileThreads, 0, stream, route, args);
