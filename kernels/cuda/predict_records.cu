@@ -29,6 +29,9 @@ struct PredictScratch {
   float kth[kFewTokens];
   uint64_t most, least;  // of a fill: who is worth most, who would leave
   int came[kHitBins], seen[kHitBins];
+  alignas(HitCounts) uint8_t curves[2][kHitBins * sizeof(HitCounts)];  // the layer's, of all
+  __device__ HitCounts* curve() { return reinterpret_cast<HitCounts*>(curves[0]); }
+  __device__ HitCounts* all() { return reinterpret_cast<HitCounts*>(curves[1]); }
 };
 
 /// What became of the call that was predicted last, into the curves. By all threads.
@@ -49,8 +52,10 @@ __device__ __forceinline__ void Learn(const PredictArgs& args, PredictScratch& s
   }
   __syncthreads();
   if (e < kHitBins && scratch.seen[e] > 0) {
-    args.curve[e].Add(scratch.came[e], scratch.seen[e]);
-    args.all[e].Add(scratch.came[e], scratch.seen[e]);
+    scratch.curve()[e].Add(scratch.came[e], scratch.seen[e]);
+    scratch.all()[e].Add(scratch.came[e], scratch.seen[e]);
+    args.curve[e] = scratch.curve()[e];
+    args.all[e] = scratch.all()[e];
   }
 }
 
@@ -89,7 +94,8 @@ __device__ __forceinline__ float Probability(const PredictArgs& args, PredictScr
     const float score = args.scores[static_cast<int64_t>(t) * args.routing.num_experts + e];
     const float ratio = score / fmaxf(scratch.kth[t], kSmallest);
     const int bin = HitBin(ratio);
-    unused *= 1 - args.curve[bin].Probability(args.all[bin].Probability(GuessedHits(ratio)));
+    const double guess = scratch.all()[bin].Probability(GuessedHits(ratio));
+    unused *= 1 - scratch.curve()[bin].Probability(guess);
     bins[t] = static_cast<uint8_t>(present ? kHitBins : bin);
   }
   return static_cast<float>(1 - unused);
@@ -216,7 +222,7 @@ __device__ __forceinline__ void BeginList(const PredictArgs& args, int count) {
 }
 
 template <int kPerLane>
-__global__ void __launch_bounds__(kFewExperts)
+__global__ void __launch_bounds__(kFewExperts, 1)
     PredictRecordsKernel(const __grid_constant__ PredictArgs args) {
   __shared__ PredictScratch scratch;
   __shared__ int first_refused;
@@ -233,7 +239,11 @@ __global__ void __launch_bounds__(kFewExperts)
     }
     return;
   }
-  if (e < kHitBins) scratch.came[e] = scratch.seen[e] = 0;
+  if (e < kHitBins) {
+    scratch.came[e] = scratch.seen[e] = 0;
+    scratch.curve()[e] = args.curve[e];
+    scratch.all()[e] = args.all[e];
+  }
   if (e == 0) scratch.most = scratch.least = kNobodyLends;
   const ServedArc lists{reinterpret_cast<ArcState*>(scratch.arc),
                         reinterpret_cast<ArcNode*>(scratch.keys)};

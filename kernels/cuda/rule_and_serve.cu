@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     RuleScratch<kPerLane> rule;
     ServeScratch serve;
   } scratch;
-  Known known = ReadKnown<kAllParts>(args);
+  Known known = ReadKnown</*kPlain=*/false>(args);
   const AllAccounts all{args.low.call.accounts, rule.accounts};
   ReadAccounts(all, rule.account_of, route.tokens, accounts);
   MarkResident(args, known, marks);
@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   });
   ShareKnown(args, known, scratch.serve);
   const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
-  DecideCall<kAllParts>(args, known, mine.count, pairs, LowOfCall(args, routed, accounts),
-                        scratch.serve);
+  DecideCall</*kPlain=*/false>(args, known, mine.count, pairs, LowOfCall(args, routed, accounts),
+                               scratch.serve);
   if (threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
 }
 
@@ -129,8 +129,7 @@ int LaunchRuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
   if (route.tokens > kFewTokens || experts > kFewExperts || route.routing.top_k > kMaxTopK) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel = experts <= 64    ? RuleAndServeKernel<2>
-                      : experts <= 128 ? RuleAndServeKernel<4>
+  const auto kernel = experts <= 128   ? RuleAndServeKernel<4>
                       : experts <= 256 ? RuleAndServeKernel<8>
                                        : RuleAndServeKernel<kFewExperts / 32>;
   return LaunchEarly(kernel, 1, kTileThreads, 0, stream, route, rule, args);

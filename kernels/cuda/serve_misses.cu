@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
   TriggerDependentLaunch();
   __shared__ ServeScratch scratch;
   const int e = threadIdx.x;
-  const Known known = ReadKnown<kAllParts>(args);
+  const Known known = ReadKnown</*kPlain=*/false>(args);
   ShareKnown(args, known, scratch);
   GridDependencySync();
   int count = 0;
@@ -29,10 +29,10 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
     count = args.counts[e];
   }
   const CallPairs<int32_t> pairs{args.groups.sorted, args.groups.firsts};
-  DecideCall<kAllParts>(args, known, count, pairs, args.low.call, scratch);
+  DecideCall</*kPlain=*/false>(args, known, count, pairs, args.low.call, scratch);
 }
 
-template <int kPerLane, int kParts>
+template <int kPerLane, bool kPlain>
 __global__ void __launch_bounds__(kTileThreads, kCtas)
     RouteAndServeKernel(const __grid_constant__ RouteFewArgs route,
                         const __grid_constant__ ServeMissesArgs args) {
@@ -44,25 +44,24 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
     RouteScratch<kPerLane> route;
     ServeScratch serve;
   } scratch;
-  const Known known = ReadKnown<kParts>(args);
+  const Known known = ReadKnown<kPlain>(args);
   const AllAccounts all{args.low.call.accounts, nullptr};
-  const bool low = (kParts & kElsewherePart) != 0 && all.low != nullptr;
+  const bool low = !kPlain && all.low != nullptr;
   if (low) ReadAccounts(all, args.low.call.account_of, route.tokens, accounts);
   GridDependencySync();
   if (route.tokens == 0) return;
   const ExpertPairs mine = RouteTokens(route, routed, scratch.route);
   ShareKnown(args, known, scratch.serve);
   const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
-  DecideCall<kParts>(args, known, mine.count, pairs, LowOfCall(args, routed, accounts),
+  DecideCall<kPlain>(args, known, mine.count, pairs, LowOfCall(args, routed, accounts),
                      scratch.serve);
   if (low && threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
 }
 
 template <int kPerLane>
 auto KernelOf(const ServeMissesArgs& args) {
-  return args.arc != nullptr   ? RouteAndServeKernel<kPerLane, kAllParts>
-         : args.elsewhere != 0 ? RouteAndServeKernel<kPerLane, kElsewherePart>
-                               : RouteAndServeKernel<kPerLane, kPlainParts>;
+  const bool plain = args.arc == nullptr && args.elsewhere == 0;
+  return plain ? RouteAndServeKernel<kPerLane, true> : RouteAndServeKernel<kPerLane, false>;
 }
 
 }  // namespace
@@ -77,8 +76,7 @@ int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args,
   if (route.tokens > kFewTokens || experts > kFewExperts || route.routing.top_k > kMaxTopK) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel = experts <= 64    ? KernelOf<2>(args)
-                      : experts <= 128 ? KernelOf<4>(args)
+  const auto kernel = experts <= 128   ? KernelOf<4>(args)
                       : experts <= 256 ? KernelOf<8>(args)
                                        : KernelOf<kFewExperts / 32>(args);
   return LaunchEarly(kernel, 1, kTileThreads, 0, stream, route, args);

@@ -82,31 +82,24 @@ __device__ __forceinline__ void EnterJob(const ServeMissesArgs& args, int count,
 }
 
 /// Writes the job of those that were given, and posts it. record: of the thread's expert. By all
-/// threads; the scratch is free again.
+/// threads.
 __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const GivenToCpu& given,
-                                          const ServedRecord& record, int count,
-                                          RankScratch& scratch) {
+                                          const ServedRecord& record, int count) {
   __shared__ unsigned long long planned, bytes;
-  __shared__ int pairs;
+  __shared__ Several<int, 2> sums[32];
   const CpuShareArgs& cpu = args.cpu;
   const int e = threadIdx.x;
-  if (e == 0) {
-    planned = bytes = 0;
-    pairs = 0;
-  }
-  if (e < args.experts) scratch.missing[e] = given.mine ? count : 0;
+  if (e == 0) planned = bytes = 0;
   if (e <= args.experts) {
     cpu.handles[e] = given.mine ? ExpertHandle{record.host, record.format, 0} : ExpertHandle{};
   }
-  __syncthreads();
+  // Of experts and of pairs. Its barrier serves `planned` and `bytes`, too.
+  Several<int, 2> all;
+  const Several<int, 2> before =
+      SumBefore(Several<int, 2>{{given.mine ? 1 : 0, given.mine ? count : 0}}, sums, &all);
+  const int pairs = all.v[1];
   if (given.mine) {
-    int before = 0, first = 0;
-    for (int other = 0; other < e; ++other) {
-      before += scratch.missing[other] > 0 ? 1 : 0;
-      first += scratch.missing[other];
-    }
-    EnterJob(args, count, before, first);
-    atomicAdd(&pairs, count);
+    EnterJob(args, count, before.v[0], before.v[1]);
     atomicAdd(&planned, static_cast<unsigned long long>(cpu.costs->tokens[count]));
     atomicAdd(&bytes, static_cast<unsigned long long>(record.bytes));
   }

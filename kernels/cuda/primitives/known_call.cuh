@@ -12,13 +12,6 @@
 
 namespace moert::cuda {
 
-// What a decision may have to do beyond exact rules without lists. An instance of the kernel that
-// leaves a part out has no registers for it.
-constexpr int kPlainParts = 0;
-constexpr int kArcPart = 1;        // leaves by ARC's lists
-constexpr int kElsewherePart = 2;  // misses are answered low, or by the CPU
-constexpr int kAllParts = kArcPart | kElsewherePart;
-
 /// What the thread's expert, and the slot and the prefetched record of its number, begin the call
 /// with. It is read before the kernels in front have ended. Who writes it has: decisions of the
 /// layer's calls before this one and predictions for it end before the weighted sum of the call
@@ -48,14 +41,16 @@ __device__ __forceinline__ float* Oldest(const ServeMissesArgs& args, int64_t ca
   return args.history + ServedScores::Row(calls, args.window) * args.experts + threadIdx.x;
 }
 
-template <int kParts>
+/// kPlain: nobody leaves by ARC's lists, and no miss is answered low or by the CPU. Kernels of such
+/// calls alone have no code and no registers for that.
+template <bool kPlain>
 __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
-  constexpr bool kArc = (kParts & kArcPart) != 0, kElsewhere = (kParts & kElsewherePart) != 0;
   const int e = threadIdx.x;
   Known known;
   known.layer = LoadFresh(args.layer);
   // An answer that cannot be seen yet is taken for none.
-  if (kElsewhere && e == 0 && args.cpu.call != nullptr) {
+  if (!kPlain && e == 0 && args.cpu.call != nullptr) {
+    PrefetchToL1(args.cpu.costs);  // of few tokens
     known.cpu_idle = CpuIdle(*args.cpu.memory.mailbox, LoadFresh(args.cpu.call));
   }
   if (args.prefetch != nullptr && known.layer.lent != 0) {
@@ -68,11 +63,11 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
     const bool settled = __ldcg(&args.lenders.prefetch[e].settled) != 0;
     known.lends = LenderKey(known.other, settled, e, args.lenders.mine, args.lenders.fewest);
   }
-  if (kArc && args.arc != nullptr) known.arc_word = ReadArcWord(args.arc);
+  if (!kPlain && args.arc != nullptr) known.arc_word = ReadArcWord(args.arc);
   if (e == args.experts && args.ids == nullptr) known.shared = LoadFresh(args.shared);
   if (e >= args.experts) return known;
-  if (kArc && args.arc != nullptr) known.node = LoadFresh(args.arc_nodes + e);
-  if (kElsewhere && args.low.records != nullptr) PrefetchToL1(args.low.records + e);
+  if (!kPlain && args.arc != nullptr) known.node = LoadFresh(args.arc_nodes + e);
+  if (!kPlain && args.low.records != nullptr) PrefetchToL1(args.low.records + e);
   known.record = args.records[e];
   known.row = LoadFresh(args.rows + e);
   known.slot = reinterpret_cast<uint8_t*>(

@@ -52,8 +52,11 @@ __device__ __forceinline__ ServedCounts CountStandings(const Standing& mine, int
   return call;
 }
 
-/// Of more victims the places of all are found at once.
-constexpr int kFewVictims = 8;
+/// Whether so few of the experts leave that they are found one by one: each takes about as long as
+/// comparing 32 keys. Else the places of all are found at once.
+__device__ __forceinline__ bool FewVictims(int leaving, int experts) {
+  return leaving * 32 <= experts;
+}
 
 /// What is ranked by, in shared memory.
 struct RankScratch {
@@ -76,15 +79,16 @@ __device__ __forceinline__ void RankSlots(const ServedCounts& call, const Standi
   auto* const keys = reinterpret_cast<LeavingKey*>(scratch.keys);
   const int leaving = min(call.misses - call.free, call.idle);
   const LeavingKey key = mine.idle ? KeyOfLeaving(row, worth) : LeavingKey{};
-  if (leaving > kFewVictims && e < experts) keys[e] = key;
+  const bool few = FewVictims(leaving, experts);
+  if (!few && e < experts) keys[e] = key;
   if (mine.miss) scratch.missing[before.misses] = MissKey(count, e);
   if (mine.free) scratch.places[before.free] = e;
   __syncthreads();
   int turn = kFewExperts;
-  if (leaving > kFewVictims) {
-    if (mine.idle) turn = VictimRank(keys, experts, e);
-  } else {
+  if (few) {
     turn = FindVictims(key, mine.idle, leaving, scratch.victims);
+  } else if (mine.idle) {
+    turn = VictimRank(keys, experts, e);
   }
   if (turn < leaving) {
     *victim_rank = turn;

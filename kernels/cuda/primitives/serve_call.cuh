@@ -252,22 +252,21 @@ __device__ __forceinline__ void Borrow(const ServeMissesArgs& args, const Known&
 /// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
 /// expert; low_call: as that of args, in any memory. By all threads. The rows are read once and
 /// written at the end; between barriers everybody reads what the call began with.
-template <int kParts, typename Slot>
+template <bool kPlain, typename Slot>
 __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Known& known,
                                            int count, const CallPairs<Slot>& pairs,
                                            const LowCall& low_call, ServeScratch& scratch) {
-  constexpr bool kArc = (kParts & kArcPart) != 0, kElsewhere = (kParts & kElsewherePart) != 0;
   auto& table = scratch.table;
   auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
   __shared__ uint32_t words;  // of missing records
   __shared__ Prefetched prefetched;
   __shared__ uint64_t spare;
   __shared__ SettledRecords settled;
-  alignas(ArcState) __shared__ uint8_t arc_state[kArc ? sizeof(ArcState) : 16];
+  alignas(ArcState) __shared__ uint8_t arc_state[kPlain ? 16 : sizeof(ArcState)];
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts;
   const bool lent = known.layer.lent != 0;
-  const bool by_arc = kArc && args.arc != nullptr && lent;
+  const bool by_arc = !kPlain && args.arc != nullptr && lent;
   const ServedArc lists{reinterpret_cast<ArcState*>(arc_state),
                         reinterpret_cast<ArcNode*>(table.ranks.keys), table.counts};
   if (by_arc) {
@@ -308,9 +307,9 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   mine.miss = mine.wanted && row.slot < 0;
   mine.idle = row.slot >= 0 && count == 0;
   mine.free = is_expert && lent && table.held[e] == 0;
-  const bool shares = kElsewhere && args.cpu.call != nullptr && lent && table.cpu_idle;
+  const bool shares = !kPlain && args.cpu.call != nullptr && lent && table.cpu_idle;
   LowAnswered low;
-  if (kElsewhere && low_call.accounts != nullptr) {
+  if (!kPlain && low_call.accounts != nullptr) {
     const bool asks = mine.miss && !(shares && SparedByCpu(args.cpu, count));
     low = AnswerLow(args, low_call, pairs, table.counts, asks, count, table.ranks);
     if (low.mine) mine.miss = false;
@@ -322,8 +321,8 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
     if (cpu.mine) mine.miss = false;
   }
   if (cpu.all > 0) {
-    PostGiven(args, cpu, known.record, count, table.ranks);
-  } else if (kElsewhere && e == 0 && args.cpu.call != nullptr) {
+    PostGiven(args, cpu, known.record, count);
+  } else if (!kPlain && e == 0 && args.cpu.call != nullptr) {
     args.cpu.call->experts = 0;
   }
   const ServedRecord record = low.mine ? args.low.records[e] : known.record;
