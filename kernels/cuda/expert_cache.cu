@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 __global__ void SetAccountsKernel(int32_t* rows, int32_t* apart, RequestAccount* accounts,
                                   LowAccount* low_accounts,
                                   const __grid_constant__ AccountRows set) {
-  TriggerDependentLaunch();
+  // No kernel begins before this one has ended: decisions read accounts while the kernel in front
+  // of them runs.
   GridDependencySync();
   const int i = threadIdx.x;
   if (i == 0) *apart = set.one_row_each;
