@@ -7,66 +7,16 @@
 
 #include "kernels/cuda/primitives/answer_low.cuh"
 #include "kernels/cuda/primitives/arc_call.cuh"
-#include "kernels/cuda/primitives/expert_tiles.cuh"
-#include "kernels/cuda/primitives/few_tiles.cuh"
 #include "kernels/cuda/primitives/give_to_cpu.cuh"
+#include "kernels/cuda/primitives/give_waves.cuh"
 #include "kernels/cuda/primitives/known_call.cuh"
+#include "kernels/cuda/primitives/lend_slots.cuh"
 #include "kernels/cuda/primitives/rank_slots.cuh"
 #include "kernels/cuda/primitives/served_slots.cuh"
 #include "kernels/cuda/primitives/settle_prefetches.cuh"
 #include "kernels/cuda/serve_misses.h"
 
 namespace moert::cuda {
-
-/// Shared memory of the tiles.
-union BothTilesScratch {
-  __device__ BothTilesScratch() {}
-  TileScratch<kFewExperts> any;
-  FewTilesScratch few;
-};
-/// The tiles of both waves: thread e's handles and the tokens of its expert, whose pairs begin at
-/// `first_pair`.
-__device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
-                                              const ExpertHandle& ready, const ExpertHandle& late,
-                                              int count, int first_pair, bool any_late,
-                                              BothTilesScratch& scratch) {
-  const MakeTilesArgs& tiles = args.tiles;
-  const int e = threadIdx.x;
-  const int32_t* slots = tiles.shared_slots;
-  if (e < args.experts) slots = tiles.groups.sorted + first_pair;
-  if (OneTileEach(tiles)) {
-    const bool waits = late.record != nullptr;
-    ExpertTokens expert{ready, e == args.experts ? tiles.tokens : count, slots};
-    if (waits) expert.handle = late;
-    MakeFewTiles(tiles, args.late_table, expert, waits ? 1 : 0, scratch.few);
-    return;
-  }
-  const ExpertTokens first{ready, e == args.experts ? tiles.tokens : count, slots};
-  MakeTiles(
-      tiles, tiles.table, [&](int) { return first; }, scratch.any);
-  if (!any_late) {
-    MakeNoTiles(args.late_table, tiles.shares);
-    return;
-  }
-  __syncthreads();  // the scratch has been read
-  const ExpertTokens then{late, count, slots};
-  MakeTiles(
-      tiles, args.late_table, [&](int) { return then; }, scratch.any);
-}
-
-/// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
-/// expert.
-__device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const ExpertHandle& ready,
-                                          const ExpertHandle& late, int count, int first_pair,
-                                          bool any_late, BothTilesScratch& scratch) {
-  const int e = threadIdx.x;
-  if (args.makes_tiles != 0) {
-    MakeBothTiles(args, ready, late, count, first_pair, any_late, scratch);
-  } else if (e <= args.experts) {
-    args.ready[e] = ready;
-    args.late[e] = late;
-  }
-}
 
 /// The tokens that want the thread's expert, as bits.
 template <typename Slot>
@@ -77,33 +27,6 @@ __device__ __forceinline__ uint32_t WantedBy(const ServeMissesArgs& args,
   const Slot* const slots = pairs.sorted + pairs.firsts[e];
   for (int i = 0; i < count; ++i) bits |= 1U << (slots[i] / args.top_k);
   return bits;
-}
-
-/// How layers give each other slots in a call.
-struct Lending {
-  uint64_t lender;  // the least key
-  double gain;
-  int hole;  // the first place of a slot that has none
-};
-
-/// By the thread of the lender's number: its slot becomes the layer's, at `hole`.
-__device__ __forceinline__ void TakeSlot(const SlotLenders& lenders, const ServedLayer& lender,
-                                         int experts, int hole) {
-  const int64_t d = threadIdx.x;
-  lenders.rows[d * experts + lender.spare_expert] = ServedExpert{};
-  lenders.slots[d * experts + lender.spare_slot] = nullptr;
-  lenders.layer[d].slots = lender.slots - 1;
-  lenders.layer[d].spare_at = nullptr;  // until its next call
-  lenders.slots[int64_t{lenders.mine} * experts + hole] = lender.spare_at;
-}
-
-/// By the thread of the expert that is worth least of those that are there.
-__device__ __forceinline__ void OfferSpare(ServedLayer* layer, double worth, int slot,
-                                           uint8_t* at) {
-  layer->spare_at = at;
-  layer->spare_worth = static_cast<float>(worth);
-  layer->spare_expert = static_cast<int32_t>(threadIdx.x);
-  layer->spare_slot = slot;
 }
 
 /// By one thread: what the layer and the copies go by from now on, and the counts. `elsewhere`:
@@ -160,17 +83,18 @@ __device__ __forceinline__ void AddMissed(const ServedRecord& record, bool miss,
 }
 
 /// What is decided by, then the tiles: each in shared memory while it is needed.
+struct ServeTable {
+  alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
+  RankScratch ranks;
+  uint8_t* slots[kFewExperts];
+  int32_t counts[kFewExperts];
+  uint8_t held[kFewExperts], coming[kFewExperts];
+  Lending lending;
+  bool cpu_idle;
+};
 union ServeScratch {
   __device__ ServeScratch() {}
-  struct {
-    alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
-    RankScratch ranks;
-    uint8_t* slots[kFewExperts];
-    int32_t counts[kFewExperts];
-    uint8_t held[kFewExperts], coming[kFewExperts];
-    Lending lending;
-    bool cpu_idle;
-  } table;
+  ServeTable table;
   BothTilesScratch tiles;
 };
 /// The tokens of every expert by the ids of the call. By all threads.
@@ -183,24 +107,6 @@ __device__ __forceinline__ void CountIds(const ServeMissesArgs& args, int32_t* c
     if (id >= 0 && id < args.experts) atomicAdd(&counts[id], 1);
   }
   __syncthreads();
-}
-
-/// Says where the experts of the call lie: `slot` is the thread's expert's, of the layer. By all
-/// threads; `numbers` is theirs to use.
-__device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot, int32_t* numbers) {
-  const int e = threadIdx.x;
-  if (e < args.experts) {
-    const int32_t number =
-        slot < 0 ? -1 : static_cast<int32_t>((args.slots[slot] - args.base) / args.stride);
-    numbers[e] = number;
-    args.table[e] = number;
-  }
-  __syncthreads();
-  if (args.found == nullptr) return;
-  for (int i = e; i < args.pairs; i += kTileThreads) {
-    const int32_t id = args.ids[i];
-    args.found[i] = id >= 0 && id < args.experts ? numbers[id] : -1;
-  }
 }
 
 /// Stores what is known where all threads see it; who holds a slot. By all threads.
@@ -229,24 +135,98 @@ __device__ __forceinline__ void ShareKnown(const ServeMissesArgs& args, const Kn
             static_cast<unsigned long long>(known.lends));
 }
 
-/// Whether the call takes a slot of another layer: then it is the last of its places, and counted.
-/// By all threads.
-__device__ __forceinline__ void Borrow(const ServeMissesArgs& args, const Known& known,
-                                       const Standing& mine, double worth, int miss_rank,
-                                       int victim_rank, ServeScratch& scratch, ServedCounts* call) {
-  auto& table = scratch.table;
-  if (SaysGain(*call, mine.miss, mine.idle, miss_rank, victim_rank)) table.lending.gain = worth;
-  __syncthreads();
-  const uint64_t lender = table.lending.lender;
-  const int hole = table.lending.hole;
-  if (hole == args.experts || !Borrows(lender, table.lending.gain)) return;
-  ++call->borrowed;
-  if (known.lends == lender) {
-    table.slots[hole] = known.other.spare_at;
-    table.ranks.places[call->copies() - 1] = hole;
-    TakeSlot(args.lenders, known.other, args.experts, hole);
+/// ARC's lists as the call begins. By all threads.
+__device__ __forceinline__ void ReadLists(const ServeMissesArgs& args, const Known& known,
+                                          const ServedArc& lists) {
+  WriteArcWord(lists.state, known.arc_word);
+  if (threadIdx.x >= args.experts) return;
+  lists.nodes[threadIdx.x] = known.node;
+  lists.nodes[threadIdx.x].missed = 0;
+}
+
+/// Enters what the thread's expert is asked for. Returns what the expert is worth.
+template <typename Slot>
+__device__ __forceinline__ double EnterCall(const ServeMissesArgs& args, const Known& known,
+                                            int count, const CallPairs<Slot>& pairs,
+                                            ServeTable& table) {
+  const int e = threadIdx.x;
+  double worth = 0;
+  if (e < args.experts) {
+    table.counts[e] = count;
+    if (known.layer.lent != 0) worth = AddCall(args, known, count);
+    if (args.wanted != nullptr) args.wanted[e] = WantedBy(args, pairs, e, count);
   }
-  __syncthreads();
+  if (e == 0 && args.wanted != nullptr) args.predicted->routed = args.tokens;
+  return worth;
+}
+
+/// The same of what was prefetched, in ARC's lists; how many records. By all threads.
+__device__ __forceinline__ int SettleLists(const Known& known, const SettledRecords& settled,
+                                           const ServedArc& lists) {
+  const int listed = __syncthreads_count(known.listed ? 1 : 0);
+  for (int i = 0; threadIdx.x == 0 && i < listed; ++i) {
+    SettlePrefetch(settled.expert[i], settled.victim[i], PrefetchEnd{settled.end[i]}, lists);
+  }
+  return listed;
+}
+
+/// Misses that need no slot.
+struct AnsweredElsewhere {
+  LowAnswered low;
+  GivenToCpu cpu;
+  __device__ __forceinline__ bool mine() const { return low.mine || cpu.mine; }
+};
+/// Those that lower versions answer, and of the others those that the CPU computes: misses no more.
+/// late: prefetched records that the call waits for. By all threads.
+template <bool kPlain, typename Slot>
+__device__ __forceinline__ AnsweredElsewhere AnswerElsewhere(
+    const ServeMissesArgs& args, const Known& known, int count, const CallPairs<Slot>& pairs,
+    const LowCall& low_call, const int32_t& late, ServeTable& table, Standing* mine) {
+  const bool shares =
+      !kPlain && args.cpu.call != nullptr && known.layer.lent != 0 && table.cpu_idle;
+  AnsweredElsewhere elsewhere;
+  if (!kPlain && low_call.accounts != nullptr) {
+    const bool asks = mine->miss && !(shares && SparedByCpu(args.cpu, count));
+    elsewhere.low = AnswerLow(args, low_call, pairs, table.counts, asks, count, table.ranks);
+    if (elsewhere.low.mine) mine->miss = false;
+  }
+  if (shares) {
+    const int free = __syncthreads_count(mine->free ? 1 : 0);
+    elsewhere.cpu = GiveToCpu(args, mine->miss, count, free, late, table.ranks);
+    if (elsewhere.cpu.mine) mine->miss = false;
+  }
+  if (elsewhere.cpu.all > 0) {
+    PostGiven(args, elsewhere.cpu, known.record, count);
+  } else if (!kPlain && threadIdx.x == 0 && args.cpu.call != nullptr) {
+    args.cpu.call->experts = 0;
+  }
+  return elsewhere;
+}
+
+/// Where the thread's expert is behind the call.
+struct PlacedExpert {
+  ExpertHandle ready, late;  // in which wave it is multiplied, if any
+  int slot = -1;
+  uint8_t* at = nullptr;  // its place
+};
+/// Stores the row and the copy of the thread's expert. `row`: as the call began; coming: its record
+/// is on its way; after: its row now.
+__device__ __forceinline__ PlacedExpert Place(const ServeMissesArgs& args, const Standing& mine,
+                                              const AnsweredElsewhere& elsewhere,
+                                              const ServedRecord& record, bool lent, bool coming,
+                                              int count, int miss_rank, const ServedExpert& after,
+                                              uint8_t* const* slots) {
+  PlacedExpert placed;
+  if (lent) args.rows[threadIdx.x] = after;
+  placed.slot = after.slot;
+  if (placed.slot >= 0) placed.at = slots[placed.slot];
+  if (count > 0 && !elsewhere.cpu.mine) {
+    const bool waits = coming || (mine.miss && placed.at != nullptr);
+    const ExpertHandle handle =
+        PlaceExpert(args, record, elsewhere.low.mine ? 1 : 0, placed.at, mine.miss, miss_rank);
+    (waits ? placed.late : placed.ready) = handle;
+  }
+  return placed;
 }
 
 /// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
@@ -256,7 +236,7 @@ template <bool kPlain, typename Slot>
 __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Known& known,
                                            int count, const CallPairs<Slot>& pairs,
                                            const LowCall& low_call, ServeScratch& scratch) {
-  auto& table = scratch.table;
+  ServeTable& table = scratch.table;
   auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
   __shared__ uint32_t words;  // of missing records
   __shared__ Prefetched prefetched;
@@ -267,39 +247,23 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   const bool is_expert = e < args.experts;
   const bool lent = known.layer.lent != 0;
   const bool by_arc = !kPlain && args.arc != nullptr && lent;
+  const bool lends = args.lenders.layers > 0 && lent;
   const ServedArc lists{reinterpret_cast<ArcState*>(arc_state),
                         reinterpret_cast<ArcNode*>(table.ranks.keys), table.counts};
-  if (by_arc) {
-    WriteArcWord(lists.state, known.arc_word);
-    if (is_expert) {
-      lists.nodes[e] = known.node;
-      lists.nodes[e].missed = 0;
-    }
-  }
+  if (by_arc) ReadLists(args, known, lists);
   if (e == 0) {
     words = 0;
     spare = kNobodyLends;
     prefetched = Prefetched{};
   }
-  double worth = 0;
-  if (is_expert) {
-    table.counts[e] = count;
-    if (lent) worth = AddCall(args, known, count);
-    if (args.wanted != nullptr) args.wanted[e] = WantedBy(args, pairs, e, count);
-  }
-  if (e == 0 && args.wanted != nullptr) args.predicted->routed = args.tokens;
+  const double worth = EnterCall(args, known, count, pairs, table);
   __syncthreads();
   if (known.unsettled) {
     SettleAll(*args.prefetch, known, table.counts, rows, table.held, table.coming, &settled,
               &prefetched);
   }
-  int listed = 0;
-  if (by_arc) {
-    listed = __syncthreads_count(known.listed ? 1 : 0);
-    for (int i = 0; e == 0 && i < listed; ++i) {
-      SettlePrefetch(settled.expert[i], settled.victim[i], PrefetchEnd{settled.end[i]}, lists);
-    }
-  }
+  const int listed = by_arc ? SettleLists(known, settled, lists) : 0;
+
   const ServedExpert row = is_expert ? rows[e] : ServedExpert{};
   const bool coming = is_expert && table.coming[e] != 0;
   Standing mine;
@@ -307,25 +271,10 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   mine.miss = mine.wanted && row.slot < 0;
   mine.idle = row.slot >= 0 && count == 0;
   mine.free = is_expert && lent && table.held[e] == 0;
-  const bool shares = !kPlain && args.cpu.call != nullptr && lent && table.cpu_idle;
-  LowAnswered low;
-  if (!kPlain && low_call.accounts != nullptr) {
-    const bool asks = mine.miss && !(shares && SparedByCpu(args.cpu, count));
-    low = AnswerLow(args, low_call, pairs, table.counts, asks, count, table.ranks);
-    if (low.mine) mine.miss = false;
-  }
-  GivenToCpu cpu;
-  if (shares) {
-    const int free = __syncthreads_count(mine.free ? 1 : 0);
-    cpu = GiveToCpu(args, mine.miss, count, free, prefetched.late, table.ranks);
-    if (cpu.mine) mine.miss = false;
-  }
-  if (cpu.all > 0) {
-    PostGiven(args, cpu, known.record, count);
-  } else if (!kPlain && e == 0 && args.cpu.call != nullptr) {
-    args.cpu.call->experts = 0;
-  }
-  const ServedRecord record = low.mine ? args.low.records[e] : known.record;
+  const AnsweredElsewhere elsewhere =
+      AnswerElsewhere<kPlain>(args, known, count, pairs, low_call, prefetched.late, table, &mine);
+  const ServedRecord record = elsewhere.low.mine ? args.low.records[e] : known.record;
+
   int wanted = 0;
   StandingBefore before{};
   ServedCounts call = CountStandings(mine, &wanted, &before);
@@ -338,47 +287,38 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
     RankSlots(call, mine, row, count, worth, before, args.experts, table.ranks, &miss_rank,
               &victim_rank);
   }
-  const bool lends = args.lenders.layers > 0 && lent;
   if (lends && call.misses > call.free) {
-    Borrow(args, known, mine, worth, miss_rank, victim_rank, scratch, &call);
+    Borrow(args, known, mine, worth, miss_rank, victim_rank, table.lending, table.slots,
+           table.ranks.places, &call);
   }
 
-  ExpertHandle ready, late;
-  int slot = -1;
-  uint8_t* at = nullptr;  // its place
+  PlacedExpert placed;
   if (is_expert) {
-    // Answered low, or by the CPU, it stays absent.
-    const ServedExpert after = low.mine || cpu.mine
-                                   ? row
+    const ServedExpert after = elsewhere.mine()
+                                   ? row  // it stays absent
                                    : AfterCall(row, count, known.layer.tick + 1, call,
                                                table.ranks.places, miss_rank, victim_rank);
-    if (lent) args.rows[e] = after;
-    slot = after.slot;
-    if (slot >= 0) at = table.slots[slot];
-    if (count > 0 && !cpu.mine) {
-      const bool waits = coming || (mine.miss && at != nullptr);
-      const ExpertHandle handle =
-          PlaceExpert(args, record, low.mine ? 1 : 0, at, mine.miss, miss_rank);
-      (waits ? late : ready) = handle;
-    }
+    placed =
+        Place(args, mine, elsewhere, record, lent, coming, count, miss_rank, after, table.slots);
   }
-  AddMissed(record, mine.miss || low.mine, &words);
-  if (lends) FindLeast(at != nullptr, worth, &spare);
+  AddMissed(record, mine.miss || elsewhere.low.mine, &words);
+  if (lends) FindLeast(placed.at != nullptr, worth, &spare);
   if (args.ids != nullptr) {
-    GiveSlots(args, slot, table.counts);
+    GiveSlots(args, placed.slot, table.counts);
   } else {
-    if (e == args.experts) ready = known.shared;
+    if (e == args.experts) placed.ready = known.shared;
     const int first_pair = is_expert && args.makes_tiles != 0 ? pairs.firsts[e] : 0;
     __syncthreads();  // the tiles take the scratch
     const int waited = call.copies() + prefetched.late + prefetched.late_fills;
-    GiveWaves(args, ready, late, count, first_pair, waited > 0, scratch.tiles);
+    GiveWaves(args, placed.ready, placed.late, count, first_pair, waited > 0, scratch.tiles);
   }
   __syncthreads();
-  if (lends && at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {
-    OfferSpare(args.layer, worth, slot, at);
+  if (lends && placed.at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {
+    OfferSpare(args.layer, worth, placed.slot, placed.at);
   }
   if (e == 0) {
-    EndCall(args, known.layer, call, wanted, low.all + cpu.all, int64_t{16} * words, prefetched);
+    EndCall(args, known.layer, call, wanted, elsewhere.low.all + elsewhere.cpu.all,
+            int64_t{16} * words, prefetched);
   }
 }
 
