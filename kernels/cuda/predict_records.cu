@@ -221,40 +221,108 @@ __device__ __forceinline__ void BeginList(const PredictArgs& args, int count) {
   *args.call = {args.tokens, 0};
 }
 
-template <int kPerLane>
-__global__ void __launch_bounds__(kFewExperts, 1)
-    PredictRecordsKernel(const __grid_constant__ PredictArgs args) {
-  __shared__ PredictScratch scratch;
-  __shared__ int first_refused;
-  auto* const rows = reinterpret_cast<ServedExpert*>(scratch.rows);
+/// By one thread: nothing is listed, since the host decides.
+__device__ __forceinline__ void ListNothing(const PredictArgs& args) {
+  args.prefetch->count = 0;
+  args.prefetch->settled = 1;
+  args.call->tokens = 0;
+}
+
+/// What the prediction goes by, in shared memory. By all threads.
+__device__ __forceinline__ void ReadLayer(const PredictArgs& args, const ServedLayer& layer,
+                                          const ServedArc& lists, ServedExpert* rows,
+                                          PredictScratch& scratch) {
   const int e = threadIdx.x;
-  const int experts = args.routing.num_experts;
-  const bool is_expert = e < experts;
-  const ServedLayer layer = *args.layer;
-  if (layer.lent == 0) {  // the host decides
-    if (e == 0) {
-      args.prefetch->count = 0;
-      args.prefetch->settled = 1;
-      args.call->tokens = 0;
-    }
-    return;
-  }
+  const bool is_expert = e < args.routing.num_experts;
   if (e < kHitBins) {
     scratch.came[e] = scratch.seen[e] = 0;
     scratch.curve()[e] = args.curve[e];
     scratch.all()[e] = args.all[e];
   }
   if (e == 0) scratch.most = scratch.least = kNobodyLends;
+  if (args.arc != nullptr) {
+    WriteArcWord(lists.state, ReadArcWord(args.arc));
+    if (is_expert) lists.nodes[e] = args.arc_nodes[e];
+  }
+  if (!is_expert) return;
+  rows[e] = args.rows[e];
+  scratch.held[e] = args.slots[e] == nullptr ? 1 : 0;
+  scratch.worth[e] = Worth(args, layer, e);
+}
+
+/// How the thread's expert, and the slot of its number, stand before the call; and all of them.
+struct Prospects {
+  bool present, candidate, free, idle;
+  int candidates, num_free, num_idle;
+};
+
+/// Lists the candidates that pay, up to `most`, likeliest first. Returns how many. By all threads.
+__device__ __forceinline__ int ListCandidates(const PredictArgs& args, const ServedLayer& layer,
+                                              const ServedArc& lists, const ServedExpert* rows,
+                                              const Prospects& p, float probability, int most,
+                                              PredictScratch& scratch) {
+  __shared__ int first_refused;
+  const int e = threadIdx.x, experts = args.routing.num_experts;
+  int rank = kMostPrefetched;
+  if (p.candidates > 0) {
+    if (e < experts) scratch.wish[e] = p.candidate ? probability : -1;
+    __syncthreads();
+    if (p.candidate) rank = WishRank(scratch, experts);
+    if (args.arc != nullptr) {
+      RankArcPlaces(lists, rows, experts, most, p.candidate, rank, p.free, p.num_free, p.idle,
+                    scratch);
+    } else {
+      RankPlaces(rows, most, p.free, p.num_free, p.idle, scratch);
+    }
+  }
+  if (e == 0) first_refused = most;
+  __syncthreads();
+  if (p.candidate) {
+    const int victim = rank < most ? scratch.victims[rank] : -1;
+    if (victim >= 0 && !PrefetchPays(probability, scratch.probability[victim], scratch.worth[e],
+                                     scratch.worth[victim], layer.inserted)) {
+      atomicMin(&first_refused, rank);
+    }
+  }
+  __syncthreads();
+  const int count = first_refused;
+  if (rank < count) {
+    args.prefetch->records[rank] =
+        Listed(args, scratch.places[rank], scratch.victims[rank], /*fill=*/false);
+  }
+  return count;
+}
+
+/// Lists who is brought for what it is worth; -1: nobody. `most`: places that are ranked. By all
+/// threads.
+__device__ __forceinline__ int ListFill(const PredictArgs& args, const ServedExpert* rows,
+                                        const Prospects& p, int most, PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  const bool absent = e < args.routing.num_experts && !p.present;
+  const int fill = FindFill(absent, p.num_free, p.idle, scratch);
+  if (fill >= 0 && most == 0) RankPlaces(rows, 1, p.free, p.num_free, p.idle, scratch);
+  if (e == fill) {
+    args.prefetch->records[0] = Listed(args, scratch.places[0], scratch.victims[0], true);
+  }
+  return fill;
+}
+
+template <int kPerLane>
+__global__ void __launch_bounds__(kFewExperts, 1)
+    PredictRecordsKernel(const __grid_constant__ PredictArgs args) {
+  __shared__ PredictScratch scratch;
+  auto* const rows = reinterpret_cast<ServedExpert*>(scratch.rows);
+  const int e = threadIdx.x;
+  const int experts = args.routing.num_experts;
+  const bool is_expert = e < experts;
+  const ServedLayer layer = *args.layer;
+  if (layer.lent == 0) {
+    if (e == 0) ListNothing(args);
+    return;
+  }
   const ServedArc lists{reinterpret_cast<ArcState*>(scratch.arc),
                         reinterpret_cast<ArcNode*>(scratch.keys)};
-  const bool by_arc = args.arc != nullptr;
-  if (by_arc) WriteArcWord(lists.state, ReadArcWord(args.arc));
-  if (by_arc && is_expert) lists.nodes[e] = args.arc_nodes[e];
-  if (is_expert) {
-    rows[e] = args.rows[e];
-    scratch.held[e] = args.slots[e] == nullptr ? 1 : 0;
-    scratch.worth[e] = Worth(args, layer, e);
-  }
+  ReadLayer(args, layer, lists, rows, scratch);
   if (args.paths != nullptr) {
     FindLeastOfPaths(args, scratch);
   } else {
@@ -268,67 +336,34 @@ __global__ void __launch_bounds__(kFewExperts, 1)
   Learn(args, scratch);
   __syncthreads();
 
-  if (by_arc) StoreArc(lists, experts, args.arc, args.arc_nodes);
-  const bool present = is_expert && rows[e].slot >= 0;
+  if (args.arc != nullptr) StoreArc(lists, experts, args.arc, args.arc_nodes);
+  Prospects p;
+  p.present = is_expert && rows[e].slot >= 0;
   float probability = 0;
   if (is_expert) {
     args.rows[e] = rows[e];  // as settled
-    probability = Probability(args, scratch, present);
+    probability = Probability(args, scratch, p.present);
     scratch.probability[e] = probability;
-    if (present) scratch.held[rows[e].slot] = 1;
+    if (p.present) scratch.held[rows[e].slot] = 1;
   }
-  const bool candidate = is_expert && !present && MayBring(args, scratch, probability);
-  const int candidates = __syncthreads_count(candidate);
+  p.candidate = is_expert && !p.present && MayBring(args, scratch, probability);
+  p.candidates = __syncthreads_count(p.candidate);
   const bool fills = args.fills != 0 && layer.elsewhere != 0;
-  if (candidates == 0 && !fills) {  // as most often
+  if (p.candidates == 0 && !fills) {  // as most often
     if (e == 0) BeginList(args, 0);
     return;
   }
-  const bool free = is_expert && scratch.held[e] == 0;
-  const int num_free = __syncthreads_count(free);
-  const bool idle = present && probability < LikelyWanted(args.tokens, args.least);
-  const int num_idle = __syncthreads_count(idle);
-
-  const int most = min(min(candidates, num_free + num_idle), kMostPrefetched);
-  int rank = kMostPrefetched;
-  if (candidates > 0) {
-    if (is_expert) scratch.wish[e] = candidate ? probability : -1;
-    __syncthreads();
-    if (candidate) rank = WishRank(scratch, experts);
-    if (by_arc) {
-      RankArcPlaces(lists, rows, experts, most, candidate, rank, free, num_free, idle, scratch);
-    } else {
-      RankPlaces(rows, most, free, num_free, idle, scratch);
-    }
-  }
-  if (e == 0) first_refused = most;
-  __syncthreads();
-  if (candidate) {
-    const int victim = rank < most ? scratch.victims[rank] : -1;
-    if (victim >= 0 && !PrefetchPays(probability, scratch.probability[victim], scratch.worth[e],
-                                     scratch.worth[victim], layer.inserted)) {
-      atomicMin(&first_refused, rank);
-    }
-  }
-  __syncthreads();
-  const int count = first_refused;
-  if (rank < count) {
-    args.prefetch->records[rank] =
-        Listed(args, scratch.places[rank], scratch.victims[rank], /*fill=*/false);
-  }
-  int fill = -1;
-  if (count == 0 && fills) {
-    fill = FindFill(is_expert && !present, num_free, idle, scratch);
-    if (fill >= 0 && most == 0) RankPlaces(rows, 1, free, num_free, idle, scratch);
-    if (e == fill) {
-      args.prefetch->records[0] = Listed(args, scratch.places[0], scratch.victims[0], true);
-    }
-  }
-  if (e == 0) {
-    BeginList(args, fill >= 0 ? 1 : count);
-    if (count == 0 && fill < 0) args.layer->elsewhere = 0;  // fills, and nobody is found
-    args.tally->listed += static_cast<uint64_t>(count);
-  }
+  p.free = is_expert && scratch.held[e] == 0;
+  p.num_free = __syncthreads_count(p.free);
+  p.idle = p.present && probability < LikelyWanted(args.tokens, args.least);
+  p.num_idle = __syncthreads_count(p.idle);
+  const int most = min(min(p.candidates, p.num_free + p.num_idle), kMostPrefetched);
+  const int count = ListCandidates(args, layer, lists, rows, p, probability, most, scratch);
+  const int fill = count == 0 && fills ? ListFill(args, rows, p, most, scratch) : -1;
+  if (e != 0) return;
+  BeginList(args, fill >= 0 ? 1 : count);
+  if (count == 0 && fill < 0) args.layer->elsewhere = 0;  // fills, and nobody is found
+  args.tally->listed += static_cast<uint64_t>(count);
 }
 
 }  // namespace
