@@ -106,10 +106,13 @@ def main():
     p.add_argument("--top-k", type=int, default=8)
     p.add_argument("--heads", type=int, default=8)
     p.add_argument("--head-dim", type=int, default=64)
+    p.add_argument("--vocab", type=int, help="tokens; those behind the tokenizer's are never in a text")
     p.add_argument("--seed", type=int, default=1)
     a = p.parse_args()
     base = json.loads((TINY / "config.json").read_text())["vocab_size"]
-    a.vocab = base + 64
+    a.vocab = base + 64 if a.vocab is None else a.vocab
+    if a.vocab < base + 2:
+        p.error(f"--vocab is {a.vocab}, and the tokenizer has {base + 2} tokens")
     a.out.mkdir(parents=True)
     write_tokenizer(a.out, base)
     (a.out / "config.json").write_text(json.dumps({
