@@ -6,11 +6,11 @@
 #include <random>
 #include <vector>
 
-#include "fault_life.h"
 #include "offline/cuda/lanes.h"
 #include "offline/expert_forward.h"
 #include "offline/expert_quantizer.h"
 #include "offline/offline_device.h"
+#include "offline_faults.h"
 #include "offline_inputs.h"
 #include "quant/quantized_matrix.h"
 #include "route/grouping.h"
@@ -251,47 +251,22 @@ TEST_CASE("calls that fail leave rows and experts to the CPU, and nothing behind
   }();
   const Passed on_cpu = Pass(expert, layout, nullptr);
   const auto hidden = static_cast<size_t>(block.layer.hidden);
-  const auto failures = [&](CudaFault kind, long n, bool lasting) {
-    INFO(CudaFaultName(kind) << " " << n << (lasting ? " and later" : ""));
-    ArmCudaFault(kind, n, lasting);
-    absl::Status error;
-    {
-      const auto device = OfflineDevice::Open();
-      for (int i = 0; i < 2 && device.ok(); ++i) {
-        Floats residual = block.residual;
-        std::vector<uint8_t> done(500, 0);
-        CHECK((*device)
-                  ->AddExperts({block.layer, block.routing, block.inputs.data(), residual.data()},
-                               block.reader(), pool.get(), &done)
-                  .ok());
-        int wrong = 0;
-        for (size_t row = 0; row < done.size(); ++row) {
-          const Floats& right = done[row] != 0 ? expected : block.residual;
-          wrong += std::memcmp(residual.data() + row * hidden, right.data() + row * hidden,
-                               hidden * sizeof(float)) != 0;
-        }
-        CHECK(wrong == 0);
-        CHECK(Apart(Pass(expert, layout, device->get()).outputs, on_cpu.outputs) < 0.05);
-      }
-      error = device.ok() ? (*device)->first_error() : device.status();
+  const long faults = SweepFaults(6, [&](OfflineDevice* device) {
+    Floats residual = block.residual;
+    std::vector<uint8_t> done(500, 0);
+    CHECK(device
+              ->AddExperts({block.layer, block.routing, block.inputs.data(), residual.data()},
+                           block.reader(), pool.get(), &done)
+              .ok());
+    int wrong = 0;
+    for (size_t row = 0; row < done.size(); ++row) {
+      const Floats& right = done[row] != 0 ? expected : block.residual;
+      wrong += std::memcmp(residual.data() + row * hidden, right.data() + row * hidden,
+                           hidden * sizeof(float)) != 0;
     }
-    const long failed = DisarmCudaFault();
-    if (failed == 0) CHECK(error.ok());
-    if (n == 1) CHECK_FALSE(error.ok());
-    CHECK(cudaGetLastError() == cudaSuccess);
-    return failed;
-  };
-  for (int i = 0; i < 2; ++i) REQUIRE(failures(CudaFault::kCopy, 1 << 20, false) == 0);
-  const size_t free = FreeBytes();
-  long faults = 0;
-  for (const CudaFault kind : {CudaFault::kAllocate, CudaFault::kCopy, CudaFault::kEvent,
-                               CudaFault::kLaunch, CudaFault::kStream, CudaFault::kAny}) {
-    for (const bool lasting : {false, true}) {
-      // All of the first calls, some of the later ones.
-      for (long n = 1; failures(kind, n, lasting) > 0; n += 1 + n / 6) ++faults;
-      CHECK(FreeBytes() == free);
-    }
-  }
+    CHECK(wrong == 0);
+    CHECK(Apart(Pass(expert, layout, device).outputs, on_cpu.outputs) < 0.05);
+  });
   CHECK(faults > 60);
 }
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "device_array.h"
-#include "fault_life.h"
 #include "moert/default_thread_pool.h"
 #include "offline/dense_lanes.h"
 #include "offline/expert_forward.h"
@@ -20,6 +19,7 @@
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 #include "offline/sensitivity.h"
+#include "offline_faults.h"
 #include "offline_inputs.h"
 
 namespace moert::test {
@@ -264,43 +264,17 @@ TEST_CASE("calls that fail leave the search to the CPU, and nothing behind") {
   const QuantizedMatrix by_gptq = *QuantizeGptq(m, w, factor);
   offline::SensitivitySettings settings;
   settings.schemes = {*Scheme::Parse("w4a16_g-1_asym")};
-  const auto failures = [&](CudaFault kind, long n, bool lasting) {
-    INFO(CudaFaultName(kind) << " " << n << (lasting ? " and later" : ""));
-    ArmCudaFault(kind, n, lasting);
-    absl::Status error;
-    {
-      const auto device = OfflineDevice::Open();
-      for (int i = 0; i < 2 && device.ok(); ++i) {
-        CHECK(Same(QuantizeHqq(m, w, {}, device->get()), expected));
-        const auto rounded = QuantizeGptq(m, w, factor, {}, device->get());
-        REQUIRE_OK(rounded.status());
-        if (FusedOnCpu()) CHECK(Same(*rounded, by_gptq));
-        settings.device = device->get();
-        offline::Floats x = expert.x;
-        CHECK(offline::ExpertSensitivity(expert.layer, settings, expert.weights,
-                                         expert.token_weights, 0, {expert.pool.get(), &products},
-                                         &x)
-                  .ok());
-      }
-      error = device.ok() ? (*device)->first_error() : device.status();
-    }
-    const long failed = DisarmCudaFault();
-    if (failed == 0) CHECK(error.ok());
-    if (n == 1) CHECK_FALSE(error.ok());
-    CHECK(cudaGetLastError() == cudaSuccess);
-    return failed;
-  };
-  for (int i = 0; i < 2; ++i) REQUIRE(failures(CudaFault::kCopy, 1 << 20, false) == 0);
-  const size_t free = FreeBytes();
-  long faults = 0;
-  for (const CudaFault kind : {CudaFault::kAllocate, CudaFault::kCopy, CudaFault::kEvent,
-                               CudaFault::kLaunch, CudaFault::kStream, CudaFault::kAny}) {
-    for (const bool lasting : {false, true}) {
-      // All of the first calls, some of the later ones.
-      for (long n = 1; failures(kind, n, lasting) > 0; n += 1 + n / 16) ++faults;
-      CHECK(FreeBytes() == free);
-    }
-  }
+  const long faults = SweepFaults(16, [&](OfflineDevice* device) {
+    CHECK(Same(QuantizeHqq(m, w, {}, device), expected));
+    const auto rounded = QuantizeGptq(m, w, factor, {}, device);
+    REQUIRE_OK(rounded.status());
+    if (FusedOnCpu()) CHECK(Same(*rounded, by_gptq));
+    settings.device = device;
+    offline::Floats x = expert.x;
+    CHECK(offline::ExpertSensitivity(expert.layer, settings, expert.weights, expert.token_weights,
+                                     0, {expert.pool.get(), &products}, &x)
+              .ok());
+  });
   CHECK(faults > 20);
 }
 

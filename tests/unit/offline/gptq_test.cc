@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "idle_device.h"
 #include "offline/fit_forms.h"
-#include "offline/offline_device.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {
@@ -158,17 +158,9 @@ TEST_CASE("blocks only change how the sums are cut") {
 }
 
 // Does some matrices, and leaves others to the CPU.
-class FakeDevice final : public OfflineDevice {
+class FakeDevice final : public IdleDevice {
  public:
   explicit FakeDevice(bool can) : can_(can) {}
-  std::vector<GroupScale> Rtn(const MatrixLayout&, absl::Span<const float>,
-                              const RtnOptions&) override {
-    return {};
-  }
-  std::vector<GroupScale> Hqq(const MatrixLayout&, absl::Span<const float>,
-                              const HqqOptions&) override {
-    return {};
-  }
   std::optional<QuantizedMatrix> Gptq(const MatrixLayout& layout, absl::Span<const float> weights,
                                       const GptqFactor& factor,
                                       const GptqOptions& options) override {
@@ -178,12 +170,6 @@ class FakeDevice final : public OfflineDevice {
     q.codes[0] ^= 1;
     return q;
   }
-  std::unique_ptr<DeviceExpert> Expert(const MoeLayerSpec&, int64_t) override { return nullptr; }
-  absl::Status AddExperts(const BlockRows&, const ExpertReader&, ThreadPool*,
-                          std::vector<uint8_t>*) override {
-    return absl::OkStatus();
-  }
-  absl::Status first_error() const override { return absl::OkStatus(); }
 
   int asked = 0;
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "cli/pack/host_model.h"
+#include "idle_device.h"
 #include "moert/default_thread_pool.h"
 #include "offline/calibration_stream.h"
 #include "offline/expert_forward.h"
-#include "offline/offline_device.h"
 #include "support/catch.h"
 #include "support/tiny_model.h"
 
@@ -18,22 +18,9 @@ namespace moert::offline {
 namespace {
 
 /// Does the rows of an even index, as the CPU would.
-class EvenRows final : public OfflineDevice {
+class EvenRows final : public test::IdleDevice {
  public:
   EvenRows(ThreadPool* single, MatrixProducts* products) : compute_{single, products} {}
-  std::vector<GroupScale> Rtn(const MatrixLayout&, absl::Span<const float>,
-                              const RtnOptions&) override {
-    return {};
-  }
-  std::vector<GroupScale> Hqq(const MatrixLayout&, absl::Span<const float>,
-                              const HqqOptions&) override {
-    return {};
-  }
-  std::optional<QuantizedMatrix> Gptq(const MatrixLayout&, absl::Span<const float>,
-                                      const GptqFactor&, const GptqOptions&) override {
-    return std::nullopt;
-  }
-  std::unique_ptr<DeviceExpert> Expert(const MoeLayerSpec&, int64_t) override { return nullptr; }
   absl::Status AddExperts(const BlockRows& block, const ExpertReader& read, ThreadPool*,
                           std::vector<uint8_t>* done) override {
     const int64_t hidden = block.layer.hidden;
@@ -56,7 +43,6 @@ class EvenRows final : public OfflineDevice {
     for (size_t row = 0; row < done->size(); row += 2) (*done)[row] = 1;
     return absl::OkStatus();
   }
-  absl::Status first_error() const override { return absl::OkStatus(); }
 
  private:
   const Compute compute_;

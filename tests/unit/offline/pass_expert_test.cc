@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "cli/pack/host_model.h"
+#include "idle_device.h"
 #include "moert/default_thread_pool.h"
 #include "offline/expert_quantizer.h"
-#include "offline/offline_device.h"
 #include "support/catch.h"
 
 namespace moert::offline {
@@ -116,32 +116,15 @@ class CpuExpert final : public DeviceExpert {
 };
 
 /// Leaves matrices to the CPU.
-class CpuDevice final : public OfflineDevice {
+class CpuDevice final : public test::IdleDevice {
  public:
   CpuDevice(const Compute& compute, int fails_at) : compute_(compute) {
     failing.fails_at = fails_at;
-  }
-  std::vector<GroupScale> Rtn(const MatrixLayout&, absl::Span<const float>,
-                              const RtnOptions&) override {
-    return {};
-  }
-  std::vector<GroupScale> Hqq(const MatrixLayout&, absl::Span<const float>,
-                              const HqqOptions&) override {
-    return {};
-  }
-  std::optional<QuantizedMatrix> Gptq(const MatrixLayout&, absl::Span<const float>,
-                                      const GptqFactor&, const GptqOptions&) override {
-    return std::nullopt;
   }
   std::unique_ptr<DeviceExpert> Expert(const MoeLayerSpec& layer, int64_t rows) override {
     if (rows == 0) return nullptr;
     return std::make_unique<CpuExpert>(layer, rows, compute_, &failing);
   }
-  absl::Status AddExperts(const BlockRows&, const ExpertReader&, ThreadPool*,
-                          std::vector<uint8_t>*) override {
-    return absl::OkStatus();
-  }
-  absl::Status first_error() const override { return absl::OkStatus(); }
 
   Failing failing;
 
