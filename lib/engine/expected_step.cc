@@ -15,7 +15,7 @@ ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, doubl
   constexpr double kPredicted = 0.8;
   // A device that answers misses low, or substitutes, by the accounts of requests: measured, a
   // layer.
-  constexpr double kRuleNs = 8000;
+  constexpr double kRuleNs = 6000;
   const double resident =
       static_cast<double>(b.plan.slots) / static_cast<double>(b.plan.total_experts);
   const int64_t bytes = b.plan.all_bytes / b.plan.total_experts;  // of an expert, the mean

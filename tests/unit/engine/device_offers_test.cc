@@ -96,7 +96,7 @@ TEST_CASE("what the rule takes in every layer has to be won back") {
   };
   const double exact = ms("fate", true);
   for (const char* spec : {"graded:lo=low", "graded:lo=low,balancer=0"}) {
-    CHECK(ms(spec, true) == Approx(exact + quick.shape.layers * 0.008));
+    CHECK(ms(spec, true) == Approx(exact + quick.shape.layers * 0.006));
     CHECK(ms(spec, false) == exact);
   }
 }
