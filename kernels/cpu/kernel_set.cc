@@ -153,11 +153,8 @@ void SetIntegers(KernelSet* set, BlockGemmFn w8, BlockGemmFn w4, BlockGemmFn w3,
   Set(set, OperandKind::kInt4Group, Quantized(kIntTile, PackInt4GroupAvx2, w8, w4, w3, w2));
   Set(set, OperandKind::kInt4Token, Quantized(kIntTile, PackInt4TokenAvx2, w8, w4, w3, w2));
 }
-#endif
 
-std::vector<KernelSet> AllKernelSets() {
-  std::vector<KernelSet> sets;
-#if defined(__x86_64__)
+KernelSet Avx2Set() {
   KernelSet avx2 = Reference("avx2", HasAvx2());
   avx2.glu[static_cast<int>(Activation::kSilu)] = GluSiluAvx2;
   avx2.glu[static_cast<int>(Activation::kGeluTanh)] = GluGeluTanhAvx2;
@@ -171,9 +168,12 @@ std::vector<KernelSet> AllKernelSets() {
   SetIntegers(&avx2, BlockGemmIntW8Avx2, BlockGemmIntW4Avx2, BlockGemmIntW3Avx2,
               BlockGemmIntW2Avx2);
   Set(&avx2, OperandKind::kF8Token, Float8(kFloatTile, PackF8TokenAvx2, BlockGemmF8Avx2));
+  return avx2;
+}
 
-  // A set has the kernels of the one before it where it brings none of its own. Integer products
-  // are the same bits in all of them, so VNNI needs no set.
+// A set has the kernels of the one before it where it brings none of its own. Integer products are
+// the same bits in all of them, so VNNI needs no set.
+KernelSet Avx512Set(const KernelSet& avx2) {
   KernelSet avx512 = avx2;
   avx512.name = "avx512";
   avx512.supported = HasAvx512();
@@ -186,7 +186,10 @@ std::vector<KernelSet> AllKernelSets() {
     SetIntegers(&avx512, BlockGemmIntW8Vnni, BlockGemmIntW4Vnni, BlockGemmIntW3Vnni,
                 BlockGemmIntW2Vnni);
   }
+  return avx512;
+}
 
+KernelSet Avx512Bf16Set(const KernelSet& avx512) {
   KernelSet avx512bf16 = avx512;
   avx512bf16.name = "avx512bf16";
   avx512bf16.supported = HasAvx512Bf16();
@@ -198,9 +201,12 @@ std::vector<KernelSet> AllKernelSets() {
                 BlockGemmFloatW2Avx512Bf16));
   Set(&avx512bf16, OperandKind::kF8Token,
       Float8(kFloatTile / 2, PackF8TokenAvx512, BlockGemmF8Avx512Bf16));
+  return avx512bf16;
+}
 
-  // tdpbf16ps sums in an order of its own, so this set uses it for any number of columns. Integer
-  // sums are exact, so there the number may decide.
+// tdpbf16ps sums in an order of its own, so this set uses it for any number of columns. Integer
+// sums are exact, so there the number may decide.
+KernelSet AmxSet(const KernelSet& avx512bf16) {
   KernelSet amx = avx512bf16;
   amx.name = "amx";
   amx.supported = HasAmx();
@@ -222,7 +228,18 @@ std::vector<KernelSet> AllKernelSets() {
     kernels.wide_from = kAmxFrom;
     for (const WeightKind weights : {kW8, kW4, kW3, kW2}) kernels.kept_bytes[weights] = kTileBytes;
   }
+  return amx;
+}
+#endif
 
+// Best first.
+std::vector<KernelSet> AllKernelSets() {
+  std::vector<KernelSet> sets;
+#if defined(__x86_64__)
+  const KernelSet avx2 = Avx2Set();
+  const KernelSet avx512 = Avx512Set(avx2);
+  const KernelSet avx512bf16 = Avx512Bf16Set(avx512);
+  const KernelSet amx = AmxSet(avx512bf16);
   sets = {amx, avx512bf16, avx512, avx2};
 #endif
   sets.push_back(Reference("reference", true));

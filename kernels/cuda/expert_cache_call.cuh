@@ -37,6 +37,22 @@ __device__ __forceinline__ void GroupFetched(const ExpertCacheArgs& args, int to
   }
 }
 
+/// The second pass by all threads, with a barrier in front.
+template <int kPerLane, int kWarps>
+__device__ __forceinline__ void SubstituteFetched(const ExpertCacheArgs& args, int tokens, int warp,
+                                                  int lane, Marks& marks,
+                                                  CallScratch<kPerLane, kWarps>& scratch) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < tokens * args.routing.top_k; i += blockDim.x) {
+    atomicAdd(&scratch.users[args.ids[i]], 1);
+  }
+  __syncthreads();
+  if (warp == 0) {
+    GroupFetched<kPerLane>(args, tokens, lane, marks.resident, marks.top, marks.anchored,
+                           scratch.users);
+  }
+}
+
 /// Turns the model's choice into the rule's; `marks` has who is there, and else nobody yet.
 /// `parallel`: no account has two of the rows. Says whether anybody was substituted. By all
 /// threads, in front of and behind a barrier.
@@ -81,16 +97,7 @@ __device__ __forceinline__ bool Substitute(const ExpertCacheArgs& args, bool par
     }
   }
 
-  if (args.second_pass != 0) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < tokens * args.routing.top_k; i += blockDim.x) {
-      atomicAdd(&scratch.users[args.ids[i]], 1);
-    }
-    __syncthreads();
-    if (warp == 0) {
-      GroupFetched<kPerLane>(args, tokens, lane, resident, top, marks.anchored, scratch.users);
-    }
-  }
+  if (args.second_pass != 0) SubstituteFetched(args, tokens, warp, lane, marks, scratch);
   if (!parallel || args.second_pass != 0) __syncthreads();
 
   __syncwarp();

@@ -16,6 +16,21 @@ using kernels::kMaxBlocks;
 // the others: what kernels fetch ahead.
 constexpr int64_t kFetchBytes = 8 << 10;
 
+// Row block `block` of gate and of up: both of `args` where that has two blocks, else up's of `up`
+// if there is a gate.
+void PointAtGateUp(const ExpertProblem& problem, int64_t block, BlockGemmArgs* args,
+                   BlockGemmArgs* up) {
+  const RecordLayout& layout = *problem.layout;
+  PointAt(problem, layout.gate, block, 0, args);
+  if (args->blocks == 2) {
+    PointAt(problem, layout.up, block, 1, args);
+  } else if (layout.contents.gate) {
+    PointAt(problem, layout.up, block, 0, up);
+    up->next = up->weights[0] + BlockBytes(layout.up);
+  }
+  args->next = args->weights[0] + BlockBytes(layout.gate);
+}
+
 }  // namespace
 
 void CpuGemm::FetchFirst(Stage Plan::*stage, int64_t jobs, int worker) const {
@@ -112,14 +127,7 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
   KeepTiles(gate_product, columns, kept, kept_block_bytes_, &args);
   KeepTiles(up_product, columns, kept + kept_block_bytes_, 0, &up);
   for (int64_t block = range.block_begin; block < range.block_end; ++block) {
-    PointAt(problem, layout.gate, block, 0, &args);
-    if (args.blocks == 2) {
-      PointAt(problem, layout.up, block, 1, &args);
-    } else if (gated) {
-      PointAt(problem, layout.up, block, 0, &up);
-      up.next = up.weights[0] + BlockBytes(layout.up);
-    }
-    args.next = args.weights[0] + BlockBytes(layout.gate);
+    PointAtGateUp(problem, block, &args, &up);
     for (int64_t column = range.column_begin; column < range.column_end; column += most) {
       args.columns = static_cast<int>(std::min(most, range.column_end - column));
       args.tiles_kept = args.tiles[0] != nullptr && column > range.column_begin;

@@ -13,6 +13,7 @@ constexpr int kPieceFloats = 128;  // a 16 x 8 accumulator
 /// 16 tokens they take both.
 constexpr int kReduceFloats = 2 * kPieceFloats;
 constexpr int kReduceBuffers = kTileTokens / 8;
+constexpr int kBufferFloats = kGemmWarps * kReduceFloats;  // floats of one
 
 static __device__ __noinline__ float ActivateOther(const DeviceActivation& activation, float gate,
                                                    float up) {
@@ -113,6 +114,21 @@ __device__ __forceinline__ void AddBiases(const float* biases, int channel, int 
   sum.w += second;
 }
 
+/// Stores a warp's sums of an item.
+template <int kTokens8>
+__device__ __forceinline__ void StoreParts(float* reduce, int warp, int lane,
+                                           const float (&acc)[2][kTokens8][4]) {
+#pragma unroll
+  for (int n = 0; n < kTokens8; ++n) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      *reinterpret_cast<float4*>(reduce + n * kBufferFloats + warp * kReduceFloats +
+                                 r * kPieceFloats + lane * 4) =
+          make_float4(acc[r][n][0], acc[r][n][1], acc[r][n][2], acc[r][n][3]);
+    }
+  }
+}
+
 /// biases_of(): of the tile's matrix, or null.
 template <int kTokens8, typename BiasesOf>
 __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, int row_blocks,
@@ -123,22 +139,13 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int threads = 32 << slices_log2;
-  constexpr int kBuffer = kGemmWarps * kReduceFloats;
   if (kTokens8 == kReduceBuffers) {
     GroupBarrier(slices_log2, warp);  // all have read what lies there
   } else {
-    reduce += buffer * kBuffer;
+    reduce += buffer * kBufferFloats;
     buffer ^= 1;
   }
-#pragma unroll
-  for (int n = 0; n < kTokens8; ++n) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      *reinterpret_cast<float4*>(reduce + n * kBuffer + warp * kReduceFloats + r * kPieceFloats +
-                                 lane * 4) =
-          make_float4(acc[r][n][0], acc[r][n][1], acc[r][n][2], acc[r][n][3]);
-    }
-  }
+  StoreParts(reduce, warp, lane, acc);
   GroupBarrier(slices_log2, warp);
   const float* group = reduce + (warp >> slices_log2 << slices_log2) * kReduceFloats;
   const int first = threadIdx.x & (threads - 1);
@@ -148,7 +155,7 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
   for (int n = 0; n < kTokens8; ++n) {
     const int slot = stored.slots[n][0];
     if (slot < 0) continue;
-    const float* part = group + n * kBuffer;
+    const float* part = group + n * kBufferFloats;
     if (product == 1) {
       const int second_slot = stored.slots[n][1];
 #pragma unroll 1

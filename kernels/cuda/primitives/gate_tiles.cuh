@@ -201,6 +201,36 @@ __device__ __forceinline__ void StoreSums(const GateArgs& args, int first_token,
   }
 }
 
+/// What is brought next, of rows or of weights: a step of a tile, and the stage that it goes to.
+template <int kStages>
+struct GatePlace {
+  int tile, step, stage;
+
+  __device__ __forceinline__ void Next(int steps) {
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    if (++step == steps) {
+      step = 0;
+      tile += static_cast<int>(gridDim.x);
+    }
+  }
+};
+
+/// To shared memory: 32 channels from `k` on of the hidden states from token `first` on.
+template <bool kAligned, int kM, typename T>
+__device__ __forceinline__ void CopyRows(const GateArgs& args, const T* x, int first, uint32_t to,
+                                         int k) {
+  RowPieces<T>::template Copy<kAligned, 16 * kM>(to, k, args.hidden, [&](int row) {
+    return x + min(first + row, args.tokens - 1) * args.stride;
+  });
+}
+/// The same of the weights of the experts from `first` on.
+template <bool kAligned, int kN>
+__device__ __forceinline__ void CopyWeights(const GateArgs& args, int first, uint32_t to, int k) {
+  RowPieces<float>::template Copy<kAligned, 8 * kN>(to, k, args.hidden, [&](int row) {
+    return args.gate + static_cast<int64_t>(min(first + row, args.experts - 1)) * args.hidden;
+  });
+}
+
 /// A tile is 16 kM tokens by 8 kN experts; CTAs take one after another. Weights are the sum of
 /// three bf16, hidden states of one, two or three. Of their products those below 2^-26 of the whole
 /// are left out; the others are exact. Tensor cores add those of 16 channels, smallest first, and
@@ -225,36 +255,20 @@ __global__ void __launch_bounds__(kGateThreads)
   const auto ring =
       static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * kStages * Ring::kStage;
 
-  // What is brought next, of rows and of weights: a step of a tile, and the stage that it goes to.
-  struct Place {
-    int tile, step, stage;
-    __device__ __forceinline__ void Next(int steps) {
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-      if (++step == steps) {
-        step = 0;
-        tile += static_cast<int>(gridDim.x);
-      }
-    }
-  };
-  const auto copy_rows = [&](const Place& at) {
+  const auto copy_rows = [&](const GatePlace<kStages>& at) {
     if (at.tile >= tiles) return;
-    const int first = at.tile / across * (16 * kM);
-    RowPieces<T>::template Copy<kAligned, 16 * kM>(
-        ring + at.stage * Ring::kStage, (first_step + at.step) * 32, args.hidden,
-        [&](int row) { return x + min(first + row, args.tokens - 1) * args.stride; });
+    CopyRows<kAligned, kM>(args, x, at.tile / across * (16 * kM), ring + at.stage * Ring::kStage,
+                           (first_step + at.step) * 32);
   };
-  const auto copy_weights = [&](const Place& at) {
+  const auto copy_weights = [&](const GatePlace<kStages>& at) {
     if (at.tile >= tiles) return;
-    const int first = at.tile % across * (8 * kN);
-    RowPieces<float>::template Copy<kAligned, 8 * kN>(
-        ring + at.stage * Ring::kStage + Ring::kX, (first_step + at.step) * 32, args.hidden,
-        [&](int row) {
-          return args.gate + static_cast<int64_t>(min(first + row, args.experts - 1)) * args.hidden;
-        });
+    CopyWeights<kAligned, kN>(args, at.tile % across * (8 * kN),
+                              ring + at.stage * Ring::kStage + Ring::kX,
+                              (first_step + at.step) * 32);
   };
-  const Place begin{steps > 0 ? static_cast<int>(blockIdx.x) : tiles, 0, 0};
+  const GatePlace<kStages> begin{steps > 0 ? static_cast<int>(blockIdx.x) : tiles, 0, 0};
   // Weights are constants: they need not wait for the kernels in front.
-  Place next = begin;
+  GatePlace<kStages> next = begin;
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i, next.Next(steps)) copy_weights(next);
   GridDependencySync();

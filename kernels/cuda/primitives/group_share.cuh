@@ -162,6 +162,18 @@ __device__ __forceinline__ void PrefetchBiases(const TileMatrix& m, int product,
   }
 }
 
+/// Scales that an item's sums have all in common, when they are there.
+template <Packing kPacking, typename Product, typename Weights, typename Scales>
+__device__ __forceinline__ void ScaleItemSums(const Decoding<kPacking>& decoding,
+                                              const Weights& weights, Scales& scales,
+                                              Product& product) {
+  if constexpr (kPacking == Packing::kF8 || kPacking == Packing::kW8A8) {
+    scales.Read(0);
+    product.EndItem(weights, scales.of);
+  }
+  if constexpr (IsFp4(kPacking)) product.ScaleItem(decoding);
+}
+
 /// The items of one tile that fall to this warp's group.
 template <Packing kPacking, int kTokens8, int kGroups, typename Work>
 __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
@@ -214,11 +226,7 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
         product.Unit(at, weights);
       }
     }
-    if constexpr (kPacking == Packing::kF8 || kPacking == Packing::kW8A8) {
-      scales.Read(0);
-      product.EndItem(weights, scales.of);
-    }
-    if constexpr (IsFp4(kPacking)) product.ScaleItem(decoding);
+    ScaleItemSums(decoding, weights, scales, product);
     EndItem<kTokens8>(share.args, share.product, row_blocks, tile.plain_h, slices_log2, item,
                       stored, share.reduce, share.buffer, product.acc,
                       [&] { return work.Biases(tile.index, share.product); });

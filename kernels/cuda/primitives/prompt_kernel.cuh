@@ -8,7 +8,10 @@
 #include <type_traits>
 
 #include "kernels/cuda/primitives/launch.cuh"
-#include "kernels/cuda/primitives/prompt_producers.cuh"
+#include "kernels/cuda/primitives/prompt_bring.cuh"
+#include "kernels/cuda/primitives/prompt_gather.cuh"
+#include "kernels/cuda/primitives/prompt_roles.cuh"
+#include "kernels/cuda/primitives/prompt_schedule.cuh"
 #include "kernels/cuda/primitives/prompt_store.cuh"
 #include "kernels/cuda/primitives/prompt_tile.cuh"
 #include "kernels/cuda/prompt_gemm.h"
@@ -73,6 +76,23 @@ __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMo
   }
 }
 
+/// The barriers of a CTA's ring and slots, by one thread.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void InitBarriers(const PromptRing<kPacking, kMost>& ring) {
+  constexpr int kConsumerWarps = 4 * PromptWarpGroups(kPacking, kMost);
+  for (int s = 0; s < PromptRing<kPacking, kMost>::kStages; ++s) {
+    InitBarrier(ring.Full(s),
+                1 + PromptHelpers(kGateUp, kMost) + (kGateUp ? kGatherWarps * 32 : 0));
+    InitBarrier(ring.Empty(s), kConsumerWarps);
+  }
+  for (int s = 0; s < kPromptSlots; ++s) {
+    InitBarrier(ring.SlotFull(s), 1);
+    InitBarrier(ring.SlotEmpty(s),
+                1 + PromptHelpers(kGateUp, kMost) + (kGateUp ? kGatherWarps : 0) + kConsumerWarps);
+  }
+  FenceBarrierInit();
+}
+
 // The launches of a call begin while the one in front ends:
 // - One of gate and up waits for all before it, and only then lets the next begin. So whoever is
 //   next finds units, tiles, weights and x.
@@ -88,19 +108,7 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
   const uint32_t slot_offset = ring.Barriers() + Ring::kBarrierBytes - SharedAddress(shared);
   auto* slots = reinterpret_cast<PromptSlot<kMost>*>(shared + slot_offset);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < Ring::kStages; ++s) {
-      InitBarrier(ring.Full(s),
-                  1 + PromptHelpers(kGateUp, kMost) + (kGateUp ? kGatherWarps * 32 : 0));
-      InitBarrier(ring.Empty(s), kConsumerWarps);
-    }
-    for (int s = 0; s < kPromptSlots; ++s) {
-      InitBarrier(ring.SlotFull(s), 1);
-      InitBarrier(ring.SlotEmpty(s), 1 + PromptHelpers(kGateUp, kMost) +
-                                         (kGateUp ? kGatherWarps : 0) + kConsumerWarps);
-    }
-    FenceBarrierInit();
-  }
+  if (threadIdx.x == 0) InitBarriers<kPacking, kGateUp, kMost>(ring);
   __syncthreads();
   if (kGateUp) {
     GridDependencySync();

@@ -177,25 +177,7 @@ struct PromptConsumer {
     WgmmaWait<0>();
     PinBlocks(sums);
     Release(before);
-    ApplyScales<kColumns>(slot, scales, sums, d);
-  }
-  /// d = sums, which may be d, times the scales of rows and columns.
-  template <int kColumns, typename Number>
-  __device__ __forceinline__ void ApplyScales(const PromptSlot<kMost>& slot,
-                                              const Scales (&scales)[kBlocks],
-                                              const Number (&sums)[kBlocks][kColumns / 2],
-                                              Sums<kColumns>& d) const {
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const float column = slot.scales_of[8 * j + 2 * (of.lane & 3) + (c & 1)];
-#pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          d[b][4 * j + c] = static_cast<float>(sums[b][4 * j + c]) * (scales[b].f[c / 2] * column);
-        }
-      }
-    }
+    ApplyScales<kColumns>(of.lane, slot.scales_of, scales, sums, d);
   }
 
   /// d = the sums of every stage, which are added in fp32: times the scales of its rows and columns
@@ -225,7 +207,7 @@ struct PromptConsumer {
       Release(stage);
       place.Next();
     }
-    if constexpr (kF8) ApplyScales<kColumns>(slot, scales, d, d);
+    if constexpr (kF8) ApplyScales<kColumns>(of.lane, slot.scales_of, scales, d, d);
   }
   /// The same of one block in e4m3: a stage's weights are loaded while the one before is
   /// multiplied.
@@ -260,7 +242,7 @@ struct PromptConsumer {
       step(k + 1, 1);
     }
     if (k < stages) step(k, 0);
-    ApplyScales<kColumns>(slot, scales, d, d);
+    ApplyScales<kColumns>(of.lane, slot.scales_of, scales, d, d);
   }
   /// Waits for block kBlock's products and adds them.
   template <int kColumns, int kBlock>
@@ -274,17 +256,7 @@ struct PromptConsumer {
       for (int i = 0; i < kColumns / 2; ++i) d[i] += sums[i];
       return;
     }
-    const uint32_t columns = ring.Floats(stage, 0) + 8 * (of.lane & 3);
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-      const uint2 two = LoadShared8(columns + 32 * j);
-      const float of_column[2] = {__uint_as_float(two.x), __uint_as_float(two.y)};
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        float& to = d[4 * j + c];
-        to = fmaf(static_cast<float>(sums[4 * j + c]), scales.f[c / 2] * of_column[c & 1], to);
-      }
-    }
+    AddScaled<kColumns>(of.lane, scales.f, ring.Floats(stage, 0), sums, d);
   }
 
   /// How far the products of a tile are.
@@ -410,21 +382,6 @@ struct PromptConsumer {
     if constexpr (kScaled) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) ScaleSums<kColumns>(at.scales[b].f, d[b]);
-    }
-  }
-
- private:
-  template <typename Number, int kNumbers>
-  __device__ __forceinline__ static void PinBlocks(Number (&d)[kBlocks][kNumbers]) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) PinRegisters(d[b]);
-  }
-  template <typename Number, int kNumbers>
-  __device__ __forceinline__ static void ClearSums(Number (&d)[kBlocks][kNumbers]) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (Number& v : d[b]) v = 0;
     }
   }
 };

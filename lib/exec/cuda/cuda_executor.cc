@@ -83,6 +83,27 @@ absl::Status CudaExecutor::JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
   return absl::OkStatus();
 }
 
+absl::Status CudaExecutor::RouteWhole(const ExecutorCall& call, const GivenRouting* given,
+                                      const RoutingRule* rule, bool served, LastRouting* last) {
+  if (given == nullptr) {
+    if (last != nullptr) {
+      if (rule != nullptr) last->rule = RuleOf(call, *rule);
+      return PrepareFew(call, nullptr, /*tallied=*/true, &last->route);
+    }
+    if (Few(call)) return RouteFew(call, nullptr, rule, call.capturing, /*tiles=*/!served);
+    MOERT_RETURN_IF_ERROR(RouteOnDevice(call));
+    return rule != nullptr ? ApplyRule(call, *rule) : absl::OkStatus();
+  }
+  const cudaStream_t stream = Stream(call);
+  MOERT_ASSIGN_OR_RETURN(const GivenRouting own, numbers_.Own(call.layer, *given, stream));
+  if (last != nullptr) return PrepareFew(call, &own, /*tallied=*/true, &last->route);
+  if (Few(call)) return RouteFew(call, &own, nullptr, call.capturing, /*tiles=*/!served);
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
+      own.ids, own.weights, static_cast<int>(own.pairs), Spec(call).num_experts,
+      on_device_.layer(call.layer).expert_scales, w_.ids, w_.weights, own.used_ids, stream));
+  return absl::OkStatus();
+}
+
 absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContext& context,
                                     const VersionedStore& store, const GivenRouting* given,
                                     const RoutingRule* rule) {
@@ -99,26 +120,7 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
   const bool few = Few(call);
   const bool served = capturing && served_ != nullptr;
   const bool at_once = served && ServesAndRoutes(call);
-  RouteFewArgs last;          // of routing, where that is at once with the decision
-  ExpertCacheArgs last_rule;  // likewise
-  const auto route = [&]() -> absl::Status {
-    if (given == nullptr) {
-      if (at_once) {
-        if (rule != nullptr) last_rule = RuleOf(call, *rule);
-        return PrepareFew(call, nullptr, /*tallied=*/true, &last);
-      }
-      if (few) return RouteFew(call, nullptr, rule, capturing, /*tiles=*/!served);
-      MOERT_RETURN_IF_ERROR(RouteOnDevice(call));
-      return rule != nullptr ? ApplyRule(call, *rule) : absl::OkStatus();
-    }
-    MOERT_ASSIGN_OR_RETURN(const GivenRouting own, numbers_.Own(call.layer, *given, stream));
-    if (at_once) return PrepareFew(call, &own, /*tallied=*/true, &last);
-    if (few) return RouteFew(call, &own, nullptr, capturing, /*tiles=*/!served);
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
-        own.ids, own.weights, static_cast<int>(own.pairs), Spec(call).num_experts,
-        on_device_.layer(call.layer).expert_scales, w_.ids, w_.weights, own.used_ids, stream));
-    return absl::OkStatus();
-  };
+  LastRouting last;
   const auto bring = [&]() -> absl::Status {
     if (capturing) return absl::OkStatus();
     return returned_.BringLate(w_, context, call.hidden.rows, false, stream, given != nullptr);
@@ -130,13 +132,13 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
       MOERT_RETURN_IF_ERROR(bring());
       return WeightedSum(call, false);
     }
-    MOERT_RETURN_IF_ERROR(route());
+    MOERT_RETURN_IF_ERROR(RouteWhole(call, given, rule, served, at_once ? &last : nullptr));
     MOERT_RETURN_IF_ERROR(bring());
     if (!few) MOERT_RETURN_IF_ERROR(GroupAndPack(call, capturing));
     if (served) {
       MOERT_RETURN_IF_ERROR(ServedProducts(call, context.phase, given != nullptr,
-                                           at_once ? &last : nullptr,
-                                           at_once && rule != nullptr ? &last_rule : nullptr));
+                                           at_once ? &last.route : nullptr,
+                                           at_once && rule != nullptr ? &last.rule : nullptr));
     } else if (few) {
       MOERT_RETURN_IF_ERROR(TileProducts(call, /*narrow=*/false, w_.table, shares_, stream));
     } else {

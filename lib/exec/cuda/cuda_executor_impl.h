@@ -116,6 +116,15 @@ class CudaExecutor final : public Executor {
   absl::Status RunWhole(const ExecutorCall& call, const PolicyContext& context,
                         const VersionedStore& store, const GivenRouting* given,
                         const RoutingRule* rule);
+  /// What the launch that decides about a captured call does of its routing; `rule`: if any.
+  struct LastRouting {
+    RouteFewArgs route;
+    ExpertCacheArgs rule;
+  };
+  /// Routing of RunWhole; `last`: null, or where what is left to the decision goes. `served`: the
+  /// decision makes the tiles.
+  absl::Status RouteWhole(const ExecutorCall& call, const GivenRouting* given,
+                          const RoutingRule* rule, bool served, LastRouting* last);
   /// By the model's own choice.
   absl::Status RouteOnDevice(const ExecutorCall& call);
   absl::Status LoadRule();
