@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/expert_cache.h"
 #include "kernels/cuda/expert_cache_token.cuh"
+#include "kernels/cuda/primitives/add_to_tally.cuh"
 
 namespace moert::cuda::expert_cache {
 
@@ -129,10 +130,8 @@ __device__ __forceinline__ void TallyCall(const ExpertCacheArgs& args, int lane)
     lost += __shfl_xor_sync(kFull, lost, d);
   }
   if (lane != 0) return;
-  // Nobody waits for the sums.
   ServedTally& tally = *args.served.tally;
-  atomicAdd(reinterpret_cast<unsigned long long*>(&tally.substituted),
-            static_cast<unsigned long long>(slots));
+  AddTo(&tally.substituted, slots);
   atomicAdd(&tally.mass_substituted, mass);
   atomicAdd(&tally.mass_lost, lost);
 }

@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/expert_cache_call.cuh"
+#include "kernels/cuda/primitives/add_to_tally.cuh"
 #include "kernels/cuda/primitives/call_accounts.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/route_tokens.cuh"

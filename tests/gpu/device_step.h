@@ -4,11 +4,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cmath>
 #include <vector>
 
 #include "moert/engine.h"
 #include "tests/support/catch.h"
+#include "tests/support/relative_error.h"
 
 namespace moert::test {
 
@@ -76,18 +76,6 @@ inline absl::Status RunDeviceStep(Engine* engine, Phase phase, std::vector<float
   }
   const absl::Status ended = engine->EndStep(*step);
   return status.ok() ? ended : status;
-}
-
-/// ||a - b|| / ||b||; a large number when something is not finite.
-inline double RelativeError(const std::vector<float>& a, const std::vector<double>& b) {
-  double difference = 0, norm = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    const double d = static_cast<double>(a[i]) - b[i];
-    if (!(d == d)) return 1e9;
-    difference += d * d;
-    norm += b[i] * b[i];
-  }
-  return norm > 0 ? std::sqrt(difference / norm) : difference;
 }
 
 }  // namespace moert::test

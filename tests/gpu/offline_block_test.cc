@@ -14,6 +14,7 @@
 #include "offline_inputs.h"
 #include "quant/quantized_matrix.h"
 #include "route/grouping.h"
+#include "tests/support/relative_error.h"
 
 namespace moert::test {
 namespace {
@@ -188,12 +189,7 @@ RecordLayout LayoutOf(const SmallExpert& expert, const char* scheme) {
 /// Relative, of vectors.
 double Apart(const Floats& a, const Floats& b) {
   REQUIRE(a.size() == b.size());
-  double sum = 0, apart = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    sum += double{b[i]} * b[i];
-    apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-  }
-  return std::sqrt(apart / sum);
+  return RelativeError(a, b);
 }
 
 TEST_CASE("an expert rounded and passed on the device: the CPU's but for rounding") {

@@ -11,6 +11,7 @@
 #include "device_array.h"
 #include "served_chain.h"
 #include "tests/support/run_engine.h"
+#include "tests/support/slow_link.h"
 
 namespace moert::test {
 namespace {
@@ -33,18 +34,8 @@ class Shared {
   Chain* get() { return &chain_; }
 
  private:
-  static HardwareProfile SlowLink() {
-    HardwareProfile profile;
-    profile.link_bytes_per_s = 20e6;  // some ms a record
-    profile.cpu_weight_bytes_per_s = 50e9;
-    return profile;
-  }
   Chain chain_;
 };
-
-double ErrorOf(const std::vector<float>& a, const std::vector<float>& b) {
-  return RelativeError(a, {b.begin(), b.end()});
-}
 
 /// Of an expert that the CPU computes the last bits are others.
 constexpr double kTolerance = 5e-3;
@@ -79,7 +70,7 @@ TEST_CASE("replays with a CPU have the outputs of an engine that holds all") {
     HiddenProcess process(Shape().hidden, 5 + static_cast<uint64_t>(rows));
     for (int s = 0; s < 100; ++s) {
       const std::vector<float> x = process.Next(rows);
-      worst = std::max(worst, ErrorOf(served->Step(x, rows, true), all.Step(x, rows, false)));
+      worst = std::max(worst, RelativeError(served->Step(x, rows, true), all.Step(x, rows, false)));
     }
   }
   CHECK(worst < kTolerance);
@@ -98,7 +89,7 @@ TEST_CASE("where loads are cheaper than the CPU, most misses are loaded") {
   double worst = 0;
   for (int s = 0; s < 200; ++s) {
     const std::vector<float> x = process.Next(1);
-    worst = std::max(worst, ErrorOf(served.Step(x, 1, true), all.Step(x, 1, false)));
+    worst = std::max(worst, RelativeError(served.Step(x, 1, true), all.Step(x, 1, false)));
   }
   CHECK(worst < kTolerance);
   const EngineStats stats = served.Stats();
@@ -124,8 +115,8 @@ TEST_CASE("several layers, eager steps in between, budgets that change") {
     const std::vector<float> expected = all.Step(x, rows, false);
     for (int64_t r = 0; r < rows; ++r) {
       const auto from = r * Shape().hidden, to = from + Shape().hidden;
-      errors.push_back(ErrorOf({y.begin() + from, y.begin() + to},
-                               {expected.begin() + from, expected.begin() + to}));
+      errors.push_back(RelativeError({y.begin() + from, y.begin() + to},
+                                     {expected.begin() + from, expected.begin() + to}));
     }
     CHECK(served->engine()->stats().pool_bytes <= served->engine()->memory().pool_bytes());
   }
@@ -173,7 +164,7 @@ TEST_CASE("a CPU that stops now and then") {
   for (int s = 0; s < 300; ++s) {
     cuda::ServedCpu::Pause(rng() % 4 == 0);
     const std::vector<float> x = process.Next(4);
-    worst = std::max(worst, ErrorOf(served->Step(x, 4, true), all.Step(x, 4, false)));
+    worst = std::max(worst, RelativeError(served->Step(x, 4, true), all.Step(x, 4, false)));
   }
   cuda::ServedCpu::Pause(false);
   CHECK(worst < kTolerance);
@@ -251,7 +242,7 @@ TEST_CASE("a routing that the host left on the device, which names nobody for so
     const StepId step = all.Begin(kRows);
     all.Set(x);
     all.ForwardRouted(step, kRows, ids.get(), weights.get());
-    worst = std::max(worst, ErrorOf(replayed, all.Get(kRows)));
+    worst = std::max(worst, RelativeError(replayed, all.Get(kRows)));
     REQUIRE_OK(all.engine()->EndStep(step));
   }
   CHECK(worst < kTolerance);

@@ -4,6 +4,7 @@
 #include "fault_life.h"
 #include "opaque_device.h"
 #include "tests/support/run_engine.h"
+#include "tests/support/slow_link.h"
 #include "tests/support/synthetic_source.h"
 
 namespace moert::test {
@@ -117,6 +118,20 @@ Outcome Replay(Engine* engine, int layers, int eager = 1) {
   return outcome;
 }
 
+/// All of its records are in pinned memory.
+absl::StatusOr<std::unique_ptr<Engine>> OpenServed(const char* strategy,
+                                                   const SyntheticShape& shape, double fraction,
+                                                   const HardwareProfile& profile = {}) {
+  EngineOptions o;
+  o.backend = BackendKind::kCuda;
+  o.strategy = strategy;
+  o.budget = Budget::Fraction(fraction);
+  o.max_tokens_per_forward = kRows;
+  o.host_budget = int64_t{64} << 20;
+  o.profile = profile;
+  return Engine::Create(std::make_shared<SyntheticSource>(shape), o);
+}
+
 TEST_CASE("faults of captured steps whose misses the device serves, and prefetches") {
   // So little may be lost that nothing is: accounts and rules are asked, and the bits stay.
   const std::pair<const char*, bool> cells[] = {
@@ -125,13 +140,7 @@ TEST_CASE("faults of captured steps whose misses the device serves, and prefetch
     const auto open = [strategy = strategy, two_versions = two_versions] {
       SyntheticShape shape = Shape();
       shape.low_version = two_versions;
-      EngineOptions o;
-      o.backend = BackendKind::kCuda;
-      o.strategy = strategy;
-      o.budget = Budget::Fraction(0.4);
-      o.max_tokens_per_forward = kRows;
-      o.host_budget = int64_t{64} << 20;
-      return Engine::Create(std::make_shared<SyntheticSource>(shape), o);
+      return OpenServed(strategy, shape, 0.4);
     };
     {
       const auto engine = open();
@@ -145,14 +154,6 @@ TEST_CASE("faults of captured steps whose misses the device serves, and prefetch
   }
 }
 
-/// So slow a link that the CPU takes what finds no free slot.
-HardwareProfile SlowLink() {
-  HardwareProfile profile;
-  profile.link_bytes_per_s = 20e6;
-  profile.cpu_weight_bytes_per_s = 50e9;
-  return profile;
-}
-
 TEST_CASE("faults of captured steps whose misses device and CPU share") {
   const char* const cells[] = {"importance:alpha=0", "graded:lo=low,alpha=0,loss=1e-9"};
   for (const char* const strategy : cells) {
@@ -160,14 +161,7 @@ TEST_CASE("faults of captured steps whose misses device and CPU share") {
       SyntheticShape shape = Shape();
       shape.layers = 1;  // others would route what the CPU rounds
       shape.low_version = true;
-      EngineOptions o;
-      o.backend = BackendKind::kCuda;
-      o.strategy = strategy;
-      o.budget = Budget::Fraction(0.25);
-      o.max_tokens_per_forward = kRows;
-      o.host_budget = int64_t{64} << 20;
-      o.profile = SlowLink();
-      return Engine::Create(std::make_shared<SyntheticSource>(shape), o);
+      return OpenServed(strategy, shape, 0.25, SlowLink());
     };
     {
       const auto engine = open();

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/primitives/add_to_tally.cuh"
 #include "kernels/cuda/primitives/rank_slots.cuh"
 #include "kernels/cuda/serve_misses.h"
 
@@ -21,15 +22,6 @@ struct CallPairs {
   const Slot* sorted;
   const int32_t* firsts;
 };
-
-/// As one thread of a kernel adds to a tally, which nobody waits for; of numbers of one sign.
-__device__ __forceinline__ void RaiseTo(double* most, double value) {
-  atomicMax(reinterpret_cast<unsigned long long*>(most),
-            static_cast<unsigned long long>(__double_as_longlong(value)));
-}
-__device__ __forceinline__ void AddTo(uint64_t* sum, int more) {
-  atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(more));
-}
 
 /// By one thread: takes the `asked` experts in their order, as far as their requests may lose them.
 /// experts: [asked], then whether each was taken; counts: [experts]. Returns how many were.

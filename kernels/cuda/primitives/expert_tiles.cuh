@@ -3,6 +3,7 @@
 #define MOERT_KERNELS_CUDA_PRIMITIVES_EXPERT_TILES_CUH_
 
 #include "kernels/cuda/primitives/cta_sums.cuh"
+#include "kernels/cuda/primitives/prefetch_l1.cuh"
 #include "kernels/cuda/primitives/tile_matrix.cuh"
 #include "kernels/cuda/prompt_gemm.h"
 #include "kernels/cuda/route.h"
@@ -125,9 +126,6 @@ __device__ __forceinline__ void FillCosts(const Tile& tile, int tiles, int count
   }
 }
 
-__device__ __forceinline__ void PrefetchToL1(const void* at) {
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
-}
 /// Into the L1 cache: tiles want it at once.
 __device__ __forceinline__ void PrefetchFormat(const DeviceFormat* format) {
   const auto* at = reinterpret_cast<const char*>(format);

@@ -9,6 +9,7 @@
 #include "kernels/cuda/primitives/epilogue.cuh"
 #include "kernels/cuda/primitives/mbarrier.cuh"
 #include "kernels/cuda/primitives/multiply.cuh"
+#include "kernels/cuda/primitives/prefetch_l1.cuh"
 #include "kernels/cuda/primitives/ring_product.cuh"
 
 namespace moert::cuda {
@@ -156,9 +157,9 @@ __device__ __forceinline__ void PrefetchBiases(const TileMatrix& m, int product,
   const int item = range.first + (static_cast<int>(threadIdx.x % 32) << range.groups_log2);
   if (m.bias == 0 || item >= range.end) return;
   const uint8_t* const at = m.weights + m.bias + item * (product == 0 ? 64 : 128);
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+  PrefetchToL1(at);
   if (product == 0 && m.second_weights != 0) {
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(at + SecondBias(m.row_blocks)));
+    PrefetchToL1(at + SecondBias(m.row_blocks));
   }
 }
 

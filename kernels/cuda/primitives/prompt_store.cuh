@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/pipeline.cuh"
+#include "kernels/cuda/primitives/prefetch_l1.cuh"
 #include "kernels/cuda/primitives/prompt_ring.cuh"
 #include "kernels/cuda/primitives/prompt_warp.cuh"
 
@@ -26,7 +27,7 @@ struct PromptStore {
   /// Into the L1 cache: what AddBiases reads when the products are done.
   __device__ __forceinline__ void PrefetchBiases(const PromptSlot<kMost>& slot) const {
     const auto prefetch = [](const float* at) {
-      if (at != nullptr) asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+      if (at != nullptr) PrefetchToL1(at);
     };
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/primitives/add_to_tally.cuh"
 #include "kernels/cuda/primitives/answer_low.cuh"
 #include "kernels/cuda/primitives/arc_call.cuh"
 #include "kernels/cuda/primitives/give_to_cpu.cuh"
@@ -44,10 +45,8 @@ __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const Serve
     if (elsewhere > 0) args.layer->elsewhere = 1;
   }
   *args.num_copies = call.copies();
-  // Nobody waits for the sums.
   const auto add = [&](uint64_t ServedTally::*field, int64_t more) {
-    auto* const at = reinterpret_cast<unsigned long long*>(&(args.tally->*field));
-    if (more != 0) atomicAdd(at, static_cast<unsigned long long>(more));
+    if (more != 0) AddTo(&(args.tally->*field), more);
   };
   add(&ServedTally::lookups, wanted);
   add(&ServedTally::hits, wanted - call.misses - elsewhere - prefetched.arrived - prefetched.late -

@@ -3,6 +3,7 @@
 
 #include "soak.h"
 #include "tests/gpu/toy_kernel.h"
+#include "tests/support/slow_link.h"
 
 namespace moert::soak {
 
@@ -78,8 +79,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Open(std::shared_ptr<const ExpertSource>
   options.io_threads = 2;
   options.host_budget = host_budget;
   if (strategy == kWithCpu) {  // so slow a link that the CPU takes its part of the misses
-    options.profile.link_bytes_per_s = 20e6;
-    options.profile.cpu_weight_bytes_per_s = 50e9;
+    options.profile = test::SlowLink();
   }
   ++counts.engines;
   return Engine::Create(std::move(source), options);

@@ -1,23 +1,13 @@
 // Steps of the soak: eager, recorded, and of engines that come and go.
-#include <cmath>
 #include <cstring>
 #include <optional>
 #include <random>
 
 #include "soak.h"
+#include "tests/support/relative_error.h"
 
 namespace moert::soak {
 namespace {
-
-/// Relative, of both as vectors.
-double ErrorOf(const std::vector<float>& a, const std::vector<float>& b) {
-  double apart = 0, length = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-    length += double{b[i]} * b[i];
-  }
-  return std::sqrt(apart / length);
-}
 
 /// Rows of every layer on the device, and the step over them.
 class Rows {
@@ -59,7 +49,7 @@ class Rows {
     std::vector<float> y(expected.size());
     stream_.Download(y.data(), y_.at<float>(), bytes_);
     counts.wrong += exact ? std::memcmp(y.data(), expected.data(), bytes_) != 0
-                          : !(ErrorOf(y, expected) < 5e-3);
+                          : !(test::RelativeError(y, expected) < 5e-3);
   }
 
  private:
