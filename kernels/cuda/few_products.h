@@ -34,6 +34,12 @@ constexpr bool ProductsChoose(int64_t tokens, int top_k, int experts) {
          experts <= kFewExperts;
 }
 
+/// Most tiles that such a call has: one an expert, as no expert has more tokens than a tile.
+constexpr int32_t FewTiles(int32_t tokens, int top_k, int experts, bool shared) {
+  const int32_t pairs = tokens * top_k;
+  return (pairs < experts ? pairs : experts) + (shared ? 1 : 0);
+}
+
 struct FewProductsArgs {
   DeviceRouting routing;
   int32_t tokens = 0;

@@ -176,7 +176,8 @@ void RunApart(const Case& c, const Layer& layer, const cuda::DeviceRouting& rout
 
 void RunTogether(const Case& c, const Layer& layer, const cuda::DeviceRouting& routing,
                  const cuda::DeviceRows& x, int shares, Call* call) {
-  const cuda::GateZeros zeros{call->ready.get(), call->pairs + 1, call->ticket.get()};
+  const cuda::GateZeros zeros{
+      call->ready.get(), cuda::FewTiles(x.rows, c.top_k, c.experts, c.shared), call->ticket.get()};
   REQUIRE(cuda::LaunchGateLogits(x, layer.gate.get(), c.experts, call->logits.get(), nullptr,
                                  call->packed.get(), call->x_stride, {}, zeros) == 0);
   cuda::FewProductsArgs args;
