@@ -88,7 +88,8 @@ int LaunchExpertCache(const ExpertCacheArgs& args, CUstream_st* stream);
 /// tokens' own choice, served.layer and account_of not null, nothing for the host, and the scores,
 /// ids and weights of `route`. Scratch is not used. Of no tokens: nothing.
 int LaunchRuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
-                       const ServeMissesArgs& args, CUstream_st* stream);
+                       const ServeMissesArgs& args, CUstream_st* stream,
+                       const PredictArgs* next = nullptr);
 
 /// rows[begin + i] = account[i]; accounts that are fresh begin at nothing, and those of low answers
 /// where there are any. apart: whether no account has two of the rows.

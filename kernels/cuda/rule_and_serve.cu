@@ -2,99 +2,19 @@
 // the same CTA.
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/expert_cache_call.cuh"
-#include "kernels/cuda/primitives/add_to_tally.cuh"
-#include "kernels/cuda/primitives/call_accounts.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
-#include "kernels/cuda/primitives/route_tokens.cuh"
-#include "kernels/cuda/primitives/serve_call.cuh"
+#include "kernels/cuda/primitives/rule_call.cuh"
+#include "kernels/cuda/serve_usual.h"
 
 namespace moert::cuda {
 namespace {
-
-using expert_cache::Marks;
-
-/// Shared memory of the rule, in the place of the routing's.
-template <int kPerLane>
-struct RuleScratch {
-  static constexpr int kWarps = kPerLane <= 4 ? 16 : 64 / kPerLane;
-  __device__ RuleScratch() {}
-  expert_cache::CallScratch<kPerLane, kWarps> call;
-  ExpertCacheToken tokens[kFewTokens];
-  int32_t own_ids[kMaxPairs];
-  float own_weights[kMaxPairs];
-};
-
-/// Marks who is there, by the rows that the call begins with. By all threads.
-__device__ __forceinline__ void MarkResident(const ServeMissesArgs& args, const Known& known,
-                                             Marks& marks) {
-  const bool there = threadIdx.x < args.experts && known.layer.lent != 0 && known.row.slot >= 0;
-  const uint32_t bits = __ballot_sync(~0U, there);
-  const int word = threadIdx.x / 32;
-  if (threadIdx.x % 32 != 0 || word >= Marks::kWords) return;
-  marks.resident[word] = bits;
-  marks.top[word] = marks.anchored[word] = 0;
-}
-
-/// Drops what was to be prefetched for the call and has not begun.
-__device__ __forceinline__ void ClosePrefetch(const ServeMissesArgs& args, Known* known) {
-  if (!known->listed) return;
-  PrefetchedRecord& record = args.prefetch->records[threadIdx.x];
-  known->prefetched.state = atomicCAS(&record.state, kPrefetchListed, kPrefetchDropped);
-  known->closed = true;
-}
-/// What has begun counts as there, its victim not.
-__device__ __forceinline__ void MarkPrefetched(const Known& known, Marks& marks) {
-  if (!known.listed || known.prefetched.state != kPrefetchBegun) return;
-  const int gone = known.prefetched.victim, comes = known.prefetched.expert;
-  if (gone >= 0) atomicAnd(&marks.resident[gone / 32], ~(1U << (gone % 32)));
-  atomicOr(&marks.resident[comes / 32], 1U << (comes % 32));
-}
-
-/// The largest shares that requests of the call have lost. By a warp.
-__device__ __forceinline__ void ReportWorst(const ExpertCacheArgs& args, int lane) {
-  const expert_cache::LostShares worst = expert_cache::WorstOfCall(args, lane);
-  if (lane != 0) return;
-  ServedTally& tally = *args.served.tally;
-  RaiseTo(args.worst_shares, worst.slots);
-  RaiseTo(args.worst_shares + 1, worst.mass);
-  RaiseTo(&tally.worst_slot_share, worst.slots);
-  RaiseTo(&tally.worst_mass_share, worst.mass);
-}
-
-/// Turns the call's choice into the rule's. By all threads.
-template <int kPerLane>
-__device__ __forceinline__ void ApplyRule(const ExpertCacheArgs& rule, const Known& known,
-                                          RoutedPairs& routed, CallAccounts& accounts, Marks& marks,
-                                          RuleScratch<kPerLane>& scratch) {
-  const int e = threadIdx.x, warp = e / 32, lane = e % 32;
-  MarkPrefetched(known, marks);
-  if (known.unsettled) __syncthreads();
-  ExpertCacheArgs args = rule;
-  args.ids = routed.ids;
-  args.weights = routed.weights;
-  args.accounts = accounts.ruled;
-  args.account_of = accounts.of;
-  args.scratch = scratch.tokens;
-  args.own_ids = scratch.own_ids;
-  args.own_weights = scratch.own_weights;
-  args.host_own_ids = nullptr;
-  if (!expert_cache::Substitute(args, accounts.apart != 0, marks, scratch.call)) return;
-  for (int i = e; i < args.tokens * args.routing.top_k; i += kTileThreads) {
-    rule.ids[i] = routed.ids[i];
-    rule.weights[i] = routed.weights[i];
-  }
-  constexpr int kLastWarp = kTileThreads / 32 - 1;
-  if (warp == kLastWarp - 1) expert_cache::TallyCall(args, lane);
-  if (warp == kLastWarp) ReportWorst(args, lane);  // others have lost more before
-  __syncthreads();
-}
 
 template <int kPerLane>
 __global__ void __launch_bounds__(kTileThreads, 1)
     RuleAndServeKernel(const __grid_constant__ RouteFewArgs route,
                        const __grid_constant__ ExpertCacheArgs rule,
                        const __grid_constant__ ServeMissesArgs args) {
+  constexpr int kWarps = kPerLane <= 4 ? 16 : 64 / kPerLane;
   TriggerDependentLaunch();
   __shared__ RoutedPairs routed;
   __shared__ CallAccounts accounts;
@@ -102,30 +22,19 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   __shared__ union Scratch {
     __device__ Scratch() {}
     RouteScratch<kPerLane> route;
-    RuleScratch<kPerLane> rule;
+    RuleScratch<kPerLane, kWarps> rule;
     ServeScratch serve;
   } scratch;
-  Known known = ReadKnown</*kPlain=*/false>(args);
-  const AllAccounts all{args.low.call.accounts, rule.accounts};
-  ReadAccounts(all, rule.account_of, route.tokens, accounts);
-  MarkResident(args, known, marks);
-  GridDependencySync();
-  if (route.tokens == 0) return;
-  ClosePrefetch(args, &known);
-  const ExpertPairs mine = RouteTokens(route, routed, scratch.route, [&] {
-    ApplyRule(rule, known, routed, accounts, marks, scratch.rule);
-  });
-  ShareKnown(args, known, scratch.serve);
-  const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
-  DecideCall</*kPlain=*/false>(args, known, mine.count, pairs, LowOfCall(args, routed, accounts),
-                               scratch.serve);
-  if (threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
+  RuleAndServe</*kOneTileEach=*/false>(route, rule, args, routed, accounts, marks, scratch.rule,
+                                       scratch);
 }
 
 }  // namespace
 
 int LaunchRuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
-                       const ServeMissesArgs& args, CUstream_st* stream) {
+                       const ServeMissesArgs& args, CUstream_st* stream, const PredictArgs* next) {
+  if (IsUsual(route, args)) return LaunchRuleUsual(route, rule, args, next, stream);
+  if (next != nullptr) return cudaErrorInvalidValue;
   const int experts = route.routing.num_experts;
   if (route.tokens > kFewTokens || experts > kFewExperts || route.routing.top_k > kMaxTopK) {
     return cudaErrorInvalidValue;

@@ -6,6 +6,7 @@
 #include "kernels/cuda/primitives/route_tokens.cuh"
 #include "kernels/cuda/primitives/serve_call.cuh"
 #include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/serve_usual.h"
 
 namespace moert::cuda {
 namespace {
@@ -70,8 +71,10 @@ int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream) {
   return LaunchEarly(ServeMissesKernel, 1, kTileThreads, 0, stream, args);
 }
 
-int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args,
-                        CUstream_st* stream) {
+int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args, CUstream_st* stream,
+                        const PredictArgs* next) {
+  if (IsUsual(route, args)) return LaunchServeUsual(route, args, next, stream);
+  if (next != nullptr) return cudaErrorInvalidValue;
   const int experts = route.routing.num_experts;
   if (route.tokens > kFewTokens || experts > kFewExperts || route.routing.top_k > kMaxTopK) {
     return cudaErrorInvalidValue;

@@ -316,6 +316,8 @@ struct LowVersions {
   double patience = 1;
 };
 
+struct PredictArgs;
+
 /// All pointers are device memory but those that say otherwise.
 struct ServeMissesArgs {
   int32_t experts = 0;
@@ -376,8 +378,12 @@ struct ServeMissesArgs {
 int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream);
 /// The same behind the logits of few tokens, or their ids: with LaunchRouteFew in front, whose
 /// tiles are not made, in one launch. Of no tokens: nothing.
-int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args,
-                        CUstream_st* stream);
+/// `next`: null, or what is predicted for another layer meanwhile by a CTA beside the decision; of
+/// calls that PredictsBeside names.
+int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args, CUstream_st* stream,
+                        const PredictArgs* next = nullptr);
+bool PredictsBeside(const RouteFewArgs& route, const ServeMissesArgs& args,
+                    const PredictArgs& next);
 
 /// Carries out the copies: host memory -> shared -> device memory. Addresses and bytes are
 /// multiples of 16.

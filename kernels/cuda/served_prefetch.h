@@ -2,12 +2,13 @@
 // it has come when the layer asks, and what becomes of it.
 //
 // While layer l runs, one CTA goes by the next layer's gate, applied to the same input, or by who
-// followed whom (expert_paths.h). It writes a list of records to bring (predict_records.cu), each
-// with the slot it gets and the expert that leaves it.
-// Behind the layer's own copies, copying CTAs take the list in its order. When the next layer is
-// routed, its decision settles the list (serve_misses.cu): what has not begun is dropped, and whom
-// it would have replaced is still there; what has begun and nobody wants stops within a few pieces;
-// what has begun and is wanted goes on, and its products wait for it.
+// followed whom (expert_paths.h). It writes a list of records to bring (predict_next.cuh), each
+// with the slot it gets and the expert that leaves it. Where the decision about layer l also routes
+// it, that CTA is of the decision's launch. Behind the layer's own copies, copying CTAs take the
+// list in its order. When the next layer is routed, its decision settles the list
+// (serve_misses.cu): what has not begun is dropped, and whom it would have replaced is still there;
+// what has begun and nobody wants stops within a few pieces; what has begun and is wanted goes on,
+// and its products wait for it.
 //
 // Where nothing is listed so, the list may have a fill: the absent expert that is worth most, for a
 // slot of nobody or in place of one that is clearly worth less. It is how misses that were answered
@@ -69,6 +70,10 @@ struct PredictArgs {
   float least = 0.2F;
   int32_t fills = 0;  // whether lists may have a fill
 };
+inline bool Predictable(const PredictArgs& args) {
+  return args.tokens <= kFewTokens && args.routing.num_experts <= kFewExperts &&
+         args.routing.top_k <= kMaxTopK;
+}
 /// Decides what is brought for a layer. Of layers of up to kFewExperts experts. 0 or a cudaError_t.
 int LaunchPredictRecords(const PredictArgs& args, CUstream_st* stream);
 

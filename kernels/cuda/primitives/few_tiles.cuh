@@ -1,5 +1,5 @@
 // The tiles of both waves of a call of few tokens, whose experts have one tile each, by one CTA of
-// kTileThreads.
+// a thread an expert and one more, up to kTileThreads.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_FEW_TILES_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_FEW_TILES_CUH_
 
@@ -29,12 +29,12 @@ struct WavePlace {
 };
 /// wave: the thread's expert's, -1: none. By all threads.
 __device__ __forceinline__ WavePlace PlaceInWave(int wave, FewTilesScratch& scratch) {
-  constexpr int kWarps = kTileThreads / 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
   const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t ready = __ballot_sync(~0U, wave == 0), late = __ballot_sync(~0U, wave == 1);
   if (lane == 0) scratch.votes[warp] = __popc(ready) | __popc(late) << 16;
   __syncthreads();
-  const uint32_t votes = lane < kWarps ? scratch.votes[lane] : 0;
+  const uint32_t votes = lane < warps ? scratch.votes[lane] : 0;
   const uint32_t all = __reduce_add_sync(~0U, votes);
   const uint32_t before = __reduce_add_sync(~0U, lane < warp ? votes : 0);
   const uint32_t lanes_before = (1U << lane) - 1;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void MakeFewTiles(const MakeTilesArgs& args, const Ti
   if (warp < 2 * kWaves) SumUp(scratch.ends[warp / 2][warp % 2], place.Tiles(warp / 2));
   __syncthreads();
   const double one_share = 1.0 / args.shares;
-  for (int at = i; at < 2 * kWaves * (args.shares + 1); at += kTileThreads) {
+  for (int at = i; at < 2 * kWaves * (args.shares + 1); at += static_cast<int>(blockDim.x)) {
     const int w = at & 1, p = at >> 1 & 1, share = at >> 2;
     const int32_t* const items = scratch.items[w][p];
     Position* const starts = w == 0 ? (p == 0 ? early.starts[0] : early.starts[1])

@@ -59,7 +59,7 @@ template <typename T>
 __device__ __forceinline__ void CopyRowsOut(const DeviceRows& x, int element, uint8_t* to) {
   const int words = x.cols * element / static_cast<int>(sizeof(T));
   const auto* from = static_cast<const uint8_t*>(x.data);
-  for (int i = threadIdx.x; i < x.rows * words; i += kTileThreads) {
+  for (int i = threadIdx.x; i < x.rows * words; i += static_cast<int>(blockDim.x)) {
     const int row = i / words;
     reinterpret_cast<T*>(to)[i] =
         reinterpret_cast<const T*>(from + row * x.stride * element)[i - row * words];

@@ -18,7 +18,8 @@ union BothTilesScratch {
   FewTilesScratch few;
 };
 /// The tiles of both waves: thread e's handles and the tokens of its expert, whose pairs begin at
-/// `first_pair`.
+/// `first_pair`. kOneTileEach: of calls for which OneTileEach holds alone.
+template <bool kOneTileEach>
 __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
                                               const ExpertHandle& ready, const ExpertHandle& late,
                                               int count, int first_pair, bool any_late,
@@ -27,7 +28,7 @@ __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
   const int e = threadIdx.x;
   const int32_t* slots = tiles.shared_slots;
   if (e < args.experts) slots = tiles.groups.sorted + first_pair;
-  if (OneTileEach(tiles)) {
+  if (kOneTileEach || OneTileEach(tiles)) {
     const bool waits = late.record != nullptr;
     ExpertTokens expert{ready, e == args.experts ? tiles.tokens : count, slots};
     if (waits) expert.handle = late;
@@ -49,12 +50,13 @@ __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
 
 /// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
 /// expert.
+template <bool kOneTileEach>
 __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const ExpertHandle& ready,
                                           const ExpertHandle& late, int count, int first_pair,
                                           bool any_late, BothTilesScratch& scratch) {
   const int e = threadIdx.x;
   if (args.makes_tiles != 0) {
-    MakeBothTiles(args, ready, late, count, first_pair, any_late, scratch);
+    MakeBothTiles<kOneTileEach>(args, ready, late, count, first_pair, any_late, scratch);
   } else if (e <= args.experts) {
     args.ready[e] = ready;
     args.late[e] = late;

@@ -24,8 +24,8 @@ struct StandingBefore {
 /// Over all threads. By all threads.
 __device__ __forceinline__ ServedCounts CountStandings(const Standing& mine, int* wanted,
                                                        StandingBefore* before) {
-  constexpr int kWarps = kTileThreads / 32;
-  __shared__ uint32_t votes[2][kWarps];
+  const int warps = static_cast<int>(blockDim.x) / 32;
+  __shared__ uint32_t votes[2][kTileThreads / 32];
   const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t misses = __ballot_sync(~0U, mine.miss), free = __ballot_sync(~0U, mine.free);
   const uint32_t idle = __ballot_sync(~0U, mine.idle), asked = __ballot_sync(~0U, mine.wanted);
@@ -34,8 +34,8 @@ __device__ __forceinline__ ServedCounts CountStandings(const Standing& mine, int
     votes[1][warp] = __popc(idle) | __popc(asked) << 16;
   }
   __syncthreads();
-  const uint32_t first = lane < kWarps ? votes[0][lane] : 0;
-  const uint32_t second = lane < kWarps ? votes[1][lane] : 0;
+  const uint32_t first = lane < warps ? votes[0][lane] : 0;
+  const uint32_t second = lane < warps ? votes[1][lane] : 0;
   const uint32_t all_first = __reduce_add_sync(~0U, first);
   const uint32_t all_second = __reduce_add_sync(~0U, second);
   const uint32_t warps_before = __reduce_add_sync(~0U, lane < warp ? first : 0);

@@ -28,13 +28,15 @@ __device__ __forceinline__ void TakeGiven(const RouteFewArgs& args, int pairs, i
   }
 }
 
-/// By a warp: every kWarps-th token's experts and their weights. `keys`: its scratch.
+/// By a warp, of up to kWarps: its part of the tokens' experts and their weights. `keys`: its
+/// scratch.
 template <int kPerLane, int kWarps>
 __device__ __forceinline__ void ChooseAll(const RouteFewArgs& args, int warp, int lane,
                                           float (&keys)[2][32 * kPerLane], int32_t* ids,
                                           float* weights) {
   const int top_k = args.routing.top_k;
-  for (int token = warp; token < args.tokens; token += kWarps) {
+  const int warps = min(kWarps, static_cast<int>(blockDim.x) / 32);
+  for (int token = warp; token < args.tokens; token += warps) {
     float* const row = args.scores + token * args.routing.num_experts;
     const Chosen chosen = ChooseExperts<kPerLane>(args.routing, token, row, row, keys[0], keys[1]);
     __syncwarp();
@@ -86,7 +88,7 @@ __device__ __forceinline__ void CountCall(const RouteFewArgs& args, const Select
 
 /// Calls so small that every thread looks at all pairs: that takes less time than to count and to
 /// sum up.
-__device__ __forceinline__ bool LooksAtAll(int pairs, int experts) {
+__host__ __device__ __forceinline__ bool LooksAtAll(int pairs, int experts) {
   return pairs * experts <= 1 << 13;
 }
 /// What a thread finds in the ids of a call.

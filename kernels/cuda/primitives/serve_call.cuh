@@ -230,8 +230,9 @@ __device__ __forceinline__ PlacedExpert Place(const ServeMissesArgs& args, const
 
 /// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
 /// expert; low_call: as that of args, in any memory. By all threads. The rows are read once and
-/// written at the end; between barriers everybody reads what the call began with.
-template <bool kPlain, typename Slot>
+/// written at the end; between barriers everybody reads what the call began with. kPlain: as
+/// ReadKnown; kOneTileEach: as MakeBothTiles.
+template <bool kPlain, bool kOneTileEach = false, typename Slot>
 __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Known& known,
                                            int count, const CallPairs<Slot>& pairs,
                                            const LowCall& low_call, ServeScratch& scratch) {
@@ -309,7 +310,8 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
     const int first_pair = is_expert && args.makes_tiles != 0 ? pairs.firsts[e] : 0;
     __syncthreads();  // the tiles take the scratch
     const int waited = call.copies() + prefetched.late + prefetched.late_fills;
-    GiveWaves(args, placed.ready, placed.late, count, first_pair, waited > 0, scratch.tiles);
+    GiveWaves<kOneTileEach>(args, placed.ready, placed.late, count, first_pair, waited > 0,
+                            scratch.tiles);
   }
   __syncthreads();
   if (lends && placed.at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {

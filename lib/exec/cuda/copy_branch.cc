@@ -103,7 +103,7 @@ absl::Status CopyBranch::StandBehindPrefetch(cudaStream_t stream) {
 absl::Status CopyBranch::Prefetch(LayerPrefetch* prefetch) {
   CapturePlace place;
   MOERT_RETURN_IF_ERROR(FindPlace(copies_, &place));
-  MOERT_RETURN_IF_ERROR(FindPlace(predictions_, &place));
+  if (prediction_forked_) MOERT_RETURN_IF_ERROR(FindPlace(predictions_, &place));
   cudaGraphNode_t node = nullptr;
   MOERT_CUDA_RETURN_IF_ERROR(
       AddCopyPrefetched(place.graph, place.behind.data(), place.behind.size(), prefetch, &node));

@@ -1,6 +1,6 @@
 // Branches of a captured call, beside its products: the copies of what it misses and the products
-// of that, what the CPU computes of it, the prediction of what the next layer will want, and the
-// prefetch of it.
+// of that, what the CPU computes of it, the prediction of what the next layer will want where the
+// decision does not make it, and the prefetch of it.
 //
 // All but the prefetch are joined before the call ends. The prefetch is a node of the graph that
 // no stream waits for: it goes on while the host's kernels run, and the next call's copies stand
@@ -33,7 +33,9 @@ class CopyBranch {
   absl::Status ForkCpu(cudaStream_t stream);
   cudaStream_t cpu() const { return cpu_; }
   cudaStream_t predictions() const { return predictions_; }
-  /// Behind both.
+  /// Whether a prefetch that no copies stand behind yet reads the list.
+  bool Reads(const LayerPrefetch* list) const { return prefetch_ != nullptr && list_ == list; }
+  /// Behind the copies, and the prediction where it was forked.
   absl::Status Prefetch(LayerPrefetch* prefetch);
   /// `stream` goes on behind the copies, the CPU and the prediction, those that were forked.
   absl::Status Join(cudaStream_t stream);

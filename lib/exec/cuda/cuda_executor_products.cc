@@ -183,10 +183,7 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase,
   const ExpertSet all = AllExperts(call);
   const bool prompt = Prompt(call).any();
   const ServedBuffers& served = w_.served;
-  // Room for the copies beside them.
-  const int shares = std::max(1, shares_ - served_->ctas_beside());
   MakeTilesArgs tiles = TilesOf(call, all, nullptr);
-  tiles.shares = shares;
   ServedMisses::Call misses;
   misses.layer = call.layer;
   misses.tokens = static_cast<int32_t>(call.hidden.rows);
@@ -202,6 +199,8 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase,
     misses.x = Rows(call);
     misses.weights = w_.weights;
   }
+  const int shares = std::max(1, shares_ - served_->CtasBeside(misses));
+  tiles.shares = shares;
   absl::Status status = served_->Begin(misses, stream);
   if (prompt) {  // one set of tiles at a time
     if (status.ok()) status = Products(call, all, served.ready);

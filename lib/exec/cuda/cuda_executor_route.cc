@@ -63,17 +63,13 @@ absl::Status CudaExecutor::PrepareFew(const ExecutorCall& call, const GivenRouti
   int packed = 0;                            // operands of x that are
   if (given == nullptr) {
     GateOf second;
-    if (tallied && PredictsNext(call, false) && !served_->by_paths()) {  // of a captured call
+    if (tallied && PredictsByGate(call)) {  // of a captured call
       const LayerOnDevice& next = on_device_.layer(call.layer + 1);
       second = {next.gate, next.routing.num_experts, w_.next_scores};
     }
     MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts,
                                                 w_.scores, stream, weighted ? nullptr : w_.x[0],
                                                 x_stride, second));
-    if (second.experts != 0) {
-      MOERT_RETURN_IF_ERROR(served_->Predict(call.layer, static_cast<int32_t>(call.hidden.rows),
-                                             w_.next_scores, stream));
-    }
     packed = 1;
   }
   if (!weighted) MOERT_RETURN_IF_ERROR(PackOperands(call, packed));
@@ -135,7 +131,7 @@ absl::Status CudaExecutor::RouteInProducts(const ExecutorCall& call, bool tallie
   const auto tokens = static_cast<int32_t>(call.hidden.rows);
   GateZeros zeros;
   zeros.ready = w_.table.ready;
-  zeros.tiles = tokens * layer.routing.top_k + (HasShared(call) ? 1 : 0);
+  zeros.tiles = FewTiles(tokens, layer.routing.top_k, layer.routing.num_experts, HasShared(call));
   zeros.ticket = w_.table.ticket;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts,
                                               w_.logits, stream, w_.x[0], extent_.x_stride(), {},

@@ -82,13 +82,16 @@ absl::Status ServedMisses::LoadDecisions(ServeMissesArgs args) {
   for (const MoeLayerSpec& layer : model_->layers) {
     RouteFewArgs route;  // of no tokens
     route.routing.num_experts = layer.num_experts;
-    // Of a call that answers nothing elsewhere, too.
-    for (int elsewhere = 0; elsewhere <= (rules_.low() || rules_.cpu() ? 1 : 0); ++elsewhere) {
-      args.elsewhere = elsewhere;
-      MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteAndServe(route, args, own_));
+    const int most = rules_.low() || rules_.cpu() ? 1 : 0;
+    // Of usual calls and others, and those that answer nothing elsewhere.
+    for (const int usual : {0, 1}) {
+      args.makes_tiles = usual;
+      for (args.elsewhere = 0; args.elsewhere <= most; ++args.elsewhere) {
+        MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteAndServe(route, args, own_));
+      }
+      if (!rules_.ruled) continue;
+      MOERT_CUDA_RETURN_IF_ERROR(LaunchRuleAndServe(route, ExpertCacheArgs{}, args, own_));
     }
-    if (!rules_.ruled) continue;
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchRuleAndServe(route, ExpertCacheArgs{}, args, own_));
   }
   return absl::OkStatus();
 }
@@ -270,79 +273,6 @@ SlotLenders ServedMisses::LendersOf(int layer) const {
   lenders.slots = on_device_.table.slots;
   lenders.prefetch = on_device_.table.prefetch;
   return lenders;
-}
-
-absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
-  ServeMissesArgs args = Args(call);
-  args.lenders = LendersOf(call.layer);
-  args.cpu = ShareOf(call);
-  args.elsewhere = call.low.accounts != nullptr || args.cpu.call != nullptr ? 1 : 0;
-  if (call.tiles != nullptr) {
-    args.makes_tiles = 1;
-    args.tiles = *call.tiles;
-    args.late_table = on_device_.late_tiles;
-  }
-  const auto decide = [&] {
-    if (call.route == nullptr) return LaunchServeMisses(args, stream);
-    return call.rule == nullptr ? LaunchRouteAndServe(*call.route, args, stream)
-                                : LaunchRuleAndServe(*call.route, *call.rule, args, stream);
-  };
-  MOERT_CUDA_RETURN_IF_ERROR(decide());
-  MOERT_RETURN_IF_ERROR(branch_.ForkCopies(stream));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, branch_.copies()));
-  if (call.next_scores == nullptr) return absl::OkStatus();
-  return branch_.Prefetch(on_device_.table.prefetch + call.layer + 1);
-}
-
-absl::Status ServedMisses::Predict(int layer, int32_t tokens, float* next_scores,
-                                   cudaStream_t stream) {
-  Call call;
-  call.tokens = tokens;
-  call.next_scores = next_scores;
-  const PredictArgs prediction = PredictionOf(layer + 1, call);
-  MOERT_RETURN_IF_ERROR(branch_.ForkPrediction(stream, prediction.prefetch));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(prediction, branch_.predictions()));
-  return absl::OkStatus();
-}
-
-ExpertPathsArgs ServedMisses::PathsOf(int layer, int32_t tokens, float* next_scores) const {
-  const auto table = [&](int l) {
-    return on_device_.paths.followed + first_path_[static_cast<size_t>(l)];
-  };
-  const bool last = layer + 1 == model_->num_layers();
-  const MoeLayerSpec& spec = model_->layers[static_cast<size_t>(layer)];
-  ExpertPathsArgs args;
-  args.layer = layer;
-  args.experts = spec.num_experts;
-  args.next_experts = last ? 0 : model_->layers[static_cast<size_t>(layer + 1)].num_experts;
-  args.tokens = tokens;
-  args.top_k = spec.routing.top_k;
-  args.width = rules_.path_width;
-  args.last = on_device_.paths.last;
-  args.last_ids = on_device_.paths.last_ids;
-  if (layer > 0) args.behind = table(layer - 1);
-  if (!last) args.paths = table(layer);
-  args.scores = next_scores;
-  return args;
-}
-
-absl::Status ServedMisses::FollowPaths(int layer, int32_t tokens, const int32_t* ids,
-                                       const SlotGroups& groups, float* next_scores,
-                                       cudaStream_t stream) {
-  ExpertPathsArgs paths = PathsOf(layer, tokens, next_scores);
-  paths.ids = ids;
-  paths.counts = groups.counts;
-  const bool last = paths.paths == nullptr;
-  const LayerPrefetch* list = last ? nullptr : on_device_.table.prefetch + layer + 1;
-  MOERT_RETURN_IF_ERROR(branch_.ForkPrediction(stream, list));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertPaths(paths, branch_.predictions()));
-  if (last) return absl::OkStatus();
-  Call call;
-  call.tokens = tokens;
-  call.next_scores = next_scores;
-  MOERT_CUDA_RETURN_IF_ERROR(
-      LaunchPredictRecords(PredictionOf(layer + 1, call), branch_.predictions()));
-  return absl::OkStatus();
 }
 
 bool ServedMisses::TakeCounts(ServedCount* added) {

@@ -76,9 +76,6 @@ class ServedMisses {
   /// paths are predicted by, also whether they follow them.
   bool Predicts(int layer, int64_t tokens) const;
   bool by_paths() const { return rules_.path_width > 0; }
-  /// Then: behind the next layer's logits of the same rows, `next_scores`. Needs a Join.
-  absl::Status Predict(int layer, int32_t tokens, float* next_scores, cudaStream_t stream);
-
   /// In its place where paths are predicted by, of any layer, behind a call's grouping. ids:
   /// [tokens, top_k]. next_scores: [experts] of the next layer.
   absl::Status FollowPaths(int layer, int32_t tokens, const int32_t* ids, const SlotGroups& groups,
@@ -94,8 +91,10 @@ class ServedMisses {
     int layer = 0;
     int32_t tokens = 0;
     SlotGroups groups;
-    const float* scores = nullptr;         // [tokens, experts]; null: the routing was given
-    float* next_scores = nullptr;          // of Predict; null: nothing was predicted
+    const float* scores = nullptr;  // [tokens, experts]; null: the routing was given
+    // Where something is predicted: the next layer's logits of the same rows, or, by paths, what
+    // FollowPaths makes of them. Else null.
+    float* next_scores = nullptr;
     const ExpertHandle* shared = nullptr;  // the handle of the shared expert
     const MakeTilesArgs* tiles = nullptr;
     const RouteFewArgs* route = nullptr;
@@ -118,8 +117,8 @@ class ServedMisses {
   absl::Status AwaitCpu(const Call& call, float* out, int64_t out_stride, cudaStream_t stream);
   cudaStream_t cpu() const { return branch_.cpu(); }
   absl::Status Join(cudaStream_t stream) { return branch_.Join(stream); }
-  /// That products leave room for: CTAs that copy or decide beside them.
-  int ctas_beside() const { return kCopyCtas + (rules_.prefetch() ? 2 : 0); }
+  /// That products leave room for: CTAs that copy, or predict beside them.
+  int CtasBeside(const Call& call) const;
 
   /// A call whose product is the host's. `hidden`: what its router saw, or no rows; of one token
   /// it says what the next layer will want, which is brought on a stream beside.
@@ -156,6 +155,12 @@ class ServedMisses {
   /// Behind `stream`: what the next layer will want.
   absl::Status PredictBeside(const HostCall& call, cudaStream_t stream);
   ServeMissesArgs Args(const Call& call) const;
+  /// Of a call that is decided.
+  ServeMissesArgs DecisionOf(const Call& call) const;
+  /// Whether the decision's launch also predicts, by the next layer's gate.
+  bool PredictsInDecision(const Call& call, const ServeMissesArgs& args) const;
+  /// In a launch of its own, beside what follows. Needs a Join.
+  absl::Status Predict(const Call& call, cudaStream_t stream);
   CpuShareArgs ShareOf(const Call& call) const;
   /// Whose slots a captured call of the layer may take.
   SlotLenders LendersOf(int layer) const;

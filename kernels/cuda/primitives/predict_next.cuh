@@ -1,0 +1,384 @@
+// What the next layer will want, by its gate on this layer's input or by the paths of tokens, and
+// which records are brought for it (served_prefetch.h): by one CTA, a thread an expert.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PREDICT_NEXT_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_PREDICT_NEXT_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/primitives/arc_call.cuh"
+#include "kernels/cuda/primitives/choose_experts.cuh"
+#include "kernels/cuda/primitives/find_victims.cuh"
+#include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/served_slots.cuh"
+#include "kernels/cuda/served_prefetch.h"
+
+namespace moert::cuda {
+
+/// What the CTA decides by.
+struct PredictScratch {
+  alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
+  double worth[kFewExperts];
+  float probability[kFewExperts];  // that it is wanted
+  float wish[kFewExperts];         // the same of those that may be brought; else below 0
+  alignas(LeavingKey) uint8_t keys[kFewExperts * sizeof(LeavingKey)];  // of ARC: nodes
+  VictimScratch leaving;
+  int32_t places[kFewExperts];   // slots of nobody, then those of victims
+  int32_t victims[kFewExperts];  // who is in them; -1: nobody
+  uint8_t held[kFewExperts];
+  // By the lists of ARC, whose nodes lie in `keys`: who comes, by rank, and who may leave.
+  alignas(ArcState) uint8_t arc[sizeof(ArcState)];
+  int32_t wishes[kMostPrefetched];
+  uint8_t allowed[kFewExperts];
+  float kth[kFewTokens];
+  uint64_t most, least;  // of a fill: who is worth most, who would leave
+  int came[kHitBins], seen[kHitBins];
+  alignas(HitCounts) uint8_t curves[2][kHitBins * sizeof(HitCounts)];  // the layer's, of all
+  __device__ HitCounts* curve() { return reinterpret_cast<HitCounts*>(curves[0]); }
+  __device__ HitCounts* all() { return reinterpret_cast<HitCounts*>(curves[1]); }
+};
+
+/// What became of the call that was predicted last, into the curves. By all threads.
+__device__ __forceinline__ void Learn(const PredictArgs& args, PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  const PredictedCall call = *args.call;
+  if (call.tokens == 0 || call.routed != call.tokens) return;
+  if (e < args.routing.num_experts) {
+    const uint32_t wanted = args.wanted[e];
+    const uint8_t* bins = args.bins + e * kFewTokens;
+    const int predictions = args.paths != nullptr ? 1 : call.tokens;
+    for (int t = 0; t < predictions; ++t) {
+      if (bins[t] >= kHitBins) break;  // it was present
+      atomicAdd(scratch.seen + bins[t], 1);
+      const bool came = args.paths != nullptr ? wanted != 0 : (wanted >> t & 1) != 0;
+      if (came) atomicAdd(scratch.came + bins[t], 1);
+    }
+  }
+  __syncthreads();
+  if (e < kHitBins && scratch.seen[e] > 0) {
+    scratch.curve()[e].Add(scratch.came[e], scratch.seen[e]);
+    scratch.all()[e].Add(scratch.came[e], scratch.seen[e]);
+    args.curve[e] = scratch.curve()[e];
+    args.all[e] = scratch.all()[e];
+  }
+}
+
+/// By a warp: a token's logits become scores. Returns its k-th best.
+template <int kPerLane>
+__device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, float* row) {
+  const int lane = threadIdx.x % 32;
+  float key[kPerLane], score[kPerLane];
+  Score(routing, lane, row, row, key, score);
+  uint32_t taken = 0;
+  float kth = 0;
+  for (int j = 0; j < routing.top_k; ++j) {
+    const int e = Highest(score, taken, routing.num_experts, lane);
+    kth = Take(score, e, lane, &taken);
+  }
+  return kth;
+}
+
+/// What the expert's next uses are worth; all alike where the one unused for longest leaves.
+__device__ __forceinline__ double Worth(const PredictArgs& args, const ServedLayer& layer, int e) {
+  if (args.window > 0) {
+    return ServedScores::Worth(__ldcg(args.sums + e), args.routing.top_k, layer.calls, args.window);
+  }
+  return args.use != nullptr ? LoadFresh(args.use + e).Worth() : 0;
+}
+
+/// That some token wants the thread's expert. Leaves its bins for Learn.
+__device__ __forceinline__ float Probability(const PredictArgs& args, PredictScratch& scratch,
+                                             bool present) {
+  constexpr float kSmallest = 1.17549435e-38F;
+  const int e = threadIdx.x;
+  uint8_t* bins = args.bins + e * kFewTokens;
+  double unused = 1;
+  const int predictions = args.paths != nullptr ? 1 : args.tokens;
+  for (int t = 0; t < predictions; ++t) {
+    const float score = args.scores[static_cast<int64_t>(t) * args.routing.num_experts + e];
+    const float ratio = score / fmaxf(scratch.kth[t], kSmallest);
+    const int bin = HitBin(ratio);
+    const double guess = scratch.all()[bin].Probability(GuessedHits(ratio));
+    unused *= 1 - scratch.curve()[bin].Probability(guess);
+    bins[t] = static_cast<uint8_t>(present ? kHitBins : bin);
+  }
+  return static_cast<float>(1 - unused);
+}
+
+/// The place of an expert by its wish: more first, of equals the lower index.
+__device__ __forceinline__ int WishRank(const PredictScratch& scratch, int experts) {
+  const int e = threadIdx.x;
+  const float mine = scratch.wish[e];
+  int rank = 0;
+  for (int other = 0; other < experts; ++other) {
+    const float theirs = scratch.wish[other];
+    rank += theirs > mine || (theirs == mine && other < e) ? 1 : 0;
+  }
+  return rank;
+}
+
+/// The least score that the paths of all tokens predict by. By all threads.
+__device__ __forceinline__ void FindLeastOfPaths(const PredictArgs& args, PredictScratch& scratch) {
+  const int e = threadIdx.x, experts = args.routing.num_experts;
+  if (e < experts) scratch.wish[e] = args.scores[e];
+  __syncthreads();
+  const int last = min(args.paths->most, experts) - 1;
+  if (e < experts && WishRank(scratch, experts) == last) scratch.kth[0] = scratch.wish[e];
+}
+
+/// Whether an absent expert is to be brought if there is room.
+__device__ __forceinline__ bool MayBring(const PredictArgs& args, const PredictScratch& scratch,
+                                         float probability) {
+  if (probability < args.least) return false;
+  if (args.paths == nullptr) return true;
+  const float score = args.scores[threadIdx.x];
+  return score > 0 && score >= scratch.kth[0];
+}
+
+/// A list that no call has settled: nothing of it moves any more.
+__device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick,
+                                           ServedExpert* rows, const ServedArc& lists) {
+  const LayerPrefetch& list = *args.prefetch;
+  const int i = threadIdx.x;
+  for (int r = 0; args.arc != nullptr && i == 0 && list.settled == 0 && r < list.count; ++r) {
+    const PrefetchedRecord& record = list.records[r];
+    SettlePrefetch(record.expert, record.victim,
+                   EndOfPrefetch(record.state, record.done, /*wanted=*/false), lists);
+  }
+  if (list.settled == 0 && i < list.count) {
+    const PrefetchedRecord& record = list.records[i];
+    SettlePrefetch(record, EndOfPrefetch(record.state, record.done, /*wanted=*/false), tick, rows);
+  }
+}
+
+/// The thread's slot, of nobody, is one of the first places.
+__device__ __forceinline__ void PlaceFree(PredictScratch& scratch) {
+  const int slot = threadIdx.x, at = FreeBefore(scratch.held, slot);
+  scratch.places[at] = slot;
+  scratch.victims[at] = -1;
+}
+
+/// Fills in `most` places that may be taken: slots of nobody, then those of idle experts as they
+/// leave. By all threads.
+__device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int most, bool free,
+                                           int num_free, bool idle, PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  if (free) PlaceFree(scratch);
+  const LeavingKey key = idle ? KeyOfLeaving(rows[e], scratch.worth[e]) : LeavingKey{};
+  const int turn = FindVictims(key, idle, most - num_free, scratch.leaving);
+  if (num_free + turn < most) {
+    scratch.places[num_free + turn] = rows[e].slot;
+    scratch.victims[num_free + turn] = e;
+  }
+  __syncthreads();
+}
+
+/// The same by the lists of ARC, for those that come by `rank`; the lists are changed. By all
+/// threads.
+__device__ __forceinline__ void RankArcPlaces(const ServedArc& lists, const ServedExpert* rows,
+                                              int experts, int coming, bool candidate, int rank,
+                                              bool free, int num_free, bool idle,
+                                              PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  if (e < experts) scratch.allowed[e] = idle ? 1 : 0;
+  if (candidate && rank < kMostPrefetched) scratch.wishes[rank] = e;
+  if (free) PlaceFree(scratch);
+  __syncthreads();
+  for (int r = num_free; e == 0 && r < coming; ++r) {
+    const int victim = TakeVictim(lists, scratch.wishes[r], experts, scratch.allowed);
+    scratch.victims[r] = victim;
+    scratch.places[r] = rows[victim].slot;
+  }
+  __syncthreads();
+}
+
+/// Who is brought for what it is worth, into the first of the places; -1: nobody. By all threads.
+__device__ __forceinline__ int FindFill(bool absent, int num_free, bool idle,
+                                        PredictScratch& scratch) {
+  const double worth = absent || idle ? scratch.worth[threadIdx.x] : 0;
+  FindLeast(absent, -worth, &scratch.most);
+  FindLeast(idle, worth, &scratch.least);
+  __syncthreads();
+  const uint64_t most = scratch.most, least = scratch.least;
+  if (most == kNobodyLends || (num_free == 0 && least == kNobodyLends)) return -1;
+  const double leaving = num_free > 0 ? 0 : scratch.worth[NumberOf(least)];
+  const int fill = NumberOf(most);
+  return ClearlyWorthMore(scratch.worth[fill], leaving) ? fill : -1;
+}
+
+__device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int place, int victim,
+                                                   bool fill) {
+  PrefetchedRecord record;
+  const ServedRecord of = args.records[threadIdx.x];
+  record.copy = {of.host, args.slots[place], of.bytes};
+  record.expert = static_cast<int32_t>(threadIdx.x);
+  record.victim = victim;
+  record.slot = place;
+  record.fill = fill ? 1 : 0;
+  return record;
+}
+
+/// By one thread.
+__device__ __forceinline__ void BeginList(const PredictArgs& args, int count) {
+  args.prefetch->count = count;
+  args.prefetch->settled = 0;
+  *args.call = {args.tokens, 0};
+}
+
+/// By one thread: nothing is listed, since the host decides.
+__device__ __forceinline__ void ListNothing(const PredictArgs& args) {
+  args.prefetch->count = 0;
+  args.prefetch->settled = 1;
+  args.call->tokens = 0;
+}
+
+/// What the prediction goes by, in shared memory. By all threads.
+__device__ __forceinline__ void ReadLayer(const PredictArgs& args, const ServedLayer& layer,
+                                          const ServedArc& lists, ServedExpert* rows,
+                                          PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  const bool is_expert = e < args.routing.num_experts;
+  if (e < kHitBins) {
+    scratch.came[e] = scratch.seen[e] = 0;
+    scratch.curve()[e] = LoadFresh(args.curve + e);
+    scratch.all()[e] = LoadFresh(args.all + e);
+  }
+  if (e == 0) scratch.most = scratch.least = kNobodyLends;
+  if (args.arc != nullptr) {
+    WriteArcWord(lists.state, ReadArcWord(args.arc));
+    if (is_expert) lists.nodes[e] = LoadFresh(args.arc_nodes + e);
+  }
+  if (!is_expert) return;
+  rows[e] = LoadFresh(args.rows + e);
+  scratch.held[e] =
+      __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e)) == 0 ? 1 : 0;
+  scratch.worth[e] = Worth(args, layer, e);
+}
+
+/// How the thread's expert, and the slot of its number, stand before the call; and all of them.
+struct Prospects {
+  bool present, candidate, free, idle;
+  int candidates, num_free, num_idle;
+};
+
+/// Lists the candidates that pay, up to `most`, likeliest first. Returns how many. By all threads.
+__device__ __forceinline__ int ListCandidates(const PredictArgs& args, const ServedLayer& layer,
+                                              const ServedArc& lists, const ServedExpert* rows,
+                                              const Prospects& p, float probability, int most,
+                                              PredictScratch& scratch) {
+  __shared__ int first_refused;
+  const int e = threadIdx.x, experts = args.routing.num_experts;
+  int rank = kMostPrefetched;
+  if (p.candidates > 0) {
+    if (e < experts) scratch.wish[e] = p.candidate ? probability : -1;
+    __syncthreads();
+    if (p.candidate) rank = WishRank(scratch, experts);
+    if (args.arc != nullptr) {
+      RankArcPlaces(lists, rows, experts, most, p.candidate, rank, p.free, p.num_free, p.idle,
+                    scratch);
+    } else {
+      RankPlaces(rows, most, p.free, p.num_free, p.idle, scratch);
+    }
+  }
+  if (e == 0) first_refused = most;
+  __syncthreads();
+  if (p.candidate) {
+    const int victim = rank < most ? scratch.victims[rank] : -1;
+    if (victim >= 0 && !PrefetchPays(probability, scratch.probability[victim], scratch.worth[e],
+                                     scratch.worth[victim], layer.inserted)) {
+      atomicMin(&first_refused, rank);
+    }
+  }
+  __syncthreads();
+  const int count = first_refused;
+  if (rank < count) {
+    args.prefetch->records[rank] =
+        Listed(args, scratch.places[rank], scratch.victims[rank], /*fill=*/false);
+  }
+  return count;
+}
+
+/// Lists who is brought for what it is worth; -1: nobody. `most`: places that are ranked. By all
+/// threads.
+__device__ __forceinline__ int ListFill(const PredictArgs& args, const ServedExpert* rows,
+                                        const Prospects& p, int most, PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  const bool absent = e < args.routing.num_experts && !p.present;
+  const int fill = FindFill(absent, p.num_free, p.idle, scratch);
+  if (fill >= 0 && most == 0) RankPlaces(rows, 1, p.free, p.num_free, p.idle, scratch);
+  if (e == fill) {
+    args.prefetch->records[0] = Listed(args, scratch.places[0], scratch.victims[0], true);
+  }
+  return fill;
+}
+/// By all warps: each token's scores, and its k-th best.
+template <int kPerLane>
+__device__ __forceinline__ void ScoreTokens(const PredictArgs& args, PredictScratch& scratch) {
+  const int warp = threadIdx.x / 32;
+  for (int t = warp; t < args.tokens; t += static_cast<int>(blockDim.x) / 32) {
+    float* const row = args.scores + int64_t{t} * args.routing.num_experts;
+    const float kth = ScoreToken<kPerLane>(args.routing, row);
+    if (threadIdx.x % 32 == 0) scratch.kth[t] = kth;
+  }
+}
+
+/// The whole prediction of a layer. What its table says is read before the kernels in front have
+/// ended: decisions that write it have ended in front of the last weighted sum (known_call.cuh). By
+/// all threads of whole warps, at least as many as experts.
+template <int kPerLane>
+__device__ __forceinline__ void PredictNext(const PredictArgs& args, PredictScratch& scratch) {
+  auto* const rows = reinterpret_cast<ServedExpert*>(scratch.rows);
+  const int e = threadIdx.x;
+  const int experts = args.routing.num_experts;
+  const bool is_expert = e < experts;
+  const ServedLayer layer = LoadFresh(args.layer);
+  const ServedArc lists{reinterpret_cast<ArcState*>(scratch.arc),
+                        reinterpret_cast<ArcNode*>(scratch.keys)};
+  if (layer.lent != 0) ReadLayer(args, layer, lists, rows, scratch);
+  GridDependencySync();
+  if (layer.lent == 0) {
+    if (e == 0) ListNothing(args);
+    return;
+  }
+  if (args.paths != nullptr) {
+    FindLeastOfPaths(args, scratch);
+  } else {
+    ScoreTokens<kPerLane>(args, scratch);
+  }
+  __syncthreads();
+  SettleLeft(args, layer.tick, rows, lists);
+  Learn(args, scratch);
+  __syncthreads();
+
+  if (args.arc != nullptr) StoreArc(lists, experts, args.arc, args.arc_nodes);
+  Prospects p;
+  p.present = is_expert && rows[e].slot >= 0;
+  float probability = 0;
+  if (is_expert) {
+    args.rows[e] = rows[e];  // as settled
+    probability = Probability(args, scratch, p.present);
+    scratch.probability[e] = probability;
+    if (p.present) scratch.held[rows[e].slot] = 1;
+  }
+  p.candidate = is_expert && !p.present && MayBring(args, scratch, probability);
+  p.candidates = __syncthreads_count(p.candidate);
+  const bool fills = args.fills != 0 && layer.elsewhere != 0;
+  if (p.candidates == 0 && !fills) {  // as most often
+    if (e == 0) BeginList(args, 0);
+    return;
+  }
+  p.free = is_expert && scratch.held[e] == 0;
+  p.num_free = __syncthreads_count(p.free);
+  p.idle = p.present && probability < LikelyWanted(args.tokens, args.least);
+  p.num_idle = __syncthreads_count(p.idle);
+  const int most = min(min(p.candidates, p.num_free + p.num_idle), kMostPrefetched);
+  const int count = ListCandidates(args, layer, lists, rows, p, probability, most, scratch);
+  const int fill = count == 0 && fills ? ListFill(args, rows, p, most, scratch) : -1;
+  if (e != 0) return;
+  BeginList(args, fill >= 0 ? 1 : count);
+  if (count == 0 && fill < 0) args.layer->elsewhere = 0;  // fills, and nobody is found
+  args.tally->listed += static_cast<uint64_t>(count);
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_PREDICT_NEXT_CUH_

@@ -1,0 +1,64 @@
+// What kernels of usual calls (serve_usual.h) know of their arguments, so that the compiler leaves
+// out code for the rest.
+#ifndef MOERT_KERNELS_CUDA_PRIMITIVES_USUAL_CALL_CUH_
+#define MOERT_KERNELS_CUDA_PRIMITIVES_USUAL_CALL_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/expert_cache.h"
+#include "kernels/cuda/primitives/predict_next.cuh"
+#include "kernels/cuda/primitives/route_tokens.cuh"
+#include "kernels/cuda/primitives/serve_call.cuh"
+#include "kernels/cuda/serve_usual.h"
+
+namespace moert::cuda {
+
+constexpr int kUsualPerLane = kUsualExperts / 32;
+/// moert::RoutingKind: softmax in front of the choice, or behind it.
+constexpr int kSoftmaxFirst = 0, kSoftmaxLast = 1;
+
+__device__ __forceinline__ void KnowUsual(DeviceRouting& routing) {
+  routing.kind = routing.kind == kSoftmaxLast ? kSoftmaxLast : kSoftmaxFirst;
+  routing.top_groups = routing.num_groups = 1;
+  routing.selection_bias = routing.logit_bias = routing.expert_scales = nullptr;
+  routing.hash_experts = nullptr;
+}
+__device__ __forceinline__ RouteFewArgs UsualRoute(RouteFewArgs route) {
+  KnowUsual(route.routing);
+  route.given_ids = nullptr;
+  route.makes_tiles = 0;
+  return route;
+}
+__device__ __forceinline__ ExpertCacheArgs UsualRule(ExpertCacheArgs rule) {
+  KnowUsual(rule.routing);
+  return rule;
+}
+/// kPlain: as ReadKnown.
+template <bool kPlain>
+__device__ __forceinline__ ServeMissesArgs UsualServe(ServeMissesArgs args) {
+  args.arc = nullptr;
+  args.makes_tiles = 1;
+  args.tiles.prompt_packings = 0;
+  args.ids = nullptr;
+  if (!kPlain) return args;
+  args.elsewhere = 0;
+  args.low = LowVersions{};
+  args.cpu = CpuShareArgs{};
+  return args;
+}
+template <bool kPlain>
+__device__ __forceinline__ PredictArgs UsualNext(PredictArgs next) {
+  KnowUsual(next.routing);
+  next.paths = nullptr;
+  next.arc = nullptr;
+  if (kPlain) next.fills = 0;
+  return next;
+}
+/// Known of the call's pairs.
+__device__ __forceinline__ void AssumeFew(const RouteFewArgs& route) {
+  __builtin_assume(LooksAtAll(route.tokens * route.routing.top_k, route.routing.num_experts));
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PRIMITIVES_USUAL_CALL_CUH_
