@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "device_array.h"
+#include "few_inputs.h"
 #include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/serve_usual.h"
 #include "support/served_call.h"
 #include "tests/support/catch.h"
 
@@ -15,6 +17,13 @@ namespace {
 using test::DeviceArray;
 
 constexpr int kTopK = 8;
+constexpr int kShares = 16;
+
+/// By which kernel a call is decided.
+enum class Kernel { kPlain, kElsewhere, kUsual, kUsualElsewhere };
+bool OfUsual(Kernel kernel) {
+  return kernel == Kernel::kUsual || kernel == Kernel::kUsualElsewhere;
+}
 
 /// A layer while its blocks are lent, between drawn calls.
 class DrawnLayer {
@@ -33,14 +42,14 @@ class DrawnLayer {
     records_.Set(records);
   }
 
-  /// A call of so many tokens; `elsewhere`: by the kernel that may answer misses elsewhere. Returns
-  /// how many experts left.
-  int Call(int tokens, bool elsewhere) {
+  /// A call of so many tokens. Returns how many experts left.
+  int Call(int tokens, Kernel kernel) {
     const auto experts = static_cast<int>(rows_.size());
     const auto n = static_cast<size_t>(experts);
     std::vector<int32_t> ids, counts(n, 0);
-    // Some experts are wanted by many tokens, most by few.
-    const int among = 1 + static_cast<int>(rng_() % experts);
+    // Some experts are wanted by many tokens, most by few. A token's own choice is of kTopK.
+    const int least = OfUsual(kernel) ? kTopK : 1;
+    const int among = least + static_cast<int>(rng_() % (experts - least + 1));
     for (int t = 0; t < tokens; ++t) {
       const auto begin = ids.size();
       while (ids.size() < begin + std::min(kTopK, among)) {
@@ -91,7 +100,24 @@ class DrawnLayer {
     args.groups = route.groups;
     args.copies = copies.get();
     args.num_copies = num_copies.get();
-    args.elsewhere = elsewhere ? 1 : 0;
+    args.elsewhere = kernel == Kernel::kElsewhere || kernel == Kernel::kUsualElsewhere ? 1 : 0;
+    const DeviceArray<float> logits(LogitsOf(ids, tokens));
+    const DeviceArray<DeviceFormat> formats(std::vector<DeviceFormat>(1));
+    const auto max_tiles = static_cast<int>(MaxTiles(tokens, kTopK, experts));
+    const test::TilesOnDevice first(max_tiles, kShares), second(max_tiles, kShares);
+    if (OfUsual(kernel)) {
+      route.given_ids = nullptr;
+      route.scores = logits.get();
+      args.makes_tiles = 1;
+      args.tiles.table = first.get();
+      args.tiles.formats = formats.get();
+      args.tiles.groups = route.groups;
+      args.tiles.experts = experts;
+      args.tiles.tokens = tokens;
+      args.tiles.shares = kShares;
+      args.late_table = second.get();
+    }
+    REQUIRE(IsUsual(route, args) == OfUsual(kernel));
     REQUIRE(LaunchRouteAndServe(route, args, nullptr) == 0);
 
     // The worth is the device's: its sums may be rounded once where the host's are twice.
@@ -109,12 +135,26 @@ class DrawnLayer {
     }
     CHECK(wrong == 0);
     CHECK(num_copies.Get()[0] == call.copies());
-    CheckWaves(counts, before, ready.Get(), late.Get(), copies.Get(), call.copies());
+    if (OfUsual(kernel)) {  // its waves: gpu.serve_tiles_test
+      CHECK(group_counts.Get() == counts);
+    } else {
+      CheckWaves(counts, before, ready.Get(), late.Get(), copies.Get(), call.copies());
+    }
     layer_ = layer.Get().front();
     return call.evictions();
   }
 
  private:
+  /// By which every token chooses its ids.
+  std::vector<float> LogitsOf(const std::vector<int32_t>& ids, int tokens) const {
+    std::vector<float> logits(static_cast<size_t>(tokens) * rows_.size(), -20);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] < 0) continue;
+      logits[i / kTopK * rows_.size() + static_cast<size_t>(ids[i])] =
+          static_cast<float>(kTopK - i % kTopK);
+    }
+    return logits;
+  }
   static uint8_t* PlaceOf(int slot) {
     return reinterpret_cast<uint8_t*>(uintptr_t{4096} * (slot + 1));
   }
@@ -161,8 +201,11 @@ TEST_CASE("who comes, and who leaves for them") {
       INFO(experts << " experts, " << slots << " slots, by worth " << by_worth);
       DrawnLayer layer(experts, slots, by_worth, &rng);
       for (int c = 0; c < 60; ++c) {
-        const int tokens = c % 3 == 2 ? 1 + static_cast<int>(rng() % kFewTokens) : 1;
-        const int left = layer.Call(tokens, /*elsewhere=*/c % 2 == 1);
+        const auto kernel = static_cast<Kernel>(c % (experts <= kUsualExperts ? 4 : 2));
+        const int most =
+            OfUsual(kernel) ? std::min(kTileTokens, (1 << 13) / kTopK / experts) : kFewTokens;
+        const int tokens = c % 3 == 2 ? 1 + static_cast<int>(rng() % most) : 1;
+        const int left = layer.Call(tokens, kernel);
         few += left > 0 && left <= 8;
         many += left > 8;
       }

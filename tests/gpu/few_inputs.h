@@ -38,6 +38,27 @@ inline cuda::DeviceMatrix MatrixOf(cuda::Packing packing, int rows, int k) {
   return m;
 }
 
+/// A table of tiles in device memory.
+struct TilesOnDevice {
+  TilesOnDevice(int max_tiles, int shares)
+      : tiles(max_tiles),
+        ready(std::vector<int32_t>(max_tiles, 7)),
+        ticket(std::vector<int32_t>(2, 7)),
+        starts{DeviceArray<cuda::Position>(shares + 1), DeviceArray<cuda::Position>(shares + 1)} {}
+  cuda::TileTable get() const {
+    return {tiles.get(), {starts[0].get(), starts[1].get()}, ready.get(), ticket.get()};
+  }
+  std::vector<cuda::Tile> Tiles() const {
+    std::vector<cuda::Tile> all = tiles.Get();
+    all.resize(static_cast<size_t>(starts[0].Get().back().tile));
+    return all;
+  }
+
+  DeviceArray<cuda::Tile> tiles;
+  DeviceArray<int32_t> ready, ticket;
+  DeviceArray<cuda::Position> starts[2];
+};
+
 /// The same counts; mass, which is added in any order, nearly.
 inline void CheckTallies(const DeviceArray<cuda::SelectionTally>& got,
                          const DeviceArray<cuda::SelectionTally>& want) {

@@ -1,11 +1,12 @@
-// What a prediction lists for a layer (predict_records.cu), for drawn tables: what is likely
-// wanted, or else the absent expert that is worth most.
+// What a prediction lists for a layer (predict_next.cuh), for drawn tables: what is likely wanted,
+// or else the absent expert that is worth most.
 #include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
 
 #include "device_array.h"
+#include "few_inputs.h"
 #include "kernels/cuda/served_prefetch.h"
 #include "tests/support/catch.h"
 
@@ -15,6 +16,64 @@ namespace {
 using test::DeviceArray;
 
 constexpr int kTopK = 4;
+
+/// The decision about a token of a small layer, which wants four experts of which none is there,
+/// and beside it, in the same launch, a prediction for another one. Returns how many it brings.
+int DecideBeside(const PredictArgs& next) {
+  constexpr int kExperts = 16, kShares = 4;
+  std::vector<float> of_experts(kExperts, 0);
+  for (int k = 0; k < kTopK; ++k) of_experts[static_cast<size_t>(3 * k + 1)] = 5;
+  const DeviceArray<float> logits(of_experts), weights(kTopK);
+  const DeviceArray<int32_t> ids(kTopK), sorted(kTopK), firsts(kExperts), counts(kExperts);
+  ServedLayer lent;
+  lent.lent = 1;
+  lent.slots = 2;
+  std::vector<uint8_t*> places(kExperts, nullptr);
+  for (int s = 0; s < lent.slots; ++s) places[s] = reinterpret_cast<uint8_t*>(uintptr_t{64} << s);
+  const DeviceArray<ServedLayer> layer(std::vector<ServedLayer>{lent});
+  const DeviceArray<ServedExpert> rows(std::vector<ServedExpert>(kExperts, ServedExpert{}));
+  const DeviceArray<ServedRecord> records(std::vector<ServedRecord>(kExperts, ServedRecord{}));
+  const DeviceArray<uint8_t*> slots(places);
+  const DeviceArray<ExpertHandle> shared(std::vector<ExpertHandle>(1));
+  const DeviceArray<ServedTally> tally(std::vector<ServedTally>(1));
+  const DeviceArray<RecordCopy> copies(kExperts);
+  const DeviceArray<int32_t> num_copies(1);
+  const DeviceArray<DeviceFormat> formats(std::vector<DeviceFormat>(1));
+  const test::TilesOnDevice ready(kTopK + 1, kShares), late(kTopK + 1, kShares);
+  RouteFewArgs route;
+  route.routing.num_experts = kExperts;
+  route.routing.top_k = kTopK;
+  route.tokens = 1;
+  route.scores = logits.get();
+  route.ids = ids.get();
+  route.weights = weights.get();
+  route.groups = {sorted.get(), firsts.get(), counts.get(), nullptr};
+  ServeMissesArgs args;
+  args.experts = kExperts;
+  args.counts = counts.get();
+  args.layer = layer.get();
+  args.rows = rows.get();
+  args.records = records.get();
+  args.slots = slots.get();
+  args.shared = shared.get();
+  args.tally = tally.get();
+  args.tokens = 1;
+  args.top_k = kTopK;
+  args.groups = route.groups;
+  args.copies = copies.get();
+  args.num_copies = num_copies.get();
+  args.makes_tiles = 1;
+  args.tiles.table = ready.get();
+  args.tiles.formats = formats.get();
+  args.tiles.groups = route.groups;
+  args.tiles.experts = kExperts;
+  args.tiles.tokens = 1;
+  args.tiles.shares = kShares;
+  args.late_table = late.get();
+  REQUIRE(PredictsBeside(route, args, next));
+  REQUIRE(LaunchRouteAndServe(route, args, nullptr, &next) == 0);
+  return num_copies.Get()[0];
+}
 
 /// A layer while its blocks are lent, and the logits of a token that wants experts which are there.
 struct Table {
@@ -85,8 +144,9 @@ struct Table {
   }
 
   /// elsewhere: calls had misses answered elsewhere; becomes whether a next look is worth it.
+  /// beside: a decision.
   LayerPrefetch Predict(bool fills, uint64_t* listed, bool elsewhere = true,
-                        bool* looks_again = nullptr) const {
+                        bool* looks_again = nullptr, bool beside = false) const {
     ServedLayer layer;
     layer.tick = 20;
     layer.lent = 1;
@@ -124,7 +184,11 @@ struct Table {
     args.wanted = want.get();
     args.call = call.get();
     args.fills = fills ? 1 : 0;
-    REQUIRE(LaunchPredictRecords(args, nullptr) == 0);
+    if (beside) {
+      CHECK(DecideBeside(args) == 2);
+    } else {
+      REQUIRE(LaunchPredictRecords(args, nullptr) == 0);
+    }
     *listed = tally.Get().front().listed;
     if (looks_again != nullptr) *looks_again = layers.Get().front().elsewhere != 0;
     return list.Get().front();
@@ -185,6 +249,37 @@ TEST_CASE("what is likely wanted is listed alone") {
     listed_alone += listed == 1;
   }
   CHECK(listed_alone == 40);
+}
+
+TEST_CASE("a decision beside a prediction changes nothing of it") {
+  std::mt19937 rng(11);
+  int listed_some = 0;
+  for (const int experts : {32, 64, 100, 128}) {
+    for (int draw = 0; draw < 40; ++draw) {
+      INFO(experts << " experts, draw " << draw);
+      Table table(experts, &rng);
+      for (int e = 0; e < experts && draw % 2 == 0; e += 3) {
+        table.logits[static_cast<size_t>(e)] = static_cast<float>(rng() % 20);
+      }
+      uint64_t listed = 0, listed_beside = 0;
+      const LayerPrefetch alone = table.Predict(false, &listed);
+      const LayerPrefetch beside =
+          table.Predict(false, &listed_beside, true, nullptr, /*beside=*/true);
+      CHECK(listed_beside == listed);
+      CHECK(beside.settled == alone.settled);
+      REQUIRE(beside.count == alone.count);
+      for (int i = 0; i < alone.count; ++i) {
+        const PrefetchedRecord &mine = beside.records[i], &theirs = alone.records[i];
+        CHECK(mine.expert == theirs.expert);
+        CHECK(mine.victim == theirs.victim);
+        CHECK(mine.slot == theirs.slot);
+        CHECK(mine.copy.from == theirs.copy.from);
+        CHECK(mine.copy.to == theirs.copy.to);
+      }
+      listed_some += listed > 0;
+    }
+  }
+  CHECK(listed_some > 20);
 }
 
 }  // namespace

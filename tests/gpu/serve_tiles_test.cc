@@ -16,30 +16,8 @@ namespace {
 
 constexpr int kShares = 264;
 
-/// A table in device memory.
-struct Table {
-  explicit Table(int max_tiles)
-      : tiles(max_tiles),
-        ready(std::vector<int32_t>(max_tiles, 7)),
-        ticket(std::vector<int32_t>(2, 7)),
-        starts{DeviceArray<cuda::Position>(kShares + 1), DeviceArray<cuda::Position>(kShares + 1)} {
-  }
-  cuda::TileTable get() const {
-    return {tiles.get(), {starts[0].get(), starts[1].get()}, ready.get(), ticket.get()};
-  }
-  std::vector<cuda::Tile> Tiles() const {
-    std::vector<cuda::Tile> all = tiles.Get();
-    all.resize(static_cast<size_t>(starts[0].Get().back().tile));
-    return all;
-  }
-
-  DeviceArray<cuda::Tile> tiles;
-  DeviceArray<int32_t> ready, ticket;
-  DeviceArray<cuda::Position> starts[2];
-};
-
 /// Shares go from the first item to the last.
-void CheckShares(const Table& table) {
+void CheckShares(const TilesOnDevice& table) {
   const std::vector<cuda::Tile> tiles = table.Tiles();
   const auto count = static_cast<int>(tiles.size());
   for (int p = 0; p < 2; ++p) {
@@ -107,7 +85,7 @@ void Check(const Choice& c, int tokens, int slots, bool shared) {
   if (shared) handle = {Address(kShared, 0), 0, 0};
   const DeviceArray<cuda::ExpertHandle> shared_handle(std::vector<cuda::ExpertHandle>{handle});
   const auto max_tiles = static_cast<int>(cuda::MaxTiles(tokens, c.top_k, c.experts));
-  const Table ready(max_tiles), late(max_tiles);
+  const TilesOnDevice ready(max_tiles, kShares), late(max_tiles, kShares);
 
   cuda::RouteFewArgs route;
   route.routing = c.Routing();

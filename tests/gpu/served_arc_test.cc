@@ -73,6 +73,14 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("a few steps by ARC, for the tools that watch every access") {
+  Chain all("resident", 1), served("fate:eviction=arc", 0.3);
+  int64_t wrong = 0;
+  const EngineStats stats = FewReplays(&served, &all, &wrong);
+  CHECK(wrong == 0);
+  CHECK(stats.evictions > 0);
+}
+
 TEST_CASE("budgets and leases between steps by ARC") {
   Chain all("resident", 1), served("fate:eviction=arc", 0.5);
   served.Capture(3);

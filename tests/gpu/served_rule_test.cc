@@ -31,9 +31,13 @@ void CheckSameCounts(const EngineStats& a, const EngineStats& b) {
 
 TEST_CASE("eager and captured steps in turn choose as eager ones alone") {
   const char* const strategy = GENERATE(kRules[0], kRules[1], kRules[2]);
+  SyntheticShape shape = Shape();
+  shape.experts = GENERATE(64, 160);  // by the kernel for usual calls, and by the other
   for (const double fraction : {0.3, 0.65}) {
-    INFO(strategy << " " << fraction);
-    Chain eager(strategy, fraction), turns(strategy, fraction);
+    INFO(strategy << " " << fraction << ", " << shape.experts << " experts");
+    constexpr int64_t kHost = int64_t{256} << 20;
+    Chain eager(strategy, fraction, shape, kMostRows, kHost);
+    Chain turns(strategy, fraction, shape, kMostRows, kHost);
     REQUIRE(turns.engine()->graph_safe());
     // A call of no more experts than slots: of others the host pushes out what it has multiplied,
     // and the device reads experts where they lie.
@@ -117,6 +121,13 @@ TEST_CASE("what is prefetched counts as there; caps hold for every request") {
   CHECK(stats.worst_mass_share > 0);
   CHECK(stats.worst_mass_share <= 0.04 * (1 + 1e-6));
   CHECK(stats.lookups == stats.hits_resident + stats.hits_prefetched + stats.late + stats.loads);
+}
+
+TEST_CASE("a few steps by the rule, for the tools that watch every access") {
+  Chain served("importance:alpha=0.5,max_mass=0.2,balancer=0", 0.25);
+  const EngineStats stats = FewReplays(&served);
+  CHECK(stats.slots_substituted > 0);
+  CHECK(stats.worst_mass_share <= 0.2 * (1 + 1e-6));
 }
 
 TEST_CASE("no call waits, and a step is one graph launch") {
