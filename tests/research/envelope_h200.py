@@ -26,6 +26,7 @@ import quality_lib as lib
 import report
 
 STORED = report.DATA / "envelope-h200.json"
+STORED_H100 = report.DATA / "envelope-h100.json"
 RIVALS = ("fate:percentile=75,eviction=arc", "on-demand", "on-demand+importance.residency", "activation-path")
 SHAPES = ("qwen3-30b:12", "deepseek-v2-lite:12")
 WIDTHS = ("qwen3-30b",)
@@ -151,11 +152,12 @@ def bounded_table(data):
     return over_domains(data, "bounded", [(f"`{r}`", [r]) for r in BOUNDED[1:]], BOUNDED[0], BOUNDED_BUDGETS)
 
 
-def stored(render):
-    return lambda: render(json.loads(STORED.read_text(encoding="utf-8")))
+def stored(render, path=STORED):
+    return lambda: render(json.loads(path.read_text(encoding="utf-8")))
 
 
 stored_table, stored_recorded, stored_bounded = map(stored, (table, recorded_table, bounded_table))
+stored_recorded_h100 = stored(recorded_table, STORED_H100)
 
 
 def summary(cells, rivals, ours):
