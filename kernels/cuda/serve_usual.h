@@ -3,9 +3,9 @@
 // average score.
 //
 // It is the same code as for other calls (primitives/serve_call.cuh), without what such a call
-// never does: less than half of the instructions, and fewer threads. One CTA runs once a layer, so
-// it waits for most of its instructions; and it finds room beside the CTAs of the gate's logits, so
-// that it begins while they run.
+// never does. One CTA runs once a layer, and the less code its kernel has, the sooner it is
+// through. With fewer threads it finds room beside the CTAs of the gate's logits, so that it can
+// begin while they run.
 #ifndef MOERT_KERNELS_CUDA_SERVE_USUAL_H_
 #define MOERT_KERNELS_CUDA_SERVE_USUAL_H_
 

@@ -310,6 +310,7 @@ __device__ __forceinline__ int ListFill(const PredictArgs& args, const ServedExp
   }
   return fill;
 }
+
 /// By all warps: each token's scores, and its k-th best.
 template <int kPerLane>
 __device__ __forceinline__ void ScoreTokens(const PredictArgs& args, PredictScratch& scratch) {

@@ -54,7 +54,7 @@ __device__ __forceinline__ PredictArgs UsualNext(PredictArgs next) {
   if (kPlain) next.fills = 0;
   return next;
 }
-/// Known of the call's pairs.
+/// The compiler may take for granted that every thread looks at all pairs.
 __device__ __forceinline__ void AssumeFew(const RouteFewArgs& route) {
   __builtin_assume(LooksAtAll(route.tokens * route.routing.top_k, route.routing.num_experts));
 }
