@@ -19,7 +19,9 @@ __global__ void __launch_bounds__(kFewExperts, 1)
 
 int LaunchPredictRecords(const PredictArgs& args, CUstream_st* stream) {
   const int experts = args.routing.num_experts;
-  if (!Predictable(args)) return cudaErrorInvalidValue;
+  if (args.tokens > kFewTokens || experts > kFewExperts || args.routing.top_k > kMaxTopK) {
+    return cudaErrorInvalidValue;
+  }
   const auto kernel = experts <= 64    ? PredictRecordsKernel<2>
                       : experts <= 128 ? PredictRecordsKernel<4>
                       : experts <= 256 ? PredictRecordsKernel<8>

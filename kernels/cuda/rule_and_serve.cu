@@ -25,8 +25,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     RuleScratch<kPerLane, kWarps> rule;
     ServeScratch serve;
   } scratch;
-  RuleAndServe</*kOneTileEach=*/false>(route, rule, args, routed, accounts, marks, scratch.rule,
-                                       scratch);
+  RuleAndServe</*kOneTileEach=*/false>(route, rule, args, routed, accounts, marks, scratch);
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kUsualThreads, 1)
   AssumeFew(route);
   RuleAndServe</*kOneTileEach=*/true>(route, UsualRule(any_rule),
                                       UsualServe</*kPlain=*/false>(any_args), routed, accounts,
-                                      marks, scratch.rule, scratch);
+                                      marks, scratch);
 }
 
 }  // namespace

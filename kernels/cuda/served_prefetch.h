@@ -70,10 +70,6 @@ struct PredictArgs {
   float least = 0.2F;
   int32_t fills = 0;  // whether lists may have a fill
 };
-inline bool Predictable(const PredictArgs& args) {
-  return args.tokens <= kFewTokens && args.routing.num_experts <= kFewExperts &&
-         args.routing.top_k <= kMaxTopK;
-}
 /// Decides what is brought for a layer. Of layers of up to kFewExperts experts. 0 or a cudaError_t.
 int LaunchPredictRecords(const PredictArgs& args, CUstream_st* stream);
 

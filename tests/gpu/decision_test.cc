@@ -62,44 +62,28 @@ class DrawnLayer {
       if (e >= 0) ++counts[e];
     }
     const std::vector<float> ones(ids.size(), 1);
-    const auto pairs = ids.size();
 
     DeviceArray<ServedLayer> layer(std::vector<ServedLayer>{layer_});
     DeviceArray<ServedExpert> rows(rows_);
     DeviceArray<ServedUse> use(use_);
-    const DeviceArray<int32_t> given(ids), used(pairs), chosen(pairs), sorted(pairs);
-    const DeviceArray<float> weights(ones), kept(pairs);
-    const DeviceArray<int32_t> firsts(n), group_counts(n);
-    const DeviceArray<ExpertHandle> shared(std::vector<ExpertHandle>(1)), ready(n + 1), late(n + 1);
-    const DeviceArray<ServedTally> tally(std::vector<ServedTally>(1));
-    const DeviceArray<RecordCopy> copies(n);
-    const DeviceArray<int32_t> num_copies(1);
-    RouteFewArgs route;
-    route.routing.num_experts = experts;
-    route.routing.top_k = kTopK;
-    route.tokens = tokens;
-    route.ids = chosen.get();
-    route.weights = kept.get();
+    const DeviceArray<int32_t> given(ids);
+    const DeviceArray<float> weights(ones);
+    const DeviceArray<ExpertHandle> ready(n + 1), late(n + 1);
+    const test::DecisionOnDevice decision(experts, kTopK, tokens);
+    DeviceRouting routing;
+    routing.num_experts = experts;
+    routing.top_k = kTopK;
+    RouteFewArgs route = decision.Route(routing, nullptr);
     route.given_ids = given.get();
     route.given_weights = weights.get();
-    route.groups = {sorted.get(), firsts.get(), group_counts.get(), nullptr};
-    ServeMissesArgs args;
-    args.experts = experts;
-    args.counts = group_counts.get();
+    ServeMissesArgs args = decision.Serve();
     args.layer = layer.get();
     args.rows = rows.get();
     args.records = records_.get();
     args.slots = slots_.get();
-    args.shared = shared.get();
-    args.tally = tally.get();
     args.ready = ready.get();
     args.late = late.get();
     if (by_worth_) args.use = use.get();
-    args.tokens = tokens;
-    args.top_k = kTopK;
-    args.groups = route.groups;
-    args.copies = copies.get();
-    args.num_copies = num_copies.get();
     args.elsewhere = kernel == Kernel::kElsewhere || kernel == Kernel::kUsualElsewhere ? 1 : 0;
     const DeviceArray<float> logits(LogitsOf(ids, tokens));
     const DeviceArray<DeviceFormat> formats(std::vector<DeviceFormat>(1));
@@ -108,14 +92,7 @@ class DrawnLayer {
     if (OfUsual(kernel)) {
       route.given_ids = nullptr;
       route.scores = logits.get();
-      args.makes_tiles = 1;
-      args.tiles.table = first.get();
-      args.tiles.formats = formats.get();
-      args.tiles.groups = route.groups;
-      args.tiles.experts = experts;
-      args.tiles.tokens = tokens;
-      args.tiles.shares = kShares;
-      args.late_table = second.get();
+      test::DecisionOnDevice::MakeTiles(formats.get(), first, second, kShares, &args);
     }
     REQUIRE(IsUsual(route, args) == OfUsual(kernel));
     REQUIRE(LaunchRouteAndServe(route, args, nullptr) == 0);
@@ -134,11 +111,11 @@ class DrawnLayer {
                after[e].tokens != rows_[e].tokens;
     }
     CHECK(wrong == 0);
-    CHECK(num_copies.Get()[0] == call.copies());
+    CHECK(decision.num_copies.Get()[0] == call.copies());
     if (OfUsual(kernel)) {  // its waves: gpu.serve_tiles_test
-      CHECK(group_counts.Get() == counts);
+      CHECK(decision.counts.Get() == counts);
     } else {
-      CheckWaves(counts, before, ready.Get(), late.Get(), copies.Get(), call.copies());
+      CheckWaves(counts, before, ready.Get(), late.Get(), decision.copies.Get(), call.copies());
     }
     layer_ = layer.Get().front();
     return call.evictions();

@@ -8,6 +8,7 @@
 #include "exec/cuda/device_routing.h"
 #include "kernels/cuda/group_gemm.h"
 #include "kernels/cuda/route.h"
+#include "kernels/cuda/serve_misses.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {
@@ -57,6 +58,69 @@ struct TilesOnDevice {
   DeviceArray<cuda::Tile> tiles;
   DeviceArray<int32_t> ready, ticket;
   DeviceArray<cuda::Position> starts[2];
+};
+
+/// What a decision about a few tokens leaves, in device memory; but for its layer.
+struct DecisionOnDevice {
+  DecisionOnDevice(int num_experts, int top_k, int num_tokens,
+                   const cuda::ExpertHandle& shared_handle = {})
+      : experts(num_experts),
+        k(top_k),
+        tokens(num_tokens),
+        ids(num_tokens * top_k),
+        sorted(num_tokens * top_k),
+        firsts(num_experts),
+        counts(num_experts),
+        num_copies(1),
+        weights(num_tokens * top_k),
+        shared(std::vector<cuda::ExpertHandle>{shared_handle}),
+        tally(std::vector<cuda::ServedTally>(1)),
+        copies(num_experts) {}
+
+  /// By `scores`, or by ids that are given.
+  cuda::RouteFewArgs Route(const cuda::DeviceRouting& routing, float* scores) const {
+    cuda::RouteFewArgs route;
+    route.routing = routing;
+    route.tokens = tokens;
+    route.scores = scores;
+    route.ids = ids.get();
+    route.weights = weights.get();
+    route.groups = {sorted.get(), firsts.get(), counts.get(), nullptr};
+    return route;
+  }
+  /// Behind that; what it knows of its layer is left out.
+  cuda::ServeMissesArgs Serve() const {
+    cuda::ServeMissesArgs serve;
+    serve.experts = experts;
+    serve.counts = counts.get();
+    serve.shared = shared.get();
+    serve.tally = tally.get();
+    serve.tokens = tokens;
+    serve.top_k = k;
+    serve.groups = {sorted.get(), firsts.get(), counts.get(), nullptr};
+    serve.copies = copies.get();
+    serve.num_copies = num_copies.get();
+    return serve;
+  }
+  /// Its tiles too.
+  static void MakeTiles(const cuda::DeviceFormat* formats, const TilesOnDevice& ready,
+                        const TilesOnDevice& late, int shares, cuda::ServeMissesArgs* serve) {
+    serve->makes_tiles = 1;
+    serve->tiles.table = ready.get();
+    serve->tiles.formats = formats;
+    serve->tiles.groups = serve->groups;
+    serve->tiles.experts = serve->experts;
+    serve->tiles.tokens = serve->tokens;
+    serve->tiles.shares = shares;
+    serve->late_table = late.get();
+  }
+
+  const int experts, k, tokens;
+  DeviceArray<int32_t> ids, sorted, firsts, counts, num_copies;
+  DeviceArray<float> weights;
+  DeviceArray<cuda::ExpertHandle> shared;
+  DeviceArray<cuda::ServedTally> tally;
+  DeviceArray<cuda::RecordCopy> copies;
 };
 
 /// The same counts; mass, which is added in any order, nearly.

@@ -69,62 +69,35 @@ void Check(const Choice& c, int tokens, int slots, bool shared) {
        MatrixOf(cuda::Packing::kW4, 2048, 768)},
       {MatrixOf(cuda::Packing::kBf16, 768, 2048), MatrixOf(cuda::Packing::kBf16, 768, 2048),
        MatrixOf(cuda::Packing::kW8, 2048, 768)}};
-  const int pairs = tokens * c.top_k;
   const DeviceArray<cuda::DeviceFormat> device_formats(formats);
   const DeviceArray<float> logits(RandomFloats(static_cast<size_t>(tokens) * c.experts, &rng));
-  const DeviceArray<int32_t> ids(pairs), sorted(pairs), firsts(c.experts), counts(c.experts),
-      shared_slots(tokens), num_copies(1);
-  const DeviceArray<float> weights(pairs);
+  const DeviceArray<int32_t> shared_slots(tokens);
   const DeviceArray<cuda::ServedExpert> rows(layer.rows);
   const DeviceArray<cuda::ServedRecord> records(layer.records);
   const DeviceArray<uint8_t*> places(layer.places);
   const DeviceArray<cuda::ServedLayer> state(std::vector<cuda::ServedLayer>{layer.layer});
-  const DeviceArray<cuda::ServedTally> tally(std::vector<cuda::ServedTally>(1));
-  const DeviceArray<cuda::RecordCopy> copies(std::vector<cuda::RecordCopy>(c.experts));
   cuda::ExpertHandle handle;
   if (shared) handle = {Address(kShared, 0), 0, 0};
-  const DeviceArray<cuda::ExpertHandle> shared_handle(std::vector<cuda::ExpertHandle>{handle});
+  const DecisionOnDevice decision(c.experts, c.top_k, tokens, handle);
   const auto max_tiles = static_cast<int>(cuda::MaxTiles(tokens, c.top_k, c.experts));
   const TilesOnDevice ready(max_tiles, kShares), late(max_tiles, kShares);
 
-  cuda::RouteFewArgs route;
-  route.routing = c.Routing();
-  route.tokens = tokens;
-  route.scores = logits.get();
-  route.ids = ids.get();
-  route.weights = weights.get();
-  route.groups = {sorted.get(), firsts.get(), counts.get(), nullptr};
+  cuda::RouteFewArgs route = decision.Route(c.Routing(), logits.get());
   route.shared_slots = shared ? shared_slots.get() : nullptr;
-  cuda::ServeMissesArgs serve;
-  serve.experts = c.experts;
-  serve.counts = counts.get();
+  cuda::ServeMissesArgs serve = decision.Serve();
   serve.layer = state.get();
   serve.rows = rows.get();
   serve.records = records.get();
   serve.slots = places.get();
-  serve.shared = shared_handle.get();
-  serve.tally = tally.get();
-  serve.tokens = tokens;
-  serve.top_k = c.top_k;
-  serve.groups = route.groups;
-  serve.copies = copies.get();
-  serve.num_copies = num_copies.get();
-  serve.makes_tiles = 1;
-  serve.tiles.table = ready.get();
-  serve.tiles.formats = device_formats.get();
-  serve.tiles.groups = route.groups;
+  DecisionOnDevice::MakeTiles(device_formats.get(), ready, late, kShares, &serve);
   serve.tiles.shared_slots = shared_slots.get();
-  serve.tiles.experts = c.experts;
-  serve.tiles.tokens = tokens;
-  serve.tiles.shares = kShares;
-  serve.late_table = late.get();
   REQUIRE(cuda::LaunchRouteAndServe(route, serve, nullptr) == 0);
 
   CheckShares(ready);
   CheckShares(late);
-  const std::vector<int32_t> count = counts.Get(), first = firsts.Get();
+  const std::vector<int32_t> count = decision.counts.Get(), first = decision.firsts.Get();
   const std::vector<cuda::ServedExpert> after = rows.Get();
-  const std::vector<cuda::RecordCopy> copied = copies.Get();
+  const std::vector<cuda::RecordCopy> copied = decision.copies.Get();
   std::map<const uint8_t*, std::pair<int, bool>> expected;  // expert, late
   for (int e = 0; e < c.experts; ++e) {
     if (count[e] == 0) continue;
@@ -135,7 +108,7 @@ void Check(const Choice& c, int tokens, int slots, bool shared) {
   }
   int moved = 0;
   for (const auto& [at, of] : expected) moved += of.second ? 1 : 0;
-  CHECK(num_copies.Get()[0] == moved);
+  CHECK(decision.num_copies.Get()[0] == moved);
   if (shared) expected[handle.record] = {c.experts, false};
   for (const bool is_late : {false, true}) {
     std::map<int, int> seen;
@@ -147,7 +120,7 @@ void Check(const Choice& c, int tokens, int slots, bool shared) {
       CHECK(comes == is_late);
       CHECK(e >= before);  // in the order of experts
       before = e;
-      const int32_t* slots = e == c.experts ? shared_slots.get() : sorted.get() + first[e];
+      const int32_t* slots = e == c.experts ? shared_slots.get() : decision.sorted.get() + first[e];
       CHECK(tile.slots == slots + seen[e]);
       CHECK(tile.count <= cuda::kTileTokens);
       seen[e] += tile.count;

@@ -78,7 +78,7 @@ TEST_CASE("replays with a CPU have the outputs of an engine that holds all") {
   CheckCounts(stats);
   CHECK(stats.cpu_computed > 300);
   CHECK(stats.balance_cpu_ns > 0);
-  CHECK(stats.cpu_taken_back < stats.cpu_computed / 2);  // by a thread that lost its CPU
+  CHECK(stats.cpu_taken_back < 30);  // by a thread that lost its CPU
 }
 
 TEST_CASE("a few steps beside a CPU, for the tools that watch every access") {

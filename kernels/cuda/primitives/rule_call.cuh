@@ -93,12 +93,11 @@ __device__ __forceinline__ void ApplyRule(const ExpertCacheArgs& rule, const Kno
 }
 
 /// By all threads of a CTA with a warp or more to spare: routing by the rule, and the decision.
-/// kOneTileEach: as DecideCall.
-template <bool kOneTileEach, int kPerLane, int kWarps, typename Scratch>
+/// kOneTileEach: as DecideCall; scratch: a union of the routing's, the rule's and the decision's.
+template <bool kOneTileEach, typename Scratch>
 __device__ __forceinline__ void RuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
                                              const ServeMissesArgs& args, RoutedPairs& routed,
                                              CallAccounts& accounts, Marks& marks,
-                                             RuleScratch<kPerLane, kWarps>& rule_scratch,
                                              Scratch& scratch) {
   Known known = ReadKnown</*kPlain=*/false>(args);
   const AllAccounts all{args.low.call.accounts, rule.accounts};
@@ -108,7 +107,7 @@ __device__ __forceinline__ void RuleAndServe(const RouteFewArgs& route, const Ex
   if (route.tokens == 0) return;
   ClosePrefetch(args, &known);
   const ExpertPairs mine = RouteTokens(route, routed, scratch.route, [&] {
-    ApplyRule(rule, known, routed, accounts, marks, rule_scratch);
+    ApplyRule(rule, known, routed, accounts, marks, scratch.rule);
   });
   ShareKnown(args, known, scratch.serve);
   const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};

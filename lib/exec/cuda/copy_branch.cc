@@ -73,7 +73,7 @@ absl::Status CopyBranch::ForkPrediction(cudaStream_t stream, const LayerPrefetch
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_prediction_, stream));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(predictions_, forked_prediction_, 0));
   prediction_forked_ = true;
-  return list == list_ ? StandBehindPrefetch(predictions_) : absl::OkStatus();
+  return Reads(list) ? StandBehindPrefetch(predictions_) : absl::OkStatus();
 }
 
 absl::Status CopyBranch::ForkCopies(cudaStream_t stream) {

@@ -210,10 +210,6 @@ class CudaExecutor final : public Executor {
     return served_ != nullptr && (!given || served_->by_paths()) && Few(call) &&
            served_->Predicts(call.layer, call.hidden.rows);
   }
-  /// By its gate, of a call that is routed here.
-  bool PredictsByGate(const ExecutorCall& call) const {
-    return PredictsNext(call, /*given=*/false) && !served_->by_paths();
-  }
   /// Whether the launch that decides about a captured call also routes it.
   bool ServesAndRoutes(const ExecutorCall& call) const {
     return Few(call) && !served_->by_paths() && !WeightsInput(call);

@@ -63,7 +63,7 @@ absl::Status CudaExecutor::PrepareFew(const ExecutorCall& call, const GivenRouti
   int packed = 0;                            // operands of x that are
   if (given == nullptr) {
     GateOf second;
-    if (tallied && PredictsByGate(call)) {  // of a captured call
+    if (tallied && PredictsNext(call, false) && !served_->by_paths()) {  // of a captured call
       const LayerOnDevice& next = on_device_.layer(call.layer + 1);
       second = {next.gate, next.routing.num_experts, w_.next_scores};
     }

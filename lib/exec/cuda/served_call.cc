@@ -1,5 +1,7 @@
 // What a captured call enqueues: its decision, its copies, and the prediction of what the next
 // layer will want.
+#include <optional>
+
 #include "base/status_macros.h"
 #include "exec/cuda/served_misses.h"
 
@@ -18,26 +20,26 @@ ServeMissesArgs ServedMisses::DecisionOf(const Call& call) const {
   return args;
 }
 
-bool ServedMisses::PredictsInDecision(const Call& call, const ServeMissesArgs& args) const {
-  if (call.next_scores == nullptr || call.route == nullptr || by_paths()) return false;
+std::optional<PredictArgs> ServedMisses::PredictionBeside(const Call& call,
+                                                          const ServeMissesArgs& args) const {
+  if (call.next_scores == nullptr || call.route == nullptr || by_paths()) return std::nullopt;
   const PredictArgs prediction = PredictionOf(call.layer + 1, call);
   // A decision stands behind no prefetch but by its copies.
-  return !branch_.Reads(prediction.prefetch) && PredictsBeside(*call.route, args, prediction);
+  if (branch_.Reads(prediction.prefetch)) return std::nullopt;
+  if (!PredictsBeside(*call.route, args, prediction)) return std::nullopt;
+  return prediction;
 }
 
 int ServedMisses::CtasBeside(const Call& call) const {
-  const bool apart = rules_.prefetch() && !PredictsInDecision(call, DecisionOf(call));
+  const bool apart = rules_.prefetch() && !PredictionBeside(call, DecisionOf(call));
   return kCopyCtas + (apart ? 2 : 0);
 }
 
 absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
   const ServeMissesArgs args = DecisionOf(call);
-  PredictArgs prediction;
-  const PredictArgs* next = nullptr;  // what the decision's launch predicts
-  if (PredictsInDecision(call, args)) {
-    prediction = PredictionOf(call.layer + 1, call);
-    next = &prediction;
-  } else if (call.next_scores != nullptr && !by_paths()) {
+  const std::optional<PredictArgs> prediction = PredictionBeside(call, args);
+  const PredictArgs* const next = prediction ? &*prediction : nullptr;
+  if (next == nullptr && call.next_scores != nullptr && !by_paths()) {
     MOERT_RETURN_IF_ERROR(Predict(call, stream));
   }
   const auto decide = [&] {

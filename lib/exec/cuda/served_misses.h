@@ -15,6 +15,7 @@
 #define MOERT_LIB_EXEC_CUDA_SERVED_MISSES_H_
 
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -157,8 +158,8 @@ class ServedMisses {
   ServeMissesArgs Args(const Call& call) const;
   /// Of a call that is decided.
   ServeMissesArgs DecisionOf(const Call& call) const;
-  /// Whether the decision's launch also predicts, by the next layer's gate.
-  bool PredictsInDecision(const Call& call, const ServeMissesArgs& args) const;
+  /// What the decision's launch also predicts, by the next layer's gate, if it does.
+  std::optional<PredictArgs> PredictionBeside(const Call& call, const ServeMissesArgs& args) const;
   /// In a launch of its own, beside what follows. Needs a Join.
   absl::Status Predict(const Call& call, cudaStream_t stream);
   CpuShareArgs ShareOf(const Call& call) const;
