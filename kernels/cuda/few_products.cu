@@ -58,7 +58,7 @@ __device__ __forceinline__ void Choose(const FewProductsArgs& args, int token, i
   float(&keys)[2][kFewExperts] = scratch->keys[token];
   const Chosen chosen =
       ChooseExperts<kPerLane>(args.routing, token, args.logits + token * experts,
-                              stores ? args.scores + token * experts : nullptr, keys[0], keys[1]);
+                              {stores ? args.scores + token * experts : nullptr}, keys[0], keys[1]);
   if (lane >= top_k) return;
   const int at = token * top_k + lane;
   scratch->ids[at] = chosen.id;

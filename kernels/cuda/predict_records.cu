@@ -12,7 +12,7 @@ template <int kPerLane>
 __global__ void __launch_bounds__(kFewExperts, 1)
     PredictRecordsKernel(const __grid_constant__ PredictArgs args) {
   __shared__ PredictScratch scratch;
-  PredictNext<kPerLane>(args, scratch);
+  PredictNext<kPerLane>(args, nullptr, scratch);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ template <int kPerLane>
 __global__ void __launch_bounds__(kTileThreads, 1)
     RouteFewKernel(const __grid_constant__ RouteFewArgs args) {
   TriggerDependentLaunch();
-  __shared__ RoutedPairs routed;
+  __shared__ RoutedPairs<> routed;
   __shared__ union Scratch {
     __device__ Scratch() {}
     RouteScratch<kPerLane> route;

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
                        const __grid_constant__ ServeMissesArgs args) {
   constexpr int kWarps = kPerLane <= 4 ? 16 : 64 / kPerLane;
   TriggerDependentLaunch();
-  __shared__ RoutedPairs routed;
+  __shared__ RoutedPairs<> routed;
   __shared__ CallAccounts accounts;
   __shared__ Marks marks;
   __shared__ union Scratch {
@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     RuleScratch<kPerLane, kWarps> rule;
     ServeScratch serve;
   } scratch;
-  RuleAndServe</*kOneTileEach=*/false>(route, rule, args, routed, accounts, marks, scratch);
+  RuleAndServe</*kOneTileEach=*/false>(route, rule, args, nullptr, routed, accounts, marks,
+                                       scratch);
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(kUsualThreads, 1)
                     const __grid_constant__ ServeMissesArgs any_args,
                     const __grid_constant__ PredictArgs next) {
   TriggerDependentLaunch();
-  __shared__ RoutedPairs routed;
+  __shared__ UsualPairs routed;
+  __shared__ float kept[kUsualScores];
   __shared__ CallAccounts accounts;
   __shared__ Marks marks;
   __shared__ union Scratch {
@@ -27,14 +28,14 @@ __global__ void __launch_bounds__(kUsualThreads, 1)
     PredictScratch predict;
   } scratch;
   if (blockIdx.x > 0) {
-    PredictNext<kUsualPerLane>(UsualNext</*kPlain=*/false>(next), scratch.predict);
+    PredictNext<kUsualPerLane>(UsualNext</*kPlain=*/false>(next), kept, scratch.predict);
     return;
   }
   const RouteFewArgs route = UsualRoute(any_route);
   AssumeFew(route);
-  RuleAndServe</*kOneTileEach=*/true>(route, UsualRule(any_rule),
-                                      UsualServe</*kPlain=*/false>(any_args), routed, accounts,
-                                      marks, scratch);
+  RuleAndServe</*kOneTileEach=*/true>(route, UsualRule(any_rule, kept),
+                                      UsualServe</*kPlain=*/false>(any_args, kept), kept, routed,
+                                      accounts, marks, scratch);
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
     RouteAndServeKernel(const __grid_constant__ RouteFewArgs route,
                         const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();
-  __shared__ RoutedPairs routed;
+  __shared__ RoutedPairs<> routed;
   __shared__ CallAccounts accounts;
   __shared__ union Scratch {
     __device__ Scratch() {}

@@ -227,7 +227,7 @@ MOERT_HOST_DEVICE inline double LikelyWanted(int tokens, double least) {
 }
 
 /// A call that was predicted.
-struct PredictedCall {
+struct alignas(8) PredictedCall {
   int32_t tokens = 0;  // 0: none
   int32_t routed = 0;  // it came, and `wanted` is known
 };

@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(kUsualThreads, 1)
                      const __grid_constant__ ServeMissesArgs any_args,
                      const __grid_constant__ PredictArgs next) {
   TriggerDependentLaunch();
-  __shared__ RoutedPairs routed;
+  __shared__ UsualPairs routed;
+  __shared__ float kept[kUsualScores];
   __shared__ CallAccounts accounts;
   __shared__ union Scratch {
     __device__ Scratch() {}
@@ -33,11 +34,11 @@ __global__ void __launch_bounds__(kUsualThreads, 1)
     PredictScratch predict;
   } scratch;
   if (blockIdx.x > 0) {
-    PredictNext<kUsualPerLane>(UsualNext<kPlain>(next), scratch.predict);
+    PredictNext<kUsualPerLane>(UsualNext<kPlain>(next), kept, scratch.predict);
     return;
   }
   const RouteFewArgs route = UsualRoute(any_route);
-  const ServeMissesArgs args = UsualServe<kPlain>(any_args);
+  const ServeMissesArgs args = UsualServe<kPlain>(any_args, kept);
   const Known known = ReadKnown<kPlain>(args);
   const AllAccounts all{args.low.call.accounts, nullptr};
   const bool low = !kPlain && all.low != nullptr;
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kUsualThreads, 1)
   GridDependencySync();
   if (route.tokens == 0) return;
   AssumeFew(route);
-  const ExpertPairs mine = RouteTokens(route, routed, scratch.route);
+  const ExpertPairs mine = RouteTokens(route, routed, scratch.route, kept);
   ShareKnown(args, known, scratch.serve);
   const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
   DecideCall<kPlain, /*kOneTileEach=*/true>(args, known, mine.count, pairs,
@@ -65,8 +66,9 @@ bool IsUsual(const RouteFewArgs& route, const ServeMissesArgs& args) {
 
 bool PredictsBeside(const RouteFewArgs& route, const ServeMissesArgs& args,
                     const PredictArgs& next) {
-  return IsUsual(route, args) && IsUsual(next.routing) && next.tokens <= kFewTokens &&
-         next.paths == nullptr && next.arc == nullptr;
+  return IsUsual(route, args) && IsUsual(next.routing) &&
+         next.tokens * next.routing.num_experts <= kUsualScores && next.paths == nullptr &&
+         next.arc == nullptr;
 }
 
 int LaunchServeUsual(const RouteFewArgs& route, const ServeMissesArgs& args,

@@ -23,19 +23,31 @@ struct ServedUse {
   /// recorded calls of two models over calibration texts.
   MOERT_HOST_DEVICE double Worth() const { return 0.3 * score + 0.4 * recent + 0.3 * lasting; }
 
-  /// The layer's call of number `calls`, from 1: the share of its tokens that chose the expert, and
-  /// the mean of k times its score (NaN does not count).
-  MOERT_HOST_DEVICE void Add(int64_t calls, double used, double scored) {
-    if (!(scored == scored)) scored = used;
-    score += Weight(calls, kLatest) * (scored - score);
-    recent += Weight(calls, kRecent) * (used - recent);
-    lasting += Weight(calls, kLasting) * (used - lasting);
-    if (used > 0) chosen = calls;
-  }
+  /// A call of a layer. Its quotients, in fp32 since these take a device less code, can be known
+  /// before its routing.
+  struct Call {
+    int64_t number = 0;  // from 1
+    float share = 0;     // of all calls so far: 1 / number
+    float token = 0;     // 1 / its tokens
 
- private:
-  MOERT_HOST_DEVICE static double Weight(int64_t calls, int most) {
-    return calls < most ? 1.0 / static_cast<double>(calls) : 1.0 / most;  // seldom divides
+    MOERT_HOST_DEVICE static Call Of(int64_t number, int64_t tokens) {
+      return {number, 1.0F / static_cast<float>(number), 1.0F / static_cast<float>(tokens)};
+    }
+    /// In a mean over `most` calls.
+    MOERT_HOST_DEVICE double Weight(int most) const {
+      return number < most ? static_cast<double>(share) : 1.0 / most;
+    }
+  };
+
+  /// `count` of the call's tokens chose the expert. `scores`: the sum of k times its scores (NaN
+  /// does not count).
+  MOERT_HOST_DEVICE void Add(const Call& call, int32_t count, double scores) {
+    const double token = call.token, used = count * token;
+    const double scored = scores == scores ? scores * token : used;
+    score += call.Weight(kLatest) * (scored - score);
+    recent += call.Weight(kRecent) * (used - recent);
+    lasting += call.Weight(kLasting) * (used - lasting);
+    if (count > 0) chosen = call.number;
   }
 };
 

@@ -17,14 +17,14 @@ class HitCurve {
  public:
   static constexpr int kBins = cuda::kHitBins;
   /// Of score / k-th score = ratio.
-  static int Bin(double ratio) { return cuda::HitBin(ratio); }
+  static int Bin(float ratio) { return cuda::HitBin(ratio); }
 
   /// A prediction in the bin came true or not.
   void Add(int bin, bool used) { bins_[bin].Add(used ? 1 : 0, 1); }
   /// `prior` answers as far as little was seen.
   double Probability(int bin, double prior) const { return bins_[bin].Probability(prior); }
   /// Before anything was seen.
-  static double Guess(double ratio) { return cuda::GuessedHits(ratio); }
+  static float Guess(float ratio) { return cuda::GuessedHits(ratio); }
 
  private:
   std::array<cuda::HitCounts, kBins> bins_;

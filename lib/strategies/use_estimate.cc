@@ -12,17 +12,16 @@ void UseEstimate::Observe(const RoutingView& routing) {
   const int experts = static_cast<int>(use_.size());
   if (routing.tokens == 0) return;
   ++calls_;
-  const double tokens = static_cast<double>(routing.tokens);
+  const auto call = cuda::ServedUse::Call::Of(calls_, routing.tokens);
   for (int e = 0; e < experts; ++e) {
-    const double used = routing.counts[e] / tokens;
-    double score = used;
+    double scores = routing.counts[e];
     if (!routing.scores.empty()) {  // a host that routes itself may give none
       double sum = 0;
       for (int64_t t = 0; t < routing.tokens; ++t) sum += routing.scores[t * experts + e];
-      score = routing.top_k * sum / tokens;
+      scores = routing.top_k * sum;
     }
     if (routing.counts[e] > 0 && use_[e].chosen == 0) order_.push_back(e);
-    use_[e].Add(calls_, used, score);
+    use_[e].Add(call, routing.counts[e], scores);
     worth_[e] = use_[e].Worth();
   }
   SortOrder();

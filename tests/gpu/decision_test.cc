@@ -1,6 +1,7 @@
 // What a decision does to the rows and slots of a layer (serve_misses.cu), for drawn calls: as the
 // host's functions, a thread after the other, by every rule that ranks.
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <vector>
 
@@ -92,11 +93,15 @@ class DrawnLayer {
     if (OfUsual(kernel)) {
       route.given_ids = nullptr;
       route.scores = logits.get();
+      if (by_worth_) args.scores = logits.get();
       test::DecisionOnDevice::MakeTiles(formats.get(), first, second, kShares, &args);
     }
     REQUIRE(IsUsual(route, args) == OfUsual(kernel));
     REQUIRE(LaunchRouteAndServe(route, args, nullptr) == 0);
 
+    if (by_worth_) {
+      CheckUse(use.Get(), counts, tokens, OfUsual(kernel) ? logits.Get() : std::vector<float>{});
+    }
     // The worth is the device's: its sums may be rounded once where the host's are twice.
     use_ = use.Get();
     std::vector<double> worth(n);
@@ -131,6 +136,28 @@ class DrawnLayer {
           static_cast<float>(kTopK - i % kTopK);
     }
     return logits;
+  }
+  /// scores: as the call's routing left them, or none.
+  void CheckUse(const std::vector<ServedUse>& got, const std::vector<int32_t>& counts, int tokens,
+                const std::vector<float>& scores) const {
+    const auto call = ServedUse::Call::Of(layer_.calls + 1, tokens);
+    int wrong = 0;
+    for (size_t e = 0; e < got.size(); ++e) {
+      double sum = counts[e];
+      if (!scores.empty()) {
+        sum = 0;
+        for (size_t t = 0; t < static_cast<size_t>(tokens); ++t) {
+          sum += kTopK * static_cast<double>(scores[t * got.size() + e]);
+        }
+      }
+      ServedUse want = use_[e];
+      want.Add(call, counts[e], sum);
+      wrong += std::abs(got[e].score - want.score) > 1e-6;
+      wrong += std::abs(got[e].recent - want.recent) > 1e-6;
+      wrong += std::abs(got[e].lasting - want.lasting) > 1e-6;
+      wrong += got[e].chosen != want.chosen;
+    }
+    CHECK(wrong == 0);
   }
   static uint8_t* PlaceOf(int slot) {
     return reinterpret_cast<uint8_t*>(uintptr_t{4096} * (slot + 1));

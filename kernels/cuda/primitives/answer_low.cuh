@@ -13,7 +13,7 @@ namespace moert::cuda {
 
 struct LowAnswered {
   bool mine = false;  // the thread's expert
-  int all = 0;        // of thread 0: how many
+  int all = 0;        // how many
 };
 
 /// The pairs of a call by expert, as SlotGroups, in any memory.
@@ -74,9 +74,10 @@ __device__ __forceinline__ LowAnswered AnswerLow(const ServeMissesArgs& args, co
   if (asks) scratch.places[rank] = e;
   __syncthreads();
   if (e == 0) {
-    answered.all = TakeInOrder(call, pairs, counts, all, scratch.places, *args.tally);
+    asked = TakeInOrder(call, pairs, counts, all, scratch.places, *args.tally);
   }
   __syncthreads();
+  answered.all = asked;
   answered.mine = asks && scratch.places[rank] != 0;
   __syncthreads();
   return answered;

@@ -60,8 +60,9 @@ __device__ __forceinline__ void StoreAccounts(const AllAccounts& all, int rows,
 }
 
 /// What may be answered low, of a call that is at hand.
-__device__ __forceinline__ LowCall LowOfCall(const ServeMissesArgs& args, RoutedPairs& routed,
-                                             CallAccounts& accounts) {
+template <int kPairs>
+__device__ __forceinline__ LowCall LowOfCall(const ServeMissesArgs& args,
+                                             RoutedPairs<kPairs>& routed, CallAccounts& accounts) {
   LowCall call = args.low.call;
   call.ids = routed.ids;
   call.weights = routed.weights;

@@ -42,11 +42,17 @@ static __device__ __noinline__ float SqrtSoftplus(float x) {
   return sqrtf(fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
 }
 
-/// The scores of a token's logits, in `score` and, unless it is null, at `scores`, which may be
-/// where the logits are. `key`: the logits, then what is chosen by.
+/// Where the scores of a token go; null: nowhere. `scores` may be where the logits are.
+struct ScoreRows {
+  float* scores = nullptr;
+  float* kept = nullptr;  // likewise, for the CTA itself
+};
+
+/// The scores of a token's logits, in `score` and in `rows`. `key`: the logits, then what is chosen
+/// by.
 template <int kPerLane>
 __device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, const float* logits,
-                                      float* scores, float (&key)[kPerLane],
+                                      const ScoreRows& rows, float (&key)[kPerLane],
                                       float (&score)[kPerLane]) {
   const int experts = routing.num_experts;
   float top = -INFINITY;
@@ -90,23 +96,24 @@ __device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, co
     const int e = lane + 32 * i;
     score[i] /= sum;
     if (e >= experts) continue;
-    if (scores != nullptr) scores[e] = score[i];
+    if (rows.scores != nullptr) rows.scores[e] = score[i];
+    if (rows.kept != nullptr) rows.kept[e] = score[i];
     if (ByScore(routing.kind)) {
       key[i] = score[i] + (routing.selection_bias == nullptr ? 0.0f : routing.selection_bias[e]);
     }
   }
 }
 
-/// The experts of token `token`, by a warp, from its logits; scores: as Score. At most 32 kPerLane
+/// The experts of token `token`, by a warp, from its logits; rows: as Score. At most 32 kPerLane
 /// experts. keys, ranks: scratch of the warp, 32 kPerLane each.
 template <int kPerLane>
 __device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, int token,
-                                                const float* logits, float* scores, float* keys,
-                                                float* ranks) {
+                                                const float* logits, const ScoreRows& rows,
+                                                float* keys, float* ranks) {
   const int lane = threadIdx.x % 32;
   const int experts = routing.num_experts;
   float key[kPerLane], score[kPerLane];
-  Score(routing, lane, logits, scores, key, score);
+  Score(routing, lane, logits, rows, key, score);
   if (routing.top_groups != routing.num_groups && ByScore(routing.kind)) {
     MaskGroups(routing, key, lane, keys, ranks);
   }

@@ -58,49 +58,61 @@ __device__ __forceinline__ void SumUp(int32_t* costs, int count) {
   }
 }
 
+/// Where the shares of a wave begin, in both products. By all threads.
+__device__ __forceinline__ void StartShares(const TileTable& table, int tiles, int shares,
+                                            const int32_t (&ends)[2][kFewExperts + 1],
+                                            const int32_t (&items)[2][kFewExperts + 1]) {
+  const uint32_t one_share = OneShare(shares);
+  for (int at = threadIdx.x; at < 2 * shares; at += static_cast<int>(blockDim.x)) {
+    const int p = at & 1, share = at >> 1;
+    (p == 0 ? table.starts[0] : table.starts[1])[share] =
+        ShareStart(ends[p], tiles, share, shares, one_share,
+                   [&](int tile) { return p == 0 ? items[0][tile] : items[1][tile]; });
+  }
+  if (threadIdx.x < 2) {
+    (threadIdx.x == 0 ? table.starts[0] : table.starts[1])[shares] = {tiles, 0};
+  }
+}
+
 /// Whether every expert of a call has one tile, of the kernels for few tokens.
 __device__ __forceinline__ bool OneTileEach(const MakeTilesArgs& args) {
   return args.tokens <= kTileTokens && args.prompt_packings == 0;
 }
 
 /// expert: what the thread's expert multiplies, no record: nothing; wave: in which. Fills the table
-/// of `args` with what is ready, and `late`. By all threads.
+/// of `args` with what is ready, and `late`. beside(): done while the threads of experts make their
+/// tiles. By all threads.
+template <typename Beside>
 __device__ __forceinline__ void MakeFewTiles(const MakeTilesArgs& args, const TileTable& late,
                                              const ExpertTokens& expert, int wave,
-                                             FewTilesScratch& scratch) {
+                                             FewTilesScratch& scratch, const Beside& beside) {
   const TileTable& early = args.table;
   const bool any = expert.handle.record != nullptr && expert.count > 0;
   const WavePlace place = PlaceInWave(any ? wave : -1, scratch);
   if (any) {
     const DeviceFormat& f = args.formats[expert.handle.format];
-    Tile tile{};
-    tile.matrix[0] = ResolveMatrix(expert.handle.record, f.gate, &f.up);
-    tile.matrix[1] = ResolveMatrix(expert.handle.record, f.down, nullptr);
+    Tile& tile = (wave == 0 ? early.tiles : late.tiles)[place.at];
+#pragma unroll 1  // the code of a launch is read once, and takes longer than what it does
+    for (int p = 0; p < 2; ++p) {
+      const DeviceMatrix& m = p == 0 ? f.gate : f.down;
+      const TileMatrix matrix = ResolveMatrix(expert.handle.record, m, p == 0 ? &f.up : nullptr);
+      scratch.ends[wave][p][place.at] = SmallTileCost(matrix, expert.count);
+      scratch.items[wave][p][place.at] = matrix.items;
+      tile.matrix[p] = matrix;
+    }
     tile.slots = expert.slots;
     tile.count = expert.count;
-#pragma unroll
-    for (int p = 0; p < 2; ++p) {
-      scratch.ends[wave][p][place.at] = SmallTileCost(tile.matrix[p], expert.count);
-      scratch.items[wave][p][place.at] = tile.matrix[p].items;
-    }
-    (wave == 0 ? early.tiles : late.tiles)[place.at] = tile;
     (wave == 0 ? early.ready : late.ready)[place.at] = 0;
   }
+  beside();
   const int i = threadIdx.x;
   if (i < 2 * kWaves) (i < 2 ? early.ticket : late.ticket)[i & 1] = 0;
   __syncthreads();
   const int warp = i / 32;
   if (warp < 2 * kWaves) SumUp(scratch.ends[warp / 2][warp % 2], place.Tiles(warp / 2));
   __syncthreads();
-  const double one_share = 1.0 / args.shares;
-  for (int at = i; at < 2 * kWaves * (args.shares + 1); at += static_cast<int>(blockDim.x)) {
-    const int w = at & 1, p = at >> 1 & 1, share = at >> 2;
-    const int32_t* const items = scratch.items[w][p];
-    Position* const starts = w == 0 ? (p == 0 ? early.starts[0] : early.starts[1])
-                                    : (p == 0 ? late.starts[0] : late.starts[1]);
-    starts[share] = ShareStart(scratch.ends[w][p], place.Tiles(w), share, args.shares, one_share,
-                               [&](int tile) { return items[tile]; });
-  }
+  StartShares(early, place.ready, args.shares, scratch.ends[0], scratch.items[0]);
+  StartShares(late, place.late, args.shares, scratch.ends[1], scratch.items[1]);
 }
 
 }  // namespace moert::cuda

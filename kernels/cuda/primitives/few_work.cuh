@@ -30,7 +30,7 @@ struct FewWork {
   const DeviceFormat* formats;
   int32_t num_tiles;
   int32_t shares;
-  double one_share;  // of all work
+  uint32_t one_share;
 
   /// The matrix of a format in a record.
   __device__ __forceinline__ TileMatrix Matrix(const uint8_t* record, int format,
@@ -85,7 +85,7 @@ struct FewWork {
     if (i == kGemmThreads - 1) {
       formats = args.formats;
       shares = args.gemm.shares;
-      one_share = 1.0 / args.gemm.shares;
+      one_share = OneShare(args.gemm.shares);
     }
     if (i >= 2 * min(args.num_formats, kKnownFormats)) return;
     const DeviceFormat& f = args.formats[i / 2];

@@ -18,12 +18,13 @@ union BothTilesScratch {
   FewTilesScratch few;
 };
 /// The tiles of both waves: thread e's handles and the tokens of its expert, whose pairs begin at
-/// `first_pair`. kOneTileEach: of calls for which OneTileEach holds alone.
-template <bool kOneTileEach>
+/// `first_pair`. kOneTileEach: of calls for which OneTileEach holds alone; beside: as MakeFewTiles,
+/// of such calls.
+template <bool kOneTileEach, typename Beside>
 __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
                                               const ExpertHandle& ready, const ExpertHandle& late,
                                               int count, int first_pair, bool any_late,
-                                              BothTilesScratch& scratch) {
+                                              BothTilesScratch& scratch, const Beside& beside) {
   const MakeTilesArgs& tiles = args.tiles;
   const int e = threadIdx.x;
   const int32_t* slots = tiles.shared_slots;
@@ -32,7 +33,7 @@ __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
     const bool waits = late.record != nullptr;
     ExpertTokens expert{ready, e == args.experts ? tiles.tokens : count, slots};
     if (waits) expert.handle = late;
-    MakeFewTiles(tiles, args.late_table, expert, waits ? 1 : 0, scratch.few);
+    MakeFewTiles(tiles, args.late_table, expert, waits ? 1 : 0, scratch.few, beside);
     return;
   }
   const ExpertTokens first{ready, e == args.experts ? tiles.tokens : count, slots};
@@ -49,14 +50,15 @@ __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
 }
 
 /// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
-/// expert.
-template <bool kOneTileEach>
+/// expert. beside: as MakeBothTiles.
+template <bool kOneTileEach, typename Beside>
 __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const ExpertHandle& ready,
                                           const ExpertHandle& late, int count, int first_pair,
-                                          bool any_late, BothTilesScratch& scratch) {
+                                          bool any_late, BothTilesScratch& scratch,
+                                          const Beside& beside) {
   const int e = threadIdx.x;
   if (args.makes_tiles != 0) {
-    MakeBothTiles<kOneTileEach>(args, ready, late, count, first_pair, any_late, scratch);
+    MakeBothTiles<kOneTileEach>(args, ready, late, count, first_pair, any_late, scratch, beside);
   } else if (e <= args.experts) {
     args.ready[e] = ready;
     args.late[e] = late;

@@ -22,6 +22,7 @@ struct Known {
   ServedLayer layer;
   ServedExpert row;
   ServedUse use;
+  ServedUse::Call call;
   double sum = 0;
   float oldest = 0;
   ArcNode node;
@@ -33,6 +34,9 @@ struct Known {
   bool closed = false;          // and its state, where the list is closed
   ServedLayer other;            // of the thread's number, where layers give each other slots
   uint64_t lends = kNobodyLends;
+  // Of the warp: the least of these, the first place that has no slot.
+  uint64_t least_lends = kNobodyLends;
+  int hole = 0;
   bool cpu_idle = false;  // of thread 0: the CPU may be given misses
 };
 
@@ -41,27 +45,23 @@ __device__ __forceinline__ float* Oldest(const ServeMissesArgs& args, int64_t ca
   return args.history + ServedScores::Row(calls, args.window) * args.experts + threadIdx.x;
 }
 
-/// kPlain: nobody leaves by ARC's lists, and no miss is answered low or by the CPU. Kernels of such
-/// calls alone have no code and no registers for that.
+/// The part of Known that lies in memory of the layer, of others, and of the thread's expert: all
+/// loads are under way together, since each waits for memory that no cache may have. settled: the
+/// layer's list, listed: its records; other_settled: the list of the layer of the thread's number.
 template <bool kPlain>
-__device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
+__device__ __forceinline__ Known LoadKnown(const ServeMissesArgs& args, int* settled, int* listed,
+                                           int* other_settled) {
   const int e = threadIdx.x;
   Known known;
   known.layer = LoadFresh(args.layer);
-  // An answer that cannot be seen yet is taken for none.
-  if (!kPlain && e == 0 && args.cpu.call != nullptr) {
-    PrefetchToL1(args.cpu.costs);  // of few tokens
-    known.cpu_idle = CpuIdle(*args.cpu.memory.mailbox, LoadFresh(args.cpu.call));
-  }
-  if (args.prefetch != nullptr && known.layer.lent != 0) {
-    known.unsettled = __ldcg(&args.prefetch->settled) == 0;
-    known.listed = known.unsettled && e < __ldcg(&args.prefetch->count);
-    if (known.listed) known.prefetched = LoadFresh(args.prefetch->records + e);
+  if (args.prefetch != nullptr) {
+    *settled = __ldcg(&args.prefetch->settled);
+    *listed = __ldcg(&args.prefetch->count);
+    if (e < kMostPrefetched) known.prefetched = LoadFresh(args.prefetch->records + e);
   }
   if (e < args.lenders.layers) {
     known.other = LoadFresh(args.lenders.layer + e);
-    const bool settled = __ldcg(&args.lenders.prefetch[e].settled) != 0;
-    known.lends = LenderKey(known.other, settled, e, args.lenders.mine, args.lenders.fewest);
+    *other_settled = __ldcg(&args.lenders.prefetch[e].settled);
   }
   if (!kPlain && args.arc != nullptr) known.arc_word = ReadArcWord(args.arc);
   if (e == args.experts && args.ids == nullptr) known.shared = LoadFresh(args.shared);
@@ -73,10 +73,36 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
   known.slot = reinterpret_cast<uint8_t*>(
       __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e)));
   if (args.use != nullptr) known.use = LoadFresh(args.use + e);
-  if (args.window > 0) {
-    known.sum = __ldcg(args.sums + e);
-    known.oldest = __ldcg(Oldest(args, known.layer.calls));
+  if (args.window > 0) known.sum = __ldcg(args.sums + e);
+  return known;
+}
+
+/// kPlain: nobody leaves by ARC's lists, and no miss is answered low or by the CPU. Kernels of such
+/// calls alone have no code and no registers for that.
+template <bool kPlain>
+__device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
+  const int e = threadIdx.x;
+  int settled = 1, listed = 0, other_settled = 1;
+  Known known = LoadKnown<kPlain>(args, &settled, &listed, &other_settled);
+  // An answer that cannot be seen yet is taken for none.
+  if (!kPlain && e == 0 && args.cpu.call != nullptr) {
+    PrefetchToL1(args.cpu.costs);  // of few tokens
+    known.cpu_idle = CpuIdle(*args.cpu.memory.mailbox, LoadFresh(args.cpu.call));
   }
+  known.unsettled = known.layer.lent != 0 && settled == 0;
+  known.listed = known.unsettled && e < listed;
+  if (e < args.lenders.layers) {
+    known.lends =
+        LenderKey(known.other, other_settled != 0, e, args.lenders.mine, args.lenders.fewest);
+  }
+  if (args.lenders.layers > 0) {
+    known.least_lends = LeastOfWarp(known.lends);
+    const bool empty = e < args.experts && known.slot == nullptr;
+    known.hole = __reduce_min_sync(~0U, empty ? e : args.experts);
+  }
+  if (args.use != nullptr) known.call = ServedUse::Call::Of(known.layer.calls + 1, args.tokens);
+  if (e >= args.experts) return known;
+  if (args.window > 0) known.oldest = __ldcg(Oldest(args, known.layer.calls));
   if (args.makes_tiles != 0) PrefetchFormat(args.tiles.formats + known.record.format);
   return known;
 }
@@ -94,17 +120,14 @@ __device__ __forceinline__ double AddCall(const ServeMissesArgs& args, Known kno
     return known.sum;
   }
   if (args.use == nullptr) return 0;
-  const auto mean = [&](double sum) {
-    return args.tokens == 1 ? sum : sum / args.tokens;  // the same, but soon there
-  };
-  const double used = mean(count);
-  double scored = used;
+  double sum = count;
   if (scores != nullptr) {
-    double sum = 0;
+    sum = 0;
+#pragma unroll 4
     for (int64_t t = 0; t < args.tokens; ++t) sum += scores[t * args.experts];
-    scored = mean(args.top_k * sum);
+    sum *= args.top_k;
   }
-  known.use.Add(known.layer.calls + 1, used, scored);
+  known.use.Add(known.call, count, sum);
   args.use[e] = known.use;
   return known.use.Worth();
 }

@@ -12,7 +12,7 @@ namespace moert::cuda {
 
 /// How layers give each other slots in a call.
 struct Lending {
-  uint64_t lender;  // the least key
+  LeastKey lenders;
   double gain;
   int hole;  // the first place of a slot that has none
 };
@@ -45,7 +45,7 @@ __device__ __forceinline__ void Borrow(const ServeMissesArgs& args, const Known&
                                        int32_t* places, ServedCounts* call) {
   if (SaysGain(*call, mine.miss, mine.idle, miss_rank, victim_rank)) lending.gain = worth;
   __syncthreads();
-  const uint64_t lender = lending.lender;
+  const uint64_t lender = LeastOf(lending.lenders);
   const int hole = lending.hole;
   if (hole == args.experts || !Borrows(lender, lending.gain)) return;
   ++call->borrowed;

@@ -30,28 +30,97 @@ struct PredictScratch {
   int32_t wishes[kMostPrefetched];
   uint8_t allowed[kFewExperts];
   float kth[kFewTokens];
-  uint64_t most, least;  // of a fill: who is worth most, who would leave
+  LeastKey most, least;  // of a fill: who is worth most, who would leave
   int came[kHitBins], seen[kHitBins];
+  alignas(HitLine) uint8_t lines[kHitBins * sizeof(HitLine)];
   alignas(HitCounts) uint8_t curves[2][kHitBins * sizeof(HitCounts)];  // the layer's, of all
   __device__ HitCounts* curve() { return reinterpret_cast<HitCounts*>(curves[0]); }
   __device__ HitCounts* all() { return reinterpret_cast<HitCounts*>(curves[1]); }
+  __device__ HitLine* line() { return reinterpret_cast<HitLine*>(lines); }
 };
 
-/// What became of the call that was predicted last, into the curves. By all threads.
-__device__ __forceinline__ void Learn(const PredictArgs& args, PredictScratch& scratch) {
+/// What the prediction goes by, of the layer and of the thread's expert.
+struct LayerBefore {
+  ServedLayer layer;
+  PredictedCall call;    // that was predicted last
+  HitCounts curve, all;  // of the thread's bin
+  ServedExpert row;
+  ServedUse use;
+  double sum = 0;
+  ArcNode node;
+  unsigned long long arc_word = 0, slot = 0;
+  uint32_t wanted = 0;
+  uint4 bins{};  // of the first 16 tokens
+  int settled = 1;
+};
+/// All loads are under way together, since each waits for memory that no cache may have.
+__device__ __forceinline__ LayerBefore LoadLayer(const PredictArgs& args) {
   const int e = threadIdx.x;
-  const PredictedCall call = *args.call;
-  if (call.tokens == 0 || call.routed != call.tokens) return;
-  if (e < args.routing.num_experts) {
-    const uint32_t wanted = args.wanted[e];
-    const uint8_t* bins = args.bins + e * kFewTokens;
-    const int predictions = args.paths != nullptr ? 1 : call.tokens;
-    for (int t = 0; t < predictions; ++t) {
-      if (bins[t] >= kHitBins) break;  // it was present
-      atomicAdd(scratch.seen + bins[t], 1);
-      const bool came = args.paths != nullptr ? wanted != 0 : (wanted >> t & 1) != 0;
-      if (came) atomicAdd(scratch.came + bins[t], 1);
-    }
+  LayerBefore before;
+  before.layer = LoadFresh(args.layer);
+  before.settled = __ldcg(&args.prefetch->settled);
+  before.call = LoadFresh(args.call);
+  if (e < kHitBins) {
+    before.curve = LoadFresh(args.curve + e);
+    before.all = LoadFresh(args.all + e);
+  }
+  if (args.arc != nullptr) before.arc_word = ReadArcWord(args.arc);
+  if (e >= args.routing.num_experts) return before;
+  if (args.arc != nullptr) before.node = LoadFresh(args.arc_nodes + e);
+  before.row = LoadFresh(args.rows + e);
+  before.slot = __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e));
+  if (args.window > 0) {
+    before.sum = __ldcg(args.sums + e);
+  } else if (args.use != nullptr) {
+    before.use = LoadFresh(args.use + e);
+  }
+  before.wanted = __ldcg(args.wanted + e);
+  before.bins = __ldcg(reinterpret_cast<const uint4*>(args.bins + e * kFewTokens));
+  return before;
+}
+/// What the expert's next uses are worth; all alike where the one unused for longest leaves.
+__device__ __forceinline__ double Worth(const PredictArgs& args, const LayerBefore& before) {
+  if (args.window > 0) {
+    return ServedScores::Worth(before.sum, args.routing.top_k, before.layer.calls, args.window);
+  }
+  return args.use != nullptr ? before.use.Worth() : 0;
+}
+/// Where all threads see it. By all threads.
+__device__ __forceinline__ void ShareLayer(const PredictArgs& args, const LayerBefore& before,
+                                           const ServedArc& lists, ServedExpert* rows,
+                                           PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  if (e < kHitBins) {
+    scratch.came[e] = scratch.seen[e] = 0;
+    scratch.curve()[e] = before.curve;
+    scratch.all()[e] = before.all;
+  }
+  if (args.arc != nullptr) WriteArcWord(lists.state, before.arc_word);
+  if (e >= args.routing.num_experts) return;
+  if (args.arc != nullptr) lists.nodes[e] = before.node;
+  rows[e] = before.row;
+  scratch.held[e] = before.slot == 0 ? 1 : 0;
+  scratch.worth[e] = Worth(args, before);
+}
+
+/// Token t's bin of the thread's expert in the call that was predicted last.
+__device__ __forceinline__ int BinOf(const PredictArgs& args, const LayerBefore& before, int t) {
+  if (t >= 16) return __ldcg(args.bins + threadIdx.x * kFewTokens + t);
+  const uint32_t low = t < 4 ? before.bins.x : before.bins.y;
+  const uint32_t high = t < 12 ? before.bins.z : before.bins.w;
+  return static_cast<int>((t < 8 ? low : high) >> 8 * (t % 4) & 0xff);
+}
+/// What became of that call, into the curves. By all threads.
+__device__ __forceinline__ void LearnCall(const PredictArgs& args, const LayerBefore& before,
+                                          PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  const int predictions = args.paths != nullptr ? 1 : before.call.tokens;
+  for (int t = 0; e < args.routing.num_experts && t < predictions; ++t) {
+    const int bin = BinOf(args, before, t);
+    if (bin >= kHitBins) break;  // it was present
+    atomicAdd(scratch.seen + bin, 1);
+    const bool came = args.paths != nullptr ? before.wanted != 0 : (before.wanted >> t & 1) != 0;
+    if (came) atomicAdd(scratch.came + bin, 1);
   }
   __syncthreads();
   if (e < kHitBins && scratch.seen[e] > 0) {
@@ -61,13 +130,22 @@ __device__ __forceinline__ void Learn(const PredictArgs& args, PredictScratch& s
     args.all[e] = scratch.all()[e];
   }
 }
+/// The curves with what became of the last call, and their lines. By all threads.
+__device__ __forceinline__ void Learn(const PredictArgs& args, const LayerBefore& before,
+                                      PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  if (before.call.tokens != 0 && before.call.routed == before.call.tokens) {
+    LearnCall(args, before, scratch);
+  }
+  if (e < kHitBins) scratch.line()[e] = HitLine::Of(scratch.curve()[e], scratch.all()[e]);
+}
 
 /// By a warp: a token's logits become scores. Returns its k-th best.
 template <int kPerLane>
-__device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, float* row) {
+__device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, const ScoreRows& rows) {
   const int lane = threadIdx.x % 32;
   float key[kPerLane], score[kPerLane];
-  Score(routing, lane, row, row, key, score);
+  Score(routing, lane, rows.scores, rows, key, score);
   uint32_t taken = 0;
   float kth = 0;
   for (int j = 0; j < routing.top_k; ++j) {
@@ -77,31 +155,22 @@ __device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, float*
   return kth;
 }
 
-/// What the expert's next uses are worth; all alike where the one unused for longest leaves.
-__device__ __forceinline__ double Worth(const PredictArgs& args, const ServedLayer& layer, int e) {
-  if (args.window > 0) {
-    return ServedScores::Worth(__ldcg(args.sums + e), args.routing.top_k, layer.calls, args.window);
-  }
-  return args.use != nullptr ? LoadFresh(args.use + e).Worth() : 0;
-}
-
-/// That some token wants the thread's expert. Leaves its bins for Learn.
-__device__ __forceinline__ float Probability(const PredictArgs& args, PredictScratch& scratch,
-                                             bool present) {
+/// That some token wants the thread's expert. scores: [tokens, experts], as args.scores, in any
+/// memory. Leaves the expert's bins for Learn.
+__device__ __forceinline__ float Probability(const PredictArgs& args, const float* scores,
+                                             PredictScratch& scratch, bool present) {
   constexpr float kSmallest = 1.17549435e-38F;
   const int e = threadIdx.x;
   uint8_t* bins = args.bins + e * kFewTokens;
-  double unused = 1;
+  float unused = 1;
   const int predictions = args.paths != nullptr ? 1 : args.tokens;
   for (int t = 0; t < predictions; ++t) {
-    const float score = args.scores[static_cast<int64_t>(t) * args.routing.num_experts + e];
-    const float ratio = score / fmaxf(scratch.kth[t], kSmallest);
+    const float ratio = scores[t * args.routing.num_experts + e] / fmaxf(scratch.kth[t], kSmallest);
     const int bin = HitBin(ratio);
-    const double guess = scratch.all()[bin].Probability(GuessedHits(ratio));
-    unused *= 1 - scratch.curve()[bin].Probability(guess);
+    unused *= 1 - scratch.line()[bin].Probability(GuessedHits(ratio));
     bins[t] = static_cast<uint8_t>(present ? kHitBins : bin);
   }
-  return static_cast<float>(1 - unused);
+  return 1 - unused;
 }
 
 /// The place of an expert by its wish: more first, of equals the lower index.
@@ -134,17 +203,17 @@ __device__ __forceinline__ bool MayBring(const PredictArgs& args, const PredictS
   return score > 0 && score >= scratch.kth[0];
 }
 
-/// A list that no call has settled: nothing of it moves any more.
+/// Of a list that no call has settled: nothing of it moves any more.
 __device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick,
                                            ServedExpert* rows, const ServedArc& lists) {
   const LayerPrefetch& list = *args.prefetch;
   const int i = threadIdx.x;
-  for (int r = 0; args.arc != nullptr && i == 0 && list.settled == 0 && r < list.count; ++r) {
+  for (int r = 0; args.arc != nullptr && i == 0 && r < list.count; ++r) {
     const PrefetchedRecord& record = list.records[r];
     SettlePrefetch(record.expert, record.victim,
                    EndOfPrefetch(record.state, record.done, /*wanted=*/false), lists);
   }
-  if (list.settled == 0 && i < list.count) {
+  if (i < list.count) {
     const PrefetchedRecord& record = list.records[i];
     SettlePrefetch(record, EndOfPrefetch(record.state, record.done, /*wanted=*/false), tick, rows);
   }
@@ -195,10 +264,10 @@ __device__ __forceinline__ void RankArcPlaces(const ServedArc& lists, const Serv
 __device__ __forceinline__ int FindFill(bool absent, int num_free, bool idle,
                                         PredictScratch& scratch) {
   const double worth = absent || idle ? scratch.worth[threadIdx.x] : 0;
-  FindLeast(absent, -worth, &scratch.most);
-  FindLeast(idle, worth, &scratch.least);
+  FindLeast(absent, -worth, scratch.most);
+  FindLeast(idle, worth, scratch.least);
   __syncthreads();
-  const uint64_t most = scratch.most, least = scratch.least;
+  const uint64_t most = LeastOf(scratch.most), least = LeastOf(scratch.least);
   if (most == kNobodyLends || (num_free == 0 && least == kNobodyLends)) return -1;
   const double leaving = num_free > 0 ? 0 : scratch.worth[NumberOf(least)];
   const int fill = NumberOf(most);
@@ -217,10 +286,10 @@ __device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int 
   return record;
 }
 
-/// By one thread.
+/// By one thread. Of an empty list nothing is left to settle.
 __device__ __forceinline__ void BeginList(const PredictArgs& args, int count) {
   args.prefetch->count = count;
-  args.prefetch->settled = 0;
+  args.prefetch->settled = count == 0 ? 1 : 0;
   *args.call = {args.tokens, 0};
 }
 
@@ -229,29 +298,6 @@ __device__ __forceinline__ void ListNothing(const PredictArgs& args) {
   args.prefetch->count = 0;
   args.prefetch->settled = 1;
   args.call->tokens = 0;
-}
-
-/// What the prediction goes by, in shared memory. By all threads.
-__device__ __forceinline__ void ReadLayer(const PredictArgs& args, const ServedLayer& layer,
-                                          const ServedArc& lists, ServedExpert* rows,
-                                          PredictScratch& scratch) {
-  const int e = threadIdx.x;
-  const bool is_expert = e < args.routing.num_experts;
-  if (e < kHitBins) {
-    scratch.came[e] = scratch.seen[e] = 0;
-    scratch.curve()[e] = LoadFresh(args.curve + e);
-    scratch.all()[e] = LoadFresh(args.all + e);
-  }
-  if (e == 0) scratch.most = scratch.least = kNobodyLends;
-  if (args.arc != nullptr) {
-    WriteArcWord(lists.state, ReadArcWord(args.arc));
-    if (is_expert) lists.nodes[e] = LoadFresh(args.arc_nodes + e);
-  }
-  if (!is_expert) return;
-  rows[e] = LoadFresh(args.rows + e);
-  scratch.held[e] =
-      __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e)) == 0 ? 1 : 0;
-  scratch.worth[e] = Worth(args, layer, e);
 }
 
 /// How the thread's expert, and the slot of its number, stand before the call; and all of them.
@@ -311,30 +357,40 @@ __device__ __forceinline__ int ListFill(const PredictArgs& args, const ServedExp
   return fill;
 }
 
-/// By all warps: each token's scores, and its k-th best.
+/// By all warps: each token's scores, in `kept` too unless it is null, and its k-th best.
 template <int kPerLane>
-__device__ __forceinline__ void ScoreTokens(const PredictArgs& args, PredictScratch& scratch) {
+__device__ __forceinline__ void ScoreTokens(const PredictArgs& args, float* kept,
+                                            PredictScratch& scratch) {
   const int warp = threadIdx.x / 32;
   for (int t = warp; t < args.tokens; t += static_cast<int>(blockDim.x) / 32) {
-    float* const row = args.scores + int64_t{t} * args.routing.num_experts;
-    const float kth = ScoreToken<kPerLane>(args.routing, row);
+    const int first = t * args.routing.num_experts;
+    const ScoreRows rows{args.scores + first, kept != nullptr ? kept + first : nullptr};
+    const float kth = ScoreToken<kPerLane>(args.routing, rows);
     if (threadIdx.x % 32 == 0) scratch.kth[t] = kth;
   }
 }
 
-/// The whole prediction of a layer. What its table says is read before the kernels in front have
-/// ended: decisions that write it have ended in front of the last weighted sum (known_call.cuh). By
-/// all threads of whole warps, at least as many as experts.
+/// The whole prediction of a layer. What its table says, and what became of the last prediction, is
+/// read before the kernels in front have ended: decisions that write it have ended in front of the
+/// last weighted sum (known_call.cuh). kept: room for the scores in shared memory, or null. By all
+/// threads of whole warps, at least as many as experts.
 template <int kPerLane>
-__device__ __forceinline__ void PredictNext(const PredictArgs& args, PredictScratch& scratch) {
+__device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept,
+                                            PredictScratch& scratch) {
   auto* const rows = reinterpret_cast<ServedExpert*>(scratch.rows);
   const int e = threadIdx.x;
   const int experts = args.routing.num_experts;
   const bool is_expert = e < experts;
-  const ServedLayer layer = LoadFresh(args.layer);
+  const LayerBefore before = LoadLayer(args);
+  const ServedLayer& layer = before.layer;
   const ServedArc lists{reinterpret_cast<ArcState*>(scratch.arc),
                         reinterpret_cast<ArcNode*>(scratch.keys)};
-  if (layer.lent != 0) ReadLayer(args, layer, lists, rows, scratch);
+  const bool unsettled = before.settled == 0;
+  if (layer.lent != 0) {
+    ShareLayer(args, before, lists, rows, scratch);
+    __syncthreads();
+    Learn(args, before, scratch);
+  }
   GridDependencySync();
   if (layer.lent == 0) {
     if (e == 0) ListNothing(args);
@@ -343,11 +399,9 @@ __device__ __forceinline__ void PredictNext(const PredictArgs& args, PredictScra
   if (args.paths != nullptr) {
     FindLeastOfPaths(args, scratch);
   } else {
-    ScoreTokens<kPerLane>(args, scratch);
+    ScoreTokens<kPerLane>(args, kept, scratch);
   }
-  __syncthreads();
-  SettleLeft(args, layer.tick, rows, lists);
-  Learn(args, scratch);
+  if (unsettled) SettleLeft(args, layer.tick, rows, lists);
   __syncthreads();
 
   if (args.arc != nullptr) StoreArc(lists, experts, args.arc, args.arc_nodes);
@@ -355,8 +409,8 @@ __device__ __forceinline__ void PredictNext(const PredictArgs& args, PredictScra
   p.present = is_expert && rows[e].slot >= 0;
   float probability = 0;
   if (is_expert) {
-    args.rows[e] = rows[e];  // as settled
-    probability = Probability(args, scratch, p.present);
+    if (unsettled) args.rows[e] = rows[e];
+    probability = Probability(args, kept != nullptr ? kept : args.scores, scratch, p.present);
     scratch.probability[e] = probability;
     if (p.present) scratch.held[rows[e].slot] = 1;
   }

@@ -28,17 +28,19 @@ __device__ __forceinline__ void TakeGiven(const RouteFewArgs& args, int pairs, i
   }
 }
 
-/// By a warp, of up to kWarps: its part of the tokens' experts and their weights. `keys`: its
-/// scratch.
+/// By a warp, of up to kWarps: its part of the tokens' experts and their weights. kept: [tokens,
+/// experts] receives the scores too, or null; `keys`: the warp's scratch.
 template <int kPerLane, int kWarps>
-__device__ __forceinline__ void ChooseAll(const RouteFewArgs& args, int warp, int lane,
+__device__ __forceinline__ void ChooseAll(const RouteFewArgs& args, int warp, int lane, float* kept,
                                           float (&keys)[2][32 * kPerLane], int32_t* ids,
                                           float* weights) {
   const int top_k = args.routing.top_k;
   const int warps = min(kWarps, static_cast<int>(blockDim.x) / 32);
   for (int token = warp; token < args.tokens; token += warps) {
-    float* const row = args.scores + token * args.routing.num_experts;
-    const Chosen chosen = ChooseExperts<kPerLane>(args.routing, token, row, row, keys[0], keys[1]);
+    const int first = token * args.routing.num_experts;
+    float* const row = args.scores + first;
+    const ScoreRows rows{row, kept != nullptr ? kept + first : nullptr};
+    const Chosen chosen = ChooseExperts<kPerLane>(args.routing, token, row, rows, keys[0], keys[1]);
     __syncwarp();
     if (lane >= top_k) continue;
     const int at = token * top_k + lane;
@@ -114,12 +116,13 @@ __device__ __forceinline__ LookedAt LookAtAll(const int32_t* ids, const float* w
   return found;
 }
 
-/// What RouteTokens finds, in shared memory.
+/// What RouteTokens finds, in shared memory, of calls of up to kPairs pairs.
+template <int kPairs = kMaxPairs>
 struct RoutedPairs {
   __device__ RoutedPairs() {}
-  int32_t ids[kMaxPairs];
-  float weights[kMaxPairs];
-  uint16_t sorted[kMaxPairs];   // by expert
+  int32_t ids[kPairs];
+  float weights[kPairs];
+  uint16_t sorted[kPairs];      // by expert
   int32_t firsts[kFewExperts];  // where those of an expert begin
 };
 /// Shared memory of RouteTokens.
@@ -145,8 +148,10 @@ struct ExpertPairs {
   int first = 0;
 };
 /// By all threads: pairs by expert, of a call that LooksAtAll. known: as CountCall.
+template <int kPairs>
 __device__ __forceinline__ ExpertPairs GroupFew(const RouteFewArgs& args, int pairs,
-                                                const SelectionTally& known, RoutedPairs& routed) {
+                                                const SelectionTally& known,
+                                                RoutedPairs<kPairs>& routed) {
   const int e = threadIdx.x, experts = args.routing.num_experts;
   LookedAt found;
   if (e < max(experts, pairs)) found = LookAtAll(routed.ids, routed.weights, pairs);
@@ -165,9 +170,10 @@ __device__ __forceinline__ ExpertPairs GroupFew(const RouteFewArgs& args, int pa
 }
 
 /// The same of any call.
-template <int kPerLane>
+template <int kPerLane, int kPairs>
 __device__ __forceinline__ ExpertPairs GroupAny(const RouteFewArgs& args, int pairs,
-                                                const SelectionTally& known, RoutedPairs& routed,
+                                                const SelectionTally& known,
+                                                RoutedPairs<kPairs>& routed,
                                                 RouteScratch<kPerLane>& scratch) {
   const int e = threadIdx.x, experts = args.routing.num_experts;
   const int32_t* const ids = routed.ids;
@@ -199,12 +205,13 @@ __device__ __forceinline__ ExpertPairs GroupAny(const RouteFewArgs& args, int pa
 }
 
 /// Stores all that RouteFewArgs names but tiles. `rule`, by all threads, may change the choice
-/// before tokens are grouped; it may use the scratch, and stores what it changes. Returns the pairs
-/// of the thread's expert. By all threads; the scratch is free again.
-template <int kPerLane, typename Rule = NoRule>
-__device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args, RoutedPairs& routed,
+/// before tokens are grouped; it may use the scratch, and stores what it changes. kept: as
+/// ChooseAll. Returns the pairs of the thread's expert. By all threads; the scratch is free again.
+template <int kPerLane, int kPairs, typename Rule = NoRule>
+__device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args,
+                                                   RoutedPairs<kPairs>& routed,
                                                    RouteScratch<kPerLane>& scratch,
-                                                   const Rule& rule = {}) {
+                                                   float* kept = nullptr, const Rule& rule = {}) {
   constexpr int kWarps = RouteScratch<kPerLane>::kWarps;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int e = threadIdx.x;
@@ -215,7 +222,8 @@ __device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args, Rou
   if (args.given_ids != nullptr) {
     TakeGiven(args, pairs, routed.ids, routed.weights);
   } else if (warp < kWarps) {
-    ChooseAll<kPerLane, kWarps>(args, warp, lane, scratch.keys[warp], routed.ids, routed.weights);
+    ChooseAll<kPerLane, kWarps>(args, warp, lane, kept, scratch.keys[warp], routed.ids,
+                                routed.weights);
   }
   if (args.shared_slots != nullptr && e < args.tokens) args.shared_slots[e] = pairs + e;
   __syncthreads();

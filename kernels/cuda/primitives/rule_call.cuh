@@ -65,10 +65,10 @@ __device__ __forceinline__ void ReportWorst(const ExpertCacheArgs& args, int lan
 }
 
 /// Turns the call's choice into the rule's. By all threads.
-template <int kPerLane, int kWarps>
+template <int kPerLane, int kWarps, int kPairs>
 __device__ __forceinline__ void ApplyRule(const ExpertCacheArgs& rule, const Known& known,
-                                          RoutedPairs& routed, CallAccounts& accounts, Marks& marks,
-                                          RuleScratch<kPerLane, kWarps>& scratch) {
+                                          RoutedPairs<kPairs>& routed, CallAccounts& accounts,
+                                          Marks& marks, RuleScratch<kPerLane, kWarps>& scratch) {
   const int e = threadIdx.x, warp = e / 32, lane = e % 32;
   MarkPrefetched(known, marks);
   if (known.unsettled) __syncthreads();
@@ -93,12 +93,13 @@ __device__ __forceinline__ void ApplyRule(const ExpertCacheArgs& rule, const Kno
 }
 
 /// By all threads of a CTA with a warp or more to spare: routing by the rule, and the decision.
-/// kOneTileEach: as DecideCall; scratch: a union of the routing's, the rule's and the decision's.
-template <bool kOneTileEach, typename Scratch>
+/// kOneTileEach: as DecideCall; kept: as RouteTokens; scratch: a union of the routing's, the rule's
+/// and the decision's.
+template <bool kOneTileEach, int kPairs, typename Scratch>
 __device__ __forceinline__ void RuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
-                                             const ServeMissesArgs& args, RoutedPairs& routed,
-                                             CallAccounts& accounts, Marks& marks,
-                                             Scratch& scratch) {
+                                             const ServeMissesArgs& args, float* kept,
+                                             RoutedPairs<kPairs>& routed, CallAccounts& accounts,
+                                             Marks& marks, Scratch& scratch) {
   Known known = ReadKnown</*kPlain=*/false>(args);
   const AllAccounts all{args.low.call.accounts, rule.accounts};
   ReadAccounts(all, rule.account_of, route.tokens, accounts);
@@ -106,7 +107,7 @@ __device__ __forceinline__ void RuleAndServe(const RouteFewArgs& route, const Ex
   GridDependencySync();
   if (route.tokens == 0) return;
   ClosePrefetch(args, &known);
-  const ExpertPairs mine = RouteTokens(route, routed, scratch.route, [&] {
+  const ExpertPairs mine = RouteTokens(route, routed, scratch.route, kept, [&] {
     ApplyRule(rule, known, routed, accounts, marks, scratch.rule);
   });
   ShareKnown(args, known, scratch.serve);

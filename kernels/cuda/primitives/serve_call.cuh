@@ -122,16 +122,15 @@ __device__ __forceinline__ void ShareKnown(const ServeMissesArgs& args, const Kn
     table.coming[e] = 0;
   }
   if (e == 0) {
-    table.lending = {kNobodyLends, 0, args.experts};
+    table.lending.gain = 0;
+    table.lending.hole = args.experts;
     table.cpu_idle = known.cpu_idle;
   }
   __syncthreads();
   if (is_expert && lent && known.row.slot >= 0) table.held[known.row.slot] = 1;
   if (args.lenders.layers == 0) return;
-  if (is_expert && known.slot == nullptr) atomicMin(&table.lending.hole, e);
-  if (known.lends == kNobodyLends) return;
-  atomicMin(reinterpret_cast<unsigned long long*>(&table.lending.lender),
-            static_cast<unsigned long long>(known.lends));
+  StoreLeast(known.least_lends, table.lending.lenders);
+  if (e % 32 == 0) atomicMin(&table.lending.hole, known.hole);
 }
 
 /// ARC's lists as the call begins. By all threads.
@@ -144,19 +143,11 @@ __device__ __forceinline__ void ReadLists(const ServeMissesArgs& args, const Kno
 }
 
 /// Enters what the thread's expert is asked for. Returns what the expert is worth.
-template <typename Slot>
 __device__ __forceinline__ double EnterCall(const ServeMissesArgs& args, const Known& known,
-                                            int count, const CallPairs<Slot>& pairs,
-                                            ServeTable& table) {
-  const int e = threadIdx.x;
-  double worth = 0;
-  if (e < args.experts) {
-    table.counts[e] = count;
-    if (known.layer.lent != 0) worth = AddCall(args, known, count);
-    if (args.wanted != nullptr) args.wanted[e] = WantedBy(args, pairs, e, count);
-  }
-  if (e == 0 && args.wanted != nullptr) args.predicted->routed = args.tokens;
-  return worth;
+                                            int count, ServeTable& table) {
+  if (threadIdx.x >= args.experts) return 0;
+  table.counts[threadIdx.x] = count;
+  return known.layer.lent != 0 ? AddCall(args, known, count) : 0;
 }
 
 /// The same of what was prefetched, in ARC's lists; how many records. By all threads.
@@ -228,39 +219,46 @@ __device__ __forceinline__ PlacedExpert Place(const ServeMissesArgs& args, const
   return placed;
 }
 
-/// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
-/// expert; low_call: as that of args, in any memory. By all threads. The rows are read once and
-/// written at the end; between barriers everybody reads what the call began with. kPlain: as
-/// ReadKnown; kOneTileEach: as MakeBothTiles.
-template <bool kPlain, bool kOneTileEach = false, typename Slot>
-__device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Known& known,
-                                           int count, const CallPairs<Slot>& pairs,
-                                           const LowCall& low_call, ServeScratch& scratch) {
-  ServeTable& table = scratch.table;
+/// Sums over a call, in shared memory.
+struct CallSums {
+  uint32_t words;  // of missing records
+  Prefetched prefetched;
+  LeastKey spare;  // by worth, of the experts that are there
+};
+/// What is decided: of the thread's expert, and of all.
+struct Decided {
+  PlacedExpert placed;
+  double worth = 0;
+  ServedCounts call;
+  int wanted = 0, elsewhere = 0;  // experts of the call; those that are answered elsewhere
+};
+/// Which slots misses take, and where the thread's expert is behind the call. By all threads. The
+/// rows are read once and written at the end; between barriers everybody reads what the call began
+/// with.
+template <bool kPlain, typename Slot>
+__device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args, const Known& known,
+                                               int count, const CallPairs<Slot>& pairs,
+                                               const LowCall& low_call, CallSums& sums,
+                                               ServeTable& table) {
   auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
-  __shared__ uint32_t words;  // of missing records
-  __shared__ Prefetched prefetched;
-  __shared__ uint64_t spare;
   __shared__ SettledRecords settled;
   alignas(ArcState) __shared__ uint8_t arc_state[kPlain ? 16 : sizeof(ArcState)];
   const int e = threadIdx.x;
-  const bool is_expert = e < args.experts;
-  const bool lent = known.layer.lent != 0;
+  const bool is_expert = e < args.experts, lent = known.layer.lent != 0;
   const bool by_arc = !kPlain && args.arc != nullptr && lent;
-  const bool lends = args.lenders.layers > 0 && lent;
   const ServedArc lists{reinterpret_cast<ArcState*>(arc_state),
                         reinterpret_cast<ArcNode*>(table.ranks.keys), table.counts};
   if (by_arc) ReadLists(args, known, lists);
   if (e == 0) {
-    words = 0;
-    spare = kNobodyLends;
-    prefetched = Prefetched{};
+    sums.words = 0;
+    sums.prefetched = Prefetched{};
   }
-  const double worth = EnterCall(args, known, count, pairs, table);
+  Decided decided;
+  decided.worth = EnterCall(args, known, count, table);
   __syncthreads();
   if (known.unsettled) {
     SettleAll(*args.prefetch, known, table.counts, rows, table.held, table.coming, &settled,
-              &prefetched);
+              &sums.prefetched);
   }
   const int listed = by_arc ? SettleLists(known, settled, lists) : 0;
 
@@ -271,56 +269,88 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Kn
   mine.miss = mine.wanted && row.slot < 0;
   mine.idle = row.slot >= 0 && count == 0;
   mine.free = is_expert && lent && table.held[e] == 0;
-  const AnsweredElsewhere elsewhere =
-      AnswerElsewhere<kPlain>(args, known, count, pairs, low_call, prefetched.late, table, &mine);
+  const AnsweredElsewhere elsewhere = AnswerElsewhere<kPlain>(args, known, count, pairs, low_call,
+                                                              sums.prefetched.late, table, &mine);
   const ServedRecord record = elsewhere.low.mine ? args.low.records[e] : known.record;
 
-  int wanted = 0;
   StandingBefore before{};
-  ServedCounts call = CountStandings(mine, &wanted, &before);
+  ServedCounts call = CountStandings(mine, &decided.wanted, &before);
   int miss_rank = 0, victim_rank = args.experts;
   if (by_arc) {
-    RankByArc(lists, settled, listed, call, wanted, mine, row, before, args.experts, table.coming,
-              table.ranks, &miss_rank, &victim_rank);
+    RankByArc(lists, settled, listed, call, decided.wanted, mine, row, before, args.experts,
+              table.coming, table.ranks, &miss_rank, &victim_rank);
     StoreArc(lists, args.experts, args.arc, args.arc_nodes);
   } else if (call.misses > 0) {
-    RankSlots(call, mine, row, count, worth, before, args.experts, table.ranks, &miss_rank,
+    RankSlots(call, mine, row, count, decided.worth, before, args.experts, table.ranks, &miss_rank,
               &victim_rank);
   }
-  if (lends && call.misses > call.free) {
-    Borrow(args, known, mine, worth, miss_rank, victim_rank, table.lending, table.slots,
+  if (args.lenders.layers > 0 && lent && call.misses > call.free) {
+    Borrow(args, known, mine, decided.worth, miss_rank, victim_rank, table.lending, table.slots,
            table.ranks.places, &call);
   }
-
-  PlacedExpert placed;
   if (is_expert) {
     const ServedExpert after = elsewhere.mine()
                                    ? row  // it stays absent
                                    : AfterCall(row, count, known.layer.tick + 1, call,
                                                table.ranks.places, miss_rank, victim_rank);
-    placed =
+    decided.placed =
         Place(args, mine, elsewhere, record, lent, coming, count, miss_rank, after, table.slots);
   }
-  AddMissed(record, mine.miss || elsewhere.low.mine, &words);
-  if (lends) FindLeast(placed.at != nullptr, worth, &spare);
+  AddMissed(record, mine.miss || elsewhere.low.mine, &sums.words);
+  decided.call = call;
+  decided.elsewhere = elsewhere.low.all + elsewhere.cpu.all;
+  return decided;
+}
+
+/// Stores what nothing of the call waits for, behind a barrier. By all threads.
+template <typename Slot>
+__device__ __forceinline__ void EndDecision(const ServeMissesArgs& args, const Known& known,
+                                            int count, const CallPairs<Slot>& pairs,
+                                            const Decided& decided, bool lends,
+                                            const CallSums& sums) {
+  const int e = threadIdx.x;
+  const PlacedExpert& placed = decided.placed;
+  if (lends && NumberOf(LeastOf(sums.spare)) == e && placed.at != nullptr) {
+    OfferSpare(args.layer, decided.worth, placed.slot, placed.at);
+  }
+  const bool predicted = args.wanted != nullptr;
+  if (e < args.experts && predicted) args.wanted[e] = WantedBy(args, pairs, e, count);
+  if (e != static_cast<int>(blockDim.x) - 32) return;  // a warp with few experts, or none
+  if (predicted) args.predicted->routed = args.tokens;
+  EndCall(args, known.layer, decided.call, decided.wanted, decided.elsewhere,
+          int64_t{16} * sums.words, sums.prefetched);
+}
+
+/// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
+/// expert; low_call: as that of args, in any memory. By all threads. kPlain: as ReadKnown;
+/// kOneTileEach: as MakeBothTiles.
+template <bool kPlain, bool kOneTileEach = false, typename Slot>
+__device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Known& known,
+                                           int count, const CallPairs<Slot>& pairs,
+                                           const LowCall& low_call, ServeScratch& scratch) {
+  __shared__ CallSums sums;
+  const int e = threadIdx.x;
+  Decided decided = DecideSlots<kPlain>(args, known, count, pairs, low_call, sums, scratch.table);
+  PlacedExpert& placed = decided.placed;
+  const bool lends = args.lenders.layers > 0 && known.layer.lent != 0;
+  if (lends) FindLeast(placed.at != nullptr, decided.worth, sums.spare);
   if (args.ids != nullptr) {
-    GiveSlots(args, placed.slot, table.counts);
-  } else {
-    if (e == args.experts) placed.ready = known.shared;
-    const int first_pair = is_expert && args.makes_tiles != 0 ? pairs.firsts[e] : 0;
-    __syncthreads();  // the tiles take the scratch
-    const int waited = call.copies() + prefetched.late + prefetched.late_fills;
-    GiveWaves<kOneTileEach>(args, placed.ready, placed.late, count, first_pair, waited > 0,
-                            scratch.tiles);
+    GiveSlots(args, placed.slot, scratch.table.counts);
+    EndDecision(args, known, count, pairs, decided, lends, sums);
+    return;
   }
-  __syncthreads();
-  if (lends && placed.at != nullptr && spare == LendingKey(static_cast<float>(worth), e)) {
-    OfferSpare(args.layer, worth, placed.slot, placed.at);
-  }
-  if (e == 0) {
-    EndCall(args, known.layer, call, wanted, elsewhere.low.all + elsewhere.cpu.all,
-            int64_t{16} * words, prefetched);
-  }
+  if (e == args.experts) placed.ready = known.shared;
+  const bool tiles = args.makes_tiles != 0;
+  const int first_pair = e < args.experts && tiles ? pairs.firsts[e] : 0;
+  const int late = sums.prefetched.late + sums.prefetched.late_fills;
+  __syncthreads();  // the tiles take the scratch
+  // Beside the tiles of few threads, or behind them.
+  const auto end = [&] { EndDecision(args, known, count, pairs, decided, lends, sums); };
+  GiveWaves<kOneTileEach>(args, placed.ready, placed.late, count, first_pair,
+                          decided.call.copies() + late > 0, scratch.tiles, [&] {
+                            if (kOneTileEach) end();
+                          });
+  if (!kOneTileEach) end();
 }
 
 }  // namespace moert::cuda

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/cuda/primitives/expert_tiles.cuh"
 #include "kernels/cuda/serve_misses.h"
 
 namespace moert::cuda {
@@ -34,15 +35,29 @@ __device__ __forceinline__ int FreeBefore(const uint8_t* held, int slot) {
   return count;
 }
 
-/// The least LendingKey of the threads' experts that are `in`, of equals the first; `least` begins
-/// as kNobodyLends. By all threads of whole warps.
-__device__ __forceinline__ void FindLeast(bool in, double worth, uint64_t* least) {
-  const uint64_t key = in ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends;
-  const auto high = static_cast<uint32_t>(key >> 32);
-  const uint32_t alike = __ballot_sync(~0U, high == __reduce_min_sync(~0U, high));
-  if (in && threadIdx.x % 32 == __ffs(static_cast<int>(alike)) - 1) {
-    atomicMin(reinterpret_cast<unsigned long long*>(least), static_cast<unsigned long long>(key));
-  }
+/// The least of a warp's keys. By all its lanes.
+__device__ __forceinline__ uint64_t LeastOfWarp(uint64_t key) {
+  const auto high = static_cast<uint32_t>(key >> 32), low = static_cast<uint32_t>(key);
+  const uint32_t least = __reduce_min_sync(~0U, high);
+  return uint64_t{least} << 32 | __reduce_min_sync(~0U, high == least ? low : ~0U);
+}
+/// The least key of a CTA's threads, in shared memory, where 64-bit minima take turns in a loop:
+/// each warp's are stored, and behind a barrier the least of these is found.
+struct LeastKey {
+  uint64_t of_warp[kTileThreads / 32];
+};
+__device__ __forceinline__ void StoreLeast(uint64_t of_warp, LeastKey& least) {
+  if (threadIdx.x % 32 == 0) least.of_warp[threadIdx.x / 32] = of_warp;
+}
+/// By all threads of whole warps.
+__device__ __forceinline__ uint64_t LeastOf(const LeastKey& least) {
+  const uint32_t lane = threadIdx.x % 32;
+  return LeastOfWarp(lane < blockDim.x / 32 ? least.of_warp[lane] : kNobodyLends);
+}
+/// Of the LendingKeys of the threads' experts that are `in`. By all threads of whole warps.
+__device__ __forceinline__ void FindLeast(bool in, double worth, LeastKey& least) {
+  StoreLeast(LeastOfWarp(in ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends),
+             least);
 }
 
 /// What was written before it was stored by another CTA can be read behind this.

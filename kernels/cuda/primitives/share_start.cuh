@@ -8,14 +8,19 @@
 
 namespace moert::cuda {
 
+/// One of `shares` equal shares of 2^32.
+__device__ __forceinline__ uint32_t OneShare(int shares) {
+  return ~0U / static_cast<uint32_t>(shares);
+}
+
 /// Share `share` of `shares`. ends: [tiles] costs up to and with a tile; items_of(tile): of it;
-/// one_share: 1 / shares. Never decreases with `share`, since no operation does.
+/// one_share: OneShare(shares). Never decreases with `share`, since no operation does.
 template <typename ItemsOf>
 __device__ __forceinline__ Position ShareStart(const int32_t* ends, int tiles, int share,
-                                               int shares, double one_share, ItemsOf items_of) {
+                                               int shares, uint32_t one_share, ItemsOf items_of) {
   if (tiles == 0 || share >= shares) return {tiles, 0};
-  const auto target =
-      static_cast<int32_t>(static_cast<double>(ends[tiles - 1]) * (share * one_share));
+  const auto all = static_cast<uint32_t>(ends[tiles - 1]);
+  const auto target = static_cast<int32_t>(__umulhi(all, static_cast<uint32_t>(share) * one_share));
   int low = 0, high = tiles;  // the first tile that ends behind the target
   while (low < high) {
     const int middle = (low + high) / 2;

@@ -14,6 +14,9 @@
 namespace moert::cuda {
 
 constexpr int kUsualPerLane = kUsualExperts / 32;
+/// Of its scores, [tokens, experts], which stay in shared memory too.
+constexpr int kUsualScores = kTileTokens * kUsualExperts;
+using UsualPairs = RoutedPairs<kUsualThreads>;
 /// moert::RoutingKind: softmax in front of the choice, or behind it.
 constexpr int kSoftmaxFirst = 0, kSoftmaxLast = 1;
 
@@ -29,13 +32,15 @@ __device__ __forceinline__ RouteFewArgs UsualRoute(RouteFewArgs route) {
   route.makes_tiles = 0;
   return route;
 }
-__device__ __forceinline__ ExpertCacheArgs UsualRule(ExpertCacheArgs rule) {
+__device__ __forceinline__ ExpertCacheArgs UsualRule(ExpertCacheArgs rule, const float* kept) {
   KnowUsual(rule.routing);
+  rule.scores = kept;
   return rule;
 }
 /// kPlain: as ReadKnown.
 template <bool kPlain>
-__device__ __forceinline__ ServeMissesArgs UsualServe(ServeMissesArgs args) {
+__device__ __forceinline__ ServeMissesArgs UsualServe(ServeMissesArgs args, const float* kept) {
+  if (args.scores != nullptr) args.scores = kept;
   args.arc = nullptr;
   args.makes_tiles = 1;
   args.tiles.prompt_packings = 0;

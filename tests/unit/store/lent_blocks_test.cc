@@ -123,12 +123,11 @@ struct Cache {
   static std::vector<double> Worth(LentLayer* loan, const RoutingResult& routing) {
     if (!loan->sums.empty()) return Sums(loan, routing);
     std::vector<double> worth(loan->use.size());
-    ++loan->calls;
-    const auto tokens = static_cast<double>(routing.tokens);
+    const auto call = cuda::ServedUse::Call::Of(++loan->calls, routing.tokens);
     for (size_t e = 0; e < worth.size(); ++e) {
       double sum = 0;
       for (int64_t t = 0; t < routing.tokens; ++t) sum += routing.scores[t * kExperts + e];
-      loan->use[e].Add(loan->calls, routing.counts[e] / tokens, routing.top_k * sum / tokens);
+      loan->use[e].Add(call, routing.counts[e], routing.top_k * sum);
       worth[e] = loan->use[e].Worth();
     }
     return worth;

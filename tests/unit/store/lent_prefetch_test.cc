@@ -1,6 +1,8 @@
 // Records that are prefetched into lent blocks (kernels/cuda/serve_misses.h): whatever a list has
 // come to when its layer is routed, no slot has two experts and none that is incomplete is read.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -99,11 +101,12 @@ class FilledLayer {
  public:
   void Call(const std::vector<int32_t>& counts) {
     ++calls_;
+    const auto call = ServedUse::Call::Of(calls_, /*tokens=*/1);
     for (int e = 0; e < kExperts; ++e) {
-      const double used = counts[e] > 0 ? 1 : 0;
+      const int used = counts[e] > 0 ? 1 : 0;
       if (used > 0) ++(layer_.rows[e].slot >= 0 ? hits : low);
       if (used > 0 && layer_.rows[e].slot >= 0) layer_.rows[e].last_used = calls_;
-      use_[e].Add(calls_, used, used);
+      use_[e].Add(call, used, used);
     }
     PrefetchedRecord record;
     if (!Find(&record)) return;
@@ -203,6 +206,43 @@ TEST_CASE("hits are remembered as long as they are of use") {
   once.Add(3, 10);
   for (int i = 0; i < 10; ++i) one_by_one.Add(i < 3 ? 1 : 0, 1);
   CHECK(once.Probability(0.5) == one_by_one.Probability(0.5));
+}
+
+TEST_CASE("a bin's line says what its counts say") {
+  std::mt19937 rng(3);
+  for (int draw = 0; draw < 100; ++draw) {
+    HitCounts counts, all;
+    const auto seen = static_cast<double>(rng() % 50), more = static_cast<double>(rng() % 2000);
+    counts.Add(seen * static_cast<double>(rng() % 5) / 4, seen);
+    all.Add(more * static_cast<double>(rng() % 5) / 4, more);
+    const HitLine line = HitLine::Of(counts, all);
+    for (const float guess : {0.0F, 0.1F, 0.45F, 0.9F}) {
+      CHECK(line.Probability(guess) ==
+            Approx(counts.Probability(all.Probability(guess))).margin(1e-6));
+    }
+  }
+}
+
+TEST_CASE("bins of ratios are thirds of powers of two") {
+  std::mt19937 rng(4);
+  std::uniform_real_distribution<double> powers(-6, 6);
+  int inner = 0;
+  for (int draw = 0; draw < 10000; ++draw) {
+    const auto ratio = static_cast<float>(std::exp2(powers(rng)));
+    const double thirds = std::floor(3 * std::log2(static_cast<double>(ratio))) + kHitBins / 2;
+    CHECK(HitBin(ratio) == std::min(std::max(thirds, 0.0), kHitBins - 1.0));
+    inner += thirds > 0 && thirds < kHitBins - 1;
+  }
+  CHECK(inner > 5000);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  CHECK(HitBin(1) == kHitBins / 2);
+  CHECK(HitBin(std::nextafter(1.0F, 0.0F)) == kHitBins / 2 - 1);
+  for (const float least : {0.0F, -1.0F, 1e-40F, std::numeric_limits<float>::quiet_NaN()}) {
+    CHECK(HitBin(least) == 0);
+  }
+  CHECK(HitBin(kInfinity) == kHitBins - 1);
+  CHECK(GuessedHits(kInfinity) == Approx(0.9F));
+  CHECK(GuessedHits(1) == Approx(0.45F));
 }
 
 }  // namespace

@@ -72,9 +72,10 @@ struct Layers {
     One& mine = layers[static_cast<size_t>(l)];
     ++mine.state.calls;
     std::vector<double> worth(kExperts);
+    const auto call = cuda::ServedUse::Call::Of(mine.state.calls, /*tokens=*/1);
     for (int e = 0; e < kExperts; ++e) {
-      const double used = counts[static_cast<size_t>(e)] > 0 ? 1 : 0;
-      mine.use[static_cast<size_t>(e)].Add(mine.state.calls, used, used);
+      const int used = counts[static_cast<size_t>(e)] > 0 ? 1 : 0;
+      mine.use[static_cast<size_t>(e)].Add(call, used, used);
       worth[static_cast<size_t>(e)] = mine.use[static_cast<size_t>(e)].Worth();
     }
     const auto borrow = [&](double gain) { return Borrow(l, gain); };
