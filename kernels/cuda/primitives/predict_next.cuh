@@ -8,137 +8,12 @@
 #include "kernels/cuda/primitives/arc_call.cuh"
 #include "kernels/cuda/primitives/choose_experts.cuh"
 #include "kernels/cuda/primitives/find_victims.cuh"
+#include "kernels/cuda/primitives/known_layer.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/served_slots.cuh"
 #include "kernels/cuda/served_prefetch.h"
 
 namespace moert::cuda {
-
-/// What the CTA decides by.
-struct PredictScratch {
-  alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
-  double worth[kFewExperts];
-  float probability[kFewExperts];  // that it is wanted
-  float wish[kFewExperts];         // the same of those that may be brought; else below 0
-  alignas(LeavingKey) uint8_t keys[kFewExperts * sizeof(LeavingKey)];  // of ARC: nodes
-  VictimScratch leaving;
-  int32_t places[kFewExperts];   // slots of nobody, then those of victims
-  int32_t victims[kFewExperts];  // who is in them; -1: nobody
-  uint8_t held[kFewExperts];
-  // By the lists of ARC, whose nodes lie in `keys`: who comes, by rank, and who may leave.
-  alignas(ArcState) uint8_t arc[sizeof(ArcState)];
-  int32_t wishes[kMostPrefetched];
-  uint8_t allowed[kFewExperts];
-  float kth[kFewTokens];
-  LeastKey most, least;  // of a fill: who is worth most, who would leave
-  int came[kHitBins], seen[kHitBins];
-  alignas(HitLine) uint8_t lines[kHitBins * sizeof(HitLine)];
-  alignas(HitCounts) uint8_t curves[2][kHitBins * sizeof(HitCounts)];  // the layer's, of all
-  __device__ HitCounts* curve() { return reinterpret_cast<HitCounts*>(curves[0]); }
-  __device__ HitCounts* all() { return reinterpret_cast<HitCounts*>(curves[1]); }
-  __device__ HitLine* line() { return reinterpret_cast<HitLine*>(lines); }
-};
-
-/// What the prediction goes by, of the layer and of the thread's expert.
-struct LayerBefore {
-  ServedLayer layer;
-  PredictedCall call;    // that was predicted last
-  HitCounts curve, all;  // of the thread's bin
-  ServedExpert row;
-  ServedUse use;
-  double sum = 0;
-  ArcNode node;
-  unsigned long long arc_word = 0, slot = 0;
-  uint32_t wanted = 0;
-  uint4 bins{};  // of the first 16 tokens
-  int settled = 1;
-};
-/// All loads are under way together, since each waits for memory that no cache may have.
-__device__ __forceinline__ LayerBefore LoadLayer(const PredictArgs& args) {
-  const int e = threadIdx.x;
-  LayerBefore before;
-  before.layer = LoadFresh(args.layer);
-  before.settled = __ldcg(&args.prefetch->settled);
-  before.call = LoadFresh(args.call);
-  if (e < kHitBins) {
-    before.curve = LoadFresh(args.curve + e);
-    before.all = LoadFresh(args.all + e);
-  }
-  if (args.arc != nullptr) before.arc_word = ReadArcWord(args.arc);
-  if (e >= args.routing.num_experts) return before;
-  if (args.arc != nullptr) before.node = LoadFresh(args.arc_nodes + e);
-  before.row = LoadFresh(args.rows + e);
-  before.slot = __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e));
-  if (args.window > 0) {
-    before.sum = __ldcg(args.sums + e);
-  } else if (args.use != nullptr) {
-    before.use = LoadFresh(args.use + e);
-  }
-  before.wanted = __ldcg(args.wanted + e);
-  before.bins = __ldcg(reinterpret_cast<const uint4*>(args.bins + e * kFewTokens));
-  return before;
-}
-/// What the expert's next uses are worth; all alike where the one unused for longest leaves.
-__device__ __forceinline__ double Worth(const PredictArgs& args, const LayerBefore& before) {
-  if (args.window > 0) {
-    return ServedScores::Worth(before.sum, args.routing.top_k, before.layer.calls, args.window);
-  }
-  return args.use != nullptr ? before.use.Worth() : 0;
-}
-/// Where all threads see it. By all threads.
-__device__ __forceinline__ void ShareLayer(const PredictArgs& args, const LayerBefore& before,
-                                           const ServedArc& lists, ServedExpert* rows,
-                                           PredictScratch& scratch) {
-  const int e = threadIdx.x;
-  if (e < kHitBins) {
-    scratch.came[e] = scratch.seen[e] = 0;
-    scratch.curve()[e] = before.curve;
-    scratch.all()[e] = before.all;
-  }
-  if (args.arc != nullptr) WriteArcWord(lists.state, before.arc_word);
-  if (e >= args.routing.num_experts) return;
-  if (args.arc != nullptr) lists.nodes[e] = before.node;
-  rows[e] = before.row;
-  scratch.held[e] = before.slot == 0 ? 1 : 0;
-  scratch.worth[e] = Worth(args, before);
-}
-
-/// Token t's bin of the thread's expert in the call that was predicted last.
-__device__ __forceinline__ int BinOf(const PredictArgs& args, const LayerBefore& before, int t) {
-  if (t >= 16) return __ldcg(args.bins + threadIdx.x * kFewTokens + t);
-  const uint32_t low = t < 4 ? before.bins.x : before.bins.y;
-  const uint32_t high = t < 12 ? before.bins.z : before.bins.w;
-  return static_cast<int>((t < 8 ? low : high) >> 8 * (t % 4) & 0xff);
-}
-/// What became of that call, into the curves. By all threads.
-__device__ __forceinline__ void LearnCall(const PredictArgs& args, const LayerBefore& before,
-                                          PredictScratch& scratch) {
-  const int e = threadIdx.x;
-  const int predictions = args.paths != nullptr ? 1 : before.call.tokens;
-  for (int t = 0; e < args.routing.num_experts && t < predictions; ++t) {
-    const int bin = BinOf(args, before, t);
-    if (bin >= kHitBins) break;  // it was present
-    atomicAdd(scratch.seen + bin, 1);
-    const bool came = args.paths != nullptr ? before.wanted != 0 : (before.wanted >> t & 1) != 0;
-    if (came) atomicAdd(scratch.came + bin, 1);
-  }
-  __syncthreads();
-  if (e < kHitBins && scratch.seen[e] > 0) {
-    scratch.curve()[e].Add(scratch.came[e], scratch.seen[e]);
-    scratch.all()[e].Add(scratch.came[e], scratch.seen[e]);
-    args.curve[e] = scratch.curve()[e];
-    args.all[e] = scratch.all()[e];
-  }
-}
-/// The curves with what became of the last call, and their lines. By all threads.
-__device__ __forceinline__ void Learn(const PredictArgs& args, const LayerBefore& before,
-                                      PredictScratch& scratch) {
-  const int e = threadIdx.x;
-  if (before.call.tokens != 0 && before.call.routed == before.call.tokens) {
-    LearnCall(args, before, scratch);
-  }
-  if (e < kHitBins) scratch.line()[e] = HitLine::Of(scratch.curve()[e], scratch.all()[e]);
-}
 
 /// By a warp: a token's logits become scores. Returns its k-th best.
 template <int kPerLane>
@@ -381,15 +256,15 @@ __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept
   const int e = threadIdx.x;
   const int experts = args.routing.num_experts;
   const bool is_expert = e < experts;
-  const LayerBefore before = LoadLayer(args);
-  const ServedLayer& layer = before.layer;
+  const KnownLayer known = LoadLayer(args);
+  const ServedLayer& layer = known.layer;
   const ServedArc lists{reinterpret_cast<ArcState*>(scratch.arc),
                         reinterpret_cast<ArcNode*>(scratch.keys)};
-  const bool unsettled = before.settled == 0;
+  const bool unsettled = known.settled == 0;
   if (layer.lent != 0) {
-    ShareLayer(args, before, lists, rows, scratch);
+    ShareLayer(args, known, lists, rows, scratch);
     __syncthreads();
-    Learn(args, before, scratch);
+    Learn(args, known, scratch);
   }
   GridDependencySync();
   if (layer.lent == 0) {

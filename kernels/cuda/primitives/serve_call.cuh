@@ -224,11 +224,16 @@ struct CallSums {
   uint32_t words;  // of missing records
   Prefetched prefetched;
   LeastKey spare;  // by worth, of the experts that are there
+
+  __device__ __forceinline__ void Clear() {
+    words = 0;
+    prefetched = Prefetched{};
+  }
 };
 /// What is decided: of the thread's expert, and of all.
 struct Decided {
-  PlacedExpert placed;
   double worth = 0;
+  PlacedExpert placed;
   ServedCounts call;
   int wanted = 0, elsewhere = 0;  // experts of the call; those that are answered elsewhere
 };
@@ -249,19 +254,14 @@ __device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args, cons
   const ServedArc lists{reinterpret_cast<ArcState*>(arc_state),
                         reinterpret_cast<ArcNode*>(table.ranks.keys), table.counts};
   if (by_arc) ReadLists(args, known, lists);
-  if (e == 0) {
-    sums.words = 0;
-    sums.prefetched = Prefetched{};
-  }
-  Decided decided;
-  decided.worth = EnterCall(args, known, count, table);
+  if (e == 0) sums.Clear();
+  Decided decided{EnterCall(args, known, count, table)};
   __syncthreads();
   if (known.unsettled) {
     SettleAll(*args.prefetch, known, table.counts, rows, table.held, table.coming, &settled,
               &sums.prefetched);
   }
   const int listed = by_arc ? SettleLists(known, settled, lists) : 0;
-
   const ServedExpert row = is_expert ? rows[e] : ServedExpert{};
   const bool coming = is_expert && table.coming[e] != 0;
   Standing mine;
