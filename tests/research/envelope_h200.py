@@ -26,7 +26,6 @@ import quality_lib as lib
 import report
 
 STORED = report.DATA / "envelope-h200.json"
-STORED_H100 = report.DATA / "envelope-h100.json"
 RIVALS = ("fate:percentile=75,eviction=arc", "on-demand", "on-demand+importance.residency", "activation-path")
 SHAPES = ("qwen3-30b:12", "deepseek-v2-lite:12")
 WIDTHS = ("qwen3-30b",)
@@ -157,7 +156,6 @@ def stored(render, path=STORED):
 
 
 stored_table, stored_recorded, stored_bounded = map(stored, (table, recorded_table, bounded_table))
-stored_recorded_h100 = stored(recorded_table, STORED_H100)
 
 
 def summary(cells, rivals, ours):

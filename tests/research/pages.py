@@ -62,7 +62,6 @@ TABLES = {
     "envelope-exact": digest.envelope_exact, "envelope-rivals": digest.envelope_rivals,
     "envelope-before": digest.envelope_before, "envelope-h200": envelope_h200.stored_table,
     "envelope-h200-recorded": envelope_h200.stored_recorded, "envelope-h200-bounded": envelope_h200.stored_bounded,
-    "envelope-h100-recorded": envelope_h200.stored_recorded_h100,
     "envelope-behind": digest.envelope_behind, "envelope-bounded": digest.envelope_bounded,
     "envelope-auto": digest.envelope_auto, "envelope-auto-behind": digest.envelope_auto_behind,
     "graded-loss": digest.graded_loss, "rank-by-loss": quality_rank.table,

@@ -272,7 +272,6 @@ __device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args, cons
   const AnsweredElsewhere elsewhere = AnswerElsewhere<kPlain>(args, known, count, pairs, low_call,
                                                               sums.prefetched.late, table, &mine);
   const ServedRecord record = elsewhere.low.mine ? args.low.records[e] : known.record;
-
   StandingBefore before{};
   ServedCounts call = CountStandings(mine, &decided.wanted, &before);
   int miss_rank = 0, victim_rank = args.experts;
