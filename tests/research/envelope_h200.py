@@ -151,8 +151,8 @@ def bounded_table(data):
     return over_domains(data, "bounded", [(f"`{r}`", [r]) for r in BOUNDED[1:]], BOUNDED[0], BOUNDED_BUDGETS)
 
 
-def stored(render, path=STORED):
-    return lambda: render(json.loads(path.read_text(encoding="utf-8")))
+def stored(render):
+    return lambda: render(json.loads(STORED.read_text(encoding="utf-8")))
 
 
 stored_table, stored_recorded, stored_bounded = map(stored, (table, recorded_table, bounded_table))

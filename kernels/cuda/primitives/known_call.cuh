@@ -96,7 +96,7 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
         LenderKey(known.other, other_settled != 0, e, args.lenders.mine, args.lenders.fewest);
   }
   if (args.lenders.layers > 0) {
-    known.least_lends = LeastOfWarp(known.lends);
+    known.least_lends = LeastKeyOfWarp(known.lends);
     const bool empty = e < args.experts && known.slot == nullptr;
     known.hole = __reduce_min_sync(~0U, empty ? e : args.experts);
   }

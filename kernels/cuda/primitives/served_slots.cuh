@@ -36,7 +36,7 @@ __device__ __forceinline__ int FreeBefore(const uint8_t* held, int slot) {
 }
 
 /// The least of a warp's keys. By all its lanes.
-__device__ __forceinline__ uint64_t LeastOfWarp(uint64_t key) {
+__device__ __forceinline__ uint64_t LeastKeyOfWarp(uint64_t key) {
   const auto high = static_cast<uint32_t>(key >> 32), low = static_cast<uint32_t>(key);
   const uint32_t least = __reduce_min_sync(~0U, high);
   return uint64_t{least} << 32 | __reduce_min_sync(~0U, high == least ? low : ~0U);
@@ -52,11 +52,11 @@ __device__ __forceinline__ void StoreLeast(uint64_t of_warp, LeastKey& least) {
 /// By all threads of whole warps.
 __device__ __forceinline__ uint64_t LeastOf(const LeastKey& least) {
   const uint32_t lane = threadIdx.x % 32;
-  return LeastOfWarp(lane < blockDim.x / 32 ? least.of_warp[lane] : kNobodyLends);
+  return LeastKeyOfWarp(lane < blockDim.x / 32 ? least.of_warp[lane] : kNobodyLends);
 }
 /// Of the LendingKeys of the threads' experts that are `in`. By all threads of whole warps.
 __device__ __forceinline__ void FindLeast(bool in, double worth, LeastKey& least) {
-  StoreLeast(LeastOfWarp(in ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends),
+  StoreLeast(LeastKeyOfWarp(in ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends),
              least);
 }
 
