@@ -3,7 +3,7 @@
 // a CPU executor stands beside the fast tier, misses shared between it and the link.
 //
 // Lossy unless alpha = 0; bounded by max_slots and max_mass, which hold for every request. The
-// suggested alpha and what it costs: docs/results/importance.md.
+// suggested alpha and what it costs: docs/results/papers.md.
 #include "base/status_macros.h"
 #include "route/expert_cache_rule.h"
 #include "strategies/builtin.h"

@@ -12,8 +12,8 @@ import pages
 SOURCES = (".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".rs", ".go")
 FOLDERS = ("lib", "kernels", "capi", "include", "examples", "tests", "docs", "cmake")
 # What belongs to other programs.
-FLAGS_OF_OTHERS = {"--check", "--component", "--cpu-moe", "--cpu-offload-gb", "--fit",
-                   "--mlock", "--n-cpu-moe", "--no-repack", "--no-warmup", "--sanitizers", "--slow",
+FLAGS_OF_OTHERS = {"--check", "--component", "--copier", "--cpu-moe", "--cpu-offload-gb", "--fit",
+                   "--mlock", "--n-cpu-moe", "--no-repack", "--no-warmup", "--sanitizers", "--set", "--slow",
                    "--target", "--test-dir", "--wrap"}
 WORDS_OF_OTHERS = {"ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps", "ffn_gate_inp", "graph_compute",
                    "generate_until", "max_num_batched_tokens", "grouped_mm"}

@@ -2,7 +2,7 @@
 // reference implementation recorded (all tokens of three domains; here every ninth window).
 //
 // MOERT_CROSS_LAYER_MODEL=DIR measures any model over all windows and prints JSON:
-// tests/research/fate.py runs it so for docs/results/fate.md.
+// tests/research/fate.py runs it so for docs/results/papers.md.
 #include "support/cross_layer.h"
 
 #include <cstdlib>

@@ -34,6 +34,7 @@ LOSS = 0.05
 BOUNDED_SCHEMES = "bf16,w2a16_g64_asym"
 BOUNDED = (f"graded:loss={LOSS}", f"importance:alpha=0.3,max_mass={LOSS}", f"importance:max_mass={LOSS}", "fate",
            "hybrimoe-like:fill=1", "never-stall")
+SHORT = {RIVALS[0]: "first edition", "on-demand": "LRU", "on-demand+importance.residency": "score", "activation-path": "path"}
 MEAN, MEDIAN = 0, 1  # of the steps, ms
 
 
@@ -112,20 +113,29 @@ def ratios(cells, rivals, which, ours="fate"):
     return found
 
 
+def newest(data):
+    """The synthetic cells of the commit that most are of."""
+    of = data["commits"]["cells"]
+    commits = list(of.values())
+    last = max(set(commits), key=commits.count)
+    return {name: known for name, known in data["cells"].items() if of[name] == last}
+
+
+def origin(part):
+    """({commit}, {device}) of a part's cells that are shown."""
+    data = json.loads(STORED.read_text(encoding="utf-8"))
+    shown = newest(data) if part == "cells" else data[part]
+    return {data["commits"][part][name] for name in shown}, {data["device"]["device"]}
+
+
 def table(data):
-    """A row a shape, batch and rival; a cell: its time over that of fate, by means and by medians."""
+    """A row a shape and batch: the time of the best of the four over that of fate, and who it is."""
     rows = []
-    for who, rivals in [*((f"`{r}`", [r]) for r in RIVALS), ("the best of them", RIVALS)]:
-        mean, median = (ratios(data["cells"], rivals, which) for which in (MEAN, MEDIAN))
-        for head in mean:
-            shape, batch = head.split(" ")
-            model, layers = shape.split(":")
-            rows.append([f"{model}, {layers} layers", batch, who,
-                         *(f"{mean[head][b]:.2f} ({median[head][b]:.2f})" if b in mean[head] else "-"
-                           for b in BUDGETS)])
-    rows.sort(key=lambda row: row[:2])
-    return experiment.table(["shape", "batch", "time over that of `fate`: mean (median)", *(f"{b} %" for b in BUDGETS)],
-                            rows)
+    for head, of in ratios(newest(data), RIVALS, MEAN).items():
+        shape, batch = head.split(" ")
+        names = {b: min(RIVALS, key=lambda r, b=b: data["cells"][f"{head} {b}"][r][MEAN]) for b in of}
+        rows.append([shape.split(":")[0], batch, *(f"{of[b]:.2f}, {SHORT[names[b]]}" if b in of else "-" for b in BUDGETS)])
+    return experiment.table(["shape, 12 layers", "batch", *(f"{b} %" for b in BUDGETS)], rows)
 
 
 def over_domains(data, part, rivals, ours, budgets):
@@ -143,7 +153,7 @@ def over_domains(data, part, rivals, ours, budgets):
 
 
 def recorded_table(data):
-    rivals = [*((f"`{r}`", [r]) for r in RIVALS), ("the best of them", RIVALS)]
+    rivals = [*((f"`{r}`", [r]) for r in RIVALS[1:2]), ("the best of the four", RIVALS)]
     return over_domains(data, "recorded", rivals, "fate", RECORDED_BUDGETS)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what docs/results/fate.md shows: docs/results/data/fate-replay.json, build/report/fate.md.
+"""Measures what docs/results/papers.md shows: docs/results/data/fate-replay.json, build/report/fate.md.
 
     tests/research/fate.py --models DIR [--build build/dev] [--work /tmp/fate] [--only NAME,...] [--rho]
 

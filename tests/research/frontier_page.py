@@ -108,19 +108,6 @@ def signed(mean):
     return experiment.signed(mean)
 
 
-def versions():
-    """Bytes of each version, and its loss of perplexity by domain."""
-    rows = []
-    for model in models():
-        for version, loss in tuned(model).items():
-            if f"{model} {lib.DOMAINS[-1]} {version}" in stored()["nll"]:
-                held = [experiment.loss_percent(base(model, ds), [v for d in ds for v in stored()["nll"][f"{model} {d} {version}"]])
-                        for ds in (*((d,) for d in lib.DOMAINS), lib.DOMAINS)]
-                chosen = " (chosen)" if version in chosen_versions(model) else ""
-                rows.append([model, version + chosen, f"{percent_of(version, model):.1f}", *map(signed, held), signed(loss)])
-    return experiment.table(["model", "version", "bytes, % of bf16's", *lib.DOMAINS, "all", "calibration texts"], rows)
-
-
 def told(point):
     return f"`{short(point.spec)}`: {point.ms:.1f} ms, {signed(point.loss)} %" if point else "-"
 
@@ -130,17 +117,17 @@ def best():
     rows = []
     for model in models():
         layers = min(p.ms for p in points(model, 100, f.LINKS[0]))
-        for budget, link in itertools.product(f.BUDGETS, f.LINKS):
+        for budget, link in itertools.product(f.BUDGETS, f.LINKS[-1:]):
             by_spec = {p.spec: p for p in points(model, budget, link)}
             of = [p for p in by_spec.values() if not p.strategy.startswith("auto")]
             within = [p for p in of if p.loss.mean <= ACCEPTED]
             still = sorted((p for p in of if p.ms <= STILL * layers), key=lambda p: p.loss.mean)
             exact = by_spec.get(f.spec_of("auto", "bf16"))
             mine = by_spec.get(chosen_spec((model, None, budget, link)))
-            rows.append([model, f"{budget} %", link, told(next(iter(within), None)), told(next(iter(still), None)),
+            rows.append([model, f"{budget} %", told(next(iter(within), None)), told(next(iter(still), None)),
                          f"{exact.ms:.1f}" if exact else "-",
                          f"{short(mine.version)}: {mine.ms:.1f} ms, {signed(mine.loss)} %" if mine else "-"])
-    return experiment.table(["model", "budget", "link", f"fastest within {ACCEPTED} %", "least loss, no waiting",
+    return experiment.table(["model", "budget", f"fastest within {ACCEPTED} %", "least loss, no waiting",
                              "`auto` in bf16, ms", "`auto` that chooses"], rows)
 
 
@@ -206,58 +193,8 @@ def verdicts():
                              f"own loss within {ACCEPTED} %", "mean", "least"], rows)
 
 
-def behind_exact():
-    """Cells in which `auto` is more than 1 % behind in its own version, the worst first."""
-    found = sorted(v for v in same_version(f.cells(models())) if v.share < 0.99)
-    rows = [[v.cell[0], v.cell[1], f"{v.cell[2]} %", v.cell[3], f"`{v.rival.spec}`", f"{v.share:.3f}"] for v in found]
-    return experiment.table(["model", "domain", "budget", "link", "fastest", "its time over that of `auto`"], rows) if rows else "None."
-
-
-def behind_loss():
-    """The share and the fastest other of each losing cell within the accepted loss, domains side by side."""
-    rows = collections.defaultdict(dict)
-    for name, spec_of in ((CHOOSES, chosen_spec), ("`auto:loss=0.005`", bounded_spec)):
-        for v in within_loss(f.cells(models()), spec_of):
-            if v.share < 0.99:
-                rows[name, v.cell[0], v.cell[2], v.cell[3]][v.cell[1]] = v
-    lines = []
-    for (auto, model, budget, link), of in rows.items():
-        rivals = list(dict.fromkeys(v.rival.spec for v in of.values()))
-        lines.append([auto, model, f"{budget} %", link, *(f"{of[d].share:.3f}" if d in of else "not behind" for d in lib.DOMAINS),
-                      ", ".join(f"`{short(r)}`" for r in rivals)])
-    return experiment.table(["`auto`", "model", "budget", "link", *lib.DOMAINS, "fastest"], lines) if lines else "None."
-
-
-def beyond_loss():
-    """Held-out losses of `auto` that chooses, where they are above what was accepted."""
-    cells = within_loss(f.cells(models()), chosen_spec)
-    found = {(v.cell[0], v.mine.version, v.cell[1]): v.mine.loss for v in cells if v.mine.loss.mean > ACCEPTED}
-    rows = [[model, version, domain, signed(loss), str(sum(v.cell[:2] == (model, domain) and v.mine.version == version for v in cells))]
-            for (model, version, domain), loss in found.items()]
-    return experiment.table(["model", "version", "text", "loss, %", "cells"], rows) if rows else "None."
-
-
 def short(spec):
     """With w8 for w8a16_g128, and so on."""
     return re.sub(r"(w\d)a16_g\d+(_asym)?", r"\1", spec)
 
 
-def missing():
-    """How many of the cells that the rule asks for were run, of each strategy over all its versions."""
-    columns = list(itertools.product(f.MODELS, f.LINKS))
-    strategies = [("all exact ones", [("resident", v) for v in f.VERSIONS])]
-    strategies += [(CHOOSES, None)]
-    strategies += [(f"`{s}`", [x for x in f.LOSSY if x[0] == s]) for s in dict.fromkeys(s for s, _ in f.LOSSY)]
-    rows = []
-    for name, specs in strategies:
-        row = [name]
-        for model, link in columns:
-            if specs is None:
-                wanted = [f.name_of(c, chosen_spec(c)) for c in f.cells([model]) if c[3] == link]
-                row.append(f"{sum(w in stored()['cells'] for w in wanted)} of {len(wanted)}")
-                continue
-            wanted = [f.name_of(c, f.spec_of(s, v)) for s, v in specs for c in f.cells([model])
-                      if c[3] == link and (s == "resident" or f.spec_of("resident", f.high_of(v)) not in by_cell()[c])]
-            row.append(f"{sum(w in stored()['cells'] for w in wanted)} of {len(wanted)}")
-        rows.append(row)
-    return experiment.table(["cells run", *(f"{m}, {l}" for m, l in columns)], rows)

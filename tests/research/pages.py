@@ -3,6 +3,8 @@
 
     tests/research/pages.py            rewrites what stands between <!-- generated:NAME --> and its end
     tests/research/pages.py --check    fails if a page is not what docs/results/data says
+
+Below every table stands where its figures come from; a table that mixes commits or machines without a word is refused.
 """
 import argparse
 import re
@@ -13,91 +15,83 @@ import digest
 import envelope_h200
 import frontier_page
 import grouped_core
-import proof_page
-import quality_moving_plan
-import quality_rank
+import papers_page
+import readme_page
 import report
-import served_h200
 import several_gpus
+import side_by_side
 import transformers_page
+from origins import Refused, Table, caption
 
-MODELS = ("tiny-moe", "small-moe")
-COLUMNS = ["model", "transfers in the window", "recall before the cut", "after, 25 %", "after, 75 %"]
-ALPHAS = ["loss, % (slots replaced, %)", "alpha 0.1", "alpha 0.2", "alpha 0.3", "alpha 0.6", "largest within 0.5 %"]
-HITS = ["model", "window", "prefetch", "cache", "25 %", "50 %", "75 %"]
+CPU = "Typed from the programs' output: no samples and no commit are kept"
+QUIET = "One Xeon with AMX, 16 cores, otherwise idle"
+CLOCK = "A replay on the virtual clock, the same on any machine; no commit is kept"
+TRAINED = "Perplexity of trained models on CPUs; no commit is kept"
+ENVELOPE = "df7f4a8: `fate`; 0dc91f2: `auto`, `graded`, and `fate` with batches of 8 at 10 and 25 %; 7e633e4: the others"
 TABLES = {
-    "readme": digest.readme, "architecture": digest.architecture,
-    "rivals-grouped": lambda: digest.stored("rivals", "The grouped product, prompts included"),
-    "rivals-decoders": lambda: digest.stored("rivals", "Whole decoders"),
-    "rivals-whole": decoder_page.table, "beside-four": proof_page.table,
-    "rivals-ours": lambda: digest.stored("rivals", "Ours, extrapolated to 48 layers"),
-    "rivals-budget": lambda: digest.stored("rivals", "Decoding under a budget"),
-    "plug-in-gpu": lambda: digest.stored("rivals", "llama.cpp with the plug-in, on a GPU"),
-    "plug-in-prompts": lambda: digest.stored("rivals", "llama.cpp with the plug-in, prompts on a GPU"),
-    "rivals-served": lambda: digest.stored("rivals", "Misses served by the device"),
-    "rivals-prefetch": lambda: digest.stored("rivals", "Prefetches served by the device"),
-    "fate-decode": digest.fate_decode, "fate-multiples": digest.fate_multiples,
-    "score-eviction": digest.score_eviction,
-    "importance-summary": digest.importance_summary,
-    "importance-parts": lambda: digest.h200.importance_parts(digest.h200.load("importance")),
-    "offload": digest.offload,
-    "offload-converged": digest.offload_converged,
-    "dynaexq-adapt": lambda: digest.adaptation(),
-    "dynaexq-ttft": digest.adaptation_prompts,
-    "dynaexq-bounds": lambda: digest.h200.bounds(digest.h200.load("dynaexq")),
-    "loads": lambda: digest.h200.loads(digest.h200.load("loads")),
-    "transformers": transformers_page.table,
-    "cross-layer": lambda: digest.stored("fate-replay", "cross-layer"),
-    "window-cut": lambda: digest.stored("fate-replay", "window-cut", COLUMNS, lambda r: r[1] in ("0.5", "2", "8")),
-    "hit-ratio": lambda: digest.stored("fate-replay", "hit-ratio", HITS, lambda r: r[:2] == ["small-moe", "2"] and r[3] != "arc"),
-    "rho": lambda: digest.stored("fate-replay", "rho"),
-    "rho-held-out": lambda: digest.stored("fate-replay", "rho-held-out"),
-    "fate-today": lambda: digest.stored("fate-replay", "today"),
-    "disk": lambda: digest.fate_disk(),
-    "alpha": lambda: digest.stored("importance-quality", "Loss by alpha", ALPHAS),
-    "alpha-held-out": lambda: digest.stored("importance-quality", "Held out"),
-    "substitutes": lambda: digest.stored("importance-quality", "Against other substitutes",
-                                         rows=lambda r: "displaced" not in r[0]),
-    "simulated-paper": lambda: digest.stored("importance-simulated", "Beside the paper"),
-    "envelope-exact": digest.envelope_exact, "envelope-rivals": digest.envelope_rivals,
-    "envelope-before": digest.envelope_before, "envelope-h200": envelope_h200.stored_table,
-    "envelope-h200-recorded": envelope_h200.stored_recorded, "envelope-h200-bounded": envelope_h200.stored_bounded,
-    "envelope-behind": digest.envelope_behind, "envelope-bounded": digest.envelope_bounded,
-    "envelope-auto": digest.envelope_auto, "envelope-auto-behind": digest.envelope_auto_behind,
-    "graded-loss": digest.graded_loss, "rank-by-loss": quality_rank.table,
-    "moving-plan": quality_moving_plan.table,
-    "moving-plan-shift": quality_moving_plan.shift_table,
-    "importance-served": served_h200.rule_table, "graded-served": served_h200.graded_table, "fate-served": served_h200.served_table, "fate-window": served_h200.window_table,
-    "lookahead-recall": digest.lookahead_recall, "lookahead-times": digest.lookahead_times,
-    "frontier-versions": frontier_page.versions, "frontier-best": frontier_page.best,
-    "frontier-auto": frontier_page.verdicts, "frontier-behind-exact": frontier_page.behind_exact,
-    "frontier-behind-loss": frontier_page.behind_loss, "frontier-missing": frontier_page.missing,
-    "frontier-beyond-loss": frontier_page.beyond_loss,
-    "uniform": digest.uniform_perplexity,
-    **{f"equal-{m}": (lambda m=m: digest.equal_bytes(m)) for m in MODELS},
-    "schemes": digest.scheme_losses, "plans": digest.plan_gains, "choices": digest.plan_choices,
-    **{f"below-{part}": (lambda p=part: digest.stored("below-2.5-bits", p)) for part in ("uniform", "plans")},
-    "activations": digest.plan_activations, "references": lambda: digest.stored(
-        "quantizer-references", "Quantizers against their packages"),
-    "core-set": grouped_core.core, "core-zipf": grouped_core.zipf, "core-64k": grouped_core.longest,
-    "core-plans": grouped_core.plans, "core-fp4": grouped_core.few_fp4,
-    "core-profile": grouped_core.profile, "rivals-marlin": grouped_core.marlin,
-    "gemm-few": digest.gemm_shares, "gemm-many": digest.gemm_many, "gemm-zipf": digest.gemm_zipf,
-    "two-gpus": several_gpus.two_gpus, "gpus-placed": several_gpus.placed, "gpus-copies": several_gpus.copies,
-    "predictions": digest.predictions, "four-shapes": digest.four_shapes,
-    **{f"cpu-{mark}": (lambda t=table: digest.stored("cpu-kernels", t)) for mark, table in (
-        ("streaming", "streaming, 16 cores"), ("ggml", "ggml, 16 cores"), ("repacked", "ggml repacked, 16 cores"), ("sets", "sets by tokens per call"),
-        ("imported", "imported schemes, one thread"))},
+    "readme": Table(readme_page.table, word="in the rows", shown=False),
+    "architecture": Table(digest.architecture, ("house",), "A column for each commit"),
+    # Beside other programs
+    "sittings": Table(side_by_side.tables, word="A sitting has one commit and one device"),
+    "rivals-grouped": Table(grouped_core.beside, (("gemm-core", "runs", "beside"),), "Rivals in the same call of the machine"),
+    "rivals-whole": Table(decoder_page.table, ("decoder",)),
+    "typed-decoders": Table(lambda: digest.stored("rivals", "Whole decoders"), word="Typed from the programs' output, 2026-11-22, one H200: no samples are kept"),
+    "typed-token": Table(lambda: digest.stored("rivals", "llama.cpp with the plug-in, a token"),
+                         word="Typed, without samples, at 145fbbae; llama.cpp in that sitting, ik_llama.cpp in two others"),
+    "typed-prompts": Table(lambda: digest.stored("rivals", "llama.cpp with the plug-in, prompts"),
+                           word="Typed from the same sittings; stock ran on the file that favours some experts"),
+    "transformers": Table(transformers_page.table, word="No commit is kept. One H200; accelerate, and bf16 of ours below 100 %, on another H200"),
+    # The grouped product
+    "core-set": Table(grouped_core.core, tuple(("gemm-core", "runs", r) for r in (
+        "q30", "qwen1.5-moe", "deepseek-v2-lite", "qwen3-next-80b", "mixtral"))),
+    "core-plans": Table(grouped_core.plans, tuple(("gemm-core", "runs", r) for r in ("q30-plans", "q30-plan-5-a8", "q30-plans2")),
+                        "`-two` and `-4.25-a8` are of bea63d51, the others of 78ce6196; ratios are within a commit"),
+    # Papers
+    "papers": Table(papers_page.headlines, word="From the tables below, which name their commits, and from `h200-importance.json`, "
+                    "which mixes ccc9a9c0 and eb2a7808"),
+    "fate-served": Table(papers_page.served_table, (("h200-served", "runs"), ("h200-served", "device"))),
+    "fate-window": Table(papers_page.window_table, (("h200-served", "runs"), ("h200-served", "device"))),
+    "cross-layer": Table(papers_page.cross_layer, word=CLOCK),
+    "importance-served": Table(papers_page.rule, (("h200-served", "rule"), ("h200-served", "device"))),
+    "alpha": Table(papers_page.alpha, word=CLOCK),
+    "equal-bytes": Table(papers_page.equal, word=TRAINED),
+    "moving-plan": Table(papers_page.moved, word=TRAINED),
+    "offload-converged": Table(digest.offload_converged, ("h200-offload",)),
+    "dynaexq-bounds": Table(papers_page.bounds, tuple(("h200-dynaexq", f"bounds-{b}") for b in (1, 8, 32))),
+    # The envelope and the frontier
+    "envelope-exact": Table(digest.envelope_exact, ("envelope",), ENVELOPE),
+    "envelope-behind": Table(digest.envelope_behind, ("envelope",), ENVELOPE),
+    "envelope-auto": Table(digest.envelope_auto, ("envelope",), ENVELOPE),
+    "envelope-h200": Table(envelope_h200.stored_table, (lambda: envelope_h200.origin("cells"),)),
+    "envelope-h200-recorded": Table(envelope_h200.stored_recorded, (lambda: envelope_h200.origin("recorded"),)),
+    "envelope-h200-bounded": Table(envelope_h200.stored_bounded, (lambda: envelope_h200.origin("bounded"),)),
+    "graded-loss": Table(digest.graded_loss, word=TRAINED),
+    "frontier-best": Table(frontier_page.best, ("frontier",)),
+    "frontier-auto": Table(frontier_page.verdicts, ("frontier",)),
+    # Quantization
+    "schemes": Table(digest.scheme_losses, word=TRAINED), "plans": Table(digest.plan_gains, word=TRAINED),
+    "activations": Table(digest.plan_activations, word=TRAINED),
+    # The rest
+    "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices. Decode is of b671109, prompts of ad1ca02"),
+    "predictions": Table(digest.predictions, ("wall",)),
+    "cpu-ggml": Table(lambda: digest.stored("cpu-kernels", "ggml, 16 cores"), word=f"{CPU}. {QUIET}"),
+    "cpu-streaming": Table(lambda: digest.stored("cpu-kernels", "streaming, 16 cores", rows=lambda r: r[1] == "VNNI"), word=f"{CPU}. {QUIET}"),
 }
 
 
-def made(text, used):
+def made(text, used, refused):
     def part(match):
         name = match[1]
         if name not in TABLES:
             sys.exit(f"no table {name}; there are {', '.join(TABLES)}")
         used.add(name)
-        return f"<!-- generated:{name} -->\n{TABLES[name]().strip()}\n<!-- /generated:{name} -->"
+        try:
+            below = caption(name, TABLES[name])
+        except Refused as error:
+            refused.append(str(error))
+            return match[0]
+        below = f"\n\n{below}" if TABLES[name].shown else ""
+        return f"<!-- generated:{name} -->\n{TABLES[name].make().strip()}{below}\n<!-- /generated:{name} -->"
     return re.sub(r"<!-- generated:([\w-]+) -->\n.*?<!-- /generated:\1 -->", part, text, flags=re.S)
 
 
@@ -105,10 +99,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    stale, used = [], set()
+    stale, used, refused = [], set(), []
     for path in [report.ROOT / "README.md", *sorted((report.ROOT / "docs").rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
-        new = made(text, used)
+        new = made(text, used, refused)
         if new != text:
             stale.append(str(path.relative_to(report.ROOT)))
             if not args.check:
@@ -116,6 +110,8 @@ def main():
     unused = set(TABLES) - used
     if unused:
         print(f"in no page: {', '.join(sorted(unused))}")
+    if refused:
+        sys.exit("\n".join(refused))
     if args.check and (stale or unused):
         sys.exit(f"{', '.join(stale)}: not what docs/results/data says; run tests/research/pages.py")
     print("\n".join(stale) or f"{len(used)} tables are up to date")

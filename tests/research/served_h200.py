@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Misses and prefetches served by a device, beside the same strategies run eagerly: docs/results/fate.md.
+"""Misses and prefetches served by a device, beside the same strategies run eagerly: docs/results/papers.md.
 
     served_h200.py --bench build/cuda/lab/moert-bench [--out docs/results/data/h200-served.json] [--seconds N]
     served_h200.py --take FILE...    what moert-bench wrote elsewhere with these flags

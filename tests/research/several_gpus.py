@@ -7,6 +7,7 @@ import pathlib
 import sys
 
 import experiment
+import origins
 import report
 
 NAMES = {"bf16": "bf16", "w4a16_g128": "w4"}
@@ -31,44 +32,26 @@ def ms(row):
     return f"{s['median']:.2f} ({s['min']:.2f} to {s['max']:.2f})"
 
 
+SHOWN = (1, 8, 64, 8192)  # rows of a step
+
+
+def origin():
+    """Of the runs that the table shows."""
+    shown = [r for r in load() if r["placement"] == "ranges" or any(row["phase"] == "prefill" and row.get("replayed") for row in r["rows"])]
+    return origins.commits_and_machines(shown)
+
+
 def two_gpus():
+    """Decode by ranges of experts, then prompts in a graph, placed by use."""
     rows = []
-    for (scheme, phase, count, budget), (one, two) in cells(lambda r: r["placement"] == "ranges"):
-        what = f"decode, {count}" if phase == "decode" else f"prompt, {count}"
-        rows.append([scheme, what, budget, ms(one), ms(two), f"{two['speedup']:.2f}",
-                     f"{max(0, 100 * two['exchange_share']):.0f} %",
-                     f"{100 * one['hit_ratio']:.0f}, {100 * two['hit_ratio']:.0f} %" if budget != "100%" else ""])
-    return experiment.table(["scheme", "rows of a step", "budget a GPU", "one GPU, ms", "two GPUs, ms", "times as fast",
-                             "exchange", "hits, one and two"], rows)
-
-
-def placed():
-    rows = []
-    for (scheme, phase, count, budget), (one, *several) in cells(lambda r: r["placement"] == "popular"):
-        for two in several:
-            parts = two.get("part_rows", -1)
-            how = "" if phase == "decode" or parts < 0 else "one part" if parts == 0 else f"parts of {parts}"
-            how += "" if phase == "decode" else ", graph" if two["replayed"] else ", eager"
-            rows.append([scheme, f"{'prompt' if phase == 'prefill' else phase}, {count}", budget, how, ms(one), ms(two),
-                         f"{two['speedup']:.2f}", f"{max(0, 100 * two['exchange_share']):.0f} %"])
-    return experiment.table(["scheme", "rows of a step", "budget a GPU", "summed in", "one GPU, ms", "two GPUs, ms",
-                             "times as fast", "exchange"], rows)
-
-
-def copies():
-    rows = []
-    for run in load():
-        known = {}
-        for row in run["rows"]:
-            if "copies_of_the_model" in row:
-                known.setdefault((row["rows"], row["budget"]), {})[row["peers"]] = row
-        for (count, budget), pair in known.items():
-            alone, peers = pair[False], pair[True]
-            rows.append([NAMES[run["scheme"]], str(count), budget, ms(alone), ms(peers),
-                         f"{alone['step_ms']['median'] / peers['step_ms']['median']:.2f}",
-                         str(peers["peer_copies"])])
-    return experiment.table(["scheme", "rows of both", "budget a GPU", "alone, ms", "with a peer tier, ms", "times as fast",
-                             "copies between GPUs"], rows)
+    for place in ("ranges", "popular"):
+        for (scheme, phase, count, budget), (one, *several) in cells(lambda r, p=place: r["placement"] == p):
+            two = several[0]
+            if count not in SHOWN or (place == "popular") != (phase == "prefill" and two["replayed"]) or (place == "ranges" and phase != "decode"):
+                continue
+            rows.append([scheme, f"{phase if phase == 'decode' else 'prompt'}, {count}", budget, ms(one), ms(two), f"{two['speedup']:.2f}",
+                         f"{max(0, 100 * two['exchange_share']):.0f} %"])
+    return experiment.table(["scheme", "rows of a step", "budget a GPU", "one GPU, ms", "two GPUs, ms", "times as fast", "exchange"], rows)
 
 
 def main():

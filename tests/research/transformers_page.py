@@ -11,8 +11,7 @@ import experiment
 import report
 
 NAME = "transformers"
-HEAD = ["experts", "in GPU memory", "tokens/s", "hits", "prompt of 512, ms", "of 2,048, ms",
-        "GPU, GiB", "host, GiB"]
+HEAD = ["experts", "in GPU memory", "tokens/s", "hits", "prompt of 2,048, ms", "GPU, GiB"]
 
 
 def stored():
@@ -40,19 +39,11 @@ def share(row):
     return "25 %" if "offloaded_gib" in row else "100 %"
 
 
-def host(row):
-    """What is resident, at most; of offloaded layers, whose experts lie there once, all."""
-    offloaded = row.get("offloaded_gib", 0)
-    layers = re.search(r"experts of (\d+) of (\d+)", row["mode"])
-    copies = int(layers[2]) - int(layers[1]) if layers else 1
-    return f"{row['resident_gib'] + offloaded * (1 - 1 / copies):.1f}"
-
-
 def cells(row):
     name = row["mode"].split(", experts of")[0]
     return [name, share(row), rate(row.get("tokens_per_s")),
-            f"{100 * row['hits']:.0f} %" if "hits" in row else "", times(row.get("prompt_512_ms")),
-            times(row.get("prompt_2048_ms")), f"{row['device_gib']:.1f}", host(row)]
+            f"{100 * row['hits']:.0f} %" if "hits" in row else "", times(row.get("prompt_2048_ms")),
+            f"{row['device_gib']:.1f}"]
 
 
 def table():

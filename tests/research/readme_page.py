@@ -1,0 +1,68 @@
+"""The table of README.md: one row a claim, from data that keeps its samples, with the cells that are lost.
+
+A row has one commit and one machine, or the check refuses it (origins.py).
+"""
+import itertools
+
+import digest
+import grouped_core as core
+import origins
+import side_by_side as sitting
+import transformers_page
+
+SHAPE = "Qwen3-30B-A3B's shape"
+TOKENS = (8, 512, 8192)
+
+
+def grouped():
+    times = core.beside_times()
+    of = lambda name: ", ".join(core.us(times[name][t]) for t in TOKENS)
+    lost = core.lost("bf16", ("Triton bf16", "torch bf16"), TOKENS) + core.lost("w4a16_g128", ("Marlin w4",), TOKENS)
+    return (f"Grouped product, {SHAPE}, 8, 512, 8,192 tokens, us", f"bf16 {of('bf16')}; w4 {of('w4a16_g128')}",
+            f"Triton bf16 {of('Triton bf16')}; torch bf16 {of('torch bf16')}; Marlin w4 {of('Marlin w4')}",
+            "bf16: " + "; ".join(lost), ("gemm-core", "runs", "beside"))
+
+
+def served():
+    """Strategies of this library in one graph a step: `fate` beside the best other exact one."""
+    run = digest.data("h200-served")["runs"]["qwen3-30b:12 1 graph"]
+    budgets, others = ("25%", "50%", "90%"), ("on-demand", "on-demand+importance.residency", "activation-path")
+    ms = lambda b, s: run["cells"][f"{b} {s}"][0]
+    best = {b: min(others, key=lambda s: ms(b, s)) for b in budgets}
+    lost = [f"{b[:-1]} % to `{best[b]}`" for b in budgets if ms(b, best[b]) < ms(b, "fate")]
+    text = lambda s: ", ".join(f"{ms(b, s):.2f}" for b in budgets)
+    return ("Decode in one CUDA graph a step, 12 layers, w4, batch 1, 25, 50, 90 % of the experts in HBM, ms",
+            f"`fate` {text('fate')}", f"LRU (`on-demand`, also ours) {text('on-demand')}; with eviction by score "
+            f"{text('on-demand+importance.residency')}", "; ".join(lost) or "none",
+            ("h200-served", "runs", "qwen3-30b:12 1 graph"))
+
+
+def decoder():
+    one, eight = digest.data("decoder")["decode"]
+    return ("Whole decoder, 48 layers, w4, all experts in HBM, tokens/s", f"{one['tokens_per_s']:.0f}; batch 8: "
+            f"{eight['tokens_per_s']:,.0f}", "no rival in the same sitting", "the goal of 450 at batch 1", ("decoder",))
+
+
+def transformers():
+    rows = {(r["mode"].split(", experts")[0], transformers_page.share(r)): transformers_page.rate(r["tokens_per_s"]).split(" ")[0]
+            for r in transformers_page.stored()["rows"] if "tokens_per_s" in r}
+    of = lambda mode: rows[mode, "100 %"]
+    return ("transformers, compiled, all experts in HBM, tokens/s",
+            f"bf16 {of('libmoert, bf16, compiled')}; w4 {of('libmoert, w4a16_g128, compiled')}",
+            f"its own bf16 {of('transformers, compiled')}",
+            f"not compiled: {of('libmoert, w4a16_g128, eager')}, its `batched_mm` {of('transformers, batched_mm')}",
+            ("transformers",))
+
+
+def origin(what, source):
+    commits, machines = origins.origin([source])
+    if len(commits) > 1 or len(machines) > 1:
+        raise origins.Refused(f"README, {what}: mixes {', '.join(commits + machines)}")
+    return ", ".join([*(commits or ["commit not kept"]), *(machines or ["NVIDIA H200"])])
+
+
+def table():
+    rows = [(*cells, origin(cells[0], source)) for *cells, source in (grouped(), decoder(), served(), transformers())]
+    rows += itertools.chain(sitting.readme_rows())
+    head = ["what", "libmoert", "beside it", "lost", "measured"]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
