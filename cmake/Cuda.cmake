@@ -32,8 +32,9 @@ function(moert_add_cuda target)
     target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/lib/exec/no_cuda/no_cuda.cc)
     return()
   endif()
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/exec/cuda/*.cc
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/exec/cuda/*.cc
        ${PROJECT_SOURCE_DIR}/kernels/cuda/*.cu)
+  list(FILTER sources EXCLUDE REGEX "kernels/cuda/offline/")
   target_sources(${target} PRIVATE ${sources})
   target_link_libraries(${target} PRIVATE CUDA::cudart_static)
 endfunction()

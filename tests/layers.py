@@ -8,6 +8,7 @@ import sys
 
 # Bottom first. Folders, then the public headers that declare what these folders (or hosts) define.
 LAYERS = [
+    ("rules", ["lib/rules"], ""),
     ("base", ["lib/base"], "env machine thread_pool default_thread_pool tensor allocator profile"),
     ("quant", ["lib/quant"], "scheme"),
     ("model", ["lib/model"], "model"),
@@ -19,6 +20,7 @@ LAYERS = [
      "offline/rope_config offline/tensor_names"),
     ("pack", ["lib/pack"], "offline/calibration offline/pack offline/plan"),
     ("policy", [], "policy trace"),  # what policies and sinks are asked and told
+    ("trace", ["lib/trace"], ""),
     ("transfer", ["lib/transfer"], "peer_tier"),
     ("store", ["lib/store"], "expert_store"),
     ("route", ["lib/route"], "router"),
@@ -28,12 +30,15 @@ LAYERS = [
     ("options", [], "options backend"),
     ("exec", ["lib/exec"], ""),
     ("offline", ["lib/offline"], "offline/*"),
-    ("engine", ["lib/engine"], "engine auto_strategy prompt_rows stats metrics shard version_choice "
-     "warm_start"),
+    ("engine", ["lib/engine"], "engine auto_strategy stats metrics shard"),
+    ("advise", ["lib/advise"], "prompt_rows version_choice warm_start"),
     ("parallel", ["lib/parallel"], "collectives expert_parallel pinned_source placement shared_records"),
-    ("trace", ["lib/trace"], "replay parallel_replay"),
+    ("replay", ["lib/replay"], "replay parallel_replay"),
     ("capi", ["capi"], ""),
 ]
+# These decide and keep accounts; the arithmetic of products is the business of lib/gemm and lib/exec.
+WITHOUT_KERNELS = ("rules", "model", "source", "checkpoint", "pack", "trace", "transfer", "store", "route",
+                   "plan", "prefetch", "strategies", "engine", "advise", "parallel", "replay")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 # Where memory runs out under these, the C++ runtime or libc ends the process.
 WITHOUT = {r"\b(?:recursive_)?directory_iterator\b|\bremove_all\b": "use base/folder.h",
@@ -94,6 +99,9 @@ def check(root):
                     if theirs is not None and theirs > mine:
                         problems.append(f"{path} ({LAYERS[mine][0]}) includes {other} "
                                         f"({LAYERS[theirs][0]}), which is above it")
+                    if LAYERS[mine][0] in WITHOUT_KERNELS and other.startswith("kernels/"):
+                        problems.append(f"{path} ({LAYERS[mine][0]}) includes {other}: kernels are "
+                                        "reached through lib/gemm and lib/exec")
                     if path.startswith("include/") and not other.startswith("include/"):
                         problems.append(f"{path}: is installed and includes {other}, which is not")
     return problems, count

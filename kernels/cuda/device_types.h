@@ -5,11 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#ifdef __CUDACC__
-#define MOERT_HOST_DEVICE __host__ __device__
-#else
-#define MOERT_HOST_DEVICE
-#endif
+#include "rules/host_device.h"
 
 namespace moert::cuda {
 

@@ -1,6 +1,6 @@
-// Which products of a call are family P's (kernels/cuda/prompt_gemm.h), and in which tiling, by the
-// mean of tokens an expert. Data: measured on an H200 with Qwen3-30B-A3B's and Mixtral-8x7B's
-// shapes by `moert-bench gemm`, the crossings by its --products.
+// Which products of a call are family P's (kernels/cuda/prompt/prompt_gemm.h), and in which tiling,
+// by the mean of tokens an expert. Data: measured on an H200 with Qwen3-30B-A3B's and
+// Mixtral-8x7B's shapes by `moert-bench gemm`, the crossings by its --products.
 #ifndef MOERT_KERNELS_TUNING_PROMPT_H_
 #define MOERT_KERNELS_TUNING_PROMPT_H_
 

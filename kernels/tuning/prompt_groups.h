@@ -1,4 +1,4 @@
-// How family P's warp groups share a tile (kernels/cuda/prompt_gemm.h).
+// How family P's warp groups share a tile (kernels/cuda/prompt/prompt_gemm.h).
 // Data: measured on an H200 with Qwen3-30B-A3B's shape by `moert-bench gemm`.
 #ifndef MOERT_KERNELS_TUNING_PROMPT_GROUPS_H_
 #define MOERT_KERNELS_TUNING_PROMPT_GROUPS_H_

@@ -10,11 +10,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "kernels/cuda/cpu_share.h"
 #include "moert/model.h"
 #include "moert/policy.h"
 #include "moert/router.h"
 #include "moert/tensor.h"
+#include "rules/cpu_share.h"
 #include "store/versioned_store.h"
 
 namespace moert {
@@ -234,7 +234,7 @@ class Executor {
   }
   /// What misses cost now, where a CPU takes some of them: by this captured calls share them.
   /// Before OpenStep.
-  virtual void SetCpuCosts(const cuda::CpuCosts& costs) {}
+  virtual void SetCpuCosts(const CpuCosts& costs) {}
   /// Whether the blocks are lent: then nobody may use the store.
   virtual bool lent() const { return false; }
   /// Before the host uses the store: takes the blocks back, and waits for replays of open steps.

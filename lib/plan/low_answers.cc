@@ -47,7 +47,7 @@ bool LowAnswers::Take(int32_t expert) {
 
 void LowAnswers::End() {
   for (int64_t t = 0; t < routing_->tokens; ++t) {
-    const cuda::LowAccount& account = accounts_[account_of_[static_cast<size_t>(t)]];
+    const LowAccount& account = accounts_[account_of_[static_cast<size_t>(t)]];
     SubstitutionAccount& kept = LedgerOf(t);
     kept.mass = account.mass;
     kept.mass_substituted = account.low;

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kernels/cuda/low_answers.h"
 #include "moert/router.h"
 #include "route/substitution_ledger.h"
+#include "rules/low_answers.h"
 
 namespace moert {
 
@@ -43,11 +43,11 @@ class LowAnswers {
   SubstitutionLedger ledger_;
   const RoutingResult* routing_ = nullptr;
   absl::Span<const int64_t> request_ids_;
-  cuda::LowCall call_;
+  LowCall call_;
   // Scratch.
   std::unordered_map<int64_t, int32_t> number_of_;
   std::vector<int32_t> account_of_;  // [tokens]
-  std::vector<cuda::LowAccount> accounts_;
+  std::vector<LowAccount> accounts_;
   std::vector<int32_t> slots_;
 };
 

@@ -81,10 +81,10 @@ int64_t MissPlacer::CpuNs(int64_t bytes, int64_t tokens) const {
   return HardwareProfile::WholeNs(scale * static_cast<double>(modelled_ns));
 }
 
-cuda::CpuCosts MissPlacer::Costs(int64_t bytes) const {
-  cuda::CpuCosts costs;
+CpuCosts MissPlacer::Costs(int64_t bytes) const {
+  CpuCosts costs;
   costs.load = TransferNs(bytes);
-  for (int t = 1; t <= cuda::kMostCpuTokens; ++t) costs.tokens[t] = CpuNs(bytes, t);
+  for (int t = 1; t <= kMostCpuTokens; ++t) costs.tokens[t] = CpuNs(bytes, t);
   return costs;
 }
 

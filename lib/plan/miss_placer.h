@@ -8,10 +8,10 @@
 
 #include "absl/types/span.h"
 #include "base/ewma.h"
-#include "kernels/cuda/cpu_share.h"
 #include "moert/policy.h"
 #include "moert/profile.h"
 #include "moert/scheduler.h"
+#include "rules/cpu_share.h"
 #include "store/lent_blocks.h"
 #include "transfer/link_estimate.h"
 
@@ -30,7 +30,7 @@ class MissPlacer {
   void ObserveCpuTime(int64_t cpu_ns, int64_t took_ns);
 
   /// What misses of `bytes` cost now, by which a device may place them itself, and what came of it.
-  cuda::CpuCosts Costs(int64_t bytes) const;
+  CpuCosts Costs(int64_t bytes) const;
   void CountServed(const ServedCount& count);
 
   PlacementPolicy* policy() const { return policy_; }

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/served_arc.h"
-#include "kernels/cuda/served_use.h"
 #include "moert/model.h"
+#include "rules/arc_lists.h"
+#include "rules/expert_use.h"
 
 namespace moert {
 
@@ -38,11 +38,11 @@ struct LentLayer {
   // and how many experts a call brings, on average.
   int64_t calls = 0;
   double inserted = 1;
-  std::vector<cuda::ServedUse> use;  // [E], by worth
-  std::vector<float> scores;         // [LentUse::window(), E], by average score: see ServedScores
-  std::vector<double> sums;          // [E], of these
-  cuda::ArcState arc;                // by the lists of ARC
-  std::vector<cuda::ArcNode> arc_nodes;  // [E], of these
+  std::vector<ExpertUse> use;      // [E], by worth
+  std::vector<float> scores;       // [LentUse::window(), E], by average score: see ScoreSums
+  std::vector<double> sums;        // [E], of these
+  ArcState arc;                    // by the lists of ARC
+  std::vector<ArcNode> arc_nodes;  // [E], of these
 };
 
 /// What lookups and loads have counted while the blocks were lent.

@@ -29,7 +29,7 @@ std::vector<int> ArcLists::Contents(List list) const {
   return experts;
 }
 
-void ArcLists::Resume(const cuda::ArcState& state, const std::vector<cuda::ArcNode>& nodes,
+void ArcLists::Resume(const ArcState& state, const std::vector<ArcNode>& nodes,
                       const std::vector<uint8_t>& held) {
   const int capacity = state_.capacity;
   state_ = state;
@@ -102,8 +102,7 @@ class Arc final : public ResidencyPolicy, public LentUse {
     loan->arc = layers_[layer].state();
     loan->arc_nodes = layers_[layer].nodes();
     // What they aim at where they go on: all slots that are lent.
-    cuda::ServedArc{&loan->arc, loan->arc_nodes.data()}.SetCapacity(
-        static_cast<int>(loan->slots.size()));
+    ArcView{&loan->arc, loan->arc_nodes.data()}.SetCapacity(static_cast<int>(loan->slots.size()));
   }
   void ResumeUse(int layer, const LentLayer& loan) override {
     std::vector<uint8_t> held(loan.arc_nodes.size(), 0);

@@ -23,18 +23,18 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kernels/cuda/served_arc.h"
 #include "moert/policy.h"
+#include "rules/arc_lists.h"
 #include "strategies/capacity.h"
 
 namespace moert {
 
-/// The lists of one layer, over experts [0, n): cuda::ServedArc, which a device goes on with.
+/// The lists of one layer, over experts [0, n): ArcView, which a device goes on with.
 class ArcLists {
  public:
-  using List = cuda::ArcList;
-  static constexpr List kNowhere = cuda::kArcNowhere, kT1 = cuda::kArcT1, kT2 = cuda::kArcT2,
-                        kB1 = cuda::kArcB1, kB2 = cuda::kArcB2, kPrefetched = cuda::kArcPrefetched;
+  using List = ArcList;
+  static constexpr List kNowhere = kArcNowhere, kT1 = kArcT1, kT2 = kArcT2, kB1 = kArcB1,
+                        kB2 = kArcB2, kPrefetched = kArcPrefetched;
 
   ArcLists(int experts, int capacity);
 
@@ -54,21 +54,21 @@ class ArcLists {
   std::vector<int> Contents(List list) const;
   double p() const { return state_.p; }
 
-  const cuda::ArcState& state() const { return state_; }
-  const std::vector<cuda::ArcNode>& nodes() const { return nodes_; }
+  const ArcState& state() const { return state_; }
+  const std::vector<ArcNode>& nodes() const { return nodes_; }
   /// Goes on from the lists that another one has come to; experts with `held` are there, whatever
   /// these say.
-  void Resume(const cuda::ArcState& state, const std::vector<cuda::ArcNode>& nodes,
+  void Resume(const ArcState& state, const std::vector<ArcNode>& nodes,
               const std::vector<uint8_t>& held);
 
  private:
-  cuda::ServedArc lists() { return {&state_, nodes_.data(), counts_.data()}; }
+  ArcView lists() { return {&state_, nodes_.data(), counts_.data()}; }
   bool there(int expert) const {
     return list(expert) == kT1 || list(expert) == kT2 || list(expert) == kPrefetched;
   }
 
-  cuda::ArcState state_;
-  std::vector<cuda::ArcNode> nodes_;
+  ArcState state_;
+  std::vector<ArcNode> nodes_;
   std::vector<int32_t> counts_;  // of the last call
   std::vector<int32_t> order_;   // scratch
 };

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/served_use.h"
+#include "rules/expert_use.h"
 #include "store/lent_use.h"
 #include "strategies/builtin.h"
 
@@ -37,12 +37,12 @@ class AverageScore final : public ResidencyPolicy, public LentUse {
     const int experts = context.model->layers[context.layer].num_experts;
     History& history = layers_[context.layer];
     // One iteration is one layer call, whatever its tokens: the mean over them.
-    float* row = &history.rows[cuda::ServedScores::Row(history.calls++, window_) * experts];
+    float* row = &history.rows[ScoreSums::Row(history.calls++, window_) * experts];
     const float* scores = routing.scores.empty() ? nullptr : routing.scores.data();
     for (int e = 0; e < experts; ++e) {
-      cuda::ServedScores::Add(cuda::ServedScores::Of(scores == nullptr ? nullptr : scores + e,
-                                                     experts, routing.tokens, routing.counts[e]),
-                              &row[e], &history.sums[e]);
+      ScoreSums::Add(ScoreSums::Of(scores == nullptr ? nullptr : scores + e, experts,
+                                   routing.tokens, routing.counts[e]),
+                     &row[e], &history.sums[e]);
     }
   }
 

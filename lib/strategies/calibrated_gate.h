@@ -6,8 +6,8 @@
 #include <array>
 #include <memory>
 
-#include "kernels/cuda/hit_curve.h"
 #include "moert/policy.h"
+#include "rules/hit_curve.h"
 
 namespace moert {
 
@@ -15,19 +15,19 @@ namespace moert {
 /// the token's k-th best.
 class HitCurve {
  public:
-  static constexpr int kBins = cuda::kHitBins;
+  static constexpr int kBins = kHitBins;
   /// Of score / k-th score = ratio.
-  static int Bin(float ratio) { return cuda::HitBin(ratio); }
+  static int Bin(float ratio) { return HitBin(ratio); }
 
   /// A prediction in the bin came true or not.
   void Add(int bin, bool used) { bins_[bin].Add(used ? 1 : 0, 1); }
   /// `prior` answers as far as little was seen.
   double Probability(int bin, double prior) const { return bins_[bin].Probability(prior); }
   /// Before anything was seen.
-  static float Guess(float ratio) { return cuda::GuessedHits(ratio); }
+  static float Guess(float ratio) { return GuessedHits(ratio); }
 
  private:
-  std::array<cuda::HitCounts, kBins> bins_;
+  std::array<HitCounts, kBins> bins_;
 };
 
 /// Decode: every expert with the probability that some token uses it, best first. Prefill: as

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "kernels/cuda/low_answers.h"
+#include "rules/low_answers.h"
 #include "strategies/builtin.h"
 #include "strategies/calibrated_gate.h"
 #include "strategies/capacity.h"
@@ -20,7 +20,7 @@ namespace {
 
 /// Whether a miss is answered low. `decode`: of such a call, others wait.
 bool AnsweredLow(const MissView& miss, bool decode, double patience) {
-  return decode && cuda::WorthAnsweringLow(miss.low_cost, patience);
+  return decode && WorthAnsweringLow(miss.low_cost, patience);
 }
 
 /// All others are loaded.

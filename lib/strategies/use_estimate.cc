@@ -12,7 +12,7 @@ void UseEstimate::Observe(const RoutingView& routing) {
   const int experts = static_cast<int>(use_.size());
   if (routing.tokens == 0) return;
   ++calls_;
-  const auto call = cuda::ServedUse::Call::Of(calls_, routing.tokens);
+  const auto call = ExpertUse::Call::Of(calls_, routing.tokens);
   for (int e = 0; e < experts; ++e) {
     double scores = routing.counts[e];
     if (!routing.scores.empty()) {  // a host that routes itself may give none
@@ -27,7 +27,7 @@ void UseEstimate::Observe(const RoutingView& routing) {
   SortOrder();
 }
 
-void UseEstimate::Resume(int64_t calls, absl::Span<const cuda::ServedUse> use) {
+void UseEstimate::Resume(int64_t calls, absl::Span<const ExpertUse> use) {
   calls_ = calls;
   for (size_t e = 0; e < use_.size(); ++e) {
     if (use[e].chosen > 0 && use_[e].chosen == 0) order_.push_back(static_cast<int32_t>(e));

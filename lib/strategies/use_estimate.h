@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "kernels/cuda/served_use.h"
 #include "moert/policy.h"
+#include "rules/expert_use.h"
 
 namespace moert {
 
@@ -20,7 +20,7 @@ class UseEstimate {
   /// A layer call's routing. One call counts once, whatever its tokens: what they say is averaged.
   void Observe(const RoutingView& routing);
 
-  /// See ServedUse.
+  /// See ExpertUse.
   double Worth(int expert) const { return worth_[expert]; }
 
   /// The experts that were ever chosen, those worth most first; of equals the more recent.
@@ -28,15 +28,15 @@ class UseEstimate {
 
   /// What it goes by, for somebody else to go on with, and back: [E], after `calls` calls.
   int64_t calls() const { return calls_; }
-  absl::Span<const cuda::ServedUse> use() const { return use_; }
-  void Resume(int64_t calls, absl::Span<const cuda::ServedUse> use);
+  absl::Span<const ExpertUse> use() const { return use_; }
+  void Resume(int64_t calls, absl::Span<const ExpertUse> use);
 
  private:
   void SortOrder();
 
   int64_t calls_ = 0;
-  std::vector<cuda::ServedUse> use_;  // [E]
-  std::vector<double> worth_;         // [E]
+  std::vector<ExpertUse> use_;  // [E]
+  std::vector<double> worth_;   // [E]
   std::vector<int32_t> order_;
 };
 

@@ -145,7 +145,7 @@ class WorthCache : public ResidencyPolicy, public LentUse {
 
   bool Pays(const VictimSnapshot& snapshot, ExpertKey victim) const {
     const double incoming = Worth(snapshot.incoming), leaving = Worth(victim);
-    if (snapshot.dispensable) return cuda::ClearlyWorthMore(incoming, leaving);
+    if (snapshot.dispensable) return ClearlyWorthMore(incoming, leaving);
     if (snapshot.probability < 0 || layers_.empty()) return true;
     // A right prefetch replaces whom the load would have. A wrong one costs the uses that the
     // victim would have had until it had to leave anyway, about a call over the calls' insertions.

@@ -1,7 +1,7 @@
-// Jobs between a device and a thread of the host (kernels/cuda/cpu_mailbox.h), with two threads
-// that play the two. The memory of jobs and rows is plain: the thread sanitizer sees who has it
-// when.
-#include "kernels/cuda/cpu_mailbox.h"
+// Jobs between a device and a thread of the host (kernels/cuda/cache/cpu_mailbox.h), with two
+// threads that play the two. The memory of jobs and rows is plain: the thread sanitizer sees who
+// has it when.
+#include "kernels/cuda/cache/cpu_mailbox.h"
 
 #include <atomic>
 #include <chrono>
@@ -220,7 +220,7 @@ TEST_CASE("an answer in time counts, whenever it is found") {
   CpuCall call;
   PostJob(&shared.mailbox, &call, /*now_ns=*/1000, /*planned_ns=*/500);
   CHECK(call.posted == 1);
-  CHECK(call.deadline == 1000 + static_cast<uint64_t>(cuda::CpuPatience(500)));
+  CHECK(call.deadline == 1000 + static_cast<uint64_t>(CpuPatience(500)));
   CHECK_FALSE(CpuIdle(shared.mailbox, call));
   CHECK(KeepsLooking(call, AnswerTo(shared.mailbox, 1), call.deadline - 1));
   CHECK_FALSE(KeepsLooking(call, AnswerTo(shared.mailbox, 1), call.deadline));

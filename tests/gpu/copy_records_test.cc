@@ -10,7 +10,7 @@
 #include "device_array.h"
 #include "device_time.h"
 #include "exec/cuda/cuda_api.h"
-#include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/cache/serve_misses.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {

@@ -7,8 +7,8 @@
 
 #include "device_array.h"
 #include "few_inputs.h"
-#include "kernels/cuda/serve_misses.h"
-#include "kernels/cuda/serve_usual.h"
+#include "kernels/cuda/cache/serve_misses.h"
+#include "kernels/cuda/cache/serve_usual.h"
 #include "support/served_call.h"
 #include "tests/support/catch.h"
 
@@ -66,7 +66,7 @@ class DrawnLayer {
 
     DeviceArray<ServedLayer> layer(std::vector<ServedLayer>{layer_});
     DeviceArray<ServedExpert> rows(rows_);
-    DeviceArray<ServedUse> use(use_);
+    DeviceArray<ExpertUse> use(use_);
     const DeviceArray<int32_t> given(ids);
     const DeviceArray<float> weights(ones);
     const DeviceArray<ExpertHandle> ready(n + 1), late(n + 1);
@@ -138,9 +138,9 @@ class DrawnLayer {
     return logits;
   }
   /// scores: as the call's routing left them, or none.
-  void CheckUse(const std::vector<ServedUse>& got, const std::vector<int32_t>& counts, int tokens,
+  void CheckUse(const std::vector<ExpertUse>& got, const std::vector<int32_t>& counts, int tokens,
                 const std::vector<float>& scores) const {
-    const auto call = ServedUse::Call::Of(layer_.calls + 1, tokens);
+    const auto call = ExpertUse::Call::Of(layer_.calls + 1, tokens);
     int wrong = 0;
     for (size_t e = 0; e < got.size(); ++e) {
       double sum = counts[e];
@@ -150,7 +150,7 @@ class DrawnLayer {
           sum += kTopK * static_cast<double>(scores[t * got.size() + e]);
         }
       }
-      ServedUse want = use_[e];
+      ExpertUse want = use_[e];
       want.Add(call, counts[e], sum);
       wrong += std::abs(got[e].score - want.score) > 1e-6;
       wrong += std::abs(got[e].recent - want.recent) > 1e-6;
@@ -190,7 +190,7 @@ class DrawnLayer {
   std::mt19937& rng_;
   ServedLayer layer_;
   std::vector<ServedExpert> rows_;
-  std::vector<ServedUse> use_;
+  std::vector<ExpertUse> use_;
   const size_t experts_ = rows_.size();
   DeviceArray<uint8_t*> slots_{experts_};
   DeviceArray<ServedRecord> records_{experts_};

@@ -1,6 +1,6 @@
 // The expert-cache rule on the device against the host's, to the bit: all the small cases of the
 // unit test, batches that take every path of the kernel, and the caps from call to call.
-#include "kernels/cuda/expert_cache.h"
+#include "kernels/cuda/route/expert_cache.h"
 
 #include <cuda_runtime_api.h>
 
@@ -8,7 +8,7 @@
 #include <map>
 #include <random>
 
-#include "exec/cuda/device_routing.h"
+#include "exec/cuda/route/device_routing.h"
 #include "tests/support/catch.h"
 #include "tests/support/expert_cache_cases.h"
 

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "device_array.h"
-#include "exec/cuda/device_routing.h"
-#include "kernels/cuda/group_gemm.h"
-#include "kernels/cuda/route.h"
-#include "kernels/cuda/serve_misses.h"
+#include "exec/cuda/route/device_routing.h"
+#include "kernels/cuda/cache/serve_misses.h"
+#include "kernels/cuda/few/group_gemm.h"
+#include "kernels/cuda/route/route.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {

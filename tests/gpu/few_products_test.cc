@@ -1,6 +1,6 @@
 // One launch that chooses experts and multiplies, against the launches it stands for: the same
 // bits.
-#include "kernels/cuda/few_products.h"
+#include "kernels/cuda/few/few_products.h"
 
 #include <algorithm>
 #include <cstring>
@@ -9,8 +9,8 @@
 
 #include "device_array.h"
 #include "few_inputs.h"
-#include "kernels/cuda/group_gemm.h"
-#include "kernels/cuda/route.h"
+#include "kernels/cuda/few/group_gemm.h"
+#include "kernels/cuda/route/route.h"
 #include "moert/tensor.h"
 #include "tests/support/catch.h"
 

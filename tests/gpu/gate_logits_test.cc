@@ -8,7 +8,7 @@
 
 #include "base/bf16.h"
 #include "device_array.h"
-#include "kernels/cuda/route.h"
+#include "kernels/cuda/route/route.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {

@@ -7,7 +7,7 @@
 
 #include "device_array.h"
 #include "few_inputs.h"
-#include "kernels/cuda/served_prefetch.h"
+#include "kernels/cuda/cache/served_prefetch.h"
 #include "tests/support/catch.h"
 
 namespace moert::cuda {
@@ -55,7 +55,7 @@ int DecideBeside(const PredictArgs& next) {
 struct Table {
   int experts = 0;
   std::vector<ServedExpert> rows;
-  std::vector<ServedUse> use;
+  std::vector<ExpertUse> use;
   std::vector<uint8_t*> slots;
   std::vector<int> content;  // of slots: the expert; -1: nobody
   std::vector<float> logits;
@@ -132,7 +132,7 @@ struct Table {
     DeviceArray<float> scores(logits);
     DeviceArray<ServedLayer> layers(std::vector<ServedLayer>{layer});
     DeviceArray<ServedExpert> table(rows);
-    const DeviceArray<ServedUse> uses(use);
+    const DeviceArray<ExpertUse> uses(use);
     const DeviceArray<ServedRecord> where(records);
     const DeviceArray<uint8_t*> places(slots);
     DeviceArray<ServedTally> tally(std::vector<ServedTally>(1));

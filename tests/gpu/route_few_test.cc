@@ -6,8 +6,8 @@
 
 #include "device_array.h"
 #include "few_inputs.h"
-#include "kernels/cuda/group_gemm.h"
-#include "kernels/cuda/route.h"
+#include "kernels/cuda/few/group_gemm.h"
+#include "kernels/cuda/route/route.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {

@@ -1,5 +1,5 @@
 // The device's router against RouteToken, for every routing kind, groups, biases and ties.
-#include "kernels/cuda/route.h"
+#include "kernels/cuda/route/route.h"
 
 #include <cuda_runtime_api.h>
 
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <random>
 
-#include "exec/cuda/device_routing.h"
+#include "exec/cuda/route/device_routing.h"
 #include "moert/router.h"
 #include "route/route_token.h"
 #include "tests/support/catch.h"

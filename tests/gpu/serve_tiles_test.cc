@@ -7,8 +7,8 @@
 
 #include "device_array.h"
 #include "few_inputs.h"
-#include "kernels/cuda/group_gemm.h"
-#include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/cache/serve_misses.h"
+#include "kernels/cuda/few/group_gemm.h"
 #include "tests/support/catch.h"
 
 namespace moert::test {

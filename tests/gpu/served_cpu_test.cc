@@ -1,7 +1,7 @@
 // Captured steps whose misses device and CPU share: outputs within the tolerance of the CPU's
 // products, one launch a step, and right results from a device whose CPU does not answer
 // (driver_counter.cc is preloaded).
-#include "exec/cuda/served_cpu.h"
+#include "exec/cuda/cache/served_cpu.h"
 
 #include <algorithm>
 #include <chrono>

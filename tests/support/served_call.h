@@ -1,5 +1,5 @@
-// What the device does of a layer call while it has the blocks (kernels/cuda/serve_misses.cu),
-// executed here, a thread after the other.
+// What the device does of a layer call while it has the blocks
+// (kernels/cuda/cache/serve_misses.cu), executed here, a thread after the other.
 #ifndef MOERT_TESTS_SUPPORT_SERVED_CALL_H_
 #define MOERT_TESTS_SUPPORT_SERVED_CALL_H_
 
@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/cache/serve_misses.h"
 #include "support/catch.h"
 
 namespace moert::test {
@@ -25,15 +25,15 @@ inline std::vector<int> MissRanks(const std::vector<int32_t>& missing) {
   std::vector<int> ranks(missing.size(), 0);
   for (size_t e = 0; e < missing.size(); ++e) {
     if (missing[e] == 0) continue;
-    ranks[e] = cuda::RankOf(keys.data(), static_cast<int>(keys.size()),
-                            cuda::MissKey(missing[e], static_cast<int>(e)));
+    ranks[e] = RankOf(keys.data(), static_cast<int>(keys.size()),
+                      cuda::MissKey(missing[e], static_cast<int>(e)));
   }
   return ranks;
 }
 
-/// As RankByArc of kernels/cuda/primitives/arc_call.cuh: what a call does to the lists, and the
+/// As RankByArc of kernels/cuda/cache/arc_call.cuh: what a call does to the lists, and the
 /// slots of victims behind the free ones in `places`. Whose turn it is to leave into *turn.
-inline void RankByArc(const cuda::ServedArc& lists, const cuda::ServedCounts& call,
+inline void RankByArc(const ArcLists& lists, const cuda::ServedCounts& call,
                       const std::vector<cuda::ServedExpert>& rows,
                       const std::vector<int32_t>& missing, std::vector<int32_t>* places,
                       std::vector<int>* turn) {
@@ -49,11 +49,11 @@ inline void RankByArc(const cuda::ServedArc& lists, const cuda::ServedCounts& ca
     if (missing[e] > 0) coming[ranks[e]] = e;
     if (lists.counts[e] == 0) continue;
     ++requested;
-    asked.push_back(cuda::ArcKey(lists.counts[e], e));
+    asked.push_back(ArcKey(lists.counts[e], e));
   }
   for (int e = 0; e < experts; ++e) {
     if (lists.counts[e] == 0) continue;
-    order[cuda::RankOf(asked.data(), requested, cuda::ArcKey(lists.counts[e], e))] = e;
+    order[RankOf(asked.data(), requested, ArcKey(lists.counts[e], e))] = e;
   }
   lists.Request(order.data(), requested);
   for (int r = call.free; r < call.copies(); ++r) {
@@ -76,7 +76,7 @@ inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slot
                                     const double* worth = nullptr,
                                     const std::vector<uint8_t>* there = nullptr,
                                     const BorrowSlot& borrow = nullptr,
-                                    const cuda::ServedArc* lists = nullptr) {
+                                    const ArcLists* lists = nullptr) {
   const std::vector<cuda::ServedExpert> before = *rows;
   const int experts = static_cast<int>(before.size());
   std::vector<uint8_t> held(experts, 0);

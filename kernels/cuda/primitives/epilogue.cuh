@@ -3,8 +3,8 @@
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_EPILOGUE_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_EPILOGUE_CUH_
 
+#include "kernels/cuda/few/tile_walk.cuh"
 #include "kernels/cuda/primitives/activation.cuh"
-#include "kernels/cuda/primitives/tile_walk.cuh"
 
 namespace moert::cuda {
 

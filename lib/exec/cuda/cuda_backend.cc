@@ -4,18 +4,18 @@
 
 #include "base/status_macros.h"
 #include "exec/backend.h"
+#include "exec/cuda/cache/cpu_experts.h"
 #include "exec/cuda/compute_fence.h"
-#include "exec/cuda/cpu_experts.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/cuda_executor.h"
-#include "exec/cuda/cuda_fetch_executor.h"
-#include "exec/cuda/device_format.h"
-#include "exec/cuda/device_pool.h"
-#include "exec/cuda/device_transfers.h"
+#include "exec/cuda/fetch/cuda_fetch_executor.h"
+#include "exec/cuda/memory/device_format.h"
+#include "exec/cuda/memory/device_pool.h"
+#include "exec/cuda/memory/device_transfers.h"
 #include "exec/host_records.h"
 #include "fmt/format.h"
 #include "kernels/cuda/device_types.h"
-#include "kernels/cuda/route.h"
+#include "kernels/cuda/route/route.h"
 
 namespace moert {
 namespace cuda {

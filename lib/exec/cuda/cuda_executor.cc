@@ -8,7 +8,7 @@
 #include "base/spin.h"
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_executor_impl.h"
-#include "kernels/cuda/group_gemm.h"
+#include "kernels/cuda/few/group_gemm.h"
 #include "route/grouping.h"
 
 namespace moert::cuda {

@@ -7,7 +7,7 @@
 
 #include "exec/backend.h"
 #include "exec/cuda/compute_fence.h"
-#include "exec/cuda/device_transfers.h"
+#include "exec/cuda/memory/device_transfers.h"
 
 namespace moert::cuda {
 

@@ -5,7 +5,7 @@
 
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_executor_impl.h"
-#include "kernels/cuda/group_gemm.h"
+#include "kernels/cuda/few/group_gemm.h"
 
 namespace moert::cuda {
 

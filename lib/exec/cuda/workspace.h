@@ -9,15 +9,15 @@
 #include "base/checked_math.h"
 #include "exec/backend.h"
 #include "exec/cuda/cuda_api.h"
-#include "exec/cuda/device_format.h"
-#include "kernels/cuda/cpu_mailbox.h"
+#include "exec/cuda/memory/device_format.h"
+#include "kernels/cuda/cache/cpu_mailbox.h"
+#include "kernels/cuda/cache/serve_misses.h"
+#include "kernels/cuda/cache/served_prefetch.h"
 #include "kernels/cuda/device_types.h"
-#include "kernels/cuda/expert_cache.h"
-#include "kernels/cuda/few_products.h"
-#include "kernels/cuda/prompt_gemm.h"
-#include "kernels/cuda/route.h"
-#include "kernels/cuda/serve_misses.h"
-#include "kernels/cuda/served_prefetch.h"
+#include "kernels/cuda/few/few_products.h"
+#include "kernels/cuda/prompt/prompt_gemm.h"
+#include "kernels/cuda/route/expert_cache.h"
+#include "kernels/cuda/route/route.h"
 #include "moert/model.h"
 #include "route/request_slots.h"
 
@@ -114,7 +114,7 @@ struct RuleBuffers {
 struct ServedTable {
   ServedLayer* layers;
   ServedExpert* experts;
-  ServedUse* use;
+  ExpertUse* use;
   LayerPrefetch* prefetch;  // [layers]
   uint8_t** slots;          // where they lie
   double* sums;             // of scores; with a window of 0 nobody's
@@ -126,7 +126,7 @@ struct ServedTable {
     const int64_t window = rules.score_window;
     layers = c->Take<ServedLayer>(model.num_layers());
     experts = c->Take<ServedExpert>(model.total_experts());
-    use = c->Take<ServedUse>(model.total_experts());
+    use = c->Take<ExpertUse>(model.total_experts());
     prefetch = c->Take<LayerPrefetch>(model.num_layers());
     slots = c->Take<uint8_t*>(model.total_experts());
     sums = c->Take<double>(window > 0 ? model.total_experts() : 0);

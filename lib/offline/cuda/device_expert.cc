@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "exec/cuda/device_routing.h"
+#include "exec/cuda/route/device_routing.h"
 #include "kernels/cuda/offline/dense_product.h"
 #include "kernels/cuda/offline/expert_changes.h"
 

@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "bench/gemm_graph.h"
 #include "exec/cuda/cuda_api.h"
-#include "kernels/cuda/group_gemm.h"
+#include "kernels/cuda/few/group_gemm.h"
 
 namespace moert::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include "bench/gemm_buffers.h"
 #include "cli/bench/cuda/probe_cuda_parts.h"
 #include "cli/bench/gemm_cuda.h"
-#include "kernels/cuda/rows.h"
+#include "kernels/cuda/route/rows.h"
 #include "moert/tensor.h"
 
 namespace moert::cli {

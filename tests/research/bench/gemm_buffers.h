@@ -7,12 +7,12 @@
 
 #include "base/checked_math.h"
 #include "exec/cuda/cuda_api.h"
-#include "exec/cuda/device_format.h"
-#include "exec/cuda/prompt_plan.h"
-#include "kernels/cuda/few_products.h"
-#include "kernels/cuda/group_gemm.h"
-#include "kernels/cuda/prompt_gemm.h"
-#include "kernels/cuda/route.h"
+#include "exec/cuda/memory/device_format.h"
+#include "exec/cuda/products/prompt_plan.h"
+#include "kernels/cuda/few/few_products.h"
+#include "kernels/cuda/few/group_gemm.h"
+#include "kernels/cuda/prompt/prompt_gemm.h"
+#include "kernels/cuda/route/route.h"
 #include "moert/model.h"
 
 namespace moert::cli {

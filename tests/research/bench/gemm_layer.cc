@@ -6,11 +6,11 @@
 #include "base/status_macros.h"
 #include "bench/gemm_bench.h"
 #include "exec/cuda/cuda_api.h"
-#include "exec/cuda/device_routing.h"
-#include "kernels/cuda/group_gemm.h"
-#include "kernels/cuda/prompt_gemm.h"
-#include "kernels/cuda/route.h"
-#include "kernels/cuda/rows.h"
+#include "exec/cuda/route/device_routing.h"
+#include "kernels/cuda/few/group_gemm.h"
+#include "kernels/cuda/prompt/prompt_gemm.h"
+#include "kernels/cuda/route/route.h"
+#include "kernels/cuda/route/rows.h"
 
 namespace moert::cli {
 

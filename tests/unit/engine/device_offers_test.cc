@@ -2,8 +2,8 @@
 #include <memory>
 
 #include "absl/strings/match.h"
-#include "engine/expected_step.h"
-#include "engine/version_offers.h"
+#include "advise/expected_step.h"
+#include "advise/version_offers.h"
 #include "exec/host_records.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"

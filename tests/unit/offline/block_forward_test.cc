@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/bf16.h"
-#include "exec/cuda/device_routing.h"
+#include "exec/cuda/route/device_routing.h"
 #include "kernels/cuda/offline/block_rows.h"
 #include "kernels/cuda/offline/dense_product.h"
 #include "kernels/cuda/offline/expert_changes.h"

@@ -1,6 +1,6 @@
-// Misses that a device gives to the CPU (kernels/cuda/cpu_share.h): its splits are the balancer's,
+// Misses that a device gives to the CPU (lib/rules/cpu_share.h): its splits are the balancer's,
 // by the costs that the scheduler gives it.
-#include "kernels/cuda/cpu_share.h"
+#include "rules/cpu_share.h"
 
 #include <algorithm>
 #include <random>
@@ -14,14 +14,14 @@
 namespace moert {
 namespace {
 
-using cuda::CpuCosts;
+using CpuCosts;
 
 CpuCosts Draw(std::mt19937* rng) {
   CpuCosts costs;
   costs.load = 1 + static_cast<int64_t>((*rng)() % 100);
   const auto first = static_cast<int64_t>((*rng)() % 120),
              next = static_cast<int64_t>((*rng)() % 30);
-  for (int t = 1; t <= cuda::kMostCpuTokens; ++t) costs.tokens[t] = first + t * next;
+  for (int t = 1; t <= kMostCpuTokens; ++t) costs.tokens[t] = first + t * next;
   return costs;
 }
 
@@ -51,7 +51,7 @@ TEST_CASE("by completion the device splits misses as the host does") {
     const std::vector<int32_t> tokens = DrawMisses(&rng);
     const auto misses = static_cast<int>(tokens.size());
     const int64_t busy = rng() % 2 == 0 ? 0 : static_cast<int64_t>(rng() % 200);
-    const int loaded = cuda::LoadedByCompletion(costs, tokens.data(), misses, busy);
+    const int loaded = LoadedByCompletion(costs, tokens.data(), misses, busy);
     const Balance host = BalanceByCompletion(Items(costs, tokens), busy);
     REQUIRE(misses - loaded == OnCpu(host));
     // Those of the most tokens are loaded.
@@ -82,7 +82,7 @@ TEST_CASE("in turns, as the policy answers for the host") {
       views[m].cpu_ns = costs.tokens[tokens[m]];
     }
     const std::vector<Placement> host = policy->Place({PolicyContext{}, views, 0}).placements;
-    const int loaded = cuda::LoadedInTurns(costs, tokens.data(), misses);
+    const int loaded = LoadedInTurns(costs, tokens.data(), misses);
     for (int m = 0; m < misses; ++m) {
       REQUIRE((host[static_cast<size_t>(m)] == Placement::kCpu) == (m >= loaded));
     }
@@ -101,20 +101,20 @@ TEST_CASE("free slots are filled whatever it costs, and nobody without costs is 
     const auto misses = static_cast<int>(tokens.size());
     const int free = static_cast<int>(rng() % 14);
     for (const bool by_completion : {false, true}) {
-      const int loaded = cuda::MissesLoaded(costs, by_completion, tokens.data(), misses, free, 0);
-      const int rule = cuda::MissesLoaded(costs, by_completion, tokens.data(), misses, 0, 0);
+      const int loaded = MissesLoaded(costs, by_completion, tokens.data(), misses, free, 0);
+      const int rule = MissesLoaded(costs, by_completion, tokens.data(), misses, 0, 0);
       CHECK(loaded == std::max(rule, std::min(free, misses)));
       CHECK(loaded <= misses);
-      CHECK(cuda::MissesLoaded(CpuCosts{}, by_completion, tokens.data(), misses, 0, 0) == misses);
+      CHECK(MissesLoaded(CpuCosts{}, by_completion, tokens.data(), misses, 0, 0) == misses);
     }
   }
 }
 
 TEST_CASE("the device waits for longer than was planned") {
   for (const int64_t planned : {0, 1, 1000, 1'000'000, 1'000'000'000}) {
-    CHECK(cuda::CpuPatience(planned) >= 4 * planned);
-    CHECK(cuda::CpuPatience(planned) >= 1'000'000);
-    CHECK(cuda::CpuPatience(planned) <= 4 * planned + 10'000'000);
+    CHECK(CpuPatience(planned) >= 4 * planned);
+    CHECK(CpuPatience(planned) >= 1'000'000);
+    CHECK(CpuPatience(planned) <= 4 * planned + 10'000'000);
   }
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <random>
 
-#include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/cache/serve_misses.h"
 #include "route/grouping.h"
 #include "support/served_call.h"
 #include "tests/support/catch.h"
@@ -58,8 +58,8 @@ TEST_CASE("an expert of several requests asks all of them") {
 
 constexpr int kExperts = 16, kTopK = 4;
 
-/// What a device does of a call (kernels/cuda/primitives/answer_low.cuh), a thread after the other.
-std::vector<uint8_t> AnswerLow(const RoutingResult& routing, const cuda::LowCall& call,
+/// What a device does of a call (kernels/cuda/cache/answer_low.cuh), a thread after the other.
+std::vector<uint8_t> AnswerLow(const RoutingResult& routing, const LowCall& call,
                                const std::vector<uint8_t>& missing, double patience) {
   // Rows in no order: the threads' own.
   for (int64_t row = routing.tokens; row-- > 0;) call.EnterAccountOf(row, routing.tokens);
@@ -70,7 +70,7 @@ std::vector<uint8_t> AnswerLow(const RoutingResult& routing, const cuda::LowCall
   for (int e = 0; e < kExperts; ++e) {
     if (missing[e] == 0 || routing.counts[e] == 0) continue;
     const int32_t* slots = routing.grouped_slots.data() + first[e];
-    if (!cuda::WorthAnsweringLow(call.Cost(slots, routing.counts[e]), patience)) continue;
+    if (!WorthAnsweringLow(call.Cost(slots, routing.counts[e]), patience)) continue;
     asked[e] = routing.counts[e];
     ++count;
   }
@@ -129,7 +129,7 @@ TEST_CASE("a device answers the same misses low, and its accounts have the same 
   constexpr int kRequests = 5;
   for (const double share : {0.01, 0.05, 0.3}) {
     LowAnswers host(share);
-    std::vector<cuda::LowAccount> accounts(kRequests + 1);  // 0: of rows that nobody names
+    std::vector<LowAccount> accounts(kRequests + 1);  // 0: of rows that nobody names
     int64_t answered = 0, different = 0;
     double worst = 0;
     for (int c = 0; c < 4000; ++c) {
@@ -145,18 +145,18 @@ TEST_CASE("a device answers the same misses low, and its accounts have the same 
       std::vector<uint8_t> missing(kExperts);
       for (uint8_t& m : missing) m = rng() % 3 == 0 ? 1 : 0;
       const double patience = 1 + static_cast<double>(rng() % 16);
-      const cuda::LowCall call = {routing.ids.data(),
-                                  routing.weights.data(),
-                                  accounts.data(),
-                                  account_of.data(),
-                                  kTopK,
-                                  share};
+      const LowCall call = {routing.ids.data(),
+                            routing.weights.data(),
+                            accounts.data(),
+                            account_of.data(),
+                            kTopK,
+                            share};
       const std::vector<uint8_t> device = AnswerLow(routing, call, missing, patience);
       host.Begin(routing, requests);
       different += AnswerLow(routing, &host, missing, patience) != device ? 1 : 0;
       host.End();
       answered += std::count(device.begin(), device.end(), 1);
-      for (const cuda::LowAccount& account : accounts) {
+      for (const LowAccount& account : accounts) {
         CHECK(account.low <= share * account.mass * (1 + 1e-6));
         worst = std::max(worst, account.Share());
       }

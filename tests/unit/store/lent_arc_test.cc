@@ -1,4 +1,4 @@
-// ARC's lists where a device goes on with them (kernels/cuda/served_arc.h): the decisions of
+// ARC's lists where a device goes on with them (lib/rules/arc_lists.h): the decisions of
 // ArcLists, call by call, over drawn and recorded routing.
 #include <algorithm>
 #include <random>
@@ -24,7 +24,7 @@ class Both {
 
   void Call(const std::vector<int32_t>& counts) {
     HostCall(counts);
-    const cuda::ServedArc lists{&state_, nodes_.data(), counts.data()};
+    const ArcLists lists{&state_, nodes_.data(), counts.data()};
     const cuda::ServedCounts call =
         test::ServeCall(counts, slots_, ++tick_, &rows_, nullptr, nullptr, nullptr, &lists);
     evictions += call.evictions();
@@ -34,10 +34,10 @@ class Both {
       REQUIRE((rows_[e].slot >= 0) == (live_[e] != 0));
     }
     REQUIRE(state_.p == host_.p());
-    for (int list = cuda::kArcT1; list < cuda::kArcLists; ++list) {
+    for (int list = kArcT1; list < kArcLists; ++list) {
       std::vector<int> contents;
       for (int e = state_.head[list]; e >= 0; e = nodes_[e].next) contents.push_back(e);
-      REQUIRE(contents == host_.Contents(static_cast<cuda::ArcList>(list)));
+      REQUIRE(contents == host_.Contents(static_cast<ArcList>(list)));
     }
   }
   double p() const { return state_.p; }
@@ -78,8 +78,8 @@ class Both {
   ArcLists host_;
   std::vector<uint8_t> live_;
   std::vector<cuda::ServedExpert> rows_;
-  cuda::ArcState state_;
-  std::vector<cuda::ArcNode> nodes_;
+  ArcState state_;
+  std::vector<ArcNode> nodes_;
   int64_t tick_ = 0;
 };
 
@@ -147,10 +147,10 @@ TEST_CASE("what a prefetch has come to enters the lists as on the host") {
   std::mt19937 rng(3);
   for (int round = 0; round < 2000; ++round) {
     ArcLists host(kExperts, 4);
-    cuda::ArcState state;
+    ArcState state;
     state.capacity = 4;
-    std::vector<cuda::ArcNode> nodes(kExperts);
-    const cuda::ServedArc lists{&state, nodes.data()};
+    std::vector<ArcNode> nodes(kExperts);
+    const ArcLists lists{&state, nodes.data()};
     const auto victim = static_cast<int>(rng() % 4);
     for (int e = 0; e < 4; ++e) {
       host.Inserted(e, false);

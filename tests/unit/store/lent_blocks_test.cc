@@ -1,5 +1,5 @@
-// Blocks that are lent: the device's rule (kernels/cuda/serve_misses.h), executed here, decides as
-// the store does, and the store goes on where the rule left off.
+// Blocks that are lent: the device's rule (kernels/cuda/cache/serve_misses.h), executed here,
+// decides as the store does, and the store goes on where the rule left off.
 #include <algorithm>
 #include <functional>
 #include <iterator>
@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/cache/serve_misses.h"
 #include "plan/layer_planner.h"
 #include "route/grouping.h"
 #include "store/block_pool.h"
@@ -91,7 +91,7 @@ struct Cache {
       if (slot.expert >= 0) rows[slot.expert] = {slot.last_used, slot.tokens, static_cast<int>(s)};
     }
     const std::vector<double> worth = Worth(&loan, routing);
-    const cuda::ServedArc lists{&loan.arc, loan.arc_nodes.data(), routing.counts.data()};
+    const ArcLists lists{&loan.arc, loan.arc_nodes.data(), routing.counts.data()};
     const ServedCounts call =
         ServeCall(routing.counts, static_cast<int>(loan.slots.size()), ++loan.tick, &rows,
                   worth.empty() ? nullptr : worth.data(), nullptr, nullptr,
@@ -111,11 +111,11 @@ struct Cache {
   /// Of the rule by average score, the call added.
   static std::vector<double> Sums(LentLayer* loan, const RoutingResult& routing) {
     const auto window = static_cast<int>(loan->scores.size() / kExperts);
-    const int64_t row = cuda::ServedScores::Row(loan->calls++, window);
+    const int64_t row = ScoreSums::Row(loan->calls++, window);
     for (int e = 0; e < kExperts; ++e) {
-      const float score = cuda::ServedScores::Of(routing.scores.data() + e, kExperts,
-                                                 routing.tokens, routing.counts[e]);
-      cuda::ServedScores::Add(score, &loan->scores[row * kExperts + e], &loan->sums[e]);
+      const float score =
+          ScoreSums::Of(routing.scores.data() + e, kExperts, routing.tokens, routing.counts[e]);
+      ScoreSums::Add(score, &loan->scores[row * kExperts + e], &loan->sums[e]);
     }
     return loan->sums;
   }
@@ -123,7 +123,7 @@ struct Cache {
   static std::vector<double> Worth(LentLayer* loan, const RoutingResult& routing) {
     if (!loan->sums.empty()) return Sums(loan, routing);
     std::vector<double> worth(loan->use.size());
-    const auto call = cuda::ServedUse::Call::Of(++loan->calls, routing.tokens);
+    const auto call = ExpertUse::Call::Of(++loan->calls, routing.tokens);
     for (size_t e = 0; e < worth.size(); ++e) {
       double sum = 0;
       for (int64_t t = 0; t < routing.tokens; ++t) sum += routing.scores[t * kExperts + e];

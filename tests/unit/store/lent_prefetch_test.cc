@@ -1,13 +1,14 @@
-// Records that are prefetched into lent blocks (kernels/cuda/serve_misses.h): whatever a list has
-// come to when its layer is routed, no slot has two experts and none that is incomplete is read.
+// Records that are prefetched into lent blocks (kernels/cuda/cache/serve_misses.h): whatever a list
+// has come to when its layer is routed, no slot has two experts and none that is incomplete is
+// read.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/hit_curve.h"
-#include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/cache/serve_misses.h"
+#include "rules/hit_curve.h"
 #include "support/catch.h"
 
 namespace moert::cuda {
@@ -101,7 +102,7 @@ class FilledLayer {
  public:
   void Call(const std::vector<int32_t>& counts) {
     ++calls_;
-    const auto call = ServedUse::Call::Of(calls_, /*tokens=*/1);
+    const auto call = ExpertUse::Call::Of(calls_, /*tokens=*/1);
     for (int e = 0; e < kExperts; ++e) {
       const int used = counts[e] > 0 ? 1 : 0;
       if (used > 0) ++(layer_.rows[e].slot >= 0 ? hits : low);
@@ -144,7 +145,7 @@ class FilledLayer {
   }
 
   Layer layer_;
-  std::vector<ServedUse> use_ = std::vector<ServedUse>(kExperts);
+  std::vector<ExpertUse> use_ = std::vector<ExpertUse>(kExperts);
   int64_t calls_ = 0;
 };
 

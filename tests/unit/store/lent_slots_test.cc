@@ -1,11 +1,11 @@
-// Layers that give each other slots while the blocks are lent (kernels/cuda/serve_misses.h,
+// Layers that give each other slots while the blocks are lent (kernels/cuda/cache/serve_misses.h,
 // SlotLenders): no slot is lost or held twice, fewer experts are missing, and the store takes back
 // what has moved.
 #include <algorithm>
 #include <numeric>
 #include <random>
 
-#include "kernels/cuda/serve_misses.h"
+#include "kernels/cuda/cache/serve_misses.h"
 #include "store/block_pool.h"
 #include "store/versioned_store.h"
 #include "strategies/worth_cache.h"
@@ -26,7 +26,7 @@ struct Layers {
     std::vector<cuda::ServedExpert> rows = std::vector<cuda::ServedExpert>(kExperts);
     std::vector<uint8_t> there = std::vector<uint8_t>(kExperts, 0);
     std::vector<int> block = std::vector<int>(kExperts, -1);  // by place
-    std::vector<cuda::ServedUse> use = std::vector<cuda::ServedUse>(kExperts);
+    std::vector<ExpertUse> use = std::vector<ExpertUse>(kExperts);
   };
   std::vector<One> layers = std::vector<One>(kLayers);
   std::vector<uint8_t> memory = std::vector<uint8_t>(kLayers * kExperts);
@@ -72,7 +72,7 @@ struct Layers {
     One& mine = layers[static_cast<size_t>(l)];
     ++mine.state.calls;
     std::vector<double> worth(kExperts);
-    const auto call = cuda::ServedUse::Call::Of(mine.state.calls, /*tokens=*/1);
+    const auto call = ExpertUse::Call::Of(mine.state.calls, /*tokens=*/1);
     for (int e = 0; e < kExperts; ++e) {
       const int used = counts[static_cast<size_t>(e)] > 0 ? 1 : 0;
       mine.use[static_cast<size_t>(e)].Add(call, used, used);

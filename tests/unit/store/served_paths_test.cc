@@ -1,5 +1,6 @@
-// What the device prefetches under activation-path (kernels/cuda/predict_records.cu), executed here
-// over the rows of gpu.served_prefetch_test: paths that recur are brought, others are not.
+// What the device prefetches under activation-path (kernels/cuda/cache/predict_records.cu),
+// executed here over the rows of gpu.served_prefetch_test: paths that recur are brought, others are
+// not.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -7,9 +8,9 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "kernels/cuda/hit_curve.h"
 #include "moert/router.h"
 #include "moert/strategy.h"
+#include "rules/hit_curve.h"
 #include "support/catch.h"
 #include "support/layer_rows.h"
 #include "support/served_call.h"
@@ -17,8 +18,8 @@
 namespace moert {
 namespace {
 
-using cuda::HitCounts;
-using cuda::kHitBins;
+using HitCounts;
+using kHitBins;
 using cuda::LeavingKey;
 using cuda::PrefetchedRecord;
 using cuda::ServedExpert;
@@ -49,8 +50,8 @@ class Layer {
     for (int e = 0; e < experts; ++e) {
       const bool present = rows_[e].slot >= 0;
       const float ratio = scores[e] / std::max(kth, 1e-30F);
-      const int bin = cuda::HitBin(ratio);
-      likely[e] = curve_[bin].Probability(all_[bin].Probability(cuda::GuessedHits(ratio)));
+      const int bin = HitBin(ratio);
+      likely[e] = curve_[bin].Probability(all_[bin].Probability(GuessedHits(ratio)));
       bins_[e] = present ? kHitBins : bin;
       if (present) held[rows_[e].slot] = 1;
       if (!present && likely[e] >= kLeast && scores[e] > 0 && scores[e] >= kth) wishes.push_back(e);

@@ -67,7 +67,7 @@ TEST_CASE("an expert that nearly made it is worth more than one that never came 
   // Only what was ever chosen is in the order.
   CHECK(std::vector<int32_t>(use.Order().begin(), use.Order().end()) == std::vector<int32_t>{0, 1});
   // A change of use shows soon, and the long memory remembers.
-  for (int i = 0; i < cuda::ServedUse::kLatest; ++i) {
+  for (int i = 0; i < ExpertUse::kLatest; ++i) {
     use.Observe(Call({4, 5}, {.02f, .03f, .05f, .2f, .4f, .3f}).view);
   }
   CHECK(use.Worth(4) > use.Worth(2));

@@ -1,0 +1,105 @@
+// Waits for what the CPU computes of a call, or takes it back (cpu_mailbox.h).
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cache/give_to_cpu.cuh"
+#include "kernels/cuda/route/expert_tiles.cuh"
+
+namespace moert::cuda {
+namespace {
+
+/// The clock should end the wait long before: a look across the link takes about a microsecond.
+constexpr int kMostLooks = 1 << 22;
+
+__device__ CpuAnswer Await(const AwaitCpuArgs& args, const CpuCall& call) {
+  CpuAnswer found = CpuAnswer::kNone;
+  for (int look = 0; look < kMostLooks; ++look) {
+    found = AnswerTo(*args.memory.mailbox, call.posted);
+    if (!KeepsLooking(call, found, ClockNs())) break;
+  }
+  return found;
+}
+
+/// By all threads, in words of T: several of a thread under way at once, since they come across the
+/// link.
+template <typename T>
+__device__ __forceinline__ void FetchRows(const AwaitCpuArgs& args, int pairs) {
+  constexpr int kEach = 4;
+  constexpr int kFloats = sizeof(T) / sizeof(float);
+  const int words = args.cols / kFloats, all = pairs * words;
+  const auto* rows = reinterpret_cast<const T*>(args.memory.rows);
+  for (int first = threadIdx.x; first < all; first += kEach * kTileThreads) {
+    T word[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int i = first + j * kTileThreads;
+      if (i < all) word[j] = __ldcv(rows + i);  // never what a cache has
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int i = first + j * kTileThreads;
+      if (i >= all) continue;
+      const int row = i / words;
+      float* to = args.out + args.slots[row] * args.out_stride;
+      reinterpret_cast<T*>(to)[i - row * words] = word[j];
+    }
+  }
+}
+
+__device__ void Count(const AwaitCpuArgs& args, const CpuCall& call, CpuAnswer answer) {
+  ServedTally& tally = *args.tally;
+  SettleJob(args.call, answer);
+  if (answer == CpuAnswer::kRows) {
+    tally.on_cpu += call.experts;
+    return;
+  }
+  ++tally.taken_back;
+  tally.loads += call.experts;
+  tally.bytes += call.bytes;
+}
+
+__global__ void __launch_bounds__(kTileThreads)
+    AwaitCpuKernel(const __grid_constant__ AwaitCpuArgs args) {
+  __shared__ TileScratch<kFewExperts> scratch;
+  __shared__ CpuAnswer answer;
+  const MakeTilesArgs& tiles = args.tiles;
+  const CpuCall call = *args.call;
+  if (call.experts == 0) {
+    MakeNoTiles(tiles.table, tiles.shares);
+    return;
+  }
+  if (threadIdx.x == 0) {
+    answer = Await(args, call);
+    Count(args, call, answer);
+  }
+  __syncthreads();
+  if (answer == CpuAnswer::kRows) {
+    if (args.cols % 4 == 0) {
+      FetchRows<float4>(args, call.pairs);
+    } else {
+      FetchRows<float>(args, call.pairs);
+    }
+    MakeNoTiles(tiles.table, tiles.shares);
+    return;
+  }
+  const auto of = [&](int e) {
+    ExpertTokens tokens{};
+    if (e >= tiles.experts) return tokens;
+    tokens.handle = tiles.handles[e];
+    tokens.count = tiles.groups.counts[e];
+    tokens.slots = tiles.groups.sorted + tiles.groups.firsts[e];
+    return tokens;
+  };
+  MakeTiles(tiles, tiles.table, of, scratch);
+}
+
+}  // namespace
+
+int LaunchAwaitCpu(const AwaitCpuArgs& args, CUstream_st* stream) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(kTileThreads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, AwaitCpuKernel, args);
+}
+
+}  // namespace moert::cuda

@@ -1,0 +1,76 @@
+// The accounts of a call's requests in shared memory, while one CTA of whole warps decides.
+#ifndef MOERT_KERNELS_CUDA_CACHE_CALL_ACCOUNTS_CUH_
+#define MOERT_KERNELS_CUDA_CACHE_CALL_ACCOUNTS_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cache/served_slots.cuh"
+#include "kernels/cuda/route/expert_cache.h"
+#include "kernels/cuda/route/route_tokens.cuh"
+
+namespace moert::cuda {
+
+static_assert(kFewTokens == 32, "a lane a row");
+
+/// Of a call of few rows. An account is at the place of its first row.
+struct CallAccounts {
+  __device__ CallAccounts() {}
+  int32_t of[kFewTokens];      // the account of a row
+  int32_t number[kFewTokens];  // of an account, where they all lie
+  union {                      // which begins as it is
+    LowAccount low[kFewTokens];
+  };
+  union {
+    RequestAccount ruled[kFewTokens];
+  };
+  int32_t apart;  // no account has two of the rows
+};
+
+/// Where they all lie; null: not of this kind.
+struct AllAccounts {
+  LowAccount* low = nullptr;
+  RequestAccount* ruled = nullptr;
+};
+
+/// By the first warp, before the kernels in front have ended: who writes accounts is a decision of
+/// an earlier call, or the step's begin, and has. Seen behind a barrier.
+__device__ __forceinline__ void ReadAccounts(const AllAccounts& all, const int32_t* account_of,
+                                             int rows, CallAccounts& call) {
+  const int lane = threadIdx.x;
+  if (lane >= 32) return;
+  const int32_t number = lane < rows ? __ldcg(account_of + lane) : -1 - lane;
+  const int first = __ffs(static_cast<int>(__match_any_sync(~0U, number))) - 1;
+  const bool apart = __all_sync(~0U, first == lane) != 0;
+  if (lane == 0) call.apart = apart ? 1 : 0;
+  if (lane >= rows) return;
+  call.of[lane] = first;
+  if (first != lane) return;
+  call.number[lane] = number;
+  if (all.low != nullptr) call.low[lane] = LoadFresh(all.low + number);
+  if (all.ruled != nullptr) call.ruled[lane] = LoadFresh(all.ruled + number);
+}
+/// By the lanes of a warp, behind all that changes them.
+__device__ __forceinline__ void StoreAccounts(const AllAccounts& all, int rows,
+                                              const CallAccounts& call) {
+  const int lane = threadIdx.x % 32;
+  if (lane >= rows || call.of[lane] != lane) return;
+  const int32_t number = call.number[lane];
+  if (all.low != nullptr) all.low[number] = call.low[lane];
+  if (all.ruled != nullptr) all.ruled[number] = call.ruled[lane];
+}
+
+/// What may be answered low, of a call that is at hand.
+template <int kPairs>
+__device__ __forceinline__ LowCall LowOfCall(const ServeMissesArgs& args,
+                                             RoutedPairs<kPairs>& routed, CallAccounts& accounts) {
+  LowCall call = args.low.call;
+  call.ids = routed.ids;
+  call.weights = routed.weights;
+  if (call.accounts != nullptr) call.accounts = accounts.low;
+  call.account_of = accounts.of;
+  return call;
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_CACHE_CALL_ACCOUNTS_CUH_

@@ -1,0 +1,270 @@
+// Records from mapped host memory into device memory by the device's own threads: one thread of
+// each CTA keeps bulk copies under way, host -> shared -> device.
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cache/serve_misses.h"
+#include "kernels/cuda/cache/served_prefetch.h"
+#include "kernels/cuda/cache/served_slots.cuh"
+#include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/mbarrier.cuh"
+
+namespace moert::cuda {
+namespace {
+
+constexpr int kStages = 8;
+constexpr int kStageBytes = 8192;
+constexpr int kSharedBytes = kStages * kStageBytes;
+
+/// The pieces of all records that fall to one CTA: every kCopyCtas-th.
+class Pieces {
+ public:
+  __device__ Pieces(const RecordCopy* copies, int count, int first)
+      : copies_(copies), left_(count) {
+    if (left_ > 0) copy_ = *copies_;
+    Move(first);
+  }
+  __device__ bool done() const { return left_ == 0; }
+  __device__ const uint8_t* from() const { return copy_.from + at_; }
+  __device__ uint8_t* to() const { return copy_.to + at_; }
+  __device__ uint32_t bytes() const {
+    const int64_t rest = copy_.bytes - at_;
+    return static_cast<uint32_t>(rest < kStageBytes ? rest : kStageBytes);
+  }
+  __device__ void Next() { Move(kCopyCtas); }
+
+ private:
+  __device__ void Move(int pieces) {
+    at_ += int64_t{pieces} * kStageBytes;
+    while (left_ > 0 && at_ >= copy_.bytes) {
+      at_ -= (copy_.bytes + kStageBytes - 1) / kStageBytes * kStageBytes;
+      if (--left_ > 0) copy_ = *++copies_;
+    }
+  }
+
+  const RecordCopy* copies_;
+  RecordCopy copy_;
+  int left_;
+  int64_t at_ = 0;
+};
+
+/// The phase of `arrived` ends when all bytes of the piece lie in shared memory.
+__device__ void BeginPiece(const Pieces& piece, uint32_t shared, uint64_t* arrived) {
+  const uint32_t barrier = SharedAddress(arrived);
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(piece.bytes())
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(piece.from()), "r"(piece.bytes()), "r"(barrier)
+      : "memory");
+}
+
+__device__ void AwaitPiece(uint64_t* arrived, int parity) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n}"
+        : "=r"(done)
+        : "r"(SharedAddress(arrived)), "r"(parity)
+        : "memory");
+  }
+}
+
+__device__ void EndPiece(const Pieces& piece, uint32_t shared) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(piece.to()),
+               "r"(shared), "r"(piece.bytes())
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+/// One stage is always being emptied while the others fill.
+[[maybe_unused]] __device__ void CopyByBulk(Pieces arriving, uint32_t shared, uint64_t* arrived) {
+  Pieces leaving = arriving;
+  int begun = 0;
+  for (; begun < kStages - 1 && !arriving.done(); ++begun, arriving.Next()) {
+    BeginPiece(arriving, shared + begun * kStageBytes, arrived + begun);
+  }
+  for (int ended = 0; !leaving.done(); ++ended, leaving.Next()) {
+    const int stage = ended % kStages;
+    AwaitPiece(arrived + stage, ended / kStages & 1);
+    EndPiece(leaving, shared + stage * kStageBytes);
+    if (arriving.done()) continue;
+    // All stages that were emptied may be filled again: the one that is next is among them.
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    const int next = begun++ % kStages;
+    BeginPiece(arriving, shared + next * kStageBytes, arrived + next);
+    arriving.Next();
+  }
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/// The same of a record that may be stopped; `number`: of the next piece of the CTA. False: it was.
+[[maybe_unused]] __device__ bool CopyUnlessStopped(Pieces arriving, const int32_t* state,
+                                                   uint32_t shared, uint64_t* arrived,
+                                                   int* number) {
+  Pieces leaving = arriving;
+  int begun = *number;
+  for (int i = 1; i < kStages && !arriving.done(); ++i, ++begun, arriving.Next()) {
+    BeginPiece(arriving, shared + begun % kStages * kStageBytes, arrived + begun % kStages);
+  }
+  bool stopped = false;
+  for (int ended = *number; ended < begun; ++ended, leaving.Next()) {
+    const int stage = ended % kStages;
+    stopped = stopped || *static_cast<const volatile int32_t*>(state) == kPrefetchStopped;
+    AwaitPiece(arrived + stage, ended / kStages & 1);
+    if (stopped) continue;  // what is under way still arrives
+    EndPiece(leaving, shared + stage * kStageBytes);
+    if (arriving.done()) continue;
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    const int next = begun++ % kStages;
+    BeginPiece(arriving, shared + next * kStageBytes, arrived + next);
+    arriving.Next();
+  }
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+  *number = begun;
+  return !stopped;
+}
+
+/// The piece by words of 16 bytes, by a warp.
+[[maybe_unused]] __device__ __forceinline__ void CopyWords(const Pieces& piece) {
+  const auto* from = reinterpret_cast<const uint4*>(piece.from());
+  auto* to = reinterpret_cast<uint4*>(piece.to());
+  const int words = static_cast<int>(piece.bytes() / sizeof(uint4));
+#pragma unroll 4
+  for (int i = threadIdx.x; i < words; i += 32) to[i] = from[i];
+}
+
+[[maybe_unused]] __device__ void InitStages(uint64_t* arrived) {
+  for (int i = 0; i < kStages; ++i) InitMbarrier(arrived + i);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__global__ void __launch_bounds__(32)
+    CopyRecordsKernel(const RecordCopy* copies, const int32_t* num_copies) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint8_t stages[];
+  __shared__ uint64_t arrived[kStages];
+  if (threadIdx.x != 0) return;
+  const int count = *num_copies;
+  if (count == 0) return;
+  InitStages(arrived);
+  CopyByBulk(Pieces(copies, count, static_cast<int>(blockIdx.x)), SharedAddress(stages), arrived);
+#else
+  const int count = *num_copies;
+  for (Pieces piece(copies, count, static_cast<int>(blockIdx.x)); !piece.done(); piece.Next()) {
+    CopyWords(piece);
+  }
+#endif
+}
+
+/// Whether the CTA shall bring what falls to it of the record: by one thread.
+__device__ bool BeginPrefetched(PrefetchedRecord* record) {
+  const int32_t before = atomicCAS(&record->state, kPrefetchListed, kPrefetchBegun);
+  return before == kPrefetchListed || before == kPrefetchBegun;
+}
+
+__device__ void EndPrefetched(PrefetchedRecord* record) {
+  __threadfence();
+  atomicAdd(&record->done, 1);
+}
+
+/// Record by record, in the order of the list. Waits for nobody: whoever stops it does so by a word
+/// that is looked at between pieces.
+__global__ void __launch_bounds__(32) CopyPrefetchedKernel(LayerPrefetch* prefetch) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) uint8_t stages[];
+  __shared__ uint64_t arrived[kStages];
+  if (threadIdx.x != 0) return;
+  const int count = prefetch->count;
+  if (count == 0) return;
+  InitStages(arrived);
+  int number = 0;
+  for (int i = 0; i < count; ++i) {
+    PrefetchedRecord* record = prefetch->records + i;
+    if (!BeginPrefetched(record)) continue;
+    const Pieces pieces(&record->copy, 1, static_cast<int>(blockIdx.x));
+    if (!CopyUnlessStopped(pieces, &record->state, SharedAddress(stages), arrived, &number)) {
+      continue;
+    }
+    // The bytes, written by bulk copies, are to be read by other CTAs' loads.
+    asm volatile("fence.proxy.async;" ::: "memory");
+    EndPrefetched(record);
+  }
+#else
+  const int count = prefetch->count;
+  for (int i = 0; i < count; ++i) {
+    PrefetchedRecord* record = prefetch->records + i;
+    int goes_on = 0;
+    if (threadIdx.x == 0) goes_on = BeginPrefetched(record) ? 1 : 0;
+    goes_on = __shfl_sync(0xffffffffU, goes_on, 0);
+    for (Pieces piece(&record->copy, 1, static_cast<int>(blockIdx.x));
+         goes_on != 0 && !piece.done(); piece.Next()) {
+      CopyWords(piece);
+      int state = 0;
+      if (threadIdx.x == 0) state = *static_cast<const volatile int32_t*>(&record->state);
+      goes_on = __shfl_sync(0xffffffffU, state, 0) != kPrefetchStopped ? 1 : 0;
+    }
+    if (goes_on == 0) continue;
+    __threadfence();
+    __syncwarp();
+    if (threadIdx.x == 0) EndPrefetched(record);
+  }
+#endif
+}
+
+/// Room for the stages.
+template <typename Kernel>
+cudaError_t AllowStages(Kernel* kernel) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+}
+
+cudaLaunchConfig_t CopyConfig(cudaStream_t stream) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kCopyCtas);
+  config.blockDim = dim3(32);
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream;
+  return config;
+}
+
+}  // namespace
+
+int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, CUstream_st* stream) {
+  const cudaError_t error = AllowStages(CopyRecordsKernel);
+  if (error != cudaSuccess) return error;
+  const cudaLaunchConfig_t config = CopyConfig(stream);
+  return cudaLaunchKernelEx(&config, CopyRecordsKernel, copies, num_copies);
+}
+
+int LaunchCopyPrefetched(LayerPrefetch* prefetch, CUstream_st* stream) {
+  const cudaError_t error = AllowStages(CopyPrefetchedKernel);
+  if (error != cudaSuccess) return error;
+  const cudaLaunchConfig_t config = CopyConfig(stream);
+  return cudaLaunchKernelEx(&config, CopyPrefetchedKernel, prefetch);
+}
+
+int AddCopyPrefetched(CUgraph_st* graph, CUgraphNode_st* const* behind, size_t count,
+                      LayerPrefetch* prefetch, CUgraphNode_st** node) {
+  cudaError_t error = AllowStages(CopyPrefetchedKernel);
+  if (error != cudaSuccess) return error;
+  void* params[] = {&prefetch};
+  cudaKernelNodeParams launch{};
+  launch.func = reinterpret_cast<void*>(CopyPrefetchedKernel);
+  launch.gridDim = dim3(kCopyCtas);
+  launch.blockDim = dim3(32);
+  launch.sharedMemBytes = kSharedBytes;
+  launch.kernelParams = params;
+  error = cudaGraphAddKernelNode(node, graph, behind, count, &launch);
+  if (error != cudaSuccess) return error;
+  // As the copies in front of it: products that fill the device would make it wait for their end.
+  int lowest = 0, highest = 0;
+  error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+  if (error != cudaSuccess) return error;
+  cudaKernelNodeAttrValue value{};
+  value.priority = highest;
+  return cudaGraphKernelNodeSetAttribute(*node, cudaLaunchAttributePriority, &value);
+}
+
+}  // namespace moert::cuda

@@ -1,0 +1,182 @@
+// Experts of a captured call that the CPU multiplies: how the device hands them over, and takes
+// them back from a CPU that is late.
+//
+// The decision of a call (serve_misses.h) writes a job into mapped host memory and posts its
+// number. A thread of the host that looks for it multiplies, writes the rows into mapped memory and
+// answers with the number. Beside the call's copies and products one CTA waits for the answer. It
+// fetches the rows into their slots; or, when the deadline has passed, makes tiles of the experts,
+// which the device then multiplies where their records lie, as any miss without a slot. The
+// weighted sum is behind all of this.
+//
+// Every word has one writer, since not every link between device and host has atomic operations
+// that both sides see. So nobody claims a job. Whose rows count is decided by that CTA alone: it
+// looks until there is an answer or the deadline has passed, and what it found is what the rest of
+// the call goes by. An answer that comes later changes nothing. A job is posted only when the last
+// one was answered: the memory of a job, and of its rows, has one owner at any time, and a CPU that
+// is late for one job is given no other.
+//
+// Nothing can wait for ever. The host's thread waits for no job: it looks, sleeps, and is told to
+// end. The CTA's looks are bounded by the device's clock, and by a number of them should the clock
+// stand still; it needs no other kernel while it looks, and those behind it need only its end. In
+// particular:
+// - A host's thread that never runs costs one deadline: the call takes its experts back, and no
+//   later call finds the last job answered, so none gives any and none waits.
+// - A graph that is replayed while the thread sleeps, outside of steps: the same. The next step
+//   wakes the thread, which answers the old job; that nobody waits for the answer does not matter.
+// - An engine that is destroyed waits for its steps' kernels first, while the thread still runs;
+//   each ends by an answer or by its deadline. Then the thread ends, and a job that was posted and
+//   taken back is left alone. The memory of jobs goes last.
+// - A job that fails is answered as having no rows, and taken back at once.
+#ifndef MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_
+#define MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/device_types.h"
+#include "kernels/cuda/route/route.h"
+#include "kernels/cuda/route/rows.h"
+#include "rules/cpu_share.h"
+
+struct CUstream_st;
+
+namespace moert::cuda {
+
+static_assert(kMostCpuTokens == kFewTokens);
+
+/// In mapped host memory. Jobs are numbered from 1 on.
+struct CpuMailbox {
+  alignas(128) uint64_t posted = 0;    // the device's: the last job
+  alignas(128) uint64_t answered = 0;  // the host's: twice the last job that is over, 1 more if it
+                                       // has rows
+};
+
+/// What was written before it was stored by the other side can be read behind this.
+MOERT_HOST_DEVICE inline uint64_t LoadAcquireSystem(const uint64_t* at) {
+#ifdef __CUDA_ARCH__
+  uint64_t value = 0;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+#else
+  return __atomic_load_n(at, __ATOMIC_ACQUIRE);
+#endif
+}
+MOERT_HOST_DEVICE inline void StoreReleaseSystem(uint64_t* at, uint64_t value) {
+#ifdef __CUDA_ARCH__
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+#else
+  __atomic_store_n(at, value, __ATOMIC_RELEASE);
+#endif
+}
+
+// The device's side.
+
+/// Of the call that runs, and what is known of the mailbox. In device memory.
+struct alignas(16) CpuCall {
+  uint64_t posted = 0;    // the last job
+  uint64_t settled = 0;   // the last one whose answer was seen
+  uint64_t deadline = 0;  // of the device's clock, ns
+  int64_t bytes = 0;      // of the experts' records
+  int32_t experts = 0;    // 0: this call gave none
+  int32_t pairs = 0;
+  int32_t unused[2] = {};
+};
+
+enum class CpuAnswer : int32_t {
+  kNone = 0,  // yet
+  kRows = 1,
+  kNoRows = 2,
+};
+MOERT_HOST_DEVICE inline CpuAnswer AnswerTo(const CpuMailbox& mailbox, uint64_t job) {
+  const uint64_t answered = LoadAcquireSystem(&mailbox.answered);
+  if (answered / 2 != job) return CpuAnswer::kNone;
+  return answered % 2 != 0 ? CpuAnswer::kRows : CpuAnswer::kNoRows;
+}
+/// Whether the last job was answered: then its memory may be written.
+MOERT_HOST_DEVICE inline bool CpuIdle(const CpuMailbox& mailbox, const CpuCall& call) {
+  return call.posted == call.settled || AnswerTo(mailbox, call.posted) != CpuAnswer::kNone;
+}
+/// The next job, whose memory is whole. `call`: with its experts, pairs and bytes.
+MOERT_HOST_DEVICE inline void PostJob(CpuMailbox* mailbox, CpuCall* call, uint64_t now_ns,
+                                      int64_t planned_ns) {
+  call->deadline = now_ns + static_cast<uint64_t>(CpuPatience(planned_ns));
+  ++call->posted;
+  StoreReleaseSystem(&mailbox->posted, call->posted);
+}
+/// Behind a look at the mailbox: whether to look again.
+MOERT_HOST_DEVICE inline bool KeepsLooking(const CpuCall& call, CpuAnswer found, uint64_t now_ns) {
+  return found == CpuAnswer::kNone && now_ns < call.deadline;
+}
+/// Behind the last look.
+MOERT_HOST_DEVICE inline void SettleJob(CpuCall* call, CpuAnswer found) {
+  if (found != CpuAnswer::kNone) call->settled = call->posted;
+}
+
+// The host's side, by one thread.
+
+/// A job that is not answered; 0: there is none.
+inline uint64_t PostedJob(const CpuMailbox& mailbox) {
+  const uint64_t posted = LoadAcquireSystem(&mailbox.posted);
+  return posted != LoadAcquireSystem(&mailbox.answered) / 2 ? posted : 0;
+}
+/// Its memory is the device's again. `rows`: they were written.
+inline void AnswerJob(CpuMailbox* mailbox, uint64_t job, bool rows) {
+  StoreReleaseSystem(&mailbox->answered, 2 * job + (rows ? 1 : 0));
+}
+
+struct CpuJobExpert {
+  int32_t expert = 0;
+  int32_t pairs = 0;
+};
+struct CpuJob {
+  int32_t layer = 0;
+  int32_t tokens = 0;
+  int32_t cols = 0;
+  int32_t dtype = 0;  // of x, as DeviceRows
+  int32_t experts = 0;
+  int32_t pairs = 0;  // of all of them
+};
+/// A job and its rows, in mapped host memory.
+struct CpuJobMemory {
+  CpuMailbox* mailbox = nullptr;
+  CpuJob* job = nullptr;
+  CpuJobExpert* experts = nullptr;  // [experts]
+  int32_t* slots = nullptr;         // [pairs], expert by expert
+  float* weights = nullptr;         // [pairs], likewise
+  uint8_t* x = nullptr;             // [tokens, cols], one row behind the other
+  float* rows = nullptr;            // [pairs, cols], the answer
+};
+
+/// What a decision needs to give misses to the CPU. Device memory but for `memory`.
+struct CpuShareArgs {
+  CpuCall* call = nullptr;  // null: it gives none
+  const CpuCosts* costs = nullptr;
+  int32_t by_completion = 0;  // else in turns
+  int32_t spares_low = 0;     // what it computes sooner than a load is not answered low
+  int32_t layer = 0;
+  DeviceRows x;
+  const float* weights = nullptr;  // [tokens, top_k]
+  CpuJobMemory memory;
+  int32_t* slots = nullptr;         // [pairs]: as the job's
+  ExpertHandle* handles = nullptr;  // [experts + 1]: where the experts given lie; no record: others
+};
+
+struct ServedTally;
+
+struct AwaitCpuArgs {
+  CpuCall* call = nullptr;
+  CpuJobMemory memory;
+  const int32_t* slots = nullptr;
+  float* out = nullptr;  // [slots, out_stride]
+  int64_t out_stride = 0;
+  int32_t cols = 0;
+  MakeTilesArgs tiles;  // of the experts given, by their handles
+  ServedTally* tally = nullptr;
+};
+/// Brings the rows that the CPU computed for the call into their slots, and leaves tiles.table
+/// without tiles; or takes the experts back, and makes their tiles. By one CTA, which lets no
+/// kernel begin before it ends. Of layers of up to kFewExperts experts. 0 or a cudaError_t.
+int LaunchAwaitCpu(const AwaitCpuArgs& args, CUstream_st* stream);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_

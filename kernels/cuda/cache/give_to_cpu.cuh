@@ -1,0 +1,131 @@
+// Which misses of a call the CPU takes, and the job that it is given, by one CTA of kTileThreads, a
+// thread an expert (cpu_mailbox.h).
+#ifndef MOERT_KERNELS_CUDA_CACHE_GIVE_TO_CPU_CUH_
+#define MOERT_KERNELS_CUDA_CACHE_GIVE_TO_CPU_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cache/rank_slots.cuh"
+#include "kernels/cuda/cache/serve_misses.h"
+
+namespace moert::cuda {
+
+/// The device's clock, in ns.
+__device__ __forceinline__ uint64_t ClockNs() {
+  uint64_t ns = 0;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+/// Whether the CPU computes a miss of so many tokens before it could be brought, where low versions
+/// have to be brought, too.
+__device__ __forceinline__ bool SparedByCpu(const CpuShareArgs& cpu, int count) {
+  return cpu.spares_low != 0 && count <= kMostCpuTokens &&
+         cpu.costs->tokens[count] < cpu.costs->load;
+}
+
+struct GivenToCpu {
+  bool mine = false;  // the thread's expert
+  int all = 0;
+};
+/// `miss`: the thread's expert is missing; free: slots of nobody; coming: records on their way that
+/// the call wants. By all threads; the scratch is free again.
+__device__ __forceinline__ GivenToCpu GiveToCpu(const ServeMissesArgs& args, bool miss, int count,
+                                                int free, int coming, RankScratch& scratch) {
+  __shared__ int loaded, listed;
+  const int e = threadIdx.x;
+  GivenToCpu given;
+  if (e == 0) listed = 0;
+  const int misses = __syncthreads_count(miss ? 1 : 0);
+  if (misses == 0) return given;
+  if (miss) scratch.missing[atomicAdd(&listed, 1)] = MissKey(count, e);
+  __syncthreads();
+  const int rank = miss ? RankOf(scratch.missing, misses, MissKey(count, e)) : 0;
+  if (miss) scratch.places[rank] = count;
+  __syncthreads();
+  if (e == 0) {
+    const CpuCosts& costs = *args.cpu.costs;
+    loaded = MissesLoaded(costs, args.cpu.by_completion != 0, scratch.places, misses, free,
+                          coming * costs.load / 2);
+  }
+  __syncthreads();
+  given.mine = miss && rank >= loaded;
+  given.all = misses - loaded;
+  return given;
+}
+
+/// By all threads: rows of x, one behind the other, in words of T.
+template <typename T>
+__device__ __forceinline__ void CopyRowsOut(const DeviceRows& x, int element, uint8_t* to) {
+  const int words = x.cols * element / static_cast<int>(sizeof(T));
+  const auto* from = static_cast<const uint8_t*>(x.data);
+  for (int i = threadIdx.x; i < x.rows * words; i += static_cast<int>(blockDim.x)) {
+    const int row = i / words;
+    reinterpret_cast<T*>(to)[i] =
+        reinterpret_cast<const T*>(from + row * x.stride * element)[i - row * words];
+  }
+}
+
+/// The thread's expert, `before` others and `pairs` pairs in front of it, enters the job.
+__device__ __forceinline__ void EnterJob(const ServeMissesArgs& args, int count, int before,
+                                         int first) {
+  const CpuShareArgs& cpu = args.cpu;
+  const int e = threadIdx.x;
+  cpu.memory.experts[before] = {e, count};
+  const int32_t* slots = args.groups.sorted + args.groups.firsts[e];
+  for (int i = 0; i < count; ++i) {
+    const int32_t slot = slots[i];
+    cpu.memory.slots[first + i] = slot;
+    cpu.memory.weights[first + i] = cpu.weights[slot];
+    cpu.slots[first + i] = slot;
+  }
+}
+
+/// Writes the job of those that were given, and posts it. record: of the thread's expert. By all
+/// threads.
+__device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const GivenToCpu& given,
+                                          const ServedRecord& record, int count) {
+  __shared__ unsigned long long planned, bytes;
+  __shared__ Several<int, 2> sums[32];
+  const CpuShareArgs& cpu = args.cpu;
+  const int e = threadIdx.x;
+  if (e == 0) planned = bytes = 0;
+  if (e <= args.experts) {
+    cpu.handles[e] = given.mine ? ExpertHandle{record.host, record.format, 0} : ExpertHandle{};
+  }
+  // Of experts and of pairs. Its barrier serves `planned` and `bytes`, too.
+  Several<int, 2> all;
+  const Several<int, 2> before =
+      SumBefore(Several<int, 2>{{given.mine ? 1 : 0, given.mine ? count : 0}}, sums, &all);
+  const int pairs = all.v[1];
+  if (given.mine) {
+    EnterJob(args, count, before.v[0], before.v[1]);
+    atomicAdd(&planned, static_cast<unsigned long long>(cpu.costs->tokens[count]));
+    atomicAdd(&bytes, static_cast<unsigned long long>(record.bytes));
+  }
+  const DeviceRows& x = cpu.x;
+  const int element = x.dtype == 0 ? 4 : 2;
+  const bool aligned = (reinterpret_cast<uintptr_t>(x.data) | x.stride * element |
+                        static_cast<int64_t>(x.cols) * element) %
+                           sizeof(uint4) ==
+                       0;
+  if (aligned) {
+    CopyRowsOut<uint4>(x, element, cpu.memory.x);
+  } else {
+    CopyRowsOut<uint16_t>(x, element, cpu.memory.x);
+  }
+  __syncthreads();
+  if (e != 0) return;
+  *cpu.memory.job = {cpu.layer, x.rows, x.cols, x.dtype, given.all, pairs};
+  CpuCall& call = *cpu.call;
+  call.bytes = static_cast<int64_t>(bytes);
+  call.experts = given.all;
+  call.pairs = pairs;
+  // What all threads have written is seen by the host before the number is.
+  __threadfence_system();
+  PostJob(cpu.memory.mailbox, &call, ClockNs(), static_cast<int64_t>(planned));
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_CACHE_GIVE_TO_CPU_CUH_

@@ -1,0 +1,143 @@
+// What a prediction begins with (predict_next.cuh), read before the kernels in front have ended,
+// and what it learns from what became of the last one.
+#ifndef MOERT_KERNELS_CUDA_CACHE_KNOWN_LAYER_CUH_
+#define MOERT_KERNELS_CUDA_CACHE_KNOWN_LAYER_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cache/arc_call.cuh"
+#include "kernels/cuda/cache/find_victims.cuh"
+#include "kernels/cuda/cache/served_prefetch.h"
+#include "kernels/cuda/cache/served_slots.cuh"
+
+namespace moert::cuda {
+
+/// What the CTA decides by.
+struct PredictScratch {
+  alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
+  double worth[kFewExperts];
+  float probability[kFewExperts];  // that it is wanted
+  float wish[kFewExperts];         // the same of those that may be brought; else below 0
+  alignas(LeavingKey) uint8_t keys[kFewExperts * sizeof(LeavingKey)];  // of ARC: nodes
+  VictimScratch leaving;
+  int32_t places[kFewExperts];   // slots of nobody, then those of victims
+  int32_t victims[kFewExperts];  // who is in them; -1: nobody
+  uint8_t held[kFewExperts];
+  // By the lists of ARC, whose nodes lie in `keys`: who comes, by rank, and who may leave.
+  alignas(ArcState) uint8_t arc[sizeof(ArcState)];
+  int32_t wishes[kMostPrefetched];
+  uint8_t allowed[kFewExperts];
+  float kth[kFewTokens];
+  LeastKey most, least;  // of a fill: who is worth most, who would leave
+  int came[kHitBins], seen[kHitBins];
+  alignas(HitLine) uint8_t lines[kHitBins * sizeof(HitLine)];
+  alignas(HitCounts) uint8_t curves[2][kHitBins * sizeof(HitCounts)];  // the layer's, of all
+  __device__ HitCounts* curve() { return reinterpret_cast<HitCounts*>(curves[0]); }
+  __device__ HitCounts* all() { return reinterpret_cast<HitCounts*>(curves[1]); }
+  __device__ HitLine* line() { return reinterpret_cast<HitLine*>(lines); }
+};
+
+/// What the prediction goes by, of the layer and of the thread's expert.
+struct KnownLayer {
+  ServedLayer layer;
+  PredictedCall call;    // that was predicted last
+  HitCounts curve, all;  // of the thread's bin
+  ServedExpert row;
+  ExpertUse use;
+  double sum = 0;
+  ArcNode node;
+  unsigned long long arc_word = 0, slot = 0;
+  uint32_t wanted = 0;
+  uint4 bins{};  // of the first 16 tokens
+  int settled = 1;
+};
+/// All loads are under way together, since each waits for memory that no cache may have.
+__device__ __forceinline__ KnownLayer LoadLayer(const PredictArgs& args) {
+  const int e = threadIdx.x;
+  KnownLayer known;
+  known.layer = LoadFresh(args.layer);
+  known.settled = __ldcg(&args.prefetch->settled);
+  known.call = LoadFresh(args.call);
+  if (e < kHitBins) {
+    known.curve = LoadFresh(args.curve + e);
+    known.all = LoadFresh(args.all + e);
+  }
+  if (args.arc != nullptr) known.arc_word = ReadArcWord(args.arc);
+  if (e >= args.routing.num_experts) return known;
+  if (args.arc != nullptr) known.node = LoadFresh(args.arc_nodes + e);
+  known.row = LoadFresh(args.rows + e);
+  known.slot = __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e));
+  if (args.window > 0) {
+    known.sum = __ldcg(args.sums + e);
+  } else if (args.use != nullptr) {
+    known.use = LoadFresh(args.use + e);
+  }
+  known.wanted = __ldcg(args.wanted + e);
+  known.bins = __ldcg(reinterpret_cast<const uint4*>(args.bins + e * kFewTokens));
+  return known;
+}
+/// What the expert's next uses are worth; all alike where the one unused for longest leaves.
+__device__ __forceinline__ double Worth(const PredictArgs& args, const KnownLayer& known) {
+  if (args.window > 0) {
+    return ScoreSums::Worth(known.sum, args.routing.top_k, known.layer.calls, args.window);
+  }
+  return args.use != nullptr ? known.use.Worth() : 0;
+}
+/// Where all threads see it. By all threads.
+__device__ __forceinline__ void ShareLayer(const PredictArgs& args, const KnownLayer& known,
+                                           const ArcView& lists, ServedExpert* rows,
+                                           PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  if (e < kHitBins) {
+    scratch.came[e] = scratch.seen[e] = 0;
+    scratch.curve()[e] = known.curve;
+    scratch.all()[e] = known.all;
+  }
+  if (args.arc != nullptr) WriteArcWord(lists.state, known.arc_word);
+  if (e >= args.routing.num_experts) return;
+  if (args.arc != nullptr) lists.nodes[e] = known.node;
+  rows[e] = known.row;
+  scratch.held[e] = known.slot == 0 ? 1 : 0;
+  scratch.worth[e] = Worth(args, known);
+}
+
+/// Token t's bin of the thread's expert in the call that was predicted last.
+__device__ __forceinline__ int BinOf(const PredictArgs& args, const KnownLayer& known, int t) {
+  if (t >= 16) return __ldcg(args.bins + threadIdx.x * kFewTokens + t);
+  const uint32_t low = t < 4 ? known.bins.x : known.bins.y;
+  const uint32_t high = t < 12 ? known.bins.z : known.bins.w;
+  return static_cast<int>((t < 8 ? low : high) >> 8 * (t % 4) & 0xff);
+}
+/// What became of that call, into the curves. By all threads.
+__device__ __forceinline__ void LearnCall(const PredictArgs& args, const KnownLayer& known,
+                                          PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  const int predictions = args.paths != nullptr ? 1 : known.call.tokens;
+  for (int t = 0; e < args.routing.num_experts && t < predictions; ++t) {
+    const int bin = BinOf(args, known, t);
+    if (bin >= kHitBins) break;  // it was present
+    atomicAdd(scratch.seen + bin, 1);
+    const bool came = args.paths != nullptr ? known.wanted != 0 : (known.wanted >> t & 1) != 0;
+    if (came) atomicAdd(scratch.came + bin, 1);
+  }
+  __syncthreads();
+  if (e < kHitBins && scratch.seen[e] > 0) {
+    scratch.curve()[e].Add(scratch.came[e], scratch.seen[e]);
+    scratch.all()[e].Add(scratch.came[e], scratch.seen[e]);
+    args.curve[e] = scratch.curve()[e];
+    args.all[e] = scratch.all()[e];
+  }
+}
+/// The curves with what became of the last call, and their lines. By all threads.
+__device__ __forceinline__ void Learn(const PredictArgs& args, const KnownLayer& known,
+                                      PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  if (known.call.tokens != 0 && known.call.routed == known.call.tokens) {
+    LearnCall(args, known, scratch);
+  }
+  if (e < kHitBins) scratch.line()[e] = HitLine::Of(scratch.curve()[e], scratch.all()[e]);
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_CACHE_KNOWN_LAYER_CUH_

@@ -1,0 +1,314 @@
+// What the next layer will want, by its gate on this layer's input or by the paths of tokens, and
+// which records are brought for it (served_prefetch.h): by one CTA, a thread an expert.
+#ifndef MOERT_KERNELS_CUDA_CACHE_PREDICT_NEXT_CUH_
+#define MOERT_KERNELS_CUDA_CACHE_PREDICT_NEXT_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cache/arc_call.cuh"
+#include "kernels/cuda/cache/find_victims.cuh"
+#include "kernels/cuda/cache/known_layer.cuh"
+#include "kernels/cuda/cache/served_prefetch.h"
+#include "kernels/cuda/cache/served_slots.cuh"
+#include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/route/choose_experts.cuh"
+
+namespace moert::cuda {
+
+/// By a warp: a token's logits become scores. Returns its k-th best.
+template <int kPerLane>
+__device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, const ScoreRows& rows) {
+  const int lane = threadIdx.x % 32;
+  float key[kPerLane], score[kPerLane];
+  Score(routing, lane, rows.scores, rows, key, score);
+  uint32_t taken = 0;
+  float kth = 0;
+  for (int j = 0; j < routing.top_k; ++j) {
+    const int e = Highest(score, taken, routing.num_experts, lane);
+    kth = Take(score, e, lane, &taken);
+  }
+  return kth;
+}
+
+/// That some token wants the thread's expert. scores: [tokens, experts], as args.scores, in any
+/// memory. Leaves the expert's bins for Learn.
+__device__ __forceinline__ float Probability(const PredictArgs& args, const float* scores,
+                                             PredictScratch& scratch, bool present) {
+  constexpr float kSmallest = 1.17549435e-38F;
+  const int e = threadIdx.x;
+  uint8_t* bins = args.bins + e * kFewTokens;
+  float unused = 1;
+  const int predictions = args.paths != nullptr ? 1 : args.tokens;
+  for (int t = 0; t < predictions; ++t) {
+    const float ratio = scores[t * args.routing.num_experts + e] / fmaxf(scratch.kth[t], kSmallest);
+    const int bin = HitBin(ratio);
+    unused *= 1 - scratch.line()[bin].Probability(GuessedHits(ratio));
+    bins[t] = static_cast<uint8_t>(present ? kHitBins : bin);
+  }
+  return 1 - unused;
+}
+
+/// The place of an expert by its wish: more first, of equals the lower index.
+__device__ __forceinline__ int WishRank(const PredictScratch& scratch, int experts) {
+  const int e = threadIdx.x;
+  const float mine = scratch.wish[e];
+  int rank = 0;
+  for (int other = 0; other < experts; ++other) {
+    const float theirs = scratch.wish[other];
+    rank += theirs > mine || (theirs == mine && other < e) ? 1 : 0;
+  }
+  return rank;
+}
+
+/// The least score that the paths of all tokens predict by. By all threads.
+__device__ __forceinline__ void FindLeastOfPaths(const PredictArgs& args, PredictScratch& scratch) {
+  const int e = threadIdx.x, experts = args.routing.num_experts;
+  if (e < experts) scratch.wish[e] = args.scores[e];
+  __syncthreads();
+  const int last = min(args.paths->most, experts) - 1;
+  if (e < experts && WishRank(scratch, experts) == last) scratch.kth[0] = scratch.wish[e];
+}
+
+/// Whether an absent expert is to be brought if there is room.
+__device__ __forceinline__ bool MayBring(const PredictArgs& args, const PredictScratch& scratch,
+                                         float probability) {
+  if (probability < args.least) return false;
+  if (args.paths == nullptr) return true;
+  const float score = args.scores[threadIdx.x];
+  return score > 0 && score >= scratch.kth[0];
+}
+
+/// Of a list that no call has settled: nothing of it moves any more.
+__device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick,
+                                           ServedExpert* rows, const ArcView& lists) {
+  const LayerPrefetch& list = *args.prefetch;
+  const int i = threadIdx.x;
+  for (int r = 0; args.arc != nullptr && i == 0 && r < list.count; ++r) {
+    const PrefetchedRecord& record = list.records[r];
+    SettlePrefetch(record.expert, record.victim,
+                   EndOfPrefetch(record.state, record.done, /*wanted=*/false), lists);
+  }
+  if (i < list.count) {
+    const PrefetchedRecord& record = list.records[i];
+    SettlePrefetch(record, EndOfPrefetch(record.state, record.done, /*wanted=*/false), tick, rows);
+  }
+}
+
+/// The thread's slot, of nobody, is one of the first places.
+__device__ __forceinline__ void PlaceFree(PredictScratch& scratch) {
+  const int slot = threadIdx.x, at = FreeBefore(scratch.held, slot);
+  scratch.places[at] = slot;
+  scratch.victims[at] = -1;
+}
+
+/// Fills in `most` places that may be taken: slots of nobody, then those of idle experts as they
+/// leave. By all threads.
+__device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int most, bool free,
+                                           int num_free, bool idle, PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  if (free) PlaceFree(scratch);
+  const LeavingKey key = idle ? KeyOfLeaving(rows[e], scratch.worth[e]) : LeavingKey{};
+  const int turn = FindVictims(key, idle, most - num_free, scratch.leaving);
+  if (num_free + turn < most) {
+    scratch.places[num_free + turn] = rows[e].slot;
+    scratch.victims[num_free + turn] = e;
+  }
+  __syncthreads();
+}
+
+/// The same by the lists of ARC, for those that come by `rank`; the lists are changed. By all
+/// threads.
+__device__ __forceinline__ void RankArcPlaces(const ArcView& lists, const ServedExpert* rows,
+                                              int experts, int coming, bool candidate, int rank,
+                                              bool free, int num_free, bool idle,
+                                              PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  if (e < experts) scratch.allowed[e] = idle ? 1 : 0;
+  if (candidate && rank < kMostPrefetched) scratch.wishes[rank] = e;
+  if (free) PlaceFree(scratch);
+  __syncthreads();
+  for (int r = num_free; e == 0 && r < coming; ++r) {
+    const int victim = TakeVictim(lists, scratch.wishes[r], experts, scratch.allowed);
+    scratch.victims[r] = victim;
+    scratch.places[r] = rows[victim].slot;
+  }
+  __syncthreads();
+}
+
+/// Who is brought for what it is worth, into the first of the places; -1: nobody. By all threads.
+__device__ __forceinline__ int FindFill(bool absent, int num_free, bool idle,
+                                        PredictScratch& scratch) {
+  const double worth = absent || idle ? scratch.worth[threadIdx.x] : 0;
+  FindLeast(absent, -worth, scratch.most);
+  FindLeast(idle, worth, scratch.least);
+  __syncthreads();
+  const uint64_t most = LeastOf(scratch.most), least = LeastOf(scratch.least);
+  if (most == kNobodyLends || (num_free == 0 && least == kNobodyLends)) return -1;
+  const double leaving = num_free > 0 ? 0 : scratch.worth[NumberOf(least)];
+  const int fill = NumberOf(most);
+  return ClearlyWorthMore(scratch.worth[fill], leaving) ? fill : -1;
+}
+
+__device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int place, int victim,
+                                                   bool fill) {
+  PrefetchedRecord record;
+  const ServedRecord of = args.records[threadIdx.x];
+  record.copy = {of.host, args.slots[place], of.bytes};
+  record.expert = static_cast<int32_t>(threadIdx.x);
+  record.victim = victim;
+  record.slot = place;
+  record.fill = fill ? 1 : 0;
+  return record;
+}
+
+/// By one thread. Of an empty list nothing is left to settle.
+__device__ __forceinline__ void BeginList(const PredictArgs& args, int count) {
+  args.prefetch->count = count;
+  args.prefetch->settled = count == 0 ? 1 : 0;
+  *args.call = {args.tokens, 0};
+}
+
+/// By one thread: nothing is listed, since the host decides.
+__device__ __forceinline__ void ListNothing(const PredictArgs& args) {
+  args.prefetch->count = 0;
+  args.prefetch->settled = 1;
+  args.call->tokens = 0;
+}
+
+/// How the thread's expert, and the slot of its number, stand before the call; and all of them.
+struct Prospects {
+  bool present, candidate, free, idle;
+  int candidates, num_free, num_idle;
+};
+
+/// Lists the candidates that pay, up to `most`, likeliest first. Returns how many. By all threads.
+__device__ __forceinline__ int ListCandidates(const PredictArgs& args, const ServedLayer& layer,
+                                              const ArcView& lists, const ServedExpert* rows,
+                                              const Prospects& p, float probability, int most,
+                                              PredictScratch& scratch) {
+  __shared__ int first_refused;
+  const int e = threadIdx.x, experts = args.routing.num_experts;
+  int rank = kMostPrefetched;
+  if (p.candidates > 0) {
+    if (e < experts) scratch.wish[e] = p.candidate ? probability : -1;
+    __syncthreads();
+    if (p.candidate) rank = WishRank(scratch, experts);
+    if (args.arc != nullptr) {
+      RankArcPlaces(lists, rows, experts, most, p.candidate, rank, p.free, p.num_free, p.idle,
+                    scratch);
+    } else {
+      RankPlaces(rows, most, p.free, p.num_free, p.idle, scratch);
+    }
+  }
+  if (e == 0) first_refused = most;
+  __syncthreads();
+  if (p.candidate) {
+    const int victim = rank < most ? scratch.victims[rank] : -1;
+    if (victim >= 0 && !PrefetchPays(probability, scratch.probability[victim], scratch.worth[e],
+                                     scratch.worth[victim], layer.inserted)) {
+      atomicMin(&first_refused, rank);
+    }
+  }
+  __syncthreads();
+  const int count = first_refused;
+  if (rank < count) {
+    args.prefetch->records[rank] =
+        Listed(args, scratch.places[rank], scratch.victims[rank], /*fill=*/false);
+  }
+  return count;
+}
+
+/// Lists who is brought for what it is worth; -1: nobody. `most`: places that are ranked. By all
+/// threads.
+__device__ __forceinline__ int ListFill(const PredictArgs& args, const ServedExpert* rows,
+                                        const Prospects& p, int most, PredictScratch& scratch) {
+  const int e = threadIdx.x;
+  const bool absent = e < args.routing.num_experts && !p.present;
+  const int fill = FindFill(absent, p.num_free, p.idle, scratch);
+  if (fill >= 0 && most == 0) RankPlaces(rows, 1, p.free, p.num_free, p.idle, scratch);
+  if (e == fill) {
+    args.prefetch->records[0] = Listed(args, scratch.places[0], scratch.victims[0], true);
+  }
+  return fill;
+}
+
+/// By all warps: each token's scores, in `kept` too unless it is null, and its k-th best.
+template <int kPerLane>
+__device__ __forceinline__ void ScoreTokens(const PredictArgs& args, float* kept,
+                                            PredictScratch& scratch) {
+  const int warp = threadIdx.x / 32;
+  for (int t = warp; t < args.tokens; t += static_cast<int>(blockDim.x) / 32) {
+    const int first = t * args.routing.num_experts;
+    const ScoreRows rows{args.scores + first, kept != nullptr ? kept + first : nullptr};
+    const float kth = ScoreToken<kPerLane>(args.routing, rows);
+    if (threadIdx.x % 32 == 0) scratch.kth[t] = kth;
+  }
+}
+
+/// The whole prediction of a layer. What its table says, and what became of the last prediction, is
+/// read before the kernels in front have ended: decisions that write it have ended in front of the
+/// last weighted sum (known_call.cuh). kept: room for the scores in shared memory, or null. By all
+/// threads of whole warps, at least as many as experts.
+template <int kPerLane>
+__device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept,
+                                            PredictScratch& scratch) {
+  auto* const rows = reinterpret_cast<ServedExpert*>(scratch.rows);
+  const int e = threadIdx.x;
+  const int experts = args.routing.num_experts;
+  const bool is_expert = e < experts;
+  const KnownLayer known = LoadLayer(args);
+  const ServedLayer& layer = known.layer;
+  const ArcView lists{reinterpret_cast<ArcState*>(scratch.arc),
+                      reinterpret_cast<ArcNode*>(scratch.keys)};
+  const bool unsettled = known.settled == 0;
+  if (layer.lent != 0) {
+    ShareLayer(args, known, lists, rows, scratch);
+    __syncthreads();
+    Learn(args, known, scratch);
+  }
+  GridDependencySync();
+  if (layer.lent == 0) {
+    if (e == 0) ListNothing(args);
+    return;
+  }
+  if (args.paths != nullptr) {
+    FindLeastOfPaths(args, scratch);
+  } else {
+    ScoreTokens<kPerLane>(args, kept, scratch);
+  }
+  if (unsettled) SettleLeft(args, layer.tick, rows, lists);
+  __syncthreads();
+
+  if (args.arc != nullptr) StoreArc(lists, experts, args.arc, args.arc_nodes);
+  Prospects p;
+  p.present = is_expert && rows[e].slot >= 0;
+  float probability = 0;
+  if (is_expert) {
+    if (unsettled) args.rows[e] = rows[e];
+    probability = Probability(args, kept != nullptr ? kept : args.scores, scratch, p.present);
+    scratch.probability[e] = probability;
+    if (p.present) scratch.held[rows[e].slot] = 1;
+  }
+  p.candidate = is_expert && !p.present && MayBring(args, scratch, probability);
+  p.candidates = __syncthreads_count(p.candidate);
+  const bool fills = args.fills != 0 && layer.elsewhere != 0;
+  if (p.candidates == 0 && !fills) {  // as most often
+    if (e == 0) BeginList(args, 0);
+    return;
+  }
+  p.free = is_expert && scratch.held[e] == 0;
+  p.num_free = __syncthreads_count(p.free);
+  p.idle = p.present && probability < LikelyWanted(args.tokens, args.least);
+  p.num_idle = __syncthreads_count(p.idle);
+  const int most = min(min(p.candidates, p.num_free + p.num_idle), kMostPrefetched);
+  const int count = ListCandidates(args, layer, lists, rows, p, probability, most, scratch);
+  const int fill = count == 0 && fills ? ListFill(args, rows, p, most, scratch) : -1;
+  if (e != 0) return;
+  BeginList(args, fill >= 0 ? 1 : count);
+  if (count == 0 && fill < 0) args.layer->elsewhere = 0;  // fills, and nobody is found
+  args.tally->listed += static_cast<uint64_t>(count);
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_CACHE_PREDICT_NEXT_CUH_

@@ -1,0 +1,357 @@
+// The decision of a call whose misses the device serves, by one CTA of kTileThreads: a thread an
+// expert, which also looks after the slot of its number (serve_misses.h).
+#ifndef MOERT_KERNELS_CUDA_CACHE_SERVE_CALL_CUH_
+#define MOERT_KERNELS_CUDA_CACHE_SERVE_CALL_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cache/answer_low.cuh"
+#include "kernels/cuda/cache/arc_call.cuh"
+#include "kernels/cuda/cache/give_to_cpu.cuh"
+#include "kernels/cuda/cache/known_call.cuh"
+#include "kernels/cuda/cache/lend_slots.cuh"
+#include "kernels/cuda/cache/rank_slots.cuh"
+#include "kernels/cuda/cache/serve_misses.h"
+#include "kernels/cuda/cache/served_slots.cuh"
+#include "kernels/cuda/cache/settle_prefetches.cuh"
+#include "kernels/cuda/few/give_waves.cuh"
+#include "kernels/cuda/route/add_to_tally.cuh"
+
+namespace moert::cuda {
+
+/// The tokens that want the thread's expert, as bits.
+template <typename Slot>
+__device__ __forceinline__ uint32_t WantedBy(const ServeMissesArgs& args,
+                                             const CallPairs<Slot>& pairs, int e, int count) {
+  if (args.tokens == 1) return count > 0 ? 1 : 0;
+  uint32_t bits = 0;
+  const Slot* const slots = pairs.sorted + pairs.firsts[e];
+  for (int i = 0; i < count; ++i) bits |= 1U << (slots[i] / args.top_k);
+  return bits;
+}
+
+/// By one thread: what the layer and the copies go by from now on, and the counts. `elsewhere`:
+/// answered low, or given to the CPU.
+__device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
+                                        const ServedCounts& call, int wanted, int elsewhere,
+                                        int64_t bytes, const Prefetched& prefetched) {
+  if (layer.lent != 0) {
+    constexpr double kWeight = 1.0 / 64;
+    const int inserted = call.copies() + prefetched.inserted;
+    args.layer->tick = layer.tick + 1;
+    args.layer->calls = layer.calls + 1;
+    args.layer->slots = layer.slots + call.borrowed;
+    args.layer->inserted = layer.inserted + kWeight * (inserted - layer.inserted);
+    if (elsewhere > 0) args.layer->elsewhere = 1;
+  }
+  *args.num_copies = call.copies();
+  const auto add = [&](uint64_t ServedTally::*field, int64_t more) {
+    if (more != 0) AddTo(&(args.tally->*field), more);
+  };
+  add(&ServedTally::lookups, wanted);
+  add(&ServedTally::hits, wanted - call.misses - elsewhere - prefetched.arrived - prefetched.late -
+                              prefetched.late_fills);
+  add(&ServedTally::loads, call.misses + prefetched.fills);
+  add(&ServedTally::bytes, bytes + static_cast<int64_t>(prefetched.fill_bytes));
+  add(&ServedTally::evictions, call.evictions() + call.borrowed + prefetched.evicted);
+  add(&ServedTally::arrived, prefetched.arrived);
+  add(&ServedTally::late, prefetched.late);
+  add(&ServedTally::wasted, prefetched.wasted);
+  add(&ServedTally::brought_bytes, static_cast<int64_t>(prefetched.bytes));
+  add(&ServedTally::fills, prefetched.fills);
+  add(&ServedTally::late_fills, prefetched.late_fills);
+}
+
+/// Where an expert that is wanted is multiplied from after the call; its copy, where it has one.
+/// `at`: its slot's place, or null; `record`: of the version that answers.
+__device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args,
+                                                    const ServedRecord& record, int version,
+                                                    uint8_t* at, bool miss, int miss_rank) {
+  ExpertHandle handle{record.host, record.format, version};
+  if (at != nullptr) handle.record = at;
+  if (miss && at != nullptr) args.copies[miss_rank] = {record.host, at, record.bytes};
+  return handle;
+}
+
+/// Adds the bytes of the threads' records that are missing, or answer low. By all threads. Records
+/// are whole words of 16 bytes.
+__device__ __forceinline__ void AddMissed(const ServedRecord& record, bool miss, uint32_t* words) {
+  const auto mine = miss ? static_cast<uint32_t>(record.bytes / 16) : 0;
+  const uint32_t of_warp = __reduce_add_sync(~0U, mine);
+  if (threadIdx.x % 32 == 0 && of_warp > 0) atomicAdd(words, of_warp);
+}
+
+/// What is decided by, then the tiles: each in shared memory while it is needed.
+struct ServeTable {
+  alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
+  RankScratch ranks;
+  uint8_t* slots[kFewExperts];
+  int32_t counts[kFewExperts];
+  uint8_t held[kFewExperts], coming[kFewExperts];
+  Lending lending;
+  bool cpu_idle;
+};
+union ServeScratch {
+  __device__ ServeScratch() {}
+  ServeTable table;
+  BothTilesScratch tiles;
+};
+/// The tokens of every expert by the ids of the call. By all threads.
+__device__ __forceinline__ void CountIds(const ServeMissesArgs& args, int32_t* counts) {
+  const int e = threadIdx.x;
+  if (e < args.experts) counts[e] = 0;
+  __syncthreads();
+  for (int i = e; i < args.pairs; i += kTileThreads) {
+    const int32_t id = args.ids[i];
+    if (id >= 0 && id < args.experts) atomicAdd(&counts[id], 1);
+  }
+  __syncthreads();
+}
+
+/// Stores what is known where all threads see it; who holds a slot. By all threads.
+__device__ __forceinline__ void ShareKnown(const ServeMissesArgs& args, const Known& known,
+                                           ServeScratch& scratch) {
+  auto& table = scratch.table;
+  auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
+  const int e = threadIdx.x;
+  const bool is_expert = e < args.experts, lent = known.layer.lent != 0;
+  if (is_expert) {
+    rows[e] = lent ? known.row : ServedExpert{};
+    table.slots[e] = known.slot;
+    table.held[e] = known.slot == nullptr ? 1 : 0;
+    table.coming[e] = 0;
+  }
+  if (e == 0) {
+    table.lending.gain = 0;
+    table.lending.hole = args.experts;
+    table.cpu_idle = known.cpu_idle;
+  }
+  __syncthreads();
+  if (is_expert && lent && known.row.slot >= 0) table.held[known.row.slot] = 1;
+  if (args.lenders.layers == 0) return;
+  StoreLeast(known.least_lends, table.lending.lenders);
+  if (e % 32 == 0) atomicMin(&table.lending.hole, known.hole);
+}
+
+/// ARC's lists as the call begins. By all threads.
+__device__ __forceinline__ void ReadLists(const ServeMissesArgs& args, const Known& known,
+                                          const ArcView& lists) {
+  WriteArcWord(lists.state, known.arc_word);
+  if (threadIdx.x >= args.experts) return;
+  lists.nodes[threadIdx.x] = known.node;
+  lists.nodes[threadIdx.x].missed = 0;
+}
+
+/// Enters what the thread's expert is asked for. Returns what the expert is worth.
+__device__ __forceinline__ double EnterCall(const ServeMissesArgs& args, const Known& known,
+                                            int count, ServeTable& table) {
+  if (threadIdx.x >= args.experts) return 0;
+  table.counts[threadIdx.x] = count;
+  return known.layer.lent != 0 ? AddCall(args, known, count) : 0;
+}
+
+/// The same of what was prefetched, in ARC's lists; how many records. By all threads.
+__device__ __forceinline__ int SettleLists(const Known& known, const SettledRecords& settled,
+                                           const ArcView& lists) {
+  const int listed = __syncthreads_count(known.listed ? 1 : 0);
+  for (int i = 0; threadIdx.x == 0 && i < listed; ++i) {
+    SettlePrefetch(settled.expert[i], settled.victim[i], PrefetchEnd{settled.end[i]}, lists);
+  }
+  return listed;
+}
+
+/// Misses that need no slot.
+struct AnsweredElsewhere {
+  LowAnswered low;
+  GivenToCpu cpu;
+  __device__ __forceinline__ bool mine() const { return low.mine || cpu.mine; }
+};
+/// Those that lower versions answer, and of the others those that the CPU computes: misses no more.
+/// late: prefetched records that the call waits for. By all threads.
+template <bool kPlain, typename Slot>
+__device__ __forceinline__ AnsweredElsewhere AnswerElsewhere(
+    const ServeMissesArgs& args, const Known& known, int count, const CallPairs<Slot>& pairs,
+    const LowCall& low_call, const int32_t& late, ServeTable& table, Standing* mine) {
+  const bool shares =
+      !kPlain && args.cpu.call != nullptr && known.layer.lent != 0 && table.cpu_idle;
+  AnsweredElsewhere elsewhere;
+  if (!kPlain && low_call.accounts != nullptr) {
+    const bool asks = mine->miss && !(shares && SparedByCpu(args.cpu, count));
+    elsewhere.low = AnswerLow(args, low_call, pairs, table.counts, asks, count, table.ranks);
+    if (elsewhere.low.mine) mine->miss = false;
+  }
+  if (shares) {
+    const int free = __syncthreads_count(mine->free ? 1 : 0);
+    elsewhere.cpu = GiveToCpu(args, mine->miss, count, free, late, table.ranks);
+    if (elsewhere.cpu.mine) mine->miss = false;
+  }
+  if (elsewhere.cpu.all > 0) {
+    PostGiven(args, elsewhere.cpu, known.record, count);
+  } else if (!kPlain && threadIdx.x == 0 && args.cpu.call != nullptr) {
+    args.cpu.call->experts = 0;
+  }
+  return elsewhere;
+}
+
+/// Where the thread's expert is behind the call.
+struct PlacedExpert {
+  ExpertHandle ready, late;  // in which wave it is multiplied, if any
+  int slot = -1;
+  uint8_t* at = nullptr;  // its place
+};
+/// Stores the row and the copy of the thread's expert. `row`: as the call began; coming: its record
+/// is on its way; after: its row now.
+__device__ __forceinline__ PlacedExpert Place(const ServeMissesArgs& args, const Standing& mine,
+                                              const AnsweredElsewhere& elsewhere,
+                                              const ServedRecord& record, bool lent, bool coming,
+                                              int count, int miss_rank, const ServedExpert& after,
+                                              uint8_t* const* slots) {
+  PlacedExpert placed;
+  if (lent) args.rows[threadIdx.x] = after;
+  placed.slot = after.slot;
+  if (placed.slot >= 0) placed.at = slots[placed.slot];
+  if (count > 0 && !elsewhere.cpu.mine) {
+    const bool waits = coming || (mine.miss && placed.at != nullptr);
+    const ExpertHandle handle =
+        PlaceExpert(args, record, elsewhere.low.mine ? 1 : 0, placed.at, mine.miss, miss_rank);
+    (waits ? placed.late : placed.ready) = handle;
+  }
+  return placed;
+}
+
+/// Sums over a call, in shared memory.
+struct CallSums {
+  uint32_t words;  // of missing records
+  Prefetched prefetched;
+  LeastKey spare;  // by worth, of the experts that are there
+
+  __device__ __forceinline__ void Clear() {
+    words = 0;
+    prefetched = Prefetched{};
+  }
+};
+/// What is decided: of the thread's expert, and of all.
+struct Decided {
+  double worth = 0;
+  PlacedExpert placed;
+  ServedCounts call;
+  int wanted = 0, elsewhere = 0;  // experts of the call; those that are answered elsewhere
+};
+/// Which slots misses take, and where the thread's expert is behind the call. By all threads. The
+/// rows are read once and written at the end; between barriers everybody reads what the call began
+/// with.
+template <bool kPlain, typename Slot>
+__device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args, const Known& known,
+                                               int count, const CallPairs<Slot>& pairs,
+                                               const LowCall& low_call, CallSums& sums,
+                                               ServeTable& table) {
+  auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
+  __shared__ SettledRecords settled;
+  alignas(ArcState) __shared__ uint8_t arc_state[kPlain ? 16 : sizeof(ArcState)];
+  const int e = threadIdx.x;
+  const bool is_expert = e < args.experts, lent = known.layer.lent != 0;
+  const bool by_arc = !kPlain && args.arc != nullptr && lent;
+  const ArcView lists{reinterpret_cast<ArcState*>(arc_state),
+                      reinterpret_cast<ArcNode*>(table.ranks.keys), table.counts};
+  if (by_arc) ReadLists(args, known, lists);
+  if (e == 0) sums.Clear();
+  Decided decided{EnterCall(args, known, count, table)};
+  __syncthreads();
+  if (known.unsettled) {
+    SettleAll(*args.prefetch, known, table.counts, rows, table.held, table.coming, &settled,
+              &sums.prefetched);
+  }
+  const int listed = by_arc ? SettleLists(known, settled, lists) : 0;
+  const ServedExpert row = is_expert ? rows[e] : ServedExpert{};
+  const bool coming = is_expert && table.coming[e] != 0;
+  Standing mine;
+  mine.wanted = is_expert && count > 0;
+  mine.miss = mine.wanted && row.slot < 0;
+  mine.idle = row.slot >= 0 && count == 0;
+  mine.free = is_expert && lent && table.held[e] == 0;
+  const AnsweredElsewhere elsewhere = AnswerElsewhere<kPlain>(args, known, count, pairs, low_call,
+                                                              sums.prefetched.late, table, &mine);
+  const ServedRecord record = elsewhere.low.mine ? args.low.records[e] : known.record;
+  StandingBefore before{};
+  ServedCounts call = CountStandings(mine, &decided.wanted, &before);
+  int miss_rank = 0, victim_rank = args.experts;
+  if (by_arc) {
+    RankByArc(lists, settled, listed, call, decided.wanted, mine, row, before, args.experts,
+              table.coming, table.ranks, &miss_rank, &victim_rank);
+    StoreArc(lists, args.experts, args.arc, args.arc_nodes);
+  } else if (call.misses > 0) {
+    RankSlots(call, mine, row, count, decided.worth, before, args.experts, table.ranks, &miss_rank,
+              &victim_rank);
+  }
+  if (args.lenders.layers > 0 && lent && call.misses > call.free) {
+    Borrow(args, known, mine, decided.worth, miss_rank, victim_rank, table.lending, table.slots,
+           table.ranks.places, &call);
+  }
+  if (is_expert) {
+    const ServedExpert after = elsewhere.mine()
+                                   ? row  // it stays absent
+                                   : AfterCall(row, count, known.layer.tick + 1, call,
+                                               table.ranks.places, miss_rank, victim_rank);
+    decided.placed =
+        Place(args, mine, elsewhere, record, lent, coming, count, miss_rank, after, table.slots);
+  }
+  AddMissed(record, mine.miss || elsewhere.low.mine, &sums.words);
+  decided.call = call;
+  decided.elsewhere = elsewhere.low.all + elsewhere.cpu.all;
+  return decided;
+}
+
+/// Stores what nothing of the call waits for, behind a barrier. By all threads.
+template <typename Slot>
+__device__ __forceinline__ void EndDecision(const ServeMissesArgs& args, const Known& known,
+                                            int count, const CallPairs<Slot>& pairs,
+                                            const Decided& decided, bool lends,
+                                            const CallSums& sums) {
+  const int e = threadIdx.x;
+  const PlacedExpert& placed = decided.placed;
+  if (lends && NumberOf(LeastOf(sums.spare)) == e && placed.at != nullptr) {
+    OfferSpare(args.layer, decided.worth, placed.slot, placed.at);
+  }
+  const bool predicted = args.wanted != nullptr;
+  if (e < args.experts && predicted) args.wanted[e] = WantedBy(args, pairs, e, count);
+  if (e != static_cast<int>(blockDim.x) - 32) return;  // a warp with few experts, or none
+  if (predicted) args.predicted->routed = args.tokens;
+  EndCall(args, known.layer, decided.call, decided.wanted, decided.elsewhere,
+          int64_t{16} * sums.words, sums.prefetched);
+}
+
+/// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
+/// expert; low_call: as that of args, in any memory. By all threads. kPlain: as ReadKnown;
+/// kOneTileEach: as MakeBothTiles.
+template <bool kPlain, bool kOneTileEach = false, typename Slot>
+__device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Known& known,
+                                           int count, const CallPairs<Slot>& pairs,
+                                           const LowCall& low_call, ServeScratch& scratch) {
+  __shared__ CallSums sums;
+  const int e = threadIdx.x;
+  Decided decided = DecideSlots<kPlain>(args, known, count, pairs, low_call, sums, scratch.table);
+  PlacedExpert& placed = decided.placed;
+  const bool lends = args.lenders.layers > 0 && known.layer.lent != 0;
+  if (lends) FindLeast(placed.at != nullptr, decided.worth, sums.spare);
+  if (args.ids != nullptr) {
+    GiveSlots(args, placed.slot, scratch.table.counts);
+    EndDecision(args, known, count, pairs, decided, lends, sums);
+    return;
+  }
+  if (e == args.experts) placed.ready = known.shared;
+  const bool tiles = args.makes_tiles != 0;
+  const int first_pair = e < args.experts && tiles ? pairs.firsts[e] : 0;
+  const int late = sums.prefetched.late + sums.prefetched.late_fills;
+  __syncthreads();  // the tiles take the scratch
+  // Beside the tiles of few threads, or behind them.
+  const auto end = [&] { EndDecision(args, known, count, pairs, decided, lends, sums); };
+  GiveWaves<kOneTileEach>(args, placed.ready, placed.late, count, first_pair,
+                          decided.call.copies() + late > 0, scratch.tiles, [&] {
+                            if (kOneTileEach) end();
+                          });
+  if (!kOneTileEach) end();
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_CACHE_SERVE_CALL_CUH_

@@ -1,0 +1,394 @@
+// Misses of a layer call served by the device: who is there, who leaves, what is copied, decided
+// behind top-k by one CTA, with no host.
+//
+// Four rules, over the slots that a layer owns: who leaves is the expert that is worth least
+// (ExpertUse), or the one of the lowest average score (ScoreSums), or who ARC's lists say
+// (ArcView), or the one unused for longest. An expert of the call never leaves, misses wanted by
+// more tokens come first, and a miss for which no slot is left is multiplied where it lies, in
+// mapped host memory. So a call of any size is right with any number of slots, and while the host
+// owns the slots (ServedLayer::lent is 0) every expert of a call is such a miss and nothing
+// changes. By worth, where a policy's layers share their slots, a call that would push somebody out
+// takes one slot of the layer whose least expert is worth less, if there is one (SlotLenders).
+//
+// Where experts have a lower version (LowVersions), misses that weigh little in their requests are
+// answered by it, from where it lies. Where a CPU computes beside the device (cpu_mailbox.h), it
+// takes some of the others. Both are brought by nobody and push nobody out.
+//
+// The functions below are the whole decision. The kernel calls each for its thread's expert; a unit
+// test calls them on the host and compares them with the store's.
+#ifndef MOERT_KERNELS_CUDA_CACHE_SERVE_MISSES_H_
+#define MOERT_KERNELS_CUDA_CACHE_SERVE_MISSES_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cuda/cache/cpu_mailbox.h"
+#include "kernels/cuda/device_types.h"
+#include "kernels/cuda/route/route.h"
+#include "rules/arc_lists.h"
+#include "rules/expert_use.h"
+#include "rules/low_answers.h"
+
+struct CUstream_st;
+
+namespace moert::cuda {
+
+/// How an expert stands in its layer.
+struct alignas(16) ServedExpert {
+  int64_t last_used = 0;  // tick of the last call that used it
+  int32_t tokens = 0;     // of that call
+  int32_t slot = -1;      // of the layer; -1: absent
+};
+
+/// Where the record of an expert lies in mapped host memory.
+struct ServedRecord {
+  const uint8_t* host = nullptr;
+  int64_t bytes = 0;
+  int32_t format = 0;  // index into the formats
+};
+
+struct ServedLayer {
+  int64_t tick = 0;     // of the last call
+  int32_t slots = 0;    // it owns, at most its experts
+  int32_t lent = 0;     // 0: the host owns the slots
+  int64_t calls = 0;    // that ExpertUse has seen
+  double inserted = 1;  // mean of a call
+  // Whose slot another layer may take: the expert that was worth least behind the layer's last
+  // call.
+  uint8_t* spare_at = nullptr;  // the slot's place; null: nobody's
+  float spare_worth = 0;
+  int32_t spare_expert = -1;
+  int32_t spare_slot = -1;
+  /// Calls had misses answered elsewhere since a prediction found nobody to fill in.
+  int32_t elsewhere = 0;
+};
+
+/// What calls have counted since the engine opened; only ever grows.
+struct ServedTally {
+  uint64_t lookups = 0;  // distinct experts of a call
+  uint64_t hits = 0;
+  uint64_t loads = 0;  // misses, copied or read in place, and fills
+  uint64_t bytes = 0;  // of these
+  uint64_t evictions = 0;
+  // Prefetched records: listed; of these used when they were there, or on their way; begun and not
+  // used.
+  uint64_t listed = 0;
+  uint64_t arrived = 0;
+  uint64_t late = 0;
+  uint64_t wasted = 0;
+  uint64_t brought_bytes = 0;  // of those that began
+  // By the expert-cache rule (expert_cache.h): slots whose expert was displaced, the mass of these,
+  // and by how much the model's own choice had more mass than what was chosen.
+  uint64_t substituted = 0;
+  double mass_substituted = 0;
+  double mass_lost = 0;
+  double worst_slot_share = 0;  // the largest that any request has reached
+  double worst_mass_share = 0;
+  // Of lower versions: misses that they answered, slots and mass of these, and the largest share of
+  // its mass that any request has had answered so.
+  uint64_t low = 0;
+  uint64_t slots_low = 0;
+  double mass_low = 0;
+  double worst_low_share = 0;
+  // Records that were brought for what they are worth (PrefetchedRecord::fill); of these wanted
+  // while they were on their way. Not among the prefetched ones.
+  uint64_t fills = 0;
+  uint64_t late_fills = 0;
+  // Of the CPU: misses that it computed, and jobs that were taken back from it, whose misses are
+  // loads.
+  uint64_t on_cpu = 0;
+  uint64_t taken_back = 0;
+};
+
+/// A record on its way into a slot.
+struct RecordCopy {
+  const uint8_t* from = nullptr;
+  uint8_t* to = nullptr;
+  int64_t bytes = 0;
+};
+
+/// In whose order the misses of a call come: more tokens first, of equals the lower index.
+MOERT_HOST_DEVICE inline uint32_t MissKey(int32_t tokens, int e) {
+  constexpr int kMostTokens = 1 << 22;
+  static_assert(kFewExperts <= 512);
+  return static_cast<uint32_t>(kMostTokens - tokens) << 9 | static_cast<uint32_t>(e);
+}
+
+/// In whose order experts leave: worth least first, then unused for longest, then of the fewest
+/// tokens. By default: never.
+struct alignas(16) LeavingKey {
+  uint64_t worth = ~uint64_t{0};
+  uint64_t use = ~uint64_t{0};
+};
+/// `worth` is a number. Calls have up to 2^18 tokens, and there are up to 2^46 of them.
+MOERT_HOST_DEVICE inline LeavingKey KeyOfLeaving(const ServedExpert& row, double worth) {
+  const double plain = worth + 0.0;  // -0 is 0
+  uint64_t bits = 0;
+  memcpy(&bits, &plain, sizeof bits);
+  LeavingKey key;
+  key.worth = bits ^ (bits >> 63 != 0 ? ~uint64_t{0} : uint64_t{1} << 63);
+  key.use = static_cast<uint64_t>(row.last_used) << 18 | static_cast<uint64_t>(row.tokens);
+  return key;
+}
+/// The place of expert e, which may leave, among those that may: by their keys, then the lower
+/// index. keys: [experts].
+MOERT_HOST_DEVICE inline int VictimRank(const LeavingKey* keys, int experts, int e) {
+  const LeavingKey mine = keys[e];
+  int rank = 0;
+#ifdef __CUDA_ARCH__
+#pragma unroll 4
+#endif
+  for (int other = 0; other < experts; ++other) {  // without branches
+    const LeavingKey theirs = keys[other];
+    const int sooner = static_cast<int>(theirs.use < mine.use) |
+                       (static_cast<int>(theirs.use == mine.use) & static_cast<int>(other < e));
+    rank += static_cast<int>(theirs.worth < mine.worth) |
+            (static_cast<int>(theirs.worth == mine.worth) & sooner);
+  }
+  return rank;
+}
+
+/// CTAs that copy. Products beside them leave a multiprocessor's room for each: a launch that fills
+/// the device would make the copies wait for its end.
+constexpr int kCopyCtas = 4;
+
+/// A record that a prefetch brings, and how far it has come.
+enum PrefetchState : int32_t {
+  kPrefetchListed = 0,
+  kPrefetchBegun = 1,
+  kPrefetchDropped = 2,  // before it began
+  kPrefetchStopped = 3,  // behind that
+};
+struct PrefetchedRecord {
+  RecordCopy copy;
+  int32_t expert = -1;
+  int32_t victim = -1;  // who is in the slot; -1: nobody
+  int32_t slot = -1;
+  int32_t state = kPrefetchListed;
+  int32_t done = 0;  // CTAs that have copied what falls to them
+  int32_t fill = 0;  // 1: listed for what it is worth, not because it may be wanted now
+};
+constexpr int kMostPrefetched = 8;
+/// Those of a layer.
+struct LayerPrefetch {
+  int32_t count = 0;
+  int32_t settled = 1;
+  PrefetchedRecord records[kMostPrefetched];
+};
+
+/// What a listed record has come to.
+enum class PrefetchEnd : int32_t {
+  kNothing,   // as if it had not been listed
+  kArrived,   // it is in its slot
+  kUnderWay,  // it will be, and is wanted
+  kBroken,    // its victim is gone and its slot nobody's
+};
+/// `state` before it was dropped or stopped; `wanted`: and still moving.
+MOERT_HOST_DEVICE inline PrefetchEnd EndOfPrefetch(int32_t state, int32_t done, bool wanted) {
+  if (done == kCopyCtas) return PrefetchEnd::kArrived;
+  if (state == kPrefetchListed || state == kPrefetchDropped) return PrefetchEnd::kNothing;
+  return wanted && state == kPrefetchBegun ? PrefetchEnd::kUnderWay : PrefetchEnd::kBroken;
+}
+/// Changes the layer's rows accordingly. `tick`: of its last call.
+MOERT_HOST_DEVICE inline void SettlePrefetch(const PrefetchedRecord& record, PrefetchEnd end,
+                                             int64_t tick, ServedExpert* rows) {
+  if (end == PrefetchEnd::kNothing) return;
+  if (record.victim >= 0) rows[record.victim] = ServedExpert{};
+  if (end == PrefetchEnd::kBroken) return;
+  rows[record.expert].last_used = tick;
+  rows[record.expert].tokens = 0;
+  rows[record.expert].slot = record.slot;
+}
+
+/// The same in ARC's lists, in front of the call that settles it. What is under way enters them
+/// behind its request, as the miss that it came too late for.
+MOERT_HOST_DEVICE inline void SettlePrefetch(int expert, int victim, PrefetchEnd end,
+                                             const ArcView& lists) {
+  if (end == PrefetchEnd::kNothing) return;
+  if (victim >= 0) lists.Evicted(victim);
+  if (end == PrefetchEnd::kArrived) lists.Inserted(expert, /*prefetch=*/true);
+}
+
+/// Whether a prefetch that is wanted with `probability` is worth its victim, wanted with
+/// `victims`: right, it spares a call its wait, unless that waits for the victim; wrong, it costs
+/// the uses that the victim would have had until it had to leave anyway, about a call over the
+/// calls' insertions.
+MOERT_HOST_DEVICE inline bool PrefetchPays(double probability, double victims, double worth,
+                                           double leaving, double inserted) {
+  constexpr double kFewest = 1.0 / 64;
+  const double horizon = 1 / (inserted < kFewest ? kFewest : inserted);
+  return probability - victims > (1 - probability) * (leaving - worth) * horizon;
+}
+/// Who is as likely wanted by one of a call's tokens makes room for nobody. The more tokens, the
+/// likelier anybody is, up to those that would be brought themselves (`least`).
+MOERT_HOST_DEVICE inline double LikelyWanted(int tokens, double least) {
+  constexpr double kByOne = 0.02;
+  return tokens * kByOne < least ? tokens * kByOne : least;
+}
+
+/// A call that was predicted.
+struct alignas(8) PredictedCall {
+  int32_t tokens = 0;  // 0: none
+  int32_t routed = 0;  // it came, and `wanted` is known
+};
+
+/// What a call does to an expert, behind its ranks. `miss_rank` counts if it is wanted and missing,
+/// `victim_rank` if it is there and idle. places: [free + idle]: slots of nobody, then those of the
+/// idle experts by victim rank. Returns its slot now, -1: none.
+struct ServedCounts {
+  int32_t misses = 0;
+  int32_t free = 0;      // slots of nobody
+  int32_t idle = 0;      // experts that may leave
+  int32_t borrowed = 0;  // slots of other layers; the last of `places` that are used
+  MOERT_HOST_DEVICE int copies() const {
+    const int most = free + idle + borrowed;
+    return misses < most ? misses : most;
+  }
+  MOERT_HOST_DEVICE int evictions() const {
+    const int there = free + borrowed;
+    return copies() > there ? copies() - there : 0;
+  }
+};
+MOERT_HOST_DEVICE inline ServedExpert AfterCall(const ServedExpert& before, int count, int64_t tick,
+                                                const ServedCounts& call, const int32_t* places,
+                                                int miss_rank, int victim_rank) {
+  ServedExpert after = before;
+  if (count == 0) {
+    if (before.slot >= 0 && victim_rank < call.evictions()) after = ServedExpert{};
+    return after;
+  }
+  if (before.slot < 0) {
+    if (miss_rank >= call.copies()) return after;  // read in place
+    after.slot = places[miss_rank];
+  }
+  after.last_used = tick;
+  after.tokens = count;
+  return after;
+}
+
+/// Layers that give each other slots, one a call. The slots of a layer have [experts] places; one
+/// without an address is none.
+struct SlotLenders {
+  int32_t layers = 0;  // all alike; 0: each keeps its own
+  int32_t mine = 0;
+  int32_t fewest = 0;                       // slots that a layer keeps
+  ServedLayer* layer = nullptr;             // [layers]
+  ServedExpert* rows = nullptr;             // [layers, experts]
+  uint8_t** slots = nullptr;                // [layers, experts]
+  const LayerPrefetch* prefetch = nullptr;  // [layers]
+};
+/// In whose order it is decided: by worth, then by number.
+MOERT_HOST_DEVICE inline uint64_t LendingKey(float worth, uint32_t number) {
+  uint32_t bits = 0;
+  memcpy(&bits, &worth, sizeof bits);
+  bits ^= bits >> 31 != 0 ? ~0U : 1U << 31;
+  return static_cast<uint64_t>(bits) << 32 | number;
+}
+MOERT_HOST_DEVICE inline int NumberOf(uint64_t key) { return static_cast<int>(key & 0xffffffff); }
+constexpr uint64_t kNobodyLends = ~uint64_t{0};
+/// Of a layer that a call of layer `mine` may ask: not itself, and not the next one, whose slots
+/// are looked at meanwhile; nor one whose prefetches are not settled.
+MOERT_HOST_DEVICE inline uint64_t LenderKey(const ServedLayer& layer, bool settled, int number,
+                                            int mine, int fewest) {
+  if (number == mine || number == mine + 1 || !settled || layer.lent == 0 ||
+      layer.spare_at == nullptr || layer.slots <= fewest) {
+    return kNobodyLends;
+  }
+  return LendingKey(layer.spare_worth, static_cast<uint32_t>(number));
+}
+/// Whether the expert with these ranks says what one slot more is worth: who would leave last, or,
+/// where all that are idle leave, the first that finds no slot.
+MOERT_HOST_DEVICE inline bool SaysGain(const ServedCounts& call, bool miss, bool idle,
+                                       int miss_rank, int victim_rank) {
+  if (call.misses > call.free + call.idle) return miss && miss_rank == call.free + call.idle;
+  return idle && victim_rank == call.misses - call.free - 1;
+}
+/// `lender`: the least LenderKey of all layers; `gain`: the worth of who SaysGain.
+MOERT_HOST_DEVICE inline bool Borrows(uint64_t lender, double gain) {
+  return lender < LendingKey(static_cast<float>(gain), 0);
+}
+
+/// Misses that a lower version answers, in MissKey's order: those that WorthAnsweringLow names, as
+/// far as the bound of each request allows. What has begun to be prefetched is no miss.
+struct LowVersions {
+  const ServedRecord* records = nullptr;  // [experts], in any memory that the device reads
+  LowCall call;                           // without accounts: none is answered so
+  double patience = 1;
+};
+
+struct PredictArgs;
+
+/// All pointers are device memory but those that say otherwise.
+struct ServeMissesArgs {
+  int32_t experts = 0;
+  const int32_t* counts = nullptr;        // [experts] tokens of the call
+  ServedLayer* layer = nullptr;           //
+  ServedExpert* rows = nullptr;           // [experts]
+  const ServedRecord* records = nullptr;  // [experts]
+  uint8_t* const* slots = nullptr;        // [experts] where they lie; null: none
+  const ExpertHandle* shared = nullptr;   // the shared expert's, or of no record
+  ServedTally* tally = nullptr;
+  // What the rest of the call goes by. [experts + 1] each, the shared expert last: those that can
+  // be multiplied at once and those that the copies bring; no record: not in this wave.
+  ExpertHandle* ready = nullptr;
+  ExpertHandle* late = nullptr;
+  // Of the rule by worth, or null. scores: [tokens, experts] of the call, or null.
+  ExpertUse* use = nullptr;  // [experts]
+  const float* scores = nullptr;
+  // Of the rule by average score (ScoreSums); window 0: another one.
+  int32_t window = 0;
+  double* sums = nullptr;    // [experts]
+  float* history = nullptr;  // [window, experts]
+  // Of the rule by ARC's lists, or null.
+  ArcState* arc = nullptr;
+  ArcNode* arc_nodes = nullptr;  // [experts]
+  int32_t tokens = 0;
+  int32_t top_k = 1;
+  SlotLenders lenders;
+  // Not of a call whose product is the host's.
+  int32_t elsewhere = 0;  // whether misses may be answered low, or by the CPU
+  LowVersions low;
+  CpuShareArgs cpu;
+  // Where records are prefetched; else null.
+  LayerPrefetch* prefetch = nullptr;
+  // Gets what the call wanted, for those who predicted it: [experts] bits of tokens. Null: not
+  // asked for. groups: of the call.
+  uint32_t* wanted = nullptr;
+  PredictedCall* predicted = nullptr;
+  SlotGroups groups;
+  RecordCopy* copies = nullptr;   // [experts]
+  int32_t* num_copies = nullptr;  // [1]
+  // If so, also the tiles of both waves: those that are ready into tiles.table, the others into
+  // `late_table`. Handles are not looked at.
+  int32_t makes_tiles = 0;
+  MakeTilesArgs tiles;
+  TileTable late_table;
+  // Of a call whose product is the host's, in place of counts, waves and tiles: what it asks for
+  // and where it finds it. The slot of an address is its distance to `base` in strides.
+  const int32_t* ids = nullptr;  // [pairs]; one that is not in [0, experts) is none. Or null
+  int32_t pairs = 0;             //
+  int32_t* found = nullptr;      // [pairs] receives slots, -1: none. Or null
+  int32_t* table = nullptr;      // [experts] receives the slot of every expert that is there, or -1
+  const uint8_t* base = nullptr;  //
+  int64_t stride = 1;
+};
+
+/// Decides, and changes the layer's rows. Of layers of up to kFewExperts experts. 0 or a
+/// cudaError_t.
+int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream);
+/// The same behind the logits of few tokens, or their ids: with LaunchRouteFew in front, whose
+/// tiles are not made, in one launch. Of no tokens: nothing.
+/// `next`: null, or what is predicted for another layer meanwhile by a CTA beside the decision; of
+/// calls that PredictsBeside names.
+int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args, CUstream_st* stream,
+                        const PredictArgs* next = nullptr);
+bool PredictsBeside(const RouteFewArgs& route, const ServeMissesArgs& args,
+                    const PredictArgs& next);
+
+/// Carries out the copies: host memory -> shared -> device memory. Addresses and bytes are
+/// multiples of 16.
+int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, CUstream_st* stream);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_CACHE_SERVE_MISSES_H_

@@ -1,0 +1,29 @@
+// The decision of a usual call in a kernel of its own: of a few tokens, routed by softmax among at
+// most kUsualExperts experts, who leave least recently used, or worth least, or of the lowest
+// average score.
+//
+// It is the same code as for other calls (primitives/serve_call.cuh), without what such a call
+// never does. One CTA runs once a layer, and the less code its kernel has, the sooner it is
+// through. With fewer threads it finds room beside the CTAs of the gate's logits, so that it can
+// begin while they run.
+#ifndef MOERT_KERNELS_CUDA_CACHE_SERVE_USUAL_H_
+#define MOERT_KERNELS_CUDA_CACHE_SERVE_USUAL_H_
+
+#include "kernels/cuda/cache/serve_misses.h"
+#include "kernels/cuda/route/expert_cache.h"
+
+namespace moert::cuda {
+
+constexpr int kUsualExperts = 128;
+constexpr int kUsualThreads = 256;
+
+bool IsUsual(const RouteFewArgs& route, const ServeMissesArgs& args);
+/// Of such a call: as LaunchRouteAndServe and LaunchRuleAndServe. 0 or a cudaError_t.
+int LaunchServeUsual(const RouteFewArgs& route, const ServeMissesArgs& args,
+                     const PredictArgs* next, CUstream_st* stream);
+int LaunchRuleUsual(const RouteFewArgs& route, const ExpertCacheArgs& rule,
+                    const ServeMissesArgs& args, const PredictArgs* next, CUstream_st* stream);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_CACHE_SERVE_USUAL_H_

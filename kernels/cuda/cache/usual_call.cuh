@@ -1,0 +1,69 @@
+// What kernels of usual calls (serve_usual.h) know of their arguments, so that the compiler leaves
+// out code for the rest.
+#ifndef MOERT_KERNELS_CUDA_CACHE_USUAL_CALL_CUH_
+#define MOERT_KERNELS_CUDA_CACHE_USUAL_CALL_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cache/predict_next.cuh"
+#include "kernels/cuda/cache/serve_call.cuh"
+#include "kernels/cuda/cache/serve_usual.h"
+#include "kernels/cuda/route/expert_cache.h"
+#include "kernels/cuda/route/route_tokens.cuh"
+
+namespace moert::cuda {
+
+constexpr int kUsualPerLane = kUsualExperts / 32;
+/// Of its scores, [tokens, experts], which stay in shared memory too.
+constexpr int kUsualScores = kTileTokens * kUsualExperts;
+using UsualPairs = RoutedPairs<kUsualThreads>;
+/// moert::RoutingKind: softmax in front of the choice, or behind it.
+constexpr int kSoftmaxFirst = 0, kSoftmaxLast = 1;
+
+__device__ __forceinline__ void KnowUsual(DeviceRouting& routing) {
+  routing.kind = routing.kind == kSoftmaxLast ? kSoftmaxLast : kSoftmaxFirst;
+  routing.top_groups = routing.num_groups = 1;
+  routing.selection_bias = routing.logit_bias = routing.expert_scales = nullptr;
+  routing.hash_experts = nullptr;
+}
+__device__ __forceinline__ RouteFewArgs UsualRoute(RouteFewArgs route) {
+  KnowUsual(route.routing);
+  route.given_ids = nullptr;
+  route.makes_tiles = 0;
+  return route;
+}
+__device__ __forceinline__ ExpertCacheArgs UsualRule(ExpertCacheArgs rule, const float* kept) {
+  KnowUsual(rule.routing);
+  rule.scores = kept;
+  return rule;
+}
+/// kPlain: as ReadKnown.
+template <bool kPlain>
+__device__ __forceinline__ ServeMissesArgs UsualServe(ServeMissesArgs args, const float* kept) {
+  if (args.scores != nullptr) args.scores = kept;
+  args.arc = nullptr;
+  args.makes_tiles = 1;
+  args.tiles.prompt_packings = 0;
+  args.ids = nullptr;
+  if (!kPlain) return args;
+  args.elsewhere = 0;
+  args.low = LowVersions{};
+  args.cpu = CpuShareArgs{};
+  return args;
+}
+template <bool kPlain>
+__device__ __forceinline__ PredictArgs UsualNext(PredictArgs next) {
+  KnowUsual(next.routing);
+  next.paths = nullptr;
+  next.arc = nullptr;
+  if (kPlain) next.fills = 0;
+  return next;
+}
+/// The compiler may take for granted that every thread looks at all pairs.
+__device__ __forceinline__ void AssumeFew(const RouteFewArgs& route) {
+  __builtin_assume(LooksAtAll(route.tokens * route.routing.top_k, route.routing.num_experts));
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_CACHE_USUAL_CALL_CUH_

@@ -1,0 +1,64 @@
+// Few tokens: the choice of experts and their products in one launch.
+//
+// Every CTA chooses for itself: of few tokens that takes less time than to hand over what one CTA
+// found. Arithmetic is that of LaunchTopK and LaunchProducts, bit for bit.
+#ifndef MOERT_KERNELS_CUDA_FEW_FEW_PRODUCTS_H_
+#define MOERT_KERNELS_CUDA_FEW_FEW_PRODUCTS_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/few/group_gemm.h"
+#include "kernels/cuda/route/route.h"
+
+struct CUstream_st;
+
+namespace moert::cuda {
+
+/// What the launch behind a gate's logits wants to be zero.
+struct GateZeros {
+  int32_t* ready = nullptr;  // [tiles]
+  int32_t tiles = 0;
+  int32_t* ticket = nullptr;  // [2], or null: nothing is stored
+};
+/// As LaunchGateLogits (route.h), of at most kFewTokens; stores zeros besides.
+int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
+                     CUstream_st* stream, uint8_t* packed, int64_t packed_stride,
+                     const GateOf& second, const GateZeros& zeros);
+
+constexpr int kChoosingTokens = 8;
+constexpr int kChoosingPairs = 80;
+
+/// Whether LaunchFewProducts takes a call of so many tokens.
+constexpr bool ProductsChoose(int64_t tokens, int top_k, int experts) {
+  return tokens <= kChoosingTokens && tokens * top_k <= kChoosingPairs && top_k <= kMaxTopK &&
+         experts <= kFewExperts;
+}
+
+/// Most tiles that such a call has: one an expert, as no expert has more tokens than a tile.
+constexpr int32_t FewTiles(int32_t tokens, int top_k, int experts, bool shared) {
+  const int32_t pairs = tokens * top_k;
+  return (pairs < experts ? pairs : experts) + (shared ? 1 : 0);
+}
+
+struct FewProductsArgs {
+  DeviceRouting routing;
+  int32_t tokens = 0;
+  const float* logits = nullptr;  // [tokens, E]
+  float* scores = nullptr;        // as LaunchTopK leaves them; not `logits`
+  int32_t* ids = nullptr;
+  float* weights = nullptr;
+  SelectionTally* tally = nullptr;  // as LaunchGroup
+  const DeviceFormat* formats = nullptr;
+  int32_t num_formats = 0;
+  int32_t shared = 0;                     // whether there is a shared expert
+  const ExpertHandle* handles = nullptr;  // [experts + 1]; the last is the shared expert
+  /// All but `pairs` and `top_k`, which follow. Of the table `ready` and `ticket` alone, which the
+  /// launch in front leaves zero (GateZeros). `h` is plain bf16 in every format.
+  GroupGemmArgs gemm;
+};
+/// 0 or a cudaError_t.
+int LaunchFewProducts(const FewProductsArgs& args, CUstream_st* stream);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_FEW_FEW_PRODUCTS_H_

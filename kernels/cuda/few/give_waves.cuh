@@ -1,0 +1,88 @@
+// What the rest of a call goes by behind its decision (serve_call.cuh): both waves of experts for
+// the products, or slots for a host's own.
+#ifndef MOERT_KERNELS_CUDA_FEW_GIVE_WAVES_CUH_
+#define MOERT_KERNELS_CUDA_FEW_GIVE_WAVES_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/cache/serve_misses.h"
+#include "kernels/cuda/few/few_tiles.cuh"
+#include "kernels/cuda/route/expert_tiles.cuh"
+
+namespace moert::cuda {
+
+/// Shared memory of the tiles.
+union BothTilesScratch {
+  __device__ BothTilesScratch() {}
+  TileScratch<kFewExperts> any;
+  FewTilesScratch few;
+};
+/// The tiles of both waves: thread e's handles and the tokens of its expert, whose pairs begin at
+/// `first_pair`. kOneTileEach: of calls for which OneTileEach holds alone; beside: as MakeFewTiles,
+/// of such calls.
+template <bool kOneTileEach, typename Beside>
+__device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
+                                              const ExpertHandle& ready, const ExpertHandle& late,
+                                              int count, int first_pair, bool any_late,
+                                              BothTilesScratch& scratch, const Beside& beside) {
+  const MakeTilesArgs& tiles = args.tiles;
+  const int e = threadIdx.x;
+  const int32_t* slots = tiles.shared_slots;
+  if (e < args.experts) slots = tiles.groups.sorted + first_pair;
+  if (kOneTileEach || OneTileEach(tiles)) {
+    const bool waits = late.record != nullptr;
+    ExpertTokens expert{ready, e == args.experts ? tiles.tokens : count, slots};
+    if (waits) expert.handle = late;
+    MakeFewTiles(tiles, args.late_table, expert, waits ? 1 : 0, scratch.few, beside);
+    return;
+  }
+  const ExpertTokens first{ready, e == args.experts ? tiles.tokens : count, slots};
+  MakeTiles(
+      tiles, tiles.table, [&](int) { return first; }, scratch.any);
+  if (!any_late) {
+    MakeNoTiles(args.late_table, tiles.shares);
+    return;
+  }
+  __syncthreads();  // the scratch has been read
+  const ExpertTokens then{late, count, slots};
+  MakeTiles(
+      tiles, args.late_table, [&](int) { return then; }, scratch.any);
+}
+
+/// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
+/// expert. beside: as MakeBothTiles.
+template <bool kOneTileEach, typename Beside>
+__device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const ExpertHandle& ready,
+                                          const ExpertHandle& late, int count, int first_pair,
+                                          bool any_late, BothTilesScratch& scratch,
+                                          const Beside& beside) {
+  const int e = threadIdx.x;
+  if (args.makes_tiles != 0) {
+    MakeBothTiles<kOneTileEach>(args, ready, late, count, first_pair, any_late, scratch, beside);
+  } else if (e <= args.experts) {
+    args.ready[e] = ready;
+    args.late[e] = late;
+  }
+}
+
+/// Says where the experts of the call lie: `slot` is the thread's expert's, of the layer. By all
+/// threads; `numbers` is theirs to use.
+__device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot, int32_t* numbers) {
+  const int e = threadIdx.x;
+  if (e < args.experts) {
+    const int32_t number =
+        slot < 0 ? -1 : static_cast<int32_t>((args.slots[slot] - args.base) / args.stride);
+    numbers[e] = number;
+    args.table[e] = number;
+  }
+  __syncthreads();
+  if (args.found == nullptr) return;
+  for (int i = e; i < args.pairs; i += kTileThreads) {
+    const int32_t id = args.ids[i];
+    args.found[i] = id >= 0 && id < args.experts ? numbers[id] : -1;
+  }
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_FEW_GIVE_WAVES_CUH_

@@ -1,0 +1,154 @@
+// A warp's products of one unit of 16 bits, of fp8 or of int8: two row blocks of weights, already
+// in registers, with the activations of 8 or 16 tokens, which come through L1. Each weight's
+// register is filled for the next unit as soon as it was read. Scales are one a channel: they are
+// copied to shared memory while the item before theirs is multiplied.
+#ifndef MOERT_KERNELS_CUDA_FEW_MULTIPLY_CUH_
+#define MOERT_KERNELS_CUDA_FEW_MULTIPLY_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/few/weight_cursor.cuh"
+#include "kernels/cuda/primitives/dequant.cuh"
+#include "kernels/cuda/primitives/mma.cuh"
+
+namespace moert::cuda {
+
+/// This lane's parts of an item: rows g and g + 8 of both row blocks, columns 2t and 2t + 1 of
+/// every 8 tokens.
+template <Packing kPacking, int kTokens8>
+struct ItemProduct {
+  using Shape = UnitShape<kPacking>;
+  using Cursor = WeightCursor<kPacking>;
+
+  uint32_t weights[2][kUnitLoads][4] = {};
+  uint32_t scales;       // shared memory: of the item, kScaleBytes
+  uint32_t next_scales;  // of the one behind it
+  float acc[2][kTokens8][4];
+  int32_t sum[2][kTokens8][4];  // of w8a8
+
+  __device__ __forceinline__ void Clear() {
+#pragma unroll
+    for (int n = 0; n < kTokens8; ++n) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        acc[0][n][c] = acc[1][n][c] = 0;
+        sum[0][n][c] = sum[1][n][c] = 0;
+      }
+    }
+  }
+
+  /// scales: shared memory of this warp, 2 * kScaleBytes.
+  __device__ __forceinline__ ItemProduct(int /*lane*/, const uint8_t* shared)
+      : scales(SharedAddress(shared)), next_scales(SharedAddress(shared) + kScaleBytes) {}
+
+  /// Loads the unit at the cursor, the first of a run.
+  __device__ __forceinline__ void Fill(const Cursor& cursor) {
+#pragma unroll
+    for (int i = 0; i < kUnitLoads; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) cursor.Load(r, i, weights[r][i]);
+    }
+    cursor.CopyScales(scales);
+  }
+
+  /// Multiplies the unit in the registers by the activations at `rows` and fills them with the
+  /// cursor's.
+  __device__ __forceinline__ void Unit(const uint8_t* const (&rows)[kTokens8],
+                                       const Cursor& cursor) {
+    if constexpr (kPacking == Packing::kBf16) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint2 b[kTokens8];
+        Activations(rows, i * 16, b);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+          for (int n = 0; n < kTokens8; ++n) MmaBf16(acc[r][n], weights[r][i], b[n].x, b[n].y);
+          cursor.Load(r, i, weights[r][i]);
+        }
+      }
+    } else if constexpr (kPacking == Packing::kW8A8) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint2 b[kTokens8];
+        Activations(rows, i * 32, b);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          uint32_t a[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) a[j] = weights[r][i][j] ^ 0x80808080u;  // u - 128
+#pragma unroll
+          for (int n = 0; n < kTokens8; ++n) MmaInt8(sum[r][n], a, b[n].x, b[n].y);
+          cursor.Load(r, i, weights[r][i]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint4 b[kTokens8];
+        Activations(rows, i * 32, b);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          uint32_t a[2][4];
+          const auto& w = weights[r][i];
+          FragmentF8(w[0], w[1], a[0]);
+          FragmentF8(w[2], w[3], a[1]);
+#pragma unroll
+          for (int n = 0; n < kTokens8; ++n) {
+            MmaBf16(acc[r][n], a[0], b[n].x, b[n].y);
+            MmaBf16(acc[r][n], a[1], b[n].z, b[n].w);
+          }
+          cursor.Load(r, i, weights[r][i]);
+        }
+      }
+    }
+  }
+
+  /// The cursor is at another item: its scales are under way from now on, until EndItem() of the
+  /// item that is multiplied now has returned.
+  __device__ __forceinline__ void OpenItem(const Cursor& cursor) { cursor.CopyScales(next_scales); }
+
+  /// After the last unit of an item. x_scales: of the columns.
+  __device__ __forceinline__ void EndItem(const Cursor& cursor,
+                                          const float (&x_scales)[kTokens8][2]) {
+    if constexpr (kPacking != Packing::kBf16) {
+      CopyAsyncWait<1>();  // for the item's scales; those of the next may be under way
+      __syncwarp();
+      const ChannelScales s(scales, cursor.lane);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const float scale = s.scale[r][c / 2];
+#pragma unroll
+          for (int n = 0; n < kTokens8; ++n) {
+            if constexpr (kPacking == Packing::kW8A8) {
+              acc[r][n][c] = static_cast<float>(sum[r][n][c]) * (scale * x_scales[n][c & 1]);
+            } else {
+              acc[r][n][c] *= scale * (kF8Unit / kF8Activations) * x_scales[n][c & 1];
+            }
+          }
+        }
+      }
+      __syncwarp();  // all lanes have read: the copies for the item after the next may begin
+      const uint32_t read = scales;
+      scales = next_scales;
+      next_scales = read;
+    }
+  }
+
+ private:
+  /// The lane's activations, `channel` channels behind the first.
+  template <typename T>
+  __device__ __forceinline__ static void Activations(const uint8_t* const (&rows)[kTokens8],
+                                                     int channel, T (&b)[kTokens8]) {
+#pragma unroll
+    for (int n = 0; n < kTokens8; ++n) {
+      b[n] = *reinterpret_cast<const T*>(rows[n] + channel * Shape::kElement);
+    }
+  }
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_FEW_MULTIPLY_CUH_

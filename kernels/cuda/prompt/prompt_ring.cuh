@@ -1,0 +1,134 @@
+// Family P's shared memory: the tiles that a CTA knows, and the ring of stages.
+#ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_RING_CUH_
+#define MOERT_KERNELS_CUDA_PROMPT_PROMPT_RING_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/prompt/prompt_gemm.h"
+#include "kernels/cuda/prompt/prompt_imported.cuh"
+#include "kernels/cuda/prompt/prompt_int8.cuh"
+#include "kernels/cuda/prompt/prompt_weights.cuh"
+
+namespace moert::cuda {
+
+constexpr int kPromptSlots = 3;  // tiles that are known in shared memory
+/// Shared memory of the warp groups' results on their way out, in equal parts.
+constexpr int kPromptStaging = 16384;
+
+/// A tile, as the scheduling warp resolved it.
+template <int kMost>
+struct PromptSlot {
+  const uint8_t* weights;                 // of row block 0: gate or down
+  const uint8_t* scales;                  // likewise
+  uint8_t* h;                             // of the unit
+  int32_t second_weights, second_scales;  // to those of up
+  int32_t k64s, group_k64s;
+  int32_t row_blocks;
+  int32_t row_tile;
+  int32_t columns;  // 0: there are no more tiles
+  int32_t count;
+  PromptScaleForm form;     // of imported packings
+  float scales_of[kMost];   // int8: of the columns' activations
+  int64_t h_row;            // int8, gate and up: of the first column in wide_h
+  const float* of_columns;  // down: of the unit, see PromptGemmArgs
+  int32_t zero_distance;    // of packings with zeros
+  int32_t bias;             // as TileMatrix
+  /// By column; gate and up: where x's row begins, by GatherPlace; down: the slot.
+  alignas(16) uint32_t rows[kMost];
+};
+
+/// Columns that a gathering thread has are 8 apart: it finds them one beside the other.
+MOERT_HOST_DEVICE constexpr int GatherPlace(int most, int column) {
+  return column % 8 * (most / 8) + column / 8;
+}
+
+/// A piece is what one row of 128 bytes of an activation is multiplied by: so many times 64 k.
+MOERT_HOST_DEVICE constexpr int PieceK64s(Packing p) { return Is8Bit(p) ? 2 : 1; }
+/// Pieces of a stage: as many as make copies of a row block long where there are few columns.
+MOERT_HOST_DEVICE constexpr int StagePieces(Packing p, int most) {
+  return most == 64 && K64Bytes(p) <= 512 && !Is8Bit(p) && !IsImported(p) ? 2 : 1;
+}
+
+/// Whether stages bring a float for every column: the scale of its activations, or their sum.
+MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
+  return p == Packing::kW4A8 || HasZeros(p);
+}
+
+/// How stages lie in shared memory.
+template <Packing kPacking, int kMost>
+struct PromptRing {
+  static constexpr int kGroups = PromptWarpGroups(kPacking, kMost);
+  static constexpr int kPieces = StagePieces(kPacking, kMost);
+  static constexpr int kRowBlocks = PromptRowBlocks(kMost);
+  static constexpr int kPiece = PieceK64s(kPacking) * K64Bytes(kPacking);  // of a row block
+  static constexpr int kRun = kPieces * kPiece;                            // likewise
+  static constexpr int kWeights = kRowBlocks * kRun;  // without the scales behind them
+  static constexpr int kPieceScales = PromptScaleBytes(kPacking, kRowBlocks);
+  static constexpr int kPieceFloats = HasColumnFloats(kPacking) ? kMost * 4 : 0;
+  static constexpr int kStageBytes = kWeights + kPieces * (kPieceScales + kPieceFloats);
+  static constexpr int kTokens = kPieces * kMost * 128;
+  static constexpr int kSlotBytes = kPromptSlots * static_cast<int>(sizeof(PromptSlot<kMost>));
+  static constexpr int kBarrierBytes = 512;
+  static constexpr int kRest = kPromptStaging + kSlotBytes + kBarrierBytes + 1024;
+  static constexpr int kFit = (232448 - kRest) / (kStageBytes + kTokens);
+  static constexpr int kStages = kFit < 12 ? kFit : 12;
+  static constexpr int kBytes = kRest + kStages * (kStageBytes + kTokens);
+  static_assert(kStages >= 3);
+
+  uint32_t base;  // a multiple of 1024
+  __device__ __forceinline__ uint32_t Tokens(uint32_t stage) const {
+    return base + stage * kTokens;
+  }
+  __device__ __forceinline__ uint32_t Weights(uint32_t stage) const {
+    return base + kStages * kTokens + stage * kStageBytes;
+  }
+  __device__ __forceinline__ uint32_t Scales(uint32_t stage, int piece) const {
+    return Weights(stage) + kWeights + piece * kPieceScales;
+  }
+  __device__ __forceinline__ uint32_t Floats(uint32_t stage, int piece) const {
+    return Weights(stage) + kWeights + kPieces * kPieceScales + piece * kPieceFloats;
+  }
+  __device__ __forceinline__ uint32_t Staging(int group) const {
+    return base + kStages * (kTokens + kStageBytes) + group * (kPromptStaging / kGroups);
+  }
+  __device__ __forceinline__ uint32_t Full(uint32_t stage) const { return Barriers() + stage * 8; }
+  __device__ __forceinline__ uint32_t Empty(uint32_t stage) const {
+    return Barriers() + (kStages + stage) * 8;
+  }
+  __device__ __forceinline__ uint32_t SlotFull(uint32_t slot) const {
+    return Barriers() + (2 * kStages + slot) * 8;
+  }
+  __device__ __forceinline__ uint32_t SlotEmpty(uint32_t slot) const {
+    return Barriers() + (2 * kStages + kPromptSlots + slot) * 8;
+  }
+  __device__ __forceinline__ uint32_t Barriers() const {
+    return base + kStages * (kTokens + kStageBytes) + kPromptStaging;
+  }
+};
+
+/// Where one walks the slots, in one register: what follows from it is not worth another.
+class SlotPlace {
+ public:
+  __device__ __forceinline__ uint32_t stage() const {
+    uint32_t at = at_;
+    asm volatile("" : "+r"(at));
+    return at & 3;
+  }
+  __device__ __forceinline__ uint32_t parity() const { return at_ >> 2; }
+  __device__ __forceinline__ void Next() {
+    at_ = stage() == kPromptSlots - 1 ? (at_ & 4) ^ 4 : at_ + 1;
+  }
+
+ private:
+  uint32_t at_ = 0;
+};
+static_assert(kPromptSlots <= 4);
+
+/// Of the 128 threads of a consumer warp group.
+__device__ __forceinline__ void WarpGroupBarrier(int group) {
+  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PROMPT_PROMPT_RING_CUH_

@@ -1,0 +1,135 @@
+// How a warp of a CTA of family P resolves tiles, for the others to work on.
+#ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_SCHEDULE_CUH_
+#define MOERT_KERNELS_CUDA_PROMPT_PROMPT_SCHEDULE_CUH_
+
+#include "kernels/cuda/prompt/prompt_gemm.h"
+#include "kernels/cuda/prompt/prompt_ring.cuh"
+#include "kernels/cuda/prompt/prompt_roles.cuh"
+#include "kernels/cuda/prompt/prompt_scale_copies.cuh"
+#include "kernels/cuda/prompt/prompt_x.cuh"
+
+namespace moert::cuda {
+
+#ifdef MOERT_PROMPT_PRODUCTS
+
+/// What all warps want to know of a tile, by one thread.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const PromptUnit& unit,
+                                         int row_tile, PromptSlot<kMost>* slot) {
+  const TileMatrix& m = unit.matrix[kGateUp ? 0 : 1];
+  slot->weights = m.weights;
+  slot->scales = m.scales;
+  // In parts: the warp has few registers.
+  const auto part = [] { asm volatile("" ::: "memory"); };
+  part();
+  slot->h = args.h + int64_t{unit.h_row} * args.h_stride;
+  slot->second_weights = m.second_weights;
+  slot->second_scales = m.second_scales;
+  part();
+  slot->k64s = m.k64s;
+  slot->group_k64s = m.group_k16s / 4;
+  slot->row_blocks = m.row_blocks;
+  slot->row_tile = row_tile;
+  part();
+  slot->columns = unit.columns;
+  slot->count = unit.count;
+  slot->h_row = unit.h_row;
+  part();
+  slot->of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
+  slot->zero_distance = m.zero_distance;
+  slot->bias = m.bias;
+  part();
+  if constexpr (IsImported(kPacking)) slot->form = ScaleForm<kPacking, kGateUp>(m);
+  part();
+}
+
+/// Where the rows of a tile's columns lie, and their scales, by a warp.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const PromptUnit& unit,
+                                         int count, int columns, PromptSlot<kMost>* slot) {
+  const int lane = threadIdx.x % 32;
+  const int32_t* list = unit.slots;
+  const auto fill = [&](int c) {
+    const int of = __ldcg(list + min(c + lane, count - 1));
+    if constexpr (kGateUp) {
+      const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
+      slot->rows[GatherPlace(kMost, c + lane)] =
+          static_cast<uint32_t>(token * XStride<kPacking>(args));
+      if constexpr (HasRowScales(kPacking)) {
+        slot->scales_of[c + lane] = *reinterpret_cast<const float*>(
+            X<kPacking>(args) + token * args.byte_x_stride + args.byte_x_scales);
+      }
+    } else {
+      slot->rows[c + lane] = of;
+      if constexpr (HasRowScales(kPacking)) {
+        slot->scales_of[c + lane] =
+            __ldcg(args.h_columns + unit.h_row * args.h_columns_stride + c + lane);
+      }
+    }
+  };
+  if constexpr (kMost == 64) {  // where there are few registers
+#pragma unroll 1
+    for (int c = 0; c < columns; c += 32) fill(c);
+  } else {
+#pragma unroll
+    for (int c = 0; c < kMost; c += 32) {
+      if (c < columns) fill(c);
+    }
+  }
+}
+
+/// Resolves one tile after another into the slots. The first tile of a CTA is that of its number,
+/// the others are by ticket. A CTA that begins before others do must not take what they would: it
+/// asks for a second tile when the launch in front has ended, so that all CTAs run, and where a
+/// tile is longer than what the ring holds, for another one when the last but one is done.
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
+                                         const PromptRing<kPacking, kMost>& ring,
+                                         PromptSlot<kMost>* slots) {
+  using Ring = PromptRing<kPacking, kMost>;
+  constexpr int kProduct = kGateUp ? 0 : 1;
+  constexpr int kIndex = PromptIndex(kPacking);
+  constexpr int kLong = 2 * Ring::kStages * Ring::kPieces * PieceK64s(kPacking);  // 64 k
+  const int lane = threadIdx.x % 32;
+  const PromptTable& table = args.table;
+  const int end = __ldcg(&table.begins[kProduct][kIndex + 1]);
+  int at = __ldcg(&table.begins[kProduct][kIndex]) + static_cast<int>(blockIdx.x);
+  bool first = true;
+  SlotPlace place;
+  while (true) {
+    PromptSlot<kMost>& slot = slots[place.stage()];
+    Await(ring.SlotEmpty(place.stage()), place.parity() ^ 1);
+    if (at >= end) {
+      if (lane == 0) {
+        slot.columns = 0;
+        Arrive(ring.SlotFull(place.stage()));
+      }
+      return;
+    }
+    const uint32_t tile = __ldcg(table.tiles[kProduct] + at);
+    const PromptUnit& unit = table.units[tile & 0xffffu];
+    const int count = unit.count, columns = unit.columns;
+    const bool is_long = unit.matrix[kProduct].k64s >= kLong;
+    if (lane == 0) {
+      FillSlot<kPacking, kGateUp>(args, unit, static_cast<int>(tile >> 16), &slot);
+    }
+    FillRows<kPacking, kGateUp>(args, unit, count, columns, &slot);
+    __syncwarp();
+    if (lane == 0) Arrive(ring.SlotFull(place.stage()));
+    place.Next();
+    if (!kGateUp && first) GridDependencySync();
+    first = false;
+    if (is_long) {
+      SlotPlace last_but_one = place;  // has the slot behind the next
+      last_but_one.Next();
+      Await(ring.SlotEmpty(last_but_one.stage()), last_but_one.parity() ^ 1);
+    }
+    const int ticket = lane == 0 ? atomicAdd(&table.tickets[kProduct][kIndex], 1) : 0;
+    at = __shfl_sync(~0u, ticket, 0) + static_cast<int>(gridDim.x);
+  }
+}
+#endif
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PROMPT_PROMPT_SCHEDULE_CUH_

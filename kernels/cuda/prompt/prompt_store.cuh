@@ -1,0 +1,287 @@
+// Where the results of a tile of family P go: act(gate) * up to h, down to the slots' rows.
+#ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_STORE_CUH_
+#define MOERT_KERNELS_CUDA_PROMPT_PROMPT_STORE_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/primitives/activation.cuh"
+#include "kernels/cuda/primitives/pipeline.cuh"
+#include "kernels/cuda/primitives/prefetch_l1.cuh"
+#include "kernels/cuda/prompt/prompt_ring.cuh"
+#include "kernels/cuda/prompt/prompt_warp.cuh"
+
+namespace moert::cuda {
+
+/// `staging`: Warp::kStaging bytes of shared memory of the group's own.
+template <bool kGateUp, int kMost, int kGroups>
+struct PromptStore {
+  using Warp = PromptWarp<kGateUp, kMost, kGroups>;
+  static constexpr int kBlocks = Warp::kBlocks;
+  static constexpr bool kEights = kGateUp && kBlocks == 1;  // halves, once they are exchanged
+  template <int kColumns>
+  using Sums = float[kBlocks][kColumns / 2];
+
+  const Warp& of;
+  const uint32_t staging;
+
+  /// Into the L1 cache: what AddBiases reads when the products are done.
+  __device__ __forceinline__ void PrefetchBiases(const PromptSlot<kMost>& slot) const {
+    const auto prefetch = [](const float* at) {
+      if (at != nullptr) PrefetchToL1(at);
+    };
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      prefetch(BiasOf(slot, of.FirstRow(b)));
+      prefetch(BiasOf(slot, of.SecondRow(b)));
+    }
+  }
+
+  /// Adds what the record says of every row.
+  template <int kColumns>
+  __device__ __forceinline__ void AddBiases(const PromptSlot<kMost>& slot,
+                                            Sums<kColumns>& d) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const float* const first = BiasOf(slot, of.FirstRow(b));
+      const float* const second = BiasOf(slot, of.SecondRow(b));
+      const float of_rows[2] = {first != nullptr ? *first : 0.0f,
+                                second != nullptr ? *second : 0.0f};
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) {
+        d[b][i] += of_rows[i / 2 % 2];
+        asm volatile("" : "+f"(d[b][i]));  // one after the other, as in ForPairs
+      }
+    }
+  }
+
+  /// Pairs become halves: of 16 rows of gate in one warp and the same of up in another, the first
+  /// takes eight of both and the second the others. Of gate and up a thread has the same channels
+  /// from then on.
+  template <int kColumns>
+  __device__ __forceinline__ void Exchange(Sums<kColumns>& d) const {
+    if constexpr (Warp::kPairs) ExchangeHalves<kColumns>(d[0]);
+  }
+
+  /// Turns gate and up into what Activated makes their activation of: silu(alpha x) / alpha is
+  /// x sigmoid(alpha x).
+  template <int kColumns>
+  __device__ __forceinline__ void Clamp(const DeviceActivation& a, Sums<kColumns>& d) const {
+    ForPairs<kColumns>(d, [&](float& gate, float& up) {
+      gate = a.alpha * Below(gate, a.limit);
+      const float plain = -Below(-Below(up, a.limit), a.limit) + a.up_offset;
+      up = (a.gated == 0 ? 1.0f : plain) * a.inverse_alpha;
+    });
+  }
+  /// The same of a squared relu: silu(64) is 64.
+  template <int kColumns>
+  __device__ __forceinline__ void Square(const DeviceActivation& a, Sums<kColumns>& d) const {
+    ForPairs<kColumns>(d, [&](float& gate, float& up) {
+      const float clamped = Below(gate, a.limit), root = clamped < 0 ? 0.0f : clamped;
+      const float plain = -Below(-Below(up, a.limit), a.limit) + a.up_offset;
+      up = (a.gated == 0 ? 1.0f : plain) * (root * root * (1.0f / 64));
+      gate = 64;
+    });
+  }
+
+  /// act(gate) * up as floats, before they are quantized.
+  template <int kColumns>
+  __device__ __forceinline__ void WideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
+                                        int64_t stride, const Sums<kColumns>& d) const {
+    const int block =
+        slot.row_tile * Warp::kOfGate + (kEights ? of.EightRowBlock() : of.RowBlock(0));
+    if (block >= slot.row_blocks) return;
+    float* const to = wide_h + slot.h_row * stride + block * 16 +
+                      (kEights ? of.Eight() % 2 * 8 : 0) + (of.lane >> 2);
+#pragma unroll
+    for (int j = 0; j < kColumns / 8; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int column = 8 * j + 2 * (of.lane & 3) + c;
+        if (column >= slot.count) continue;
+        if constexpr (kEights) {
+          to[column * stride] = Activated(silu, d[0][4 * j + c], d[0][4 * j + 2 + c]);
+        } else {
+          to[column * stride] = Activated(silu, d[0][4 * j + c], d[1][4 * j + c]);
+          to[column * stride + 8] = Activated(silu, d[0][4 * j + 2 + c], d[1][4 * j + 2 + c]);
+        }
+      }
+    }
+  }
+
+  /// act(gate) * up as bf16 rows of h; channels of padding up to whole 64 are zeros.
+  template <int kColumns>
+  __device__ __forceinline__ void H(const PromptSlot<kMost>& slot, bool silu,
+                                    Sums<kColumns>& d) const {
+    if constexpr (kEights) {
+      HalvesOfH<kColumns>(slot, silu, d[0]);
+    } else {
+      const bool there = slot.row_tile * Warp::kOfGate + of.RowBlock(0) < slot.row_blocks;
+      const int piece = slot.row_tile * 2 + of.group;
+      if (piece * 4 >= slot.row_blocks) return;  // all of the group
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) {
+        d[0][i] = there ? Activated(silu, d[0][i], d[1][i]) : 0.0f;
+      }
+      uint8_t* const h = slot.h + int64_t{piece} * slot.columns * 128;
+      Channels<kColumns>(d[0], [&](int column, uint32_t in_row) {
+        return h + column * 128 + ((in_row ^ (column & 7)) * 16);
+      });
+    }
+  }
+
+  /// bf16 rows of out, by slot.
+  template <int kColumns>
+  __device__ __forceinline__ void Out(const PromptSlot<kMost>& slot, uint16_t* out, int64_t stride,
+                                      const Sums<kColumns>& d) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int64_t first = ((slot.row_tile * kGroups + of.group) * kBlocks + b) * 64;
+      Channels<kColumns>(d[b], [&](int column, uint32_t in_row) -> uint8_t* {
+        const int64_t channel = first + in_row * 8;
+        if (column >= slot.count || channel >= stride) return nullptr;
+        return reinterpret_cast<uint8_t*>(out + slot.rows[column] * stride + channel);
+      });
+    }
+  }
+
+ private:
+  template <int kColumns>
+  __device__ __forceinline__ void ExchangeHalves(float (&d)[kColumns / 2]) const {
+    constexpr int kAtOnce = Warp::kStaging / (128 * 8);  // times eight columns
+    const uint32_t thread = of.warp * 32 + of.lane;
+    const uint32_t mine = staging + thread * 8, theirs = staging + (thread ^ 64) * 8;
+    const bool gate = of.warp < 2;
+#pragma unroll
+    for (int from = 0; from < kColumns / 8; from += kAtOnce) {
+      WarpGroupBarrier(of.group);  // what lay there was read
+#pragma unroll
+      for (int j = from; j < from + kAtOnce && j < kColumns / 8; ++j) {
+        const float* v = d + 4 * j;
+        StoreShared8(mine + (j - from) * 1024, gate ? v[2] : v[0], gate ? v[3] : v[1]);
+      }
+      WarpGroupBarrier(of.group);
+#pragma unroll
+      for (int j = from; j < from + kAtOnce && j < kColumns / 8; ++j) {
+        const uint2 two = LoadShared8(theirs + (j - from) * 1024);
+        float* v = d + 4 * j;
+        v[0] = gate ? v[0] : __uint_as_float(two.x);
+        v[1] = gate ? v[1] : __uint_as_float(two.y);
+        v[2] = gate ? __uint_as_float(two.x) : v[2];
+        v[3] = gate ? __uint_as_float(two.y) : v[3];
+      }
+    }
+  }
+
+  /// Of a row of the tile, gate's before up's; null behind the matrix.
+  __device__ __forceinline__ static const float* BiasOf(const PromptSlot<kMost>& slot, int row) {
+    constexpr int kRows = (kGateUp ? Warp::kOfGate : 2 * Warp::kOfGate) * 16;
+    const bool second = row >= kRows;
+    const int of_matrix = slot.row_tile * kRows + (second ? row - kRows : row);
+    if (of_matrix >= slot.row_blocks * 16) return nullptr;
+    const bool apart = second && slot.second_weights != 0;  // an expert without a gate has one
+    const uint8_t* const biases =
+        slot.weights + slot.bias + (apart ? SecondBias(slot.row_blocks) : 0);
+    return reinterpret_cast<const float*>(biases) + of_matrix;
+  }
+
+  /// change(gate, up), one pair after the other: all at once would want more registers than there
+  /// are.
+  template <int kColumns, typename Change>
+  __device__ __forceinline__ static void ForPairs(Sums<kColumns>& d, const Change& change) {
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      if (kEights && i % 4 >= 2) continue;
+      float& gate = d[0][i];
+      float& up = kEights ? d[0][i + 2] : d[kBlocks - 1][i];
+      change(gate, up);
+      asm volatile("" : "+f"(gate), "+f"(up));
+    }
+  }
+
+  /// A block's 64 channels as bf16, 16 bytes each where `to(column, piece of eight channels)` says.
+  template <int kColumns, typename To>
+  __device__ __forceinline__ void Channels(const float (&d)[kColumns / 2], To to) const {
+    constexpr int kAtOnce = Warp::kStaging / 128;
+    const int lane = of.lane, thread = of.warp * 32 + lane;
+    const uint32_t piece = thread & 7;
+#pragma unroll
+    for (int from = 0; from < kColumns; from += kAtOnce) {
+      WarpGroupBarrier(of.group);  // what lay there was read
+#pragma unroll
+      for (int c = from; c < from + kAtOnce && c < kColumns; c += 16) {
+        const float* v = d + c / 8 * 4;
+        const uint32_t row = c - from + (lane & 7) + ((lane >> 4) * 8);
+        const uint32_t of_warp = 2 * of.warp + ((lane >> 3) & 1);
+        const uint32_t at = staging + row * 128 + ((of_warp ^ (row & 7)) * 16);
+        if (c + 8 < kColumns) {
+          StoreTransposed4(at, PackBf16(v[0], v[1]), PackBf16(v[2], v[3]), PackBf16(v[4], v[5]),
+                           PackBf16(v[6], v[7]));
+        } else {
+          StoreTransposed2(at, PackBf16(v[0], v[1]), PackBf16(v[2], v[3]));
+        }
+      }
+      WarpGroupBarrier(of.group);
+#pragma unroll
+      for (int i = 0; i < kAtOnce / 16; ++i) {
+        const uint32_t row = i * 16 + thread / 8;
+        const int column = from + static_cast<int>(row);
+        if (column >= kColumns) continue;
+        if (uint8_t* const at = to(column, piece)) {
+          *reinterpret_cast<uint4*>(at) =
+              LoadShared16(staging + row * 128 + ((piece ^ (row & 7)) * 16));
+        }
+      }
+    }
+  }
+
+  /// Of a warp eight channels of every column, of a group 32.
+  template <int kColumns>
+  __device__ __forceinline__ void HalvesOfH(const PromptSlot<kMost>& slot, bool silu,
+                                            const float (&d)[kColumns / 2]) const {
+    const int group = of.group, warp = of.warp, lane = of.lane;
+    const bool there = slot.row_tile * Warp::kOfGate + of.EightRowBlock() < slot.row_blocks;
+    const int of_row = slot.row_tile * (kGroups / 2) + group / 2;  // which 64 channels of h
+    if (of_row * 4 >= slot.row_blocks) return;                     // all of the group
+    uint8_t* const h = slot.h + int64_t{of_row} * slot.columns * 128;
+    constexpr int kAtOnce = Warp::kStaging / 64;
+#pragma unroll
+    for (int from = 0; from < kColumns; from += kAtOnce) {
+      constexpr int kTo = kColumns;
+      WarpGroupBarrier(group);
+#pragma unroll
+      for (int c = from; c < from + kAtOnce && c < kTo; c += 16) {
+        uint32_t v[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const bool odd = c / 8 + j == kColumns / 8;  // one beyond the last eight columns
+          const float* at = d + (odd ? 0 : c / 8 + j) * 4;
+          float two[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            two[i] = there && !odd ? Activated(silu, at[i], at[2 + i]) : 0.0f;
+          }
+          v[j] = PackBf16(two[0], two[1]);
+        }
+        const uint32_t row = c - from + (lane & 15);
+        StoreTransposed2(staging + row * 64 + ((of.Eight() ^ ((row >> 1) & 3)) * 16), v[0], v[1]);
+      }
+      WarpGroupBarrier(group);
+      const int thread = warp * 32 + lane;
+#pragma unroll
+      for (int i = 0; i < kAtOnce / 32; ++i) {
+        const uint32_t row = i * 32 + thread / 4;
+        const uint32_t piece = thread & 3;
+        if (from + static_cast<int>(row) < kColumns) {
+          const uint4 v = LoadShared16(staging + row * 64 + ((piece ^ ((row >> 1) & 3)) * 16));
+          const uint32_t column = from + row;
+          *reinterpret_cast<uint4*>(h + column * 128 +
+                                    (((group % 2 * 4 + piece) ^ (column & 7)) * 16)) = v;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PROMPT_PROMPT_STORE_CUH_

@@ -1,8 +1,0 @@
-#include "kernels/cuda/primitives/prompt_kernel.cuh"
-
-namespace moert::cuda {
-
-template int LaunchPrompt<Packing::kW4A8>(const PromptGemmArgs& args, int product,
-                                          CUstream_st* stream);
-
-}  // namespace moert::cuda

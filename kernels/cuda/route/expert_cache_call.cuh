@@ -1,0 +1,161 @@
+// One call under the expert-cache rule, by one CTA, since the rule is defined over the whole batch:
+// warps take tokens, and what runs from token to token (the caps of requests with several rows, the
+// second pass) one warp does in order.
+#ifndef MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_CALL_CUH_
+#define MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_CALL_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/route/add_to_tally.cuh"
+#include "kernels/cuda/route/expert_cache.h"
+#include "kernels/cuda/route/expert_cache_token.cuh"
+
+namespace moert::cuda::expert_cache {
+
+/// Sets of experts: who is there, the set C, who is fetched and stays.
+struct Marks {
+  static constexpr int kWords = kFewExperts / 32;
+  uint32_t resident[kWords], top[kWords], anchored[kWords];
+};
+
+/// Shared memory of Substitute, whose first kWarps warps work.
+template <int kPerLane, int kWarps>
+struct CallScratch {
+  int users[32 * kPerLane];
+  float group_keys[kWarps][32 * kPerLane], group_ranks[kWarps][32 * kPerLane];
+};
+
+/// By a warp: the second pass over the tokens that fetch something.
+template <int kPerLane>
+__device__ __forceinline__ void GroupFetched(const ExpertCacheArgs& args, int tokens, int lane,
+                                             uint32_t* resident, uint32_t* top, uint32_t* anchored,
+                                             int* users) {
+  OpenAccount account(args, lane);
+  for (int t = 0; t < tokens; ++t) {
+    if (args.scratch[t].taken == args.scratch[t].slots) continue;
+    Token<kPerLane> token(args, t, lane);
+    token.GroupWhatIsFetched(resident, top, anchored, users, account.Of(t));
+  }
+}
+
+/// The second pass by all threads, with a barrier in front.
+template <int kPerLane, int kWarps>
+__device__ __forceinline__ void SubstituteFetched(const ExpertCacheArgs& args, int tokens, int warp,
+                                                  int lane, Marks& marks,
+                                                  CallScratch<kPerLane, kWarps>& scratch) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < tokens * args.routing.top_k; i += blockDim.x) {
+    atomicAdd(&scratch.users[args.ids[i]], 1);
+  }
+  __syncthreads();
+  if (warp == 0) {
+    GroupFetched<kPerLane>(args, tokens, lane, marks.resident, marks.top, marks.anchored,
+                           scratch.users);
+  }
+}
+
+/// Turns the model's choice into the rule's; `marks` has who is there, and else nobody yet.
+/// `parallel`: no account has two of the rows. Says whether anybody was substituted. By all
+/// threads, in front of and behind a barrier.
+template <int kPerLane, int kWarps>
+__device__ __forceinline__ bool Substitute(const ExpertCacheArgs& args, bool parallel, Marks& marks,
+                                           CallScratch<kPerLane, kWarps>& scratch) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
+  const int tokens = args.tokens;
+  uint32_t* const resident = marks.resident;
+  uint32_t* const top = marks.top;
+  const int first = warp < kWarps ? warp : tokens;
+  for (int t = first; t < tokens; t += kWarps) {
+    Token<kPerLane> token(args, t, lane);
+    token.View(scratch.group_keys[warp], scratch.group_ranks[warp], top);
+    __syncwarp();
+    if (!parallel) continue;
+    OpenAccount account(args, lane);
+    token.Enter(account.Of(t));
+  }
+  if (args.second_pass != 0) {
+    for (int e = threadIdx.x; e < 32 * kPerLane; e += blockDim.x) scratch.users[e] = 0;
+  }
+  __syncthreads();
+  if (!parallel && warp == 0) {
+    OpenAccount account(args, lane);
+    for (int t = 0; t < tokens; ++t) Token<kPerLane>(args, t, lane).Enter(account.Of(t));
+  }
+
+  for (int t = first; t < tokens; t += kWarps) {
+    Token<kPerLane> token(args, t, lane);
+    token.FindReplaceable(resident, top);
+    if (!parallel) continue;
+    OpenAccount account(args, lane);
+    token.SubstituteResident(resident, top, token.Book(account.Of(t)));
+  }
+  __syncthreads();
+  if (!parallel && warp == 0) {
+    OpenAccount account(args, lane);
+    for (int t = 0; t < tokens; ++t) {
+      Token<kPerLane> token(args, t, lane);
+      token.SubstituteResident(resident, top, token.Book(account.Of(t)));
+    }
+  }
+
+  if (args.second_pass != 0) SubstituteFetched(args, tokens, warp, lane, marks, scratch);
+  if (!parallel || args.second_pass != 0) __syncthreads();
+
+  __syncwarp();
+  bool changed = false;
+  for (int t = first; t < tokens; t += kWarps) {
+    if (args.scratch[t].changed == 0) continue;
+    changed = true;
+    Token<kPerLane>(args, t, lane).Weigh();
+  }
+  return __syncthreads_or(changed ? 1 : 0) != 0;
+}
+
+/// By a warp: adds what the call substituted.
+__device__ __forceinline__ void TallyCall(const ExpertCacheArgs& args, int lane) {
+  int slots = 0;
+  double mass = 0, lost = 0;
+  for (int i = lane; i < args.tokens * args.routing.top_k; i += 32) {
+    const double own = args.own_weights[i];
+    if (args.own_ids[i] != args.ids[i]) {
+      ++slots;
+      mass += own;
+    }
+    lost += own - static_cast<double>(args.weights[i]);
+  }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    slots += __shfl_xor_sync(kFull, slots, d);
+    mass += __shfl_xor_sync(kFull, mass, d);
+    lost += __shfl_xor_sync(kFull, lost, d);
+  }
+  if (lane != 0) return;
+  ServedTally& tally = *args.served.tally;
+  AddTo(&tally.substituted, slots);
+  atomicAdd(&tally.mass_substituted, mass);
+  atomicAdd(&tally.mass_lost, lost);
+}
+
+/// By a warp: the largest shares that a request of the call has lost so far.
+struct LostShares {
+  double slots = 0, mass = 0;
+};
+__device__ __forceinline__ LostShares WorstOfCall(const ExpertCacheArgs& args, int lane) {
+  LostShares worst;
+  for (int t = lane; t < args.tokens; t += 32) {
+    const RequestAccount& account = AccountOf(args, t);
+    worst.slots = fmax(
+        worst.slots, static_cast<double>(account.substituted) / static_cast<double>(account.slots));
+    if (account.mass > 0) worst.mass = fmax(worst.mass, account.mass_substituted / account.mass);
+  }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    worst.slots = fmax(worst.slots, __shfl_xor_sync(kFull, worst.slots, d));
+    worst.mass = fmax(worst.mass, __shfl_xor_sync(kFull, worst.mass, d));
+  }
+  return worst;
+}
+
+}  // namespace moert::cuda::expert_cache
+
+#endif  // MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_CALL_CUH_

@@ -1,0 +1,283 @@
+// Activation rows for the schemes that transform or quantize them, bit for bit as on the CPU
+// (kernels/reference/pack_quant_reference.cc, lib/quant/hadamard.cc).
+//
+// A CTA packs a row, a warp 128 channels of it at a time: they are one Hadamard block (or several
+// smaller ones) and one group of scales. Where a row has one scale, its maximum is found first, in
+// a pass of its own.
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include "kernels/cuda/primitives/activation.cuh"
+#include "kernels/cuda/primitives/dequant.cuh"
+#include "kernels/cuda/primitives/element.cuh"
+#include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/prompt/prompt_gemm.h"
+#include "kernels/cuda/route/quantize_rows.h"
+#include "kernels/cuda/route/weighted_row.cuh"
+#include "quant/hadamard.h"
+
+namespace moert::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kChunk = 128;  // channels of a warp; a lane has lane, lane + 32, ...
+constexpr uint32_t kAll = 0xffffffffu;
+
+/// Bit i: whether the sign of channel i of a Hadamard block is negative.
+struct Signs {
+  uint64_t bits[2];
+};
+Signs HadamardSigns() {
+  Signs s{};
+  for (int i = 0; i < kChunk; ++i) {
+    if (HadamardSign(i) < 0) s.bits[i / 64] |= uint64_t{1} << (i % 64);
+  }
+  return s;
+}
+
+struct RowForm {
+  OperandForm form;
+  int hadamard_block;  // 0: none
+  Signs signs;
+};
+
+/// The 4 channels of a lane in a chunk, transformed.
+template <typename Row>
+__device__ __forceinline__ void LoadChunk(const Row& row, int k, int chunk, const RowForm& f,
+                                          float (&v)[4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int channel = chunk * kChunk + lane + 32 * j;
+    v[j] = channel < k ? ToFloat(row[channel]) : 0.0f;
+  }
+  if (f.hadamard_block == 0) return;
+  const float norm = 1.0f / sqrtf(static_cast<float>(f.hadamard_block));
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int i = (lane + 32 * j) & (f.hadamard_block - 1);
+    v[j] *= (f.signs.bits[i / 64] >> (i % 64)) & 1 ? -norm : norm;
+  }
+#pragma unroll
+  for (int half = 1; half < 32; half *= 2) {
+    if (half < f.hadamard_block) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float other = __shfl_xor_sync(kAll, v[j], half);
+        v[j] = lane & half ? other - v[j] : v[j] + other;
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 1; half < 4; half *= 2) {
+    if (half * 32 < f.hadamard_block) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (j & half) continue;
+        const float a = v[j], b = v[j + half];
+        v[j] = a + b;
+        v[j + half] = a - b;
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float Limit(OperandForm form) {
+  if (form == OperandForm::kF8 || form == OperandForm::kF8Bytes) return 448;
+  return form == OperandForm::kInt8Group || form == OperandForm::kInt8Token ? 127 : 7;
+}
+
+/// The largest magnitude of a lane's channels; infinite if one is not finite.
+__device__ __forceinline__ float LaneMaximum(const float (&v)[4]) {
+  float maximum = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) maximum = isfinite(v[j]) ? fmaxf(maximum, fabsf(v[j])) : INFINITY;
+  return maximum;
+}
+__device__ __forceinline__ float WarpMaximum(float v) {
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) v = fmaxf(v, __shfl_xor_sync(kAll, v, d));
+  return v;
+}
+
+/// The nearest e4m3 value, ties to even; |x| is at most 448.
+__device__ __forceinline__ float NearestF8(float x) {
+  const float magnitude = fabsf(x);
+  const int exponent = max((__float_as_int(magnitude) >> 23) - 127, -6);
+  const float step = __int_as_float((exponent - 3 + 127) << 23);
+  const float inverse = __int_as_float((3 - exponent + 127) << 23);
+  return copysignf(rintf(magnitude * inverse) * step, x);
+}
+
+/// The bits of an e4m3 value.
+__device__ __forceinline__ uint8_t F8Bits(float v) {
+  const float magnitude = fabsf(v);
+  const int bits = magnitude < 0x1p-6f ? static_cast<int>(magnitude * 0x1p9f)
+                                       : (__float_as_int(magnitude) >> 20) - ((127 - 7) << 3);
+  return static_cast<uint8_t>(bits | (__float_as_uint(v) >> 31) << 7);
+}
+
+/// Where a row goes. Of one byte a channel: 16 bytes of a chunk, the i-th of its eight, at
+/// i ^ swizzle.
+struct RowOut {
+  uint8_t* row;
+  float* scales;
+  int64_t byte_chunk;  // bytes from a chunk of bytes to the next
+  int swizzle;
+  int scale_step;  // from a chunk's scale to the next one's
+};
+__device__ __forceinline__ RowOut PackedRow(uint8_t* row, int k) {
+  return {row, reinterpret_cast<float*>(row + OperandScales(k)), kChunk, 0, 1};
+}
+
+/// Stores a lane's channels of a chunk, which share a scale.
+__device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const RowForm& f,
+                                           float maximum, const RowOut& to) {
+  uint8_t* const out = to.row;
+  constexpr float kSmallestMaximum = 1e-30f;  // such a row is zero to any product
+  const int lane = threadIdx.x % 32;
+  const float limit = Limit(f.form);
+  const bool finite = maximum < INFINITY;
+  const bool some = finite && maximum >= kSmallestMaximum;
+  const float inverse = some ? limit / maximum : 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int channel = chunk * kChunk + lane + 32 * j;
+    if (f.form == OperandForm::kBf16) {
+      reinterpret_cast<uint16_t*>(out)[PackedIndex(channel)] = ToBf16(v[j]);
+      continue;
+    }
+    const float scaled = some ? v[j] * inverse : 0.0f;
+    const int in8 = channel & 7;
+    const int piece = (channel % kChunk / 16) ^ to.swizzle;
+    uint8_t* const byte = out + chunk * to.byte_chunk + piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 +
+                          ((channel >> 3) & 1);
+    if (f.form == OperandForm::kF8 || f.form == OperandForm::kF8Bytes) {
+      const float nearest = NearestF8(fminf(fmaxf(scaled, -limit), limit));
+      if (f.form == OperandForm::kF8Bytes) {
+        *byte = F8Bits(nearest);
+      } else {
+        reinterpret_cast<uint16_t*>(out)[PackedIndex(channel)] = ToBf16(nearest * kF8Activations);
+      }
+    } else {
+      const float code = fminf(fmaxf(rintf(scaled), -limit), limit);
+      *reinterpret_cast<int8_t*>(byte) = static_cast<int8_t>(code);
+    }
+  }
+  if (lane == 0 && f.form != OperandForm::kBf16) {
+    const float scale = !finite ? __int_as_float(0x7fffffff) : some ? maximum / limit : 0;
+    to.scales[chunk * to.scale_step] = scale;
+  }
+}
+
+/// All threads of a CTA pack one row. row[channel]: an element. shared: kWarps floats.
+template <typename Row>
+__device__ void PackRow(const Row& row, int k, const RowForm& f, float* shared, const RowOut& to) {
+  const int warp = threadIdx.x / 32;
+  const int chunks = (k + kChunk - 1) / kChunk;
+  const bool one_scale = f.form == OperandForm::kInt8Token || f.form == OperandForm::kInt4Token ||
+                         f.form == OperandForm::kF8 || f.form == OperandForm::kF8Bytes;
+  float v[4];
+  float row_maximum = 0;
+  if (one_scale) {
+    for (int c = warp; c < chunks; c += kWarps) {
+      LoadChunk(row, k, c, f, v);
+      row_maximum = fmaxf(row_maximum, LaneMaximum(v));
+    }
+    row_maximum = WarpMaximum(row_maximum);
+    __syncthreads();  // the last row's maximum has been read
+    if (threadIdx.x % 32 == 0) shared[warp] = row_maximum;
+    __syncthreads();
+    for (int w = 0; w < kWarps; ++w) row_maximum = fmaxf(row_maximum, shared[w]);
+  }
+  for (int c = warp; c < chunks; c += kWarps) {
+    // A warp that has one chunk has it still.
+    if (!one_scale || chunks > kWarps) LoadChunk(row, k, c, f, v);
+    StoreChunk(v, c, f, one_scale ? row_maximum : WarpMaximum(LaneMaximum(v)), to);
+  }
+}
+
+__device__ __forceinline__ RowForm FormOf(int operand, int k, const Signs& signs) {
+  const bool hadamard = operand >= kOperandForms;
+  return {static_cast<OperandForm>(operand % kOperandForms), hadamard ? min(k & -k, kChunk) : 0,
+          signs};
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kWarps * 32)
+    PackOperandKernel(const T* x, int k, int64_t x_stride, int operand, Signs signs,
+                      uint8_t* packed, int64_t stride, RowWeights weights) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  __shared__ float shared[kWarps];
+  const int64_t row = blockIdx.x;
+  PackRow(WeightedRow<T>(x, x_stride, weights, blockIdx.x), k, FormOf(operand, k, signs), shared,
+          PackedRow(packed + row * stride, k));
+}
+
+__global__ void __launch_bounds__(kWarps * 32)
+    PackHiddenKernel(const __grid_constant__ PackHiddenArgs args, Signs signs) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  __shared__ float shared[kWarps];
+  const int tiles = args.table.starts[0][args.shares].tile;
+  for (int at = blockIdx.x; at < tiles * kTileTokens; at += gridDim.x) {
+    const Tile& tile = args.table.tiles[at / kTileTokens];
+    const TileMatrix& down = tile.matrix[1];
+    if (at % kTileTokens >= tile.count || down.operand == 0) continue;
+    const int64_t slot = tile.slots[at % kTileTokens];
+    PackRow(args.wide_h + slot * args.wide_h_stride, down.k, FormOf(down.operand, down.k, signs),
+            shared, PackedRow(args.h + slot * args.h_stride, down.k));
+  }
+}
+
+__global__ void __launch_bounds__(kWarps * 32)
+    QuantizePromptHKernel(const __grid_constant__ PromptGemmArgs args, Signs signs) {
+  TriggerDependentLaunch();
+  GridDependencySync();
+  __shared__ float shared[kWarps];
+  const int units = *args.table.unit_count;
+  for (int u = blockIdx.x; u < units; u += gridDim.x) {
+    const PromptUnit& unit = args.table.units[u];
+    const TileMatrix& down = unit.matrix[1];
+    if (down.operand == 0) continue;
+    const int columns = unit.columns;
+    for (int c = blockIdx.y; c < unit.count; c += gridDim.y) {
+      const int64_t row = unit.h_row + c;
+      // As the product reads it: [128 k][column], in rows of 128 bytes that are swizzled.
+      const RowOut to{args.h + unit.h_row * args.h_stride + c * kChunk,
+                      args.h_columns + unit.h_row * args.h_columns_stride + c, columns * kChunk,
+                      c & 7, columns};
+      PackRow(args.wide_h + row * args.wide_h_stride, down.k,
+              FormOf(PromptOperand(down.operand), down.k, signs), shared, to);
+    }
+  }
+}
+
+}  // namespace
+
+int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
+                      CUstream_st* stream, const RowWeights& weights) {
+  int error = 0;
+  WithElement(x.dtype, [&](auto type) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
+    error = LaunchEarly(PackOperandKernel<T>, NumRows(x, weights), kWarps * 32, 0, stream,
+                        static_cast<const T*>(x.data), x.cols, x.stride, operand, HadamardSigns(),
+                        packed, stride, weights);
+  });
+  return error;
+}
+
+int LaunchQuantizePromptH(const PromptGemmArgs& args, CUstream_st* stream) {
+  constexpr int kRowsAtOnce = 16;  // of a unit
+  return LaunchEarly(QuantizePromptHKernel, dim3(args.ctas, kRowsAtOnce), kWarps * 32, 0, stream,
+                     args, HadamardSigns());
+}
+
+int LaunchPackHidden(const PackHiddenArgs& args, CUstream_st* stream) {
+  return LaunchEarly(PackHiddenKernel, 4 * args.shares, kWarps * 32, 0, stream, args,
+                     HadamardSigns());
+}
+
+}  // namespace moert::cuda

@@ -1,0 +1,98 @@
+// Choosing experts within a warp: lane l holds what experts l, l + 32, ... have, kPerLane of them.
+#ifndef MOERT_KERNELS_CUDA_ROUTE_TOP_K_CUH_
+#define MOERT_KERNELS_CUDA_ROUTE_TOP_K_CUH_
+
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/route/route.h"
+
+namespace moert::cuda {
+
+constexpr uint32_t kFull = 0xffffffffu;
+constexpr int kNoExpert = 0x7fffffff;
+
+/// Orders keys as integers: higher keys are higher, -0 and 0 the same, a NaN below all others, and
+/// nothing is 0.
+__device__ __forceinline__ uint32_t OrderOf(float key) {
+  const uint32_t bits = __float_as_uint(key + 0.0f);
+  const uint32_t order = bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
+  return key == key ? order : 1u;
+}
+
+/// The expert with the highest key among those of all lanes, of equal keys the lower index; lane l
+/// holds experts l, l + 32, ..., bit i of `taken` rules out its i-th. A key of NaN is taken last,
+/// so that distinct experts always come out.
+template <int kPerLane>
+__device__ __forceinline__ int Highest(const float (&key)[kPerLane], uint32_t taken, int experts,
+                                       int lane) {
+  uint32_t best = 0;
+  int e = kNoExpert;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i >= experts || (taken >> i & 1)) continue;
+    const uint32_t order = OrderOf(key[i]);
+    if (order > best) {
+      best = order;
+      e = lane + 32 * i;
+    }
+  }
+  const uint32_t top = __reduce_max_sync(kFull, best);
+  return __reduce_min_sync(kFull, best == top ? e : kNoExpert);
+}
+
+/// What the lane that holds expert e has of it, in all lanes; marks it as taken there.
+template <int kPerLane>
+__device__ float Take(const float (&value)[kPerLane], int e, int lane, uint32_t* taken) {
+  float v = 0;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i == e) {
+      *taken |= 1u << i;
+      v = value[i];
+    }
+  }
+  return __shfl_sync(kFull, v, e % 32);
+}
+
+/// Keys of experts outside the best groups become -inf. keys, ranks: the warp's.
+template <int kPerLane>
+__device__ void MaskGroups(const DeviceRouting& routing, float (&key)[kPerLane], int lane,
+                           float* keys, float* ranks) {
+  const int experts = routing.num_experts;
+  const int size = experts / routing.num_groups;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    if (lane + 32 * i < experts) keys[lane + 32 * i] = key[i];
+  }
+  __syncwarp();
+  for (int g = lane; g < routing.num_groups; g += 32) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int i = 0; i < size; ++i) {
+      const float v = keys[g * size + i];
+      if (v > first) {
+        second = first;
+        first = v;
+      } else if (v > second) {
+        second = v;
+      }
+    }
+    ranks[g] = routing.kind != 0 && size > 1 ? first + second : first;
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int e = lane + 32 * i;
+    if (e >= experts) continue;
+    const int g = e / size;
+    const float mine = ranks[g];
+    int ahead = 0;
+    for (int other = 0; other < routing.num_groups; ++other) {
+      ahead += ranks[other] > mine || (other < g && !(mine > ranks[other]));
+    }
+    if (ahead >= routing.top_groups) key[i] = -INFINITY;
+  }
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_ROUTE_TOP_K_CUH_

@@ -1,0 +1,33 @@
+// A row of x times a weight.
+#ifndef MOERT_KERNELS_CUDA_ROUTE_WEIGHTED_ROW_CUH_
+#define MOERT_KERNELS_CUDA_ROUTE_WEIGHTED_ROW_CUH_
+
+#include "kernels/cuda/primitives/element.cuh"
+#include "kernels/cuda/route/rows.h"
+
+namespace moert::cuda {
+
+template <typename T>
+struct WeightedRow {
+  const T* at;
+  float weight;
+
+  /// Row r of what RowWeights says.
+  __device__ __forceinline__ WeightedRow(const T* x, int64_t stride, const RowWeights& w, int r) {
+    const bool weighted = r < w.pairs;
+    at = x + int64_t{weighted ? r / w.top_k : r - w.pairs} * stride;
+    weight = weighted ? w.weights[r] : 1.0f;
+  }
+  __device__ __forceinline__ float operator[](int channel) const {
+    return weight * ToFloat(at[channel]);
+  }
+};
+
+/// Rows in all.
+inline unsigned NumRows(const DeviceRows& x, const RowWeights& w) {
+  return static_cast<unsigned>(x.rows + w.pairs);
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_ROUTE_WEIGHTED_ROW_CUH_

@@ -1,0 +1,105 @@
+#include "moert/auto_strategy.h"
+
+#include <utility>
+
+#include "advise/version_offers.h"
+#include "base/bytes_text.h"
+#include "base/exception_status.h"
+#include "base/fmt_absl.h"
+#include "base/status_macros.h"
+#include "engine/blueprint.h"
+#include "fmt/format.h"
+#include "moert/env.h"
+#include "moert/offline/calibration.h"
+#include "moert/strategy_params.h"
+#include "strategies/routing_statistics.h"
+
+namespace moert {
+namespace {
+
+/// What would let it choose among versions.
+std::string WhatIsMissing(const AutoKeys& keys) {
+  if (!keys.calibration.empty()) {
+    return fmt::format(
+        "; {} has no end-to-end loss: make it without --probe-tokens 0 to be served "
+        "fewer bits",
+        keys.calibration);
+  }
+  return "; to be served fewer bits give calibration=FILE of `moert-pack calibrate --method hqq`";
+}
+
+/// What `keys` come to; `calibration`: what versions lose, null: not known.
+absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOptions& options,
+                                      const AutoKeys& keys, const Calibration* calibration) {
+  const std::string scheme = keys.scheme.empty() ? "" : ":scheme=" + keys.scheme;
+  // What is wrong with every strategy is better said by the one that needs least.
+  MOERT_ASSIGN_OR_RETURN(const Blueprint cache, TryStrategy(source, options, "fate" + scheme));
+  if (calibration != nullptr) {
+    MOERT_RETURN_IF_ERROR(CheckSameModel(keys.calibration, calibration->model, source.model()));
+  }
+  const bool known = calibration != nullptr && calibration->probe_tokens > 0;
+  const auto all = TryStrategy(source, options, "resident" + scheme);
+  if (all.ok() && (keys.loss == 0 || !known)) {
+    return StrategyChoice{
+        all->strategy.spec,
+        fmt::format("all {} experts take {} of the budget of {}", all->plan.total_experts,
+                    BytesText(all->plan.own_bytes), BytesText(all->plan.budget_bytes)),
+        options.budget};
+  }
+  EngineOptions bytes = options;
+  bytes.budget = Budget::Bytes(cache.plan.budget_bytes);
+  VersionOffers offers(source, bytes, keys.loss, known ? calibration : nullptr,
+                       [&](const std::string& spec) { return TryStrategy(source, bytes, spec); });
+  offers.AddExact(all.ok() ? *all : cache);
+  if (keys.loss > 0) offers.AddLossy(cache.versions.front());
+  StrategyChoice choice = offers.Take();
+  if (keys.loss > 0 && !known) choice.why += WhatIsMissing(keys);
+  return choice;
+}
+
+StrategyChoice AsItIs(const EngineOptions& options) {
+  return {options.strategy, "asked for by name", options.budget};
+}
+
+}  // namespace
+
+bool IsAuto(absl::string_view spec) { return spec == "auto" || spec.substr(0, 5) == "auto:"; }
+
+absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec) try {
+  const size_t colon = spec.find(':');
+  const absl::string_view text = colon == spec.npos ? "" : spec.substr(colon + 1);
+  MOERT_ASSIGN_OR_RETURN(
+      const StrategyParams params,
+      StrategyParams::Parse("auto", std::string(text), {"loss", "scheme", "calibration"}));
+  AutoKeys keys;
+  MOERT_ASSIGN_OR_RETURN(keys.loss, params.Number("loss", 0, 0, 1));
+  keys.scheme = params.Text("scheme", "");
+  keys.calibration = params.Text("calibration", "");
+  return keys;
+} catch (...) {
+  return ExceptionStatus("parsing a strategy");
+}
+
+absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
+                                              const EngineOptions& options) try {
+  if (!IsAuto(options.strategy)) return AsItIs(options);
+  MOERT_ASSIGN_OR_RETURN(const AutoKeys keys, ParseAuto(options.strategy));
+  if (keys.calibration.empty()) return Choose(source, options, keys, nullptr);
+  MOERT_ASSIGN_OR_RETURN(const Calibration calibration,
+                         ReadCalibration(keys.calibration, Env::Default()));
+  return Choose(source, options, keys, &calibration);
+} catch (...) {
+  return ExceptionStatus("choosing a strategy");
+}
+
+absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
+                                              const EngineOptions& options,
+                                              const Calibration& calibration) try {
+  if (!IsAuto(options.strategy)) return AsItIs(options);
+  MOERT_ASSIGN_OR_RETURN(const AutoKeys keys, ParseAuto(options.strategy));
+  return Choose(source, options, keys, &calibration);
+} catch (...) {
+  return ExceptionStatus("choosing a strategy");
+}
+
+}  // namespace moert

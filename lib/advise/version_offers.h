@@ -1,0 +1,71 @@
+// What a budget holds of a source within an accepted loss: strategies over its versions, with what
+// each is expected to take and predicted to lose.
+#ifndef MOERT_LIB_ADVISE_VERSION_OFFERS_H_
+#define MOERT_LIB_ADVISE_VERSION_OFFERS_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/blueprint.h"
+#include "moert/auto_strategy.h"
+#include "moert/expert_source.h"
+#include "moert/offline/calibration.h"
+#include "moert/options.h"
+#include "moert/version_choice.h"
+
+namespace moert {
+
+/// A blueprint of `options` with another strategy.
+absl::StatusOr<Blueprint> TryStrategy(const ExpertSource& source, EngineOptions options,
+                                      const std::string& spec);
+
+/// Whether an engine of `options` over the versions of `b` has its misses served by a device, where
+/// its strategy goes by rules: then its steps can be captured, and none waits for the host.
+bool DeviceServes(const ExpertSource& source, const EngineOptions& options, const Blueprint& b);
+
+class VersionOffers {
+ public:
+  /// TryStrategy of the source and options, by a spec.
+  using Try = std::function<absl::StatusOr<Blueprint>(const std::string& spec)>;
+
+  /// `options` has a budget in bytes, the same for all versions. `calibration`: what versions lose;
+  /// null: not known. The arguments outlive the offers.
+  VersionOffers(const ExpertSource& source, const EngineOptions& options, double accepted_loss,
+                const Calibration* calibration, Try attempt)
+      : source_(source),
+        options_(options),
+        accepted_(accepted_loss),
+        calibration_(calibration),
+        attempt_(std::move(attempt)) {}
+
+  /// The first offer: what is served where no loss is accepted.
+  void AddExact(const Blueprint& b);
+  /// Versions below `base`; where the budget holds none that is accepted, light misses in one.
+  void AddLossy(int base);
+
+  /// The offer taken.
+  StrategyChoice Take() const;
+
+ private:
+  /// Of perplexity; nothing where it is not known.
+  std::optional<double> LossOf(int version) const;
+  void AddVersion(int version);
+  void AddGraded(int high, int low);
+  void Add(const Blueprint& b, double loss, double low_share, const std::string& what);
+
+  const ExpertSource& source_;
+  const EngineOptions& options_;
+  const double accepted_;
+  const Calibration* const calibration_;
+  const Try attempt_;
+  std::vector<VersionOffer> offers_;
+  std::vector<std::string> whys_;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_ADVISE_VERSION_OFFERS_H_

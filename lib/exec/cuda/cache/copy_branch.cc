@@ -1,0 +1,129 @@
+#include "exec/cuda/cache/copy_branch.h"
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "base/status_macros.h"
+
+namespace moert::cuda {
+namespace {
+
+/// Where a stream stands in the capture that it is part of.
+struct CapturePlace {
+  unsigned long long id = 0;
+  cudaGraph_t graph = nullptr;
+  std::vector<cudaGraphNode_t> behind;
+};
+
+absl::Status FindPlace(cudaStream_t stream, CapturePlace* place) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaGraphNode_t* nodes = nullptr;
+  size_t count = 0;
+#if CUDART_VERSION >= 13000
+  const cudaGraphEdgeData* edges = nullptr;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaStreamGetCaptureInfo(stream, &status, &place->id, &place->graph, &nodes, &edges, &count));
+#else
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaStreamGetCaptureInfo(stream, &status, &place->id, &place->graph, &nodes, &count));
+#endif
+  if (status != cudaStreamCaptureStatusActive) {
+    return absl::InternalError("copies of a call that is not captured");
+  }
+  place->behind.insert(place->behind.end(), nodes, nodes + count);
+  return absl::OkStatus();
+}
+
+absl::Status StandBehind(cudaStream_t stream, cudaGraphNode_t node) {
+#if CUDART_VERSION >= 13000
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamUpdateCaptureDependencies(stream, &node, nullptr, 1,
+                                                                 cudaStreamAddCaptureDependencies));
+#else
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaStreamUpdateCaptureDependencies(stream, &node, 1, cudaStreamAddCaptureDependencies));
+#endif
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+CopyBranch::~CopyBranch() {
+  for (cudaEvent_t event :
+       {predicted_, computed_, copied_, forked_prediction_, forked_cpu_, forked_}) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+  for (cudaStream_t stream : {predictions_, cpu_, copies_}) {
+    if (stream != nullptr) cudaStreamDestroy(stream);
+  }
+}
+
+absl::Status CopyBranch::Init() {
+  MOERT_RETURN_IF_ERROR(MakeUrgentStream(&copies_));
+  MOERT_RETURN_IF_ERROR(MakeUrgentStream(&cpu_));
+  MOERT_RETURN_IF_ERROR(MakeUrgentStream(&predictions_));
+  for (cudaEvent_t* event :
+       {&forked_, &forked_cpu_, &forked_prediction_, &copied_, &computed_, &predicted_}) {
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CopyBranch::ForkPrediction(cudaStream_t stream, const LayerPrefetch* list) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_prediction_, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(predictions_, forked_prediction_, 0));
+  prediction_forked_ = true;
+  return Reads(list) ? StandBehindPrefetch(predictions_) : absl::OkStatus();
+}
+
+absl::Status CopyBranch::ForkCopies(cudaStream_t stream) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(copies_, forked_, 0));
+  copies_forked_ = true;
+  MOERT_RETURN_IF_ERROR(StandBehindPrefetch(copies_));
+  prefetch_ = nullptr;
+  return absl::OkStatus();
+}
+
+absl::Status CopyBranch::ForkCpu(cudaStream_t stream) {
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(forked_cpu_, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(cpu_, forked_cpu_, 0));
+  cpu_forked_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status CopyBranch::StandBehindPrefetch(cudaStream_t stream) {
+  if (prefetch_ == nullptr) return absl::OkStatus();
+  CapturePlace place;
+  MOERT_RETURN_IF_ERROR(FindPlace(stream, &place));
+  // Of another graph: whoever launches it orders the two.
+  return place.id == capture_ ? StandBehind(stream, prefetch_) : absl::OkStatus();
+}
+
+absl::Status CopyBranch::Prefetch(LayerPrefetch* prefetch) {
+  CapturePlace place;
+  MOERT_RETURN_IF_ERROR(FindPlace(copies_, &place));
+  if (prediction_forked_) MOERT_RETURN_IF_ERROR(FindPlace(predictions_, &place));
+  cudaGraphNode_t node = nullptr;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      AddCopyPrefetched(place.graph, place.behind.data(), place.behind.size(), prefetch, &node));
+  prefetch_ = node;
+  list_ = prefetch;
+  capture_ = place.id;
+  return absl::OkStatus();
+}
+
+absl::Status CopyBranch::Join(cudaStream_t stream) {
+  const auto join = [&](bool forked, cudaStream_t branch, cudaEvent_t end) -> absl::Status {
+    if (!forked) return absl::OkStatus();
+    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(end, branch));
+    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, end, 0));
+    return absl::OkStatus();
+  };
+  absl::Status status = join(std::exchange(copies_forked_, false), copies_, copied_);
+  status.Update(join(std::exchange(cpu_forked_, false), cpu_, computed_));
+  status.Update(join(std::exchange(prediction_forked_, false), predictions_, predicted_));
+  return status;
+}
+
+}  // namespace moert::cuda

@@ -1,0 +1,141 @@
+// Experts that the CPU multiplies beside a device (importance paper Sec. 5.4): a thread of its own
+// runs the CPU backend's MixedGroupGemm over records in pinned host memory while the caller starts
+// transfers and enqueues the device's products.
+//
+// The rows of x come down before the routing is waited for; the outputs lie in mapped host memory,
+// where a kernel fetches them into their slots. The sum over slots does not know who made them.
+#ifndef MOERT_LIB_EXEC_CUDA_CACHE_CPU_EXPERTS_H_
+#define MOERT_LIB_EXEC_CUDA_CACHE_CPU_EXPERTS_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "base/aligned_array.h"
+#include "base/mutex.h"
+#include "exec/cuda/cuda_api.h"
+#include "moert/mixed_group_gemm.h"
+#include "moert/model.h"
+#include "moert/router.h"
+#include "moert/tensor.h"
+
+namespace moert::cuda {
+
+/// How long the thread that multiplies, who waits for it, and the pool they share stay awake where
+/// there is a CPU for each of these threads. A layer hands its misses to the CPU as soon as it is
+/// routed; on a virtual machine waking a thread takes 50 to 130 us, as long as the CPU needs for a
+/// whole expert. Longer than from one such layer to the next: where little is missing, they are
+/// some milliseconds apart. Those that look for work give way to whoever has any (base/spin.h).
+inline constexpr std::chrono::microseconds kSpinWithDevice{10'000};
+
+/// An expert and its record in host memory.
+struct HostExpert {
+  int32_t expert = 0;
+  const std::byte* record = nullptr;
+  const RecordLayout* layout = nullptr;
+};
+
+/// Jobs that a device posts itself, in captured calls.
+class PostedJobs {
+ public:
+  virtual ~PostedJobs() = default;
+  /// Whether one is to be answered.
+  virtual bool Waiting() const = 0;
+  virtual void Answer() = 0;
+};
+
+/// One caller at a time: BringRows, then TakeRows or SetRows, Begin, Join.
+class CpuExperts {
+ public:
+  /// `gemm` is borrowed. `spin`: how long the thread looks for the next job, and Join for the
+  /// end of one, before they sleep. `cpus`: the thread is pinned to the first one; empty: not
+  /// pinned.
+  static absl::StatusOr<std::unique_ptr<CpuExperts>> Create(const MoeModelSpec& model,
+                                                            MixedGroupGemm* gemm,
+                                                            int64_t max_tokens,
+                                                            std::chrono::microseconds spin,
+                                                            absl::Span<const int> cpus);
+  ~CpuExperts();
+
+  /// Calls of so many rows at most.
+  int64_t max_tokens() const { return max_tokens_; }
+
+  /// Enqueues the copy of a call's rows to the host.
+  absl::Status BringRows(const MatrixView& hidden, cudaStream_t stream) const;
+  /// The rows that BringRows copied have arrived.
+  void TakeRows(const MatrixView& hidden);
+  /// The rows are in host memory already, fp32 and contiguous, until Join.
+  void SetRows(const float* rows, int64_t tokens, int64_t hidden);
+
+  /// Starts multiplying the rows last taken or set; the routing is only read here. Nothing may be
+  /// under way.
+  void Begin(const RoutingResult& routing, absl::Span<const HostExpert> experts,
+             const MoeLayerSpec& layer);
+  bool busy() const { return busy_; }
+  /// Waits for the products, and how long they took. Then rows() and slots() hold until the next
+  /// Begin: by then the caller must have waited for the kernel that reads them.
+  absl::Status Join(int64_t* took_ns);
+
+  /// From now on the thread also answers these, which outlive this. Borrowed.
+  void Attach(PostedJobs* posted);
+  /// A step begins that may post some: the thread is awake, and looks now and then for a while when
+  /// nothing comes.
+  void Watch();
+
+  /// [slots().size(), hidden] in mapped host memory, and the slot of each row.
+  const float* rows() const { return reinterpret_cast<const float*>(out_memory_.data()); }
+  const int32_t* slots() const { return reinterpret_cast<const int32_t*>(slot_memory_.data()); }
+  int num_rows() const { return static_cast<int>(out_rows_.size()); }
+  /// They have been handed on: num_rows() is 0 until the next Begin.
+  void Forget() { out_rows_.clear(); }
+
+ private:
+  CpuExperts(MixedGroupGemm* gemm, std::chrono::microseconds spin) : gemm_(gemm), spin_(spin) {}
+  void Serve();
+  /// A job of the caller.
+  bool Begun() const {
+    return posted_.load(std::memory_order_acquire) != done_.load(std::memory_order_relaxed);
+  }
+  /// A job of a device.
+  bool Posted() const {
+    const PostedJobs* jobs = jobs_.load(std::memory_order_acquire);
+    return jobs != nullptr && jobs->Waiting();
+  }
+  /// Until there may be something to do. False: the thread ends.
+  bool Rest();
+  void Multiply();
+
+  MixedGroupGemm* const gemm_;
+  const std::chrono::microseconds spin_;
+  int64_t max_tokens_ = 0;
+  Buffer in_memory_, out_memory_, slot_memory_;
+  AlignedArray<float> widened_;
+  MatrixView arriving_;       // pinned rows as the host has them
+  const float* x_ = nullptr;  // null: to be widened from arriving_
+  int64_t tokens_ = 0, hidden_ = 0;
+  std::vector<int32_t> tokens_of_, out_rows_;
+  std::vector<float> weights_of_;  // where weights multiply inputs
+  AlignedArray<float> weighted_;   // [pairs, hidden], of such layers
+  std::vector<ExpertProblem> problems_;
+  bool busy_ = false;
+
+  std::atomic<int64_t> posted_{0}, done_{0};  // jobs
+  absl::Status status_;                       // of the last job; like took_ns_, read after done_
+  int64_t took_ns_ = 0;
+  Mutex mu_;
+  CondVar work_, finished_;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool watched_ ABSL_GUARDED_BY(mu_) = false;  // since the thread rested
+  std::atomic<PostedJobs*> jobs_{nullptr};
+  std::thread thread_;
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_CACHE_CPU_EXPERTS_H_

@@ -1,0 +1,96 @@
+// How a routing made on the device comes to the host: at once, for a call that waits for it, or
+// late, for the counters and policies.
+#ifndef MOERT_LIB_EXEC_CUDA_CACHE_ROUTING_RETURN_H_
+#define MOERT_LIB_EXEC_CUDA_CACHE_ROUTING_RETURN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "exec/cuda/cache/device_rule.h"
+#include "exec/cuda/cuda_api.h"
+#include "exec/cuda/workspace.h"
+#include "moert/model.h"
+#include "moert/policy.h"
+#include "moert/router.h"
+
+namespace moert::cuda {
+
+/// A routing in host memory: where its parts lie in a mirror that begins at `at`.
+struct RoutingMirror {
+  int32_t* ids;
+  float* weights;
+  float* scores;
+  float* next_scores;
+  int64_t pairs, num_scores, num_next_scores;  // elements; no next scores: 0
+
+  RoutingMirror(const MoeModelSpec& model, int layer, int64_t tokens, bool next_gate,
+                std::byte* at);
+  /// Bytes of any mirror of up to `tokens` rows.
+  static int64_t Bytes(const Extent& extent, int64_t tokens);
+  /// *routing with the tokens grouped.
+  void Read(const MoeModelSpec& model, int layer, int64_t tokens, RoutingResult* routing) const;
+};
+
+/// One caller at a time.
+class RoutingReturn {
+ public:
+  RoutingReturn() = default;
+  ~RoutingReturn();
+  RoutingReturn(const RoutingReturn&) = delete;
+  RoutingReturn& operator=(const RoutingReturn&) = delete;
+
+  /// `model` is borrowed.
+  absl::Status Init(const MoeModelSpec* model, const Extent& extent);
+
+  /// Where the rule of the next Bring (`late`: BringLate) leaves what it has to say.
+  RuleMirror RuleOf(bool late);
+  /// Enqueues the copies of what w holds of `tokens` tokens of a layer; with `next_gate` also the
+  /// scores of the layer behind it. `ruled`: the rule's mirror was filled.
+  absl::Status Bring(const Workspace& w, int layer, int64_t tokens, bool next_gate, bool ruled,
+                     cudaStream_t stream);
+  /// Blocks until the last Bring arrived, and fills *routing, tokens grouped.
+  absl::Status Wait(RoutingResult* routing);
+
+  /// As Bring, but nobody waits: forgotten when too many are on their way. `given`: the host made
+  /// the routing, there are no scores.
+  absl::Status BringLate(const Workspace& w, const PolicyContext& context, int64_t tokens,
+                         bool ruled, cudaStream_t stream, bool given = false);
+  /// The oldest that has arrived and was not taken; false: none.
+  bool Take(PolicyContext* context, RoutingResult* routing);
+
+  /// The largest substituted shares any request reached, as far as they have arrived.
+  double worst_slot_share() const { return worst_slot_share_; }
+  double worst_mass_share() const { return worst_mass_share_; }
+
+ private:
+  struct Mirror {
+    PolicyContext context;
+    int64_t tokens = 0;
+    bool next_gate = false;
+    bool ruled = false;
+    bool given = false;
+    std::byte* at = nullptr;  // pinned
+    RuleMirror rule;          // pinned
+    cudaEvent_t arrived = nullptr;
+  };
+
+  absl::Status Enqueue(const Workspace& w, Mirror* mirror, cudaStream_t stream) const;
+  RoutingMirror At(const Mirror& m) const {
+    return {*model_, m.context.layer, m.tokens, m.next_gate, m.at};
+  }
+  void Read(const Mirror& mirror, RoutingResult* routing);
+  /// Of a routing that was read, what the rule left in its mirror.
+  void ReadRule(const RuleMirror& rule, RoutingResult* routing);
+
+  const MoeModelSpec* model_ = nullptr;
+  Buffer memory_;
+  Mirror awaited_;
+  std::vector<Mirror> late_;  // a ring
+  size_t first_ = 0, count_ = 0;
+  double worst_slot_share_ = 0, worst_mass_share_ = 0;
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_CACHE_ROUTING_RETURN_H_

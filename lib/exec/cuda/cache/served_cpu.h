@@ -1,0 +1,78 @@
+// The host's side of experts that a device gives to the CPU in captured calls
+// (kernels/cuda/cache/cpu_mailbox.h): the memory of the jobs, and what answers them.
+#ifndef MOERT_LIB_EXEC_CUDA_CACHE_SERVED_CPU_H_
+#define MOERT_LIB_EXEC_CUDA_CACHE_SERVED_CPU_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "base/aligned_array.h"
+#include "base/mutex.h"
+#include "exec/cuda/cache/cpu_experts.h"
+#include "exec/cuda/cuda_api.h"
+#include "exec/cuda/memory/device_transfers.h"
+#include "kernels/cuda/cache/cpu_mailbox.h"
+#include "moert/mixed_group_gemm.h"
+#include "moert/model.h"
+#include "moert/profile.h"
+
+namespace moert::cuda {
+
+class ServedCpu final : public PostedJobs {
+ public:
+  struct Parts {
+    const MoeModelSpec* model = nullptr;
+    const DeviceSource* records = nullptr;  // keeps all of `version`
+    int version = 0;
+    MixedGroupGemm* gemm = nullptr;  // nobody else uses it while a job is answered
+    const HardwareProfile* profile = nullptr;
+    int64_t max_tokens = 0;  // of a call
+  };
+  /// All borrowed.
+  static absl::StatusOr<std::unique_ptr<ServedCpu>> Create(const Parts& parts);
+
+  const CpuJobMemory& memory() const { return memory_; }
+
+  // Of the thread that answers.
+
+  bool Waiting() const override;
+  void Answer() override;
+
+  /// What the jobs answered since this was last asked took, and what the profile says they take.
+  struct Times {
+    int64_t modelled_ns = 0;
+    int64_t took_ns = 0;
+  };
+  Times TakeTimes();
+
+  /// For tests: from now on no job is answered, or again.
+  static void Pause(bool paused);
+
+ private:
+  explicit ServedCpu(const Parts& parts) : parts_(parts) {}
+  void Carve(int64_t tokens, int64_t pairs, int64_t hidden, Carver* carver);
+  absl::Status Multiply(int64_t* modelled_ns);
+  /// The rows of x that the job's pairs read.
+  const float* Inputs(int64_t* rows);
+  /// The job's experts with their pairs. Returns what they take by the profile.
+  int64_t FillProblems();
+
+  const Parts parts_;
+  Buffer pinned_;
+  CpuJobMemory memory_;
+  std::vector<std::vector<HostExpert>> experts_;  // [layers][experts]
+  AlignedArray<float> widened_;
+  AlignedArray<float> weighted_;  // [pairs, hidden], of layers whose weights multiply inputs
+  std::vector<int32_t> tokens_of_, out_rows_;
+  std::vector<ExpertProblem> problems_;
+  Mutex mu_;
+  Times times_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_CACHE_SERVED_CPU_H_

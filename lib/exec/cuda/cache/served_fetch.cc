@@ -1,0 +1,60 @@
+// ServedMisses: calls whose product is the host's.
+#include "base/status_macros.h"
+#include "exec/cuda/cache/served_misses.h"
+
+namespace moert::cuda {
+
+absl::Status ServedMisses::PredictBeside(const HostCall& host, cudaStream_t stream) {
+  MOERT_RETURN_IF_ERROR(beside_.Follow(stream));
+  const LayerOnDevice& next = constants_->layer(host.layer + 1);
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchGateLogits(host.hidden, next.gate, next.routing.num_experts,
+                                              host.next_scores, beside_.get()));
+  Call call;
+  call.tokens = host.tokens;
+  call.next_scores = host.next_scores;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      LaunchPredictRecords(PredictionOf(host.layer + 1, call), beside_.get()));
+  return beside_.EndPrediction();
+}
+
+absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
+  const bool predicts =
+      host.hidden.data != nullptr && host.tokens == 1 && Predicts(host.layer, host.tokens);
+  const auto layer = static_cast<size_t>(host.layer);
+  // What was predicted for this layer is written.
+  if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinPrediction(stream));
+  // From here on tables have what is to be brought.
+  in_doubt_ = true;
+  unfinished_[layer] = 1;
+  if (predicts) {
+    unfinished_[layer + 1] = 1;
+    MOERT_RETURN_IF_ERROR(PredictBeside(host, stream));
+  }
+  Call call;
+  call.layer = host.layer;
+  call.tokens = host.tokens;
+  ServeMissesArgs args = Args(call);
+  args.ids = host.given.ids;
+  args.pairs = static_cast<int32_t>(host.given.pairs);
+  args.found = host.given.used_ids;
+  args.table = host.table;
+  args.base = reinterpret_cast<const uint8_t*>(host.region.base);
+  args.stride = host.region.stride;
+  if (host.tokens != 1) args.wanted = nullptr;  // by groups, which it does not have
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
+  // A record that was prefetched and is wanted may be on its way.
+  if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinCopies(stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
+  unfinished_[layer] = 0;
+  if (predicts) {
+    MOERT_RETURN_IF_ERROR(beside_.Follow(stream));  // what is missing comes first
+    MOERT_CUDA_RETURN_IF_ERROR(
+        LaunchCopyPrefetched(on_device_.table.prefetch + host.layer + 1, beside_.get()));
+    MOERT_RETURN_IF_ERROR(beside_.EndCopies());
+    unfinished_[layer + 1] = 0;
+  }
+  in_doubt_ = false;
+  return absl::OkStatus();
+}
+
+}  // namespace moert::cuda

@@ -1,0 +1,214 @@
+// The host's side of misses that the device serves (kernels/cuda/cache/serve_misses.h): the table
+// that changes hands, the copies' branch of a captured call, the counters.
+//
+// Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the
+// decision in front of all branches, the copies and behind them the products of late experts on
+// one, the products of what is there on another, what waits for the CPU on a third, all in front of
+// the weighted sum; a prefetch behind the copies of its call and in front of those of the next. No
+// kernel waits for what another one writes while both run, so none needs the other to be on the
+// device, and edges of a graph make no circle. Within a launch of products a CTA waits only for
+// those that run and wait for nothing (kernels/cuda/few/group_gemm.h), so such launches side by
+// side, which share nothing but the rows that they read, all end. What a decision tells a prefetch
+// that runs beside it, to stop, only makes it end sooner. The kernel that waits for the CPU ends by
+// its clock (kernels/cuda/cache/cpu_mailbox.h).
+#ifndef MOERT_LIB_EXEC_CUDA_CACHE_SERVED_MISSES_H_
+#define MOERT_LIB_EXEC_CUDA_CACHE_SERVED_MISSES_H_
+
+#include <cstdint>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "exec/backend.h"
+#include "exec/cuda/cache/copy_branch.h"
+#include "exec/cuda/cuda_api.h"
+#include "exec/cuda/memory/device_model.h"
+#include "exec/cuda/memory/device_transfers.h"
+#include "exec/cuda/memory/late_copy.h"
+#include "exec/cuda/prefetch_stream.h"
+#include "exec/cuda/workspace.h"
+#include "exec/executor.h"
+#include "kernels/cuda/route/expert_cache.h"
+#include "store/versioned_store.h"
+
+namespace moert::cuda {
+
+/// The largest shares of a request's slots and mass that were substituted, and of its mass that was
+/// answered low.
+struct LostShares {
+  double slots = 0, mass = 0, low = 0;
+};
+
+/// One caller at a time.
+class ServedMisses {
+ public:
+  ServedMisses() = default;
+  ~ServedMisses();
+  ServedMisses(const ServedMisses&) = delete;
+  ServedMisses& operator=(const ServedMisses&) = delete;
+
+  /// Every record of `version` must be kept by `records`; FailedPrecondition where the device
+  /// cannot read one. `on_device`: null where nothing is multiplied here. `first_shared`: the
+  /// handle of layer 0's shared expert. All borrowed. Where misses are answered low, needs a
+  /// PlaceLow behind it.
+  absl::Status Init(const MoeModelSpec* model, const DeviceModel* on_device,
+                    const DeviceSource& records, int version, const ServedRules& rules,
+                    const ServedBuffers& buffers, const ExpertHandle* first_shared);
+  /// Where the records of the lower version lie: in `store`, where they stand by, else in host
+  /// memory, where `records` must keep all of `version`.
+  absl::Status PlaceLow(const VersionedStore& store, int version);
+  /// From now on calls give misses to the CPU, by jobs in mapped memory, by the costs that were
+  /// set.
+  absl::Status ShareMisses(const CpuJobMemory& memory);
+  absl::Status SetCosts(const CpuCosts& costs, cudaStream_t stream);
+
+  /// Whether the device decides who is in the slots.
+  bool lent() const { return lent_; }
+  /// A call failed half way: the blocks have to be taken back before the device may decide again.
+  bool must_return() const { return returning_ || in_doubt_; }
+  /// Hands the store's blocks to the device, in the order of `stream`. Nothing changes where the
+  /// store does not lend now.
+  absl::Status Lend(VersionedStore* store, cudaStream_t stream);
+  /// The way back; waits. Calls that the device was given before must have ended.
+  absl::Status TakeBack(VersionedStore* store);
+
+  /// Whether calls of so many tokens of the layer also bring what the next one will want; where
+  /// paths are predicted by, also whether they follow them.
+  bool Predicts(int layer, int64_t tokens) const;
+  bool by_paths() const { return rules_.path_width > 0; }
+  /// In its place where paths are predicted by, of any layer, behind a call's grouping. ids:
+  /// [tokens, top_k]. next_scores: [experts] of the next layer.
+  absl::Status FollowPaths(int layer, int32_t tokens, const int32_t* ids, const SlotGroups& groups,
+                           float* next_scores, cudaStream_t stream);
+
+  /// Who is there when a call of the layer is routed by that, in front of its Begin.
+  ServedResidents Residents(int layer) const;
+  /// As far as TakeCounts has seen.
+  LostShares worst_shares() const { return worst_; }
+
+  /// A call, behind its grouping; or, with `route`, in front of it: then the decision does both.
+  struct Call {
+    int layer = 0;
+    int32_t tokens = 0;
+    SlotGroups groups;
+    const float* scores = nullptr;  // [tokens, experts]; null: the routing was given
+    // Where something is predicted: the next layer's logits of the same rows, or, by paths, what
+    // FollowPaths makes of them. Else null.
+    float* next_scores = nullptr;
+    const ExpertHandle* shared = nullptr;  // the handle of the shared expert
+    const MakeTilesArgs* tiles = nullptr;
+    const RouteFewArgs* route = nullptr;
+    const ExpertCacheArgs* rule = nullptr;  // with route: what changes its choice
+    LowCall low;                            // without accounts: nothing is answered low
+    // For the CPU; of no rows: it is given nothing. With tiles only.
+    DeviceRows x;
+    const float* weights = nullptr;  // [tokens, top_k]
+  };
+  /// Decides and begins the copies, and behind them the prefetch. Then buffers.ready can be
+  /// multiplied, and, in the stream of the copies or behind Join, which must follow, buffers.late.
+  /// `tiles` not null: their tiles are made instead, the late ones in buffers.late_tiles.
+  absl::Status Begin(const Call& call, cudaStream_t stream);
+  cudaStream_t copies() const { return branch_.copies(); }
+  /// Whether the CPU may be given some of the call.
+  bool Shares(const Call& call) const { return job_.mailbox != nullptr && call.x.rows > 0; }
+  /// Then, behind Begin, on a branch: what the CPU computed is in its slots of `out`, and what was
+  /// taken back in buffers.cpu.tiles, to be multiplied in the stream of that branch. Needs the
+  /// Join.
+  absl::Status AwaitCpu(const Call& call, float* out, int64_t out_stride, cudaStream_t stream);
+  cudaStream_t cpu() const { return branch_.cpu(); }
+  absl::Status Join(cudaStream_t stream) { return branch_.Join(stream); }
+  /// That products leave room for: CTAs that copy, or predict beside them.
+  int CtasBeside(const Call& call) const;
+
+  /// A call whose product is the host's. `hidden`: what its router saw, or no rows; of one token
+  /// it says what the next layer will want, which is brought on a stream beside.
+  struct HostCall {
+    int layer = 0;
+    int32_t tokens = 0;
+    GivenRouting given;
+    SlotRegion region;
+    int32_t* table = nullptr;
+    DeviceRows hidden;
+    float* next_scores = nullptr;  // [experts] for that
+  };
+  /// Behind it, in `stream`, the given experts are in slots of the region, given.used_ids has them,
+  /// and `table` those of all experts that are there. Needs a slot for each pair. Not in a capture
+  /// where records are prefetched.
+  absl::Status Fetch(const HostCall& call, cudaStream_t stream);
+  /// That the device has for a layer; 0: nothing is lent.
+  int64_t slots(int layer) const {
+    return lent_ ? static_cast<int64_t>(loans_[static_cast<size_t>(layer)].slots.size()) : 0;
+  }
+
+  /// Behind a step: see LateCopy.
+  absl::Status BringCounts(cudaStream_t stream) { return tally_.Bring(stream); }
+  /// What was added since it was last asked; false: nothing, or it has not arrived.
+  bool TakeCounts(ServedCount* added);
+
+ private:
+  using BlockPlaces = std::unordered_map<const uint8_t*, int32_t>;
+
+  /// Where they lie in host memory, as the table's experts.
+  absl::StatusOr<std::vector<ServedRecord>> RecordsOf(int version) const;
+  /// All of the table, or of its layers alone.
+  absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
+  /// Behind `stream`: what the next layer will want.
+  absl::Status PredictBeside(const HostCall& call, cudaStream_t stream);
+  ServeMissesArgs Args(const Call& call) const;
+  /// Of a call that is decided.
+  ServeMissesArgs DecisionOf(const Call& call) const;
+  /// What the decision's launch also predicts, by the next layer's gate, if it does.
+  std::optional<PredictArgs> PredictionBeside(const Call& call, const ServeMissesArgs& args) const;
+  /// In a launch of its own, beside what follows. Needs a Join.
+  absl::Status Predict(const Call& call, cudaStream_t stream);
+  CpuShareArgs ShareOf(const Call& call) const;
+  /// Whose slots a captured call of the layer may take.
+  SlotLenders LendersOf(int layer) const;
+  PredictArgs PredictionOf(int layer, const Call& call) const;
+  void PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store);
+  /// Layers may have given each other slots: `blocks` says which block lies where.
+  void TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loan);
+  BlockPlaces PlacesOf(VersionedStore* store) const;
+  /// A kernel's first launch loads it, which is not possible in a capture.
+  absl::Status LoadKernels(const ExpertHandle* shared);
+  /// Those that decide about calls of few tokens.
+  absl::Status LoadDecisions(ServeMissesArgs args);
+  absl::Status ForgetPredictions() const;
+  ExpertPathsArgs PathsOf(int layer, int32_t tokens, float* next_scores) const;
+  int64_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }
+  float* ScoresOf(const ServedTable& table, int layer) const {
+    return table.scores + First(layer) * rules_.score_window;
+  }
+  /// The lists of the table here.
+  ArcView ArcOf(int layer) { return {table_.arc + layer, table_.arc_nodes + First(layer)}; }
+
+  const MoeModelSpec* model_ = nullptr;
+  const DeviceModel* constants_ = nullptr;
+  ServedRules rules_;
+  std::vector<int64_t> first_path_;  // of each layer's table of paths
+  const DeviceSource* records_ = nullptr;
+  ServedBuffers on_device_{};
+  Buffer memory_;  // pinned: the table on its way
+  ServedTable table_{};
+  int64_t table_bytes_ = 0;
+  std::vector<int64_t> first_;    // of each layer's experts
+  bool gives_slots_ = false;      // layers give each other slots
+  std::vector<LentLayer> loans_;  // what was handed over
+  bool lent_ = false;
+  bool returning_ = false;        // the device may know already that nothing is lent
+  bool in_doubt_ = false;         // a layer is
+  std::vector<char> unfinished_;  // [layers] the table may have records that were not brought
+  LateCopy tally_;
+  CpuJobMemory job_;  // without a mailbox: the CPU takes nothing
+  CpuCosts costs_;    // as the device has them
+  std::vector<ServedTally> seen_;
+  LostShares worst_;
+  cudaStream_t own_ = nullptr;  // for the way back
+  CopyBranch branch_;
+  PrefetchStream beside_;  // of calls whose product is the host's
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_CACHE_SERVED_MISSES_H_

@@ -1,0 +1,246 @@
+#include "exec/cuda/fetch/cuda_fetch_executor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "base/status_macros.h"
+#include "fmt/format.h"
+
+namespace moert::cuda {
+namespace {
+
+/// What calls need in device memory.
+struct FetchBuffers {
+  int32_t* ids;
+  float* weights;
+  ServedBuffers served;
+  ExpertHandle* no_shared;
+  float* next_scores;  // [experts of a layer]
+  int32_t* slots;      // [all experts]
+
+  FetchBuffers(const MoeModelSpec& model, const Extent& extent, Carver* carver)
+      : ids(carver->Take<int32_t>(extent.pairs)), weights(carver->Take<float>(extent.pairs)) {
+    served.Carve(model, extent, carver);
+    no_shared = carver->Take<ExpertHandle>(1);
+    next_scores = carver->Take<float>(extent.experts);
+    slots = carver->Take<int32_t>(model.total_experts());
+  }
+};
+
+}  // namespace
+
+CudaFetchExecutor::CudaFetchExecutor(const ExecutorParts& parts, int device, ComputeFence* fence,
+                                     DeviceSource* records, bool paced)
+    : FetchExecutor(parts),
+      model_(parts.source->model()),
+      device_(device),
+      fence_(fence),
+      records_(records),
+      paced_(paced),
+      extent_(model_, OperandUse{}, parts.max_tokens, nullptr) {
+  int64_t total = 0;
+  for (const MoeLayerSpec& layer : model_.layers) {
+    first_.push_back(total);
+    total += layer.num_experts;
+  }
+}
+
+CudaFetchExecutor::~CudaFetchExecutor() {
+  leaving_.emplace(device_);
+  fence_->Await();  // the host's kernels read the tables that go now, within steps
+  if (arrived_ != nullptr) cudaEventDestroy(arrived_);
+}
+
+int64_t CudaFetchExecutor::Bytes(const MoeModelSpec& model, int64_t max_tokens) {
+  Carver count;
+  FetchBuffers(model, Extent(model, OperandUse{}, max_tokens, nullptr), &count);
+  return count.used() + DeviceFetch::Bytes(model);
+}
+
+absl::Status CudaFetchExecutor::Init() {
+  DeviceScope scope(device_);
+  Carver count;
+  FetchBuffers(model_, extent_, &count);
+  MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
+  Carver carver(memory_.data());
+  const FetchBuffers buffers(model_, extent_, &carver);
+  served_buffers_ = buffers.served;
+  no_shared_ = buffers.no_shared;
+  next_scores_ = buffers.next_scores;
+  served_slots_ = buffers.slots;
+  MOERT_RETURN_IF_ERROR(FillNow(no_shared_, 0, sizeof *no_shared_));
+  MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
+  MOERT_RETURN_IF_ERROR(fetch_.Init(&model_, buffers.ids, buffers.weights, &returned_, fence_));
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming));
+  MOERT_ASSIGN_OR_RETURN(side_, MakeSideStream(device_));
+  return absl::OkStatus();
+}
+
+absl::Status CudaFetchExecutor::SetFetched(const ExecutorCall&, const RoutingResult&) {
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const int32_t*> CudaFetchExecutor::PlaceSlots(const ExecutorCall& call,
+                                                             const GivenRouting& given,
+                                                             const PolicyContext* late,
+                                                             const VersionedStore& store) {
+  DeviceScope scope(device_);
+  return fetch_.Place(call, given, late, store);
+}
+
+absl::Status CudaFetchExecutor::LeaveSlots(void* stream) {
+  DeviceScope scope(device_);
+  return fetch_.Leave(static_cast<cudaStream_t>(stream));
+}
+
+absl::Status CudaFetchExecutor::ScoreNext(const ExecutorCall& call, bool /*filled*/,
+                                          std::vector<float>* scores) {
+  DeviceScope scope(device_);
+  ++host_syncs_;
+  MOERT_RETURN_IF_ERROR(
+      BringRows(call.hidden, static_cast<cudaStream_t>(call.stream), arrived_, x()));
+  return parts().router->Score(call.layer + 1, x(), call.tokens, scores);
+}
+
+absl::Status CudaFetchExecutor::BringGiven(const ExecutorCall& call, const GivenRouting& given,
+                                           std::vector<int32_t>* ids, std::vector<float>* weights) {
+  DeviceScope scope(device_);
+  ++host_syncs_;
+  return BringRouting(given, model_.layers[call.layer].num_experts,
+                      static_cast<cudaStream_t>(call.stream), arrived_, ids, weights);
+}
+
+bool CudaFetchExecutor::TakeRouting(PolicyContext* context, RoutingResult* routing) {
+  DeviceScope scope(device_);
+  return returned_.Take(context, routing);
+}
+
+absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch,
+                                         const StepRows& /*rows*/, void* stream) {
+  DeviceScope scope(device_);
+  return fetch_.OpenStep(*store, epoch, static_cast<cudaStream_t>(stream));
+}
+
+absl::Status CudaFetchExecutor::CloseStep(void* stream) {
+  DeviceScope scope(device_);
+  const auto order = static_cast<cudaStream_t>(stream);
+  absl::Status status = fetch_.Leave(order);
+  if (served_ != nullptr) status.Update(served_->BringCounts(order));
+  return status;
+}
+
+absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const VersionedStore& store,
+                                            absl::Span<const int32_t> experts, std::byte* to,
+                                            int64_t stride) {
+  DeviceScope scope(device_);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
+  const absl::Cleanup clear = [&] {
+    copies_.Clear();
+    copies_within_.Clear();
+  };
+  for (const int32_t e : experts) {
+    const ExpertKey key{call.layer, e};
+    const int version = parts().versions[0];
+    const std::byte* const slot = store.Resolve(key, call.epoch).record;
+    const std::byte* const from = slot != nullptr ? slot : records_->KeptRecord(key, version);
+    if (from == nullptr) {
+      return absl::FailedPreconditionError(fmt::format(
+          "layer {} expert {}: its record is not in pinned memory (host_budget)", call.layer, e));
+    }
+    (slot != nullptr ? copies_within_ : copies_)
+        .Add(to + e * stride, from,
+             static_cast<size_t>(records_->layout(key.layer, e, version).bytes));
+  }
+  absl::Status status = EnqueueCopies(stream);
+  status.Update(fence_->Pass(stream));  // also behind a failure: blocks are read
+  return status;
+}
+
+// Copies within the device may wait for kernels that fill it. The link does not wait for them.
+absl::Status CudaFetchExecutor::EnqueueCopies(cudaStream_t stream) {
+  const bool within = !copies_within_.empty();
+  if (within) MOERT_RETURN_IF_ERROR(side_->Fork(stream));
+  absl::Status status = copies_.Enqueue(stream);
+  if (!within) return status;
+  status.Update(copies_within_.Enqueue(static_cast<cudaStream_t>(side_->get())));
+  status.Update(side_->Join(stream));
+  return status;
+}
+
+absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
+  if (parts().versions.size() != 1 || !store.pool(0).alike()) {
+    return absl::FailedPreconditionError("its experts are served in several versions or sizes");
+  }
+  if (paced_) return absl::FailedPreconditionError("its link is paced (link_gbps)");
+  DeviceScope scope(device_);
+  const int version = parts().versions[0];
+  MOERT_RETURN_IF_ERROR(records_->KeepAll(version, parts().pool));
+  ServedRules rules = parts().served;
+  if (rules.score_window > 0) {
+    return absl::FailedPreconditionError("its experts leave by scores, which nobody gives");
+  }
+  if (rules.by_arc) {
+    return absl::FailedPreconditionError("its experts leave by lists of layer calls");
+  }
+  rules.path_width = 0;
+  rules.by_gate = rules.by_gate && std::all_of(model_.layers.begin(), model_.layers.end(),
+                                               [](const MoeLayerSpec& layer) {
+                                                 return layer.routing.top_k <= kMaxTopK;
+                                               });
+  if (rules.by_gate) MOERT_RETURN_IF_ERROR(on_device_.Init(parts()));
+  auto served = std::make_unique<ServedMisses>();
+  MOERT_RETURN_IF_ERROR(
+      served->Init(&model_, &on_device_, *records_, version, rules, served_buffers_, no_shared_));
+  served_ = std::move(served);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall& call,
+                                                              const GivenRouting& given,
+                                                              VersionedStore* store) {
+  DeviceScope scope(device_);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  if (served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
+  MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
+  absl::Status status = served_->Lend(store, stream);
+  const bool fits = status.ok() && served_->slots(call.layer) >= given.pairs;
+  if (fits) status = ServeFetch(call, given, *store);
+  // Also behind a failure, and where nothing was fetched: what is taken back has to have been lent.
+  status.Update(fence_->Pass(stream));
+  MOERT_RETURN_IF_ERROR(status);
+  return fits ? served_slots_ + first_[static_cast<size_t>(call.layer)] : nullptr;
+}
+
+absl::Status CudaFetchExecutor::ServeFetch(const ExecutorCall& call, const GivenRouting& given,
+                                           const VersionedStore& store) {
+  MOERT_ASSIGN_OR_RETURN(const SlotRegion region, store.Slots(call.layer));
+  ServedMisses::HostCall host;
+  host.layer = call.layer;
+  host.tokens = static_cast<int32_t>(call.tokens);
+  host.given = given;
+  host.region = region;
+  host.table = served_slots_ + first_[static_cast<size_t>(call.layer)];
+  host.hidden = {call.hidden.data, static_cast<int32_t>(call.hidden.dtype),
+                 static_cast<int32_t>(call.hidden.rows), static_cast<int32_t>(call.hidden.cols),
+                 call.hidden.row_stride};
+  host.next_scores = next_scores_;
+  return served_->Fetch(host, static_cast<cudaStream_t>(call.stream));
+}
+
+absl::Status CudaFetchExecutor::TakeBack(VersionedStore* store) {
+  if (!lent()) return absl::OkStatus();
+  DeviceScope scope(device_);
+  ++host_syncs_;
+  MOERT_CUDA_RETURN_IF_ERROR(fence_->Await());
+  return served_->TakeBack(store);
+}
+
+bool CudaFetchExecutor::TakeServed(ServedCount* added) {
+  if (served_ == nullptr) return false;
+  DeviceScope scope(device_);
+  return served_->TakeCounts(added);
+}
+
+}  // namespace moert::cuda

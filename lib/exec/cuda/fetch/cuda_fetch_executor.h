@@ -1,0 +1,96 @@
+// Layer calls on a device whose product is the host's: slots are placed, gates may be scored for
+// prediction, nothing is multiplied.
+#ifndef MOERT_LIB_EXEC_CUDA_FETCH_CUDA_FETCH_EXECUTOR_H_
+#define MOERT_LIB_EXEC_CUDA_FETCH_CUDA_FETCH_EXECUTOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "exec/cpu/fetch_executor.h"
+#include "exec/cuda/cache/routing_return.h"
+#include "exec/cuda/cache/served_misses.h"
+#include "exec/cuda/compute_fence.h"
+#include "exec/cuda/cuda_api.h"
+#include "exec/cuda/fetch/device_fetch.h"
+#include "exec/cuda/memory/copy_batch.h"
+#include "exec/cuda/memory/device_model.h"
+#include "exec/cuda/memory/device_transfers.h"
+#include "exec/side_stream.h"
+
+namespace moert::cuda {
+
+/// Of opaque records.
+class CudaFetchExecutor final : public FetchExecutor {
+ public:
+  /// `fence` and `records` are borrowed. `paced`: copies take turns on a slower link.
+  CudaFetchExecutor(const ExecutorParts& parts, int device, ComputeFence* fence,
+                    DeviceSource* records, bool paced);
+  ~CudaFetchExecutor() override;
+  absl::Status Init();
+  /// Device memory of calls of up to `max_tokens` rows.
+  static int64_t Bytes(const MoeModelSpec& model, int64_t max_tokens);
+
+  ExecutorStats stats() const override { return {host_syncs_, fetch_.captured(), 0, 0}; }
+
+  absl::Status SetFetched(const ExecutorCall& call, const RoutingResult& routing) override;
+  absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call, const GivenRouting& given,
+                                            const PolicyContext* late,
+                                            const VersionedStore& store) override;
+  absl::Status LeaveSlots(void* stream) override;
+  absl::Status ScoreNext(const ExecutorCall& call, bool filled,
+                         std::vector<float>* scores) override;
+  absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store,
+                           absl::Span<const int32_t> experts, std::byte* to,
+                           int64_t stride) override;
+
+  absl::Status ServeFetches(const VersionedStore& store) override;
+  absl::StatusOr<const int32_t*> FetchServed(const ExecutorCall& call, const GivenRouting& given,
+                                             VersionedStore* store) override;
+  int64_t lent_slots(int layer) const override { return lent() ? served_->slots(layer) : 0; }
+  bool lent() const override { return served_ != nullptr && served_->lent(); }
+  absl::Status TakeBack(VersionedStore* store) override;
+  bool TakeServed(ServedCount* added) override;
+
+  bool runs_resident() const override { return true; }
+  bool takes_given() const override { return true; }
+  absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
+                          std::vector<int32_t>* ids, std::vector<float>* weights) override;
+  absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
+  bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
+  absl::Status OpenStep(VersionedStore* store, int64_t epoch, const StepRows& rows,
+                        void* stream) override;
+  absl::Status CloseStep(void* stream) override;
+
+ private:
+  absl::Status ServeFetch(const ExecutorCall& call, const GivenRouting& given,
+                          const VersionedStore& store);
+  absl::Status EnqueueCopies(cudaStream_t stream);
+
+  std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
+  const MoeModelSpec& model_;
+  const int device_;
+  ComputeFence* const fence_;
+  DeviceSource* const records_;
+  const bool paced_;
+  const Extent extent_;
+  Buffer memory_;
+  ServedBuffers served_buffers_{};
+  DeviceModel on_device_;                 // gates, for predictions
+  ExpertHandle* no_shared_ = nullptr;     // in device memory: of no record
+  float* next_scores_ = nullptr;          // likewise, [experts of a layer]
+  int32_t* served_slots_ = nullptr;       // [all experts], likewise
+  std::vector<int64_t> first_;            // of each layer's experts
+  std::unique_ptr<ServedMisses> served_;  // null: the host serves misses
+  RoutingReturn returned_;
+  DeviceFetch fetch_;
+  CopyBatch copies_, copies_within_;  // of CopyRecords: from the host, and from slots
+  std::unique_ptr<SideStream> side_;  // of the latter
+  cudaEvent_t arrived_ = nullptr;
+  int64_t host_syncs_ = 0;
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_FETCH_CUDA_FETCH_EXECUTOR_H_

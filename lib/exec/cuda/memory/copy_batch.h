@@ -1,0 +1,34 @@
+// Many copies at once: one call of the host, by the copy engines.
+#ifndef MOERT_LIB_EXEC_CUDA_MEMORY_COPY_BATCH_H_
+#define MOERT_LIB_EXEC_CUDA_MEMORY_COPY_BATCH_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "exec/cuda/cuda_api.h"
+
+namespace moert::cuda {
+
+/// One caller at a time, with the device current.
+class CopyBatch {
+ public:
+  /// Between device memory, or from pinned memory to it. Copies of a batch do not overlap.
+  void Add(std::byte* to, const std::byte* from, size_t bytes);
+  /// Enqueues what was added, in any order, and forgets it. Copies within the device leave its
+  /// multiprocessors to kernels, where CUDA can (12.8).
+  absl::Status Enqueue(cudaStream_t stream);
+  void Clear();
+  bool empty() const { return to_.empty(); }
+
+ private:
+  absl::Status EnqueueEach(cudaStream_t stream) const;
+
+  std::vector<void*> to_;
+  std::vector<const void*> from_;
+  std::vector<size_t> bytes_;
+};
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_MEMORY_COPY_BATCH_H_

@@ -1,0 +1,27 @@
+// RecordLayout -> what the kernels need of it.
+#ifndef MOERT_LIB_EXEC_CUDA_MEMORY_DEVICE_FORMAT_H_
+#define MOERT_LIB_EXEC_CUDA_MEMORY_DEVICE_FORMAT_H_
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "exec/cuda/products/prompt_plan.h"
+#include "kernels/cuda/device_types.h"
+#include "moert/expert_source.h"
+#include "moert/scheme.h"
+
+namespace moert::cuda {
+
+/// Unimplemented, naming what is legal, for schemes without a kernel.
+absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout);
+
+/// What the products of a model read.
+struct OperandUse {
+  bool x[kOperands] = {};
+  bool wide_h = false;  // some h is more than rounded before down
+  PromptFormats prompt;
+};
+absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<const int> versions);
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_LIB_EXEC_CUDA_MEMORY_DEVICE_FORMAT_H_

@@ -1,0 +1,91 @@
+// How much the next calls of a layer will want each of its experts, on the host and on a device:
+// the means behind UseEstimate (strategies/use_estimate.h), the sums behind average-score
+// (strategies/average_score.cc).
+#ifndef MOERT_LIB_RULES_EXPERT_USE_H_
+#define MOERT_LIB_RULES_EXPERT_USE_H_
+
+#include <cstdint>
+
+#include "rules/host_device.h"
+
+namespace moert {
+
+/// Means over the calls of a layer, of one expert.
+struct ExpertUse {
+  static constexpr int kLatest = 2, kRecent = 32, kLasting = 512;  // calls
+
+  double score = 0;    // of k times the score, over the latest calls
+  double recent = 0;   // of the share of tokens that chose the expert
+  double lasting = 0;  // the same over long
+  int64_t chosen = 0;  // the last call that chose it; 0: none
+
+  /// About the share of calls with one token that use the expert. The weights were fitted to
+  /// recorded calls of two models over calibration texts.
+  MOERT_HOST_DEVICE double Worth() const { return 0.3 * score + 0.4 * recent + 0.3 * lasting; }
+
+  /// A call of a layer. Its quotients, in fp32 since these take a device less code, can be known
+  /// before its routing.
+  struct Call {
+    int64_t number = 0;  // from 1
+    float share = 0;     // of all calls so far: 1 / number
+    float token = 0;     // 1 / its tokens
+
+    MOERT_HOST_DEVICE static Call Of(int64_t number, int64_t tokens) {
+      return {number, 1.0F / static_cast<float>(number), 1.0F / static_cast<float>(tokens)};
+    }
+    /// In a mean over `most` calls.
+    MOERT_HOST_DEVICE double Weight(int most) const {
+      return number < most ? static_cast<double>(share) : 1.0 / most;
+    }
+  };
+
+  /// `count` of the call's tokens chose the expert. `scores`: the sum of k times its scores (NaN
+  /// does not count).
+  MOERT_HOST_DEVICE void Add(const Call& call, int32_t count, double scores) {
+    const double token = call.token, used = count * token;
+    const double scored = scores == scores ? scores * token : used;
+    score += call.Weight(kLatest) * (scored - score);
+    recent += call.Weight(kRecent) * (used - recent);
+    lasting += call.Weight(kLasting) * (used - lasting);
+    if (count > 0) chosen = call.number;
+  }
+};
+
+/// Whether an expert for which nobody waits may push out one that is worth `leaving`: only if it is
+/// clearly worth more, or experts of about equal worth would go round.
+MOERT_HOST_DEVICE inline bool ClearlyWorthMore(double incoming, double leaving) {
+  constexpr double kMargin = 0.2;
+  return incoming > (1 + kMargin) * leaving;
+}
+
+/// The sum of an expert's scores over the latest calls of a layer. What every call said is kept
+/// until it leaves the sum: a ring of `window` rows [experts].
+struct ScoreSums {
+  /// Of the expert over a call's tokens, whose scores are `experts` apart; scores null: the routing
+  /// was given, and use is all there is to go by.
+  MOERT_HOST_DEVICE static float Of(const float* scores, int experts, int64_t tokens,
+                                    int32_t count) {
+    const float all = static_cast<float>(tokens);
+    if (scores == nullptr) return static_cast<float>(count) / all;
+    float sum = 0;
+    for (int64_t t = 0; t < tokens; ++t) sum += scores[t * experts];
+    return sum / all;
+  }
+  /// `oldest`: the expert's place in the call's row. NaN would never leave the sum.
+  MOERT_HOST_DEVICE static void Add(float score, float* oldest, double* sum) {
+    const float kept = score == score ? score : 0;
+    *sum += static_cast<double>(kept) - static_cast<double>(*oldest);
+    *oldest = kept;
+  }
+  /// The row of a call, of `calls` in front of it.
+  MOERT_HOST_DEVICE static int64_t Row(int64_t calls, int window) { return calls % window; }
+  /// In the unit of ExpertUse::Worth, after `calls` calls.
+  MOERT_HOST_DEVICE static double Worth(double sum, int top_k, int64_t calls, int window) {
+    const int64_t seen = calls < window ? calls : window;
+    return seen == 0 ? 0 : top_k * sum / static_cast<double>(seen);
+  }
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_RULES_EXPERT_USE_H_
