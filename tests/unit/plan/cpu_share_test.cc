@@ -14,7 +14,6 @@
 namespace moert {
 namespace {
 
-using CpuCosts;
 
 CpuCosts Draw(std::mt19937* rng) {
   CpuCosts costs;

@@ -18,8 +18,6 @@
 namespace moert {
 namespace {
 
-using HitCounts;
-using kHitBins;
 using cuda::LeavingKey;
 using cuda::PrefetchedRecord;
 using cuda::ServedExpert;
