@@ -37,7 +37,7 @@ def types(root):
                 if not name.endswith(".h"):
                     continue
                 with open(os.path.join(folder, name), encoding="utf-8") as file:
-                    for match in re.finditer(r"^(?:class|struct|enum class|using) (\w+)", file.read(), re.M):
+                    for match in re.finditer(r"^(?:class|struct|enum class|using) (?!alignas)(\w+)", file.read(), re.M):
                         found.setdefault(match.group(1), name)
     return found
 

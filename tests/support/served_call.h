@@ -33,7 +33,7 @@ inline std::vector<int> MissRanks(const std::vector<int32_t>& missing) {
 
 /// As RankByArc of kernels/cuda/cache/arc_call.cuh: what a call does to the lists, and the
 /// slots of victims behind the free ones in `places`. Whose turn it is to leave into *turn.
-inline void RankByArc(const ArcLists& lists, const cuda::ServedCounts& call,
+inline void RankByArc(const ArcView& lists, const cuda::ServedCounts& call,
                       const std::vector<cuda::ServedExpert>& rows,
                       const std::vector<int32_t>& missing, std::vector<int32_t>* places,
                       std::vector<int>* turn) {
@@ -76,7 +76,7 @@ inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slot
                                     const double* worth = nullptr,
                                     const std::vector<uint8_t>* there = nullptr,
                                     const BorrowSlot& borrow = nullptr,
-                                    const ArcLists* lists = nullptr) {
+                                    const ArcView* lists = nullptr) {
   const std::vector<cuda::ServedExpert> before = *rows;
   const int experts = static_cast<int>(before.size());
   std::vector<uint8_t> held(experts, 0);

@@ -14,7 +14,6 @@
 namespace moert {
 namespace {
 
-
 CpuCosts Draw(std::mt19937* rng) {
   CpuCosts costs;
   costs.load = 1 + static_cast<int64_t>((*rng)() % 100);

@@ -24,7 +24,7 @@ class Both {
 
   void Call(const std::vector<int32_t>& counts) {
     HostCall(counts);
-    const ArcLists lists{&state_, nodes_.data(), counts.data()};
+    const ArcView lists{&state_, nodes_.data(), counts.data()};
     const cuda::ServedCounts call =
         test::ServeCall(counts, slots_, ++tick_, &rows_, nullptr, nullptr, nullptr, &lists);
     evictions += call.evictions();
@@ -150,7 +150,7 @@ TEST_CASE("what a prefetch has come to enters the lists as on the host") {
     ArcState state;
     state.capacity = 4;
     std::vector<ArcNode> nodes(kExperts);
-    const ArcLists lists{&state, nodes.data()};
+    const ArcView lists{&state, nodes.data()};
     const auto victim = static_cast<int>(rng() % 4);
     for (int e = 0; e < 4; ++e) {
       host.Inserted(e, false);

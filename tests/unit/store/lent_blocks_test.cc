@@ -91,7 +91,7 @@ struct Cache {
       if (slot.expert >= 0) rows[slot.expert] = {slot.last_used, slot.tokens, static_cast<int>(s)};
     }
     const std::vector<double> worth = Worth(&loan, routing);
-    const ArcLists lists{&loan.arc, loan.arc_nodes.data(), routing.counts.data()};
+    const ArcView lists{&loan.arc, loan.arc_nodes.data(), routing.counts.data()};
     const ServedCounts call =
         ServeCall(routing.counts, static_cast<int>(loan.slots.size()), ++loan.tick, &rows,
                   worth.empty() ? nullptr : worth.data(), nullptr, nullptr,
