@@ -11,7 +11,7 @@ ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, doubl
   // Roughly, of the bundled models' recorded routing: a cache that keeps the share r of the experts
   // misses (1 - r)^4 of its lookups, and what is answered low weighs half of the average.
   constexpr double kPower = 4, kWeight = 0.5;
-  // Of the misses that predictions can name.
+  // Predictions can name this share of the misses.
   constexpr double kPredicted = 0.8;
   // A device that answers misses low, or substitutes, by the accounts of requests: measured, a
   // layer.

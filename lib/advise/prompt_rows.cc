@@ -12,7 +12,7 @@
 namespace moert {
 namespace {
 
-// Of the budget, at most, for the workspace of steps with more rows than asked for.
+// The workspace of steps with more rows than asked for takes at most this part of the budget.
 constexpr int64_t kWorkspaceShare = 8;
 
 /// What a step of a prompt is expected to take, ns.
@@ -23,7 +23,8 @@ struct PromptStep {
   bool waits() const { return waits_ns > 0.05 * layers_ns; }
 };
 
-/// Of `rows` rows. Each expert is as likely as the others: no step uses more of them.
+/// Predicts a step of `rows` rows. Each expert is as likely as the others: no step uses more of
+/// them.
 PromptStep ExpectedPromptStep(const ExpertSource& source, const Blueprint& b, int64_t rows) {
   const auto count = static_cast<double>(rows);
   const double resident =

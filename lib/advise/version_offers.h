@@ -51,7 +51,7 @@ class VersionOffers {
   StrategyChoice Take() const;
 
  private:
-  /// Of perplexity; nothing where it is not known.
+  /// The expected loss of perplexity; nothing where it is not known.
   std::optional<double> LossOf(int version) const;
   void AddVersion(int version);
   void AddGraded(int high, int low);

@@ -7,7 +7,7 @@
 namespace moert {
 
 struct EwmaOptions {
-  /// Of a sample, the first excepted: that one is the mean.
+  /// The weight of a sample; the first one is the mean.
   double weight = 0;
   /// Not 0: in place of `weight`, the first `even` samples count alike and later ones 1 / even.
   int even = 0;

@@ -52,9 +52,9 @@ class JsonValue {
 
   /// Elements of an array, members of an object; 0 of all else. Walks the text.
   size_t size() const;
-  /// Of an array; empty of all else.
+  /// The elements of an array; empty for all else.
   Elements elements() const;
-  /// Of an object; empty of all else.
+  /// The members of an object; empty for all else.
   Members members() const;
   /// A member of an object, or nothing.
   std::optional<JsonValue> Find(absl::string_view key) const;

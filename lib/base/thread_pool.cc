@@ -216,7 +216,7 @@ class WorkStealingPool final : public ThreadPool {
   // Written by the caller while no worker is inside an epoch, read by workers that are.
   const Job* job_ = nullptr;
   int64_t first_job_ = 0;
-  // Of jobs that threw; read by the caller when no worker is inside.
+  // Set by jobs that threw; read by the caller when no worker is inside.
   std::atomic<bool> failed_{false};
   std::exception_ptr failure_;
 

@@ -52,7 +52,7 @@ struct Blueprint {
   bool shared_pool() const {
     return strategy.serving == Serving::kHotSet && strategy.versions.size() > 2;
   }
-  /// Of a device that may serve misses; else none.
+  /// The rules of a device that may serve misses; else none.
   ServedRules served() const;
   /// Whether misses may be given to a CPU beside the fast tier.
   bool cpu_offload() const {

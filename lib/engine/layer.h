@@ -134,7 +134,7 @@ class LayerRunner {
   /// Waits for the CPU beside the fast tier; on the virtual clock it is done at done_ns.
   absl::Status JoinCpu(const LayerCall& call, int64_t done_ns);
   void CountStall(const LayerCall& call, int64_t begin_ns);
-  /// Of a cache's versions; null: always the best.
+  /// The policy of a cache's versions; null: always the best.
   PrecisionPolicy* Precision() const {
     return parts_.versions == nullptr ? parts_.strategy->precision.get() : nullptr;
   }
@@ -170,7 +170,7 @@ class LayerRunner {
   bool serves_fetches_ = false;
   LayerStats stats_;
 
-  // Of the call.
+  // The routing of the call.
   RoutingResult routing_;
   LayerPlan plan_;
   std::vector<int32_t> batch_;   // experts that are multiplied next, pinned
@@ -183,7 +183,7 @@ class LayerRunner {
   std::vector<int32_t> given_ids_;  // brought from the device
   std::vector<float> given_weights_;
 
-  // Of calls that have returned.
+  // The routing of calls that have returned.
   RoutingResult late_routing_;
   std::vector<SelectionCount> selections_;
   bool selected_ = false;  // there are some

@@ -35,7 +35,7 @@
 
 namespace moert {
 
-/// Of an engine over some experts, of each layer: the number here of each expert of the model, -1:
+/// For each layer of an engine over some experts: the number here of each expert of the model, -1:
 /// not here. Empty: all are.
 using ExpertNumbering = std::vector<std::vector<int32_t>>;
 
@@ -49,8 +49,9 @@ struct ServedRules {
   // What is prefetched.
   bool by_gate = false;
   int path_width = 0;
-  // Of each request's mass, what the second version may answer (PolicyTraits::max_low_share), and
-  // by which rule; `low_stands_by`: its records are resident, else they are read in host memory.
+  // The share of each request's mass that the second version may answer
+  // (PolicyTraits::max_low_share), and by which rule; `low_stands_by`: its records are resident,
+  // else they are read in host memory.
   double max_low_share = 0;
   double low_patience = 0;
   bool low_stands_by = false;
@@ -82,7 +83,7 @@ struct ExecutorParts {
   bool partial_output = false;
   /// Misses may be given to a CPU beside the fast tier.
   bool cpu_offload = false;
-  /// Of ids that the host gives on a device.
+  /// Renumbers ids that the host gives on a device.
   const ExpertNumbering* numbering = nullptr;
   ServedRules served;
   const ModelConstants* constants = nullptr;
@@ -105,7 +106,7 @@ class Backend {
   virtual absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const {
     return absl::OkStatus();
   }
-  /// Of the pool that computes on the CPU, where the host brings none. `cpu_offload`: see
+  /// Options of the pool that computes on the CPU, where the host brings none. `cpu_offload`: see
   /// ExecutorParts.
   virtual ThreadPoolOptions Threads(bool cpu_offload) const = 0;
   /// Bytes of the fast tier that an executor's buffers take.

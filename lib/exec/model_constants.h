@@ -25,7 +25,7 @@ class ModelConstants {
   const std::byte* shared_record(int l) const {
     return shared_[l].size() == 0 ? nullptr : shared_[l].data();
   }
-  /// Of all layers.
+  /// Constants of all layers.
   std::vector<RouterConstants> routers() const;
 
  private:

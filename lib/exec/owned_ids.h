@@ -25,7 +25,7 @@ struct OwnerShare {
 class OwnedIds {
  public:
   virtual ~OwnedIds() = default;
-  /// Of all layers' experts.
+  /// Sets the owners of all layers' experts.
   virtual absl::Status Set(absl::Span<const OwnerShare> shares) = 0;
   /// [rows, top_k] of the layer whose first expert is `first`, in device memory: `ids` with -1 for
   /// what is not this rank's, or out of range. Counts the others. Enqueued; valid until the next

@@ -74,7 +74,7 @@ inline void DescribeGroups(const MatrixLayout& matrix, OperandKind kind, BlockGe
   args->flush_tiles = std::min({args->group_tiles, tiles, most});
 }
 
-// Of the 16 rows of a row block: what the record says, or null.
+// The biases of the 16 rows of a row block, as the record has them, or null.
 inline const float* BiasOf(const ExpertProblem& problem, const MatrixLayout& matrix,
                            int64_t block) {
   if (matrix.bias_offset == 0) return nullptr;

@@ -12,8 +12,8 @@ namespace {
 
 using kernels::kMaxBlocks;
 
-// Of each matrix that a worker is to begin with in the next step, fetched while it would wait for
-// the others: what kernels fetch ahead.
+// Workers fetch this much of each matrix that they begin with in the next step while they would
+// wait for the others: what kernels fetch ahead.
 constexpr int64_t kFetchBytes = 8 << 10;
 
 // Row block `block` of gate and of up: both of `args` where that has two blocks, else up's of `up`

@@ -53,10 +53,11 @@ class OperandSizes {
     return set_.For(static_cast<OperandKind>(kind), numerics_);
   }
 
-  // Of one packed row. An odd number of cache lines: rows a power of two apart would compete for
+  // Bytes of one packed row. An odd number of cache lines: rows a power of two apart would compete
+  // for
   // the same few sets.
   int64_t OperandBytes(int kind, int64_t channels) const;
-  // Of one packed row of h, in the widest form.
+  // Bytes of one packed row of h, in the widest form.
   int64_t WidestH(const Forms& forms, int64_t channels) const;
 
   // Room for one row of x a thread, on its way into a Hadamard form; floats.

@@ -132,7 +132,7 @@ class CpuBlocks final : public ExpertBlocks {
   Floats x_, gate_, up_, h_, stored_h_, y_;
   absl::StatusOr<GptqFactor> x_factor_ = absl::FailedPreconditionError("unused");
   absl::StatusOr<GptqFactor> h_factor_ = absl::FailedPreconditionError("unused");
-  // Of a scheme.
+  // The scheme's layout.
   RecordLayout layout_;
   Floats rounded_x_, rounded_h_, other_gate_, other_up_, y_change_;
 };

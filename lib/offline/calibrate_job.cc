@@ -47,7 +47,7 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-// Of a calibration file's writers, one at a time.
+// Lets the writers of a calibration file in, one at a time.
 class WriterLock {
  public:
   WriterLock() = default;

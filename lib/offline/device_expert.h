@@ -38,12 +38,12 @@ class DeviceExpert {
   virtual absl::Status Hidden(float* h) = 0;
   virtual absl::Status Outputs(float* y) = 0;
 
-  // Of any number of other weights, behind PrepareChanges: how they change the output, behind Run;
-  // or what they are, behind Load.
+  // Takes any number of other weights, behind PrepareChanges: how they change the output, behind
+  // Run; or what they are, behind Load.
 
   /// weights: [rows], how much each token counts.
   virtual absl::Status PrepareChanges(absl::Span<const float> token_weights) = 0;
-  /// Of the inputs of gate and up, or of down, each times its token's weight.
+  /// The moments of the inputs of gate and up, or of down, each times its token's weight.
   virtual absl::StatusOr<InputMoments> Moments(bool down) = 0;
   /// What GPTQ rounds those blocks by, from here on.
   virtual absl::Status SetFactor(bool down, const GptqFactor& factor) = 0;

@@ -24,7 +24,7 @@ class ExpertBlocks {
 
   /// Before changes; [rows], how much each token counts.
   virtual absl::Status Prepare(absl::Span<const float> token_weights) = 0;
-  /// Whose changes come next, a scheme that is not bf16.
+  /// Begins the changes of a scheme that is not bf16.
   virtual absl::Status Begin(const RecordLayout& layout) = 0;
   /// || weighted change of the output ||_2 when one block is in that scheme.
   virtual absl::StatusOr<double> Change(Projection block) = 0;

@@ -13,7 +13,8 @@
 
 namespace moert {
 
-/// Of groups of at most `values`. Both: none where schemes or options are not what devices know.
+/// Makes the form of groups of at most `values`. Both: none where schemes or options are not what
+/// devices know.
 std::optional<cuda::RangeForm> MakeRangeForm(const Scheme& scheme, int64_t values,
                                              const RtnOptions& options);
 std::optional<cuda::HqqForm> MakeHqqForm(const Scheme& scheme, const HqqOptions& options);

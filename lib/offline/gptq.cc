@@ -215,7 +215,8 @@ class Rounding {
   bool fitted_ = false;        // the scales of the block's columns are there
   std::vector<float> errors_;  // of a block: [rows, its columns]
   std::vector<float> block_, group_;
-  // Of the groups of kRows rows. Integers: a weight is scale * (code - zero) - before.
+  // Whether the groups of kRows rows are plain. Integers: a weight is scale * (code - zero) -
+  // before.
   bool plain_ = false;
   Lanes scales_ = {}, offsets_ = {}, zeros_ = {}, before_ = {};
 };

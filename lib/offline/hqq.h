@@ -39,7 +39,7 @@ GroupScale FitHqqScalar(const Scheme& scheme, absl::Span<const float> values,
 /// The candidate scales' shares of the one that spans the group.
 float HqqShare(const HqqOptions& options, int candidate);
 
-/// Of each iteration: beta, and the residual up to which a weight is no outlier.
+/// For each iteration: beta, and the residual up to which a weight is no outlier.
 struct HqqSteps {
   std::vector<double> betas;
   std::vector<float> thresholds;

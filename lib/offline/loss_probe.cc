@@ -29,7 +29,7 @@ double Distribution(const float* logits, int64_t count, double* p) {
   return sum;
 }
 
-// Of the distribution of `logits` from p.
+// The divergence of the distribution of `logits` from p.
 double Divergence(const double* p, double p_log_p, const float* logits, int64_t count) {
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) sum += p[i] * logits[i];

@@ -44,7 +44,7 @@ class MoeBlocks {
   const LayerConstants& constants(int layer) const {
     return constants_[static_cast<size_t>(layer)];
   }
-  /// Of the last Run: who chose which experts.
+  /// The routing of the last Run.
   const RoutingResult& routing() const { return routing_; }
   /// Share of the experts of the last Run's tokens that its gate finds when it is given the inputs
   /// of the Run before, one layer up; 0 if there was none.

@@ -182,7 +182,7 @@ void LaneFit::Refine(int candidate) {
   refined_[candidate] = true;
 }
 
-/// Of candidates that may be the best.
+/// Chooses among candidates that may be the best.
 bool LaneFit::Choose(absl::Span<const int> candidates, GroupScale* best) const {
   if (!std::isfinite(bound_)) return false;
   int kept[kMaxGrid], count = 0;

@@ -72,8 +72,8 @@ void Order(typename V::F* low, typename V::F* high) {
   *low = least;
 }
 
-// Of two zeros min and max keep the second: a positive one, as std::min and std::max in the scalar
-// code.
+// Between two zeros min and max keep the second: a positive one, as std::min and std::max in the
+// scalar code.
 template <class V>
 int Arrange(const float* values, int count, float* out, float* low, float* high) {
   constexpr int L = V::kLanes;

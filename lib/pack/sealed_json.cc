@@ -24,7 +24,7 @@ void AddCompact(absl::string_view text, Hasher64* hasher) {
   }
 }
 
-// Of all members but the checksum.
+// The checksum of all members but the checksum.
 uint64_t Seal(JsonValue root) {
   Hasher64 hasher;
   absl::string_view separator = "{";

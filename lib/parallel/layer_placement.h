@@ -22,11 +22,11 @@ class LayerPlacement {
 
   /// The experts of each rank, ascending. copies: whether experts may have several owners.
   std::vector<std::vector<int32_t>> Place(bool copies);
-  /// Of the most loaded rank of such a placement.
+  /// The load of the most loaded rank of such a placement.
   double Highest(const std::vector<std::vector<int32_t>>& own) const;
 
  private:
-  /// Of one of its copies.
+  /// The load of one of its copies.
   double Load(int32_t e) const {
     const auto i = static_cast<size_t>(e);
     return loads_[i] / copies_[i];

@@ -13,7 +13,7 @@
 
 namespace moert {
 
-// Of nccl.h.
+// As in nccl.h.
 using NcclComm = void*;
 using NcclResult = int;
 constexpr NcclResult kNcclSuccess = 0;
@@ -35,7 +35,7 @@ struct NcclConfig {
   int later = INT_MIN;  // not set
 };
 
-// Of cuda.h.
+// As in cuda.h.
 using CudaStream = void*;
 using CudaEvent = void*;
 using CudaContext = void*;
@@ -66,7 +66,7 @@ struct NcclApi {
   const char* (*GetErrorString)(NcclResult) = nullptr;
   const char* (*GetLastError)(NcclComm) = nullptr;
 
-  // Of the driver.
+  // The driver's.
   int (*Init)(unsigned) = nullptr;
   int (*CtxGetDevice)(int*) = nullptr;
   int (*PrimaryCtxRetain)(CudaContext*, int) = nullptr;

@@ -82,7 +82,7 @@ class NcclCollectives final : public Collectives {
   const NcclApi* const api_;
   const NcclOptions o_;
   NcclCommunicator communicator_;
-  // Of calls in host memory.
+  // The stream of calls in host memory.
   CudaStream stream_ = nullptr;
   CudaAddress staging_ = 0;
   size_t staging_bytes_ = 0;

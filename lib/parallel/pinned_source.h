@@ -40,7 +40,7 @@ class PinnedSource final : public ExpertSource {
     std::function<bool(int64_t done_bytes, int64_t total_bytes)> progress;
   };
   absl::Status Read(const ReadOptions& options);
-  /// Of all records that have no page-locked memory yet.
+  /// The bytes of all records that have no page-locked memory yet.
   int64_t TotalBytes() const;
 
   const MoeModelSpec& model() const override { return source_->model(); }

@@ -30,7 +30,7 @@ class PlacedIds {
                                    void* stream);
   /// Ids in host memory that this rank computes.
   void Count(int layer, absl::Span<const int32_t> ids);
-  /// Of all layers' experts, since the last call.
+  /// Takes the counts of all layers' experts since the last call.
   absl::StatusOr<std::vector<int64_t>> TakeCounts();
 
  private:

@@ -45,7 +45,7 @@ inline MutableMatrixView PartOf(const MutableMatrixView& all, const RowPart& par
   return view;
 }
 
-/// Of a span with as many values for each of `rows` rows, or none.
+/// The part of a span with as many values for each of `rows` rows, or none.
 template <typename T>
 absl::Span<T> PartOf(absl::Span<T> all, int64_t rows, const RowPart& part) {
   if (all.empty()) return all;

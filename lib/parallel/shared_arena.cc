@@ -69,7 +69,8 @@ absl::StatusOr<std::unique_ptr<SharedArena>> SharedArena::Open(const ArenaOption
 SharedArena::~SharedArena() {
   if (header_ != nullptr) ::munmap(header_, static_cast<size_t>(mapped_));
   if (file_.get() < 0) return;
-  // The last one takes the name along. Who is attaching at this moment sees to it himself.
+  // The last one takes the name along. A process that is attaching at this moment sees to it
+  // itself.
   const bool gate = Lock(file_.get(), kGate, F_WRLCK) == 0;  // or has it already
   Lock(file_.get(), kPresence, F_UNLCK);
   if (gate && !OthersPresent(file_.get()) && Named()) ::unlink(o_.path.c_str());

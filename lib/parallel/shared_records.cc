@@ -43,7 +43,7 @@ class ArenaAllocator final : public HostAllocator {
   int64_t used_ = 0;
 };
 
-/// Of the model's shape and of the first record of each layer.
+/// The fingerprint of the model's shape and of the first record of each layer.
 absl::StatusOr<uint64_t> RecordsFingerprint(const ExpertSource& source) {
   std::vector<uint64_t> facts;
   AlignedBuffer record;

@@ -61,7 +61,7 @@ class TokenExchange {
   std::vector<std::vector<int32_t>> shared_owners_;
   bool one_of_ = false;  // owners take turns; else each computes its channels
 
-  // Of the call.
+  // The rows of the call.
   int64_t rows_ = 0;
   std::vector<std::vector<int64_t>> to_;  // [ranks]: rows that go there, ascending
   std::vector<int64_t> send_, receive_;   // [ranks]: rows

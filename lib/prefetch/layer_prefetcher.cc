@@ -82,7 +82,7 @@ void LayerPrefetcher::Resolve(const PolicyContext& context, const RoutingResult&
   PredictionYield* const yield =
       yields_.empty() ? nullptr : &yields_[static_cast<int>(context.phase)];
   if (yield != nullptr) {
-    // Of the layer before.
+    // These are the misses of the layer before.
     yield->Missed(
         std::min(stalled_ns_ - routed_stalled_ns_, window_->WindowNs(context, routing.tokens)));
   }
@@ -187,8 +187,7 @@ int64_t LayerPrefetcher::WindowNs(const PolicyContext& context, const RoutingRes
     if (idle_ns >= 0) return idle_ns;
     break;
   }
-  // Of the window counts what is left of it: queueing the demand loads may have taken several
-  // waves.
+  // Only what is left of the window counts: queueing the demand loads may have taken several waves.
   const int64_t computed_ns = now_ns - routed_ns_ - (stalled_ns_ - routed_stalled_ns_);
   return std::max<int64_t>(0, window_->WindowNs(context, routing.tokens) - computed_ns);
 }

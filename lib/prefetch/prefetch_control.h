@@ -16,7 +16,7 @@ namespace moert {
 
 class PrefetchControl {
  public:
-  /// Of the step that runs or comes next.
+  /// Whether the step that runs or comes next prefetches.
   bool prefetching() const { return stage_ == Stage::kTrial ? !proven_ : proven_; }
   /// True while not prefetching is what has proven better.
   bool disabled() const { return !proven_; }

@@ -31,7 +31,7 @@ struct QuantizedMatrix {
   int64_t groups() const { return (k + group - 1) / group; }
 };
 
-/// A scale as it is stored, and back. Of a value that the type does not have: the nearest.
+/// A scale as it is stored, and back. A value that the type does not have becomes the nearest.
 uint32_t EncodeScale(ScaleType type, float scale);
 float DecodeScale(ScaleType type, uint32_t bits);
 /// The value of an e2m1 code.

@@ -96,7 +96,7 @@ class ExpertCache {
       const int32_t e = token->ids[j];
       if (token->scores[e] <= token->top_limit && !AtHand(e)) token->slots.push_back(j);
     }
-    // Of equals the later slot, the model's lower rank, goes first.
+    // Among equals the later slot, the model's lower rank, goes first.
     std::sort(token->slots.begin(), token->slots.end(), [&](int a, int b) {
       const float score_a = token->scores[token->ids[a]], score_b = token->scores[token->ids[b]];
       return score_a != score_b ? score_a < score_b : a > b;

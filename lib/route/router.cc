@@ -135,7 +135,7 @@ absl::Status Router::CheckLayer(int layer, bool gate) const {
 
 int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_t tokens) {
   // Jobs of some experts and one token: a single token's gate is work for several threads, a small
-  // one for the caller alone. Of many tokens a job has more, so that a gate's row is read once for
+  // one for the caller alone. A job has more of many tokens, so that a gate's row is read once for
   // them.
   constexpr int64_t kJobWeights = 32 << 10;
   const int64_t job_tokens = tokens >= kManyTokens ? 16 : 1;

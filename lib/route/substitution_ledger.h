@@ -11,8 +11,8 @@
 
 namespace moert {
 
-/// Of the calls the rule was applied to: slots (token x expert) and routing mass (sum of the
-/// model's own weights).
+/// Counts the calls that the rule was applied to: slots (token x expert) and routing mass (sum of
+/// the model's own weights).
 struct SubstitutionAccount {
   int64_t slots = 0;
   int64_t substituted = 0;
@@ -36,7 +36,7 @@ class SubstitutionLedger {
   void BeginCall(absl::Span<const int64_t> request_ids);
   /// Valid until the next BeginCall.
   SubstitutionAccount& Of(int64_t request_id) { return accounts_[request_id]; }
-  /// Of rows that say no request.
+  /// The account of rows that say no request.
   SubstitutionAccount& anonymous() { return anonymous_; }
   size_t size() const { return accounts_.size(); }
 

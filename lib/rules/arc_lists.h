@@ -22,7 +22,7 @@ struct alignas(16) ArcNode {
   int32_t unused = 0;
 };
 
-/// Of a layer.
+/// The lists of a layer.
 struct ArcState {
   double p = 0;  // the size that T1 aims at
   int32_t head[kArcLists] = {-1, -1, -1, -1, -1, -1};
@@ -38,7 +38,7 @@ MOERT_HOST_DEVICE inline int RankOf(const uint32_t* keys, int count, uint32_t ke
   for (int i = 0; i < count; ++i) rank += keys[i] < key ? 1 : 0;
   return rank;
 }
-/// In whose order the experts of a call count as requested: of fewer tokens first, of equals the
+/// Sort key of the experts that a call requests: fewest tokens first, among equals the
 /// lower index.
 MOERT_HOST_DEVICE inline uint32_t ArcKey(int32_t tokens, int e) {
   return static_cast<uint32_t>(tokens) << 9 | static_cast<uint32_t>(e);  // of few experts

@@ -61,8 +61,8 @@ MOERT_HOST_DEVICE inline bool ClearlyWorthMore(double incoming, double leaving) 
 /// The sum of an expert's scores over the latest calls of a layer. What every call said is kept
 /// until it leaves the sum: a ring of `window` rows [experts].
 struct ScoreSums {
-  /// Of the expert over a call's tokens, whose scores are `experts` apart; scores null: the routing
-  /// was given, and use is all there is to go by.
+  /// The use of the expert over a call's tokens, whose scores are `experts` apart; scores null: the
+  /// routing was given, and use is all there is to go by.
   MOERT_HOST_DEVICE static float Of(const float* scores, int experts, int64_t tokens,
                                     int32_t count) {
     const float all = static_cast<float>(tokens);

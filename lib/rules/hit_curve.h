@@ -13,7 +13,7 @@ namespace moert {
 constexpr int kHitBins = 24;  // of log2(ratio), 1/3 wide, around 0
 constexpr double kHitMemory = 1024;
 
-/// Of score / k-th best score = ratio.
+/// The bin of score / k-th best score = ratio.
 MOERT_HOST_DEVICE inline int HitBin(float ratio) {
   if (!(ratio > 0)) return 0;
   uint32_t bits = 0;

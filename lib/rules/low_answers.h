@@ -9,7 +9,7 @@
 
 namespace moert {
 
-/// Of a request: the mass that entered its sums, and what of it was answered low.
+/// A request's account: the mass that entered its sums, and what was answered low.
 struct alignas(16) LowAccount {
   double mass = 0;
   double low = 0;
@@ -26,7 +26,7 @@ MOERT_HOST_DEVICE inline double RoundedProduct(double a, double b) {
 #endif
 }
 
-/// Of what a request may still have answered low, the share that `weight` would take.
+/// The share that `weight` would take of what a request may still have answered low.
 MOERT_HOST_DEVICE inline double LowCost(const LowAccount& account, double weight,
                                         double max_share) {
   constexpr double kNever = 1e9;
@@ -77,7 +77,7 @@ struct LowCall {
     accounts[account].mass = mass;
   }
 
-  // Of an expert, whose `count` slots, integers, are given in their order.
+  // Takes an expert whose `count` slots, integers, are given in their order.
 
   /// As MissView::low_cost: the largest of its requests.
   template <typename Slot>

@@ -60,15 +60,15 @@ class BlockSizes {
     return offsets_.empty() ? bytes_ : Offset(block + 1) - Offset(block);
   }
 
-  /// Of the blocks that the expert of this index may have.
+  /// The size of the blocks that the expert of this index may have.
   int64_t BytesFor(int64_t index) const {
     return classes_.empty() ? Bytes(alike() ? 0 : index) : Bytes(first(ClassFor(index)));
   }
 
-  // Of classes.
+  // Sizes of classes.
 
   int classes() const { return static_cast<int>(classes_.size()); }
-  /// Of a block; of block count(), the last.
+  /// The class of a block; of block count(), the last.
   int ClassOf(int64_t block) const;
   int ClassFor(int64_t index) const { return class_of_[static_cast<size_t>(index)]; }
   int64_t first(int c) const { return classes_[static_cast<size_t>(c)].first; }
@@ -95,7 +95,7 @@ class BlockPool {
   virtual ~BlockPool() = default;
 
   int64_t bytes(int32_t block) const { return sizes_.Bytes(block); }
-  /// Of the blocks that TakeFor(index) chooses from.
+  /// The size of the blocks that TakeFor(index) chooses from.
   int64_t BytesFor(int64_t index) const { return sizes_.BytesFor(index); }
   int64_t limit() const { return limit_; }
   int64_t taken() const { return taken_; }

@@ -201,7 +201,7 @@ class ClassedBlockPool final : public BlockPool {
     return true;
   }
 
-  /// Of the class with most of them.
+  /// Drops one of the class with most of them.
   bool DropOne() {
     Class* most = nullptr;
     for (Class& c : classes_) {

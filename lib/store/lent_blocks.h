@@ -34,7 +34,7 @@ struct LentSlot {
 struct LentLayer {
   int64_t tick = 0;  // of the last layer call
   std::vector<LentSlot> slots;
-  // Of a residency policy that hands over what it evicts by, see LentUse: calls that it has seen,
+  // From a residency policy that hands over what it evicts by, see LentUse: calls that it has seen,
   // and how many experts a call brings, on average.
   int64_t calls = 0;
   double inserted = 1;
@@ -59,12 +59,12 @@ struct ServedCount {
   int64_t late = 0;
   int64_t wasted = 0;
   int64_t brought_bytes = 0;
-  // Of the expert-cache rule: slots whose expert was displaced, the mass of these, and by how much
+  // For the expert-cache rule: slots whose expert was displaced, the mass of these, and by how much
   // the model's own choice had more mass than what was chosen.
   int64_t substituted = 0;
   double mass_substituted = 0;
   double mass_lost = 0;
-  // Of lower versions: misses that they answered, those of these that were brought for it, slots
+  // For lower versions: misses that they answered, those of these that were brought for it, slots
   // and mass of these misses.
   int64_t low_answers = 0;
   int64_t low_loads = 0;
@@ -73,7 +73,7 @@ struct ServedCount {
   // Loads behind calls, of experts that are worth them; those of these that a call waited for.
   int64_t fills = 0;
   int64_t late_fills = 0;
-  // Of a CPU beside the device: misses that it computed, jobs that were taken back from it; what
+  // For a CPU beside the device: misses that it computed, jobs that were taken back from it; what
   // its jobs took, and what the profile says they take.
   int64_t cpu_computed = 0;
   int64_t cpu_taken_back = 0;

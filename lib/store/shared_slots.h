@@ -6,8 +6,8 @@
 
 namespace moert {
 
-/// What a residency policy is besides, whose layers share all slots: who comes takes the place of
-/// the expert that is worth least, whatever its layer.
+/// Optional policy extension: one slot pool for all layers. A new expert replaces the one that is
+/// worth least, whatever its layer.
 class SharedSlots {
  public:
   virtual ~SharedSlots() = default;
@@ -19,7 +19,7 @@ class SharedSlots {
   virtual int Donor(bool for_call) = 0;
 };
 
-/// What a policy decides over slots that layers share. Null: it does not, or there is no policy.
+/// The policy's extension for shared slots. Null: it has none, or there is no policy.
 inline SharedSlots* SharedSlotsOf(ResidencyPolicy* policy) {
   return dynamic_cast<SharedSlots*>(policy);
 }

@@ -23,7 +23,7 @@ struct ExpertStore::Impl {
 
   const MoeModelSpec& model() const { return source->model(); }
   absl::Status CheckKey(ExpertKey key) const;
-  /// Of a call of `layer`. Layers that come in order belong to one step.
+  /// The context of a call of `layer`. Layers that come in order belong to one step.
   PolicyContext BeginCall(int layer, Phase phase) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   /// The next call begins a step.
   void EndStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

@@ -38,7 +38,7 @@ class VersionManager {
   virtual void BeforeStep(const PolicyContext& context) = 0;
   /// After it: blocks have been reclaimed; starts what fits.
   virtual void AfterStepOpened(const PolicyContext& context) = 0;
-  /// After the store closed a step: decides. What a device was given of the step it still computes.
+  /// After the store closed a step: decides. The device may still be running it.
   virtual void AfterStep(const PolicyContext& context) {}
   /// A layer's true routing.
   virtual void OnRouting(const PolicyContext& context, const RoutingView& routing) = 0;

@@ -84,7 +84,7 @@ struct LoadHint {
   /// so that a call that needs more experts than its layer has slots leaves the popular ones
   /// behind.
   bool spare_popular = false;
-  /// Of a prefetch, for the residency policy (VictimSnapshot).
+  /// The probability of a prefetch, for the residency policy (VictimSnapshot).
   float probability = -1;
   float hidden = 1;
 };
@@ -118,7 +118,7 @@ class VersionedStore {
   /// The prefetcher that drives the store. With an outlook the capacities are computed again: those
   /// of the store's making knew of none. Borrows what `driver` points to, until the next call.
   void Attach(const PrefetchDriver& driver);
-  /// Of a cache: whether the layer holds less than its slots. Where layers share: all of them.
+  /// For a cache: whether the layer holds less than its slots. Where layers share: all of them.
   bool HasFreeSlot(int layer) const {
     if (Shares()) return pools_[0]->taken() < pools_[0]->limit();
     return held_[layer] < capacity_[layer];
@@ -143,7 +143,7 @@ class VersionedStore {
   /// Whether a switch waits for a boundary, or for the readers of the version it left.
   bool Switching(ExpertKey key) const { return At(key).next >= 0 || At(key).previous >= 0; }
   const RecordLayout& layout(ExpertKey key, int version) const;
-  /// Of the block that it takes.
+  /// The size of the block that it takes.
   int64_t BlockBytes(ExpertKey key, int version) const {
     return pools_[versions_[version].pool]->BytesFor(PoolIndex(key, version));
   }
@@ -243,8 +243,7 @@ class VersionedStore {
   ExpertHandle Standby(ExpertKey key) const;
   /// A lookup that missed is answered by a low version.
   void CountLowAnswer(ExpertKey key);
-  /// Of a cache of several versions: an expert that is there in a lower one, and not in use,
-  /// leaves.
+  /// For a cache of several versions: drops an expert that is there in a lower one and not in use.
   void DropLow(ExpertKey key);
 
   // Movement between versions: an expert stays present throughout.
@@ -321,7 +320,7 @@ class VersionedStore {
   Entry& At(ExpertKey key) { return entries_[Index(key)]; }
   const Entry& At(ExpertKey key) const { return entries_[Index(key)]; }
   BlockPool& PoolOf(int version) { return *pools_[versions_[version].pool]; }
-  /// Of an expert, among those of a version's pool.
+  /// The index of an expert among those of a version's pool.
   int64_t PoolIndex(ExpertKey key, int version) const {
     return versions_[version].first_index + Index(key);
   }

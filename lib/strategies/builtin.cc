@@ -16,7 +16,7 @@ StrategyKey MaxGbps() {
   return {"max_gbps", "limit of the bytes moved for transitions, GB/s; 0: none (0)"};
 }
 
-// Of strategies in which every expert is resident and versions move online.
+// A key of strategies in which every expert is resident and versions move online.
 StrategyKey Interval() { return {"interval_ms", "time between two decisions, ms (200)"}; }
 StrategyKey Beta() {
   return {"beta", "weight of the past in the exponential mean of selections (0.85)"};

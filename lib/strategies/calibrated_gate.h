@@ -16,7 +16,7 @@ namespace moert {
 class HitCurve {
  public:
   static constexpr int kBins = kHitBins;
-  /// Of score / k-th score = ratio.
+  /// The bin of score / k-th score = ratio.
   static int Bin(float ratio) { return HitBin(ratio); }
 
   /// A prediction in the bin came true or not.

@@ -58,16 +58,16 @@ class MissCurve {
   explicit MissCurve(int experts);
 
   /// A decode call. Misses with c slots are those of an LRU cache of c (Mattson's stack distances);
-  /// an expert's first request is missed whatever the slots, and left out. Of the misses a
-  /// prediction of `outlook` hides what it names, as many as fit its window.
+  /// an expert's first request is missed whatever the slots, and left out. A prediction of
+  /// `outlook` hides what it names among the misses, as many as fit its window.
   void Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook);
   /// The same for a cache that keeps the first c experts of `order`, all that were ever requested.
   void Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook,
                absl::Span<const int32_t> order);
   int64_t calls() const { return of_[kAll].calls; }
 
-  /// Of all calls, or of every other kBlock ones: what is chosen by the one half is judged by the
-  /// other, which is of another time.
+  /// Counts are of all calls, or of every other kBlock ones: what is chosen by the one half is
+  /// judged by the other, which is of another time.
   static constexpr int64_t kBlock = 32;
   enum Part { kAll, kOneHalf, kOtherHalf };
   /// [E + 1], by slots; predicted: less what predictions hide.

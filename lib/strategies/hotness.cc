@@ -32,7 +32,7 @@ void Hotness::Add(absl::Span<const int64_t> counts) {
     long_weight_ = 1;
     prior_.clear();
   }
-  // Of n counts weighed by (1 - beta) beta^i, with what they weigh together scaled to 1.
+  // Weighs n counts by (1 - beta) beta^i, with what they weigh together scaled to 1.
   weight_ = beta_ * weight_ + (1 - beta_);
   long_weight_ = long_beta_ * long_weight_ + (1 - long_beta_);
   variance_ = (1 - beta_) / (1 + beta_) * (2 - weight_) / weight_;

@@ -25,7 +25,7 @@ struct HybridBitsOptions {
 };
 
 /// Whether `expert` is among those with the fewest `counts` [E] whose sum is at most the share rho
-/// of all. Of equal ones the higher index counts as less popular. False where all are zero.
+/// of all. Between equal ones the higher index counts as less popular. False where all are zero.
 bool AmongLeastPopular(absl::Span<const int32_t> counts, int expert, double rho);
 
 std::unique_ptr<PrecisionPolicy> MakeHybridBits(const HybridBitsOptions& options);

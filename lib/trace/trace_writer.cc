@@ -97,7 +97,7 @@ class TraceWriter final : public TraceFile {
   void Put(T value) {  // little-endian, as every machine the library runs on
     buffer_.append(reinterpret_cast<const char*>(&value), sizeof(value));
   }
-  /// Of all that the buffer holds.
+  /// The checksum is of all that the buffer holds.
   void PutChecksum() {
     Hasher64 hasher;
     hasher.Add(buffer_);

@@ -1,4 +1,4 @@
-// Who holds what among engines of one process, and who copies from whom.
+// Engines of one process: which holds what, and which copies from which.
 //
 // A block is found from when its record has arrived until something else is about to be written
 // there. A copy out of it that was begun before is named to the one that writes, which lets its

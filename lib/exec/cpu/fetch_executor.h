@@ -12,7 +12,7 @@
 
 namespace moert {
 
-/// Of opaque records. Engine::Forward and ForwardRouted are refused.
+/// Serves opaque records. Engine::Forward and ForwardRouted are refused.
 class FetchExecutor : public Executor {
  public:
   explicit FetchExecutor(const ExecutorParts& parts);

@@ -47,7 +47,7 @@ const Contexts& Driver() {
   return contexts;
 }
 
-// Of a device, retained for the life of the process, as the runtime retains those it uses.
+// Retains the device's context for the life of the process, as the runtime retains those it uses.
 absl::StatusOr<CUcontext> PrimaryContext(int device) {
   constexpr int kMostDevices = 128;
   static std::atomic<CUcontext> retained[kMostDevices];

@@ -226,7 +226,7 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const 
       }
     }
     absl::Status opened = fetch_.OpenStep(*store, epoch, order);
-    // Of replays; eager calls bring them where another step's are there.
+    // Upload token ids for replays; eager calls upload their own.
     if (opened.ok() && w_.token_ids != nullptr && !rows.token_ids.empty()) {
       opened = fence_->Enter(order);
       if (opened.ok()) opened = UploadTokenIds(rows.token_ids, order);
@@ -244,7 +244,7 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const 
 absl::Status CudaExecutor::CloseStep(void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
-  // Nothing has been given to the device where the stream is captured. Behind a failure too:
+  // A captured stream has no pending work. Behind a failure too:
   // replays use the blocks.
   const absl::StatusOr<bool> capturing = IsCapturing(order);
   absl::Status status = capturing.status();

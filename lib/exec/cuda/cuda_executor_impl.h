@@ -186,12 +186,12 @@ class CudaExecutor final : public Executor {
     int64_t stride;  // bytes
   };
   std::optional<PromptRows> RowsForPrompt(const ExecutorCall& call) const;
-  /// Of the experts in `wave` that have a record in `handles` (MakeTilesArgs).
+  /// Makes tiles of the experts in `wave` that have a record in `handles` (MakeTilesArgs).
   MakeTilesArgs TilesOf(const ExecutorCall& call, const ExpertSet& wave,
                         const ExpertHandle* handles) const;
   absl::Status Products(const ExecutorCall& call, const ExpertSet& wave,
                         const ExpertHandle* handles);
-  /// Of tiles that were made.
+  /// Multiplies tiles that were made.
   absl::Status TileProducts(const ExecutorCall& call, bool narrow, const TileTable& table,
                             int shares, cudaStream_t stream);
   GroupGemmArgs GemmOf(const ExecutorCall& call, bool narrow, const TileTable& table,
@@ -214,8 +214,9 @@ class CudaExecutor final : public Executor {
   bool ServesAndRoutes(const ExecutorCall& call) const {
     return Few(call) && !served_->by_paths() && !WeightsInput(call);
   }
-  /// Of all experts of a captured call: what is there, beside the copies of what is not; then that.
-  /// `route`: null, or of PrepareFew; `rule`: null, or what the decision then also applies.
+  /// Multiplies all experts of a captured call: what is there, beside the copies of what is not;
+  /// then that. `route`: null, or what PrepareFew made; `rule`: null, or what the decision then
+  /// also applies.
   absl::Status ServedProducts(const ExecutorCall& call, Phase phase, bool given,
                               const RouteFewArgs* route, const ExpertCacheArgs* rule);
   /// What may be answered low of a captured call.

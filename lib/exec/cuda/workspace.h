@@ -85,7 +85,7 @@ inline int64_t HandleCount(const MoeModelSpec& model) {
 /// Requests whose substitutions are accounted for, beside those of the running call.
 constexpr int64_t kRememberedRequests = 1024;
 
-/// Of the expert-cache rule, and of low answers.
+/// Buffers of the expert-cache rule, and of low answers.
 struct RuleBuffers {
   int32_t* account_of;  // [tokens]
   int32_t* rows_apart;  // whether no two of these are the same
@@ -109,8 +109,9 @@ struct RuleBuffers {
   }
 };
 
-/// Who is in which slot of which layer, as the device decides and the host hands over. Of all
-/// layers one behind the other, expert by expert; a layer has room for a slot an expert.
+/// Says which expert is in which slot of which layer, as the device decides and the host hands
+/// over. All layers lie one behind the other, expert by expert; a layer has room for a slot an
+/// expert.
 struct ServedTable {
   ServedLayer* layers;
   ServedExpert* experts;
@@ -145,7 +146,7 @@ inline TileTable CarveTiles(const Extent& e, Carver* c) {
   return table;
 }
 
-/// Who followed whom, of all layers, and the call that was routed last.
+/// Counts which experts followed which, for all layers, and keeps the call that was routed last.
 struct PathMemory {
   float* followed = nullptr;  // [PathFloats] of each layer but the last, one behind the other
   PathCall* last = nullptr;
@@ -165,7 +166,7 @@ struct PathMemory {
   }
 };
 
-/// Of misses that the CPU takes.
+/// Buffers of misses that the CPU takes.
 struct CpuBuffers {
   CpuCall* call;
   CpuCosts* costs;
@@ -182,7 +183,7 @@ struct CpuBuffers {
   }
 };
 
-/// Of misses that the device serves.
+/// Buffers of misses that the device serves.
 struct ServedBuffers {
   ServedTable table;
   ServedRecord* records;  // as the table's experts

@@ -235,7 +235,7 @@ class CudaExpert final : public DeviceExpert {
     return absl::OkStatus();
   }
 
-  /// Of a block with the weights other_w.
+  /// Measures a block with the weights other_w.
   absl::Status Measure(Projection block, double* norm) {
     const float* less = nullptr;
     if (block == Projection::kDown) {

@@ -22,11 +22,11 @@
 namespace moert {
 namespace {
 
-// Of scales: one uploads while others search and return.
+// Lanes that fit scales: one uploads while others search and return.
 constexpr int kFitLanes = 6;
 // Each thread of a pool has an expert, up to this many.
 constexpr int kExpertLanes = 16;
-// Of an expert; larger ones are the CPU's.
+// The largest expert of the device; larger ones are the CPU's.
 constexpr int64_t kMostExpertBytes = int64_t{4} << 30;
 // Weights on the device at once, a lane: more rows go in parts.
 constexpr int64_t kMostWeights = int64_t{1} << 23;

@@ -16,7 +16,8 @@ namespace moert::offline {
 /// Pageable memory where pinning is refused: the driver stages its copies, only slower.
 absl::StatusOr<cuda::Buffer> PinnedOrPageable(int64_t bytes);
 
-/// Of one stream, whose device is current. After an error the stream is to be waited for before the
+/// Stages copies on one stream, whose device is current. After an error the stream is to be waited
+/// for before the
 /// next call, and before this goes.
 class Staging {
  public:

@@ -96,7 +96,7 @@ absl::Status CopyBranch::StandBehindPrefetch(cudaStream_t stream) {
   if (prefetch_ == nullptr) return absl::OkStatus();
   CapturePlace place;
   MOERT_RETURN_IF_ERROR(FindPlace(stream, &place));
-  // Of another graph: whoever launches it orders the two.
+  // Another graph's copies are ordered by the host that launches it.
   return place.id == capture_ ? StandBehind(stream, prefetch_) : absl::OkStatus();
 }
 

@@ -24,12 +24,12 @@ class CopyBranch {
 
   absl::Status Init();
 
-  /// The prediction goes on behind what `stream` was given. `list`: that it writes. Needs a Join.
+  /// Forks the prediction, after the work of `stream`. `list`: what it writes. Needs a Join.
   absl::Status ForkPrediction(cudaStream_t stream, const LayerPrefetch* list);
-  /// So do the copies, and behind the last prefetch. Needs a Join.
+  /// Forks copies, after the last prefetch. Needs a Join.
   absl::Status ForkCopies(cudaStream_t stream);
   cudaStream_t copies() const { return copies_; }
-  /// So does what waits for the CPU. Needs a Join.
+  /// Forks what waits for the CPU. Needs a Join.
   absl::Status ForkCpu(cudaStream_t stream);
   cudaStream_t cpu() const { return cpu_; }
   cudaStream_t predictions() const { return predictions_; }

@@ -80,7 +80,7 @@ class RoutingReturn {
     return {*model_, m.context.layer, m.tokens, m.next_gate, m.at};
   }
   void Read(const Mirror& mirror, RoutingResult* routing);
-  /// Of a routing that was read, what the rule left in its mirror.
+  /// Reads what the rule left in its mirror for a routing that was read.
   void ReadRule(const RuleMirror& rule, RoutingResult* routing);
 
   const MoeModelSpec* model_ = nullptr;

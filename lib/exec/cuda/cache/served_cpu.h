@@ -37,7 +37,7 @@ class ServedCpu final : public PostedJobs {
 
   const CpuJobMemory& memory() const { return memory_; }
 
-  // Of the thread that answers.
+  // State of the thread that answers.
 
   bool Waiting() const override;
   void Answer() override;

@@ -83,7 +83,7 @@ absl::Status ServedMisses::LoadDecisions(ServeMissesArgs args) {
     RouteFewArgs route;  // of no tokens
     route.routing.num_experts = layer.num_experts;
     const int most = rules_.low() || rules_.cpu() ? 1 : 0;
-    // Of usual calls and others, and those that answer nothing elsewhere.
+    // Covers usual calls and others, and those that answer nothing elsewhere.
     for (const int usual : {0, 1}) {
       args.makes_tiles = usual;
       for (args.elsewhere = 0; args.elsewhere <= most; ++args.elsewhere) {
@@ -109,7 +109,7 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
   if (rules_.prefetch()) {
-    // Of layers that are not lent: nothing is predicted. A kernel for each size of layers.
+    // Layers that are not lent predict nothing. A kernel for each size of layers.
     for (int l = 0; l < model_->num_layers(); ++l) {
       MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(PredictionOf(l, call), own_));
     }
@@ -160,7 +160,7 @@ absl::Status ServedMisses::PlaceLow(const VersionedStore& store, int version) {
     for (int l = 0; l < model_->num_layers(); ++l) {
       for (int e = 0; e < model_->layers[static_cast<size_t>(l)].num_experts; ++e) {
         const moert::ExpertHandle handle = store.Standby({l, e});
-        // Of no bytes: nothing is brought.
+        // Nothing is brought for no bytes.
         placed.push_back({reinterpret_cast<const uint8_t*>(handle.record), 0,
                           static_cast<int32_t>(constants_->FormatOf(handle.layout))});
       }

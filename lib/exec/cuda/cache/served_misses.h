@@ -82,7 +82,7 @@ class ServedMisses {
   absl::Status FollowPaths(int layer, int32_t tokens, const int32_t* ids, const SlotGroups& groups,
                            float* next_scores, cudaStream_t stream);
 
-  /// Who is there when a call of the layer is routed by that, in front of its Begin.
+  /// Lists the resident experts when a call of the layer is routed by that, in front of its Begin.
   ServedResidents Residents(int layer) const;
   /// As far as TakeCounts has seen.
   LostShares worst_shares() const { return worst_; }
@@ -156,14 +156,14 @@ class ServedMisses {
   /// Behind `stream`: what the next layer will want.
   absl::Status PredictBeside(const HostCall& call, cudaStream_t stream);
   ServeMissesArgs Args(const Call& call) const;
-  /// Of a call that is decided.
+  /// Arguments of the decision about a call.
   ServeMissesArgs DecisionOf(const Call& call) const;
   /// What the decision's launch also predicts, by the next layer's gate, if it does.
   std::optional<PredictArgs> PredictionBeside(const Call& call, const ServeMissesArgs& args) const;
   /// In a launch of its own, beside what follows. Needs a Join.
   absl::Status Predict(const Call& call, cudaStream_t stream);
   CpuShareArgs ShareOf(const Call& call) const;
-  /// Whose slots a captured call of the layer may take.
+  /// Layers that may lend slots to a captured call of the layer.
   SlotLenders LendersOf(int layer) const;
   PredictArgs PredictionOf(int layer, const Call& call) const;
   void PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store);

@@ -23,7 +23,7 @@ absl::Status ServedMisses::ShareMisses(const CpuJobMemory& memory) {
   MOERT_RETURN_IF_ERROR(FillNow(cpu.call, 0, sizeof *cpu.call));
   MOERT_RETURN_IF_ERROR(FillNow(cpu.costs, 0, sizeof *cpu.costs));
   job_ = memory;
-  // A kernel's first launch loads it. Of no job: nothing is waited for.
+  // A kernel's first launch loads it. Without a job nothing is waited for.
   AwaitCpuArgs args;
   args.call = cpu.call;
   args.tiles.table = cpu.tiles;

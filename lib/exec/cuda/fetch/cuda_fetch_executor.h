@@ -21,7 +21,7 @@
 
 namespace moert::cuda {
 
-/// Of opaque records.
+/// Serves opaque records.
 class CudaFetchExecutor final : public FetchExecutor {
  public:
   /// `fence` and `records` are borrowed. `paced`: copies take turns on a slower link.

@@ -17,7 +17,8 @@
 
 namespace moert::cuda {
 
-/// Of each layer a table of slots in device memory, and the host's side of it. Writes only what
+/// Keeps for each layer a table of slots in device memory, and the host's side of it. Writes only
+/// what
 /// differs from what the table holds, or will hold when the stream gets there. One caller at a
 /// time, with the device current.
 class DeviceFetch {

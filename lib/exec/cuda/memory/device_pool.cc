@@ -148,7 +148,7 @@ class DevicePool final : public BlockPool {
   struct Granule {
     int32_t blocks = 0;      // taken ones that lie in it
     int64_t run_first = -1;  // granule its run begins with; -1: not mapped
-    // Of the first granule of a run.
+    // The length of a run, kept at its first granule.
     int64_t run_granules = 0;
     CUmemGenericAllocationHandle handle = 0;
   };

@@ -22,7 +22,7 @@ struct PromptFormats {
   bool any() const {
     return std::any_of(std::begin(downs), std::end(downs), [](uint32_t d) { return d != 0; });
   }
-  /// Of some format's gate and up, of some format's down.
+  /// Whether some format of gate and up, or of down, has zeros.
   bool zeros() const {
     for (int gate = 0; gate < kPromptPackings; ++gate) {
       const uint32_t both = downs[gate] != 0 ? downs[gate] | 1u << gate : 0;
