@@ -60,7 +60,7 @@ struct BlockGemmArgs {
   uint8_t* tiles[kMaxBlocks];
   bool tiles_kept;
 
-  // Quantized weights only. Of each row block, 16 bf16 scales a group of input channels, groups
+  // Quantized weights only. For each row block, 16 bf16 scales a group of input channels, groups
   // `scale_stride` elements apart; likewise scale * zero, null for symmetric codes.
   const uint16_t* scales[kMaxBlocks];
   const uint16_t* offsets[kMaxBlocks];
@@ -69,7 +69,7 @@ struct BlockGemmArgs {
   int64_t flush_tiles;  // tiles that share weight scales and activation scale, at most
                         // kMaxFlushTiles; divides group_tiles unless there is one group
 
-  // Imported schemes only, in place of the above. Of each row block, 16 scales a group in
+  // Imported schemes only, in place of the above. For each row block, 16 scales a group in
   // `scale_form` and (or null) 16 zeros, a byte each, groups scale_stride elements apart; or null,
   // a scale of the matrix.
   const uint8_t* raw_scales[kMaxBlocks];

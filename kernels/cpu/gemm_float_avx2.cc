@@ -243,7 +243,8 @@ void Gemm(const BlockGemmArgs& args) {
         Columns<kBits>(some, w, count, args.x + c, begin * kTilePieces * kOperand, sums + c);
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
-      // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
+      // Fetches scales of the row blocks that follow, as no hardware prefetcher would: lines lie a
+      // row apart.
       _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
       if (args.offsets[b] != nullptr) {
         _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead),

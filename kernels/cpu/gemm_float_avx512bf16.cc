@@ -18,8 +18,8 @@ constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
 constexpr int64_t kOperand = 32;   // bytes of a piece of x: 8 channel pairs in order
 
 // What a table looks up for field kField of each byte: of `word` for fields 0 and 1, of its bytes'
-// upper halves, shifted down, for 2 and 3. Odd fields stay where they lie, two bits up. Of 3-bit
-// codes with bit kPlaneBit of `plane` as the third bit. The tables ignore all other bits.
+// upper halves, shifted down, for 2 and 3. Odd fields stay where they lie, two bits up. Codes of 3
+// bits have bit kPlaneBit of `plane` as the third bit. The tables ignore all other bits.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
   if constexpr (kBits == 2) return word;
@@ -31,7 +31,7 @@ template <int kBits, int kField, int kPlaneBit>
   return _mm512_ternarylogic_epi32(_mm512_set1_epi8(4 << kUp), bit, word, 0xca);
 }
 
-// Of a piece, for every column: channel pairs 2t, 2t+1 and 2t+8, 2t+9.
+// A piece has, for every column, channel pairs 2t, 2t+1 and 2t+8, 2t+9.
 template <int C>
 struct Operand {
   __m512bh low[C], high[C];

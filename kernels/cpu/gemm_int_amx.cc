@@ -27,8 +27,8 @@ constexpr int64_t Bits(int from, int low, int to, bool extend) {
 }
 
 // Field kField of each byte of `word` as it enters the product: 4-bit codes, or 2-bit ones with bit
-// kPlaneBit of `plane` as the third. Of a symmetric scheme less their middle: u - 2^(bits - 1) has
-// the low bits of u, and above them the complement of its highest.
+// kPlaneBit of `plane` as the third. Codes of a symmetric scheme less their middle: u - 2^(bits -
+// 1) has the low bits of u, and above them the complement of its highest.
 template <int kBits, bool kSymmetric, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
   constexpr int kFlip = kSymmetric ? 0xff << (kBits - 1) & 0xff : 0;

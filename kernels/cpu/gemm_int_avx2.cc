@@ -28,7 +28,7 @@ constexpr int kColumnsAtOnce = 4;
       _mm_load_si128(reinterpret_cast<const __m128i*>(column + piece * kPieceK)));
 }
 
-// Of 3-bit codes, as in the VNNI kernels.
+// Codes of 3 bits are as in the VNNI kernels.
 template <int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m256i Field(__m256i word, __m256i plane) {
   const __m256i low = _mm256_and_si256(_mm256_srli_epi16(word, 2 * kField), _mm256_set1_epi8(3));
@@ -45,8 +45,8 @@ template <int C>
   }
 }
 
-// Two pieces of 2- and 3-bit codes. Of 2-bit codes those of rows 2j+8, 2j+9 are taken where they
-// lie, two bits up, which makes their sums four times what they are: at most 4 * 6096 a lane.
+// Two pieces of 2- and 3-bit codes. Codes of 2 bits in rows 2j+8, 2j+9 are taken where they lie,
+// two bits up, which makes their sums four times what they are: at most 4 * 6096 a lane.
 template <int kBits, int kWords, int C>
 [[gnu::always_inline]] inline void AddPieces(__m256i (&low)[C], __m256i (&high)[C], __m256i word,
                                              __m256i plane, const __m256i (&x0)[C],
@@ -67,8 +67,8 @@ template <int kBits, int kWords, int C>
   }
 }
 
-// Of one tile, rows 2j, 2j+1 (low) and 2j+8, 2j+9 (high) for J of the four j; `w` points at the
-// first of them.
+// Multiplies one tile, rows 2j, 2j+1 (low) and 2j+8, 2j+9 (high) for J of the four j; `w` points at
+// the first of them.
 template <int kBits, int J, int C>
 [[gnu::always_inline]] inline void AddTile(const uint8_t* w, const uint8_t* const (&column)[C],
                                            int64_t piece, __m256i (&low)[J][C],
@@ -202,7 +202,8 @@ void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x
   }
 }
 
-// Of 8-bit codes, sums[j / 4][j % 4]: row j in even lanes, row j + 8 in odd ones, 4 of each. Rows
+// Codes of 8 bits have sums[j / 4][j % 4]: row j in even lanes, row j + 8 in odd ones, 4 of each.
+// Rows
 // 0..7 and 8..15, as RowsOf gives them.
 [[gnu::always_inline]] inline void RowsOfBytes(const __m256i (&sums)[2][4], __m256i (&rows)[2]) {
   __m256i quad[2];
@@ -259,7 +260,8 @@ struct RowScales {
 };
 
 [[gnu::always_inline]] inline RowScales ScalesOf(const BlockGemmArgs& args, int b, int64_t at) {
-  // Of the row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
+  // Fetches scales of the row blocks that follow, as no hardware prefetcher would: lines lie a row
+  // apart.
   _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
   if (args.offsets[b] != nullptr) {
     _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead), _MM_HINT_T0);

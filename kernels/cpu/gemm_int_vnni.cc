@@ -18,7 +18,7 @@ constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
 
 // Field kField of each byte: of `word` for fields 0 and 1, of its bytes' upper halves, shifted
 // down, for 2 and 3. Odd fields stay where they lie, two bits up: the accumulators of rows 8..15
-// hold four times their sums. Of 3-bit codes with bit kPlaneBit of `plane` as the third bit. Bits
+// hold four times their sums. Codes of 3 bits have bit kPlaneBit of `plane` as the third bit. Bits
 // that a shift drags over byte borders are masked off.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {

@@ -162,7 +162,7 @@ struct alignas(16) TileMatrix {
   Packing packing;
   int32_t operand;
   int32_t k;
-  int32_t bias;  // from weights to the biases, bytes; 0: none. Of up: SecondBias behind
+  int32_t bias;  // from weights to the biases, bytes; 0: none. For up: SecondBias behind
 };
 
 /// Tokens of one expert that are multiplied together, at most kTileTokens.

@@ -12,7 +12,7 @@ namespace moert::cuda {
 
 static_assert(kFewTokens == 32, "a lane a row");
 
-/// Of a call of few rows. An account is at the place of its first row.
+/// The accounts of a call of few rows. An account is at the place of its first row.
 struct CallAccounts {
   __device__ CallAccounts() {}
   int32_t of[kFewTokens];      // the account of a row

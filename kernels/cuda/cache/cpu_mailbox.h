@@ -9,9 +9,9 @@
 // weighted sum is behind all of this.
 //
 // Every word has one writer, since not every link between device and host has atomic operations
-// that both sides see. So nobody claims a job. Whose rows count is decided by that CTA alone: it
-// looks until there is an answer or the deadline has passed, and what it found is what the rest of
-// the call goes by. An answer that comes later changes nothing. A job is posted only when the last
+// that both sides see. So nobody claims a job. That CTA alone decides which rows count: it looks
+// until there is an answer or the deadline has passed, and what it found is what the rest of the
+// call goes by. An answer that comes later changes nothing. A job is posted only when the last
 // one was answered: the memory of a job, and of its rows, has one owner at any time, and a CPU that
 // is late for one job is given no other.
 //
@@ -70,7 +70,7 @@ MOERT_HOST_DEVICE inline void StoreReleaseSystem(uint64_t* at, uint64_t value) {
 
 // The device's side.
 
-/// Of the call that runs, and what is known of the mailbox. In device memory.
+/// The call that runs, and what is known of the mailbox. In device memory.
 struct alignas(16) CpuCall {
   uint64_t posted = 0;    // the last job
   uint64_t settled = 0;   // the last one whose answer was seen
@@ -174,7 +174,8 @@ struct AwaitCpuArgs {
 };
 /// Brings the rows that the CPU computed for the call into their slots, and leaves tiles.table
 /// without tiles; or takes the experts back, and makes their tiles. By one CTA, which lets no
-/// kernel begin before it ends. Of layers of up to kFewExperts experts. 0 or a cudaError_t.
+/// kernel begin before it ends. For layers of up to kFewExperts experts. Returns 0 or a
+/// cudaError_t.
 int LaunchAwaitCpu(const AwaitCpuArgs& args, CUstream_st* stream);
 
 }  // namespace moert::cuda

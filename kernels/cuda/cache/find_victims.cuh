@@ -1,4 +1,5 @@
-// Who leaves first, by one CTA of whole warps, a thread an expert. Few leave in a call: each is
+// Finds which experts leave first, by one CTA of whole warps, a thread an expert. Few leave in a
+// call: each is
 // found as the least of all that are left, not by the place of every expert among all.
 #ifndef MOERT_KERNELS_CUDA_CACHE_FIND_VICTIMS_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_FIND_VICTIMS_CUH_

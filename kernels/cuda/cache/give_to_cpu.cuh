@@ -93,7 +93,7 @@ __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const Giv
   if (e <= args.experts) {
     cpu.handles[e] = given.mine ? ExpertHandle{record.host, record.format, 0} : ExpertHandle{};
   }
-  // Of experts and of pairs. Its barrier serves `planned` and `bytes`, too.
+  // Sums of experts and of pairs. Its barrier serves `planned` and `bytes`, too.
   Several<int, 2> all;
   const Several<int, 2> before =
       SumBefore(Several<int, 2>{{given.mine ? 1 : 0, given.mine ? count : 0}}, sums, &all);

@@ -13,8 +13,8 @@
 namespace moert::cuda {
 
 /// What the thread's expert, and the slot and the prefetched record of its number, begin the call
-/// with. It is read before the kernels in front have ended. Who writes it has: decisions of the
-/// layer's calls before this one and predictions for it end before the weighted sum of the call
+/// with. It is read before the kernels in front have ended. Its writers have finished: decisions of
+/// the layer's calls before this one and predictions for it end before the weighted sum of the call
 /// that they belong to begins (CopyBranch::Join), and that is in front.
 struct Known {
   ServedRecord record;
@@ -34,7 +34,7 @@ struct Known {
   bool closed = false;          // and its state, where the list is closed
   ServedLayer other;            // of the thread's number, where layers give each other slots
   uint64_t lends = kNobodyLends;
-  // Of the warp: the least of these, the first place that has no slot.
+  // For the warp: the least of these, the first place that has no slot.
   uint64_t least_lends = kNobodyLends;
   int hole = 0;
   bool cpu_idle = false;  // of thread 0: the CPU may be given misses

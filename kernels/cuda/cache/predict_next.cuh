@@ -78,7 +78,7 @@ __device__ __forceinline__ bool MayBring(const PredictArgs& args, const PredictS
   return score > 0 && score >= scratch.kth[0];
 }
 
-/// Of a list that no call has settled: nothing of it moves any more.
+/// Settles a list that no call has settled: nothing of it moves any more.
 __device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick,
                                            ServedExpert* rows, const ArcView& lists) {
   const LayerPrefetch& list = *args.prefetch;
@@ -135,7 +135,8 @@ __device__ __forceinline__ void RankArcPlaces(const ArcView& lists, const Served
   __syncthreads();
 }
 
-/// Who is brought for what it is worth, into the first of the places; -1: nobody. By all threads.
+/// Finds the expert that is brought for what it is worth, into the first of the places; -1: none.
+/// By all threads.
 __device__ __forceinline__ int FindFill(bool absent, int num_free, bool idle,
                                         PredictScratch& scratch) {
   const double worth = absent || idle ? scratch.worth[threadIdx.x] : 0;
@@ -161,7 +162,7 @@ __device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int 
   return record;
 }
 
-/// By one thread. Of an empty list nothing is left to settle.
+/// By one thread. An empty list leaves nothing to settle.
 __device__ __forceinline__ void BeginList(const PredictArgs& args, int count) {
   args.prefetch->count = count;
   args.prefetch->settled = count == 0 ? 1 : 0;

@@ -17,7 +17,7 @@ struct Standing {
   bool idle = false;  // may leave
   bool free = false;  // the slot is nobody's
 };
-/// Of the threads before this one.
+/// The sums of the threads before this one.
 struct StandingBefore {
   int misses, free, wanted;
 };

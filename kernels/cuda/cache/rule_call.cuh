@@ -88,7 +88,7 @@ __device__ __forceinline__ void ApplyRule(const ExpertCacheArgs& rule, const Kno
   }
   const int last_warp = static_cast<int>(blockDim.x) / 32 - 1;
   if (warp == last_warp - 1) expert_cache::TallyCall(args, lane);
-  if (warp == last_warp) ReportWorst(args, lane);  // others have lost more before
+  if (warp == last_warp) ReportWorst(args, lane);  // keep the running maximum
   __syncthreads();
 }
 

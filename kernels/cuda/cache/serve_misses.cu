@@ -11,7 +11,8 @@
 namespace moert::cuda {
 namespace {
 
-/// Of a multiprocessor, at least. Unsaid, the compiler makes room for two, and spills registers.
+/// The least number of CTAs of a multiprocessor. Unsaid, the compiler makes room for two, and
+/// spills registers.
 constexpr int kCtas = 1;
 
 __global__ void __launch_bounds__(kTileThreads, kCtas)

@@ -53,13 +53,13 @@ struct ServedLayer {
   int32_t lent = 0;     // 0: the host owns the slots
   int64_t calls = 0;    // that ExpertUse has seen
   double inserted = 1;  // mean of a call
-  // Whose slot another layer may take: the expert that was worth least behind the layer's last
-  // call.
+  // The slot that another layer may take: that of the expert that was worth least behind the
+  // layer's last call.
   uint8_t* spare_at = nullptr;  // the slot's place; null: nobody's
   float spare_worth = 0;
   int32_t spare_expert = -1;
   int32_t spare_slot = -1;
-  /// Calls had misses answered elsewhere since a prediction found nobody to fill in.
+  /// A backfill scan is due: calls had misses answered elsewhere since the last one found nothing.
   int32_t elsewhere = 0;
 };
 
@@ -84,8 +84,8 @@ struct ServedTally {
   double mass_lost = 0;
   double worst_slot_share = 0;  // the largest that any request has reached
   double worst_mass_share = 0;
-  // Of lower versions: misses that they answered, slots and mass of these, and the largest share of
-  // its mass that any request has had answered so.
+  // For lower versions: misses that they answered, slots and mass of these, and the largest share
+  // of its mass that any request has had answered so.
   uint64_t low = 0;
   uint64_t slots_low = 0;
   double mass_low = 0;
@@ -94,7 +94,7 @@ struct ServedTally {
   // while they were on their way. Not among the prefetched ones.
   uint64_t fills = 0;
   uint64_t late_fills = 0;
-  // Of the CPU: misses that it computed, and jobs that were taken back from it, whose misses are
+  // For the CPU: misses that it computed, and jobs that were taken back from it, whose misses are
   // loads.
   uint64_t on_cpu = 0;
   uint64_t taken_back = 0;
@@ -107,14 +107,14 @@ struct RecordCopy {
   int64_t bytes = 0;
 };
 
-/// In whose order the misses of a call come: more tokens first, of equals the lower index.
+/// Sort key of misses: most tokens first, then the lower index.
 MOERT_HOST_DEVICE inline uint32_t MissKey(int32_t tokens, int e) {
   constexpr int kMostTokens = 1 << 22;
   static_assert(kFewExperts <= 512);
   return static_cast<uint32_t>(kMostTokens - tokens) << 9 | static_cast<uint32_t>(e);
 }
 
-/// In whose order experts leave: worth least first, then unused for longest, then of the fewest
+/// Sort key of victims: worth least first, then unused for longest, then of the fewest
 /// tokens. By default: never.
 struct alignas(16) LeavingKey {
   uint64_t worth = ~uint64_t{0};
@@ -219,7 +219,7 @@ MOERT_HOST_DEVICE inline bool PrefetchPays(double probability, double victims, d
   const double horizon = 1 / (inserted < kFewest ? kFewest : inserted);
   return probability - victims > (1 - probability) * (leaving - worth) * horizon;
 }
-/// Who is as likely wanted by one of a call's tokens makes room for nobody. The more tokens, the
+/// Never evict an expert this likely to be used by one of a call's tokens. The more tokens, the
 /// likelier anybody is, up to those that would be brought themselves (`least`).
 MOERT_HOST_DEVICE inline double LikelyWanted(int tokens, double least) {
   constexpr double kByOne = 0.02;
@@ -277,7 +277,7 @@ struct SlotLenders {
   uint8_t** slots = nullptr;                // [layers, experts]
   const LayerPrefetch* prefetch = nullptr;  // [layers]
 };
-/// In whose order it is decided: by worth, then by number.
+/// Sort key of lenders: by worth, then by number.
 MOERT_HOST_DEVICE inline uint64_t LendingKey(float worth, uint32_t number) {
   uint32_t bits = 0;
   memcpy(&bits, &worth, sizeof bits);
@@ -286,8 +286,8 @@ MOERT_HOST_DEVICE inline uint64_t LendingKey(float worth, uint32_t number) {
 }
 MOERT_HOST_DEVICE inline int NumberOf(uint64_t key) { return static_cast<int>(key & 0xffffffff); }
 constexpr uint64_t kNobodyLends = ~uint64_t{0};
-/// Of a layer that a call of layer `mine` may ask: not itself, and not the next one, whose slots
-/// are looked at meanwhile; nor one whose prefetches are not settled.
+/// The key of a layer that a call of layer `mine` may ask: not itself, and not the next one, whose
+/// slots are looked at meanwhile; nor one whose prefetches are not settled.
 MOERT_HOST_DEVICE inline uint64_t LenderKey(const ServedLayer& layer, bool settled, int number,
                                             int mine, int fewest) {
   if (number == mine || number == mine + 1 || !settled || layer.lent == 0 ||
@@ -332,14 +332,14 @@ struct ServeMissesArgs {
   // be multiplied at once and those that the copies bring; no record: not in this wave.
   ExpertHandle* ready = nullptr;
   ExpertHandle* late = nullptr;
-  // Of the rule by worth, or null. scores: [tokens, experts] of the call, or null.
+  // State of the rule by worth, or null. scores: [tokens, experts] of the call, or null.
   ExpertUse* use = nullptr;  // [experts]
   const float* scores = nullptr;
-  // Of the rule by average score (ScoreSums); window 0: another one.
+  // State of the rule by average score (ScoreSums); window 0: another one.
   int32_t window = 0;
   double* sums = nullptr;    // [experts]
   float* history = nullptr;  // [window, experts]
-  // Of the rule by ARC's lists, or null.
+  // State of the rule by ARC's lists, or null.
   ArcState* arc = nullptr;
   ArcNode* arc_nodes = nullptr;  // [experts]
   int32_t tokens = 0;
@@ -363,7 +363,7 @@ struct ServeMissesArgs {
   int32_t makes_tiles = 0;
   MakeTilesArgs tiles;
   TileTable late_table;
-  // Of a call whose product is the host's, in place of counts, waves and tiles: what it asks for
+  // For a call whose product is the host's, in place of counts, waves and tiles: what it asks for
   // and where it finds it. The slot of an address is its distance to `base` in strides.
   const int32_t* ids = nullptr;  // [pairs]; one that is not in [0, experts) is none. Or null
   int32_t pairs = 0;             //
@@ -373,13 +373,13 @@ struct ServeMissesArgs {
   int64_t stride = 1;
 };
 
-/// Decides, and changes the layer's rows. Of layers of up to kFewExperts experts. 0 or a
+/// Decides, and changes the layer's rows. For layers of up to kFewExperts experts. Returns 0 or a
 /// cudaError_t.
 int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream);
 /// The same behind the logits of few tokens, or their ids: with LaunchRouteFew in front, whose
-/// tiles are not made, in one launch. Of no tokens: nothing.
-/// `next`: null, or what is predicted for another layer meanwhile by a CTA beside the decision; of
-/// calls that PredictsBeside names.
+/// tiles are not made, in one launch. No tokens: does nothing. `next`: null, or what is predicted
+/// for another layer meanwhile by a CTA beside the decision; only for calls that PredictsBeside
+/// names.
 int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args, CUstream_st* stream,
                         const PredictArgs* next = nullptr);
 bool PredictsBeside(const RouteFewArgs& route, const ServeMissesArgs& args,

@@ -18,7 +18,8 @@ constexpr int kUsualExperts = 128;
 constexpr int kUsualThreads = 256;
 
 bool IsUsual(const RouteFewArgs& route, const ServeMissesArgs& args);
-/// Of such a call: as LaunchRouteAndServe and LaunchRuleAndServe. 0 or a cudaError_t.
+/// Launches such a call, as LaunchRouteAndServe and LaunchRuleAndServe do. Returns 0 or a
+/// cudaError_t.
 int LaunchServeUsual(const RouteFewArgs& route, const ServeMissesArgs& args,
                      const PredictArgs* next, CUstream_st* stream);
 int LaunchRuleUsual(const RouteFewArgs& route, const ExpertCacheArgs& rule,

@@ -70,7 +70,8 @@ struct PredictArgs {
   float least = 0.2F;
   int32_t fills = 0;  // whether lists may have a fill
 };
-/// Decides what is brought for a layer. Of layers of up to kFewExperts experts. 0 or a cudaError_t.
+/// Decides what is brought for a layer. For layers of up to kFewExperts experts. Returns 0 or a
+/// cudaError_t.
 int LaunchPredictRecords(const PredictArgs& args, CUstream_st* stream);
 
 /// Brings the records of a list, by kCopyCtas CTAs.

@@ -54,7 +54,8 @@ __device__ __forceinline__ uint64_t LeastOf(const LeastKey& least) {
   const uint32_t lane = threadIdx.x % 32;
   return LeastKeyOfWarp(lane < blockDim.x / 32 ? least.of_warp[lane] : kNobodyLends);
 }
-/// Of the LendingKeys of the threads' experts that are `in`. By all threads of whole warps.
+/// Finds the least of the LendingKeys of the threads' experts that are `in`. By all threads of
+/// whole warps.
 __device__ __forceinline__ void FindLeast(bool in, double worth, LeastKey& least) {
   StoreLeast(LeastKeyOfWarp(in ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends),
              least);

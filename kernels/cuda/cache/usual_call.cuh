@@ -14,7 +14,7 @@
 namespace moert::cuda {
 
 constexpr int kUsualPerLane = kUsualExperts / 32;
-/// Of its scores, [tokens, experts], which stay in shared memory too.
+/// Scores kept in shared memory, [tokens, experts].
 constexpr int kUsualScores = kTileTokens * kUsualExperts;
 using UsualPairs = RoutedPairs<kUsualThreads>;
 /// moert::RoutingKind: softmax in front of the choice, or behind it.

@@ -52,8 +52,8 @@ struct FewProductsArgs {
   int32_t num_formats = 0;
   int32_t shared = 0;                     // whether there is a shared expert
   const ExpertHandle* handles = nullptr;  // [experts + 1]; the last is the shared expert
-  /// All but `pairs` and `top_k`, which follow. Of the table `ready` and `ticket` alone, which the
-  /// launch in front leaves zero (GateZeros). `h` is plain bf16 in every format.
+  /// All but `pairs` and `top_k`, which follow. Only `ready` and `ticket` of the table are read,
+  /// which the launch in front leaves zero (GateZeros). `h` is plain bf16 in every format.
   GroupGemmArgs gemm;
 };
 /// 0 or a cudaError_t.

@@ -39,7 +39,8 @@ __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
   TriggerDependentLaunch();
   const TableWork work{args.table};
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  // Of both products at once, so that the way to a share of `down` is behind the other's products.
+  // Both products are read at once, so that the way to a share of `down` is behind the other's
+  // products.
   if (threadIdx.x % 32 == 0 && warp >= args.first && warp <= args.last) {
     const bool both = args.first != args.last;
     Take(args, warp, both ? atomicAdd(args.table.ticket + warp, 1) : blockIdx.x, work, &taken);

@@ -19,7 +19,7 @@ constexpr int kGemmThreads = kGemmWarps * 32;
 /// and begins the next, the other multiplies.
 constexpr int kGemmCtas = 2;
 constexpr int kReduceBytes = kReduceBuffers * kGemmWarps * kReduceFloats * 4;
-/// Of which the last kGemmWarps * kRingBytes are not used before a share begins.
+/// The last kGemmWarps * kRingBytes are not used before a share begins.
 constexpr int kGemmSharedBytes = kReduceBytes + kGemmWarps * kRingBytes;
 static_assert(2 * kScaleBytes <= kRingBytes);
 

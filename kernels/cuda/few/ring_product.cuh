@@ -272,7 +272,7 @@ struct RingProduct {
     }
   }
 
-  /// Of both row blocks.
+  /// Loads words of both row blocks.
   __device__ __forceinline__ static void LoadWords(const uint8_t* w, int at, Words (&v)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) v[r] = *reinterpret_cast<const Words*>(w + r * Shape::kBytes + at);

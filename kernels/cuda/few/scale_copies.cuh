@@ -43,7 +43,8 @@ class GroupScaleCopies {
     piece_ = lane >> 3;
   }
 
-  /// Of the next unit. to: of this lane; left: pieces of 64 k of the item from the unit on.
+  /// Copies scales of the next unit. to: of this lane; left: pieces of 64 k of the item from the
+  /// unit on.
   __device__ __forceinline__ void Copy(uint32_t to, int left) {
     if (copies_) CopyAsync16(to, at_, left > piece_);
     if (kGroups > 0 || --until_group_ == 0) {

@@ -29,7 +29,7 @@ __device__ __forceinline__ TileMatrix ResolveMatrix(const uint8_t* record, const
   return t;
 }
 
-/// Of gate or of down; null: none.
+/// The biases of gate or of down; null: none.
 __device__ __forceinline__ const float* BiasesOf(const TileMatrix& m) {
   return m.bias == 0 ? nullptr : reinterpret_cast<const float*>(m.weights + m.bias);
 }

@@ -18,14 +18,14 @@ template <Packing kPacking>
 struct WeightCursor {
   using Shape = UnitShape<kPacking>;
 
-  // Of the run of items.
+  // State of the run of items.
   const TileMatrix& m;
   const Slice slice;
   const int product;
   const int lane;
   const uint64_t policy = EvictFirst();
 
-  // Of the unit. Pointers are this lane's.
+  // State of the unit. Pointers are this lane's.
   const uint8_t* weights[2];
   const uint8_t* scales;  // what the lane copies of the item's: half, row block by its bits
   int left = 0;           // pieces of 64 k from here on; 0: no more items

@@ -17,7 +17,7 @@ namespace moert::cuda {
 /// Shared memory of a warp's ring, and of scales that it prepares for its lanes.
 constexpr int kRingBytes = 8192;
 
-/// Of a unit, see imported_scales.cuh.
+/// Bytes of a unit, see imported_scales.cuh.
 constexpr int PreparedBytes(Packing p) {
   switch (p) {
     case Packing::kMxFp4:
@@ -33,7 +33,7 @@ constexpr int PreparedBytes(Packing p) {
 
 /// Swaps the halves of 128 bytes in every second block of k16 (w8, fp8) or of 128 bytes (the
 /// others) of a piece of 64 k, so that the lanes that read two of them at a time meet in no bank.
-/// Of copies and reads alike.
+/// Copies and reads share it.
 template <Packing kPacking>
 __device__ __forceinline__ int RingSwizzle(int at) {
   return at ^ ((K64Bytes(kPacking) == 1024 ? at >> 2 : at >> 1) & 64);
@@ -145,11 +145,11 @@ class WeightRing {
   const uint64_t policy_ = EvictFirst();
   int lane_;
   uint32_t lane_to_;  // where the lane copies to in the first stage
-  // Of the run of items.
+  // State of the run of items.
   int length_;        // pieces of 64 k of a slice
   int weights_jump_;  // from behind an item to the next
   int lone_item_;     // items_ when it is copied, 0: none
-  // Of the unit that is copied next. Pointers are this lane's.
+  // State of the unit that is copied next. Pointers are this lane's.
   const uint8_t* weights_;
   Scales scales_;
   int row_distance_;  // from the first row block's weights to the second's

@@ -36,7 +36,7 @@ MOERT_HOST_DEVICE float FloatOf(uint32_t bits) {
 MOERT_HOST_DEVICE Fit Undecided() { return {FloatOf(0x7fc00000u), 0}; }
 MOERT_HOST_DEVICE bool Decided(const Fit& fit) { return fit.scale == fit.scale; }
 
-/// Of a finite value.
+/// The nearest bf16 of a finite value.
 MOERT_HOST_DEVICE float NearestBf16(float x) {
   const uint32_t bits = BitsOf(x);
   return FloatOf((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);

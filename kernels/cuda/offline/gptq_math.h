@@ -22,7 +22,7 @@ struct RoundedWeight {
   float back;
 };
 
-/// Of a magnitude that the type has: its exponent and mantissa bits.
+/// The exponent and mantissa bits of a magnitude that the type has.
 MOERT_HOST_DEVICE uint8_t FloatCode(float magnitude, int mantissa, int lowest) {
   const uint32_t bits = BitsOf(magnitude);
   const int exponent = static_cast<int>(bits >> 23) - 127;

@@ -14,8 +14,8 @@ namespace moert::cuda {
 /// Columns of a block that a CTA holds in shared memory.
 constexpr int kMostBlockColumns = 128;
 
-/// Of the columns `begin`.. `begin + width` of the matrix, a block, those from `first` on, `count`
-/// of them. Everything is in device memory, row-major.
+/// Describes a block, the columns `begin`.. `begin + width` of the matrix, and those from `first`
+/// on, `count` of them. Everything is in device memory, row-major.
 struct ColumnRounding {
   const float* original;  // [rows, k]
   float* weights;         // [rows, k] up to date; those of the block behind these columns change

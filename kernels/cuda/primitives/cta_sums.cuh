@@ -28,7 +28,8 @@ __device__ __forceinline__ Several<T, kCount> WarpSums(Several<T, kCount> sum) {
   return sum;
 }
 
-/// Over the threads before this one, and over all of them. Of whole warps. scratch: [32], shared.
+/// Over the threads before this one, and over all of them. Sums over whole warps. scratch: [32],
+/// shared.
 template <typename T, int kCount>
 __device__ __forceinline__ Several<T, kCount> SumBefore(const Several<T, kCount>& mine,
                                                         Several<T, kCount>* scratch,

@@ -157,7 +157,7 @@ __device__ __forceinline__ int GroupShift(const TileMatrix& m) {
   return (m.group_k16s >= 2) + (m.group_k16s >= 4) + (m.group_k16s >= 8);
 }
 
-/// Of packings that need no more than their scales.
+/// For packings that need no more than their scales.
 struct NoDecoding {
   __device__ __forceinline__ NoDecoding(const TileMatrix& /*m*/, int /*product*/) {}
 };

@@ -92,7 +92,7 @@ __device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global,
                "r"(there ? 16 : 0)
                : "memory");
 }
-/// Of weights; `bytes`: 16, or 0 for zeros.
+/// Copies weights; `bytes`: 16, or 0 for zeros.
 __device__ __forceinline__ void CopyWeights16(uint32_t shared, const void* global, uint32_t bytes,
                                               uint64_t policy) {
   asm volatile(

@@ -31,8 +31,8 @@ __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-/// Arrives when this thread's asynchronous copies (cp.async) so far have ended. Who waits for them
-/// orders them before tensor cores by FenceAsyncProxy.
+/// Arrives when this thread's asynchronous copies (cp.async) so far have ended. A thread that waits
+/// for them orders them before tensor cores by FenceAsyncProxy.
 __device__ __forceinline__ void ArriveBehindCopies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -46,7 +46,7 @@ __device__ __forceinline__ void Await(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-/// Of multiples of 16 bytes, told of at the barrier.
+/// Copies multiples of 16 bytes, and tells the barrier.
 __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, uint32_t bytes,
                                          uint32_t barrier) {
   asm volatile(

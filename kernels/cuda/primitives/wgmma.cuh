@@ -10,7 +10,7 @@
 
 namespace moert::cuda {
 
-/// Of 16 k of B; the next 16 are 2 further.
+/// Describes 16 k of B; the next 16 are 2 further.
 __device__ __forceinline__ uint64_t OperandDescriptor(uint32_t shared_address) {
   return uint64_t{(shared_address & 0x3ffffu) >> 4} | uint64_t{1} << 16 | uint64_t{64} << 32 |
          uint64_t{1} << 62;
@@ -86,12 +86,12 @@ __device__ __forceinline__ void PinRegisters(int32_t (&d)[kInts]) {
 
 template <int kColumns>
 __device__ __forceinline__ void Wgmma(float (&d)[kColumns / 2], const uint32_t (&a)[4], uint64_t b);
-/// Of int8, 32 k; the next 32 of B are 2 further.
+/// Multiplies int8, 32 k; the next 32 of B are 2 further.
 template <int kColumns>
 __device__ __forceinline__ void Wgmma(int32_t (&d)[kColumns / 2], const uint32_t (&a)[4],
                                       uint64_t b);
 
-/// Of e4m3 with sums in fp32, 32 k; adds to d, or becomes it.
+/// Multiplies e4m3 with sums in fp32, 32 k; adds to d, or becomes it.
 template <int kColumns>
 __device__ __forceinline__ void WgmmaF8(float (&d)[kColumns / 2], const uint32_t (&a)[4],
                                         uint64_t b, bool adds);

@@ -51,7 +51,7 @@ __device__ __forceinline__ void PrepareMultipliers(const uint8_t* raw, uint8_t* 
   }
 }
 
-/// Of int4: floats at `to`, and 512 bytes behind them -(128 + zero) as bf16.
+/// For int4: floats at `to`, and 512 bytes behind them -(128 + zero) as bf16.
 constexpr int kPreparedOffsets = 512;
 __device__ __forceinline__ void PrepareInt4(const uint8_t* raw, uint8_t* to, int lane,
                                             const Decoding<Packing::kW4Group>& decoding,

@@ -58,8 +58,8 @@ __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost
     for (int left = k64_bytes; left > 0; left -= Ring::kRun) {
       const uint32_t run = min(Ring::kRun, left), full = ring.Full(place.stage);
       Await(ring.Empty(place.stage), place.parity ^ 1);
-      // Who brings nothing arrives too: else the ring could leave it behind, where it waits for a
-      // phase that was long ago.
+      // A lane that brings nothing arrives too: else the ring could leave it behind, where it waits
+      // for a phase that was long ago.
       ArriveExpecting(full, there >= kCount ? kCount * run : there > 0 ? there * run : 0);
       BringBlocks<kCount, Ring::kRun>(ring.Weights(place.stage) + helper * kCount * Ring::kRun,
                                       weights, k64_bytes, there, run, full);
@@ -78,7 +78,7 @@ struct StageFloats {
   int at[kPieces];
   uint32_t bytes = 0;
 
-  /// Of the stage that begins with piece `piece`.
+  /// Fills the stage that begins with piece `piece`.
   template <typename Slot>
   __device__ __forceinline__ StageFloats(const Slot& slot, int piece, int columns) {
 #pragma unroll

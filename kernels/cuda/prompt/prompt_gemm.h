@@ -86,7 +86,7 @@ MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
   if (m.group_k16s != 4 && m.group_k16s != 8 && m.group_k16s != 4 * m.k64s) return -1;
   return PromptIndex(m.packing == Packing::kW4 ? Packing::kW4Zeros : m.packing);
 }
-/// Of products in 8 bits, a bit each.
+/// Packings of products in 8 bits, a bit each.
 constexpr uint32_t kPrompt8Bits = 1u << PromptIndex(Packing::kW8A8) |
                                   1u << PromptIndex(Packing::kW4A8) |
                                   1u << PromptIndex(Packing::kF8);
@@ -100,7 +100,7 @@ MOERT_HOST_DEVICE constexpr bool IsPromptOperand(int operand) {
   return form == OperandForm::kInt8Token || form == OperandForm::kInt8Group ||
          form == OperandForm::kF8Bytes;
 }
-/// Of asymmetric packings, likewise.
+/// Asymmetric packings, likewise.
 constexpr uint32_t kPromptZeros = 1u << PromptIndex(Packing::kW4Zeros) |
                                   1u << PromptIndex(Packing::kW3) | 1u << PromptIndex(Packing::kW2);
 /// Their sums of a row of activations: of every 64 channels, of every 128, of all.
@@ -126,13 +126,14 @@ MOERT_HOST_DEVICE constexpr int PromptKind(int most, int i) {
   return most == 64 ? kFew[i] : most == 160 ? kMore[i] : kMany[i];
 }
 MOERT_HOST_DEVICE constexpr int LeastPromptColumns(int most) { return PromptKind(most, 0); }
-/// Of a unit with so many tokens, at most `most`.
+/// The columns of a unit with so many tokens, at most `most`.
 MOERT_HOST_DEVICE constexpr int PromptColumns(int most, int count) {
   int kind = 0;
   while (kind + 1 < kPromptKinds && PromptKind(most, kind) < count) ++kind;
   return PromptKind(most, kind);
 }
-/// Of the units of an expert with so many tokens, which share them evenly; the last may have less.
+/// The share of the units of an expert with so many tokens, which share them evenly; the last may
+/// have less.
 MOERT_HOST_DEVICE constexpr int PromptShare(int most, int count) {
   const int units = (count + most - 1) / most;
   return PromptColumns(most, (count + units - 1) / units);
@@ -213,13 +214,13 @@ struct PromptGemmArgs {
   int32_t ctas = 0;             // PromptGemmCtas()
   int32_t biased = 0;           // whether some expert has biases
   DeviceActivation activation;  // IsPromptActivation
-  // Of products in 8 bits, where they are in use.
+  // For products in 8 bits, where they are in use.
   const uint8_t* byte_x[3] = {};  // [tokens] packed rows (rows.h): kInt8Token, kInt8Group, kF8Bytes
   int64_t byte_x_stride = 0;      // bytes; tokens * byte_x_stride below 2^32
   int64_t byte_x_scales = 0;      // bytes from a row to its scales
   float* wide_h = nullptr;        // [MaxPromptRows, wide_h_stride]: h before it is quantized
   int64_t wide_h_stride = 0;
-  // Of products in 8 bits and of asymmetric ones.
+  // For products in 8 bits and asymmetric ones.
   float* h_columns = nullptr;    // scales or sums of a unit's h: [128 k or PromptSums][column]
   int64_t h_columns_stride = 0;  // floats a row of h
   int64_t x_sums = 0;            // bytes from a row of x to its PromptSums

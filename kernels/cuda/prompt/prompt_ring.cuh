@@ -124,7 +124,7 @@ class SlotPlace {
 };
 static_assert(kPromptSlots <= 4);
 
-/// Of the 128 threads of a consumer warp group.
+/// Synchronizes the 128 threads of a consumer warp group.
 __device__ __forceinline__ void WarpGroupBarrier(int group) {
   asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }

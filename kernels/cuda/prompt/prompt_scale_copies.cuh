@@ -99,7 +99,7 @@ class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
   int blocks_, shift_;
 };
 
-/// Of the other packings: with a piece in which a group begins, its scales or what zeros come to.
+/// For the other packings: with a piece in which a group begins, its scales or what zeros come to.
 template <typename Ring, Packing kPacking, bool kGateUp, typename Slot>
 class RowStageCopies : TileBlocks<Ring, kGateUp> {
   using Tile = TileBlocks<Ring, kGateUp>;

@@ -55,7 +55,7 @@ struct PromptStore {
   }
 
   /// Pairs become halves: of 16 rows of gate in one warp and the same of up in another, the first
-  /// takes eight of both and the second the others. Of gate and up a thread has the same channels
+  /// takes eight of both and the second the others. A thread has the same channels of gate and up
   /// from then on.
   template <int kColumns>
   __device__ __forceinline__ void Exchange(Sums<kColumns>& d) const {
@@ -172,7 +172,7 @@ struct PromptStore {
     }
   }
 
-  /// Of a row of the tile, gate's before up's; null behind the matrix.
+  /// The bias of a row of the tile, gate's before up's; null behind the matrix.
   __device__ __forceinline__ static const float* BiasOf(const PromptSlot<kMost>& slot, int row) {
     constexpr int kRows = (kGateUp ? Warp::kOfGate : 2 * Warp::kOfGate) * 16;
     const bool second = row >= kRows;
@@ -234,7 +234,7 @@ struct PromptStore {
     }
   }
 
-  /// Of a warp eight channels of every column, of a group 32.
+  /// A warp has eight channels of every column, a group 32.
   template <int kColumns>
   __device__ __forceinline__ void HalvesOfH(const PromptSlot<kMost>& slot, bool silu,
                                             const float (&d)[kColumns / 2]) const {

@@ -74,7 +74,7 @@ struct PromptConsumer {
       }
     }
   }
-  /// Of block b in a piece.
+  /// Loads block b in a piece.
   __device__ __forceinline__ void LoadFragments(int part, int piece, int b, const Scales& scales,
                                                 Fragments& f) const {
     const uint32_t first = ring.Weights(place.stage) + piece * Ring::kPiece +

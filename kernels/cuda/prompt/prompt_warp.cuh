@@ -39,12 +39,12 @@ struct PromptWarp {
   __device__ __forceinline__ int SecondRow(int b) const {
     return FirstRow(b) + (kHalves ? kOfGate * 16 : 8);
   }
-  /// Whose rows block b has: gate's 0, up's 1; below 0: first rows those of one, second rows those
-  /// of the other, or all down's.
+  /// The matrix of block b's rows: gate's 0, up's 1; below 0: first rows those of one, second rows
+  /// those of the other, or all down's.
   __device__ __forceinline__ int Matrix(int b) const {
     return !kGateUp || kHalves ? -1 : kPairs ? warp >> 1 : b;
   }
-  /// Of halves, before or behind an exchange: which eight of the group's 32 channels they are, and
+  /// Halves, before or behind an exchange: which eight of the group's 32 channels they are, and
   /// gate's row block in which they lie, among those of a tile.
   __device__ __forceinline__ int Eight() const {
     return kPairs ? 2 * (warp & 1) + (warp >> 1) : warp;

@@ -18,8 +18,8 @@ MOERT_HOST_DEVICE constexpr bool HasZeros(Packing p) {
   return p == Packing::kW4Zeros || p == Packing::kW3 || p == Packing::kW2;
 }
 
-/// Words of the i-th 16 k of weights of a byte, of rows g and of rows g + 8. Of gate and up each
-/// has a half of its row block's word pair.
+/// Words of the i-th 16 k of weights of a byte, of rows g and of rows g + 8. Gate and up each have
+/// a half of their row block's word pair.
 template <bool kHalves>
 __device__ __forceinline__ void LoadByteWords(uint32_t first, uint32_t second, int half, int i,
                                               uint32_t* low, uint32_t* high) {
@@ -139,7 +139,8 @@ struct StageFragments {
   }
 };
 
-/// Of a piece's scales: [group][row blocks][16 rows], then zeros alike. Packings with zeros have
+/// Bytes of a piece's scales: [group][row blocks][16 rows], then zeros alike. Packings with zeros
+/// have
 /// theirs behind 32 bytes a row block, imported ones behind 64.
 MOERT_HOST_DEVICE constexpr int PromptScaleBytes(Packing p, int row_blocks) {
   switch (p) {

@@ -11,7 +11,7 @@ namespace moert::cuda {
 __device__ __forceinline__ void AddTo(uint64_t* sum, int64_t more) {
   atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(more));
 }
-/// Of numbers that are not below 0.
+/// Numbers must not be below 0.
 __device__ __forceinline__ void RaiseTo(double* most, double value) {
   atomicMax(reinterpret_cast<unsigned long long*>(most),
             static_cast<unsigned long long>(__double_as_longlong(value)));

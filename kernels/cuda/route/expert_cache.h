@@ -1,7 +1,7 @@
 // The expert-cache router rule on the device, behind LaunchTopK: route/expert_cache_rule.h says
-// what it does; the choices here are the same to the bit, given the same scores. Who is resident it
-// reads from the residency table, or from that of the misses that the device serves, and the
-// requests' accounts live in device memory, so that a call needs no word from the host.
+// what it does; the choices here are the same to the bit, given the same scores. It reads which
+// experts are resident from the residency table, or from that of the misses that the device serves,
+// and the requests' accounts live in device memory, so that a call needs no word from the host.
 #ifndef MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_H_
 #define MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_H_
 
@@ -43,7 +43,7 @@ struct ExpertCacheToken {
   uint8_t slot[kMaxTopK];  // the replaceable ones, worst score first
 };
 
-/// Who is there in a layer whose misses the device serves. All pointers are device memory.
+/// The resident experts of a layer whose misses the device serves. All pointers are device memory.
 struct ServedResidents {
   const ServedLayer* layer = nullptr;  // null: the host serves them
   const ServedExpert* rows = nullptr;  // [E]
@@ -86,7 +86,7 @@ int LaunchExpertCache(const ExpertCacheArgs& args, CUstream_st* stream);
 
 /// LaunchRouteAndServe with the rule between the choice and the decision, in one launch: of the
 /// tokens' own choice, served.layer and account_of not null, nothing for the host, and the scores,
-/// ids and weights of `route`. Scratch is not used. Of no tokens: nothing.
+/// ids and weights of `route`. Scratch is not used. No tokens: does nothing.
 int LaunchRuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
                        const ServeMissesArgs& args, CUstream_st* stream,
                        const PredictArgs* next = nullptr);

@@ -122,7 +122,7 @@ class Token {
     int rank = 0;
     for (int j = 0; j < k_; ++j) {
       const float other = __shfl_sync(kFull, id_score_, j);
-      // Of equals the later slot goes first.
+      // Among equals the later slot goes first.
       rank += (slots >> j & 1) && (other < id_score_ || (other == id_score_ && j > lane_));
     }
     if (replaceable) state_.slot[rank] = static_cast<uint8_t>(lane_);
@@ -279,7 +279,8 @@ class Token {
     id_score_ = score;
   }
 
-  /// Of the candidates the one with most users, then the highest score, then the lowest index.
+  /// Among the candidates it takes the one with most users, then the highest score, then the lowest
+  /// index.
   __device__ int MostUsed(uint32_t candidates, const int* users) const {
     int best_users = 0, best = kNoExpert;
     float best_score = 0;

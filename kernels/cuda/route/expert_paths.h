@@ -43,7 +43,8 @@ struct ExpertPathsArgs {
 };
 
 /// Counts who followed whom, if the call before was the layer before's, of as many tokens; then
-/// scores the next layer's experts. Of layers of up to kFewExperts experts. 0 or a cudaError_t.
+/// scores the next layer's experts. For layers of up to kFewExperts experts. Returns 0 or a
+/// cudaError_t.
 int LaunchExpertPaths(const ExpertPathsArgs& args, CUstream_st* stream);
 
 }  // namespace moert::cuda

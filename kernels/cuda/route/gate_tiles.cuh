@@ -232,12 +232,12 @@ __device__ __forceinline__ void CopyWeights(const GateArgs& args, int first, uin
 }
 
 /// A tile is 16 kM tokens by 8 kN experts; CTAs take one after another. Weights are the sum of
-/// three bf16, hidden states of one, two or three. Of their products those below 2^-26 of the whole
-/// are left out; the others are exact. Tensor cores add those of 16 channels, smallest first, and
+/// three bf16, hidden states of one, two or three. Products below 2^-26 of the whole are left out;
+/// the others are exact. Tensor cores add those of 16 channels, smallest first, and
 /// fp32 additions what these give.
 ///
 /// Each warp brings its part of the width through a ring of its own in shared memory, the next
-/// tile's beside the end of one. Of every 32 channels lane t of four takes 8 t .. 8 t + 7, four of
+/// tile's beside the end of one. In every 32 channels lane t of four takes 8 t .. 8 t + 7, four of
 /// them for a product of 16.
 template <typename T, int kM, int kN, int kStages, bool kAligned>
 __global__ void __launch_bounds__(kGateThreads)

@@ -118,8 +118,8 @@ __device__ __forceinline__ uint8_t F8Bits(float v) {
   return static_cast<uint8_t>(bits | (__float_as_uint(v) >> 31) << 7);
 }
 
-/// Where a row goes. Of one byte a channel: 16 bytes of a chunk, the i-th of its eight, at
-/// i ^ swizzle.
+/// Where a row goes. One byte a channel: 16 bytes of a chunk, the i-th of its eight, at i ^
+/// swizzle.
 struct RowOut {
   uint8_t* row;
   float* scales;

@@ -51,7 +51,7 @@ __device__ __forceinline__ void ChooseAll(const RouteFewArgs& args, int warp, in
 
 constexpr int kRounds = (kMaxPairs + kTileThreads - 1) / kTileThreads;
 
-/// Of each pair that is this thread's: how many of its expert come before it in its warp. `before`:
+/// Ranks each pair of this thread: how many of its expert come before it in its warp. `before`:
 /// zeros, then how many of an expert each warp of pairs has.
 __device__ __forceinline__ void RankPairs(const int32_t* ids, int pairs, int in_use, int experts,
                                           uint16_t* before, int (&rank)[kRounds]) {

@@ -11,7 +11,7 @@
 
 namespace moert::cuda {
 
-/// Of two numbers, the first in the lower half of every part.
+/// Splits two numbers, the first in the lower half of every part.
 template <int kParts>
 __device__ __forceinline__ void SplitTwo(float low, float high, uint32_t (&parts)[kParts]) {
 #pragma unroll
@@ -22,7 +22,7 @@ __device__ __forceinline__ void SplitTwo(float low, float high, uint32_t (&parts
   }
 }
 
-/// Of four elements of type T as they lie in memory: the parts of the first two, of the others.
+/// Splits four elements of type T as they lie in memory: the parts of the first two, of the others.
 template <typename T, int kParts>
 __device__ __forceinline__ void SplitFour(const uint32_t (&words)[sizeof(T)],
                                           uint32_t (&parts)[kParts][2]) {
