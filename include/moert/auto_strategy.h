@@ -3,9 +3,9 @@
 // `auto` (EngineOptions::strategy) is exact: every expert is loaded at open where the budget holds
 // them all, else `fate` serves them from a cache.
 //
-// `auto:loss=X,calibration=FILE` accepts that the share X of perplexity is lost. Of the source's
-// versions whose loss the calibration predicts to be within it, it takes the one that is expected
-// to be fastest; of versions as fast, the one that loses least.
+// `auto:loss=X,calibration=FILE` accepts that the share X of perplexity is lost. It takes the
+// version that is expected to be fastest, among those whose loss the calibration predicts to be
+// within it; among versions as fast, the one that loses least.
 //
 // Where no version is known to be within X, so without a calibration, it keeps to the version of
 // the most bits. It may then choose `graded`, which answers at most the share X of each request's

@@ -118,7 +118,7 @@ struct MemoryPlan {
     if (own_bytes == 0) return MeanBytes(slots) + low_slots * low_block_bytes;
     return own_bytes + (low_slots > 0 ? slots * block_bytes : 0);
   }
-  /// Of `count` blocks of the mean size.
+  /// The bytes of `count` blocks of the mean size.
   int64_t MeanBytes(int64_t count) const {
     if (total_experts == 0) return 0;
     return count * (all_bytes / total_experts) +
@@ -130,7 +130,7 @@ struct MemoryPlan {
 
 /// What a host with kernels of its own asks for. Spans are borrowed for the call.
 struct FetchInput {
-  absl::Span<const int32_t> ids;    // [T, k] in [0, E), or -1: none. Of this call all are pinned
+  absl::Span<const int32_t> ids;    // [T, k] in [0, E), or -1: none. This call pins all of them
   absl::Span<const float> weights;  // [T, k] or empty: for policies that read them
   absl::Span<const float> scores;   // [T, E] or empty, likewise
   absl::Span<const float> next_scores;  // [T, E'] predicted for layer + 1 (0 after the last), or
@@ -163,7 +163,7 @@ struct SlotView {
     int64_t stride = 0;               // bytes from slot to slot
     int64_t bytes = 0;                // of one expert; 0: experts of the layer differ
   };
-  /// Of an opaque record its own; else one, the record (ExpertSource::layout).
+  /// The parts of an opaque record; else one, the record (ExpertSource::layout).
   std::vector<Part> parts;
   int64_t slots = 0;  // slot numbers are below this
   /// [E]: of the experts of this call, -1 for others; of a shard, its own experts in their order.
@@ -172,7 +172,7 @@ struct SlotView {
   /// CUDA backend: the same in device memory, written on the step's stream; else null. It has every
   /// expert of the layer that is there, -1 for one that is not or is still arriving. The slots of
   /// this call's experts stay until they are released, those of others until the next call of any
-  /// step. Of the engine's life.
+  /// step. Stays for the engine's life.
   const int32_t* device_slot_of_expert = nullptr;
 };
 

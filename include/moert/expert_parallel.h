@@ -15,9 +15,9 @@
 // A rank that fails makes the others' calls fail: at once where it still can say so, else by the
 // group's timeout.
 //
-// Ranks on devices may be processes, or threads of one process. Of threads the program sets
+// Ranks on devices may be processes, or threads of one process. A program with threads sets
 // CUDA_MODULE_LOADING=EAGER in its environment before it uses CUDA, its own main() at the latest:
-//   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+// setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
 // Else a kernel is loaded at its first launch, which may wait for what another rank has enqueued,
 // an all-reduce that this rank has not come to. Nobody goes on then, the timeout's thread included.
 // The library does not set it: loading all kernels at once takes the program's time and memory.
@@ -103,8 +103,8 @@ class ExpertParallel {
                                const RoutedInput* routing, const MutableMatrixView& out) = 0;
   virtual absl::Status EndStep(StepId step) = 0;
 
-  /// Of a placed group; collective, between steps, waits for those before. From here on experts
-  /// have these owners. What a rank has not yet comes as misses come: with EngineOptions::peers out
+  /// For a placed group; collective, between steps, waits for those before. From here on experts
+  /// have these owners. Missing experts load on first use: with EngineOptions::peers out
   /// of the pool of a rank that has it, else from host memory. Captured calls stay right. Outputs
   /// are those of any placement, but for the order in which fp32 sums are made.
   virtual absl::Status MoveExperts(const ExpertPlacement& placement) = 0;

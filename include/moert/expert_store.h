@@ -67,8 +67,8 @@ struct ExpertStoreOptions {
   int64_t budget_bytes = 0;
   /// Which of the source's versions is held.
   int version = 0;
-  /// Who leaves for whom, and how many experts of each layer are kept; null: least recently used,
-  /// all layers alike. Owned by the store, called under its lock.
+  /// Eviction and capacity policy: how many experts of each layer are kept; null: least recently
+  /// used, all layers alike. Owned by the store, called under its lock.
   std::unique_ptr<ResidencyPolicy> residency;
   /// Threads that read from the source. 1..16.
   int io_threads = 2;
@@ -97,7 +97,7 @@ class ExpertStore {
   /// [E] of a layer.
   absl::StatusOr<std::vector<Residency>> residency(int layer) const;
 
-  /// Of a version's largest record, rounded up: what an expert takes of the budget.
+  /// The size of a version's largest record, rounded up: what an expert takes of the budget.
   int64_t block_bytes() const;
   /// Experts that the budget holds.
   int64_t slots() const;

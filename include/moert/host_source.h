@@ -56,7 +56,7 @@ struct HostWeights {
   /// Called from several I/O threads at once, and with the virtual clock from the thread of the
   /// layer call. Must not call the engine it serves.
   std::function<absl::Status(const WeightRead&)> read;
-  /// Of the three projections: f32, bf16 or f16. Kept as bf16, rounded to nearest even.
+  /// The type of the three projections: f32, bf16 or f16. Kept as bf16, rounded to nearest even.
   DType dtype = DType::kBF16;
   /// Not empty: experts come as packed records in these schemes, most bits first.
   std::vector<std::string> schemes;

@@ -27,7 +27,7 @@ enum class RoutingKind : int32_t {
   kSqrtSoftplusGrouped = 4,  // as kSigmoidGrouped, scores sqrt(log(1 + e^logit)) (DeepSeek-V4)
   kTopKSigmoid = 5,          // the k highest logits, weights their sigmoids (Llama-4)
   kExternal = 6,  // the host's own: no gate is read or budgeted, layer calls bring their routing.
-                  // Of RoutingSpec top_k alone is read, and it may exceed E
+                  // Only top_k of RoutingSpec is read, and it may exceed E
 };
 
 struct RoutingSpec {

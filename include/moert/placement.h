@@ -15,8 +15,8 @@ namespace moert {
 
 struct ExpertPlacement {
   int ranks = 1;
-  /// [L][E]: the owners of each expert, ascending, at least one. Of n owners owner i computes the
-  /// expert for the tokens t with t % n == i.
+  /// [L][E]: the owners of each expert, ascending, at least one. With n owners, owner i computes
+  /// the expert for the tokens t with t % n == i.
   std::vector<std::vector<std::vector<int32_t>>> owners;
 };
 

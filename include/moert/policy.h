@@ -252,9 +252,9 @@ class ResidencyPolicy : public Policy {
   virtual int Victim(const VictimSnapshot& snapshot) = 0;
 };
 
-/// Index of the candidate unused for longest: the seam's default. Of those last used by the same
-/// call the one with the fewest tokens, so that a call that needs more experts than there are slots
-/// leaves its popular ones behind, then the first.
+/// Index of the candidate unused for longest: the seam's default. Among those last used by the same
+/// call it is the one with the fewest tokens, so that a call that needs more experts than there are
+/// slots leaves its popular ones behind, then the first.
 int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates);
 
 /// Uniform capacities: `slots` dealt evenly, the remainder to the first layers, at most E each.
@@ -274,7 +274,7 @@ struct PrecisionSnapshot {
   PolicyContext context;  // layer unused
   // Since the last kInterval, per expert, [sum over layers of E]: tokens that selected it.
   absl::Span<const int64_t> selections;
-  // How many versions above the one of the fewest bits is resident or on its way. Of two versions
+  // How many versions above the one of the fewest bits is resident or on its way. With two versions
   // 1: the high one.
   absl::Span<const uint8_t> high;
   // [L], experts of a layer that fit in high; TransitionOptions::shared: only the sum counts.
@@ -286,7 +286,7 @@ struct PrecisionSnapshot {
   absl::Span<const int64_t> bytes;
 };
 
-/// Of more than two versions an expert is named once for every version that it goes up or down.
+/// With more than two versions an expert is named once for every version that it goes up or down.
 struct PrecisionDecision {
   std::vector<ExpertKey> promote;  // kOpen: who is high from the start. kInterval: best first
   std::vector<ExpertKey> demote;   // kInterval: coldest first. More than two versions: kShrink, too
@@ -325,7 +325,7 @@ struct TransferSnapshot {
 
 class PrecisionPolicy : public Policy {
  public:
-  /// Where every expert is resident in one of several versions: who should be high. Of two, at
+  /// Where every expert is resident in one of several versions: who should be high. With two, at
   /// open, `promote` holds at most high_capacity[l] experts of layer l, and the layer's first
   /// experts fill up the rest. A longer list, a repeated expert or one that the model does not have
   /// refuses the strategy, and so does an error; of more versions also what takes more than
@@ -368,7 +368,7 @@ struct MissView {
   int64_t load_ns = 0;    // modelled
   int64_t cpu_ns = 0;     // modelled; negative: no CPU executor beside the fast tier
   bool arriving = false;  // a prefetch of it is on its way; load_ns is what is left, about
-  // Of what its requests may still have answered low (PolicyTraits::max_low_share), the share that
+  // Fraction of the remaining loss budget of its requests (PolicyTraits::max_low_share) that
   // answering this one low would take; the largest of them. Above 1: not allowed. Negative: there
   // is no low version.
   float low_cost = -1;

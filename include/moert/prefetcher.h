@@ -35,8 +35,8 @@ namespace moert {
 struct PrefetchStats {
   int64_t issued = 0;     // began to move
   int64_t cancelled = 0;  // were queued, but the true routing came first
-  // Of the issued ones, those that the true routing of the layer they were for used, and those that
-  // were top-score in it (under the expert-cache rule).
+  // Issued ones that the true routing of the layer they were for used, and those that were
+  // top-score in it (under the expert-cache rule).
   int64_t active = 0;
   int64_t top_score = 0;
   int64_t predicted = 0;           // experts of layers that a prediction was made for...
@@ -50,7 +50,7 @@ struct PrefetchStats {
 };
 
 struct PrefetcherOptions {
-  /// Of windows and transfers until they are measured.
+  /// The profile of windows and transfers until they are measured.
   HardwareProfile profile;
   /// Finds out whether prefetching pays and stops it while it does not; false: always on.
   bool controlled = true;
@@ -70,8 +70,8 @@ class Prefetcher {
   bool wants_next_gate(Phase phase) const;
 
   /// The true routing of a layer: settles what was predicted for it, forgets its prefetches that
-  /// have not begun to move and that it does not want. Layers of a step come in order. Of `routing`
-  /// tokens, num_experts and counts are read, by policies also ids, weights and scores.
+  /// have not begun to move and that it does not want. Layers of a step come in order. Reads
+  /// tokens, num_experts and counts of `routing`; policies also read ids, weights and scores.
   absl::Status Observe(int layer, Phase phase, const RoutingResult& routing);
   /// Ranks experts of the layer behind `layer` (the first one behind the last) and begins to bring
   /// them. `routing` as for Observe, with next_scores if the policy wants them.

@@ -29,7 +29,7 @@ struct ReplayOptions {
   std::function<void(int64_t)> progress;
 };
 
-/// Of the experts that a layer needed when a prediction had been made for it.
+/// Recall over the experts that a layer needed when a prediction had been made for it.
 struct LayerRecall {
   int64_t predicted = 0;  // how many those were
   int64_t recalled = 0;   // of them, in the prediction

@@ -2,7 +2,8 @@
 // expert. Runs gate(l+1) on the same input when a prefetch policy wants it (Fate Sec. 4.1), and the
 // expert-cache rule (importance paper Sec. 5.1, Algorithm 1) against what a store holds.
 //
-// fp32 throughout. Of equal scores the lower expert index wins. A token's result depends on its row
+// fp32 throughout. Among equal scores the lower expert index wins. A token's result depends on its
+// row
 // alone, never on the batch (except under the expert-cache rule, which is defined over a batch).
 //
 // Not thread-safe: one call at a time per object; it uses the threads of its pool.
@@ -102,7 +103,7 @@ class Router {
   static absl::StatusOr<std::unique_ptr<Router>> Create(const MoeModelSpec* model,
                                                         std::vector<RouterConstants> layers,
                                                         ThreadPool* pool);
-  /// Of layers that have a gate and at most a selection bias.
+  /// For layers that have a gate and at most a selection bias.
   static absl::StatusOr<std::unique_ptr<Router>> Create(const MoeModelSpec* model,
                                                         std::vector<absl::Span<const float>> gates,
                                                         std::vector<absl::Span<const float>> biases,
@@ -147,8 +148,8 @@ class Router {
   Router(const MoeModelSpec* model, std::vector<RouterConstants> layers, ThreadPool* pool);
   /// `gate`: the layer must have one.
   absl::Status CheckLayer(int layer, bool gate) const;
-  /// Of several layers' gates on the same input, into logits_: by token, one layer's experts behind
-  /// the other's. Returns how many these are.
+  /// Writes several layers' gates on the same input into logits_: by token, one layer's experts
+  /// behind the other's. Returns how many these are.
   int64_t Logits(std::initializer_list<int> layers, const float* x, int64_t tokens);
   /// From logits, `stride` from token to token, to the scores of all experts.
   absl::Status ScoreLogits(int layer, const float* logits, int64_t stride, int64_t tokens,

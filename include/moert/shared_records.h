@@ -14,8 +14,8 @@
 namespace moert {
 
 struct SharedRecordsOptions {
-  /// Of the memory, the same in all processes and in no others of this user: letters, digits, '-',
-  /// '_' and '.'.
+  /// The name of the memory, the same in all processes and in no others of this user: letters,
+  /// digits, '-', '_' and '.'.
   std::string name;
   /// How many processes share it. It has no name any more when all of them are there: whatever
   /// becomes of them, nothing is left behind. Processes that die before leave a file, which the

@@ -42,8 +42,8 @@ struct EngineStats {
   int64_t prefetch_issued = 0;     // began to move
   int64_t prefetch_cancelled = 0;  // were queued, but the true routing came first
   int64_t prefetch_useful = 0;     // used before eviction, in time or late
-  // Of the issued ones, those that the true routing of the layer they were for used, and those that
-  // were top-score in it (under the expert-cache rule).
+  // Issued ones that the true routing of the layer they were for used, and those that were
+  // top-score in it (under the expert-cache rule).
   int64_t prefetch_active = 0;
   int64_t prefetch_top_score = 0;
   int64_t prefetch_bytes = 0;

@@ -88,7 +88,7 @@ struct RoutingStatistics {
 /// What a builder makes a strategy from.
 struct StrategyContext {
   StrategyParams params;
-  /// Of the file that the key `calibration` names, already read; null without that key. Borrowed
+  /// The file that the key `calibration` names, already read; null without that key. Borrowed
   /// for the call.
   const RoutingStatistics* calibration = nullptr;
 };

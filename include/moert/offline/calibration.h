@@ -29,7 +29,7 @@ struct LayerCalibration {
   /// [E][block][scheme] || change of the block's output ||_2 when this linear block alone is in the
   /// scheme (MxMoE Sec. 4).
   std::vector<double> delta;
-  /// Of {gate and up, down}: what the whole model loses, in nats a token, by an error of this
+  /// For {gate and up, down}: what the whole model loses, in nats a token, by an error of this
   /// layer's block, over Delta squared. Empty where it was not measured.
   std::vector<double> loss_per_square;
 
