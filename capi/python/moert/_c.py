@@ -151,7 +151,7 @@ Stats = _struct(
     "i64 loads prefetches bytes_loaded evictions stalled_ns",
     "i64 substituted low_answers policy_fallbacks")
 
-# Of each struct its name in moert.h, for its _init function.
+# Each struct's name in moert.h, for its _init function.
 _NAMES = {StrategyInfo: "strategy_info", LayerSpec: "layer_spec", OpenOptions: "open_options",
           SourceCallbacks: "source_callbacks", EngineOptions: "engine_options", Memory: "memory",
           StepOptions: "step_options", Routing: "routing", Stats: "stats",

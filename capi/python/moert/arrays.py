@@ -38,7 +38,7 @@ def _of_torch(tensor, rows, dtypes, device):
     shape, contiguous = tensor.shape, tensor.is_contiguous()
     if len(shape) == 2 and shape[0] == rows and (contiguous or tensor.stride(1) == 1 or
                                                  shape[1] == 1):
-        # Of one row torch may say anything.
+        # Torch may say anything of one row.
         stride = shape[1] if contiguous else max(tensor.stride(0), shape[1])
         return _c.Tensor(tensor.data_ptr(), rows, shape[1], stride, dtype, place)
     if not contiguous or tensor.numel() % rows != 0:

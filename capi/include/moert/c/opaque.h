@@ -14,7 +14,7 @@ typedef struct moert_opaque_part {
   int64_t bytes;           /* of one expert's */
   int64_t alignment;       /* of its address in a slot: a power of two up to 4096; default 1 */
   int64_t stride_multiple; /* slots are a multiple of so many bytes apart, up to 4096; default 1.
-                            * Of a layer's parts and 4096 the common multiple is at most 2^40 */
+                            * The common multiple of a layer's parts and 4096 is at most 2^40 */
   const void *memory;      /* expert e's bytes begin at memory + offset + e * stride. Borrowed until
                             * `destroy`; a mapped file will do */
   int64_t offset;          /* of expert 0, in memory or in the file, bytes */

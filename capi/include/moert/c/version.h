@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Of this header; moert_version says which library runs. */
+/* The version of this header; moert_version says which library runs. */
 #define MOERT_VERSION_MAJOR 0
 #define MOERT_VERSION_MINOR 1
 #define MOERT_VERSION_PATCH 0
