@@ -115,7 +115,7 @@ ggml_tensor* Chunks::MakeProduct(const ggml_tensor* node, const moert_slots& slo
   return made;
 }
 
-// Of a row, such as the half of it that is the gate.
+// Views a part of a row, such as the half of it that is the gate.
 ggml_tensor* Chunks::MakeView(const ggml_tensor* node) {
   ggml_tensor* source = made_.at(node->src[0]);
   const auto offset =

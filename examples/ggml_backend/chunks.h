@@ -41,7 +41,7 @@ class Chunks {
   const LayerCall& call_;
   std::unordered_map<const ggml_tensor*, ggml_tensor*> kept_;
 
-  // Of a lot: its (token, expert) pairs, and the tensors over them.
+  // A lot's (token, expert) pairs, and the tensors over them.
   std::vector<int32_t> pair_, expert_, slot_;
   std::unordered_map<const ggml_tensor*, ggml_tensor*> made_;
   ggml_tensor* expert_ids_ = nullptr;  // [1, pairs]

@@ -14,7 +14,7 @@
 
 namespace moert_ggml {
 
-/// Of the process.
+/// State of the process.
 class Gpu {
  public:
   /// The first CUDA device of the host; null: there is none that can be used. Not before all
@@ -25,7 +25,7 @@ class Gpu {
 
   ggml_backend_dev_t device() const { return device_; }
   int ordinal() const { return 0; }
-  /// Of all layer calls, one at a time: whoever uses it holds the lock.
+  /// The stream of all layer calls, one at a time: whoever uses it holds the lock.
   CudaStream* stream() const { return stream_.get(); }
   std::mutex& mutex() { return mutex_; }
 

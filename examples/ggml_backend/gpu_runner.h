@@ -52,7 +52,7 @@ class GpuRunner final : public Worker {
   ggml_status ComputePiece(ggml_cgraph* graph, Piece piece, int end);
   ggml_status RunLayer(ggml_cgraph* graph, const Piece& piece);
   // Beside the cache. *staged: false: nothing can be brought there, which was said, and nothing was
-  // done. Of a batch that streams the layers; or the experts that the ids name, and no more.
+  // done. Runs a batch that streams the layers; or the experts that the ids name, and no more.
   ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* staged);
   ggml_status RunBeside(ggml_cgraph* graph, const Piece& piece, Store* store, bool* staged);
   ggml_status LaunchStaged(ggml_cgraph* graph, const Piece& piece, Store* store,

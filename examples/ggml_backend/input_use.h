@@ -28,7 +28,7 @@ class InputUse {
  private:
   const void* graph_ = nullptr;  // of the last part
   const void* last_ = nullptr;   // its nodes
-  // Of every source of nodes that no node of its part makes, the part, or null: several.
+  // For every source of nodes that no node of its part makes, the part, or null: several.
   std::unordered_map<const ggml_tensor*, const void*> parts_;
   std::unordered_map<const ggml_tensor*, ggml_tensor*> skipped_;
 };

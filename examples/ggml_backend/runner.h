@@ -63,7 +63,8 @@ class Runner final : public Worker {
   Workspace kept_;   // over the chunks of a layer
   ggml_cgraph* pending_ = nullptr;
 
-  // Of the layer call: ids as read, the experts named, in order of appearance, and their slots.
+  // State of the layer call: ids as read, the experts named, in order of appearance, and their
+  // slots.
   std::vector<int32_t> ids_;
   std::vector<int32_t> named_;
   std::vector<int32_t> slot_of_named_;

@@ -42,7 +42,7 @@ class StreamPlan {
   int last_ = -1;      // layer of the last call
   int end_ = INT_MAX;  // of the last pass, its last layer
   int unread_ = 0;     // passes since ids were read
-  // Of the pass.
+  // State of the pass.
   int calls_ = 0;  // that read ids
   int idle_ = 0;
   int64_t named_ = 0, there_ = 0;  // experts of their layers

@@ -7,7 +7,7 @@
 
 namespace moert_ggml {
 
-/// Of one context of llama.cpp. One thread at a time.
+/// Works for one context of llama.cpp. One thread at a time.
 class Worker {
  public:
   virtual ~Worker() = default;

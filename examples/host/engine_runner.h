@@ -26,7 +26,7 @@ class EngineRunner : public MoeRunner {
   double NowMs() const override { return static_cast<double>(engine_->now_ns()) * 1e-6; }
 
  protected:
-  /// Of the step that is open.
+  /// The step that is open.
   StepId step() const { return step_->id(); }
 
  private:

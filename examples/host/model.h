@@ -103,7 +103,7 @@ class Decoder final : public TokenModel {
 
   AlignedVector<float> residual_, normed_, delta_;  // [rows, hidden]
   AlignedVector<float> hidden_;                     // of the last Run
-  // Of the step that runs, for PredictNext.
+  // The groups of the step that runs, for PredictNext.
   absl::Span<const RowGroup> groups_;
   int64_t rows_ = 0;
   AlignedVector<float> predicted_residual_, predicted_normed_, predicted_delta_;

@@ -237,7 +237,7 @@ absl::Status TokenizerJsonReader::ReadMerges(const Json& model) {
     }
     const uint64_t key =
         static_cast<uint64_t>(static_cast<uint32_t>(ids[0])) << 32 | static_cast<uint32_t>(ids[1]);
-    // Of a pair listed twice the first, better rank counts.
+    // If a pair is listed twice, the first, better rank counts.
     out_.merges_.emplace(key, Tokenizer::Merge{static_cast<int32_t>(rank), ids[2]});
   }
   return absl::OkStatus();

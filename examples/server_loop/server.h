@@ -95,7 +95,7 @@ class Server {
   void DropCancelledAndAdmit();
   void Prefill();
   void Decode();
-  /// True: the step ran. Of an interrupted one nothing is lost; any other error ends its sequences.
+  /// True: the step ran. An interrupted step loses nothing; any other error ends its sequences.
   bool RunStep(host::StepPhase phase, const std::vector<Sequence*>& members,
                const std::vector<host::SequenceInput>& inputs);
   void TakeToken(Sequence* sequence, const float* hidden);

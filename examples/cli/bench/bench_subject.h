@@ -53,8 +53,8 @@ class BenchSubject {
   std::shared_ptr<const ExpertSource> experts_;
 };
 
-/// Of every version: its stored bits, and what the cost table in the file `costs` makes of it
-/// (MxMoE's T) for as many tokens as each expert got on average.
+/// Predicts for every version: its stored bits, and what the cost table in the file `costs` makes
+/// of it (MxMoE's T) for as many tokens as each expert got on average.
 absl::StatusOr<nlohmann::json> PredictVersions(const std::string& costs,
                                                const ExpertSource& experts,
                                                const RoutingHistory& history);

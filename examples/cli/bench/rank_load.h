@@ -31,7 +31,7 @@ struct RankLoadOptions {
 };
 absl::StatusOr<RankLoad> MakeRankLoad(const Shape& shape, const RankLoadOptions& options);
 
-/// Of each rank its rows of every step: as many of a step's for each, in their order.
+/// The rows of each rank in every step: as many of a step's for each, in their order.
 std::vector<std::vector<RoutedStep>> RowsOfRanks(const RankLoad& load, int ranks);
 
 /// Equal ranges of every layer's experts; the first rank has the shared ones.

@@ -234,7 +234,7 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   }
   json rows = json::array();
   const auto measure = [&](Phase phase, int64_t count) -> absl::Status {
-    // Of copies each rank has as many.
+    // Each rank has as many copies.
     const int64_t all =
         o_.copies ? count * *std::max_element(o_.ranks.begin(), o_.ranks.end()) : count;
     const bool decode = phase == Phase::kDecode;

@@ -18,7 +18,7 @@ namespace moert::cli {
 
 struct LayerInputs {
   std::vector<float> hidden;  // [rows, hidden]; empty: the same random rows in every layer
-  // Of a recorded routing, else empty.
+  // The ids of a recorded routing, else empty.
   std::vector<int32_t> ids;
   std::vector<float> weights, scores, next_scores;
 };

@@ -14,7 +14,7 @@
 namespace moert::cli {
 namespace {
 
-/// Of `versions` those that the strategy serves, but bf16 alone.
+/// The `versions` that the strategy serves, but bf16 alone.
 absl::StatusOr<std::vector<PackVersion>> Served(const std::string& spec,
                                                 const std::vector<PackVersion>& versions) {
   MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(spec));

@@ -31,7 +31,7 @@ class HostProducts final : public MatrixProducts {
 std::unique_ptr<CalibrationModel> MakeHostModel(std::unique_ptr<host::Decoder> decoder,
                                                 host::DeviceProducts* device, int64_t window);
 
-/// Of "cpu", "cuda" or "auto".
+/// Parses "cpu", "cuda" or "auto".
 BackendKind BackendOf(const std::string& backend);
 
 /// The device that `backend` asks for: null for "cpu", and for "auto" without a usable one, of

@@ -95,7 +95,7 @@ absl::StatusOr<Opened> Open(const Options& options) {
   return opened;
 }
 
-/// Of each layer's experts the calls of the warm-up steps that used them.
+/// For each layer's experts, the calls of the warm-up steps that used them.
 absl::StatusOr<std::vector<std::vector<double>>> CallsOfExperts(const Options& options,
                                                                 TraceReader* trace) {
   const MoeModelSpec& model = trace->header().model;

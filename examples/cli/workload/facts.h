@@ -21,8 +21,8 @@ struct RoutingFacts {
   /// Share of a layer's lookups that an LRU cache of so many of its experts hits, after the first
   /// eighth of the steps: [20 %, 40 %, 60 %]. A lookup is a distinct expert of a step.
   double lru[3] = {};
-  /// Of the experts a layer used: share among the k that the layer before predicted best, and among
-  /// the quarter of all experts it predicted best. By layer (0 has none), and their mean.
+  /// Shares of the experts a layer used: among the k that the layer before predicted best, and
+  /// among the quarter of all experts it predicted best. By layer (0 has none), and their mean.
   std::vector<double> recall_topk, recall_quarter;
   double mean_recall_topk = 0, mean_recall_quarter = 0;
   /// Use over the whole trace, mean over layers: the most used expert over the uniform share, the

@@ -16,7 +16,7 @@
 
 namespace moert::host {
 
-/// Of the latents' norms; the published code does not take it from the configuration.
+/// The epsilon of the latents' norms; the published code does not take it from the configuration.
 constexpr float kLatentEps = 1e-6f;
 
 /// A head's keys and values are linear in the latent, so the query is multiplied by the key matrix

@@ -18,7 +18,7 @@ namespace {
 
 using gpu::Buffer;
 
-// Of cublas_api.h, which not every toolkit installation has; stable since cuBLAS 11.
+// Names of cublas_api.h, which not every toolkit installation has; stable since cuBLAS 11.
 using Handle = void*;
 constexpr int kSuccess = 0;
 constexpr int kOpN = 0, kOpT = 1;

@@ -19,7 +19,7 @@ namespace {
 
 using gpu::Buffer;
 
-// Of x and y together, on the device at once: more rows go in parts.
+// The largest x and y together, on the device at once: more rows go in parts.
 constexpr int64_t kFloatsAtOnce = int64_t{1} << 26;
 
 struct Lane {

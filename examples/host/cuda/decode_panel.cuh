@@ -12,7 +12,7 @@ template <int kSteps>
 struct Panel {
   uint4 low[kSteps], high[kSteps];
 
-  /// Of keys [from, from + 16), those in [begin, end); zeros for others.
+  /// Loads keys [from, from + 16) that are in [begin, end); zeros for others.
   __device__ __forceinline__ void Load(const uint16_t* base, int dim, int from, int begin,
                                        int end) {
     const int lane = threadIdx.x % 32, key = from + lane / 4, d = lane % 4 * 8;
@@ -29,7 +29,7 @@ struct Panel {
       }
     }
   }
-  /// Of keys from `fresh` to `end`: from shared memory instead.
+  /// Keys from `fresh` to `end` come from shared memory instead.
   template <int kDim>
   __device__ __forceinline__ void Refresh(const uint16_t (*rows)[kDim], int dim, int from,
                                           int fresh, int end) {

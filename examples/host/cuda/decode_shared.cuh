@@ -34,7 +34,7 @@ struct Shared {
   };
   Found by_warp[kWarps][kHeads];
   Found found[kHeads];
-  // Of the head that this block of a cluster adds up, from each of its blocks.
+  // What each block of the cluster gives for the head that this block adds up.
   float received[kRanks][kDim];
   Found received_found[kRanks];
 };

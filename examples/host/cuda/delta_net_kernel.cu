@@ -91,7 +91,7 @@ struct Positions {
   float beta[kSteps], decay[kSteps];
 };
 
-/// Of the rows [first, first + count); zeros for channels that there are not.
+/// Loads the rows [first, first + count); zeros for channels that there are not.
 __device__ __forceinline__ void LoadPositions(const DeltaNetArgs& a, int head, int column,
                                               int64_t first, int count, Positions* p) {
   const int keys = a.key_heads * a.key_dim, values = a.value_heads * a.value_dim;

@@ -108,7 +108,7 @@ absl::StatusOr<DeviceMatrix> DeviceMatrix::Random(int64_t out, int64_t in, uint6
   m.in_ = in;
   m.out_ = out;
   MOERT_ASSIGN_OR_RETURN(m.weights_, Buffer::Device(out * in * 2));
-  // Of variance 1 / in.
+  // The variance is 1 / in.
   const float limit = std::sqrt(3.0f / static_cast<float>(in));
   RETURN_IF_CUDA_ERROR(
       LaunchRandom(reinterpret_cast<uint16_t*>(m.weights_.data()), out * in, limit, seed, nullptr));

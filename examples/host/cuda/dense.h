@@ -60,7 +60,7 @@ class DeviceMatrix {
   gpu::Buffer bias_;
 };
 
-/// Who multiplies.
+/// The kernels that multiply.
 enum class DenseKernels {
   kAuto,    // cuBLAS for more than kFewRows, if it is there; else our own
   kCublas,  // an error where it is missing

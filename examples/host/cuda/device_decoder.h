@@ -120,7 +120,7 @@ class DeviceDecoder final : public TokenModel {
   int64_t turn_ = 0;
   int64_t replays_ = 0;
 
-  // Of all rows of a step.
+  // Holds all rows of a step.
   gpu::Buffer memory_;
   float* residual_ = nullptr;      // [rows, hidden]
   float* spare_ = nullptr;         // [kFewRows, hidden]
@@ -130,7 +130,7 @@ class DeviceDecoder final : public TokenModel {
   uint16_t* hidden_ = nullptr;     // likewise, the final norm's output
   float* gate_up_ = nullptr;       // [rows, 2 dense_intermediate]
   uint16_t* activated_ = nullptr;  // [rows, dense_intermediate]
-  // Of logit_rows_ rows.
+  // Holds logit_rows_ rows.
   int64_t logit_rows_ = 0;
   float* logits_ = nullptr;  // [rows, vocabulary]
   int32_t* best_ = nullptr;

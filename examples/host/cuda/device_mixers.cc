@@ -66,7 +66,7 @@ absl::Status DeviceMixers::Init(const HfConfig& config, const DeviceWeights& wei
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
   Carver carver(memory_.data());
   Carve(&carver, max_rows);
-  // Of one piece for a usual batch; Reserve makes more.
+  // One piece, for a usual batch; Reserve makes more.
   StepShape usual;
   usual.rows = std::min<int64_t>(max_rows, latent() ? 1 : 64);
   MOERT_ASSIGN_OR_RETURN(partials_, Buffer::Device(PartialBytesOf(usual)));

@@ -58,7 +58,7 @@ class DeviceMixers {
   CUstream_st* stream_ = nullptr;
   std::vector<int> place_;  // by layer: among those of its kind, attention or delta nets
 
-  // Of all rows of a step.
+  // Holds all rows of a step.
   gpu::Buffer memory_;
   float* projected_ = nullptr;
   uint16_t* mixed_ = nullptr;

@@ -6,8 +6,8 @@
 
 namespace moert::host {
 
-/// c += a b: 16 x 16 by 16 x 8. Of lane 4 g + q: a holds rows g, g + 8, g, g + 8 at k = 2 q, 2 q +
-/// 1 (the first two) and 2 q + 8, 2 q + 9; b holds column g at the same k; c rows g (two) and g + 8
+/// c += a b: 16 x 16 by 16 x 8. Lane 4 g + q: a holds rows g, g + 8, g, g + 8 at k = 2 q, 2 q + 1
+/// (the first two) and 2 q + 8, 2 q + 9; b holds column g at the same k; c rows g (two) and g + 8
 /// at columns 2 q, 2 q + 1. Any order of k will do that is the same in a and b.
 __device__ __forceinline__ void Multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {

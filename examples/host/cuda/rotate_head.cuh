@@ -13,7 +13,7 @@ struct Rotation {
   float sine[kMaxRotations];
 };
 
-/// Of pair i of a head, below half of its channels.
+/// For pair i of a head, below half of its channels.
 __device__ __forceinline__ void CosineAndSine(const RopeArgs& a, int rope_set, int position, int i,
                                               float* cosine, float* sine) {
   const float factor = rope_set == 0 ? a.factors[0] : a.factors[1];

@@ -14,7 +14,8 @@
 
 namespace moert::host {
 
-/// Of one stream, whose device is current. After an error the stream is to be waited for before the
+/// Copies on one stream, whose device is current. After an error the stream is to be waited for
+/// before the
 /// next call, and before this goes.
 class StagedCopies {
  public:

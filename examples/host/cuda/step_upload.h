@@ -58,7 +58,7 @@ class StepUpload {
   absl::Status Enqueue(absl::Span<const SequenceInput> inputs, cudaStream_t stream,
                        StepShape* shape);
 
-  /// Of a step of this shape.
+  /// The inputs of a step of this shape.
   StepInputs inputs(const StepShape& shape) const;
 
  private:

@@ -65,7 +65,7 @@ __device__ __forceinline__ Candidate BestOfWarp(Candidate mine) {
   return mine;
 }
 
-/// Of all threads, in the first warp. by_warp: [kThreads / 32], used once.
+/// The best over all threads, in the first warp. by_warp: [kThreads / 32], used once.
 __device__ __forceinline__ Candidate BestOfBlock(Candidate mine, Candidate* by_warp) {
   mine = BestOfWarp(mine);
   if (threadIdx.x % 32 == 0) by_warp[threadIdx.x / 32] = mine;
@@ -74,7 +74,7 @@ __device__ __forceinline__ Candidate BestOfBlock(Candidate mine, Candidate* by_w
   return BestOfWarp(warp < kThreads / 32 ? by_warp[warp] : Candidate{-INFINITY, kNotFinite});
 }
 
-/// Of one row, between its blocks.
+/// Scratch of one row, between its blocks.
 struct BestScratch {
   Candidate found[kBestBlocks];
   uint32_t ticket;  // blocks that ended

@@ -14,7 +14,7 @@ struct DriverCalls {
   int64_t waited_cpu_ns = 0;  // CPU time of the thread inside the waits
 };
 
-/// Of this thread since it began.
+/// Counts the calls of this thread since it began.
 DriverCalls CountDriverCalls();
 
 }  // namespace moert::cli

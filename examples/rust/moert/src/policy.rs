@@ -16,12 +16,12 @@ pub struct Seams {
     pub prefetch: bool,
     /// Capacity of the layers.
     pub capacity: bool,
-    /// Who leaves.
+    /// The eviction order.
     pub eviction: bool,
     pub precision: bool,
-    /// Who is high from the start.
+    /// The experts that are high from the start.
     pub initial_high: bool,
-    /// Who a smaller budget demotes first.
+    /// The experts that a smaller budget demotes first.
     pub worth: bool,
     pub placement: bool,
 }
@@ -98,7 +98,7 @@ pub struct Prediction {
 /// What capacities are decided from.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity<'a> {
-    /// Of the pool.
+    /// The slots of the pool.
     pub slots: i64,
     pub layers: usize,
     /// What prefetching can do for each layer, as measured: the share of its lookups that predictions
@@ -114,12 +114,12 @@ pub struct Candidate {
     pub last_used: i64,
     pub inserted: i64,
     pub uses: i64,
-    /// Of the last call that used it.
+    /// The tokens of the last call that used it.
     pub tokens: i32,
     pub unused_prefetch: bool,
 }
 
-/// Who leaves?
+/// Eviction order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
     Index(usize),

@@ -12,9 +12,9 @@ use std::{ptr, slice};
 #[derive(Clone, Debug)]
 pub struct RecordPart {
     pub layer: i32,
-    /// Of one expert's.
+    /// The bytes of one expert.
     pub bytes: i64,
-    /// Of its address in a slot: a power of two up to 4096.
+    /// The alignment of its address in a slot: a power of two up to 4096.
     pub alignment: i64,
     /// Index into the files, and where expert 0 begins there; others follow.
     pub file: Option<(i32, i64)>,
@@ -37,9 +37,9 @@ pub trait Records: Send + Sync + 'static {
 pub struct Shard {
     pub first_expert: i64,
     pub num_experts: i64,
-    /// Of each layer its experts, ascending, in place of the range; empty: the range.
+    /// For each layer its experts, ascending, in place of the range; empty: the range.
     pub experts: Vec<Vec<i32>>,
-    /// Of the intermediate dimension.
+    /// The first channel of the intermediate dimension.
     pub first_channel: i64,
     pub num_channels: i64,
     pub shared_experts: bool,
