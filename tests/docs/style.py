@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the documents' form, and counts.
 
-    style.py              line length, sentence length, first sentences, table width; 1 on a finding
+    style.py              line length, sentence length, first sentences and words, table width; 1 on a finding
     style.py --count DIR  words, pages and long sentences of the tree in DIR
     style.py --wrap FILE  wraps the prose of pages
 """
@@ -17,6 +17,7 @@ LINE = 100       # characters of a line of prose
 SENTENCE = 30    # words
 TABLE = 200      # characters of a table's row
 README_LINES = 150
+RIDDLE = re.compile(r"(Of|Whose|Who|In whose)\b(?!.*\?$)")  # the subject comes first; questions may ask
 
 # (page, first words of a line or sentence): why it may break a rule.
 EXCEPTIONS = {
@@ -39,6 +40,8 @@ def findings_of(path, root):
     for number, text in pages.paragraphs(path):
         for sentence in pages.sentences(text):
             count = len(pages.words(sentence))
+            if RIDDLE.match(sentence):
+                yield number, f"a sentence that begins with {sentence.split(' ')[0]}: {sentence[:70]}..."
             if count > SENTENCE and not excepted(page, sentence):
                 yield number, f"a sentence of {count} words, at most {SENTENCE}: {sentence[:70]}..."
     if page.startswith("docs/"):
