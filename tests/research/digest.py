@@ -111,14 +111,14 @@ def envelope_auto():
 
 
 def graded_loss():
-    """Of every cell: loss of perplexity by domain and over all, and the shares of the mass that were lost."""
+    """For every cell: loss of perplexity over all texts and on the worst, and the shares of the mass that were lost."""
     rows = []
     for name, cell in data("graded-quality").items():
-        model, budget, keys = name.split(" ")
-        rows.append([model, budget, f"`{keys}`", *(f"{m:+.2f} ± {e:.2f}" for m, e in cell["loss"].values()),
-                     f"{100 * cell['low']:.2f}", f"{100 * cell['substituted']:.2f}"])
-    columns = ["model", "budget", "graded", *lib.DOMAINS, "all", "low, %", "substituted, %"]
-    return experiment.table(columns, rows)
+        model, _, keys = name.split(" ")
+        *texts, total = cell["loss"].values()
+        rows.append([model, f"`{keys}`", *(f"{m:+.2f} ± {e:.2f}" for m, e in (total, max(texts))),
+                     f"{100 * cell['low']:.2f}, {100 * cell['substituted']:.2f}"])
+    return experiment.table(["model, 25 %", "`graded`", "all", "worst text", "low, substituted, %"], rows)
 
 
 def behind_text(cells):
@@ -128,12 +128,11 @@ def behind_text(cells):
 
 
 def envelope_behind():
-    """In a line how many there are, then all of them."""
+    """How many cells lose, and by which budgets and batches."""
     cells = envelope_cells()
-    text = behind_text(cells)
-    rows = [[c[0], c[1], f"{c[2]}", f"{c[3]} %", envelope.LINKS[c[4]], f"{v:.3f}"] for v, c in envelope.behind(cells)]
-    table = experiment.table(["model", "domain", "batch", "budget", "link", "best of four over `fate`"], rows)
-    return f"{text}\n\n{table}" if rows else text
+    found = [c for _, c in envelope.behind(cells)]
+    named = lambda i: ", ".join(str(v) for v in sorted({c[i] for c in found}))
+    return f"{behind_text(cells)} They have budgets of {named(3)} % and batches of {named(2)}."
 
 
 def architecture():

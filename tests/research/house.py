@@ -2,7 +2,7 @@
 """Measures the shape of the source tree for docs/internals/architecture.md.
 
     house.py measure NAME [REV]   stores the figures of a commit (or of this tree) as column NAME
-    house.py show                 prints the stored table
+    house.py show                 prints the last column
 
 Columns are kept in docs/results/data/house.json: first `before` (8a21265), then `after`.
 """
@@ -120,11 +120,11 @@ def measure(root):
 
 def show():
     data = json.loads((report.DATA / "house.json").read_text(encoding="utf-8"))
-    columns = list(data)
-    keys = list(dict.fromkeys(key for column in columns for key in data[column]["figures"]))
+    columns = list(data)[-1:]
+    keys = [key for key in data[columns[0]]["figures"] if not key.startswith("lines, lib/")]
     order = [k for k in keys if not k.startswith("lines, ")] + [k for k in keys if k.startswith("lines, ")]
     rows = [[key] + [str(data[c]["figures"].get(key, "-")) for c in columns] for key in order]
-    head = ["", *(f"{c} ({data[c]['commit'][:7]})" for c in columns)]
+    head = ["", *(data[c]["commit"][:7] for c in columns)]
     return "\n".join(["| " + " | ".join(head) + " |", "|---|" + "--:|" * len(columns)] +
                      ["| " + " | ".join(row) + " |" for row in rows])
 

@@ -30,7 +30,7 @@ TRAINED = "Perplexity of trained models on CPUs; no commit is kept"
 ENVELOPE = "df7f4a8: `fate`; 0dc91f2: `auto`, `graded`, and `fate` with batches of 8 at 10 and 25 %; 7e633e4: the others"
 TABLES = {
     "readme": Table(readme_page.table, word="in the rows", shown=False),
-    "architecture": Table(digest.architecture, ("house",), "A column for each commit"),
+    "architecture": Table(digest.architecture, word="Of that commit", shown=False),
     # Beside other programs
     "sittings": Table(side_by_side.tables, word="A sitting has one commit and one device"),
     "rivals-grouped": Table(grouped_core.beside, (("gemm-core", "runs", "beside"),), "Rivals in the same call of the machine"),
@@ -57,7 +57,6 @@ TABLES = {
     "equal-bytes": Table(papers_page.equal, word=TRAINED),
     "moving-plan": Table(papers_page.moved, word=TRAINED),
     "offload-converged": Table(digest.offload_converged, ("h200-offload",)),
-    "dynaexq-bounds": Table(papers_page.bounds, tuple(("h200-dynaexq", f"bounds-{b}") for b in (1, 8, 32))),
     # The envelope and the frontier
     "envelope-exact": Table(digest.envelope_exact, ("envelope",), ENVELOPE),
     "envelope-behind": Table(digest.envelope_behind, ("envelope",), ENVELOPE),

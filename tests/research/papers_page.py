@@ -60,9 +60,9 @@ def equal():
     rows = []
     for pair, share in dynaexq.cells():
         rows.append([equal_page.pair_name(pair), f"{100 * share:g} %"] + [
-            f"{v:.0f}" for m in MODELS for v in recovered(m, pair, share, "static mixed", "plan", "oracle", "dynaexq")])
-    names = ("static", "plan", "oracle", "`dynaexq`")
-    return experiment.table(["high, low", "high"] + [f"{m}: {n}" if n == "static" else n for m in MODELS for n in names], rows)
+            f"{v:.0f}" for m in MODELS for v in recovered(m, pair, share, "plan", "oracle", "dynaexq")])
+    names = ("plan", "oracle", "`dynaexq`")
+    return experiment.table(["high, low", "high"] + [f"{m}: {n}" if n == "plan" else n for m in MODELS for n in names], rows)
 
 
 def moved():
@@ -76,10 +76,6 @@ def moved():
             best[key] = row
     shown = [columns[i] for i in (1, 2)] + ["dynaexq", "plan", "`moving-plan`", "less plan"]
     return experiment.table(["model", *shown], [[k[0], *(row[at[c]] for c in shown)] for k, row in best.items()])
-
-
-def bounds():
-    return h200.bounds({k: v for k, v in digest.data("h200-dynaexq").items()})
 
 
 # Fate
@@ -108,21 +104,21 @@ def window_table():
     rivals = ("load-on-demand", "on-demand", "on-demand+importance.residency", "activation-path+fate.residency")
     rows = []
     for name, run in served.load().items():
-        if name.endswith("window"):
-            rows += [[name.split(":")[0], f"`{r}`", *(f"{run['cells'][f'{b} {r}'][0] / run['cells'][f'{b} fate'][0]:.2f}"
+        if name.startswith("qwen3") and name.endswith("window"):
+            rows += [[f"`{r}`", *(f"{run['cells'][f'{b} {r}'][0] / run['cells'][f'{b} fate'][0]:.2f}"
                                                       for b in ("25%", "50%", "90%"))] for r in rivals]
-    return experiment.table(["shape, 12 layers", "time over that of `fate`", "25 %", "50 %", "90 %"], rows)
+    return experiment.table(["time over that of `fate`", "25 %", "50 %", "90 %"], rows)
 
 
 def served_table():
     rows = []
     for name, run in served.load().items():
-        if name.endswith(" graph"):
+        if name.startswith("qwen3") and name.endswith(" graph"):
             for s in served.STRATEGIES:
                 cells = [run["cells"][f"{b} {s}"] for b in ("25%", "50%", "90%")]
-                rows.append([name.split(":")[0], f"`{s}`", *(f"{m:.2f} ({lo:.2f} to {hi:.2f}); {100 * hits:.0f} %"
+                rows.append([f"`{s}`", *(f"{m:.2f} ({lo:.2f} to {hi:.2f}); {100 * hits:.0f} %"
                                                              for m, lo, hi, hits in cells)])
-    return experiment.table(["shape, 12 layers, batch 1", "ms a step; hits", "25 %", "50 %", "90 %"], rows)
+    return experiment.table(["ms a step; hits", "25 %", "50 %", "90 %"], rows)
 
 
 # Importance
@@ -148,7 +144,7 @@ def alpha():
     columns = t["Loss by alpha"]["columns"]
     at = [columns.index(f"alpha {a}") for a in ("0.1", "0.3")]
     held = {r[0]: r[1] for r in t["Held out"]["rows"]}
-    rows = [[r[0], *(r[i] for i in at), held[r[0]]] for r in t["Loss by alpha"]["rows"]]
+    rows = [[r[0], *(r[i] for i in at), held[r[0]]] for r in t["Loss by alpha"]["rows"] if "25%" in r[0]]
     return experiment.table(["loss, % (slots replaced, %)", "alpha 0.1", "alpha 0.3", "alpha 0.1, held out"], rows)
 
 
@@ -157,7 +153,7 @@ def rule():
     cells = digest.data("h200-served")["rule"]["cells"]
     rows = [[b, f"`{s}`", *(f"{cells[f'{b} {x} graph {s}'][0]:.2f}; {100 * cells[f'{b} {x} graph {s}'][3]:.0f} %"
                             for x in ("25%", "50%", "90%"))]
-            for b in ("1", "8") for s in ("fate", "on-demand", "importance:balancer=0", "importance:alpha=0.3,balancer=0")]
+            for b in ("1", "8") for s in ("fate", "importance:balancer=0", "importance:alpha=0.3,balancer=0")]
     return experiment.table(["batch", "ms a step; hits", "25 %", "50 %", "90 %"], rows)
 
 
