@@ -47,11 +47,11 @@ def offload_converged():
 
 def scheme_losses():
     """Loss over bf16 of every scheme and quantizer, pooled over domains."""
-    quantizers = ["rtn", "hqq", "gptq", "rtn+hadamard", "hqq+hadamard", "gptq+hadamard"]
+    quantizers = ["rtn", "hqq", "gptq", "gptq+hadamard"]
     rows = []
     for model, entry in data("quality-schemes").items():
         base = lib.pooled(entry["bf16"]["nll"])
-        for scheme in ("w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g128_asym"):
+        for scheme in ("w4a16_g128", "w3a16_g128_asym", "w2a16_g128_asym"):
             cells = [lib.difference(lib.pooled(entry[f"{scheme} {q}"]["nll"]), base) for q in quantizers]
             rows.append([model, scheme, f"{entry[f'{scheme} rtn']['stored_bits']:.2f}"] +
                         [f"{m:+.4f} ± {half:.4f}" for m, half in cells])
@@ -75,11 +75,6 @@ def plan_gains():
     return experiment.table(["model", "bits", "gptq", "gptq, Hadamard", "hqq", "hqq, Hadamard"], rows)
 
 
-def plan_activations():
-    t = report.tables_of("\n".join(plans.activations(data("quality-plans"))))[0]
-    keep = [0, 1, 5]
-    return experiment.table([t[0][i] for i in keep], [[r[i] for i in keep] for r in t[1]
-                                                      if "emulated" not in r[0]])
 
 
 # Grouped product, simulator

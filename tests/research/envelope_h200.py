@@ -158,7 +158,7 @@ def recorded_table(data):
 
 
 def bounded_table(data):
-    return over_domains(data, "bounded", [(f"`{r}`", [r]) for r in BOUNDED[1:]], BOUNDED[0], BOUNDED_BUDGETS)
+    return over_domains(data, "bounded", [(f"`{r}`", [r]) for r in BOUNDED[1:4]], BOUNDED[0], BOUNDED_BUDGETS)
 
 
 def stored(render):

@@ -117,7 +117,7 @@ def best():
     rows = []
     for model in models():
         layers = min(p.ms for p in points(model, 100, f.LINKS[0]))
-        for budget, link in itertools.product(f.BUDGETS, f.LINKS[-1:]):
+        for budget, link in itertools.product(f.BUDGETS[:-1], f.LINKS[-1:]):
             by_spec = {p.spec: p for p in points(model, budget, link)}
             of = [p for p in by_spec.values() if not p.strategy.startswith("auto")]
             within = [p for p in of if p.loss.mean <= ACCEPTED]

@@ -35,7 +35,6 @@ TABLES = {
     "sittings": Table(side_by_side.tables, word="A sitting has one commit and one device"),
     "rivals-grouped": Table(grouped_core.beside, (("gemm-core", "runs", "beside"),), "Rivals in the same call of the machine"),
     "rivals-whole": Table(decoder_page.table, ("decoder",)),
-    "typed-decoders": Table(lambda: digest.stored("rivals", "Whole decoders"), word="Typed from the programs' output, 2026-11-22, one H200: no samples are kept"),
     "typed-token": Table(lambda: digest.stored("rivals", "llama.cpp with the plug-in, a token"),
                          word="Typed, without samples, at 145fbbae; llama.cpp in that sitting, ik_llama.cpp in two others"),
     "typed-prompts": Table(lambda: digest.stored("rivals", "llama.cpp with the plug-in, prompts"),
@@ -54,7 +53,6 @@ TABLES = {
     "cross-layer": Table(papers_page.cross_layer, word=CLOCK),
     "importance-served": Table(papers_page.rule, (("h200-served", "rule"), ("h200-served", "device"))),
     "alpha": Table(papers_page.alpha, word=CLOCK),
-    "equal-bytes": Table(papers_page.equal, word=TRAINED),
     "moving-plan": Table(papers_page.moved, word=TRAINED),
     "offload-converged": Table(digest.offload_converged, ("h200-offload",)),
     # The envelope and the frontier
@@ -69,7 +67,6 @@ TABLES = {
     "frontier-auto": Table(frontier_page.verdicts, ("frontier",)),
     # Quantization
     "schemes": Table(digest.scheme_losses, word=TRAINED), "plans": Table(digest.plan_gains, word=TRAINED),
-    "activations": Table(digest.plan_activations, word=TRAINED),
     # The rest
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices. Decode is of b671109, prompts of ad1ca02"),
     "predictions": Table(digest.predictions, ("wall",)),

@@ -55,15 +55,6 @@ def gaps():
     return [recovered(m, pair, share, "dynaexq")[0] for m in MODELS for pair, share in dynaexq.cells()]
 
 
-def equal():
-    """Share of the loss between low and high that is recovered, both models."""
-    rows = []
-    for pair, share in dynaexq.cells():
-        rows.append([equal_page.pair_name(pair), f"{100 * share:g} %"] + [
-            f"{v:.0f}" for m in MODELS for v in recovered(m, pair, share, "plan", "oracle", "dynaexq")])
-    names = ("plan", "oracle", "`dynaexq`")
-    return experiment.table(["high, low", "high"] + [f"{m}: {n}" if n == "plan" else n for m in MODELS for n in names], rows)
-
 
 def moved():
     """`moving-plan` with the better of its two sets of versions, beside plan and `dynaexq` in the same pool."""
