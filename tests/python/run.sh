@@ -106,6 +106,10 @@ case $test in
     torch_python
     use_tree
     "$python" "$here/transformers_test.py" -v 2>&1 ;;
+  zoo)
+    torch_python
+    use_tree
+    "$python" "$here/zoo_test.py" 2>&1 ;;
   cuda)
     torch_python
     use_tree

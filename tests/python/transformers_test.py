@@ -233,12 +233,11 @@ class Architectures(Test):
                 self.assertLess((mine(ids).logits - plain).abs().max().item(), 1e-4)
 
     def test_not_by_structure(self):
-        config = transformers.GptOssConfig(
-            vocab_size=64, hidden_size=64, intermediate_size=32, num_hidden_layers=1, head_dim=16,
-            num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        with self.assertRaisesRegex(ValueError, "GptOssExperts.*down_proj_bias"):
-            moert.attach(model, self.folder(), routing="host")
+        model = models.make("Qwen3Moe", hidden_act="relu")
+        folder = self.folder()
+        model.save_pretrained(folder)
+        with self.assertRaisesRegex(ValueError, "Qwen3MoeExperts.*none of silu"):
+            moert.attach(model, folder, routing="host")
         dense = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(
             vocab_size=64, hidden_size=64, intermediate_size=32, num_hidden_layers=1,
             num_attention_heads=4))
@@ -250,13 +249,132 @@ class Architectures(Test):
             ours(ROOT / "tests/data/architectures/qwen3_moe_fp8")
 
     def test_files_that_disagree(self):
+        folder, model = self.folder(), models.make("Qwen3Moe")
+
+        def refused(why, **options):
+            with self.assertRaisesRegex((ValueError, moert.Error), why):
+                moert.attach(model, folder, **options)
+        for routing in ("host", None):
+            shallow = self.edited(lambda tensors: [tensors.pop(name) for name in list(tensors)
+                                                   if ".layers.2.mlp." in name])
+            with self.assertRaisesRegex(ValueError, "no tensor for model.layers.2.mlp"):
+                moert.attach(model, shallow, routing=routing)
+            other = models.make("Qwen3Moe")
+            other.model.layers[1].mlp.gate.weight.data.add_(0.5)
+            other.save_pretrained(folder)
+            refused("layers.1.mlp.gate.weight of the model is not the checkpoint's",
+                    routing=routing)
+            other = models.make("Qwen3Moe")
+            other.model.layers[2].mlp.experts.down_proj.data.mul_(2)
+            other.save_pretrained(folder)
+            refused("experts.down_proj of the model is not the checkpoint's", routing=routing)
+            models.make("Glm4Moe").save_pretrained(folder)
+            refused("no tensor for model.layers.0.mlp.gate", routing=routing)
+
+    def edited(self, edit, name="Qwen3Moe"):
+        """A folder whose tensors edit(tensors) has changed."""
+        import safetensors.torch
         folder = self.folder()
-        models.make("Qwen3Moe", moe_intermediate_size=48).save_pretrained(folder)
-        with self.assertRaisesRegex(ValueError, r"layer 0: gate_proj.*\[48, 64\].*\[32, 64\]"):
-            moert.attach(models.make("Qwen3Moe"), folder, routing="host")
-        models.make("Qwen3Moe", num_hidden_layers=2).save_pretrained(folder)
-        with self.assertRaisesRegex(ValueError, "layer 2 has no gate_proj of expert 0"):
-            moert.attach(models.make("Qwen3Moe"), folder, routing="host")
+        models.make(name).save_pretrained(folder)
+        tensors = safetensors.torch.load_file(folder + "/model.safetensors")
+        edit(tensors)
+        safetensors.torch.save_file(tensors, folder + "/model.safetensors", {"format": "pt"})
+        return folder
+
+    def test_experts_are_all_looked_at(self):
+        prefix = "model.layers.1.mlp.experts."
+
+        def narrow(tensors):
+            name = prefix + "3.gate_proj.weight"
+            tensors[name] = tensors[name][:16].clone()
+
+        def all_narrow(tensors):
+            for name in [n for n in tensors if n.startswith(prefix) and "down" not in n]:
+                tensors[name] = tensors[name][:16].clone()
+
+        def more(tensors):
+            tensors[prefix + "8.up_proj.weight"] = tensors[prefix + "7.up_proj.weight"].clone()
+
+        def fewer(tensors):
+            del tensors[prefix + "5.down_proj.weight"]
+
+        def twice(tensors):  # transformers adds the prefix "model."
+            name = prefix + "2.down_proj.weight"
+            tensors[name.removeprefix("model.")] = tensors[name].clone()
+        for edit, why in ((narrow, r"experts.3.gate_proj.weight is \[16, 64\]"),
+                          (all_narrow, r"gate_up_proj is \[8, 32, 64\].* wants \[8, 64, 64\]"),
+                          (more, "experts.8.up_proj.weight: .* has 8 experts"),
+                          (fewer, "no expert 5 for model.layers.1.mlp.experts.down_proj"),
+                          (twice, "both are expert 2 of")):
+            folder = self.edited(edit)
+            with self.subTest(why), self.assertRaisesRegex(ValueError, why):
+                ours(folder, routing="host", cache_dir=folder + "/cache")
+
+    def test_layers_that_are_not_the_models(self):
+        """Experts of layers that predict further tokens, and of other modules, are left out."""
+        def decoys(tensors):
+            for name in [n for n in tensors if ".layers.0.mlp.experts." in n]:
+                for prefix in ("mtp.layers.0.", "talker.model.layers.0.", "model.layers.3."):
+                    tensors[prefix + name.split(".layers.0.")[1]] = torch.zeros_like(tensors[name])
+        folder, ids = self.edited(decoys, "Qwen3Next"), torch.randint(3, 128, (2, 9))
+        with torch.no_grad():
+            plain = plain_model(folder)(ids).logits
+        with self.assertLogs("moert", "INFO") as logs:
+            mine = ours(folder, routing="host")
+        self.assertIn("talker.model.layers.0.mlp.experts", "".join(logs.output))
+        self.assertLess((mine(ids).logits - plain).abs().max().item(), 1e-4)
+
+    def test_what_the_caller_says(self):
+        """Fields of the config that are given beside the folder, and router logits."""
+        folder, ids = self.folder(), torch.randint(3, 128, (2, 9))
+        for name, changes in (("Qwen3Moe", dict(num_experts_per_tok=4)),
+                              ("Qwen3Moe", dict(norm_topk_prob=True)),
+                              ("Glm4Moe", dict(routed_scaling_factor=2.5)),
+                              ("Qwen3Moe", dict(output_router_logits=True))):
+            with self.subTest(str(changes)), torch.no_grad():
+                models.make(name).save_pretrained(folder)
+                plain = transformers.AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=torch.float32, **changes)(ids)
+                before = plain_model(folder)(ids).logits
+                mine = ours(folder, cache_dir=folder + "/cache", **changes)(ids)
+                self.assertLess((mine.logits - plain.logits).abs().max().item(), 1e-4)
+                if "output_router_logits" in changes:
+                    self.assertEqual(len(mine.router_logits), 3)
+                else:
+                    self.assertGreater((before - plain.logits).abs().max().item(), 1e-2)
+                config = transformers.AutoConfig.from_pretrained(folder)
+                for field, value in changes.items():
+                    setattr(config, field, value)
+                mine = ours(folder, cache_dir=folder + "/cache", config=config)(ids)
+                self.assertLess((mine.logits - plain.logits).abs().max().item(), 1e-4)
+                with self.assertRaisesRegex(ValueError, next(iter(changes))):
+                    ours(folder, cache_dir=folder + "/cache", routing="library", **changes)
+        with self.assertRaisesRegex(ValueError, "output_router_logits.*routing='host'"):
+            ours()(ids, output_router_logits=True)
+
+    def test_rounding_is_refused(self):
+        folder = self.folder()
+        for name in ("Qwen3Moe", "GraniteMoe"):
+            model = models.make(name)
+            for kind in (torch.float32, torch.float16):
+                model.model.layers[1].get_parameter(
+                    "mlp.experts.down_proj" if name == "Qwen3Moe" else
+                    "block_sparse_moe.experts.down_proj").data.normal_(0, 0.08)
+                model.to(kind).save_pretrained(folder)
+                with self.assertRaisesRegex(ValueError, "numerics is 'f32', and .*layers.1"):
+                    ours(folder, cache_dir=folder + "/cache")
+                ours(folder, cache_dir=folder + "/cache", numerics="bf16")
+                model.float()
+
+    def test_revisions(self):
+        """Options of the Hub reach it."""
+        with unittest.mock.patch("huggingface_hub.snapshot_download",
+                                 return_value=str(MODEL)) as download:
+            ours("some/model", revision="v2", token="secret")
+        self.assertEqual(download.call_args.kwargs["revision"], "v2")
+        self.assertEqual(download.call_args.kwargs["token"], "secret")
+        with self.assertRaisesRegex(FileNotFoundError, "no such folder"):
+            ours("/no/such/folder")
 
 
 if available:

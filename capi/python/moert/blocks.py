@@ -1,20 +1,17 @@
 """MoE blocks of a torch model, found by what they are made of, and what takes their place."""
+import ast
 import inspect
 import re
+import textwrap
 import typing
 
 import torch
 
 from . import torch_ops
-from .checkpoint_experts import Shape
-
-_ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu", "Silu": "silu", "silu": "silu",
-                "GELUActivation": "gelu", "GELU": "gelu", "GELUTanh": "gelu_tanh",
-                "NewGELUActivation": "gelu_tanh", "PytorchGELUTanh": "gelu_tanh"}
 
 
 class Found(typing.NamedTuple):
-    """A sparse MoE block: `module` is `parent.attribute`, `name` its path in the model."""
+    """What has experts: `module` is `parent.attribute`, `name` its path in the model."""
     name: str
     parent: torch.nn.Module
     attribute: str
@@ -23,62 +20,28 @@ class Found(typing.NamedTuple):
     @property
     def layer(self):
         """Its layer's number in the model, or None."""
-        numbers = re.findall(r"\blayers\.(\d+)\b", self.name)
+        numbers = re.findall(r"\b(?:layers|blocks|h)\.(\d+)\b", self.name)
         return int(numbers[-1]) if numbers else None
+
+    @property
+    def router(self):
+        """(name, module) of its router, or None."""
+        for name in ("gate", "router"):
+            if isinstance(getattr(self.module, name, None), torch.nn.Module):
+                return f"{self.name}.{name}", getattr(self.module, name)
+        return None
 
 
 def find(model):
-    """Every sparse MoE block, in order: a module with experts and a gate or router."""
+    """Every module with experts and a gate or router, in order."""
     found = []
     for path, module in model.named_modules():
         for name, child in module.named_children():
-            if hasattr(child, "experts") and (hasattr(child, "gate") or hasattr(child, "router")):
-                found.append(Found(f"{path}.{name}".lstrip("."), module, name, child))
+            if isinstance(getattr(child, "experts", None), torch.nn.Module):
+                one = Found(f"{path}.{name}".lstrip("."), module, name, child)
+                if one.router is not None:
+                    found.append(one)
     return found
-
-
-def _refusal(experts):
-    """Why a module of experts cannot be computed here, or None. What is looked at is what
-    transformers 5 says of its fused experts."""
-    parameters = {name for name, _ in experts.named_parameters()}
-    takes = list(inspect.signature(type(experts).forward).parameters)
-    wraps = getattr(type(experts).forward, "__wrapped__", None)
-    if wraps is not None:
-        takes = list(inspect.signature(wraps).parameters)
-    if len(takes) < 4 or not re.search("index|indices|ids", takes[2]):
-        return f"its forward takes ({', '.join(takes[1:])}), not hidden states, ids and weights"
-    if not getattr(experts, "has_gate", True):
-        return "its experts have no gate"
-    if parameters != {"gate_up_proj", "down_proj"}:
-        return (f"its parameters are {', '.join(sorted(parameters))}, not gate_up_proj and "
-                "down_proj alone")
-    if not getattr(experts, "is_concatenated", True):
-        return "gate and up are interleaved"
-    gate = getattr(type(experts), "_apply_gate", None)
-    if gate is not None and gate.__module__ != "transformers.integrations.moe":
-        return "its gate is a formula of its own"
-    if _activation(experts) is None:
-        return f"its activation is {type(getattr(experts, 'act_fn', None)).__name__}"
-    return None
-
-
-def _activation(experts):
-    act = getattr(experts, "act_fn", None)
-    return _ACTIVATIONS.get(getattr(act, "__name__", None) or type(act).__name__)
-
-
-def shape(found):
-    """The Shape of a block's fused experts, and their activation. ValueError for experts that are
-    not gated ones summed by weight."""
-    experts = found.module.experts
-    why = _refusal(experts)
-    if why is not None:
-        raise ValueError(f"{found.name}: {type(experts).__name__} cannot be given to libmoert by "
-                         f"its structure: {why}")
-    transposed = bool(getattr(experts, "is_transposed", False))
-    count, *size = experts.down_proj.shape
-    hidden, width = size[::-1] if transposed else size
-    return Shape(count, width, hidden, transposed), _activation(experts)
 
 
 def top_k(found):
@@ -86,12 +49,31 @@ def top_k(found):
     block = found.module
     router = getattr(block, "gate", None) or getattr(block, "router", None)
     for owner in (block, router, getattr(block, "config", None), getattr(router, "config", None)):
-        for name in ("top_k", "num_experts_per_tok", "moe_top_k", "moe_k"):
+        for name in ("top_k", "num_experts_per_tok", "moe_top_k", "moe_k", "top_k_experts"):
             value = getattr(owner, name, None)
             if isinstance(value, int):
                 return value
     raise ValueError(f"{found.name}: {type(block).__name__} does not say how many experts a token "
                      "uses; pass top_k=")
+
+
+def returns(block):
+    """How many values a block's forward returns, 1 for a tensor alone: what takes its place has to
+    return as many. ValueError where that, or that it is all that the block does, cannot be told."""
+    if any(re.search("attn|attention|norm", name) for name, _ in block.named_children()):
+        raise ValueError("its experts stand in the decoder layer itself")
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(type(block).forward)))
+    except (OSError, TypeError, SyntaxError) as e:
+        raise ValueError(f"the source of its forward cannot be read ({e})") from e
+    takes = tree.body[0].args
+    if len(takes.posonlyargs) + len(takes.args) - len(takes.defaults) > 2:
+        raise ValueError("its forward takes more than hidden states")
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    counts = {len(v.elts) if isinstance(v, ast.Tuple) else 1 for v in values}
+    if len(counts) != 1:
+        raise ValueError("its forward returns now more values, now fewer")
+    return counts.pop()
 
 
 # Compiled calls of up to so many rows are recorded into CUDA graphs, where the engine allows it:
@@ -132,7 +114,12 @@ class _Replacement(torch.nn.Module):
 
 
 class MoeBlock(_Replacement):
-    """Stands where a sparse MoE block stood; the library routes."""
+    """Stands where a sparse MoE block stood; the library routes. values: how many the block
+    returned; those behind the first are None, since no router's logits are there."""
+
+    def __init__(self, passes, layer, ranks, values):
+        super().__init__(passes, layer, ranks)
+        self._values = values
 
     def forward(self, hidden_states, *_, **__):
         torch_ops.refuse_gradients(hidden_states)
@@ -144,20 +131,28 @@ class MoeBlock(_Replacement):
             out = self._passes.forward(self._layer, x.detach(), sequences)
         if self._ranks is not None:
             out = self._ranks.sum(out)
-        return out.reshape(hidden_states.shape)
+        out = out.reshape(hidden_states.shape)
+        return out if self._values == 1 else (out, *[None] * (self._values - 1))
 
 
 class Experts(_Replacement):
-    """Stands where a block's experts stood; the block's router and shared experts stay."""
+    """Stands where a block's experts stood; the block's router and shared experts stay. identity:
+    ids from this number on pass their input through, None: there are none."""
 
-    def __init__(self, passes, layer, ranks, batch):
+    def __init__(self, passes, layer, ranks, batch, identity):
         super().__init__(passes, layer, ranks)
-        self._batch = batch
+        self._batch, self._identity = batch, identity
 
-    def forward(self, hidden_states, top_k_index, top_k_weights):
-        torch_ops.refuse_gradients(hidden_states, top_k_weights)
+    def forward(self, hidden_states, *routing, **named):
+        ids, weights = self._routing((*routing, *named.values()))
+        torch_ops.refuse_gradients(hidden_states, weights)
         x = hidden_states.reshape(-1, hidden_states.shape[-1])
-        ids, weights = (t.reshape(x.shape[0], -1) for t in (top_k_index, top_k_weights))
+        ids, weights = (t.reshape(x.shape[0], -1) for t in (ids, weights))
+        own = None
+        if self._identity is not None:
+            beyond = ids >= self._identity
+            own = x * (weights * beyond).sum(-1, keepdim=True).to(x.dtype)
+            ids = ids.masked_fill(beyond, -1)
         if torch.compiler.is_compiling():
             out = self._compiled((torch_ops.experts, torch_ops.experts_in_graph), x, 0, ids,
                                  weights)
@@ -166,7 +161,16 @@ class Experts(_Replacement):
                                        (ids.detach(), weights.detach()))
         if self._ranks is not None:
             out = self._ranks.sum(out)
+        if own is not None:
+            out = out + own
         return out.reshape(hidden_states.shape)
+
+    @staticmethod
+    def _routing(tensors):
+        """(ids, weights), in whatever order the block gives them."""
+        if len(tensors) != 2 or any(not isinstance(t, torch.Tensor) for t in tensors):
+            raise TypeError("experts are called with hidden states, ids and weights")
+        return sorted(tensors, key=lambda t: t.is_floating_point())
 
 
 class Batch:
@@ -183,3 +187,15 @@ class Batch:
                 self.sequences = ids.shape[0] if isinstance(ids, torch.Tensor) else 0
         model.register_forward_pre_hook(look, with_kwargs=True)
         return self
+
+
+def refuse_router_logits(model):
+    """Where the library routes, nobody has them."""
+    model.register_forward_pre_hook(_without_router_logits, with_kwargs=True)
+
+
+def _without_router_logits(model, _, named):
+    asked = named.get("output_router_logits")
+    if asked or (asked is None and getattr(model.config, "output_router_logits", False)):
+        raise ValueError("output_router_logits: the library routes, and gives no logits; load the "
+                         "model with routing='host'")

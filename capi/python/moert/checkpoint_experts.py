@@ -1,120 +1,83 @@
-"""Experts of a checkpoint that the library does not read itself, by the names of their tensors:
-rows as they are asked for, in the checkpoint's own type. For blocks whose router stays the
-host's."""
-import re
+"""Experts of a checkpoint as the parameters of a model have them, row by row as they are asked for.
+For blocks whose router stays the model's."""
 import typing
 
+import torch
+
+from . import expert_forms
+from .expert_forms import Form, Layout
 from .source import Source
-from .tensor_files import open_folder
+from .stacks import Rows, Turned
 
-_OF_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:.*\.)?(?:experts|block_sparse_moe)\.(.+)")
-_OF_EXPERT = re.compile(r"(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
-_FUSED = re.compile(r"(gate_up_proj|gate_proj|up_proj|down_proj|input_linear|output_linear)"
-                    r"(?:\.weight)?")
-_PARTS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "input_linear": "gate_up_proj",
-          "output_linear": "down_proj"}
-_OF_ROUTER = re.compile(r"(gate|router)\..*|.*e_score_correction_bias")
-_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_BIASES = {"gate_bias": "gate_proj", "up_bias": "up_proj", "down_bias": "down_proj"}
+_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
 
-class _Layer:
-    """Where the matrices of a layer's experts lie: {(expert or None, part): tensor}."""
-
-    def __init__(self, number):
-        self.number, self.tensors = number, {}
-
-    def add(self, name, rest, tensor):
-        if match := _OF_EXPERT.fullmatch(rest):
-            key = int(match[1]), _PARTS.get(match[2], match[2])
-        elif match := _FUSED.fullmatch(rest):
-            key = None, _PARTS.get(match[1], match[1])
-        elif _OF_ROUTER.fullmatch(rest):
-            return
-        else:
-            raise ValueError(f"{name} is no matrix of a gated expert; experts with biases or "
-                             "scales of their own are not supported")
-        if isinstance(tensor, str):
-            raise ValueError(f"{name} is of type {tensor}; experts may be BF16, F16 or F32")
-        self.tensors[key] = tensor
-
-    def find(self, expert, part):
-        """The tensor that holds a matrix, and whether it is all experts' and gate and up in one."""
-        for key in ((expert, part), (None, part), (None, "gate_up_proj")):
-            if key in self.tensors and not (part == "down_proj" and key[1] != part):
-                return self.tensors[key], key[0] is None, key[1] != part
-        raise ValueError(f"layer {self.number} has no {part} of expert {expert}")
-
-
-class Shape(typing.NamedTuple):
-    """Of a layer's experts as the model has them; transposed: fused tensors are [in, out]."""
-    experts: int
-    width: int
-    hidden: int
-    transposed: bool = False
+class Layer(typing.NamedTuple):
+    """One module of experts: its path in the model, what it computes, and which number it has."""
+    path: str
+    layout: Layout
+    form: Form
+    number: int
+    top_k: int
 
 
 class CheckpointExperts:
-    """shapes: {layer number in the model: Shape} of every MoE layer; the files have to agree."""
+    """layers: Layers in the order of the model; every expert's shape has to be as they say."""
 
-    def __init__(self, folder, shapes):
-        layers = {number: _Layer(number) for number in shapes}
-        for name, tensor in open_folder(folder).items():
-            match = _OF_LAYER.fullmatch(name)
-            if match and int(match[1]) in layers:
-                layers[int(match[1])].add(name, match[2], tensor)
-        numbers = sorted(shapes)
-        self._layers = [(layers[number], shapes[number]) for number in numbers]
-        types = {self._check(layer, shape) for layer, shape in self._layers}
-        if len(types) != 1:
-            raise ValueError(f"experts are stored in several types: {', '.join(sorted(types))}")
-        self.dtype = _DTYPES[types.pop()]
-
-    @staticmethod
-    def _check(layer, shape):
-        """The type of the first and last expert, whose sizes are the model's."""
-        types = set()
-        for expert in (0, shape.experts - 1):
-            for part in ("gate_proj", "up_proj", "down_proj"):
-                tensor, fused, halves = layer.find(expert, part)
-                wanted = [shape.width * (1 + halves), shape.hidden]
-                if (part == "down_proj") != (fused and shape.transposed):
-                    wanted.reverse()
-                if fused:
-                    wanted.insert(0, shape.experts)
-                if list(tensor.shape) != wanted:
-                    raise ValueError(f"layer {layer.number}: {part} of the experts is "
-                                     f"{list(tensor.shape)}, the model wants {wanted}")
-                types.add(tensor.dtype)
-        return types.pop() if len(types) == 1 else "/".join(sorted(types))
+    def __init__(self, parameters, layers):
+        self._layers = layers
+        self._stacks = [matrices(parameters, layer.path, layer.layout) for layer in layers]
+        stored = frozenset.union(*(s.dtypes for some in self._stacks for s in some.values()))
+        # Widening is exact, so that one type stands for several.
+        self._dtype = next(iter(stored)) if len(stored) == 1 else torch.float32
 
     def read(self, layer, expert, part, first_row, rows, cols):
         """As Source.from_weights wants it."""
-        found, shape = self._layers[layer]
-        tensor, fused, halves = found.find(expert, part)
-        size = (1 + halves) * shape.width * shape.hidden  # elements an expert
-        base = expert * size if fused else 0
-        if halves and part == "up_proj":
-            first_row += shape.width
-        if not (fused and shape.transposed):
-            return tensor.read(base + first_row * cols, rows * cols)
-        stored = size // cols  # elements of a row as stored: our rows, of both halves
-        return _transpose([tensor.read(base + i * stored + first_row, rows) for i in range(cols)],
-                          rows, tensor.item_bytes)
+        if part in _BIASES:
+            bias = self._stacks[layer][part].block(expert, range(cols), range(1))
+            return bias.to(torch.float32).contiguous()
+        return self._stacks[layer][part].rows(expert, first_row, rows).to(self._dtype).contiguous()
 
-    def source(self, name, top_k, activations):
-        """A source without routers: the host brings every layer's routing. top_k, activations: of
-        each layer."""
-        specs = [Source.layer(model_layer=layer.number, routing="external", top_k=k,
-                              activation=activation, num_experts=shape.experts, hidden=shape.hidden,
-                              intermediate=shape.width)
-                 for (layer, shape), k, activation in zip(self._layers, top_k, activations)]
-        return Source.from_weights(name, specs, self.read, self.dtype)
+    def source(self, name):
+        """A source without routers: the host brings every layer's routing."""
+        specs = []
+        for layer in self._layers:
+            lay, form = layer.layout, layer.form
+            specs.append(Source.layer(
+                model_layer=layer.number, routing="external", top_k=layer.top_k,
+                activation=form.activation, num_experts=lay.count, hidden=lay.hidden,
+                intermediate=lay.width, ungated=int(not lay.gated), expert_bias=int(lay.biased),
+                activation_alpha=form.alpha, activation_limit=form.limit,
+                up_offset=form.up_offset))
+        return Source.from_weights(name, specs, self.read, _NAMES[self._dtype])
 
 
-def _transpose(columns, rows, item_bytes):
-    """Columns of `rows` elements each, as rows."""
-    import torch
-    kind = {2: torch.int16, 4: torch.int32}[item_bytes]
-    flat = torch.frombuffer(bytearray(b"".join(columns)), dtype=kind)
-    turned = flat.view(len(columns), rows).t().contiguous()
-    return turned.view(torch.uint8).numpy().tobytes()
+def matrices(parameters, path, lay):
+    """{part: Stack} of a module's experts; a part is as Source.from_weights names it. Biases are
+    stacks of one column."""
+    found = {name: parameters.stack(f"{path}.{name}", shape)
+             for name, shape in expert_forms.stacks_wanted(lay).items()}
+    if lay.apart:
+        gate, up, down = (found[name] for name in lay.apart)
+        return {"gate_proj": gate, "up_proj": up, "down_proj": Turned(down)}
+    if lay.transposed:
+        found = {name: Turned(stack) for name, stack in found.items()}
+    first = "gate_up_proj" if lay.gated else "up_proj"
+    parts = {"down_proj": found["down_proj"], **_halves(lay, found[first], "proj")}
+    if lay.biased:
+        rows = (1 + lay.gated) * lay.width
+        bias = parameters.stack(f"{path}.{first}_bias", (lay.first_count, rows, 1))
+        parts["down_bias"] = parameters.stack(f"{path}.down_proj_bias", (lay.count, lay.hidden, 1))
+        parts |= _halves(lay, bias, "bias")
+    return parts
+
+
+def _halves(lay, stack, what):
+    if not lay.gated:
+        return {f"up_{what}": stack}
+    if lay.interleaved:
+        return {f"gate_{what}": Rows(stack, 0, lay.width, 2),
+                f"up_{what}": Rows(stack, 1, lay.width, 2)}
+    return {f"gate_{what}": Rows(stack, 0, lay.width),
+            f"up_{what}": Rows(stack, lay.width, lay.width)}

@@ -8,13 +8,16 @@ from . import sizes, tools
 from .source import Source
 
 
-def checkpoint_folder(path):
-    """`path`, or the local copy of a repository of the Hugging Face Hub, fetched if need be."""
+def checkpoint_folder(path, **hub):
+    """`path`, or the local copy of a repository of the Hugging Face Hub, fetched if need be. hub:
+    options of huggingface_hub.snapshot_download."""
     if os.path.isdir(path):
         return pathlib.Path(path)
+    if os.path.isabs(path) or str(path).startswith((".", "~")):
+        raise FileNotFoundError(f"{path}: there is no such folder")
     import huggingface_hub
     return pathlib.Path(huggingface_hub.snapshot_download(
-        str(path),
+        str(path), **hub,
         allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]))
 
 

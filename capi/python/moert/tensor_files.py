@@ -29,6 +29,13 @@ class Tensor:
             size, at = size - len(part), at + len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def values(self):
+        """All of it, as a torch tensor."""
+        import torch
+        kind = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[self.dtype]
+        data = bytearray(self.read(0, math.prod(self.shape)))
+        return torch.frombuffer(data, dtype=kind).view(self.shape)
+
 
 class _File:
     def __init__(self, path):
@@ -65,18 +72,26 @@ def _tensors(path):
         yield name, Tensor(file, base + begin, dtype, shape)
 
 
-def open_folder(folder):
-    """{name: Tensor} of every tensor of a checkpoint; the value is the type's name where it is none
-    of BF16, F16 and F32."""
+def of_folder(folder):
+    """The files that a checkpoint's tensors are in."""
     folder = pathlib.Path(folder)
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    found = {}
+    if not index.exists():
+        return [folder / "model.safetensors"]
+    names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     for name in names:
         if pathlib.PurePath(name).name != name:
             raise ValueError(f"{index}: '{name}' is not a file of this folder")
-        found.update(_tensors(folder / name))
+    return [folder / name for name in names]
+
+
+def open_files(paths):
+    """{name: Tensor} of every tensor of these files; the value is the type's name where it is none
+    of BF16, F16 and F32."""
+    found, files = {}, {}
+    for path in paths:
+        for name, tensor in _tensors(path):
+            if name in found:
+                raise ValueError(f"{name} is in {files[name]} and in {path}")
+            found[name], files[name] = tensor, path
     return found

@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import re
-import typing
 
 import torch
 import transformers
@@ -20,19 +19,17 @@ from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from . import blocks, pack_cache
-from .checkpoint_experts import CheckpointExperts
-from .distributed import Ranks
+from . import blocks, pack_cache, planning
 from .engine import Engine
 from .engine import plan as library_plan
 from .errors import Error
 from .passes import Passes
-from .source import Source
 
 __all__ = ["MoertConfig", "attach", "from_pretrained"]
 
 _ENGINE = ("budget", "strategy", "max_tokens", "threads", "io_threads", "host_budget", "numerics",
            "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path", "numa_node")
+_HUB = ("revision", "token", "local_files_only", "force_download")
 _OURS = ("experts", "routing", "top_k", "cache_dir", "progress", "group", "parallel")
 
 
@@ -50,7 +47,8 @@ def from_pretrained(path, *, device="cpu", auto_class=None, **options):
     AutoModelForCausalLM)."""
     device = torch.device(device)
     mine = {name: options.pop(name) for name in (*_ENGINE, *_OURS) if name in options}
-    folder = pack_cache.checkpoint_folder(path)
+    hub = {name: options.pop(name) for name in _HUB if name in options}
+    folder = pack_cache.checkpoint_folder(path, **hub)
     _refuse_quantized(folder)
     config = MoertConfig(device=str(device), **mine)
     if device.type != "cpu" and importlib.util.find_spec("accelerate"):  # transformers wants it
@@ -74,9 +72,9 @@ def attach(model, experts, *, routing=None, top_k=None, device=None, cache_dir=N
     None: "library" for architectures that the library reads, else "host". Other options:
     moert.Engine's."""
     device = torch.device(device or _device(model))
-    plan = _plan(model, experts, {"routing": routing, "top_k": top_k, "cache_dir": cache_dir,
-                                  "progress": progress, "group": group, "parallel": parallel},
-                 device)
+    ours = {"routing": routing, "top_k": top_k, "cache_dir": cache_dir, "progress": progress,
+            "group": group, "parallel": parallel}
+    plan = planning.make(model, experts, ours, device, options.get("numerics"))
     engine = _replace(model, plan, _engine_options(options, device))
     model.hf_quantizer = MoertQuantizer(MoertConfig(device=str(device)))  # refuses save_pretrained
     return engine
@@ -103,74 +101,6 @@ def _engine_options(options, device):
     return {"backend": device.type, "device": device.index or 0, **options}
 
 
-class _Plan(typing.NamedTuple):
-    """What takes whose place: blocks found, where experts come from, who routes, who shares."""
-    found: list
-    source: Source
-    routing: str
-    ranks: typing.Optional[Ranks]
-
-
-def _plan(model, experts, options, device):
-    found = blocks.find(model)
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no MoE block: no module with experts and a "
-                         "gate or router")
-    routing, group = options["routing"], options.get("group")
-    if routing not in (None, "library", "host"):
-        raise ValueError(f"routing is {routing!r}, legal are 'library', 'host' and None")
-    ranks = None if group is None else Ranks(group, options.get("parallel") or "expert")
-    if ranks and ranks.some_experts and device.type == "cuda":
-        if routing == "library":
-            raise ValueError("on CUDA an engine over some experts does not route: take "
-                             "routing='host', or parallel='tensor'")
-        routing = "host"
-    source = experts if isinstance(experts, Source) else None
-    # A router of the model's needs no pack of the library's, unless experts are quantized.
-    if source is None and (routing != "host" or options.get("experts")):
-        source = _opened(experts, options, refuse=routing == "library" or options.get("experts"))
-    if source is None:
-        return _Plan(found, _by_structure(found, experts, options), "host", ranks)
-    _compare(model, found, source)
-    return _Plan(found, source, routing or "library", ranks)
-
-
-def _opened(folder, options, refuse):
-    """The library's own reading of a checkpoint; None where it does not know the architecture."""
-    schemes = options.get("experts")
-    try:
-        if schemes:
-            return pack_cache.quantized(folder, schemes, options["cache_dir"], options["progress"])
-        return pack_cache.opened(folder, options["cache_dir"], options["progress"])
-    except Error as error:
-        if refuse or error.code not in ("UNIMPLEMENTED", "INVALID_ARGUMENT"):
-            raise
-        return None
-
-
-def _by_structure(found, folder, options):
-    """A source of routed experts alone, by the names of their tensors."""
-    shapes, top_k, activations = {}, [], []
-    for block in found:
-        shape, activation = blocks.shape(block)
-        if block.layer is None or block.layer in shapes:
-            raise ValueError(f"{block.name}: which layer it belongs to cannot be told")
-        shapes[block.layer] = shape
-        top_k.append(options.get("top_k") or blocks.top_k(block))
-        activations.append(activation)
-    return CheckpointExperts(folder, shapes).source(str(folder), top_k, activations)
-
-
-def _compare(model, found, source):
-    if len(found) != source.layers:
-        raise ValueError(f"the model has {len(found)} MoE blocks, the experts are of "
-                         f"{source.layers}")
-    hidden = model.config.get_text_config().hidden_size
-    if hidden != source.spec(0).hidden:
-        raise ValueError(f"the model's hidden size is {hidden}, that of the experts "
-                         f"{source.spec(0).hidden}")
-
-
 def _with_strategy(source, options):
     """The options of an engine. On CUDA a budget that holds every expert is filled when the engine
     opens, if no strategy was named: then nothing can be missing, and no layer needs the host."""
@@ -191,12 +121,17 @@ def _replace(model, plan, engine_options):
         shard["shared_experts"] = False  # the blocks keep theirs
     engine = Engine(plan.source, **_with_strategy(plan.source, {**engine_options, "shard": shard}))
     passes = Passes(engine)
-    batch = blocks.Batch().watch(model) if plan.routing == "host" else None
+    if plan.routing == "host":
+        batch = blocks.Batch().watch(model)
+    else:
+        blocks.refuse_router_logits(model)
     for layer, block in enumerate(plan.found):
         if plan.routing == "host":
-            block.module.experts = blocks.Experts(passes, layer, plan.ranks, batch)
+            block.module.experts = blocks.Experts(passes, layer, plan.ranks, batch,
+                                                  plan.identities[layer])
         else:
-            setattr(block.parent, block.attribute, blocks.MoeBlock(passes, layer, plan.ranks))
+            setattr(block.parent, block.attribute,
+                    blocks.MoeBlock(passes, layer, plan.ranks, plan.values[layer]))
     model.moert = engine
     return engine
 
@@ -242,9 +177,13 @@ class MoertQuantizer(HfQuantizer):
                              "none")
         ours, engine_options = self.quantization_config.split()
         device = torch.device(self.quantization_config.device)
-        plan = _plan(model, os.path.dirname(checkpoint_files[0]), ours, device)
         with torch.device("cpu"):  # transformers builds the model on the meta device
+            plan = planning.make(model, os.path.dirname(checkpoint_files[0]), ours, device,
+                                 engine_options.get("numerics"), checkpoint_files)
+        with torch.device("cpu"):
             self._engine = _replace(model, plan, _engine_options(engine_options, device))
+        for block in plan.found:  # it has no weights of its own, and its experts none to be set
+            block.module._is_hf_initialized = True
         # What the engine reads is not missing from the model: no report about it.
         prefixes = {re.escape(block.name) + (r"\.experts\." if plan.routing == "host" else r"\.")
                     for block in plan.found}

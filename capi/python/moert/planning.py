@@ -1,0 +1,199 @@
+"""Decides what takes the place of which module of a transformers model, where its experts come from,
+and who routes. Nothing is replaced before all of it is known to fit."""
+import logging
+import pathlib
+import typing
+
+from . import agreement, blocks, checkpoint_experts, expert_forms, pack_cache, tensor_files
+from .checkpoint_experts import CheckpointExperts, Layer
+from .distributed import Ranks
+from .errors import Error
+from .parameters import Parameters
+from .source import Source
+
+_log = logging.getLogger("moert")
+
+
+class Plan(typing.NamedTuple):
+    """values: of each block how many its forward returns; identities: of each the first id whose
+    expert passes its input through, or None."""
+    found: list
+    source: Source
+    routing: str
+    ranks: typing.Optional[Ranks]
+    values: list
+    identities: list
+
+
+class _Checkpoint:
+    """A folder as the experts of a model."""
+
+    def __init__(self, model, found, folder, files):
+        self.model, self.found, self.folder = model, found, pathlib.Path(folder)
+        self.files = [pathlib.Path(f) for f in files or tensor_files.of_folder(folder)]
+        self._parameters, self._forms = None, {}
+
+    @property
+    def parameters(self):
+        if self._parameters is None:
+            tensors = tensor_files.open_files(self.files)
+            self._parameters = Parameters(self.model, tensors)
+        return self._parameters
+
+    def layout(self, block):
+        try:
+            return expert_forms.layout(block.module.experts)
+        except ValueError as error:
+            raise ValueError(f"{block.name}: {type(block.module.experts).__name__} cannot be given "
+                             f"to libmoert by its structure: {error}") from error
+
+    def form(self, block, lay):
+        experts = block.module.experts
+        numbers = tuple(sorted((name, value) for name, value in vars(experts).items()
+                               if isinstance(value, (int, float))))
+        act = getattr(experts, "act_fn", None)
+        key = type(experts), lay, numbers, type(act), getattr(act, "__name__", None)
+        if key not in self._forms:
+            try:
+                self._forms[key] = expert_forms.form(experts, lay)
+            except ValueError as error:
+                raise ValueError(f"{block.name}: {type(experts).__name__} cannot be given to "
+                                 f"libmoert by its structure: {error}") from error
+        return self._forms[key]
+
+    def layouts(self):
+        """Each block's Layout, or None."""
+        return [_or_none(lambda b=block: self.layout(b)) for block in self.found]
+
+    def compare_weights(self):
+        """Compares a model in memory with the folder."""
+        stacks = [lay and _or_none(lambda b=block, l=lay: {
+            name: self.parameters.stack(f"{b.name}.experts.{name}", shape)
+            for name, shape in expert_forms.stacks_wanted(l).items()})
+            for block, lay in zip(self.found, self.layouts())]
+        agreement.weights(self.model, self.found, self.parameters, stacks)
+
+    def refuse_rounding(self):
+        for block, lay in zip(self.found, self.layouts()):
+            parts = lay and _or_none(lambda b=block, l=lay: checkpoint_experts.matrices(
+                self.parameters, b.name + ".experts", l))
+            agreement.refuse_rounding((f"{block.name}.experts: {part}", stack)
+                                      for part, stack in (parts or {}).items()
+                                      if part.endswith("proj"))
+
+
+def _or_none(call):
+    try:
+        return call()
+    except ValueError:
+        return None
+
+
+def make(model, experts, options, device, numerics, files=None):
+    """A Plan. files: those that transformers loads now; None: the model is in memory."""
+    found = blocks.find(model)
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no MoE block: no module with experts and a "
+                         "gate or router")
+    routing, ranks = _router(options, device)
+    if isinstance(experts, Source):
+        return _of_source(model, found, experts, routing, ranks, options)
+    checkpoint = _Checkpoint(model, found, experts, files)
+    if files is None:
+        checkpoint.compare_weights()
+    if numerics == "f32":
+        checkpoint.refuse_rounding()
+    schemes, why = options.get("experts"), None
+    if routing != "host" or schemes:
+        try:
+            return _by_library(checkpoint, routing, ranks, options)
+        except (ValueError, Error) as error:
+            if routing == "library" or schemes:
+                raise
+            why = getattr(error, "message", str(error))
+    try:
+        plan = _by_structure(checkpoint, ranks, options)
+    except ValueError as error:
+        if why is None:
+            raise
+        raise ValueError(f"{error}. Nor does the library route: {why}") from error
+    if why is not None:
+        _log.info("the model routes, its experts are read by its structure: %s", why)
+    return plan
+
+
+def _router(options, device):
+    routing, group = options["routing"], options.get("group")
+    if routing not in (None, "library", "host"):
+        raise ValueError(f"routing is {routing!r}, legal are 'library', 'host' and None")
+    ranks = None if group is None else Ranks(group, options.get("parallel") or "expert")
+    if ranks and ranks.some_experts and device.type == "cuda":
+        if routing == "library":
+            raise ValueError("on CUDA an engine over some experts does not route: take "
+                             "routing='host', or parallel='tensor'")
+        routing = "host"
+    return routing, ranks
+
+
+def _of_source(model, found, source, routing, ranks, options):
+    """Experts that are in a pack, or the host's own."""
+    layouts = [_or_none(lambda b=block: expert_forms.layout(b.module.experts)) for block in found]
+    agreement.layers(found, source, layouts, options.get("top_k"))
+    values = [1] * len(found)
+    if routing != "host":
+        values = _values(model, found)
+    return Plan(found, source, routing or "library", ranks, values, [None] * len(found))
+
+
+def _values(model, found):
+    """What each block returns, where the library may stand in its place."""
+    if getattr(model.config.get_text_config(), "output_router_logits", False):
+        raise ValueError("output_router_logits is set, and the library's routers give no logits")
+    values = []
+    for block in found:
+        try:
+            values.append(blocks.returns(block.module))
+        except ValueError as error:
+            raise ValueError(f"{block.name}: {type(block.module).__name__} cannot be replaced as a "
+                             f"whole: {error}; routing='host' keeps it") from error
+    return values
+
+
+def _by_library(checkpoint, routing, ranks, options):
+    """The library reads the checkpoint, and routes unless the host is to."""
+    model, found = checkpoint.model, checkpoint.found
+    values = [1] * len(found)
+    if routing != "host":
+        changed = agreement.changed_fields(model.config.get_text_config(), checkpoint.folder)
+        if changed:
+            raise ValueError(f"the library routes as config.json says, and {'; '.join(changed)}: "
+                             "routing='host' keeps the model's own router")
+        values = _values(model, found)
+    if set(checkpoint.files) != set(tensor_files.of_folder(checkpoint.folder)):
+        raise ValueError(f"transformers reads {checkpoint.files[0].name} and others, the library "
+                         "model.safetensors or the files of its index")
+    if options.get("experts"):
+        source = pack_cache.quantized(checkpoint.folder, options["experts"], options["cache_dir"],
+                                      options["progress"])
+    else:
+        source = pack_cache.opened(checkpoint.folder, options["cache_dir"], options["progress"])
+    agreement.layers(found, source, checkpoint.layouts(), options.get("top_k"))
+    return Plan(found, source, routing or "library", ranks, values, [None] * len(found))
+
+
+def _by_structure(checkpoint, ranks, options):
+    """A source of routed experts alone, from the tensors that are the model's parameters."""
+    found, layers = checkpoint.found, []
+    numbers = [block.layer for block in found]
+    if None in numbers or sorted(set(numbers)) != numbers:
+        numbers = range(len(found))
+    for block, number in zip(found, numbers):
+        lay = checkpoint.layout(block)
+        layers.append(Layer(block.name + ".experts", lay, checkpoint.form(block, lay), number,
+                            options.get("top_k") or blocks.top_k(block)))
+    source = CheckpointExperts(checkpoint.parameters, layers).source(str(checkpoint.folder))
+    if left := checkpoint.parameters.left_out:
+        _log.info("experts of modules that the model does not have are left out: %s",
+                  ", ".join(left))
+    identities = [layer.layout.count if layer.form.identity else None for layer in layers]
+    return Plan(found, source, "host", ranks, [1] * len(found), identities)
