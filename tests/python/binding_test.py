@@ -246,6 +246,15 @@ class Binding(unittest.TestCase):
             step.forward_routed(0, floats(2), ids, array.array("f", [0.5, 0.5]), routed, used)
         self.assertEqual(used, ids)
         self.assertTrue(any(routed))
+        # With scores the same comes out; of another shape they are refused.
+        scored, scores = array.array("f", bytes(4 * HIDDEN)), array.array("f", [0.5] * 8)
+        half = array.array("f", [0.5, 0.5])
+        step = engine.step("decode", 1)
+        step.forward_routed(0, floats(2), ids, half, scored, scores=scores, next_scores=scores)
+        with self.assertRaises(moert.Error):
+            step.forward_routed(0, floats(2), ids, half, array.array("f", scored), scores=scores[1:])
+        step.abandon()
+        self.assertEqual(scored, routed)
 
     def test_shards_add_up(self):
         def run(source, ids=None, **options):

@@ -212,15 +212,21 @@ class Step:
         x, y = self._tensors(hidden, out)
         self._call(lib.moert_layer_forward, layer, c.byref(x), None, c.byref(y))
 
-    def forward_routed(self, layer, hidden, ids, weights, out, used_ids=None):
+    def forward_routed(self, layer, hidden, ids, weights, out, used_ids=None, scores=None,
+                       next_scores=None):
         """With the host's routing: [rows, top_k] int32 ids and float32 weights. used_ids, int32 of
-        the same shape, gets the experts really used."""
+        the same shape, gets the experts really used. For strategies that predict or choose by them,
+        float32: scores [rows, experts], next_scores [rows, experts of the next layer], predicted."""
         x, y = self._tensors(hidden, out)
         routing = _c.init(_c.Routing)
         routing.ids = self._matrix(ids, (_c.I32,))
         routing.weights = self._matrix(weights, (_c.F32,))
         if used_ids is not None:
             routing.used_ids = self._matrix(used_ids, (_c.I32,), writable=True)
+        if scores is not None:
+            routing.scores = self._matrix(scores, (_c.F32,))
+        if next_scores is not None:
+            routing.next_scores = self._matrix(next_scores, (_c.F32,))
         self._call(lib.moert_layer_forward, layer, c.byref(x), c.byref(routing),
               c.byref(y))
 

@@ -38,6 +38,7 @@ moert_code bridge_begin(moert_engine *engine, moert_step_options *options,
 
 moert_code bridge_forward(moert_step *step, int32_t layer, float *hidden, float *out, int64_t rows,
                           int64_t cols, int32_t *ids, float *weights, int32_t *used, int64_t k,
+                          float *scores, int64_t experts, float *next, int64_t next_experts,
                           moert_error **error) {
   moert_tensor x, y;
   moert_routing routing;
@@ -48,6 +49,8 @@ moert_code bridge_forward(moert_step *step, int32_t layer, float *hidden, float 
   moert_tensor_init(&routing.ids, ids, rows, k, MOERT_I32);
   moert_tensor_init(&routing.weights, weights, rows, k, MOERT_F32);
   moert_tensor_init(&routing.used_ids, used, rows, k, MOERT_I32);
+  if (scores != NULL) moert_tensor_init(&routing.scores, scores, rows, experts, MOERT_F32);
+  if (next != NULL) moert_tensor_init(&routing.next_scores, next, rows, next_experts, MOERT_F32);
   if (hidden == NULL) return moert_layer_forward(step, layer, NULL, &routing, NULL, error);
   return moert_layer_forward(step, layer, &x, &routing, &y, error);
 }

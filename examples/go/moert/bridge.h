@@ -16,6 +16,7 @@ moert_code bridge_begin(moert_engine *engine, moert_step_options *options,
                         const int64_t *request_ids, moert_step **step, moert_error **error);
 moert_code bridge_forward(moert_step *step, int32_t layer, float *hidden, float *out, int64_t rows,
                           int64_t cols, int32_t *ids, float *weights, int32_t *used, int64_t k,
+                          float *scores, int64_t experts, float *next, int64_t next_experts,
                           moert_error **error);
 moert_code bridge_fetch(moert_step *step, int32_t layer, int32_t *ids, int64_t rows, int64_t k,
                         moert_slots *slots, moert_error **error);

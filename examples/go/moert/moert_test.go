@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -257,6 +258,16 @@ func TestEveryFormOfALayerCall(t *testing.T) {
 	}
 	if _, err := step.ForwardRouted(ctx, 0, x, []int32{5, 2}, []float32{2, 0}, twice); err != nil {
 		t.Fatal(err)
+	}
+	// With scores the same comes out; of another shape they are refused.
+	scored, experts := make([]float32, hidden), 8
+	if _, err := step.ForwardScored(ctx, 0, x, []int32{5, 2}, []float32{2, 0},
+		Scores{All: make([]float32, experts), Next: make([]float32, experts)}, scored); err != nil || !reflect.DeepEqual(scored, twice) {
+		t.Fatal(err)
+	}
+	if _, err := step.ForwardScored(ctx, 0, x, []int32{5, 2}, []float32{2, 0},
+		Scores{All: make([]float32, experts+1)}, scored); err == nil {
+		t.Fatal("scores of another shape were taken")
 	}
 	some := false
 	for i := range y { // a layer is linear in the routing weights

@@ -155,7 +155,7 @@ func (s *Step) Forward(ctx context.Context, layer int, hidden, out []float32) er
 	return s.call(ctx, hidden, out,
 		func(step *C.moert_step, hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code {
 			return C.bridge_forward(step, C.int32_t(layer), hidden, out, C.int64_t(s.rows), cols,
-				nil, nil, nil, 0, err)
+				nil, nil, nil, 0, nil, 0, nil, 0, err)
 		})
 }
 
@@ -167,21 +167,49 @@ func (s *Step) checkRouting(call string, ids []int32, weights []float32) error {
 	return nil
 }
 
-// ForwardRouted is Forward with the host's routing. ids, weights: rows x top-k. It returns the experts
-// really used: a lossy strategy may replace some.
-func (s *Step) ForwardRouted(ctx context.Context, layer int, hidden []float32, ids []int32,
-	weights, out []float32) ([]int32, error) {
-	if err := s.checkRouting("ForwardRouted", ids, weights); err != nil {
+// Scores of a router of the host's own, for policies that read them. Both may be nil.
+type Scores struct {
+	All  []float32 // rows x experts of the layer
+	Next []float32 // rows x experts of the layer behind it (of the first behind the last): predicted
+}
+
+// ForwardScored is ForwardRouted for strategies that predict or choose by scores: fate, importance.
+func (s *Step) ForwardScored(ctx context.Context, layer int, hidden []float32, ids []int32,
+	weights []float32, scores Scores, out []float32) ([]int32, error) {
+	if err := s.checkRouting("ForwardScored", ids, weights); err != nil {
 		return nil, err
+	}
+	for _, part := range [][]float32{scores.All, scores.Next} {
+		if len(part)%s.rows != 0 {
+			return nil, &Error{InvalidArgument, "ForwardScored",
+				fmt.Sprintf("%d scores for a step of %d rows", len(part), s.rows)}
+		}
 	}
 	used := make([]int32, len(ids))
 	err := s.call(ctx, hidden, out,
 		func(step *C.moert_step, hidden, out *C.float, cols C.int64_t, err **C.moert_error) C.moert_code {
 			return C.bridge_forward(step, C.int32_t(layer), hidden, out, C.int64_t(s.rows), cols,
 				(*C.int32_t)(unsafe.Pointer(&ids[0])), (*C.float)(unsafe.Pointer(&weights[0])),
-				(*C.int32_t)(unsafe.Pointer(&used[0])), C.int64_t(len(ids)/s.rows), err)
+				(*C.int32_t)(unsafe.Pointer(&used[0])), C.int64_t(len(ids)/s.rows),
+				first(scores.All), C.int64_t(len(scores.All)/s.rows),
+				first(scores.Next), C.int64_t(len(scores.Next)/s.rows), err)
 		})
 	return used, err
+}
+
+// first is nil for none.
+func first(values []float32) *C.float {
+	if len(values) == 0 {
+		return nil
+	}
+	return (*C.float)(unsafe.Pointer(&values[0]))
+}
+
+// ForwardRouted is Forward with the host's routing. ids, weights: rows x top-k. It returns the experts
+// really used: a lossy strategy may replace some.
+func (s *Step) ForwardRouted(ctx context.Context, layer int, hidden []float32, ids []int32,
+	weights, out []float32) ([]int32, error) {
+	return s.ForwardScored(ctx, layer, hidden, ids, weights, Scores{}, out)
 }
 
 // Simulate, with Options.Clock Simulation: the layer call of this routing takes its logical time, and
@@ -194,7 +222,7 @@ func (s *Step) Simulate(layer int, ids []int32, weights []float32) ([]int32, err
 	err := s.check(func(step *C.moert_step, err **C.moert_error) C.moert_code {
 		return C.bridge_forward(step, C.int32_t(layer), nil, nil, C.int64_t(s.rows), 0,
 			(*C.int32_t)(unsafe.Pointer(&ids[0])), (*C.float)(unsafe.Pointer(&weights[0])),
-			(*C.int32_t)(unsafe.Pointer(&used[0])), C.int64_t(len(ids)/s.rows), err)
+			(*C.int32_t)(unsafe.Pointer(&used[0])), C.int64_t(len(ids)/s.rows), nil, 0, nil, 0, err)
 	})
 	return used, err
 }

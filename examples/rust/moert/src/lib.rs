@@ -30,5 +30,5 @@ pub use policy::{
 };
 pub use records::{RecordPart, Records, Shard, Slots};
 pub use source::{Activation, LayerSpec, Part, Read, Routing, Source, Weights};
-pub use step::{Call, Lease, Matrix, PredictNext, Step, StepOptions};
+pub use step::{Call, Lease, Matrix, PredictNext, Scores, Step, StepOptions};
 pub use strategy::{register_strategy, strategies, Factory, Params, Strategy, StrategyInfo};

@@ -70,6 +70,15 @@ impl Drop for Step<'_> {
     }
 }
 
+/// Scores of a router of the host's own, for policies that read them; empty: none.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Scores<'a> {
+    /// rows x experts of the layer.
+    pub all: &'a [f32],
+    /// rows x experts of the layer behind it (of the first behind the last): predicted.
+    pub next: &'a [f32],
+}
+
 fn invalid(origin: &str, message: String) -> Error {
     Error { code: Code::InvalidArgument, origin: origin.into(), message }
 }
@@ -142,8 +151,34 @@ impl<'engine> Step<'engine> {
         weights: &[f32],
         out: &mut [f32],
     ) -> Result<Vec<i32>> {
-        let (x, y) = self.tensors("Step::forward_routed", hidden, out.as_mut_ptr(), out.len())?;
-        let (routing, used) = self.routing("Step::forward_routed", ids, weights)?;
+        self.forward_scored(layer, hidden, ids, weights, Scores::default(), out)
+    }
+
+    /// The same for strategies that predict or choose by scores: fate, importance.
+    pub fn forward_scored(
+        &self,
+        layer: i32,
+        hidden: &[f32],
+        ids: &[i32],
+        weights: &[f32],
+        scores: Scores<'_>,
+        out: &mut [f32],
+    ) -> Result<Vec<i32>> {
+        let (x, y) = self.tensors("Step::forward_scored", hidden, out.as_mut_ptr(), out.len())?;
+        let (mut routing, used) = self.routing("Step::forward_scored", ids, weights)?;
+        let of = |values: &[f32], tensor_of: &mut sys::moert_tensor| {
+            if values.len() as i64 % self.rows != 0 {
+                let text = format!("{} scores for {} rows", values.len(), self.rows);
+                return Err(invalid("Step::forward_scored", text));
+            }
+            if !values.is_empty() {
+                let cols = values.len() as i64 / self.rows;
+                *tensor_of = tensor(values.as_ptr(), self.rows, cols, sys::MOERT_F32);
+            }
+            Ok(())
+        };
+        of(scores.all, &mut routing.scores)?;
+        of(scores.next, &mut routing.next_scores)?;
         check(|e| unsafe { sys::moert_layer_forward(self.handle, layer, &x, &routing, &y, e) })?;
         Ok(used)
     }

@@ -281,6 +281,12 @@ fn every_form_of_a_layer_call_says_the_same() {
     let mut one = vec![0.0; HIDDEN];
     assert_eq!(step.forward_routed(0, &x, &[5, 2], &[1.0, 0.0], &mut one).unwrap(), [5, 2]);
     step.forward_routed(0, &x, &[5, 2], &[2.0, 0.0], &mut routed).unwrap();
+    // With scores the same comes out; of another shape they are refused.
+    let (experts, mut scored) = (layers()[0].num_experts as usize, vec![0.0; HIDDEN]);
+    let (all, next) = (vec![0.5; experts], vec![0.5; layers()[1].num_experts as usize]);
+    let scores = Scores { all: &all, next: &next };
+    step.forward_scored(0, &x, &[5, 2], &[2.0, 0.0], scores, &mut scored).unwrap();
+    assert_eq!(scored, routed);
     for (a, b) in one.iter().zip(&routed) {
         assert!((2.0 * a - b).abs() <= 1e-6, "{a} {b}");
     }
@@ -289,6 +295,8 @@ fn every_form_of_a_layer_call_says_the_same() {
     assert_eq!(step.forward(0, &x, &mut plain[1..]).unwrap_err().code, Code::InvalidArgument);
     let (narrow, mut out) = (vec![0.0; 32], vec![0.0; 32]);
     assert_eq!(step.forward(0, &narrow, &mut out).unwrap_err().code, Code::InvalidArgument);
+    let wrong = Scores { all: &all[1..], next: &[] };
+    assert!(step.forward_scored(0, &x, &[5, 2], &[2.0, 0.0], wrong, &mut scored).is_err());
     let bad = step.forward_routed(0, &x, &[1], &[1.0], &mut plain).unwrap_err();
     assert_eq!(bad.code, Code::InvalidArgument);
     assert!(
