@@ -10,6 +10,7 @@
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "model/check_layer.h"
 #include "parallel/expert_parallel_impl.h"
 
 namespace moert {
@@ -114,10 +115,7 @@ absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const Ma
                                            const RoutedInput* routing,
                                            const MutableMatrixView& out) const {
   const MoeModelSpec& model = engine_->model();
-  if (layer < 0 || layer >= model.num_layers()) {
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: must be in [0, {})", layer, model.num_layers()));
-  }
+  MOERT_RETURN_IF_ERROR(CheckLayer(model, layer));
   const MoeLayerSpec& spec = model.layers[static_cast<size_t>(layer)];
   if (hidden.rows != step.rows || out.rows != step.rows || hidden.cols != spec.hidden ||
       out.cols != spec.hidden) {

@@ -35,7 +35,6 @@ absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context);
 absl::Status RefuseKeys(absl::string_view strategy, const StrategyParams& params,
                         std::initializer_list<const char*> keys, absl::string_view setting);
 
-std::unique_ptr<ResidencyPolicy> MakeLru();
 /// The lowest average score over the last `window` iterations leaves. `entry_margin` >= 0: only for
 /// a prefetched expert whose average is higher by that share.
 std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window, double entry_margin = -1);
