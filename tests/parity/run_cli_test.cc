@@ -167,8 +167,7 @@ TEST_CASE("the JSON object has exactly the documented keys") {
                                   "hit_ratio_before", "low", "mass_low"});
     REQUIRE(Keys(run["precision"]) == std::set<std::string>{"promotions", "demotions", "deferred"});
     REQUIRE(Keys(run["balance"]) == std::set<std::string>{"t_load_ms", "t_cpu_ms"});
-    REQUIRE(Keys(run["stall_ms"]) ==
-            std::set<std::string>{"total", "miss", "queue", "staging", "cpu"});
+    REQUIRE(Keys(run["stall_ms"]) == std::set<std::string>{"total", "miss", "queue", "cpu"});
   }
   REQUIRE(generate["command"] == "generate");
   REQUIRE(generate["tokens"].size() == 4);

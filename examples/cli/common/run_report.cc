@@ -89,7 +89,6 @@ void AddCounters(const EngineStats& s, Json* report) {
   j["stall_ms"] = {{"total", Ms(StalledNs(s))},
                    {"miss", Ms(s.stall_miss_ns)},
                    {"queue", Ms(s.stall_queue_ns)},
-                   {"staging", Ms(s.stall_staging_ns)},
                    {"cpu", Ms(s.stall_cpu_ns)}};
   j["host_syncs"] = s.host_syncs;
   j["graph_captured"] = s.graph_captured;
@@ -117,7 +116,7 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
   j["tpot_ms"] = {
       {"mean", OrNull(tpot.mean)}, {"p50", OrNull(tpot.p50)}, {"p99", OrNull(tpot.p99)}};
   j["version"] = MOERT_VERSION;
-  j["seed"] = r.seed;
+  j["seed"] = r.seed ? Json(*r.seed) : Json(nullptr);
   j["pool_bytes"] = s.pool_bytes;
   AddCounters(s, &j);
   if (r.extra.is_object()) j.update(r.extra);

@@ -73,7 +73,7 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
                      const GateOf& second = {});
 
 /// logits [tokens, E], without their biases, become scores in place; ids and weights: [tokens,
-/// top_k], highest first, of equal scores the lower index first.
+/// top_k], highest first, of equal scores the lower index first; null: only the scores are wanted.
 int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t* ids,
                float* weights, CUstream_st* stream);
 
