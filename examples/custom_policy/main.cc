@@ -41,12 +41,12 @@ class CRunner : public moert::host::MoeRunner {
  public:
   CRunner(moert_engine* engine, int64_t hidden) : engine_(engine), hidden_(hidden) {}
 
-  absl::Status BeginStep(moert::host::StepPhase phase, absl::Span<const int64_t> request_ids,
-                         absl::Span<const int32_t> positions) override {
+  absl::Status BeginStep(moert::host::StepPhase phase,
+                         absl::Span<const int64_t> request_ids) override {
     moert_step_options options;
     moert_step_options_init(&options, sizeof(options));
     options.phase = phase == moert::host::StepPhase::kDecode ? MOERT_DECODE : MOERT_PREFILL;
-    options.rows = static_cast<int64_t>(positions.size());
+    options.rows = static_cast<int64_t>(request_ids.size());
     options.request_ids = request_ids.data();
     return Check(moert_step_begin(engine_, &options, &step_, &error_));
   }

@@ -116,6 +116,55 @@ void Log(void* /*user_data*/, moert_log_level level, const char* line) {
   if (level != MOERT_LOG_INFO) Say("%s", line);
 }
 
+/// A source over the parts of a GGUF. Null: `error` says why.
+moert_source* MakeSource(const std::string& name, const std::vector<moert_layer_spec>& specs,
+                         const std::vector<moert_opaque_part>& parts,
+                         const std::vector<const char*>& files, std::unique_ptr<GateSource> gates,
+                         std::string* error) {
+  moert_opaque_options opaque;
+  moert_opaque_options_init(&opaque, sizeof opaque);
+  opaque.format = "gguf";
+  opaque.files = files.data();
+  opaque.num_files = static_cast<int64_t>(files.size());
+  opaque.user_data = gates.get();
+  opaque.read = ReadPart;
+  opaque.gates = ReadGate;
+  opaque.destroy = FreeGates;
+  moert_source* source = nullptr;
+  moert_error* failure = nullptr;
+  if (moert_source_create_opaque(name.c_str(), specs.data(), specs.size(), parts.data(),
+                                 parts.size(), &opaque, &source, &failure) != MOERT_OK) {
+    *error = Message(failure);
+    return nullptr;
+  }
+  gates.release();  // the source's now
+  return source;
+}
+
+/// Without the strategy and the logger.
+moert_engine_options MakeEngineOptions(const Options& options, Gpu* gpu, int64_t expert_bytes) {
+  moert_engine_options engine;
+  moert_engine_options_init(&engine, sizeof engine);
+  engine.budget_bytes =
+      options.budget_bytes > 0 || options.budget_fraction > 0
+          ? options.budget_bytes
+          : FreeBudget(expert_bytes, gpu != nullptr ? gpu->FreeBytes() : FreeMemory());
+  if (options.budget_fraction > 0) engine.budget_fraction = options.budget_fraction;
+  // Products are ours: the library sees one row of ids, or those of a few tokens on the device.
+  engine.max_tokens_per_forward = gpu != nullptr ? Store::kFewTokens : 1;
+  engine.threads = 1;
+  engine.io_threads = options.io_threads;
+  if (gpu != nullptr) {
+    engine.backend = gpu->in_host_memory() ? MOERT_BACKEND_CPU : MOERT_BACKEND_CUDA;
+    engine.device = gpu->ordinal();
+    engine.threads = 0;  // read all experts into pinned memory now
+    engine.host_budget_bytes = options.pinned_bytes > 0
+                                   ? options.pinned_bytes
+                                   : expert_bytes + expert_bytes / 8 + (int64_t{1} << 30);
+  }
+  return engine;
+}
+
 }  // namespace
 
 int64_t Layer::ExpertBytes() const {
@@ -148,45 +197,11 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   }
   gates->layers = layers;
   const int top_k = gates->gates.top_k();
+  moert_source* const source = MakeSource(name, specs, parts, files, std::move(gates), error);
+  if (source == nullptr) return nullptr;
 
-  moert_opaque_options opaque;
-  moert_opaque_options_init(&opaque, sizeof opaque);
-  opaque.format = "gguf";
-  opaque.files = files.data();
-  opaque.num_files = static_cast<int64_t>(files.size());
-  opaque.user_data = gates.get();
-  opaque.read = ReadPart;
-  opaque.gates = ReadGate;
-  opaque.destroy = FreeGates;
-  moert_source* source = nullptr;
-  moert_error* failure = nullptr;
-  if (moert_source_create_opaque(name.c_str(), specs.data(), specs.size(), parts.data(),
-                                 parts.size(), &opaque, &source, &failure) != MOERT_OK) {
-    *error = Message(failure);
-    return nullptr;
-  }
-  gates.release();  // the source's now
-
-  moert_engine_options engine;
-  moert_engine_options_init(&engine, sizeof engine);
+  moert_engine_options engine = MakeEngineOptions(options, gpu, expert_bytes);
   if (!strategy.empty()) engine.strategy = strategy.c_str();
-  engine.budget_bytes =
-      options.budget_bytes > 0 || options.budget_fraction > 0
-          ? options.budget_bytes
-          : FreeBudget(expert_bytes, gpu != nullptr ? gpu->FreeBytes() : FreeMemory());
-  if (options.budget_fraction > 0) engine.budget_fraction = options.budget_fraction;
-  // Products are ours: the library sees one row of ids, or those of a few tokens on the device.
-  engine.max_tokens_per_forward = gpu != nullptr ? kFewTokens : 1;
-  engine.threads = 1;
-  engine.io_threads = options.io_threads;
-  if (gpu != nullptr) {
-    engine.backend = gpu->in_host_memory() ? MOERT_BACKEND_CPU : MOERT_BACKEND_CUDA;
-    engine.device = gpu->ordinal();
-    engine.threads = 0;  // read all experts into pinned memory now
-    engine.host_budget_bytes = options.pinned_bytes > 0
-                                   ? options.pinned_bytes
-                                   : expert_bytes + expert_bytes / 8 + (int64_t{1} << 30);
-  }
   moert_logger logger;
   moert_logger_init(&logger, sizeof logger);
   logger.log = Log;
@@ -199,6 +214,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   store->top_k_ = top_k;
   store->hidden_ = layers[0].hidden;
   store->gpu_ = gpu;
+  moert_error* failure = nullptr;
   const moert_code code = moert_engine_create(source, &engine, &store->engine_, &failure);
   moert_source_destroy(source);
   if (code != MOERT_OK) {

@@ -20,7 +20,7 @@ namespace {
 // "{bos}" and "{eos}" stand for the model's tokens.
 struct Family {
   const char* name;
-  std::vector<const char*> marks;  // what a template of the family writes, all of them
+  const char* marks[3];  // what a template of the family writes, all of them; null: fewer
   const char* begin;
   const char* before_system;  // null: no place for a system message
   const char* after_system;
@@ -28,114 +28,110 @@ struct Family {
   const char* after_user;
   const char* before_answer;
   const char* after_answer;
-  const char* cue;  // null: before_answer
-  std::vector<const char*> stops;
+  const char* cue;       // null: before_answer
+  const char* stops[2];  // null: fewer
 };
 
 // More particular families come first.
-const std::vector<Family>& Families() {
-  static const std::vector<Family>* const families =
-      new std::vector<Family>{{"harmony",  // gpt-oss
-                               {"<|start|>", "<|channel|>", "<|message|>"},
-                               "",
-                               "<|start|>system<|message|>",
-                               "<|end|>",
-                               "<|start|>user<|message|>",
-                               "<|end|>",
-                               "<|start|>assistant<|channel|>final<|message|>",
-                               "<|end|>",
-                               "<|start|>assistant",
-                               {"<|return|>", "<|call|>"}},
-                              {"chatml",  // Qwen, and many others
-                               {"<|im_start|>", "<|im_end|>"},
-                               "",
-                               "<|im_start|>system\n",
-                               "<|im_end|>\n",
-                               "<|im_start|>user\n",
-                               "<|im_end|>\n",
-                               "<|im_start|>assistant\n",
-                               "<|im_end|>\n",
-                               nullptr,
-                               {"<|im_end|>"}},
-                              {"llama3",
-                               {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
-                               "{bos}",
-                               "<|start_header_id|>system<|end_header_id|>\n\n",
-                               "<|eot_id|>",
-                               "<|start_header_id|>user<|end_header_id|>\n\n",
-                               "<|eot_id|>",
-                               "<|start_header_id|>assistant<|end_header_id|>\n\n",
-                               "<|eot_id|>",
-                               nullptr,
-                               {"<|eot_id|>"}},
-                              {"deepseek",  // V2.5, V3, R1
-                               {"<｜User｜>", "<｜Assistant｜>"},
-                               "{bos}",
-                               "",
-                               "",
-                               "<｜User｜>",
-                               "",
-                               "<｜Assistant｜>",
-                               "{eos}",
-                               nullptr,
-                               {"{eos}"}},
-                              {"phi",  // Phi-3, Phi-3.5-MoE
-                               {"<|user|>", "<|assistant|>", "<|end|>"},
-                               "",
-                               "<|system|>\n",
-                               "<|end|>\n",
-                               "<|user|>\n",
-                               "<|end|>\n",
-                               "<|assistant|>\n",
-                               "<|end|>\n",
-                               nullptr,
-                               {"<|end|>"}},
-                              {"tulu",  // OLMoE
-                               {"<|user|>", "<|assistant|>"},
-                               "{bos}",
-                               "<|system|>\n",
-                               "\n",
-                               "<|user|>\n",
-                               "\n",
-                               "<|assistant|>\n",
-                               "{eos}\n",
-                               nullptr,
-                               {"{eos}", "<|user|>"}},
-                              {"mistral",  // Mixtral
-                               {"[INST]", "[/INST]"},
-                               "{bos}",
-                               nullptr,
-                               nullptr,
-                               "[INST] ",
-                               " [/INST]",
-                               "",
-                               "{eos}",
-                               "",
-                               {"{eos}"}},
-                              {"deepseek-v1",  // DeepSeekMoE, DeepSeek-V2
-                               {"User: ", "Assistant:"},
-                               "{bos}",
-                               "",
-                               "\n\n",
-                               "User: ",
-                               "\n\n",
-                               "Assistant: ",
-                               "{eos}",
-                               "Assistant:",
-                               {"{eos}"}},
-                              {"gemma",
-                               {"<start_of_turn>", "<end_of_turn>"},
-                               "{bos}",
-                               nullptr,
-                               nullptr,
-                               "<start_of_turn>user\n",
-                               "<end_of_turn>\n",
-                               "<start_of_turn>model\n",
-                               "<end_of_turn>\n",
-                               nullptr,
-                               {"<end_of_turn>"}}};
-  return *families;
-}
+constexpr Family kFamilies[] = {{"harmony",  // gpt-oss
+                                 {"<|start|>", "<|channel|>", "<|message|>"},
+                                 "",
+                                 "<|start|>system<|message|>",
+                                 "<|end|>",
+                                 "<|start|>user<|message|>",
+                                 "<|end|>",
+                                 "<|start|>assistant<|channel|>final<|message|>",
+                                 "<|end|>",
+                                 "<|start|>assistant",
+                                 {"<|return|>", "<|call|>"}},
+                                {"chatml",  // Qwen, and many others
+                                 {"<|im_start|>", "<|im_end|>"},
+                                 "",
+                                 "<|im_start|>system\n",
+                                 "<|im_end|>\n",
+                                 "<|im_start|>user\n",
+                                 "<|im_end|>\n",
+                                 "<|im_start|>assistant\n",
+                                 "<|im_end|>\n",
+                                 nullptr,
+                                 {"<|im_end|>"}},
+                                {"llama3",
+                                 {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
+                                 "{bos}",
+                                 "<|start_header_id|>system<|end_header_id|>\n\n",
+                                 "<|eot_id|>",
+                                 "<|start_header_id|>user<|end_header_id|>\n\n",
+                                 "<|eot_id|>",
+                                 "<|start_header_id|>assistant<|end_header_id|>\n\n",
+                                 "<|eot_id|>",
+                                 nullptr,
+                                 {"<|eot_id|>"}},
+                                {"deepseek",  // V2.5, V3, R1
+                                 {"<｜User｜>", "<｜Assistant｜>"},
+                                 "{bos}",
+                                 "",
+                                 "",
+                                 "<｜User｜>",
+                                 "",
+                                 "<｜Assistant｜>",
+                                 "{eos}",
+                                 nullptr,
+                                 {"{eos}"}},
+                                {"phi",  // Phi-3, Phi-3.5-MoE
+                                 {"<|user|>", "<|assistant|>", "<|end|>"},
+                                 "",
+                                 "<|system|>\n",
+                                 "<|end|>\n",
+                                 "<|user|>\n",
+                                 "<|end|>\n",
+                                 "<|assistant|>\n",
+                                 "<|end|>\n",
+                                 nullptr,
+                                 {"<|end|>"}},
+                                {"tulu",  // OLMoE
+                                 {"<|user|>", "<|assistant|>"},
+                                 "{bos}",
+                                 "<|system|>\n",
+                                 "\n",
+                                 "<|user|>\n",
+                                 "\n",
+                                 "<|assistant|>\n",
+                                 "{eos}\n",
+                                 nullptr,
+                                 {"{eos}", "<|user|>"}},
+                                {"mistral",  // Mixtral
+                                 {"[INST]", "[/INST]"},
+                                 "{bos}",
+                                 nullptr,
+                                 nullptr,
+                                 "[INST] ",
+                                 " [/INST]",
+                                 "",
+                                 "{eos}",
+                                 "",
+                                 {"{eos}"}},
+                                {"deepseek-v1",  // DeepSeekMoE, DeepSeek-V2
+                                 {"User: ", "Assistant:"},
+                                 "{bos}",
+                                 "",
+                                 "\n\n",
+                                 "User: ",
+                                 "\n\n",
+                                 "Assistant: ",
+                                 "{eos}",
+                                 "Assistant:",
+                                 {"{eos}"}},
+                                {"gemma",
+                                 {"<start_of_turn>", "<end_of_turn>"},
+                                 "{bos}",
+                                 nullptr,
+                                 nullptr,
+                                 "<start_of_turn>user\n",
+                                 "<end_of_turn>\n",
+                                 "<start_of_turn>model\n",
+                                 "<end_of_turn>\n",
+                                 nullptr,
+                                 {"<end_of_turn>"}}};
 
 // The system message that a ChatML template writes where a conversation has none.
 std::string DefaultSystem(absl::string_view text) {
@@ -187,13 +183,13 @@ std::string TemplateOf(const nlohmann::json& config) {
 
 std::vector<std::string> ChatTemplate::Names() {
   std::vector<std::string> names;
-  for (const Family& family : Families()) names.emplace_back(family.name);
+  for (const Family& family : kFamilies) names.emplace_back(family.name);
   return names;
 }
 
 absl::StatusOr<ChatTemplate> ChatTemplate::Named(absl::string_view name, const std::string& bos,
                                                  const std::string& eos) {
-  for (const Family& family : Families()) {
+  for (const Family& family : kFamilies) {
     if (name != family.name) continue;
     const auto text = [&](const char* pattern) {
       return pattern == nullptr ? std::string()
@@ -223,9 +219,11 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Recognize(absl::string_view text,
                                                      const std::string& source,
                                                      const std::string& bos,
                                                      const std::string& eos) {
-  for (const Family& family : Families()) {
+  for (const Family& family : kFamilies) {
     bool all = true;
-    for (const char* mark : family.marks) all = all && absl::StrContains(text, mark);
+    for (const char* mark : family.marks) {
+      all = all && (mark == nullptr || absl::StrContains(text, mark));
+    }
     if (!all) continue;
     MOERT_ASSIGN_OR_RETURN(ChatTemplate t, Named(family.name, bos, eos));
     if (t.name_ == "chatml") t.default_system_ = DefaultSystem(text);

@@ -4,13 +4,11 @@
 
 namespace moert::host {
 
-absl::Status EngineRunner::BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids,
-                                     absl::Span<const int32_t> positions) {
+absl::Status EngineRunner::BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids) {
   StepInfo info;
   info.phase = phase == StepPhase::kPrefill ? Phase::kPrefill : Phase::kDecode;
-  info.rows = static_cast<int64_t>(positions.size());
+  info.rows = static_cast<int64_t>(request_ids.size());
   info.request_ids = request_ids;
-  info.positions = positions;
   if (predict_ != nullptr) {
     info.predict_next = [predict = predict_](const PartialOutput& partial) {
       return predict(partial.layer, static_cast<const float*>(partial.output.data),

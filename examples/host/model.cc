@@ -52,7 +52,6 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
   MOERT_RETURN_IF_ERROR(CheckInputs(config_, inputs, moe_->max_rows()));
   std::vector<RowGroup> groups;
   std::vector<int64_t> request_ids;
-  std::vector<int32_t> positions;
   int64_t rows = 0, longest = 0;
   for (const SequenceInput& input : inputs) {
     const int64_t added = static_cast<int64_t>(input.tokens.size());
@@ -61,7 +60,6 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
     for (int64_t i = 0; i < added; ++i) {
       embedding_.Row(input.tokens[i], residual_.data() + (rows + i) * config_.hidden_size);
       request_ids.push_back(input.request_id);
-      positions.push_back(static_cast<int32_t>(input.cache->length() + i));
     }
     rows += added;
     longest = std::max(longest, input.cache->length() + added);
@@ -73,7 +71,7 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
   moe_->OfferPrediction([this](int moe_layer, const float* partial, float* next_input) {
     return PredictNext(moe_layer, partial, next_input);
   });
-  absl::Status status = moe_->BeginStep(phase, request_ids, positions);
+  absl::Status status = moe_->BeginStep(phase, request_ids);
   moe_->OfferPrediction(nullptr);
   MOERT_RETURN_IF_ERROR(status);
   status = RunLayers(groups, rows);

@@ -19,9 +19,8 @@ class MoeRunner {
  public:
   virtual ~MoeRunner() = default;
 
-  /// One request id and position a row; rows of one request are adjacent, in ascending position.
-  virtual absl::Status BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids,
-                                 absl::Span<const int32_t> positions) = 0;
+  /// One request id a row; rows of one request are adjacent, in ascending position.
+  virtual absl::Status BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids) = 0;
   /// The block's output, routed and shared experts, before the residual addition. x and out are
   /// fp32 [rows, hidden], dense, 64-byte aligned, not overlapping. `moe_layer` counts MoE layers
   /// only.

@@ -72,6 +72,8 @@ class TokenizerJsonReader {
 
   // Prepend and Replace, in this order or one of them alone.
   absl::Status ReadSpaceNormalizer(const Json& normalizer, const std::string& type);
+  absl::Status ReadSequence(const Json& pre, const std::string& where);
+  absl::Status ReadSplit(const Json& pre, const std::string& where);
   absl::Status ReadMetaspace(const Json& pre, const std::string& where);
   absl::Status ReadPostProcessor(const Json& post, const std::string& where);
   static bool HasByteLevel(const Json& root);

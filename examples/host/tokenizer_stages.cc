@@ -81,20 +81,7 @@ absl::Status TokenizerJsonReader::ReadPreTokenizer(const Json& pre, const std::s
     spaces_marked_ = true;
     return ReadMetaspace(pre, where);
   }
-  if (type == "Sequence") {
-    const Json* list = FindMember(pre, "pretokenizers");
-    if (list == nullptr || !list->is_array()) {
-      return Error(where + ".pretokenizers", "is not an array");
-    }
-    for (size_t i = 0; i < list->size(); ++i) {
-      const std::string inner = fmt::format("{}.pretokenizers[{}]", where, i);
-      if (StringMember((*list)[i], "type") == "Sequence") {
-        return Error(inner, "is a Sequence within a Sequence, which is not supported");
-      }
-      MOERT_RETURN_IF_ERROR(ReadPreTokenizer((*list)[i], inner));
-    }
-    return absl::OkStatus();
-  }
+  if (type == "Sequence") return ReadSequence(pre, where);
   if (byte_level_) return Error(where, "follows ByteLevel, which must come last");
   if (type == "ByteLevel") {
     byte_level_ = true;
@@ -110,26 +97,43 @@ absl::Status TokenizerJsonReader::ReadPreTokenizer(const Json& pre, const std::s
     MOERT_ASSIGN_OR_RETURN(const bool each, Bool(pre, where, "individual_digits", false));
     return AddPattern(each ? "\\p{N}" : "\\p{N}+", where);
   }
-  if (type == "Split") {
-    const std::string behavior = StringMember(pre, "behavior");
-    MOERT_ASSIGN_OR_RETURN(const bool invert, Bool(pre, where, "invert", false));
-    // Inverting swaps matches and gaps, which Isolated treats alike.
-    (void)invert;
-    if (behavior != "Isolated") {
-      return Error(where + ".behavior",
-                   fmt::format("is \"{}\"; only \"Isolated\" is supported", ShowShort(behavior)));
-    }
-    const Json* pattern = FindMember(pre, "pattern");
-    const std::string regex = pattern ? StringMember(*pattern, "Regex") : "";
-    const std::string literal = pattern ? StringMember(*pattern, "String") : "";
-    if (regex.empty() && literal.empty()) {
-      return Error(where + ".pattern", "has neither a Regex nor a String");
-    }
-    return AddPattern(regex.empty() ? EscapeRegex(literal) : regex, where + ".pattern");
-  }
+  if (type == "Split") return ReadSplit(pre, where);
   return Error(where + ".type",
                fmt::format("is \"{}\"; supported are Sequence, Split, Digits and ByteLevel",
                            ShowShort(type)));
+}
+
+absl::Status TokenizerJsonReader::ReadSequence(const Json& pre, const std::string& where) {
+  const Json* list = FindMember(pre, "pretokenizers");
+  if (list == nullptr || !list->is_array()) {
+    return Error(where + ".pretokenizers", "is not an array");
+  }
+  for (size_t i = 0; i < list->size(); ++i) {
+    const std::string inner = fmt::format("{}.pretokenizers[{}]", where, i);
+    if (StringMember((*list)[i], "type") == "Sequence") {
+      return Error(inner, "is a Sequence within a Sequence, which is not supported");
+    }
+    MOERT_RETURN_IF_ERROR(ReadPreTokenizer((*list)[i], inner));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TokenizerJsonReader::ReadSplit(const Json& pre, const std::string& where) {
+  const std::string behavior = StringMember(pre, "behavior");
+  MOERT_ASSIGN_OR_RETURN(const bool invert, Bool(pre, where, "invert", false));
+  // Inverting swaps matches and gaps, which Isolated treats alike.
+  (void)invert;
+  if (behavior != "Isolated") {
+    return Error(where + ".behavior",
+                 fmt::format("is \"{}\"; only \"Isolated\" is supported", ShowShort(behavior)));
+  }
+  const Json* pattern = FindMember(pre, "pattern");
+  const std::string regex = pattern ? StringMember(*pattern, "Regex") : "";
+  const std::string literal = pattern ? StringMember(*pattern, "String") : "";
+  if (regex.empty() && literal.empty()) {
+    return Error(where + ".pattern", "has neither a Regex nor a String");
+  }
+  return AddPattern(regex.empty() ? EscapeRegex(literal) : regex, where + ".pattern");
 }
 
 absl::Status TokenizerJsonReader::ReadMetaspace(const Json& pre, const std::string& where) {

@@ -53,19 +53,13 @@ static void add_expert(const moert_expert_view* view, const float* x, float weig
   for (i = 0; i < kTinyHidden; ++i) out[i] += weight * y[i];
 }
 
-int main(void) {
-  moert_error* error = NULL;
+static moert_error* error;
+
+static int open_engine(moert_engine** engine) {
   moert_source* source;
-  moert_engine* engine;
   moert_layer_spec layers[kTinyLayers];
   moert_source_callbacks callbacks;
   moert_engine_options options;
-  moert_stats stats;
-  float x[kTinyHidden], mine[kTinyHidden], theirs[kTinyHidden];
-  moert_tensor in, out;
-  double worst = 0, largest = 0;
-  int token, i;
-
   tiny_layers(layers);
   moert_source_callbacks_init(&callbacks, sizeof(callbacks));
   callbacks.read = tiny_read;
@@ -74,9 +68,41 @@ int main(void) {
   moert_engine_options_init(&options, sizeof(options));
   options.budget_fraction = 0.25;
   options.numerics = MOERT_NUMERICS_F32; /* as the kernel above: activations are not rounded */
-  TRY(moert_engine_create(source, &options, &engine, &error));
+  TRY(moert_engine_create(source, &options, engine, &error));
   moert_source_destroy(source);
+  return 0;
+}
 
+/* out: the experts' weighted sum for x, from their records. */
+static int compute(moert_step* step, int32_t layer, const int32_t* experts, const float* weights,
+                   const float* x, float* out) {
+  moert_lease* lease;
+  moert_expert_view view;
+  int i;
+  memset(out, 0, kTinyHidden * sizeof(*out));
+  TRY(moert_lease_acquire(step, layer, experts, kTinyTopK, &lease, &error));
+  moert_expert_view_init(&view, sizeof(view));
+  for (i = 0; i < kTinyTopK; ++i) {
+    TRY(moert_lease_view(lease, i, &view, &error));
+    if (strcmp(view.gate.scheme, "bf16") != 0 || strcmp(view.down.scheme, "bf16") != 0) {
+      fprintf(stderr, "this kernel reads bf16, not %s\n", view.gate.scheme);
+      return 1;
+    }
+    add_expert(&view, x, weights[i], out);
+  }
+  moert_lease_release(lease);
+  return 0;
+}
+
+int main(void) {
+  moert_engine* engine;
+  moert_stats stats;
+  float x[kTinyHidden], mine[kTinyHidden], theirs[kTinyHidden];
+  moert_tensor in, out;
+  double worst = 0, largest = 0;
+  int token, i;
+
+  if (open_engine(&engine) != 0) return 1;
   moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
   moert_tensor_init(&out, theirs, 1, kTinyHidden, MOERT_F32);
   for (token = 0; token < 32; ++token) {
@@ -92,20 +118,7 @@ int main(void) {
       int32_t experts[kTinyTopK] = {ids[0], ids[1] == ids[0] ? other : ids[1]};
       float weights[kTinyTopK] = {0.75f, 0.25f};
       moert_routing routing;
-      moert_lease* lease;
-      moert_expert_view view;
-      memset(mine, 0, sizeof(mine));
-      TRY(moert_lease_acquire(step, layer, experts, kTinyTopK, &lease, &error));
-      moert_expert_view_init(&view, sizeof(view));
-      for (i = 0; i < kTinyTopK; ++i) {
-        TRY(moert_lease_view(lease, i, &view, &error));
-        if (strcmp(view.gate.scheme, "bf16") != 0 || strcmp(view.down.scheme, "bf16") != 0) {
-          fprintf(stderr, "this kernel reads bf16, not %s\n", view.gate.scheme);
-          return 1;
-        }
-        add_expert(&view, x, weights[i], mine);
-      }
-      moert_lease_release(lease);
+      if (compute(step, layer, experts, weights, x, mine) != 0) return 1;
       moert_routing_init(&routing, sizeof(routing));
       moert_tensor_init(&routing.ids, experts, 1, kTinyTopK, MOERT_I32);
       moert_tensor_init(&routing.weights, weights, 1, kTinyTopK, MOERT_F32);

@@ -1,6 +1,6 @@
 /* A host with a format and kernels of its own, in C99: experts of int8 rows with a scale a row,
  * contiguous in memory that the host keeps (a mapped file, say). libmoert keeps a quarter of them
- * in slots and brings ahead what will be used; the products below read the slots. What they give is
+ * in slots and brings what is missing; the products below read the slots. What they give is
  * compared, bit for bit, with the same products over all weights. */
 #include <stdio.h>
 #include <string.h>
@@ -69,18 +69,14 @@ static void route(int layer, int token, int32_t *ids) {
   ids[1] = (int32_t)(5 + (token * 7 + layer * 3) % (kExperts - 5));
 }
 
-int main(void) {
-  moert_error *error = NULL;
+static moert_error *error;
+
+static int open_engine(moert_engine **engine) {
   moert_layer_spec layers[kLayers];
   moert_opaque_part parts[2 * kLayers];
   moert_engine_options options;
   moert_source *source;
-  moert_engine *engine;
-  moert_stats stats;
-  float x[kHidden], same_x[kHidden];
-  int l, token, i, same = 1;
-
-  fill_weights();
+  int l;
   for (l = 0; l < kLayers; ++l) {
     moert_layer_spec_init(&layers[l], sizeof(layers[l]));
     layers[l].model_layer = l;
@@ -101,38 +97,53 @@ int main(void) {
   TRY(moert_source_create_opaque("own format", layers, kLayers, parts, 2 * kLayers, NULL, &source,
                                  &error));
   moert_engine_options_init(&options, sizeof(options));
-  options.strategy = "activation-path"; /* prefetch by who follows whom */
   options.budget_fraction = 0.25;
-  TRY(moert_engine_create(source, &options, &engine, &error));
+  TRY(moert_engine_create(source, &options, engine, &error));
   moert_source_destroy(source);
+  return 0;
+}
 
+/* Adds a layer's output to x, from the library's slots, and to same_x, from all weights. */
+static int run_layer(moert_step *step, int l, int token, float *x, float *same_x) {
+  int32_t ids[kTopK], slot_ids[kTopK];
+  float y[kHidden] = {0}, same_y[kHidden] = {0};
+  moert_fetch fetch;
+  moert_slots slots;
+  int i, j;
+  route(l, token, ids);
+  moert_fetch_init(&fetch, sizeof(fetch));
+  moert_tensor_init(&fetch.ids, ids, 1, kTopK, MOERT_I32);
+  moert_tensor_init(&fetch.slot_ids, slot_ids, 1, kTopK, MOERT_I32);
+  moert_slots_init(&slots, sizeof(slots));
+  TRY(moert_layer_fetch(step, l, &fetch, &slots, &error)); /* both are there and stay */
+  for (j = 0; j < kTopK; ++j) {
+    const char *up = (const char *)slots.base[0] + slot_ids[j] * slots.stride[0];
+    const char *down = (const char *)slots.base[1] + slot_ids[j] * slots.stride[1];
+    multiply((const struct up *)up, (const struct down *)down, 0.5f, x, y);
+    multiply(&all_up[l][ids[j]], &all_down[l][ids[j]], 0.5f, same_x, same_y);
+  }
+  TRY(moert_slots_release(step, l, &error));
+  for (i = 0; i < kHidden; ++i) {
+    x[i] += y[i];
+    same_x[i] += same_y[i];
+  }
+  return 0;
+}
+
+int main(void) {
+  moert_engine *engine;
+  moert_stats stats;
+  float x[kHidden], same_x[kHidden];
+  int l, token, i, same = 1;
+
+  fill_weights();
+  if (open_engine(&engine) != 0) return 1;
   for (token = 0; token < kTokens; ++token) {
     moert_step *step;
     for (i = 0; i < kHidden; ++i) x[i] = same_x[i] = (float)((token * 31 + i * 7) % 17 - 8) / 16;
     TRY(moert_step_begin(engine, NULL, &step, &error));
     for (l = 0; l < kLayers; ++l) {
-      int32_t ids[kTopK], slot_ids[kTopK];
-      float y[kHidden] = {0}, same_y[kHidden] = {0};
-      moert_fetch fetch;
-      moert_slots slots;
-      int j;
-      route(l, token, ids);
-      moert_fetch_init(&fetch, sizeof(fetch));
-      moert_tensor_init(&fetch.ids, ids, 1, kTopK, MOERT_I32);
-      moert_tensor_init(&fetch.slot_ids, slot_ids, 1, kTopK, MOERT_I32);
-      moert_slots_init(&slots, sizeof(slots));
-      TRY(moert_layer_fetch(step, l, &fetch, &slots, &error)); /* both are there and stay */
-      for (j = 0; j < kTopK; ++j) {
-        const char *up = (const char *)slots.base[0] + slot_ids[j] * slots.stride[0];
-        const char *down = (const char *)slots.base[1] + slot_ids[j] * slots.stride[1];
-        multiply((const struct up *)up, (const struct down *)down, 0.5f, x, y);
-        multiply(&all_up[l][ids[j]], &all_down[l][ids[j]], 0.5f, same_x, same_y);
-      }
-      TRY(moert_slots_release(step, l, &error));
-      for (i = 0; i < kHidden; ++i) {
-        x[i] += y[i];
-        same_x[i] += same_y[i];
-      }
+      if (run_layer(step, l, token, x, same_x) != 0) return 1;
     }
     TRY(moert_step_end(step, &error));
     same = same && memcmp(x, same_x, sizeof(x)) == 0;

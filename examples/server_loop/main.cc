@@ -5,13 +5,13 @@
 //   server_loop MODEL_DIR TOKENS.u16 [requests=32] [rate=40] [sequences=8] [budget=0.25]
 //               [strategy=on-demand] [seed=1]
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <mutex>
 #include <random>
 #include <stop_token>
 #include <string>
@@ -111,6 +111,89 @@ absl::Status Verify(const std::string& model, const std::vector<Arrival>& arriva
   return absl::OkStatus();
 }
 
+/// Prints what the server did. An error where a request got none, or the budget was not kept.
+absl::Status Report(const std::map<int64_t, Reply>& replies, const Load& load,
+                    const Server::Counters& counters, const Engine& engine, double seconds,
+                    int64_t budget_changes) {
+  std::vector<double> queue, ttft, gaps;
+  int64_t finished = 0, cancelled = 0, made = 0;
+  for (const auto& [id, reply] : replies) {
+    if (!reply.status.ok() && !absl::IsCancelled(reply.status)) return reply.status;
+    ++(reply.status.ok() ? finished : cancelled);
+    made += static_cast<int64_t>(reply.tokens.size());
+    queue.push_back(reply.queue_ms);
+    if (!reply.tokens.empty()) ttft.push_back(reply.ttft_ms);
+    gaps.insert(gaps.end(), reply.gap_ms.begin(), reply.gap_ms.end());
+  }
+  if (static_cast<int64_t>(replies.size()) != load.requests) {
+    return absl::InternalError("a request got no reply");
+  }
+  const EngineStats stats = engine.stats();
+  std::printf(
+      "%lld requests: %lld finished, %lld cancelled; %lld tokens in %.2f s, %.1f a second\n",
+      static_cast<long long>(load.requests), static_cast<long long>(finished),
+      static_cast<long long>(cancelled), static_cast<long long>(made), seconds,
+      static_cast<double>(made) / seconds);
+  PrintPercentiles("waiting", queue);
+  PrintPercentiles("to the first token", ttft);
+  PrintPercentiles("between tokens", gaps);
+  std::printf("steps: %lld prefill, %lld decode of %.1f rows, %lld interrupted\n",
+              static_cast<long long>(counters.prefills), static_cast<long long>(counters.decodes),
+              static_cast<double>(counters.decoded_rows) /
+                  static_cast<double>(std::max<int64_t>(1, counters.decodes)),
+              static_cast<long long>(counters.interrupted));
+  std::printf("experts: hit ratio %.3f, %lld loads, budget changed %lld times and kept: %s\n",
+              stats.hit_ratio(), static_cast<long long>(stats.loads),
+              static_cast<long long>(budget_changes),
+              stats.peak_bytes <= engine.memory().budget_bytes ? "yes" : "no");
+  if (stats.peak_bytes > engine.memory().budget_bytes) return absl::InternalError("over budget");
+  return absl::OkStatus();
+}
+
+/// Gives half of the memory away and takes it back, while requests run.
+class Operator {
+ public:
+  Operator(Engine* engine, double budget)
+      : thread_([this, engine, budget](const std::stop_token& stop) {
+          while (!stop.stop_requested()) {
+            for (double share : {budget / 2, budget}) {
+              status_.Update(engine->SetBudget(Budget::Fraction(share)));
+              ++changes_;
+              SleepMs(5);
+            }
+          }
+        }) {}
+
+  /// How often it changed the budget.
+  absl::StatusOr<int64_t> Stop() {
+    thread_.request_stop();
+    thread_.join();
+    if (!status_.ok()) return status_;
+    return changes_;
+  }
+
+ private:
+  absl::Status status_;
+  int64_t changes_ = 0;
+  std::jthread thread_;  // uses what stands before it
+};
+
+/// Submits every request when it arrives, and cancels those that leave early.
+void Serve(const std::vector<Arrival>& arrivals, Server* server) {
+  std::vector<std::jthread> leaving;
+  for (const Arrival& arrival : arrivals) {
+    SleepMs(arrival.wait_ms);
+    server->Submit(arrival.request);
+    if (arrival.leaves_ms < 0) continue;
+    leaving.emplace_back([server, &arrival] {
+      SleepMs(arrival.leaves_ms);
+      server->Cancel(arrival.request.id);
+    });
+  }
+  leaving.clear();  // joins them
+  server->Drain();
+}
+
 absl::Status Run(const std::string& model, const std::vector<int32_t>& tokens, const Load& load) {
   MOERT_ASSIGN_OR_RETURN(const HfConfig config, LoadHfConfig(model));
   MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(model));
@@ -132,70 +215,12 @@ absl::Status Run(const std::string& model, const std::vector<int32_t>& tokens, c
   };
   Server server(decoder.get(), &runner, options);
 
-  // The operator: gives half of the memory away and takes it back, while requests run.
-  std::atomic<int64_t> budget_changes = 0;
-  absl::Status operator_status;
-  std::jthread operator_thread([&](const std::stop_token& stop) {
-    while (!stop.stop_requested()) {
-      for (double share : {load.budget / 2, load.budget}) {
-        operator_status.Update(engine->SetBudget(Budget::Fraction(share)));
-        ++budget_changes;
-        SleepMs(5);
-      }
-    }
-  });
-
+  Operator budget_operator(engine.get(), load.budget);
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<std::jthread> leaving;
-  for (const Arrival& arrival : arrivals) {
-    SleepMs(arrival.wait_ms);
-    server.Submit(arrival.request);
-    if (arrival.leaves_ms < 0) continue;
-    leaving.emplace_back([&server, &arrival] {
-      SleepMs(arrival.leaves_ms);
-      server.Cancel(arrival.request.id);
-    });
-  }
-  leaving.clear();  // joins them
-  server.Drain();
+  Serve(arrivals, &server);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  operator_thread.request_stop();
-  operator_thread.join();
-  MOERT_RETURN_IF_ERROR(operator_status);
-
-  std::vector<double> queue, ttft, gaps;
-  int64_t finished = 0, cancelled = 0, made = 0;
-  for (const auto& [id, reply] : replies) {
-    if (!reply.status.ok() && !absl::IsCancelled(reply.status)) return reply.status;
-    ++(reply.status.ok() ? finished : cancelled);
-    made += static_cast<int64_t>(reply.tokens.size());
-    queue.push_back(reply.queue_ms);
-    if (!reply.tokens.empty()) ttft.push_back(reply.ttft_ms);
-    gaps.insert(gaps.end(), reply.gap_ms.begin(), reply.gap_ms.end());
-  }
-  if (static_cast<int64_t>(replies.size()) != load.requests) {
-    return absl::InternalError("a request got no reply");
-  }
-  const EngineStats stats = engine->stats();
-  const Server::Counters counters = server.counters();
-  std::printf(
-      "%lld requests: %lld finished, %lld cancelled; %lld tokens in %.2f s, %.1f a second\n",
-      static_cast<long long>(load.requests), static_cast<long long>(finished),
-      static_cast<long long>(cancelled), static_cast<long long>(made), took.count(),
-      static_cast<double>(made) / took.count());
-  PrintPercentiles("waiting", queue);
-  PrintPercentiles("to the first token", ttft);
-  PrintPercentiles("between tokens", gaps);
-  std::printf("steps: %lld prefill, %lld decode of %.1f rows, %lld interrupted\n",
-              static_cast<long long>(counters.prefills), static_cast<long long>(counters.decodes),
-              static_cast<double>(counters.decoded_rows) /
-                  static_cast<double>(std::max<int64_t>(1, counters.decodes)),
-              static_cast<long long>(counters.interrupted));
-  std::printf("experts: hit ratio %.3f, %lld loads, budget changed %lld times and kept: %s\n",
-              stats.hit_ratio(), static_cast<long long>(stats.loads),
-              static_cast<long long>(budget_changes.load()),
-              stats.peak_bytes <= engine->memory().budget_bytes ? "yes" : "no");
-  if (stats.peak_bytes > engine->memory().budget_bytes) return absl::InternalError("over budget");
+  MOERT_ASSIGN_OR_RETURN(const int64_t changes, budget_operator.Stop());
+  MOERT_RETURN_IF_ERROR(Report(replies, load, server.counters(), *engine, took.count(), changes));
   if (!engine->exact()) return absl::OkStatus();  // a lossy strategy answers as it may
   MOERT_RETURN_IF_ERROR(Verify(model, arrivals, replies, config, *checkpoint, pool.get()));
   std::printf("every answer is the one the model gives alone\n");

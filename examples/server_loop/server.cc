@@ -16,10 +16,9 @@ double MsSince(std::chrono::steady_clock::time_point begin) {
 }  // namespace
 
 absl::Status InterruptibleRunner::BeginStep(host::StepPhase phase,
-                                            absl::Span<const int64_t> request_ids,
-                                            absl::Span<const int32_t> positions) {
+                                            absl::Span<const int64_t> request_ids) {
   const std::lock_guard lock(mutex_);
-  absl::Status status = EngineRunner::BeginStep(phase, request_ids, positions);
+  absl::Status status = EngineRunner::BeginStep(phase, request_ids);
   open_ = status.ok();
   return status;
 }

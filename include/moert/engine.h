@@ -56,7 +56,6 @@ struct StepInfo {
   Phase phase = Phase::kPrefill;
   int64_t rows = 0;                            // tokens of every layer call of this step
   absl::Span<const int64_t> request_ids = {};  // [rows] or empty
-  absl::Span<const int32_t> positions = {};    // [rows] or empty
   absl::Span<const int32_t> token_ids = {};  // [rows] or empty; RoutingSpec::hash_vocab needs them
   void* stream = nullptr;  // CUDA backend: the cudaStream_t that orders the step's calls
   /// Offers resident-forward prediction to prefetch policies that want it. Decode steps of the CPU

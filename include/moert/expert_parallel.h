@@ -52,10 +52,6 @@ struct ExchangeOptions {
   /// get their sum rounded; sums are made in fp32, in the order of the ranks. So an output is off
   /// by at most 2^-9 of the sum of the parts' absolute values, and once more of its own. 0: none.
   int64_t bf16_rows = 0;
-  /// kReplicated, where all ranks hold all of their experts (a strategy that preloads): steps of
-  /// more rows are computed in parts of at most so many, and the sum of one travels while the next
-  /// is computed. 0: never.
-  int64_t part_rows = 0;
 };
 
 /// What a rank counted since it was made.

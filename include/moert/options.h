@@ -95,7 +95,6 @@ struct EngineOptions {
   std::shared_ptr<PeerTier> peers = {};
   /// Paces transfers to this rate, GB/s (1e9); 0: the device's own speed (wall) or the profile's.
   double link_gbps = 0;
-  uint64_t seed = 0;
   /// Decisions and logical time only: no record is read, no pool memory held, nothing multiplied.
   /// Needs the virtual clock; layers run through Engine::ForwardRouted. Budgets mean what they mean
   /// in a real run of the same model.

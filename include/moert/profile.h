@@ -60,6 +60,8 @@ struct HardwareProfile {
   int64_t wave_ns = 0;
   int64_t wake_ns = 0;
   int64_t next_gate_ns = 0;
+  // Added to a layer whose misses a device answers low, or substitutes, by the accounts of requests.
+  int64_t request_rule_ns = 6'000;
 
   /// What a link or a CPU takes for one record, in whole ns. A slow one's is cut: rates begin at a
   /// byte a second, and sums of times stay within their type.

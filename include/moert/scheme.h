@@ -147,10 +147,10 @@ struct RecordLayout {
   double stored_bits() const;
 };
 
-/// Fails when a dimension is not positive or a size would overflow.
 /// Bytes of one scale.
 int64_t ScaleBytes(ScaleType type);
 
+/// Fails when a dimension is not positive or a size would overflow.
 absl::StatusOr<RecordLayout> MakeRecordLayout(int64_t hidden, int64_t intermediate,
                                               const ExpertFormat& format,
                                               const RecordContents& contents = {});

@@ -88,10 +88,9 @@ struct EngineStats {
   int64_t policy_fallbacks = 0;
 
   // Stalls: time a layer could not go on, by reason, in the engine's clock.
-  int64_t stall_miss_ns = 0;     // waiting for a demand load's own transfer
-  int64_t stall_queue_ns = 0;    // waiting behind other transfers
-  int64_t stall_staging_ns = 0;  // waiting for space to load into
-  int64_t stall_cpu_ns = 0;      // waiting for experts computed by the CPU
+  int64_t stall_miss_ns = 0;   // waiting for a demand load's own transfer
+  int64_t stall_queue_ns = 0;  // waiting behind other transfers
+  int64_t stall_cpu_ns = 0;    // waiting for experts computed by the CPU
 
   int64_t host_syncs = 0;
   bool graph_captured = false;
@@ -113,7 +112,7 @@ EngineStats StatsSince(const EngineStats& now, const EngineStats& before);
 
 /// Time layers could not go on, for any reason.
 inline int64_t StalledNs(const EngineStats& stats) {
-  return stats.stall_miss_ns + stats.stall_queue_ns + stats.stall_staging_ns + stats.stall_cpu_ns;
+  return stats.stall_miss_ns + stats.stall_queue_ns + stats.stall_cpu_ns;
 }
 
 }  // namespace moert

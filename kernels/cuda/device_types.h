@@ -78,9 +78,12 @@ MOERT_HOST_DEVICE constexpr int SecondBias(int row_blocks) {
   return (row_blocks * 64 + 255) / 256 * 256;
 }
 
+/// moert::Activation, without its header.
+enum class DeviceFunction : int32_t { kSilu, kGelu, kGeluTanh, kRelu2 };
+
 /// moert::ExpertActivation.
 struct DeviceActivation {
-  int32_t function = 0;  // moert::Activation
+  DeviceFunction function = DeviceFunction::kSilu;
   int32_t gated = 1;
   int32_t plain = 1;  // silu or gelu, and nothing besides
   float alpha = 1;
@@ -88,7 +91,9 @@ struct DeviceActivation {
   float limit = std::numeric_limits<float>::infinity();
   float up_offset = 0;
 
-  MOERT_HOST_DEVICE constexpr bool PlainSilu() const { return function == 0 && plain != 0; }
+  MOERT_HOST_DEVICE constexpr bool PlainSilu() const {
+    return function == DeviceFunction::kSilu && plain != 0;
+  }
 };
 
 /// Bytes of a row block over 64 k.

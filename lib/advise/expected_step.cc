@@ -13,9 +13,6 @@ ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, doubl
   constexpr double kPower = 4, kWeight = 0.5;
   // Predictions can name this share of the misses.
   constexpr double kPredicted = 0.8;
-  // A device that answers misses low, or substitutes, by the accounts of requests: measured, a
-  // layer.
-  constexpr double kRuleNs = 6000;
   const double resident =
       static_cast<double>(b.plan.slots) / static_cast<double>(b.plan.total_experts);
   const int64_t bytes = b.plan.all_bytes / b.plan.total_experts;  // of an expert, the mean
@@ -24,7 +21,8 @@ ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, doubl
   const auto low_ns =
       static_cast<double>(b.profile.TransferNs(source.layout(0, 0, low_version).bytes));
   const auto layer_ns = static_cast<double>(b.profile.LayerNs(/*prefill=*/false, 1));
-  const double rule_ns = served && b.served().by_request() ? kRuleNs : 0;
+  const auto rule_ns =
+      static_cast<double>(served && b.served().by_request() ? b.profile.request_rule_ns : 0);
   const double expert_ns = b.profile.ExpertNs(bytes, 1, source.version_name(b.versions.front()));
   ExpectedTimes expected;
   for (const MoeLayerSpec& layer : model.layers) {

@@ -36,6 +36,8 @@ inline constexpr EwmaOptions kPredictionRecall{.weight = 0.02};
 inline constexpr EwmaOptions kStepTime{.even = 16, .outlier = 2, .trusted = 4};
 /// Share of late prefetches that the routing used. Routing drifts.
 inline constexpr EwmaOptions kLateShare{.even = 50};
+/// Experts that a layer's calls bring into its cache; host and device keep it.
+inline constexpr EwmaOptions kInserted{.weight = 1.0 / 64};
 
 }  // namespace running_mean
 

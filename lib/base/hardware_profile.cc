@@ -1,4 +1,5 @@
 #include <cmath>
+#include <utility>
 
 #include "base/exception_status.h"
 #include "base/json.h"
@@ -136,25 +137,29 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) try {
   HardwareProfile p;
   p.name = path;
   if (const auto name = json.Find("name"); name && name->is_string()) p.name = *name->AsString();
-  double latency = static_cast<double>(p.link_latency_ns);
-  double decode = static_cast<double>(p.decode_layer_ns);
-  double prefill = static_cast<double>(p.prefill_token_ns);
-  double cpu_latency = static_cast<double>(p.cpu_expert_latency_ns);
-  double streams = 1, arrival = 0, wave = 0, wake = 0, next_gate = 0;
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_bytes_per_s", 1, 1e15, &p.link_bytes_per_s));
-  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_latency_ns", 0, 1e12, &latency));
-  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "decode_layer_ns", 0, 1e12, &decode));
-  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "prefill_token_ns", 0, 1e12, &prefill));
   MOERT_RETURN_IF_ERROR(
       ReadNumber(json, path, "cpu_weight_bytes_per_s", 1, 1e15, &p.cpu_weight_bytes_per_s));
-  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "cpu_expert_latency_ns", 0, 1e12, &cpu_latency));
+  double streams = 1;
   MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "link_streams", 1, 64, &streams));
+  p.link_streams = static_cast<int>(streams);
   MOERT_RETURN_IF_ERROR(
       ReadNumber(json, path, "stream_bytes_per_s", 0, 1e15, &p.stream_bytes_per_s));
-  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "arrival_ns", 0, 1e12, &arrival));
-  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "wave_ns", 0, 1e12, &wave));
-  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "wake_ns", 0, 1e12, &wake));
-  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "next_gate_ns", 0, 1e12, &next_gate));
+  const std::pair<const char*, int64_t*> times[] = {
+      {"link_latency_ns", &p.link_latency_ns},
+      {"decode_layer_ns", &p.decode_layer_ns},
+      {"prefill_token_ns", &p.prefill_token_ns},
+      {"cpu_expert_latency_ns", &p.cpu_expert_latency_ns},
+      {"arrival_ns", &p.arrival_ns},
+      {"wave_ns", &p.wave_ns},
+      {"wake_ns", &p.wake_ns},
+      {"next_gate_ns", &p.next_gate_ns},
+      {"request_rule_ns", &p.request_rule_ns}};
+  for (const auto& [name, ns] : times) {
+    double value = static_cast<double>(*ns);
+    MOERT_RETURN_IF_ERROR(ReadNumber(json, path, name, 0, 1e12, &value));
+    *ns = std::llround(value);
+  }
   MOERT_RETURN_IF_ERROR(ReadComputeRates(json, path, &p.compute));
   MOERT_RETURN_IF_ERROR(ReadVersionRates(json, path, "version_compute", &p.version_compute));
   MOERT_RETURN_IF_ERROR(ReadVersionRates(json, path, "cpu_compute", &p.cpu_compute));
@@ -167,15 +172,6 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) try {
     }
     p.cpu_executor = field->AsBool();
   }
-  p.link_latency_ns = std::llround(latency);
-  p.link_streams = static_cast<int>(streams);
-  p.arrival_ns = std::llround(arrival);
-  p.wave_ns = std::llround(wave);
-  p.wake_ns = std::llround(wake);
-  p.next_gate_ns = std::llround(next_gate);
-  p.decode_layer_ns = std::llround(decode);
-  p.prefill_token_ns = std::llround(prefill);
-  p.cpu_expert_latency_ns = std::llround(cpu_latency);
   return p;
 } catch (...) {
   return ExceptionStatus("loading a profile");

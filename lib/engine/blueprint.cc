@@ -11,8 +11,8 @@
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "moert/auto_strategy.h"
+#include "store/lru.h"
 #include "store/shared_slots.h"
-#include "strategies/builtin.h"
 
 namespace moert {
 namespace {

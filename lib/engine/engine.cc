@@ -11,6 +11,7 @@
 #include "engine/shard.h"
 #include "engine/shard_engine.h"
 #include "fmt/format.h"
+#include "model/check_layer.h"
 
 namespace moert {
 
@@ -61,17 +62,11 @@ absl::Status EngineImpl::CheckProcess() const {
       "the engine was made before fork(): its threads are in the parent; make one in this process");
 }
 
-absl::Status EngineImpl::CheckLayer(int layer) const {
-  const int layers = source_->model().num_layers();
-  if (layer >= 0 && layer < layers) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
-}
-
 absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
                                                    absl::Span<const int32_t> experts,
                                                    std::vector<ExpertView>* views) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
-  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
   MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
   const MutexLock lock(&mu_);
   MOERT_ASSIGN_OR_RETURN(const StepState* found, FindStep(step));
@@ -94,7 +89,7 @@ absl::Status EngineImpl::ReleaseExperts(LeaseId lease) try {
 
 absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> experts) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
-  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
   const int num_experts = source_->model().layers[layer].num_experts;
   for (const int32_t e : experts) {
     if (e < 0 || e >= num_experts) {
@@ -135,7 +130,7 @@ void EngineImpl::ApplyHints() {
 
 absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
-  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
   const MutexLock lock(&mu_);
   MOERT_RETURN_IF_ERROR(TakeBack());
   parts_->store->Pump();

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
 #include "fmt/format.h"
+#include "model/check_layer.h"
 
 namespace moert {
 namespace {
@@ -39,7 +40,7 @@ std::vector<SlotView::Part> PartsOf(const SlotRegion& region, const VersionedSto
 
 absl::Status EngineImpl::CheckSlotView(int layer, const SlotView* view) const {
   MOERT_RETURN_IF_ERROR(CheckProcess());
-  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
   if (view == nullptr) return absl::InvalidArgumentError("view: must not be null");
   return blueprint_->backend->CheckLease();
 }
@@ -188,7 +189,7 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
 
 absl::Status EngineImpl::ReleaseFetched(StepId step, int layer) {
   MOERT_RETURN_IF_ERROR(CheckProcess());
-  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
   const MutexLock lock(&mu_);
   MOERT_ASSIGN_OR_RETURN(StepState* const found, FindStep(step));
   const auto of_layer = [layer](const Fetched& f) { return f.layer == layer; };

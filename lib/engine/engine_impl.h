@@ -133,7 +133,6 @@ class EngineImpl final : public Engine {
   absl::Status CheckOnDevice(int layer, int64_t rows, const OnDevice& given) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status SetBudgetLocked(const Budget& budget) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CheckLayer(int layer) const;
   /// Starts what hints asked for.
   void ApplyHints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Log(LogLevel level, const std::string& line) const {

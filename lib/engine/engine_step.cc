@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
 #include "fmt/format.h"
+#include "model/check_layer.h"
 
 namespace moert {
 
@@ -135,7 +136,7 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
                                    const RoutedInput* routed, const MutableMatrixView& out) {
   MOERT_ASSIGN_OR_RETURN(StepState* const found, FindStep(step_id));
   StepState& step = *found;
-  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
   LayerCall call{ContextOf(step, layer),
                  {layer, step.epoch, step.rows, hidden, out, step.stream, step.token_ids},
                  routed,

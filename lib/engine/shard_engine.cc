@@ -11,6 +11,7 @@
 #include "engine/engine_impl.h"
 #include "engine/shard.h"
 #include "fmt/format.h"
+#include "model/check_layer.h"
 #include "moert/default_thread_pool.h"
 
 namespace moert {
@@ -101,7 +102,7 @@ class ShardEngine final : public Engine {
 
   absl::StatusOr<LeaseId> AcquireExperts(StepId step, int layer, absl::Span<const int32_t> experts,
                                          std::vector<ExpertView>* views) override {
-    MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+    MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
     MOERT_ASSIGN_OR_RETURN(const std::vector<int32_t> own, numbers_.Own(layer, experts));
     MOERT_ASSIGN_OR_RETURN(const LeaseId lease, engine_->AcquireExperts(step, layer, own, views));
     for (size_t i = 0; i < views->size(); ++i) (*views)[i].expert = experts[i];
@@ -122,13 +123,13 @@ class ShardEngine final : public Engine {
   }
 
   absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) override {
-    MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+    MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
     MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> local, numbers_.Ids(layer, experts));
     std::erase(local, -1);  // others' are nobody's business here
     return engine_->PrefetchHint(layer, local);
   }
   absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) override {
-    MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+    MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
     MOERT_ASSIGN_OR_RETURN(const std::vector<Residency> own, engine_->ResidencyOf(layer));
     std::vector<Residency> all(static_cast<size_t>(numbers_.experts(layer)), Residency::kAbsent);
     for (size_t i = 0; i < own.size(); ++i) {
@@ -149,11 +150,6 @@ class ShardEngine final : public Engine {
 
  private:
   absl::Status MakeRouter(EngineOptions* options);
-  absl::Status CheckLayer(int layer) const {
-    const int layers = model().num_layers();
-    if (layer >= 0 && layer < layers) return absl::OkStatus();
-    return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
-  }
   int Next(int layer) const { return (layer + 1) % model().num_layers(); }
 
   // What a localized input points to.
@@ -226,7 +222,7 @@ absl::Status ShardEngine::MakeRouter(EngineOptions* options) {
 
 absl::Status ShardEngine::Forward(StepId step, int layer, const MatrixView& hidden,
                                   const MutableMatrixView& out) {
-  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
   if (router_ == nullptr) return engine_->Forward(step, layer, hidden, out);  // says why not
   const MoeLayerSpec& spec = model().layers[static_cast<size_t>(layer)];
   const ExecutorCall call{layer, 0, hidden.rows, hidden, out, nullptr};
@@ -250,7 +246,7 @@ absl::Status ShardEngine::Forward(StepId step, int layer, const MatrixView& hidd
 
 absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView& hidden,
                                         const RoutedInput& routing, const MutableMatrixView& out) {
-  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
   LocalArrays arrays;
   if (routing.place == Place::kDevice) {  // the ids are renumbered there
     RoutedInput local = routing;
@@ -268,7 +264,7 @@ absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView
 }
 
 absl::Status ShardEngine::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
-  MOERT_RETURN_IF_ERROR(CheckLayer(layer));
+  MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
   if (input.place == Place::kDevice) {
     return absl::UnimplementedError(
         "shard: Fetch takes ids of the whole model in host memory, not on the device");

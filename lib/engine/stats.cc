@@ -136,8 +136,7 @@ EngineStats StatsSince(const EngineStats& now, const EngineStats& before) {
   Subtract(&s, before, &S::mass, &S::mass_substituted, &S::mass_low);
   Subtract(&s, before, &S::promotions, &S::demotions, &S::deferred);
   Subtract(&s, before, &S::balance_load_ns, &S::balance_cpu_ns, &S::policy_fallbacks);
-  Subtract(&s, before, &S::stall_miss_ns, &S::stall_queue_ns, &S::stall_staging_ns,
-           &S::stall_cpu_ns, &S::host_syncs);
+  Subtract(&s, before, &S::stall_miss_ns, &S::stall_queue_ns, &S::stall_cpu_ns, &S::host_syncs);
   return s;
 }
 

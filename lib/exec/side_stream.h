@@ -21,7 +21,7 @@ class SideStream {
   virtual absl::Status Join(void* stream) = 0;
 };
 
-/// Makes a stream of the device, ahead of its other streams. Unavailable without CUDA.
+/// Makes a stream of the device, ahead of its other streams.
 absl::StatusOr<std::unique_ptr<SideStream>> MakeSideStream(int device);
 
 }  // namespace moert

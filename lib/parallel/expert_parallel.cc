@@ -10,6 +10,7 @@
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "model/check_layer.h"
 #include "parallel/expert_parallel_impl.h"
 
 namespace moert {
@@ -72,37 +73,21 @@ absl::StatusOr<StepId> ExpertParallelImpl::BeginStep(const StepInfo& info,
     if (info.rows < 0) return OrAbort(absl::InvalidArgumentError("rows: must not be negative"));
     engine_info.rows = step.engine_rows;
     engine_info.request_ids = {};  // rows of several ranks
-    engine_info.positions = {};
   }
-  return OpenParts(engine_info, std::move(step));
+  const absl::StatusOr<StepId> id = engine_->BeginStep(engine_info);
+  if (!id.ok()) return OrAbort(id.status());
+  absl::Cleanup end = [&] { engine_->EndStep(*id).IgnoreError(); };
+  steps_[*id] = step;
+  std::move(end).Cancel();
+  return *id;
 } catch (...) {
   return OrAbort(ExceptionStatus("beginning a step"));
-}
-
-absl::StatusOr<StepId> ExpertParallelImpl::OpenParts(const StepInfo& info, Step step) {
-  const bool cut = side_ != nullptr && step.placement == TokenPlacement::kReplicated;
-  step.parts = CutRows(info.rows, cut ? options_.part_rows : 0);
-  absl::Cleanup end = [&] {
-    for (const StepId id : step.ids) engine_->EndStep(id).IgnoreError();
-  };
-  step.ids.reserve(step.parts.size());
-  for (const RowPart& part : step.parts) {
-    const absl::StatusOr<StepId> id =
-        engine_->BeginStep(step.parts.size() == 1 ? info : PartOf(info, part));
-    if (!id.ok()) return OrAbort(id.status());
-    step.ids.push_back(*id);
-  }
-  const StepId first = step.ids[0];
-  steps_[first] = step;
-  std::move(end).Cancel();
-  return first;
 }
 
 absl::Status ExpertParallelImpl::EndStep(StepId id) try {
   const auto found = steps_.find(id);
   if (found == steps_.end()) return engine_->EndStep(id);  // says what is wrong with it
-  absl::Status status;
-  for (const StepId part : found->second.ids) status.Update(engine_->EndStep(part));
+  absl::Status status = engine_->EndStep(id);
   if (fence_ != nullptr) status.Update(fence_->Pass(found->second.stream));
   steps_.erase(found);
   return status;
@@ -114,10 +99,7 @@ absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const Ma
                                            const RoutedInput* routing,
                                            const MutableMatrixView& out) const {
   const MoeModelSpec& model = engine_->model();
-  if (layer < 0 || layer >= model.num_layers()) {
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: must be in [0, {})", layer, model.num_layers()));
-  }
+  MOERT_RETURN_IF_ERROR(CheckLayer(model, layer));
   const MoeLayerSpec& spec = model.layers[static_cast<size_t>(layer)];
   if (hidden.rows != step.rows || out.rows != step.rows || hidden.cols != spec.hidden ||
       out.cols != spec.hidden) {
@@ -170,7 +152,7 @@ absl::Status ExpertParallelImpl::Forward(StepId id, int layer, const MatrixView&
   const Step& step = found->second;
   MOERT_RETURN_IF_ERROR(OrAbort(CheckCall(step, layer, hidden, routing, out)));
   if (step.placement == TokenPlacement::kReplicated) {
-    return OrAbort(Replicated(step, layer, hidden, routing, out));
+    return OrAbort(Replicated(id, step, layer, hidden, routing, out));
   }
   return OrAbort(on_device() ? OwnOnDevice(id, step, layer, hidden, *routing, out)
                              : Own(id, step, layer, hidden, *routing, out));
@@ -178,8 +160,8 @@ absl::Status ExpertParallelImpl::Forward(StepId id, int layer, const MatrixView&
   return OrAbort(ExceptionStatus("a layer call"));
 }
 
-absl::Status ExpertParallelImpl::Replicated(const Step& step, int layer, const MatrixView& hidden,
-                                            const RoutedInput* routing,
+absl::Status ExpertParallelImpl::Replicated(StepId id, const Step& step, int layer,
+                                            const MatrixView& hidden, const RoutedInput* routing,
                                             const MutableMatrixView& out) {
   const bool in_place = !step.narrow && out.dtype == DType::kF32 && out.row_stride == out.cols;
   RoutedInput own;  // of a placed group
@@ -191,18 +173,10 @@ absl::Status ExpertParallelImpl::Replicated(const Step& step, int layer, const M
   if (!in_place) {
     MOERT_ASSIGN_OR_RETURN(sum, Scratch(step, out.cols));
   }
-  for (size_t p = 0; p < step.parts.size(); ++p) {
-    const RowPart& rows = step.parts[p];
-    const MatrixView x = PartOf(hidden, rows);
-    const MutableMatrixView y = PartOf(sum, rows);
-    MOERT_RETURN_IF_ERROR(
-        routing == nullptr
-            ? engine_->Forward(step.ids[p], layer, x, y)
-            : engine_->ForwardRouted(step.ids[p], layer, x, PartOf(*routing, step.rows, rows), y));
-    MOERT_RETURN_IF_ERROR(AddUp(step, y, PartOf(out, rows)));
-  }
-  if (step.parts.size() > 1) MOERT_RETURN_IF_ERROR(side_->Join(step.stream));
-  return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(routing == nullptr
+                            ? engine_->Forward(id, layer, hidden, sum)
+                            : engine_->ForwardRouted(id, layer, hidden, *routing, sum));
+  return AddUp(step, sum, out);
 }
 
 /// Where a step's rows are summed if not in the caller's output.
@@ -212,21 +186,16 @@ absl::StatusOr<MutableMatrixView> ExpertParallelImpl::Scratch(const Step& step, 
   return MutableMatrixView{y_.data(), DType::kF32, step.rows, cols, cols};
 }
 
-/// A part's sum over the ranks, into out; beside the step's stream where there are several.
+/// The sum of `part` over the ranks, into out.
 absl::Status ExpertParallelImpl::AddUp(const Step& step, const MutableMatrixView& part,
                                        const MutableMatrixView& out) {
-  void* stream = step.stream;
-  if (step.parts.size() > 1) {
-    MOERT_RETURN_IF_ERROR(side_->Fork(step.stream));
-    stream = side_->get();
-  }
   const int64_t count = part.rows * part.cols;
   stats_.all_reduced_bytes += count * DTypeBytes(part.dtype);
-  if (step.narrow) return Timed([&] { return rows_->AddAll(part, stream, out); });
+  if (step.narrow) return Timed([&] { return rows_->AddAll(part, step.stream, out); });
   auto* const data = static_cast<float*>(part.data);
-  MOERT_RETURN_IF_ERROR(Timed([&] { return group_->AllReduce(data, count, stream); }));
+  MOERT_RETURN_IF_ERROR(Timed([&] { return group_->AllReduce(data, count, step.stream); }));
   if (part.data == out.data) return absl::OkStatus();
-  if (on_device()) return rows_->Copy(part, stream, out);
+  if (on_device()) return rows_->Copy(part, step.stream, out);
   NarrowRows(data, out);
   return absl::OkStatus();
 }

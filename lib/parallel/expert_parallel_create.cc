@@ -9,17 +9,10 @@
 #include "base/status_macros.h"
 #include "engine/shard.h"
 #include "fmt/format.h"
-#include "moert/strategy.h"
 #include "parallel/expert_parallel_impl.h"
 
 namespace moert {
 namespace {
-
-/// Whether an engine over the options never brings an expert in a step.
-absl::StatusOr<bool> HoldsAll(const EngineOptions& options) {
-  MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options.strategy));
-  return strategy.preload;
-}
 
 /// An engine over this rank's shard, and what the exchange needs beside it.
 absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeImpl(
@@ -27,13 +20,9 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeImpl(
     const std::vector<ShardPlan>& plans, const std::shared_ptr<Collectives>& group) {
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(source, options));
   DeviceParts device;
-  MOERT_ASSIGN_OR_RETURN(const bool holds_all, HoldsAll(options));
   if (engine->backend() == BackendKind::kCuda) {
     MOERT_ASSIGN_OR_RETURN(device.kernels, MakeRowKernels(options.device));
     MOERT_ASSIGN_OR_RETURN(device.fence, MakeStepFence(options.device));
-    if (group->size() > 1 && holds_all) {
-      MOERT_ASSIGN_OR_RETURN(device.side, MakeSideStream(options.device));
-    }
   }
   return std::make_unique<ExpertParallelImpl>(source->model(), std::move(engine), plans, group,
                                               std::move(device), options.max_tokens_per_forward);
@@ -93,15 +82,12 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakePlacedRank(
 /// How a rank fared, for the others.
 struct Verdict {
   int32_t code = 0;
-  int32_t sums_beside = 0;  // ExpertParallelImpl::sums_beside
-  char message[248] = {};
+  char message[252] = {};
 };
 
 /// Every rank hears how all of them fared: OK, this rank's own error, or the first of the others'.
-/// Sums are made beside the engine where all ranks can.
-absl::Status AllReady(const absl::Status& mine, ExpertParallelImpl* rank, Collectives* group) {
+absl::Status AllReady(const absl::Status& mine, Collectives* group) {
   Verdict verdict;
-  verdict.sums_beside = rank != nullptr && rank->sums_beside() ? 1 : 0;
   verdict.code = static_cast<int32_t>(mine.code());
   const absl::string_view message = mine.message();
   std::copy_n(message.begin(), std::min(message.size(), sizeof(verdict.message) - 1),
@@ -112,7 +98,6 @@ absl::Status AllReady(const absl::Status& mine, ExpertParallelImpl* rank, Collec
   MOERT_RETURN_IF_ERROR(mine);
   MOERT_RETURN_IF_ERROR(gathered);
   for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].sums_beside == 0) rank->SumInLine();
     if (all[r].code == 0) continue;
     all[r].message[sizeof(verdict.message) - 1] = 0;
     return absl::Status(static_cast<absl::StatusCode>(all[r].code),
@@ -129,8 +114,7 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> CreateWith(
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
   if (group == nullptr) return absl::InvalidArgumentError("group: must not be null");
   absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank = make();
-  const absl::Status ready =
-      AllReady(rank.status(), rank.ok() ? rank->get() : nullptr, group.get());
+  const absl::Status ready = AllReady(rank.status(), group.get());
   if (ready.ok()) return std::unique_ptr<ExpertParallel>(*std::move(rank));
   group->Abort(ready);
   return ready;

@@ -8,19 +8,16 @@
 #include <utility>
 #include <vector>
 
-#include "exec/side_stream.h"
 #include "exec/step_fence.h"
 #include "moert/expert_parallel.h"
 #include "parallel/placed_ids.h"
 #include "parallel/row_exchange.h"
-#include "parallel/row_parts.h"
 #include "parallel/token_exchange.h"
 
 namespace moert {
 
 /// What a rank on a device has beside its engine; else null.
 struct DeviceParts {
-  std::unique_ptr<SideStream> side;  // null as well: nothing runs beside the engine
   std::unique_ptr<StepFence> fence;
   std::unique_ptr<RowKernels> kernels;
 };
@@ -32,7 +29,6 @@ class ExpertParallelImpl final : public ExpertParallel {
                      const std::vector<ShardPlan>& plans, std::shared_ptr<Collectives> group,
                      DeviceParts device, int64_t max_rows)
       : group_(std::move(group)),
-        side_(std::move(device.side)),
         fence_(std::move(device.fence)),
         engine_(std::move(engine)),
         exchange_(whole, plans, group_.get()),
@@ -47,10 +43,6 @@ class ExpertParallelImpl final : public ExpertParallel {
   absl::Status Forward(StepId step, int layer, const MatrixView& hidden, const RoutedInput* routing,
                        const MutableMatrixView& out) override;
   absl::Status EndStep(StepId id) override;
-
-  /// Whether sums can be made on a stream of their own.
-  bool sums_beside() const { return side_ != nullptr; }
-  void SumInLine() { side_.reset(); }
 
   /// Makes the group one whose experts are placed.
   absl::Status StartPlaced(const ExpertPlacement& placement, std::unique_ptr<PlacedIds> placed);
@@ -70,15 +62,10 @@ class ExpertParallelImpl final : public ExpertParallel {
   struct Step {
     TokenPlacement placement = TokenPlacement::kReplicated;
     int64_t rows = 0;         // of this rank
-    int64_t engine_rows = 0;  // of the engine's calls, its parts together
+    int64_t engine_rows = 0;  // of the engine's calls
     void* stream = nullptr;
     bool narrow = false;  // parts travel as bf16
-    // Each a step of the engine; one, but for long ones on a device.
-    std::vector<RowPart> parts;
-    std::vector<StepId> ids;
   };
-
-  absl::StatusOr<StepId> OpenParts(const StepInfo& info, Step step);
 
   bool on_device() const { return engine_->backend() == BackendKind::kCuda; }
 
@@ -89,7 +76,7 @@ class ExpertParallelImpl final : public ExpertParallel {
   absl::Status AwaitSteps() { return fence_ == nullptr ? absl::OkStatus() : fence_->Await(); }
   absl::Status CheckCall(const Step& step, int layer, const MatrixView& hidden,
                          const RoutedInput* routing, const MutableMatrixView& out) const;
-  absl::Status Replicated(const Step& step, int layer, const MatrixView& hidden,
+  absl::Status Replicated(StepId id, const Step& step, int layer, const MatrixView& hidden,
                           const RoutedInput* routing, const MutableMatrixView& out);
   absl::StatusOr<MutableMatrixView> Scratch(const Step& step, int64_t cols);
   absl::Status AddUp(const Step& step, const MutableMatrixView& part, const MutableMatrixView& out);
@@ -117,7 +104,6 @@ class ExpertParallelImpl final : public ExpertParallel {
   }
 
   const std::shared_ptr<Collectives> group_;
-  std::unique_ptr<SideStream> side_;        // null: nothing runs beside the engine
   const std::unique_ptr<StepFence> fence_;  // of what exchange and placement keep; null: on the CPU
   const std::unique_ptr<Engine> engine_;
   TokenExchange exchange_;             // in host memory

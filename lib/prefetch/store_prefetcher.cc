@@ -3,7 +3,9 @@
 #include "absl/cleanup/cleanup.h"
 #include "base/exception_status.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "fmt/format.h"
+#include "model/check_layer.h"
 #include "moert/prefetcher.h"
 #include "prefetch/layer_prefetcher.h"
 #include "store/store_impl.h"
@@ -41,10 +43,7 @@ struct Prefetcher::Impl {
 };
 
 absl::Status Prefetcher::Impl::Check(int layer, const RoutingResult& routing) const {
-  const int layers = store->model().num_layers();
-  if (layer < 0 || layer >= layers) {
-    return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
-  }
+  MOERT_RETURN_IF_ERROR(CheckLayer(store->model(), layer));
   const int experts = store->model().layers[layer].num_experts;
   if (routing.num_experts == experts && static_cast<int>(routing.counts.size()) == experts) {
     return absl::OkStatus();

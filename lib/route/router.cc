@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "fmt/format.h"
+#include "model/check_layer.h"
 #include "route/expert_cache_rule.h"
 #include "route/gate_dots.h"
 #include "route/grouping.h"
@@ -124,10 +125,7 @@ RouterStats Router::stats() const {
 }
 
 absl::Status Router::CheckLayer(int layer, bool gate) const {
-  const int layers = model_->num_layers();
-  if (layer < 0 || layer >= layers) {
-    return absl::InvalidArgumentError(fmt::format("layer {}: must be in [0, {})", layer, layers));
-  }
+  MOERT_RETURN_IF_ERROR(moert::CheckLayer(*model_, layer));
   if (!gate || !layers_[layer].gate.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       fmt::format("layer {} has no gate: it takes given routings only", layer));

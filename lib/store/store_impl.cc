@@ -7,22 +7,17 @@
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "model/check_layer.h"
 #include "store/acquire.h"
 #include "store/block_pool.h"
 #include "store/cache_blocks.h"
+#include "store/lru.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {
 namespace {
 
 constexpr int kMaxIoThreads = 16;
-
-class LeastRecentlyUsedFirst final : public ResidencyPolicy {
- public:
-  int Victim(const VictimSnapshot& snapshot) override {
-    return LeastRecentlyUsed(snapshot.candidates);
-  }
-};
 
 absl::Status Check(const ExpertSource* source, const ExpertStoreOptions& options) {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
@@ -59,7 +54,7 @@ absl::StatusOr<std::shared_ptr<ExpertStore::Impl>> ExpertStore::Impl::Create(
   impl->budget.SetLimit(options.budget_bytes);
   impl->allocator = std::move(options.allocator);
   impl->residency = std::move(options.residency);
-  if (impl->residency == nullptr) impl->residency = std::make_unique<LeastRecentlyUsedFirst>();
+  if (impl->residency == nullptr) impl->residency = MakeLru();
   std::vector<std::unique_ptr<BlockPool>> pools(1);
   MOERT_ASSIGN_OR_RETURN(
       pools[0],
@@ -78,11 +73,7 @@ absl::StatusOr<std::shared_ptr<ExpertStore::Impl>> ExpertStore::Impl::Create(
 }
 
 absl::Status ExpertStore::Impl::CheckKey(ExpertKey key) const {
-  const int layers = model().num_layers();
-  if (key.layer < 0 || key.layer >= layers) {
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: must be in [0, {})", key.layer, layers));
-  }
+  MOERT_RETURN_IF_ERROR(CheckLayer(model(), key.layer));
   const int experts = model().layers[key.layer].num_experts;
   if (key.expert >= 0 && key.expert < experts) return absl::OkStatus();
   return absl::InvalidArgumentError(

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ewma.h"
 #include "store/lent_use.h"
 #include "store/shared_slots.h"
 #include "strategies/use_estimate.h"
@@ -39,7 +40,7 @@ class WorthCache : public ResidencyPolicy, public LentUse {
         if (rule_ != nullptr) rule_->Observe(event, layer.use.Order());
         layer.use.Observe(event.routing);
         std::fill(layer.pending.begin(), layer.pending.end(), 0);
-        layer.inserted += kInsertedWeight * (layer.insertions - layer.inserted);
+        layer.inserted += running_mean::kInserted.weight * (layer.insertions - layer.inserted);
         layer.insertions = 0;
         layer.least.reset();
         return;
@@ -116,8 +117,6 @@ class WorthCache : public ResidencyPolicy, public LentUse {
   std::vector<Layer> layers_;
 
  private:
-  static constexpr double kInsertedWeight = 1.0 / 64;
-
   void Hold(ExpertKey key, uint8_t held) {
     layers_[key.layer].held[key.expert] = held;
     layers_[key.layer].least.reset();
@@ -149,7 +148,8 @@ class WorthCache : public ResidencyPolicy, public LentUse {
     if (snapshot.probability < 0 || layers_.empty()) return true;
     // A right prefetch replaces whom the load would have. A wrong one costs the uses that the
     // victim would have had until it had to leave anyway, about a call over the calls' insertions.
-    const double horizon = 1 / std::max(kInsertedWeight, layers_[victim.layer].inserted);
+    const double horizon =
+        1 / std::max(running_mean::kInserted.weight, layers_[victim.layer].inserted);
     const double lost = (1 - snapshot.probability) * (leaving - incoming) * horizon;
     return snapshot.probability * snapshot.hidden > lost;
   }

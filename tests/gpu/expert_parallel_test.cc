@@ -71,27 +71,6 @@ TEST_CASE("two devices: experts with few tokens each are multiplied as by one en
   CheckCase(group, source, c, kBound);
 }
 
-TEST_CASE("two devices: prompts in parts, summed beside the next one") {
-  if (Skipped(2)) return;
-  const RankGroup group(2);
-  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
-  Case c;
-  c.shards = {Experts(0, 6, false), Experts(6, 10, true)};
-  c.rows = 1001;
-  c.exchange.part_rows = 256;
-  // Parts round as a whole does: the same sums, of the same rows.
-  for (const Place place : {Place::kHost, Place::kDevice}) {
-    c.place = place;
-    CheckCase(group, source, c, kBound);
-  }
-  c.graph = true;
-  CheckCase(group, source, c, kBound);
-  // Offloaded ones are not cut: each part would bring the same experts.
-  c.graph = false;
-  c.fraction = 0.5;
-  CheckCase(group, source, c, kBound);
-}
-
 TEST_CASE("two devices: w4") {
   if (Skipped(2)) return;
   const RankGroup group(2);

@@ -54,9 +54,6 @@ TEST_CASE("two devices: parts as bf16, own tokens and replicated ones") {
       c.exchange.bf16_rows = 1;
       c.graph = true;
       CheckCase(group, source, c, kOfBf16);
-      c.exchange.part_rows = 256;
-      CheckCase(group, source, c, kOfBf16);
-      c.exchange.part_rows = 0;
       c.placement = TokenPlacement::kPerRank;
       if (rows % 2 == 0) CheckCase(group, source, c, kOfBf16);
     }

@@ -266,7 +266,6 @@ inline std::string Text(const Case& c) {
   if (c.placement == TokenPlacement::kPerRank) text += ", own";
   if (c.half) text += ", bf16";
   if (c.exchange.bf16_rows > 0) text += ", parts in bf16";
-  if (c.exchange.part_rows > 0) text += ", cut";
   if (c.fraction < 1) text += ", offloaded";
   if (c.place == Place::kHost) text += ", routed on the host";
   if (c.graph) text += ", captured";

@@ -35,8 +35,8 @@ double WorstError(const Checkpoint& recorded, const std::shared_ptr<const Expert
   }
   std::vector<double> error(in.size()), size(in.size());
   for (int64_t row = 0; row < kRows; row += rows_a_step) {
-    const auto step = (*engine)->BeginStep(
-        {rows_a_step == 1 ? Phase::kDecode : Phase::kPrefill, rows_a_step, {}, {}});
+    const auto step =
+        (*engine)->BeginStep({rows_a_step == 1 ? Phase::kDecode : Phase::kPrefill, rows_a_step});
     REQUIRE_OK(step.status());
     std::vector<float> out(rows_a_step * kHidden);
     for (size_t l = 0; l < in.size(); ++l) {

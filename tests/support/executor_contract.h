@@ -12,7 +12,7 @@
 
 #include "exec/backend.h"
 #include "store/budget_tracker.h"
-#include "strategies/builtin.h"
+#include "store/lru.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
 

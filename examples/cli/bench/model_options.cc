@@ -90,7 +90,6 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const ModelBenchOptions& o) {
   e.clock = o.clock == "virtual" ? ClockKind::kVirtual : ClockKind::kWall;
   MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));
   e.link_gbps = o.link_gbps;
-  e.seed = static_cast<uint64_t>(o.seed);
   e.threads = o.threads;
   e.io_threads = o.io_threads;
   e.kernels = o.kernels;

@@ -179,7 +179,6 @@ json RowJson(const VariantGroup& group, const Variant& v, const Row& row) {
           {"stall_reasons_ms",
            {{"miss", 1e-6 * static_cast<double>(s.stall_miss_ns) / steps},
             {"queue", 1e-6 * static_cast<double>(s.stall_queue_ns) / steps},
-            {"staging", 1e-6 * static_cast<double>(s.stall_staging_ns) / steps},
             {"cpu", 1e-6 * static_cast<double>(s.stall_cpu_ns) / steps}}},
           {"host", v.engine->backend() == BackendKind::kCuda ? HostJson(v) : json(nullptr)},
           {"policy_fallbacks", s.policy_fallbacks},

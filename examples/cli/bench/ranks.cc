@@ -39,7 +39,6 @@ struct Options {
   std::vector<int> prompt = {8192};
   std::string tokens = "replicated", rows = "f32";
   int64_t bf16_rows = 0;
-  std::vector<int> part_rows = {0};
   int64_t steps = 32, warm = 32, prompt_steps = 6;
   int threads = 0;
   int64_t seed = 1;
@@ -58,9 +57,9 @@ class RankBench {
     return o_.backend == "cuda" ? MakeCudaRanks(ranks, alone) : MakeHostRanks(ranks, alone);
   }
   absl::StatusOr<RankTimes> Time(const RankLoad& load, const std::string& budget, int ranks,
-                                 bool exchange, int part_rows) const;
+                                 bool exchange) const;
   absl::Status MeasureRanks(const RankLoad& load, const std::string& budget, int ranks,
-                            int part_rows, double* alone_ms, json* rows) const;
+                            double* alone_ms, json* rows) const;
   absl::Status Measure(const RankLoad& load, const std::string& budget, json* rows) const;
   absl::Status MeasureCopies(const RankLoad& load, const std::string& budget, int ranks,
                              json* rows) const;
@@ -72,7 +71,7 @@ class RankBench {
 };
 
 absl::StatusOr<RankTimes> RankBench::Time(const RankLoad& load, const std::string& budget,
-                                          int ranks, bool exchange, int part_rows) const {
+                                          int ranks, bool exchange) const {
   MOERT_ASSIGN_OR_RETURN(RankHosts hosts, Hosts(ranks));
   RankRun run;
   run.source = experts_;
@@ -97,7 +96,7 @@ absl::StatusOr<RankTimes> RankBench::Time(const RankLoad& load, const std::strin
   run.warm = load.warm;
   run.exchange = exchange;
   run.rows = o_.rows == "bf16" ? DType::kBF16 : DType::kF32;
-  run.sums = {o_.bf16_rows, part_rows};
+  run.sums = {o_.bf16_rows};
   run.options.backend = o_.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu;
   run.options.max_tokens_per_forward = load.rows;
   run.options.threads = o_.threads;
@@ -113,31 +112,23 @@ absl::StatusOr<RankTimes> RankBench::Time(const RankLoad& load, const std::strin
 
 absl::Status RankBench::Measure(const RankLoad& load, const std::string& budget, json* rows) const {
   double alone_ms = 0;  // of one rank
-  MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, 1, 0, &alone_ms, rows));
+  MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, 1, &alone_ms, rows));
   for (const int ranks : o_.ranks) {
     if (ranks == 1) continue;
-    if (load.phase == Phase::kDecode) {
-      MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, ranks, 0, &alone_ms, rows));
-      continue;
-    }
-    for (const int part_rows : o_.part_rows) {
-      MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, ranks, part_rows, &alone_ms, rows));
-    }
+    MOERT_RETURN_IF_ERROR(MeasureRanks(load, budget, ranks, &alone_ms, rows));
   }
   return absl::OkStatus();
 }
 
 absl::Status RankBench::MeasureRanks(const RankLoad& load, const std::string& budget, int ranks,
-                                     int part_rows, double* alone_ms, json* rows) const {
-  MOERT_ASSIGN_OR_RETURN(const RankTimes times,
-                         Time(load, budget, ranks, /*exchange=*/true, part_rows));
+                                     double* alone_ms, json* rows) const {
+  MOERT_ASSIGN_OR_RETURN(const RankTimes times, Time(load, budget, ranks, /*exchange=*/true));
   const Spread ms = SpreadOf(times.step_ms);
   if (ranks == 1) *alone_ms = ms.median;
   json row = {{"phase", load.phase == Phase::kDecode ? "decode" : "prefill"},
               {"rows", load.rows},
               {"budget", budget},
               {"ranks", ranks},
-              {"part_rows", part_rows},
               {"step_ms", ToJson(ms)},
               {"tokens_per_s", 1e3 * static_cast<double>(load.rows) / ms.median},
               {"speedup", *alone_ms / ms.median},
@@ -147,8 +138,7 @@ absl::Status RankBench::MeasureRanks(const RankLoad& load, const std::string& bu
               {"pool_bytes", times.pool_bytes},
               {"replayed", times.replayed}};
   if (ranks > 1) {
-    MOERT_ASSIGN_OR_RETURN(const RankTimes parts,
-                           Time(load, budget, ranks, /*exchange=*/false, part_rows));
+    MOERT_ASSIGN_OR_RETURN(const RankTimes parts, Time(load, budget, ranks, /*exchange=*/false));
     const double parts_ms = SpreadOf(parts.step_ms).median;
     row["parts_ms"] = parts_ms;
     row["exchange_share"] = 1 - parts_ms / ms.median;
@@ -202,16 +192,14 @@ absl::Status RankBench::MeasureCopies(const RankLoad& load, const std::string& b
 }
 
 void RankBench::Show(const json& row) const {
-  const int parts = row["part_rows"].get<int>();
   const Spread ms{row["step_ms"]["median"], row["step_ms"]["min"], row["step_ms"]["max"]};
   Print(
       "{:7} {:>5} rows, {:>5} a GPU, {} ranks: {:9.3f} ms ({:.3f} .. {:.3f}) {:>10.0f} "
-      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {}{}\n",
+      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {}\n",
       row["phase"].get<std::string>(), row["rows"].get<int64_t>(), row["budget"].get<std::string>(),
       row["ranks"].get<int>(), ms.median, ms.min, ms.max, row["tokens_per_s"].get<double>(),
       row["efficiency"].get<double>(), 100 * row.value("exchange_share", 0.0),
-      row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager",
-      parts == 0 ? "" : fmt::format(", in parts of {} rows", parts));
+      row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager");
   std::fflush(stdout);
 }
 
@@ -295,10 +283,6 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddString("scheme", &o.scheme, "scheme of the experts");
   parser.AddIntList("batch", &o.batch, "rows of a decode step, comma-separated; 0: none", 0);
   parser.AddIntList("prompt", &o.prompt, "rows of a prompt's step, comma-separated; 0: none", 0);
-  parser.AddIntList("part-rows", &o.part_rows,
-                    "cuda: prompts of more rows are summed in parts of so many, comma-separated; "
-                    "0: not",
-                    0);
   parser.AddInt64("steps", &o.steps, "decode steps that are timed", 1, 1000000);
   parser.AddInt64("warm", &o.warm, "decode steps before them", 0, 1000000);
   parser.AddInt64("prompt-steps", &o.prompt_steps, "prompts that are timed, behind two", 1, 1000);

@@ -45,30 +45,9 @@ std::string Percent(const std::optional<double>& ratio) {
   return ratio ? fmt::format("{:.1f} %", 100.0 * *ratio) : "-";
 }
 
-}  // namespace
-
-std::string ReportJson(const RunReport& r, const Engine& engine) {
-  const EngineStats s = r.stats ? *r.stats : engine.stats();
-  const Latency tpot = Summarize(r.decode_ms);
-  Json j;
-  j["command"] = r.command;
-  j["model"] = r.model;
-  j["backend"] = r.backend;
-  j["strategy"] = engine.strategy();
-  j["budget_bytes"] = s.budget_bytes;
-  j["peak_bytes"] = s.peak_bytes;
-  j["nll"] = OrNull(r.nll);
-  j["ppl"] = OrNull(r.ppl);
-  j["tokens_scored"] = r.tokens_scored;
-  j["window_nll"] = r.window_nll;
-  j["text"] = r.text ? Json(*r.text) : Json(nullptr);
-  j["tokens"] = r.tokens;
-  j["ttft_ms"] = OrNull(r.ttft_ms);
-  j["tpot_ms"] = {
-      {"mean", OrNull(tpot.mean)}, {"p50", OrNull(tpot.p50)}, {"p99", OrNull(tpot.p99)}};
-  j["version"] = MOERT_VERSION;
-  j["seed"] = r.seed;
-  j["pool_bytes"] = s.pool_bytes;
+/// What the engine counted.
+void AddCounters(const EngineStats& s, Json* report) {
+  Json& j = *report;
   j["experts"] = {{"lookups", s.lookups},
                   {"hits", {{"resident", s.hits_resident}, {"prefetched", s.hits_prefetched}}},
                   {"late", s.late},
@@ -110,10 +89,36 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
   j["stall_ms"] = {{"total", Ms(StalledNs(s))},
                    {"miss", Ms(s.stall_miss_ns)},
                    {"queue", Ms(s.stall_queue_ns)},
-                   {"staging", Ms(s.stall_staging_ns)},
                    {"cpu", Ms(s.stall_cpu_ns)}};
   j["host_syncs"] = s.host_syncs;
   j["graph_captured"] = s.graph_captured;
+}
+
+}  // namespace
+
+std::string ReportJson(const RunReport& r, const Engine& engine) {
+  const EngineStats s = r.stats ? *r.stats : engine.stats();
+  const Latency tpot = Summarize(r.decode_ms);
+  Json j;
+  j["command"] = r.command;
+  j["model"] = r.model;
+  j["backend"] = r.backend;
+  j["strategy"] = engine.strategy();
+  j["budget_bytes"] = s.budget_bytes;
+  j["peak_bytes"] = s.peak_bytes;
+  j["nll"] = OrNull(r.nll);
+  j["ppl"] = OrNull(r.ppl);
+  j["tokens_scored"] = r.tokens_scored;
+  j["window_nll"] = r.window_nll;
+  j["text"] = r.text ? Json(*r.text) : Json(nullptr);
+  j["tokens"] = r.tokens;
+  j["ttft_ms"] = OrNull(r.ttft_ms);
+  j["tpot_ms"] = {
+      {"mean", OrNull(tpot.mean)}, {"p50", OrNull(tpot.p50)}, {"p99", OrNull(tpot.p99)}};
+  j["version"] = MOERT_VERSION;
+  j["seed"] = r.seed ? Json(*r.seed) : Json(nullptr);
+  j["pool_bytes"] = s.pool_bytes;
+  AddCounters(s, &j);
   if (r.extra.is_object()) j.update(r.extra);
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

@@ -17,7 +17,7 @@ struct RunReport {
   std::string command;
   std::string model;  // valid UTF-8
   std::string backend = "cpu";
-  int64_t seed = 0;
+  std::optional<int64_t> seed;  // of sampling; absent: nothing is drawn
   bool virtual_clock = false;
   std::optional<double> nll, ppl;  // ppl only
   int64_t tokens_scored = 0;

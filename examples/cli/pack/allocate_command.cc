@@ -116,8 +116,8 @@ absl::StatusOr<Allocation> AllocateWithin(const Calibration& c, AllocationOption
   }
 }
 
-absl::Status Run(Arguments& a) {
-  MOERT_ASSIGN_OR_RETURN(const Calibration c, ReadCalibration(a.calibration, Env::Default()));
+/// What the flags say of the allocation, into a.options.
+absl::Status ReadOptions(const Calibration& c, Arguments& a) {
   AllocationOptions& o = a.options;
   if (a.bits > 0 && a.bytes > 0) {
     return absl::InvalidArgumentError("--bits and --budget exclude each other");
@@ -147,6 +147,13 @@ absl::Status Run(Arguments& a) {
   if (!a.schemes.empty()) {
     MOERT_ASSIGN_OR_RETURN(o.schemes, ParseSchemes(a.schemes));
   }
+  return absl::OkStatus();
+}
+
+absl::Status Run(Arguments& a) {
+  MOERT_ASSIGN_OR_RETURN(const Calibration c, ReadCalibration(a.calibration, Env::Default()));
+  MOERT_RETURN_IF_ERROR(ReadOptions(c, a));
+  const AllocationOptions& o = a.options;
   const auto begin = std::chrono::steady_clock::now();
   MOERT_ASSIGN_OR_RETURN(Allocation found,
                          a.bits > 0 ? Allocate(c, o) : AllocateWithin(c, o, a.bytes));

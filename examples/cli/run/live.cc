@@ -26,7 +26,6 @@ std::string LiveText(const EngineStats& before, const EngineStats& now, double s
   text += fmt::format(" | stalled {:.0f} %:", share(StalledNs(d)));
   if (d.stall_miss_ns > 0) text += fmt::format(" miss {:.0f}", share(d.stall_miss_ns));
   if (d.stall_queue_ns > 0) text += fmt::format(" queue {:.0f}", share(d.stall_queue_ns));
-  if (d.stall_staging_ns > 0) text += fmt::format(" staging {:.0f}", share(d.stall_staging_ns));
   if (d.stall_cpu_ns > 0) text += fmt::format(" cpu {:.0f}", share(d.stall_cpu_ns));
   return text;
 }

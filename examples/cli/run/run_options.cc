@@ -31,7 +31,7 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
   parser->AddString("profile", &o->profile,
                     "hardware profile: reference, or a file of moert-bench");
   parser->AddString("cache", &o->cache, "folder of cached packs");
-  parser->AddInt64("seed", &o->seed, "seed of sampling and of strategies that draw", 0);
+  parser->AddInt64("seed", &o->seed, "seed of sampling", 0);
   parser->AddChoice("dtype", &o->dtype, {"bf16", "f32", "int8"},
                     "activations of the experts; the rest of the model computes in f32");
   parser->AddString("kernels", &o->kernels, "CPU kernel set: auto or a name");
@@ -81,7 +81,6 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& o) {
   e.clock = o.clock == "virtual" ? ClockKind::kVirtual : ClockKind::kWall;
   MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));
   e.link_gbps = o.link_gbps;
-  e.seed = static_cast<uint64_t>(o.seed);
   e.threads = o.threads;
   e.kernels = o.kernels;
   return e;

@@ -43,7 +43,6 @@ struct Options {
   bool oracles = false;
   bool by_layer = false;
   int64_t max_tokens = 0;
-  int64_t seed = 0;
   std::string json;
   bool quiet = false;
   int64_t gpus = 1;
@@ -72,7 +71,6 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const Options& o, const TraceHea
   e.clock = ClockKind::kVirtual;
   MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));
   e.link_gbps = o.link_gbps;
-  e.seed = static_cast<uint64_t>(o.seed);
   e.simulate = true;
   e.threads = 1;
   e.max_tokens_per_forward = std::max(o.max_tokens, header.max_tokens);
@@ -192,7 +190,6 @@ absl::Status Run(const Options& options, Opened& opened) {
   report.command = "sim";
   report.backend = "sim";
   report.model = host::ToValidUtf8(opened.trace->header().source);
-  report.seed = options.seed;
   report.virtual_clock = true;
   report.decode_ms = result->decode_ms;
   report.stats = result->stats;
@@ -249,7 +246,6 @@ int Main(int argc, const char* const* argv) {
   parser.AddInt64("max-tokens", &o.max_tokens,
                   "rows the budget's workspace is sized for, if more than the trace has", 1,
                   1 << 20);
-  parser.AddInt64("seed", &o.seed, "seed of strategies that draw", 0);
   parser.AddInt64("gpus", &o.gpus, "GPUs of a node, over which the experts are dealt", 1, 1024);
   parser.AddInt64("nodes", &o.nodes, "nodes of so many GPUs; rates: the profile's peer_*, node_*",
                   1, 1024);

@@ -107,18 +107,13 @@ absl::StatusOr<std::unique_ptr<Sequence>> DeviceDecoder::NewSequence(int64_t max
 absl::StatusOr<StepId> DeviceDecoder::BeginStep(StepPhase phase,
                                                 absl::Span<const SequenceInput> inputs) {
   std::vector<int64_t> request_ids;
-  std::vector<int32_t> positions;
   for (const SequenceInput& input : inputs) {
-    for (size_t i = 0; i < input.tokens.size(); ++i) {
-      request_ids.push_back(input.request_id);
-      positions.push_back(static_cast<int32_t>(input.cache->length() + i));
-    }
+    request_ids.insert(request_ids.end(), input.tokens.size(), input.request_id);
   }
   StepInfo info;
   info.phase = phase == StepPhase::kPrefill ? Phase::kPrefill : Phase::kDecode;
-  info.rows = static_cast<int64_t>(positions.size());
+  info.rows = static_cast<int64_t>(request_ids.size());
   info.request_ids = request_ids;
-  info.positions = positions;
   info.stream = stream_;
   return engine_->BeginStep(info);
 }

@@ -31,26 +31,20 @@ struct RuleScratch {
 __device__ __forceinline__ void MarkResident(const ServeMissesArgs& args, const Known& known,
                                              Marks& marks) {
   const bool there = threadIdx.x < args.experts && known.layer.lent != 0 && known.row.slot >= 0;
-  const uint32_t bits = __ballot_sync(~0U, there);
-  const int word = threadIdx.x / 32;
-  if (threadIdx.x % 32 != 0 || word >= Marks::kWords) return;
-  marks.resident[word] = bits;
-  marks.top[word] = marks.anchored[word] = 0;
+  expert_cache::MarkThere(there, threadIdx.x / 32, marks);
 }
 
 /// Drops what was to be prefetched for the call and has not begun.
 __device__ __forceinline__ void ClosePrefetch(const ServeMissesArgs& args, Known* known) {
   if (!known->listed) return;
   PrefetchedRecord& record = args.prefetch->records[threadIdx.x];
-  known->prefetched.state = atomicCAS(&record.state, kPrefetchListed, kPrefetchDropped);
+  known->prefetched.state = expert_cache::CloseListed(record);
   known->closed = true;
 }
 /// What has begun counts as there, its victim not.
 __device__ __forceinline__ void MarkPrefetched(const Known& known, Marks& marks) {
   if (!known.listed || known.prefetched.state != kPrefetchBegun) return;
-  const int gone = known.prefetched.victim, comes = known.prefetched.expert;
-  if (gone >= 0) atomicAnd(&marks.resident[gone / 32], ~(1U << (gone % 32)));
-  atomicOr(&marks.resident[comes / 32], 1U << (comes % 32));
+  expert_cache::MarkBegun(known.prefetched.expert, known.prefetched.victim, marks);
 }
 
 /// The largest shares that requests of the call have lost. By a warp.

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include "base/ewma.h"
 #include "kernels/cuda/cache/answer_low.cuh"
 #include "kernels/cuda/cache/arc_call.cuh"
 #include "kernels/cuda/cache/give_to_cpu.cuh"
@@ -36,7 +37,7 @@ __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const Serve
                                         const ServedCounts& call, int wanted, int elsewhere,
                                         int64_t bytes, const Prefetched& prefetched) {
   if (layer.lent != 0) {
-    constexpr double kWeight = 1.0 / 64;
+    constexpr double kWeight = running_mean::kInserted.weight;
     const int inserted = call.copies() + prefetched.inserted;
     args.layer->tick = layer.tick + 1;
     args.layer->calls = layer.calls + 1;

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/ewma.h"
 #include "kernels/cuda/cache/cpu_mailbox.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route/route.h"
@@ -215,7 +216,7 @@ MOERT_HOST_DEVICE inline void SettlePrefetch(int expert, int victim, PrefetchEnd
 /// calls' insertions.
 MOERT_HOST_DEVICE inline bool PrefetchPays(double probability, double victims, double worth,
                                            double leaving, double inserted) {
-  constexpr double kFewest = 1.0 / 64;
+  constexpr double kFewest = running_mean::kInserted.weight;  // of a call that brought one
   const double horizon = 1 / (inserted < kFewest ? kFewest : inserted);
   return probability - victims > (1 - probability) * (leaving - worth) * horizon;
 }

@@ -11,7 +11,8 @@ namespace moert::cuda {
 namespace {
 
 bool IsUsual(const DeviceRouting& routing) {
-  return (routing.kind == kSoftmaxFirst || routing.kind == kSoftmaxLast) &&
+  return (routing.kind == DeviceRoutingKind::kSoftmaxTopK ||
+          routing.kind == DeviceRoutingKind::kTopKSoftmax) &&
          routing.num_experts <= kUsualExperts && routing.top_k <= kMaxTopK &&
          routing.top_groups == routing.num_groups && routing.selection_bias == nullptr &&
          routing.logit_bias == nullptr && routing.expert_scales == nullptr &&

@@ -17,11 +17,10 @@ constexpr int kUsualPerLane = kUsualExperts / 32;
 /// Scores kept in shared memory, [tokens, experts].
 constexpr int kUsualScores = kTileTokens * kUsualExperts;
 using UsualPairs = RoutedPairs<kUsualThreads>;
-/// moert::RoutingKind: softmax in front of the choice, or behind it.
-constexpr int kSoftmaxFirst = 0, kSoftmaxLast = 1;
 
 __device__ __forceinline__ void KnowUsual(DeviceRouting& routing) {
-  routing.kind = routing.kind == kSoftmaxLast ? kSoftmaxLast : kSoftmaxFirst;
+  routing.kind = routing.kind == DeviceRoutingKind::kTopKSoftmax ? DeviceRoutingKind::kTopKSoftmax
+                                                                 : DeviceRoutingKind::kSoftmaxTopK;
   routing.top_groups = routing.num_groups = 1;
   routing.selection_bias = routing.logit_bias = routing.expert_scales = nullptr;
   routing.hash_experts = nullptr;

@@ -10,11 +10,11 @@ constexpr int kRowsOfCta = kThreads / 32;
 /// As moert::offline::Activate: not by fast instructions, for differences are taken of it.
 __device__ float Function(const DeviceActivation& a, float x) {
   switch (a.function) {
-    case 0:
+    case DeviceFunction::kSilu:
       return x / (1.0f + expf(-a.alpha * x));
-    case 1:
+    case DeviceFunction::kGelu:
       return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
-    case 3:
+    case DeviceFunction::kRelu2:
       return x > 0 ? x * x : 0.0f;
     default:
       return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));

@@ -26,11 +26,10 @@ __device__ __forceinline__ float Silu(float v, float alpha = 1) {
   return __fdividef(v, 1.0f + __expf(-alpha * v));
 }
 
-/// moert::Activation.
-__device__ __forceinline__ float Activate(int function, float alpha, float v) {
-  if (function == 0) return Silu(v, alpha);
-  if (function == 1) return 0.5f * v * (1.0f + erff(v * 0.70710678118654752f));
-  if (function == 3) return v < 0 ? 0.0f : v * v;
+__device__ __forceinline__ float Activate(DeviceFunction function, float alpha, float v) {
+  if (function == DeviceFunction::kSilu) return Silu(v, alpha);
+  if (function == DeviceFunction::kGelu) return 0.5f * v * (1.0f + erff(v * 0.70710678118654752f));
+  if (function == DeviceFunction::kRelu2) return v < 0 ? 0.0f : v * v;
   return 0.5f * v * (1.0f + tanhf(0.79788456080286536f * (v + 0.044715f * v * v * v)));
 }
 

@@ -150,8 +150,8 @@ MOERT_HOST_DEVICE constexpr int PromptBlocks(Packing packing, int most) {
 }
 
 /// Whether the function has a place in the end of a tile.
-MOERT_HOST_DEVICE constexpr bool IsPromptActivation(int function) {
-  return function != 1;  // erf has none
+MOERT_HOST_DEVICE constexpr bool IsPromptActivation(DeviceFunction function) {
+  return function != DeviceFunction::kGelu;  // erf has none
 }
 
 /// Tokens of one expert that are multiplied together.

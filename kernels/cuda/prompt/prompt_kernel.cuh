@@ -41,9 +41,9 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   consumer.template Multiply<kColumns>(slot, d);
   if (biased) store.template AddBiases<kColumns>(slot, d);
   store.template Exchange<kColumns>(d);
-  const bool silu = args.activation.function != 2;
+  const bool silu = args.activation.function != DeviceFunction::kGeluTanh;
   if constexpr (kGateUp && !kPlain) {
-    if (args.activation.plain == 0 && args.activation.function == 3) {
+    if (args.activation.plain == 0 && args.activation.function == DeviceFunction::kRelu2) {
       store.template Square<kColumns>(args.activation, d);
     } else if (args.activation.plain == 0) {
       store.template Clamp<kColumns>(args.activation, d);

@@ -35,7 +35,10 @@ struct Chosen {
 };
 
 /// Whether experts are chosen by their scores, among groups.
-__device__ __forceinline__ bool ByScore(int kind) { return kind == 0 || kind == 2 || kind == 4; }
+__device__ __forceinline__ bool ByScore(DeviceRoutingKind kind) {
+  return kind == DeviceRoutingKind::kSoftmaxTopK || kind == DeviceRoutingKind::kSigmoidGrouped ||
+         kind == DeviceRoutingKind::kSqrtSoftplusGrouped;
+}
 
 /// sqrt(log(1 + e^x)), which neither overflows nor loses what is small.
 static __device__ __noinline__ float SqrtSoftplus(float x) {
@@ -72,12 +75,13 @@ __device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, co
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(kFull, top, d));
   float sum = 1;
-  if (routing.kind == 2 || routing.kind == 5) {
+  if (routing.kind == DeviceRoutingKind::kSigmoidGrouped ||
+      routing.kind == DeviceRoutingKind::kTopKSigmoid) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       score[i] = lane + 32 * i < experts ? 1 / (1 + expf(-key[i])) : 0.0f;
     }
-  } else if (routing.kind == 4) {
+  } else if (routing.kind == DeviceRoutingKind::kSqrtSoftplusGrouped) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       score[i] = lane + 32 * i < experts ? SqrtSoftplus(key[i]) : 0.0f;
@@ -122,13 +126,14 @@ __device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, in
     const int id = min(max(routing.token_ids[token], 0), routing.hash_vocab - 1);
     listed = routing.hash_experts + int64_t{id} * routing.top_k;
   }
+  const bool picks = routing.kind == DeviceRoutingKind::kSparseMixer;
   Chosen chosen;
   float total = 0;
   uint32_t taken = 0;
   for (int j = 0; j < routing.top_k; ++j) {
     float w = 0;
     int e;
-    if (routing.kind == 3) {
+    if (picks) {
       e = SparseMixerPick(routing, key, lane, &taken, &w);
     } else {
       e = listed != nullptr ? listed[j] : Highest(key, taken, experts, lane);
@@ -141,7 +146,7 @@ __device__ __forceinline__ Chosen ChooseExperts(const DeviceRouting& routing, in
     }
   }
   // Sigmoids may all underflow; the published models guard the division like this.
-  if (routing.kind == 1 || (routing.renormalize && routing.kind != 3)) {
+  if (routing.kind == DeviceRoutingKind::kTopKSoftmax || (routing.renormalize && !picks)) {
     chosen.weight /= total + 1e-20f;
   }
   chosen.weight *= routing.scaling;

@@ -25,27 +25,20 @@ __device__ __forceinline__ void MarkResident(const ExpertCacheArgs& args, int ex
                                              int lane, Marks& marks) {
   for (int word = warp; word < Marks::kWords; word += kWarps) {
     const int e = 32 * word + lane;
-    const bool here = e < experts && IsThere(args, e);
-    const uint32_t bits = __ballot_sync(kFull, here);
-    if (lane == 0) {
-      marks.resident[word] = bits;
-      marks.top[word] = marks.anchored[word] = 0;
-    }
+    expert_cache::MarkThere(e < experts && IsThere(args, e), word, marks);
   }
 }
 
 /// Drops what was to be prefetched for the layer and has not begun; marks what has. By threads from
 /// 0 on, one a record.
-__device__ __forceinline__ void ClosePrefetch(const ServedResidents& served, uint32_t* resident) {
+__device__ __forceinline__ void ClosePrefetch(const ServedResidents& served, Marks& marks) {
   if (served.prefetch == nullptr || served.layer->lent == 0) return;
   LayerPrefetch& list = *served.prefetch;
   const int i = threadIdx.x;
   if (list.settled != 0 || i >= list.count) return;
   PrefetchedRecord& record = list.records[i];
-  if (atomicCAS(&record.state, kPrefetchListed, kPrefetchDropped) != kPrefetchBegun) return;
-  const int gone = record.victim, comes = record.expert;
-  if (gone >= 0) atomicAnd(&resident[gone / 32], ~(1u << (gone % 32)));
-  atomicOr(&resident[comes / 32], 1u << (comes % 32));
+  if (expert_cache::CloseListed(record) != kPrefetchBegun) return;
+  expert_cache::MarkBegun(record.expert, record.victim, marks);
 }
 
 /// By a warp: the largest shares that a request has lost so far, and what the host asked for.
@@ -90,7 +83,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   MarkResident(args, args.routing.num_experts, warp, lane, marks);
   __syncthreads();
   if (args.served.layer != nullptr) {
-    ClosePrefetch(args.served, marks.resident);
+    ClosePrefetch(args.served, marks);
     __syncthreads();
   }
   const bool changed = expert_cache::Substitute(args, parallel, marks, scratch);

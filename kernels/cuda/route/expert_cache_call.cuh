@@ -18,6 +18,24 @@ struct Marks {
   uint32_t resident[kWords], top[kWords], anchored[kWords];
 };
 
+/// Whether an expert is there, of 32 neighbours; nobody is marked otherwise yet. By a warp.
+__device__ __forceinline__ void MarkThere(bool there, int word, Marks& marks) {
+  const uint32_t bits = __ballot_sync(~0U, there);
+  if (threadIdx.x % 32 != 0 || word >= Marks::kWords) return;
+  marks.resident[word] = bits;
+  marks.top[word] = marks.anchored[word] = 0;
+}
+
+/// What a listed prefetch is found to be: what has not begun is dropped.
+__device__ __forceinline__ int32_t CloseListed(PrefetchedRecord& record) {
+  return atomicCAS(&record.state, kPrefetchListed, kPrefetchDropped);
+}
+/// What has begun counts as there, its victim, if there is one, not.
+__device__ __forceinline__ void MarkBegun(int comes, int victim, Marks& marks) {
+  if (victim >= 0) atomicAnd(&marks.resident[victim / 32], ~(1U << (victim % 32)));
+  atomicOr(&marks.resident[comes / 32], 1U << (comes % 32));
+}
+
 /// Shared memory of Substitute, whose first kWarps warps work.
 template <int kPerLane, int kWarps>
 struct CallScratch {

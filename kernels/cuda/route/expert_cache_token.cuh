@@ -202,7 +202,7 @@ class Token {
   __device__ void Weigh() const {
     if (!state_.changed || args_.own_score_weights == 0) return;
     float weight = id_score_;
-    if (args_.routing.renormalize || args_.routing.kind == 1) {
+    if (args_.routing.renormalize || args_.routing.kind == DeviceRoutingKind::kTopKSoftmax) {
       float sum = 0;
       for (int j = 0; j < k_; ++j) sum = __fadd_rn(sum, __shfl_sync(kFull, weight, j));
       weight = __fdiv_rn(weight, __fadd_rn(sum, 1e-20f));

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(128)
   float* const row = logits + static_cast<int64_t>(token) * routing.num_experts;
   const Chosen chosen = ChooseExperts<kPerLane>(
       routing, token, row, {row}, group_keys[threadIdx.x / 32], group_ranks[threadIdx.x / 32]);
-  if (lane < routing.top_k) {
+  if (ids != nullptr && lane < routing.top_k) {
     const int64_t at = static_cast<int64_t>(token) * routing.top_k + lane;
     ids[at] = chosen.id;
     weights[at] = chosen.weight;

@@ -21,17 +21,27 @@ constexpr int kMaxExperts = 1024;
 constexpr int kFewExperts = 512;
 constexpr int kMaxTopK = 32;
 
+/// moert::RoutingKind, without its header and the kind whose experts the host chooses.
+enum class DeviceRoutingKind : int32_t {
+  kSoftmaxTopK,
+  kTopKSoftmax,
+  kSigmoidGrouped,
+  kSparseMixer,
+  kSqrtSoftplusGrouped,
+  kTopKSigmoid
+};
+
 /// What of moert::RoutingSpec the device executes: everything.
 struct DeviceRouting {
-  int32_t kind = 0;  // moert::RoutingKind
+  DeviceRoutingKind kind = DeviceRoutingKind::kSoftmaxTopK;
   int32_t num_experts = 0;
   int32_t top_k = 1;
   int32_t renormalize = 0;
   float scaling = 1;
-  int32_t num_groups = 1;  // kinds 0, 2 and 4
+  int32_t num_groups = 1;  // where experts are chosen by their scores (ByScore)
   int32_t top_groups = 1;
-  float sparsemixer_threshold = 0;        // kind 3
-  const float* selection_bias = nullptr;  // [num_experts] or null; kinds 0, 2 and 4
+  float sparsemixer_threshold = 0;
+  const float* selection_bias = nullptr;  // [num_experts] or null; as num_groups
   const float* logit_bias = nullptr;      // [num_experts] or null
   const float* expert_scales = nullptr;   // [num_experts] or null: multiply weights, given ones too
   // Null, or the experts of a token by its id: [hash_vocab, top_k]. An id outside is taken for the
@@ -63,7 +73,7 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
                      const GateOf& second = {});
 
 /// logits [tokens, E], without their biases, become scores in place; ids and weights: [tokens,
-/// top_k], highest first, of equal scores the lower index first.
+/// top_k], highest first, of equal scores the lower index first; null: only the scores are wanted.
 int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t* ids,
                float* weights, CUstream_st* stream);
 

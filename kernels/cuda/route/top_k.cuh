@@ -76,7 +76,7 @@ __device__ void MaskGroups(const DeviceRouting& routing, float (&key)[kPerLane],
         second = v;
       }
     }
-    ranks[g] = routing.kind != 0 && size > 1 ? first + second : first;
+    ranks[g] = routing.kind != DeviceRoutingKind::kSoftmaxTopK && size > 1 ? first + second : first;
   }
   __syncwarp();
 #pragma unroll

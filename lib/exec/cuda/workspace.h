@@ -231,8 +231,6 @@ struct Workspace {
   int32_t* ids;        // [pairs]
   float* weights;
   float* ones;  // [pairs], for sums of what was weighted before; null: nothing is
-  int32_t* next_ids;
-  float* next_weights;
   SlotGroups groups;
   int32_t* shared_slots;
   TileTable table;
@@ -260,8 +258,6 @@ struct Workspace {
     ids = c->Take<int32_t>(e.pairs);
     weights = c->Take<float>(e.pairs);
     ones = e.x_rows > e.tokens ? c->Take<float>(e.pairs) : nullptr;
-    next_ids = c->Take<int32_t>(e.pairs);
-    next_weights = c->Take<float>(e.pairs);
     groups.sorted = c->Take<int32_t>(e.pairs);
     groups.firsts = c->Take<int32_t>(e.experts);
     groups.counts = c->Take<int32_t>(e.experts);

@@ -3,7 +3,6 @@
 #include "exec/owned_ids.h"
 #include "exec/pinned_memory.h"
 #include "exec/row_kernels.h"
-#include "exec/side_stream.h"
 #include "exec/step_fence.h"
 
 namespace moert {
@@ -17,7 +16,6 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& op
   return CudaStatus();
 }
 
-absl::StatusOr<std::unique_ptr<SideStream>> MakeSideStream(int device) { return CudaStatus(); }
 
 absl::StatusOr<std::unique_ptr<StepFence>> MakeStepFence(int device) { return CudaStatus(); }
 

@@ -19,6 +19,7 @@ TEST_CASE("without compute rates an expert's time is part of the layer's") {
   CHECK(reference.ExpertNs(1 << 20, 4) == 0);
   CHECK(reference.LayerNs(false, 1) == 500'000);
   CHECK(reference.LayerNs(true, 100) == 700'000);
+  CHECK(reference.request_rule_ns == 6'000);
 }
 
 TEST_CASE("between two rates time is interpolated, beyond the last it is proportional") {
@@ -45,12 +46,13 @@ TEST_CASE("a version may have rates of its own") {
 }
 
 TEST_CASE("a CPU beside a device: by rate and share, or as measured of a version") {
-  auto p = Load(R"({"cpu_weight_bytes_per_s": 1e9, "cpu_expert_latency_ns": 7,
+  auto p = Load(R"({"cpu_weight_bytes_per_s": 1e9, "cpu_expert_latency_ns": 7, "request_rule_ns": 9,
                     "cpu_next_token_share": 0.5,
                     "cpu_compute": {"w4": {"compute": [
                         {"tokens": 1, "weight_bytes_per_s": 0.5e9},
                         {"tokens": 3, "weight_bytes_per_s": 0.25e9}]}}})");
   REQUIRE_OK(p.status());
+  CHECK(p->request_rule_ns == 9);
   CHECK(p->CpuExpertNs(1000, 1) == 1007);
   CHECK(p->CpuExpertNs(1000, 3) == 2007);
   CHECK(p->CpuExpertNs(1000, 3, "bf16") == 2007);

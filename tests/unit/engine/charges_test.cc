@@ -6,7 +6,7 @@
 
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
-#include "strategies/builtin.h"
+#include "store/lru.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"
@@ -33,9 +33,9 @@ struct Setup {
   explicit Setup(Clock* clock) {
     std::vector<std::unique_ptr<BlockPool>> pools;
     pools.push_back(*MakeCountingBlockPool({source.layout(0, 0, 0).bytes, 4}, 4, &budget));
-    store =
-        std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
-                                      MakeVirtualLink(nullptr, &link_clock, &profile), lru.get());
+    store = std::make_unique<VersionedStore>(
+        &source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
+        MakeVirtualLink(nullptr, &link_clock, &profile), lru.get());
     charges = std::make_unique<Charges>(clock, &profile, &source.model(), &constants, store.get(),
                                         std::vector<std::string>{"bf16"});
     routing.tokens = 2;

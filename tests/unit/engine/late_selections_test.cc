@@ -6,7 +6,7 @@
 #include "engine/layer.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
-#include "strategies/builtin.h"
+#include "store/lru.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"

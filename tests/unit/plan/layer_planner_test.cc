@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "store/block_pool.h"
-#include "strategies/builtin.h"
+#include "store/lru.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
 #include "transfer/link_estimate.h"
@@ -57,9 +57,9 @@ struct Fixture {
         (source.layout(0, 0, 0).bytes + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
     std::vector<std::unique_ptr<BlockPool>> pools(1);
     pools[0] = *MakeRamBlockPool({block, kExperts}, kExperts, &budget);
-    store =
-        std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
-                                      MakeVirtualLink(&source, &clock, &profile), residency.get());
+    store = std::make_unique<VersionedStore>(
+        &source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
+        MakeVirtualLink(&source, &clock, &profile), residency.get());
   }
   LayerPlanner Make(const std::string& version) {
     CpuOffload cpu;

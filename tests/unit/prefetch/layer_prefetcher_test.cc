@@ -2,8 +2,8 @@
 #include "prefetch/layer_prefetcher.h"
 
 #include "store/block_pool.h"
+#include "store/lru.h"
 #include "strategies/arc.h"
-#include "strategies/builtin.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
 #include "transfer/link_estimate.h"

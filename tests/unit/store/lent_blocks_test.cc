@@ -11,6 +11,7 @@
 #include "plan/layer_planner.h"
 #include "route/grouping.h"
 #include "store/block_pool.h"
+#include "store/lru.h"
 #include "store/versioned_store.h"
 #include "strategies/arc.h"
 #include "strategies/builtin.h"

@@ -10,9 +10,9 @@
 
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
+#include "store/lru.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"
-#include "strategies/builtin.h"
 #include "tests/support/catch.h"
 #include "tests/support/held_queue.h"
 #include "tests/support/synthetic_source.h"
@@ -71,7 +71,7 @@ struct Fixture {
     auto held = std::make_unique<HeldQueue>(&source);
     queue = held.get();
     store = std::make_unique<VersionedStore>(&source, std::vector<ServedVersion>{{0, 0}, {1, 1}},
-                                          std::move(pools), std::move(held), lru.get());
+                                             std::move(pools), std::move(held), lru.get());
     TransitionOptions options;
     options.interval_ns = interval_ns;  // 0: every step decides
     options.spare = spare;

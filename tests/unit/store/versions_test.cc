@@ -5,9 +5,9 @@
 #include <new>
 
 #include "store/block_pool.h"
+#include "store/lru.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"
-#include "strategies/builtin.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"

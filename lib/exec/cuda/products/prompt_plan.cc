@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "exec/cuda/route/device_routing.h"
 #include "kernels/cuda/prompt/prompt_gemm.h"
 #include "kernels/tuning/prompt.h"
 
@@ -30,7 +31,7 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
   PromptPlan plan;
   // Some functions have no place in the epilogue, nor so many experts in the kernel that makes
   // tiles.
-  if (!IsPromptActivation(static_cast<int>(layer.activation.function)) ||
+  if (!IsPromptActivation(DeviceFunctionOf(layer.activation.function)) ||
       layer.num_experts > kFewExperts) {
     return plan;
   }

@@ -1,11 +1,29 @@
 #include "exec/cuda/route/device_routing.h"
 
 namespace moert::cuda {
+namespace {
+
+template <typename Device, typename Host>
+constexpr bool Same(Device a, Host b) {
+  return static_cast<int32_t>(a) == static_cast<int32_t>(b);
+}
+static_assert(Same(DeviceRoutingKind::kSoftmaxTopK, RoutingKind::kSoftmaxTopK) &&
+              Same(DeviceRoutingKind::kTopKSoftmax, RoutingKind::kTopKSoftmax) &&
+              Same(DeviceRoutingKind::kSigmoidGrouped, RoutingKind::kSigmoidGrouped) &&
+              Same(DeviceRoutingKind::kSparseMixer, RoutingKind::kSparseMixer) &&
+              Same(DeviceRoutingKind::kSqrtSoftplusGrouped, RoutingKind::kSqrtSoftplusGrouped) &&
+              Same(DeviceRoutingKind::kTopKSigmoid, RoutingKind::kTopKSigmoid));
+static_assert(Same(DeviceFunction::kSilu, Activation::kSilu) &&
+              Same(DeviceFunction::kGelu, Activation::kGelu) &&
+              Same(DeviceFunction::kGeluTanh, Activation::kGeluTanh) &&
+              Same(DeviceFunction::kRelu2, Activation::kRelu2));
+
+}  // namespace
 
 DeviceRouting MakeDeviceRouting(const RoutingSpec& spec, int num_experts,
                                 const float* selection_bias) {
   DeviceRouting d;
-  d.kind = static_cast<int32_t>(spec.kind);
+  d.kind = static_cast<DeviceRoutingKind>(spec.kind);
   d.num_experts = num_experts;
   d.top_k = spec.top_k;
   d.renormalize = spec.renormalize ? 1 : 0;
@@ -19,7 +37,7 @@ DeviceRouting MakeDeviceRouting(const RoutingSpec& spec, int num_experts,
 
 DeviceActivation MakeDeviceActivation(const ExpertActivation& activation) {
   DeviceActivation d;
-  d.function = static_cast<int32_t>(activation.function);
+  d.function = DeviceFunctionOf(activation.function);
   d.gated = activation.gated ? 1 : 0;
   d.plain = activation.plain() && activation.function != Activation::kRelu2 ? 1 : 0;
   d.alpha = activation.alpha;

@@ -12,6 +12,9 @@ namespace moert::cuda {
 DeviceRouting MakeDeviceRouting(const RoutingSpec& spec, int num_experts,
                                 const float* selection_bias);
 
+constexpr DeviceFunction DeviceFunctionOf(Activation function) {
+  return static_cast<DeviceFunction>(function);
+}
 DeviceActivation MakeDeviceActivation(const ExpertActivation& activation);
 
 /// What the rule says; nothing of the call.

@@ -1,8 +1,7 @@
-// Least recently used, uniform capacity: the default of the residency seam.
+#include "store/lru.h"
+
 #include <algorithm>
 #include <utility>
-
-#include "strategies/builtin.h"
 
 namespace moert {
 

@@ -1,0 +1,20 @@
+// The range that every call by layer checks.
+#ifndef MOERT_LIB_MODEL_CHECK_LAYER_H_
+#define MOERT_LIB_MODEL_CHECK_LAYER_H_
+
+#include "absl/status/status.h"
+#include "fmt/format.h"
+#include "moert/model.h"
+
+namespace moert {
+
+/// InvalidArgument unless `layer` is one of the model's.
+inline absl::Status CheckLayer(const MoeModelSpec& model, int layer) {
+  if (layer >= 0 && layer < model.num_layers()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("layer {}: must be in [0, {})", layer, model.num_layers()));
+}
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_MODEL_CHECK_LAYER_H_
