@@ -162,7 +162,7 @@ absl::Status CheckTensors(const Checkpoint& checkpoint, const HfConfig& config) 
   return ExceptionStatus(checkpoint.path());
 }
 
-std::vector<std::string> StrayFiles(const Checkpoint& checkpoint) {
+std::vector<std::string> StrayFiles(const Checkpoint& checkpoint) try {
   namespace fs = std::filesystem;
   std::vector<std::string> stray;
   std::error_code ec;
@@ -179,6 +179,8 @@ std::vector<std::string> StrayFiles(const Checkpoint& checkpoint) {
   }
   std::sort(stray.begin(), stray.end());
   return stray;
+} catch (...) {
+  return {};  // no memory for a list of names
 }
 
 }  // namespace moert

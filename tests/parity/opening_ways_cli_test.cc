@@ -110,7 +110,7 @@ std::unique_ptr<DecoderRun> ThroughC(const Places& places, bool widen) {
   moert_source* source = nullptr;
   moert_error* error = nullptr;
   REQUIRE_OK(
-      test::FromC(moert_source_open(places.model.c_str(), &options, &source, &error), error));
+      test::FromC(moert_source_open(places.model.c_str(), &options, &source, &error), &error));
   return std::make_unique<CRun>(places, source);
 }
 
@@ -118,7 +118,7 @@ std::unique_ptr<DecoderRun> PackedThroughC(const Places& places, const std::stri
   moert_source* source = nullptr;
   moert_error* error = nullptr;
   REQUIRE_OK(test::FromC(moert_source_open_pack(Quantized(places, scheme).c_str(), &source, &error),
-                         error));
+                         &error));
   return std::make_unique<CRun>(places, source);
 }
 

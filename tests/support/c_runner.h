@@ -12,10 +12,11 @@
 
 namespace moert::test {
 
-inline absl::Status FromC(moert_code code, moert_error* error) {
+/// `error` is where the call left its error: read behind it.
+inline absl::Status FromC(moert_code code, moert_error** error) {
   if (code == MOERT_OK) return absl::OkStatus();
-  const absl::Status status(static_cast<absl::StatusCode>(-code), moert_error_message(error));
-  moert_error_destroy(error);
+  const absl::Status status(static_cast<absl::StatusCode>(-code), moert_error_message(*error));
+  moert_error_destroy(*error);
   return status;
 }
 
@@ -29,7 +30,7 @@ class CRunner final : public host::MoeRunner {
     options.threads = 1;
     options.max_tokens_per_forward = max_rows;
     moert_error* error = nullptr;
-    REQUIRE_OK(FromC(moert_engine_create(source, &options, &engine_, &error), error));
+    REQUIRE_OK(FromC(moert_engine_create(source, &options, &engine_, &error), &error));
     moert_source_destroy(source);
   }
   ~CRunner() override { moert_engine_destroy(engine_); }
@@ -44,25 +45,25 @@ class CRunner final : public host::MoeRunner {
     options.phase = phase == host::StepPhase::kPrefill ? MOERT_PREFILL : MOERT_DECODE;
     options.request_ids = request_ids.data();
     moert_error* error = nullptr;
-    return FromC(moert_step_begin(engine_, &options, &step_, &error), error);
+    return FromC(moert_step_begin(engine_, &options, &step_, &error), &error);
   }
 
   absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) override {
     moert_layer_spec spec;
     moert_layer_spec_init(&spec, sizeof(spec));
     moert_error* error = nullptr;
-    const absl::Status known = FromC(moert_engine_layer(engine_, moe_layer, &spec, &error), error);
+    const absl::Status known = FromC(moert_engine_layer(engine_, moe_layer, &spec, &error), &error);
     if (!known.ok()) return known;
     moert_tensor in, result;
     moert_tensor_init(&in, const_cast<float*>(x), rows, spec.hidden, MOERT_F32);
     moert_tensor_init(&result, out, rows, spec.hidden, MOERT_F32);
     error = nullptr;
-    return FromC(moert_layer_forward(step_, moe_layer, &in, nullptr, &result, &error), error);
+    return FromC(moert_layer_forward(step_, moe_layer, &in, nullptr, &result, &error), &error);
   }
 
   absl::Status EndStep() override {
     moert_error* error = nullptr;
-    return FromC(moert_step_end(step_, &error), error);
+    return FromC(moert_step_end(step_, &error), &error);
   }
 
   int64_t max_rows() const override { return max_rows_; }
