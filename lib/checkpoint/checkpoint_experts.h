@@ -42,7 +42,7 @@ class CheckpointExperts {
                                                                    const HfConfig* config);
 
   const MoeModelSpec& model() const { return config_->moe; }
-  /// What is read of the checkpoint: experts, shared experts, routers.
+  /// The tensors that are read: experts, shared experts, routers.
   const TensorClaims& claims() const { return claims_; }
   /// In which schemes the file has the experts of a layer: their records hold them as they are.
   /// bf16 for floats of any kind.

@@ -211,7 +211,7 @@ absl::Status CheckpointExperts::CheckLayer(const MoeLayerSpec& l) {
 }
 
 absl::Status CheckpointExperts::CheckAllRead() const {
-  // What the names of a layer's block begin with: "model.layers.3.mlp.".
+  // Each block's prefix: "model.layers.3.mlp.".
   std::set<std::string, std::less<>> blocks;
   for (const MoeLayerSpec& l : config_->moe.layers) {
     std::string prefix = names_.ExpertsPrefix(l.model_layer);

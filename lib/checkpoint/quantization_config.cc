@@ -61,7 +61,7 @@ class Reader {
     outer_->Fail(kKey, fmt::format("{}; {}; {}", what, kRead, kOtherWays));
   }
 
-  // What some files say of a part of their weights, or do to all of them.
+  // Some files treat a part of their weights in another way, or transform all of them.
   void RefuseChanges() {
     for (const char* key : {"dynamic", "transform_config", "sparsity_config"}) {
       const auto object = fields_.Find(key);

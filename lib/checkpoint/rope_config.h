@@ -11,7 +11,7 @@
 
 namespace moert {
 
-/// What an architecture takes for a field that is not there, and sizes of the model.
+/// An architecture's defaults, and sizes of the model.
 struct RopeDefaults {
   double theta = 10000.0;
   double partial = 1.0;  // the part of a head's channels that is rotated
@@ -19,7 +19,7 @@ struct RopeDefaults {
   int64_t head_dim = 0;
 };
 
-/// Where rope_parameters has an object for each type of layer, all that layer_types names must
+/// rope_parameters may have an object for each type of layer: all that layer_types names must
 /// agree. Errors stay in `fields`; what changes nothing is added to `unused`.
 RopeConfig ReadRopeConfig(ConfigFields& fields, const RopeDefaults& defaults,
                           std::vector<UnusedField>* unused);

@@ -1,5 +1,5 @@
-// What `moert-pack info` says of the parts of a checkpoint: which tensors and fields are used, and
-// which are not, and why.
+// The account of a checkpoint in `moert-pack info`: which tensors and fields are used, and which
+// are not, and why.
 #ifndef MOERT_EXAMPLES_CLI_PACK_INFO_ACCOUNT_H_
 #define MOERT_EXAMPLES_CLI_PACK_INFO_ACCOUNT_H_
 

@@ -162,7 +162,7 @@ absl::Status BeginWarmStart(const RunOptions& options, Session* s) {
   return absl::OkStatus();
 }
 
-// What --dtype asks for and these experts do not have.
+// Says where --dtype asks for something that these experts do not have.
 void NoteNumerics(const RunOptions& options, const ExpertSource& source,
                   const Checkpoint& checkpoint, const HfConfig& config) {
   if (options.quiet) return;

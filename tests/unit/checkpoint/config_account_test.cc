@@ -78,7 +78,6 @@ TEST_CASE("a field whose name says nothing of computing is listed") {
   CHECK_THAT(field->why, Catch::Contains("not known"));
 }
 
-/// What families take for granted, with another value.
 TEST_CASE("routing that a family does not have is refused by name") {
   struct Case {
     const char* fixture;
