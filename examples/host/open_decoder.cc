@@ -2,6 +2,7 @@
 
 #include "host/engine_runner.h"
 #include "host/model.h"
+#include "moert/offline/tensor_account.h"
 #include "util/status_macros.h"
 #ifdef MOERT_HOST_CUDA
 #include "host/cuda/device_decoder.h"
@@ -45,6 +46,7 @@ absl::StatusOr<OpenedDecoder> OpenDecoder(const Checkpoint& checkpoint, const Hf
                                           Engine* engine, ThreadPool* pool,
                                           const OpenDecoderOptions& options) {
   OpenedDecoder opened;
+  MOERT_RETURN_IF_ERROR(CheckTensors(checkpoint, config));
   if (engine->backend() == BackendKind::kCpu) {
     auto runner = std::make_unique<EngineRunner>(engine, options.max_rows);
     MOERT_ASSIGN_OR_RETURN(auto decoder, Decoder::Load(checkpoint, config, pool, runner.get()));

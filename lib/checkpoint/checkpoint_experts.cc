@@ -197,8 +197,15 @@ absl::Status CheckpointExperts::ReadBias(const MoeLayerSpec& l, int expert, Proj
 
 absl::Status CheckpointExperts::ReadBiases(int layer, int expert, const RecordLayout& layout,
                                            std::byte* record) const {
-  if (!layout.contents.biases) return absl::OkStatus();
   const MoeLayerSpec& spec = config_->moe.layers[static_cast<size_t>(layer)];
+  if (layout.contents != RecordContents{spec.activation.gated, spec.expert_bias}) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: layer {}: a record that is to hold an expert has to be laid out by "
+                    "ExpertRecordLayout: gate {}, biases {}; this one: gate {}, biases {}",
+                    checkpoint_->path(), layer, spec.activation.gated, spec.expert_bias,
+                    layout.contents.gate, layout.contents.biases));
+  }
+  if (!spec.expert_bias) return absl::OkStatus();
   std::vector<float> bias;
   for (const auto& [p, matrix] :
        {std::pair(Projection::kGate, &layout.gate), std::pair(Projection::kUp, &layout.up),

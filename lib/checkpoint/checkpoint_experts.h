@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/quantized_weights.h"
+#include "checkpoint/tensor_claims.h"
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
@@ -36,11 +37,13 @@ struct ExpertTensors {
 class CheckpointExperts {
  public:
   /// Fails at once, naming the tensor, if any that the model needs is missing or has another shape
-  /// or a type that is not floating point.
+  /// or a type that is not floating point, or if an MoE block has one that nothing reads.
   static absl::StatusOr<std::unique_ptr<CheckpointExperts>> Create(const Checkpoint* checkpoint,
                                                                    const HfConfig* config);
 
   const MoeModelSpec& model() const { return config_->moe; }
+  /// The tensors that are read: experts, shared experts, routers.
+  const TensorClaims& claims() const { return claims_; }
   /// In which schemes the file has the experts of a layer: their records hold them as they are.
   /// bf16 for floats of any kind.
   const ExpertFormat& stored(int layer) const { return stored_[static_cast<size_t>(layer)]; }
@@ -60,12 +63,19 @@ class CheckpointExperts {
 
  private:
   CheckpointExperts(const Checkpoint* checkpoint, const HfConfig* config)
-      : checkpoint_(checkpoint), config_(config), quantized_(checkpoint, config->quantization) {}
-  absl::Status Check(const std::string& name, absl::Span<const int64_t> shape) const;
+      : checkpoint_(checkpoint),
+        config_(config),
+        quantized_(checkpoint, config->quantization),
+        claims_(checkpoint) {}
+  absl::Status Check(const std::string& name, absl::Span<const int64_t> shape, const char* part);
+  absl::StatusOr<Scheme> CheckQuantized(const StoredMatrix& matrix, const char* part);
+  absl::Status CheckShared(const MoeLayerSpec& layer);
+  /// Beside the tensors of a layer's MoE block there are none that nothing reads.
+  absl::Status CheckAllRead() const;
   absl::Status CheckLayer(const MoeLayerSpec& layer);
   std::vector<int64_t> BiasShape(const MoeLayerSpec& layer) const;
   absl::Status CheckExperts(const MoeLayerSpec& layer);
-  absl::Status CheckBiases(const MoeLayerSpec& layer) const;
+  absl::Status CheckBiases(const MoeLayerSpec& layer);
   bool IsQuantized(int layer) const;
   /// Where a matrix of an expert of a quantized layer lies.
   StoredMatrix Stored(const MoeLayerSpec& layer, int expert, Projection p, bool blocks) const;
@@ -81,6 +91,7 @@ class CheckpointExperts {
   const HfConfig* const config_;
   MoeTensorNames names_;
   const QuantizedWeights quantized_;
+  TensorClaims claims_;
   std::vector<ExpertTensors> tensors_;  // by MoE layer
   std::vector<ExpertFormat> stored_;
 };

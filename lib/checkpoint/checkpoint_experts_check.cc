@@ -2,6 +2,10 @@
 // says.
 #include <fmt/format.h>
 
+#include <functional>
+#include <set>
+
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "base/fmt_absl.h"
@@ -10,6 +14,11 @@
 #include "checkpoint/checkpoint_experts.h"
 
 namespace moert {
+namespace {
+
+constexpr char kRouted[] = "routed experts";
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<CheckpointExperts>> CheckpointExperts::Create(
     const Checkpoint* checkpoint, const HfConfig* config) {
@@ -23,12 +32,15 @@ absl::StatusOr<std::unique_ptr<CheckpointExperts>> CheckpointExperts::Create(
   for (const MoeLayerSpec& layer : config->moe.layers) {
     MOERT_RETURN_IF_ERROR(experts->CheckLayer(layer));
   }
+  MOERT_RETURN_IF_ERROR(experts->CheckAllRead());
   return experts;
 }
 
-absl::Status CheckpointExperts::Check(const std::string& name,
-                                      absl::Span<const int64_t> shape) const {
+absl::Status CheckpointExperts::Check(const std::string& name, absl::Span<const int64_t> shape,
+                                      const char* part) {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, checkpoint_->Get(name));
+  claims_.Claim(t, part);
+  if (t->dtype == DType::kF8E4M3) claims_.Claim(name + "_scale_inv", part);
   const std::string& file = checkpoint_->file(t->file).path();
   if (absl::MakeConstSpan(t->shape) != shape) {
     return absl::InvalidArgumentError(
@@ -36,6 +48,11 @@ absl::Status CheckpointExperts::Check(const std::string& name,
                     ShapeToString(t->shape), ShapeToString(shape)));
   }
   return checkpoint_->CheckWeightType(*t);
+}
+
+absl::StatusOr<Scheme> CheckpointExperts::CheckQuantized(const StoredMatrix& m, const char* part) {
+  for (const std::string& name : quantized_.TensorsOf(m.base)) claims_.Claim(name, part);
+  return quantized_.SchemeOf(m);
 }
 
 // Looked for where a layer has no expert of its own: what transformers and MLX write.
@@ -110,6 +127,12 @@ absl::Status CheckpointExperts::CheckExperts(const MoeLayerSpec& l) {
   if (!quantized && checkpoint_->Find(names_.Expert(n, 0, first)) == nullptr) {
     if (!l.activation.gated) return checkpoint_->Get(names_.Expert(n, 0, first)).status();
     MOERT_ASSIGN_OR_RETURN(tensors_.back(), FindFused(l));
+    const ExpertTensors& found = tensors_.back();
+    for (const TensorInfo* t : {found.gate_up, found.gate, found.up, found.down}) {
+      if (t == nullptr) continue;
+      claims_.Claim(t, kRouted);
+      claims_.Claim(absl::StrCat(t->name, "_scale_inv"), kRouted);
+    }
     return absl::OkStatus();
   }
   Scheme* const schemes[] = {&stored_.back().gate, &stored_.back().up, &stored_.back().down};
@@ -118,10 +141,10 @@ absl::Status CheckpointExperts::CheckExperts(const MoeLayerSpec& l) {
       if (p == Projection::kGate && !l.activation.gated) continue;
       const StoredMatrix m = Stored(l, e, p, blocks);
       if (!quantized) {
-        MOERT_RETURN_IF_ERROR(Check(names_.Expert(n, e, p), {m.rows, m.k}));
+        MOERT_RETURN_IF_ERROR(Check(names_.Expert(n, e, p), {m.rows, m.k}, kRouted));
         continue;
       }
-      MOERT_ASSIGN_OR_RETURN(const Scheme scheme, quantized_.SchemeOf(m));
+      MOERT_ASSIGN_OR_RETURN(const Scheme scheme, CheckQuantized(m, kRouted));
       Scheme& of_layer = *schemes[static_cast<int>(p)];
       if (e == 0) of_layer = scheme;
       if (of_layer == scheme) continue;
@@ -135,49 +158,72 @@ absl::Status CheckpointExperts::CheckExperts(const MoeLayerSpec& l) {
   return absl::OkStatus();
 }
 
-absl::Status CheckpointExperts::CheckBiases(const MoeLayerSpec& l) const {
+absl::Status CheckpointExperts::CheckBiases(const MoeLayerSpec& l) {
   const int n = l.model_layer;
   const std::string prefix = names_.ExpertsPrefix(n);
   if (tensors_.back().fused) {
-    MOERT_RETURN_IF_ERROR(Check(prefix + "gate_up_proj_bias", {l.num_experts, 2 * l.intermediate}));
-    return Check(prefix + "down_proj_bias", {l.num_experts, l.hidden});
+    MOERT_RETURN_IF_ERROR(
+        Check(prefix + "gate_up_proj_bias", {l.num_experts, 2 * l.intermediate}, kRouted));
+    return Check(prefix + "down_proj_bias", {l.num_experts, l.hidden}, kRouted);
   }
   for (int e = 0; e < l.num_experts; ++e) {
     for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
       if (p == Projection::kGate && !l.activation.gated) continue;
       const int64_t rows = p == Projection::kDown ? l.hidden : l.intermediate;
-      MOERT_RETURN_IF_ERROR(Check(WeightBase(names_.Expert(n, e, p)) + ".bias", {rows}));
+      MOERT_RETURN_IF_ERROR(Check(WeightBase(names_.Expert(n, e, p)) + ".bias", {rows}, kRouted));
     }
   }
   return absl::OkStatus();
 }
 
+absl::Status CheckpointExperts::CheckShared(const MoeLayerSpec& l) {
+  constexpr char kShared[] = "shared experts";
+  const int64_t w = l.shared_intermediate;
+  for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+    if (w == 0 || (p == Projection::kGate && !l.activation.gated)) continue;
+    const bool down = p == Projection::kDown;
+    const std::string name = names_.SharedExpert(l.model_layer, p);
+    const StoredMatrix m = {WeightBase(name), down ? l.hidden : w, down ? w : l.hidden};
+    MOERT_RETURN_IF_ERROR(quantized_.Has(m.base) ? CheckQuantized(m, kShared).status()
+                                                 : Check(name, {m.rows, m.k}, kShared));
+  }
+  if (!l.shared_gate) return absl::OkStatus();
+  return Check(names_.SharedGate(l.model_layer), {1, l.hidden}, kShared);
+}
+
 absl::Status CheckpointExperts::CheckLayer(const MoeLayerSpec& l) {
-  const MoeTensorNames& names = names_;
+  constexpr char kRouters[] = "routers";
   const int n = l.model_layer;
   MOERT_RETURN_IF_ERROR(CheckExperts(l));
   if (l.expert_bias) MOERT_RETURN_IF_ERROR(CheckBiases(l));
-  MOERT_RETURN_IF_ERROR(Check(names.Router(n), {l.num_experts, l.hidden}));
-  if (l.routing.logit_bias) MOERT_RETURN_IF_ERROR(Check(names.RouterBias(n), {l.num_experts}));
+  MOERT_RETURN_IF_ERROR(Check(names_.Router(n), {l.num_experts, l.hidden}, kRouters));
+  if (l.routing.logit_bias) {
+    MOERT_RETURN_IF_ERROR(Check(names_.RouterBias(n), {l.num_experts}, kRouters));
+  }
   if (l.routing.expert_scales) {
-    MOERT_RETURN_IF_ERROR(Check(names.ExpertScales(n), {l.num_experts}));
+    MOERT_RETURN_IF_ERROR(Check(names_.ExpertScales(n), {l.num_experts}, kRouters));
   }
   if (l.routing.selection_bias) {
-    MOERT_RETURN_IF_ERROR(Check(names.SelectionBias(n), BiasShape(l)));
+    MOERT_RETURN_IF_ERROR(Check(names_.SelectionBias(n), BiasShape(l), kRouters));
   }
-  if (l.shared_intermediate > 0) {
-    const int64_t w = l.shared_intermediate;
-    for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
-      if (p == Projection::kGate && !l.activation.gated) continue;
-      const bool down = p == Projection::kDown;
-      const StoredMatrix m = {WeightBase(names.SharedExpert(n, p)), down ? l.hidden : w,
-                              down ? w : l.hidden};
-      MOERT_RETURN_IF_ERROR(quantized_.Has(m.base)
-                                ? quantized_.SchemeOf(m).status()
-                                : Check(names.SharedExpert(n, p), {m.rows, m.k}));
-    }
+  if (l.routing.hash_vocab > 0) claims_.Claim(names_.HashExperts(n), kRouters);
+  return CheckShared(l);
+}
+
+absl::Status CheckpointExperts::CheckAllRead() const {
+  // Each block's prefix: "model.layers.3.mlp.".
+  std::set<std::string, std::less<>> blocks;
+  for (const MoeLayerSpec& l : config_->moe.layers) {
+    std::string prefix = names_.ExpertsPrefix(l.model_layer);
+    prefix.resize(prefix.rfind('.', prefix.size() - 2) + 1);
+    blocks.insert(std::move(prefix));
   }
-  if (l.shared_gate) MOERT_RETURN_IF_ERROR(Check(names.SharedGate(n), {1, l.hidden}));
+  for (const TensorInfo& t : checkpoint_->tensors()) {
+    if (claims_.PartOf(t) != nullptr || WhyWithoutEffect(t.name) != nullptr) continue;
+    const auto next = blocks.upper_bound(t.name);
+    if (next == blocks.begin() || !absl::StartsWith(t.name, *std::prev(next))) continue;
+    return UnreadTensor(*checkpoint_, t);
+  }
   return absl::OkStatus();
 }
 

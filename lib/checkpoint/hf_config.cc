@@ -13,6 +13,7 @@
 #include "base/printable.h"
 #include "base/status_macros.h"
 #include "checkpoint/architectures/architecture.h"
+#include "checkpoint/config_account.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/other_ways.h"
 #include "checkpoint/quantization_config.h"
@@ -30,8 +31,10 @@ constexpr int64_t kMaxPositions = int64_t{1} << 31;
 void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfig& config) {
   const size_t layers = static_cast<size_t>(config.num_hidden_layers);
   config.mixers.assign(layers, {});
-  const int64_t window = fields.Int("sliding_window", 0, kMaxPositions, 0);
-  if (window == 0 || !fields.Bool("use_sliding_window", family.window_without_flag)) return;
+  const int64_t width = fields.Int("sliding_window", 0, kMaxPositions, 0);
+  const bool used = fields.Bool("use_sliding_window", family.window_without_flag);
+  const int64_t first = fields.Int("max_window_layers", 0, kMaxLayerCount, 0);
+  const int64_t window = used ? width : 0;
   const MixerConfig windowed{MixerKind::kWindow, window};
   if (const auto types = fields.Find("layer_types")) {
     if (!types->is_array() || types->size() != layers) {
@@ -40,6 +43,9 @@ void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfi
     auto layer = config.mixers.begin();
     for (const JsonValue type : types->elements()) {
       if (type.Is("sliding_attention")) {
+        if (window == 0) {
+          return fields.Fail("layer_types", "sliding_attention needs a sliding_window in force");
+        }
         *layer = windowed;
       } else if (!type.Is("full_attention")) {
         return fields.Fail("layer_types", "legal names are full_attention and sliding_attention");
@@ -48,7 +54,7 @@ void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfi
     }
     return;
   }
-  const int64_t first = fields.Int("max_window_layers", 0, kMaxLayerCount, 0);
+  if (window == 0) return;
   for (size_t i = static_cast<size_t>(first); i < layers; ++i) config.mixers[i] = windowed;
 }
 
@@ -69,6 +75,8 @@ void ReadLatentHeads(ConfigFields& fields, HfConfig& config) {
   l.value_dim = fields.Int("v_head_dim", 1, kMaxHeadDim);
   if (l.rope_dim % 2 != 0) fields.Fail("qk_rope_head_dim", "legal is an even number");
   config.head_dim = l.nope_dim + l.rope_dim;
+  fields.Int("qk_head_dim", config.head_dim, config.head_dim, config.head_dim);
+  WithoutEffect(fields, {"head_dim"}, "latent attention has sizes of its own", &config.unused);
   ReadAttentionBias(fields, config);
 }
 
@@ -92,8 +100,9 @@ void ReadHeads(const Architecture& family, ConfigFields& fields, HfConfig& confi
 void ReadAttention(const Architecture& family, ConfigFields& fields, HfConfig& config) {
   ReadHeads(family, fields, config);
   const int64_t rotated = family.latent_attention ? config.latent.rope_dim : config.head_dim;
-  config.rope = ReadRopeConfig(fields, family.rope_theta, family.partial_rotary,
-                               config.max_position_embeddings, rotated);
+  config.rope = ReadRopeConfig(
+      fields, {family.rope_theta, family.partial_rotary, config.max_position_embeddings, rotated},
+      &config.unused);
   config.attention_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
   if (family.latent_attention) config.attention_scale *= LatentScale(config.rope);
   if (family.own_layer_types) {
@@ -111,10 +120,18 @@ void ReadCommon(const Architecture& family, ConfigFields& fields, HfConfig& conf
   config.norm_eps = fields.Real("rms_norm_eps", 0.0, 1.0, family.norm_eps);
   config.tie_word_embeddings = fields.Bool("tie_word_embeddings", false);
   config.activation = fields.ActivationOf("hidden_act", "silu");
+  fields.Expect("mlp_bias", false);
   config.bos_token_id = fields.Int("bos_token_id", -1, config.vocab_size - 1, -1);
   config.eos_token_ids = fields.Ints("eos_token_id", 0, config.vocab_size - 1, true);
   config.is_moe.assign(static_cast<size_t>(config.num_hidden_layers), true);
   ReadAttention(family, fields, config);
+}
+
+// The width of dense layers where there are none, unless it is that of experts, too.
+void NotRead(ConfigFields& fields, const char* dense_width, std::vector<UnusedField>* unused) {
+  const std::vector<std::string> unasked = fields.Unasked();
+  if (std::find(unasked.begin(), unasked.end(), dense_width) == unasked.end()) return;
+  WithoutEffect(fields, {dense_width}, "no layer is dense", unused);
 }
 
 absl::StatusOr<HfConfig> ReadFamily(const Architecture& family, ConfigFields& fields,
@@ -126,6 +143,9 @@ absl::StatusOr<HfConfig> ReadFamily(const Architecture& family, ConfigFields& fi
   if (std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end()) {
     config.dense_intermediate = fields.Int(family.dense_width, 1, kMaxFfnWidth);
   }
+  if (config.dense_intermediate == 0) NotRead(fields, family.dense_width, &config.unused);
+  MOERT_RETURN_IF_ERROR(fields.status());
+  AccountForFields(FieldScope::kModel, "", fields, &config.unused);
   MOERT_RETURN_IF_ERROR(fields.status());
   return config;
 }
@@ -145,15 +165,20 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
         Printable(config.model_type), fmt::join(SupportedArchitectures(), ", "), kOtherWays));
   }
   config.tensor_prefix = (*found)->tensor_prefix;
-  config.quantization = ReadQuantizationConfig(fields);
+  config.quantization = ReadQuantizationConfig(fields, &config.unused);
   if (const char* key = (*found)->text_config) {
     const auto text = fields.Find(key);
     if (!text || !text->is_object()) fields.Fail(key, "legal is an object");
     MOERT_RETURN_IF_ERROR(fields.status());
     ConfigFields inner(*text, fmt::format("{}: {}", source, key));
-    if (inner.Has("quantization_config")) config.quantization = ReadQuantizationConfig(inner);
+    if (inner.Has("quantization_config")) {
+      config.quantization = ReadQuantizationConfig(inner, &config.unused);
+    }
     MOERT_RETURN_IF_ERROR(inner.status());
     MOERT_ASSIGN_OR_RETURN(config, ReadFamily(**found, inner, std::move(config)));
+    fields.Expect("tie_word_embeddings", config.tie_word_embeddings);
+    AccountForFields(FieldScope::kAround, "", fields, &config.unused);
+    MOERT_RETURN_IF_ERROR(fields.status());
   } else {
     MOERT_ASSIGN_OR_RETURN(config, ReadFamily(**found, fields, std::move(config)));
   }

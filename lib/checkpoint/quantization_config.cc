@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/printable.h"
+#include "checkpoint/config_account.h"
 #include "checkpoint/other_ways.h"
 #include "checkpoint/safetensors_header.h"
 
@@ -23,7 +24,8 @@ constexpr char kRead[] =
 // The fields of one method. `fail` records what is illegal of the whole object.
 class Reader {
  public:
-  Reader(JsonValue object, ConfigFields* outer) : fields_(object, kKey), outer_(outer) {}
+  Reader(JsonValue object, ConfigFields* outer, std::vector<UnusedField>* unused)
+      : fields_(object, kKey), outer_(outer), unused_(unused) {}
 
   QuantizationConfig Read() {
     const std::string method = fields_.String("quant_method", "");
@@ -43,6 +45,10 @@ class Reader {
     } else {
       Fail(fmt::format("quant_method \"{}\" is not read", Printable(method)));
     }
+    if (fields_.status().ok() && outer_->status().ok()) {
+      RefuseChanges();
+      AccountForFields(FieldScope::kQuantization, fmt::format("{}.", kKey), fields_, unused_);
+    }
     if (!fields_.status().ok()) {
       outer_->Fail(kKey, fmt::format("{}; {}", fields_.status().message().data(), kRead));
     }
@@ -53,6 +59,18 @@ class Reader {
   void Fail(const std::string& what) {
     if (!fields_.status().ok()) return;  // a field that is missing says more
     outer_->Fail(kKey, fmt::format("{}; {}; {}", what, kRead, kOtherWays));
+  }
+
+  // Some files treat a part of their weights in another way, or transform all of them.
+  void RefuseChanges() {
+    for (const char* key : {"dynamic", "transform_config", "sparsity_config"}) {
+      const auto object = fields_.Find(key);
+      if (!object || object->size() == 0) continue;
+      fields_.Fail(key, "legal is an empty object");
+    }
+    if (fields_.String("pack_dtype", "int32") != "int32") {
+      fields_.Fail("pack_dtype", "legal is int32");
+    }
   }
 
   void ReadFp8(QuantizationConfig& config) {
@@ -150,6 +168,9 @@ class Reader {
   }
 
   void ReadModelopt(QuantizationConfig& config) {
+    if (fields_.Has("config_groups")) {
+      unused_->push_back({"quantization_config.config_groups", "quant_algo says it"});
+    }
     config.form = StoredWeights::kModeloptFp4;
     config.group = fields_.Int("group_size", 1, kMaxGroup, 16);
     const std::string algorithm = fields_.String("quant_algo", "");
@@ -161,18 +182,19 @@ class Reader {
 
   ConfigFields fields_;
   ConfigFields* const outer_;
+  std::vector<UnusedField>* const unused_;
 };
 
 }  // namespace
 
-QuantizationConfig ReadQuantizationConfig(ConfigFields& fields) {
+QuantizationConfig ReadQuantizationConfig(ConfigFields& fields, std::vector<UnusedField>* unused) {
   const auto object = fields.Find(kKey);
   if (!object) return {};
   if (!object->is_object()) {
     fields.Fail(kKey, "legal is an object");
     return {};
   }
-  return Reader(*object, &fields).Read();
+  return Reader(*object, &fields, unused).Read();
 }
 
 absl::string_view StoredWeightsName(StoredWeights form) {

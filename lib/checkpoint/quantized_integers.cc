@@ -11,6 +11,16 @@ namespace moert {
 namespace {
 
 constexpr int64_t kInWord = 8;  // 4-bit codes of an int32
+constexpr uint32_t kOnes = 0x11111111;
+
+// Version 1 of GPTQ was written by subtracting one from all zeros of a word together: a zero of 0
+// borrows from the next one, and adding the same word gives it back. Symmetric weights have zeros
+// of 8; where some file has these under the old label, it was not written so.
+void UndoLessOne(bool symmetric, std::vector<uint32_t>* words) {
+  const auto is_eight = [](uint32_t word) { return word == 8 * kOnes; };
+  if (symmetric && std::all_of(words->begin(), words->end(), is_eight)) return;
+  for (uint32_t& word : *words) word += kOnes;
+}
 
 unsigned Nibble(uint32_t word, int64_t i) { return (word >> (4 * i)) & 15u; }
 
@@ -93,7 +103,8 @@ absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, QuantizedMatrix* 
     }
   }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* zeros, checkpoint_->Get(m.base + ".qzeros"));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> zero_words, Whole<uint32_t>(*zeros));
+  MOERT_ASSIGN_OR_RETURN(std::vector<uint32_t> zero_words, Whole<uint32_t>(*zeros));
+  if (config_.less_one) UndoLessOne(config_.symmetric, &zero_words);
   q->offsets.resize(q->scales.size());
   for (int64_t g = 0; g < q->groups(); ++g) {
     for (int64_t row = 0; row < m.rows; ++row) {
@@ -102,7 +113,7 @@ absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, QuantizedMatrix* 
           awq ? std::find(kAwqOrder, kAwqOrder + kInWord, column) - kAwqOrder : column;
       const uint32_t word = zero_words[static_cast<size_t>(g * row_words + row / kInWord)];
       q->offsets[static_cast<size_t>(row * q->groups() + g)] =
-          static_cast<float>(Nibble(word, place) + (config_.less_one ? 1 : 0));
+          static_cast<float>(Nibble(word, place));
     }
   }
   MOERT_RETURN_IF_ERROR(CheckZeros(m, *zeros, q));

@@ -39,6 +39,35 @@ bool QuantizedWeights::Has(const std::string& base) const {
   return false;
 }
 
+std::vector<std::string> QuantizedWeights::TensorsOf(const std::string& base) const {
+  const auto with = [&](std::initializer_list<const char*> suffixes) {
+    std::vector<std::string> names;
+    for (const char* suffix : suffixes) names.push_back(base + suffix);
+    return names;
+  };
+  switch (config_.form) {
+    case StoredWeights::kPlain:
+      return with({".weight"});
+    case StoredWeights::kFp8Blocks:
+      return with({".weight", ".weight_scale_inv"});
+    case StoredWeights::kGptq:
+    case StoredWeights::kAwq:
+      return with({".qweight", ".qzeros", ".scales", ".g_idx"});
+    case StoredWeights::kPackedInt4:
+      if (config_.symmetric) return with({".weight_packed", ".weight_scale", ".weight_g_idx"});
+      return with({".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx"});
+    case StoredWeights::kInt8:
+      return with({".weight", ".weight_scale"});
+    case StoredWeights::kPackedFp4:
+      return with({".weight_packed", ".weight_scale", ".weight_global_scale"});
+    case StoredWeights::kModeloptFp4:
+      return with({".weight", ".weight_scale", ".weight_scale_2"});
+    case StoredWeights::kMxfp4:
+      return with({"_blocks", "_scales"});
+  }
+  return {};
+}
+
 absl::Status QuantizedWeights::Error(const TensorInfo& tensor, const std::string& what) const {
   return absl::InvalidArgumentError(fmt::format("{}: tensor \"{}\": {}",
                                                 checkpoint_->file(tensor.file).path(),

@@ -41,6 +41,8 @@ class QuantizedWeights {
   /// The scheme whose records hold the matrix as it is. Checks types and shapes of its tensors;
   /// errors name the tensor.
   absl::StatusOr<Scheme> SchemeOf(const StoredMatrix& matrix) const;
+  /// Names of the tensors that Read reads, those included that a file may lack.
+  std::vector<std::string> TensorsOf(const std::string& base) const;
   /// A layout of that scheme's codes, scales and zeros. Errors name the tensor: codes that are no
   /// numbers, zero points where the configuration says there are none, an order of channels.
   absl::StatusOr<QuantizedMatrix> Read(const StoredMatrix& matrix) const;

@@ -5,6 +5,9 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <vector>
+
+#include "checkpoint/config_account.h"
 
 namespace moert {
 namespace {
@@ -41,14 +44,17 @@ void ReadLongRope(ConfigFields& scaling, int64_t half, RopeConfig& rope) {
 }
 
 // Where published configurations say how much of a head is rotated: rotary_dim counts channels.
-int64_t ReadDim(ConfigFields& fields, ConfigFields* scaling, double partial, int64_t head_dim) {
+int64_t ReadDim(ConfigFields& fields, ConfigFields* scaling, const RopeDefaults& defaults,
+                std::vector<UnusedField>* unused) {
+  const int64_t head_dim = defaults.head_dim;
   constexpr char kPart[] = "partial_rotary_factor";
   if (fields.Has("rotary_dim")) {
     const int64_t dim = fields.Int("rotary_dim", 2, head_dim);
     if (dim % 2 != 0) fields.Fail("rotary_dim", "legal is an even number");
+    WithoutEffect(fields, {kPart}, "rotary_dim is there, too", unused);
     return dim;
   }
-  partial = fields.Real(kPart, 0, 1, partial);
+  double partial = fields.Real(kPart, 0, 1, defaults.partial);
   if (scaling != nullptr) partial = scaling->Real(kPart, 0, 1, partial);
   const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * partial);
   if (dim < 2 || dim % 2 != 0) {
@@ -99,26 +105,76 @@ void ReadScaling(ConfigFields& fields, ConfigFields& scaling, int64_t max_positi
   }
 }
 
+// The objects of rope_parameters by type of layer, of the types that there are; empty where it is
+// one for all.
+std::vector<JsonMember> ByLayerType(ConfigFields& fields, JsonValue object) {
+  std::vector<JsonMember> all, used;
+  for (const JsonMember& member : object.members()) {
+    if (member.value.is_object()) all.push_back(member);
+  }
+  const auto types = fields.Find("layer_types");
+  if (!types) return all;
+  for (const JsonMember& member : all) {
+    const std::string name = *member.key.AsString();
+    for (const JsonValue type : types->elements()) {
+      if (!type.Is(name)) continue;
+      used.push_back(member);
+      break;
+    }
+  }
+  return used.empty() ? all : used;
+}
+
+// Whether two objects say the same, in any order of their members.
+bool Same(JsonValue a, JsonValue b) {
+  if (a.size() != b.size()) return false;
+  for (const JsonMember& member : a.members()) {
+    const auto other = b.Find(*member.key.AsString());
+    if (!other) return false;
+    const auto x = member.value.AsDouble(), y = other->AsDouble();
+    if (x && y ? *x != *y : member.value.text() != other->text()) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-RopeConfig ReadRopeConfig(ConfigFields& fields, double theta, double partial, int64_t max_positions,
-                          int64_t head_dim) {
+RopeConfig ReadRopeConfig(ConfigFields& fields, const RopeDefaults& defaults,
+                          std::vector<UnusedField>* unused) {
   RopeConfig rope;
-  rope.theta = fields.Real("rope_theta", 1.0, kMaxTheta, theta);
-  const char* key = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  const auto object = fields.Find(key);
+  rope.theta = fields.Real("rope_theta", 1.0, kMaxTheta, defaults.theta);
+  std::string key = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  auto object = fields.Find(key.c_str());
+  if (fields.Has("rope_scaling") && key != "rope_scaling") {
+    unused->push_back({"rope_scaling", "rope_parameters is there, too"});
+  }
   if (!object) {
-    rope.dim = ReadDim(fields, nullptr, partial, head_dim);
+    rope.dim = ReadDim(fields, nullptr, defaults, unused);
     return rope;
   }
   if (!object->is_object()) {
-    fields.Fail(key, "legal is an object");
+    fields.Fail(key.c_str(), "legal is an object");
     return rope;
   }
+  const std::vector<JsonMember> types = ByLayerType(fields, *object);
+  for (const JsonMember& type : types) {
+    if (Same(types[0].value, type.value)) continue;
+    fields.Fail(key.c_str(),
+                fmt::format("legal is the same for all types of layers: those of {} and {} differ",
+                            *types[0].key.AsString(), *type.key.AsString()));
+  }
+  if (!types.empty()) {
+    object = types[0].value;
+    key += "." + *types[0].key.AsString();
+  }
   ConfigFields scaling(*object, key);
-  rope.dim = ReadDim(fields, &scaling, partial, head_dim);
-  ReadScaling(fields, scaling, max_positions, rope);
-  if (!scaling.status().ok()) fields.Fail(key, std::string(scaling.status().message()));
+  rope.dim = ReadDim(fields, &scaling, defaults, unused);
+  ReadScaling(fields, scaling, defaults.max_positions, rope);
+  AccountForFields(FieldScope::kRope, key + ".", scaling, unused);
+  if (!scaling.status().ok()) {
+    fields.Fail(types.empty() ? key.c_str() : "rope_parameters",
+                std::string(scaling.status().message()));
+  }
   return rope;
 }
 

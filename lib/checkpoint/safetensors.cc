@@ -171,7 +171,7 @@ absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& 
     }
     MOERT_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(**file));
     const std::vector<uint32_t> by_name = SortedByName(header.tensors);
-    // Tensors that a shard has but the index does not name stay out, as they do elsewhere.
+    std::vector<bool> listed(header.tensors.size(), false);
     for (const JsonValue key : shard.tensors) {
       const std::string name = *key.AsString();
       const TensorInfo* found = FindByName(header.tensors, by_name, name);
@@ -180,8 +180,12 @@ absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& 
             fmt::format("{}: tensor \"{}\" is not in {} as the index says", index_path,
                         Printable(name), Printable(shard.file)));
       }
+      listed[static_cast<size_t>(found - header.tensors.data())] = true;
       tensors_.push_back(*found);
       tensors_.back().file = static_cast<int>(files_.size());
+    }
+    for (size_t i = 0; i < listed.size(); ++i) {
+      if (!listed[i]) unlisted_.emplace_back(header.tensors[i].name);
     }
     storage_.push_back(std::move(header.storage));
     files_.push_back(*std::move(file));

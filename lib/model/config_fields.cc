@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/json_scan.h"
@@ -29,6 +30,7 @@ std::string Show(const std::optional<JsonValue>& v) {
 }  // namespace
 
 std::optional<JsonValue> ConfigFields::Find(const char* key) const {
+  if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) asked_.emplace_back(key);
   const std::optional<JsonValue> v = object_.Find(key);
   return v && v->is_null() ? std::nullopt : v;
 }
@@ -37,6 +39,22 @@ void ConfigFields::Fail(const char* key, const std::string& what) {
   if (!status_.ok()) return;
   status_ = absl::InvalidArgumentError(
       fmt::format("{}: {} is {}, {}", source_, key, Show(Find(key)), what));
+}
+
+void ConfigFields::Expect(const char* key, bool value) {
+  if (Bool(key, value) != value) Fail(key, value ? "legal is true" : "legal is false");
+}
+
+std::vector<std::string> ConfigFields::Unasked() const {
+  std::vector<std::string> unasked;
+  for (const JsonMember& member : object_.members()) {
+    std::string key = *member.key.AsString();
+    if (member.value.is_null()) continue;
+    if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) {
+      unasked.push_back(std::move(key));
+    }
+  }
+  return unasked;
 }
 
 int64_t ConfigFields::Int(const char* key, int64_t low, int64_t high, std::optional<int64_t> def) {

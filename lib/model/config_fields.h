@@ -41,11 +41,17 @@ class ConfigFields {
 
   /// Records "<source>: <key> is <value>, <what>".
   void Fail(const char* key, const std::string& what);
+  /// Fails with "legal is <value>" where the field is there and has another.
+  void Expect(const char* key, bool value);
+
+  /// Members that are there, not null, and that no getter was asked for.
+  std::vector<std::string> Unasked() const;
 
  private:
   const JsonValue object_;
   const std::string source_;
   absl::Status status_;
+  mutable std::vector<std::string> asked_;
 };
 
 }  // namespace moert

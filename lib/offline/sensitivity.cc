@@ -23,9 +23,9 @@ absl::StatusOr<ExpertChanges> Measure(const MoeLayerSpec& layer,
   for (size_t k = 0; k < count; ++k) {
     const Scheme& scheme = settings.schemes[k];
     if (scheme.is_bf16()) continue;
-    MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
-                           MakeRecordLayout(layer.hidden, layer.intermediate,
-                                            ExpertFormat::Uniform(scheme, settings.hadamard)));
+    MOERT_ASSIGN_OR_RETURN(
+        const RecordLayout layout,
+        ExpertRecordLayout(layer, ExpertFormat::Uniform(scheme, settings.hadamard)));
     MOERT_RETURN_IF_ERROR(blocks->Begin(layout));
     for (const Projection block : {Projection::kGate, Projection::kUp, Projection::kDown}) {
       MOERT_ASSIGN_OR_RETURN(changes.delta[static_cast<size_t>(block) * count + k],

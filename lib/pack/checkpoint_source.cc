@@ -17,18 +17,20 @@ namespace {
 
 class CheckpointSource final : public ExpertSource {
  public:
-  static absl::StatusOr<std::unique_ptr<ExpertSource>> Open(const std::string& model_dir) {
+  static absl::StatusOr<std::unique_ptr<ExpertSource>> Open(const std::string& model_dir,
+                                                            bool widen) {
     auto source = std::unique_ptr<CheckpointSource>(new CheckpointSource(model_dir));
     MOERT_ASSIGN_OR_RETURN(source->config_, LoadHfConfig(model_dir));
     MOERT_ASSIGN_OR_RETURN(source->checkpoint_, Checkpoint::Open(model_dir));
     MOERT_ASSIGN_OR_RETURN(source->experts_,
                            CheckpointExperts::Create(source->checkpoint_.get(), &source->config_));
-    for (const MoeLayerSpec& layer : source->config_.moe.layers) {
-      MOERT_ASSIGN_OR_RETURN(
-          RecordLayout layout,
-          MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(Scheme{})));
+    source->version_ = widen ? PackVersion::Uniform(Scheme{}) : StoredVersion(*source->experts_);
+    for (int l = 0; l < source->config_.moe.num_layers(); ++l) {
+      const MoeLayerSpec& layer = source->config_.moe.layers[static_cast<size_t>(l)];
+      MOERT_ASSIGN_OR_RETURN(RecordLayout layout,
+                             ExpertRecordLayout(layer, source->version_.format(l, 0)));
       // All three matrices as they are stored, and the largest of them once more where it has to be
-      // transposed or split.
+      // transposed, split or unpacked.
       const int64_t matrix = 2 * layer.hidden * layer.intermediate;
       source->scratch_bytes_ = std::max(source->scratch_bytes_, 5 * matrix);
       source->layouts_.push_back(std::move(layout));
@@ -39,7 +41,7 @@ class CheckpointSource final : public ExpertSource {
   const MoeModelSpec& model() const override { return config_.moe; }
   const std::string& name() const override { return name_; }
   int num_versions() const override { return 1; }
-  absl::string_view version_name(int) const override { return "bf16"; }
+  absl::string_view version_name(int) const override { return version_.name; }
   const RecordLayout& layout(int layer, int, int) const override {
     return layouts_[static_cast<size_t>(layer)];
   }
@@ -54,9 +56,7 @@ class CheckpointSource final : public ExpertSource {
           fmt::format("a record of {} bytes does not fit into {}", layout.bytes, dst.size()));
     }
     try {
-      ExpertWeights weights;
-      MOERT_RETURN_IF_ERROR(experts_->ReadExpert(layer, expert, &weights));
-      return PackExpertBf16(layout, weights, dst.data());
+      return experts_->ReadRecord(layer, expert, layout, dst.data());
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError(
           fmt::format("{}: out of memory for layer {}, expert {}", name_, layer, expert));
@@ -84,14 +84,33 @@ class CheckpointSource final : public ExpertSource {
   HfConfig config_;
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<CheckpointExperts> experts_;
+  PackVersion version_;
   std::vector<RecordLayout> layouts_;  // by layer
   int64_t scratch_bytes_ = 0;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCheckpointSource(const std::string& model_dir) {
-  return CheckpointSource::Open(model_dir);
+PackVersion StoredVersion(const CheckpointExperts& experts) {
+  const MoeModelSpec& model = experts.model();
+  PackVersion version;
+  for (int l = 0; l < model.num_layers(); ++l) {
+    const ExpertFormat& format = experts.stored(l);
+    auto at = std::find(version.formats.begin(), version.formats.end(), format);
+    if (at == version.formats.end()) at = version.formats.insert(at, format);
+    const auto index = static_cast<int>(at - version.formats.begin());
+    version.assignment.emplace_back(
+        static_cast<size_t>(model.layers[static_cast<size_t>(l)].num_experts), index);
+  }
+  const bool mixed = version.formats.size() > 1 || !version.formats[0].uniform();
+  version.name = mixed ? "stored" : version.formats[0].up.Name();
+  if (version.formats.size() == 1) version.assignment.clear();
+  return version;
+}
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCheckpointSource(const std::string& model_dir,
+                                                                   bool widen) {
+  return CheckpointSource::Open(model_dir, widen);
 }
 
 }  // namespace moert

@@ -6,13 +6,19 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/checkpoint_experts.h"
 #include "moert/expert_source.h"
+#include "moert/offline/pack.h"
 
 namespace moert {
 
-/// One version, bf16: each record is read from the checkpoint's tensors and packed when it is asked
-/// for, with the bytes that a bf16 pack would have.
-absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCheckpointSource(const std::string& model_dir);
+/// The one version of every expert that the file has.
+PackVersion StoredVersion(const CheckpointExperts& experts);
+
+/// That version, or with `widen` bf16: each record is read from the checkpoint's tensors when it is
+/// asked for, with the bytes that a pack of OpenModel would have.
+absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCheckpointSource(const std::string& model_dir,
+                                                                   bool widen);
 
 }  // namespace moert
 

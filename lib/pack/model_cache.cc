@@ -95,24 +95,6 @@ absl::Status CheckSpace(const std::string& dir, int64_t bytes) {
                   BytesText(static_cast<int64_t>(available)), kRemedy));
 }
 
-// The one version of every expert that a file has.
-PackVersion StoredVersion(const CheckpointExperts& experts) {
-  const MoeModelSpec& model = experts.model();
-  PackVersion version;
-  for (int l = 0; l < model.num_layers(); ++l) {
-    const ExpertFormat& format = experts.stored(l);
-    auto at = std::find(version.formats.begin(), version.formats.end(), format);
-    if (at == version.formats.end()) at = version.formats.insert(at, format);
-    const auto index = static_cast<int>(at - version.formats.begin());
-    version.assignment.emplace_back(
-        static_cast<size_t>(model.layers[static_cast<size_t>(l)].num_experts), index);
-  }
-  const bool mixed = version.formats.size() > 1 || !version.formats[0].uniform();
-  version.name = mixed ? "stored" : version.formats[0].up.Name();
-  if (version.formats.size() == 1) version.assignment.clear();
-  return version;
-}
-
 absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
                        const std::string& identity, const std::string& pack_dir,
                        const OpenModelOptions& options) {
@@ -180,7 +162,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
   const std::string pack_dir = cache_dir + "/" + name;
   absl::StatusOr<std::unique_ptr<ExpertSource>> cached = OpenCached(pack_dir, config, identity);
   if (cached.ok() || !NeedsRebuild(cached.status())) return cached;
-  if (options.mode == OpenMode::kPackIfThere) return OpenCheckpointSource(model_dir);
+  if (options.mode == OpenMode::kPackIfThere) return OpenCheckpointSource(model_dir, options.widen);
 
   if (::access(cache_dir.c_str(), W_OK | X_OK) != 0) {
     return PosixError(errno, fmt::format("{}: not writable; {}", cache_dir, kRemedy));
@@ -232,7 +214,7 @@ absl::StatusOr<std::string> CacheDirectory(const std::string& requested) {
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModel(const std::string& model_dir,
                                                         const OpenModelOptions& options) try {
   try {
-    if (options.mode == OpenMode::kInPlace) return OpenCheckpointSource(model_dir);
+    if (options.mode == OpenMode::kInPlace) return OpenCheckpointSource(model_dir, options.widen);
     return OpenOrWrite(model_dir, options);
   } catch (...) {
     return ExceptionStatus(model_dir);

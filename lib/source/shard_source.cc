@@ -175,9 +175,7 @@ class ShardSource final : public ExpertSource {
       constants.shared_gate = {};
       constants.shared_layout = {};
     } else if (sliced() && spec.shared_intermediate > 0) {
-      MOERT_ASSIGN_OR_RETURN(
-          const RecordLayout part,
-          MakeRecordLayout(spec.hidden, spec.shared_intermediate, constants.shared_layout.format));
+      MOERT_ASSIGN_OR_RETURN(const RecordLayout part, SharedRecordLayout(spec));
       std::vector<std::byte> record(static_cast<size_t>(part.bytes));
       SliceRecord(constants.shared_layout, constants.shared_expert.data(),
                   shared_first_[static_cast<size_t>(layer)], part, record.data());
@@ -218,8 +216,7 @@ class ShardSource final : public ExpertSource {
         MOERT_RETURN_IF_ERROR(CheckCut(record, l));
         MOERT_RETURN_IF_ERROR(CheckSlice(record.format, whole.intermediate, first, count,
                                          fmt::format("layer {}", l)));
-        MOERT_ASSIGN_OR_RETURN(RecordLayout part,
-                               MakeRecordLayout(whole.hidden, count, record.format));
+        MOERT_ASSIGN_OR_RETURN(RecordLayout part, ExpertRecordLayout(*layer, record.format));
         layouts_.push_back(std::move(part));
         largest_ = std::max(largest_, RoundUp(record.bytes, kRecordAlignment));
       }

@@ -14,6 +14,7 @@
 #include "moert/offline/pack.h"
 #include "moert/offline/plan.h"
 #include "pack/calibration_lines.h"
+#include "support/architecture_fixture.h"
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/run_tool.h"
@@ -299,24 +300,25 @@ TEST_CASE("info of a checkpoint and of a file") {
 }
 
 TEST_CASE("info counts every tensor of a checkpoint in one part") {
-  const std::string fixtures = SourceDir() + "/tests/data/architectures/";
-  for (const char* name :
-       {"qwen2_moe", "qwen3_moe_fp8", "mixtral", "olmoe", "phimoe", "deepseek", "xverse"}) {
+  for (const std::string& name : test::ArchitectureNames()) {
     INFO(name);
-    const Json info = Info(fixtures + name);
-    const Json file = Info(fixtures + name + "/model.safetensors");
+    const Json info = Info(test::ArchitectureDir(name));
+    const Json file = Info(test::ArchitectureDir(name) + "/model.safetensors");
     int64_t bytes = 0, tensors = 0;
     std::set<std::string> parts;
-    for (const Json& p : info["parts"]) {
-      bytes += p["bytes"].get<int64_t>();
-      tensors += p["tensors"].get<int64_t>();
-      parts.insert(p["name"]);
+    for (const char* fate : {"parts", "left_out"}) {
+      for (const Json& p : info[fate]) {
+        bytes += p["bytes"].get<int64_t>();
+        tensors += p["tensors"].get<int64_t>();
+        if (fate == std::string("parts")) parts.insert(p["name"]);
+      }
     }
+    CHECK(info["unknown"].empty());
+    CHECK(info["stray_files"] == Json{"expected.safetensors"});
     int64_t expected = 0;
     for (const Json& t : file["tensors"]) expected += t["bytes"].get<int64_t>();
     CHECK(bytes == expected);
     CHECK(tensors == static_cast<int64_t>(file["tensors"].size()));
-    CHECK(parts.count("other") == 0);
     CHECK(parts.count("routed experts") == 1);
     CHECK(parts.count("routers") == 1);
     const bool shared = info["model"]["shared_intermediate"] > 0;

@@ -3,7 +3,9 @@
 #ifndef MOERT_TESTS_SUPPORT_ARCHITECTURE_FIXTURE_H_
 #define MOERT_TESTS_SUPPORT_ARCHITECTURE_FIXTURE_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,35 +55,31 @@ inline ReferenceCase ReadReferenceCase(const std::string& name, const std::strin
   return c;
 }
 
-/// A model directory behind an engine and the decoder.
-struct ArchitectureRun {
-  ArchitectureRun(const std::string& dir, const std::string& cache, const EngineOptions& options,
-                  bool minimal) {
+/// The fixtures: every folder there is.
+inline std::vector<std::string> ArchitectureNames() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(ArchitectureDir(""))) {
+    if (std::filesystem::exists(entry.path() / "config.json")) {
+      names.push_back(entry.path().filename().string());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+/// The decoder of a model directory over a runner of its MoE blocks.
+struct DecoderRun {
+  void Load(const std::string& dir, host::MoeRunner* moe) {
     auto loaded = LoadHfConfig(dir);
     REQUIRE_OK(loaded.status());
     config = *std::move(loaded);
     auto opened = Checkpoint::Open(dir);
     REQUIRE_OK(opened.status());
     checkpoint = *std::move(opened);
-    OpenModelOptions open;
-    open.cache_dir = cache;
-    open.widen = true;  // references of quantized files were rounded to bf16
-    auto source = OpenModel(dir, open);
-    REQUIRE_OK(source.status());
-    EngineOptions o = options;
-    if (minimal) {
-      const auto plan = Engine::Plan(**source, o);
-      REQUIRE_OK(plan.status());
-      o.budget = Budget::Bytes(plan->minimum_bytes);
-    }
-    auto created = Engine::Create(*std::move(source), o);
-    REQUIRE_OK(created.status());
-    engine = *std::move(created);
-    runner = std::make_unique<host::EngineRunner>(engine.get(), o.max_tokens_per_forward);
     auto threads = CreateThreadPool({.threads = 1});
     REQUIRE_OK(threads.status());
     pool = *std::move(threads);
-    auto decoder_or = host::Decoder::Load(*checkpoint, config, pool.get(), runner.get());
+    auto decoder_or = host::Decoder::Load(*checkpoint, config, pool.get(), moe);
     REQUIRE_OK(decoder_or.status());
     decoder = *std::move(decoder_or);
   }
@@ -116,9 +114,40 @@ struct ArchitectureRun {
   HfConfig config;
   std::unique_ptr<Checkpoint> checkpoint;
   std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<host::Decoder> decoder;
+};
+
+/// The same over an engine.
+struct ArchitectureRun : DecoderRun {
+  ArchitectureRun(const std::string& dir, std::unique_ptr<ExpertSource> source,
+                  EngineOptions options, bool minimal) {
+    if (minimal) {
+      const auto plan = Engine::Plan(*source, options);
+      REQUIRE_OK(plan.status());
+      options.budget = Budget::Bytes(plan->minimum_bytes);
+    }
+    auto created = Engine::Create(std::move(source), options);
+    REQUIRE_OK(created.status());
+    engine = *std::move(created);
+    runner = std::make_unique<host::EngineRunner>(engine.get(), options.max_tokens_per_forward);
+    Load(dir, runner.get());
+  }
+  /// Experts in bf16: references of quantized files were rounded to it.
+  ArchitectureRun(const std::string& dir, const std::string& cache, const EngineOptions& options,
+                  bool minimal)
+      : ArchitectureRun(dir, Widened(dir, cache), options, minimal) {}
+
+  static std::unique_ptr<ExpertSource> Widened(const std::string& dir, const std::string& cache) {
+    OpenModelOptions open;
+    open.cache_dir = cache;
+    open.widen = true;
+    auto source = OpenModel(dir, open);
+    REQUIRE_OK(source.status());
+    return *std::move(source);
+  }
+
   std::unique_ptr<Engine> engine;
   std::unique_ptr<host::EngineRunner> runner;
-  std::unique_ptr<host::Decoder> decoder;
 };
 
 }  // namespace moert::test

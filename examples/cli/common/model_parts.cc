@@ -43,22 +43,38 @@ const char* PartOf(absl::string_view tensor) {
   return "other";
 }
 
+void Count(absl::string_view name, const TensorInfo& tensor, std::vector<ModelPart>* parts) {
+  auto it = std::find_if(parts->begin(), parts->end(),
+                         [&](const ModelPart& p) { return p.name == name; });
+  if (it == parts->end()) it = parts->insert(parts->end(), ModelPart{std::string(name), 0, 0, {}});
+  ++it->tensors;
+  it->bytes += tensor.bytes;
+  it->types.insert(std::string(DTypeName(tensor.dtype)));
+}
+
+void LargestFirst(std::vector<ModelPart>* parts) {
+  std::stable_sort(parts->begin(), parts->end(),
+                   [](const ModelPart& a, const ModelPart& b) { return a.bytes > b.bytes; });
+}
+
 }  // namespace
 
 std::vector<ModelPart> ModelParts(const Checkpoint& checkpoint) {
   std::vector<ModelPart> parts;
-  for (const TensorInfo& t : checkpoint.tensors()) {
-    const char* name = PartOf(t.name);
-    auto it = std::find_if(parts.begin(), parts.end(),
-                           [&](const ModelPart& p) { return p.name == name; });
-    if (it == parts.end()) it = parts.insert(parts.end(), ModelPart{name, 0, 0, {}});
-    ++it->tensors;
-    it->bytes += t.bytes;
-    it->types.insert(std::string(DTypeName(t.dtype)));
-  }
-  std::stable_sort(parts.begin(), parts.end(),
-                   [](const ModelPart& a, const ModelPart& b) { return a.bytes > b.bytes; });
+  for (const TensorInfo& t : checkpoint.tensors()) Count(PartOf(t.name), t, &parts);
+  LargestFirst(&parts);
   return parts;
+}
+
+ModelAccount SumParts(absl::Span<const AccountedTensor> account) {
+  ModelAccount sums;
+  for (const AccountedTensor& a : account) {
+    if (a.fate == TensorFate::kUsed) Count(a.what, *a.tensor, &sums.used);
+    if (a.fate == TensorFate::kLeftOut) Count(a.what, *a.tensor, &sums.left_out);
+    if (a.fate == TensorFate::kUnknown) Count(a.tensor->name, *a.tensor, &sums.unknown);
+  }
+  for (auto* parts : {&sums.used, &sums.left_out, &sums.unknown}) LargestFirst(parts);
+  return sums;
 }
 
 int64_t HostBytes(const Checkpoint& checkpoint, const HfConfig& config, int64_t tokens) {

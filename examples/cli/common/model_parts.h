@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
+#include "moert/offline/tensor_account.h"
 
 namespace moert::cli {
 
@@ -20,7 +22,16 @@ struct ModelPart {
 };
 
 /// Every tensor counted once, by its name; parts without a tensor are left out. The largest first.
+/// For a checkpoint whose configuration is not read.
 std::vector<ModelPart> ModelParts(const Checkpoint& checkpoint);
+
+/// The same of one that is: what is used, and what is not, by the reason.
+struct ModelAccount {
+  std::vector<ModelPart> used;
+  std::vector<ModelPart> left_out;  // names are reasons
+  std::vector<ModelPart> unknown;   // names are tensors: nothing reads them
+};
+ModelAccount SumParts(absl::Span<const AccountedTensor> account);
 
 /// Bytes that the example decoder holds beside the engine's budget: dense weights, and the keys and
 /// values of one sequence of `tokens`.

@@ -11,6 +11,7 @@
 #include "host/blocks/linear.h"
 #include "host/read_tokens.h"
 #include "moert/backend.h"
+#include "moert/offline/tensor_account.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -126,6 +127,7 @@ TokenReader HostTokenReader(const std::string& model) {
 OpenCalibrationModel HostModelOpener(host::DeviceProducts* device) {
   return [device](const Checkpoint& checkpoint, const HfConfig& config, ThreadPool* pool,
                   int64_t window) -> absl::StatusOr<std::unique_ptr<CalibrationModel>> {
+    MOERT_RETURN_IF_ERROR(CheckTensors(checkpoint, config));
     MOERT_ASSIGN_OR_RETURN(auto decoder, host::Decoder::Load(checkpoint, config, pool, nullptr));
     return MakeHostModel(std::move(decoder), device, window);
   };

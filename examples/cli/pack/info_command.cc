@@ -10,6 +10,7 @@
 #include "cli/common/output.h"
 #include "cli/common/plot.h"
 #include "cli/pack/commands.h"
+#include "cli/pack/info_account.h"
 #include "cli/pack/info_plan.h"
 #include "moert/auto_strategy.h"
 #include "moert/offline/checkpoint.h"
@@ -59,21 +60,6 @@ void PrintModel(const json& m) {
         m["shared_intermediate"].get<int64_t>() == 0
             ? "no shared expert"
             : fmt::format("shared expert of {}", m["shared_intermediate"].get<int64_t>()));
-}
-
-void PrintParts(const json& parts) {
-  int64_t total = 0;
-  for (const json& p : parts) total += p["bytes"].get<int64_t>();
-  Print("\n  {:<20} {:>8} {:>12} {:>7}  types\n", "part", "tensors", "bytes", "share");
-  for (const json& p : parts) {
-    const int64_t bytes = p["bytes"].get<int64_t>();
-    std::vector<std::string> types = p["types"];
-    Print("  {:<20} {:>8} {:>12} {:>6.1f}%  {}\n", p["name"].get<std::string>(),
-          p["tensors"].get<int64_t>(), util::BytesText(bytes),
-          100.0 * static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(total, 1)),
-          fmt::join(types, ", "));
-  }
-  Print("  {:<20} {:>8} {:>12}\n", "total", "", util::BytesText(total));
 }
 
 std::string BudgetText(const json& budget) {
@@ -167,26 +153,12 @@ absl::StatusOr<json> DescribePack(const std::string& path, const PlanOptions& op
   return info;
 }
 
-absl::StatusOr<json> PartsJson(const std::string& path) {
-  const auto checkpoint = Checkpoint::Open(path);
-  json parts = json::array();
-  if (absl::IsNotFound(checkpoint.status())) return parts;  // a config without its weights
-  MOERT_RETURN_IF_ERROR(checkpoint.status());
-  for (const ModelPart& p : ModelParts(**checkpoint)) {
-    parts.push_back(
-        {{"name", p.name}, {"tensors", p.tensors}, {"bytes", p.bytes}, {"types", p.types}});
-  }
-  return parts;
-}
-
 // A checkpoint whose configuration is not read: what its tensors' names tell of it.
 absl::StatusOr<json> DescribeUnknown(const std::string& path, const absl::Status& why) {
-  MOERT_ASSIGN_OR_RETURN(json parts, PartsJson(path));
-  if (parts.empty()) return why;
-  return json{{"kind", "checkpoint"},
-              {"path", path},
-              {"not_read", std::string(why.message())},
-              {"parts", std::move(parts)}};
+  json info = {{"kind", "checkpoint"}, {"path", path}, {"not_read", std::string(why.message())}};
+  MOERT_RETURN_IF_ERROR(AddAccount(path, nullptr, &info));
+  if (info["parts"].empty()) return why;
+  return info;
 }
 
 // A checkpoint, and what its experts would take in each scheme.
@@ -204,7 +176,6 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
     MOERT_ASSIGN_OR_RETURN(row["need"], BudgetsJson(path, config.moe, {version}, each));
     schemes.push_back(std::move(row));
   }
-  MOERT_ASSIGN_OR_RETURN(json parts, PartsJson(path));
   json host = nullptr;  // a config without its weights
   if (const auto checkpoint = Checkpoint::Open(path); checkpoint.ok()) {
     host = HostBytes(**checkpoint, config, kContext);
@@ -217,9 +188,9 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
                {"path", path},
                {"model", std::move(model)},
                {"stored", std::string(StoredWeightsName(config.quantization.form))},
-               {"parts", std::move(parts)},
                {"host_bytes", std::move(host)},
                {"schemes", std::move(schemes)}};
+  MOERT_RETURN_IF_ERROR(AddAccount(path, &config, &info));
   AddOptions(options, &info);
   MOERT_RETURN_IF_ERROR(AddChoice(path, config, options, &info));
   return info;
@@ -263,11 +234,11 @@ void Show(const json& info) {
   }
   if (info.contains("not_read")) {
     Print("  not read: {}\n", info["not_read"].get<std::string>());
-    return PrintParts(info["parts"]);
+    return PrintAccount(info);
   }
   PrintModel(info["model"]);
   if (kind == "checkpoint") {
-    if (!info["parts"].empty()) PrintParts(info["parts"]);
+    PrintAccount(info);
     PrintVersions(info["schemes"]);
     return PrintPlans(info, info["schemes"]);
   }

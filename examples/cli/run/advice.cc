@@ -36,9 +36,8 @@ absl::StatusOr<ModelNeeds> ReadModelNeeds(const std::string& model_dir) {
     as.scheme = name;
     as.bytes = size.bytes;
     for (const MoeLayerSpec& layer : config.moe.layers) {
-      MOERT_ASSIGN_OR_RETURN(
-          const RecordLayout record,
-          MakeRecordLayout(layer.hidden, layer.intermediate, ExpertFormat::Uniform(scheme)));
+      MOERT_ASSIGN_OR_RETURN(const RecordLayout record,
+                             ExpertRecordLayout(layer, ExpertFormat::Uniform(scheme)));
       as.token_bytes += layer.routing.top_k * record.bytes;
     }
     needs.schemes.push_back(as);

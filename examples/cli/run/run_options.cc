@@ -17,7 +17,7 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
                     "opens the experts as these schemes, comma-separated, through a pack that is "
                     "quantized once into the cache: w4a16_g128");
   parser->AddSwitch("pack", &o->pack,
-                    "writes a bf16 pack of the experts into the cache, once, instead of reading "
+                    "writes a pack of the experts into the cache, once, instead of reading "
                     "them in place");
   parser->AddString("strategy", &o->strategy, "offloading strategy, name[:key=value,...]");
   parser->AddString("budget", &o->budget,

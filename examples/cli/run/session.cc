@@ -19,6 +19,7 @@
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/open_as.h"
+#include "moert/offline/tensor_account.h"
 #include "moert/prompt_rows.h"
 #include "moert/strategy.h"
 #include "util/status_macros.h"
@@ -161,6 +162,35 @@ absl::Status BeginWarmStart(const RunOptions& options, Session* s) {
   return absl::OkStatus();
 }
 
+// Says where --dtype asks for something that these experts do not have.
+void NoteNumerics(const RunOptions& options, const ExpertSource& source,
+                  const Checkpoint& checkpoint, const HfConfig& config) {
+  if (options.quiet) return;
+  const auto rounds = [](const Scheme& s) {
+    return s.act_bits == 16 && !s.is_bf16() && !s.imported();
+  };
+  bool effect = options.dtype != "int8";
+  for (int v = 0; v < source.num_versions() && !effect; ++v) {
+    const ExpertFormat& format = source.layout(0, 0, v).format;
+    effect = rounds(format.gate) || rounds(format.up) || rounds(format.down);
+  }
+  if (!effect) {
+    Print(stderr, "note: --dtype int8 has no effect on experts in {}\n",
+          std::string(source.version_name(0)));
+  }
+  if (options.dtype != "f32") return;
+  const auto account = AccountForTensors(checkpoint, config);
+  if (!account.ok()) return;  // the decoder says why
+  for (const AccountedTensor& a : *account) {
+    if (a.what != "routed experts") continue;
+    const DType type = a.tensor->dtype;
+    if (type != DType::kF32 && type != DType::kF16) continue;
+    Print(stderr, "note: experts are {} in the file and rounded to bf16\n",
+          std::string(DTypeName(type)));
+    return;
+  }
+}
+
 // More rows a step where a prompt would wait for experts otherwise.
 absl::Status SizeSteps(const RunOptions& options, const ExpertSource& source, int64_t prompt,
                        EngineOptions* engine) {
@@ -185,6 +215,7 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   MOERT_RETURN_IF_ERROR(CheckVersions(options, *experts));
   MOERT_RETURN_IF_ERROR(SizeSteps(options, *experts, prompt, &engine_options));
   WarnOfMemory(options, engine_options, *experts, *checkpoint, s.config);
+  NoteNumerics(options, *experts, *checkpoint, s.config);
   // The host and the engine take turns: their pools are as large, but only one of them works.
   ThreadPoolOptions pool_options;
   pool_options.threads = options.threads;

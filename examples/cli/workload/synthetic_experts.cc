@@ -176,9 +176,7 @@ class SyntheticExperts final : public ExpertSource {
     if (layer.routing.selection_bias) constants.selection_bias.assign(layer.num_experts, 0.0f);
     if (layer.routing.logit_bias) constants.logit_bias.assign(layer.num_experts, 0.0f);
     if (layer.shared_intermediate > 0) {
-      MOERT_ASSIGN_OR_RETURN(constants.shared_layout,
-                             MakeRecordLayout(layer.hidden, layer.shared_intermediate,
-                                              ExpertFormat::Uniform(Scheme{})));
+      MOERT_ASSIGN_OR_RETURN(constants.shared_layout, SharedRecordLayout(layer));
       constants.shared_expert.resize(constants.shared_layout.bytes);
       FillRecord(constants.shared_layout, MixKey(seed_, 102, l), constants.shared_expert.data());
       if (layer.shared_gate) {

@@ -52,6 +52,8 @@ class Checkpoint {
   absl::StatusOr<const TensorInfo*> Get(absl::string_view name) const;
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   const std::string& path() const { return path_; }
+  /// Tensors of shards that the index does not name: they are no part of the checkpoint.
+  const std::vector<std::string>& unlisted() const { return unlisted_; }
   const RandomAccessFile& file(int index) const { return *files_[static_cast<size_t>(index)]; }
   int num_files() const { return static_cast<int>(files_.size()); }
 
@@ -86,6 +88,7 @@ class Checkpoint {
   std::deque<TensorStorage> storage_;  // by file; never moved
   std::vector<TensorInfo> tensors_;
   std::vector<uint32_t> by_name_;  // places in tensors_, sorted
+  std::vector<std::string> unlisted_;
 };
 
 /// "[4, 128]"

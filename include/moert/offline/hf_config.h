@@ -23,6 +23,13 @@ enum class NormKind : int32_t {
   kRmsOffset = 2,  // root mean square, its weight is 1 more than what is stored
 };
 
+/// A field of config.json that changes nothing of what is computed, and why. Those of an object in
+/// it are called "rope_scaling.type".
+struct UnusedField {
+  std::string key;
+  std::string why;
+};
+
 struct HfConfig {
   std::string model_type;
   MoeModelSpec moe;
@@ -69,6 +76,9 @@ struct HfConfig {
 
   int64_t bos_token_id = -1;  // -1: none
   std::vector<int64_t> eos_token_ids;
+
+  /// All fields that were not read. One that may change what is computed is an error instead.
+  std::vector<UnusedField> unused;
 
   /// Index into moe.layers, or -1 for a dense layer.
   int MoeLayerIndex(int model_layer) const;

@@ -4,6 +4,7 @@
 #define MOERT_LIB_CHECKPOINT_ARCHITECTURES_ARCHITECTURE_H_
 
 #include "absl/types/span.h"
+#include "checkpoint/config_account.h"
 #include "model/config_fields.h"
 #include "moert/offline/hf_config.h"
 
@@ -83,6 +84,9 @@ MoeLayerSpec ReadDeepseekExperts(ConfigFields& fields, const HfConfig& config, b
 /// `width` says, num_experts_per_tok, norm_topk_prob. `renormalize` is the default.
 MoeLayerSpec ReadSoftmaxExperts(ConfigFields& fields, const HfConfig& config, const char* width,
                                 bool renormalize);
+
+/// Fails where the field is there and another string.
+void ExpectString(ConfigFields& fields, const char* key, const char* value);
 
 /// n_group and topk_group.
 void ReadGroups(ConfigFields& fields, MoeLayerSpec& layer);

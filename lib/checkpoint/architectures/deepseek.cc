@@ -8,12 +8,12 @@ namespace {
 void Read(ConfigFields& fields, HfConfig& config) {
   ReadAttentionBias(fields, config);
   ReadDenseFirst(fields, config);
-  if (const std::string score = fields.String("scoring_func", "softmax"); score != "softmax") {
-    fields.Fail("scoring_func", "legal for deepseek is softmax");
-  }
+  ExpectString(fields, "scoring_func", "softmax");
   MoeLayerSpec layer = ReadDeepseekExperts(fields, config, /*renormalize=*/false);
   layer.routing.kind = RoutingKind::kSoftmaxTopK;
-  layer.routing.scaling = 1;  // its code knows no scaling factor
+  if (layer.routing.scaling != 1) {
+    fields.Fail("routed_scaling_factor", "legal is 1: the published code knows no other");
+  }
   AddMoeLayers(layer, config);
   config.names = DeepseekNames();
 }

@@ -9,10 +9,13 @@ void Read(ConfigFields& fields, HfConfig& config) {
   ReadDenseFirst(fields, config);
   MoeLayerSpec layer = ReadDeepseekExperts(fields, config, /*renormalize=*/false);
   layer.routing.kind = RoutingKind::kSoftmaxTopK;
+  ExpectString(fields, "scoring_func", "softmax");
   const std::string method = fields.String("topk_method", "greedy");
   if (method == "group_limited_greedy") {
     ReadGroups(fields, layer);
-  } else if (method != "greedy") {
+  } else if (method == "greedy") {
+    WithoutEffect(fields, {"n_group", "topk_group"}, "topk_method is greedy", &config.unused);
+  } else {
     fields.Fail("topk_method", "legal for deepseek_v2 are greedy and group_limited_greedy");
   }
   // The published code and the reference library disagree about both at once.

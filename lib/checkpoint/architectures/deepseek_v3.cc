@@ -10,12 +10,8 @@ void Read(ConfigFields& fields, HfConfig& config) {
   MoeLayerSpec layer = ReadDeepseekExperts(fields, config, /*renormalize=*/true);
   layer.routing.kind = RoutingKind::kSigmoidGrouped;
   layer.routing.selection_bias = true;
-  if (fields.String("scoring_func", "sigmoid") != "sigmoid") {
-    fields.Fail("scoring_func", "legal for deepseek_v3 is sigmoid");
-  }
-  if (fields.String("topk_method", "noaux_tc") != "noaux_tc") {
-    fields.Fail("topk_method", "legal for deepseek_v3 is noaux_tc");
-  }
+  ExpectString(fields, "scoring_func", "sigmoid");
+  ExpectString(fields, "topk_method", "noaux_tc");
   ReadGroups(fields, layer);
   AddMoeLayers(layer, config);
   config.names = DeepseekNames();

@@ -12,6 +12,8 @@ void Read(ConfigFields& fields, HfConfig& config) {
   MoeLayerSpec layer = ReadDeepseekExperts(fields, config, /*renormalize=*/false);
   layer.routing.kind = RoutingKind::kSigmoidGrouped;
   layer.routing.selection_bias = true;
+  ExpectString(fields, "scoring_func", "sigmoid");
+  ExpectString(fields, "topk_method", "noaux_tc");
   ReadGroups(fields, layer);
   AddMoeLayers(layer, config);
   config.names = DeepseekNames();

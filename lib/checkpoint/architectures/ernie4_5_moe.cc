@@ -1,9 +1,13 @@
 // ERNIE 4.5: softmax with a selection bias, renormalized; shared experts without gate; pairs of
 // neighbouring channels are rotated.
+#include <fmt/format.h>
+
 #include "checkpoint/architectures/architecture.h"
 
 namespace moert {
 namespace {
+
+constexpr double kNoEffect = 1e-9;  // as moe_norm_min
 
 // moe_layer_start_index to moe_layer_end_index (-1: the last), every moe_layer_interval-th.
 void ReadLayers(ConfigFields& fields, HfConfig& config) {
@@ -18,7 +22,15 @@ void ReadLayers(ConfigFields& fields, HfConfig& config) {
 }
 
 void Read(ConfigFields& fields, HfConfig& config) {
-  if (fields.Bool("use_bias", false)) fields.Fail("use_bias", "legal is false");
+  fields.Expect("use_bias", false);
+  fields.Expect("use_rmsnorm", true);
+  fields.Expect("moe_use_aux_free", true);
+  ExpectString(fields, "moe_gate", "topk");
+  WithoutEffect(fields, {"moe_capacity"}, "no token is dropped", &config.unused);
+  // The sum of a token's weights is not smaller.
+  if (fields.Real("moe_norm_min", 0, 1, kNoEffect) > kNoEffect) {
+    fields.Fail("moe_norm_min", fmt::format("legal is a number from 0 to {}", kNoEffect));
+  }
   ReadLayers(fields, config);
   MoeLayerSpec layer;
   layer.num_experts = static_cast<int>(fields.Int("moe_num_experts", 1, kMaxExpertCount));

@@ -25,6 +25,8 @@ void Read(ConfigFields& fields, HfConfig& config) {
   layer.routing.kind = RoutingKind::kTopKSoftmax;
   layer.routing.top_k = static_cast<int>(fields.Int("num_experts_per_tok", 1, layer.num_experts));
   layer.routing.logit_bias = true;
+  fields.Int("experts_per_token", layer.routing.top_k, layer.routing.top_k, layer.routing.top_k);
+  WithoutEffect(fields, {"initial_context_length"}, "rope_parameters has it", &config.unused);
   AddMoeLayers(layer, config);
   config.names = MlpNames();
   config.names.router = "model.layers.{layer}.mlp.router.weight";

@@ -20,10 +20,24 @@ int64_t SameForAll(ConfigFields& fields, const char* key, int64_t low, int64_t h
 void Read(ConfigFields& fields, HfConfig& config) {
   ReadAttentionBias(fields, config);
   if (fields.Bool("use_qk_norm", true)) config.qk_norm = QkNorm::kPerHeadRotated;
-  if (fields.Bool("use_cla", false)) fields.Fail("use_cla", "legal is false");
-  if (fields.Int("moe_layer_num_skipped", 0, kMaxLayerCount, 0) != 0) {
-    fields.Fail("moe_layer_num_skipped", "legal is 0");
+  for (const char* key : {"use_cla", "use_mla", "group_limited_greedy", "moe_drop_tokens",
+                          "position_embedding_xdrope", "add_classification_head"}) {
+    fields.Expect(key, false);
   }
+  fields.Expect("use_rotary_pos_emb", true);
+  fields.Expect("norm_topk_prob", true);
+  ExpectString(fields, "norm_type", "rms");
+  fields.Int("moe_layer_num_skipped", 0, 0, 0);
+  fields.Int("attention_head_dim", config.head_dim, config.head_dim, config.head_dim);
+  WithoutEffect(fields, {"cla_share_factor"}, "use_cla is false", &config.unused);
+  WithoutEffect(fields, {"moe_random_routing_dropped_token"}, "no token is dropped",
+                &config.unused);
+  WithoutEffect(fields, {"dense_list", "pool_type", "class_num", "skip_cls_token"},
+                "of a classifier", &config.unused);
+  WithoutEffect(fields,
+                {"num_media_embeds", "vit_add_patchemb_bias", "vit_mapping_type", "vit_norm_type",
+                 "vit_remove_prenorm", "vit_used_rms_norm"},
+                "of pictures", &config.unused);
   MoeLayerSpec layer;
   layer.num_experts = static_cast<int>(SameForAll(fields, "num_experts", 1, kMaxExpertCount, 1));
   layer.hidden = config.hidden_size;

@@ -20,11 +20,26 @@ void ReadMixers(ConfigFields& fields, HfConfig& config) {
     fields.Fail("no_rope_layers", fmt::format("legal is a list of {} numbers, or none", layers));
     return;
   }
+  const auto types = fields.Find("layer_types");
   for (size_t i = 0; i < layers; ++i) {
     MixerConfig& mixer = config.mixers[i];
     mixer.rotate = rotated.empty() ? static_cast<int64_t>(i + 1) % interval != 0 : rotated[i] != 0;
     if (mixer.rotate && chunk > 0) mixer = {MixerKind::kChunk, chunk};
   }
+  if (!types) return;
+  auto mixer = config.mixers.begin();
+  bool same = types->is_array() && types->size() == layers;
+  for (const JsonValue type : types->elements()) {
+    if (!same) break;
+    const bool chunked = mixer->kind == MixerKind::kChunk || (mixer->rotate && chunk == 0);
+    same = type.Is(chunked ? "chunked_attention" : "full_attention");
+    ++mixer;
+  }
+  if (same) return;
+  fields.Fail("layer_types",
+              fmt::format("legal are {} names: chunked_attention where no_rope_layers has a layer "
+                          "with RoPE, else full_attention",
+                          layers));
 }
 
 // A boolean, in early files a number.

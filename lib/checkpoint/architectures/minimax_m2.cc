@@ -7,10 +7,16 @@ namespace {
 
 void Read(ConfigFields& fields, HfConfig& config) {
   config.qk_norm = QkNorm::kFull;
-  if (!fields.Bool("use_qk_norm", true)) fields.Fail("use_qk_norm", "legal is true");
-  if (fields.String("qk_norm_type", "per_layer") != "per_layer") {
-    fields.Fail("qk_norm_type", "legal is per_layer");
+  fields.Expect("use_qk_norm", true);
+  fields.Expect("use_routing_bias", true);
+  ExpectString(fields, "qk_norm_type", "per_layer");
+  fields.Ints("attn_type_list", 1, 1);  // softmax in every layer
+  for (const char* key :
+       {"layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"}) {
+    fields.Real(key, 1, 1, 1.0);
   }
+  WithoutEffect(fields, {"mlp_intermediate_size"}, "no layer is dense", &config.unused);
+  WithoutEffect(fields, {"shared_moe_mode"}, "there is no shared expert", &config.unused);
   MoeLayerSpec layer;
   layer.num_experts = static_cast<int>(fields.Int("num_local_experts", 1, kMaxExpertCount));
   layer.hidden = config.hidden_size;
@@ -20,12 +26,8 @@ void Read(ConfigFields& fields, HfConfig& config) {
   layer.routing.top_k = static_cast<int>(fields.Int("num_experts_per_tok", 1, layer.num_experts));
   layer.routing.renormalize = true;
   layer.routing.selection_bias = true;
-  if (fields.String("scoring_func", "sigmoid") != "sigmoid") {
-    fields.Fail("scoring_func", "legal for minimax_m2 is sigmoid");
-  }
-  if (fields.Int("shared_intermediate_size", 0, kMaxFfnWidth, 0) != 0) {
-    fields.Fail("shared_intermediate_size", "legal is 0");
-  }
+  ExpectString(fields, "scoring_func", "sigmoid");
+  fields.Int("shared_intermediate_size", 0, 0, 0);
   AddMoeLayers(layer, config);
   config.names = BlockSparseNames();
   config.names.selection_bias = "model.layers.{layer}.block_sparse_moe.e_score_correction_bias";

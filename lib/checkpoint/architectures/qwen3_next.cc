@@ -50,6 +50,7 @@ void Read(ConfigFields& fields, HfConfig& config) {
   config.norm = NormKind::kRmsOffset;
   config.qk_norm = QkNorm::kPerHead;
   config.attention_gate = true;
+  fields.Expect("attn_output_gate", true);
   AddGatedSharedLayers(fields, config, /*renormalize=*/true);
 }
 

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "checkpoint/architectures/architecture.h"
 
 namespace moert {
@@ -58,6 +60,10 @@ MoeLayerSpec ReadSoftmaxExperts(ConfigFields& fields, const HfConfig& config, co
   layer.routing.top_k = static_cast<int>(fields.Int("num_experts_per_tok", 1, layer.num_experts));
   layer.routing.renormalize = fields.Bool("norm_topk_prob", renormalize);
   return layer;
+}
+
+void ExpectString(ConfigFields& fields, const char* key, const char* value) {
+  if (fields.String(key, value) != value) fields.Fail(key, fmt::format("legal is {}", value));
 }
 
 void ReadGroups(ConfigFields& fields, MoeLayerSpec& layer) {

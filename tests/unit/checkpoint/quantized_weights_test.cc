@@ -2,9 +2,13 @@
 // (tests/data/quantized): exact, as codes and in records. And what damaged files are told.
 #include "checkpoint/quantized_weights.h"
 
+#include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
 #include "moert/expert_source.h"
 #include "quant/packing.h"
@@ -162,26 +166,87 @@ TEST_CASE("OpenModel keeps the file's scheme, or widens it") {
   }
 }
 
-// The error of a checkpoint in which `edit` changed something.
+/// The records of a checkpoint's experts.
+absl::StatusOr<std::vector<std::string>> RecordsIn(const std::string& dir) {
+  const HfConfig config = ConfigOf(dir);
+  MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(dir));
+  MOERT_ASSIGN_OR_RETURN(const auto experts, CheckpointExperts::Create(checkpoint.get(), &config));
+  MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
+                         ExpertRecordLayout(config.moe.layers[0], experts->stored(0)));
+  RecordBuffer record(layout.bytes);
+  std::vector<std::string> records;
+  for (int e = 0; e < 2; ++e) {
+    MOERT_RETURN_IF_ERROR(experts->ReadRecord(0, e, layout, record.data()));
+    records.emplace_back(reinterpret_cast<const char*>(record.data()),
+                         static_cast<size_t>(layout.bytes));
+  }
+  return records;
+}
+
+/// The same of a fixture in which `edit` changed something, with `from` in config.json as `to`.
 template <typename Edit>
-std::string ErrorOf(const std::string& name, const Edit& edit) {
+absl::StatusOr<std::vector<std::string>> EditedRecords(const std::string& name, const Edit& edit,
+                                                       const std::string& from = "",
+                                                       const std::string& to = "") {
   TempDir dir;
-  test::WriteFile(dir.path() + "/config.json", test::ReadFile(DirOf(name) + "/config.json"));
+  std::string config = test::ReadFile(DirOf(name) + "/config.json");
+  if (!from.empty()) {
+    REQUIRE(config.find(from) != std::string::npos);
+    config.replace(config.find(from), from.size(), to);
+  }
+  test::WriteFile(dir.path() + "/config.json", config);
   EditCheckpoint tensors = test::ReadForEdit(DirOf(name));
   edit(&tensors);
   test::WriteFile(dir.path() + "/model.safetensors", test::ToSafetensors(tensors));
-  const HfConfig config = ConfigOf(dir.path());
-  const auto checkpoint = Checkpoint::Open(dir.path());
-  if (!checkpoint.ok()) return std::string(checkpoint.status().message());
-  const auto experts = CheckpointExperts::Create(checkpoint->get(), &config);
-  if (!experts.ok()) return std::string(experts.status().message());
-  const auto layout = ExpertRecordLayout(config.moe.layers[0], (*experts)->stored(0));
-  RecordBuffer record(layout->bytes);
-  for (int e = 0; e < 2; ++e) {
-    const absl::Status status = (*experts)->ReadRecord(0, e, *layout, record.data());
-    if (!status.ok()) return std::string(status.message());
+  return RecordsIn(dir.path());
+}
+
+template <typename Edit>
+std::string ErrorOf(const std::string& name, const Edit& edit) {
+  return std::string(EditedRecords(name, edit).status().message());
+}
+
+/// Zeros of GPTQ, eight a word.
+void EachZeroWord(EditCheckpoint* tensors, const std::function<uint32_t(uint32_t)>& change) {
+  for (auto& [name, tensor] : *tensors) {
+    if (!absl::EndsWith(name, ".qzeros")) continue;
+    for (size_t i = 0; i < tensor.bytes.size(); i += 4) {
+      uint32_t word;
+      std::memcpy(&word, &tensor.bytes[i], 4);
+      word = change(word);
+      std::memcpy(&tensor.bytes[i], &word, 4);
+    }
   }
-  return "";
+}
+
+TEST_CASE("zeros of GPTQ version 1 are what version 2 says, a zero of 0 included") {
+  // As GPTQModel converts a file: one from each code of a word, all of them in one subtraction.
+  const auto with_zeros = [](uint32_t word) { return word & 0x00f0ff0f; };
+  const auto two =
+      EditedRecords("gptq_g32_zeros", [&](EditCheckpoint* t) { EachZeroWord(t, with_zeros); });
+  REQUIRE_OK(two.status());
+  const auto one = EditedRecords(
+      "gptq_g32_zeros",
+      [&](EditCheckpoint* t) {
+        EachZeroWord(t, [&](uint32_t word) { return with_zeros(word) - 0x11111111; });
+      },
+      "gptq_v2", "gptq");
+  REQUIRE_OK(one.status());
+  CHECK(*one == *two);
+}
+
+TEST_CASE("symmetric GPTQ under the label of version 1 has zeros of 7, or of 8 throughout") {
+  const auto seven = EditedRecords("gptq_g128", [](EditCheckpoint*) {});
+  REQUIRE_OK(seven.status());
+  const auto eight = EditedRecords(
+      "gptq_g128", [](EditCheckpoint* t) { EachZeroWord(t, [](uint32_t) { return 0x88888888; }); });
+  REQUIRE_OK(eight.status());
+  CHECK(*eight == *seven);
+  for (const uint32_t word : {0x99999999u, 0x77777778u, 0x66666666u}) {
+    CHECK_THAT(ErrorOf("gptq_g128",
+                       [&](EditCheckpoint* t) { EachZeroWord(t, [&](uint32_t) { return word; }); }),
+               Catch::Contains("says that weights are symmetric"));
+  }
 }
 
 const std::string kGate0 = "model.layers.0.mlp.experts.0.gate_proj.";

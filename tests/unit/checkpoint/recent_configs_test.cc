@@ -196,7 +196,7 @@ TEST_CASE("illegal fields of recent families are named") {
        "c: norm_topk_prob is true, legal for deepseek_v2 is"},
       {DeepSeekV3(), "n_group", 7, "num_groups is 7, legal is a divisor of num_experts (256)"},
       {DeepSeekV3(), "topk_group", 9, "c: topk_group is 9, legal is an integer from 1 to 8"},
-      {DeepSeekV3(), "scoring_func", "softmax", "legal for deepseek_v3 is sigmoid"},
+      {DeepSeekV3(), "scoring_func", "softmax", "legal is sigmoid"},
       {Qwen3Next(), "linear_num_value_heads", 24,
        "c: linear_num_value_heads is 24, legal is a multiple of linear_num_key_heads (16)"},
       {Qwen3Next(), "layer_types", {"linear_attention"}, "legal is a list of 48 names"},

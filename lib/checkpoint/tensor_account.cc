@@ -1,0 +1,186 @@
+#include "moert/offline/tensor_account.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "base/exception_status.h"
+#include "base/folder.h"
+#include "base/printable.h"
+#include "base/status_macros.h"
+#include "checkpoint/checkpoint_experts.h"
+#include "checkpoint/tensor_claims.h"
+
+namespace moert {
+namespace {
+
+constexpr char kAttention[] = "attention";
+constexpr char kNorms[] = "norms";
+
+// Claims what a decoder reads beside the MoE blocks, as HfConfig describes it.
+class DecoderTensors {
+ public:
+  DecoderTensors(const HfConfig& config, TensorClaims* claims) : config_(config), claims_(claims) {}
+
+  void Claim() {
+    const std::string& prefix = config_.tensor_prefix;
+    constexpr char kEnds[] = "embedding and head";
+    Linear(prefix + "model.embed_tokens", false, kEnds);
+    if (!config_.tie_word_embeddings) Linear(prefix + "lm_head", config_.lm_head_bias, kEnds);
+    Norm(prefix + "model.norm");
+    for (int i = 0; i < config_.num_hidden_layers; ++i) {
+      const std::string layer = fmt::format("{}model.layers.{}.", prefix, i);
+      Norm(layer + "input_layernorm");
+      Norm(layer + "post_attention_layernorm");
+      Mixer(layer, config_.mixers[static_cast<size_t>(i)].kind);
+      if (config_.MoeLayerIndex(i) >= 0) continue;
+      for (const char* part : {".gate_proj", ".up_proj", ".down_proj"}) {
+        Linear(absl::StrCat(layer, config_.dense_block, part), false, "dense feed-forward");
+      }
+    }
+  }
+
+ private:
+  void Linear(const std::string& name, bool bias, const char* part) {
+    claims_->Claim(name + ".weight", part);
+    claims_->Claim(name + ".weight_scale_inv", part);  // where the weight is fp8
+    if (bias) claims_->Claim(name + ".bias", part);
+  }
+  void Norm(const std::string& name) {
+    claims_->Claim(name + ".weight", kNorms);
+    if (config_.norm == NormKind::kLayer) claims_->Claim(name + ".bias", kNorms);
+  }
+  void Mixer(const std::string& layer, MixerKind kind) {
+    if (kind == MixerKind::kDeltaNet) return DeltaNet(layer + "linear_attn.");
+    const std::string name = layer + "self_attn.";
+    if (config_.latent.kv_rank > 0) return Latent(name);
+    for (const char* part : {"q_proj", "k_proj", "v_proj"}) {
+      Linear(name + part, config_.qkv_bias, kAttention);
+    }
+    Linear(name + "o_proj", config_.attention_output_bias, kAttention);
+    const bool rotated = config_.qk_norm == QkNorm::kPerHeadRotated;
+    if (config_.qk_norm != QkNorm::kNone && config_.qk_norm != QkNorm::kPerHeadL2) {
+      claims_->Claim(name + (rotated ? "query_layernorm.weight" : "q_norm.weight"), kNorms);
+      claims_->Claim(name + (rotated ? "key_layernorm.weight" : "k_norm.weight"), kNorms);
+    }
+    if (config_.attention_sinks) claims_->Claim(name + "sinks", kAttention);
+  }
+  void Latent(const std::string& name) {
+    if (config_.latent.q_rank > 0) {
+      Linear(name + "q_a_proj", config_.qkv_bias, kAttention);
+      claims_->Claim(name + "q_a_layernorm.weight", kNorms);
+      Linear(name + "q_b_proj", false, kAttention);
+    } else {
+      Linear(name + "q_proj", false, kAttention);
+    }
+    Linear(name + "kv_a_proj_with_mqa", config_.qkv_bias, kAttention);
+    claims_->Claim(name + "kv_a_layernorm.weight", kNorms);
+    Linear(name + "kv_b_proj", false, kAttention);
+    Linear(name + "o_proj", config_.attention_output_bias, kAttention);
+  }
+  void DeltaNet(const std::string& name) {
+    for (const char* part : {"in_proj_qkvz", "in_proj_ba", "out_proj"}) {
+      Linear(name + part, false, kAttention);
+    }
+    for (const char* part : {"conv1d.weight", "A_log", "dt_bias", "norm.weight"}) {
+      claims_->Claim(name + part, kAttention);
+    }
+  }
+
+  const HfConfig& config_;
+  TensorClaims* const claims_;
+};
+
+// Modules of models for more than text that exporters put beside the layers.
+constexpr const char* kOtherModules[] = {"visual", "vision_tower", "vision_model",
+                                         "multi_modal_projector", "mm_projector"};
+
+// Why a tensor that nothing claims is left out; empty: nobody knows.
+std::string WhyLeftOut(const HfConfig& config, absl::string_view name) {
+  if (const char* why = WhyWithoutEffect(name)) return why;
+  absl::string_view rest = name;
+  const bool ours = absl::ConsumePrefix(&rest, config.tensor_prefix);
+  if (ours && absl::StartsWith(rest, "lm_head.") && config.tie_word_embeddings) {
+    return "tie_word_embeddings: the embedding is the head";
+  }
+  if (!ours || !(absl::StartsWith(rest, "model.") || absl::StartsWith(rest, "lm_head."))) {
+    return fmt::format("of another module, {}", Printable(name.substr(0, name.find('.'))));
+  }
+  absl::ConsumePrefix(&rest, "model.");
+  const absl::string_view module = rest.substr(0, rest.find('.'));
+  for (const char* other : kOtherModules) {
+    if (module == other) return fmt::format("of another module, {}", other);
+  }
+  if (!absl::ConsumePrefix(&rest, "layers.")) return "";
+  int64_t layer = 0;
+  if (absl::SimpleAtoi(rest.substr(0, rest.find('.')), &layer) &&
+      layer >= config.num_hidden_layers) {
+    return "of a layer behind the last, which predicts further tokens";
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<AccountedTensor>> AccountForTensors(const Checkpoint& checkpoint,
+                                                               const HfConfig& config) try {
+  MOERT_ASSIGN_OR_RETURN(const auto experts, CheckpointExperts::Create(&checkpoint, &config));
+  TensorClaims claims = experts->claims();
+  DecoderTensors(config, &claims).Claim();
+  std::vector<AccountedTensor> account;
+  account.reserve(checkpoint.tensors().size());
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    AccountedTensor& a = account.emplace_back();
+    a.tensor = &tensor;
+    if (const char* part = claims.PartOf(tensor)) {
+      a.fate = TensorFate::kUsed;
+      a.what = part;
+      continue;
+    }
+    a.what = WhyLeftOut(config, tensor.name);
+    a.fate = a.what.empty() ? TensorFate::kUnknown : TensorFate::kLeftOut;
+    if (a.fate == TensorFate::kUnknown) a.what = "nothing reads it";
+  }
+  return account;
+} catch (...) {
+  return ExceptionStatus(checkpoint.path());
+}
+
+absl::Status CheckTensors(const Checkpoint& checkpoint, const HfConfig& config) try {
+  MOERT_ASSIGN_OR_RETURN(const auto account, AccountForTensors(checkpoint, config));
+  for (const AccountedTensor& a : account) {
+    if (a.fate == TensorFate::kUnknown) return UnreadTensor(checkpoint, *a.tensor);
+  }
+  return absl::OkStatus();
+} catch (...) {
+  return ExceptionStatus(checkpoint.path());
+}
+
+std::vector<std::string> StrayFiles(const Checkpoint& checkpoint) try {
+  namespace fs = std::filesystem;
+  std::vector<std::string> stray;
+  std::error_code ec;
+  if (!fs::is_directory(checkpoint.path(), ec)) return stray;
+  const absl::StatusOr<std::vector<std::string>> names = FolderNames(checkpoint.path());
+  if (!names.ok()) return stray;
+  for (const std::string& name : *names) {
+    if (!absl::EndsWith(name, ".safetensors")) continue;
+    bool part = false;
+    for (int i = 0; i < checkpoint.num_files(); ++i) {
+      part = part || fs::path(checkpoint.file(i).path()).filename() == name;
+    }
+    if (!part) stray.push_back(name);
+  }
+  std::sort(stray.begin(), stray.end());
+  return stray;
+} catch (...) {
+  return {};  // no memory for a list of names
+}
+
+}  // namespace moert

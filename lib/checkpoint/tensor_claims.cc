@@ -1,0 +1,47 @@
+#include "checkpoint/tensor_claims.h"
+
+#include <fmt/format.h>
+
+#include "absl/strings/match.h"
+#include "base/printable.h"
+
+namespace moert {
+namespace {
+
+constexpr char kInputs[] = "activations are rounded by scales of their own, or not at all";
+constexpr char kCache[] = "keys and values are not quantized";
+
+struct Known {
+  const char* suffix;
+  const char* why;
+};
+constexpr Known kKnown[] = {
+    {".weight_shape", "the shape is known"},
+    {".input_scale", kInputs},
+    {".input_global_scale", kInputs},
+    {".input_zero_point", kInputs},
+    {".k_scale", kCache},
+    {".v_scale", kCache},
+    {".kv_scale", kCache},
+    {".q_scale", kCache},
+    {".rotary_emb.inv_freq", "computed from config.json"},
+};
+
+}  // namespace
+
+const char* WhyWithoutEffect(absl::string_view name) {
+  for (const Known& known : kKnown) {
+    if (absl::EndsWith(name, known.suffix)) return known.why;
+  }
+  return nullptr;
+}
+
+absl::Status UnreadTensor(const Checkpoint& checkpoint, const TensorInfo& tensor) {
+  return absl::InvalidArgumentError(
+      fmt::format("{}: tensor \"{}\": nothing reads it, and without it the model may compute "
+                  "something else; moert-pack info lists what is read. Where config.json does not "
+                  "describe these weights, it is that of another model",
+                  checkpoint.file(tensor.file).path(), Printable(tensor.name)));
+}
+
+}  // namespace moert

@@ -1,0 +1,44 @@
+// Which tensors of a checkpoint somebody reads, and as what.
+#ifndef MOERT_LIB_CHECKPOINT_TENSOR_CLAIMS_H_
+#define MOERT_LIB_CHECKPOINT_TENSOR_CLAIMS_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "moert/offline/checkpoint.h"
+
+namespace moert {
+
+/// Borrows the checkpoint. Copies are claims of their own.
+class TensorClaims {
+ public:
+  explicit TensorClaims(const Checkpoint* checkpoint)
+      : checkpoint_(checkpoint), parts_(checkpoint->tensors().size(), nullptr) {}
+
+  /// `part` is a literal. A tensor that is not there is nobody's.
+  void Claim(const TensorInfo* tensor, const char* part) {
+    if (tensor != nullptr) parts_[Place(*tensor)] = part;
+  }
+  void Claim(const std::string& name, const char* part) { Claim(checkpoint_->Find(name), part); }
+  /// Null: nobody claims it.
+  const char* PartOf(const TensorInfo& tensor) const { return parts_[Place(tensor)]; }
+
+ private:
+  size_t Place(const TensorInfo& tensor) const {
+    return static_cast<size_t>(&tensor - checkpoint_->tensors().data());
+  }
+
+  const Checkpoint* checkpoint_;
+  std::vector<const char*> parts_;
+};
+
+/// Why a tensor of this name changes nothing, wherever it is; null: it may change something.
+const char* WhyWithoutEffect(absl::string_view name);
+
+/// The error of a tensor that nothing reads.
+absl::Status UnreadTensor(const Checkpoint& checkpoint, const TensorInfo& tensor);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_CHECKPOINT_TENSOR_CLAIMS_H_

@@ -1,0 +1,79 @@
+// The MoE blocks of a model through the C ABI, for the example decoder.
+#ifndef MOERT_TESTS_SUPPORT_C_RUNNER_H_
+#define MOERT_TESTS_SUPPORT_C_RUNNER_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "host/moe_runner.h"
+#include "moert/c/layer.h"
+#include "support/catch.h"
+
+namespace moert::test {
+
+/// `error` is where the call left its error: read behind it.
+inline absl::Status FromC(moert_code code, moert_error** error) {
+  if (code == MOERT_OK) return absl::OkStatus();
+  const absl::Status status(static_cast<absl::StatusCode>(-code), moert_error_message(*error));
+  moert_error_destroy(*error);
+  return status;
+}
+
+/// Owns a CPU engine over `source`, which it destroys.
+class CRunner final : public host::MoeRunner {
+ public:
+  CRunner(moert_source* source, int64_t max_rows) : max_rows_(max_rows) {
+    moert_engine_options options;
+    moert_engine_options_init(&options, sizeof(options));
+    options.numerics = MOERT_NUMERICS_F32;
+    options.threads = 1;
+    options.max_tokens_per_forward = max_rows;
+    moert_error* error = nullptr;
+    REQUIRE_OK(FromC(moert_engine_create(source, &options, &engine_, &error), &error));
+    moert_source_destroy(source);
+  }
+  ~CRunner() override { moert_engine_destroy(engine_); }
+  CRunner(const CRunner&) = delete;
+  CRunner& operator=(const CRunner&) = delete;
+
+  absl::Status BeginStep(host::StepPhase phase, absl::Span<const int64_t> request_ids,
+                         absl::Span<const int32_t> positions) override {
+    moert_step_options options;
+    moert_step_options_init(&options, sizeof(options));
+    options.rows = static_cast<int64_t>(positions.size());
+    options.phase = phase == host::StepPhase::kPrefill ? MOERT_PREFILL : MOERT_DECODE;
+    options.request_ids = request_ids.data();
+    moert_error* error = nullptr;
+    return FromC(moert_step_begin(engine_, &options, &step_, &error), &error);
+  }
+
+  absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) override {
+    moert_layer_spec spec;
+    moert_layer_spec_init(&spec, sizeof(spec));
+    moert_error* error = nullptr;
+    const absl::Status known = FromC(moert_engine_layer(engine_, moe_layer, &spec, &error), &error);
+    if (!known.ok()) return known;
+    moert_tensor in, result;
+    moert_tensor_init(&in, const_cast<float*>(x), rows, spec.hidden, MOERT_F32);
+    moert_tensor_init(&result, out, rows, spec.hidden, MOERT_F32);
+    error = nullptr;
+    return FromC(moert_layer_forward(step_, moe_layer, &in, nullptr, &result, &error), &error);
+  }
+
+  absl::Status EndStep() override {
+    moert_error* error = nullptr;
+    return FromC(moert_step_end(step_, &error), &error);
+  }
+
+  int64_t max_rows() const override { return max_rows_; }
+
+ private:
+  const int64_t max_rows_;
+  moert_engine* engine_ = nullptr;
+  moert_step* step_ = nullptr;
+};
+
+}  // namespace moert::test
+
+#endif  // MOERT_TESTS_SUPPORT_C_RUNNER_H_
