@@ -80,7 +80,7 @@ class LayerPlanner {
     placer_.CountServed(count);
   }
   /// What its misses cost now, all taken for alike.
-  CpuCosts Costs() const { return placer_.Costs(store_->layout({0, 0}, 0).bytes); }
+  CpuCosts Costs() { return placer_.Costs(store_->layout({0, 0}, 0).bytes); }
 
   /// Behind a call: begins to load what the CPU computed for it, if the policy wants that.
   void Backfill(const PolicyContext& context, const LayerPlan& plan);

@@ -81,10 +81,19 @@ int64_t MissPlacer::CpuNs(int64_t bytes, int64_t tokens) const {
   return HardwareProfile::WholeNs(scale * static_cast<double>(modelled_ns));
 }
 
-CpuCosts MissPlacer::Costs(int64_t bytes) const {
+CpuCosts MissPlacer::Costs(int64_t bytes) {
+  if (modelled_bytes_ != bytes) {  // the profile's rates are looked up once
+    modelled_bytes_ = bytes;
+    for (int t = 1; t <= kMostCpuTokens; ++t) {
+      modelled_[t] = profile_->CpuExpertNs(bytes, t, cpu_version_);
+    }
+  }
+  const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
   CpuCosts costs;
   costs.load = TransferNs(bytes);
-  for (int t = 1; t <= kMostCpuTokens; ++t) costs.tokens[t] = CpuNs(bytes, t);
+  for (int t = 1; t <= kMostCpuTokens; ++t) {
+    costs.tokens[t] = HardwareProfile::WholeNs(scale * static_cast<double>(modelled_[t]));
+  }
   return costs;
 }
 

@@ -30,7 +30,7 @@ class MissPlacer {
   void ObserveCpuTime(int64_t cpu_ns, int64_t took_ns);
 
   /// What misses of `bytes` cost now, by which a device may place them itself, and what came of it.
-  CpuCosts Costs(int64_t bytes) const;
+  CpuCosts Costs(int64_t bytes);
   void CountServed(const ServedCount& count);
 
   PlacementPolicy* policy() const { return policy_; }
@@ -52,7 +52,9 @@ class MissPlacer {
   SchedulerStats stats_;
   Ewma<running_mean::kCpuScale> cpu_scale_;  // measured over modelled
   bool cpu_passed_over_ = false;             // since it was measured
-  std::vector<MissView> views_;              // scratch
+  int64_t modelled_bytes_ = -1;              // that modelled_ is of
+  int64_t modelled_[kMostCpuTokens + 1] = {};
+  std::vector<MissView> views_;  // scratch
 };
 
 }  // namespace moert

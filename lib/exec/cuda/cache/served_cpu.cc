@@ -24,6 +24,7 @@ absl::StatusOr<std::unique_ptr<ServedCpu>> ServedCpu::Create(const Parts& parts)
   const int64_t tokens = std::min<int64_t>(parts.max_tokens, kMostCpuTokens);
   int64_t hidden = 0, pairs = 0;
   bool weighted = false;
+  const std::string version(parts.records->version_name(parts.version));
   for (int l = 0; l < parts.model->num_layers(); ++l) {
     const MoeLayerSpec& layer = parts.model->layers[static_cast<size_t>(l)];
     hidden = std::max(hidden, layer.hidden);
@@ -37,6 +38,10 @@ absl::StatusOr<std::unique_ptr<ServedCpu>> ServedCpu::Create(const Parts& parts)
             fmt::format("layer {} expert {}: its record is not in host memory", l, e));
       }
       experts.push_back({e, record, &parts.records->layout(l, e, parts.version)});
+    }
+    std::vector<int64_t>& ns = cpu->expert_ns_.emplace_back(1, 0);
+    for (int64_t t = 1; t <= tokens; ++t) {
+      ns.push_back(parts.profile->CpuExpertNs(experts.front().layout->bytes, t, version));
     }
   }
   Carver count;
@@ -102,7 +107,6 @@ int64_t ServedCpu::FillProblems() {
     tokens_of_.push_back(memory_.slots[i] / layer.routing.top_k);
     out_rows_.push_back(i);
   }
-  const std::string version(parts_.records->version_name(parts_.version));
   int64_t modelled_ns = 0;
   size_t first = 0;
   for (int32_t i = 0; i < job.experts; ++i) {
@@ -114,7 +118,7 @@ int64_t ServedCpu::FillProblems() {
     const auto tokens = absl::MakeConstSpan(tokens_of_).subspan(first, count);
     problems_.push_back({expert.record, expert.layout, layer.activation,
                          layer.routing.weight_input ? rows : tokens, rows});
-    modelled_ns += parts_.profile->CpuExpertNs(expert.layout->bytes, given.pairs, version);
+    modelled_ns += expert_ns_[static_cast<size_t>(job.layer)][count];
     first += count;
   }
   return modelled_ns;

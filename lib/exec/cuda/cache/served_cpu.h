@@ -65,6 +65,7 @@ class ServedCpu final : public PostedJobs {
   Buffer pinned_;
   CpuJobMemory memory_;
   std::vector<std::vector<HostExpert>> experts_;  // [layers][experts]
+  std::vector<std::vector<int64_t>> expert_ns_;   // [layers][pairs], by the profile
   AlignedArray<float> widened_;
   AlignedArray<float> weighted_;  // [pairs, hidden], of layers whose weights multiply inputs
   std::vector<int32_t> tokens_of_, out_rows_;
