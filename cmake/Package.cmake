@@ -1,5 +1,6 @@
-# cpack -G DEB: libmoert0 (the shared library), libmoert-dev (headers, static library, CMake and
+# cpack: libmoert0 (the shared library), libmoert-dev (headers, static library, CMake and
 # pkg-config files) and moert-tools (the commands). cmake/make-deb.sh makes them as Debian wants them.
+set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME moert)
 set(CPACK_PACKAGE_VENDOR libmoert)
 set(CPACK_PACKAGE_CONTACT "libmoert maintainers <moert@users.noreply.github.com>")

@@ -1,23 +1,31 @@
 #!/usr/bin/env bash
-# Installs what building, testing and running libmoert needs on Debian 12+ and Ubuntu 22.04+. Says what
-# it installs, and installs nothing that is there. Run as root, or with sudo available. With --needed,
-# nothing that some test merely skips without; with --tools, only what the command line tools need.
+# Installs what building libmoert and its tools needs on Debian 12+ and Ubuntu 22.04+. Says what it
+# installs, and installs nothing that is there. Run as root, or with sudo available.
+#   --tools   only what the command line tools need (a compiler, CMake, libraries)
+#   --tests   also the test framework
+#   --all     also what some tests skip without: the ABI check, Rust, Go, doxygen, spelling; ccache; the
+#             exact solver of moert-pack allocate
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config git libabsl-dev libfmt-dev
-          nlohmann-json3-dev libpcre2-dev catch2)
-# Wanted, not needed: the ABI check, a faster rebuild, the Rust and Go hosts of examples/, the API reference, spelling. A tool
-# that is there under another name (rustup's cargo) is not installed again.
-optional=(abigail-tools ccache coinor-libcbc-dev)
-command -v cargo >/dev/null || optional+=(cargo)
-command -v go >/dev/null || optional+=(golang-go)
-command -v doxygen >/dev/null || optional+=(doxygen)
-command -v codespell >/dev/null || optional+=(codespell)
+          nlohmann-json3-dev libpcre2-dev)
+optional=()
 case "${1:-}" in
-  --needed) optional=() ;;
-  --tools)
-    optional=()
-    packages=(g++ cmake ninja-build libabsl-dev libfmt-dev nlohmann-json3-dev libpcre2-dev)
+  "") ;;
+  --tools) packages=(g++ cmake ninja-build libabsl-dev libfmt-dev nlohmann-json3-dev libpcre2-dev) ;;
+  --tests) packages+=(catch2) ;;
+  --all)
+    packages+=(catch2)
+    optional=(abigail-tools ccache coinor-libcbc-dev)
+    # A tool that is there under another name (rustup's cargo) is not installed again.
+    command -v cargo >/dev/null || optional+=(cargo)
+    command -v go >/dev/null || optional+=(golang-go)
+    command -v doxygen >/dev/null || optional+=(doxygen)
+    command -v codespell >/dev/null || optional+=(codespell)
+    ;;
+  *)
+    echo "install-deps: unknown option $1 (there are --tools, --tests and --all)" >&2
+    exit 2
     ;;
 esac
 

@@ -17,7 +17,7 @@ for option; do
   esac
 done
 
-cmake/install-deps.sh
+cmake/install-deps.sh --all
 
 build() {  # preset [target]
   echo "== building $1"

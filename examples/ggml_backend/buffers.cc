@@ -3,12 +3,14 @@
 #include <ggml-backend-impl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 
 #include "mapped_file.h"
 #include "models.h"
+#include "stock.h"
 
 namespace moert_ggml {
 namespace {
@@ -16,6 +18,7 @@ namespace {
 struct State {
   ggml_backend_buffer_type type = {};
   Options options;
+  std::atomic<int> used{0};  // see NoteUsedExperts
   std::mutex mutex;
   std::unordered_map<const ggml_backend_buffer*, std::unique_ptr<MappedBuffer>> mapped;
 };
@@ -63,6 +66,14 @@ void FreeMapped(ggml_backend_buffer_t buffer) {
   RemoveBuffer(mapped.get());
 }
 
+// The model that a file is of.
+std::shared_ptr<const GgufModel> FileOf(const std::string& path) {
+  for (const auto& model : GgufModel::Open()) {
+    if (model->HasFile(path)) return model;
+  }
+  return std::make_shared<GgufModel>(GgufModel::Read(path));
+}
+
 // Whether the GPU holds everything of a mapped buffer, beside what a context needs, and may.
 bool AllFit(const Options& options, int64_t bytes) {
   Gpu* gpu = options.gpu ? Gpu::Get() : nullptr;
@@ -75,6 +86,12 @@ bool AllFit(const Options& options, int64_t bytes) {
 }
 
 }  // namespace
+
+void NoteUsedExperts(int used) { GetState().used = used; }
+
+bool StaysWithStock(const ggml_tensor* weight) {
+  return UsedGpu() == nullptr && LeftToStock(weight, GetState().options);
+}
 
 Gpu* UsedGpu() { return GetState().options.gpu ? Gpu::Get() : nullptr; }
 
@@ -101,7 +118,9 @@ ggml_backend_buffer_t MapBuffer(void* address, size_t size) {
   buffer->iface.init_tensor = InitTensor;
   buffer->iface.free_buffer = FreeMapped;
   auto mapped = std::make_unique<MappedBuffer>();
-  mapped->stem = StemOf(FindMappedFile(address, size).path);
+  mapped->file = FileOf(FindMappedFile(address, size).path);
+  mapped->stem = StemOf(mapped->file->path());
+  mapped->used = state.used.load();
   mapped->all_fit = AllFit(state.options, static_cast<int64_t>(size));
   const std::lock_guard<std::mutex> lock(state.mutex);
   state.mapped[buffer] = std::move(mapped);

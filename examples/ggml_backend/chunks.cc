@@ -41,7 +41,7 @@ bool Chunks::KeepInputs() {
   for (int i = call_.first; i <= call_.last; ++i) {
     const ggml_tensor* node = call_.node(i);
     if (IsView(node)) continue;
-    const bool product = ExpertsOf(node) != nullptr;
+    const bool product = node->op == GGML_OP_MUL_MAT_ID;
     for (int s = 0; s < GGML_MAX_SRC; ++s) {
       const ggml_tensor* source = node->src[s];
       // Weights stay where they are, ids have been read.
@@ -92,7 +92,8 @@ ggml_status Chunks::RunLot(const moert_slots& slots) {
     ggml_tensor* made = MakeNode(node, slots);
     if (made == nullptr) return GGML_STATUS_ALLOC_FAILED;
     made_[node] = made;
-    if (!IsView(node) && !UsedInCall(node) && !PutBack(node, made)) {
+    const bool result = !UsedInCall(node) || UsedBehindCall(node);
+    if (!IsView(node) && result && !PutBack(node, made)) {
       return GGML_STATUS_ALLOC_FAILED;
     }
   }
@@ -100,15 +101,18 @@ ggml_status Chunks::RunLot(const moert_slots& slots) {
 }
 
 ggml_tensor* Chunks::MakeNode(ggml_tensor* node, const moert_slots& slots) {
-  if (ExpertsOf(node) != nullptr) return MakeProduct(node, slots);
+  if (node->op == GGML_OP_MUL_MAT_ID) return MakeProduct(node, slots);
   return IsView(node) ? MakeView(node) : MakeElementWise(node);
 }
 
 ggml_tensor* Chunks::MakeProduct(const ggml_tensor* node, const moert_slots& slots) {
   ggml_tensor* rows = Rows(node->src[1]);
   if (rows == nullptr) return nullptr;
-  ggml_tensor* all = runner_.SlotTensor(node->src[0], slots, ExpertsOf(node)->part);
-  ggml_tensor* made = ggml_mul_mat_id(runner_.nodes_.context(), all, rows, slot_ids_);
+  const ExpertTensor* experts = ExpertsOf(node);  // else of an adapter, which is all there
+  ggml_tensor* all =
+      experts != nullptr ? runner_.SlotTensor(node->src[0], slots, experts->part) : node->src[0];
+  ggml_tensor* made = ggml_mul_mat_id(runner_.nodes_.context(), all, rows,
+                                      experts != nullptr ? slot_ids_ : expert_ids_);
   std::copy(std::begin(node->op_params), std::end(node->op_params), made->op_params);
   if (!runner_.nodes_.Place(made)) return nullptr;
   Append(made);
@@ -194,6 +198,16 @@ bool Chunks::UsedInCall(const ggml_tensor* tensor) const {
   for (int i = call_.first; i <= call_.last; ++i) {
     const ggml_tensor* node = call_.node(i);
     if (!call_.Makes(node)) continue;
+    if (std::find(std::begin(node->src), std::end(node->src), tensor) != std::end(node->src)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Chunks::UsedBehindCall(const ggml_tensor* tensor) const {
+  for (int i = call_.last + 1; i < ggml_graph_n_nodes(call_.graph); ++i) {
+    const ggml_tensor* node = call_.node(i);
     if (std::find(std::begin(node->src), std::end(node->src), tensor) != std::end(node->src)) {
       return true;
     }

@@ -35,6 +35,8 @@ class Chunks {
   // To the rows of a result of the graph.
   bool PutBack(ggml_tensor* node, ggml_tensor* lot);
   bool UsedInCall(const ggml_tensor* tensor) const;
+  // By what else of the graph is ours.
+  bool UsedBehindCall(const ggml_tensor* tensor) const;
   void Append(ggml_tensor* node);
 
   Runner& runner_;

@@ -30,6 +30,14 @@ const ggml_tensor* ProductOf(const ggml_tensor* t, int depth = 8) {
       const ggml_tensor* first = ProductOf(t->src[0], depth - 1);
       return first != nullptr ? first : ProductOf(t->src[1], depth - 1);
     }
+    case GGML_OP_ADD: {  // of an adapter's product: pairs of rows as before
+      const ggml_tensor* first = ProductOf(t->src[0], depth - 1);
+      const bool both = first != nullptr && ProductOf(t->src[1], depth - 1) != nullptr;
+      return both && ggml_are_same_shape(t, t->src[1]) && t->ne[1] == first->ne[1] &&
+                     t->ne[2] == first->ne[2]
+                 ? first
+                 : nullptr;
+    }
     default:
       return nullptr;
   }
@@ -44,7 +52,7 @@ bool IsView(ggml_op op) {
 const ggml_tensor* ClaimingProduct(const ggml_tensor* node) {
   switch (node->op) {
     case GGML_OP_ADD:  // of the sum over experts: one operand is a view of the weighted results
-      return node->src[1]->op == GGML_OP_VIEW ? ProductOf(node->src[1]) : nullptr;
+      return node->src[1]->op == GGML_OP_VIEW ? ProductOf(node->src[1]) : ProductOf(node);
     case GGML_OP_MUL_MAT_ID:
     case GGML_OP_ADD_ID:
     case GGML_OP_GLU:
@@ -59,12 +67,23 @@ const ggml_tensor* ClaimingProduct(const ggml_tensor* node) {
   }
 }
 
+// Whether llama.cpp is loading a model and asks where a weight may lie: it has no memory yet.
+bool IsAsked(const ggml_tensor* weight) {
+  return IsOurs(weight->buffer) && ggml_backend_buffer_get_size(weight->buffer) == 0;
+}
+
 }  // namespace
 
 bool Claims(const ggml_tensor* node, ggml_backend_dev_t inner) {
   if (IsView(node->op)) return true;
+  const bool product = node->op == GGML_OP_MUL_MAT_ID, biased = node->op == GGML_OP_ADD_ID;
+  const ggml_tensor* weight = product ? node->src[0] : biased ? node->src[1] : nullptr;
+  if (weight != nullptr && IsAsked(weight)) {
+    if (product) NoteUsedExperts(static_cast<int>(node->src[2]->ne[0]));
+    if (StaysWithStock(weight)) return false;
+  }
   // The biases of experts may be in our buffer, too.
-  const bool bias = node->op == GGML_OP_ADD_ID && IsOurs(node->src[1]->buffer);
+  const bool bias = biased && IsOurs(weight->buffer);
   return (bias || ClaimingProduct(node) != nullptr) && ggml_backend_dev_supports_op(inner, node);
 }
 

@@ -69,11 +69,22 @@ bool GpuRunner::BeginCopy(ggml_backend_t from, const ggml_tensor* tensor, ggml_t
   return from->iface.cpy_tensor_async(from, from, tensor, copy);
 }
 
+void GpuRunner::MakeSkippedCopies() {
+  for (const auto& [copy, input] : inputs_.TakeSkipped()) {
+    if (cuda_->iface.cpy_tensor_async(cuda_, cuda_, input, copy)) continue;
+    ggml_backend_synchronize(cuda_);
+    ggml_backend_tensor_copy(input, copy);
+  }
+}
+
 void GpuRunner::Plan(const ggml_cgraph* part) { inputs_.Plan(part); }
 
 ggml_status GpuRunner::Compute(ggml_cgraph* graph) {
   const std::lock_guard<std::mutex> lock(gpu_->mutex());
   if (!FindBackend()) return GGML_STATUS_FAILED;
+  // A piece of a part: llama.cpp has an evaluation callback, which reads inputs of nodes where the
+  // graph says, and later pieces do so too.
+  if (graph->uid == 0) MakeSkippedCopies();
   const ggml_status status = ComputePieces(graph);
   inputs_.EndPart();
   return status;
@@ -128,6 +139,7 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
       return Fail(piece, "its experts are not on the GPU, as they were when the context was made");
     }
     const int64_t tokens = piece.ids->ne[1];
+    piece.experts->model->Count(piece.experts->layer, tokens);
     const bool streams = tokens >= kStreamTokens;
     const bool slots_first = !streams && !store->small();
     ggml_status status = GGML_STATUS_SUCCESS;
@@ -153,7 +165,8 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
 
 ggml_status GpuRunner::RunInSlots(ggml_cgraph* graph, const Piece& piece, Store* store,
                                   bool* too_many) {
-  const bool few = piece.ids->ne[1] <= Store::kFewTokens && piece.ids->ne[0] == store->top_k();
+  const bool few = piece.ids->ne[1] <= Store::kFewTokens &&
+                   piece.ids->ne[0] == store->top_k(piece.experts->layer);
   return few ? RunServed(graph, piece, store, too_many) : RunNamed(graph, piece, store, too_many);
 }
 

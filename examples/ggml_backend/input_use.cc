@@ -31,7 +31,7 @@ bool InputUse::Once(const ggml_tensor* copy) const {
 }
 
 ggml_tensor* InputUse::InputOf(const ggml_tensor* copy) const {
-  const auto skipped = skipped_.find(copy);
+  const auto skipped = skipped_.find(const_cast<ggml_tensor*>(copy));
   return skipped == skipped_.end() ? nullptr : skipped->second;
 }
 

@@ -7,6 +7,7 @@
 #include <ggml.h>
 
 #include <unordered_map>
+#include <utility>
 
 namespace moert_ggml {
 
@@ -20,9 +21,13 @@ class InputUse {
   // While a graph is computed.
 
   /// `copy` is not made: `input` stands for it in the part that comes next.
-  void Skip(const ggml_tensor* copy, ggml_tensor* input) { skipped_[copy] = input; }
+  void Skip(ggml_tensor* copy, ggml_tensor* input) { skipped_[copy] = input; }
   /// Null: it was made, or is no copy.
   ggml_tensor* InputOf(const ggml_tensor* copy) const;
+  /// What was skipped, copy and input, and is not any more.
+  std::unordered_map<ggml_tensor*, ggml_tensor*> TakeSkipped() {
+    return std::exchange(skipped_, {});
+  }
   void EndPart() { skipped_.clear(); }
 
  private:
@@ -30,7 +35,7 @@ class InputUse {
   const void* last_ = nullptr;   // its nodes
   // For every source of nodes that no node of its part makes, the part, or null: several.
   std::unordered_map<const ggml_tensor*, const void*> parts_;
-  std::unordered_map<const ggml_tensor*, ggml_tensor*> skipped_;
+  std::unordered_map<ggml_tensor*, ggml_tensor*> skipped_;
 };
 
 }  // namespace moert_ggml

@@ -5,6 +5,11 @@
 #include "buffers.h"
 
 namespace moert_ggml {
+namespace {
+
+constexpr int kMostNodes = 256;  // of a call
+
+}  // namespace
 
 ExpertTensor* ExpertsOf(const ggml_tensor* node) {
   if (node->op != GGML_OP_MUL_MAT_ID || !IsOurs(node->src[0]->buffer)) return nullptr;
@@ -19,17 +24,20 @@ LayerCall::LayerCall(ggml_cgraph* graph, int first)
     : graph(graph),
       first(first),
       last(first),
+      reach(first),
       experts(ExpertsOf(ggml_graph_node(graph, first))),
       ids(ggml_graph_node(graph, first)->src[2]),
       made_{ggml_graph_node(graph, first)} {
   size_t made = 1;  // up to the last product
   for (int i = first + 1; i < ggml_graph_n_nodes(graph); ++i) {
     const ggml_tensor* next = node(i);
-    if (const ExpertTensor* other = ExpertsOf(next)) {
-      if (other->model != experts->model || other->block != experts->block || next->src[2] != ids) {
-        break;
-      }
+    if (ExpertsOf(next) != nullptr) {
+      if (!Joins(next)) break;
       made_.push_back(next);
+      made = made_.size();
+      last = i;
+    } else if (next->op == GGML_OP_MUL_MAT_ID && next->src[2] == ids) {
+      made_.push_back(next);  // over an adapter
       made = made_.size();
       last = i;
     } else if (IsView(next)) {
@@ -41,6 +49,17 @@ LayerCall::LayerCall(ggml_cgraph* graph, int first)
     }
   }
   made_.resize(made);
+  reach = last;
+  for (int i = last + 1; i < std::min(ggml_graph_n_nodes(graph), first + kMostNodes); ++i) {
+    if (ExpertsOf(node(i)) == nullptr) continue;
+    if (!Joins(node(i))) break;
+    reach = i;
+  }
+}
+
+bool LayerCall::Joins(const ggml_tensor* product) const {
+  const ExpertTensor* other = ExpertsOf(product);
+  return other->model == experts->model && other->block == experts->block && product->src[2] == ids;
 }
 
 bool LayerCall::Makes(const ggml_tensor* tensor) const {

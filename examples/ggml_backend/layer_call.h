@@ -16,8 +16,8 @@ ExpertTensor* ExpertsOf(const ggml_tensor* node);
 /// VIEW, RESHAPE and the like: nothing to compute.
 bool IsView(const ggml_tensor* node);
 
-/// Nodes [first, last] of a graph: products over experts of one layer by the same ids, and
-/// element-wise nodes over their results. Up, gate, GLU and down, usually.
+/// Nodes [first, last] of a graph: products over experts of one layer, and over adapters of theirs,
+/// by the same ids, and element-wise nodes over their results. Up, gate, GLU and down, usually.
 struct LayerCall {
   /// `first` is a product.
   LayerCall(ggml_cgraph* graph, int first);
@@ -32,10 +32,15 @@ struct LayerCall {
   ggml_cgraph* graph;
   int first;
   int last;
+  /// The layer's last product by these ids: between `last` and it lies what else llama.cpp computes
+  /// there.
+  int reach;
   ExpertTensor* experts;   // of node `first`
   const ggml_tensor* ids;  // [k, T]
 
  private:
+  // Whether a product over experts is of this layer, by the same ids.
+  bool Joins(const ggml_tensor* product) const;
   bool IsElementWise(const ggml_tensor* node) const;
 
   std::vector<const ggml_tensor*> made_;

@@ -25,16 +25,14 @@ int64_t Padding(ggml_backend_buffer_type_t type, const ggml_tensor* tensor) {
   return static_cast<int64_t>(ggml_backend_buft_get_alloc_size(type, tensor) - ggml_nbytes(tensor));
 }
 
-// ggml's CUDA kernels count the blocks of a tensor, here of all slots, in 32 bits.
-bool Addressable(const std::vector<Layer>& layers) {
-  int64_t bytes = 0, block = INT64_MAX;
-  for (const Layer& layer : layers) {
-    for (const Part& part : layer.parts) {
-      bytes += layer.experts * (part.bytes + part.zeros);
-      block = std::min(block, part.type_bytes);
-    }
+// ggml's CUDA kernels count the blocks of a tensor in 32 bits: here of the place beside the cache,
+// which holds a layer.
+bool Addressable(const Layer& layer) {
+  for (const Part& part : layer.parts) {
+    if (layer.experts * layer.ExpertBytes() / part.type_bytes >= INT32_MAX - (1 << 20))
+      return false;
   }
-  return bytes / block < INT32_MAX - (1 << 20);
+  return true;
 }
 
 bool IsExperts(const ggml_tensor* tensor) {
@@ -45,18 +43,6 @@ bool IsExperts(const ggml_tensor* tensor) {
 bool IsDown(const ggml_tensor* tensor) { return std::strstr(tensor->name, "ffn_down") != nullptr; }
 
 }  // namespace
-
-int BlockOfExperts(const char* name) {
-  int block = -1;
-  char kind[16] = "";
-  int end = 0;
-  if (std::sscanf(name, "blk.%d.ffn_%15[a-z_]%n", &block, kind, &end) != 2) return -1;
-  const std::string_view rest = name + end;
-  const std::string_view what = kind;
-  const bool known =
-      what == "up_exps" || what == "gate_exps" || what == "down_exps" || what == "gate_up_exps";
-  return known && rest == ".weight" ? block : -1;
-}
 
 std::string StemOf(const std::string& path) {
   int end = 0;
@@ -89,6 +75,7 @@ std::vector<Layer> Model::Arrange(Gpu* gpu) {
   for (auto& [block, tensors] : blocks_) {
     Layer layer;
     layer.block = block;
+    layer.top_k = UsedExperts(block);
     for (auto& expert : tensors) {
       const ggml_tensor* t = expert->tensor;
       expert->layer = static_cast<int>(layers.size());
@@ -109,6 +96,11 @@ std::vector<Layer> Model::Arrange(Gpu* gpu) {
     layers.push_back(std::move(layer));
   }
   return layers;
+}
+
+// What a user has llama.cpp use in place of the file's number holds, unless there is one a block.
+int Model::UsedExperts(int block) const {
+  return used_ > 0 && !file_->used_by_block() ? used_ : file_->UsedExperts(block);
 }
 
 Store* Model::store() {
@@ -132,15 +124,14 @@ bool Model::OpenOn(Gpu* gpu) {
 
 bool Model::Open(Gpu* gpu, std::string* error) {
   const std::vector<Layer> layers = Arrange(gpu);
-  if (gpu != nullptr && !Addressable(layers)) {
-    *error = "they are more than ggml's CUDA kernels can address";
+  if (gpu != nullptr && !std::all_of(layers.begin(), layers.end(), Addressable)) {
+    *error = "a layer of them is more than ggml's CUDA kernels can address";
     return false;
   }
-  store_ = Store::Open(stem_, layers, options_, gpu, error);
+  store_ = Store::Open(stem_, layers, file_, options_, gpu, error);
   if (store_ == nullptr) return false;
-  int64_t bytes = 0;
-  for (const Layer& layer : layers) bytes += layer.experts * layer.ExpertBytes();
-  Say("%s: %zu layers, %s of experts%s", stem_.c_str(), layers.size(), BytesText(bytes).c_str(),
+  Say("%s: %zu layers, %s of experts, a budget of %s%s", stem_.c_str(), layers.size(),
+      BytesText(store_->all_bytes()).c_str(), BytesText(store_->budget_bytes()).c_str(),
       gpu != nullptr ? ", on the GPU" : "");
   // From here on experts come by reads of ours. What loading the model has mapped may go.
   bool dropped = true;
@@ -160,6 +151,7 @@ void Model::Close() {
   if (store_ != nullptr && options_.statistics) {
     Say("%s: %s", stem_.c_str(), store_->Statistics().c_str());
   }
+  if (store_ != nullptr) statistics_.Finish(*store_);
   store_.reset();
   opened_ = true;
 }
@@ -179,7 +171,7 @@ void AddTensor(MappedBuffer* buffer, ggml_tensor* tensor, const Options& options
     buffer->models.push_back(std::move(model));
     return;
   }
-  auto model = std::make_shared<Model>(buffer->stem, options);
+  auto model = std::make_shared<Model>(buffer->stem, buffer->file, buffer->used, options);
   model->Add(tensor, block);
   registry.push_back(model);
   buffer->models.push_back(std::move(model));

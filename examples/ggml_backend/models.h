@@ -13,8 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "gguf_model.h"
 #include "gpu.h"
 #include "options.h"
+#include "stats_file.h"
 #include "store.h"
 
 namespace moert_ggml {
@@ -32,7 +34,12 @@ struct ExpertTensor {
 
 class Model {
  public:
-  Model(std::string stem, const Options& options) : stem_(std::move(stem)), options_(options) {}
+  Model(std::string stem, std::shared_ptr<const GgufModel> file, int used, const Options& options)
+      : stem_(std::move(stem)),
+        file_(std::move(file)),
+        used_(used),
+        options_(options),
+        statistics_(options.statistics_file, stem_) {}
   ~Model();
 
   const std::string& stem() const { return stem_; }
@@ -47,19 +54,25 @@ class Model {
   /// Opens the store on a GPU, if it is not open. False: it is not there, which has been said; RAM
   /// is left to try. Takes the lock.
   bool OpenOn(Gpu* gpu);
+  /// A call of one of its layers begins. Needs the lock, and the store.
+  void Count(int layer, int64_t tokens) { statistics_.Count(layer, tokens, *store_); }
   /// Needs the lock. No more products over this model's tensors.
   void Close();
 
  private:
   std::vector<Layer> Arrange(Gpu* gpu);
+  int UsedExperts(int block) const;
   bool Open(Gpu* gpu, std::string* error);
 
   const std::string stem_;  // of the GGUF's path, without the number of a split file
+  const std::shared_ptr<const GgufModel> file_;
+  const int used_;  // experts a token uses, as llama.cpp was told; 0: not known
   const Options options_;
   std::mutex mutex_;
   std::map<int, std::vector<std::unique_ptr<ExpertTensor>>> blocks_;
   std::unique_ptr<Store> store_;
   bool opened_ = false;
+  StatsFile statistics_;
 };
 
 /// Opens all models that are loaded; false: one of them is not on the GPU.
@@ -68,13 +81,12 @@ bool OpenModelsOn(Gpu* gpu);
 /// Expert tensors of a mapped buffer. Not thread-safe: llama.cpp loads on one thread.
 struct MappedBuffer {
   std::string stem;
+  std::shared_ptr<const GgufModel> file;
+  int used = 0;                                // see Model
   std::vector<std::shared_ptr<Model>> models;  // one, unless names clash
   bool all_fit = false;                        // on the GPU: tensors are put there at once
   std::vector<ggml_backend_buffer_t> placed;   // where they lie then
 };
-
-/// Block of "blk.3.ffn_up_exps.weight": 3; -1: not a tensor of experts.
-int BlockOfExperts(const char* name);
 
 /// "dir/model" of "dir/model-00001-of-00003.gguf".
 std::string StemOf(const std::string& path);

@@ -1,9 +1,15 @@
 #include "options.h"
 
+#include <strings.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <string_view>
 
 namespace moert_ggml {
 namespace {
@@ -13,7 +19,21 @@ const char* Value(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// "8GiB", "512MiB", "1000": bytes; and "25%" where there may be shares.
+// 0: there is no such unit.
+double UnitOf(const char* name) {
+  static constexpr struct {
+    const char* name;
+    double bytes;
+  } kUnits[] = {{"", 1},        {"B", 1},         {"K", 1 << 10},   {"M", 1 << 20},
+                {"G", 1 << 30}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30},
+                {"KB", 1e3},    {"MB", 1e6},      {"GB", 1e9}};
+  for (const auto& unit : kUnits) {
+    if (strcasecmp(unit.name, name) == 0) return unit.bytes;
+  }
+  return 0;
+}
+
+// "8GiB", "512M", "1000": bytes; and "25%" where there may be shares.
 bool ReadBytes(const char* text, int64_t* bytes, double* share) {
   if (*text == '\0') return true;
   char* end = nullptr;
@@ -23,11 +43,7 @@ bool ReadBytes(const char* text, int64_t* bytes, double* share) {
     *share = number / 100;
     return number <= 100;
   }
-  double unit = 0;
-  if (*end == '\0' || std::strcmp(end, "B") == 0) unit = 1;
-  if (std::strcmp(end, "KiB") == 0) unit = 1 << 10;
-  if (std::strcmp(end, "MiB") == 0) unit = 1 << 20;
-  if (std::strcmp(end, "GiB") == 0) unit = 1 << 30;
+  const double unit = UnitOf(end);
   if (unit == 0 || number * unit < 1 || number * unit > 9e15) return false;
   *bytes = static_cast<int64_t>(number * unit);
   return true;
@@ -52,18 +68,32 @@ bool ReadThreads(const char* text, int* threads) {
   return true;
 }
 
+// A name that nobody reads is a mistake.
+void NameUnknown() {
+  static constexpr std::string_view kKnown[] = {"BUDGET", "DISABLE", "GPU",        "IO_THREADS",
+                                                "PINNED", "STATS",   "STATS_FILE", "STRATEGY"};
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    if (text.substr(0, 6) != "MOERT_") continue;
+    const std::string name(text.substr(6, text.find('=') - 6));
+    if (std::find(std::begin(kKnown), std::end(kKnown), name) != std::end(kKnown)) continue;
+    Say("MOERT_%s is no variable of this plug-in: see docs/guide/llama-cpp.md", name.c_str());
+  }
+}
+
 }  // namespace
 
 bool ReadOptions(Options* options, std::string* error) {
+  NameUnknown();
   if (!ReadBytes(Value("MOERT_BUDGET"), &options->budget_bytes, &options->budget_fraction)) {
     *error = std::string("MOERT_BUDGET is \"") + Value("MOERT_BUDGET") +
-             "\", legal is a size such as 8GiB or 512MiB, a number of bytes, or a share of the "
+             "\", legal is a size such as 8G (8GiB) or 512M, a number of bytes, or a share of the "
              "experts such as 25%";
     return false;
   }
   if (!ReadBytes(Value("MOERT_PINNED"), &options->pinned_bytes, nullptr)) {
     *error = std::string("MOERT_PINNED is \"") + Value("MOERT_PINNED") +
-             "\", legal is a size such as 8GiB or 512MiB, or a number of bytes";
+             "\", legal is a size such as 8G (8GiB) or 512M, or a number of bytes";
     return false;
   }
   if (!ReadThreads(Value("MOERT_IO_THREADS"), &options->io_threads)) {
@@ -72,6 +102,7 @@ bool ReadOptions(Options* options, std::string* error) {
     return false;
   }
   options->strategy = Value("MOERT_STRATEGY");
+  options->statistics_file = Value("MOERT_STATS_FILE");
   return ReadFlag("MOERT_STATS", &options->statistics, error) &&
          ReadFlag("MOERT_GPU", &options->gpu, error) &&
          ReadFlag("MOERT_DISABLE", &options->disabled, error);

@@ -8,17 +8,18 @@
 namespace moert_ggml {
 
 struct Options {
-  /// MOERT_BUDGET: "8GiB", "512MiB", bytes, or "25%" of the experts' bytes. Neither is set: what is
-  /// free less a reserve.
+  /// MOERT_BUDGET: "8GiB" or "8G", "8GB" (decimal), bytes, or "25%" of the experts' bytes. Neither
+  /// is set: what is free less a reserve.
   int64_t budget_bytes = 0;
   double budget_fraction = 0;
   /// MOERT_PINNED: RAM that experts may take beside a GPU, bytes as above; 0: for all of them.
   int64_t pinned_bytes = 0;
-  int io_threads = 8;       // MOERT_IO_THREADS: experts that are read at once, 1 to 16
-  std::string strategy;     // MOERT_STRATEGY: a spec of libmoert; empty: its default
-  bool statistics = false;  // MOERT_STATS=1: one line a model when it is unloaded
-  bool gpu = true;          // MOERT_GPU=0: the CPU multiplies, also beside a GPU
-  bool disabled = false;    // MOERT_DISABLE=1
+  int io_threads = 8;           // MOERT_IO_THREADS: experts that are read at once, 1 to 16
+  std::string strategy;         // MOERT_STRATEGY: a spec of libmoert; empty: its default
+  bool statistics = false;      // MOERT_STATS=1: one line a model when it is unloaded
+  std::string statistics_file;  // MOERT_STATS_FILE: rewritten every second
+  bool gpu = true;              // MOERT_GPU=0: the CPU multiplies, also beside a GPU
+  bool disabled = false;        // MOERT_DISABLE=1
 };
 
 /// False: a value is not legal, and `error` names the variable, its value and what is.

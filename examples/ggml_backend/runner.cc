@@ -9,7 +9,7 @@
 namespace moert_ggml {
 namespace {
 
-constexpr size_t kGraphNodes = 1024;
+constexpr int kGraphNodes = 1024;
 
 // Experts that llama.cpp read into memory of its own.
 void SayNotMapped(const ggml_tensor* node) {
@@ -35,15 +35,14 @@ ggml_status Runner::Compute(ggml_cgraph* graph) {
     if (ExpertsOf(node) == nullptr || ggml_is_empty(node)) {
       SayNotMapped(node);
       Append(node);
-      if (nodes_.room() && ggml_graph_n_nodes(pending_) < int{kGraphNodes}) continue;
+      if (nodes_.room() && ggml_graph_n_nodes(pending_) < kGraphNodes) continue;
       if (const ggml_status status = Flush(); status != GGML_STATUS_SUCCESS) return status;
       continue;
     }
     // What was appended may compute the ids, and has to be done before an expert leaves.
     if (const ggml_status status = Flush(); status != GGML_STATUS_SUCCESS) return status;
     const LayerCall call(graph, i);
-    if (const ggml_status status = Run(call); status != GGML_STATUS_SUCCESS) return status;
-    i = call.last;
+    if (const ggml_status status = Run(call, &i); status != GGML_STATUS_SUCCESS) return status;
   }
   return Flush();
 }
@@ -80,7 +79,8 @@ bool Runner::TakeIds(const LayerCall& call, const char* data) {
   return true;
 }
 
-ggml_status Runner::Run(const LayerCall& call) {
+ggml_status Runner::Run(const LayerCall& call, int* last) {
+  *last = call.last;
   const std::lock_guard<std::mutex> lock(call.experts->model->mutex());
   Store* store = call.experts->model->store();
   if (store == nullptr) {  // in place, from the mapped file
@@ -98,10 +98,12 @@ ggml_status Runner::Run(const LayerCall& call) {
       ggml_backend_buffer_is_host(x->view_src ? x->view_src->buffer : x->buffer)) {
     hidden = {static_cast<const float*>(x->data), static_cast<size_t>(x->ne[0])};
   }
+  call.experts->model->Count(call.experts->layer, call.tokens());
   moert_slots slots;
   std::string error;
   switch (FetchNamed(store, call.experts->layer, hidden, &slots, &error)) {
     case Store::Result::kOk: {
+      *last = call.reach;
       const ggml_status status = RunAtOnce(call, slots);
       store->Release();
       return status;
@@ -132,7 +134,7 @@ ggml_status Runner::RunAtOnce(const LayerCall& call, const moert_slots& slots) {
   const std::vector<int32_t> slot_ids = NamedSlots();
   ggml_tensor* ids = nodes_.New(GGML_TYPE_I32, slot_ids.data(), call.ids->ne[0], call.ids->ne[1]);
   if (ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
-  for (int i = call.first; i <= call.last; ++i) {
+  for (int i = call.first; i <= call.reach; ++i) {
     ggml_tensor* node = call.node(i);
     if (const ExpertTensor* experts = ExpertsOf(node)) {
       node = nodes_.Copy(node);
@@ -167,6 +169,12 @@ void PutInSlots(const ggml_tensor* all, const moert_slots& slots, int part,
 }
 
 void Runner::Append(ggml_tensor* node) {
+  // ggml takes a tensor with `extra` for one that another of its kernels has laid out.
+  if (ExpertsOf(node) != nullptr) {
+    node = nodes_.Copy(node);
+    node->src[0] = nodes_.Copy(node->src[0]);
+    node->src[0]->extra = nullptr;
+  }
   if (pending_ == nullptr) {
     pending_ = ggml_new_graph_custom(nodes_.context(), kGraphNodes, /*grads=*/false);
   }

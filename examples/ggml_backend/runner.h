@@ -48,7 +48,8 @@ class Runner final : public Worker {
  private:
   friend class Chunks;
 
-  ggml_status Run(const LayerCall& call);
+  // *last: the last node of the graph that it has computed.
+  ggml_status Run(const LayerCall& call, int* last);
   ggml_status RunAtOnce(const LayerCall& call, const moert_slots& slots);
   // Experts that do not fit together: some at a time, over the rows that name them.
   ggml_status RunInChunks(const LayerCall& call, Store* store);

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "gates.h"
+#include "gguf_model.h"
 #include "options.h"
 #include "staging.h"
 #include "stream_plan.h"
@@ -34,10 +34,17 @@ struct Layer {
   int experts = 0;
   int64_t hidden = 0;
   int64_t intermediate = 0;
+  int top_k = 0;  // experts a token uses; 0: not known
   std::vector<Part> parts;
 
   int64_t ExpertBytes() const;
 };
+
+/// What is free in RAM, within a container's limits; 0: not known.
+int64_t FreeMemory();
+/// Of it, what is left to the context and everybody else: an eighth, at least 1 GiB, at most a
+/// half.
+int64_t FreeReserve(int64_t available);
 
 /// Not thread-safe: the caller holds its model's lock.
 class Store {
@@ -46,7 +53,8 @@ class Store {
 
   /// On `gpu`, or, where that is null, in RAM. Null: `error` says why.
   static std::unique_ptr<Store> Open(const std::string& name, const std::vector<Layer>& layers,
-                                     const Options& options, Gpu* gpu, std::string* error);
+                                     std::shared_ptr<const GgufModel> file, const Options& options,
+                                     Gpu* gpu, std::string* error);
   ~Store();
 
   /// Makes experts of a layer present until Release: slot_ids receives their slots, `slots` where
@@ -59,8 +67,8 @@ class Store {
   // On a device.
 
   bool on_device() const { return gpu_ != nullptr; }
-  /// Experts a token uses, as the GGUF says; 0: it does not.
-  int top_k() const { return top_k_; }
+  /// Experts a token uses in a layer; 0: not known.
+  int top_k(int layer) const { return top_k_[static_cast<size_t>(layer)]; }
   /// Most tokens of FetchOnDevice.
   static constexpr int64_t kFewTokens = 8;
   /// Fetch for a few tokens whose ids, [tokens, top_k], lie in device memory, `hidden` [hidden] of
@@ -88,8 +96,13 @@ class Store {
     host_ += host;
   }
 
+  /// Bytes of slots for all experts, and the budget for all that the library holds.
+  int64_t all_bytes() const { return all_bytes_; }
+  int64_t budget_bytes() const { return budget_bytes_; }
   /// "hits 812 of 1024, ...".
   std::string Statistics() const;
+  /// All of them as Prometheus has them.
+  std::string Metrics(const std::string& label) const;
 
  private:
   explicit Store(std::vector<int> experts) : plan_(std::move(experts)) {}
@@ -111,8 +124,10 @@ class Store {
   int64_t rows_ = 1;
   bool held_ = false;
   Gpu* gpu_ = nullptr;
-  int top_k_ = 0;
+  std::vector<int> top_k_;
   int64_t hidden_ = 0;
+  int64_t all_bytes_ = 0;
+  int64_t budget_bytes_ = 0;
   bool staged_ = true;  // unless it was refused
   bool small_ = false;
   int64_t beside_ = 0;  // experts that Stage has brought

@@ -64,8 +64,9 @@ struct OpaqueWeights {
   /// once, and with the virtual clock from the thread of the layer call. Must not call the engine
   /// it serves.
   std::function<absl::Status(const OpaqueRead&)> read;
-  /// kRouter and kSelectionBias of layers whose routing is not kExternal, for policies that predict
-  /// by the next layer's gate; may be null where there are none. Called when an engine is made.
+  /// kRouter, kSelectionBias and kLogitBias of layers whose routing is not kExternal, for policies
+  /// that predict by the next layer's gate; may be null where there are none. Called when an engine
+  /// is made.
   std::function<absl::Status(const WeightRead&)> gates;
   /// A short name of the format, for reports: ExpertSource::version_name.
   std::string format = "opaque";

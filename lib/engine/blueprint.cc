@@ -73,7 +73,7 @@ int64_t SpareBlocks(const Blueprint& b, const MoeModelSpec& model, const MemoryP
 }
 
 int64_t LargestBlock(const ExpertSource& source, int version) {
-  return MeasureCacheBlocks(source, {&version, 1}, /*classes=*/false).largest;
+  return MeasureCacheBlocks(source, {&version, 1}, BlockKind::kAlike).largest;
 }
 
 /// More than two versions have to differ in size, and their blocks need a pool of several sizes.
@@ -174,9 +174,10 @@ CacheBlocks BlocksOf(const ExpertSource& source, const Blueprint& b) {
     return {BlocksOfVersions(source, versions), largest, largest * source.model().total_experts()};
   }
   if (b.strategy.serving != Serving::kCache) {
-    return MeasureCacheBlocks(source, versions.first(1), /*classes=*/false);
+    return MeasureCacheBlocks(source, versions.first(1), BlockKind::kAlike);
   }
-  return MeasureCacheBlocks(source, versions, b.backend->block_classes());
+  const bool classes = b.backend->block_classes();
+  return MeasureCacheBlocks(source, versions, classes ? BlockKind::kClasses : BlockKind::kDevice);
 }
 
 absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options,

@@ -187,6 +187,10 @@ class OpaqueSource final : public ExpertSource {
       MOERT_RETURN_IF_ERROR(
           floats(WeightPart::kSelectionBias, 1, spec.num_experts, &constants.selection_bias));
     }
+    if (spec.routing.logit_bias) {
+      MOERT_RETURN_IF_ERROR(
+          floats(WeightPart::kLogitBias, 1, spec.num_experts, &constants.logit_bias));
+    }
     return constants;
   }
 
@@ -197,7 +201,9 @@ class OpaqueSource final : public ExpertSource {
     for (const OpaquePart& part : parts) {
       const int64_t offset = RoundUp(end, part.alignment);
       layout.parts.push_back({offset, part.bytes});
-      layout.slot_multiple = std::lcm(layout.slot_multiple, part.stride_multiple);
+      for (const int64_t multiple : {part.stride_multiple, part.alignment}) {
+        layout.slot_multiple = std::lcm(layout.slot_multiple, multiple);
+      }
       end = offset + part.bytes;
     }
     layout.bytes = RoundUp(end, kSectionAlignment);

@@ -15,6 +15,18 @@ namespace moert {
 namespace {
 
 constexpr size_t kMostSizes = 64;
+constexpr int64_t kCopyWord = 16;  // of the device's copies
+
+/// A slot of a device: as far from the next as the host's kernels ask for. It begins at a page
+/// where that costs little, else at as round an address as does.
+int64_t DeviceSlotBytes(int64_t bytes, int64_t multiple) {
+  constexpr int64_t kLittle = 128;  // one part in so many
+  for (int64_t unit = kRecordAlignment; unit > kCopyWord; unit /= 2) {
+    const int64_t slot = RoundUp(bytes, std::lcm(unit, multiple));
+    if (slot - bytes <= bytes / kLittle) return slot;
+  }
+  return RoundUp(bytes, std::lcm(kCopyWord, multiple));
+}
 
 /// Rounded up to as coarse a unit as leaves few sizes.
 std::vector<int64_t> FewSizes(std::vector<int64_t> bytes) {
@@ -103,10 +115,10 @@ BlockSizes BlocksOfVersions(const ExpertSource& source, absl::Span<const int> ve
 }
 
 CacheBlocks MeasureCacheBlocks(const ExpertSource& source, absl::Span<const int> versions,
-                               bool classes) {
+                               BlockKind kind) {
   const MoeModelSpec& model = source.model();
   std::vector<int64_t> bytes, layers;
-  int64_t multiple = 1;
+  int64_t multiple = 1, record = 0;
   for (int l = 0; l < model.num_layers(); ++l) {
     for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
       int64_t most = 0;
@@ -114,6 +126,7 @@ CacheBlocks MeasureCacheBlocks(const ExpertSource& source, absl::Span<const int>
         const RecordLayout& layout = source.layout(l, e, version);
         most = std::max(most, BlockBytes(layout));
         multiple = std::lcm(multiple, layout.slot_multiple);
+        record = std::max(record, layout.bytes);
       }
       bytes.push_back(most);
       layers.push_back(l);
@@ -121,15 +134,17 @@ CacheBlocks MeasureCacheBlocks(const ExpertSource& source, absl::Span<const int>
   }
   const auto total = static_cast<int64_t>(bytes.size());
   const bool opaque = source.layout(0, 0, versions[0]).opaque();
-  if (classes && !opaque) bytes = FewSizes(std::move(bytes));
+  if (kind == BlockKind::kClasses && !opaque) bytes = FewSizes(std::move(bytes));
   const auto [least, most] = std::minmax_element(bytes.begin(), bytes.end());
-  const int64_t largest = RoundUp(*most, std::lcm(kRecordAlignment, multiple));
-  if (!classes || (*least == *most && !opaque)) {
-    return {BlockSizes(largest, total), largest, largest * total};
+  if (kind != BlockKind::kClasses || (*least == *most && !opaque)) {
+    const int64_t alike = kind == BlockKind::kDevice && opaque
+                              ? DeviceSlotBytes(record, multiple)
+                              : RoundUp(*most, std::lcm(kRecordAlignment, multiple));
+    return {BlockSizes(alike, total), alike, alike * total};
   }
   const int64_t all = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
-  const int64_t largest_of_any = *most;
-  return {InClasses(bytes, opaque ? layers : bytes), largest_of_any, all};
+  const int64_t largest = *most;
+  return {InClasses(bytes, opaque ? layers : bytes), largest, all};
 }
 
 }  // namespace moert

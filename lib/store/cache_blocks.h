@@ -21,11 +21,19 @@ struct CacheBlocks {
   int64_t all_bytes = 0;  // of one block for every expert
 };
 
-/// Blocks that hold any of `versions` of an expert, one for every expert. With `classes`, opaque
-/// records have a class a layer, so that slots of a layer have one base and stride, and others a
-/// class a size; else, and where they are all of one size, they are alike.
+enum class BlockKind : int8_t {
+  /// Opaque records have a class a layer, so that slots of a layer have one base and stride, others
+  /// a class a size. Where all are of one size, they are alike.
+  kClasses,
+  /// All alike, whole pages each.
+  kAlike,
+  /// All alike, in device memory: slots of opaque records may begin within a page.
+  kDevice,
+};
+
+/// Blocks that hold any of `versions` of an expert, one for every expert.
 CacheBlocks MeasureCacheBlocks(const ExpertSource& source, absl::Span<const int> versions,
-                               bool classes);
+                               BlockKind kind);
 
 /// Blocks for every expert in each of `versions`, a class a size: index i of version v is that of
 /// expert i, behind all experts of the versions before.

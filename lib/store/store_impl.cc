@@ -43,7 +43,7 @@ absl::StatusOr<std::shared_ptr<ExpertStore::Impl>> ExpertStore::Impl::Create(
   auto impl = std::make_shared<Impl>();
   const int64_t total = source->model().total_experts();
   MOERT_RETURN_IF_ERROR(CheckBlockBytes(*source));
-  const CacheBlocks blocks = MeasureCacheBlocks(*source, {options.version}, /*classes=*/true);
+  const CacheBlocks blocks = MeasureCacheBlocks(*source, {options.version}, BlockKind::kClasses);
   impl->block_bytes = blocks.largest;
   if (options.budget_bytes < impl->block_bytes) {
     return absl::InvalidArgumentError(fmt::format(

@@ -2,7 +2,7 @@
 # program prints (hit ratios within a point, because kernel sets round differently).
 cmake_policy(VERSION 3.22)
 file(READ ${ROOT}/docs/guide/custom-policy.md page)
-foreach(pair "use_rate.h;cpp" "use_rate.cc;cpp" "use_rate_c.c;c")
+foreach(pair "use_rate.h;cpp" "use_rate.cc;cpp")
   list(GET pair 0 name)
   list(GET pair 1 language)
   file(READ ${ROOT}/examples/custom_policy/${name} text)

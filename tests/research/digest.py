@@ -64,7 +64,7 @@ def plan_gains():
     for prefix, model, widths in (("", "small-moe", plans.UNIFORM), ("tiny ", "tiny-moe", plans.TINY)):
         for bits in widths:
             row = [model, bits]
-            for how in ("gptq", "gptq hadamard", "hqq", "hqq hadamard"):
+            for how in ("gptq", "gptq hadamard", "hqq"):
                 names = [f"{prefix}{bits} {kind} {how}" for kind in ("plan", "uniform")]
                 if not all(n in entries for n in names):
                     row.append("-")
@@ -72,7 +72,7 @@ def plan_gains():
                 m, half = lib.difference(*(lib.pooled(entries[n]["nll"]) for n in names))
                 row.append(f"{m:+.4f} ± {half:.4f} ({100 * (math.exp(m) - 1):+.1f} %)")
             rows.append(row)
-    return experiment.table(["model", "bits", "gptq", "gptq, Hadamard", "hqq", "hqq, Hadamard"], rows)
+    return experiment.table(["model", "bits", "gptq", "gptq, Hadamard", "hqq"], rows)
 
 
 
@@ -104,16 +104,6 @@ def envelope_auto():
     columns = ["", "cells", "as fast as the fastest, or faster", "within 1 %", "mean", "least", "largest share lost"]
     return experiment.table(columns, envelope.auto_rows(envelope_cells()))
 
-
-def graded_loss():
-    """For every cell: loss of perplexity over all texts and on the worst, and the shares of the mass that were lost."""
-    rows = []
-    for name, cell in data("graded-quality").items():
-        model, _, keys = name.split(" ")
-        *texts, total = cell["loss"].values()
-        rows.append([model, f"`{keys}`", *(f"{m:+.2f} ± {e:.2f}" for m, e in (total, max(texts))),
-                     f"{100 * cell['low']:.2f}, {100 * cell['substituted']:.2f}"])
-    return experiment.table(["model, 25 %", "`graded`", "all", "worst text", "low, substituted, %"], rows)
 
 
 def behind_text(cells):

@@ -51,9 +51,7 @@ TABLES = {
     "fate-served": Table(papers_page.served_table, (("h200-served", "runs"), ("h200-served", "device"))),
     "fate-window": Table(papers_page.window_table, (("h200-served", "runs"), ("h200-served", "device"))),
     "cross-layer": Table(papers_page.cross_layer, word=CLOCK),
-    "importance-served": Table(papers_page.rule, (("h200-served", "rule"), ("h200-served", "device"))),
     "alpha": Table(papers_page.alpha, word=CLOCK),
-    "moving-plan": Table(papers_page.moved, word=TRAINED),
     "offload-converged": Table(digest.offload_converged, ("h200-offload",)),
     # The envelope and the frontier
     "envelope-exact": Table(digest.envelope_exact, ("envelope",), ENVELOPE),
@@ -62,7 +60,6 @@ TABLES = {
     "envelope-h200": Table(envelope_h200.stored_table, (lambda: envelope_h200.origin("cells"),)),
     "envelope-h200-recorded": Table(envelope_h200.stored_recorded, (lambda: envelope_h200.origin("recorded"),)),
     "envelope-h200-bounded": Table(envelope_h200.stored_bounded, (lambda: envelope_h200.origin("bounded"),)),
-    "graded-loss": Table(digest.graded_loss, word=TRAINED),
     "frontier-best": Table(frontier_page.best, ("frontier",)),
     "frontier-auto": Table(frontier_page.verdicts, ("frontier",)),
     # Quantization
@@ -71,7 +68,6 @@ TABLES = {
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices. Decode is of b671109, prompts of ad1ca02"),
     "predictions": Table(digest.predictions, ("wall",)),
     "cpu-ggml": Table(lambda: digest.stored("cpu-kernels", "ggml, 16 cores"), word=f"{CPU}. {QUIET}"),
-    "cpu-streaming": Table(lambda: digest.stored("cpu-kernels", "streaming, 16 cores", rows=lambda r: r[1] == "VNNI"), word=f"{CPU}. {QUIET}"),
 }
 
 

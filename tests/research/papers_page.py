@@ -9,8 +9,6 @@ import h200_page as h200
 import quality_dynaexq as dynaexq
 import quality_dynaexq_page as equal_page
 import quality_lib as lib
-import quality_moving_plan as moving
-import report
 import served_h200 as served
 
 MODELS = ("tiny-moe", "small-moe")
@@ -55,18 +53,6 @@ def gaps():
     return [recovered(m, pair, share, "dynaexq")[0] for m in MODELS for pair, share in dynaexq.cells()]
 
 
-
-def moved():
-    """`moving-plan` with the better of its two sets of versions, beside plan and `dynaexq` in the same pool."""
-    columns, rows = report.tables_of(moving.table())[0]
-    at = {name: i for i, name in enumerate(columns)}
-    best = {}
-    for row in rows:
-        key = (row[at["model"]], row[at["hi, lo"]], row[at["n_hi"]])
-        if key not in best or float(row[at["`moving-plan`"]]) > float(best[key][at["`moving-plan`"]]):
-            best[key] = row
-    shown = [columns[i] for i in (1, 2)] + ["dynaexq", "plan", "`moving-plan`", "less plan"]
-    return experiment.table(["model", *shown], [[k[0], *(row[at[c]] for c in shown)] for k, row in best.items()])
 
 
 # Fate
@@ -138,14 +124,6 @@ def alpha():
     rows = [[r[0], *(r[i] for i in at), held[r[0]]] for r in t["Loss by alpha"]["rows"] if "25%" in r[0]]
     return experiment.table(["loss, % (slots replaced, %)", "alpha 0.1", "alpha 0.3", "alpha 0.1, held out"], rows)
 
-
-def rule():
-    """Without a CPU, one graph a step, beside exact strategies."""
-    cells = digest.data("h200-served")["rule"]["cells"]
-    rows = [[b, f"`{s}`", *(f"{cells[f'{b} {x} graph {s}'][0]:.2f}; {100 * cells[f'{b} {x} graph {s}'][3]:.0f} %"
-                            for x in ("25%", "50%", "90%"))]
-            for b in ("1", "8") for s in ("fate", "importance:balancer=0", "importance:alpha=0.3,balancer=0")]
-    return experiment.table(["batch", "ms a step; hits", "25 %", "50 %", "90 %"], rows)
 
 
 def headlines():

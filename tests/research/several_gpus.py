@@ -27,10 +27,6 @@ def cells(wanted):
         yield from found.items()
 
 
-def ms(row):
-    s = row["step_ms"]
-    return f"{s['median']:.2f} ({s['min']:.2f} to {s['max']:.2f})"
-
 
 SHOWN = (1, 8, 64, 8192)  # rows of a step
 
@@ -49,7 +45,7 @@ def two_gpus():
             two = several[0]
             if count not in SHOWN or (place == "popular") != (phase == "prefill" and two["replayed"]) or (place == "ranges" and phase != "decode"):
                 continue
-            rows.append([scheme, f"{phase if phase == 'decode' else 'prompt'}, {count}", budget, ms(one), ms(two), f"{two['speedup']:.2f}",
+            rows.append([scheme, f"{phase if phase == 'decode' else 'prompt'}, {count}", budget, *(f"{r['step_ms']['median']:.2f}" for r in (one, two)), f"{two['speedup']:.2f}",
                          f"{max(0, 100 * two['exchange_share']):.0f} %"])
     return experiment.table(["scheme", "rows of a step", "budget a GPU", "one GPU, ms", "two GPUs, ms", "times as fast", "exchange"], rows)
 

@@ -56,6 +56,16 @@ def output(command, env=None):
     return done.stdout
 
 
+def without_folders(text):
+    """Nothing of where files lie on the machine."""
+    return re.sub(r"(?<![\w.])/[^\s,=]*/", "", text)
+
+
+def cpu():
+    found = re.search(r"^model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
+    return found[1] if found else platform.machine()
+
+
 class Sitting:
     def __init__(self, plan, values, data, save):
         self.plan, self.values, self.data, self.save = plan, values, data, save
@@ -69,13 +79,13 @@ class Sitting:
         command = filled(subject["command"], values)
         env = {k: filled([v], values)[0] for k, v in {**subject.get("env", {}), **chosen.get("env", {})}.items()}
         kept = {"cell": cell, "subject": subject["name"], "setting": setting, "part": part, "round": number,
-                "command": report.command_of(" ".join([*(f"{k}={v}" for k, v in env.items()), *command]))}
+                "command": without_folders(" ".join([*(f"{k}={v}" for k, v in env.items()), *command]))}
         try:
             kept["values"] = at(json.loads(output(command, env)), subject["sample"])
         except (RuntimeError, ValueError, KeyError, IndexError) as error:
             if part == "turns":
                 raise
-            kept["failed"] = str(error)[:300]
+            kept["failed"] = without_folders(str(error)[:300])
         self.data["samples"].append(kept)
         self.save()
         print(cell, subject["name"], setting, kept.get("values", "failed"), flush=True)
@@ -149,7 +159,7 @@ def measure(options):
     versions = {s["name"]: output(filled(s["version"], values)).strip() for s in plan["subjects"] if "version" in s}
     data = {"question": plan["question"], "unit": plan["unit"], "better": plan["better"],
             "readme": plan.get("readme", ""), "ours": [s["name"] for s in plan["subjects"] if s.get("ours")],
-            "commit": commit(), "device": device(options), "machine": {"cpu": platform.processor(), "cpus": os.cpu_count()},
+            "commit": commit(), "device": device(options), "machine": {"cpu": cpu(), "cpus": os.cpu_count()},
             "link": {"copier_gbps": options.gbps, "piece_kib": PIECE_KIB} if options.copier else {},
             "rounds": options.rounds, "versions": versions, "samples": []}
     save = lambda: options.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -44,6 +44,11 @@ class Turns(unittest.TestCase):
         self.assertIn("| large | 8.5 (8 to 9), `fast` | 7 (7 to 7), `works` |", sitting.table(self.data))
 
 
+class Kept(unittest.TestCase):
+    def test_no_folder_is_kept(self):
+        self.assertEqual(sitting.without_folders("A=/x/y/z.so /opt/bench -m /m/a.gguf -ot blk/x"), "A=z.so bench -m a.gguf -ot blk/x")
+
+
 class Origins(unittest.TestCase):
     def caption(self, data, word=""):
         with tempfile.TemporaryDirectory() as folder:

@@ -48,7 +48,7 @@ def cells(row):
 
 def table():
     order = lambda row: (row["mode"].startswith("transformers"), row["mode"], -row.get("budget", 1))
-    shown = [row for row in stored()["rows"] if row.get("budget", 1) != 0.1 and "grouped_mm" not in row["mode"]]
+    shown = [row for row in stored()["rows"] if row.get("budget", 1) != 0.1 and not re.search("grouped_mm|replayed|offload$|transformers, eager", row["mode"])]
     return experiment.table(HEAD, [cells(row) for row in sorted(shown, key=order)])
 
 

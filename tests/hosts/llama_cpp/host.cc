@@ -1,10 +1,13 @@
 // What the tests run of an unmodified llama.cpp.
-//   host quantize IN OUT TYPE         TYPE: q8_0, q4_0, q4_k, q6_k, iq4_xs, mxfp4
+//   host quantize IN OUT TYPE         TYPE: see kTypes; those of k-quants mix, as users have them
 //   host logits MODEL OUT [MODE ...]  writes the logits of prompts and of decoding to OUT
 //     cpu_moe, override: what --cpu-moe and -ot exps=MOERT do; no_mmap; mlock; reload: the model
 //     twice, one behind the other; two: twice at once; unload: the plug-in is unloaded and loaded
 //     again between two; parallel: two sequences in a batch; shift: a context shift; tight: no
-//     address space is left once the model is loaded; gpu: everything that can be is on the GPU
+//     address space is left once the model is loaded; gpu: everything that can be is on the GPU;
+//     repack: with weights rearranged, llama.cpp's default; callback: an evaluation callback reads
+//     inputs and results of the products over experts, which go to OUT, too; used2: two experts a
+//     token, whatever the file says; lora: with the adapter HOST_LORA
 //   host cut MODEL                    cuts the end of the file off while it is in use. Succeeds
 //   when
 //     decoding fails for it, and nothing else does
@@ -34,17 +37,40 @@ int Fail(const char* what) {
   return 1;
 }
 
-int Quantize(const char* in, const char* out, const std::string& type) {
+struct Type {
+  const char* name;
+  llama_ftype type;
+  bool pure = true;  // all matrices alike
+};
+constexpr Type kTypes[] = {
+    {"bf16", LLAMA_FTYPE_MOSTLY_BF16},
+    {"q8_0", LLAMA_FTYPE_MOSTLY_Q8_0},
+    {"q4_0", LLAMA_FTYPE_MOSTLY_Q4_0},
+    {"q4_1", LLAMA_FTYPE_MOSTLY_Q4_1},
+    {"q5_0", LLAMA_FTYPE_MOSTLY_Q5_0},
+    {"q5_1", LLAMA_FTYPE_MOSTLY_Q5_1},
+    {"q4_k", LLAMA_FTYPE_MOSTLY_Q4_K_S},
+    {"q6_k", LLAMA_FTYPE_MOSTLY_Q6_K},
+    {"iq4_nl", LLAMA_FTYPE_MOSTLY_IQ4_NL},
+    {"iq4_xs", LLAMA_FTYPE_MOSTLY_IQ4_XS},
+    {"q2_k_m", LLAMA_FTYPE_MOSTLY_Q2_K, false},
+    {"q3_k_m", LLAMA_FTYPE_MOSTLY_Q3_K_M, false},
+    {"q4_k_m", LLAMA_FTYPE_MOSTLY_Q4_K_M, false},
+    {"q5_k_m", LLAMA_FTYPE_MOSTLY_Q5_K_M, false},
+    {"iq3_s_m", LLAMA_FTYPE_MOSTLY_IQ3_S, false},
+    {"mxfp4", LLAMA_FTYPE_MOSTLY_MXFP4_MOE, false},
+};
+
+int Quantize(const char* in, const char* out, const std::string& name) {
   llama_model_quantize_params params = llama_model_quantize_default_params();
   params.nthread = 2;
-  params.pure = type != "mxfp4";
-  if (type == "q8_0") params.ftype = LLAMA_FTYPE_MOSTLY_Q8_0;
-  if (type == "q4_0") params.ftype = LLAMA_FTYPE_MOSTLY_Q4_0;
-  if (type == "q4_k") params.ftype = LLAMA_FTYPE_MOSTLY_Q4_K_S;
-  if (type == "q6_k") params.ftype = LLAMA_FTYPE_MOSTLY_Q6_K;
-  if (type == "iq4_xs") params.ftype = LLAMA_FTYPE_MOSTLY_IQ4_XS;
-  if (type == "mxfp4") params.ftype = LLAMA_FTYPE_MOSTLY_MXFP4_MOE;
-  return llama_model_quantize(in, out, &params) == 0 ? 0 : Fail("cannot quantize");
+  for (const Type& type : kTypes) {
+    if (type.name != name) continue;
+    params.ftype = type.type;
+    params.pure = type.pure;
+    return llama_model_quantize(in, out, &params) == 0 ? 0 : Fail("cannot quantize");
+  }
+  return Fail("no such type");
 }
 
 struct Modes {
@@ -54,9 +80,9 @@ struct Modes {
   bool operator[](const char* mode) const { return on.count(mode) > 0; }
 
   bool Read(int argc, char** argv) {
-    static const std::set<std::string> known = {"cpu_moe", "override", "no_mmap", "mlock",
-                                                "reload",  "two",      "unload",  "parallel",
-                                                "shift",   "tight",    "gpu"};
+    static const std::set<std::string> known = {
+        "cpu_moe",  "override", "no_mmap", "mlock", "reload", "two",     "unload",
+        "parallel", "shift",    "tight",   "gpu",   "repack", "used2", "lora", "callback"};
     on = std::set<std::string>(argv, argv + argc);
     if (on.count("tight") > 0) threads = 1;  // others would have no stack
     return std::includes(known.begin(), known.end(), on.begin(), on.end());
@@ -69,7 +95,7 @@ class Host {
   Host(const char* path, const Modes& modes, int batch) : modes_(modes) {
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = modes["gpu"] ? 99 : 0;
-    params.use_extra_bufts = false;  // repacked weights have results of their own
+    params.use_extra_bufts = modes["repack"];  // which have results of their own
     params.load_mode = modes["no_mmap"] ? LLAMA_LOAD_MODE_NONE
                        : modes["mlock"] ? LLAMA_LOAD_MODE_MMAP_MLOCK
                                         : LLAMA_LOAD_MODE_MMAP;
@@ -83,6 +109,11 @@ class Host {
       overrides[0] = {"exps", ggml_backend_dev_buffer_type(device)};
       params.tensor_buft_overrides = overrides;
     }
+    llama_model_kv_override used[2] = {};
+    used[0].tag = LLAMA_KV_OVERRIDE_TYPE_INT;
+    std::strcpy(used[0].key, "qwen3moe.expert_used_count");
+    used[0].val_i64 = 2;
+    if (modes["used2"]) params.kv_overrides = used;
     model_ = llama_model_load_from_file(path, params);
     if (model_ == nullptr) return;
     llama_context_params context = llama_context_default_params();
@@ -92,13 +123,25 @@ class Host {
     context.n_seq_max = 2;
     context.n_threads = modes.threads;
     context.n_threads_batch = modes.threads;
+    if (modes["callback"]) {
+      context.cb_eval = Evaluated;
+      context.cb_eval_user_data = this;
+    }
     context_ = llama_init_from_model(model_, context);
+    if (!modes["lora"]) return;
+    llama_adapter_lora* adapter = llama_adapter_lora_init(model_, std::getenv("HOST_LORA"));
+    float scale = 1;
+    if (adapter == nullptr || llama_set_adapters_lora(context_, &adapter, 1, &scale) != 0) {
+      llama_free(context_);
+      context_ = nullptr;
+    }
   }
   ~Host() {
     llama_free(context_);
     llama_model_free(model_);
   }
   bool ok() const { return context_ != nullptr; }
+  const std::vector<float>& seen() const { return seen_; }
   llama_context* context() { return context_; }
 
   // Decodes `count` tokens of each sequence; the logits of the last of each are appended.
@@ -126,9 +169,22 @@ class Host {
   }
 
  private:
+  // As llama-imatrix asks: for the products over experts, one by one.
+  static bool Evaluated(ggml_tensor* node, bool ask, void* host) {
+    if (node->op != GGML_OP_MUL_MAT_ID || ask) return node->op == GGML_OP_MUL_MAT_ID;
+    auto& seen = static_cast<Host*>(host)->seen_;
+    for (const ggml_tensor* t : {node->src[1], node}) {
+      const size_t at = seen.size(), bytes = ggml_nbytes(t);
+      seen.resize(at + bytes / sizeof(float));
+      ggml_backend_tensor_get(t, seen.data() + at, 0, bytes);
+    }
+    return true;
+  }
+
   const Modes modes_;
   llama_model* model_ = nullptr;
   llama_context* context_ = nullptr;
+  std::vector<float> seen_;
 };
 
 // A prompt in one piece, a short one, and tokens one by one.
@@ -172,7 +228,11 @@ bool LogitsOf(const char* path, const Modes& modes, std::vector<float>* logits) 
   Host host(path, modes, 256);
   if (!host.ok()) return false;
   if (modes["tight"] && !LeaveLittleAddressSpace()) return false;
-  if (!modes["two"]) return Logits(&host, logits, modes["shift"]);
+  if (!modes["two"]) {
+    const bool ok = Logits(&host, logits, modes["shift"]);
+    logits->insert(logits->end(), host.seen().begin(), host.seen().end());
+    return ok;
+  }
   Host other(path, modes, 256);
   return other.ok() && other.Decode(0, 50, nullptr) && Logits(&host, logits) &&
          other.Decode(50, 5, nullptr);

@@ -66,5 +66,16 @@ TEST_CASE("what is skipped stands for its copy until the part ends") {
   CHECK(use.InputOf(&copy) == nullptr);
 }
 
+TEST_CASE("what was skipped can still be copied") {
+  ggml_tensor copy = {}, input = {};
+  InputUse use;
+  use.Skip(&copy, &input);
+  const auto skipped = use.TakeSkipped();
+  REQUIRE(skipped.size() == 1);
+  CHECK(skipped.at(&copy) == &input);
+  CHECK(use.InputOf(&copy) == nullptr);
+  CHECK(use.TakeSkipped().empty());
+}
+
 }  // namespace
 }  // namespace moert_ggml

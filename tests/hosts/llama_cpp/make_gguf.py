@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Writes a tiny GGUF model with random weights: make_gguf.py LAYOUT FILE [key=value ...]
 
-LAYOUT is qwen3moe, mixtral, deepseek2 or gpt-oss. Keys and their defaults: layers=3 experts=16
-top_k=4 hidden=256 ff=256 seed=1 split=1. With split=N there are N files, which llama.cpp reads as one:
-FILE-00001-of-0000N.gguf, where FILE is without its .gguf. Matrices are F16 (quantize them with llama.cpp), the rest F32. The
+LAYOUT is qwen3moe, mixtral, deepseek2 or gpt-oss, or lora: an adapter of qwen3moe's experts. Keys
+and their defaults: layers=3 experts=16 top_k=4 hidden=256 ff=256 seed=1 split=1 header=0 sparse=0.
+With split=N there are N files, which llama.cpp reads as one: FILE-00001-of-0000N.gguf, where FILE is
+without its .gguf. With header=1 the first of them has no tensors. With sparse=1 experts are zeros
+that take no space on the disk. Matrices are F16 (quantize them with llama.cpp), the rest F32. The
 same arguments give the same bytes.
 """
 import random
@@ -30,6 +32,16 @@ def value(kind, content):
     return struct.pack({U16: '<H', U32: '<I', I32: '<i', FLOAT: '<f', BOOL: '<?'}[kind], content)
 
 
+class Hole:
+    """Zeros that are not written."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+
 class Model:
     def __init__(self, architecture, options):
         self.architecture = architecture
@@ -46,6 +58,9 @@ class Model:
         count = 1
         for n in shape:
             count *= n
+        if self.options['sparse'] and '_exps.' in name:
+            self.tensors.append((name, shape, F16, Hole(2 * count)))
+            return
         bits = int.from_bytes(self.random.randbytes(2 * count), 'little')
         keep = int.from_bytes(struct.pack('<H', 0x87ff) * count, 'little')
         base = int.from_bytes(struct.pack('<H', 0x2000) * count, 'little')
@@ -67,7 +82,9 @@ class Model:
             values = self.values if i == 0 else []
             values = values + [('split.no', U16, i), ('split.count', U16, count),
                                ('split.tensors.count', I32, len(self.tensors))]
-            begin, end = (len(self.tensors) * k // count for k in (i, i + 1))
+            header = self.options['header']
+            begin, end = (max(0, k - header) * len(self.tensors) // (count - header)
+                          for k in (i, i + 1))
             name = f'{path.removesuffix(".gguf")}-{i + 1:05d}-of-{count:05d}.gguf'
             write_file(name, values, self.tensors[begin:end])
 
@@ -86,7 +103,11 @@ def write_file(path, values, tensors):
     with open(path, 'wb') as file:
         file.write(head + bytes(-len(head) % alignment))
         for _, _, _, data in tensors:
-            file.write(data + bytes(-len(data) % alignment))
+            if isinstance(data, Hole):
+                file.seek(len(data) + -len(data) % alignment, 1)
+            else:
+                file.write(data + bytes(-len(data) % alignment))
+        file.truncate()
 
 
 def common(model):
@@ -234,9 +255,26 @@ def gpt_oss(options):
     return model
 
 
+def lora(options):
+    model = Model('qwen3moe', options)
+    model.values += [('general.type', STRING, 'adapter'), ('adapter.type', STRING, 'lora'),
+                     ('adapter.lora.alpha', FLOAT, 4.0)]
+    rank = 4
+    for i in range(options['layers']):
+        for name, cols, rows in (('gate', options['hidden'], options['ff']),
+                                 ('down', options['ff'], options['hidden']),
+                                 ('up', options['hidden'], options['ff'])):
+            tensor = f'blk.{i}.ffn_{name}_exps.weight'
+            model.matrix(f'{tensor}.lora_a', cols, rank, options['experts'])
+            model.matrix(f'{tensor}.lora_b', rank, rows, options['experts'])
+    return model
+
+
 def main(arguments):
-    layouts = {'qwen3moe': qwen3moe, 'mixtral': mixtral, 'deepseek2': deepseek2, 'gpt-oss': gpt_oss}
-    options = dict(layers=3, experts=16, top_k=4, hidden=256, ff=256, seed=1, split=1)
+    layouts = {'qwen3moe': qwen3moe, 'mixtral': mixtral, 'deepseek2': deepseek2, 'gpt-oss': gpt_oss,
+               'lora': lora}
+    options = dict(layers=3, experts=16, top_k=4, hidden=256, ff=256, seed=1, split=1, header=0,
+                   sparse=0)
     if len(arguments) < 2 or arguments[0] not in layouts:
         sys.exit(__doc__)
     for argument in arguments[2:]:

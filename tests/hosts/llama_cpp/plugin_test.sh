@@ -7,6 +7,7 @@ build=$1 source=$2 work=$3
 here=$source/tests/hosts/llama_cpp
 export OMP_WAIT_POLICY=passive  # threads that wait leave the processor to others
 llama=${MOERT_LLAMA_CPP:-${XDG_CACHE_HOME:-$HOME/.cache}/moert-tests/llama.cpp}
+unset MOERT_LLAMA_CPP  # is no variable of the plug-in
 "$here/get_llama_cpp.sh" "$llama"
 host=$llama/build/bin/host
 rm -rf "$work"
@@ -30,8 +31,10 @@ fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 with() {
   local budget=$1 model=$2
   shift 2
-  env GGML_BACKEND_PATH="$plugin" MOERT_BUDGET="$budget" MOERT_STATS=1 "$host" logits "$model" \
-    with.logits "$@" >with.log 2>&1
+  # Named, as experts that all fit are llama.cpp's otherwise.
+  env GGML_BACKEND_PATH="$plugin" MOERT_BUDGET="$budget" MOERT_STATS=1 \
+    MOERT_STRATEGY="${MOERT_STRATEGY:-on-demand}" "$host" logits "$model" with.logits "$@" \
+    >with.log 2>&1
 }
 # same BUDGET MODEL STOCK [MODE ...]
 same() {
@@ -85,7 +88,37 @@ same 25% "$model" stock.logits shift
 same 25% "$model" stock.logits unload
 python3 "$here/make_gguf.py" qwen3moe parts.gguf split=3
 same 25% parts-00001-of-00003.gguf stock.logits
-[ "$(grep -c 'of experts$' with.log)" = 1 ] || fail "parts are not one model: $(cat with.log)"
+one_model() { [ "$(grep -c 'of experts, a budget' with.log)" = 1 ] || fail "$1: $(cat with.log)"; }
+one_model "parts are not one model"
+# As -hf downloads them: names that have nothing in common, and a first part without tensors.
+python3 "$here/make_gguf.py" qwen3moe parts.gguf split=3 header=1
+mkdir blobs
+for part in 1 2 3; do
+  blob=$(sha256sum "parts-0000$part-of-00003.gguf" | cut -c1-40)
+  mv "parts-0000$part-of-00003.gguf" "blobs/$blob"
+  ln -s "blobs/$blob" "parts-0000$part-of-00003.gguf"
+done
+MOERT_STRATEGY=fate same 25% parts-00001-of-00003.gguf stock.logits
+one_model "parts whose names have nothing in common are not one model"
+grep -Eq ' [1-9][0-9]* prefetches' with.log || fail "parts: routers were not found: $(cat with.log)"
+# Two experts a token, whatever the file says; and an adapter of experts, which costs no more reads.
+"$host" logits "$model" used2.logits used2
+same 25% "$model" used2.logits used2
+python3 "$here/make_gguf.py" lora lora.gguf
+export HOST_LORA=$work/lora.gguf
+"$host" logits "$model" lora.logits lora
+cmp -s lora.logits stock.logits && fail "the adapter changes nothing"
+lookups() { sed -n 's/.* \([0-9]*\) lookups.*/\1/p' with.log; }
+same 60% "$model" stock.logits
+plain_lookups=$(lookups)
+for budget in 60% 25% 4%; do  # at the last two some at a time
+  same "$budget" "$model" lora.logits lora
+  [ "$(lookups)" -lt $((plain_lookups * 5 / 4)) ] ||
+    fail "an adapter at $budget: $(lookups) lookups, $plain_lookups without"
+done
+# An evaluation callback sees the same, inputs included.
+"$host" logits "$model" seen.logits callback
+same 25% "$model" seen.logits callback
 
 # Where the plug-in has nothing to do or cannot do it, llama.cpp goes on, and one line says why.
 stays() {  # WHAT IS SAID, then a command
@@ -102,13 +135,28 @@ run=("$host" logits "$model" with.logits)
 stays 'MOERT_BUDGET is "much"' "${plain[@]}" MOERT_BUDGET=much "${run[@]}"
 stays 'MOERT_IO_THREADS is "0"' "${plain[@]}" MOERT_IO_THREADS=0 "${run[@]}"
 stays 'MOERT_PINNED is "25%"' "${plain[@]}" MOERT_PINNED=25% "${run[@]}"
-stays 'multiplied where they are mapped' "${plain[@]}" MOERT_BUDGET=1KiB "${run[@]}"
 stays 'multiplied where they are mapped' "${plain[@]}" MOERT_STRATEGY=magic "${run[@]}"
-stays 'in RAM already' "${plain[@]}" "${run[@]}" no_mmap
+stays 'reserving .* of address space' "${plain[@]}" MOERT_BUDGET=99% "${run[@]}" tight
+stays 'MOERT_BUGDET is no variable' "${plain[@]}" MOERT_BUGDET=8G MOERT_BUDGET=25% "${run[@]}"
+# Every format: multiplied where they are mapped, loaded without mmap, and left to llama.cpp, which
+# rearranges weights, where all fit.
+for format in bf16 q8_0 q4_0 q4_1 q5_0 q5_1 iq4_nl iq4_xs q2_k_m q3_k_m q4_k_m q5_k_m q6_k iq3_s_m \
+  mxfp4; do
+  "$host" quantize qwen3moe.f16.gguf out.gguf "$format" >quantize.log 2>&1
+  run=("$host" logits out.gguf with.logits)
+  "$host" logits out.gguf stock.logits
+  stays 'multiplied where they are mapped' "${plain[@]}" MOERT_BUDGET=1KiB "${run[@]}"
+  stays 'in RAM already' "${plain[@]}" MOERT_BUDGET=25% "${run[@]}" no_mmap
+  same 25% out.gguf stock.logits
+  "$host" logits out.gguf stock.logits repack
+  for fits in MOERT_BUDGET=100% MOERT_BUDGET=1G MOERT_STATS=1; do
+    stays 'fit: they are llama.cpp' "${plain[@]}" "$fits" "${run[@]}" repack
+    stays 'fit: they are llama.cpp' "${plain[@]}" "$fits" "${run[@]}" repack cpu_moe
+  done
+done
 model=qwen3moe.f16.gguf
 "$host" logits "$model" stock.logits
 run=("$host" logits "$model" with.logits)
-stays 'reserving .* of address space' "${plain[@]}" MOERT_BUDGET=100% "${run[@]}" tight
 # --mlock: the system refuses it, or the experts take memory twice, which is said.
 locked() {
   rm -f with.logits
@@ -137,15 +185,22 @@ for budget in 64 128; do
   [ "$held" -gt $((budget * 8 / 10)) ] && [ "$held" -lt $((budget + 48)) ] ||
     fail "with a budget of $budget MiB the process holds $held MiB"
 done
-# Without one, what a control group leaves is enough: the process is not killed.
-status=0
-env GGML_BACKEND_PATH="$plugin" MOERT_STATS=1 "$here/in_group.sh" $((128 << 20)) \
-  "$host" logits large.gguf with.logits >with.log 2>&1 || status=$?
-case $status in
-  0) cmp -s stock.logits with.logits || fail "other logits within a control group" ;;
-  77) echo "no control group can be made: the budget within one was not tested" ;;
-  *) fail "killed within a control group: $(cat with.log)" ;;
-esac
+# Without one, what a control group leaves is enough: the process is not killed. Of formats that mix,
+# slots take no more than experts.
+in_group() {  # MODEL MIB
+  local status=0
+  env GGML_BACKEND_PATH="$plugin" MOERT_STATS=1 MOERT_STRATEGY=on-demand "$here/in_group.sh" \
+    $(($2 << 20)) "$host" logits "$1" with.logits >with.log 2>&1 || status=$?
+  case $status in
+    0) cmp -s stock.logits with.logits || fail "other logits within a control group" ;;
+    77) echo "no control group can be made: the budget within one was not tested" ;;
+    *) fail "killed within a control group: $(cat with.log)" ;;
+  esac
+}
+in_group large.gguf 128
+"$host" quantize large.gguf mixed.gguf q2_k_m >quantize.log 2>&1
+"$host" logits mixed.gguf stock.logits
+in_group mixed.gguf 128
 
 # Beside a GPU. The one here computes on the CPU, in host memory: the parts of graphs, tokens one by
 # one, few and many, and the way between memories are those of a GPU.
@@ -175,6 +230,20 @@ for layout in qwen3moe gpt-oss; do
     ! grep -q '^moert:' with.log || fail "all fit, and yet: $(cat with.log)"
   done
 done
+"$host" logits qwen3moe.f16.gguf stock.logits used2
+beside 60% qwen3moe.f16.gguf stock.logits cpu_moe used2
+grep -q 'layer calls of few tokens' with.log || fail "two experts a token: $(cat with.log)"
+"$host" logits qwen3moe.f16.gguf stock.logits callback
+for budget in 60% 25% 4%; do beside "$budget" qwen3moe.f16.gguf stock.logits cpu_moe callback; done
+"$host" logits qwen3moe.f16.gguf stock.logits lora
+for budget in 60% 4%; do beside "$budget" qwen3moe.f16.gguf stock.logits cpu_moe lora; done
+# More experts than ggml's kernels count blocks of at once: it is the slots that count.
+python3 "$here/make_gguf.py" qwen3moe sparse.gguf layers=11 experts=64 hidden=1024 ff=1024 sparse=1
+"$host" logits sparse.gguf stock.logits
+beside 5% sparse.gguf stock.logits cpu_moe
+grep -q '^moert: .*on the GPU' with.log || fail "4 GiB of F16 are not on the GPU: $(cat with.log)"
+rm sparse.gguf
+"$host" logits "$beside_model" stock.logits
 # No memory for layers beside the cache (16 experts of 3 matrices): they are computed in parts.
 "$host" logits qwen3moe.f16.gguf refused.logits
 for budget in 25% 4%; do

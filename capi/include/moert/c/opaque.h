@@ -37,8 +37,8 @@ typedef struct moert_opaque_options {
    * needed the expert returns. */
   moert_code (*read)(void *user_data, int32_t layer, int32_t expert, int32_t part, void *dst,
                      int64_t bytes, moert_failure *failure);
-  /* MOERT_PART_ROUTER and MOERT_PART_SELECTION_BIAS of layers whose routing is not
-   * MOERT_ROUTING_EXTERNAL. Called while an engine is made. */
+  /* MOERT_PART_ROUTER, MOERT_PART_SELECTION_BIAS and MOERT_PART_LOGIT_BIAS of layers whose routing
+   * is not MOERT_ROUTING_EXTERNAL. Called while an engine is made. */
   moert_code (*gates)(void *user_data, const moert_read *read, moert_failure *failure);
   /* Once, when the last user of the source is gone. */
   void (*destroy)(void *user_data);

@@ -1,0 +1,81 @@
+// What the files of a GGUF model say of its experts and routers, before llama.cpp has loaded them
+// and while it does.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_GGUF_MODEL_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_GGUF_MODEL_H_
+
+#include <ggml.h>
+#include <moert.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace moert_ggml {
+
+/// A tensor in a file: one of experts, or of a router.
+struct GgufTensor {
+  std::string path;
+  int64_t offset = 0;
+  ggml_type type = GGML_TYPE_F32;
+  int64_t ne[3] = {};
+  int64_t bytes = 0;
+};
+
+/// One model in one file, or in several.
+class GgufModel {
+ public:
+  /// Of one file; what cannot be read is left out.
+  static GgufModel Read(const std::string& path);
+  /// The models whose files this process has open, as llama.cpp has while it loads one.
+  static std::vector<std::shared_ptr<const GgufModel>> Open();
+
+  /// Of its first file.
+  const std::string& path() const { return path_; }
+  bool HasFile(const std::string& path) const;
+  /// By name; null: it is not there.
+  const GgufTensor* Find(const std::string& name) const;
+  /// Of all tensors of experts.
+  int64_t expert_bytes() const { return expert_bytes_; }
+  int64_t file_bytes() const { return file_bytes_; }
+
+  /// Experts that a token uses in a block; 0: not said.
+  int UsedExperts(int block) const;
+  /// Whether UsedExperts differs from block to block.
+  bool used_by_block() const { return used_.size() > 1; }
+  /// How the router of a block chooses, as far as the library has it: kind, groups and biases of
+  /// `spec`. MOERT_ROUTING_EXTERNAL: it cannot be told.
+  void Route(int block, moert_layer_spec* spec) const;
+  /// The floats of a router's tensor: MOERT_PART_ROUTER, _SELECTION_BIAS or _LOGIT_BIAS. False: the
+  /// file cannot be read any more.
+  bool ReadRouter(int block, int32_t part, float* out) const;
+
+ private:
+  /// Of a split model, in the order of their numbers.
+  struct File {
+    std::string path;
+    int number = 0, count = 1;  // "split.no" of "split.count"
+    int64_t tensors = 0;        // of all files
+  };
+
+  void Add(const std::string& path);
+  bool Joins(const GgufModel& other) const;
+  void Join(const GgufModel& other);
+
+  std::vector<File> files_;
+  std::string path_;
+  std::string architecture_;
+  std::vector<int64_t> used_;  // of all blocks, or of each
+  int gating_ = 0;             // llama.cpp's number; 0: not said
+  int groups_ = 1, top_groups_ = 1;
+  int64_t expert_bytes_ = 0, file_bytes_ = 0;
+  std::map<std::string, GgufTensor> tensors_;
+};
+
+/// Block of "blk.3.ffn_up_exps.weight": 3; -1: not a tensor of experts.
+int BlockOfExperts(const char* name);
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_GGUF_MODEL_H_

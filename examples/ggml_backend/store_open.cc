@@ -1,0 +1,254 @@
+// Opens the experts of a model in libmoert.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "mapped_file.h"
+#include "store.h"
+
+namespace moert_ggml {
+namespace {
+
+// Addresses of expert parts in RAM: what ggml asks of tensors. In device memory nothing of a tensor
+// but its beginning is at such an address, and what kernels load at once is this long.
+constexpr int64_t kAlignment = 128;
+constexpr int64_t kDeviceAlignment = 16;
+
+// What a source's user_data points to.
+struct SourceData {
+  std::shared_ptr<const GgufModel> file;
+  std::vector<Layer> layers;
+};
+
+std::string Message(moert_error* error) {
+  std::string text = moert_error_message(error);
+  moert_error_destroy(error);
+  return text;
+}
+
+// With `score`, the library scores the next layer's experts by itself, if it has the gate; ids are
+// the host's in any case.
+moert_layer_spec Spec(const Layer& layer, const GgufModel& file, bool score) {
+  moert_layer_spec spec;
+  moert_layer_spec_init(&spec, sizeof spec);
+  spec.hidden = layer.hidden;
+  spec.intermediate = layer.intermediate;
+  spec.num_experts = layer.experts;
+  spec.model_layer = layer.block;
+  spec.top_k = std::min(std::max(layer.top_k, 1), layer.experts);
+  spec.routing = MOERT_ROUTING_EXTERNAL;
+  if (score && layer.top_k > 0) file.Route(layer.block, &spec);
+  return spec;
+}
+
+// The parts of all layers, each in its file or in memory. Files go to `files`.
+std::vector<moert_opaque_part> Parts(const std::vector<Layer>& layers, bool on_device,
+                                     std::vector<const char*>* files) {
+  std::vector<moert_opaque_part> parts;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    for (const Part& from : layers[l].parts) {
+      moert_opaque_part part;
+      moert_opaque_part_init(&part, sizeof part);
+      part.layer = static_cast<int32_t>(l);
+      part.bytes = from.bytes + from.zeros;
+      part.alignment = on_device ? kDeviceAlignment : kAlignment;
+      // CUDA's kernels count from expert to expert in blocks of the format, the CPU's in bytes.
+      part.stride_multiple = on_device ? from.type_bytes : 1;
+      if (from.zeros > 0) {
+        // Comes by ReadPart.
+      } else if (from.file.empty()) {
+        part.memory = from.memory;
+      } else {
+        auto file = std::find(files->begin(), files->end(), from.file);
+        if (file == files->end()) file = files->insert(file, from.file.c_str());
+        part.file = static_cast<int32_t>(file - files->begin());
+        part.offset = from.offset;
+      }
+      parts.push_back(part);
+    }
+  }
+  return parts;
+}
+
+moert_code ReadGate(void* user_data, const moert_read* read, moert_failure* failure) {
+  const auto* from = static_cast<const SourceData*>(user_data);
+  const int block = from->layers[static_cast<size_t>(read->layer)].block;
+  if (from->file->ReadRouter(block, read->part, static_cast<float*>(read->dst.data))) {
+    return MOERT_OK;
+  }
+  moert_failure_set(failure, "the router cannot be read from the GGUF");
+  return MOERT_DATA_LOSS;
+}
+
+// One part of an expert, with zeros behind it.
+moert_code ReadPart(void* user_data, int32_t layer, int32_t expert, int32_t part, void* dst,
+                    int64_t bytes, moert_failure* failure) {
+  const auto* source = static_cast<const SourceData*>(user_data);
+  const Part& from = source->layers[static_cast<size_t>(layer)].parts[static_cast<size_t>(part)];
+  if (!ReadMapped({from.file, from.offset}, from.memory, expert * from.bytes, from.bytes, dst)) {
+    moert_failure_set(failure, "the GGUF cannot be read");
+    return MOERT_DATA_LOSS;
+  }
+  std::memset(static_cast<char*>(dst) + from.bytes, 0, static_cast<size_t>(bytes - from.bytes));
+  return MOERT_OK;
+}
+
+void FreeData(void* user_data) { delete static_cast<SourceData*>(user_data); }
+
+void Log(void* /*user_data*/, moert_log_level level, const char* line) {
+  if (level != MOERT_LOG_INFO) Say("%s", line);
+}
+
+moert_source* MakeSource(const std::string& name, const std::vector<Layer>& layers,
+                         std::shared_ptr<const GgufModel> file, bool on_device, bool score,
+                         bool* any_gate, std::string* error) {
+  std::vector<const char*> files;
+  const std::vector<moert_opaque_part> parts = Parts(layers, on_device, &files);
+  std::vector<moert_layer_spec> specs;
+  for (const Layer& layer : layers) {
+    specs.push_back(Spec(layer, *file, score));
+    *any_gate = *any_gate || specs.back().routing != MOERT_ROUTING_EXTERNAL;
+  }
+  auto data = std::make_unique<SourceData>(SourceData{std::move(file), layers});
+  moert_opaque_options opaque;
+  moert_opaque_options_init(&opaque, sizeof opaque);
+  opaque.format = "gguf";
+  opaque.files = files.data();
+  opaque.num_files = static_cast<int64_t>(files.size());
+  opaque.user_data = data.get();
+  opaque.read = ReadPart;
+  opaque.gates = ReadGate;
+  opaque.destroy = FreeData;
+  moert_source* source = nullptr;
+  moert_error* failure = nullptr;
+  if (moert_source_create_opaque(name.c_str(), specs.data(), specs.size(), parts.data(),
+                                 parts.size(), &opaque, &source, &failure) != MOERT_OK) {
+    *error = Message(failure);
+    return nullptr;
+  }
+  data.release();  // the source's now
+  return source;
+}
+
+int64_t FixedBytes(const moert_memory& plan) {
+  return plan.constant_bytes + plan.table_bytes + plan.workspace_bytes;
+}
+
+// Of slots, as CUDA's kernels count blocks of a format over all of them in 32 bits.
+int64_t MostSlotBytes(const std::vector<Layer>& layers) {
+  int64_t block = INT64_MAX;
+  for (const Layer& layer : layers) {
+    for (const Part& part : layer.parts) block = std::min(block, part.type_bytes);
+  }
+  constexpr int64_t kBlocks = (int64_t{1} << 31) - (1 << 20);
+  return block < INT64_MAX / kBlocks ? block * kBlocks : INT64_MAX / 2;
+}
+
+// Without MOERT_BUDGET: all experts, or what is free but for a reserve.
+int64_t FreeBudget(const moert_memory& all, int64_t available) {
+  if (available == 0) return all.budget_bytes;  // not known
+  return std::min(all.budget_bytes, available - FreeReserve(available));
+}
+
+// Makes the engine's budget one of bytes: what is asked for, of the slots' own bytes, as far as it
+// can be used.
+bool SetBudget(const moert_source* source, const std::vector<Layer>& layers, const Options& options,
+               Gpu* gpu, moert_engine_options* engine, moert_memory* plan, std::string* error) {
+  engine->budget_bytes = options.budget_bytes;
+  if (options.budget_fraction > 0) engine->budget_fraction = options.budget_fraction;
+  moert_memory_init(plan, sizeof *plan);
+  moert_error* failure = nullptr;
+  if (moert_memory_plan(source, engine, plan, &failure) != MOERT_OK) {
+    *error = Message(failure);
+    return false;
+  }
+  engine->budget_bytes = plan->budget_bytes;
+  if (options.budget_bytes == 0 && options.budget_fraction == 0) {
+    engine->budget_bytes = FreeBudget(*plan, gpu != nullptr ? gpu->FreeBytes() : FreeMemory());
+  }
+  if (gpu == nullptr) return true;
+  const int64_t most = FixedBytes(*plan) + MostSlotBytes(layers);
+  if (engine->budget_bytes > most && plan->all_bytes > MostSlotBytes(layers)) {
+    Say("the budget is %s, not %s: ggml's CUDA kernels count 2^31 blocks of a format over slots",
+        BytesText(most).c_str(), BytesText(engine->budget_bytes).c_str());
+    engine->budget_bytes = most;
+  }
+  return true;
+}
+
+}  // namespace
+
+int64_t FreeMemory() {
+  moert_probe_info machine;
+  moert_probe_info_init(&machine, sizeof machine);
+  return moert_probe(&machine, nullptr) == MOERT_OK ? machine.memory_available_bytes : 0;
+}
+
+int64_t FreeReserve(int64_t available) {
+  return std::min(std::max(available / 8, int64_t{1} << 30), available / 2);
+}
+
+int64_t Layer::ExpertBytes() const {
+  int64_t bytes = 0;
+  for (const Part& part : parts) bytes += part.bytes;
+  return bytes;
+}
+
+std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<Layer>& layers,
+                                   std::shared_ptr<const GgufModel> file, const Options& options,
+                                   Gpu* gpu, std::string* error) {
+  // Where the device serves misses prediction costs no wait. On the CPU the default needs none.
+  const std::string strategy =
+      options.strategy.empty() && gpu != nullptr ? "fate" : options.strategy;
+  bool any_gate = false;
+  moert_source* source = MakeSource(name, layers, std::move(file), gpu != nullptr,
+                                    !strategy.empty(), &any_gate, error);
+  if (source == nullptr) return nullptr;
+
+  moert_engine_options engine;
+  moert_engine_options_init(&engine, sizeof engine);
+  if (!strategy.empty()) engine.strategy = strategy.c_str();
+  // Products are ours: the library sees one row of ids, or those of a few tokens on the device.
+  engine.max_tokens_per_forward = gpu != nullptr ? kFewTokens : 1;
+  engine.threads = 1;
+  engine.io_threads = options.io_threads;
+  int64_t expert_bytes = 0;
+  for (const Layer& layer : layers) expert_bytes += layer.experts * layer.ExpertBytes();
+  if (gpu != nullptr) {
+    engine.backend = gpu->in_host_memory() ? MOERT_BACKEND_CPU : MOERT_BACKEND_CUDA;
+    engine.device = gpu->ordinal();
+    engine.threads = 0;  // read all experts into pinned memory now
+    engine.host_budget_bytes = options.pinned_bytes > 0
+                                   ? options.pinned_bytes
+                                   : expert_bytes + expert_bytes / 8 + (int64_t{1} << 30);
+  }
+  moert_logger logger;
+  moert_logger_init(&logger, sizeof logger);
+  logger.log = Log;
+  engine.logger = &logger;
+
+  std::vector<int> experts;
+  for (const Layer& layer : layers) experts.push_back(layer.experts);
+  std::unique_ptr<Store> store(new Store(std::move(experts)));
+  store->gates_ = any_gate;
+  for (const Layer& layer : layers) store->top_k_.push_back(layer.top_k);
+  store->hidden_ = layers[0].hidden;
+  store->gpu_ = gpu;
+  moert_memory plan;
+  moert_error* failure = nullptr;
+  const bool budgeted = SetBudget(source, layers, options, gpu, &engine, &plan, error);
+  const bool made =
+      budgeted && moert_engine_create(source, &engine, &store->engine_, &failure) == MOERT_OK;
+  if (budgeted && !made) *error = Message(failure);
+  moert_source_destroy(source);
+  if (!made) return nullptr;
+  store->all_bytes_ = plan.all_bytes;
+  store->budget_bytes_ = engine.budget_bytes;
+  if (gpu != nullptr) {
+    store->Fill(layers, static_cast<double>(engine.budget_bytes - FixedBytes(plan)) /
+                            static_cast<double>(plan.all_bytes));
+  }
+  return store;
+}
+
+}  // namespace moert_ggml
