@@ -143,9 +143,10 @@ RopeConfig ReadRopeConfig(ConfigFields& fields, const RopeDefaults& defaults,
                           std::vector<UnusedField>* unused) {
   RopeConfig rope;
   rope.theta = fields.Real("rope_theta", 1.0, kMaxTheta, defaults.theta);
-  std::string key = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  auto object = fields.Find(key.c_str());
-  if (fields.Has("rope_scaling") && key != "rope_scaling") {
+  const bool newer = fields.Has("rope_parameters");
+  const char* const key = newer ? "rope_parameters" : "rope_scaling";
+  auto object = fields.Find(key);
+  if (fields.Has("rope_scaling") && newer) {
     unused->push_back({"rope_scaling", "rope_parameters is there, too"});
   }
   if (!object) {
@@ -153,28 +154,26 @@ RopeConfig ReadRopeConfig(ConfigFields& fields, const RopeDefaults& defaults,
     return rope;
   }
   if (!object->is_object()) {
-    fields.Fail(key.c_str(), "legal is an object");
+    fields.Fail(key, "legal is an object");
     return rope;
   }
   const std::vector<JsonMember> types = ByLayerType(fields, *object);
   for (const JsonMember& type : types) {
     if (Same(types[0].value, type.value)) continue;
-    fields.Fail(key.c_str(),
+    fields.Fail(key,
                 fmt::format("legal is the same for all types of layers: those of {} and {} differ",
                             *types[0].key.AsString(), *type.key.AsString()));
   }
+  std::string name = key;
   if (!types.empty()) {
     object = types[0].value;
-    key += "." + *types[0].key.AsString();
+    name += "." + *types[0].key.AsString();
   }
-  ConfigFields scaling(*object, key);
+  ConfigFields scaling(*object, name);
   rope.dim = ReadDim(fields, &scaling, defaults, unused);
   ReadScaling(fields, scaling, defaults.max_positions, rope);
-  AccountForFields(FieldScope::kRope, key + ".", scaling, unused);
-  if (!scaling.status().ok()) {
-    fields.Fail(types.empty() ? key.c_str() : "rope_parameters",
-                std::string(scaling.status().message()));
-  }
+  AccountForFields(FieldScope::kRope, name + ".", scaling, unused);
+  if (!scaling.status().ok()) fields.Fail(key, std::string(scaling.status().message()));
   return rope;
 }
 
