@@ -1,5 +1,6 @@
 #include "moert/offline/calibration.h"
 #include "moert/strategy.h"
+#include "prefetch/prefetch_rule.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 
@@ -23,13 +24,13 @@ TEST_CASE("strategy specs parse and compose") {
 
   s = MakeStrategy("fate:percentile=50,shallow=4,transient=6,wrap=1,control=0");
   REQUIRE_OK(s.status());
-  CHECK(s->prefetch->traits().next_gate);
+  CHECK(WantsNextGate(s->prefetch.get()));
   CHECK(s->residency != nullptr);
   CHECK(!s->prefetch_control);
   CHECK(s->exact());
   s = MakeStrategy("fate+importance.prefetch:control=0,predict=forward");
   REQUIRE_OK(s.status());
-  CHECK(s->prefetch->traits().resident_forward);  // it is importance's
+  CHECK(WantsResidentForward(s->prefetch.get()));  // it is importance's
   CHECK(!s->prefetch_control);
 
   s = MakeStrategy("resident:scheme=w4a16_g128");
