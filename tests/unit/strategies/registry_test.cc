@@ -44,8 +44,7 @@ TEST_CASE("whose misses a device may serve") {
        {"on-demand", "fate", "on-demand+importance.residency", "on-demand+fate.prefetch",
         "importance:balancer=0", "importance", "importance:balancer=1",
         "on-demand+importance.placement", "on-demand+importance.routing", "fate+importance.routing",
-        "graded:balancer=0", "graded:balancer=0,standby=1", "graded", "graded:standby=1",
-        "fate:eviction=arc", "on-demand+fate.residency:eviction=arc"}) {
+        "graded:balancer=0", "graded:balancer=0,standby=1", "graded", "graded:standby=1"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);
     REQUIRE_OK(s.status());
@@ -53,7 +52,7 @@ TEST_CASE("whose misses a device may serve") {
     CHECK(!s->graph_safe());  // not by itself: something may be missing
   }
   for (const char* spec :
-       {"resident", "fate:percentile=75,eviction=arc", "fate:percentile=75",
+       {"resident", "fate:eviction=arc", "fate:percentile=75", "fate:wrap=1",
         "fate:low=w2a16_g64_asym", "dynaexq", "on-demand+graded.residency:wait=0"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);
