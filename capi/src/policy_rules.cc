@@ -98,8 +98,7 @@ absl::Status CheckMembers(const moert_policies& c) {
     return Beside("prefetch_rule", "prefetch_rank");
   }
   if (c.placement_rule != nullptr && (c.placement != nullptr || c.placement_backfills != nullptr)) {
-    return Beside("placement_rule",
-                  c.placement != nullptr ? "placement" : "placement_backfills");
+    return Beside("placement_rule", c.placement != nullptr ? "placement" : "placement_backfills");
   }
   if (c.residency_rule == nullptr) return absl::OkStatus();
   const std::pair<const char*, bool> members[] = {

@@ -11,7 +11,7 @@
 
 namespace own_rules {
 
-/// What comes next: by the next layer's gate.
+/// Prefetches by the next layer's gate.
 class NextGate : public moert::PrefetchPolicy {
  public:
   std::optional<moert::PrefetchRule> rule() const override {
@@ -19,7 +19,7 @@ class NextGate : public moert::PrefetchPolicy {
   }
 };
 
-/// Who leaves: the expert that the next calls will want least, whatever its layer.
+/// Evicts the expert that the next calls will want least, whatever its layer.
 class LeastWorth : public moert::ResidencyPolicy {
  public:
   std::optional<moert::ResidencyRule> rule() const override {

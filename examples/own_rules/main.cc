@@ -1,13 +1,12 @@
 // A strategy of the host whose policies are rules: `host-fate` (host_fate.h) decodes with a quarter
 // of the experts in memory and decides as the built-in `fate` does, load by load.
-#include "own_rules/host_fate.h"
-
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "moert/engine.h"
+#include "own_rules/host_fate.h"
 #include "tiny_model.h"
 
 namespace {
@@ -37,8 +36,7 @@ void Print(const char* strategy, const Run& run) {
   std::printf("%-10s %5lld lookups, %4lld hits, %4lld loads, %4lld evictions, %4lld prefetches\n",
               strategy, static_cast<long long>(run.stats.lookups),
               static_cast<long long>(run.stats.hits_resident),
-              static_cast<long long>(run.stats.loads),
-              static_cast<long long>(run.stats.evictions),
+              static_cast<long long>(run.stats.loads), static_cast<long long>(run.stats.evictions),
               static_cast<long long>(run.stats.prefetch_issued));
 }
 
@@ -61,8 +59,7 @@ int main() {
   }
   Print("host-fate", *mine);
   Print("fate", *builtin);
-  const bool same =
-      SameDecisions(mine->stats, builtin->stats) && mine->outputs == builtin->outputs;
+  const bool same = SameDecisions(mine->stats, builtin->stats) && mine->outputs == builtin->outputs;
   std::printf("%s\n", same ? "the same decisions" : "other decisions");
   return same && mine->exact ? 0 : 1;
 }

@@ -2,10 +2,10 @@
 // it, and the engine carries it out itself, on a device too: then a step is captured in a CUDA
 // graph although experts may be missing. A policy without a rule is asked on the host.
 //
-//   class OverAllLayers : public moert::ResidencyPolicy {
+//   class OverAllLayers : public ResidencyPolicy {
 //    public:
-//     std::optional<moert::ResidencyRule> rule() const override {
-//       return moert::ResidencyRule{.kind = moert::ResidencyRuleKind::kWorth, .shared_slots = true};
+//     std::optional<ResidencyRule> rule() const override {
+//       return ResidencyRule{.kind = ResidencyRuleKind::kWorth, .shared_slots = true};
 //     }
 //   };
 //

@@ -31,9 +31,9 @@ struct PartOfModel {
 /// Objects whose sizes a plan needs, and what they are made of; a created engine goes on with them.
 struct Blueprint {
   Strategy strategy;
-  std::string why;  // it was chosen, where the options left that open
+  std::string why;                         // it was chosen, where the options left that open
   std::unique_ptr<CachePolicy> residency;  // carries out the strategy's
-  std::vector<int> versions;  // of the source; the best first
+  std::vector<int> versions;               // of the source; the best first
   std::unique_ptr<Backend> backend;
   std::shared_ptr<ThreadPool> pool;
   std::unique_ptr<MixedGroupGemm> gemm;  // over `pool`

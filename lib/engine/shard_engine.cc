@@ -12,8 +12,8 @@
 #include "engine/shard.h"
 #include "fmt/format.h"
 #include "model/check_layer.h"
-#include "prefetch/prefetch_rule.h"
 #include "moert/default_thread_pool.h"
+#include "prefetch/prefetch_rule.h"
 
 namespace moert {
 namespace {

@@ -30,9 +30,9 @@ class HitCurve {
   std::array<HitCounts, kBins> bins_;
 };
 
-/// PrefetchRuleKind::kNextGate. Decode: every expert with the probability that some token uses it, best first. Prefill: as
-/// MakeNextLayerGate. A layer is measured by itself, on experts that were absent when they were
-/// predicted: what is there is used more often than what is not.
+/// PrefetchRuleKind::kNextGate. Decode: every expert with the probability that some token uses it,
+/// best first. Prefill: as MakeNextLayerGate. A layer is measured by itself, on experts that were
+/// absent when they were predicted: what is there is used more often than what is not.
 std::unique_ptr<PrefetchPolicy> MakeCalibratedGate(const PrefetchRule& rule);
 
 }  // namespace moert

@@ -193,8 +193,8 @@ class VersionedStore {
   /// the residency policy says. When that fails (a layer with no slots, or all of them pinned) it
   /// borrows: what is free, then from layers over their capacity, then, for a demand load that has
   /// no block of its own call to wait for, from anybody. What a layer holds beyond its capacity it
-  /// gives back when its call ends. Where the policy shares the slots (CachePolicy::Shares), a free block
-  /// is taken, else that of the expert worth least.
+  /// gives back when its call ends. Where the policy shares the slots (CachePolicy::Shares), a free
+  /// block is taken, else that of the expert worth least.
   bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context,
                  const LoadHint& hint = {});
   /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of

@@ -73,8 +73,8 @@ class ArcLists {
   std::vector<int32_t> order_;   // scratch
 };
 
-/// ARC in every layer, with the capacities of a rule. It is asked on the host. Victims among several layers (a layer
-/// borrows) are the least recently used.
+/// ARC in every layer, with the capacities of a rule. It is asked on the host. Victims among
+/// several layers (a layer borrows) are the least recently used.
 std::unique_ptr<ResidencyPolicy> MakeArc(const CapacityRule& capacity);
 
 }  // namespace moert

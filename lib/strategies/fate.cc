@@ -1,17 +1,17 @@
-// fate: the next layer's gate says what to prefetch, and what the next calls will want least leaves,
-// whatever its layer; or as the paper has it, ARC keeps what comes back, and shallow layers, which
-// the gate predicts worst, get their slots first (Fate Sec. 4). With one scheme it is exact; with
-// `low` transfers are in the right number of bits (hybrid_bits.h) and it is not.
+// fate: the next layer's gate says what to prefetch, and what the next calls will want least
+// leaves, whatever its layer; or as the paper has it, ARC keeps what comes back, and shallow
+// layers, which the gate predicts worst, get their slots first (Fate Sec. 4). With one scheme it is
+// exact; with `low` transfers are in the right number of bits (hybrid_bits.h) and it is not.
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "strategies/arc.h"
-#include "strategies/builtin.h"
-#include "store/residency/capacity.h"
-#include "strategies/hybrid_bits.h"
 #include "prefetch/next_layer_gate.h"
 #include "prefetch/prefetch_rule.h"
 #include "store/residency/cache_policy.h"
+#include "store/residency/capacity.h"
+#include "strategies/arc.h"
+#include "strategies/builtin.h"
+#include "strategies/hybrid_bits.h"
 
 namespace moert {
 namespace {
@@ -87,7 +87,8 @@ absl::StatusOr<Strategy> BuildFate(const StrategyContext& context) {
   gate.top = static_cast<int>(top);
   MOERT_ASSIGN_OR_RETURN(gate.wrap, params.Flag("wrap", false));
   const bool as_in_paper = params.Has("percentile") || params.Has("top");
-  strategy.prefetch = as_in_paper ? MakeNextLayerGate(gate) : MakePrefetchPolicy({.wrap = gate.wrap});
+  strategy.prefetch =
+      as_in_paper ? MakeNextLayerGate(gate) : MakePrefetchPolicy({.wrap = gate.wrap});
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
 
   MOERT_ASSIGN_OR_RETURN(const int eviction, params.OneOf("eviction", 0, {"score", "arc"}));

@@ -69,9 +69,8 @@ absl::StatusOr<Strategy> BuildImportance(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const bool fill, params.Flag("fill", balancer == 2));
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
   strategy.routing = std::make_unique<ExpertCacheRouting>(rule, phase == 0);
-  strategy.prefetch = MakePrefetchPolicy({.kind = PrefetchRuleKind::kTopScore,
-                                          .alpha = rule.alpha,
-                                          .resident_forward = predict == 0});
+  strategy.prefetch = MakePrefetchPolicy(
+      {.kind = PrefetchRuleKind::kTopScore, .alpha = rule.alpha, .resident_forward = predict == 0});
   strategy.residency = MakeCachePolicy(
       {.kind = ResidencyRuleKind::kAverageScore, .window = static_cast<int>(window)});
   if (balancer != 0) {

@@ -8,9 +8,9 @@ namespace {
 
 template <typename T>
 absl::Status Outside(absl::string_view field, T value, absl::string_view legal) {
-  return absl::InvalidArgumentError(
-      fmt::format("{} is {}; must be {}", fmt::string_view(field.data(), field.size()), value,
-                  fmt::string_view(legal.data(), legal.size())));
+  return absl::InvalidArgumentError(fmt::format("{} is {}; must be {}",
+                                                fmt::string_view(field.data(), field.size()), value,
+                                                fmt::string_view(legal.data(), legal.size())));
 }
 
 /// By number: a host may have made it from one.
@@ -34,8 +34,7 @@ Promise RoutingRule::promise() const {
 
 absl::Status ResidencyRule::Validate() const {
   constexpr int kLongest = 4096;
-  absl::Status status =
-      CheckKind("residency rule: kind", kind, ResidencyRuleKind::kAverageScore);
+  absl::Status status = CheckKind("residency rule: kind", kind, ResidencyRuleKind::kAverageScore);
   status.Update(
       CheckKind("residency rule: capacity.kind", capacity.kind, CapacityRuleKind::kMeasured));
   if (!status.ok()) return status;
@@ -43,8 +42,9 @@ absl::Status ResidencyRule::Validate() const {
     return Outside("residency rule: window", window, fmt::format("from 1 to {}", kLongest));
   }
   if (shared_slots && kind != ResidencyRuleKind::kWorth) {
-    return absl::InvalidArgumentError("residency rule: shared_slots needs kind kWorth, which "
-                                      "compares experts of different layers");
+    return absl::InvalidArgumentError(
+        "residency rule: shared_slots needs kind kWorth, which "
+        "compares experts of different layers");
   }
   if (capacity.shallow < -1) {
     return Outside("residency rule: capacity.shallow", capacity.shallow, "at least -1");
@@ -74,8 +74,7 @@ Promise PlacementRule::promise() const {
 }
 
 absl::Status PlacementRule::Validate() const {
-  absl::Status status =
-      CheckKind("placement rule: balance", balance, CpuBalance::kByCompletion);
+  absl::Status status = CheckKind("placement rule: balance", balance, CpuBalance::kByCompletion);
   status.Update(CheckShare("placement rule: max_low_share", max_low_share));
   if (!status.ok()) return status;
   if (low_patience == 0 || low_patience >= 1) return absl::OkStatus();

@@ -43,8 +43,8 @@ absl::Status ValidateRule(const PolicyWithRule* policy) {
 
 Promise Strategy::promise() const {
   if (serving != Serving::kCache) return Promise::kLossy;
-  return std::max({PromiseOf(routing.get()), PromiseOf(precision.get()),
-                   PromiseOf(placement.get())});
+  return std::max(
+      {PromiseOf(routing.get()), PromiseOf(precision.get()), PromiseOf(placement.get())});
 }
 
 bool Strategy::graph_safe() const {

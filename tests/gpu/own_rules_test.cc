@@ -53,8 +53,7 @@ TEST_CASE("a host's whole strategy is captured and prefetches, with the bits of 
     CHECK(WrongReplays(&all, &served) == 0);
     const EngineStats stats = served.Stats();
     CHECK(stats.prefetch_issued > 0);
-    CHECK(stats.lookups ==
-          stats.hits_resident + stats.hits_prefetched + stats.late + stats.loads);
+    CHECK(stats.lookups == stats.hits_resident + stats.hits_prefetched + stats.late + stats.loads);
     CHECK(stats.peak_bytes <= stats.budget_bytes);
     CHECK(stats.policy_fallbacks == 0);
   }

@@ -66,7 +66,8 @@ class LowByRule : public Chain {
  private:
   static std::string Registered(const std::string& keys) {
     static const absl::Status status = RegisterStrategy(
-        {"low-by-rule", "", {{"loss", ""}, {"standby", ""}, {"alpha", ""}, {"asked", ""}}}, &BuildLowByRule);
+        {"low-by-rule", "", {{"loss", ""}, {"standby", ""}, {"alpha", ""}, {"asked", ""}}},
+        &BuildLowByRule);
     REQUIRE_OK(status);
     return "low-by-rule:" + keys;
   }

@@ -1,11 +1,12 @@
 // How the slots of a cache are dealt to layers (CapacityRule).
 //
-// Two rules beside the even one. ShallowFirst is the paper's (Fate Sec. 4.4): the first S layers are filled, the deep
-// ones share the rest. It is right where a prefetch can bring whatever a deep layer misses, and
-// wrong where the window holds fewer transfers than that: then deep layers without slots starve.
-// MeasuredCapacity therefore measures how many misses a layer would have with c slots, for every c
-// at once, takes off what prefetching can hide, and deals the slots to where they spare the most;
-// layers that predictions reach badly, the shallow ones, come out favoured when it pays.
+// Two rules beside the even one. ShallowFirst is the paper's (Fate Sec. 4.4): the first S layers
+// are filled, the deep ones share the rest. It is right where a prefetch can bring whatever a deep
+// layer misses, and wrong where the window holds fewer transfers than that: then deep layers
+// without slots starve. MeasuredCapacity therefore measures how many misses a layer would have with
+// c slots, for every c at once, takes off what prefetching can hide, and deals the slots to where
+// they spare the most; layers that predictions reach badly, the shallow ones, come out favoured
+// when it pays.
 #ifndef MOERT_LIB_STORE_RESIDENCY_CAPACITY_H_
 #define MOERT_LIB_STORE_RESIDENCY_CAPACITY_H_
 

@@ -2,8 +2,8 @@
 #include "prefetch/layer_prefetcher.h"
 
 #include "store/block_pool.h"
-#include "strategies/arc.h"
 #include "store/residency/cache_policy.h"
+#include "strategies/arc.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
 #include "transfer/link_estimate.h"
@@ -265,8 +265,8 @@ TEST_CASE("beside a CPU that computes what is late, late transfers only fill fre
   for (const bool cpu_offload : {false, true}) {
     INFO(cpu_offload);
     Fixture f(6, MakeCachePolicy({}), cpu_offload);  // two a layer
-    f.profile.decode_layer_ns = 900;       // of the 1000 a transfer takes
-    for (const int e : {5, 4}) {           // free slots
+    f.profile.decode_layer_ns = 900;                 // of the 1000 a transfer takes
+    for (const int e : {5, 4}) {                     // free slots
       f.Call(0, {0, 1}, {e}, 900);
       f.Call(1, {e}, {}, 900);
     }

@@ -7,8 +7,8 @@
 
 #include "kernels/cuda/cache/serve_misses.h"
 #include "store/block_pool.h"
-#include "store/versioned_store.h"
 #include "store/residency/cache_policy.h"
+#include "store/versioned_store.h"
 #include "support/catch.h"
 #include "support/served_call.h"
 #include "support/synthetic_source.h"

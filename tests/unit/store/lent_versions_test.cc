@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "store/block_pool.h"
-#include "store/versioned_store.h"
 #include "store/residency/cache_policy.h"
+#include "store/versioned_store.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"

@@ -10,9 +10,9 @@
 
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
+#include "store/residency/cache_policy.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"
-#include "store/residency/cache_policy.h"
 #include "tests/support/catch.h"
 #include "tests/support/held_queue.h"
 #include "tests/support/synthetic_source.h"

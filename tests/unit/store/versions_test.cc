@@ -5,9 +5,9 @@
 #include <new>
 
 #include "store/block_pool.h"
+#include "store/residency/cache_policy.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"
-#include "store/residency/cache_policy.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"

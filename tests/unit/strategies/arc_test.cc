@@ -135,8 +135,8 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
   } policy;
   policy.arc = MakeArc({CapacityRuleKind::kShallowFirst, 0, 0});
   policy.lists = &lists;
-  VersionedStore store(&source, {{0, 0}}, std::move(pools), MakeVirtualLink(&source, &clock, &profile),
-                    &policy);
+  VersionedStore store(&source, {{0, 0}}, std::move(pools),
+                       MakeVirtualLink(&source, &clock, &profile), &policy);
 
   PublishedArc published{capacity};
   PolicyContext context;

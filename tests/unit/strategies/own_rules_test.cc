@@ -1,7 +1,6 @@
 // Policies that are rules: `fate` as a host writes it (examples/own_rules) decides as the built-in
 // one, and rules that are out of range are refused.
 #include "examples/own_rules/host_fate.h"
-
 #include "moert/engine.h"
 #include "moert/replay.h"
 #include "moert/trace.h"
@@ -133,8 +132,8 @@ TEST_CASE("what a strategy promises is the weakest of its parts") {
 TEST_CASE("a strategy is served by rule where every seam that it fills has one") {
   Register();
   const auto by_rule = [](const char* spec) { return MakeStrategy(spec)->misses_by_rule(); };
-  for (const char* spec : {"on-demand", "fate", "host-fate", "importance", "graded",
-                           "fate+importance.placement"}) {
+  for (const char* spec :
+       {"on-demand", "fate", "host-fate", "importance", "graded", "fate+importance.placement"}) {
     INFO(spec);
     CHECK(by_rule(spec));
   }
