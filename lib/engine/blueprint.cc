@@ -157,6 +157,7 @@ ServedRules Blueprint::served() const {
     rules.max_low_share = placed.max_low_share;
     rules.low_patience = placed.low_patience;
     rules.low_stands_by = strategy.serving == Serving::kCacheOverLow;
+    rules.spares_low = placed.spares_low;
   }
   return rules;
 }

@@ -55,6 +55,7 @@ struct ServedRules {
   double max_low_share = 0;
   double low_patience = 0;
   bool low_stands_by = false;
+  bool spares_low = false;  // see PlacementRule
   CpuBalance balance = CpuBalance::kNone;  // of what is left, with a CPU
 
   bool prefetch() const { return by_gate || path_width > 0; }
