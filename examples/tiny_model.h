@@ -1,5 +1,5 @@
-// A small model whose weights are a formula, and what an Engine computes with it: what own_kernels
-// and own_store compare themselves with.
+// A small model whose weights are a formula, and what an Engine computes with it: what own_kernels,
+// own_store and own_rules compare themselves with.
 #ifndef EXAMPLES_TINY_MODEL_H_
 #define EXAMPLES_TINY_MODEL_H_
 
@@ -82,20 +82,13 @@ struct Gates {
 };
 
 /// The residual stream behind the last layer, token after token.
-inline absl::StatusOr<std::vector<float>> EngineOutputs(
-    std::shared_ptr<const moert::ExpertSource> source) {
-  moert::EngineOptions options;
-  options.budget = moert::Budget::Fraction(0.25);
-  options.kernels = "reference";
-  options.activation = moert::ActivationNumerics::kF32;
-  auto engine = moert::Engine::Create(std::move(source), options);
-  if (!engine.ok()) return engine.status();
+inline absl::StatusOr<std::vector<float>> Outputs(moert::Engine* engine) {
   std::vector<float> outputs, y(kHidden);
   for (int token = 0; token < kTokens; ++token) {
     std::vector<float> x = Input(token);
-    auto step = (*engine)->Begin({moert::Phase::kDecode, 1});
+    auto step = engine->Begin({moert::Phase::kDecode, 1});
     if (!step.ok()) return step.status();
-    for (int layer = 0; layer < (*engine)->model().num_layers(); ++layer) {
+    for (int layer = 0; layer < engine->model().num_layers(); ++layer) {
       auto status = step->Forward(layer, {x.data(), moert::DType::kF32, 1, kHidden, kHidden},
                                   {y.data(), moert::DType::kF32, 1, kHidden, kHidden});
       if (!status.ok()) return status;
@@ -105,6 +98,17 @@ inline absl::StatusOr<std::vector<float>> EngineOutputs(
     outputs.insert(outputs.end(), x.begin(), x.end());
   }
   return outputs;
+}
+
+inline absl::StatusOr<std::vector<float>> EngineOutputs(
+    std::shared_ptr<const moert::ExpertSource> source) {
+  moert::EngineOptions options;
+  options.budget = moert::Budget::Fraction(0.25);
+  options.kernels = "reference";
+  options.activation = moert::ActivationNumerics::kF32;
+  auto engine = moert::Engine::Create(std::move(source), options);
+  if (!engine.ok()) return engine.status();
+  return Outputs(engine->get());
 }
 
 using Host = absl::StatusOr<std::vector<float>>(std::shared_ptr<const moert::ExpertSource>);

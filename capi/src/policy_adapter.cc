@@ -36,6 +36,7 @@ void PoliciesOfStrategies::Note(std::shared_ptr<HostPolicies> policies) {
 
 absl::Status InstallPolicies(std::shared_ptr<HostPolicies> policies, Strategy* strategy) {
   const moert_policies& c = policies->c;
+  if (absl::Status status = InstallRules(policies, strategy); !status.ok()) return status;
   if (c.routing_rule != nullptr) {
     strategy->routing = AdaptRouting(policies, std::move(strategy->routing));
   }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "plan/placement_rule.h"
 #include "policy_seams.h"
 #include "policy_views.h"
 
@@ -13,11 +14,17 @@ class HostPlacement final : public PlacementPolicy, Adapter {
  public:
   HostPlacement(std::shared_ptr<HostPolicies> host, std::unique_ptr<PlacementPolicy> fallback)
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {
-    traits_ = fallback_ == nullptr ? PolicyTraits{.lossy = false} : fallback_->traits();
-    if (c().placement != nullptr) traits_.lossy = traits_.needs_host = true;
+    traits_ = TraitsOf(fallback_);
+    traits_.promise = PromiseOf(fallback_.get());
+    traits_.max_low_share = MaxLowShare(fallback_.get());
+    if (c().placement != nullptr) {
+      // It loads or computes on the CPU, and never answers low.
+      traits_.promise = std::max(traits_.promise, Promise::kFaithful);
+      traits_.needs_host = true;
+    }
     PolicyContext decode;
     decode.phase = Phase::kDecode;
-    traits_.backfills = Backfills(decode, false, traits_.backfills);
+    traits_.backfills = BackfillsIn(decode, false, Backfills(fallback_.get()));
   }
   PolicyTraits traits() const override { return traits_; }
   PlacementDecision Place(const PlacementSnapshot& snapshot) override {
@@ -61,11 +68,11 @@ class HostPlacement final : public PlacementPolicy, Adapter {
 
  private:
   Backfill BackfillIn(const PolicyContext& context, Backfill own) const {
-    if (Backfills(context, false, own == Backfill::kAlways)) return Backfill::kAlways;
-    return Backfills(context, true, own != Backfill::kNever) ? Backfill::kFreeSlots
-                                                             : Backfill::kNever;
+    if (BackfillsIn(context, false, own == Backfill::kAlways)) return Backfill::kAlways;
+    return BackfillsIn(context, true, own != Backfill::kNever) ? Backfill::kFreeSlots
+                                                               : Backfill::kNever;
   }
-  bool Backfills(const PolicyContext& context, bool free_slots, bool own) const {
+  bool BackfillsIn(const PolicyContext& context, bool free_slots, bool own) const {
     const moert_policy_context where = ToC(context);
     int32_t backfills = own;
     const bool decided = Decided(c().placement_backfills, [&] {

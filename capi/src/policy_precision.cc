@@ -16,7 +16,7 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
     PolicyTraits traits = TraitsOf(fallback_);
     const bool decides = c().precision_initial != nullptr || c().precision_decide != nullptr ||
                          c().precision_transfer != nullptr || c().precision_upgrades != nullptr;
-    if (decides) traits.lossy = traits.needs_host = true;
+    if (decides) traits = {.promise = Promise::kLossy, .needs_host = true};
     return traits;
   }
   absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {

@@ -2,6 +2,7 @@
 
 #include "policy_seams.h"
 #include "policy_views.h"
+#include "prefetch/prefetch_rule.h"
 
 namespace moert::capi {
 namespace {
@@ -12,8 +13,9 @@ class HostPrefetch final : public PrefetchPolicy, Adapter {
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
   PolicyTraits traits() const override {
     PolicyTraits traits = TraitsOf(fallback_);
-    traits.next_gate = traits.next_gate || c().prefetch_wants_next_gate != 0;
-    traits.resident_forward = traits.resident_forward || c().prefetch_wants_resident_forward != 0;
+    traits.next_gate = WantsNextGate(fallback_.get()) || c().prefetch_wants_next_gate != 0;
+    traits.resident_forward =
+        WantsResidentForward(fallback_.get()) || c().prefetch_wants_resident_forward != 0;
     return traits;
   }
   void Observe(const LayerEvent& event) override {

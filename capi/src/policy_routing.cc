@@ -1,3 +1,5 @@
+#include <array>
+#include <optional>
 #include <vector>
 
 #include "base/status_macros.h"
@@ -13,12 +15,18 @@ static_assert(static_cast<int32_t>(RoutingRuleKind::kExpertCache) == MOERT_RULE_
 class HostRouting final : public RoutingPolicy, Adapter {
  public:
   HostRouting(std::shared_ptr<HostPolicies> host, std::unique_ptr<RoutingPolicy> fallback)
-      : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
-  PolicyTraits traits() const override {
-    PolicyTraits traits = TraitsOf(fallback_);
-    traits.lossy = traits.needs_host = true;
-    return traits;
+      : Adapter(std::move(host)), fallback_(std::move(fallback)) {
+    if (c().routing_by_phase == 0) return;
+    for (const Phase phase : {Phase::kPrefill, Phase::kDecode}) {
+      std::optional<RoutingRule> own = RoutingRule{};
+      if (fallback_ != nullptr) own = fallback_->PhaseRule(phase);
+      if (!own.has_value()) continue;
+      PolicyContext context;
+      context.phase = phase;
+      by_phase_[static_cast<size_t>(phase)] = Decide(context, *own);
+    }
   }
+  PolicyTraits traits() const override { return {.promise = Promise::kLossy, .needs_host = true}; }
   absl::Status Check(const MoeModelSpec& model) const override {
     if (fallback_ != nullptr) MOERT_RETURN_IF_ERROR(fallback_->Check(model));
     if (c().routing_check == nullptr) return absl::OkStatus();
@@ -32,8 +40,17 @@ class HostRouting final : public RoutingPolicy, Adapter {
                                failure);
     });
   }
+  std::optional<RoutingRule> PhaseRule(Phase phase) const override {
+    return by_phase_[static_cast<size_t>(phase)];
+  }
   RoutingRule Rule(const PolicyContext& context) override {
-    const RoutingRule own = fallback_ == nullptr ? RoutingRule{} : fallback_->Rule(context);
+    if (const auto& rule = by_phase_[static_cast<size_t>(context.phase)]) return *rule;
+    return Decide(context, fallback_ == nullptr ? RoutingRule{} : fallback_->Rule(context));
+  }
+
+ private:
+  /// The host's answer, from the strategy's own.
+  RoutingRule Decide(const PolicyContext& context, const RoutingRule& own) const {
     const moert_policy_context where = ToC(context);
     moert_routing_rule rule{};
     rule.struct_size = sizeof(rule);
@@ -65,8 +82,8 @@ class HostRouting final : public RoutingPolicy, Adapter {
     return decided;
   }
 
- private:
   const std::unique_ptr<RoutingPolicy> fallback_;
+  std::array<std::optional<RoutingRule>, 2> by_phase_;  // asked at once; else nullopt
 };
 
 }  // namespace

@@ -48,7 +48,7 @@ class Adapter {
       ++host_->failures;
     }
   }
-  void CountFailure() { ++host_->failures; }
+  void CountFailure() const { ++host_->failures; }
   /// A question whose failure is the host's answer.
   template <typename Call>
   absl::Status Ask(const char* what, Call call) const {
@@ -63,6 +63,10 @@ class Adapter {
  private:
   const std::shared_ptr<HostPolicies> host_;
 };
+
+/// Puts the host's rules in place of the strategy's policies. InvalidArgument for a rule that is
+/// out of range or beside another member of its seam.
+absl::Status InstallRules(const std::shared_ptr<HostPolicies>& policies, Strategy* strategy);
 
 /// `fallback` may be null.
 std::unique_ptr<RoutingPolicy> AdaptRouting(std::shared_ptr<HostPolicies> host,

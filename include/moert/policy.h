@@ -6,16 +6,21 @@
 // in moert-sim and in a test. An engine calls each policy object from one thread at a time, under
 // the engine's lock. Spans are borrowed for the call. An invalid answer is replaced by the policy's
 // default and counted (EngineStats::policy_fallbacks).
+//
+// A policy whose decisions are a rule (rules.h) returns the rule instead. It is asked for the rule
+// when an engine opens, and for nothing else: the engine carries the rule out itself.
 #ifndef MOERT_POLICY_H_
 #define MOERT_POLICY_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "moert/model.h"
+#include "moert/rules.h"
 
 namespace moert {
 
@@ -55,57 +60,24 @@ struct LayerResidency {
   int capacity = 0;                     // slots the residency policy gave the layer
 };
 
-/// By which rule misses are shared with a CPU that computes beside the fast tier, where it is
-/// known.
-enum class CpuBalance : int32_t {
-  kNone = 0,
-  kInTurns = 1,       // Algorithm 2 of the importance paper
-  kByCompletion = 2,  // so that both are done earliest
-};
-
-/// Facts about a policy that hold for as long as it lives. Whether a strategy is exact and whether
-/// its layers can be captured in a CUDA graph are derived from them (Strategy::exact, graph_safe).
+/// Facts about a policy that hold for as long as it lives. What a rule says needs no trait. Whether
+/// a strategy is exact and whether its layers can be captured in a CUDA graph are derived
+/// (Strategy::promise, graph_safe).
 struct PolicyTraits {
-  /// Routing, precision, placement: its decisions may change the output.
-  bool lossy = true;
+  /// Routing, precision, placement: what its decisions leave of the model's output.
+  Promise promise = Promise::kLossy;
   /// It must be asked while a layer runs, so the layer cannot be captured. A routing, prefetch or
-  /// placement policy always is; a residency or precision policy only if it says so.
+  /// placement policy without a rule always is; a residency or precision policy only if it says so.
   bool needs_host = false;
-  /// Residency: capacities are uniform, and Victim is always LeastRecentlyUsed.
-  bool least_recently_used = false;
-  /// Residency, of the built-in policies: who leaves for a miss is the expert of the layer that is
-  /// worth least, by what the policy can hand over.
-  bool by_worth = false;
-  /// Likewise the one with the lowest average score over so many calls of the layer. 0: not so.
-  int score_window = 0;
-  /// Likewise by the lists of ARC, which the policy can hand over.
-  bool by_arc = false;
-  /// Routing, of the built-in policies: Rule goes by the phase alone, so a recorded call keeps its
-  /// own.
-  bool rule_by_phase = false;
-  /// Prefetch, of the built-in policies: Rank goes in decode by the next layer's gate and how often
-  /// its predictions came true.
-  bool by_gate = false;
-  /// Prefetch, of the built-in policies: Rank goes by who followed whom in the layer before, and
-  /// names so many percent of the experts that are active there. 0: not so.
-  int path_width = 0;
   /// Prefetch: the router must also run the next layer's gate on this layer's input.
   bool next_gate = false;
   /// Prefetch: predicted_scores should come from the next layer's input as the host predicts it
   /// from this layer's partial output, in decode steps that can (StepInfo::predict_next). In other
   /// steps they come from the next layer's gate.
   bool resident_forward = false;
-  /// Placement: in decode, experts that the CPU computed are always brought in behind the call.
+  /// Placement: see PlacementRule. The planner keeps to them.
   bool backfills = false;
-  /// Placement, where there are low versions to answer misses (Placement::kLow): the share of each
-  /// request's routing mass that may be, over its lifetime. The planner keeps to it.
   double max_low_share = 0;
-  /// Placement, of the built-in policies: in decode, misses of a MissView::low_cost of at most one
-  /// over this are answered low, in the order given; the others are not. 0: not so.
-  double low_patience = 0;
-  /// Placement, of the built-in policies: how misses that are not answered low are shared with a
-  /// CPU. kNone: not so.
-  CpuBalance balance = CpuBalance::kNone;
 };
 
 class Policy {
@@ -140,32 +112,17 @@ struct LayerEvent {
 // ---------------------------------------------------------------------------------------------------
 // Routing: which experts does a token use?
 
-enum class RoutingRuleKind : int32_t {
-  kTopK = 0,         // the model's own routing
-  kExpertCache = 1,  // Algorithm 1 of the importance paper, against the residency table
-};
-
-struct RoutingRule {
-  RoutingRuleKind kind = RoutingRuleKind::kTopK;
-  // kExpertCache only:
-  float alpha = 0;           // half width of the substitution band around beta; 0: plain top-k
-  bool second_pass = false;  // also substitute by experts that other tokens force to be fetched
-  // Caps that hold for every request over its lifetime (rows without request ids count as one
-  // request): the substituted share of its slots, and of its routing mass, which is what the model
-  // would have given the displaced experts.
-  float max_slot_share = 1;
-  float max_mass_share = 1;
-  // Weights of a token with substitutes: true, every expert its own gate score, then the model's
-  // normalization and scaling; false, a substitute gets what the expert it displaces had.
-  bool own_score_weights = true;
-};
-
 class RoutingPolicy : public Policy {
  public:
   /// OK, or why a model cannot be routed by this policy's rules. Asked at open.
   virtual absl::Status Check(const MoeModelSpec& /*model*/) const { return absl::OkStatus(); }
+  /// The rule of every layer call of a phase; nullopt: it depends on the call. Then layers cannot
+  /// be captured.
+  virtual std::optional<RoutingRule> PhaseRule(Phase /*phase*/) const { return std::nullopt; }
   /// The rule the router executes for this layer call.
-  virtual RoutingRule Rule(const PolicyContext& context) = 0;
+  virtual RoutingRule Rule(const PolicyContext& context) {
+    return PhaseRule(context.phase).value_or(RoutingRule{});
+  }
 };
 
 // ---------------------------------------------------------------------------------------------------
@@ -193,11 +150,13 @@ struct PrefetchCandidate {
 
 class PrefetchPolicy : public Policy {
  public:
+  /// The rule it goes by; nullopt: it is asked.
+  virtual std::optional<PrefetchRule> rule() const { return std::nullopt; }
   /// Every layer call's routing, in layer order, before Rank of that layer.
   virtual void Observe(const LayerEvent& /*event*/) {}
   /// The experts to have in the fast tier for the target layer, best first, resident ones included
   /// (they are kept, not fetched again). The prefetcher admits what fits the compute window.
-  virtual std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) = 0;
+  virtual std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& /*snapshot*/) { return {}; }
 };
 
 // ---------------------------------------------------------------------------------------------------
@@ -238,8 +197,15 @@ struct VictimSnapshot {
   float hidden = 1;
 };
 
+/// Index of the candidate unused for longest: the seam's default. Among those last used by the same
+/// call it is the one with the fewest tokens, so that a call that needs more experts than there are
+/// slots leaves its popular ones behind, then the first.
+int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates);
+
 class ResidencyPolicy : public Policy {
  public:
+  /// The rule it goes by; nullopt: it is asked.
+  virtual std::optional<ResidencyRule> rule() const { return std::nullopt; }
   /// Every layer call's routing, before Victim is asked for that call; every expert that enters or
   /// leaves the cache.
   virtual void Observe(const LayerEvent& /*event*/) {}
@@ -249,13 +215,10 @@ class ResidencyPolicy : public Policy {
   /// that loses slots gives its surplus back at the end of its next call.
   virtual std::vector<int> Capacity(const CapacitySnapshot& /*snapshot*/) { return {}; }
   /// Index into candidates (never empty), or negative to refuse, which only a prefetch may be.
-  virtual int Victim(const VictimSnapshot& snapshot) = 0;
+  virtual int Victim(const VictimSnapshot& snapshot) {
+    return LeastRecentlyUsed(snapshot.candidates);
+  }
 };
-
-/// Index of the candidate unused for longest: the seam's default. Among those last used by the same
-/// call it is the one with the fewest tokens, so that a call that needs more experts than there are
-/// slots leaves its popular ones behind, then the first.
-int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates);
 
 /// Uniform capacities: `slots` dealt evenly, the remainder to the first layers, at most E each.
 std::vector<int> UniformCapacity(const MoeModelSpec& model, int64_t slots);
@@ -368,7 +331,7 @@ struct MissView {
   int64_t load_ns = 0;    // modelled
   int64_t cpu_ns = 0;     // modelled; negative: no CPU executor beside the fast tier
   bool arriving = false;  // a prefetch of it is on its way; load_ns is what is left, about
-  // Fraction of the remaining loss budget of its requests (PolicyTraits::max_low_share) that
+  // Fraction of the remaining loss budget of its requests (PlacementRule::max_low_share) that
   // answering this one low would take; the largest of them. Above 1: not allowed. Negative: there
   // is no low version.
   float low_cost = -1;
@@ -387,8 +350,13 @@ struct PlacementDecision {
 
 class PlacementPolicy : public Policy {
  public:
-  /// An expert that is arriving and given to the CPU goes on arriving.
-  virtual PlacementDecision Place(const PlacementSnapshot& snapshot) = 0;
+  /// The rule it goes by; nullopt: it is asked.
+  virtual std::optional<PlacementRule> rule() const { return std::nullopt; }
+  /// Default: every miss is loaded. An expert that is arriving and given to the CPU goes on
+  /// arriving.
+  virtual PlacementDecision Place(const PlacementSnapshot& snapshot) {
+    return {std::vector<Placement>(snapshot.misses.size(), Placement::kLoad), Backfill::kNever};
+  }
 };
 
 }  // namespace moert

@@ -70,7 +70,7 @@ struct EngineStats {
   double worst_slot_share = 0;
   double worst_mass_share = 0;
   // Largest share of its routing mass that any one request had answered low under a bound
-  // (PolicyTraits::max_low_share).
+  // (PlacementRule::max_low_share).
   double worst_low_share = 0;
   // Lookups and hits as they would be counted before substitution.
   int64_t model_lookups = 0;

@@ -56,15 +56,18 @@ struct Strategy {
   std::unique_ptr<PrecisionPolicy> precision;  // null: fixed; required by kHotSet
   std::unique_ptr<PlacementPolicy> placement;  // null: load
 
+  /// The weakest that its parts promise. Versions that change and answer for one another are lossy
+  /// whatever the policies say; residency and prefetch decide where experts are, never what is
+  /// computed.
+  Promise promise() const;
   /// Bit-identical output at any budget: no policy can change what is computed.
-  bool exact() const;
+  bool exact() const { return promise() == Promise::kExact; }
   /// Every expert always has a usable version and no policy has to be asked while a layer runs, so
   /// layers can be captured in a CUDA graph, if nothing else of the engine speaks against it
   /// (Engine::graph_safe).
   bool graph_safe() const;
-  /// Where an expert may be missing: no policy has to be asked while a layer runs, and whom a miss
-  /// replaces, what is prefetched, what is answered low and what a CPU computes are rules. Then
-  /// misses may be served without the host, and layers captured (Engine::graph_safe).
+  /// Where an expert may be missing: every policy has a rule (rules.h). Then misses may be served
+  /// without the host, and layers captured (Engine::graph_safe).
   bool misses_by_rule() const;
   /// OK, or which part is missing or contradicts another. Checked when a strategy is made and when
   /// an engine opens.

@@ -1,6 +1,7 @@
 #include "engine/blueprint.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include "base/bytes_text.h"
@@ -11,8 +12,7 @@
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 #include "moert/auto_strategy.h"
-#include "store/lru.h"
-#include "store/shared_slots.h"
+#include "prefetch/prefetch_rule.h"
 
 namespace moert {
 namespace {
@@ -145,27 +145,30 @@ ServedRules Blueprint::served() const {
   ServedRules rules;
   if (!strategy.misses_by_rule()) return rules;
   rules.ruled = strategy.routing != nullptr;
-  if (strategy.residency != nullptr) {
-    const PolicyTraits traits = strategy.residency->traits();
-    rules.by_worth = traits.by_worth;
-    rules.shares_slots = traits.by_worth && SharedSlotsOf(strategy.residency.get()) != nullptr;
-    rules.score_window = traits.score_window;
-    rules.by_arc = traits.by_arc;
-  }
-  if (strategy.prefetch != nullptr) {
-    const PolicyTraits traits = strategy.prefetch->traits();
-    rules.by_gate = traits.by_gate;
-    rules.path_width = traits.path_width;
-  }
-  if (strategy.placement != nullptr) rules.balance = strategy.placement->traits().balance;
-  if (strategy.placement != nullptr && versions.size() > 1) {
-    const PolicyTraits traits = strategy.placement->traits();
-    rules.max_low_share = traits.max_low_share;
-    rules.low_patience = traits.low_patience;
+  const ResidencyRule kept = residency->rule().value_or(ResidencyRule{});
+  rules.by_worth = kept.kind == ResidencyRuleKind::kWorth;
+  rules.shares_slots = kept.shared_slots;
+  rules.score_window = kept.kind == ResidencyRuleKind::kAverageScore ? kept.window : 0;
+  rules.by_gate = strategy.prefetch != nullptr;
+  if (strategy.placement == nullptr) return rules;
+  const PlacementRule placed = strategy.placement->rule().value_or(PlacementRule{});
+  rules.balance = placed.balance;
+  if (versions.size() > 1) {
+    rules.max_low_share = placed.max_low_share;
+    rules.low_patience = placed.low_patience;
     rules.low_stands_by = strategy.serving == Serving::kCacheOverLow;
+    rules.spares_low = placed.spares_low;
   }
   return rules;
 }
+
+bool Blueprint::cpu_offload() const {
+  if (strategy.placement == nullptr) return false;
+  const std::optional<PlacementRule> rule = strategy.placement->rule();
+  return !rule.has_value() || rule->balance != CpuBalance::kNone;
+}
+
+bool Blueprint::partial_output() const { return WantsResidentForward(strategy.prefetch.get()); }
 
 CacheBlocks BlocksOf(const ExpertSource& source, const Blueprint& b) {
   const absl::Span<const int> versions = b.versions;
@@ -202,7 +205,7 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
   }
   MOERT_RETURN_IF_ERROR(b.strategy.Validate());
   if (b.strategy.routing) MOERT_RETURN_IF_ERROR(b.strategy.routing->Check(model));
-  b.default_residency = MakeLru();
+  b.residency = CarryOut(b.strategy.residency.get());
   MOERT_ASSIGN_OR_RETURN(b.versions, ServedVersions(source, b.strategy));
   MOERT_ASSIGN_OR_RETURN(b.backend, MakeBackend(options));
   MOERT_RETURN_IF_ERROR(b.backend->Check(source, b.versions));

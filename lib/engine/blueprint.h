@@ -18,6 +18,7 @@
 #include "moert/strategy.h"
 #include "moert/thread_pool.h"
 #include "store/cache_blocks.h"
+#include "store/residency/cache_policy.h"
 
 namespace moert {
 
@@ -30,9 +31,9 @@ struct PartOfModel {
 /// Objects whose sizes a plan needs, and what they are made of; a created engine goes on with them.
 struct Blueprint {
   Strategy strategy;
-  std::string why;  // it was chosen, where the options left that open
-  std::unique_ptr<ResidencyPolicy> default_residency;
-  std::vector<int> versions;  // of the source; the best first
+  std::string why;                         // it was chosen, where the options left that open
+  std::unique_ptr<CachePolicy> residency;  // carries out the strategy's
+  std::vector<int> versions;               // of the source; the best first
   std::unique_ptr<Backend> backend;
   std::shared_ptr<ThreadPool> pool;
   std::unique_ptr<MixedGroupGemm> gemm;  // over `pool`
@@ -41,13 +42,8 @@ struct Blueprint {
   ExpertNumbering numbering;
   MemoryPlan plan;
 
-  ResidencyPolicy* residency() const {
-    return strategy.residency != nullptr ? strategy.residency.get() : default_residency.get();
-  }
   /// Whether Executor::PartialOutput may be called.
-  bool partial_output() const {
-    return strategy.prefetch != nullptr && strategy.prefetch->traits().resident_forward;
-  }
+  bool partial_output() const;
   /// Whether versions share a pool, in blocks of their sizes.
   bool shared_pool() const {
     return strategy.serving == Serving::kHotSet && strategy.versions.size() > 2;
@@ -55,11 +51,7 @@ struct Blueprint {
   /// The rules of a device that may serve misses; else none.
   ServedRules served() const;
   /// Whether misses may be given to a CPU beside the fast tier.
-  bool cpu_offload() const {
-    if (strategy.placement == nullptr) return false;
-    const PolicyTraits traits = strategy.placement->traits();
-    return traits.low_patience == 0 || traits.balance != CpuBalance::kNone;
-  }
+  bool cpu_offload() const;
 };
 
 /// Checks options, model and source against each other and makes the plan. InvalidArgument names

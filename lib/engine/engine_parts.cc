@@ -8,6 +8,7 @@
 #include "base/status_macros.h"
 #include "engine/memory_plan.h"
 #include "fmt/format.h"
+#include "plan/placement_rule.h"
 
 namespace moert {
 namespace {
@@ -81,7 +82,7 @@ class Builder {
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TransferQueue> transfers,
                            b_.backend->MakeTransfers(source_, b_.clock.get(), &b_.profile));
     return std::make_unique<VersionedStore>(source_, std::move(served), std::move(pools),
-                                            std::move(transfers), b_.residency());
+                                            std::move(transfers), b_.residency.get());
   }
 
   std::unique_ptr<VersionManager> MakeVersions(const EngineParts& p) const {
@@ -116,9 +117,9 @@ class Builder {
   }
 
   /// Whether what the CPU computed beside the fast tier is brought behind a call.
-  bool Backfills(const EngineParts& p) const {
+  bool BackfillsWith(const EngineParts& p) const {
     return p.executor->has_cpu_offload() && b_.cpu_offload() &&
-           b_.strategy.placement->traits().backfills;
+           Backfills(b_.strategy.placement.get());
   }
 
   std::unique_ptr<LayerPrefetcher> MakePrefetcher(const EngineParts& p) const {
@@ -131,7 +132,7 @@ class Builder {
     parts.store = p.store.get();
     parts.versions = p.versions.get();
     parts.controlled = b_.strategy.prefetch_control;
-    parts.cpu_offload = Backfills(p);
+    parts.cpu_offload = BackfillsWith(p);
     auto prefetcher = std::make_unique<LayerPrefetcher>(parts);
     PrefetchDriver driver{p.link.get(), {}, parts.cpu_offload};
     if (b_.strategy.prefetch != nullptr) driver.outlook = prefetcher->outlook();
@@ -162,7 +163,7 @@ class Builder {
     LayerParts parts;
     parts.model = &model_;
     parts.strategy = &b_.strategy;
-    parts.residency = b_.residency();
+    parts.residency = b_.residency.get();
     parts.clock = b_.clock.get();
     parts.charges = p.charges.get();
     parts.router = p.router.get();

@@ -32,12 +32,6 @@ absl::Status LayerRunner::CheckRules() const {
     return absl::FailedPreconditionError(
         "a policy, a trace or the virtual clock has to see every routing before it is executed");
   }
-  const PolicyTraits residency =
-      parts_.strategy->residency != nullptr ? parts_.strategy->residency->traits() : PolicyTraits{};
-  if ((residency.by_worth || residency.by_arc || residency.score_window > 0) !=
-      parts_.store->lends_use()) {
-    return absl::FailedPreconditionError("its residency policy cannot hand over what it knows");
-  }
   return absl::OkStatus();
 }
 

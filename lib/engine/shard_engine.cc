@@ -13,6 +13,7 @@
 #include "fmt/format.h"
 #include "model/check_layer.h"
 #include "moert/default_thread_pool.h"
+#include "prefetch/prefetch_rule.h"
 
 namespace moert {
 namespace {
@@ -197,7 +198,7 @@ absl::Status ShardEngine::MakeRouter(EngineOptions* options) {
     return layer.routing.kind == RoutingKind::kExternal;
   });
   if (external || !RoutesLayers(*options)) return absl::OkStatus();
-  next_gate_ = strategy.prefetch != nullptr && strategy.prefetch->traits().next_gate;
+  next_gate_ = WantsNextGate(strategy.prefetch.get());
   if (options->thread_pool == nullptr) {
     ThreadPoolOptions threads;
     threads.threads = options->threads;

@@ -39,7 +39,7 @@ namespace moert {
 /// not here. Empty: all are.
 using ExpertNumbering = std::vector<std::vector<int32_t>>;
 
-/// By which rules a device may serve misses (Strategy::misses_by_rule, PolicyTraits).
+/// By which rules a device may serve misses (Strategy::misses_by_rule).
 struct ServedRules {
   bool by_worth = false;
   int score_window = 0;
@@ -50,11 +50,12 @@ struct ServedRules {
   bool by_gate = false;
   int path_width = 0;
   // The share of each request's mass that the second version may answer
-  // (PolicyTraits::max_low_share), and by which rule; `low_stands_by`: its records are resident,
+  // (PlacementRule::max_low_share), and by which rule; `low_stands_by`: its records are resident,
   // else they are read in host memory.
   double max_low_share = 0;
   double low_patience = 0;
   bool low_stands_by = false;
+  bool spares_low = false;  // see PlacementRule
   CpuBalance balance = CpuBalance::kNone;  // of what is left, with a CPU
 
   bool prefetch() const { return by_gate || path_width > 0; }

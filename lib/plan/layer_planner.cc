@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "plan/placement_rule.h"
 
 namespace moert {
 
@@ -12,7 +13,7 @@ LayerPlanner::LayerPlanner(PlacementPolicy* policy, const HardwareProfile* profi
     : store_(store),
       cpu_can_compute_(std::move(cpu.can_compute)),
       placer_(policy, profile, cpu.link, std::move(cpu.version)) {
-  const double share = policy == nullptr ? 0 : policy->traits().max_low_share;
+  const double share = MaxLowShare(policy);
   if (share > 0 && store->num_versions() > 1) low_answers_ = std::make_unique<LowAnswers>(share);
 }
 

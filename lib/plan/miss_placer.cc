@@ -1,15 +1,31 @@
 #include "plan/miss_placer.h"
 
+#include <optional>
 #include <utility>
 
 #include "base/exception_status.h"
+#include "base/status_macros.h"
 #include "fmt/format.h"
+#include "plan/placement_rule.h"
 
 namespace moert {
+namespace {
+
+/// What carries out the rule of a policy; null: it has none.
+std::unique_ptr<PlacementPolicy> ByRule(const PlacementPolicy* policy) {
+  const std::optional<PlacementRule> rule = policy == nullptr ? std::nullopt : policy->rule();
+  return rule.has_value() ? MakePlacementPolicy(*rule) : nullptr;
+}
+
+}  // namespace
 
 MissPlacer::MissPlacer(PlacementPolicy* policy, const HardwareProfile* profile,
                        const LinkEstimate* link, std::string cpu_version)
-    : policy_(policy), profile_(profile), link_(link), cpu_version_(std::move(cpu_version)) {}
+    : by_rule_(ByRule(policy)),
+      policy_(by_rule_ != nullptr ? by_rule_.get() : policy),
+      profile_(profile),
+      link_(link),
+      cpu_version_(std::move(cpu_version)) {}
 
 PlacedMisses MissPlacer::Place(const PolicyContext& context, absl::Span<const Miss> misses,
                                const LinkLoad& link) {
@@ -158,6 +174,9 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(PlacementPolicy* po
     if (rate > 0) continue;
     return absl::InvalidArgumentError(
         fmt::format("profile {}: {} is {}; must be positive", profile.name, field, rate));
+  }
+  if (policy != nullptr && policy->rule().has_value()) {
+    MOERT_RETURN_IF_ERROR(policy->rule()->Validate());
   }
   return std::unique_ptr<Scheduler>(
       new Scheduler(std::make_unique<Impl>(policy, std::move(options))));

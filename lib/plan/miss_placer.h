@@ -3,6 +3,7 @@
 #define MOERT_LIB_PLAN_MISS_PLACER_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,8 @@ namespace moert {
 
 class MissPlacer {
  public:
-  /// All borrowed. `policy` null: every miss is loaded. `link` null: the profile is right about
+  /// All borrowed. `policy` null: every miss is loaded; its rule is carried out, where it has one.
+  /// `link` null: the profile is right about
   /// transfers and about the CPU.
   MissPlacer(PlacementPolicy* policy, const HardwareProfile* profile, const LinkEstimate* link,
              std::string cpu_version);
@@ -45,7 +47,8 @@ class MissPlacer {
   void PassOverCpu();
   int64_t BusyNs(const LinkLoad& link) const;
 
-  PlacementPolicy* const policy_;
+  const std::unique_ptr<PlacementPolicy> by_rule_;
+  PlacementPolicy* const policy_;  // by_rule_, or the caller's
   const HardwareProfile* const profile_;
   const LinkEstimate* const link_;
   const std::string cpu_version_;

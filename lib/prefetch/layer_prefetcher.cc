@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "absl/cleanup/cleanup.h"
 #include "plan/transfer_version.h"
 #include "prefetch/prediction_yield.h"
 #include "prefetch/prefetch_control.h"
+#include "prefetch/prefetch_rule.h"
 #include "prefetch/window_estimate.h"
 #include "store/version_manager.h"
 #include "transfer/link_estimate.h"
@@ -23,11 +25,18 @@ constexpr double kGuessedRecall = 0.9;
 constexpr double kGuessedPrecision = 0.8;
 constexpr size_t kRanks = 16;
 
+/// What carries out the rule of a policy; null: it has none.
+std::unique_ptr<PrefetchPolicy> ByRule(const PrefetchPolicy* policy) {
+  const std::optional<PrefetchRule> rule = policy == nullptr ? std::nullopt : policy->rule();
+  return rule.has_value() ? MakePrefetchPolicy(*rule) : nullptr;
+}
+
 }  // namespace
 
 LayerPrefetcher::LayerPrefetcher(const PrefetcherParts& parts)
     : model_(parts.model),
-      policy_(parts.policy),
+      by_rule_(ByRule(parts.policy)),
+      policy_(by_rule_ != nullptr ? by_rule_.get() : parts.policy),
       precision_policy_(parts.precision),
       link_(parts.link),
       cpu_offload_(parts.cpu_offload),
@@ -70,11 +79,11 @@ bool LayerPrefetcher::Prefetching(Phase phase) const {
 }
 
 bool LayerPrefetcher::wants_next_gate(Phase phase) const {
-  return Prefetching(phase) && policy_->traits().next_gate;
+  return Prefetching(phase) && WantsNextGate(policy_);
 }
 
 bool LayerPrefetcher::wants_resident_forward(Phase phase) const {
-  return Prefetching(phase) && policy_->traits().resident_forward;
+  return Prefetching(phase) && WantsResidentForward(policy_);
 }
 
 void LayerPrefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {

@@ -26,7 +26,8 @@ class WindowEstimate;
 /// What a LayerPrefetcher works with; all borrowed.
 struct PrefetcherParts {
   const MoeModelSpec* model = nullptr;
-  PrefetchPolicy* policy = nullptr;  // null: prefetches nothing
+  /// Its rule is carried out, where it has one. Null: prefetches nothing.
+  PrefetchPolicy* policy = nullptr;
   /// Which version a prefetch brings into a cache of several; null: the best.
   PrecisionPolicy* precision = nullptr;
   const HardwareProfile* profile = nullptr;
@@ -116,7 +117,8 @@ class LayerPrefetcher {
   bool StartLoad(const PolicyContext& context, size_t rank, float hidden, Prediction* prediction);
 
   const MoeModelSpec* model_;
-  PrefetchPolicy* policy_;
+  std::unique_ptr<PrefetchPolicy> by_rule_;
+  PrefetchPolicy* policy_;  // by_rule_, or the caller's; null: prefetches nothing
   PrecisionPolicy* precision_policy_;
   const LinkEstimate* link_;
   bool cpu_offload_;

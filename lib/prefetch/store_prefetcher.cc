@@ -71,6 +71,7 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(PrefetchPolicy* p
                                                                PrefetcherOptions options) try {
   if (policy == nullptr) return absl::InvalidArgumentError("policy: must not be null");
   if (store == nullptr) return absl::InvalidArgumentError("store: must not be null");
+  if (policy->rule().has_value()) MOERT_RETURN_IF_ERROR(policy->rule()->Validate());
   auto impl = std::make_unique<Impl>(policy, store->impl_, std::move(options));
   const MutexLock lock(&impl->store->mu);
   if (impl->store->on_wait != nullptr) {

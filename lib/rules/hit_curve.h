@@ -1,5 +1,5 @@
 // How often predictions of a gate came true, by what the predicted score is of the token's k-th
-// best, on the host (strategies/calibrated_gate.h) and on a device.
+// best, on the host (prefetch/calibrated_gate.h) and on a device.
 #ifndef MOERT_LIB_RULES_HIT_CURVE_H_
 #define MOERT_LIB_RULES_HIT_CURVE_H_
 

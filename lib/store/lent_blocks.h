@@ -34,12 +34,12 @@ struct LentSlot {
 struct LentLayer {
   int64_t tick = 0;  // of the last layer call
   std::vector<LentSlot> slots;
-  // From a residency policy that hands over what it evicts by, see LentUse: calls that it has seen,
+  // What the residency policy evicts by (CachePolicy::LendUse): calls that it has seen,
   // and how many experts a call brings, on average.
   int64_t calls = 0;
   double inserted = 1;
   std::vector<ExpertUse> use;      // [E], by worth
-  std::vector<float> scores;       // [LentUse::window(), E], by average score: see ScoreSums
+  std::vector<float> scores;       // [ResidencyRule::window, E], by average score: see ScoreSums
   std::vector<double> sums;        // [E], of these
   ArcState arc;                    // by the lists of ARC
   std::vector<ArcNode> arc_nodes;  // [E], of these

@@ -1,6 +1,7 @@
 #include "store/store_impl.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/checked_math.h"
@@ -11,7 +12,6 @@
 #include "store/acquire.h"
 #include "store/block_pool.h"
 #include "store/cache_blocks.h"
-#include "store/lru.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {
@@ -30,7 +30,9 @@ absl::Status Check(const ExpertSource* source, const ExpertStoreOptions& options
     return absl::InvalidArgumentError(
         fmt::format("io_threads {}: must be in [1, {}]", options.io_threads, kMaxIoThreads));
   }
-  return absl::OkStatus();
+  const std::optional<ResidencyRule> rule =
+      options.residency == nullptr ? std::nullopt : options.residency->rule();
+  return rule.has_value() ? rule->Validate() : absl::OkStatus();
 }
 
 }  // namespace
@@ -53,8 +55,8 @@ absl::StatusOr<std::shared_ptr<ExpertStore::Impl>> ExpertStore::Impl::Create(
   impl->slots = SlotsOf(options.budget_bytes, blocks.all_bytes, total);
   impl->budget.SetLimit(options.budget_bytes);
   impl->allocator = std::move(options.allocator);
-  impl->residency = std::move(options.residency);
-  if (impl->residency == nullptr) impl->residency = MakeLru();
+  impl->policy = std::move(options.residency);
+  impl->residency = CarryOut(impl->policy.get());
   std::vector<std::unique_ptr<BlockPool>> pools(1);
   MOERT_ASSIGN_OR_RETURN(
       pools[0],

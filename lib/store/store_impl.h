@@ -35,7 +35,8 @@ struct ExpertStore::Impl {
 
   std::shared_ptr<const ExpertSource> source;
   std::shared_ptr<HostAllocator> allocator;
-  std::unique_ptr<ResidencyPolicy> residency;  // asked under mu
+  std::unique_ptr<ResidencyPolicy> policy;  // the host's; may be null
+  std::unique_ptr<CachePolicy> residency;   // carries it out; asked under mu
   int64_t block_bytes = 0;
   int64_t slots = 0;
   WallClock clock;

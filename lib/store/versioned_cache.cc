@@ -53,7 +53,7 @@ int32_t VersionedStore::MakeSharedRoom(ExpertKey incoming, LoadReason reason,
   if (const int32_t block = pools_[0]->TakeFor(Index(incoming)); block >= 0) return block;
   const bool demand = reason == LoadReason::kDemand;
   const auto take = [&](bool for_call) {
-    const int donor = shared_->Donor(for_call);
+    const int donor = residency_->Donor(for_call);
     return donor < 0 ? -1 : TakeFrom(donor, incoming, reason, context, hint);
   };
   if (const int32_t block = take(demand); block >= 0 || !demand) return block;

@@ -39,7 +39,7 @@ bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
   for (int l = 0; l < model.num_layers(); ++l) lend_up_to(l, LeastLent(l));
   for (int l = 0; l < model.num_layers(); ++l) lend_up_to(l, capacity_[l]);
   DealFree(layers);
-  LendWorth(layers);
+  LendUse(layers);
   return true;
 }
 
@@ -93,19 +93,9 @@ void VersionedStore::DealFree(std::vector<LentLayer>* layers) {
   }
 }
 
-void VersionedStore::LendWorth(std::vector<LentLayer>* layers) const {
-  if (lent_use_ == nullptr) return;
+void VersionedStore::LendUse(std::vector<LentLayer>* layers) const {
   for (size_t l = 0; l < layers->size(); ++l) {
-    LentLayer& loan = (*layers)[l];
-    lent_use_->LendUse(static_cast<int>(l), &loan);
-    const auto experts = static_cast<size_t>(source_->model().layers[l].num_experts);
-    const auto window = static_cast<size_t>(lent_use_->window());
-    if (window == 0) {
-      loan.use.resize(experts);
-    } else {
-      loan.scores.resize(window * experts);
-      loan.sums.resize(experts);
-    }
+    residency_->LendUse(static_cast<int>(l), source_->model().layers[l].num_experts, &(*layers)[l]);
   }
 }
 
@@ -122,7 +112,7 @@ void VersionedStore::TakeBack(absl::Span<const LentLayer> layers) {
     }
     held_[l] = 0;
     for (const LentSlot& slot : loan.slots) TakeBackSlot(l, slot);
-    if (lent_use_ != nullptr) lent_use_->ResumeUse(l, loan);
+    residency_->ResumeUse(l, loan);
   }
 }
 

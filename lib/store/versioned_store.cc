@@ -17,14 +17,12 @@ const int64_t VersionedStore::kBytesPerExpert =
 
 VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVersion> versions,
                                std::vector<std::unique_ptr<BlockPool>> pools,
-                               std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency)
+                               std::unique_ptr<TransferQueue> transfers, CachePolicy* residency)
     : source_(source),
       versions_(std::move(versions)),
       pools_(std::move(pools)),
       transfers_(std::move(transfers)),
-      residency_(residency),
-      shared_(SharedSlotsOf(residency)),
-      lent_use_(dynamic_cast<LentUse*>(residency)) {
+      residency_(residency) {
   int64_t total = 0;
   for (const MoeLayerSpec& layer : source->model().layers) {
     first_.push_back(total);

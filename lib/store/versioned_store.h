@@ -35,8 +35,7 @@
 #include "moert/trace.h"
 #include "store/block_pool.h"
 #include "store/lent_blocks.h"
-#include "store/lent_use.h"
-#include "store/shared_slots.h"
+#include "store/residency/cache_policy.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {
@@ -110,7 +109,7 @@ class VersionedStore {
   /// Versions most bits first. Pool 0 is the one a residency policy's capacities speak of.
   VersionedStore(const ExpertSource* source, std::vector<ServedVersion> versions,
                  std::vector<std::unique_ptr<BlockPool>> pools,
-                 std::unique_ptr<TransferQueue> transfers, ResidencyPolicy* residency);
+                 std::unique_ptr<TransferQueue> transfers, CachePolicy* residency);
   ~VersionedStore();
 
   /// From now on transfers are shown to `trace` as they arrive; null: not. Borrowed.
@@ -194,8 +193,8 @@ class VersionedStore {
   /// the residency policy says. When that fails (a layer with no slots, or all of them pinned) it
   /// borrows: what is free, then from layers over their capacity, then, for a demand load that has
   /// no block of its own call to wait for, from anybody. What a layer holds beyond its capacity it
-  /// gives back when its call ends. Where the policy shares the slots (SharedSlots), a free block
-  /// is taken, else that of the expert worth least.
+  /// gives back when its call ends. Where the policy shares the slots (CachePolicy::Shares), a free
+  /// block is taken, else that of the expert worth least.
   bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context,
                  const LoadHint& hint = {});
   /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of
@@ -232,9 +231,6 @@ class VersionedStore {
   void TakeBack(absl::Span<const LentLayer> layers);
   /// Adds to the statistics.
   void CountServed(const ServedCount& count);
-  /// Whether its residency policy can hand over what it evicts by.
-  bool lends_use() const { return lent_use_ != nullptr; }
-
   // A cache over low versions that stand by (Serving::kCacheOverLow): version 1, in pool 1.
 
   /// Brings the low version of every expert, at open.
@@ -339,11 +335,11 @@ class VersionedStore {
   void FreeLeast();
   bool LendFree(int layer, std::vector<LentSlot>* slots);
   void DealFree(std::vector<LentLayer>* layers);
-  void LendWorth(std::vector<LentLayer>* layers) const;
+  void LendUse(std::vector<LentLayer>* layers) const;
   /// Enters or leaves by somebody else's decision.
   void TakeBackSlot(int layer, const LentSlot& slot);
   void ForgetLent(ExpertKey key);
-  bool Shares() const { return shared_ != nullptr && shared_->Shares(); }
+  bool Shares() const { return residency_->Shares(); }
   bool TransientFree() const;
   /// Evicts experts of a layer until there is a block for `incoming`; -1 when there is none.
   int32_t TakeFrom(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,
@@ -364,9 +360,7 @@ class VersionedStore {
   const std::vector<ServedVersion> versions_;
   std::vector<std::unique_ptr<BlockPool>> pools_;
   std::unique_ptr<TransferQueue> transfers_;
-  ResidencyPolicy* residency_;
-  SharedSlots* shared_;  // residency_; null: every layer has slots of its own
-  LentUse* lent_use_;    // residency_; null: it goes by no worth
+  CachePolicy* residency_;
   StoreStats stats_;
   TraceSink* trace_ = nullptr;
   PrefetchDriver driver_;

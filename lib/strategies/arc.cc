@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "store/lent_use.h"
-
 namespace moert {
 
 ArcLists::ArcLists(int experts, int capacity) : nodes_(experts), counts_(experts, 0) {
@@ -45,18 +43,12 @@ void ArcLists::Resume(const ArcState& state, const std::vector<ArcNode>& nodes,
 
 namespace {
 
-class Arc final : public ResidencyPolicy, public LentUse {
+class Arc final : public ResidencyPolicy {
  public:
-  explicit Arc(std::unique_ptr<CapacityRule> rule) : rule_(std::move(rule)) {}
-
-  PolicyTraits traits() const override {
-    PolicyTraits traits;
-    traits.by_arc = true;
-    return traits;
-  }
+  explicit Arc(const CapacityRule& capacity) : dealer_(MakeSlotDealer(capacity)) {}
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
-    std::vector<int> capacity = rule_->Capacity(snapshot);
+    std::vector<int> capacity = dealer_->Capacity(snapshot);
     for (size_t l = 0; l < capacity.size(); ++l) {
       if (l == layers_.size()) {
         layers_.emplace_back(snapshot.model->layers[l].num_experts, capacity[l]);
@@ -70,7 +62,7 @@ class Arc final : public ResidencyPolicy, public LentUse {
     switch (event.kind) {
       case LayerEvent::Kind::kRouted:
         layers_[event.context.layer].Request(event.routing.counts);
-        rule_->Observe(event);
+        dealer_->Observe(event);
         return;
       case LayerEvent::Kind::kInserted:
         layers_[event.key.layer].Inserted(event.key.expert, event.prefetched);
@@ -98,30 +90,16 @@ class Arc final : public ResidencyPolicy, public LentUse {
     return static_cast<int>(it - snapshot.candidates.begin());
   }
 
-  void LendUse(int layer, LentLayer* loan) const override {
-    loan->arc = layers_[layer].state();
-    loan->arc_nodes = layers_[layer].nodes();
-    // What they aim at where they go on: all slots that are lent.
-    ArcView{&loan->arc, loan->arc_nodes.data()}.SetCapacity(static_cast<int>(loan->slots.size()));
-  }
-  void ResumeUse(int layer, const LentLayer& loan) override {
-    std::vector<uint8_t> held(loan.arc_nodes.size(), 0);
-    for (const LentSlot& slot : loan.slots) {
-      if (slot.expert >= 0) held[slot.expert] = 1;
-    }
-    layers_[layer].Resume(loan.arc, loan.arc_nodes, held);
-  }
-
  private:
-  const std::unique_ptr<CapacityRule> rule_;
+  const std::unique_ptr<SlotDealer> dealer_;
   std::vector<ArcLists> layers_;
   std::vector<uint8_t> allowed_;  // scratch
 };
 
 }  // namespace
 
-std::unique_ptr<ResidencyPolicy> MakeArc(std::unique_ptr<CapacityRule> rule) {
-  return std::make_unique<Arc>(std::move(rule));
+std::unique_ptr<ResidencyPolicy> MakeArc(const CapacityRule& capacity) {
+  return std::make_unique<Arc>(capacity);
 }
 
 }  // namespace moert

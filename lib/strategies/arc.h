@@ -25,7 +25,7 @@
 #include "absl/types/span.h"
 #include "moert/policy.h"
 #include "rules/arc_lists.h"
-#include "strategies/capacity.h"
+#include "store/residency/capacity.h"
 
 namespace moert {
 
@@ -73,9 +73,9 @@ class ArcLists {
   std::vector<int32_t> order_;   // scratch
 };
 
-/// ARC in every layer, with the capacities of `rule`. Victims among several layers (a layer
-/// borrows) are the least recently used.
-std::unique_ptr<ResidencyPolicy> MakeArc(std::unique_ptr<CapacityRule> rule);
+/// ARC in every layer, with the capacities of a rule. It is asked on the host. Victims among
+/// several layers (a layer borrows) are the least recently used.
+std::unique_ptr<ResidencyPolicy> MakeArc(const CapacityRule& capacity);
 
 }  // namespace moert
 

@@ -1,4 +1,4 @@
-// The built-in strategies and the policies they are made of, one readable file each. To add a
+// The built-in strategies, one readable file each, made of rules (moert/rules.h). To add a
 // strategy: write its file, declare its builder here, add its entry to builtin.cc.
 #ifndef MOERT_LIB_STRATEGIES_BUILTIN_H_
 #define MOERT_LIB_STRATEGIES_BUILTIN_H_
@@ -35,20 +35,8 @@ absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context);
 absl::Status RefuseKeys(absl::string_view strategy, const StrategyParams& params,
                         std::initializer_list<const char*> keys, absl::string_view setting);
 
-/// The lowest average score over the last `window` iterations leaves. `entry_margin` >= 0: only for
-/// a prefetched expert whose average is higher by that share.
-std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window, double entry_margin = -1);
 /// The expert-cache rule in decode, displaced weight bounded for every request.
 std::unique_ptr<RoutingPolicy> MakeExpertCacheRouting(double alpha, double max_mass_share);
-/// The next layer's predicted top-score experts; alpha = 0: its predicted actives.
-/// `resident_forward`: predicted from the partial output where the host can.
-std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha, bool resident_forward);
-struct CpuBalanceOptions {
-  bool by_completion = false;  // else Algorithm 2 of the importance paper
-  bool fill = false;           // bring in what the CPU computed while the link is idle
-};
-/// Misses shared between the link and a CPU executor (plan/balancer.h).
-std::unique_ptr<PlacementPolicy> MakeCpuLoadBalancer(const CpuBalanceOptions& options);
 
 }  // namespace moert
 

@@ -1,16 +1,17 @@
-// fate: the next layer's gate says what to prefetch, ARC keeps what comes back, and shallow layers,
-// which it predicts worst, get their slots first (Fate Sec. 4). With one scheme it is exact; with
-// `low` transfers are in the right number of bits (hybrid_bits.h) and it is not.
+// fate: the next layer's gate says what to prefetch, and what the next calls will want least
+// leaves, whatever its layer; or as the paper has it, ARC keeps what comes back, and shallow
+// layers, which the gate predicts worst, get their slots first (Fate Sec. 4). With one scheme it is
+// exact; with `low` transfers are in the right number of bits (hybrid_bits.h) and it is not.
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "prefetch/next_layer_gate.h"
+#include "prefetch/prefetch_rule.h"
+#include "store/residency/cache_policy.h"
+#include "store/residency/capacity.h"
 #include "strategies/arc.h"
 #include "strategies/builtin.h"
-#include "strategies/calibrated_gate.h"
-#include "strategies/capacity.h"
 #include "strategies/hybrid_bits.h"
-#include "strategies/next_layer_gate.h"
-#include "strategies/worth_cache.h"
 
 namespace moert {
 namespace {
@@ -50,16 +51,17 @@ int64_t BoundaryOf(const RoutingStatistics& calibration) {
   return ShallowBoundary(accuracy);
 }
 
-absl::StatusOr<std::unique_ptr<CapacityRule>> DealtCapacity(const StrategyContext& context) {
+absl::StatusOr<CapacityRule> DealtCapacity(const StrategyContext& context) {
   const StrategyParams& params = context.params;
   MOERT_ASSIGN_OR_RETURN(const int64_t transient, params.Integer("transient", -1, 0, 1 << 20));
-  if (!params.Has("shallow") && context.calibration == nullptr) {
-    return MakeMeasuredCapacity(static_cast<int>(transient));
-  }
+  CapacityRule rule{.kind = CapacityRuleKind::kMeasured, .transient = static_cast<int>(transient)};
+  if (!params.Has("shallow") && context.calibration == nullptr) return rule;
   // The spec's own number wins over what was measured.
   MOERT_ASSIGN_OR_RETURN(int64_t shallow, params.Integer("shallow", -1, 0, 1 << 20));
   if (shallow < 0) shallow = BoundaryOf(*context.calibration);
-  return MakeShallowFirst({static_cast<int>(shallow), static_cast<int>(transient)});
+  rule.kind = CapacityRuleKind::kShallowFirst;
+  rule.shallow = static_cast<int>(shallow);
+  return rule;
 }
 
 }  // namespace
@@ -85,19 +87,21 @@ absl::StatusOr<Strategy> BuildFate(const StrategyContext& context) {
   gate.top = static_cast<int>(top);
   MOERT_ASSIGN_OR_RETURN(gate.wrap, params.Flag("wrap", false));
   const bool as_in_paper = params.Has("percentile") || params.Has("top");
-  strategy.prefetch = as_in_paper ? MakeNextLayerGate(gate) : MakeCalibratedGate(gate.wrap);
+  strategy.prefetch =
+      as_in_paper ? MakeNextLayerGate(gate) : MakePrefetchPolicy({.wrap = gate.wrap});
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
 
   MOERT_ASSIGN_OR_RETURN(const int eviction, params.OneOf("eviction", 0, {"score", "arc"}));
-  const bool dealt =
-      context.calibration != nullptr || params.Has("shallow") || params.Has("transient");
-  if (eviction == 0 && !dealt) {
-    strategy.residency = MakeSharedWorthCache();
-    return strategy;
+  ResidencyRule residency{.kind = ResidencyRuleKind::kWorth};
+  MOERT_ASSIGN_OR_RETURN(residency.capacity, DealtCapacity(context));
+  // Slots that are dealt by a number of the spec or the calibration belong to layers.
+  residency.shared_slots =
+      context.calibration == nullptr && !params.Has("shallow") && !params.Has("transient");
+  if (eviction == 0) {
+    strategy.residency = MakeCachePolicy(residency);
+  } else {
+    strategy.residency = MakeArc(residency.capacity);
   }
-  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<CapacityRule> capacity, DealtCapacity(context));
-  strategy.residency =
-      eviction == 0 ? MakeWorthCache(std::move(capacity)) : MakeArc(std::move(capacity));
   return strategy;
 }
 

@@ -4,8 +4,13 @@
 //
 // Lossy unless alpha = 0; bounded by max_slots and max_mass, which hold for every request. The
 // suggested alpha and what it costs: docs/results/papers.md.
+#include <optional>
+
 #include "base/status_macros.h"
+#include "plan/placement_rule.h"
+#include "prefetch/prefetch_rule.h"
 #include "route/expert_cache_rule.h"
+#include "store/residency/cache_policy.h"
 #include "strategies/builtin.h"
 
 namespace moert {
@@ -16,8 +21,6 @@ class ExpertCacheRouting final : public RoutingPolicy {
   ExpertCacheRouting(const RoutingRule& rule, bool decode_only)
       : rule_(rule), decode_only_(decode_only) {}
 
-  PolicyTraits traits() const override { return {.lossy = rule_.alpha > 0, .rule_by_phase = true}; }
-
   absl::Status Check(const MoeModelSpec& model) const override {
     for (const MoeLayerSpec& layer : model.layers) {
       MOERT_RETURN_IF_ERROR(CheckExpertCacheRule(layer.routing));
@@ -25,8 +28,8 @@ class ExpertCacheRouting final : public RoutingPolicy {
     return absl::OkStatus();
   }
 
-  RoutingRule Rule(const PolicyContext& context) override {
-    return decode_only_ && context.phase != Phase::kDecode ? RoutingRule{} : rule_;
+  std::optional<RoutingRule> PhaseRule(Phase phase) const override {
+    return decode_only_ && phase != Phase::kDecode ? RoutingRule{} : rule_;
   }
 
  private:
@@ -66,9 +69,15 @@ absl::StatusOr<Strategy> BuildImportance(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const bool fill, params.Flag("fill", balancer == 2));
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
   strategy.routing = std::make_unique<ExpertCacheRouting>(rule, phase == 0);
-  strategy.prefetch = MakeTopScorePrefetch(rule.alpha, predict == 0);
-  strategy.residency = MakeAverageScore(static_cast<int>(window));
-  if (balancer != 0) strategy.placement = MakeCpuLoadBalancer({balancer == 2, fill});
+  strategy.prefetch = MakePrefetchPolicy(
+      {.kind = PrefetchRuleKind::kTopScore, .alpha = rule.alpha, .resident_forward = predict == 0});
+  strategy.residency = MakeCachePolicy(
+      {.kind = ResidencyRuleKind::kAverageScore, .window = static_cast<int>(window)});
+  if (balancer != 0) {
+    strategy.placement = MakePlacementPolicy(
+        {.balance = balancer == 2 ? CpuBalance::kByCompletion : CpuBalance::kInTurns,
+         .backfills = fill});
+  }
   return strategy;
 }
 

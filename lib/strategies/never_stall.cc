@@ -6,6 +6,7 @@
 // replaces: by average score over many iterations. An LRU cache (`graded:wait=0+fate.residency` and
 // the like are possible) would exchange experts at every token and hold few that are used again.
 #include "base/status_macros.h"
+#include "store/residency/average_score.h"
 #include "strategies/builtin.h"
 
 namespace moert {
@@ -21,7 +22,8 @@ absl::StatusOr<Strategy> BuildNeverStall(const StrategyParams& params) {
   MOERT_ASSIGN_OR_RETURN(s.transitions.max_gbps, params.Number("max_gbps", 0, 0, 1e6));
   MOERT_ASSIGN_OR_RETURN(const int64_t window, params.Integer("n", 256, 1, 4096));
   MOERT_ASSIGN_OR_RETURN(const double margin, params.Number("margin", 0.3, 0, 1e9));
-  s.residency = MakeAverageScore(static_cast<int>(window), margin);
+  s.residency = MakeAverageScore(
+      {.kind = ResidencyRuleKind::kAverageScore, .window = static_cast<int>(window)}, margin);
   return s;
 }
 

@@ -2,23 +2,49 @@
 #include "moert/strategy.h"
 
 #include <algorithm>
+#include <string>
 
 #include "fmt/format.h"
+#include "plan/placement_rule.h"
 #include "store/versioned_store.h"
 
 namespace moert {
 namespace {
 
-bool Lossy(const Policy* policy) { return policy != nullptr && policy->traits().lossy; }
 bool NeedsHost(const Policy* policy) { return policy != nullptr && policy->traits().needs_host; }
+
+/// Whether its rule goes by the phase alone.
+bool Ruled(const RoutingPolicy* policy) {
+  return policy == nullptr || (policy->PhaseRule(Phase::kPrefill).has_value() &&
+                               policy->PhaseRule(Phase::kDecode).has_value());
+}
+template <typename PolicyWithRule>
+bool Ruled(const PolicyWithRule* policy) {
+  return policy == nullptr || policy->rule().has_value();
+}
+
+Promise PromiseOf(const RoutingPolicy* policy) {
+  if (policy == nullptr) return Promise::kExact;
+  if (!Ruled(policy)) return policy->traits().promise;
+  return std::max(policy->PhaseRule(Phase::kPrefill)->promise(),
+                  policy->PhaseRule(Phase::kDecode)->promise());
+}
+Promise PromiseOf(const PrecisionPolicy* policy) {
+  return policy == nullptr ? Promise::kExact : policy->traits().promise;
+}
+
+template <typename PolicyWithRule>
+absl::Status ValidateRule(const PolicyWithRule* policy) {
+  if (policy == nullptr || !policy->rule().has_value()) return absl::OkStatus();
+  return policy->rule()->Validate();
+}
 
 }  // namespace
 
-bool Strategy::exact() const {
-  // Versions that change and answer for one another are lossy whatever the policies say. Residency
-  // and prefetch decide where experts are, never what is computed.
-  return serving == Serving::kCache && !Lossy(routing.get()) && !Lossy(precision.get()) &&
-         !Lossy(placement.get());
+Promise Strategy::promise() const {
+  if (serving != Serving::kCache) return Promise::kLossy;
+  return std::max(
+      {PromiseOf(routing.get()), PromiseOf(precision.get()), PromiseOf(placement.get())});
 }
 
 bool Strategy::graph_safe() const {
@@ -30,23 +56,21 @@ bool Strategy::graph_safe() const {
 }
 
 bool Strategy::misses_by_rule() const {
-  const bool prefetch_ruled =
-      prefetch == nullptr || prefetch->traits().by_gate || prefetch->traits().path_width > 0;
-  const bool residency_ruled = residency == nullptr || residency->traits().least_recently_used ||
-                               residency->traits().by_worth || residency->traits().by_arc ||
-                               residency->traits().score_window > 0;
-  const bool routing_ruled = routing == nullptr || routing->traits().rule_by_phase;
-  const bool placement_ruled = placement == nullptr || placement->traits().low_patience > 0 ||
-                               placement->traits().balance != CpuBalance::kNone;
   const bool cache = serving == Serving::kCache || serving == Serving::kCacheOverLow;
-  return cache && !preload && routing_ruled && precision == nullptr && placement_ruled &&
-         prefetch_ruled && residency_ruled;
+  // The next step's first layer is predicted by a host.
+  const bool wraps = prefetch != nullptr && prefetch->rule().value_or(PrefetchRule{}).wrap;
+  return cache && !preload && precision == nullptr && !wraps && Ruled(routing.get()) &&
+         Ruled(prefetch.get()) && Ruled(residency.get()) && Ruled(placement.get());
 }
 
 absl::Status Strategy::Validate() const {
   const auto invalid = [&](const std::string& why) {
     return absl::InvalidArgumentError(fmt::format("strategy {}: {}", spec, why));
   };
+  absl::Status rules = ValidateRule(prefetch.get());
+  rules.Update(ValidateRule(residency.get()));
+  rules.Update(ValidateRule(placement.get()));
+  if (!rules.ok()) return invalid(std::string(rules.message()));
   if (serving == Serving::kCache) return absl::OkStatus();
   if (preload) return invalid("preload is for serving kCache; the others load what they keep");
   const size_t most = serving == Serving::kHotSet ? kMaxVersions : 2;

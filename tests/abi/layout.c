@@ -442,7 +442,32 @@ ABI_FIELD(moert_placement_snapshot, num_misses, 24);
 ABI_FIELD(moert_placement_snapshot, link_busy_ns, 32);
 ABI_LAST(moert_placement_snapshot, link_busy_ns, 8);
 
-ABI_SIZE(moert_policies, 160);
+ABI_SIZE(moert_prefetch_rule, 24);
+ABI_FIELD(moert_prefetch_rule, kind, 8);
+ABI_FIELD(moert_prefetch_rule, wrap, 12);
+ABI_FIELD(moert_prefetch_rule, alpha, 16);
+ABI_FIELD(moert_prefetch_rule, resident_forward, 20);
+ABI_LAST(moert_prefetch_rule, resident_forward, 4);
+
+ABI_SIZE(moert_residency_rule, 32);
+ABI_FIELD(moert_residency_rule, kind, 8);
+ABI_FIELD(moert_residency_rule, window, 12);
+ABI_FIELD(moert_residency_rule, shared_slots, 16);
+ABI_FIELD(moert_residency_rule, capacity, 20);
+ABI_FIELD(moert_residency_rule, shallow, 24);
+ABI_FIELD(moert_residency_rule, transient, 28);
+ABI_LAST(moert_residency_rule, transient, 4);
+
+ABI_SIZE(moert_placement_rule, 40);
+ABI_FIELD(moert_placement_rule, balance, 8);
+ABI_FIELD(moert_placement_rule, backfills, 12);
+ABI_FIELD(moert_placement_rule, max_low_share, 16);
+ABI_FIELD(moert_placement_rule, low_patience, 24);
+ABI_FIELD(moert_placement_rule, spares_low, 32);
+ABI_FIELD(moert_placement_rule, reserved, 36);
+ABI_LAST(moert_placement_rule, reserved, 4);
+
+ABI_SIZE(moert_policies, 192);
 ABI_FIELD(moert_policies, user_data, 8);
 ABI_FIELD(moert_policies, destroy, 16);
 ABI_FIELD(moert_policies, observe, 24);
@@ -463,7 +488,12 @@ ABI_FIELD(moert_policies, precision_transfer, 128);
 ABI_FIELD(moert_policies, precision_upgrades, 136);
 ABI_FIELD(moert_policies, placement, 144);
 ABI_FIELD(moert_policies, placement_backfills, 152);
-ABI_LAST(moert_policies, placement_backfills, 8);
+ABI_FIELD(moert_policies, prefetch_rule, 160);
+ABI_FIELD(moert_policies, residency_rule, 168);
+ABI_FIELD(moert_policies, placement_rule, 176);
+ABI_FIELD(moert_policies, routing_by_phase, 184);
+ABI_FIELD(moert_policies, reserved, 188);
+ABI_LAST(moert_policies, reserved, 4);
 
 ABI_SIZE(moert_strategy_info, 32);
 ABI_FIELD(moert_strategy_info, name, 8);

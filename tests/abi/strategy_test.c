@@ -131,6 +131,84 @@ static void test_use(void) {
   CHECK(made == destroyed);
 }
 
+/* What `fate` is made of, as rules. */
+static moert_code next_gate(void *user_data, moert_prefetch_rule *rule) {
+  (void)user_data;
+  CHECK(rule->struct_size == sizeof(*rule));
+  rule->kind = MOERT_PREFETCH_NEXT_GATE;
+  return MOERT_OK;
+}
+
+static int32_t window; /* of the rule below; 0: by worth */
+
+static moert_code residency(void *user_data, moert_residency_rule *rule) {
+  (void)user_data;
+  CHECK(rule->kind == MOERT_LEAST_RECENTLY_USED && rule->transient == -1); /* on-demand's */
+  rule->kind = window == 0 ? MOERT_LEAST_WORTH : MOERT_LEAST_AVERAGE_SCORE;
+  rule->shared_slots = window == 0;
+  rule->capacity = MOERT_CAPACITY_MEASURED;
+  if (window != 0) rule->window = window;
+  return fail ? MOERT_UNAVAILABLE : MOERT_OK;
+}
+
+static int32_t phases; /* bits of those that were asked for */
+
+static moert_code by_phase(void *user_data, const moert_policy_context *context,
+                           moert_routing_rule *rule) {
+  (void)user_data;
+  phases |= 1 << context->phase;
+  rule->kind = MOERT_RULE_TOPK;
+  return MOERT_OK;
+}
+
+static moert_code make_ruled(void *user_data, moert_strategy_params *params,
+                             moert_strategy *strategy, moert_failure *failure) {
+  (void)failure;
+  (void)user_data;
+  strategy->policies->prefetch_rule = next_gate;
+  strategy->policies->residency_rule = residency;
+  if (moert_strategy_params_get(params, "asked") != NULL) {
+    strategy->policies->residency_victim = newest;
+  }
+  if (moert_strategy_params_get(params, "routed") != NULL) {
+    strategy->policies->routing_rule = by_phase;
+    strategy->policies->routing_by_phase = 1;
+  }
+  return MOERT_OK;
+}
+
+static void same_decisions(const char *strategy, const moert_stats *expected) {
+  const moert_stats mine = run(strategy);
+  CHECK(mine.lookups == expected->lookups && mine.loads == expected->loads);
+  CHECK(mine.hits_resident == expected->hits_resident && mine.evictions == expected->evictions);
+  CHECK(mine.prefetches == expected->prefetches && mine.policy_fallbacks == 0);
+}
+
+static void test_rules(void) {
+  moert_source *source = make_source();
+  moert_engine_options options = options_of("ruled:asked=1");
+  moert_engine *engine = NULL;
+  const moert_stats fate = run("fate"), plain = run("on-demand+fate.prefetch");
+  moert_stats failed;
+  CHECK_OK(add("ruled", "asked: beside it (0)\nrouted: by phase (0)", make_ruled, NULL, &error));
+  CHECK(fate.prefetches > 0 && fate.loads != plain.loads);
+  same_decisions("ruled", &fate);
+  same_decisions("ruled:routed=1", &fate);
+  CHECK(phases == ((1 << MOERT_PREFILL) | (1 << MOERT_DECODE)));
+  CHECK_FAILS(moert_engine_create(source, &options, &engine, &error), MOERT_INVALID_ARGUMENT,
+              "residency_rule and residency_victim", "moert_engine_create");
+  options.strategy = "ruled";
+  window = 5000;
+  CHECK_FAILS(moert_engine_create(source, &options, &engine, &error), MOERT_INVALID_ARGUMENT,
+              "window is 5000; must be from 1 to 4096", "moert_engine_create");
+  window = 0;
+  fail = 1; /* the base's rule, and counted */
+  failed = run("ruled");
+  CHECK(failed.loads == plain.loads && failed.policy_fallbacks == 1);
+  fail = 0;
+  moert_source_destroy(source);
+}
+
 static void test_errors(void) {
   moert_source *source = make_source();
   moert_engine_options options = options_of("newest:limit=4");
@@ -171,6 +249,7 @@ static void test_errors(void) {
 
 int main(void) {
   test_use();
+  test_rules();
   test_errors();
   if (check_failures != 0) fprintf(stderr, "%d checks failed\n", check_failures);
   return check_failures != 0;

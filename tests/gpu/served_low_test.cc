@@ -16,11 +16,14 @@ SyntheticShape TwoVersions() {
   return shape;
 }
 
-/// The rule of graded without what its host does besides: nothing is brought behind a call.
+/// graded's rule without what a host does besides: nothing is brought behind a call. Asked, so for
+/// eager steps only.
 class RuleAlone final : public PlacementPolicy {
  public:
   explicit RuleAlone(std::unique_ptr<PlacementPolicy> graded) : graded_(std::move(graded)) {}
-  PolicyTraits traits() const override { return graded_->traits(); }
+  PolicyTraits traits() const override {
+    return {.promise = Promise::kLossy, .max_low_share = graded_->rule()->max_low_share};
+  }
   PlacementDecision Place(const PlacementSnapshot& snapshot) override {
     PlacementDecision decision = graded_->Place(snapshot);
     decision.backfill = Backfill::kNever;
@@ -39,7 +42,9 @@ absl::StatusOr<Strategy> BuildLowByRule(const StrategyContext& context) {
   if (!graded.ok()) return graded.status();
   graded->prefetch = nullptr;
   graded->residency = nullptr;
-  graded->placement = std::make_unique<RuleAlone>(std::move(graded->placement));
+  if (context.params.Text("asked", "0") == "1") {
+    graded->placement = std::make_unique<RuleAlone>(std::move(graded->placement));
+  }
   return graded;
 }
 
@@ -61,7 +66,8 @@ class LowByRule : public Chain {
  private:
   static std::string Registered(const std::string& keys) {
     static const absl::Status status = RegisterStrategy(
-        {"low-by-rule", "", {{"loss", ""}, {"standby", ""}, {"alpha", ""}}}, &BuildLowByRule);
+        {"low-by-rule", "", {{"loss", ""}, {"standby", ""}, {"alpha", ""}, {"asked", ""}}},
+        &BuildLowByRule);
     REQUIRE_OK(status);
     return "low-by-rule:" + keys;
   }
@@ -85,7 +91,7 @@ TEST_CASE("captured steps answer low what eager ones do, and the bits are theirs
                     << " experts");
       const std::string keys = "loss=" + std::to_string(loss) + ",alpha=" + alpha;
       const int64_t slots = shape.layers * (rows < 5 ? 18 : 42);
-      LowByRule eager(keys, slots, shape), served(keys, slots, shape);
+      LowByRule eager(keys + ",asked=1", slots, shape), served(keys, slots, shape);
       REQUIRE(served.engine()->graph_safe());
       served.Capture(rows);
       std::mt19937 rng(2);
@@ -163,7 +169,7 @@ TEST_CASE("a routing that the host left on the device") {
   DeviceArray<int32_t> ids(pairs);
   const DeviceArray<float> weights(given);
   const int64_t slots = Shape().layers * 26;
-  LowByRule eager("loss=0.1", slots), served("loss=0.1", slots);
+  LowByRule eager("loss=0.1,asked=1", slots), served("loss=0.1", slots);
   served.Capture(kRows, ids.get(), weights.get());
   std::mt19937 rng(23);
   HiddenProcess process(Shape().hidden, 19);

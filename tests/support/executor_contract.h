@@ -12,7 +12,7 @@
 
 #include "exec/backend.h"
 #include "store/budget_tracker.h"
-#include "store/lru.h"
+#include "store/residency/cache_policy.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
 
@@ -94,7 +94,7 @@ class ExecutorRig {
   HardwareProfile profile_;
   WallClock clock_;
   BudgetTracker budget_{int64_t{1} << 30};
-  const std::unique_ptr<ResidencyPolicy> lru_ = MakeLru();
+  const std::unique_ptr<CachePolicy> lru_ = MakeCachePolicy({});
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<MixedGroupGemm> gemm_;

@@ -15,12 +15,6 @@ class ActivationPath final : public PrefetchPolicy {
  public:
   explicit ActivationPath(int width) : width_(width) {}
 
-  PolicyTraits traits() const override {
-    PolicyTraits traits;
-    traits.path_width = width_;
-    return traits;
-  }
-
   void Observe(const LayerEvent& event) override {
     const PolicyContext& context = event.context;
     const RoutingView& routing = event.routing;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "prefetch/prefetch_rule.h"
 #include "research/strategies/research_strategies.h"
 #include "strategies/builtin.h"
 
@@ -45,7 +46,7 @@ absl::StatusOr<Strategy> BuildExpertFlow2510Like(const StrategyContext& context)
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   strategy.prefetch_control = false;  // it always prefetches
-  strategy.prefetch = MakeTopScorePrefetch(0, /*resident_forward=*/false);
+  strategy.prefetch = MakePrefetchPolicy({.kind = PrefetchRuleKind::kTopScore});
   strategy.residency = std::make_unique<TwoLevelLru>();
   return strategy;
 }

@@ -10,6 +10,7 @@
 //  - its token scheduler, which regroups requests by predicted experts, is the host's business and
 //    is left out.
 #include "base/status_macros.h"
+#include "prefetch/prefetch_rule.h"
 #include "research/strategies/research_strategies.h"
 #include "strategies/builtin.h"
 
@@ -20,7 +21,7 @@ absl::StatusOr<Strategy> BuildExpertFlowLike(const StrategyContext& context) {
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   strategy.prefetch_control = false;  // it always prefetches
-  strategy.prefetch = MakeTopScorePrefetch(0, /*resident_forward=*/false);
+  strategy.prefetch = MakePrefetchPolicy({.kind = PrefetchRuleKind::kTopScore});
   return strategy;
 }
 

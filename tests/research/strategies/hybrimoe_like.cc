@@ -15,6 +15,8 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "plan/placement_rule.h"
+#include "prefetch/prefetch_rule.h"
 #include "research/strategies/research_strategies.h"
 #include "route/route_token.h"
 #include "strategies/builtin.h"
@@ -81,11 +83,13 @@ absl::StatusOr<Strategy> BuildHybriMoeLike(const StrategyContext& context) {
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
   MOERT_ASSIGN_OR_RETURN(const double decay, params.Number("decay", 0.3, 0.001, 1));
   strategy.residency = std::make_unique<MinusRecentScore>(decay);
-  strategy.prefetch = MakeTopScorePrefetch(0, false);
+  strategy.prefetch = MakePrefetchPolicy({.kind = PrefetchRuleKind::kTopScore});
   MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 1, {"1", "completion"}));
   MOERT_ASSIGN_OR_RETURN(const bool fill, params.Flag("fill", false));
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
-  strategy.placement = MakeCpuLoadBalancer({balancer == 1, fill});
+  strategy.placement = MakePlacementPolicy(
+      {.balance = balancer == 1 ? CpuBalance::kByCompletion : CpuBalance::kInTurns,
+       .backfills = fill});
   return strategy;
 }
 

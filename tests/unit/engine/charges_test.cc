@@ -6,7 +6,7 @@
 
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
-#include "store/lru.h"
+#include "store/residency/cache_policy.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"
@@ -47,7 +47,7 @@ struct Setup {
   const SyntheticSource source{SyntheticShape{}};
   const HardwareProfile profile = RoundNumbers();
   const ModelConstants constants = *ModelConstants::Read(source);
-  const std::unique_ptr<ResidencyPolicy> lru = MakeLru();
+  const std::unique_ptr<CachePolicy> lru = MakeCachePolicy({});
   BudgetTracker budget{int64_t{1} << 30};
   VirtualClock link_clock;
   std::unique_ptr<VersionedStore> store;

@@ -6,7 +6,7 @@
 #include "engine/layer.h"
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
-#include "store/lru.h"
+#include "store/residency/cache_policy.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"
@@ -65,7 +65,7 @@ TEST_CASE("selections of replays reach counters, recency and the version manager
   const SyntheticSource source(SyntheticShape{2, 3, 2, 64, 48, 0, false, false, true});
   const MoeModelSpec& model = source.model();
   BudgetTracker budget(int64_t{1} << 20);
-  const std::unique_ptr<ResidencyPolicy> lru = MakeLru();
+  const std::unique_ptr<CachePolicy> lru = MakeCachePolicy({});
   std::vector<std::unique_ptr<BlockPool>> pools(2);
   for (int version = 0; version < 2; ++version) {
     pools[version] =

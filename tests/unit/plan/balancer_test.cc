@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "strategies/builtin.h"
+#include "plan/placement_rule.h"
 #include "tests/support/catch.h"
 
 namespace moert {
@@ -153,7 +153,7 @@ MissView Miss(int expert, int tokens, int64_t load_ns, int64_t cpu_ns) {
 }
 
 TEST_CASE("the balancer shares misses where that helps and loads them all where it does not") {
-  const auto policy = MakeCpuLoadBalancer({/*by_completion=*/false, /*fill=*/false});
+  const auto policy = MakePlacementPolicy({.balance = CpuBalance::kInTurns});
   const auto load = Placement::kLoad, cpu = Placement::kCpu;
   // Loads of 10, CPU 4 a token: {3} loads 10; CPU takes 1 (4), 1 (8), 1 (12); then even: load.
   CHECK(Place(policy.get(), {Miss(0, 1, 10, 4), Miss(1, 1, 10, 4), Miss(2, 3, 10, 12),
@@ -169,19 +169,20 @@ TEST_CASE("the balancer shares misses where that helps and loads them all where 
 }
 
 TEST_CASE("by completion: a slow link is left alone, and a CPU does not wait for a prefetch") {
-  const auto policy = MakeCpuLoadBalancer({/*by_completion=*/true, /*fill=*/true});
-  const auto backfill = [](const CpuBalanceOptions& options, Phase phase) {
+  constexpr auto kByCompletion = CpuBalance::kByCompletion;
+  const auto policy = MakePlacementPolicy({.balance = kByCompletion, .backfills = true});
+  const auto backfill = [](const PlacementRule& rule, Phase phase) {
     PolicyContext context;
     context.phase = phase;
-    return MakeCpuLoadBalancer(options)->Place({context, {}, 0}).backfill;
+    return MakePlacementPolicy(rule)->Place({context, {}, 0}).backfill;
   };
-  CHECK(policy->traits().backfills);
-  CHECK_FALSE(MakeCpuLoadBalancer({true, false})->traits().backfills);
-  CHECK(backfill({true, true}, Phase::kDecode) == Backfill::kAlways);
+  CHECK(Backfills(policy.get()));
+  CHECK_FALSE(Backfills(MakePlacementPolicy({.balance = kByCompletion}).get()));
+  CHECK(backfill({kByCompletion, true}, Phase::kDecode) == Backfill::kAlways);
   // A cold cache is filled in any case, by the loads of Algorithm 2 or behind the CPU.
-  CHECK(backfill({true, false}, Phase::kDecode) == Backfill::kFreeSlots);
-  CHECK(backfill({false, false}, Phase::kDecode) == Backfill::kNever);
-  CHECK(backfill({true, true}, Phase::kPrefill) == Backfill::kNever);
+  CHECK(backfill({kByCompletion, false}, Phase::kDecode) == Backfill::kFreeSlots);
+  CHECK(backfill({CpuBalance::kInTurns, false}, Phase::kDecode) == Backfill::kNever);
+  CHECK(backfill({kByCompletion, true}, Phase::kPrefill) == Backfill::kNever);
   const auto load = Placement::kLoad, cpu = Placement::kCpu;
   // One transfer takes longer than the CPU needs for everything. Algorithm 2 would begin with it.
   CHECK(Place(policy.get(), {Miss(0, 1, 50, 4), Miss(1, 2, 50, 8)}) ==

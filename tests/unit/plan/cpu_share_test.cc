@@ -8,7 +8,7 @@
 
 #include "plan/balancer.h"
 #include "plan/miss_placer.h"
-#include "strategies/builtin.h"
+#include "plan/placement_rule.h"
 #include "tests/support/catch.h"
 
 namespace moert {
@@ -64,8 +64,7 @@ TEST_CASE("by completion the device splits misses as the host does") {
 }
 
 TEST_CASE("in turns, as the policy answers for the host") {
-  const auto policy = MakeCpuLoadBalancer({/*by_completion=*/false, /*fill=*/false});
-  REQUIRE(policy->traits().balance == CpuBalance::kInTurns);
+  const auto policy = MakePlacementPolicy({.balance = CpuBalance::kInTurns});
   std::mt19937 rng(2);
   int both = 0, none = 0;
   for (int i = 0; i < 50000; ++i) {
@@ -119,7 +118,8 @@ TEST_CASE("the device waits for longer than was planned") {
 struct Placer {
   HardwareProfile profile;
   LinkEstimate link{&profile};
-  std::unique_ptr<PlacementPolicy> policy = MakeCpuLoadBalancer({true, true});
+  std::unique_ptr<PlacementPolicy> policy =
+      MakePlacementPolicy({.balance = CpuBalance::kByCompletion, .backfills = true});
   Placer() {
     profile.link_bytes_per_s = 1e9;
     profile.link_latency_ns = 0;

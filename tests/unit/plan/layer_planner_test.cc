@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "store/block_pool.h"
-#include "store/lru.h"
+#include "store/residency/cache_policy.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
 #include "transfer/link_estimate.h"
@@ -40,7 +40,7 @@ struct Fixture {
   HardwareProfile profile;
   LinkEstimate link{&profile};
   BudgetTracker budget{int64_t{1} << 20};
-  std::unique_ptr<ResidencyPolicy> residency = MakeLru();
+  std::unique_ptr<CachePolicy> residency = MakeCachePolicy({});
   std::unique_ptr<VersionedStore> store;
   FasterToCpu policy;
   LayerPlan plan;

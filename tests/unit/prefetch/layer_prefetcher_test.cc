@@ -2,7 +2,7 @@
 #include "prefetch/layer_prefetcher.h"
 
 #include "store/block_pool.h"
-#include "store/lru.h"
+#include "store/residency/cache_policy.h"
 #include "strategies/arc.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
@@ -39,13 +39,13 @@ struct Fixture {
   HardwareProfile profile;
   LinkEstimate link{&profile};
   BudgetTracker budget;
-  std::unique_ptr<ResidencyPolicy> residency;
+  std::unique_ptr<CachePolicy> residency;
   std::unique_ptr<VersionedStore> store;
   Oracle oracle;
   std::unique_ptr<LayerPrefetcher> prefetcher;
   int64_t step = 0;
 
-  explicit Fixture(int slots, std::unique_ptr<ResidencyPolicy> policy = MakeLru(),
+  explicit Fixture(int slots, std::unique_ptr<CachePolicy> policy = MakeCachePolicy({}),
                    bool cpu_offload = false)
       : budget(slots * Block()), residency(std::move(policy)) {
     profile.link_latency_ns = 0;
@@ -218,7 +218,7 @@ TEST_CASE("a prediction never replaces what it ranks higher") {
 
 TEST_CASE("layers without slots are served through the transient ones") {
   // Layer 0 holds its eight experts; the other two share four transient blocks.
-  Fixture f(12, MakeArc(MakeShallowFirst({1, 4})));
+  Fixture f(12, MakeCachePolicy({.capacity = {CapacityRuleKind::kShallowFirst, 1, 4}}));
   f.Load(0, {0, 1, 2, 3, 4, 5, 6, 7});
   f.profile.decode_layer_ns = 100'000;
   for (int s = 0; s < 20; ++s) {
@@ -264,9 +264,9 @@ TEST_CASE("a transfer longer than the window starts while such predictions are r
 TEST_CASE("beside a CPU that computes what is late, late transfers only fill free slots") {
   for (const bool cpu_offload : {false, true}) {
     INFO(cpu_offload);
-    Fixture f(6, MakeLru(), cpu_offload);  // two a layer
-    f.profile.decode_layer_ns = 900;       // of the 1000 a transfer takes
-    for (const int e : {5, 4}) {           // free slots
+    Fixture f(6, MakeCachePolicy({}), cpu_offload);  // two a layer
+    f.profile.decode_layer_ns = 900;                 // of the 1000 a transfer takes
+    for (const int e : {5, 4}) {                     // free slots
       f.Call(0, {0, 1}, {e}, 900);
       f.Call(1, {e}, {}, 900);
     }
@@ -275,7 +275,7 @@ TEST_CASE("beside a CPU that computes what is late, late transfers only fill fre
     f.Call(0, {0, 1}, {6}, 900);
     CHECK(f.prefetcher->stats().issued == (cpu_offload ? 2 : 3));
     // What is early goes as ever.
-    Fixture early(6, MakeLru(), cpu_offload);
+    Fixture early(6, MakeCachePolicy({}), cpu_offload);
     early.Load(1, {0, 1});
     early.Call(0, {0, 1}, {6}, 2500);
     CHECK(early.prefetcher->stats().issued == 1);

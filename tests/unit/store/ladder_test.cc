@@ -7,7 +7,7 @@
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
 #include "store/cache_blocks.h"
-#include "store/lru.h"
+#include "store/residency/cache_policy.h"
 #include "store/version_manager.h"
 #include "support/catch.h"
 #include "support/held_queue.h"
@@ -58,7 +58,7 @@ struct Script final : PrecisionPolicy {
 struct Fixture {
   SyntheticSource source{FourVersions()};
   BudgetTracker budget;
-  std::unique_ptr<ResidencyPolicy> lru = MakeLru();
+  std::unique_ptr<CachePolicy> lru = MakeCachePolicy({});
   Script script;
   HeldQueue* queue = nullptr;
   std::unique_ptr<VersionedStore> store;

@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "store/block_pool.h"
-#include "store/shared_slots.h"
+#include "store/residency/cache_policy.h"
 #include "store/versioned_store.h"
-#include "strategies/worth_cache.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"
@@ -20,7 +19,7 @@ namespace {
 constexpr int kLayers = 3, kExperts = 12, kTopK = 2;
 
 /// Deals, shares and gives up what the test says.
-class TestPolicy final : public ResidencyPolicy, public SharedSlots {
+class TestPolicy final : public CachePolicy {
  public:
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override { return capacity; }
   int Victim(const VictimSnapshot& snapshot) override { return 0; }
@@ -99,8 +98,11 @@ TEST_CASE("a layer that is dealt less than a token needs is lent that") {
   // filled, four are transient.
   const test::SyntheticSource source{test::SyntheticShape{kLayers, kExperts, kTopK, 16, 16, 0}};
   const std::vector<PrefetchOutlook> outlook = {{0, 0}, {0.9, 8}, {0.9, 8}};
+  const ResidencyRule fate{.kind = ResidencyRuleKind::kWorth,
+                           .shared_slots = true,
+                           .capacity = {CapacityRuleKind::kMeasured}};
   const std::vector<int> dealt =
-      MakeSharedWorthCache()->Capacity({&source.model(), 18, outlook, nullptr});
+      MakeCachePolicy(fate)->Capacity({&source.model(), 18, outlook, nullptr});
   CHECK(dealt == std::vector<int>{12, 1, 1});
   Cache cache(18, dealt);
   for (int l = 0; l < kLayers; ++l) CHECK(cache.store->LeastLent(l) == kTopK);

@@ -11,11 +11,8 @@
 #include "plan/layer_planner.h"
 #include "route/grouping.h"
 #include "store/block_pool.h"
-#include "store/lru.h"
+#include "store/residency/cache_policy.h"
 #include "store/versioned_store.h"
-#include "strategies/arc.h"
-#include "strategies/builtin.h"
-#include "strategies/worth_cache.h"
 #include "support/catch.h"
 #include "support/served_call.h"
 #include "support/synthetic_source.h"
@@ -51,13 +48,13 @@ struct Cache {
   VirtualClock clock;
   HardwareProfile profile;
   BudgetTracker budget;
-  std::unique_ptr<ResidencyPolicy> policy;
+  std::unique_ptr<CachePolicy> policy;
   std::unique_ptr<VersionedStore> store;
   std::unique_ptr<LayerPlanner> planner;
   std::vector<LentLayer> loans;
 
   static constexpr int64_t kBlock = 1 << 16;
-  explicit Cache(int slots, std::unique_ptr<ResidencyPolicy> of = MakeLru())
+  explicit Cache(int slots, std::unique_ptr<CachePolicy> of = MakeCachePolicy({}))
       : budget(int64_t{kLayers} * kExperts * kBlock), policy(std::move(of)) {
     std::vector<std::unique_ptr<BlockPool>> pools(1);
     pools[0] = *MakeRamBlockPool({kBlock, kLayers * kExperts}, slots, &budget);
@@ -163,7 +160,7 @@ RoutingResult Draw(std::mt19937* rng, int rows, int most) {
 }
 
 /// Calls by the host alone, and by host and rule in turn.
-void CompareInTurns(const std::function<std::unique_ptr<ResidencyPolicy>()>& policy) {
+void CompareInTurns(const std::function<std::unique_ptr<CachePolicy>()>& policy) {
   std::mt19937 rng(7);
   for (const int slots : {kLayers * 9, kLayers * 12 + 2, kLayers * kExperts}) {
     Cache host(slots, policy()), both(slots, policy());
@@ -204,11 +201,13 @@ void CompareInTurns(const std::function<std::unique_ptr<ResidencyPolicy>()>& pol
 }
 
 TEST_CASE("the device's rules decide as the store does, however often blocks change hands") {
-  CompareInTurns([] { return MakeLru(); });
-  CompareInTurns([] { return MakeWorthCache(nullptr); });
-  CompareInTurns([] { return MakeArc(MakeShallowFirst({0, 0})); });
-  CompareInTurns([] { return MakeAverageScore(5); });
-  CompareInTurns([] { return MakeAverageScore(64); });
+  CompareInTurns([] { return MakeCachePolicy({}); });
+  CompareInTurns([] { return MakeCachePolicy({.kind = ResidencyRuleKind::kWorth}); });
+  for (const int window : {5, 64}) {
+    CompareInTurns([window] {
+      return MakeCachePolicy({.kind = ResidencyRuleKind::kAverageScore, .window = window});
+    });
+  }
 }
 
 TEST_CASE("experts leave by worth, then by their last use, its tokens and their index") {

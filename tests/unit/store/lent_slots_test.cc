@@ -7,8 +7,8 @@
 
 #include "kernels/cuda/cache/serve_misses.h"
 #include "store/block_pool.h"
+#include "store/residency/cache_policy.h"
 #include "store/versioned_store.h"
-#include "strategies/worth_cache.h"
 #include "support/catch.h"
 #include "support/served_call.h"
 #include "support/synthetic_source.h"
@@ -177,7 +177,10 @@ TEST_CASE("the store takes back slots that have moved between layers") {
   BudgetTracker budget(int64_t{kLayers} * kExperts * kBlock);
   std::vector<std::unique_ptr<BlockPool>> pools(1);
   pools[0] = *MakeRamBlockPool({kBlock, kLayers * kExperts}, kSlots, &budget);
-  const std::unique_ptr<ResidencyPolicy> policy = MakeSharedWorthCache();
+  const std::unique_ptr<CachePolicy> policy =
+      MakeCachePolicy({.kind = ResidencyRuleKind::kWorth,
+                       .shared_slots = true,
+                       .capacity = {CapacityRuleKind::kMeasured}});
   VersionedStore store(&source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
                        MakeVirtualLink(&source, &clock, &profile), policy.get());
   std::mt19937 rng(11);

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "store/block_pool.h"
-#include "store/lru.h"
+#include "store/residency/cache_policy.h"
 #include "store/versioned_store.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
@@ -20,7 +20,7 @@ TEST_CASE("who is there in a low version leaves when blocks are lent") {
   VirtualClock clock;
   HardwareProfile profile;
   BudgetTracker budget{1 << 30};
-  const std::unique_ptr<ResidencyPolicy> lru = MakeLru();
+  const std::unique_ptr<CachePolicy> lru = MakeCachePolicy({});
   std::vector<std::unique_ptr<BlockPool>> pools(1);
   pools[0] = *MakeRamBlockPool({1 << 16, 16}, 8, &budget);
   VersionedStore store(&source, {{0, 0}, {1, 0}}, std::move(pools),

@@ -10,7 +10,7 @@
 
 #include "store/block_pool.h"
 #include "store/budget_tracker.h"
-#include "store/lru.h"
+#include "store/residency/cache_policy.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"
 #include "tests/support/catch.h"
@@ -51,7 +51,7 @@ struct Script final : PrecisionPolicy {
 struct Fixture {
   SyntheticSource source{SyntheticShape{1, kExperts, 2, 64, 48, 0, false, false, true}};
   BudgetTracker budget;
-  std::unique_ptr<ResidencyPolicy> lru = MakeLru();
+  std::unique_ptr<CachePolicy> lru = MakeCachePolicy({});
   Script script;
   HeldQueue* queue;
   std::unique_ptr<VersionedStore> store;

@@ -1,5 +1,4 @@
 // A store whose residency policy shares the slots among layers.
-#include "store/shared_slots.h"
 
 #include "store/block_pool.h"
 #include "store/versioned_store.h"
@@ -11,7 +10,7 @@ namespace moert {
 namespace {
 
 /// Gives up what the test says: the first candidate of `donor`.
-class TestPolicy final : public ResidencyPolicy, public SharedSlots {
+class TestPolicy final : public CachePolicy {
  public:
   int Victim(const VictimSnapshot& snapshot) override { return 0; }
   bool Shares() const override { return shares; }

@@ -5,7 +5,7 @@
 #include <new>
 
 #include "store/block_pool.h"
-#include "store/lru.h"
+#include "store/residency/cache_policy.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"
 #include "support/catch.h"
@@ -23,10 +23,10 @@ struct Fixture {
   VirtualClock clock;
   HardwareProfile profile;
   BudgetTracker budget;
-  std::unique_ptr<ResidencyPolicy> residency;
+  std::unique_ptr<CachePolicy> residency;
   std::unique_ptr<VersionedStore> store;
 
-  Fixture(int high, int low, std::unique_ptr<ResidencyPolicy> policy = MakeLru())
+  Fixture(int high, int low, std::unique_ptr<CachePolicy> policy = MakeCachePolicy({}))
       : budget(high * Block(0) + low * Block(1)), residency(std::move(policy)) {
     std::vector<std::unique_ptr<BlockPool>> pools(2);
     pools[0] = *MakeRamBlockPool({Block(0), 12}, high, &budget);
@@ -161,7 +161,7 @@ TEST_CASE("a failed load is the error of the call that began it, of no later one
 }
 
 /// Runs out of memory from a given question on.
-class Exhausted : public ResidencyPolicy {
+class Exhausted : public CachePolicy {
  public:
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     Ask();

@@ -7,7 +7,6 @@
 
 #include "store/block_pool.h"
 #include "store/versioned_store.h"
-#include "strategies/builtin.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
 #include "transfer/transfer_queue.h"
@@ -134,10 +133,10 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
     }
     int Victim(const VictimSnapshot& s) override { return arc->Victim(s); }
   } policy;
-  policy.arc = MakeArc(MakeShallowFirst({0, 0}));
+  policy.arc = MakeArc({CapacityRuleKind::kShallowFirst, 0, 0});
   policy.lists = &lists;
-  VersionedStore store(&source, {{0, 0}}, std::move(pools), MakeVirtualLink(&source, &clock, &profile),
-                    &policy);
+  VersionedStore store(&source, {{0, 0}}, std::move(pools),
+                       MakeVirtualLink(&source, &clock, &profile), &policy);
 
   PublishedArc published{capacity};
   PolicyContext context;

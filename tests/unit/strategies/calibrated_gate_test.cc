@@ -1,5 +1,5 @@
 // Predictions that say how likely they are.
-#include "strategies/calibrated_gate.h"
+#include "prefetch/calibrated_gate.h"
 
 #include "tests/support/catch.h"
 
@@ -30,7 +30,7 @@ TEST_CASE("candidates are ranked by the probability that some token uses them") 
     layer.routing.top_k = 1;
     model.layers.push_back(layer);
   }
-  const auto gate = MakeCalibratedGate(/*wrap=*/false);
+  const auto gate = MakeCalibratedGate({});
   const std::vector<float> predicted = {.6f, .3f, .08f, .02f, .1f, .5f, .2f, .2f};
   const std::vector<uint8_t> usable(kExperts, 0);
   PrefetchSnapshot snapshot;

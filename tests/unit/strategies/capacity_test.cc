@@ -1,6 +1,6 @@
 // How slots are dealt: the paper's rule, miss curves against plain LRU caches, and the best of
 // them.
-#include "strategies/capacity.h"
+#include "store/residency/capacity.h"
 
 #include <algorithm>
 #include <deque>
@@ -162,7 +162,7 @@ TEST_CASE("slots jump over a stretch without gain") {
 }
 
 /// Skewed routing over `working_set` experts of each layer.
-std::vector<int> Settled(CapacityRule* rule, const MoeModelSpec& model,
+std::vector<int> Settled(SlotDealer* rule, const MoeModelSpec& model,
                          const std::vector<PrefetchOutlook>& outlook, int64_t slots,
                          const std::vector<int>& working_set) {
   std::vector<int> capacity = rule->Capacity({&model, slots, outlook});

@@ -2,6 +2,8 @@
 #include <cstring>
 
 #include "moert/engine.h"
+#include "prefetch/prefetch_rule.h"
+#include "store/residency/cache_policy.h"
 #include "strategies/builtin.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
@@ -53,7 +55,7 @@ int Evicted(ResidencyPolicy* policy, const PolicyContext& context,
 TEST_CASE("average-score evicts the lowest mean over exactly the last n iterations") {
   const MoeModelSpec model = TwoLayers(3, 1);
   const PolicyContext context = Context(model, 0);
-  const auto policy = MakeAverageScore(2);
+  const auto policy = MakeCachePolicy({.kind = ResidencyRuleKind::kAverageScore, .window = 2});
   const std::vector<VictimCandidate> all = {{{0, 0}, 5}, {{0, 1}, 6}, {{0, 2}, 7}};
   // Nothing known: the least recently used.
   CHECK(Evicted(policy.get(), context, all) == 0);
@@ -73,7 +75,7 @@ TEST_CASE("average-score evicts the lowest mean over exactly the last n iteratio
 TEST_CASE("an iteration of many tokens weighs as much as one of one token") {
   const MoeModelSpec model = TwoLayers(2, 1);
   const PolicyContext context = Context(model, 0);
-  const auto policy = MakeAverageScore(8);
+  const auto policy = MakeCachePolicy({.kind = ResidencyRuleKind::kAverageScore, .window = 8});
   const std::vector<VictimCandidate> all = {{{0, 0}, 5}, {{0, 1}, 6}};
   Feed(policy.get(), context, {.4f, .6f, .4f, .6f, .4f, .6f}, 3);
   Feed(policy.get(), context, {.7f, .3f});
@@ -83,7 +85,7 @@ TEST_CASE("an iteration of many tokens weighs as much as one of one token") {
 TEST_CASE("a prefetch does not evict an unused prefetch for the same layer") {
   const MoeModelSpec model = TwoLayers(3, 1);
   const PolicyContext context = Context(model, 0);
-  const auto policy = MakeAverageScore(4);
+  const auto policy = MakeCachePolicy({.kind = ResidencyRuleKind::kAverageScore, .window = 4});
   Feed(policy.get(), context, {.1f, .2f, .7f});
   std::vector<VictimCandidate> c = {{{0, 0}, 5}, {{0, 1}, 6}};
   c[0].unused_prefetch = true;
@@ -113,7 +115,7 @@ TEST_CASE("decode prefetches what is predicted top-score, prefill what is predic
   const MoeModelSpec model = TwoLayers(5, 2);
   auto strategy = MakeStrategy("importance:alpha=0.3");
   REQUIRE_OK(strategy.status());
-  REQUIRE(strategy->prefetch->traits().next_gate);
+  REQUIRE(WantsNextGate(strategy->prefetch.get()));
   const PolicyContext decode = Context(model, 0);
   // beta is .2: .25 is low-score, .4 is top-score.
   CHECK(Ranked(*strategy, decode, 1, {.2f, .25f, .4f, .1f, .05f}, 1) == std::vector<int>{2});

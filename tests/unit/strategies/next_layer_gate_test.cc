@@ -1,5 +1,5 @@
 // What the next layer's gate selects, and in which order.
-#include "strategies/next_layer_gate.h"
+#include "prefetch/next_layer_gate.h"
 
 #include "tests/support/catch.h"
 

@@ -9,6 +9,7 @@
 #include "moert/replay.h"
 #include "moert/strategy.h"
 #include "moert/trace.h"
+#include "prefetch/prefetch_rule.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
@@ -105,7 +106,7 @@ TEST_CASE("a registered strategy composes") {
   Register();
   const auto strategy = MakeStrategy("fate+by-index.residency:leaves=lowest");
   REQUIRE_OK(strategy.status());
-  CHECK(strategy->prefetch->traits().next_gate);
+  CHECK(WantsNextGate(strategy->prefetch.get()));
   CHECK(strategy->exact());
   victims_asked = 0;
   std::vector<float> out;

@@ -1,5 +1,6 @@
 #include "moert/offline/calibration.h"
 #include "moert/strategy.h"
+#include "prefetch/prefetch_rule.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 
@@ -23,13 +24,13 @@ TEST_CASE("strategy specs parse and compose") {
 
   s = MakeStrategy("fate:percentile=50,shallow=4,transient=6,wrap=1,control=0");
   REQUIRE_OK(s.status());
-  CHECK(s->prefetch->traits().next_gate);
+  CHECK(WantsNextGate(s->prefetch.get()));
   CHECK(s->residency != nullptr);
   CHECK(!s->prefetch_control);
   CHECK(s->exact());
   s = MakeStrategy("fate+importance.prefetch:control=0,predict=forward");
   REQUIRE_OK(s.status());
-  CHECK(s->prefetch->traits().resident_forward);  // it is importance's
+  CHECK(WantsResidentForward(s->prefetch.get()));  // it is importance's
   CHECK(!s->prefetch_control);
 
   s = MakeStrategy("resident:scheme=w4a16_g128");
@@ -43,8 +44,7 @@ TEST_CASE("whose misses a device may serve") {
        {"on-demand", "fate", "on-demand+importance.residency", "on-demand+fate.prefetch",
         "importance:balancer=0", "importance", "importance:balancer=1",
         "on-demand+importance.placement", "on-demand+importance.routing", "fate+importance.routing",
-        "graded:balancer=0", "graded:balancer=0,standby=1", "graded", "graded:standby=1",
-        "fate:eviction=arc", "on-demand+fate.residency:eviction=arc"}) {
+        "graded:balancer=0", "graded:balancer=0,standby=1", "graded", "graded:standby=1"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);
     REQUIRE_OK(s.status());
@@ -52,7 +52,7 @@ TEST_CASE("whose misses a device may serve") {
     CHECK(!s->graph_safe());  // not by itself: something may be missing
   }
   for (const char* spec :
-       {"resident", "fate:percentile=75,eviction=arc", "fate:percentile=75",
+       {"resident", "fate:eviction=arc", "fate:percentile=75", "fate:wrap=1",
         "fate:low=w2a16_g64_asym", "dynaexq", "on-demand+graded.residency:wait=0"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);

@@ -1,8 +1,7 @@
 // Who is worth a slot, who leaves, and which prefetch is refused.
-#include "strategies/worth_cache.h"
+#include "store/residency/worth_cache.h"
 
-#include "store/shared_slots.h"
-#include "strategies/use_estimate.h"
+#include "store/residency/use_estimate.h"
 #include "tests/support/catch.h"
 
 namespace moert {
@@ -34,7 +33,9 @@ struct Call {
 struct Fixture {
   MoeModelSpec model;
   PolicyContext context;
-  std::unique_ptr<ResidencyPolicy> cache = MakeWorthCache(MakeMeasuredCapacity(0));
+  std::unique_ptr<CachePolicy> cache =
+      MakeCachePolicy({.kind = ResidencyRuleKind::kWorth,
+                       .capacity = {CapacityRuleKind::kMeasured, -1, /*transient=*/0}});
   std::vector<VictimCandidate> candidates;
 
   Fixture() {
@@ -115,12 +116,11 @@ TEST_CASE("a prefetch is refused where its victim is worth more than it saves") 
 /// Two layers whose slots are shared; what is held is told as a store would.
 struct Shared {
   Fixture f;
-  SharedSlots* slots = nullptr;
 
   explicit Shared(int64_t pool) {
-    f.cache = MakeSharedWorthCache();
-    slots = dynamic_cast<SharedSlots*>(f.cache.get());
-    REQUIRE(slots != nullptr);
+    f.cache = MakeCachePolicy({.kind = ResidencyRuleKind::kWorth,
+                               .shared_slots = true,
+                               .capacity = {CapacityRuleKind::kMeasured}});
     f.cache->Capacity({&f.model, pool, {}});
   }
   void Hold(ExpertKey key) { f.cache->Observe(LayerEvent::Inserted(key, /*prefetched=*/false)); }
@@ -138,15 +138,15 @@ TEST_CASE("the layer gives that holds the expert worth least") {
     s.Route(0, concentrated);
     s.Route(1, spread);
   }
-  CHECK(s.slots->Donor(false) == -1);  // nothing is held
+  CHECK(s.f.cache->Donor(false) == -1);  // nothing is held
   s.Hold({0, 0});
-  CHECK(s.slots->Donor(false) == 0);
+  CHECK(s.f.cache->Donor(false) == 0);
   s.Hold({1, 3});
-  CHECK(s.slots->Donor(false) == 1);
+  CHECK(s.f.cache->Donor(false) == 1);
   s.Hold({0, 5});
-  CHECK(s.slots->Donor(false) == 0);
+  CHECK(s.f.cache->Donor(false) == 0);
   s.f.cache->Observe(LayerEvent::Evicted({0, 5}));
-  CHECK(s.slots->Donor(false) == 1);
+  CHECK(s.f.cache->Donor(false) == 1);
 }
 
 TEST_CASE("what the running call uses leaves for the call itself alone") {
@@ -154,10 +154,10 @@ TEST_CASE("what the running call uses leaves for the call itself alone") {
   const Call call({0, 1}, {.4f, .3f, .15f, .1f, .03f, .02f});
   for (int i = 0; i < 40; ++i) s.Route(1, call);
   s.Hold({1, 0});
-  CHECK(s.slots->Donor(/*for_call=*/false) == -1);
-  CHECK(s.slots->Donor(/*for_call=*/true) == 1);
+  CHECK(s.f.cache->Donor(/*for_call=*/false) == -1);
+  CHECK(s.f.cache->Donor(/*for_call=*/true) == 1);
   s.Route(0, call);  // that call is over
-  CHECK(s.slots->Donor(/*for_call=*/false) == 1);
+  CHECK(s.f.cache->Donor(/*for_call=*/false) == 1);
 }
 
 TEST_CASE("of equals the layer gives that is called last, where slots turn over in a step") {
@@ -172,22 +172,22 @@ TEST_CASE("of equals the layer gives that is called last, where slots turn over 
   }
   s.Hold({0, 4});
   s.Hold({1, 4});
-  CHECK(s.slots->Donor(false) == 1);  // layer 0 comes next
+  CHECK(s.f.cache->Donor(false) == 1);  // layer 0 comes next
   s.Route(0, call);
-  CHECK(s.slots->Donor(false) == 0);
+  CHECK(s.f.cache->Donor(false) == 0);
 }
 
 TEST_CASE("slots are not shared while a step uses clearly more experts than there are") {
   Shared s(4);
   const Call token({0, 1}, {.4f, .3f, .15f, .1f, .03f, .02f});
   const Call prompt({0, 1, 2, 3, 4, 5}, {.4f, .3f, .15f, .1f, .03f, .02f});
-  CHECK(s.slots->Shares());
+  CHECK(s.f.cache->Shares());
   for (int l = 0; l < 2; ++l) s.Route(l, token);
-  CHECK(s.slots->Shares());
+  CHECK(s.f.cache->Shares());
   for (int l = 0; l < 2; ++l) s.Route(l, prompt);
-  CHECK(!s.slots->Shares());
+  CHECK(!s.f.cache->Shares());
   for (int l = 0; l < 2; ++l) s.Route(l, token);
-  CHECK(s.slots->Shares());
+  CHECK(s.f.cache->Shares());
 }
 
 }  // namespace

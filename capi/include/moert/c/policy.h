@@ -6,7 +6,13 @@
  * answers outside their range. Calls come from one thread at a time, whichever makes the layer
  * call, while the engine is locked: a policy must not call the engine, and should not do I/O, wait
  * or read a clock. Pointers are borrowed for the call. E is the number of experts of the layer in
- * question. */
+ * question.
+ *
+ * A decision that is one of the rules below need not be asked for: the host returns the rule once,
+ * as the engine is created, and the engine carries it out itself, on a device too. If every seam
+ * that the strategy fills has a rule, layers can be captured in a CUDA graph while experts are
+ * missing. A rule that is out of range fails the create, and so does one beside another member of
+ * its seam (observe is of residency's). */
 #ifndef MOERT_C_POLICY_H_
 #define MOERT_C_POLICY_H_
 
@@ -85,6 +91,21 @@ typedef struct moert_prediction {
   int32_t tokens; /* expected to use it; 0: cannot tell */
 } moert_prediction;
 
+typedef int32_t moert_prefetch_kind;
+enum moert_prefetch_kind_values {
+  MOERT_PREFETCH_INVALID = -1,
+  MOERT_PREFETCH_NEXT_GATE = 0, /* by the next layer's gate, and how often it was right */
+  MOERT_PREFETCH_TOP_SCORE = 1  /* what it scores highest; a device ranks these as above */
+};
+
+typedef struct moert_prefetch_rule {
+  uint64_t struct_size;
+  moert_prefetch_kind kind;
+  int32_t wrap;             /* NEXT_GATE, host only: 1: also the next step's first layer */
+  float alpha;              /* TOP_SCORE: scores this share above the threshold, in [0, 1] */
+  int32_t resident_forward; /* TOP_SCORE: 1: see prefetch_wants_resident_forward */
+} moert_prefetch_rule;
+
 /* ---- Residency: how many slots has a layer, and who leaves? */
 
 /* What prefetching can do for one layer, as measured. It never changes. */
@@ -121,6 +142,33 @@ typedef struct moert_victim_snapshot {
   int32_t for_prefetch;    /* 1: nobody waits for it, it may be refused */
   int32_t dispensable;     /* 1: for_prefetch, and without it a CPU beside the device computes it */
 } moert_victim_snapshot;
+
+typedef int32_t moert_residency_kind;
+enum moert_residency_kind_values {
+  MOERT_RESIDENCY_INVALID = -1,
+  MOERT_LEAST_RECENTLY_USED = 0,
+  MOERT_LEAST_WORTH = 1,        /* the expert that the next calls will want least */
+  MOERT_LEAST_AVERAGE_SCORE = 2 /* over the last `window` calls of the layer */
+};
+
+/* How slots are dealt to layers. */
+typedef int32_t moert_capacity_kind;
+enum moert_capacity_kind_values {
+  MOERT_CAPACITY_INVALID = -1,
+  MOERT_CAPACITY_UNIFORM = 0,
+  MOERT_CAPACITY_SHALLOW_FIRST = 1, /* the first layers are filled, the others share the rest */
+  MOERT_CAPACITY_MEASURED = 2       /* where they spare most misses */
+};
+
+typedef struct moert_residency_rule {
+  uint64_t struct_size;
+  moert_residency_kind kind;
+  int32_t window;       /* MOERT_LEAST_AVERAGE_SCORE: 1 to 4096 */
+  int32_t shared_slots; /* MOERT_LEAST_WORTH: 1: the least worth of all layers leaves */
+  moert_capacity_kind capacity;
+  int32_t shallow;   /* MOERT_CAPACITY_SHALLOW_FIRST: layers that are filled; -1: a sixth */
+  int32_t transient; /* slots that belong to no layer; -1: as many as passing experts need */
+} moert_residency_rule;
 
 /* ---- Precision: which version should be resident, and which is moved? */
 
@@ -176,6 +224,28 @@ typedef struct moert_placement_snapshot {
   int64_t num_misses;
   int64_t link_busy_ns; /* modelled: until what is under way has arrived */
 } moert_placement_snapshot;
+
+/* How misses are shared with a CPU beside the device. */
+typedef int32_t moert_cpu_balance;
+enum moert_cpu_balance_values {
+  MOERT_CPU_BALANCE_INVALID = -1,
+  MOERT_CPU_BALANCE_NONE = 0,         /* all are loaded */
+  MOERT_CPU_BALANCE_IN_TURNS = 1,     /* Algorithm 2 of the importance paper */
+  MOERT_CPU_BALANCE_BY_COMPLETION = 2 /* so that both are done earliest */
+};
+
+typedef struct moert_placement_rule {
+  uint64_t struct_size;
+  moert_cpu_balance balance;
+  int32_t backfills; /* 1: in decode, what a CPU computed is always brought in behind the call */
+  /* Where the strategy serves two versions: the share of each request's routing mass that low ones
+   * may answer, in [0, 1]; and in decode they answer misses that take at most one over
+   * `low_patience` of what is left of it, 0 or at least 1; 0: none. */
+  double max_low_share;
+  double low_patience;
+  int32_t spares_low; /* 1: not those that a CPU has computed before their load is done */
+  int32_t reserved;   /* 0 */
+} moert_placement_rule;
 
 /* ---- The policies of one engine. */
 
@@ -245,6 +315,14 @@ typedef struct moert_policies {
    * With free_slots 1: into slots that nobody holds. */
   moert_code (*placement_backfills)(void *user_data, const moert_policy_context *context,
                                     int32_t free_slots, int32_t *backfills);
+
+  /* Rules. Each is asked once; `rule` holds the strategy's own, or the default: change it. */
+  moert_code (*prefetch_rule)(void *user_data, moert_prefetch_rule *rule);
+  moert_code (*residency_rule)(void *user_data, moert_residency_rule *rule);
+  moert_code (*placement_rule)(void *user_data, moert_placement_rule *rule);
+  /* 1: routing_rule goes by context->phase alone, and is asked once for each. */
+  int32_t routing_by_phase;
+  int32_t reserved; /* 0 */
 } moert_policies;
 
 /* Every member NULL or 0. */

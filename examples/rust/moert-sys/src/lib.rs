@@ -543,6 +543,20 @@ pub struct moert_prediction {
     pub score: f32,
     pub tokens: i32,
 }
+pub type moert_prefetch_kind = i32;
+pub const MOERT_PREFETCH_INVALID: moert_prefetch_kind_values = -1;
+pub const MOERT_PREFETCH_NEXT_GATE: moert_prefetch_kind_values = 0;
+pub const MOERT_PREFETCH_TOP_SCORE: moert_prefetch_kind_values = 1;
+pub type moert_prefetch_kind_values = ::std::os::raw::c_int;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_prefetch_rule {
+    pub struct_size: u64,
+    pub kind: moert_prefetch_kind,
+    pub wrap: i32,
+    pub alpha: f32,
+    pub resident_forward: i32,
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moert_prefetch_outlook {
@@ -579,6 +593,29 @@ pub struct moert_victim_snapshot {
     pub incoming_expert: i32,
     pub for_prefetch: i32,
     pub dispensable: i32,
+}
+pub type moert_residency_kind = i32;
+pub const MOERT_RESIDENCY_INVALID: moert_residency_kind_values = -1;
+pub const MOERT_LEAST_RECENTLY_USED: moert_residency_kind_values = 0;
+pub const MOERT_LEAST_WORTH: moert_residency_kind_values = 1;
+pub const MOERT_LEAST_AVERAGE_SCORE: moert_residency_kind_values = 2;
+pub type moert_residency_kind_values = ::std::os::raw::c_int;
+pub type moert_capacity_kind = i32;
+pub const MOERT_CAPACITY_INVALID: moert_capacity_kind_values = -1;
+pub const MOERT_CAPACITY_UNIFORM: moert_capacity_kind_values = 0;
+pub const MOERT_CAPACITY_SHALLOW_FIRST: moert_capacity_kind_values = 1;
+pub const MOERT_CAPACITY_MEASURED: moert_capacity_kind_values = 2;
+pub type moert_capacity_kind_values = ::std::os::raw::c_int;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_residency_rule {
+    pub struct_size: u64,
+    pub kind: moert_residency_kind,
+    pub window: i32,
+    pub shared_slots: i32,
+    pub capacity: moert_capacity_kind,
+    pub shallow: i32,
+    pub transient: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -628,6 +665,23 @@ pub struct moert_placement_snapshot {
     pub misses: *const moert_miss,
     pub num_misses: i64,
     pub link_busy_ns: i64,
+}
+pub type moert_cpu_balance = i32;
+pub const MOERT_CPU_BALANCE_INVALID: moert_cpu_balance_values = -1;
+pub const MOERT_CPU_BALANCE_NONE: moert_cpu_balance_values = 0;
+pub const MOERT_CPU_BALANCE_IN_TURNS: moert_cpu_balance_values = 1;
+pub const MOERT_CPU_BALANCE_BY_COMPLETION: moert_cpu_balance_values = 2;
+pub type moert_cpu_balance_values = ::std::os::raw::c_int;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_placement_rule {
+    pub struct_size: u64,
+    pub balance: moert_cpu_balance,
+    pub backfills: i32,
+    pub max_low_share: f64,
+    pub low_patience: f64,
+    pub spares_low: i32,
+    pub reserved: i32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -757,6 +811,26 @@ pub struct moert_policies {
             backfills: *mut i32,
         ) -> moert_code,
     >,
+    pub prefetch_rule: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            rule: *mut moert_prefetch_rule,
+        ) -> moert_code,
+    >,
+    pub residency_rule: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            rule: *mut moert_residency_rule,
+        ) -> moert_code,
+    >,
+    pub placement_rule: ::core::option::Option<
+        unsafe extern "C" fn(
+            user_data: *mut ::core::ffi::c_void,
+            rule: *mut moert_placement_rule,
+        ) -> moert_code,
+    >,
+    pub routing_by_phase: i32,
+    pub reserved: i32,
 }
 extern "C" {
     pub fn moert_policies_init(policies: *mut moert_policies, size: u64);

@@ -48,7 +48,7 @@ CpuShareArgs ServedMisses::ShareOf(const Call& call) const {
   args.call = cpu.call;
   args.costs = cpu.costs;
   args.by_completion = rules_.balance == CpuBalance::kByCompletion ? 1 : 0;
-  args.spares_low = rules_.low_stands_by ? 0 : 1;
+  args.spares_low = rules_.spares_low ? 1 : 0;
   args.layer = call.layer;
   args.x = call.x;
   args.weights = call.weights;

@@ -1,4 +1,4 @@
-#include "strategies/capacity.h"
+#include "store/residency/capacity.h"
 
 #include <algorithm>
 #include <cmath>
@@ -25,9 +25,14 @@ int64_t LimitTransient(int64_t wanted, const CapacitySnapshot& snapshot) {
   return std::max<int64_t>(0, std::min({wanted, snapshot.slots, missing}));
 }
 
-class ShallowFirstRule final : public CapacityRule {
+class EvenDealer final : public SlotDealer {
  public:
-  explicit ShallowFirstRule(const ShallowFirstOptions& options) : options_(options) {}
+  std::vector<int> Capacity(const CapacitySnapshot& /*snapshot*/) override { return {}; }
+};
+
+class ShallowFirstDealer final : public SlotDealer {
+ public:
+  explicit ShallowFirstDealer(const ShallowFirstOptions& options) : options_(options) {}
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     if (snapshot.step != nullptr) return {};  // it depends on nothing that a step changes
     return ShallowFirst(options_, snapshot);
@@ -37,11 +42,11 @@ class ShallowFirstRule final : public CapacityRule {
   const ShallowFirstOptions options_;
 };
 
-class MeasuredCapacity final : public CapacityRule {
+class MeasuredCapacity final : public SlotDealer {
  public:
   explicit MeasuredCapacity(int transient) : transient_(transient) {}
 
-  using CapacityRule::Observe;
+  using SlotDealer::Observe;
   void Observe(const LayerEvent& event, absl::Span<const int32_t> order) override {
     // Prefill touches nearly everything, whatever the capacities.
     if (event.context.phase != Phase::kDecode || curves_.empty()) return;
@@ -311,11 +316,20 @@ std::vector<int> DealByCurves(const std::vector<std::vector<double>>& curves, in
   return capacity;
 }
 
-std::unique_ptr<CapacityRule> MakeShallowFirst(const ShallowFirstOptions& options) {
-  return std::make_unique<ShallowFirstRule>(options);
+std::unique_ptr<SlotDealer> MakeSlotDealer(const CapacityRule& rule) {
+  switch (rule.kind) {
+    case CapacityRuleKind::kShallowFirst:
+      return std::make_unique<ShallowFirstDealer>(
+          ShallowFirstOptions{rule.shallow, rule.transient});
+    case CapacityRuleKind::kMeasured:
+      return MakeMeasuredCapacity(rule.transient);
+    case CapacityRuleKind::kUniform:
+      break;
+  }
+  return std::make_unique<EvenDealer>();
 }
 
-std::unique_ptr<CapacityRule> MakeMeasuredCapacity(int transient) {
+std::unique_ptr<SlotDealer> MakeMeasuredCapacity(int transient) {
   return std::make_unique<MeasuredCapacity>(transient);
 }
 

@@ -1,4 +1,4 @@
-#include "strategies/next_layer_gate.h"
+#include "prefetch/next_layer_gate.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "strategies/use_estimate.h"
+#include "store/residency/use_estimate.h"
 
 #include <algorithm>
 

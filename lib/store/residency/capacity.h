@@ -1,13 +1,14 @@
-// How the slots of a cache are dealt to layers: what an ARC policy is given.
+// How the slots of a cache are dealt to layers (CapacityRule).
 //
-// Two rules. ShallowFirst is the paper's (Fate Sec. 4.4): the first S layers are filled, the deep
-// ones share the rest. It is right where a prefetch can bring whatever a deep layer misses, and
-// wrong where the window holds fewer transfers than that: then deep layers without slots starve.
-// MeasuredCapacity therefore measures how many misses a layer would have with c slots, for every c
-// at once, takes off what prefetching can hide, and deals the slots to where they spare the most;
-// layers that predictions reach badly, the shallow ones, come out favoured when it pays.
-#ifndef MOERT_LIB_STRATEGIES_CAPACITY_H_
-#define MOERT_LIB_STRATEGIES_CAPACITY_H_
+// Two rules beside the even one. ShallowFirst is the paper's (Fate Sec. 4.4): the first S layers
+// are filled, the deep ones share the rest. It is right where a prefetch can bring whatever a deep
+// layer misses, and wrong where the window holds fewer transfers than that: then deep layers
+// without slots starve. MeasuredCapacity therefore measures how many misses a layer would have with
+// c slots, for every c at once, takes off what prefetching can hide, and deals the slots to where
+// they spare the most; layers that predictions reach badly, the shallow ones, come out favoured
+// when it pays.
+#ifndef MOERT_LIB_STORE_RESIDENCY_CAPACITY_H_
+#define MOERT_LIB_STORE_RESIDENCY_CAPACITY_H_
 
 #include <array>
 #include <cstdint>
@@ -18,9 +19,10 @@
 
 namespace moert {
 
-class CapacityRule {
+/// Carries a CapacityRule out.
+class SlotDealer {
  public:
-  virtual ~CapacityRule() = default;
+  virtual ~SlotDealer() = default;
   /// As ResidencyPolicy::Capacity. Slots that it leaves over are transient: what passes through
   /// layers that are full or have none uses them (VersionedStore::StartLoad).
   virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot) = 0;
@@ -44,13 +46,15 @@ struct ShallowFirstOptions {
 /// A poorly predicted layer further down is not shallow and gains nothing by the rule. At least 1.
 int ShallowBoundary(absl::Span<const double> accuracy);
 
-std::unique_ptr<CapacityRule> MakeShallowFirst(const ShallowFirstOptions& options);
+/// An even dealer answers nothing, which is the default of the seam (UniformCapacity).
+std::unique_ptr<SlotDealer> MakeSlotDealer(const CapacityRule& rule);
+
 std::vector<int> ShallowFirst(const ShallowFirstOptions& options, const CapacitySnapshot& snapshot);
 
-/// `transient` as above, but negative: what the window holds, and what a token needs where a layer
-/// has less. Until decode steps were measured, ShallowFirst where the window holds what a token
-/// needs, else even.
-std::unique_ptr<CapacityRule> MakeMeasuredCapacity(int transient);
+/// kMeasured. `transient` as above, but negative: what the window holds, and what a token needs
+/// where a layer has less. Until decode steps were measured, ShallowFirst where the window holds
+/// what a token needs, else even.
+std::unique_ptr<SlotDealer> MakeMeasuredCapacity(int transient);
 
 /// Expected misses of a layer call, as a function of the layer's slots.
 class MissCurve {
@@ -94,4 +98,4 @@ std::vector<int> DealByCurves(const std::vector<std::vector<double>>& curves, in
 
 }  // namespace moert
 
-#endif  // MOERT_LIB_STRATEGIES_CAPACITY_H_
+#endif  // MOERT_LIB_STORE_RESIDENCY_CAPACITY_H_

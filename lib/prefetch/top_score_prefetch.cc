@@ -1,29 +1,20 @@
-// Prefetch of the experts that are predicted to matter (importance paper Sec. 5.2), predicted by
-// the next layer's gate on the input that the host derives from this layer's resident experts, or,
-// where it does not offer that, on this layer's own input.
+#include "prefetch/top_score_prefetch.h"
+
 #include <algorithm>
 #include <limits>
+#include <optional>
+#include <vector>
 
 #include "route/route_token.h"
-#include "strategies/builtin.h"
 
 namespace moert {
 namespace {
 
-/// In decode, only experts predicted to
-/// be top-score are worth a transfer: a low-score one would be replaced if it were absent. In
-/// prefill nothing is replaced: every predicted active is wanted, most tokens first.
-///
-/// Predicted scores are ranked as they are: a selection bias or group limit of the next layer's
-/// router is not applied.
 class TopScorePrefetch final : public PrefetchPolicy {
  public:
-  TopScorePrefetch(float alpha, bool resident_forward)
-      : alpha_(alpha), resident_forward_(resident_forward) {}
+  explicit TopScorePrefetch(const PrefetchRule& rule) : rule_(rule) {}
 
-  PolicyTraits traits() const override {
-    return {.by_gate = true, .next_gate = true, .resident_forward = resident_forward_};
-  }
+  std::optional<PrefetchRule> rule() const override { return rule_; }
 
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
     // On the wrap to the next token the gate would see the wrong token.
@@ -46,7 +37,7 @@ class TopScorePrefetch final : public PrefetchPolicy {
         const float score = scores[order_[j]];
         if (prefill) {
           gain_[order_[j]] += 1;
-        } else if (ranked <= k || score > (1 + alpha_) * beta) {
+        } else if (ranked <= k || score > (1 + rule_.alpha) * beta) {
           gain_[order_[j]] += score;
         }
       }
@@ -61,16 +52,15 @@ class TopScorePrefetch final : public PrefetchPolicy {
   }
 
  private:
-  const float alpha_;
-  const bool resident_forward_;
+  const PrefetchRule rule_;
   std::vector<float> gain_;     // [E'], summed over the batch
   std::vector<int32_t> order_;  // ranks 1..k+1
 };
 
 }  // namespace
 
-std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(float alpha, bool resident_forward) {
-  return std::make_unique<TopScorePrefetch>(alpha, resident_forward);
+std::unique_ptr<PrefetchPolicy> MakeTopScorePrefetch(const PrefetchRule& rule) {
+  return std::make_unique<TopScorePrefetch>(rule);
 }
 
 }  // namespace moert

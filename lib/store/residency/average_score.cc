@@ -1,36 +1,36 @@
-// average-score(n): the expert with the lowest average router score over the last n iterations
-// leaves (importance paper Sec. 5.3). All experts' scores count, chosen or not: one that nearly
-// made it is likely to be used next, or to serve as a substitute. Experts the current layer still
-// needs are pinned and never candidates, which is the paper's shield.
+#include "store/residency/average_score.h"
+
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "rules/expert_use.h"
-#include "store/lent_use.h"
-#include "strategies/builtin.h"
+#include "store/residency/capacity.h"
 
 namespace moert {
 namespace {
 
-class AverageScore final : public ResidencyPolicy, public LentUse {
+class AverageScore final : public CachePolicy {
  public:
-  AverageScore(int window, double entry_margin) : window_(window), entry_margin_(entry_margin) {}
+  AverageScore(const ResidencyRule& rule, double entry_margin)
+      : rule_(rule),
+        window_(rule.window),
+        entry_margin_(entry_margin),
+        dealer_(MakeSlotDealer(rule.capacity)) {}
 
-  PolicyTraits traits() const override {
-    PolicyTraits traits;
-    // A prefetch that is refused by a margin is not the rule that a device follows.
-    traits.score_window = entry_margin_ < 0 ? window_ : 0;
-    return traits;
+  std::optional<ResidencyRule> rule() const override {
+    return entry_margin_ < 0 ? std::optional(rule_) : std::nullopt;
   }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     MakeLayers(*snapshot.model);
-    return {};
+    return dealer_->Capacity(snapshot);
   }
 
   void Observe(const LayerEvent& event) override {
     if (event.kind != LayerEvent::Kind::kRouted) return;
+    dealer_->Observe(event);
     const PolicyContext& context = event.context;
     const RoutingView& routing = event.routing;
     MakeLayers(*context.model);
@@ -68,9 +68,12 @@ class AverageScore final : public ResidencyPolicy, public LentUse {
     return victim;
   }
 
-  int window() const override { return window_; }
-  void LendUse(int layer, LentLayer* loan) const override {
-    if (layers_.empty()) return;
+  void LendUse(int layer, int experts, LentLayer* loan) const override {
+    if (layers_.empty()) {
+      loan->scores.resize(static_cast<size_t>(window_) * static_cast<size_t>(experts));
+      loan->sums.resize(static_cast<size_t>(experts));
+      return;
+    }
     loan->calls = layers_[layer].calls;
     loan->scores = layers_[layer].rows;
     loan->sums = layers_[layer].sums;
@@ -111,15 +114,17 @@ class AverageScore final : public ResidencyPolicy, public LentUse {
     return std::max(a.last_used, a.inserted) < std::max(b.last_used, b.inserted);
   }
 
+  const ResidencyRule rule_;
   const int window_;
   const double entry_margin_;  // negative: everybody may enter
+  const std::unique_ptr<SlotDealer> dealer_;
   std::vector<History> layers_;
 };
 
 }  // namespace
 
-std::unique_ptr<ResidencyPolicy> MakeAverageScore(int window, double entry_margin) {
-  return std::make_unique<AverageScore>(window, entry_margin);
+std::unique_ptr<CachePolicy> MakeAverageScore(const ResidencyRule& rule, double entry_margin) {
+  return std::make_unique<AverageScore>(rule, entry_margin);
 }
 
 }  // namespace moert

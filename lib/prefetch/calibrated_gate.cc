@@ -1,11 +1,12 @@
-#include "strategies/calibrated_gate.h"
+#include "prefetch/calibrated_gate.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
-#include "strategies/next_layer_gate.h"
+#include "prefetch/next_layer_gate.h"
 
 namespace moert {
 namespace {
@@ -14,9 +15,10 @@ constexpr double kLeast = 0.02;  // less likely ones are no candidates
 
 class CalibratedGate final : public PrefetchPolicy {
  public:
-  explicit CalibratedGate(bool wrap) : wrap_(wrap), prefill_(MakeNextLayerGate({75, 0, wrap})) {}
+  explicit CalibratedGate(const PrefetchRule& rule)
+      : rule_(rule), prefill_(MakeNextLayerGate({75, 0, rule.wrap})) {}
 
-  PolicyTraits traits() const override { return {.by_gate = !wrap_, .next_gate = true}; }
+  std::optional<PrefetchRule> rule() const override { return rule_; }
 
   void Observe(const LayerEvent& event) override {
     if (event.kind != LayerEvent::Kind::kRouted) return;
@@ -43,7 +45,7 @@ class CalibratedGate final : public PrefetchPolicy {
     if (snapshot.context.phase == Phase::kPrefill) return prefill_->Rank(snapshot);
     const int target = snapshot.target_layer;
     if (snapshot.predicted_scores.empty()) return {};
-    if (target != snapshot.context.layer + 1 && !wrap_) return {};
+    if (target != snapshot.context.layer + 1 && !rule_.wrap) return {};
     const MoeLayerSpec& layer = snapshot.context.model->layers[target];
     curves_.resize(snapshot.context.model->layers.size());
     SetRatios(snapshot, layer.num_experts, std::min(layer.routing.top_k, layer.num_experts));
@@ -108,7 +110,7 @@ class CalibratedGate final : public PrefetchPolicy {
     return ranked;
   }
 
-  const bool wrap_;
+  const PrefetchRule rule_;
   const std::unique_ptr<PrefetchPolicy> prefill_;
   HitCurve all_;
   std::vector<HitCurve> curves_;  // [L]
@@ -119,8 +121,8 @@ class CalibratedGate final : public PrefetchPolicy {
 
 }  // namespace
 
-std::unique_ptr<PrefetchPolicy> MakeCalibratedGate(bool wrap) {
-  return std::make_unique<CalibratedGate>(wrap);
+std::unique_ptr<PrefetchPolicy> MakeCalibratedGate(const PrefetchRule& rule) {
+  return std::make_unique<CalibratedGate>(rule);
 }
 
 }  // namespace moert

@@ -1,6 +1,6 @@
 // The next layer's gate as predictor (Fate Sec. 4.2, 4.3): gate(l+1) on gate(l)'s input.
-#ifndef MOERT_LIB_STRATEGIES_NEXT_LAYER_GATE_H_
-#define MOERT_LIB_STRATEGIES_NEXT_LAYER_GATE_H_
+#ifndef MOERT_LIB_PREFETCH_NEXT_LAYER_GATE_H_
+#define MOERT_LIB_PREFETCH_NEXT_LAYER_GATE_H_
 
 #include <memory>
 
@@ -29,4 +29,4 @@ std::unique_ptr<PrefetchPolicy> MakeNextLayerGate(const NextLayerGateOptions& op
 
 }  // namespace moert
 
-#endif  // MOERT_LIB_STRATEGIES_NEXT_LAYER_GATE_H_
+#endif  // MOERT_LIB_PREFETCH_NEXT_LAYER_GATE_H_

@@ -1,7 +1,11 @@
-#include "store/lru.h"
+#include "store/residency/least_recently_used.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
+
+#include "store/residency/capacity.h"
 
 namespace moert {
 
@@ -32,20 +36,28 @@ int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates) {
 
 namespace {
 
-class Lru final : public ResidencyPolicy {
+class LeastRecentlyUsedCache final : public CachePolicy {
  public:
-  PolicyTraits traits() const override {
-    PolicyTraits traits;
-    traits.least_recently_used = true;
-    return traits;
+  explicit LeastRecentlyUsedCache(const ResidencyRule& rule)
+      : rule_(rule), dealer_(MakeSlotDealer(rule.capacity)) {}
+
+  std::optional<ResidencyRule> rule() const override { return rule_; }
+  std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
+    return dealer_->Capacity(snapshot);
   }
-  int Victim(const VictimSnapshot& snapshot) override {
-    return LeastRecentlyUsed(snapshot.candidates);
+  void Observe(const LayerEvent& event) override {
+    if (event.kind == LayerEvent::Kind::kRouted) dealer_->Observe(event);
   }
+
+ private:
+  const ResidencyRule rule_;
+  const std::unique_ptr<SlotDealer> dealer_;
 };
 
 }  // namespace
 
-std::unique_ptr<ResidencyPolicy> MakeLru() { return std::make_unique<Lru>(); }
+std::unique_ptr<CachePolicy> MakeLeastRecentlyUsed(const ResidencyRule& rule) {
+  return std::make_unique<LeastRecentlyUsedCache>(rule);
+}
 
 }  // namespace moert

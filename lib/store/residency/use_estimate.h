@@ -1,8 +1,8 @@
 // UseEstimate: how often the next calls of a layer will want each of its experts, from what its
 // gate said of all of them. An expert that nearly made it is likely to be wanted next (importance
 // paper Sec. 5.3); how often it was chosen of late and over long says the rest.
-#ifndef MOERT_LIB_STRATEGIES_USE_ESTIMATE_H_
-#define MOERT_LIB_STRATEGIES_USE_ESTIMATE_H_
+#ifndef MOERT_LIB_STORE_RESIDENCY_USE_ESTIMATE_H_
+#define MOERT_LIB_STORE_RESIDENCY_USE_ESTIMATE_H_
 
 #include <cstdint>
 #include <vector>
@@ -42,4 +42,4 @@ class UseEstimate {
 
 }  // namespace moert
 
-#endif  // MOERT_LIB_STRATEGIES_USE_ESTIMATE_H_
+#endif  // MOERT_LIB_STORE_RESIDENCY_USE_ESTIMATE_H_

@@ -1,7 +1,7 @@
 // CalibratedGate: the next layer's gate as predictor (Fate Sec. 4.1), with how often such
 // predictions came true instead of a percentile.
-#ifndef MOERT_LIB_STRATEGIES_CALIBRATED_GATE_H_
-#define MOERT_LIB_STRATEGIES_CALIBRATED_GATE_H_
+#ifndef MOERT_LIB_PREFETCH_CALIBRATED_GATE_H_
+#define MOERT_LIB_PREFETCH_CALIBRATED_GATE_H_
 
 #include <array>
 #include <memory>
@@ -30,11 +30,11 @@ class HitCurve {
   std::array<HitCounts, kBins> bins_;
 };
 
-/// Decode: every expert with the probability that some token uses it, best first. Prefill: as
-/// MakeNextLayerGate. A layer is measured by itself, on experts that were absent when they were
-/// predicted: what is there is used more often than what is not.
-std::unique_ptr<PrefetchPolicy> MakeCalibratedGate(bool wrap);
+/// PrefetchRuleKind::kNextGate. Decode: every expert with the probability that some token uses it,
+/// best first. Prefill: as MakeNextLayerGate. A layer is measured by itself, on experts that were
+/// absent when they were predicted: what is there is used more often than what is not.
+std::unique_ptr<PrefetchPolicy> MakeCalibratedGate(const PrefetchRule& rule);
 
 }  // namespace moert
 
-#endif  // MOERT_LIB_STRATEGIES_CALIBRATED_GATE_H_
+#endif  // MOERT_LIB_PREFETCH_CALIBRATED_GATE_H_

@@ -1,4 +1,4 @@
-#include "strategies/worth_cache.h"
+#include "store/residency/worth_cache.h"
 
 #include <algorithm>
 #include <limits>
@@ -8,27 +8,22 @@
 #include <vector>
 
 #include "base/ewma.h"
-#include "store/lent_use.h"
-#include "store/shared_slots.h"
-#include "strategies/use_estimate.h"
+#include "store/residency/capacity.h"
+#include "store/residency/use_estimate.h"
 
 namespace moert {
 namespace {
 
-class WorthCache : public ResidencyPolicy, public LentUse {
+class WorthCache : public CachePolicy {
  public:
-  /// `rule` null: none.
-  explicit WorthCache(std::unique_ptr<CapacityRule> rule) : rule_(std::move(rule)) {}
+  explicit WorthCache(const ResidencyRule& rule)
+      : rule_(rule), dealer_(MakeSlotDealer(rule.capacity)) {}
 
-  PolicyTraits traits() const override {
-    PolicyTraits traits;
-    traits.by_worth = true;
-    return traits;
-  }
+  std::optional<ResidencyRule> rule() const override { return rule_; }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     MakeLayers(*snapshot.model);
-    return rule_ == nullptr ? std::vector<int>() : rule_->Capacity(snapshot);
+    return dealer_->Capacity(snapshot);
   }
 
   void Observe(const LayerEvent& event) override {
@@ -37,7 +32,7 @@ class WorthCache : public ResidencyPolicy, public LentUse {
         MakeLayers(*event.context.model);
         Layer& layer = layers_[event.context.layer];
         // What this order would have held when the call came.
-        if (rule_ != nullptr) rule_->Observe(event, layer.use.Order());
+        dealer_->Observe(event, layer.use.Order());
         layer.use.Observe(event.routing);
         std::fill(layer.pending.begin(), layer.pending.end(), 0);
         layer.inserted += running_mean::kInserted.weight * (layer.insertions - layer.inserted);
@@ -71,7 +66,8 @@ class WorthCache : public ResidencyPolicy, public LentUse {
     return Pays(snapshot, snapshot.candidates[victim].key) ? victim : -1;
   }
 
-  void LendUse(int layer, LentLayer* loan) const override {
+  void LendUse(int layer, int experts, LentLayer* loan) const override {
+    loan->use.resize(static_cast<size_t>(experts));
     if (layers_.empty()) return;
     const Layer& mine = layers_[layer];
     loan->calls = mine.use.calls();
@@ -154,12 +150,15 @@ class WorthCache : public ResidencyPolicy, public LentUse {
     return snapshot.probability * snapshot.hidden > lost;
   }
 
-  const std::unique_ptr<CapacityRule> rule_;
+  const ResidencyRule rule_;
+  const std::unique_ptr<SlotDealer> dealer_;
 };
 
-class SharedWorthCache final : public WorthCache, public SharedSlots {
+/// Layers share all slots: who comes takes the place of the expert that is worth least, whatever
+/// its layer.
+class SharedWorthCache final : public WorthCache {
  public:
-  SharedWorthCache() : WorthCache(MakeMeasuredCapacity(/*transient=*/-1)) {}
+  using WorthCache::WorthCache;
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     slots_ = static_cast<double>(snapshot.slots);
@@ -229,12 +228,9 @@ class SharedWorthCache final : public WorthCache, public SharedSlots {
 
 }  // namespace
 
-std::unique_ptr<ResidencyPolicy> MakeSharedWorthCache() {
-  return std::make_unique<SharedWorthCache>();
-}
-
-std::unique_ptr<ResidencyPolicy> MakeWorthCache(std::unique_ptr<CapacityRule> rule) {
-  return std::make_unique<WorthCache>(std::move(rule));
+std::unique_ptr<CachePolicy> MakeWorthCache(const ResidencyRule& rule) {
+  if (rule.shared_slots) return std::make_unique<SharedWorthCache>(rule);
+  return std::make_unique<WorthCache>(rule);
 }
 
 }  // namespace moert

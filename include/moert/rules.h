@@ -1,0 +1,138 @@
+// Rules: decisions as data. A policy (policy.h) that can be written as one of these rules returns
+// it, and the engine carries it out itself, on a device too: then a step is captured in a CUDA
+// graph although experts may be missing. A policy without a rule is asked on the host.
+//
+//   class OverAllLayers : public ResidencyPolicy {
+//    public:
+//     std::optional<ResidencyRule> rule() const override {
+//       return ResidencyRule{.kind = ResidencyRuleKind::kWorth, .shared_slots = true};
+//     }
+//   };
+//
+// The same inputs give the same decisions, whoever returns the rule.
+#ifndef MOERT_RULES_H_
+#define MOERT_RULES_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace moert {
+
+/// What an engine promises of its output, the strongest first. Derived from the parts of a strategy
+/// (Strategy::promise).
+enum class Promise : int32_t {
+  /// The same bits at any budget.
+  kExact = 0,
+  /// The model's own routing, weights and precision. A CPU may compute beside the device, so that
+  /// results differ by rounding.
+  kFaithful = 1,
+  /// Routing or precision may differ from the model's, within the bounds that were set.
+  kLossy = 2,
+};
+
+// ---------------------------------------------------------------------------------------------------
+// Routing: which experts does a token use?
+
+enum class RoutingRuleKind : int32_t {
+  kTopK = 0,         // the model's own routing
+  kExpertCache = 1,  // Algorithm 1 of the importance paper, against the residency table
+};
+
+struct RoutingRule {
+  RoutingRuleKind kind = RoutingRuleKind::kTopK;
+  // kExpertCache only:
+  float alpha = 0;           // half width of the substitution band around beta; 0: plain top-k
+  bool second_pass = false;  // also substitute by experts that other tokens force to be fetched
+  // Caps that hold for every request over its lifetime (rows without request ids count as one
+  // request): the substituted share of its slots, and of its routing mass, which is what the model
+  // would have given the displaced experts.
+  float max_slot_share = 1;
+  float max_mass_share = 1;
+  // Weights of a token with substitutes: true, every expert its own gate score, then the model's
+  // normalization and scaling; false, a substitute gets what the expert it displaces had.
+  bool own_score_weights = true;
+
+  Promise promise() const;
+};
+
+// ---------------------------------------------------------------------------------------------------
+// Residency: how many slots has a layer, and who leaves?
+
+enum class CapacityRuleKind : int32_t {
+  kUniform = 0,
+  kShallowFirst = 1,  // the first layers are filled, the others share the rest (Fate Sec. 4.4)
+  kMeasured = 2,      // to the layers where slots spare most misses that prefetching cannot hide
+};
+
+/// How the slots of a cache are dealt to its layers.
+struct CapacityRule {
+  CapacityRuleKind kind = CapacityRuleKind::kUniform;
+  int shallow = -1;    // kShallowFirst: layers that are filled; -1: a sixth of all
+  int transient = -1;  // slots that belong to no layer; -1: as many as passing experts need
+};
+
+enum class ResidencyRuleKind : int32_t {
+  kLeastRecentlyUsed = 0,
+  kWorth = 1,         // the expert that the next calls will want least, by scores and past use
+  kAverageScore = 2,  // the expert with the lowest average score over the last calls
+};
+
+struct ResidencyRule {
+  ResidencyRuleKind kind = ResidencyRuleKind::kLeastRecentlyUsed;
+  int window = 64;            // kAverageScore: calls of the layer, 1 to 4096
+  bool shared_slots = false;  // kWorth: layers share all slots, and the least worth of all leaves
+  /// On a device the layers keep the slots that they were dealt when they were handed over.
+  CapacityRule capacity;
+
+  /// OK, or which field is out of range.
+  absl::Status Validate() const;
+};
+
+// ---------------------------------------------------------------------------------------------------
+// Prefetch: what comes next?
+
+enum class PrefetchRuleKind : int32_t {
+  kNextGate = 0,  // by the next layer's gate, and how often its predictions came true
+  kTopScore = 1,  // the experts that it scores highest; a device ranks these by kNextGate
+};
+
+struct PrefetchRule {
+  PrefetchRuleKind kind = PrefetchRuleKind::kNextGate;
+  bool wrap = false;              // kNextGate, on the host only: also the next step's first layer
+  float alpha = 0;                // kTopScore: scores this share above the threshold; 0: actives
+  bool resident_forward = false;  // kTopScore: see PolicyTraits::resident_forward
+
+  absl::Status Validate() const;
+};
+
+// ---------------------------------------------------------------------------------------------------
+// Placement: what to do with a miss?
+
+/// How misses are shared with a CPU that computes beside the fast tier.
+enum class CpuBalance : int32_t {
+  kNone = 0,          // all are loaded
+  kInTurns = 1,       // Algorithm 2 of the importance paper
+  kByCompletion = 2,  // so that both are done earliest
+};
+
+struct PlacementRule {
+  CpuBalance balance = CpuBalance::kNone;
+  /// In decode, experts that a CPU computed are always brought in behind the call.
+  bool backfills = false;
+  /// Where there are low versions to answer misses (Placement::kLow): the share of each request's
+  /// routing mass that may be answered so, over its lifetime.
+  double max_low_share = 0;
+  /// In decode, misses of a MissView::low_cost of at most one over this are answered low, in the
+  /// order given. 0: none are.
+  double low_patience = 0;
+  /// An expert that the CPU has computed before its load is done is not answered low.
+  bool spares_low = false;
+
+  Promise promise() const;
+  absl::Status Validate() const;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_RULES_H_

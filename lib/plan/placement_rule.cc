@@ -1,0 +1,120 @@
+#include "plan/placement_rule.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "plan/balancer.h"
+#include "rules/low_answers.h"
+
+namespace moert {
+namespace {
+
+class PlacementByRule final : public PlacementPolicy {
+ public:
+  explicit PlacementByRule(const PlacementRule& rule) : rule_(rule) {}
+
+  std::optional<PlacementRule> rule() const override { return rule_; }
+
+  PlacementDecision Place(const PlacementSnapshot& snapshot) override {
+    rest_.clear();
+    PlacementDecision decision;
+    decision.placements.assign(snapshot.misses.size(), Placement::kLoad);
+    const bool decode = snapshot.context.phase == Phase::kDecode;
+    for (size_t i = 0; i < snapshot.misses.size(); ++i) {
+      if (decode && AnsweredLow(snapshot.misses[i])) {
+        decision.placements[i] = Placement::kLow;
+      } else {
+        rest_.push_back(i);
+      }
+    }
+    Share(snapshot, &decision.placements);
+    if (decode) decision.backfill = BackfillInDecode();
+    return decision;
+  }
+
+ private:
+  bool by_completion() const { return rule_.balance == CpuBalance::kByCompletion; }
+
+  bool AnsweredLow(const MissView& miss) const {
+    // A CPU that is earlier than the high version loses nothing.
+    const bool spared = rule_.spares_low && rule_.balance != CpuBalance::kNone &&
+                        miss.cpu_ns >= 0 && miss.cpu_ns < miss.load_ns;
+    return rule_.low_patience > 0 && !spared &&
+           WorthAnsweringLow(miss.low_cost, rule_.low_patience);
+  }
+
+  /// Gives to the CPU, of those that are not answered low, what the balance says.
+  void Share(const PlacementSnapshot& snapshot, std::vector<Placement>* placements) {
+    if (rule_.balance == CpuBalance::kNone) return;
+    items_.clear();
+    item_of_.clear();
+    int64_t load_all_ns = 0, load_only_ns = 0;
+    for (const size_t i : rest_) {
+      const MissView& miss = snapshot.misses[i];
+      if (miss.arriving) {
+        const bool sooner = miss.cpu_ns >= 0 && miss.cpu_ns < miss.load_ns;
+        if (by_completion() && sooner) (*placements)[i] = Placement::kCpu;
+        continue;
+      }
+      load_all_ns += miss.load_ns;
+      if (miss.cpu_ns < 0) {  // not in the CPU's reach
+        load_only_ns += miss.load_ns;
+        continue;
+      }
+      items_.push_back({miss.tokens, miss.load_ns, miss.cpu_ns});
+      item_of_.push_back(i);
+    }
+    const Balance balance = by_completion()
+                                ? BalanceByCompletion(items_, snapshot.link_busy_ns, load_only_ns)
+                                : BalanceCpuLoad(items_, load_only_ns);
+    // CPU time grows with the tokens, a load's does not: in prefill the CPU would become the
+    // bottleneck. The paper keeps prefill off the CPU by a threshold on tokens; here the measured
+    // costs decide, which also covers large decode batches and slow CPUs.
+    const int64_t done_ns = std::max(balance.load_ns, balance.cpu_ns);
+    if (!by_completion() && done_ns >= load_all_ns) return;
+    for (size_t i = 0; i < items_.size(); ++i) {
+      if (balance.on_cpu[i]) (*placements)[item_of_[i]] = Placement::kCpu;
+    }
+  }
+
+  /// Not in prefill: the next layer has loads of its own for the link.
+  Backfill BackfillInDecode() const {
+    // What was answered low is brought behind the call, where the link is idle and it is worth it.
+    if (rule_.backfills || rule_.low_patience > 0) return Backfill::kAlways;
+    // A cold cache would stay empty where the CPU is always earlier. Algorithm 2 begins with a
+    // load, which fills a cache by itself.
+    return by_completion() ? Backfill::kFreeSlots : Backfill::kNever;
+  }
+
+  const PlacementRule rule_;
+  std::vector<size_t> rest_;  // scratch: misses that are not answered low
+  std::vector<BalanceItem> items_;
+  std::vector<size_t> item_of_;  // the miss of each item
+};
+
+}  // namespace
+
+std::unique_ptr<PlacementPolicy> MakePlacementPolicy(const PlacementRule& rule) {
+  return std::make_unique<PlacementByRule>(rule);
+}
+
+Promise PromiseOf(const PlacementPolicy* policy) {
+  if (policy == nullptr) return Promise::kExact;
+  const std::optional<PlacementRule> rule = policy->rule();
+  return rule.has_value() ? rule->promise() : policy->traits().promise;
+}
+
+double MaxLowShare(const PlacementPolicy* policy) {
+  if (policy == nullptr) return 0;
+  const std::optional<PlacementRule> rule = policy->rule();
+  return rule.has_value() ? rule->max_low_share : policy->traits().max_low_share;
+}
+
+bool Backfills(const PlacementPolicy* policy) {
+  if (policy == nullptr) return false;
+  const std::optional<PlacementRule> rule = policy->rule();
+  return rule.has_value() ? rule->backfills : policy->traits().backfills;
+}
+
+}  // namespace moert

@@ -1,0 +1,20 @@
+// What carries out a PrefetchRule.
+#ifndef MOERT_LIB_PREFETCH_PREFETCH_RULE_H_
+#define MOERT_LIB_PREFETCH_PREFETCH_RULE_H_
+
+#include <memory>
+
+#include "moert/policy.h"
+
+namespace moert {
+
+/// Carries a rule out, which is valid: kNextGate by CalibratedGate, kTopScore by TopScorePrefetch.
+std::unique_ptr<PrefetchPolicy> MakePrefetchPolicy(const PrefetchRule& rule);
+
+/// What layer calls have to bring it, by its rule or its traits. Null: nothing.
+bool WantsNextGate(const PrefetchPolicy* policy);
+bool WantsResidentForward(const PrefetchPolicy* policy);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_PREFETCH_PREFETCH_RULE_H_
