@@ -19,6 +19,9 @@ class HostRouting final : public RoutingPolicy, Adapter {
     traits.lossy = traits.needs_host = true;
     return traits;
   }
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return StateOf(fallback_, 0, scope);
+  }
   absl::Status Check(const MoeModelSpec& model) const override {
     if (fallback_ != nullptr) MOERT_RETURN_IF_ERROR(fallback_->Check(model));
     if (c().routing_check == nullptr) return absl::OkStatus();

@@ -1,6 +1,7 @@
 #include "engine/blueprint.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <string>
 
 #include "base/bytes_text.h"
@@ -72,6 +73,16 @@ int64_t SpareBlocks(const Blueprint& b, const MoeModelSpec& model, const MemoryP
   return std::clamp(carried, least, std::max(least, plan.total_experts / experts_each));
 }
 
+int64_t PolicyBytes(const Blueprint& b, const PolicyScope& scope) {
+  const Strategy& s = b.strategy;
+  int64_t bytes = b.residency()->StateBytes(scope);
+  for (const Policy* policy : std::initializer_list<const Policy*>{
+           s.routing.get(), s.prefetch.get(), s.precision.get(), s.placement.get()}) {
+    if (policy != nullptr) bytes += policy->StateBytes(scope);
+  }
+  return bytes;
+}
+
 int64_t LargestBlock(const ExpertSource& source, int version) {
   return MeasureCacheBlocks(source, {&version, 1}, /*classes=*/false).largest;
 }
@@ -116,10 +127,13 @@ absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const Engine
   if (b.strategy.serving == Serving::kHotSet) plan.spare = SpareBlocks(b, model, plan);
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
   plan.table_bytes = plan.total_experts * VersionedStore::kBytesPerExpert;
-  MOERT_ASSIGN_OR_RETURN(
-      plan.workspace_bytes,
-      b.backend->WorkspaceBytes({&source, b.versions, options.max_tokens_per_forward,
-                                 b.partial_output(), b.gemm.get(), &b.numbering, b.served()}));
+  plan.policy_bytes = PolicyBytes(b, {&model, options.max_tokens_per_forward});
+  plan.device = !b.backend->in_ram();
+  const ExecutorSize size{
+      &source,      b.versions, options.max_tokens_per_forward, b.partial_output(), b.gemm.get(),
+      &b.numbering, b.served()};
+  MOERT_ASSIGN_OR_RETURN(plan.workspace_bytes, b.backend->WorkspaceBytes(size));
+  plan.pinned_bytes = b.backend->PinnedBytes(size);
   return plan;
 }
 

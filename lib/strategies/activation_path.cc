@@ -7,6 +7,7 @@
 
 #include "base/status_macros.h"
 #include "strategies/builtin.h"
+#include "strategies/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -19,6 +20,15 @@ class ActivationPath final : public PrefetchPolicy {
     PolicyTraits traits;
     traits.path_width = width_;
     return traits;
+  }
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    int64_t pairs = 0;  // of experts in adjacent layers
+    const std::vector<MoeLayerSpec>& layers = scope.model->layers;
+    for (size_t l = 0; l + 1 < layers.size(); ++l) {
+      pairs += int64_t{layers[l].num_experts} * layers[l + 1].num_experts;
+    }
+    return pairs * int64_t{sizeof(float)} + PerPair(scope, sizeof(int32_t)) +
+           PerLayerExpert(scope, sizeof(float)) + RankedBytes(scope);
   }
 
   void Observe(const LayerEvent& event) override {

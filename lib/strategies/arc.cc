@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "store/lent_use.h"
+#include "strategies/state_bytes.h"
 
 namespace moert {
 
@@ -53,6 +54,11 @@ class Arc final : public ResidencyPolicy, public LentUse {
     PolicyTraits traits;
     traits.by_arc = true;
     return traits;
+  }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return PerExpert(scope, ArcLists::kBytesPerExpert) + PerLayerExpert(scope, 2) +
+           scope.model->num_layers() * int64_t{sizeof(ArcLists)} + rule_->StateBytes(scope);
   }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {

@@ -9,6 +9,7 @@
 #include "rules/expert_use.h"
 #include "store/lent_use.h"
 #include "strategies/builtin.h"
+#include "strategies/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -22,6 +23,10 @@ class AverageScore final : public ResidencyPolicy, public LentUse {
     // A prefetch that is refused by a margin is not the rule that a device follows.
     traits.score_window = entry_margin_ < 0 ? window_ : 0;
     return traits;
+  }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return PerExpert(scope, window_ * int64_t{sizeof(float)} + int64_t{sizeof(double)});
   }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {

@@ -5,6 +5,7 @@
 
 #include "plan/balancer.h"
 #include "strategies/builtin.h"
+#include "strategies/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -16,6 +17,13 @@ class CpuLoadBalancer final : public PlacementPolicy {
   PolicyTraits traits() const override {
     const auto balance = options_.by_completion ? CpuBalance::kByCompletion : CpuBalance::kInTurns;
     return {.lossy = true, .backfills = options_.fill, .balance = balance};
+  }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    // Of each miss its placement, its two costs, and its place in two orders.
+    constexpr int64_t kMiss =
+        kGrowth * (sizeof(BalanceItem) + sizeof(size_t)) + sizeof(Placement) + sizeof(size_t) + 1;
+    return PerLayerExpert(scope, kMiss);
   }
 
   PlacementDecision Place(const PlacementSnapshot& snapshot) override {

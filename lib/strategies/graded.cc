@@ -13,6 +13,7 @@
 #include "strategies/builtin.h"
 #include "strategies/calibrated_gate.h"
 #include "strategies/capacity.h"
+#include "strategies/state_bytes.h"
 #include "strategies/worth_cache.h"
 
 namespace moert {
@@ -66,6 +67,10 @@ class GradedPlacement final : public PlacementPolicy {
     traits.max_low_share = loss_;
     traits.low_patience = patience_;
     return traits;
+  }
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    constexpr int64_t kMiss = kGrowth * (sizeof(MissView) + sizeof(size_t)) + sizeof(Placement);
+    return PerLayerExpert(scope, kMiss) + balancer_->StateBytes(scope);
   }
 
   PlacementDecision Place(const PlacementSnapshot& snapshot) override {

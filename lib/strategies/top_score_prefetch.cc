@@ -6,6 +6,7 @@
 
 #include "route/route_token.h"
 #include "strategies/builtin.h"
+#include "strategies/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -23,6 +24,10 @@ class TopScorePrefetch final : public PrefetchPolicy {
 
   PolicyTraits traits() const override {
     return {.by_gate = true, .next_gate = true, .resident_forward = resident_forward_};
+  }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return PerLayerExpert(scope, int64_t{sizeof(float) + sizeof(int32_t)}) + RankedBytes(scope);
   }
 
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {

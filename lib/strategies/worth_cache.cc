@@ -9,6 +9,7 @@
 
 #include "store/lent_use.h"
 #include "store/shared_slots.h"
+#include "strategies/state_bytes.h"
 #include "strategies/use_estimate.h"
 
 namespace moert {
@@ -23,6 +24,14 @@ class WorthCache : public ResidencyPolicy, public LentUse {
     PolicyTraits traits;
     traits.by_worth = true;
     return traits;
+  }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    constexpr int64_t kExpert = UseEstimate::kBytesPerExpert + 2;
+    return PerExpert(scope, kExpert) +
+           scope.model->num_layers() * int64_t{sizeof(Layer) + sizeof(int64_t)} +
+           PerLayerExpert(scope, sizeof(int32_t)) +
+           (rule_ == nullptr ? 0 : rule_->StateBytes(scope));
   }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {

@@ -32,7 +32,8 @@ from .source import Source
 __all__ = ["MoertConfig", "attach", "from_pretrained"]
 
 _ENGINE = ("budget", "strategy", "max_tokens", "threads", "io_threads", "host_budget", "numerics",
-           "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path", "numa_node")
+           "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path", "timeline_path",
+           "trace_replace", "numa_node")
 _OURS = ("experts", "routing", "top_k", "cache_dir", "progress", "group", "parallel")
 
 

@@ -245,6 +245,9 @@ typedef struct moert_policies {
    * With free_slots 1: into slots that nobody holds. */
   moert_code (*placement_backfills)(void *user_data, const moert_policy_context *context,
                                     int32_t free_slots, int32_t *backfills);
+
+  /* The most heap that these policies hold together. The budget of the CPU backend holds it. */
+  int64_t state_bytes;
 } moert_policies;
 
 /* Every member NULL or 0. */

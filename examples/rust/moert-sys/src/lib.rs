@@ -757,6 +757,7 @@ pub struct moert_policies {
             backfills: *mut i32,
         ) -> moert_code,
     >,
+    pub state_bytes: i64,
 }
 extern "C" {
     pub fn moert_policies_init(policies: *mut moert_policies, size: u64);
@@ -911,6 +912,8 @@ pub struct moert_engine_options {
         ) -> moert_code,
     >,
     pub numa_node: i64,
+    pub timeline_path: *const ::std::os::raw::c_char,
+    pub trace_replace: i64,
 }
 extern "C" {
     pub fn moert_engine_options_init(options: *mut moert_engine_options, size: u64);
@@ -983,6 +986,8 @@ pub struct moert_memory {
     pub own_bytes: i64,
     pub total_experts: i64,
     pub all_bytes: i64,
+    pub policy_bytes: i64,
+    pub pinned_bytes: i64,
 }
 extern "C" {
     pub fn moert_memory_init(memory: *mut moert_memory, size: u64);
