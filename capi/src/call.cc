@@ -33,7 +33,7 @@ absl::Status WrongEventfd(int fd, absl::string_view what) {
                                                  "EFD_NONBLOCK"));
 }
 
-/// What Notify writes to: an eventfd, so that no write raises SIGPIPE, that does not block, so that
+/// The target of Notify: an eventfd, so that no write raises SIGPIPE, that does not block, so that
 /// none waits. A duplicate: the host may close its own, and the number may come to mean another.
 absl::StatusOr<std::shared_ptr<Descriptor>> TakeEventfd(int fd) {
   if (fd == -1) return nullptr;

@@ -44,7 +44,7 @@ class InputFile {
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  /// Of opening it.
+  /// The result of opening it.
   const absl::Status& status() const { return status_; }
   /// Fewer bytes than `size` where the file ends.
   absl::StatusOr<size_t> Read(char* to, size_t size) {

@@ -1,4 +1,4 @@
-// Who came first goes first.
+// A lock that is taken in turn.
 #ifndef MOERT_LIB_BASE_TURN_LOCK_H_
 #define MOERT_LIB_BASE_TURN_LOCK_H_
 

@@ -123,8 +123,8 @@ void RemoveLeftovers(const std::string& cache_dir, const std::string& identity,
   }
 }
 
-// Who can write the folder can have other weights computed: everybody must not, and who else can is
-// named.
+// Anybody who can write the folder can have other weights computed: a folder that everybody may
+// write is refused, and others who may are named.
 absl::Status CheckFolder(const std::string& dir, const OpenModelOptions& options) {
   struct stat st {};
   if (::stat(dir.c_str(), &st) != 0) return PosixError(errno, fmt::format("{}: stat", dir));

@@ -100,7 +100,7 @@ class BlockPool {
   int64_t BytesFor(int64_t index) const { return sizes_.BytesFor(index); }
   int64_t limit() const { return limit_; }
   int64_t taken() const { return taken_; }
-  /// What refused the last block that was not given, where its limits and the budget allowed it:
+  /// The name of what refused the last block that was not given, where its limits and the budget allowed it:
   /// the host's allocator, the system. Empty: neither did.
   absl::string_view refused_by() const { return refused_by_; }
 

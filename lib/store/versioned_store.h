@@ -273,7 +273,7 @@ class VersionedStore {
   /// How many of the experts that `counts` [E] marks can be pinned at once beside those that are.
   int64_t RoomFor(int layer, absl::Span<const int32_t> counts) const;
   BlockPool& pool(int index) { return *pools_[index]; }
-  /// Of a version.
+  /// The pool of a version.
   BlockPool& PoolOf(int version) { return *pools_[versions_[version].pool]; }
   const BlockPool& pool(int index) const { return *pools_[index]; }
   int capacity(int layer) const { return capacity_[layer]; }

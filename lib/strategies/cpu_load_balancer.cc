@@ -20,7 +20,7 @@ class CpuLoadBalancer final : public PlacementPolicy {
   }
 
   int64_t StateBytes(const PolicyScope& scope) const override {
-    // Of each miss its placement, its two costs, and its place in two orders.
+    // A miss has its placement, its two costs, and its place in two orders.
     constexpr int64_t kMiss =
         kGrowth * (sizeof(BalanceItem) + sizeof(size_t)) + sizeof(Placement) + sizeof(size_t) + 1;
     return PerLayerExpert(scope, kMiss);
