@@ -100,8 +100,8 @@ class BlockPool {
   int64_t BytesFor(int64_t index) const { return sizes_.BytesFor(index); }
   int64_t limit() const { return limit_; }
   int64_t taken() const { return taken_; }
-  /// The name of what refused the last block that was not given, where its limits and the budget allowed it:
-  /// the host's allocator, the system. Empty: neither did.
+  /// The name of what refused the last block that was not given, the host's allocator or the
+  /// system, where limits and budget allowed it. Empty: neither did.
   absl::string_view refused_by() const { return refused_by_; }
 
   /// A block index, or -1 at the limit, when the budget has no room, or when memory ran out.

@@ -905,10 +905,10 @@ static void test_prometheus(void) {
   moert_engine_destroy(engine);
 }
 
-static void refuses_trace(const moert_engine_options* options, moert_code code) {
+static void refuses_trace(const moert_engine_options* options, moert_code wanted) {
   moert_source* source = make_source();
   moert_engine* engine = NULL;
-  CHECK_FAILS(moert_engine_create(source, options, &engine, &error), code, options->trace_path,
+  CHECK_FAILS(moert_engine_create(source, options, &engine, &error), wanted, options->trace_path,
               "moert_engine_create");
   CHECK(engine == NULL);
   moert_source_destroy(source);
