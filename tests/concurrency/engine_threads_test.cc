@@ -176,8 +176,8 @@ TEST_CASE("threads read two versions while experts move between them and the bud
 }
 
 TEST_CASE("a budget is taken where there is always a step open") {
-  const auto source = std::make_shared<SyntheticSource>(
-      SyntheticShape{2, 12, 1, 128, 96, 0, false, false, true});
+  const auto source =
+      std::make_shared<SyntheticSource>(SyntheticShape{2, 12, 1, 128, 96, 0, false, false, true});
   EngineOptions options;
   options.strategy =
       GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=1e6,spare=1", "never-stall:hi=bf16,lo=low,n=4");
