@@ -36,6 +36,9 @@ class GradedByRule final : public PlacementPolicy {
     traits.low_patience = patience_;
     return traits;
   }
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return PerLayerExpert(scope, sizeof(Placement)) + AccountBytes(scope);
+  }
 
   PlacementDecision Place(const PlacementSnapshot& snapshot) override {
     const bool decode = snapshot.context.phase == Phase::kDecode;
@@ -70,7 +73,7 @@ class GradedPlacement final : public PlacementPolicy {
   }
   int64_t StateBytes(const PolicyScope& scope) const override {
     constexpr int64_t kMiss = kGrowth * (sizeof(MissView) + sizeof(size_t)) + sizeof(Placement);
-    return PerLayerExpert(scope, kMiss) + balancer_->StateBytes(scope);
+    return PerLayerExpert(scope, kMiss) + AccountBytes(scope) + balancer_->StateBytes(scope);
   }
 
   PlacementDecision Place(const PlacementSnapshot& snapshot) override {

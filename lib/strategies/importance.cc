@@ -7,6 +7,7 @@
 #include "base/status_macros.h"
 #include "route/expert_cache_rule.h"
 #include "strategies/builtin.h"
+#include "strategies/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -17,6 +18,13 @@ class ExpertCacheRouting final : public RoutingPolicy {
       : rule_(rule), decode_only_(decode_only) {}
 
   PolicyTraits traits() const override { return {.lossy = rule_.alpha > 0, .rule_by_phase = true}; }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    // The rule's view of each token, with two lists of slots.
+    constexpr int64_t kToken = 192;
+    return AccountBytes(scope) + scope.max_tokens * kToken +
+           PerPair(scope, kGrowth * 2 * int64_t{sizeof(int)}) + PerLayerExpert(scope, 32);
+  }
 
   absl::Status Check(const MoeModelSpec& model) const override {
     for (const MoeLayerSpec& layer : model.layers) {

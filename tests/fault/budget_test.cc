@@ -103,6 +103,7 @@ Held Measure(const std::string& strategy, const Shape& shape) {
   options.strategy = strategy;
   options.max_tokens_per_forward = shape.tokens;
   options.threads = 2;
+  options.budget = Budget::Bytes(int64_t{1} << 40);
   const auto plan = Engine::Plan(*source, options);
   REQUIRE_OK(plan.status());
   Held held;
@@ -129,7 +130,7 @@ constexpr const char* kStrategies[] = {"auto",
                                        "activation-path",
                                        "fate",
                                        "fate:percentile=75,eviction=arc",
-                                       "fate:low=low",
+                                       "fate:scheme=bf16,low=low",
                                        "importance",
                                        "graded:hi=bf16,lo=low",
                                        "graded:hi=bf16,lo=low,standby=1",
