@@ -1,11 +1,17 @@
 // Split layer calls: begin, do something else, finish.
 #include <fcntl.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "base/descriptor.h"
+#include "base/posix_error.h"
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
@@ -21,9 +27,34 @@ moert_completion DefaultCompletion() {
   return completion;
 }
 
-void Notify(const moert_completion& completion, const absl::Status& status) {
+absl::Status WrongEventfd(int fd, absl::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("completion.eventfd is ", fd, ", ", what,
+                                                 "; legal is -1, or what eventfd(2) returns with "
+                                                 "EFD_NONBLOCK"));
+}
+
+/// The target of Notify: an eventfd, so that no write raises SIGPIPE, that does not block, so that
+/// none waits. A duplicate: the host may close its own, and the number may come to mean another.
+absl::StatusOr<std::shared_ptr<Descriptor>> TakeEventfd(int fd) {
+  if (fd == -1) return nullptr;
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags == -1) return WrongEventfd(fd, "not an open descriptor");
+  char kind[32] = {};
+  const std::string link = absl::StrCat("/proc/self/fd/", fd);
+  if (::readlink(link.c_str(), kind, sizeof(kind) - 1) < 0) {
+    return moert::PosixError(errno, absl::StrCat("completion.eventfd: ", link));
+  }
+  if (absl::string_view(kind) != "anon_inode:[eventfd]") return WrongEventfd(fd, "no eventfd");
+  if ((flags & O_NONBLOCK) == 0) return WrongEventfd(fd, "an eventfd that blocks");
+  auto taken = std::make_shared<Descriptor>(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (taken->get() < 0) return moert::PosixError(errno, "completion.eventfd: duplicating it");
+  return taken;
+}
+
+void Notify(const moert_completion& completion, const Descriptor* eventfd,
+            const absl::Status& status) {
   // A counter that cannot take one more is full of news already.
-  if (completion.eventfd >= 0) (void)eventfd_write(completion.eventfd, 1);
+  if (eventfd != nullptr) (void)eventfd_write(eventfd->get(), 1);
   if (completion.done == nullptr) return;
   try {
     completion.done(completion.user_data, -static_cast<moert_code>(status.code()));
@@ -52,10 +83,8 @@ moert_code moert_layer_begin(moert_step* step, int32_t layer, const moert_tensor
     if (completion != nullptr) {
       MOERT_RETURN_IF_ERROR(ReadStruct(completion, "completion", &checked));
     }
-    if (checked.eventfd != -1 && ::fcntl(checked.eventfd, F_GETFD) == -1) {
-      return absl::InvalidArgumentError(absl::StrCat("completion.eventfd is ", checked.eventfd,
-                                                     ", legal is an open descriptor or -1"));
-    }
+    MOERT_ASSIGN_OR_RETURN(const std::shared_ptr<moert::Descriptor> eventfd,
+                           TakeEventfd(checked.eventfd));
     MOERT_ASSIGN_OR_RETURN(const LayerArguments arguments,
                            ReadLayerCall(step, layer, x, routing, out));
     MOERT_RETURN_IF_ERROR(step->state->CheckProcess());
@@ -64,15 +93,15 @@ moert_code moert_layer_begin(moert_step* step, int32_t layer, const moert_tensor
     // Not the state: the queue is part of it, and its thread must not be the one that destroys it.
     moert::Engine* engine = step->state->engine.get();
     const moert::StepId id = step->id;
-    MOERT_ASSIGN_OR_RETURN(
-        handle->ticket,
-        step->state->calls.Submit(
-            [engine, id, layer, arguments] { return RunLayer(engine, id, layer, arguments); },
-            [checked](const absl::Status& status) { Notify(checked, status); }));
-    handle->unfinished = step->unfinished;
-    ++*handle->unfinished;
-    *call = handle.release();
-    return absl::OkStatus();
+    return step->state->calls.Submit(
+        [engine, id, layer, arguments] { return RunLayer(engine, id, layer, arguments); },
+        [checked, eventfd](const absl::Status& status) { Notify(checked, eventfd.get(), status); },
+        [&](std::shared_ptr<Ticket> ticket) {
+          handle->ticket = std::move(ticket);
+          handle->unfinished = step->unfinished;
+          ++*handle->unfinished;
+          *call = handle.release();
+        });
   });
 }
 

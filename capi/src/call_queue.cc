@@ -85,8 +85,9 @@ CallQueue::~CallQueue() {
   }
 }
 
-absl::StatusOr<std::shared_ptr<Ticket>> CallQueue::Submit(
-    std::function<absl::Status()> call, std::function<void(const absl::Status&)> done) {
+absl::Status CallQueue::Submit(std::function<absl::Status()> call,
+                               std::function<void(const absl::Status&)> done,
+                               absl::FunctionRef<void(std::shared_ptr<Ticket>)> accepted) {
   auto ticket = std::make_shared<Ticket>();
   {
     const MutexLock lock(&shared_->mu);
@@ -98,9 +99,10 @@ absl::StatusOr<std::shared_ptr<Ticket>> CallQueue::Submit(
       }
     }
     shared_->jobs.push_back({std::move(call), std::move(done), ticket});
+    accepted(std::move(ticket));  // the thread takes jobs under the lock
   }
   shared_->changed.NotifyOne();
-  return ticket;
+  return absl::OkStatus();
 }
 
 }  // namespace moert::capi

@@ -5,8 +5,8 @@
 #include <functional>
 #include <memory>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/mutex.h"
 
 namespace moert::capi {
@@ -32,9 +32,11 @@ class CallQueue {
   /// Waits for calls that were submitted, unless it is destroyed by one of their completions.
   ~CallQueue();
 
-  /// Runs `call`, completes the ticket it returns, then calls `done` (may be null) with the result.
-  absl::StatusOr<std::shared_ptr<Ticket>> Submit(std::function<absl::Status()> call,
-                                                 std::function<void(const absl::Status&)> done);
+  /// Runs `call`, completes the ticket, then calls `done` (may be null) with the result. The ticket
+  /// is given to `accepted` before `call` can begin, once nothing can fail any more.
+  absl::Status Submit(std::function<absl::Status()> call,
+                      std::function<void(const absl::Status&)> done,
+                      absl::FunctionRef<void(std::shared_ptr<Ticket>)> accepted);
 
  private:
   struct Shared;

@@ -1,5 +1,9 @@
+#include <unistd.h>
+
+#include <string>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
@@ -32,11 +36,17 @@ moert_code moert_engine_create(const moert_source* source, const moert_engine_op
     auto handle = std::make_unique<moert_engine>();
     handle->state = EngineState::Make();
     EngineState& state = *handle->state;
-    if (!parsed.trace_path.empty()) {
+    absl::Cleanup forget_files = [&] {
+      // Files that were made for an engine that was not: a second try shall not find them.
+      if (state.trace == nullptr || parsed.trace.existing == moert::Existing::kReplace) return;
+      for (const std::string* path : {&parsed.trace.routing, &parsed.trace.timeline}) {
+        if (!path->empty()) ::unlink(path->c_str());
+      }
+    };
+    if (!parsed.trace.routing.empty() || !parsed.trace.timeline.empty()) {
       MOERT_ASSIGN_OR_RETURN(
           std::unique_ptr<moert::TraceFile> file,
-          moert::CreateTraceFiles(parsed.trace_path,
-                                  TraceHeaderOf(*source->source, parsed.options)));
+          moert::CreateTraceFiles(parsed.trace, TraceHeaderOf(*source->source, parsed.options)));
       state.trace = std::make_shared<ClosableTrace>(std::move(file), parsed.options.trace);
       parsed.options.trace = state.trace;
     }
@@ -45,6 +55,7 @@ moert_code moert_engine_create(const moert_source* source, const moert_engine_op
     state.simulates = parsed.options.simulate;
     MOERT_ASSIGN_OR_RETURN(state.engine, moert::Engine::Create(source->source, parsed.options));
     parsed.Arm();
+    std::move(forget_files).Cancel();
     *engine = handle.release();
     return absl::OkStatus();
   });
@@ -85,7 +96,7 @@ moert_code moert_engine_close_trace(moert_engine* engine, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
     if (engine->state->trace == nullptr) {
-      return absl::FailedPreconditionError("the engine was created without options.trace_path");
+      return absl::FailedPreconditionError("the engine was created without options.trace_path and timeline_path");
     }
     return engine->state->trace->Close();
   });

@@ -23,6 +23,8 @@ moert_memory ToC(const MemoryPlan& plan) {
   memory.total_experts = plan.total_experts;
   memory.all_bytes = plan.all_bytes;
   memory.minimum_bytes = plan.minimum_bytes;
+  memory.policy_bytes = plan.policy_bytes;
+  memory.pinned_bytes = plan.pinned_bytes;
   return memory;
 }
 

@@ -126,7 +126,13 @@ absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
   if (c.cpus != nullptr) {
     MOERT_ASSIGN_OR_RETURN(result.cpus, ParseCpus(c.cpus));
   }
-  if (c.trace_path != nullptr) parsed.trace_path = c.trace_path;
+  if (c.trace_path != nullptr) parsed.trace.routing = c.trace_path;
+  if (c.timeline_path != nullptr) parsed.trace.timeline = c.timeline_path;
+  if (c.trace_replace != 0 && c.trace_replace != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("options.trace_replace is ", c.trace_replace, ", legal is 0 or 1"));
+  }
+  if (c.trace_replace == 1) parsed.trace.existing = Existing::kReplace;
   if (c.shard != nullptr) {
     MOERT_ASSIGN_OR_RETURN(result.shard, ReadShard(c.shard, "options.shard"));
   }

@@ -3,7 +3,6 @@
 #define MOERT_CAPI_SRC_OPTIONS_H_
 
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "closable_trace.h"
@@ -20,7 +19,7 @@ struct ParsedOptions {
   EngineOptions options;
   std::shared_ptr<HostPolicies> policies;  // null: none
   std::shared_ptr<Ownership> ownership = std::make_shared<Ownership>();
-  std::string trace_path;  // empty: none
+  TracePaths trace;
 
   void Arm() {
     ownership->armed = true;

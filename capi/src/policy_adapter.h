@@ -18,6 +18,7 @@ namespace moert::capi {
 struct HostPolicies {
   moert_policies c{};
   bool owns = false;                 // user_data is ours: destroy is to be called
+  bool counted = false;              // an adapter of this strategy speaks for c.state_bytes
   std::atomic<int64_t> failures{0};  // decisions that the host failed to make
 
   ~HostPolicies() {

@@ -27,6 +27,11 @@ class HostPlacement final : public PlacementPolicy, Adapter {
     traits_.backfills = BackfillsIn(decode, false, Backfills(fallback_.get()));
   }
   PolicyTraits traits() const override { return traits_; }
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return StateOf(
+        fallback_,
+        scope.model->max_experts() * int64_t{sizeof(moert_miss) + sizeof(moert_placement)}, scope);
+  }
   PlacementDecision Place(const PlacementSnapshot& snapshot) override {
     PlacementDecision decision{std::vector<Placement>(snapshot.misses.size(), Placement::kLoad)};
     if (fallback_ != nullptr) decision = fallback_->Place(snapshot);

@@ -19,6 +19,12 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
     if (decides) traits = {.promise = Promise::kLossy, .needs_host = true};
     return traits;
   }
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return StateOf(fallback_,
+                   scope.model->total_experts() *
+                       int64_t{2 * (sizeof(int64_t) + sizeof(ExpertKey)) + sizeof(double)},
+                   scope);
+  }
   absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {
     switch (snapshot.moment) {
       case PrecisionMoment::kOpen:

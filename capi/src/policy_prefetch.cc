@@ -18,6 +18,12 @@ class HostPrefetch final : public PrefetchPolicy, Adapter {
         WantsResidentForward(fallback_.get()) || c().prefetch_wants_resident_forward != 0;
     return traits;
   }
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return StateOf(fallback_,
+                   scope.model->max_experts() *
+                       int64_t{sizeof(moert_prediction) + 3 * sizeof(PrefetchCandidate)},
+                   scope);
+  }
   void Observe(const LayerEvent& event) override {
     if (fallback_ != nullptr) fallback_->Observe(event);
   }

@@ -14,6 +14,12 @@ class HostResidency final : public ResidencyPolicy, Adapter {
       : Adapter(std::move(host)), fallback_(std::move(fallback)) {}
 
   PolicyTraits traits() const override { return TraitsOf(fallback_); }
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return StateOf(fallback_,
+                   scope.model->total_experts() * int64_t{sizeof(moert_candidate)} +
+                       scope.model->num_layers() * int64_t{sizeof(moert_prefetch_outlook)},
+                   scope);
+  }
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     CapacitySnapshot asked = snapshot;
     if (snapshot.step != nullptr && c().residency_wants_capacity != nullptr) {

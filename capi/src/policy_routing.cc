@@ -27,6 +27,9 @@ class HostRouting final : public RoutingPolicy, Adapter {
     }
   }
   PolicyTraits traits() const override { return {.promise = Promise::kLossy, .needs_host = true}; }
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return StateOf(fallback_, 0, scope);
+  }
   absl::Status Check(const MoeModelSpec& model) const override {
     if (fallback_ != nullptr) MOERT_RETURN_IF_ERROR(fallback_->Check(model));
     if (c().routing_check == nullptr) return absl::OkStatus();

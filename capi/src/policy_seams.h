@@ -23,10 +23,19 @@ PolicyTraits TraitsOf(const std::unique_ptr<P>& policy) {
 /// What all adapters share: calls into the host that count as failed when it fails or throws.
 class Adapter {
  public:
-  explicit Adapter(std::shared_ptr<HostPolicies> host) : host_(std::move(host)) {}
+  explicit Adapter(std::shared_ptr<HostPolicies> host)
+      : host_(std::move(host)), counts_(!std::exchange(host_->counted, true)) {}
 
  protected:
   const moert_policies& c() const { return host_->c; }
+  /// Policy::StateBytes: the host's own, said by one adapter, what its views take, and the
+  /// policy's behind it.
+  template <typename P>
+  int64_t StateOf(const std::unique_ptr<P>& fallback, int64_t views,
+                  const PolicyScope& scope) const {
+    return (counts_ ? c().state_bytes : 0) + views +
+           (fallback == nullptr ? 0 : fallback->StateBytes(scope));
+  }
 
   /// True when the host has decided. `call` is not asked for when the host has no such member.
   template <typename Member, typename Call>
@@ -62,6 +71,7 @@ class Adapter {
 
  private:
   const std::shared_ptr<HostPolicies> host_;
+  const bool counts_;  // the host's state
 };
 
 /// Puts the host's rules in place of the strategy's policies. InvalidArgument for a rule that is

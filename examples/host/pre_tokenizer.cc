@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "host/utf8.h"
+#include "util/printable.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -37,7 +38,8 @@ class PreTokenizer::Pattern {
                       &error, &offset, nullptr);
     if (code == nullptr) {
       return absl::InvalidArgumentError(fmt::format("regular expression '{}': {} at byte {}",
-                                                    pattern, Pcre2Message(error), offset));
+                                                    util::Printable(pattern, 200),
+                                                    Pcre2Message(error), offset));
     }
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // without JIT the interpreter runs
     return std::unique_ptr<Pattern>(new Pattern(code));

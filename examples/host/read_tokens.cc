@@ -1,47 +1,40 @@
 #include "host/read_tokens.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
 
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <memory>
 
 #include "absl/strings/match.h"
 #include "host/tokenizer.h"
 #include "host/utf8.h"
 #include "moert/offline/token_file.h"
+#include "util/input_file.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
 namespace {
 
-constexpr size_t kMaxTextBytes = size_t{1} << 30;
+constexpr size_t kMaxTextBytes = size_t{256} << 20;
+constexpr char kNoText[] = "is not UTF-8 text; files of token ids are named *.u16 or *.u32";
 
 absl::StatusOr<std::string> ReadTextBytes(const std::string& path) {
-  const auto error = [&](const char* what) {
-    return absl::InvalidArgumentError(fmt::format("{}: {}", path, what));
-  };
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  struct stat info {};
-  if (file == nullptr || ::fstat(fileno(file.get()), &info) != 0)
-    return error(std::strerror(errno));
-  if (S_ISDIR(info.st_mode)) return error("is a directory");
+  util::InputFile file(path);
+  MOERT_RETURN_IF_ERROR(file.status());
   std::string text;
   char buffer[1 << 16];
-  while (const size_t got = std::fread(buffer, 1, sizeof(buffer), file.get())) {
+  while (true) {
+    MOERT_ASSIGN_OR_RETURN(const size_t got, file.Read(buffer, sizeof(buffer)));
+    if (got == 0) break;
+    if (std::memchr(buffer, 0, got) != nullptr) return file.Error(kNoText);
+    if (text.size() + got > kMaxTextBytes) return file.Error("a text of more than 256 MiB");
     text.append(buffer, got);
-    if (text.size() > kMaxTextBytes) return error("a text of more than 1 GiB");
   }
-  if (std::ferror(file.get()) != 0) return error(std::strerror(errno));
-  if (text.empty()) return error("is empty");
+  if (text.empty()) return file.Error("is empty");
   return text;
 }
 
 bool IsText(absl::string_view text) {
   while (!text.empty()) {
-    if (text[0] == '\0') return false;
     const Utf8Unit unit = ScanUtf8(text);
     if (unit.kind != Utf8Unit::kValid) return false;
     text.remove_prefix(static_cast<size_t>(unit.length));
@@ -59,8 +52,7 @@ absl::StatusOr<std::vector<int32_t>> ReadTokens(const std::string& path,
   }
   MOERT_ASSIGN_OR_RETURN(const std::string text, ReadTextBytes(path));
   if (!IsText(text)) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: is not UTF-8 text; files of token ids are named *.u16 or *.u32", path));
+    return absl::InvalidArgumentError(fmt::format("{}: {}", path, kNoText));
   }
   MOERT_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::LoadModel(model_dir));
   absl::StatusOr<std::vector<int32_t>> ids = tokenizer.EncodePrompt(text);

@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_replace.h"
 #include "host/utf8.h"
+#include "util/printable.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -44,11 +45,7 @@ bool ByteAlphabet::ToBytes(absl::string_view text, std::string* bytes) const {
 }
 
 std::string ShowShort(absl::string_view text) {
-  std::string shown = ToValidUtf8(text.substr(0, 60));
-  for (char& c : shown) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return text.size() <= 60 ? shown : shown + "...";
+  return util::Printable(text, 60);
 }
 
 const nlohmann::json* FindMember(const nlohmann::json& object, const char* key) {

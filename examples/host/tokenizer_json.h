@@ -19,9 +19,9 @@ namespace moert::host {
 inline constexpr absl::string_view kSpaceMark = "\xE2\x96\x81";
 
 inline constexpr util::JsonLimits kTokenizerLimits = {
-    .max_bytes = int64_t{256} << 20, .max_depth = 16, .max_values = 8'000'000};
+    .max_bytes = int64_t{64} << 20, .max_depth = 16, .max_values = 3'000'000};
 
-/// A string for a message: cut where it would be long, '?' for control characters.
+/// A string for a message: ASCII and escapes, cut where it would be long.
 std::string ShowShort(absl::string_view text);
 /// Null if absent, null, or `object` is none.
 const nlohmann::json* FindMember(const nlohmann::json& object, const char* key);

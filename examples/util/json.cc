@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "util/printable.h"
+
 namespace moert::util {
 namespace {
 
@@ -33,13 +35,13 @@ class Builder final : public nlohmann::json_sax<json> {
 
   bool key(string_t& name) override {
     auto [it, inserted] = stack_.back()->get_ref<json::object_t&>().emplace(name, nullptr);
-    if (!inserted) return Fail(fmt::format("duplicate key \"{}\"", name));
+    if (!inserted) return Fail(fmt::format("duplicate key \"{}\"", Printable(name)));
     slot_ = &it->second;
     return true;
   }
 
   bool parse_error(std::size_t position, const std::string&, const json::exception& e) override {
-    return Fail(fmt::format("invalid JSON at byte {}: {}", position, e.what()));
+    return Fail(fmt::format("invalid JSON at byte {}: {}", position, Printable(e.what(), 200)));
   }
 
   const std::string& error() const { return error_; }
@@ -96,6 +98,24 @@ class Builder final : public nlohmann::json_sax<json> {
   std::string error_;
 };
 
+// No text has more values than this. Found before anything is built, which takes up to 100 times
+// the text.
+int64_t MostValues(absl::string_view text) {
+  int64_t most = 1;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted && c == '\\') {
+      ++i;
+    } else if (c == '"') {
+      quoted = !quoted;
+    } else if (!quoted) {
+      most += c == ',' || c == '[' || c == '{';
+    }
+  }
+  return most;
+}
+
 }  // namespace
 
 absl::StatusOr<json> ParseJsonObject(absl::string_view text, const std::string& source,
@@ -103,6 +123,10 @@ absl::StatusOr<json> ParseJsonObject(absl::string_view text, const std::string& 
   if (static_cast<int64_t>(text.size()) > limits.max_bytes) {
     return absl::InvalidArgumentError(fmt::format("{}: {} bytes of JSON, the limit is {}", source,
                                                   text.size(), limits.max_bytes));
+  }
+  if (MostValues(text) > limits.max_values) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: more than {} values", source, limits.max_values));
   }
   try {
     Builder builder(limits);
@@ -113,7 +137,7 @@ absl::StatusOr<json> ParseJsonObject(absl::string_view text, const std::string& 
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(fmt::format("{}: out of memory while parsing", source));
   } catch (const std::exception& e) {
-    return absl::InvalidArgumentError(fmt::format("{}: {}", source, e.what()));
+    return absl::InvalidArgumentError(fmt::format("{}: {}", source, Printable(e.what(), 200)));
   }
 }
 

@@ -98,6 +98,9 @@ struct MemoryPlan {
   int64_t constant_bytes = 0;   // gates, shared experts
   int64_t table_bytes = 0;      // residency and bookkeeping
   int64_t workspace_bytes = 0;  // activations, sized from max_tokens_per_forward
+  int64_t policy_bytes = 0;     // what policies hold; in RAM that no budget counts beside a device
+  int64_t pinned_bytes = 0;     // beside a device: most pinned RAM that keeps records; no budget
+                                // counts it (EngineOptions::host_budget)
   int64_t block_bytes = 0;      // one expert in the best version served, the largest
   int64_t all_bytes = 0;        // all experts in that version. A cache's blocks are as large as
                                 // their records, where the backend can do that; else the largest
@@ -112,7 +115,11 @@ struct MemoryPlan {
   int64_t total_experts = 0;
   int64_t minimum_bytes = 0;  // smallest legal budget
 
-  int64_t fixed_bytes() const { return constant_bytes + table_bytes + workspace_bytes; }
+  bool device = false;        // the fast tier is not RAM
+
+  int64_t fixed_bytes() const {
+    return constant_bytes + table_bytes + workspace_bytes + (device ? 0 : policy_bytes);
+  }
   int64_t pool_bytes() const {
     if (own_bytes == 0) return MeanBytes(slots) + low_slots * low_block_bytes;
     return own_bytes + (low_slots > 0 ? slots * block_bytes : 0);
@@ -258,8 +265,10 @@ class Engine {
   /// replays of graphs whose misses the device serves.
   virtual absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) = 0;
 
-  /// Changes the budget live. Shrinking evicts to fit before it returns; refused, with nothing
-  /// changed, below the minimum.
+  /// Changes the budget live. Goes ahead of calls that wait. Shrinking evicts to fit before it
+  /// returns; but where experts are resident in versions, steps that are open go on with theirs,
+  /// and a lower budget is reached while they end and others begin: until then the old one is in
+  /// force (EngineStats::budget_bytes). Refused, with nothing changed, below the minimum.
   virtual absl::Status SetBudget(const Budget& budget) = 0;
 
   virtual EngineStats stats() const = 0;

@@ -84,7 +84,8 @@ struct EngineOptions {
   BackendKind backend = BackendKind::kCpu;
   /// CUDA backend: the device's ordinal.
   int device = 0;
-  /// CUDA backend: most bytes of pinned host memory that keep records read before; -1: all of them.
+  /// CUDA backend: most bytes of pinned host memory that keep records read before; -1: what the
+  /// machine can spare when the engine opens, less an eighth of it (MemoryPlan::pinned_bytes).
   int64_t host_budget = -1;
   ActivationNumerics activation = ActivationNumerics::kBF16;
   ClockKind clock = ClockKind::kWall;

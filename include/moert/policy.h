@@ -80,11 +80,20 @@ struct PolicyTraits {
   double max_low_share = 0;
 };
 
+/// What a policy is going to decide for.
+struct PolicyScope {
+  const MoeModelSpec* model = nullptr;
+  int64_t max_tokens = 0;  // of a layer call
+};
+
 class Policy {
  public:
   virtual ~Policy() = default;
   /// May be asked at any time and by any thread.
   virtual PolicyTraits traits() const { return {}; }
+  /// The most heap that it will hold, scratch of its calls included. Asked before anything of an
+  /// engine is allocated; the budget holds it where the fast tier is RAM (MemoryPlan).
+  virtual int64_t StateBytes(const PolicyScope& /*scope*/) const { return 0; }
 };
 
 /// Something that happened, for policies that learn.

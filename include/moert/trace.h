@@ -97,13 +97,21 @@ class TraceFile : public TraceSink {
  public:
   virtual absl::Status Close() = 0;
 };
+/// What to do where there is a file already. A link, a device or a pipe is always refused.
+enum class Existing : int32_t { kRefuse = 0, kReplace = 1 };
 /// The routing trace.
 absl::StatusOr<std::unique_ptr<TraceFile>> CreateTrace(const std::string& path,
-                                                       const TraceHeader& header);
+                                                       const TraceHeader& header,
+                                                       Existing existing = Existing::kRefuse);
 /// The timeline: Chrome trace JSON.
-absl::StatusOr<std::unique_ptr<TraceFile>> CreateTimeline(const std::string& path);
-/// Both: PATH and PATH.perfetto.json.
-absl::StatusOr<std::unique_ptr<TraceFile>> CreateTraceFiles(const std::string& path,
+absl::StatusOr<std::unique_ptr<TraceFile>> CreateTimeline(const std::string& path,
+                                                          Existing existing = Existing::kRefuse);
+struct TracePaths {
+  std::string routing, timeline;  // empty: none
+  Existing existing = Existing::kRefuse;
+};
+/// One or both. InvalidArgument where there is none.
+absl::StatusOr<std::unique_ptr<TraceFile>> CreateTraceFiles(const TracePaths& paths,
                                                             const TraceHeader& header);
 
 /// A stream of layer calls in the order they happened: a file, or made up as it goes. Not

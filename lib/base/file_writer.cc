@@ -26,15 +26,31 @@ absl::Status SyncDirectory(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& path, int mode) {
+absl::StatusOr<Descriptor> CreateFile(const std::string& path, bool replace, int mode) {
   Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+  if (fd.get() < 0 && errno == EEXIST && replace) {
+    // What it is can be told only behind opening it; O_NONBLOCK, as nobody may read a pipe.
+    fd = Descriptor(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    struct stat st {};
+    if (fd.get() >= 0 && ::fstat(fd.get(), &st) == 0 && S_ISREG(st.st_mode)) {
+      if (::ftruncate(fd.get(), 0) != 0) return PosixError(errno, fmt::format("{}: empty", path));
+      return fd;
+    }
+    return absl::AlreadyExistsError(
+        fmt::format("{}: is there, and is no regular file that could be replaced", path));
+  }
   if (fd.get() < 0) return PosixError(errno, fmt::format("{}: create", path));
+  return fd;
+}
+
+absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Create(const std::string& path, int mode) {
+  MOERT_ASSIGN_OR_RETURN(Descriptor fd, CreateFile(path, /*replace=*/false, mode));
   return std::unique_ptr<FileWriter>(new FileWriter(path, std::move(fd)));
 }
 
 absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Resume(const std::string& path,
                                                                int64_t size) {
-  Descriptor file(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  Descriptor file(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   const int fd = file.get();
   if (fd < 0) return PosixError(errno, fmt::format("{}: open", path));
   std::unique_ptr<FileWriter> writer(new FileWriter(path, std::move(file)));

@@ -15,6 +15,12 @@
 
 namespace moert {
 
+/// Creates a file to write. AlreadyExists where there is one, or a link, a device, a pipe: none is
+/// followed or waited for. `replace`: a regular file is emptied, the others are refused all the
+/// same. `mode` less the umask.
+absl::StatusOr<Descriptor> CreateFile(const std::string& path, bool replace = false,
+                                      int mode = 0644);
+
 /// Appends to one file. Not thread-safe.
 class FileWriter {
  public:

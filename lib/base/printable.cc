@@ -24,7 +24,7 @@ std::string Printable(absl::string_view text, size_t limit) {
 bool IsPlainFileName(absl::string_view name) {
   const auto forbidden = [](char c) {
     const auto byte = static_cast<unsigned char>(c);
-    return byte < 0x20 || byte == 0x7f || c == '/' || c == '\\';
+    return byte < 0x20 || byte >= 0x7f || c == '/' || c == '\\';
   };
   return !name.empty() && name.size() < 256 && name != "." && name != ".." &&
          std::none_of(name.begin(), name.end(), forbidden);

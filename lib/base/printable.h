@@ -13,7 +13,7 @@ namespace moert {
 std::string Printable(absl::string_view text, size_t limit = 80);
 
 /// Whether a name that a file gives is one of a file beside it, and may stand in messages: 1 to 255
-/// bytes without slashes and control characters, neither "." nor "..".
+/// characters of printable ASCII without slashes, neither "." nor "..".
 bool IsPlainFileName(absl::string_view name);
 
 }  // namespace moert

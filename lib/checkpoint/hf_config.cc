@@ -22,8 +22,9 @@
 namespace moert {
 namespace {
 
+// Every field is looked for in the text: its size is what a lookup costs.
 constexpr JsonLimits kConfigLimits = {
-    .max_bytes = 16'000'000, .max_depth = 16, .max_values = 200'000};
+    .max_bytes = 2'000'000, .max_depth = 16, .max_values = 200'000};
 constexpr int64_t kMaxVocabulary = int64_t{1} << 31;
 constexpr int64_t kMaxPositions = int64_t{1} << 31;
 

@@ -1,6 +1,7 @@
 #include "engine/blueprint.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <string>
 
@@ -72,8 +73,31 @@ int64_t SpareBlocks(const Blueprint& b, const MoeModelSpec& model, const MemoryP
   return std::clamp(carried, least, std::max(least, plan.total_experts / experts_each));
 }
 
+int64_t PolicyBytes(const Blueprint& b, const PolicyScope& scope) {
+  const Strategy& s = b.strategy;
+  int64_t bytes = b.residency()->StateBytes(scope);
+  for (const Policy* policy : std::initializer_list<const Policy*>{
+           s.routing.get(), s.prefetch.get(), s.precision.get(), s.placement.get()}) {
+    if (policy != nullptr) bytes += policy->StateBytes(scope);
+  }
+  return bytes;
+}
+
 int64_t LargestBlock(const ExpertSource& source, int version) {
   return MeasureCacheBlocks(source, {&version, 1}, BlockKind::kAlike).largest;
+}
+
+/// The engine's own objects, and what they keep of each layer and expert.
+/// tests/fault/budget_test.cc compares the sum with the heap.
+int64_t TableBytes(const Blueprint& b, const MoeModelSpec& model, const MemoryPlan& plan) {
+  constexpr int64_t kEngine = 48 << 10, kLayer = 1 << 10;
+  constexpr int64_t kOwnBlock = 4 * sizeof(int64_t);  // where each block lies
+  constexpr int64_t kMoving = 192;                    // where versions move, and wishes for them
+  const bool moves =
+      b.strategy.serving == Serving::kHotSet || b.strategy.serving == Serving::kLowPlusCache;
+  return kEngine + model.num_layers() * kLayer +
+         plan.total_experts * (VersionedStore::kBytesPerExpert +
+                               (plan.own_bytes > 0 ? kOwnBlock : 0) + (moves ? kMoving : 0));
 }
 
 /// More than two versions have to differ in size, and their blocks need a pool of several sizes.
@@ -115,11 +139,14 @@ absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const Engine
   for (const int64_t bytes : OwnBlocks(source, b.strategy, b.versions)) plan.own_bytes += bytes;
   if (b.strategy.serving == Serving::kHotSet) plan.spare = SpareBlocks(b, model, plan);
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
-  plan.table_bytes = plan.total_experts * VersionedStore::kBytesPerExpert;
-  MOERT_ASSIGN_OR_RETURN(
-      plan.workspace_bytes,
-      b.backend->WorkspaceBytes({&source, b.versions, options.max_tokens_per_forward,
-                                 b.partial_output(), b.gemm.get(), &b.numbering, b.served()}));
+  plan.table_bytes = TableBytes(b, model, plan);
+  plan.policy_bytes = PolicyBytes(b, {&model, options.max_tokens_per_forward});
+  plan.device = !b.backend->in_ram();
+  const ExecutorSize size{
+      &source,      b.versions, options.max_tokens_per_forward, b.partial_output(), b.gemm.get(),
+      &b.numbering, b.served()};
+  MOERT_ASSIGN_OR_RETURN(plan.workspace_bytes, b.backend->WorkspaceBytes(size));
+  plan.pinned_bytes = b.backend->PinnedBytes(size);
   return plan;
 }
 

@@ -1,5 +1,6 @@
 #include "moert/engine.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -68,7 +69,7 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
   MOERT_RETURN_IF_ERROR(blueprint_->backend->CheckLease());
-  const MutexLock lock(&mu_);
+  const TurnLock lock(&turns_, &mu_);
   MOERT_ASSIGN_OR_RETURN(const StepState* found, FindStep(step));
   MOERT_RETURN_IF_ERROR(TakeBack());
   absl::StatusOr<LeaseId> lease =
@@ -81,7 +82,7 @@ absl::StatusOr<LeaseId> EngineImpl::AcquireExperts(StepId step, int layer,
 
 absl::Status EngineImpl::ReleaseExperts(LeaseId lease) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
-  const MutexLock lock(&mu_);
+  const TurnLock lock(&turns_, &mu_);
   return parts_->leases->Release(lease);
 } catch (...) {
   return ExceptionStatus("releasing experts");
@@ -131,7 +132,7 @@ void EngineImpl::ApplyHints() {
 absl::StatusOr<std::vector<Residency>> EngineImpl::ResidencyOf(int layer) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
-  const MutexLock lock(&mu_);
+  const TurnLock lock(&turns_, &mu_);
   MOERT_RETURN_IF_ERROR(TakeBack());
   parts_->store->Pump();
   return parts_->store->States(layer);
@@ -144,7 +145,7 @@ absl::Status EngineImpl::SetBudget(const Budget& budget) try {
   absl::Status status;
   std::string line;
   {
-    const MutexLock lock(&mu_);
+    const MutexLock lock(&mu_);  // ahead of those that wait for their turn
     const MemoryPlan before = memory();
     status = SetBudgetLocked(budget);
     const MemoryPlan now = memory();
@@ -158,15 +159,20 @@ absl::Status EngineImpl::SetBudget(const Budget& budget) try {
 }
 
 absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
-  const int64_t old_bytes = memory().budget_bytes;
   MemoryPlan plan = memory();
   MOERT_RETURN_IF_ERROR(ApplyBudget(budget, blueprint_->strategy, source_->model(), &plan));
-  if (parts_->versions != nullptr && !steps_.empty()) {
-    return absl::FailedPreconditionError(fmt::format(
-        "the budget of strategy {} changes between steps; {} are open", strategy(), steps_.size()));
-  }
   MOERT_RETURN_IF_ERROR(TakeBack());
+  coming_.reset();
+  if (parts_->versions == nullptr || steps_.empty()) return TakePlan(plan);
+  // Open steps go on with the versions that they have.
+  coming_ = plan;
+  AdvancePlan();
+  return absl::OkStatus();
+}
+
+absl::Status EngineImpl::TakePlan(const MemoryPlan& plan) {
   // Growing: the limit first, so that blocks may be taken; shrinking: after they were given back.
+  const int64_t old_bytes = memory().budget_bytes;
   absl::Cleanup keep = [this, old_bytes]()
                            ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->budget->SetLimit(old_bytes); };
   if (plan.budget_bytes > old_bytes) parts_->budget->SetLimit(plan.budget_bytes);
@@ -175,6 +181,11 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
           ? parts_->store->SetSlots(plan.slots, plan.budget_bytes - plan.fixed_bytes())
           : parts_->versions->Resize(HighExperts(plan), plan.slots, plan.low_slots));
   std::move(keep).Cancel();
+  ConfirmPlan(plan);
+  return absl::OkStatus();
+}
+
+void EngineImpl::ConfirmPlan(const MemoryPlan& plan) {
   parts_->budget->SetLimit(plan.budget_bytes);
   {
     const MutexLock published(&published_mu_);
@@ -182,7 +193,22 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
   }
   HoldPools(*blueprint_, parts_->store.get());
   Publish();
-  return absl::OkStatus();
+}
+
+void EngineImpl::AdvancePlan() {
+  if (!coming_.has_value()) return;
+  const MemoryPlan plan = *coming_;
+  if (steps_.empty()) {
+    // Where it fails, for want of memory say, the next boundary tries again.
+    if (TakePlan(plan).ok()) coming_.reset();
+    return;
+  }
+  BudgetTracker& budget = *parts_->budget;
+  budget.SetLimit(std::max(budget.limit(), plan.budget_bytes));
+  const bool fits = parts_->versions->Aim(HighExperts(plan), plan.slots, plan.low_slots);
+  if (!fits || budget.used() > plan.budget_bytes) return;
+  ConfirmPlan(plan);
+  coming_.reset();
 }
 
 absl::StatusOr<MemoryPlan> Engine::Plan(const ExpertSource& source,

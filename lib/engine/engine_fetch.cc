@@ -47,7 +47,7 @@ absl::Status EngineImpl::CheckSlotView(int layer, const SlotView* view) const {
 
 absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
   MOERT_RETURN_IF_ERROR(CheckSlotView(layer, view));
-  const MutexLock lock(&mu_);
+  const TurnLock lock(&turns_, &mu_);
   try {
     return FetchLocked(step, layer, input, view);
   } catch (...) {  // no memory, or a host's policy
@@ -101,7 +101,7 @@ absl::Status EngineImpl::CopyLayer(StepId step_id, int layer, absl::Span<const i
     return absl::InvalidArgumentError(
         fmt::format("experts of layer {}: {} does not exist, legal is 0 to {}", layer, e, all - 1));
   }
-  const MutexLock lock(&mu_);
+  const TurnLock lock(&turns_, &mu_);
   try {
     return CopyLayerLocked(step_id, layer, experts, to, view);
   } catch (...) {  // no memory
@@ -190,7 +190,7 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
 absl::Status EngineImpl::ReleaseFetched(StepId step, int layer) {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
-  const MutexLock lock(&mu_);
+  const TurnLock lock(&turns_, &mu_);
   MOERT_ASSIGN_OR_RETURN(StepState* const found, FindStep(step));
   const auto of_layer = [layer](const Fetched& f) { return f.layer == layer; };
   if (std::none_of(found->fetched.begin(), found->fetched.end(), of_layer)) {

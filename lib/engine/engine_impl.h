@@ -7,12 +7,14 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/fork.h"
 #include "base/mutex.h"
+#include "base/turn_lock.h"
 #include "engine/blueprint.h"
 #include "engine/engine_parts.h"
 #include "engine/fetched.h"
@@ -133,6 +135,12 @@ class EngineImpl final : public Engine {
   absl::Status CheckOnDevice(int layer, int64_t rows, const OnDevice& given) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status SetBudgetLocked(const Budget& budget) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Fits the pools to a plan at once.
+  absl::Status TakePlan(const MemoryPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// The plan is in force.
+  void ConfirmPlan(const MemoryPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// At a boundary: goes on towards coming_.
+  void AdvancePlan() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Starts what hints asked for.
   void ApplyHints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Log(LogLevel level, const std::string& line) const {
@@ -147,12 +155,13 @@ class EngineImpl final : public Engine {
   const std::shared_ptr<const ExpertSource> source_;
   const EngineOptions options_;
   const std::unique_ptr<const Blueprint> blueprint_;  // its policies are asked under mu_
-  Mutex mu_;                                          // one call of the host at a time
+  Mutex turns_, mu_;                                  // one call of the host at a time, in turn
   const std::unique_ptr<EngineParts> parts_ ABSL_PT_GUARDED_BY(mu_);
   const Leases* const leases_;  // of parts_: Use needs no lock
   const bool graph_safe_;
   const EngineStats opened_;  // counted while the engine was opened
   std::map<StepId, StepState> steps_ ABSL_GUARDED_BY(mu_);
+  std::optional<MemoryPlan> coming_ ABSL_GUARDED_BY(mu_);  // versions move towards it
   StepId next_step_ ABSL_GUARDED_BY(mu_) = 1;
 
   // Never held for long, unlike mu_, and taken behind it.

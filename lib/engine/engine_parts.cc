@@ -9,6 +9,7 @@
 #include "engine/memory_plan.h"
 #include "fmt/format.h"
 #include "plan/placement_rule.h"
+#include "store/block_pool.h"
 
 namespace moert {
 namespace {
@@ -211,8 +212,7 @@ class Builder {
       const int experts = model_.layers[l].num_experts;
       for (int e = 0; e < experts; ++e) {
         if (!store->StartLoad({l, e}, 0, LoadReason::kBackground, context)) {
-          return absl::ResourceExhaustedError(
-              fmt::format("no memory for layer {} expert {} within the budget", l, e));
+          return NoMemoryFor(l, e, store->pool(0));
         }
       }
       while (store->Wait()) {

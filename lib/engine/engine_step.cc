@@ -26,7 +26,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) try {
     return absl::InvalidArgumentError(
         fmt::format("step of {} rows has {} token ids", info.rows, info.token_ids.size()));
   }
-  const MutexLock lock(&mu_);
+  const TurnLock lock(&turns_, &mu_);
   StepState begun;
   begun.phase = info.phase;
   begun.rows = info.rows;
@@ -40,6 +40,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) try {
   const PolicyContext context = ContextOf(begun, 0);
   if (parts_->versions != nullptr) {
     parts_->versions->BeforeStep(context);
+    AdvancePlan();
   } else {
     parts_->store->RefreshCapacity(context);
   }
@@ -99,7 +100,7 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
   absl::Status status;
   int64_t fallbacks = 0;
   {
-    const MutexLock lock(&mu_);
+    const TurnLock lock(&turns_, &mu_);
     fallbacks = CollectFallbacks(*parts_);
     try {
       status = RunLocked(step_id, layer, hidden, routed, out);
@@ -204,7 +205,7 @@ absl::Status EngineImpl::CheckOnDevice(int layer, int64_t rows, const OnDevice& 
 
 absl::Status EngineImpl::EndStep(StepId step) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
-  const MutexLock lock(&mu_);
+  const TurnLock lock(&turns_, &mu_);
   MOERT_RETURN_IF_ERROR(FindStep(step).status());
   const auto it = steps_.find(step);
   absl::Status status = it->second.status;
@@ -234,6 +235,7 @@ void EngineImpl::AfterStep(const StepState& ended) {
   parts_->runner->CollectLate(ContextOf(ended, 0));
   Publish();
   if (parts_->versions != nullptr) parts_->versions->AfterStep(ContextOf(ended, 0));
+  AdvancePlan();
   if (options_.trace != nullptr) {
     options_.trace->OnSpan({TimelineTrack::kSteps,
                             ended.phase == Phase::kPrefill ? "prefill" : "decode", ended.begin_ns,
@@ -256,7 +258,7 @@ absl::Status EngineImpl::CancelStep(StepId step) try {
 
 absl::Status EngineImpl::StepStatus(StepId step) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
-  const MutexLock lock(&mu_);
+  const TurnLock lock(&turns_, &mu_);
   MOERT_ASSIGN_OR_RETURN(const StepState* found, FindStep(step));
   return found->status;
 } catch (...) {

@@ -244,10 +244,12 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
     if (flying_.empty() && (all_queued || !failure.ok())) return failure;
     const int64_t begin_ns = parts_.clock->now_ns();
     if (!parts_.store->Wait()) {
+      const absl::string_view by = parts_.store->pool(0).refused_by();
       return absl::ResourceExhaustedError(fmt::format(
-          "layer {}: no block of the budget is free for a missing expert: leases or fetches hold "
-          "them; release some, or raise the budget",
-          call.context.layer));
+          "layer {}: no block of the budget is free for a missing expert: {}", call.context.layer,
+          by.empty() ? "leases or fetches hold them; release some, or raise the budget"
+                     : fmt::format("{}, though the budget has room",
+                                   fmt::string_view(by.data(), by.size()))));
     }
     failure.Update(CollectArrived(call));
     CountStall(call, begin_ns);

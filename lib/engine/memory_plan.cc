@@ -118,14 +118,20 @@ int64_t HighExperts(const MemoryPlan& plan) { return plan.slots - plan.spare; }
 
 std::string MemoryPlan::ToString() const {
   std::string text = fmt::format(
-      "{} gates and shared experts + {} tables + {} workspace + {} smallest pools = {}; {} experts "
+      "{} gates and shared experts + {} tables + {} workspace + {}{} smallest pools = {}; {} "
+      "experts "
       "of {} take {}",
       BytesText(constant_bytes), BytesText(table_bytes), BytesText(workspace_bytes),
+      device ? "" : BytesText(policy_bytes) + " policies + ",
       BytesText(minimum_bytes - fixed_bytes()), BytesText(minimum_bytes), total_experts,
       BytesText(block_bytes), BytesText(all_bytes));
   if (low_block_bytes > 0) {
     text += fmt::format(", of {} (low version) {}", BytesText(low_block_bytes),
                         BytesText(total_experts * low_block_bytes));
+  }
+  if (device) {
+    text += fmt::format("; beside it, in RAM: {} policies, up to {} pinned",
+                        BytesText(policy_bytes), BytesText(pinned_bytes));
   }
   return text;
 }

@@ -86,6 +86,12 @@ absl::StatusOr<ShardPlan> ResolveShard(const Shard& shard, const MoeModelSpec& m
   ShardPlan plan;
   plan.all_experts = true;
   for (int l = 0; l < model.num_layers(); ++l) {
+    const int64_t channels = model.layers[static_cast<size_t>(l)].intermediate;
+    if (shard.num_channels > channels - shard.first_channel) {
+      return absl::InvalidArgumentError(
+          fmt::format("shard: {} channels from {} on: layer {} has {}", shard.num_channels,
+                      shard.first_channel, l, channels));
+    }
     MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> own, ExpertsOf(shard, model, l));
     plan.all_experts = plan.all_experts && static_cast<int>(own.size()) ==
                                                model.layers[static_cast<size_t>(l)].num_experts;

@@ -103,6 +103,10 @@ class Backend {
   virtual BackendKind kind() const = 0;
   /// Whether hidden states lie where the CPU can route them.
   virtual bool hidden_on_host() const = 0;
+  /// Whether the fast tier is RAM: then its budget holds what policies do, too.
+  virtual bool in_ram() const { return true; }
+  /// Most bytes of pinned RAM that keep records, beside the budget.
+  virtual int64_t PinnedBytes(const ExecutorSize& /*size*/) const { return 0; }
   /// Refuses formats, shapes and routing that this backend cannot execute.
   virtual absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const {
     return absl::OkStatus();

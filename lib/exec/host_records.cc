@@ -4,7 +4,7 @@
 
 namespace moert {
 
-bool HostHoldsAll(const ExpertSource& source, absl::Span<const int> versions, int64_t host_budget) {
+int64_t UnpinnedBytes(const ExpertSource& source, absl::Span<const int> versions) {
   int64_t bytes = 0;
   for (const int version : versions) {
     for (int l = 0; l < source.model().num_layers(); ++l) {
@@ -14,6 +14,16 @@ bool HostHoldsAll(const ExpertSource& source, absl::Span<const int> versions, in
       }
     }
   }
+  return bytes;
+}
+
+int64_t PinnedLimit(int64_t host_budget, const MemoryLimits& machine) {
+  const int64_t spare = machine.usable();
+  return host_budget >= 0 ? host_budget : spare - spare / 8;
+}
+
+bool HostHoldsAll(const ExpertSource& source, absl::Span<const int> versions, int64_t host_budget) {
+  const int64_t bytes = UnpinnedBytes(source, versions);
   return bytes == 0 || bytes <= host_budget;
 }
 

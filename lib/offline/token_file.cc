@@ -1,7 +1,9 @@
 #include "moert/offline/token_file.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,6 +12,7 @@
 #include <memory>
 
 #include "absl/strings/match.h"
+#include "base/descriptor.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 
@@ -18,18 +21,41 @@ namespace {
 
 constexpr int64_t kMaxTokenFileBytes = int64_t{4} << 30;
 
+/// Opens a regular file, or a pipe with a writer: without O_NONBLOCK a pipe's open waits for one.
+/// What had to be read to see that is in *begun.
+absl::StatusOr<Descriptor> OpenTokens(const std::string& path, std::string* begun) {
+  const auto error = [&](const char* what) {
+    return absl::InvalidArgumentError(fmt::format("{}: {}", path, what));
+  };
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  struct stat info {};
+  if (fd.get() < 0 || ::fstat(fd.get(), &info) != 0) return error(std::strerror(errno));
+  if (S_ISDIR(info.st_mode)) return error("is a directory");
+  if (S_ISFIFO(info.st_mode)) {
+    char first = 0;
+    errno = 0;
+    if (::read(fd.get(), &first, 1) == 1) {
+      begun->push_back(first);
+    } else if (errno != EAGAIN) {
+      return error("is a pipe that nobody writes to");
+    }
+  } else if (!S_ISREG(info.st_mode)) {
+    return error("is neither a file nor a pipe");
+  }
+  ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) & ~O_NONBLOCK);
+  return fd;
+}
+
 // At most `read_bytes` bytes of a regular file or pipe that has no more than `max_bytes`.
 absl::StatusOr<std::string> ReadBytes(const std::string& path, int64_t max_bytes,
                                       int64_t read_bytes) {
-  std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  struct stat info;
-  if (file == nullptr || fstat(fileno(file.get()), &info) != 0) {
+  std::string bytes;
+  MOERT_ASSIGN_OR_RETURN(Descriptor fd, OpenTokens(path, &bytes));
+  std::unique_ptr<FILE, int (*)(FILE*)> file(::fdopen(fd.get(), "rb"), std::fclose);
+  if (file == nullptr) {
     return absl::InvalidArgumentError(fmt::format("{}: {}", path, std::strerror(errno)));
   }
-  if (S_ISDIR(info.st_mode)) {
-    return absl::InvalidArgumentError(fmt::format("{}: is a directory", path));
-  }
-  std::string bytes;
+  (void)fd.Release();
   char buffer[1 << 16];
   while (static_cast<int64_t>(bytes.size()) < read_bytes) {
     const size_t want = std::min<int64_t>(sizeof(buffer), read_bytes - bytes.size());

@@ -16,14 +16,17 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/strip.h"
 #include "base/bytes_text.h"
 #include "base/descriptor.h"
 #include "base/exception_status.h"
+#include "base/file_writer.h"
 #include "base/fmt_absl.h"
 #include "base/folder.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
+#include "moert/env.h"
 #include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
@@ -70,19 +73,74 @@ class CacheLock {
   Descriptor fd_;
 };
 
-// What crashed writers, and older versions of the library, left of this checkpoint. Only under the
-// lock. Open files of a removed pack go on working.
+// Beside a pack: the folder of the checkpoint that it was made of.
+constexpr absl::string_view kOrigin = ".origin";
+
+std::string OriginOf(const std::string& model_dir) {
+  std::error_code ec;
+  const fs::path path = fs::weakly_canonical(model_dir, ec);
+  return ec ? model_dir : path.string();
+}
+
+// A pack without one is never collected: nothing worse comes of a failure.
+void WriteOrigin(const std::string& pack_dir, const std::string& model_dir) {
+  const std::string path = pack_dir + std::string(kOrigin);
+  const absl::StatusOr<Descriptor> file = CreateFile(path, /*replace=*/true, 0600);
+  const std::string origin = OriginOf(model_dir);
+  if (file.ok()) (void)!::write(file->get(), origin.data(), origin.size());
+}
+
+bool HasOrigin(const std::string& path, const std::string& origin) {
+  const auto file = Env::Default()->Open(path, FileAccess::kBuffered);
+  if (!file.ok() || (*file)->size() != static_cast<int64_t>(origin.size())) return false;
+  std::string text(origin.size(), '\0');
+  return (*file)->Read(0, {reinterpret_cast<std::byte*>(text.data()), text.size()}).ok() &&
+         text == origin;
+}
+
+// What crashed writers, and older versions of the library, left of this checkpoint, and packs of
+// what the folder held before it. Only under the lock. Open files of a removed pack go on working.
 void RemoveLeftovers(const std::string& cache_dir, const std::string& identity,
-                     const std::string& current) {
+                     const std::string& current, const std::string& model_dir) {
   const absl::StatusOr<std::vector<std::string>> names = FolderNames(cache_dir);
   if (!names.ok()) return;
+  const std::string origin = OriginOf(model_dir);
   for (const std::string& name : *names) {
+    absl::string_view pack = name;
+    if (absl::ConsumeSuffix(&pack, kOrigin) && !absl::StartsWith(pack, identity) &&
+        HasOrigin(cache_dir + "/" + name, origin)) {
+      const std::string dead = cache_dir + "/" + std::string(pack);
+      RemoveTree(dead);
+      RemoveTree(dead + ".lock");
+      RemoveTree(cache_dir + "/" + name);
+      continue;
+    }
     bool old = absl::StartsWith(name, current + ".tmp-");
     for (int v = 0; v < kPackFormatVersion; ++v) {
       old = old || name == fmt::format("{}-v{}", identity, v);
     }
     if (old) RemoveTree(cache_dir + "/" + name);
   }
+}
+
+// Anybody who can write the folder can have other weights computed: a folder that everybody may
+// write is refused, and others who may are named.
+absl::Status CheckFolder(const std::string& dir, const OpenModelOptions& options) {
+  struct stat st {};
+  if (::stat(dir.c_str(), &st) != 0) return PosixError(errno, fmt::format("{}: stat", dir));
+  if ((st.st_mode & S_IWOTH) != 0) {
+    return absl::FailedPreconditionError(
+        fmt::format("{}: everybody may write this folder (mode {:o}), so packs in it cannot be "
+                    "trusted; chmod o-w it, or name another (cache_dir, --cache DIR)",
+                    dir, st.st_mode & 07777));
+  }
+  const bool others = st.st_uid != ::geteuid() && st.st_uid != 0;
+  if (options.log != nullptr && (others || (st.st_mode & S_IWGRP) != 0)) {
+    options.log(options.user,
+                fmt::format("{}: {} may write this cache folder, and so the weights in it", dir,
+                            others ? "another user" : "its group"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckSpace(const std::string& dir, int64_t bytes) {
@@ -156,6 +214,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
   MOERT_ASSIGN_OR_RETURN(const HfConfig config, LoadHfConfig(model_dir));
   MOERT_ASSIGN_OR_RETURN(const std::string identity, CheckpointIdentity(model_dir, Env::Default()));
   MOERT_ASSIGN_OR_RETURN(const std::string cache_dir, CacheDirectory(options.cache_dir));
+  MOERT_RETURN_IF_ERROR(CheckFolder(cache_dir, options));
   const bool widens = options.widen && config.quantization.form != StoredWeights::kPlain;
   const std::string name =
       fmt::format("{}-v{}{}", identity, kPackFormatVersion, widens ? "-bf16" : "");
@@ -175,8 +234,9 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
   if (const int error = RemoveTree(pack_dir); error != 0) {
     return PosixError(error, fmt::format("{}: cannot be replaced; {}", pack_dir, kRemedy));
   }
-  RemoveLeftovers(cache_dir, identity, name);
+  RemoveLeftovers(cache_dir, identity, name, model_dir);
   MOERT_RETURN_IF_ERROR(WritePack(model_dir, config, identity, pack_dir, options));
+  WriteOrigin(pack_dir, model_dir);
   return OpenCached(pack_dir, config, identity);
 }
 

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "plan/balancer.h"
+#include "route/account_bytes.h"
 #include "rules/low_answers.h"
+#include "store/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -15,6 +17,13 @@ class PlacementByRule final : public PlacementPolicy {
   explicit PlacementByRule(const PlacementRule& rule) : rule_(rule) {}
 
   std::optional<PlacementRule> rule() const override { return rule_; }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    // A miss has its placement, its two costs, and its place in three orders.
+    constexpr int64_t kMiss = kGrowth * int64_t{sizeof(BalanceItem) + 2 * sizeof(size_t)} +
+                              int64_t{sizeof(Placement) + sizeof(size_t)} + 1;
+    return PerLayerExpert(scope, kMiss) + (rule_.low_patience > 0 ? AccountBytes(scope) : 0);
+  }
 
   PlacementDecision Place(const PlacementSnapshot& snapshot) override {
     rest_.clear();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "prefetch/next_layer_gate.h"
+#include "store/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -19,6 +20,14 @@ class CalibratedGate final : public PrefetchPolicy {
       : rule_(rule), prefill_(MakeNextLayerGate({75, 0, rule.wrap})) {}
 
   std::optional<PrefetchRule> rule() const override { return rule_; }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    // Two predictions: a ratio and a bin for each score; who is absent, used, sorted.
+    const int64_t scores = scope.max_tokens * scope.model->max_experts();
+    return 2 * scores * int64_t{sizeof(float) + 1} +
+           PerLayerExpert(scope, 3 + int64_t{sizeof(float)}) + RankedBytes(scope) +
+           scope.model->num_layers() * int64_t{sizeof(HitCurve)} + prefill_->StateBytes(scope);
+  }
 
   void Observe(const LayerEvent& event) override {
     if (event.kind != LayerEvent::Kind::kRouted) return;

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "store/state_bytes.h"
+
 namespace moert {
 namespace {
 
@@ -12,6 +14,11 @@ class NextLayerGate final : public PrefetchPolicy {
   explicit NextLayerGate(const NextLayerGateOptions& options) : options_(options) {}
 
   PolicyTraits traits() const override { return {.next_gate = true}; }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return PerLayerExpert(scope, int64_t{sizeof(int32_t) + sizeof(double) + 1 + sizeof(int)}) +
+           RankedBytes(scope);
+  }
 
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
     const int target = snapshot.target_layer;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "route/route_token.h"
+#include "store/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -15,6 +16,10 @@ class TopScorePrefetch final : public PrefetchPolicy {
   explicit TopScorePrefetch(const PrefetchRule& rule) : rule_(rule) {}
 
   std::optional<PrefetchRule> rule() const override { return rule_; }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return PerLayerExpert(scope, int64_t{sizeof(float) + sizeof(int32_t)}) + RankedBytes(scope);
+  }
 
   std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& snapshot) override {
     // On the wrap to the next token the gate would see the wrong token.

@@ -30,7 +30,8 @@ struct SubstitutionAccount {
 /// a new account; as each of its accounts keeps the caps, so does the request.
 class SubstitutionLedger {
  public:
-  explicit SubstitutionLedger(size_t max_requests = 4096) : max_requests_(max_requests) {}
+  static constexpr int64_t kMostRequests = 4096;
+  explicit SubstitutionLedger(size_t max_requests = kMostRequests) : max_requests_(max_requests) {}
 
   /// Before a call over these requests.
   void BeginCall(absl::Span<const int64_t> request_ids);

@@ -145,6 +145,15 @@ int32_t BlockPool::TakeFor(int64_t index) {
   return block;
 }
 
+absl::Status NoMemoryFor(int layer, int expert, const BlockPool& pool) {
+  const absl::string_view by = pool.refused_by();
+  return absl::ResourceExhaustedError(fmt::format(
+      "no memory for layer {} expert {}: {}", layer, expert,
+      by.empty()
+          ? "the budget has no room"
+          : fmt::format("{}, though the budget has room", fmt::string_view(by.data(), by.size()))));
+}
+
 BlockRegion BlockPool::Region(int64_t index) const {
   const bool own = !sizes_.alike();
   const auto first = static_cast<int32_t>(own ? index : 0);

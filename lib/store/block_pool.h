@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "moert/allocator.h"
 #include "store/budget_tracker.h"
@@ -99,6 +100,9 @@ class BlockPool {
   int64_t BytesFor(int64_t index) const { return sizes_.BytesFor(index); }
   int64_t limit() const { return limit_; }
   int64_t taken() const { return taken_; }
+  /// The name of what refused the last block that was not given, the host's allocator or the
+  /// system, where limits and budget allowed it. Empty: neither did.
+  absl::string_view refused_by() const { return refused_by_; }
 
   /// A block index, or -1 at the limit, when the budget has no room, or when memory ran out.
   virtual int32_t Take() = 0;
@@ -131,7 +135,13 @@ class BlockPool {
   const BlockSizes sizes_;
   int64_t limit_;
   int64_t taken_ = 0;
+  absl::string_view refused_by_;
 };
+
+inline constexpr absl::string_view kHostRefused = "the host's allocator returned NULL";
+
+/// "no memory for layer 1 expert 2: ...", by who refused it.
+absl::Status NoMemoryFor(int layer, int expert, const BlockPool& pool);
 
 /// Blocks of RAM, kRecordAlignment-aligned when all sizes are multiples of it. `budget` is borrowed
 /// and charged for every held block. Memory comes from `numa_node`; -1: from anywhere.

@@ -184,7 +184,9 @@ class ClassedBlockPool final : public BlockPool {
       if (!DropOne()) return false;
     }
     const int32_t block = lists->fresh.back();
-    if (memory_->Hold(block) == nullptr) {
+    const bool held = memory_->Hold(block) != nullptr;
+    refused_by_ = held ? absl::string_view() : kHostRefused;
+    if (!held) {
       budget_->Release(size);
       return false;
     }

@@ -25,8 +25,7 @@ class HighCache final : public VersionManager {
     for (int l = 0; l < model_->num_layers(); ++l) {
       for (int e = 0; e < model_->layers[l].num_experts; ++e) {
         if (!store_->StartVersion({l, e}, kLow, LoadReason::kBackground)) {
-          return absl::ResourceExhaustedError(
-              fmt::format("no memory for layer {} expert {} within the budget", l, e));
+          return NoMemoryFor(l, e, store_->pool(kLow));
         }
       }
       while (store_->Wait()) {
@@ -126,7 +125,35 @@ class HighCache final : public VersionManager {
     return absl::OkStatus();
   }
 
+  bool Aim(int64_t /*high*/, int64_t slots, int64_t /*low_slots*/) override {
+    store_->SetCapacity(slots);
+    store_->pool(kHigh).SetLimit(slots);
+    PolicyContext context;
+    context.model = model_;
+    for (int l = 0; l < model_->num_layers(); ++l) {
+      context.layer = l;
+      for (int over = Staying(l) - store_->capacity(l); over > 0; --over) {
+        const ExpertKey victim = store_->ChooseVictim(l, {l, -1}, LoadReason::kDemand, context);
+        if (victim.expert < 0) break;  // the others still switch
+        store_->Switch(victim, kLow, /*drop_old=*/true);
+        ++stats_.demotions;
+      }
+    }
+    return store_->pool(kHigh).taken() <= slots;
+  }
+
  private:
+  /// Experts of a layer that are high, or on their way there, and do not leave.
+  int Staying(int layer) const {
+    int staying = 0;
+    for (int e = 0; e < model_->layers[layer].num_experts; ++e) {
+      const VersionState state = store_->State({layer, e}, kHigh);
+      staying += state == VersionState::kLoading ||
+                 (state == VersionState::kResident && store_->Coming({layer, e}) == kHigh);
+    }
+    return staying;
+  }
+
   struct Wish {
     ExpertKey key;
     float score = 0;

@@ -30,6 +30,7 @@ class HostBlockPool final : public BlockPool {
     if (!warm_.empty()) return TakeFrom(&warm_);
     if (empty_.empty() || !budget_->TryReserve(bytes(empty_.back()))) return -1;
     void* memory = allocator_->Allocate(bytes(empty_.back()), kRecordAlignment);
+    refused_by_ = memory == nullptr ? kHostRefused : absl::string_view();
     if (memory == nullptr) {
       budget_->Release(bytes(empty_.back()));
       return -1;

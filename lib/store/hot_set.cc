@@ -59,6 +59,26 @@ class HotSet final : public ResidentVersions {
     return absl::OkStatus();
   }
 
+  bool Aim(int64_t high, int64_t slots, int64_t low_slots) override {
+    ForgetQueued();
+    capacity_ = Dealt(high);
+    // As in Resize: what is given back pays for what comes.
+    store_->pool(kHigh).SetLimit(slots);
+    store_->pool(kLow).SetLimit(low_slots);
+    const std::vector<double> worth = WorthInHigh();
+    std::vector<int64_t> room = Room();
+    for (int l = 0; l < model_->num_layers(); l = NextGroup(l)) {
+      int64_t& left = room[GroupOf(l)];
+      for (const ExpertKey key : LeastFirst(l, worth)) {
+        if (left >= 0) break;
+        if (Moving(key)) continue;  // it may leave once it is there
+        Queue(key, 0);
+        ++left;
+      }
+    }
+    return store_->pool(kHigh).taken() <= slots;
+  }
+
  private:
   void SetRoom(int64_t high) override { capacity_ = Dealt(high); }
 

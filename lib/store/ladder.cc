@@ -48,6 +48,23 @@ class Ladder final : public ResidentVersions {
     return absl::OkStatus();
   }
 
+  bool Aim(int64_t high, int64_t slots, int64_t low_slots) override {
+    ForgetQueued();
+    SetRoom(high);
+    const int64_t bytes = slots * largest_ + low_slots * smallest_;
+    // A larger limit holds from now on, a smaller one once what is taken fits.
+    if (bytes > store_->pool(0).limit_bytes()) store_->pool(0).SetByteLimit(bytes);
+    for (const Way& way : WaysDown()) {
+      if (Taken(rung_) <= capacity_bytes_) break;
+      if (!Moving(way.key)) Queue(way.key, way.rung);
+    }
+    if (Taken(rung_) > capacity_bytes_ || store_->pool(0).Over(store_->pool(0).limit(), bytes)) {
+      return false;
+    }
+    store_->pool(0).SetByteLimit(bytes);
+    return true;
+  }
+
  private:
   void SetRoom(int64_t high) override {
     capacity_ = Dealt(high);
@@ -108,28 +125,40 @@ class Ladder final : public ResidentVersions {
     return Growth(key, SettledOf(key), RungOf(key));
   }
 
-  /// Demotes until all fit the capacity: whom the policy names, then those used least.
+  /// Demotes until all fit the capacity.
   absl::Status Shrink() {
+    for (const Way& way : WaysDown()) {
+      if (Taken(settled_) <= capacity_bytes_) return absl::OkStatus();
+      MOERT_RETURN_IF_ERROR(BringDown(way.key, way.rung));
+    }
+    return absl::OkStatus();
+  }
+
+  struct Way {
+    ExpertKey key;
+    int rung;
+  };
+  /// Down, to where: whom the policy names, then those used least. Only ways that lead down.
+  std::vector<Way> WaysDown() {
     PolicyContext context;
     context.model = model_;
     const absl::StatusOr<PrecisionDecision> decision = Ask(context, PrecisionMoment::kShrink);
     stats_.policy_fallbacks += !decision.ok();
     const PrecisionDecision named = decision.ok() ? *decision : PrecisionDecision();
     const std::vector<int> wanted = Wanted(named);
+    std::vector<Way> ways;
+    const auto add = [&](ExpertKey key, int rung) {
+      if (Legal(key) && rung < SettledOf(key)) ways.push_back({key, rung});
+    };
     for (const ExpertKey key : named.demote) {
-      if (Taken(settled_) <= capacity_bytes_) return absl::OkStatus();
-      if (!Legal(key)) continue;
-      MOERT_RETURN_IF_ERROR(BringDown(key, wanted[Index(key)]));
+      if (Legal(key)) add(key, wanted[Index(key)]);
     }
-    for (const ExpertKey key : LeastUsedFirst()) {
-      if (Taken(settled_) <= capacity_bytes_) return absl::OkStatus();
-      MOERT_RETURN_IF_ERROR(BringDown(key, 0));
-    }
-    return absl::OkStatus();
+    for (const ExpertKey key : LeastUsedFirst()) add(key, 0);
+    return ways;
   }
 
   absl::Status BringDown(ExpertKey key, int rung) {
-    if (rung >= SettledOf(key)) return absl::OkStatus();
+    if (rung >= SettledOf(key)) return absl::OkStatus();  // it is there by now
     MOERT_ASSIGN_OR_RETURN(const bool demoted, DemoteNow(key, rung));
     if (demoted) return absl::OkStatus();
     return absl::ResourceExhaustedError("no spare block to demote an expert into");

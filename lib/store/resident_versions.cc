@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "fmt/format.h"
+#include "store/block_pool.h"
 
 namespace moert {
 
@@ -29,8 +29,7 @@ absl::Status ResidentVersions::Preload(int64_t high) {
     for (int e = 0; e < model_->layers[l].num_experts; ++e) {
       const ExpertKey key{l, e};
       if (!store_->StartVersion(key, VersionOf(RungOf(key)), LoadReason::kBackground)) {
-        return absl::ResourceExhaustedError(
-            fmt::format("no memory for layer {} expert {} within the budget", l, e));
+        return NoMemoryFor(l, e, store_->PoolOf(VersionOf(RungOf(key))));
       }
     }
     MOERT_RETURN_IF_ERROR(WaitForLayer(l));

@@ -46,6 +46,10 @@ class VersionManager {
   virtual void Want(const PolicyContext& context, ExpertKey key, float score) {}
   /// Fits the pools to a new plan; no step is open. `high` experts may be high.
   virtual absl::Status Resize(int64_t high, int64_t slots, int64_t low_slots) = 0;
+  /// The same at a boundary of steps that are open: whoever has to leave begins to, as far as there
+  /// are blocks, and goes when its last reader has ended. Asked again at every boundary until it
+  /// returns true: all fit. Waits for nobody.
+  virtual bool Aim(int64_t high, int64_t slots, int64_t low_slots) = 0;
 
   PrecisionStats stats() const { return stats_; }
 

@@ -104,8 +104,7 @@ absl::Status VersionedStore::LoadStandby() {
   for (int l = 0; l < model.num_layers(); ++l) {
     for (int e = 0; e < model.layers[l].num_experts; ++e) {
       if (!StartVersion({l, e}, kLow, LoadReason::kBackground)) {
-        return absl::ResourceExhaustedError(
-            fmt::format("no memory for layer {} expert {} within the budget", l, e));
+        return NoMemoryFor(l, e, pool(1));
       }
     }
     while (Wait()) {

@@ -141,6 +141,8 @@ class VersionedStore {
   VersionState State(ExpertKey key, int version) const { return At(key).versions[version].state; }
   /// Whether a switch waits for a boundary, or for the readers of the version it left.
   bool Switching(ExpertKey key) const { return At(key).next >= 0 || At(key).previous >= 0; }
+  /// The active version behind the next boundary; -1: none.
+  int Coming(ExpertKey key) const { return At(key).next >= 0 ? At(key).next : At(key).active; }
   const RecordLayout& layout(ExpertKey key, int version) const;
   /// The size of the block that it takes.
   int64_t BlockBytes(ExpertKey key, int version) const {
@@ -267,6 +269,8 @@ class VersionedStore {
   /// How many of the experts that `counts` [E] marks can be pinned at once beside those that are.
   int64_t RoomFor(int layer, absl::Span<const int32_t> counts) const;
   BlockPool& pool(int index) { return *pools_[index]; }
+  /// The pool of a version.
+  BlockPool& PoolOf(int version) { return *pools_[versions_[version].pool]; }
   const BlockPool& pool(int index) const { return *pools_[index]; }
   int capacity(int layer) const { return capacity_[layer]; }
   int held(int layer) const { return held_[layer]; }
@@ -315,7 +319,6 @@ class VersionedStore {
   int64_t Index(ExpertKey key) const { return first_[key.layer] + key.expert; }
   Entry& At(ExpertKey key) { return entries_[Index(key)]; }
   const Entry& At(ExpertKey key) const { return entries_[Index(key)]; }
-  BlockPool& PoolOf(int version) { return *pools_[versions_[version].pool]; }
   /// The index of an expert among those of a version's pool.
   int64_t PoolIndex(ExpertKey key, int version) const {
     return versions_[version].first_index + Index(key);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "store/state_bytes.h"
 namespace moert {
 
 ArcLists::ArcLists(int experts, int capacity) : nodes_(experts), counts_(experts, 0) {
@@ -46,6 +47,11 @@ namespace {
 class Arc final : public ResidencyPolicy {
  public:
   explicit Arc(const CapacityRule& capacity) : dealer_(MakeSlotDealer(capacity)) {}
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return PerExpert(scope, ArcLists::kBytesPerExpert) + PerLayerExpert(scope, 2) +
+           scope.model->num_layers() * int64_t{sizeof(ArcLists)} + dealer_->StateBytes(scope);
+  }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     std::vector<int> capacity = dealer_->Capacity(snapshot);

@@ -10,6 +10,7 @@
 #include "strategies/hotness.h"
 #include "strategies/initial_high.h"
 #include "strategies/routing_statistics.h"
+#include "store/state_bytes.h"
 #include "strategies/transition_keys.h"
 
 namespace moert {
@@ -32,6 +33,14 @@ class HottestHigh final : public PrecisionPolicy {
         weights_(std::move(weights)),
         hysteresis_(hysteresis),
         initial_(std::move(initial)) {}
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    // Lists of experts, and the decision.
+    constexpr int64_t kExpert =
+        Hotness::kBytesPerExpert + sizeof(double) +
+        kGrowth * (3 * sizeof(Ranked) + 2 * sizeof(Swap) + 2 * sizeof(ExpertKey) + sizeof(double));
+    return PerExpert(scope, kExpert) + initial_.bytes();
+  }
 
   absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {
     if (snapshot.moment == PrecisionMoment::kOpen) return initial_.Choose(snapshot);

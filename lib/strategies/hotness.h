@@ -23,6 +23,7 @@ class Hotness {
   /// beta in [0, 1), memory >= 1; 1: the recent mean alone. `prior`: how often each expert was
   /// selected elsewhere, in any unit, which is what the long mean begins with; or empty.
   Hotness(double beta, double memory, std::vector<double> prior = {});
+  static constexpr int64_t kBytesPerExpert = 4 * sizeof(double);
 
   /// The counts of one more interval, the same experts each time.
   void Add(absl::Span<const int64_t> counts);

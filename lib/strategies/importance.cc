@@ -9,8 +9,10 @@
 #include "base/status_macros.h"
 #include "plan/placement_rule.h"
 #include "prefetch/prefetch_rule.h"
+#include "route/account_bytes.h"
 #include "route/expert_cache_rule.h"
 #include "store/residency/cache_policy.h"
+#include "store/state_bytes.h"
 #include "strategies/builtin.h"
 
 namespace moert {
@@ -20,6 +22,13 @@ class ExpertCacheRouting final : public RoutingPolicy {
  public:
   ExpertCacheRouting(const RoutingRule& rule, bool decode_only)
       : rule_(rule), decode_only_(decode_only) {}
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    // The rule's view of each token, with two lists of slots.
+    constexpr int64_t kToken = 192;
+    return AccountBytes(scope) + scope.max_tokens * kToken +
+           PerPair(scope, kGrowth * 2 * int64_t{sizeof(int)}) + PerLayerExpert(scope, 32);
+  }
 
   absl::Status Check(const MoeModelSpec& model) const override {
     for (const MoeLayerSpec& layer : model.layers) {

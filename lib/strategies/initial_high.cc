@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "strategies/routing_statistics.h"
 
 namespace moert {
 namespace {

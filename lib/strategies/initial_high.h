@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "moert/strategy.h"
+#include "strategies/routing_statistics.h"
 
 namespace moert {
 
@@ -23,6 +24,12 @@ class InitialHigh {
   /// The answer to PrecisionPolicy::Decide at open. InvalidArgument when the calibration is of a
   /// model with other layers or experts.
   absl::StatusOr<PrecisionDecision> Choose(const PrecisionSnapshot& snapshot) const;
+  /// What it holds.
+  int64_t bytes() const {
+    return static_cast<int64_t>(given_.size() * sizeof(ExpertKey) +
+                                weights_.size() * sizeof(double)) +
+           (calibration_.has_value() ? StatisticsBytes(*calibration_) : 0);
+  }
 
  private:
   std::vector<ExpertKey> given_;

@@ -15,6 +15,7 @@
 #include "strategies/hotness.h"
 #include "strategies/routing_statistics.h"
 #include "strategies/rung_choice.h"
+#include "store/state_bytes.h"
 #include "strategies/transition_keys.h"
 
 namespace moert {
@@ -34,6 +35,15 @@ class MovingPlanPolicy final : public PrecisionPolicy {
         loss_(std::move(loss)),
         hotness_(std::move(hotness)),
         doubt_(doubt) {}
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    // The steps of up to four versions, their losses, and lists of experts.
+    constexpr int64_t kExpert = Hotness::kBytesPerExpert + 4 * sizeof(double) +
+                                RungChoice::kBytesPerExpert +
+                                kGrowth * (sizeof(UseBand) + sizeof(Move) + 2 * sizeof(ExpertKey));
+    return PerExpert(scope, kExpert) +
+           (calibration_.has_value() ? StatisticsBytes(*calibration_) : 0);
+  }
 
   absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {
     if (snapshot.moment == PrecisionMoment::kOpen) {

@@ -57,6 +57,15 @@ absl::StatusOr<RoutingStatistics> ReadRoutingStatistics(const std::string& path)
   return statistics;
 }
 
+int64_t StatisticsBytes(const RoutingStatistics& statistics) {
+  size_t bytes = statistics.model.layers.size() * sizeof(MoeLayerSpec);
+  for (const RoutingStatistics::Layer& layer : statistics.layers) {
+    bytes += sizeof(layer) + layer.selections.size() * sizeof(int64_t) +
+             layer.loss.size() * sizeof(double);
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 absl::Status CheckSameModel(const RoutingStatistics& statistics, const MoeModelSpec& model) {
   return CheckSameModel(statistics.file, statistics.model, model);
 }

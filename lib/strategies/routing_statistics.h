@@ -2,6 +2,7 @@
 #ifndef MOERT_LIB_STRATEGIES_ROUTING_STATISTICS_H_
 #define MOERT_LIB_STRATEGIES_ROUTING_STATISTICS_H_
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@ namespace moert {
 
 /// Reads and checks a file of `moert-pack calibrate`. Errors name the path.
 absl::StatusOr<RoutingStatistics> ReadRoutingStatistics(const std::string& path);
+
+/// What they hold.
+int64_t StatisticsBytes(const RoutingStatistics& statistics);
 
 /// InvalidArgument when the statistics are of a model with other layers or experts.
 absl::Status CheckSameModel(const RoutingStatistics& statistics, const MoeModelSpec& model);

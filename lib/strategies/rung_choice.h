@@ -40,6 +40,12 @@ class RungChoice {
     int first = 0, count = 0;  // of steps_, savings fall
   };
 
+ public:
+  /// Four steps in lists that grew, and as many candidates that a choice sorts.
+  static constexpr int64_t kBytesPerExpert =
+      3 * sizeof(Expert) + (2 * 3 + 1) * 4 * sizeof(Step) + 32;
+
+ private:
   /// The highest step that is no higher than a rung.
   int TakenAt(const Expert& expert, int rung) const;
   double Saved(const Expert& expert, int step) const {

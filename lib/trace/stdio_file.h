@@ -9,20 +9,29 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "base/file_writer.h"
 #include "base/posix_error.h"
 #include "fmt/format.h"
+#include "moert/trace.h"
 
 namespace moert {
 
 class StdioFile {
  public:
-  explicit StdioFile(std::string path) : path_(std::move(path)) {
-    file_ = std::fopen(path_.c_str(), "wbe");
+  StdioFile(std::string path, Existing existing) : path_(std::move(path)) {
+    absl::StatusOr<Descriptor> fd = CreateFile(path_, existing == Existing::kReplace);
+    if (!fd.ok()) {
+      status_ = fd.status();
+      return;
+    }
+    file_ = ::fdopen(fd->get(), "wb");
     if (file_ == nullptr) {
       status_ = PosixError(errno, fmt::format("{}: create", path_));
       return;
     }
+    (void)fd->Release();
     std::setvbuf(file_, nullptr, _IOFBF, size_t{1} << 20);
   }
   ~StdioFile() {

@@ -16,7 +16,7 @@ constexpr int kLinkTrack = static_cast<int>(TimelineTrack::kLink);
 
 class Timeline final : public TraceFile {
  public:
-  explicit Timeline(const std::string& path) : file_(path) {
+  Timeline(const std::string& path, Existing existing) : file_(path, existing) {
     file_.Write(R"({"displayTimeUnit":"ms","traceEvents":[)"
                 R"({"ph":"M","pid":1,"name":"process_name","args":{"name":"moert"}})");
     for (int track = 0; track < kLinkTrack; ++track) NameTrack(track, kTrackNames[track]);
@@ -91,8 +91,9 @@ class Timeline final : public TraceFile {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<TraceFile>> CreateTimeline(const std::string& path) try {
-  auto timeline = std::make_unique<Timeline>(path);
+absl::StatusOr<std::unique_ptr<TraceFile>> CreateTimeline(const std::string& path,
+                                                          Existing existing) try {
+  auto timeline = std::make_unique<Timeline>(path, existing);
   MOERT_RETURN_IF_ERROR(timeline->status());
   return timeline;
 } catch (...) {

@@ -49,7 +49,7 @@ std::string HeaderText(const TraceHeader& header) {
 
 class TraceWriter final : public TraceFile {
  public:
-  explicit TraceWriter(const std::string& path) : file_(path) {}
+  TraceWriter(const std::string& path, Existing existing) : file_(path, existing) {}
 
   absl::Status WriteHeader(const TraceHeader& header) {
     const std::string text = HeaderText(header);
@@ -149,19 +149,26 @@ TraceHeader MakeTraceHeader(const ExpertSource& source, int64_t max_tokens) {
 }
 
 absl::StatusOr<std::unique_ptr<TraceFile>> CreateTrace(const std::string& path,
-                                                       const TraceHeader& header) try {
-  auto writer = std::make_unique<TraceWriter>(path);
+                                                       const TraceHeader& header,
+                                                       Existing existing) try {
+  auto writer = std::make_unique<TraceWriter>(path, existing);
   MOERT_RETURN_IF_ERROR(writer->WriteHeader(header));
   return writer;
 } catch (...) {
   return ExceptionStatus("creating a trace");
 }
 
-absl::StatusOr<std::unique_ptr<TraceFile>> CreateTraceFiles(const std::string& path,
+absl::StatusOr<std::unique_ptr<TraceFile>> CreateTraceFiles(const TracePaths& paths,
                                                             const TraceHeader& header) try {
-  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> trace, CreateTrace(path, header));
+  if (paths.routing.empty() && paths.timeline.empty()) {
+    return absl::InvalidArgumentError("trace: neither a routing trace nor a timeline has a path");
+  }
+  if (paths.routing.empty()) return CreateTimeline(paths.timeline, paths.existing);
+  MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> trace,
+                         CreateTrace(paths.routing, header, paths.existing));
+  if (paths.timeline.empty()) return trace;
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> timeline,
-                         CreateTimeline(path + ".perfetto.json"));
+                         CreateTimeline(paths.timeline, paths.existing));
   return std::make_unique<BothFiles>(std::move(trace), std::move(timeline));
 } catch (...) {
   return ExceptionStatus("creating a trace");

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -645,6 +646,74 @@ static void test_finish_in_callback(void) {
   CHECK(memcmp(y, expected, sizeof(y)) == 0);
 }
 
+/* `done` may run before moert_layer_begin has returned, and finds the call all the same. */
+typedef struct stored {
+  moert_call* call;
+  int missing;
+} stored;
+
+static void find_call(void* user_data, moert_code code) {
+  stored* s = (stored*)user_data;
+  (void)code;
+  if (s->call == NULL) s->missing = 1;
+}
+
+static void test_call_stored_before_done(void) {
+  enum { kCalls = 2000 };
+  static stored all[kCalls];
+  moert_engine_options options = default_options();
+  moert_engine* engine = make_engine(&options);
+  moert_step* step = begin(engine);
+  moert_completion completion;
+  float x[kTinyHidden], y[kTinyHidden];
+  moert_tensor in, out;
+  int i, missing = 0;
+  memset(all, 0, sizeof(all));
+  for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
+  moert_completion_init(&completion, sizeof(completion));
+  completion.done = find_call;
+  moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
+  moert_tensor_init(&out, y, 1, kTinyHidden, MOERT_F32);
+  CHECK_OK(moert_step_cancel(step, &error)); /* calls that return at once */
+  for (i = 0; i < kCalls; ++i) {
+    completion.user_data = &all[i];
+    CHECK_OK(moert_layer_begin(step, 0, &in, NULL, &out, &completion, &all[i].call, &error));
+  }
+  for (i = 0; i < kCalls; ++i) {
+    CHECK_FAILS(moert_layer_finish(all[i].call, &error), MOERT_CANCELLED, "cancelled",
+                "moert_layer_finish");
+  }
+  CHECK_FAILS(moert_step_end(step, &error), MOERT_CANCELLED, "cancelled", "moert_step_end");
+  moert_engine_destroy(engine); /* behind the last `done` */
+  for (i = 0; i < kCalls; ++i) missing += all[i].missing;
+  CHECK(missing == 0);
+}
+
+/* A counter that is full delays nobody, and the host's descriptor may be closed at once. */
+static void test_full_eventfd(void) {
+  moert_engine_options options = default_options();
+  moert_engine* engine = make_engine(&options);
+  moert_step* step = begin(engine);
+  moert_completion completion;
+  moert_call* call = NULL;
+  float x[kTinyHidden], y[kTinyHidden];
+  moert_tensor in, out;
+  const int full = eventfd(0, EFD_NONBLOCK);
+  int i;
+  for (i = 0; i < kTinyHidden; ++i) x[i] = tiny_input(i);
+  CHECK(eventfd_write(full, UINT64_MAX - 1) == 0);
+  moert_completion_init(&completion, sizeof(completion));
+  completion.eventfd = full;
+  moert_tensor_init(&in, x, 1, kTinyHidden, MOERT_F32);
+  moert_tensor_init(&out, y, 1, kTinyHidden, MOERT_F32);
+  CHECK_OK(moert_layer_begin(step, 0, &in, NULL, &out, &completion, &call, &error));
+  close(full);
+  CHECK_OK(moert_layer_finish(call, &error));
+  CHECK(memcmp(y, expected, sizeof(y)) == 0);
+  CHECK_OK(moert_step_end(step, &error));
+  moert_engine_destroy(engine);
+}
+
 /* ---- Leases, hints, cancellation. */
 
 static void test_lease(void) {
@@ -836,6 +905,48 @@ static void test_prometheus(void) {
   moert_engine_destroy(engine);
 }
 
+static void refuses_trace(const moert_engine_options* options, moert_code wanted) {
+  moert_source* source = make_source();
+  moert_engine* engine = NULL;
+  CHECK_FAILS(moert_engine_create(source, options, &engine, &error), wanted, options->trace_path,
+              "moert_engine_create");
+  CHECK(engine == NULL);
+  moert_source_destroy(source);
+}
+
+/* A trace goes where the host said and nowhere else: not through links, not over a file that is
+ * there unless asked, and nobody waits for a pipe. */
+static void test_trace_paths(moert_engine_options options, const char* folder) {
+  char there[4096], link[4096], pipe[4096];
+  struct stat info;
+  FILE* file;
+  snprintf(there, sizeof(there), "%s/there", folder);
+  snprintf(link, sizeof(link), "%s/link", folder);
+  snprintf(pipe, sizeof(pipe), "%s/pipe", folder);
+  unlink(link);
+  unlink(pipe);
+  file = fopen(there, "wb");
+  CHECK(file != NULL && fputs("mine", file) >= 0 && fclose(file) == 0);
+  CHECK(symlink(there, link) == 0 && mkfifo(pipe, 0600) == 0);
+  options.timeline_path = NULL;
+  for (options.trace_replace = 0; options.trace_replace < 2; ++options.trace_replace) {
+    options.trace_path = link;
+    refuses_trace(&options, MOERT_ALREADY_EXISTS);
+    options.trace_path = pipe;
+    refuses_trace(&options, MOERT_ALREADY_EXISTS);
+    if (options.trace_replace == 1) break;
+    options.trace_path = there;
+    refuses_trace(&options, MOERT_ALREADY_EXISTS);
+  }
+  CHECK(stat(there, &info) == 0 && info.st_size == 4);
+  options.trace_path = there;
+  moert_engine_destroy(make_engine(&options));
+  CHECK(stat(there, &info) == 0 && info.st_size > 100);
+  unlink(there);
+  unlink(link);
+  unlink(pipe);
+}
+
 static void test_trace(const char* folder) {
   moert_engine_options options = default_options();
   moert_engine* engine;
@@ -844,8 +955,12 @@ static void test_trace(const char* folder) {
   FILE* file;
   long size;
   snprintf(path, sizeof(path), "%s/c_abi.trace", folder);
-  snprintf(timeline, sizeof(timeline), "%s.perfetto.json", path);
+  snprintf(timeline, sizeof(timeline), "%s/c_abi.json", folder);
+  unlink(path);
+  unlink(timeline);
   options.trace_path = path;
+  options.timeline_path = timeline;
+  test_trace_paths(options, folder);
   engine = make_engine(&options);
   decode(engine, 2, out);
   CHECK_OK(moert_engine_close_trace(engine, &error));
@@ -903,6 +1018,8 @@ int main(int argc, char** argv) {
   test_forward_routed();
   test_split_calls();
   test_finish_in_callback();
+  test_call_stored_before_done();
+  test_full_eventfd();
   test_lease();
   test_end_before_finish();
   test_fork();

@@ -136,7 +136,7 @@ ABI_FIELD(moert_logger, log, 16);
 ABI_FIELD(moert_logger, destroy, 24);
 ABI_LAST(moert_logger, destroy, 8);
 
-ABI_SIZE(moert_engine_options, 184);
+ABI_SIZE(moert_engine_options, 200);
 ABI_FIELD(moert_engine_options, strategy, 8);
 ABI_FIELD(moert_engine_options, policies, 16);
 ABI_FIELD(moert_engine_options, budget_bytes, 24);
@@ -162,7 +162,9 @@ ABI_FIELD(moert_engine_options, shard, 152);
 ABI_FIELD(moert_engine_options, open_user_data, 160);
 ABI_FIELD(moert_engine_options, open_progress, 168);
 ABI_FIELD(moert_engine_options, numa_node, 176);
-ABI_LAST(moert_engine_options, numa_node, 8);
+ABI_FIELD(moert_engine_options, timeline_path, 184);
+ABI_FIELD(moert_engine_options, trace_replace, 192);
+ABI_LAST(moert_engine_options, trace_replace, 8);
 
 ABI_SIZE(moert_shard, 64);
 ABI_FIELD(moert_shard, first_expert, 8);
@@ -174,7 +176,7 @@ ABI_FIELD(moert_shard, num_channels, 48);
 ABI_FIELD(moert_shard, shared_experts, 56);
 ABI_LAST(moert_shard, shared_experts, 8);
 
-ABI_SIZE(moert_memory, 112);
+ABI_SIZE(moert_memory, 128);
 ABI_FIELD(moert_memory, budget_bytes, 8);
 ABI_FIELD(moert_memory, minimum_bytes, 16);
 ABI_FIELD(moert_memory, constant_bytes, 24);
@@ -188,7 +190,9 @@ ABI_FIELD(moert_memory, spare_slots, 80);
 ABI_FIELD(moert_memory, own_bytes, 88);
 ABI_FIELD(moert_memory, total_experts, 96);
 ABI_FIELD(moert_memory, all_bytes, 104);
-ABI_LAST(moert_memory, all_bytes, 8);
+ABI_FIELD(moert_memory, policy_bytes, 112);
+ABI_FIELD(moert_memory, pinned_bytes, 120);
+ABI_LAST(moert_memory, pinned_bytes, 8);
 
 ABI_SIZE(moert_step_options, 64);
 ABI_FIELD(moert_step_options, rows, 8);
@@ -467,7 +471,7 @@ ABI_FIELD(moert_placement_rule, spares_low, 32);
 ABI_FIELD(moert_placement_rule, reserved, 36);
 ABI_LAST(moert_placement_rule, reserved, 4);
 
-ABI_SIZE(moert_policies, 192);
+ABI_SIZE(moert_policies, 200);
 ABI_FIELD(moert_policies, user_data, 8);
 ABI_FIELD(moert_policies, destroy, 16);
 ABI_FIELD(moert_policies, observe, 24);
@@ -493,7 +497,8 @@ ABI_FIELD(moert_policies, residency_rule, 168);
 ABI_FIELD(moert_policies, placement_rule, 176);
 ABI_FIELD(moert_policies, routing_by_phase, 184);
 ABI_FIELD(moert_policies, reserved, 188);
-ABI_LAST(moert_policies, reserved, 4);
+ABI_FIELD(moert_policies, state_bytes, 192);
+ABI_LAST(moert_policies, state_bytes, 8);
 
 ABI_SIZE(moert_strategy_info, 32);
 ABI_FIELD(moert_strategy_info, name, 8);

@@ -1,5 +1,7 @@
 /* What a host gets wrong is refused by name, value and what is legal, and nothing else happens. */
 #include <stdint.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "check.h"
 
@@ -128,18 +130,28 @@ static void refuses_tensors(moert_step* step) {
 }
 
 static void refuses_completions(moert_step* step) {
-  const int32_t wrong[] = {-2, 1 << 20};
+  /* No descriptor, no eventfd (a write would raise SIGPIPE), one that blocks when it is full. */
+  static const char* const why[] = {"not an open descriptor", "not an open descriptor",
+                                    "no eventfd", "an eventfd that blocks"};
+  int32_t wrong[] = {-2, 1 << 20, -1, -1};
+  int ends[2];
   moert_tensor x = rows_of(input), out = rows_of(output);
   moert_completion completion;
   moert_call* call = NULL;
   int i;
+  CHECK(pipe(ends) == 0);
+  close(ends[0]);
+  wrong[2] = ends[1];
+  wrong[3] = eventfd(0, 0);
   moert_completion_init(&completion, sizeof(completion));
-  for (i = 0; i < 2; ++i) {
+  for (i = 0; i < 4; ++i) {
     completion.eventfd = wrong[i];
     CHECK_FAILS(moert_layer_begin(step, 0, &x, NULL, &out, &completion, &call, &error),
-                MOERT_INVALID_ARGUMENT, "legal is an open descriptor or -1", "moert_layer_begin");
+                MOERT_INVALID_ARGUMENT, why[i], "moert_layer_begin");
   }
   CHECK(call == NULL);
+  close(wrong[2]);
+  close(wrong[3]);
 }
 
 /* Leases that leave no block: the message says who holds them and what to do. */

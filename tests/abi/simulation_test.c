@@ -206,6 +206,7 @@ static void test_sink(const char *folder) {
   options.budget_fraction = 0.5;
   options.trace_sink = &sink;
   options.trace_path = path;
+  options.trace_replace = 1;
   source = make_source();
   options.strategy = "no-such";
   CHECK(moert_engine_create(source, &options, &engine, NULL) == MOERT_INVALID_ARGUMENT);

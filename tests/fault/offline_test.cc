@@ -6,6 +6,7 @@
 
 #include "cli/pack/host_model.h"
 #include "fault/inject.h"
+#include "host/tokenizer.h"
 #include "moert/default_thread_pool.h"
 #include "moert/offline/allocate.h"
 #include "moert/offline/calibrate.h"
@@ -195,6 +196,18 @@ void CheckNoStepIsOpen(Engine* engine) {
   REQUIRE_OK(next.status());
   for (StepId step = 0; step < *next; ++step) CHECK_FALSE(engine->EndStep(step).ok());
   CHECK(engine->EndStep(*next).ok());
+}
+
+TEST_CASE("a tokenizer.json of too many values takes no more than its text") {
+  std::string text = R"({"x":[{})";
+  for (int i = 0; i < 3'000'000; ++i) text += ",{}";
+  text += "]}";
+  fault_arm(FAULT_MALLOC, 0, 0);
+  const int64_t before = fault_live_bytes();
+  const auto tokenizer = host::Tokenizer::Parse(text, "t");
+  CHECK(tokenizer.status().code() == absl::StatusCode::kInvalidArgument);
+  CHECK_THAT(std::string(tokenizer.status().message()), Catch::Contains("more than 3000000 values"));
+  CHECK(fault_peak_bytes() - before < 100'000);
 }
 
 TEST_CASE("replaying") {

@@ -53,7 +53,7 @@ enum { kConfigs = (int)(sizeof(configs) / sizeof(configs[0])) };
 
 static const struct config* config;
 static const char *folder, *model;
-static char cache[500], fresh[500], trace[500], pack[700], own[PATH_MAX];
+static char cache[500], fresh[500], trace[500], timeline[600], pack[700], own[PATH_MAX];
 static int problems, refused;
 static char first_error[300];
 static double least_fraction;
@@ -116,7 +116,11 @@ static moert_engine* open_engine(const moert_source* source) {
   options.io_threads = config->io_threads;
   options.max_tokens_per_forward = kRows;
   options.backend = MOERT_BACKEND_CPU;
-  if (config->trace) options.trace_path = trace;
+  if (config->trace) {
+    options.trace_path = trace;
+    options.timeline_path = timeline;
+    options.trace_replace = 1;
+  }
   (void)FAILED(moert_engine_create(source, &options, &engine, &error));
   return engine;
 }
@@ -210,7 +214,7 @@ static void clean(void) {
   char command[1600];
   const long hits = fault_disarm();
   (void)hits;
-  snprintf(command, sizeof(command), "rm -rf '%s' '%s' '%s.perfetto.json'", fresh, trace, trace);
+  snprintf(command, sizeof(command), "rm -rf '%s' '%s' '%s'", fresh, trace, timeline);
   if (system(command) != 0) exit(3);
 }
 
@@ -388,6 +392,7 @@ int main(int argc, char** argv) {
   snprintf(cache, sizeof(cache), "%s/cache", folder);
   snprintf(fresh, sizeof(fresh), "%s/fresh", folder);
   snprintf(trace, sizeof(trace), "%s/trace", folder);
+  snprintf(timeline, sizeof(timeline), "%s/timeline", folder);
   for (c = 0; c < kConfigs; ++c) {
     if (strcmp(configs[c].name, argv[3]) == 0) config = &configs[c];
   }

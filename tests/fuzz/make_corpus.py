@@ -334,6 +334,31 @@ def shards():
         yield name, index.encode() + b"\0" + shard
 
 
+def messages():
+    """A byte that chooses the reader of messages_fuzz.cc, then a file that is refused over a name: one
+    that turns text round, with control characters of two kinds."""
+    name = "\u202eA\u009b31m\x1b[2J\n"
+    raw = lambda value: json.dumps(value, ensure_ascii=False).encode()
+    header = raw({name: dict(dtype=name, shape=[1], data_offsets=[0, 2])})
+    yield "safetensors", 0, struct.pack("<Q", len(header)) + header + b"ab"
+    for kind, file in enumerate(("manifest", "plan", "calibration"), 1):
+        yield file, kind, raw({name: name, "format": name, "model": name, "layers": [name]})
+    yield "model_type", 4, raw(dict(model_type=name))
+    yield "hidden_size", 4, raw(dict(model_type="qwen3_moe", hidden_size=name))
+    yield "twice", 4, b'{"' + name.encode() + b'":1,"' + name.encode() + b'":2}'
+    yield "shards", 5, raw(dict(weight_map={"a": "\u202eA\u009b.safetensors"}))
+    yield "tensor", 5, raw(dict(weight_map={name: 1}))
+    yield "profile", 6, raw({"version": name, name: name})
+    yield "trace", 7, name.encode() * 9
+    yield "tokens", 8, b"\xff" * 8
+    yield "model", 9, raw(dict(model=dict(type=name)))
+    split = dict(type="Split", pattern=dict(Regex="(" + name * 300), behavior="Isolated", invert=False)
+    bpe = dict(type="BPE", vocab={"a": 0}, merges=[])
+    yield "regex", 9, raw(dict(model=bpe, pre_tokenizer=split))
+    yield "pre_tokenizer", 9, raw(dict(model=bpe, pre_tokenizer=dict(type=name)))
+    yield "key", 9, b'{"' + name.encode() * 500 + b'":' + name.encode()
+
+
 def chats():
     """tokenizer_config.json, chat_template.jinja and a user's words, a zero byte between."""
     turn = "'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'"
@@ -406,6 +431,8 @@ def main():
         write("calibration", name + ".json", text)
     for name, data in shards():
         write("shards", name, data)
+    for name, kind, data in messages():
+        write("messages", name, bytes([kind]) + data)
     if len(sys.argv) > 1:
         seeds_from_tools(os.path.abspath(sys.argv[1]))
 

@@ -1,5 +1,8 @@
 // The tools over damaged models: each run reads what is there or ends with status 2 and one
 // message, never by a signal. (10,000 files in one process: unit/pack/damaged_files_test.cc.)
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <string>
 
 #include "support/catch.h"
@@ -67,6 +70,49 @@ TEST_CASE("a Git LFS pointer: status 2 from every tool that opens checkpoints") 
     CHECK(outcome.status == 2);
     CHECK_THAT(outcome.err, Catch::Contains("git lfs pull"));
   }
+}
+
+TEST_CASE("tokens that never end, or never begin, are refused at once") {
+  const std::string model = SourceDir() + "/tests/data/architectures/xverse";
+  TempDir scratch;
+  REQUIRE(::mkfifo((scratch / "pipe.u16").c_str(), 0600) == 0);
+  REQUIRE(::mkfifo((scratch / "pipe.txt").c_str(), 0600) == 0);
+  REQUIRE(::symlink("/dev/zero", (scratch / "zero.u16").c_str()) == 0);
+  const std::pair<std::string, const char*> tokens[] = {
+      {"/dev/zero", "is neither a file nor a pipe"},
+      {scratch / "zero.u16", "is neither a file nor a pipe"},
+      {scratch / "pipe.u16", "is a pipe that nobody writes to"},
+      {scratch / "pipe.txt", "is a pipe that nobody writes to"},
+  };
+  for (const auto& [path, why] : tokens) {
+    const Outcome outcome = test::RunTool(
+        "run", "ppl --model " + model + " --quiet --cache " + scratch.path() + " --tokens " + path,
+        scratch);
+    INFO(path << "\n" << outcome.err);
+    CHECK(outcome.status == 2);
+    CHECK_THAT(outcome.err, Catch::Contains(why));
+  }
+}
+
+TEST_CASE("a configuration that is not read is status 2 of info, which shows the parts") {
+  const std::string model = SourceDir() + "/tests/data/architectures/xverse";
+  TempDir scratch, dir;
+  WriteFile(dir / "config.json", R"({"model_type":")" + std::string(200'000, 'x') + "\"}");
+  WriteFile(dir / "model.safetensors", ReadFile(model + "/model.safetensors"));
+  const Outcome outcome = test::RunTool("pack", "info " + dir.path(), scratch);
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.status == 2);
+  CHECK_THAT(outcome.out, Catch::Contains("not read: ") && Catch::Contains("routed experts"));
+  CHECK(outcome.out.size() + outcome.err.size() < 8000);
+}
+
+TEST_CASE("a report is not written through a link") {
+  TempDir scratch;
+  WriteFile(scratch / "mine", "keep");
+  REQUIRE(::symlink((scratch / "mine").c_str(), (scratch / "link").c_str()) == 0);
+  const Outcome outcome = test::RunTool("run", "list --force --json " + scratch / "link", scratch);
+  CHECK(outcome.status != 0);
+  CHECK(ReadFile(scratch / "mine") == "keep");
 }
 
 }  // namespace

@@ -84,12 +84,14 @@ EngineOptions = _struct(
     "i64 host_budget_bytes max_tokens_per_forward", "ptr allocator",
     "i32 backend device numerics io_threads threads clock", "str cpus kernels profile",
     "f64 link_gbps", "ptr thread_pool logger trace_sink", "str trace_path",
-    "ptr shard open_user_data open_progress", "i64 numa_node")
+    "ptr shard open_user_data open_progress", "i64 numa_node", "str timeline_path",
+    "i64 trace_replace")
 Shard = _struct("Shard", "i64 first_expert num_experts", "ptr expert_list",
                 "i64 expert_list_size first_channel num_channels shared_experts")
 Memory = _struct(
     "Memory", "i64 budget_bytes minimum_bytes constant_bytes table_bytes workspace_bytes",
-    "i64 block_bytes slots low_block_bytes low_slots spare_slots own_bytes total_experts")
+    "i64 block_bytes slots low_block_bytes low_slots spare_slots own_bytes total_experts",
+    "i64 all_bytes policy_bytes pinned_bytes")
 PredictNext = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int32, c.POINTER(Tensor), c.POINTER(Tensor))
 Progress = c.CFUNCTYPE(None, c.c_void_p, c.c_int64, c.c_int64)
 VisitMetric = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_double)

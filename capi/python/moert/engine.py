@@ -13,10 +13,12 @@ _ALL = 2**62  # bytes that hold every record
 def _engine_options(*, budget=1.0, strategy=None, backend="cpu", device=0, max_tokens=512,
                     threads=0, io_threads=None, host_budget=None, numerics="bf16",
                     virtual_clock=False, link_gbps=0.0, cpus=None, kernels=None, profile=None,
-                    trace_path=None, shard=None, numa_node=None):
+                    trace_path=None, timeline_path=None, trace_replace=False, shard=None,
+                    numa_node=None):
     o = _c.init(_c.EngineOptions)
     for name, value in (("strategy", strategy), ("cpus", cpus), ("kernels", kernels),
-                        ("profile", profile), ("trace_path", trace_path)):
+                        ("profile", profile), ("trace_path", trace_path),
+                        ("timeline_path", timeline_path)):
         if value is not None:
             setattr(o, name, str(value).encode())
     o.budget_bytes, o.budget_fraction = sizes.budget(budget)
@@ -31,6 +33,7 @@ def _engine_options(*, budget=1.0, strategy=None, backend="cpu", device=0, max_t
             raise ValueError(f"{name} is {value!r}, legal are {', '.join(legal)}")
         setattr(o, name, legal[value])
     o.device = device
+    o.trace_replace = int(trace_replace)
     o.clock = _c.CLOCK_VIRTUAL if virtual_clock else _c.CLOCK_WALL
     o.link_gbps = link_gbps
     if numa_node is not None:

@@ -28,7 +28,8 @@ from .passes import Passes
 __all__ = ["MoertConfig", "attach", "from_pretrained"]
 
 _ENGINE = ("budget", "strategy", "max_tokens", "threads", "io_threads", "host_budget", "numerics",
-           "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path", "numa_node")
+           "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path", "timeline_path",
+           "trace_replace", "numa_node")
 _HUB = ("revision", "token", "local_files_only", "force_download")
 _OURS = ("experts", "routing", "top_k", "cache_dir", "progress", "group", "parallel")
 

@@ -154,7 +154,7 @@ absl::Status ModelBench::MakeEngines(const std::string& budget, int64_t rows, Va
       TraceHeader header = MakeTraceHeader(*subject_.experts(), rows);
       header.strategy = choice.spec;
       header.clock = o_.clock;
-      MOERT_ASSIGN_OR_RETURN(options.trace, CreateTrace(o_.trace, header));
+      MOERT_ASSIGN_OR_RETURN(options.trace, CreateTrace(o_.trace, header, Existing::kReplace));
       traced_ = true;
     }
     MOERT_ASSIGN_OR_RETURN(v.engine, Engine::Create(subject_.experts(), options));

@@ -52,7 +52,8 @@ absl::Status WriteTrace(const Options& o, TraceReader* trace) {
   TraceHeader header = trace->header();
   header.strategy = "none";
   header.clock = "virtual";
-  MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<TraceFile> file, CreateTrace(o.out, header));
+  MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<TraceFile> file,
+                         CreateTrace(o.out, header, Existing::kReplace));
   Progress progress("steps", !o.quiet);
   while (true) {
     MOERT_ASSIGN_OR_RETURN(const TraceCall* call, trace->Next());

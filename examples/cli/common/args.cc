@@ -295,7 +295,10 @@ absl::StatusOr<int64_t> ParseSize(absl::string_view text) {
 }
 
 int ReportError(absl::string_view command, const absl::Status& status) {
-  Print(stderr, "{}: {}\n", Str(command), Str(status.message()));
+  constexpr size_t kMostBytes = 4000;  // arguments may be longer than anybody reads
+  const absl::string_view message = status.message();
+  Print(stderr, "{}: {}{}\n", Str(command), Str(message.substr(0, kMostBytes)),
+        message.size() > kMostBytes ? "..." : "");
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:

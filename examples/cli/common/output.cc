@@ -18,6 +18,22 @@ absl::Status Failed(const std::string& what) {
   return absl::UnavailableError(fmt::format("writing to {}: {}", what, std::strerror(errno)));
 }
 
+/// Null, with errno: a link to a regular file is not followed, and a pipe that nobody reads is not
+/// waited for.
+std::FILE* OpenOutput(const std::string& path) {
+  struct stat there {};
+  const bool special = ::stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode);
+  const int no_link = special ? 0 : O_NOFOLLOW;
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC | no_link, 0644);
+  if (fd < 0) return nullptr;
+  ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  if (!special && ::ftruncate(fd, 0) != 0) {
+    ::close(fd);
+    return nullptr;
+  }
+  return ::fdopen(fd, "wb");
+}
+
 }  // namespace
 
 void KeepStandardStreams() {
@@ -39,9 +55,7 @@ void KeepStdoutForJson() {
 
 absl::Status WriteOutput(const std::string& path, absl::string_view text) {
   const bool standard = path == "-";
-  std::FILE* file = !standard                ? std::fopen(path.c_str(), "wb")
-                    : json_stdout != nullptr ? json_stdout
-                                             : stdout;
+  std::FILE* file = !standard ? OpenOutput(path) : json_stdout != nullptr ? json_stdout : stdout;
   const std::string name = standard ? "stdout" : path;
   if (file == nullptr) return Failed(name);
   bool ok = std::fwrite(text.data(), 1, text.size(), file) == text.size();

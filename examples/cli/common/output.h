@@ -34,7 +34,8 @@ void Print(fmt::format_string<Args...> format, Args&&... args) {
 /// the real stdout. Once, before anything is printed.
 void KeepStdoutForJson();
 
-/// Writes `text` to a file, or, for "-", to stdout. Errors name the place and the reason.
+/// Writes `text` to a file, or, for "-", to stdout. Errors name the place and the reason. A link to
+/// a file is refused.
 absl::Status WriteOutput(const std::string& path, absl::string_view text);
 
 /// Whether writing to `path` would replace something: a file or a folder, but not "-", a device or

@@ -3,7 +3,7 @@
 #ifndef MOERT_EXAMPLES_CLI_COMMON_TOOL_H_
 #define MOERT_EXAMPLES_CLI_COMMON_TOOL_H_
 
-#include <vector>
+#include "absl/types/span.h"
 
 namespace moert::cli {
 
@@ -17,7 +17,7 @@ struct Command {
 struct Tool {
   const char* name;
   const char* summary;
-  std::vector<Command> commands;
+  absl::Span<const Command> commands;  // a list that takes no heap: nothing is caught in main
 };
 
 /// A tool's main. Beside the commands it has --help (-h), --version, `--help=man` (its man page)

@@ -33,13 +33,10 @@ struct Arguments {
 
 absl::Status WriteText(const std::string& path, const std::string& text) {
   const std::string part = path + ".tmp";
-  std::ofstream out(part, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
+  MOERT_RETURN_IF_ERROR(WriteOutput(part, text));
   std::error_code ec;
-  if (out) std::filesystem::rename(part, path, ec);
-  if (!out || ec) return absl::InvalidArgumentError(fmt::format("{} cannot be written", path));
-  return absl::OkStatus();
+  std::filesystem::rename(part, path, ec);
+  return ec ? absl::UnavailableError(fmt::format("{}: {}", path, ec.message())) : absl::OkStatus();
 }
 
 constexpr std::pair<const char*, LossMeasure> kMeasures[] = {

@@ -18,6 +18,7 @@
 #include "moert/offline/pack.h"
 #include "moert/profile.h"
 #include "util/bytes_text.h"
+#include "util/printable.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -227,8 +228,8 @@ void Show(const json& info) {
   Print("{}: {}\n", info["path"].get<std::string>(), kind);
   if (kind == "safetensors") {
     for (const json& t : info["tensors"]) {
-      Print("  {:<50} {:<5} {}\n", t["name"].get<std::string>(), t["dtype"].get<std::string>(),
-            t["shape"].dump());
+      Print("  {:<50} {:<5} {}\n", util::Printable(t["name"].get<std::string>()),
+            t["dtype"].get<std::string>(), t["shape"].dump());
     }
     return;
   }
@@ -278,7 +279,8 @@ int InfoMain(int argc, const char* const* argv) {
   if (!info.ok()) return ReportError(kCommand, info.status());
   Show(*info);
   const absl::Status written = WriteFigures(json_path, picture, *info);
-  return written.ok() ? kExitOk : ReportError(kCommand, written);
+  if (!written.ok()) return ReportError(kCommand, written);
+  return info->contains("not_read") ? kExitUsage : kExitOk;
 }
 
 }  // namespace moert::cli

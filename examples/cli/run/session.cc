@@ -224,7 +224,8 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
     TraceHeader header = MakeTraceHeader(*experts, engine_options.max_tokens_per_forward);
     header.strategy = options.strategy;
     header.clock = options.clock;
-    MOERT_ASSIGN_OR_RETURN(s.trace, CreateTraceFiles(options.trace, header));
+    const TracePaths paths{options.trace, options.trace + ".perfetto.json", Existing::kReplace};
+    MOERT_ASSIGN_OR_RETURN(s.trace, CreateTraceFiles(paths, header));
     engine_options.trace = s.trace;
   }
   MOERT_RETURN_IF_ERROR(PrepareWarmStart(options, *experts, &engine_options, &s));

@@ -276,12 +276,14 @@ int Main(int argc, const char* const* argv) {
   return status.ok() ? kExitOk : ReportError(kCommand, status);
 }
 
+constexpr Command kCommands[] = {{"", "", Main}};
+
 }  // namespace
 }  // namespace moert::cli
 
 int main(int argc, char** argv) {
-  return moert::cli::RunTool({"moert-sim",
-                              "replays a recorded run for other budgets, links and machines",
-                              {{"", "", moert::cli::Main}}},
-                             argc, argv);
+  return moert::cli::RunTool(
+      {"moert-sim", "replays a recorded run for other budgets, links and machines",
+       moert::cli::kCommands},
+      argc, argv);
 }

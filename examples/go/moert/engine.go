@@ -30,7 +30,9 @@ type Options struct {
 	LinkGBps            float64 // paces transfers
 	Clock               Clock
 	Shard               *Shard    // a part of every layer, whose output is a partial sum; nil: all
-	TracePath           string    // writes a routing trace, and a timeline beside it
+	TracePath           string    // writes a routing trace
+	TimelinePath        string    // writes a timeline, Chrome trace JSON
+	ReplaceTraces       bool      // regular files of these names; else they are an error
 	Trace               TraceSink // sees every layer call; nil: none
 	Log                 Logger    // nil: silence
 	Policies            any       // decides what its methods name (see Observer...); nil: the strategy's own
@@ -52,11 +54,15 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 	C.moert_engine_options_init(c, C.sizeof_moert_engine_options)
 	c.backend = C.MOERT_BACKEND_CPU
 	for field, value := range map[**C.char]string{&c.strategy: options.Strategy,
-		&c.cpus: options.CPUs, &c.trace_path: options.TracePath} {
+		&c.cpus: options.CPUs, &c.trace_path: options.TracePath,
+		&c.timeline_path: options.TimelinePath} {
 		if value != "" {
 			*field = C.CString(value)
 			defer C.free(unsafe.Pointer(*field))
 		}
+	}
+	if options.ReplaceTraces {
+		c.trace_replace = 1
 	}
 	c.budget_bytes = C.int64_t(options.BudgetBytes)
 	if options.BudgetFraction != 0 {
@@ -293,7 +299,7 @@ func (e *Engine) Prometheus(label string) (string, error) {
 	}
 }
 
-// CloseTrace completes the files of Options.TracePath.
+// CloseTrace completes the files of Options.TracePath and TimelinePath.
 func (e *Engine) CloseTrace() error {
 	return e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
 		return C.moert_engine_close_trace(handle, err)

@@ -16,6 +16,7 @@
 #include "fmt/format.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route/route.h"
+#include "moert/machine.h"
 
 namespace moert {
 namespace cuda {
@@ -23,7 +24,8 @@ namespace {
 
 class CudaBackend final : public Backend {
  public:
-  explicit CudaBackend(const EngineOptions& options) : options_(options) {}
+  explicit CudaBackend(const EngineOptions& options)
+      : options_(options), pinned_limit_(PinnedLimit(options.host_budget, ReadMemoryLimits())) {}
   ~CudaBackend() override { leaving_.emplace(options_.device); }
   absl::Status Init() {
     DeviceScope scope(options_.device);
@@ -34,6 +36,10 @@ class CudaBackend final : public Backend {
 
   BackendKind kind() const override { return BackendKind::kCuda; }
   bool hidden_on_host() const override { return false; }
+  bool in_ram() const override { return false; }
+  int64_t PinnedBytes(const ExecutorSize& size) const override {
+    return std::min(pinned_limit_, UnpinnedBytes(*size.source, size.versions));
+  }
   absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const override {
     if (IsOpaque(source)) return absl::OkStatus();  // nothing is executed here
     if (options_.activation != ActivationNumerics::kBF16) {
@@ -105,8 +111,8 @@ class CudaBackend final : public Backend {
 
   absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(
       const ExpertSource* source, Clock* clock, const HardwareProfile* profile) override {
-    auto device_source = std::make_unique<DeviceSource>(source, options_.device,
-                                                        options_.host_budget, &fence_, peers());
+    auto device_source = std::make_unique<DeviceSource>(
+        source, options_.device, options_.host_budget, pinned_limit_, &fence_, peers());
     MOERT_RETURN_IF_ERROR(device_source->Init());
     if (peers() != nullptr) MOERT_RETURN_IF_ERROR(peers()->Join(source));
     records_ = device_source.get();
@@ -146,6 +152,7 @@ class CudaBackend final : public Backend {
  private:
   std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
   const EngineOptions options_;
+  const int64_t pinned_limit_;
   PeerLink* peers() { return peers_.has_value() ? &*peers_ : nullptr; }
 
   ComputeFence fence_;

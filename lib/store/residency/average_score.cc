@@ -7,6 +7,7 @@
 
 #include "rules/expert_use.h"
 #include "store/residency/capacity.h"
+#include "store/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -21,6 +22,10 @@ class AverageScore final : public CachePolicy {
 
   std::optional<ResidencyRule> rule() const override {
     return entry_margin_ < 0 ? std::optional(rule_) : std::nullopt;
+  }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return PerExpert(scope, window_ * int64_t{sizeof(float)} + int64_t{sizeof(double)});
   }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {

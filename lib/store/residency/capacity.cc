@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "store/state_bytes.h"
+
 namespace moert {
 namespace {
 
@@ -58,6 +60,13 @@ class MeasuredCapacity final : public SlotDealer {
     }
   }
 
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    // The curves of three parts, and one that is being dealt by.
+    constexpr int64_t kExpert =
+        MissCurve::kBytesPerExpert + 3 * sizeof(double) + kGrowth * kDealtBytesPerExpert;
+    return PerExpert(scope, kExpert) + scope.model->num_layers() * kLayerBytes;
+  }
+
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     if (snapshot.step != nullptr && !DueAt(*snapshot.step)) return {};
     const MoeModelSpec& model = *snapshot.model;
@@ -99,7 +108,10 @@ class MeasuredCapacity final : public SlotDealer {
   }
 
  private:
-  using Curves = std::vector<std::vector<double>>;          // [L][E + 1]
+  using Curves = std::vector<std::vector<double>>;     // [L][E + 1]
+  static constexpr int64_t kDealtBytesPerExpert = 32;  // a segment and a corner of the hull
+  // What lists of layers take, and the one element more that a curve has.
+  static constexpr int64_t kLayerBytes = 1024;
   static constexpr int64_t kFirst = 2 * MissCurve::kBlock;  // calls before curves say anything
 
   bool DueAt(const PolicyContext& step) const {

@@ -26,6 +26,8 @@ class SlotDealer {
   /// As ResidencyPolicy::Capacity. Slots that it leaves over are transient: what passes through
   /// layers that are full or have none uses them (VersionedStore::StartLoad).
   virtual std::vector<int> Capacity(const CapacitySnapshot& snapshot) = 0;
+  /// See Policy.
+  virtual int64_t StateBytes(const PolicyScope& /*scope*/) const { return 0; }
   /// Every layer call's routing (kRouted). `order`: the layer's experts that were ever requested,
   /// in the order in which the cache would have kept them when the call came; empty: by recency.
   virtual void Observe(const LayerEvent& event, absl::Span<const int32_t> order) {}
@@ -65,6 +67,8 @@ class MissCurve {
   /// an expert's first request is missed whatever the slots, and left out. A prediction of
   /// `outlook` hides what it names among the misses, as many as fit its window.
   void Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook);
+  /// Means of three parts, and three lists of experts.
+  static constexpr int64_t kBytesPerExpert = 3 * 2 * sizeof(double) + 3 * sizeof(int32_t);
   /// The same for a cache that keeps the first c experts of `order`, all that were ever requested.
   void Observe(absl::Span<const int32_t> counts, const PrefetchOutlook& outlook,
                absl::Span<const int32_t> order);

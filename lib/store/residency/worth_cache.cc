@@ -10,6 +10,7 @@
 #include "base/ewma.h"
 #include "store/residency/capacity.h"
 #include "store/residency/use_estimate.h"
+#include "store/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -20,6 +21,14 @@ class WorthCache : public CachePolicy {
       : rule_(rule), dealer_(MakeSlotDealer(rule.capacity)) {}
 
   std::optional<ResidencyRule> rule() const override { return rule_; }
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    constexpr int64_t kExpert = UseEstimate::kBytesPerExpert + 2;
+    return PerExpert(scope, kExpert) +
+           scope.model->num_layers() * int64_t{sizeof(Layer) + sizeof(int64_t)} +
+           PerLayerExpert(scope, sizeof(int32_t)) +
+           dealer_->StateBytes(scope);
+  }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     MakeLayers(*snapshot.model);

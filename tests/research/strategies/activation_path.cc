@@ -7,6 +7,7 @@
 
 #include "base/status_macros.h"
 #include "research/strategies/research_strategies.h"
+#include "store/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -14,6 +15,16 @@ namespace {
 class ActivationPath final : public PrefetchPolicy {
  public:
   explicit ActivationPath(int width) : width_(width) {}
+
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    int64_t pairs = 0;  // of experts in adjacent layers
+    const std::vector<MoeLayerSpec>& layers = scope.model->layers;
+    for (size_t l = 0; l + 1 < layers.size(); ++l) {
+      pairs += int64_t{layers[l].num_experts} * layers[l + 1].num_experts;
+    }
+    return pairs * int64_t{sizeof(float)} + PerPair(scope, sizeof(int32_t)) +
+           PerLayerExpert(scope, sizeof(float)) + RankedBytes(scope);
+  }
 
   void Observe(const LayerEvent& event) override {
     const PolicyContext& context = event.context;

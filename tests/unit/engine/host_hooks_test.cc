@@ -119,8 +119,10 @@ TEST_CASE("an allocator with nothing to give is an error of the call") {
   const auto engine = Open(options);
   HiddenProcess process(64, 5);
   std::vector<float> out;
-  CHECK(RunStep(engine.get(), Phase::kDecode, process.Next(1), 1, &out).code() ==
-        absl::StatusCode::kResourceExhausted);
+  const absl::Status failed = RunStep(engine.get(), Phase::kDecode, process.Next(1), 1, &out);
+  CHECK(failed.code() == absl::StatusCode::kResourceExhausted);
+  CHECK_THAT(std::string(failed.message()),
+             Catch::Contains("the host's allocator returned NULL, though the budget has room"));
   allocator->most_allowed = INT64_MAX;
   CHECK(RunStep(engine.get(), Phase::kDecode, process.Next(1), 1, &out).ok());
 }

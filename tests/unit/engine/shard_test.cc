@@ -294,6 +294,9 @@ TEST_CASE("shards that are none, overlap or leave something out are refused by n
   fails({Experts(6, 4, true)}, "shard 0: shard: experts [6, 10) of layer 0, which has [0, 8)");
   fails({Channels(0, 128), Channels(64, 192)}, "0 and 1 overlap");
   fails({Channels(0, 128)}, "channels from 128 on, of 256");
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  fails({Channels(64, most)},
+        "9223372036854775807 channels from 64 on: layer 0 has 256");  // no end in int64
   Shard both = Experts(0, 2, true);
   both.experts = {{0}, {0}, {0}};
   fails({both}, "by range and by list");

@@ -49,5 +49,17 @@ TEST_CASE("all records of all versions must be pinned, or within the budget toge
   CHECK(HostHoldsAll(source, both, 0));
 }
 
+TEST_CASE("what may be pinned is bounded, also where nobody said by what") {
+  MemoryLimits machine;
+  machine.available = 64 << 20;
+  CHECK(PinnedLimit(-1, machine) == 56 << 20);
+  CHECK(PinnedLimit(0, machine) == 0);
+  CHECK(PinnedLimit(1 << 30, machine) == 1 << 30);
+  machine.control_group = 16 << 20;
+  machine.control_group_used = 8 << 20;
+  CHECK(PinnedLimit(-1, machine) == 7 << 20);
+  CHECK(PinnedLimit(-1, MemoryLimits()) == 0);  // unknown
+}
+
 }  // namespace
 }  // namespace moert

@@ -192,7 +192,7 @@ class Fixture {
  private:
   PinnedSource source_;
   cuda::ComputeFence fence_;
-  cuda::DeviceSource records_{&source_, 0, -1, &fence_, nullptr};
+  cuda::DeviceSource records_{&source_, 0, -1, 0, &fence_, nullptr};
   HardwareProfile profile_;
   std::shared_ptr<ThreadPool> pool_;
   std::unique_ptr<MixedGroupGemm> gemm_, own_;

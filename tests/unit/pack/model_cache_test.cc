@@ -149,6 +149,28 @@ TEST_CASE("a changed checkpoint gets a new pack") {
   const RecordBuffer buffer(49152);
   REQUIRE_OK((*source)->ReadRecord(0, 0, 0, buffer.span()));
   CHECK(std::to_integer<char>(buffer.data()[0]) == bytes[static_cast<size_t>(t->offset)]);
+  // What the folder held before is nobody's any more; another checkpoint's pack stays.
+  CHECK(Packs(dir / "cache").size() == 1);
+  REQUIRE_OK(OpenModel(kTiny, Options(dir / "cache", &calls)).status());
+  bytes[static_cast<size_t>(t->offset)] ^= 2;
+  test::WriteFile(dir / "m/model.safetensors", bytes);
+  REQUIRE_OK(OpenModel(dir / "m", Options(dir / "cache", &calls)).status());
+  CHECK(Packs(dir / "cache").size() == 2);
+}
+
+TEST_CASE("a cache folder that everybody may write is refused, one that others may is named") {
+  TempDir dir;
+  Calls calls;
+  fs::create_directory(dir / "cache");
+  REQUIRE(::chmod((dir / "cache").c_str(), 01777) == 0);
+  const auto refused = OpenModel(kTiny, Options(dir / "cache", &calls));
+  REQUIRE(refused.status().code() == absl::StatusCode::kFailedPrecondition);
+  CHECK_THAT(std::string(refused.status().message()),
+             Catch::Contains(dir / "cache") && Catch::Contains("mode 1777"));
+  CHECK(calls.logs == 0);
+  REQUIRE(::chmod((dir / "cache").c_str(), 0770) == 0);
+  REQUIRE_OK(OpenModel(kTiny, Options(dir / "cache", &calls)).status());
+  CHECK(calls.logs == 2);  // its group, and the pack
 }
 
 TEST_CASE("a pack of another format version, and a broken one, are rebuilt silently") {

@@ -57,7 +57,7 @@ class Tee final : public TraceSink {
 /// Records a prefill step and some decode steps.
 void Record(const std::string& path, ClockKind clock, Memory* memory) {
   const auto source = std::make_shared<SyntheticSource>(SyntheticShape{3, 10, 2, 64, 48, 32});
-  auto file = CreateTraceFiles(path, MakeTraceHeader(*source, 512));
+  auto file = CreateTraceFiles({path, path + ".json"}, MakeTraceHeader(*source, 512));
   REQUIRE_OK(file.status());
   EngineOptions options;
   options.budget = Budget::Fraction(0.4);
@@ -140,7 +140,7 @@ TEST_CASE("the timeline is JSON with every span once") {
   const TempDir dir;
   Memory memory;
   Record(dir / "t", ClockKind::kWall, &memory);
-  const nlohmann::json json = nlohmann::json::parse(ReadFile(dir / "t.perfetto.json"));
+  const nlohmann::json json = nlohmann::json::parse(ReadFile(dir / "t.json"));
   int spans = 0, steps = 0, link = 0;
   for (const auto& event : json["traceEvents"]) {
     if (event["ph"] != "X") continue;

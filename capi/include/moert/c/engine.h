@@ -73,7 +73,8 @@ typedef struct moert_engine_options {
   int64_t budget_bytes;      /* hard limit of everything the engine holds; 0: budget_fraction */
   double budget_fraction;    /* pools for this share of the bytes of all routed experts, fixed parts
                               * added. In (0, 1], default 1 */
-  int64_t host_budget_bytes; /* CUDA: of pinned host memory that keeps records; -1 (default): all */
+  int64_t host_budget_bytes; /* CUDA: of pinned host memory that keeps records; -1 (default): what
+                              * the machine can spare, less an eighth (moert_memory) */
   int64_t max_tokens_per_forward;   /* rows of the largest layer call; sizes the workspace */
   const moert_allocator *allocator; /* of pools in RAM; NULL: the system */
   /* Execution. */
@@ -92,7 +93,7 @@ typedef struct moert_engine_options {
   /* What can be seen. */
   const moert_logger *logger;         /* NULL: silence */
   const moert_trace_sink *trace_sink; /* sees every layer call; NULL: none */
-  const char *trace_path; /* writes a routing trace, and a timeline beside it; NULL: none */
+  const char *trace_path; /* writes a routing trace; NULL: none. See trace_replace */
   /* What it owns, and where. */
   const moert_shard *shard; /* NULL: the whole model */
   void *open_user_data;     /* of open_progress */
@@ -101,6 +102,9 @@ typedef struct moert_engine_options {
   moert_code (*open_progress)(void *user_data, int64_t loaded_experts, int64_t total_experts);
   int64_t numa_node; /* CPU: of pools in RAM and, where cpus and thread_pool are NULL, of compute
                       * threads; -1, the default: the system's choice */
+  const char *timeline_path; /* writes Chrome trace JSON; NULL: none */
+  int64_t trace_replace;     /* 1: regular files of these two names are replaced; 0, the default:
+                              * ALREADY_EXISTS. Links, pipes and devices always are refused */
 } moert_engine_options;
 
 MOERT_API void moert_engine_options_init(moert_engine_options *options, uint64_t size);
@@ -117,9 +121,12 @@ MOERT_API moert_code moert_engine_create(const moert_source *source,
 MOERT_API void moert_engine_destroy(moert_engine *engine);
 
 /* A new hard limit, in bytes or, with bytes 0, as a fraction (moert_engine_options). Shrinking
- * evicts before it returns; a refused one changes nothing. Thread-safe. Blocks for a layer call in
- * progress and for transfers that have to end. Fails: INVALID_ARGUMENT below the minimum;
- * FAILED_PRECONDITION when leases pin more; RESOURCE_EXHAUSTED. */
+ * evicts before it returns; but where experts are resident in versions, open steps go on with
+ * theirs: it returns, and a lower limit is in force (moert_stats.budget_bytes) once enough of them
+ * have ended and others begun. A refused one changes nothing. Thread-safe. Goes ahead of layer calls
+ * that wait; blocks for the one in progress and for transfers that have to end. Fails:
+ * INVALID_ARGUMENT below the minimum; FAILED_PRECONDITION when leases pin more;
+ * RESOURCE_EXHAUSTED. */
 MOERT_API moert_code moert_engine_set_budget(moert_engine *engine, int64_t bytes, double fraction,
                                              moert_error **error);
 
@@ -141,9 +148,9 @@ MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
 MOERT_API int32_t moert_engine_graph_safe(const moert_engine *engine);
 /* The engine's clock, which all times in its statistics are in; 0 for NULL. Thread-safe. */
 MOERT_API int64_t moert_engine_now_ns(const moert_engine *engine);
-/* Completes the files of trace_path and reports what went wrong while they were
+/* Completes the files of trace_path and timeline_path and reports what went wrong while they were
  * written; later calls are not written. Thread-safe. Blocks while it writes. Fails:
- * FAILED_PRECONDITION without a trace_path; the write's error. */
+ * FAILED_PRECONDITION without either; the write's error. */
 MOERT_API moert_code moert_engine_close_trace(moert_engine *engine, moert_error **error);
 
 MOERT_END_C

@@ -49,10 +49,12 @@ typedef struct moert_call moert_call;
 /* How a host learns that a call is done, besides waiting. */
 typedef struct moert_completion {
   uint64_t struct_size;
-  int32_t eventfd; /* 1 is added to it (Linux); -1: none */
+  /* 1 is added to it, unless its counter is full; made with EFD_NONBLOCK. moert_layer_begin
+   * duplicates it. -1: none. */
+  int32_t eventfd;
   void *user_data;
-  /* Called once, from a thread of the library, with nothing locked; may call moert_layer_finish.
-   * May be NULL. */
+  /* Called once, from a thread of the library, with nothing locked, maybe before moert_layer_begin
+   * has returned but not before it has stored *call; may call moert_layer_finish. May be NULL. */
   void (*done)(void *user_data, moert_code code);
 } moert_completion;
 

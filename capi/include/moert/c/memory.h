@@ -26,6 +26,9 @@ typedef struct moert_memory {
                         * record: their bytes; 0: no such pool */
   int64_t total_experts; /* routed experts of all layers */
   int64_t all_bytes;     /* blocks for all of them, in the best version served */
+  int64_t policy_bytes;  /* a fixed part on the CPU: what policies hold. On a device RAM beside the
+                          * budget */
+  int64_t pinned_bytes;  /* CUDA: most pinned RAM that keeps records, beside the budget */
 } moert_memory;
 
 MOERT_API void moert_memory_init(moert_memory *memory, uint64_t size);

@@ -323,6 +323,8 @@ typedef struct moert_policies {
   /* 1: routing_rule goes by context->phase alone, and is asked once for each. */
   int32_t routing_by_phase;
   int32_t reserved; /* 0 */
+  /* The most heap that these policies hold together. The budget of the CPU backend holds it. */
+  int64_t state_bytes;
 } moert_policies;
 
 /* Every member NULL or 0. */

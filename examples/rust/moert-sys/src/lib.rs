@@ -831,6 +831,7 @@ pub struct moert_policies {
     >,
     pub routing_by_phase: i32,
     pub reserved: i32,
+    pub state_bytes: i64,
 }
 extern "C" {
     pub fn moert_policies_init(policies: *mut moert_policies, size: u64);
@@ -985,6 +986,8 @@ pub struct moert_engine_options {
         ) -> moert_code,
     >,
     pub numa_node: i64,
+    pub timeline_path: *const ::std::os::raw::c_char,
+    pub trace_replace: i64,
 }
 extern "C" {
     pub fn moert_engine_options_init(options: *mut moert_engine_options, size: u64);
@@ -1057,6 +1060,8 @@ pub struct moert_memory {
     pub own_bytes: i64,
     pub total_experts: i64,
     pub all_bytes: i64,
+    pub policy_bytes: i64,
+    pub pinned_bytes: i64,
 }
 extern "C" {
     pub fn moert_memory_init(memory: *mut moert_memory, size: u64);

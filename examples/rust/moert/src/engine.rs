@@ -31,8 +31,12 @@ pub struct Options {
     /// Paces transfers, GB/s.
     pub link_gbps: f64,
     pub clock: Clock,
-    /// Writes a routing trace, and a timeline beside it.
+    /// Writes a routing trace.
     pub trace_path: Option<String>,
+    /// Writes a timeline, Chrome trace JSON.
+    pub timeline_path: Option<String>,
+    /// Regular files of these names are replaced; else they are an error.
+    pub replace_traces: bool,
     /// A part of every layer, whose output is a partial sum.
     pub shard: Option<Shard>,
 }
@@ -111,6 +115,7 @@ impl Engine {
         let strategy = optional("strategy", &options.strategy)?;
         let cpus = optional("cpus", &options.cpus)?;
         let trace_path = optional("trace_path", &options.trace_path)?;
+        let timeline_path = optional("timeline_path", &options.timeline_path)?;
         let mut c: sys::moert_engine_options = unsafe { std::mem::zeroed() };
         let size = std::mem::size_of_val(&c) as u64;
         unsafe { sys::moert_engine_options_init(&mut c, size) };
@@ -123,6 +128,8 @@ impl Engine {
         set(&mut c.strategy, &strategy);
         set(&mut c.cpus, &cpus);
         set(&mut c.trace_path, &trace_path);
+        set(&mut c.timeline_path, &timeline_path);
+        c.trace_replace = i64::from(options.replace_traces);
         if options.io_threads != 0 {
             c.io_threads = options.io_threads;
         }
@@ -348,7 +355,7 @@ impl Engine {
         }
     }
 
-    /// Completes the files of `trace_path`.
+    /// Completes the files of `trace_path` and `timeline_path`.
     pub fn close_trace(&self) -> Result<()> {
         check(|e| unsafe { sys::moert_engine_close_trace(self.handle, e) })
     }

@@ -104,7 +104,9 @@ class DevicePool final : public BlockPool {
       if (!budget_->TryReserve(sizes_.Bytes(charged_blocks_))) return -1;
       ++charged_blocks_;
     }
-    if (!TakeAt(0, false) && !TakeMapped() && !TakeAt(0, true)) {
+    const bool found = TakeAt(0, false) || TakeMapped() || TakeAt(0, true);
+    refused_by_ = found ? absl::string_view() : "the device is out of memory";
+    if (!found) {
       ReturnSurplus();
       return -1;
     }

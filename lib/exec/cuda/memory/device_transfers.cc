@@ -219,8 +219,7 @@ std::byte* DeviceSource::Reserve(int64_t bytes) const {
 }
 
 bool DeviceSource::Grow(int64_t bytes) const {
-  int64_t size = std::max(kArenaBuffer, bytes);
-  if (host_budget_ >= 0) size = std::min(size, host_budget_ - pinned_bytes_);
+  const int64_t size = std::min(std::max(kArenaBuffer, bytes), pinned_limit_ - pinned_bytes_);
   if (size < bytes || pinning_refused_) return false;
   absl::StatusOr<Buffer> buffer = Buffer::Pinned(size);
   if (!buffer.ok()) {

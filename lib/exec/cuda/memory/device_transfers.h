@@ -26,10 +26,16 @@ namespace moert::cuda {
 /// Blocks the calling thread until the copy is done. Thread-safe.
 class DeviceSource final : public ExpertSource {
  public:
-  /// `peers`: of engines that bring records from each other; null: alone. All borrowed.
-  DeviceSource(const ExpertSource* source, int device, int64_t host_budget, ComputeFence* fence,
-               PeerLink* peers)
-      : source_(source), device_(device), host_budget_(host_budget), fence_(fence), peers_(peers) {}
+  /// `host_budget`: as given (EngineOptions), `pinned_limit`: what holds in its place. `peers`: of
+  /// engines that bring records from each other; null: alone. All borrowed.
+  DeviceSource(const ExpertSource* source, int device, int64_t host_budget, int64_t pinned_limit,
+               ComputeFence* fence, PeerLink* peers)
+      : source_(source),
+        device_(device),
+        host_budget_(host_budget),
+        pinned_limit_(pinned_limit),
+        fence_(fence),
+        peers_(peers) {}
   ~DeviceSource() override;
   absl::Status Init();
 
@@ -109,7 +115,8 @@ class DeviceSource final : public ExpertSource {
   std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
   const ExpertSource* const source_;
   const int device_;
-  const int64_t host_budget_;  // -1: no limit
+  const int64_t host_budget_;  // -1: none given
+  const int64_t pinned_limit_;
   ComputeFence* const fence_;
   PeerLink* const peers_;
   cudaStream_t stream_ = nullptr;

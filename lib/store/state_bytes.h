@@ -1,0 +1,37 @@
+// What Policy::StateBytes is summed up from.
+#ifndef MOERT_LIB_STORE_STATE_BYTES_H_
+#define MOERT_LIB_STORE_STATE_BYTES_H_
+
+#include <cstdint>
+
+#include "moert/policy.h"
+
+namespace moert {
+
+/// A list that grows to n elements has held so many times their bytes, where it moved last.
+inline constexpr int64_t kGrowth = 3;
+
+/// For every expert of the model.
+inline int64_t PerExpert(const PolicyScope& scope, int64_t bytes) {
+  return scope.model->total_experts() * bytes;
+}
+/// For every expert of the largest layer.
+inline int64_t PerLayerExpert(const PolicyScope& scope, int64_t bytes) {
+  return int64_t{scope.model->max_experts()} * bytes;
+}
+/// For every expert that a token may choose, of every token.
+inline int64_t PerPair(const PolicyScope& scope, int64_t bytes) {
+  int64_t most = 0;
+  for (const MoeLayerSpec& layer : scope.model->layers) {
+    most = most < layer.routing.top_k ? layer.routing.top_k : most;
+  }
+  return scope.max_tokens * most * bytes;
+}
+/// The list that PrefetchPolicy::Rank returns.
+inline int64_t RankedBytes(const PolicyScope& scope) {
+  return PerLayerExpert(scope, kGrowth * int64_t{sizeof(PrefetchCandidate)});
+}
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_STORE_STATE_BYTES_H_

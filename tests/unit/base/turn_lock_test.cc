@@ -1,0 +1,39 @@
+#include "base/turn_lock.h"
+
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "support/catch.h"
+
+namespace moert {
+namespace {
+
+TEST_CASE("who locks without a turn goes ahead of those that wait for theirs") {
+  constexpr int kWaiting = 32, kFirst = -1;
+  Mutex turns, mu;
+  std::vector<int> order;
+  std::vector<std::thread> threads;
+  mu.Lock();
+  for (int i = 0; i < kWaiting; ++i) {
+    threads.emplace_back([&, i] {
+      const TurnLock lock(&turns, &mu);
+      order.push_back(i);
+    });
+  }
+  // All of them wait by then; were one late, the order would be no worse.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  threads.emplace_back([&] {
+    const MutexLock lock(&mu);
+    order.push_back(kFirst);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  mu.Unlock();
+  for (std::thread& thread : threads) thread.join();
+  REQUIRE(order.size() == kWaiting + 1);
+  const auto at = std::find(order.begin(), order.end(), kFirst) - order.begin();
+  CHECK(at <= kWaiting / 4);  // one, unless the scheduler favours others
+}
+
+}  // namespace
+}  // namespace moert
