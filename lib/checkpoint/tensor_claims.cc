@@ -11,11 +11,11 @@ namespace {
 constexpr char kInputs[] = "activations are rounded by scales of their own, or not at all";
 constexpr char kCache[] = "keys and values are not quantized";
 
-struct Known {
+struct KnownTensor {
   const char* suffix;
   const char* why;
 };
-constexpr Known kKnown[] = {
+constexpr KnownTensor kKnownTensors[] = {
     {".weight_shape", "the shape is known"},
     {".input_scale", kInputs},
     {".input_global_scale", kInputs},
@@ -30,7 +30,7 @@ constexpr Known kKnown[] = {
 }  // namespace
 
 const char* WhyWithoutEffect(absl::string_view name) {
-  for (const Known& known : kKnown) {
+  for (const KnownTensor& known : kKnownTensors) {
     if (absl::EndsWith(name, known.suffix)) return known.why;
   }
   return nullptr;
