@@ -75,7 +75,7 @@ int64_t SpareBlocks(const Blueprint& b, const MoeModelSpec& model, const MemoryP
 
 int64_t PolicyBytes(const Blueprint& b, const PolicyScope& scope) {
   const Strategy& s = b.strategy;
-  int64_t bytes = b.residency()->StateBytes(scope);
+  int64_t bytes = b.residency->StateBytes(scope);
   for (const Policy* policy : std::initializer_list<const Policy*>{
            s.routing.get(), s.prefetch.get(), s.precision.get(), s.placement.get()}) {
     if (policy != nullptr) bytes += policy->StateBytes(scope);

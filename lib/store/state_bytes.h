@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "moert/policy.h"
-#include "route/substitution_ledger.h"
 
 namespace moert {
 
@@ -27,11 +26,6 @@ inline int64_t PerPair(const PolicyScope& scope, int64_t bytes) {
     most = most < layer.routing.top_k ? layer.routing.top_k : most;
   }
   return scope.max_tokens * most * bytes;
-}
-/// Accounts of requests: those that a ledger keeps, and those of a call.
-inline int64_t AccountBytes(const PolicyScope& scope) {
-  constexpr int64_t kAccount = sizeof(SubstitutionAccount) + 56;  // in a map, sorted by age
-  return (SubstitutionLedger::kMostRequests + scope.max_tokens) * kAccount;
 }
 /// The list that PrefetchPolicy::Rank returns.
 inline int64_t RankedBytes(const PolicyScope& scope) {

@@ -14,7 +14,6 @@
 #include "store/residency/cache_policy.h"
 #include "store/state_bytes.h"
 #include "strategies/builtin.h"
-#include "strategies/state_bytes.h"
 
 namespace moert {
 namespace {
@@ -23,13 +22,6 @@ class ExpertCacheRouting final : public RoutingPolicy {
  public:
   ExpertCacheRouting(const RoutingRule& rule, bool decode_only)
       : rule_(rule), decode_only_(decode_only) {}
-
-  int64_t StateBytes(const PolicyScope& scope) const override {
-    // The rule's view of each token, with two lists of slots.
-    constexpr int64_t kToken = 192;
-    return AccountBytes(scope) + scope.max_tokens * kToken +
-           PerPair(scope, kGrowth * 2 * int64_t{sizeof(int)}) + PerLayerExpert(scope, 32);
-  }
 
   int64_t StateBytes(const PolicyScope& scope) const override {
     // The rule's view of each token, with two lists of slots.

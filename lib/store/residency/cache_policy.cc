@@ -16,6 +16,9 @@ class Asked final : public CachePolicy {
   explicit Asked(ResidencyPolicy* policy) : policy_(policy) {}
 
   PolicyTraits traits() const override { return policy_->traits(); }
+  int64_t StateBytes(const PolicyScope& scope) const override {
+    return policy_->StateBytes(scope);
+  }
   void Observe(const LayerEvent& event) override { policy_->Observe(event); }
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
     return policy_->Capacity(snapshot);

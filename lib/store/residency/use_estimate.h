@@ -17,7 +17,7 @@ class UseEstimate {
  public:
   explicit UseEstimate(int experts);
   static constexpr int64_t kBytesPerExpert =
-      sizeof(cuda::ServedUse) + sizeof(double) + sizeof(int32_t);
+      sizeof(ExpertUse) + sizeof(double) + sizeof(int32_t);
 
   /// A layer call's routing. One call counts once, whatever its tokens: what they say is averaged.
   void Observe(const RoutingView& routing);
