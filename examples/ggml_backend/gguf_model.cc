@@ -72,7 +72,7 @@ bool EndsWith(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// Of experts, biases and scales included, or of a router.
+// Takes tensors of experts, biases and scales included, and of routers.
 bool IsWanted(std::string_view name) {
   return name.find("exps.") != std::string_view::npos || EndsWith(name, ".ffn_gate_inp.weight") ||
          EndsWith(name, ".ffn_gate_inp.bias") || EndsWith(name, ".exp_probs_b.bias");

@@ -26,17 +26,17 @@ struct GgufTensor {
 /// One model in one file, or in several.
 class GgufModel {
  public:
-  /// Of one file; what cannot be read is left out.
+  /// Reads one file; what cannot be read is left out.
   static GgufModel Read(const std::string& path);
   /// The models whose files this process has open, as llama.cpp has while it loads one.
   static std::vector<std::shared_ptr<const GgufModel>> Open();
 
-  /// Of its first file.
+  /// The path of its first file.
   const std::string& path() const { return path_; }
   bool HasFile(const std::string& path) const;
   /// By name; null: it is not there.
   const GgufTensor* Find(const std::string& name) const;
-  /// Of all tensors of experts.
+  /// The bytes of all tensors of experts.
   int64_t expert_bytes() const { return expert_bytes_; }
   int64_t file_bytes() const { return file_bytes_; }
 
@@ -52,7 +52,7 @@ class GgufModel {
   bool ReadRouter(int block, int32_t part, float* out) const;
 
  private:
-  /// Of a split model, in the order of their numbers.
+  /// A file of a split model, in the order of their numbers.
   struct File {
     std::string path;
     int number = 0, count = 1;  // "split.no" of "split.count"

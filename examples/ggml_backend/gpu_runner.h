@@ -48,7 +48,7 @@ class GpuRunner final : public Worker {
   bool FindBackend();
   void UseBackend(ggml_backend_t cuda);
 
-  // Of inputs that the part was to read where they were made.
+  // Copies inputs that the part was to read where they were made.
   void MakeSkippedCopies();
   ggml_status ComputePieces(ggml_cgraph* graph);
   ggml_status ComputePiece(ggml_cgraph* graph, Piece piece, int end);

@@ -10,7 +10,7 @@
 
 namespace moert_ggml {
 
-/// Of one model. The caller holds its lock.
+/// Writes the statistics of one model. The caller holds its lock.
 class StatsFile {
  public:
   /// `path` empty: nothing is written.

@@ -11,7 +11,7 @@
 namespace moert_ggml {
 namespace {
 
-// Of the model that is being loaded.
+// The model that is being loaded.
 struct Loading {
   std::mutex mutex;
   std::set<std::string> asked;  // tensors: one that comes again is another load's

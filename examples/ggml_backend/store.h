@@ -42,8 +42,8 @@ struct Layer {
 
 /// What is free in RAM, within a container's limits; 0: not known.
 int64_t FreeMemory();
-/// Of it, what is left to the context and everybody else: an eighth, at least 1 GiB, at most a
-/// half.
+/// The part of it that is left to the context and everybody else: an eighth, at least 1 GiB, at
+/// most a half.
 int64_t FreeReserve(int64_t available);
 
 /// Not thread-safe: the caller holds its model's lock.

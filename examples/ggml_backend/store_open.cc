@@ -134,7 +134,7 @@ int64_t FixedBytes(const moert_memory& plan) {
   return plan.constant_bytes + plan.table_bytes + plan.workspace_bytes;
 }
 
-// Of slots, as CUDA's kernels count blocks of a format over all of them in 32 bits.
+// The most bytes of slots, as CUDA's kernels count blocks of a format over all of them in 32 bits.
 int64_t MostSlotBytes(const std::vector<Layer>& layers) {
   int64_t block = INT64_MAX;
   for (const Layer& layer : layers) {

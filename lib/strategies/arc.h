@@ -37,7 +37,7 @@ class ArcLists {
                         kB2 = kArcB2, kPrefetched = kArcPrefetched;
 
   ArcLists(int experts, int capacity);
-  static constexpr int64_t kBytesPerExpert = sizeof(cuda::ArcNode) + 3 * sizeof(int32_t);
+  static constexpr int64_t kBytesPerExpert = sizeof(ArcNode) + 3 * sizeof(int32_t);
 
   void SetCapacity(int capacity) { lists().SetCapacity(capacity); }
   /// A layer call requested the experts with counts > 0.

@@ -41,8 +41,7 @@ class MovingPlanPolicy final : public PrecisionPolicy {
     constexpr int64_t kExpert = Hotness::kBytesPerExpert + 4 * sizeof(double) +
                                 RungChoice::kBytesPerExpert +
                                 kGrowth * (sizeof(UseBand) + sizeof(Move) + 2 * sizeof(ExpertKey));
-    return PerExpert(scope, kExpert) +
-           (calibration_.has_value() ? StatisticsBytes(*calibration_) : 0);
+    return PerExpert(scope, kExpert) + StatisticsBytes(calibration_);
   }
 
   absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {

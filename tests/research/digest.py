@@ -1,18 +1,13 @@
 """The tables of docs/results and README.md, made from docs/results/data. pages.py puts them there."""
 import json
 import math
-import re
 
 import envelope
 import experiment
-import h200_page as h200
 import house
 import quality_allocator as plans
-import quality_dynaexq as dynaexq
-import quality_dynaexq_page as dynaexq_page
 import quality_lib as lib
 import report
-import transformers_page
 
 
 def data(name):
@@ -76,18 +71,6 @@ def plan_gains():
 
 
 
-
-# Grouped product, simulator
-
-def predictions():
-    """Error of the predicted step, measured ms in brackets; a row a strategy, a column a budget."""
-    rows = data("predicted")["rows"]
-    budgets = sorted({r["budget"] for r in rows}, key=lambda b: float(b.rstrip("%")))
-    known = {(r["strategy"], r["budget"]): r for r in rows}
-    cell = lambda r: f"{100 * (r['predicted_ms'] / r['measured_ms'] - 1):+.1f} % ({two(r['measured_ms'])})" if r else "-"
-    return experiment.table(["strategy", *budgets],
-                            [[f"`{s}`", *(cell(known.get((s, b))) for b in budgets)]
-                             for s in dict.fromkeys(r["strategy"] for r in rows)])
 
 
 # One strategy against the best of the others, cell by cell

@@ -66,7 +66,6 @@ TABLES = {
     "schemes": Table(digest.scheme_losses, word=TRAINED), "plans": Table(digest.plan_gains, word=TRAINED),
     # The rest
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices. Decode is of b671109, prompts of ad1ca02"),
-    "predictions": Table(digest.predictions, ("wall",)),
     "cpu-ggml": Table(lambda: digest.stored("cpu-kernels", "ggml, 16 cores"), word=f"{CPU}. {QUIET}"),
 }
 
