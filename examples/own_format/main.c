@@ -1,6 +1,6 @@
 /* A host with a format and kernels of its own, in C99: experts of int8 rows with a scale a row,
  * contiguous in memory that the host keeps (a mapped file, say). libmoert keeps a quarter of them
- * in slots and brings ahead what will be used; the products below read the slots. What they give is
+ * in slots and brings what is missing; the products below read the slots. What they give is
  * compared, bit for bit, with the same products over all weights. */
 #include <stdio.h>
 #include <string.h>
@@ -101,7 +101,6 @@ int main(void) {
   TRY(moert_source_create_opaque("own format", layers, kLayers, parts, 2 * kLayers, NULL, &source,
                                  &error));
   moert_engine_options_init(&options, sizeof(options));
-  options.strategy = "activation-path"; /* prefetch by who follows whom */
   options.budget_fraction = 0.25;
   TRY(moert_engine_create(source, &options, &engine, &error));
   moert_source_destroy(source);

@@ -60,7 +60,7 @@ absl::StatusOr<std::vector<float>> Run(std::shared_ptr<const moert::ExpertSource
   auto store =
       moert::ExpertStore::Create(source, {.budget_bytes = model.total_experts() / 4 * record});
   if (!store.ok()) return store.status();
-  auto strategy = moert::MakeStrategy("activation-path");
+  auto strategy = moert::MakeStrategy("fate");
   if (!strategy.ok()) return strategy.status();
   auto prefetcher = moert::Prefetcher::Create(strategy->prefetch.get(), store->get(), {});
   if (!prefetcher.ok()) return prefetcher.status();
@@ -77,7 +77,10 @@ absl::StatusOr<std::vector<float>> Run(std::shared_ptr<const moert::ExpertSource
   for (int token = 0; token < tiny::kTokens; ++token) {
     std::vector<float> x = tiny::Input(token);
     for (int layer = 0; layer < model.num_layers(); ++layer) {
-      if (auto s = (*router)->Route(layer, x.data(), 1, &routing); !s.ok()) return s;
+      const bool next_gate = (*prefetcher)->wants_next_gate(phase);
+      if (auto s = (*router)->Route(layer, x.data(), 1, {}, {}, {}, next_gate, &routing); !s.ok()) {
+        return s;
+      }
       if (auto s = (*prefetcher)->Observe(layer, phase, routing); !s.ok()) return s;
       std::vector<ExpertKey> keys;
       for (const int32_t e : routing.ids) keys.push_back({layer, e});

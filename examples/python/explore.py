@@ -18,7 +18,7 @@ from moert.sizes import text as size
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("model", help="folder of a checkpoint")
 parser.add_argument("--budgets", nargs="+", default=["25%", "50%", "100%"])
-parser.add_argument("--strategies", nargs="+", default=["on-demand", "activation-path", "fate"])
+parser.add_argument("--strategies", nargs="+", default=["on-demand", "on-demand+fate.prefetch", "fate"])
 parser.add_argument("--experts", help="a scheme to quantize experts to, such as w4a16_g128")
 parser.add_argument("--device", default="cpu")
 parser.add_argument("--tokens", type=int, default=64, help="to generate")

@@ -1,6 +1,9 @@
 // The built-in strategies as users see them: names, one-sentence summaries, keys.
 #include "strategies/builtin.h"
 
+#include "base/fmt_absl.h"
+#include "fmt/format.h"
+
 namespace moert {
 namespace {
 
@@ -96,6 +99,9 @@ RegisteredStrategy Graded() {
            "wait for high ones",
            {High(),
             {"lo", "low version (w2a16_g64_asym)"},
+            {"wait",
+             "0: no miss waits: the low version of every expert is resident and answers, high "
+             "versions are cached behind it; with hi, lo, max_gbps, n and margin alone (1)"},
             {"standby",
              "1: the low version of every expert is resident; 0: it is brought for the call, in "
              "its fewer bytes (0)"},
@@ -111,18 +117,32 @@ RegisteredStrategy Graded() {
             {"balancer",
              "misses shared with a CPU beside a GPU: 0 (not shared) or completion (so that they "
              "finish earliest) (completion)"},
-            Control()}},
+            Control(),
+            {"max_gbps", "wait=0: limit of the bytes moved for transitions, GB/s; 0: none (0)"},
+            {"n", "wait=0: iterations that an expert's average score spans (256)"},
+            {"margin",
+             "wait=0: a high version enters if its average score is higher by this share than that "
+             "of the one it replaces (0.3)"}}},
           &BuildGraded};
 }
 
 RegisteredStrategy DynaExq() {
   return {
       {"dynaexq",
-       "every expert resident, the hottest of each layer in the high version",
+       "every expert resident, the hottest of each layer in the high version; or each in that one "
+       "of several versions in which use and calibrated loss want it",
        {High(),
         {"lo", "low version (w4a16_g128)"},
+        {"versions",
+         "three or four versions, most bits first, instead of `hi` and `lo`: the least loss for "
+         "the "
+         "bytes by `calibration`, which must be given, and by measured use; not with rank, slack "
+         "and hot; CPU (none)"},
         Interval(),
-        {"hi_fraction", "share of each layer's experts held high (what the budget holds)"},
+        {"hi_fraction",
+         "share of each layer's experts held high; of `versions`: bytes for this share in the "
+         "first "
+         "and the others in the last (what the budget holds)"},
         {"rank",
          "what makes an expert high: being among the hottest of its layer (`hotness`), or being "
          "among those of all layers whose low versions cost the model most, as `calibration` "
@@ -130,13 +150,14 @@ RegisteredStrategy DynaExq() {
         Beta(),
         Memory(),
         {"margin",
-         "a newcomer must be hotter than the coldest member by this share of the layer's mean "
-         "(0.2)"},
+         "a newcomer must be hotter than the coldest member by this share of the layer's mean; of "
+         "`versions`: a use that differs by this share moves nobody (0.2; of `versions` 0.1)"},
         {"noise", "and by this many standard deviations of chance (0.5)"},
         {"slack", "and rank this many places inside the target set (0)"},
         {"spare",
          "free blocks of each pool, so that full pools can swap (what the link carries in a "
-         "decode step: 4 at least, at most one of 64 experts)"},
+         "decode step: 4 at least, at most one of 64 experts; of `versions` half of that, of the "
+         "first and of the last)"},
         MaxGbps(),
         {"hot",
          "experts that are high from the start, by layer: 0-3-7/1-2 for 0, 3, 7 of layer 0 and "
@@ -145,38 +166,6 @@ RegisteredStrategy DynaExq() {
          "file of `moert-pack calibrate` whose most selected experts are high from the start, "
          "instead of `hot`, until what is selected here says otherwise (none)"}}},
       &BuildDynaExq};
-}
-
-RegisteredStrategy MovingPlan() {
-  return {
-      {"moving-plan",
-       "every expert resident in that one of several versions in which use and calibrated loss "
-       "want "
-       "it",
-       {{"versions",
-         "three or four versions, most bits first "
-         "(w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym)"},
-        {"calibration",
-         "file of `moert-pack calibrate`: what each version costs, and the use that the plan "
-         "begins "
-         "with (must be given)"},
-        Interval(),
-        {"hi_fraction",
-         "bytes for this share of the experts in the first version and the others in the last "
-         "(what "
-         "the budget holds)"},
-        Beta(),
-        Memory(),
-        {"margin",
-         "an expert stays in its version while a use that differs by this share would keep it "
-         "there "
-         "(0.1)"},
-        {"noise", "and by this many standard deviations of chance (0.5)"},
-        {"spare",
-         "blocks of the first and of the last version for copies that move (what the link carries "
-         "in a decode step: 2 at least, at most one of 128 experts)"},
-        MaxGbps()}},
-      &BuildMovingPlan};
 }
 
 }  // namespace
@@ -198,31 +187,21 @@ std::vector<RegisteredStrategy> BuiltinStrategies() {
       {{"resident", "every expert loaded at open", {SchemeKey()}}, &BuildResident},
       {{"on-demand", "LRU cache, misses are loaded; the exact default", {SchemeKey()}},
        &BuildOnDemand},
-      {{"load-on-demand", "no routed expert is kept after its layer call", {SchemeKey()}},
-       &BuildLoadOnDemand},
-      {{"activation-path",
-        "LRU cache, prefetch by which experts follow one another in adjacent layers, learned "
-        "online",
-        {SchemeKey(),
-         {"width", "number of predicted experts, in percent of the active ones (100)"},
-         Control()}},
-       &BuildActivationPath},
       Fate(),
       Importance(),
       Graded(),
       DynaExq(),
-      MovingPlan(),
-      {{"never-stall",
-        "a low version of every expert answers misses, high versions are cached behind it",
-        {High(),
-         {"lo", "low version (w2a16_g64_asym)"},
-         MaxGbps(),
-         {"n", "iterations that an expert's average score spans (256)"},
-         {"margin",
-          "an expert enters the cache of high versions if its average score is higher by this "
-          "share than that of the one it replaces (0.3)"}}},
-       &BuildNeverStall},
   };
+}
+
+absl::Status RefuseKeys(absl::string_view strategy, const StrategyParams& params,
+                        std::initializer_list<const char*> keys, absl::string_view setting) {
+  for (const char* key : keys) {
+    if (!params.Has(key)) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("strategy {}: key '{}' has no effect with {}", strategy, key, setting));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace moert

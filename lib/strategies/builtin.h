@@ -3,10 +3,13 @@
 #ifndef MOERT_LIB_STRATEGIES_BUILTIN_H_
 #define MOERT_LIB_STRATEGIES_BUILTIN_H_
 
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "moert/strategy.h"
 #include "strategies/registry.h"
 
@@ -19,14 +22,18 @@ std::vector<RegisteredStrategy> BuiltinStrategies();
 absl::StatusOr<Strategy> BuildAuto(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildResident(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildOnDemand(const StrategyContext& context);
-absl::StatusOr<Strategy> BuildLoadOnDemand(const StrategyContext& context);
-absl::StatusOr<Strategy> BuildActivationPath(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildFate(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildImportance(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context);
+/// graded:wait=0.
+absl::StatusOr<Strategy> BuildNeverStall(const StrategyParams& params);
+/// dynaexq:versions=.
 absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context);
-absl::StatusOr<Strategy> BuildNeverStall(const StrategyContext& context);
+
+/// InvalidArgument where one of `keys` is given, beside `setting`, under which it has no effect.
+absl::Status RefuseKeys(absl::string_view strategy, const StrategyParams& params,
+                        std::initializer_list<const char*> keys, absl::string_view setting);
 
 std::unique_ptr<ResidencyPolicy> MakeLru();
 /// The lowest average score over the last `window` iterations leaves. `entry_margin` >= 0: only for

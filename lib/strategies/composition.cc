@@ -23,7 +23,7 @@ constexpr std::array<absl::string_view, kSeams> kSeamNames = {"routing", "prefet
 /// A strategy while it is put together, and whose each part is, for messages.
 struct Composition {
   Strategy strategy;
-  std::string serving;                     // name of whom Strategy::serving is
+  std::string serving;                     // spec of the one that Strategy::serving is from
   std::array<std::string, kSeams> filler;  // name of who fills a seam
 };
 
@@ -73,7 +73,7 @@ void TakeSeam(Seam seam, Strategy* from, Composition* into) {
       to.precision = std::move(from->precision);
       // Neither asks a precision policy: CheckEffect refuses it.
       if (to.preload || to.serving == Serving::kLowPlusCache) return;
-      into->serving = into->filler[seam];
+      into->serving = from->spec;
       to.serving = from->serving;
       to.transitions = from->transitions;
       to.versions = from->versions;
@@ -125,7 +125,7 @@ std::string Instead(const Composition& composition, Seam seam) {
   std::string instead = fmt::format("write '{}'", composition.serving);
   const bool hot_set = composition.strategy.serving == Serving::kHotSet;
   if (hot_set && (seam == kPrefetch || seam == kResidency)) {
-    instead += fmt::format(", or 'never-stall+{}.{}', which caches high versions",
+    instead += fmt::format(", or 'graded:wait=0+{}.{}', which caches high versions",
                            composition.filler[seam], kSeamNames[seam]);
   }
   return instead;
@@ -179,10 +179,11 @@ absl::Status AddSeam(absl::string_view name, Strategy* from, Composition* into) 
 absl::Status AddAll(Strategy* from, Composition* into) {
   const absl::string_view name = NameOf(from->spec);
   if (from->preload || (from->serving != Serving::kCache && !Fills(*from, kPrecision))) {
-    const absl::string_view first = NameOf(into->strategy.spec);
-    const std::string instead = from->preload || !FillsAny(into->strategy)
-                                    ? fmt::format("write '{}'", name)
-                                    : fmt::format("put it first, as in '{}+{}'", name, first);
+    const std::string& spec = from->spec;
+    const std::string instead =
+        from->preload || !FillsAny(into->strategy)
+            ? fmt::format("write '{}'", spec)
+            : fmt::format("put it first, as in '{}+{}'", spec, into->strategy.spec);
     return absl::InvalidArgumentError(
         fmt::format("strategy '{0}': how it keeps experts is no seam, so '+{0}' would lose it; "
                     "{1}{2}",
@@ -222,8 +223,8 @@ absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec) try {
   const std::vector<std::string> parts = absl::StrSplit(spec, '+');
   Composition composition;
   MOERT_ASSIGN_OR_RETURN(composition.strategy, BuildOne(parts[0]));
-  composition.serving = std::string(NameOf(parts[0]));
-  composition.filler.fill(composition.serving);
+  composition.serving = parts[0];
+  composition.filler.fill(std::string(NameOf(parts[0])));
   for (size_t i = 1; i < parts.size(); ++i) {
     const auto [name, seam] = SplitSeam(parts[i]);
     MOERT_ASSIGN_OR_RETURN(Strategy other, BuildOne(name));

@@ -167,6 +167,7 @@ absl::StatusOr<std::vector<double>> SavedPerSelection(const RoutingStatistics& s
 
 absl::StatusOr<Strategy> BuildDynaExq(const StrategyContext& context) {
   const StrategyParams& params = context.params;
+  if (params.Has("versions")) return BuildMovingPlan(context);
   Strategy s;
   s.serving = Serving::kHotSet;
   s.versions = {params.Text("hi", "bf16"), params.Text("lo", "w4a16_g128")};

@@ -110,6 +110,10 @@ class GradedPlacement final : public PlacementPolicy {
 
 absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context) {
   const StrategyParams& params = context.params;
+  MOERT_ASSIGN_OR_RETURN(const bool wait, params.Flag("wait", true));
+  if (!wait) return BuildNeverStall(params);
+  MOERT_RETURN_IF_ERROR(
+      RefuseKeys("graded", params, {"max_gbps", "n", "margin"}, "wait=1; they are of wait=0"));
   Strategy s;
   MOERT_ASSIGN_OR_RETURN(const bool standby, params.Flag("standby", false));
   s.serving = standby ? Serving::kCacheOverLow : Serving::kCache;

@@ -1,11 +1,10 @@
-// moving-plan: a plan that moves. Every expert is resident in one of several versions. Which one,
-// is chosen as for a static plan (MxMoE Sec. 4): the least loss for the bytes, by what a
+// dynaexq:versions=: a plan that moves. Every expert is resident in one of several versions. Which
+// one, is chosen as for a static plan (MxMoE Sec. 4): the least loss for the bytes, by what a
 // calibration says a use of the expert loses in each version. How often it is used, the calibration
 // says at first, and what is measured from then on (DynaExq Sec. 4.2).
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_split.h"
@@ -29,9 +28,8 @@ class MovingPlanPolicy final : public PrecisionPolicy {
     double noise;   // standard deviations of chance
   };
 
-  /// Without a calibration it is made, as every strategy is by its name, and does not open.
-  MovingPlanPolicy(std::optional<RoutingStatistics> calibration, std::vector<double> loss,
-                   Hotness hotness, Doubt doubt)
+  MovingPlanPolicy(RoutingStatistics calibration, std::vector<double> loss, Hotness hotness,
+                   Doubt doubt)
       : calibration_(std::move(calibration)),
         loss_(std::move(loss)),
         hotness_(std::move(hotness)),
@@ -39,16 +37,10 @@ class MovingPlanPolicy final : public PrecisionPolicy {
 
   absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& snapshot) override {
     if (snapshot.moment == PrecisionMoment::kOpen) {
-      if (!calibration_.has_value()) {
-        return absl::InvalidArgumentError(
-            "strategy moving-plan: needs calibration=FILE of `moert-pack calibrate`, which says "
-            "what "
-            "each version costs");
-      }
-      MOERT_RETURN_IF_ERROR(CheckSameModel(*calibration_, *snapshot.context.model));
+      MOERT_RETURN_IF_ERROR(CheckSameModel(calibration_, *snapshot.context.model));
       if (snapshot.bytes.size() != loss_.size()) {
         return absl::InvalidArgumentError(
-            "strategy moving-plan: its precision policy chooses among its own versions, three or "
+            "strategy dynaexq: with versions= its precision policy chooses among these, three or "
             "four: take all of the strategy, not this seam in another that keeps two");
       }
       const auto versions = static_cast<int>(loss_.size() / snapshot.high.size());
@@ -95,7 +87,7 @@ class MovingPlanPolicy final : public PrecisionPolicy {
     return decision;
   }
 
-  const std::optional<RoutingStatistics> calibration_;
+  const RoutingStatistics calibration_;
   const std::vector<double> loss_;  // [expert][version], of a use
   Hotness hotness_;
   const Doubt doubt_;
@@ -108,29 +100,31 @@ class MovingPlanPolicy final : public PrecisionPolicy {
 
 absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context) {
   const StrategyParams& params = context.params;
+  MOERT_RETURN_IF_ERROR(RefuseKeys("dynaexq", params, {"hi", "lo", "rank", "slack", "hot"},
+                                   "versions=, where loss and use choose among all"));
   Strategy s;
   s.serving = Serving::kHotSet;
-  s.versions = absl::StrSplit(
-      params.Text("versions", "w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym"), '/');
+  s.versions = absl::StrSplit(params.Text("versions", ""), '/');
   if (s.versions.size() < 3 || s.versions.size() > 4) {
     return absl::InvalidArgumentError(fmt::format(
-        "strategy moving-plan: versions={} names {}: it takes three or four, most bits first, as "
-        "in w8a16_g128/w4a16_g128/w2a16_g64_asym; of two, dynaexq",
+        "strategy dynaexq: versions={} names {}: it takes three or four, most bits first, as in "
+        "w8a16_g128/w4a16_g128/w2a16_g64_asym; of two, give hi= and lo=",
         fmt::join(s.versions, "/"), s.versions.size()));
+  }
+  if (context.calibration == nullptr) {
+    return absl::InvalidArgumentError(
+        "strategy dynaexq: versions= needs calibration=FILE of `moert-pack calibrate`, which says "
+        "what each version costs");
   }
   MOERT_ASSIGN_OR_RETURN(s.transitions, ReadTransitions(params));
   MOERT_ASSIGN_OR_RETURN(const double margin, params.Number("margin", 0.1, 0, 1));
   MOERT_ASSIGN_OR_RETURN(const double noise, params.Number("noise", 0.5, 0, 1e9));
-  std::optional<RoutingStatistics> calibration;
-  std::vector<double> loss;
-  if (context.calibration != nullptr) {
-    calibration = *context.calibration;
-    MOERT_ASSIGN_OR_RETURN(loss, LossPerSelection(*calibration, s.versions));
-  }
+  MOERT_ASSIGN_OR_RETURN(std::vector<double> loss,
+                         LossPerSelection(*context.calibration, s.versions));
   MOERT_ASSIGN_OR_RETURN(Hotness hotness, ReadHotness(context));
-  s.precision = std::make_unique<MovingPlanPolicy>(std::move(calibration), std::move(loss),
-                                                   std::move(hotness),
-                                                   MovingPlanPolicy::Doubt{margin, noise});
+  s.precision =
+      std::make_unique<MovingPlanPolicy>(*context.calibration, std::move(loss), std::move(hotness),
+                                         MovingPlanPolicy::Doubt{margin, noise});
   return s;
 }
 

@@ -1,17 +1,20 @@
-// never-stall: a low version of every expert is always resident and answers where the high one is
+// graded:wait=0: a low version of every expert is always resident and answers where the high one is
 // missing; that one is fetched behind it. Misses cost a little quality, never time. The cache of
 // high versions is run by the residency policy and fed by low answers and any prefetch policy.
 //
 // As nothing waits for a high version, one enters only if it is worth more than the one it
-// replaces: by average score over many iterations. An LRU cache (`never-stall+fate.residency` and
+// replaces: by average score over many iterations. An LRU cache (`graded:wait=0+fate.residency` and
 // the like are possible) would exchange experts at every token and hold few that are used again.
 #include "base/status_macros.h"
 #include "strategies/builtin.h"
 
 namespace moert {
 
-absl::StatusOr<Strategy> BuildNeverStall(const StrategyContext& context) {
-  const StrategyParams& params = context.params;
+absl::StatusOr<Strategy> BuildNeverStall(const StrategyParams& params) {
+  MOERT_RETURN_IF_ERROR(RefuseKeys(
+      "graded", params,
+      {"standby", "transient", "loss", "patience", "alpha", "substituted", "balancer", "control"},
+      "wait=0, where the low version answers every miss"));
   Strategy s;
   s.serving = Serving::kLowPlusCache;
   s.versions = {params.Text("hi", "bf16"), params.Text("lo", "w2a16_g64_asym")};

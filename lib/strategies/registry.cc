@@ -6,8 +6,11 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "base/exception_status.h"
+#include "base/fmt_absl.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -103,6 +106,28 @@ std::vector<StrategyInfo> ListStrategies() {
   return list;
 }
 
+namespace {
+
+/// What to write for a strategy that had a name of its own, or nothing.
+std::string TodaysSpelling(absl::string_view name, absl::string_view keys) {
+  const auto now = [&](absl::string_view first) {
+    const absl::string_view comma = first.empty() || keys.empty() ? "" : ",";
+    return fmt::format("{}{}{}' now", first, comma, keys);
+  };
+  if (name == "never-stall") return "is spelled 'graded:" + now("wait=0");
+  if (name == "moving-plan") {
+    constexpr char kVersions[] = "versions=w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym";
+    return "is spelled 'dynaexq:" + now(absl::StrContains(keys, "versions=") ? "" : kVersions);
+  }
+  if (name == "activation-path" || name == "load-on-demand") {
+    return "is a baseline for research now, which the tools in build/*/lab know "
+           "(tests/research/strategies); 'fate' prefetches, 'on-demand' keeps what it can";
+  }
+  return {};
+}
+
+}  // namespace
+
 absl::StatusOr<Strategy> BuildOne(const std::string& spec) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(spec, absl::MaxSplits(':', 1));
   std::vector<std::string> names;
@@ -124,6 +149,10 @@ absl::StatusOr<Strategy> BuildOne(const std::string& spec) {
     strategy.spec = spec;
     MOERT_RETURN_IF_ERROR(strategy.Validate());
     return strategy;
+  }
+  const std::string spelling = TodaysSpelling(parts.first, parts.second);
+  if (!spelling.empty()) {
+    return absl::InvalidArgumentError(fmt::format("strategy '{}' {}", spec, spelling));
   }
   return absl::InvalidArgumentError(
       fmt::format("unknown strategy '{}'; there are: {}", parts.first, fmt::join(names, ", ")));

@@ -121,7 +121,7 @@ static void test_use(void) {
   mine = run("newest:limit=3");
   CHECK(made == 1 && destroyed == 1);
   CHECK(mine.hits_resident != plain.hits_resident && mine.policy_fallbacks == 0);
-  mine = run("newest+activation-path.prefetch"); /* in a composition */
+  mine = run("newest+fate.prefetch"); /* in a composition */
   CHECK(mine.prefetches > 0);
   CHECK(made == destroyed);
   fail = 1; /* what it cannot decide is the base's, and counted */

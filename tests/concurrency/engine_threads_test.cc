@@ -19,7 +19,7 @@ using test::SyntheticSource;
 
 TEST_CASE("threads share an engine: answers do not depend on who else is there") {
   const auto source = std::make_shared<SyntheticSource>(SyntheticShape{3, 12, 2, 64, 48, 32});
-  const std::string strategy = GENERATE("on-demand", "activation-path", "load-on-demand");
+  const std::string strategy = GENERATE("on-demand", "fate");
   EngineOptions options;
   options.strategy = strategy;
   options.threads = 2;
@@ -90,7 +90,7 @@ TEST_CASE("threads read two versions while experts move between them and the bud
       SyntheticShape{2, 12, 1, kHidden, 96, 0, false, false, true});
   const std::string strategy =
       GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=0.05,beta=0,margin=0,noise=0,memory=1,spare=2",
-               "never-stall:hi=bf16,lo=low,n=4,margin=0");
+               "graded:wait=0,hi=bf16,lo=low,n=4,margin=0");
   constexpr int kInputs = 8;
   EngineOptions options;
   options.threads = 2;

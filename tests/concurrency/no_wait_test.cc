@@ -222,7 +222,7 @@ void CheckNeverWaits(const std::string& strategy, const Observed& seen) {
 
 TEST_CASE("two versions: versions change under way and the computing thread never waits") {
   const std::string strategy = GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=0.5,beta=0.5,spare=2",
-                                        "never-stall:hi=bf16,lo=low,n=16,margin=0",
+                                        "graded:wait=0,hi=bf16,lo=low,n=16,margin=0",
                                         "dynaexq:hi=bf16,lo=low,interval_ms=10000000");
   const bool moves = !absl::StrContains(strategy, "interval_ms=10000000");
   const int64_t enough = moves ? 10 : 0;
@@ -240,7 +240,11 @@ TEST_CASE("four versions: likewise") {
   const std::string path = dir / "calibration";
   test::WriteFile(path,
                   CalibrationToJson(test::CalibrationInSchemes(SyntheticSource(shape).model())));
-  const std::string strategy = "moving-plan:interval_ms=0.5,beta=0.5,spare=2,calibration=" + path;
+  const std::string strategy =
+      "dynaexq:versions=w8a16_g128/w4a16_g128/w3a16_g128_asym/"
+      "w2a16_g64_asym,interval_ms=0.5,beta=0.5,"
+      "spare=2,calibration=" +
+      path;
   const Observed seen = Run(strategy, 0.5, 10, shape);
   CheckNeverWaits(strategy, seen);
   CHECK(seen.stats.promotions >= 10);

@@ -36,10 +36,9 @@ struct config {
 static const struct config configs[] = {
     {"on-demand", CALLBACKS, "on-demand", 0.3, 0, 1, 2, 0, 1, 0},
     {"fate", CALLBACKS, "fate", 0.4, 0, 2, 2, 0, 1, 1},
-    {"activation-path", CALLBACKS, "activation-path", 0.4, 1, 1, 1, 0, 1, 0},
-    {"activation-path-trace", CALLBACKS, "activation-path", 0.4, 0, 1, 2, 1, 1, 1},
+    {"prefetch", CALLBACKS, "on-demand+fate.prefetch", 0.4, 1, 1, 1, 0, 1, 0},
+    {"prefetch-trace", CALLBACKS, "on-demand+fate.prefetch", 0.4, 0, 1, 2, 1, 1, 1},
     {"resident", CALLBACKS, "resident", 1.0, 0, 2, 2, 0, 1, 0},
-    {"load-on-demand", CALLBACKS, "load-on-demand", 0.3, 0, 2, 1, 0, 1, 1},
     {"arc", CALLBACKS, "fate:percentile=75,eviction=arc", 0.4, 0, 1, 1, 1, 1, 0},
     {"score", CALLBACKS, "on-demand+importance.residency", 0.4, 1, 2, 2, 0, 1, 1},
     {"auto", CALLBACKS, "auto", 0.4, 0, 1, 2, 0, 1, 0},
@@ -48,7 +47,7 @@ static const struct config configs[] = {
     {"cached", CACHED, "on-demand", 0.2, 0, 1, 1, 0, 1, 0},
     {"fresh", FRESH, "on-demand", 0.2, 0, 1, 1, 0, 1, 0},
     {"dynaexq", GIVEN_PACK, "dynaexq:hi=bf16,lo=w4a16_g128,interval_ms=0.2", 0.6, 0, 1, 2, 0, 0, 0},
-    {"never-stall", GIVEN_PACK, "never-stall:hi=bf16,lo=w4a16_g128", 0.6, 0, 1, 2, 0, 0, 0},
+    {"no-wait", GIVEN_PACK, "graded:wait=0,hi=bf16,lo=w4a16_g128", 0.6, 0, 1, 2, 0, 0, 0},
 };
 enum { kConfigs = (int)(sizeof(configs) / sizeof(configs[0])) };
 

@@ -69,8 +69,7 @@ TEST_CASE("outputs agree with the CPU and are the same bits at every budget") {
                         {"on-demand", 0.5},
                         {"on-demand", 0.25},
                         {"on-demand", 0.06},
-                        {"load-on-demand", 0.2},
-                        {"activation-path", 0.4}}) {
+                        {"on-demand+fate.prefetch", 0.4}}) {
     auto engine = Engine::Create(source, Options(c.strategy, Budget::Fraction(c.budget)));
     REQUIRE_OK(engine.status());
     CHECK((*engine)->backend() == BackendKind::kCuda);
@@ -318,8 +317,8 @@ TEST_CASE("what may be captured, and what is refused") {
   };
   CHECK(safe("resident"));
   CHECK(safe("dynaexq:hi=bf16,lo=low"));
-  CHECK(safe("never-stall:hi=bf16,lo=low"));
-  CHECK(!safe("never-stall:hi=bf16,lo=low+fate.prefetch"));
+  CHECK(safe("graded:wait=0,hi=bf16,lo=low"));
+  CHECK(!safe("graded:wait=0,hi=bf16,lo=low+fate.prefetch"));
   CHECK(!safe("importance"));
   CHECK(!safe("fate"));
 

@@ -137,7 +137,7 @@ TEST_CASE("a kernel over slots gives the bits of one over all weights, at any bu
                                                            {"file", mapped.InFile()},
                                                            {"callback", model.ByCallback()}};
   for (const auto& [name, weights] : sources) {
-    for (const char* strategy : {"on-demand", "activation-path", "fate", "resident"}) {
+    for (const char* strategy : {"on-demand", "fate", "resident"}) {
       for (const double fraction : {0.1, 0.25, 0.5, 1.0}) {
         const bool resident = std::string(strategy) == "resident";
         if (resident && fraction < 1) continue;

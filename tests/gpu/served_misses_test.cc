@@ -59,7 +59,7 @@ TEST_CASE("so are those of calls of many rows") {
 }
 
 TEST_CASE("a row's result is the same whoever shares its batch, up to 32 rows") {
-  for (const char* strategy : {"on-demand", "fate", "activation-path"}) {
+  for (const char* strategy : {"on-demand", "fate"}) {
     INFO(strategy);
     Chain served(strategy, 0.25, Shape(), 32);
     served.Capture(1);
@@ -86,7 +86,7 @@ TEST_CASE("a row's result is the same whoever shares its batch, up to 32 rows") 
 TEST_CASE("batches up to 64") {
   constexpr int64_t kMost = 64;
   Chain all("resident", 1, Shape(), kMost);
-  for (const char* strategy : {"on-demand", "fate", "activation-path"}) {
+  for (const char* strategy : {"on-demand", "fate"}) {
     INFO(strategy);
     Chain served(strategy, 0.25, Shape(), kMost);
     HiddenProcess process(Shape().hidden, 31);

@@ -62,8 +62,7 @@ TEST_CASE("prefetching changes no bit, at any budget and batch") {
        {"fate", "on-demand+fate.prefetch", "on-demand+importance.residency+fate.prefetch"}) {
     CheckAtAnyBudget<HiddenProcess>(strategy, &all);
   }
-  // Paths of inputs that never come again say nothing: unit.store.served_paths_test.
-  CheckAtAnyBudget<RecurringRows>("activation-path", &all);
+  CheckAtAnyBudget<RecurringRows>("fate", &all);
 }
 
 TEST_CASE("no call waits, and a step is one graph launch, with prefetches in it") {

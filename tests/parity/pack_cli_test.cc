@@ -245,7 +245,7 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
   // Resident, or always there beside a cache, a plan takes its own records' pages, not the largest
   // record for each.
   for (const std::string strategy :
-       {"resident:scheme=mixed-2.6", "never-stall:hi=mixed-3.5,lo=mixed-2.6"}) {
+       {"resident:scheme=mixed-2.6", "graded:wait=0,hi=mixed-3.5,lo=mixed-2.6"}) {
     outcome = test::RunTool("run",
                             "ppl --model " + TinyModelDir() + tokens +
                                 " --limit 512 --quiet --json - --strategy " + strategy +

@@ -72,9 +72,8 @@ TEST_CASE(
     const Json full = RunJson("ppl" + Model() + limit + "--strategy resident");
     REQUIRE(full["tokens_scored"] == 1022);
     for (const char* flags :
-         {"--budget 25%", "--budget 15% --threads 1", "--budget 50% --strategy activation-path",
-          "--strategy load-on-demand --budget 25%", "--budget 25% --step-tokens 1 --batch 2",
-          "--budget 15% --step-tokens 7"}) {
+         {"--budget 25%", "--budget 15% --threads 1", "--budget 50% --strategy fate",
+          "--budget 25% --step-tokens 1 --batch 2", "--budget 15% --step-tokens 7"}) {
       INFO(flags);
       const Json run = RunJson("ppl" + Model() + limit + flags);
       REQUIRE(run["nll"] == full["nll"]);

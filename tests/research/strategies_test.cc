@@ -26,6 +26,7 @@ TEST_CASE("they are unknown until they are registered, and registering again is 
     int count = 0;
     for (const StrategyInfo& info : ListStrategies()) {
       count += info.name == "cpu-split" || info.name == "static-mixed" ||
+               info.name == "activation-path" || info.name == "load-on-demand" ||
                absl::EndsWith(info.name, "-like");
     }
     return count;
@@ -34,7 +35,36 @@ TEST_CASE("they are unknown until they are registered, and registering again is 
   CHECK(!MakeStrategy("cpu-split").ok());
   REQUIRE_OK(RegisterResearchStrategies());
   REQUIRE_OK(RegisterResearchStrategies());
-  CHECK(listed() == 6);
+  CHECK(listed() == 8);
+}
+
+TEST_CASE("what a paper's baseline answers does not depend on what it keeps or brings") {
+  REQUIRE_OK(RegisterResearchStrategies());
+  const auto source =
+      std::make_shared<test::SyntheticSource>(test::SyntheticShape{4, 12, 3, 96, 48, 40});
+  EngineOptions options;
+  options.clock = ClockKind::kVirtual;
+  std::vector<float> expected;
+  for (const char* strategy : {"resident", "load-on-demand", "activation-path:width=300",
+                               "activation-path+fate.residency"}) {
+    INFO(strategy);
+    options.strategy = strategy;
+    auto engine = Engine::Create(source, options);
+    REQUIRE_OK(engine.status());
+    test::HiddenProcess process(96, 7);
+    std::vector<float> outputs, out;
+    for (int s = 0; s < 20; ++s) {
+      REQUIRE_OK(test::RunStep(engine->get(), Phase::kDecode, process.Next(2), 2, &out));
+      outputs.insert(outputs.end(), out.begin(), out.end());
+    }
+    if (expected.empty()) expected = outputs;
+    CHECK(outputs == expected);
+    const EngineStats stats = (*engine)->stats();
+    if (options.strategy == "load-on-demand") CHECK(stats.hits_resident == 0);
+    if (options.strategy != "resident") CHECK(stats.loads > 0);
+    if (options.strategy.rfind("activation-path", 0) == 0) CHECK(stats.prefetch_issued > 0);
+    options.budget = Budget::Fraction(0.4);
+  }
 }
 
 TEST_CASE("cpu-split moves nothing once its layers are held") {

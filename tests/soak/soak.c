@@ -35,7 +35,7 @@ static size_t heap_bytes(void) { return mallinfo2().uordblks + mallinfo2().hblkh
 #endif
 
 enum { kThreads = 4, kRows = 4, kInputs = 8, kWarmRounds = 4 };
-static const char* const strategies[] = {"on-demand", "fate", "activation-path", "resident"};
+static const char* const strategies[] = {"on-demand", "fate", "on-demand+fate.prefetch", "resident"};
 enum { kStrategies = (int)(sizeof(strategies) / sizeof(strategies[0])) };
 
 static float expected[kInputs][kTinyLayers][kRows * kTinyHidden];

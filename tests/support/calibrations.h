@@ -35,7 +35,7 @@ inline Calibration CalibrationOf(const MoeModelSpec& model,
   return c;
 }
 
-/// What tests of `moving-plan` serve, most bits first, and the error of every expert in each:
+/// What tests of `dynaexq:versions=` serve, most bits first, and the error of every expert in each:
 /// squared they fall faster than bytes rise.
 struct SchemeError {
   const char* name;

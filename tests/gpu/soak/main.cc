@@ -55,7 +55,8 @@ struct Inputs {
 };
 
 void Round(const Inputs& in, int n, double seconds) {
-  constexpr const char* kStrategies[] = {"on-demand", "fate", "activation-path", "resident"};
+  constexpr const char* kStrategies[] = {"on-demand", "fate", "on-demand+fate.prefetch",
+                                         "resident"};
   constexpr const char* kServed[] = {"on-demand", "fate", "fate:eviction=arc", kWithCpu};
   constexpr const char* kFetched[] = {"on-demand", "fate"};
   const bool whole = n % 4 == 3;

@@ -192,7 +192,8 @@ void RunReplays(Engine* engine, const Expected& expected, unsigned seed) {
 }
 
 void RunEngines(const Expected& expected, unsigned seed) {
-  constexpr const char* kStrategies[] = {"on-demand", "fate", "activation-path", "resident"};
+  constexpr const char* kStrategies[] = {"on-demand", "fate", "on-demand+fate.prefetch",
+                                         "resident"};
   const auto source = std::make_shared<test::SyntheticSource>(Shape());
   Rows rows;
   for (unsigned n = seed; !stop; ++n) {

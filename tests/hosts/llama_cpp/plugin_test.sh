@@ -66,7 +66,7 @@ echo "$count combinations of layout, format and budget"
 # Trained weights, and every strategy that llama.cpp's users may name.
 python3 "$here/trained_gguf.py" "$source/examples/models/tiny-moe" trained.gguf
 "$host" logits trained.gguf stock.logits
-for strategy in on-demand activation-path fate; do
+for strategy in on-demand fate; do
   MOERT_STRATEGY=$strategy same 25% trained.gguf stock.logits
   [ "$strategy" = on-demand ] || grep -Eq ' [1-9][0-9]* prefetched' with.log ||
     fail "$strategy: nothing was prefetched in time: $(tail -1 with.log)"
@@ -76,7 +76,7 @@ done
 model=gpt-oss.mxfp4.gguf
 "$host" logits "$model" stock.logits
 for mode in cpu_moe override reload two; do same 25% "$model" stock.logits "$mode"; done
-MOERT_STRATEGY=activation-path same 25% "$model" stock.logits cpu_moe
+MOERT_STRATEGY=fate same 25% "$model" stock.logits cpu_moe
 "$host" logits "$model" stock.logits parallel
 same 25% "$model" stock.logits parallel
 

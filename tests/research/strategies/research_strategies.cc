@@ -6,7 +6,19 @@ namespace {
 absl::Status RegisterAll() {
   const StrategyKey scheme = {"scheme",
                               "version of the pack to serve, by name (the one with the most bits)"};
+  const StrategyKey control = {
+      "control", "1: measure whether prefetching pays, and stop it while it does not (1)"};
   absl::Status status;
+  status.Update(RegisterStrategy(
+      {"load-on-demand", "no routed expert is kept after its layer call", {scheme}},
+      &BuildLoadOnDemand));
+  status.Update(RegisterStrategy(
+      {"activation-path",
+       "LRU cache, prefetch by which experts follow one another in adjacent layers, learned online",
+       {scheme,
+        {"width", "number of predicted experts, in percent of the active ones (100)"},
+        control}},
+      &BuildActivationPath));
   status.Update(RegisterStrategy(
       {"cpu-split", "the last layers' experts are held, the CPU computes the others", {scheme}},
       &BuildCpuSplit));
@@ -19,7 +31,7 @@ absl::Status RegisterAll() {
          "misses shared by Algorithm 2 (1) or so that they finish earliest (completion) "
          "(completion)"},
         {"fill", "1: bring in what the CPU computed while the link is idle (0)"},
-        {"control", "1: measure whether prefetching pays, and stop it while it does not (1)"}}},
+        control}},
       &BuildHybriMoeLike));
   status.Update(RegisterStrategy(
       {"expertflow-like",
@@ -37,7 +49,7 @@ absl::Status RegisterAll() {
        {scheme,
         {"sequence", "decode steps after which a sequence is taken to end (128)"},
         {"traces", "recorded sequences that are kept, the newest (100)"},
-        {"control", "1: measure whether prefetching pays, and stop it while it does not (1)"}}},
+        control}},
       &BuildMoeInfinityLike));
   status.Update(RegisterStrategy(
       {"static-mixed",

@@ -12,10 +12,12 @@ namespace moert {
 /// Registers all of them. The first call does; later ones return its result. Thread-safe.
 absl::Status RegisterResearchStrategies();
 
+absl::StatusOr<Strategy> BuildActivationPath(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildCpuSplit(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildHybriMoeLike(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildExpertFlowLike(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildExpertFlow2510Like(const StrategyContext& context);
+absl::StatusOr<Strategy> BuildLoadOnDemand(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildMoeInfinityLike(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildStaticMixed(const StrategyContext& context);
 

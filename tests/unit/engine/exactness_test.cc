@@ -50,10 +50,9 @@ TEST_CASE("exact strategies are bit-identical to resident over budgets, threads 
   for (const float v : expected) largest = std::max(largest, std::abs(v));
   REQUIRE(largest > 0.01f);
 
-  for (const char* strategy :
-       {"on-demand", "load-on-demand", "activation-path", "importance:alpha=0", "fate",
-        "fate:eviction=arc,percentile=75", "fate:shallow=0,wrap=1,top=5",
-        "fate:shallow=2,transient=3"}) {
+  for (const char* strategy : {"on-demand", "on-demand+fate.prefetch", "importance:alpha=0", "fate",
+                               "fate:eviction=arc,percentile=75", "fate:shallow=0,wrap=1,top=5",
+                               "fate:shallow=2,transient=3"}) {
     for (const double share : {1.0, 0.5, 0.25, 0.15, 0.0}) {
       for (const int threads : {1, 2}) {
         for (const ClockKind clock : {ClockKind::kWall, ClockKind::kVirtual}) {
@@ -88,7 +87,7 @@ TEST_CASE("exact under late prefetches and few blocks") {
   EngineOptions options;
   options.strategy = "resident";
   const std::vector<float> expected = Answers(source, options, work);
-  for (const char* strategy : {"activation-path:width=300", "importance:alpha=0"}) {
+  for (const char* strategy : {"fate:percentile=0,control=0", "importance:alpha=0"}) {
     for (int trial = 0; trial < 60; ++trial) {
       options.strategy = strategy;
       options.threads = 1 + trial % 2;
@@ -131,7 +130,7 @@ TEST_CASE("a run on the virtual clock is reproducible to the nanosecond") {
   // fate replaces nothing that it predicts with more confidence: with many rows in few slots that
   // is everybody, and it prefetches nothing.
   const auto [strategy, rows] =
-      GENERATE(table<const char*, int>({{"activation-path", 20}, {"fate", 2}}));
+      GENERATE(table<const char*, int>({{"on-demand+fate.prefetch", 20}, {"fate", 2}}));
   options.strategy = strategy;
   options.budget = Budget::Fraction(0.4);
   options.clock = ClockKind::kVirtual;

@@ -92,7 +92,7 @@ TEST_CASE("no demand load waits behind more than the transfer that is on the lin
   const auto sink = std::make_shared<LastCall>();
   EngineOptions options;
   options.strategy = GENERATE("fate:percentile=0,control=0", "fate:percentile=0,control=0,wrap=1",
-                              "activation-path:width=400,control=0");
+                              "on-demand+fate.prefetch:percentile=0,control=0");
   options.clock = ClockKind::kVirtual;
   options.threads = 1;
   options.budget = Budget::Fraction(0.4);
@@ -142,7 +142,7 @@ TEST_CASE("a pause between steps costs no hits") {
   options.clock = ClockKind::kVirtual;
   options.simulate = true;
   options.budget = Budget::Fraction(0.25);
-  options.strategy = GENERATE("fate", "activation-path+fate.residency");
+  options.strategy = GENERATE("fate", "on-demand+importance.prefetch+fate.residency");
   options.profile.link_latency_ns = 0;
   const double transfers_in_window = GENERATE(0.3, 1.3);
   options.profile.link_bytes_per_s = 1e9 * static_cast<double>(source->layout(0, 0, 0).bytes) *

@@ -98,7 +98,7 @@ TEST_CASE("slots hold what the host's memory, callback and file have, at any bud
   const std::pair<const char*, OpaqueWeights> sources[] = {
       {"memory", model.InMemory()}, {"callback", model.ByCallback()}, {"file", in_file}};
   for (const auto& [name, weights] : sources) {
-    for (const char* strategy : {"on-demand", "activation-path", "fate", "resident"}) {
+    for (const char* strategy : {"on-demand", "fate", "resident"}) {
       for (const double fraction : {0.1, 0.25, 0.5, 1.0}) {
         if (std::string(strategy) == "resident" && fraction < 1) continue;
         CAPTURE(name, strategy, fraction);
@@ -218,7 +218,7 @@ TEST_CASE("several threads fetch from one engine") {
   const OpaqueModel model;
   EngineOptions options;
   options.budget = Budget::Fraction(0.6);
-  options.strategy = "activation-path";
+  options.strategy = "fate";
   const auto engine = Open(Source(model, model.ByCallback()), options);
   std::vector<std::thread> threads;
   std::atomic<int> good{0};
@@ -328,7 +328,7 @@ TEST_CASE("our own records have slots too: one part, the record") {
   }
   CHECK(view.parts[0].bytes == source->layout(1, 0, 0).bytes);
   REQUIRE_OK(engine->EndStep(*step));
-  options.strategy = "never-stall";
+  options.strategy = "graded:wait=0";
   options.budget = Budget::Fraction(1);
   test::SyntheticShape two;
   two.low_version = true;

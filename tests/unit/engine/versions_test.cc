@@ -1,4 +1,4 @@
-// dynaexq and never-stall end to end: nothing waits, quality follows the budget, budgets change
+// dynaexq and graded:wait=0 end to end: nothing waits, quality follows the budget, budgets change
 // live.
 #include "absl/strings/match.h"
 #include "support/catch.h"
@@ -32,7 +32,7 @@ TEST_CASE("no step ever waits, and hot experts become high") {
   const std::string strategy =
       GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=5,spare=2",
                // Forgets soon, and lets in what is worth a little more than nothing.
-               "never-stall:hi=bf16,lo=low,n=8,margin=0");
+               "graded:wait=0,hi=bf16,lo=low,n=8,margin=0");
   auto engine = Engine::Create(source, Virtual(strategy.c_str(), 0.8));
   REQUIRE_OK(engine.status());
   // A skewed stream: the same few hidden states over and over.
@@ -80,7 +80,7 @@ TEST_CASE("the settled output is the high version's own") {
   EngineOptions resident = Virtual("resident:scheme=bf16", 1.0);
   auto reference = Engine::Create(source, resident);
   REQUIRE_OK(reference.status());
-  auto engine = Engine::Create(source, Virtual("never-stall:hi=bf16,lo=low", 0.9));
+  auto engine = Engine::Create(source, Virtual("graded:wait=0,hi=bf16,lo=low", 0.9));
   REQUIRE_OK(engine.status());
   HiddenProcess process(128, 9);
   const std::vector<float> x = process.Next(1);
@@ -102,7 +102,7 @@ TEST_CASE("the settled output is the high version's own") {
 TEST_CASE("budgets change live, both ways, and hold") {
   const auto source = TwoVersions();
   const std::string strategy =
-      GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=5,spare=2", "never-stall:hi=bf16,lo=low");
+      GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=5,spare=2", "graded:wait=0,hi=bf16,lo=low");
   auto engine = Engine::Create(source, Virtual(strategy.c_str(), 0.95));
   REQUIRE_OK(engine.status());
   HiddenProcess process(128, 11);
@@ -150,7 +150,7 @@ TEST_CASE("budgets that cannot hold the promise are refused, unknown versions ar
   const auto source = TwoVersions();
   CHECK_THAT(
       std::string(
-          Engine::Create(source, Virtual("never-stall:hi=bf16,lo=low", 0.2)).status().message()),
+          Engine::Create(source, Virtual("graded:wait=0,hi=bf16,lo=low", 0.2)).status().message()),
       Catch::Contains("below the minimum") && Catch::Contains("low version"));
   CHECK_THAT(
       std::string(Engine::Create(source, Virtual("dynaexq:hi=bf16,lo=w9", 1.0)).status().message()),
@@ -202,15 +202,15 @@ TEST_CASE("a given high set is high from the start, until a decision changes it"
   CHECK_THAT(refused("0-x"), Catch::Contains("'x' of layer 0 is no expert"));
 }
 
-TEST_CASE("never-stall exchanges high versions for better ones only") {
+TEST_CASE("graded:wait=0 exchanges high versions for better ones only") {
   const auto source = TwoVersions();
   int64_t promotions[2], low[2];
   for (int i = 0; i < 2; ++i) {
     // A cache of a few high versions under a stream that uses all experts in turn.
-    auto engine = Engine::Create(
-        source,
-        Virtual(i == 0 ? "never-stall:hi=bf16,lo=low" : "never-stall:hi=bf16,lo=low+fate.residency",
-                0.7));
+    auto engine =
+        Engine::Create(source, Virtual(i == 0 ? "graded:wait=0,hi=bf16,lo=low"
+                                              : "graded:wait=0,hi=bf16,lo=low+fate.residency",
+                                       0.7));
     REQUIRE_OK(engine.status());
     HiddenProcess process(128, 21);
     std::vector<float> out;

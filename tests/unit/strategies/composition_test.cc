@@ -20,8 +20,8 @@ TEST_CASE("a policy that nothing would ever ask is refused, with the reason and 
              Catch::Contains("the prefetch policy of 'fate' would have no effect") &&
                  Catch::Contains("'dynaexq' keeps every expert resident, so nothing is ever "
                                  "fetched ahead of a miss") &&
-                 Catch::Contains("write 'dynaexq', or 'never-stall+fate.prefetch'"));
-  CHECK_THAT(Refused("dynaexq+activation-path.prefetch"), Catch::Contains("no effect"));
+                 Catch::Contains("write 'dynaexq', or 'graded:wait=0+fate.prefetch'"));
+  CHECK_THAT(Refused("dynaexq+importance.prefetch"), Catch::Contains("no effect"));
   CHECK_THAT(Refused("dynaexq+fate.residency"), Catch::Contains("the residency policy of 'fate'") &&
                                                     Catch::Contains("nothing is ever evicted"));
   CHECK_THAT(Refused("dynaexq+importance.placement"), Catch::Contains("no miss to place"));
@@ -29,30 +29,31 @@ TEST_CASE("a policy that nothing would ever ask is refused, with the reason and 
   CHECK_THAT(Refused("fate+dynaexq.precision"), Catch::Contains("the prefetch policy of 'fate'") &&
                                                     Catch::Contains("'dynaexq' keeps"));
   CHECK_THAT(Refused("fate+dynaexq"), Catch::Contains("no effect"));
-  CHECK_THAT(Refused("load-on-demand+dynaexq"),
-             Catch::Contains("the residency policy of 'load-on-demand'"));
-  CHECK_THAT(Refused("never-stall+dynaexq"),
+  CHECK_THAT(Refused("on-demand+importance.residency+dynaexq"),
+             Catch::Contains("the residency policy of 'importance'"));
+  CHECK_THAT(Refused("graded:wait=0+dynaexq"),
              Catch::Contains("the precision policy of 'dynaexq'") &&
-                 Catch::Contains("'never-stall' keeps the low version of every expert"));
-  CHECK_THAT(Refused("never-stall+dynaexq.precision"), Catch::Contains("no effect"));
-  CHECK_THAT(Refused("never-stall+importance.placement"), Catch::Contains("none is placed"));
+                 Catch::Contains("'graded:wait=0' keeps the low version of every expert"));
+  CHECK_THAT(Refused("graded:wait=0+dynaexq.precision"), Catch::Contains("no effect"));
+  CHECK_THAT(Refused("graded:wait=0+importance.placement"),
+             Catch::Contains("none is placed") && Catch::Contains("write 'graded:wait=0'"));
 }
 
 TEST_CASE("nothing can be added to a strategy that holds everything") {
   for (const char* spec :
        {"resident+fate.prefetch", "resident+fate.residency", "resident+importance.routing",
-        "resident+importance.placement", "resident+dynaexq", "resident+load-on-demand",
-        "resident+activation-path", "resident+fate.precision:low=w2a16_g64_asym"}) {
+        "resident+importance.placement", "resident+dynaexq", "resident+fate",
+        "resident+fate.precision:low=w2a16_g64_asym"}) {
     CHECK_THAT(Refused(spec), Catch::Contains("'resident' loads every expert at open"));
   }
 }
 
 TEST_CASE("a second strategy that would lose what it is, or brings nothing, is refused") {
-  CHECK_THAT(Refused("on-demand+never-stall"),
-             Catch::Contains("would lose it") && Catch::Contains("write 'never-stall'"));
-  CHECK_THAT(Refused("activation-path+never-stall"),
-             Catch::Contains("put it first, as in 'never-stall+activation-path'"));
-  CHECK(MakeStrategy("never-stall+activation-path").ok());
+  CHECK_THAT(Refused("on-demand+graded:wait=0"),
+             Catch::Contains("would lose it") && Catch::Contains("write 'graded:wait=0'"));
+  CHECK_THAT(Refused("on-demand+fate.prefetch+graded:wait=0"),
+             Catch::Contains("put it first, as in 'graded:wait=0+on-demand'"));
+  CHECK(MakeStrategy("graded:wait=0+fate.prefetch").ok());
   CHECK_THAT(Refused("fate+resident"), Catch::Contains("write 'resident'"));
   CHECK_THAT(Refused("fate+on-demand"),
              Catch::Contains("leaves every seam at its default, so '+on-demand'"));
@@ -66,41 +67,40 @@ TEST_CASE("a second strategy that would lose what it is, or brings nothing, is r
 
 TEST_CASE("compositions that work are made") {
   for (const char* spec :
-       {"on-demand+fate.prefetch", "load-on-demand+activation-path",
-        "activation-path+fate.residency", "on-demand+importance.residency+importance.routing",
-        "on-demand+dynaexq", "never-stall+fate.prefetch", "never-stall+importance.residency",
-        "never-stall+importance.routing", "dynaexq+importance.routing",
-        "on-demand+never-stall.residency", "dynaexq+fate.precision:low=w2a16_g64_asym"}) {
+       {"on-demand+fate.prefetch", "on-demand+importance.residency+importance.routing",
+        "on-demand+dynaexq", "graded:wait=0+fate.prefetch", "graded:wait=0+importance.residency",
+        "graded:wait=0+importance.routing", "dynaexq+importance.routing",
+        "on-demand+graded.residency:wait=0", "dynaexq+fate.precision:low=w2a16_g64_asym"}) {
     INFO(spec);
     CHECK(MakeStrategy(spec).status().message() == "");
   }
 }
 
 TEST_CASE("graph safety follows from the parts") {
-  for (const char* spec : {"resident", "dynaexq", "never-stall", "never-stall+fate.residency",
+  for (const char* spec : {"resident", "dynaexq", "graded:wait=0", "graded:wait=0+fate.residency",
                            "on-demand+dynaexq.precision"}) {
     INFO(spec);
     CHECK(MakeStrategy(spec)->graph_safe());
   }
   // The first two were taken for safe: they can miss, or must be asked.
-  for (const char* spec : {"dynaexq+fate.precision:low=w2a16_g64_asym", "never-stall+fate.prefetch",
-                           "on-demand", "fate", "importance", "dynaexq+importance.routing"}) {
+  for (const char* spec :
+       {"dynaexq+fate.precision:low=w2a16_g64_asym", "graded:wait=0+fate.prefetch", "on-demand",
+        "fate", "importance", "dynaexq+importance.routing"}) {
     INFO(spec);
     CHECK(!MakeStrategy(spec)->graph_safe());
   }
 }
 
 TEST_CASE("exactness follows from the parts") {
-  for (const char* spec :
-       {"resident", "on-demand", "load-on-demand", "activation-path", "fate",
-        "on-demand+importance.residency", "on-demand+importance.prefetch",
-        "on-demand+importance.routing:alpha=0", "on-demand+never-stall.residency"}) {
+  for (const char* spec : {"resident", "on-demand", "fate", "on-demand+importance.residency",
+                           "on-demand+importance.prefetch", "on-demand+importance.routing:alpha=0",
+                           "on-demand+graded.residency:wait=0"}) {
     INFO(spec);
     CHECK(MakeStrategy(spec)->exact());
   }
   for (const char* spec : {"importance", "importance:alpha=0", "on-demand+importance.routing",
                            "on-demand+importance.placement", "fate:low=w2a16_g64_asym", "dynaexq",
-                           "never-stall", "on-demand+dynaexq.precision"}) {
+                           "graded:wait=0", "on-demand+dynaexq.precision"}) {
     INFO(spec);
     CHECK(!MakeStrategy(spec)->exact());
   }

@@ -1,9 +1,11 @@
-// moving-plan: it begins as the plan of its calibration, comes to what hindsight would choose, and
-// goes on from there when use changes; an engine keeps its budget and never waits meanwhile.
+// dynaexq:versions=: it begins as the plan of its calibration, comes to what hindsight would
+// choose, and goes on from there when use changes; an engine keeps its budget and never waits
+// meanwhile.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <random>
+#include <string>
 
 #include "moert/engine.h"
 #include "moert/offline/calibration.h"
@@ -21,6 +23,8 @@ using test::SyntheticShape;
 using test::SyntheticSource;
 using test::TempDir;
 
+const std::string kMovingPlan =
+    "dynaexq:versions=w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym";
 constexpr int kLayers = 3, kExperts = 16, kVersions = 4, kTop = kVersions - 1;
 
 /// Its versions have the names of schemes.
@@ -56,8 +60,8 @@ struct Driver {
   int64_t moves = 0;
 
   Driver() {
-    auto strategy = MakeStrategy("moving-plan:calibration=" +
-                                 Written(dir, test::CalibrationInSchemes(source.model())));
+    auto strategy = MakeStrategy(
+        kMovingPlan + ",calibration=" + Written(dir, test::CalibrationInSchemes(source.model())));
     REQUIRE_OK(strategy.status());
     policy = std::move(strategy->precision);
     for (size_t i = 0; i < rungs.size(); ++i) bytes.insert(bytes.end(), {80, 40, 30, 20});
@@ -180,7 +184,7 @@ TEST_CASE("an engine never waits, keeps its budget, and moves experts both ways"
   const TempDir dir;
   const Source source;
   const std::string path = Written(dir, test::CalibrationInSchemes(source.model()));
-  auto engine = Open("moving-plan:interval_ms=5,spare=2,calibration=" + path);
+  auto engine = Open(kMovingPlan + ",interval_ms=5,spare=2,calibration=" + path);
   REQUIRE_OK(engine.status());
   CHECK(!(*engine)->exact());
   test::HiddenProcess process(128, 11);
@@ -207,36 +211,39 @@ TEST_CASE("what it needs and does not have is named") {
   const std::string file =
       "calibration=" + Written(dir, test::CalibrationInSchemes(source.model()));
   const auto refused = [](const std::string& keys) {
-    const auto engine = Open("moving-plan:" + keys);
+    const auto engine = Open(keys);
     CHECK(!engine.ok());
     return std::string(engine.status().message());
   };
   using Catch::Contains;
-  CHECK_THAT(refused("spare=2"), Contains("needs calibration=FILE"));
-  CHECK_THAT(refused("versions=w8a16_g128/w2a16_g64_asym," + file), Contains("three or four"));
-  CHECK_THAT(refused("versions=bf16/w8a16_g128/w4a16_g128," + file),
-             Contains("has no version 'bf16'"));
-  CHECK_THAT(refused("versions=w8a16_g128/w4a16_g128/w2a16_g-1_asym," + file),
-             Contains("w2a16_g-1_asym was not calibrated"));
-  CHECK_THAT(refused("versions=w4a16_g128/w8a16_g128/w2a16_g64_asym," + file),
-             Contains("most bits first"));
-  CHECK_THAT(refused("versions=bf16/w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym," + file),
+  CHECK_THAT(refused(kMovingPlan + ",spare=2"), Contains("needs calibration=FILE"));
+  CHECK_THAT(refused("dynaexq:versions=w8a16_g128/w2a16_g64_asym," + file),
              Contains("three or four"));
+  CHECK_THAT(refused("dynaexq:versions=bf16/w8a16_g128/w4a16_g128," + file),
+             Contains("has no version 'bf16'"));
+  CHECK_THAT(refused("dynaexq:versions=w8a16_g128/w4a16_g128/w2a16_g-1_asym," + file),
+             Contains("w2a16_g-1_asym was not calibrated"));
+  CHECK_THAT(refused("dynaexq:versions=w4a16_g128/w8a16_g128/w2a16_g64_asym," + file),
+             Contains("most bits first"));
+  CHECK_THAT(
+      refused("dynaexq:versions=bf16/w8a16_g128/w4a16_g128/w3a16_g128_asym/w2a16_g64_asym," + file),
+      Contains("three or four"));
   Driver driver;
   PrecisionSnapshot two;
   two.context.model = &source.model();
   two.high = driver.rungs;
   two.moment = PrecisionMoment::kOpen;
   CHECK_THAT(std::string(driver.policy->Decide(two).status().message()),
-             Contains("its own versions"));
+             Contains("chooses among these"));
 }
 
 TEST_CASE("the precision seam brings the versions with it") {
   const TempDir dir;
   const std::string path = Written(dir, test::CalibrationInSchemes(Source().model()));
-  REQUIRE_OK(
-      Open("dynaexq:hi=w8a16_g128,lo=w2a16_g64_asym+moving-plan.precision:calibration=" + path)
-          .status());
+  REQUIRE_OK(Open("dynaexq:hi=w8a16_g128,lo=w2a16_g64_asym+dynaexq.precision:versions=w8a16_g128/"
+                  "w4a16_g128/w2a16_g64_asym,calibration=" +
+                  path)
+                 .status());
 }
 
 }  // namespace

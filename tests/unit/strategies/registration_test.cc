@@ -109,7 +109,7 @@ TEST_CASE("a registered strategy composes") {
   CHECK(strategy->exact());
   victims_asked = 0;
   std::vector<float> out;
-  CHECK(Drive(Options("activation-path+by-index"), &out).prefetch_issued > 0);
+  CHECK(Drive(Options("on-demand+fate.prefetch+by-index"), &out).prefetch_issued > 0);
   CHECK(victims_asked > 0);
   CHECK_THAT(std::string(MakeStrategy("dynaexq+by-index").status().message()),
              Catch::Contains("the residency policy of 'by-index' would have no effect"));

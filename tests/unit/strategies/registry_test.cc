@@ -9,14 +9,14 @@ namespace {
 std::string Message(const char* spec) { return std::string(MakeStrategy(spec).status().message()); }
 
 TEST_CASE("strategy specs parse and compose") {
-  auto s = MakeStrategy("on-demand+activation-path.prefetch:width=200");
+  auto s = MakeStrategy("on-demand+fate.prefetch:percentile=90");
   REQUIRE_OK(s.status());
   CHECK(s->prefetch != nullptr);
   CHECK(s->residency == nullptr);
   CHECK(s->exact());
-  CHECK(s->spec == "on-demand+activation-path.prefetch:width=200");
+  CHECK(s->spec == "on-demand+fate.prefetch:percentile=90");
 
-  s = MakeStrategy("load-on-demand+activation-path");
+  s = MakeStrategy("on-demand+fate");
   REQUIRE_OK(s.status());
   CHECK(s->residency != nullptr);
   CHECK(s->prefetch != nullptr);
@@ -27,9 +27,9 @@ TEST_CASE("strategy specs parse and compose") {
   CHECK(s->residency != nullptr);
   CHECK(!s->prefetch_control);
   CHECK(s->exact());
-  s = MakeStrategy("fate+activation-path.prefetch:control=0");
+  s = MakeStrategy("fate+importance.prefetch:control=0,predict=forward");
   REQUIRE_OK(s.status());
-  CHECK(!s->prefetch->traits().next_gate);  // it is activation-path's
+  CHECK(s->prefetch->traits().resident_forward);  // it is importance's
   CHECK(!s->prefetch_control);
 
   s = MakeStrategy("resident:scheme=w4a16_g128");
@@ -39,26 +39,12 @@ TEST_CASE("strategy specs parse and compose") {
 }
 
 TEST_CASE("whose misses a device may serve") {
-  for (const char* spec : {"on-demand",
-                           "fate",
-                           "on-demand+importance.residency",
-                           "on-demand+fate.prefetch",
-                           "activation-path",
-                           "activation-path:width=200",
-                           "activation-path+fate.residency",
-                           "on-demand+importance.residency+activation-path.prefetch",
-                           "importance:balancer=0",
-                           "importance",
-                           "importance:balancer=1",
-                           "on-demand+importance.placement",
-                           "on-demand+importance.routing",
-                           "fate+importance.routing",
-                           "graded:balancer=0",
-                           "graded:balancer=0,standby=1",
-                           "graded",
-                           "graded:standby=1",
-                           "fate:eviction=arc",
-                           "on-demand+fate.residency:eviction=arc"}) {
+  for (const char* spec :
+       {"on-demand", "fate", "on-demand+importance.residency", "on-demand+fate.prefetch",
+        "importance:balancer=0", "importance", "importance:balancer=1",
+        "on-demand+importance.placement", "on-demand+importance.routing", "fate+importance.routing",
+        "graded:balancer=0", "graded:balancer=0,standby=1", "graded", "graded:standby=1",
+        "fate:eviction=arc", "on-demand+fate.residency:eviction=arc"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);
     REQUIRE_OK(s.status());
@@ -66,8 +52,8 @@ TEST_CASE("whose misses a device may serve") {
     CHECK(!s->graph_safe());  // not by itself: something may be missing
   }
   for (const char* spec :
-       {"resident", "load-on-demand", "fate:percentile=75,eviction=arc", "fate:percentile=75",
-        "fate:low=w2a16_g64_asym", "dynaexq", "on-demand+never-stall.residency"}) {
+       {"resident", "fate:percentile=75,eviction=arc", "fate:percentile=75",
+        "fate:low=w2a16_g64_asym", "dynaexq", "on-demand+graded.residency:wait=0"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);
     if (s.ok()) CHECK(!s->misses_by_rule());
@@ -77,18 +63,42 @@ TEST_CASE("whose misses a device may serve") {
 TEST_CASE("illegal specs list what is legal") {
   CHECK_THAT(Message("lru"), Catch::Contains("unknown strategy 'lru'") &&
                                  Catch::Contains("on-demand") && Catch::Contains("resident"));
-  CHECK_THAT(Message("activation-path:depth=3"),
-             Catch::Contains("unknown key 'depth'") && Catch::Contains("width"));
-  CHECK_THAT(Message("activation-path:width=0"), Catch::Contains("[1, 1000]"));
-  CHECK_THAT(Message("activation-path:width=x"), Catch::Contains("width=x"));
-  CHECK_THAT(Message("activation-path:width=1,width=2"), Catch::Contains("given twice"));
+  CHECK_THAT(Message("importance:depth=3"),
+             Catch::Contains("unknown key 'depth'") && Catch::Contains("alpha"));
+  CHECK_THAT(Message("importance:n=0"), Catch::Contains("[1, 4096]"));
+  CHECK_THAT(Message("importance:n=x"), Catch::Contains("n=x"));
+  CHECK_THAT(Message("importance:n=1,n=2"), Catch::Contains("given twice"));
   CHECK_THAT(Message("fate:percentile=100"), Catch::Contains("percentile=100"));
-  CHECK_THAT(Message("on-demand+activation-path.taste"),
+  CHECK_THAT(Message("on-demand+fate.taste"),
              Catch::Contains("unknown seam 'taste'") && Catch::Contains("prefetch"));
-  CHECK_THAT(Message("activation-path+activation-path"), Catch::Contains("both fill the prefetch"));
+  CHECK_THAT(Message("on-demand+fate.prefetch+fate.prefetch+fate"),
+             Catch::Contains("both fill the prefetch"));
   CHECK_THAT(Message("on-demand+resident.prefetch"), Catch::Contains("leaves its prefetch seam"));
   CHECK(!MakeStrategy("").ok());
   CHECK(!MakeStrategy("+").ok());
+}
+
+TEST_CASE("a former name answers with today's spelling") {
+  CHECK_THAT(Message("never-stall"), Catch::Contains("is spelled 'graded:wait=0' now"));
+  CHECK_THAT(
+      Message("never-stall:hi=bf16,n=8+fate.prefetch"),
+      Catch::Contains("'never-stall:hi=bf16,n=8' is spelled 'graded:wait=0,hi=bf16,n=8' now"));
+  CHECK_THAT(
+      Message("moving-plan:calibration=c"),
+      Catch::Contains("'dynaexq:versions=w8a16_g128/") && Catch::Contains(",calibration=c'"));
+  CHECK_THAT(Message("moving-plan:versions=a/b/c"),
+             Catch::Contains("'dynaexq:versions=a/b/c' now"));
+  CHECK_THAT(Message("activation-path:width=200"),
+             Catch::Contains("baseline") && Catch::Contains("'fate'"));
+  CHECK_THAT(Message("on-demand+load-on-demand.residency"), Catch::Contains("baseline"));
+}
+
+TEST_CASE("keys that a setting leaves without effect are refused") {
+  CHECK_THAT(Message("graded:wait=0,loss=0.1"),
+             Catch::Contains("key 'loss' has no effect with wait=0"));
+  CHECK_THAT(Message("graded:n=8"), Catch::Contains("key 'n' has no effect with wait=1"));
+  CHECK_THAT(Message("dynaexq:versions=a/b/c,hot=0"),
+             Catch::Contains("key 'hot' has no effect with versions="));
 }
 
 TEST_CASE("the default victim is unused for longest, of one call's the least wanted") {

@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "moert/router.h"
 #include "moert/strategy.h"
+#include "research/strategies/research_strategies.h"
 #include "rules/hit_curve.h"
 #include "support/catch.h"
 #include "support/layer_rows.h"
@@ -201,7 +202,8 @@ class Steps {
   const std::unique_ptr<ThreadPool> pool_ = *CreateThreadPool({});
   std::vector<LayerConstants> constants_;
   std::unique_ptr<Router> router_;
-  Strategy strategy_ = *MakeStrategy("activation-path:width=1000");  // scores of all
+  Strategy strategy_ = *BuildActivationPath(  // scores of all
+      {.params = *StrategyParams::Parse("activation-path", "width=1000", {"width"})});
   HitCounts all_[kHitBins];
   std::vector<Layer> layers_;
   PolicyContext context_;

@@ -1,6 +1,6 @@
 // load-on-demand: no routed expert outlives its layer call. The papers' LoD baseline; its speed
 // does not depend on the budget.
-#include "strategies/builtin.h"
+#include "research/strategies/research_strategies.h"
 
 namespace moert {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
-#include "strategies/builtin.h"
+#include "research/strategies/research_strategies.h"
 
 namespace moert {
 namespace {
