@@ -97,7 +97,7 @@ def replay(args, kind, cell, spec):
     """[ms a step, hit ratio, worst share of a request's mass answered low, ... substituted], or None if the strategy
     needs more bytes. A budget is a share of all experts in bf16, the fixed parts of the engine beside it."""
     model, domain, batch, budget, link = cell
-    command = [args.bin / "moert-sim", "--trace", trace_of(args, kind, model, domain, batch), "--strategy", spec,
+    command = [args.bin / "moert-sim", "--trace", trace_of(args, kind, model, domain, batch), "--strategy", report.today(spec),
                "--budget", f"{budget}%", *link_flags(model, link), "--warm", str(WARM), "--json", "-", "--quiet"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode == 2:

@@ -64,7 +64,7 @@ def measure(options):
             missing = [b for b in budgets if f"{name} {b}" not in cells]
             if not missing or time.monotonic() - begin > options.seconds:
                 continue
-            command = [options.bench, "decode", "--backend", "cuda", *flags, "--strategy", ";".join(strategies),
+            command = [options.bench, "decode", "--backend", "cuda", *flags, "--strategy", report.today(";".join(strategies)),
                        "--budget", ",".join(f"{b}%" for b in missing), "--graph", "--repeats", "4", "--quiet",
                        "--json", "-"]
             done = subprocess.run(command, capture_output=True, text=True)

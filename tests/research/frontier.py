@@ -176,7 +176,7 @@ class Bench:
 
     def replay(self, model, domain, percent, link, version, strategy):
         """[ms a step], or None where the budget does not hold it."""
-        done = self.call("sim", "--trace", self.trace(model, version, domain), "--strategy", spec_of(strategy, version),
+        done = self.call("sim", "--trace", self.trace(model, version, domain), "--strategy", report.today(spec_of(strategy, version)),
                          *self.budget(model, percent), *envelope.link_flags(model, link), "--warm", WARM * WINDOW,
                          "--json", "-", refusable=True)
         return done and [round(done["tpot_ms"]["mean"], 4)]
@@ -184,7 +184,7 @@ class Bench:
     def lossy(self, model, domain, percent, link, version, strategy):
         """[ms a step, windows' nll, shares of the routing mass answered low and substituted], or None."""
         trace = self.args.work / "lossy.trace"
-        done = self.decode(model, high_of(version), domain, trace, "--strategy", spec_of(strategy, version),
+        done = self.decode(model, high_of(version), domain, trace, "--strategy", report.today(spec_of(strategy, version)),
                            *self.budget(model, percent), *envelope.link_flags(model, link), refusable=True)
         if not done:
             return None

@@ -31,7 +31,7 @@ def dynaexq_runs():
         yield run_of(f"offload-{batch}", "decode", "qwen3-30b",
                      [first, live, "on-demand:scheme=bf16", "expertflow-like:scheme=bf16"],
                      workload="mixed", **dict(flags, batch=batch, warm=warm, steps=8, repeats=3))
-    yield run_of("offload-low", "decode", "qwen3-30b", [f"never-stall:hi=bf16,lo={W4}"], workload="mixed",
+    yield run_of("offload-low", "decode", "qwen3-30b", [f"graded:wait=0,hi=bf16,lo={W4}"], workload="mixed",
                  **dict(flags, batch="1,8,32", steps=8, repeats=3))
     for batch in (1, 8, 32):
         yield run_of(f"bounds-{batch}", "decode", "qwen3-30b", [first, frozen, low, high], workload="steady",

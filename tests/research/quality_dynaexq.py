@@ -206,7 +206,7 @@ def never_stall_jobs(e, model, pair, share):
     # 100% is the fixed parts and every expert in hi; replace the latter by what dynaexq holds.
     same = e.get(dynaexq_jobs(e, model, pair, share)[0])
     budget = same["budget_bytes"] - e.get(uniform_jobs(e, model, pair[0])[0])["pool_bytes"]
-    return [e.job(model, e.evaluated(d), f"never-stall:hi={pair[0]},lo={pair[1]}",
+    return [e.job(model, e.evaluated(d), f"graded:wait=0,hi={pair[0]},lo={pair[1]}",
                   budget + same["pool_bytes"]) for d in DOMAINS]
 
 

@@ -49,7 +49,7 @@ class Experiment(rank.Experiment):
     def moving_job(self, model, first, tokens, pool, window=q.WINDOW):
         """An engine whose experts take `pool` bytes; 100 % is the fixed parts and all experts in the first version."""
         short = self.evaluated(q.DOMAINS[0], 1)
-        spec = f"moving-plan:versions={'/'.join(VERSIONS[first])},spare={SPARE},calibration={self.losses(model)}"
+        spec = f"dynaexq:versions={'/'.join(VERSIONS[first])},spare={SPARE},calibration={self.losses(model)}"
         whole = self.get(self.packed_job(model, first, short, spec))
         highest = self.get(self.packed_job(model, first, short, f"resident:scheme={VERSIONS[first][0]}"))
         return self.packed_job(model, first, tokens, spec, whole["budget_bytes"] - highest["pool_bytes"] + pool, window)
