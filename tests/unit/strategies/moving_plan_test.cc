@@ -234,7 +234,7 @@ TEST_CASE("what it needs and does not have is named") {
   two.high = driver.rungs;
   two.moment = PrecisionMoment::kOpen;
   CHECK_THAT(std::string(driver.policy->Decide(two).status().message()),
-             Contains("its own versions"));
+             Contains("chooses among these"));
 }
 
 TEST_CASE("the precision seam brings the versions with it") {
