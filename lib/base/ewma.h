@@ -21,8 +21,6 @@ namespace running_mean {
 
 /// Measured over modelled time of a transfer.
 inline constexpr EwmaOptions kLinkScale{.weight = 0.05};
-/// ...and a sample of all that a device brought itself since it was last asked.
-inline constexpr double kServedLinkWeight = 0.2;
 /// Measured over modelled time of experts that a CPU beside the fast tier computes. What interrupts
 /// a thread for some ms is no rate of the CPU.
 inline constexpr EwmaOptions kCpuScale{.weight = 0.05, .outlier = 2};

@@ -79,14 +79,6 @@ struct ServedCount {
   int64_t cpu_taken_back = 0;
   int64_t cpu_took_ns = 0;
   int64_t cpu_modelled_ns = 0;
-  // Jobs that it answered in time, and what these took as the device saw it: the hand-over and the
-  // way back of the rows too.
-  int64_t cpu_jobs = 0;
-  int64_t cpu_ns = 0;
-  // Records that the device brought itself, their bytes, and what they took.
-  int64_t copied = 0;
-  int64_t copied_bytes = 0;
-  int64_t copy_ns = 0;
 };
 
 }  // namespace moert

@@ -4,7 +4,6 @@
 
 #include "store/block_pool.h"
 #include "store/versioned_store.h"
-#include "transfer/link_estimate.h"
 
 namespace moert {
 
@@ -163,9 +162,6 @@ void VersionedStore::CountServed(const ServedCount& count) {
   stats_.late += count.late + count.late_fills;
   stats_.prefetch_useful += count.arrived + count.late;
   stats_.prefetch_bytes += count.brought_bytes;
-  if (driver_.link != nullptr) {
-    driver_.link->ObserveServed(count.copied, count.copied_bytes, count.copy_ns);
-  }
 }
 
 }  // namespace moert

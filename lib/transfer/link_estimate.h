@@ -34,15 +34,6 @@ class LinkEstimate {
                static_cast<double>(std::max<int64_t>(1, profile_->TransferNs(bytes))));
   }
 
-  /// A device brought `records` of `bytes` in all itself, back to back, in `took_ns`.
-  void ObserveServed(int64_t records, int64_t bytes, int64_t took_ns) {
-    if (records <= 0 || took_ns <= 0) return;
-    const int64_t modelled_ns = records * profile_->TransferNs(bytes / records);
-    scale_.Add(
-        static_cast<double>(took_ns) / static_cast<double>(std::max<int64_t>(1, modelled_ns)),
-        running_mean::kServedLinkWeight);
-  }
-
  private:
   const HardwareProfile* profile_;
   Ewma<running_mean::kLinkScale> scale_;

@@ -211,7 +211,7 @@ static void run_steps(moert_engine* engine) {
 }
 
 static void clean(void) {
-  char command[1600];
+  char command[2400];
   const long hits = fault_disarm();
   (void)hits;
   snprintf(command, sizeof(command), "rm -rf '%s' '%s' '%s'", fresh, trace, timeline);

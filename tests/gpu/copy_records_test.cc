@@ -62,7 +62,7 @@ TEST_CASE("every byte of every record arrives, and none behind it") {
     copies.resize(static_cast<size_t>(records) + 1);
     const DeviceArray<RecordCopy> list(copies);
     const DeviceArray<int32_t> count(std::vector<int32_t>{records});
-    REQUIRE(cuda::LaunchCopyRecords(list.get(), count.get(), nullptr, nullptr) == 0);
+    REQUIRE(cuda::LaunchCopyRecords(list.get(), count.get(), nullptr) == 0);
     const std::vector<uint8_t> arrived = to.Get();
     for (int r = 0; r < records; ++r) {
       const RecordCopy& copy = copies[static_cast<size_t>(r)];
@@ -93,8 +93,7 @@ TEST_CASE("rates beside the copy engine", "[.][rates]") {
       const DeviceArray<RecordCopy> list(copies);
       const DeviceArray<int32_t> count(std::vector<int32_t>{records});
       const double ours = Microseconds(stream, [&](int i) {
-        REQUIRE(cuda::LaunchCopyRecords(list.get() + i % sets * records, count.get(), nullptr,
-                                        stream) == 0);
+        REQUIRE(cuda::LaunchCopyRecords(list.get() + i % sets * records, count.get(), stream) == 0);
       });
       const double engine = Microseconds(stream, [&](int i) {
         for (int r = 0; r < records; ++r) {

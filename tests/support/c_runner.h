@@ -37,11 +37,11 @@ class CRunner final : public host::MoeRunner {
   CRunner(const CRunner&) = delete;
   CRunner& operator=(const CRunner&) = delete;
 
-  absl::Status BeginStep(host::StepPhase phase, absl::Span<const int64_t> request_ids,
-                         absl::Span<const int32_t> positions) override {
+  absl::Status BeginStep(host::StepPhase phase,
+                         absl::Span<const int64_t> request_ids) override {
     moert_step_options options;
     moert_step_options_init(&options, sizeof(options));
-    options.rows = static_cast<int64_t>(positions.size());
+    options.rows = static_cast<int64_t>(request_ids.size());
     options.phase = phase == host::StepPhase::kPrefill ? MOERT_PREFILL : MOERT_DECODE;
     options.request_ids = request_ids.data();
     moert_error* error = nullptr;

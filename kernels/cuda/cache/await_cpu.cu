@@ -79,11 +79,6 @@ __global__ void __launch_bounds__(kTileThreads)
       FetchRows<float>(args, call.pairs);
     }
     MakeNoTiles(tiles.table, tiles.shares);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      args.tally->cpu_jobs += 1;
-      args.tally->cpu_ns += ClockNs() - call.posted_at;
-    }
     return;
   }
   const auto of = [&](int e) {

@@ -5,7 +5,6 @@
 #include "kernels/cuda/cache/serve_misses.h"
 #include "kernels/cuda/cache/served_prefetch.h"
 #include "kernels/cuda/cache/served_slots.cuh"
-#include "kernels/cuda/primitives/clock.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/mbarrier.cuh"
 
@@ -142,37 +141,22 @@ __device__ void EndPiece(const Pieces& piece, uint32_t shared) {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/// By one thread of one of the CTAs, which end at about the same time.
-__device__ void CountCopies(const RecordCopy* copies, int count, uint64_t begin,
-                            ServedTally& tally) {
-  uint64_t bytes = 0;
-  for (int i = 0; i < count; ++i) bytes += static_cast<uint64_t>(copies[i].bytes);
-  tally.copied += static_cast<uint64_t>(count);
-  tally.copied_bytes += bytes;
-  tally.copy_ns += ClockNs() - begin;
-}
-
 __global__ void __launch_bounds__(32)
-    CopyRecordsKernel(const RecordCopy* copies, const int32_t* num_copies, ServedTally* tally) {
+    CopyRecordsKernel(const RecordCopy* copies, const int32_t* num_copies) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t stages[];
   __shared__ uint64_t arrived[kStages];
   if (threadIdx.x != 0) return;
   const int count = *num_copies;
   if (count == 0) return;
-  const uint64_t begin = ClockNs();
   InitStages(arrived);
   CopyByBulk(Pieces(copies, count, static_cast<int>(blockIdx.x)), SharedAddress(stages), arrived);
 #else
   const int count = *num_copies;
-  if (count == 0) return;
-  const uint64_t begin = ClockNs();
   for (Pieces piece(copies, count, static_cast<int>(blockIdx.x)); !piece.done(); piece.Next()) {
     CopyWords(piece);
   }
-  if (threadIdx.x != 0) return;
 #endif
-  if (blockIdx.x == 0 && tally != nullptr) CountCopies(copies, count, begin, *tally);
 }
 
 /// Whether the CTA shall bring what falls to it of the record: by one thread.
@@ -247,12 +231,11 @@ cudaLaunchConfig_t CopyConfig(cudaStream_t stream) {
 
 }  // namespace
 
-int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, ServedTally* tally,
-                      CUstream_st* stream) {
+int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, CUstream_st* stream) {
   const cudaError_t error = AllowStages(CopyRecordsKernel);
   if (error != cudaSuccess) return error;
   const cudaLaunchConfig_t config = CopyConfig(stream);
-  return cudaLaunchKernelEx(&config, CopyRecordsKernel, copies, num_copies, tally);
+  return cudaLaunchKernelEx(&config, CopyRecordsKernel, copies, num_copies);
 }
 
 int LaunchCopyPrefetched(LayerPrefetch* prefetch, CUstream_st* stream) {

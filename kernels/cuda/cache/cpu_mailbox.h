@@ -78,7 +78,7 @@ struct alignas(16) CpuCall {
   int64_t bytes = 0;      // of the experts' records
   int32_t experts = 0;    // 0: this call gave none
   int32_t pairs = 0;
-  uint64_t posted_at = 0;  // of the device's clock, ns: the last job
+  int32_t unused[2] = {};
 };
 
 enum class CpuAnswer : int32_t {
@@ -98,7 +98,6 @@ MOERT_HOST_DEVICE inline bool CpuIdle(const CpuMailbox& mailbox, const CpuCall& 
 /// The next job, whose memory is whole. `call`: with its experts, pairs and bytes.
 MOERT_HOST_DEVICE inline void PostJob(CpuMailbox* mailbox, CpuCall* call, uint64_t now_ns,
                                       int64_t planned_ns) {
-  call->posted_at = now_ns;
   call->deadline = now_ns + static_cast<uint64_t>(CpuPatience(planned_ns));
   ++call->posted;
   StoreReleaseSystem(&mailbox->posted, call->posted);

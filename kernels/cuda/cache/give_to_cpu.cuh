@@ -7,9 +7,15 @@
 
 #include "kernels/cuda/cache/rank_slots.cuh"
 #include "kernels/cuda/cache/serve_misses.h"
-#include "kernels/cuda/primitives/clock.cuh"
 
 namespace moert::cuda {
+
+/// The device's clock, in ns.
+__device__ __forceinline__ uint64_t ClockNs() {
+  uint64_t ns = 0;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+  return ns;
+}
 
 /// Whether the CPU computes a miss of so many tokens before it could be brought, where low versions
 /// have to be brought, too.

@@ -99,13 +99,6 @@ struct ServedTally {
   // loads.
   uint64_t on_cpu = 0;
   uint64_t taken_back = 0;
-  // Jobs that it answered in time, and ns from a job's post until its rows were in their slots.
-  uint64_t cpu_jobs = 0;
-  uint64_t cpu_ns = 0;
-  // Records that copies brought, their bytes, and ns that these took.
-  uint64_t copied = 0;
-  uint64_t copied_bytes = 0;
-  uint64_t copy_ns = 0;
 };
 
 /// A record on its way into a slot.
@@ -395,9 +388,7 @@ bool PredictsBeside(const RouteFewArgs& route, const ServeMissesArgs& args,
 
 /// Carries out the copies: host memory -> shared -> device memory. Addresses and bytes are
 /// multiples of 16.
-/// `tally`: counts the records, their bytes and the time they take; null: not counted.
-int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, ServedTally* tally,
-                      CUstream_st* stream);
+int LaunchCopyRecords(const RecordCopy* copies, const int32_t* num_copies, CUstream_st* stream);
 
 }  // namespace moert::cuda
 

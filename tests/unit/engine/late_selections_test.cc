@@ -59,6 +59,7 @@ class Listener final : public VersionManager {
         {context.layer, routing.tokens, {routing.counts.begin(), routing.counts.end()}});
   }
   absl::Status Resize(int64_t, int64_t, int64_t) override { return absl::OkStatus(); }
+  bool Aim(int64_t, int64_t, int64_t) override { return true; }
 };
 
 TEST_CASE("selections of replays reach counters, recency and the version manager") {

@@ -30,8 +30,6 @@ int Launch(CUstream_st* stream, Work work) {
 
 }  // namespace
 
-DeviceActivation MakeDeviceActivation(const ExpertActivation&) { return {}; }
-
 int LaunchWiden(const uint16_t* from, int64_t count, float* to, CUstream_st* stream) {
   return Launch(stream, [=] {
     for (int64_t i = 0; i < count; ++i) to[i] = Bf16ToF32(from[i]);

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "store/block_pool.h"
+#include "store/residency/cache_policy.h"
 #include "store/versioned_store.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
@@ -135,8 +136,9 @@ TEST_CASE("ARC in the store is the published algorithm, request by request") {
   } policy;
   policy.arc = MakeArc({CapacityRuleKind::kShallowFirst, 0, 0});
   policy.lists = &lists;
+  const std::unique_ptr<CachePolicy> asked = CarryOut(&policy);
   VersionedStore store(&source, {{0, 0}}, std::move(pools),
-                       MakeVirtualLink(&source, &clock, &profile), &policy);
+                       MakeVirtualLink(&source, &clock, &profile), asked.get());
 
   PublishedArc published{capacity};
   PolicyContext context;

@@ -49,8 +49,7 @@ absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
   };
   MOERT_CUDA_RETURN_IF_ERROR(decide());
   MOERT_RETURN_IF_ERROR(branch_.ForkCopies(stream));
-  MOERT_CUDA_RETURN_IF_ERROR(
-      LaunchCopyRecords(args.copies, args.num_copies, args.tally, branch_.copies()));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, branch_.copies()));
   if (call.next_scores == nullptr) return absl::OkStatus();
   return branch_.Prefetch(on_device_.table.prefetch + call.layer + 1);
 }

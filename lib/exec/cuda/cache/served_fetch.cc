@@ -44,7 +44,7 @@ absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
   // A record that was prefetched and is wanted may be on its way.
   if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinCopies(stream));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, args.tally, stream));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
   unfinished_[layer] = 0;
   if (predicts) {
     MOERT_RETURN_IF_ERROR(beside_.Follow(stream));  // what is missing comes first

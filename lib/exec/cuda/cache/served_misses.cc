@@ -107,7 +107,7 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   MOERT_RETURN_IF_ERROR(LoadDecisions(args));
   args.arc = nullptr;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, nullptr, own_));
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
   if (rules_.prefetch()) {
     // Layers that are not lent predict nothing. A kernel for each size of layers.
     for (int l = 0; l < model_->num_layers(); ++l) {
@@ -306,11 +306,6 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
     added->late_fills += more(&ServedTally::late_fills);
     added->cpu_computed += more(&ServedTally::on_cpu);
     added->cpu_taken_back += more(&ServedTally::taken_back);
-    added->cpu_jobs += more(&ServedTally::cpu_jobs);
-    added->cpu_ns += more(&ServedTally::cpu_ns);
-    added->copied += more(&ServedTally::copied);
-    added->copied_bytes += more(&ServedTally::copied_bytes);
-    added->copy_ns += more(&ServedTally::copy_ns);
     seen_[l] = now[l];
   }
   if (!rules_.low_stands_by) added->low_loads = added->low_answers;
