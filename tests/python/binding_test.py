@@ -105,9 +105,10 @@ class Binding(unittest.TestCase):
     def test_budgets_as_people_write_them(self):
         for value, expected in ((1 << 30, (1 << 30, 0.0)), ("8GiB", (8 << 30, 0.0)),
                                 ("1.5 MB", (1500000, 0.0)), (0.25, (0, 0.25)), ("25%", (0, 0.25)),
-                                (1.0, (0, 1.0))):
+                                (1.0, (0, 1.0)), ("0.5", (0, 0.5)),
+                                ("8589934592", (8 << 30, 0.0))):
             self.assertEqual(moert.sizes.budget(value), expected, value)
-        for value in ("8 gigs", "", "-1GiB", 0, -3, 1.5, 0.0, "200%"):
+        for value in ("8 gigs", "", "-1GiB", 0, -3, 1.5, 0.0, "200%", "50", "8"):
             with self.assertRaisesRegex(ValueError, "legal are bytes"):
                 moert.sizes.budget(value)
         with self.assertRaisesRegex(TypeError, "legal are bytes"):

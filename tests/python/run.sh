@@ -106,6 +106,10 @@ case $test in
     torch_python
     use_tree
     "$python" "$here/transformers_test.py" -v 2>&1 ;;
+  quantized)
+    torch_python
+    use_tree
+    "$python" "$here/quantized_test.py" -v 2>&1 ;;
   zoo)
     torch_python
     use_tree

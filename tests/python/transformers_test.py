@@ -110,6 +110,9 @@ class Bundled(Test):
         self.assertTrue(all(0 <= done <= total == 8 * 32 * 3 for done, total in seen), seen)
         loss = (plain.exp() * (plain - torch.log_softmax(model(ids).logits, -1))).sum(-1).mean()
         self.assertTrue(1e-6 < loss < 0.1, loss)
+        ids = torch.tensor([tokens(16)])
+        rounded = ours(experts="w4a16_g128", cache_dir=cache, numerics="int8")
+        self.assertGreater((rounded(ids).logits - model(ids).logits).abs().max(), 1e-4)
         seen.clear()
         two = ours(experts="bf16,w4a16_g128", cache_dir=cache, strategy="dynaexq:lo=w4a16_g128",
                    budget="60%")
@@ -118,6 +121,15 @@ class Bundled(Test):
         self.assertEqual(seen, [])  # made once
         with self.assertRaisesRegex(moert.tools.ToolError, "w5"):
             ours(experts="w5", cache_dir=cache)
+        attached = plain_model()
+        moert.attach(attached, MODEL, scheme="w4a16_g128", cache_dir=cache, budget=0.25,
+                     numerics="f32")
+        with torch.no_grad():
+            self.assertTrue(torch.equal(attached(ids).logits, model(ids).logits))
+        folder = self.folder()
+        models.make("GraniteMoe").save_pretrained(folder)
+        with self.assertRaisesRegex(ValueError, "nearest way: .* without a scheme"):
+            ours(folder, experts="w4a16_g128", cache_dir=cache)
 
     def test_generation(self):
         model, mine = plain_model(), ours()
@@ -181,6 +193,8 @@ class Bundled(Test):
             ours(budget="8 gigs")
         with self.assertRaisesRegex(ValueError, "routing is 'me'"):
             ours(routing="me")
+        with self.assertRaisesRegex(ValueError, "int8', which has no effect on experts in bf16"):
+            ours(numerics="int8")
         with self.assertRaisesRegex(TypeError, "unexpected keyword|no option"):
             ours(bugdet="8GiB")
         source = moert.Source.from_weights(
@@ -243,10 +257,6 @@ class Architectures(Test):
             num_attention_heads=4))
         with self.assertRaisesRegex(ValueError, "LlamaForCausalLM has no MoE block"):
             moert.attach(dense, MODEL)
-
-    def test_quantized_checkpoints_are_refused(self):
-        with self.assertRaisesRegex(ValueError, "quantized already"):
-            ours(ROOT / "tests/data/architectures/qwen3_moe_fp8")
 
     def test_files_that_disagree(self):
         folder, model = self.folder(), models.make("Qwen3Moe")

@@ -1,4 +1,5 @@
 """python -m moert COMMAND: what is here, and the tools that come with the library."""
+import os
 import sys
 
 USAGE = """usage: python -m moert doctor [--json]   what was found: library, kernels, driver, memory
@@ -23,4 +24,10 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 0
+    sys.exit(status)

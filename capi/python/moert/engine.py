@@ -1,5 +1,6 @@
 """Experts under one byte budget, and passes over them."""
 import ctypes as c
+import re
 import threading
 
 from . import _c, records, sizes
@@ -44,6 +45,22 @@ def _engine_options(*, budget=1.0, strategy=None, backend="cpu", device=0, max_t
     return o
 
 
+# Schemes whose activations are not fixed: w4a16_g128, w8a16_g-1, ... but not those that are kept
+# only for files which come in them.
+_TAKES_INT8 = re.compile(r"(w[238]a16_g(-1|\d+)|w4a16_g(-1|128))(_asym)?")
+
+
+def _refuse_without_effect(source, backend):
+    """An option that changes nothing is an error: whoever sets it believes that it does."""
+    if backend == _c.BACKENDS["cuda"]:
+        raise ValueError("numerics is 'int8', which the CPU's products alone take; legal on cuda "
+                         "are 'bf16' and 'f32'")
+    if not any(_TAKES_INT8.fullmatch(name) for name in source.schemes()):
+        raise ValueError("numerics is 'int8', which has no effect on experts in "
+                         f"{', '.join(source.schemes())}: take 'bf16' or 'f32', or quantize the "
+                         "experts, to w4a16_g128 for example")
+
+
 def plan(source, **options):
     """What an engine would take, as Memory; nothing is allocated. options: those of Engine."""
     value = _c.init(_c.Memory)
@@ -69,6 +86,8 @@ class Engine(Handle):
         if not isinstance(source, Handle):
             raise TypeError(f"source is {source!r}; a moert.Source is wanted: Source.open(DIR)")
         o = _engine_options(**options)
+        if o.numerics == _c.NUMERICS["int8"]:
+            _refuse_without_effect(source, o.backend)
         handle = c.c_void_p()
         check(lib.moert_engine_create, source._handle, c.byref(o), c.byref(handle))
         super().__init__(handle)

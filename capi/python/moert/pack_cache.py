@@ -1,4 +1,5 @@
 """Quantized packs of checkpoints, made once and kept in the cache folder."""
+import json
 import os
 import pathlib
 import sys
@@ -19,6 +20,14 @@ def checkpoint_folder(path, **hub):
     return pathlib.Path(huggingface_hub.snapshot_download(
         str(path), **hub,
         allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]))
+
+
+def quantization(folder):
+    """What a checkpoint's config says of its quantization, or None."""
+    config = json.loads((pathlib.Path(folder) / "config.json").read_text())
+    kinds = (config, *(v for v in config.values() if isinstance(v, dict)))
+    found = next((k["quantization_config"] for k in kinds if k.get("quantization_config")), None)
+    return None if found and found.get("quant_method") == "moert" else found
 
 
 class Line:

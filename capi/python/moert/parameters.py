@@ -20,16 +20,27 @@ class Parameters:
         self._converters = {p: c for c in converters for p in c.source_patterns}
         state = model.state_dict(keep_vars=True)
         self._sources, left_out = {}, set()  # {parameter: {pattern or None: [names]}}
+        self._shares = {}  # {parameter: (which, of how many) of what one conversion makes}
         for name in tensors:
             target, pattern = rename_source_key(name, renamings, converters,
                                                 model.base_model_prefix, state)
             if target not in state and name in state:
                 target, pattern = name, None
             if target in state:
-                self._sources.setdefault(target, {}).setdefault(pattern, []).append(name)
+                for parameter in self._targets(target, pattern):
+                    self._sources.setdefault(parameter, {}).setdefault(pattern, []).append(name)
             elif match := re.match(r"(.*\bexperts)\b", name):
                 left_out.add(match[1])
         self.left_out = sorted(left_out)
+
+    def _targets(self, target, pattern):
+        """The parameters that a tensor becomes a part of: several where its conversion splits."""
+        if pattern is None:
+            return [target]
+        endings = self._converters[pattern].target_patterns
+        targets = [target.replace(endings[0], ending) for ending in endings]
+        self._shares |= {t: (which, len(targets)) for which, t in enumerate(targets)}
+        return targets
 
     def names(self, parameter):
         """The tensors that it is made of."""
@@ -54,13 +65,15 @@ class Parameters:
             return self._checked(parameter, self._stored([name], shape), shape)
         converter = self._converters[next(iter(sources))]
         operations = [type(o).__name__ for o in converter.operations]
-        merged = "MergeModulelist" in operations
+        split = "ErnieFuseAndSplitTextVisionExperts" in operations
+        merged = split or "MergeModulelist" in operations
+        share = self._shares[parameter] if split else (0, 1)
         parts = []
         for pattern in converter.source_patterns:
             names = sources.get(pattern)
             if not names:
                 raise ValueError(f"the checkpoint has no {pattern} for {parameter}")
-            names = (self._of_experts(parameter, names, shape[0]) if merged
+            names = (self._of_experts(parameter, names, shape[0], share) if merged
                      else [self._single(parameter, names)])
             parts.append(self._stored(names, (shape[0], None, None)))
         for operation in converter.operations:
@@ -74,8 +87,9 @@ class Parameters:
         return names[0]
 
     @staticmethod
-    def _of_experts(parameter, names, count):
-        """Names by the number of their expert: every one once."""
+    def _of_experts(parameter, names, count, share):
+        """Names by the number of their expert: every one once. share: (which, of how many) equal
+        parts of all numbers are this parameter's."""
         by_number = {}
         for name in names:
             number = int(re.findall(r"\.(\d+)(?=\.)", name)[-1])
@@ -83,13 +97,13 @@ class Parameters:
                 raise ValueError(f"{by_number[number]} and {name} both are expert {number} of "
                                  f"{parameter}")
             by_number[number] = name
-        wanted = set(range(count))
+        wanted = set(range(count * share[1]))
         if missing := wanted - set(by_number):
             raise ValueError(f"the checkpoint has no expert {min(missing)} for {parameter}, which "
                              f"has {count}; there are {len(by_number)} such as {names[0]}")
         if extra := set(by_number) - wanted:
             raise ValueError(f"{by_number[min(extra)]}: {parameter} has {count} experts")
-        return [by_number[number] for number in range(count)]
+        return [by_number[number] for number in range(count * share[0], count * (share[0] + 1))]
 
     def _stored(self, names, shape):
         tensors = [self._tensors[name] for name in names]
@@ -122,6 +136,8 @@ def _apply(parameter, operation, parts, shape):
     name = type(operation).__name__
     if name == "MergeModulelist" and operation.dim == 0:
         return parts
+    if name == "ErnieFuseAndSplitTextVisionExperts":  # which half it is, its names have said
+        return [stacks.Joined(parts)] if operation.concat_dim == 1 else parts
     if name == "Concatenate" and operation.dim == 1:
         return [stacks.Joined(parts)]
     if name == "Transpose" and {operation.dim0, operation.dim1} in ({1, 2}, {0, 1}):

@@ -10,6 +10,7 @@ from .distributed import Ranks
 from .errors import Error
 from .parameters import Parameters
 from .source import Source
+from .tools import ToolError
 
 _log = logging.getLogger("moert")
 
@@ -103,12 +104,18 @@ def make(model, experts, options, device, numerics, files=None):
         checkpoint.compare_weights()
     if numerics == "f32":
         checkpoint.refuse_rounding()
-    schemes, why = options.get("experts"), None
-    if routing != "host" or schemes:
+    # The library alone makes and reads quantized experts.
+    quantized = options.get("experts") or pack_cache.quantization(experts)
+    why = None
+    if routing != "host" or quantized:
         try:
             return _by_library(checkpoint, routing, ranks, options)
-        except (ValueError, Error) as error:
-            if routing == "library" or schemes:
+        except (ValueError, Error, ToolError) as error:
+            if quantized and "model_type is" in str(error):
+                raise ValueError(f"{error}. The library alone makes and reads quantized experts. The "
+                                 "nearest way: the bf16 checkpoint, without a scheme (experts=), "
+                                 "whose experts stay bf16") from error
+            if quantized or routing == "library":
                 raise
             why = getattr(error, "message", str(error))
     try:

@@ -18,7 +18,8 @@ def budget(value):
         if text and text[2] == "%":
             value = float(text[1]) / 100
         elif text and text[2] in _UNITS:
-            value = int(float(text[1]) * _UNITS[text[2]])
+            value = _plain(value, float(text[1])) if not text[2] else int(
+                float(text[1]) * _UNITS[text[2]])
         else:
             raise ValueError(f"budget is {value!r}; {_LEGAL}")
     if isinstance(value, float):
@@ -28,6 +29,16 @@ def budget(value):
     if value <= 0:
         raise ValueError(f"budget is {value} bytes; {_LEGAL}")
     return value, 0.0
+
+
+def _plain(written, number):
+    """A number without a unit: a share up to 1, bytes where it can be a budget of them."""
+    if number <= 1 and "." in written:
+        return number
+    if number < 1 << 20:
+        raise ValueError(f"budget is {written!r}: '{written}%', or '{written}GiB'? A number without "
+                         f"a unit is bytes; {_LEGAL}")
+    return int(number)
 
 
 def text(count):

@@ -130,6 +130,18 @@ class Source(Handle):
         check(lib.moert_shards_check, self._handle, (_c.Shard * len(structs))(*structs),
               len(structs))
 
+    def schemes(self):
+        """The names of the schemes that matrices of experts are in, in any version."""
+        found, info = set(), _c.init(_c.RecordInfo)
+        for layer in range(self.layers):
+            for expert in range(self.spec(layer).num_experts):
+                for version in range(lib.moert_source_version_count(self._handle)):
+                    check(lib.moert_source_record, self._handle, layer, expert, version,
+                          c.byref(info))
+                    found |= {m.scheme.decode() for m in (info.gate, info.up, info.down)
+                              if m.scheme}
+        return sorted(found)
+
     def versions(self):
         """[(name, bytes of one expert of the first layer)], most bits first."""
         found = []

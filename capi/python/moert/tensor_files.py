@@ -95,3 +95,13 @@ def open_files(paths):
                 raise ValueError(f"{name} is in {files[name]} and in {path}")
             found[name], files[name] = tensor, path
     return found
+
+
+def quantized_beside_experts(paths):
+    """{name: shape} of other tensors than those of experts whose types are those of codes."""
+    found = {}
+    for path in paths:
+        _, _, header = _File(path).header()
+        found |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"
+                  and entry["dtype"] not in (*_BYTES, "I64", "BOOL") and ".experts." not in name}
+    return found

@@ -8,22 +8,24 @@ model is then used as any other: generate (batches, streaming, assisted decoding
 lm-evaluation-harness. It computes no gradients, its state_dict() has the dense weights only, and
 save_pretrained refuses.
 """
+import copy
 import importlib.util
-import json
 import os
 import re
 
 import torch
 import transformers
 from transformers.quantizers import HfQuantizer
-from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.auto import (AutoHfQuantizer, register_quantization_config,
+                                          register_quantizer)
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from . import blocks, pack_cache, planning
+from . import blocks, pack_cache, planning, tensor_files
 from .engine import Engine
 from .engine import plan as library_plan
 from .errors import Error
 from .passes import Passes
+from .source import Source
 
 __all__ = ["MoertConfig", "attach", "from_pretrained"]
 
@@ -50,7 +52,9 @@ def from_pretrained(path, *, device="cpu", auto_class=None, **options):
     mine = {name: options.pop(name) for name in (*_ENGINE, *_OURS) if name in options}
     hub = {name: options.pop(name) for name in _HUB if name in options}
     folder = pack_cache.checkpoint_folder(path, **hub)
-    _refuse_quantized(folder)
+    if quantization := pack_cache.quantization(folder):
+        options = _without_quantization(folder, options)
+        mine["dense"] = quantization
     config = MoertConfig(device=str(device), **mine)
     if device.type != "cpu" and importlib.util.find_spec("accelerate"):  # transformers wants it
         options.setdefault("device_map", {"": device})
@@ -62,18 +66,21 @@ def from_pretrained(path, *, device="cpu", auto_class=None, **options):
     return model.requires_grad_(False)
 
 
-def attach(model, experts, *, routing=None, top_k=None, device=None, cache_dir=None, progress=None,
-           group=None, parallel="expert", **options):
+def attach(model, experts, *, scheme=None, routing=None, top_k=None, device=None, cache_dir=None,
+           progress=None, group=None, parallel="expert", **options):
     """Gives the experts of a model that is in memory to libmoert; their weights in torch are freed.
     Returns the engine.
 
-    experts: the model's folder; or a Source, such as Source.open_pack(dir). routing: "library"
+    experts: the model's folder; or a Source, such as Source.open_pack(dir). scheme: quantizes the
+    folder's experts into the cache folder ("w4a16_g128", from_pretrained's experts). routing: "library"
     replaces whole MoE blocks, so that routing and the prediction of the next layer happen beside
     the experts; "host" replaces the experts alone, with the block's own router and shared experts.
     None: "library" for architectures that the library reads, else "host". Other options:
     moert.Engine's."""
     device = torch.device(device or _device(model))
-    ours = {"routing": routing, "top_k": top_k, "cache_dir": cache_dir, "progress": progress,
+    if scheme is not None and isinstance(experts, Source):
+        raise ValueError("scheme is for the experts of a folder; a Source has its own")
+    ours = {"experts": scheme, "routing": routing, "top_k": top_k, "cache_dir": cache_dir, "progress": progress,
             "group": group, "parallel": parallel}
     plan = planning.make(model, experts, ours, device, options.get("numerics"))
     engine = _replace(model, plan, _engine_options(options, device))
@@ -81,15 +88,22 @@ def attach(model, experts, *, routing=None, top_k=None, device=None, cache_dir=N
     return engine
 
 
-def _refuse_quantized(folder):
-    config = json.loads((folder / "config.json").read_text())
-    quantized = config.get("quantization_config")
-    if quantized and quantized.get("quant_method") != "moert":
-        raise ValueError(
-            f"{folder / 'config.json'}: the checkpoint is quantized already ("
-            f"{quantized.get('quant_method')}). transformers loads its dense weights in a way of "
-            "its own, which cannot be combined; load the model with transformers and attach() a "
-            "pack, or take the bf16 checkpoint with experts='w4a16_g128'")
+def _without_quantization(folder, options):
+    """Options with a config that says nothing of quantization: else transformers would have it done
+    by a quantizer of its own alone, experts included."""
+    kept = {name: options.pop(name) for name in ("dtype", "torch_dtype", "device_map",
+                                                 "attn_implementation") if name in options}
+    config = options.pop("config", None)
+    if config is None:
+        trust = {name: options[name] for name in ("trust_remote_code",) if name in options}
+        config, options = transformers.AutoConfig.from_pretrained(
+            folder, return_unused_kwargs=True, **options)
+        options |= trust
+    config = copy.deepcopy(config)
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
+    return {**options, **kept, "config": config}
 
 
 def _device(model):
@@ -144,7 +158,7 @@ class MoertConfig(QuantizationConfigMixin):
 
     def __init__(self, device="cpu", **options):
         self.quant_method, self.device = "moert", device
-        legal = {*_ENGINE, *_OURS}
+        legal = {*_ENGINE, *_OURS, "dense"}
         for name in options:
             if name not in legal and name != "quant_method":
                 raise TypeError(f"MoertConfig has no option '{name}', legal are "
@@ -158,6 +172,11 @@ class MoertConfig(QuantizationConfigMixin):
         plain = {k: v for k, v in self._options.items() if isinstance(v, (str, int, float))}
         return {"quant_method": "moert", "device": self.device, **plain}
 
+    @property
+    def dense(self):
+        """How the checkpoint is quantized, or None."""
+        return self._options.get("dense")
+
     def split(self):
         """(what finds and opens experts, what the engine takes)."""
         ours = {name: self._options.get(name) for name in _OURS}
@@ -166,11 +185,41 @@ class MoertConfig(QuantizationConfigMixin):
 
 @register_quantizer("moert")
 class MoertQuantizer(HfQuantizer):
-    """Takes the experts out of a model before transformers loads its weights."""
+    """Takes the experts out of a model before transformers loads its weights. Where the checkpoint
+    is quantized, what is left of the model is given to transformers' own quantizer."""
 
     def __init__(self, quantization_config, **kwargs):
         super().__init__(quantization_config, **kwargs)
-        self._engine = None
+        self._engine, self._dense = None, None
+
+    def _take_dense(self, model, files, **kwargs):
+        """transformers' quantizer for a checkpoint that has more than its experts quantized."""
+        config = self.quantization_config.dense
+        codes = tensor_files.quantized_beside_experts(files) if config else {}
+        if not codes:
+            return
+        for name, shape in codes.items():
+            block = config.get("weight_block_size") or (1, 1)
+            if name.endswith("weight") and any(n > b and n % b for n, b in zip(shape, block)):
+                # transformers divides the size by the number of scales to find the block's.
+                raise ValueError(f"{name} is {shape} in blocks of {list(block)}, the last of which "
+                                 "is cut: transformers reads such dense weights wrongly")
+        dense = AutoHfQuantizer.from_config(copy.deepcopy(config), pre_quantized=True)
+        dense.validate_environment(device_map=None)
+        dense._process_model_before_weight_loading(model, checkpoint_files=files, **kwargs)
+        self._dense, self.pre_quantized = dense, True
+
+    def _by_dense(name):
+        def call(self, *arguments, **named):
+            owner = self._dense or super(MoertQuantizer, self)
+            return getattr(owner, name)(*arguments, **named)
+        return call
+
+    param_needs_quantization = _by_dense("param_needs_quantization")
+    get_quantize_ops = _by_dense("get_quantize_ops")
+    get_new_dtype = _by_dense("get_new_dtype")
+    update_weight_conversions = _by_dense("update_weight_conversions")
+    _process_model_after_weight_loading = _by_dense("_process_model_after_weight_loading")
 
     def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
         if not checkpoint_files or not checkpoint_files[0].endswith(".safetensors"):
@@ -185,6 +234,7 @@ class MoertQuantizer(HfQuantizer):
             self._engine = _replace(model, plan, _engine_options(engine_options, device))
         for block in plan.found:  # it has no weights of its own, and its experts none to be set
             block.module._is_hf_initialized = True
+        self._take_dense(model, checkpoint_files, **kwargs)
         # What the engine reads is not missing from the model: no report about it.
         prefixes = {re.escape(block.name) + (r"\.experts\." if plan.routing == "host" else r"\.")
                     for block in plan.found}
