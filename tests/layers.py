@@ -16,8 +16,8 @@ LAYERS = [
     ("gemm", ["lib/gemm"], "mixed_group_gemm"),
     ("source", ["lib/source"], "expert_source host_source opaque_source"),
     ("checkpoint", ["lib/checkpoint"],
-     "offline/attention_config offline/checkpoint offline/hf_config offline/quantization_config "
-     "offline/rope_config offline/tensor_account offline/tensor_names"),
+     "offline/attention_config offline/checkpoint offline/gguf offline/hf_config "
+     "offline/quantization_config offline/rope_config offline/tensor_account offline/tensor_names"),
     ("pack", ["lib/pack"], "offline/calibration offline/pack offline/plan"),
     ("policy", [], "policy rules trace"),  # what policies and sinks are asked and told
     ("trace", ["lib/trace"], ""),

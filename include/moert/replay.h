@@ -39,6 +39,7 @@ struct LayerRecall {
 struct ReplayResult {
   int64_t steps = 0;  // counted
   int64_t tokens = 0;
+  int64_t decode_tokens = 0;       // of those, in decode steps
   EngineStats stats;               // of the counted steps
   std::vector<double> prefill_ms;  // by step, engine's clock
   std::vector<double> decode_ms;

@@ -134,6 +134,12 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) try {
   if (path == "reference") return HardwareProfile{};
   MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(Env::Default(), path));
   const JsonValue json = document.root();
+  if (json.Find("missing")) {
+    return absl::InvalidArgumentError(fmt::format(
+        "{}: its probe was cut short (field 'missing'): run moert-bench probe again, with more "
+        "--seconds",
+        path));
+  }
   HardwareProfile p;
   p.name = path;
   if (const auto name = json.Find("name"); name && name->is_string()) p.name = *name->AsString();

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 std::string OtherFile(const fs::path& file) {
   const std::string extension = file.extension().string();
   const std::string name = Printable(file.filename().string());
-  if (extension == ".gguf") return fmt::format("; {} is a GGUF file; {}", name, kOtherWays);
+  if (extension == ".gguf") return fmt::format("; {} is a GGUF file; {}", name, kGgufWays);
   if (extension == ".bin" || extension == ".pt" || extension == ".pth") {
     return fmt::format("; {} may be a PyTorch file: save the model with safe_serialization", name);
   }

@@ -6,8 +6,9 @@
 
 namespace moert {
 
-/// "; model.gguf is a GGUF file; other ways: ...", or whatever helps who named `path`: a file, a
-/// folder that is not there, one of files in other formats, an expert pack. Empty: nothing does.
+/// "; model.gguf is a GGUF file; llama.cpp runs it ...", or whatever helps who named `path`: a
+/// file, a folder that is not there, one of files in other formats, an expert pack. Empty: nothing
+/// does.
 std::string OtherFiles(const std::string& path);
 
 }  // namespace moert

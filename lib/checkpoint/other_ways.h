@@ -9,6 +9,11 @@ inline constexpr char kOtherWays[] =
     "(moert_source_create, MakeHostSource), and its own routing with each call if the library has "
     "none like it (docs/guide/hosts.md)";
 
+/// The same about a GGUF file.
+inline constexpr char kGgufWays[] =
+    "llama.cpp runs it within a budget through libmoert's plug-in (docs/guide/llama-cpp.md), and "
+    "moert-run doctor FILE says how it fits this machine";
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_CHECKPOINT_OTHER_WAYS_H_

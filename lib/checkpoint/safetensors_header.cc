@@ -191,7 +191,7 @@ absl::Status CheckOtherFormats(const std::string& path, absl::string_view begin,
   }
   if (text.substr(0, 4) == "GGUF") {
     return absl::UnimplementedError(
-        fmt::format("{}: a GGUF file, and safetensors files are read; {}", path, kOtherWays));
+        fmt::format("{}: a GGUF file, and safetensors files are read; {}", path, kGgufWays));
   }
   if (text.substr(0, 2) == "PK" || static_cast<unsigned char>(text[0]) == 0x80) {
     return absl::UnimplementedError(fmt::format(

@@ -47,12 +47,22 @@ absl::Status EngineImpl::CheckSlotView(int layer, const SlotView* view) const {
 
 absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) {
   MOERT_RETURN_IF_ERROR(CheckSlotView(layer, view));
-  const TurnLock lock(&turns_, &mu_);
-  try {
-    return FetchLocked(step, layer, input, view);
-  } catch (...) {  // no memory, or a host's policy
-    return ExceptionStatus("fetch");
+  absl::Status status;
+  bool lacks_scores = false;
+  {
+    const TurnLock lock(&turns_, &mu_);
+    try {
+      status = FetchLocked(step, layer, input, view);
+    } catch (...) {  // no memory, or a host's policy
+      status = ExceptionStatus("fetch");
+    }
+    lacks_scores = LacksScores();
   }
+  try {
+    if (lacks_scores) LogLackingScores();
+  } catch (...) {  // no memory for a line
+  }
+  return status;
 }
 
 absl::Status EngineImpl::CheckFetched(int layer, const StepState& step, const FetchInput& input,

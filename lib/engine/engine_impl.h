@@ -102,6 +102,9 @@ class EngineImpl final : public Engine {
   absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
                    const MutableMatrixView& out);
   void LogCall(int layer, const absl::Status& status, int64_t fallbacks);
+  /// Whether it has to be said, once, that predictions lack the host's scores.
+  bool LacksScores() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LogLackingScores() const;
   absl::Status RunLocked(StepId step_id, int layer, const MatrixView& hidden,
                          const RoutedInput* routed, const MutableMatrixView& out)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -163,6 +166,7 @@ class EngineImpl final : public Engine {
   std::map<StepId, StepState> steps_ ABSL_GUARDED_BY(mu_);
   std::optional<MemoryPlan> coming_ ABSL_GUARDED_BY(mu_);  // versions move towards it
   StepId next_step_ ABSL_GUARDED_BY(mu_) = 1;
+  bool said_lacking_ ABSL_GUARDED_BY(mu_) = false;  // see LacksScores
 
   // Never held for long, unlike mu_, and taken behind it.
   mutable Mutex cancel_mu_, hints_mu_, published_mu_;

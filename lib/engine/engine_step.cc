@@ -99,6 +99,7 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
   MOERT_RETURN_IF_ERROR(CheckProcess());
   absl::Status status;
   int64_t fallbacks = 0;
+  bool lacks_scores = false;
   {
     const TurnLock lock(&turns_, &mu_);
     fallbacks = CollectFallbacks(*parts_);
@@ -109,10 +110,12 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
       if (const auto step = FindStep(step_id); step.ok()) (*step)->status.Update(status);
     }
     fallbacks = CollectFallbacks(*parts_) - fallbacks;
+    lacks_scores = LacksScores();
   }
   if (options_.log == nullptr) return status;
   try {
     LogCall(layer, status, fallbacks);
+    if (lacks_scores) LogLackingScores();
   } catch (...) {  // no memory for a line
   }
   return status;
@@ -131,6 +134,20 @@ void EngineImpl::LogCall(int layer, const absl::Status& status, int64_t fallback
         fmt::format("layer {}: {} invalid policy decisions were replaced by the default", layer,
                     fallbacks));
   }
+}
+
+bool EngineImpl::LacksScores() {
+  if (said_lacking_ || parts_->runner->stats().predictions_missing == 0) return false;
+  said_lacking_ = true;
+  return true;
+}
+
+void EngineImpl::LogLackingScores() const {
+  Log(LogLevel::kWarning,
+      fmt::format(
+          "strategy {} predicts by scores of the next layer's router, and the host's routing "
+          "has none: nothing is prefetched; give next_scores with each call",
+          strategy()));
 }
 
 absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& hidden,

@@ -230,7 +230,7 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
     if (failure.ok()) StartLoads(call, &next);
     const bool all_queued = next == plan_.load.size();
     if (all_queued && !predicted && !forward) {
-      Predict(call);
+      Predict(call, /*given=*/call.routed != nullptr);
       predicted = true;
     }
     if (first || !batch_.empty()) {

@@ -55,6 +55,7 @@ struct LayerStats {
   // Layer calls whose experts were predicted, by what.
   int64_t predictions_resident_forward = 0;
   int64_t predictions_next_gate = 0;
+  int64_t predictions_missing = 0;  // wanted, and the host's routing had no scores for them
   // Time a call could not go on, by reason, in the engine's clock.
   int64_t stall_miss_ns = 0;
   int64_t stall_queue_ns = 0;
@@ -153,7 +154,8 @@ class LayerRunner {
 
   // Predict.
 
-  void Predict(const LayerCall& call);
+  /// `given`: the routing, by the host.
+  void Predict(const LayerCall& call, bool given);
   /// Whether the next layer's input shall be predicted from this call's partial output.
   bool WantsForward(const LayerCall& call) const;
   /// Has the host predict it, from the experts of the first batch: new next_scores. On the host's

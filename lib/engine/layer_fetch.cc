@@ -182,7 +182,7 @@ absl::Status LayerRunner::Bring(const LayerCall& call) {
     }
     const bool all_queued = next == plan_.load.size();
     if (all_queued && failure.ok() && !predicted) {
-      Predict(call);
+      Predict(call, /*given=*/true);
       predicted = true;
     }
     if (flying_.empty() && (all_queued || !failure.ok())) return failure;

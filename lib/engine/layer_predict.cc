@@ -7,9 +7,14 @@
 
 namespace moert {
 
-void LayerRunner::Predict(const LayerCall& call) {
-  if (parts_.prefetcher->wants_next_gate(call.context.phase) && !routing_.next_scores.empty()) {
-    ++(forward_predicted_ ? stats_.predictions_resident_forward : stats_.predictions_next_gate);
+void LayerRunner::Predict(const LayerCall& call, bool given) {
+  if (parts_.prefetcher->wants_next_gate(call.context.phase)) {
+    const bool last = call.context.layer + 1 == parts_.model->num_layers();
+    if (!routing_.next_scores.empty()) {
+      ++(forward_predicted_ ? stats_.predictions_resident_forward : stats_.predictions_next_gate);
+    } else if (given && !last) {
+      ++stats_.predictions_missing;
+    }
   }
   parts_.prefetcher->Predict(call.context, routing_, parts_.clock->now_ns());
 }

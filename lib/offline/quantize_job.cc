@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_split.h"
+#include "base/bytes_text.h"
 #include "base/exception_status.h"
 #include "base/hash64.h"
 #include "base/json.h"
@@ -107,6 +108,7 @@ class Quantization {
                            CheckpointIdentity(job_.model, Env::Default()));
     description.owner_only = job_.owner_only;
     MOERT_ASSIGN_OR_RETURN(writer_, PackWriter::CreateResumable(job_.out, std::move(description)));
+    Log(fmt::format("writing {} into {}", BytesText(writer_->total_bytes()), job_.out));
     rounder_ = std::make_unique<LayerRounder>(
         LayerRounder::Parts{experts_.get(), writer_.get(), pool_.get(), device_.get(), job_.model,
                             job_.cancelled, [this](int64_t matrices) { Advance(matrices); }});

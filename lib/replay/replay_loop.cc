@@ -45,6 +45,7 @@ absl::Status ReplayLoop::EndStep() {
       .push_back(static_cast<double>(ns) * 1e-6);
   ++result_.steps;
   result_.tokens += tokens_;
+  if (phase_ == Phase::kDecode) result_.decode_tokens += tokens_;
   return absl::OkStatus();
 }
 

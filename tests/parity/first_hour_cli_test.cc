@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/catch.h"
+#include "support/gguf_file.h"
 #include "support/paths.h"
 #include "support/run_tool.h"
 #include "support/temp_dir.h"
@@ -47,6 +48,27 @@ TEST_CASE("every tool: -h, --version, a man page, completion that bash takes") {
     REQUIRE(std::system(("bash " + script + " >" + script + ".out").c_str()) == 0);
     CHECK(ReadWholeFile(script + ".out") == "--version,");
   }
+}
+
+TEST_CASE("every command takes --quiet and --json; help names a command; words nearly right") {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> tools = {
+      {"run", {"generate", "chat", "ppl", "list", "doctor"}},
+      {"pack", {"quantize", "calibrate", "allocate", "cache", "info", "verify"}},
+      {"bench", {"gemm", "probe", "layer", "decode", "prefill", "model", "ranks", "workload"}},
+      {"sim", {""}}};
+  for (const auto& [tool, commands] : tools) {
+    for (const std::string& command : commands) {
+      INFO(tool << " " << command);
+      const Outcome help = Run(tool, command.empty() ? "--help" : "help " + command);
+      CHECK(help.status == 0);
+      for (const char* flag : {"--quiet", "--json", "--force"}) {
+        CHECK_THAT(help.out, Catch::Contains(flag));
+      }
+    }
+  }
+  CHECK_THAT(Run("run", "genrate").err, Catch::Contains("did you mean generate?"));
+  CHECK_THAT(Run("run", "generate --modle x").err, Catch::Contains("did you mean --model?"));
+  CHECK_THAT(Run("run", "--help=bash").out, Catch::Contains("--strategy=auto|"));
 }
 
 TEST_CASE("lists: strategies, schemes, models, kernels") {
@@ -260,9 +282,28 @@ TEST_CASE("doctor says what there is and what would be fastest") {
   CHECK(report["cuda"].contains("why_not"));
   const Outcome model = Run("run", "doctor --seconds 0.1" + Model());
   REQUIRE(model.status == 0);
-  CHECK_THAT(model.out, Catch::Contains("fastest here: every expert resident as bf16") &&
-                            Catch::Contains("moert-run chat --model"));
+  CHECK_THAT(model.out, Catch::Contains("bf16 *") && Catch::Contains("100 % in RAM") &&
+                            Catch::Contains("exactly as published; every expert stays") &&
+                            Catch::Contains("moert-run chat --model") &&
+                            Catch::Contains("measured here, now: memory "));
+  const Json advice =
+      Json::parse(Run("run", "doctor --seconds 0.05 --quiet --json -" + Model()).out);
+  const Json& speed = advice["advice"]["placements"][0]["tokens_per_s"];
+  CHECK(speed["least"] > 0);
+  CHECK(speed["most"] >= speed["least"]);
   // Within little memory the same model needs fewer bits.
+  // The same answer from a config.json alone, and one for a GGUF.
+  const std::string alone = Scratch() / "alone";
+  std::filesystem::create_directory(alone);
+  std::filesystem::copy_file(TinyModelDir() + "/config.json", alone + "/config.json");
+  const Outcome config = Run("run", "doctor --seconds 0.05 " + alone);
+  REQUIRE(config.status == 0);
+  CHECK_THAT(config.out, Catch::Contains("from config.json alone") && Catch::Contains("bf16 *"));
+  test::WriteFile(Scratch() / "m.gguf", test::TinyGguf().Bytes());
+  const Outcome gguf = Run("run", "doctor --seconds 0.05 " + Scratch() / "m.gguf");
+  REQUIRE(gguf.status == 0);
+  CHECK_THAT(gguf.out, Catch::Contains("qwen3moe: 2 MoE layers of 8 experts") &&
+                           Catch::Contains("Q4_0 *") && Catch::Contains("llama-server -m"));
   const std::string small = "ulimit -v 400000; " + BinDir() + "/moert-run doctor --seconds 0" +
                             Model() + " >" + Scratch() / "small";
   REQUIRE(std::system(("sh -c '" + small + "'").c_str()) == 0);

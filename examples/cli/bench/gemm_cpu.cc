@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "cli/bench/gemm.h"
-#include "cli/bench/read_bandwidth.h"
 #include "cli/common/output.h"
 #include "cli/common/plot.h"
 #include "cli/common/report.h"
+#include "cli/probe/read_bandwidth.h"
 #include "moert/default_thread_pool.h"
 #include "moert/mixed_group_gemm.h"
 #include "util/aligned_buffer.h"

@@ -9,7 +9,9 @@
 #include "cli/bench/bench.h"
 #include "cli/bench/probe_profile.h"
 #include "cli/common/args.h"
+#include "cli/common/interrupt.h"
 #include "cli/common/output.h"
+#include "cli/common/progress.h"
 #include "cli/common/report.h"
 #include "moert/default_thread_pool.h"
 #include "moert/profile.h"
@@ -28,8 +30,13 @@ std::string Us(const Spread& s) {
 
 using Say = std::function<void(const std::string& line)>;
 
+// What a part of the probe may take of all its time.
+constexpr double kMemoryShare = 0.1, kWakingShare = 0.05, kDiskShare = 0.35, kExpertsShare = 0.25,
+                 kLayerShare = 0.1;
+
 absl::Status MeasureMemory(const ProbeOptions& o, const Say& say, Findings* f) {
-  MOERT_ASSIGN_OR_RETURN(f->memory, ProbeMemory(o.threads, o.io_threads, o.repeats));
+  MOERT_ASSIGN_OR_RETURN(
+      f->memory, ProbeMemory(o.threads, o.io_threads, o.repeats, Until(kMemoryShare * o.seconds)));
   say("memory    read, all threads  " + Gb(f->memory.read));
   say("          read, one thread   " + Gb(f->memory.read_one_thread));
   say("          copy, all threads  " + Gb(f->memory.copy));
@@ -39,7 +46,7 @@ absl::Status MeasureMemory(const ProbeOptions& o, const Say& say, Findings* f) {
 }
 
 absl::Status MeasureWaking(const ProbeOptions& o, ThreadPool* pool, const Say& say, Findings* f) {
-  MOERT_ASSIGN_OR_RETURN(f->wake, ProbeWake(pool, o.repeats));
+  MOERT_ASSIGN_OR_RETURN(f->wake, ProbeWake(pool, o.repeats, Until(kWakingShare * o.seconds)));
   say("waking    a thread           " + Us(f->wake.condition));
   say("          the pool, spinning " + Us(f->wake.pool));
   say("          the pool, asleep   " + Us(f->wake.pool_slept));
@@ -50,7 +57,8 @@ absl::Status MeasureWaking(const ProbeOptions& o, ThreadPool* pool, const Say& s
 absl::Status MeasureDisk(const ProbeOptions& o, const Say& say, Findings* f) {
   const std::string directory =
       o.directory.empty() ? std::filesystem::temp_directory_path().string() : o.directory;
-  MOERT_ASSIGN_OR_RETURN(f->disk, ProbeDisk(directory, o.file_bytes, o.repeats));
+  MOERT_ASSIGN_OR_RETURN(
+      f->disk, ProbeDisk(directory, o.file_bytes, o.repeats, Until(kDiskShare * o.seconds)));
   for (const DiskRate& r : f->disk) {
     say(fmt::format("disk      {:>6} KiB, {} threads, {:<7} {}", r.bytes >> 10, r.threads, r.access,
                     Gb(r.bytes_per_s)));
@@ -61,16 +69,21 @@ absl::Status MeasureDisk(const ProbeOptions& o, const Say& say, Findings* f) {
 absl::Status MeasureExperts(const ProbeOptions& o, const Shape& shape, ThreadPool* pool,
                             const Say& say, Findings* f) {
   const MoeLayerSpec& expert = shape.spec.layers.front();
-  MOERT_ASSIGN_OR_RETURN(f->compute, ProbeCompute(pool, expert.hidden, expert.intermediate,
-                                                  o.tokens, o.schemes, o.repeats));
+  MOERT_ASSIGN_OR_RETURN(f->compute,
+                         ProbeCompute(pool, expert.hidden, expert.intermediate, o.tokens, o.schemes,
+                                      o.repeats, Until(kExpertsShare * o.seconds)));
   if (f->compute.empty()) return absl::UnimplementedError("no kernel set has the first scheme");
   for (const ComputeProbe& p : f->compute) {
     say(fmt::format("experts   {:<11} {:<14} {} a call, {:>4} tokens   {}", p.kernels, p.scheme,
                     p.experts, p.tokens, Gb(p.bytes_per_s)));
   }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureLayer(const ProbeOptions& o, const Shape& shape, const Say& say, Findings* f) {
   MOERT_ASSIGN_OR_RETURN(
-      f->layer,
-      ProbeLayer(shape, o.threads, static_cast<int64_t>(1e3 * o.attention_us), o.repeats));
+      f->layer, ProbeLayer(shape, o.threads, static_cast<int64_t>(1e3 * o.attention_us), o.repeats,
+                           Until(kLayerShare * o.seconds)));
   say(
       fmt::format("a layer   {:.1f} us, {:.1f} us of it no products, {:.2f} us for every token "
                   "more, {:.1f} us for the next gate",
@@ -106,16 +119,31 @@ absl::Status RunProbe(const ProbeOptions& o, const std::string& command) {
   f.pin_limit = PinLimit();
   say(f.pin_limit < 0 ? "pinning   no limit"
                       : fmt::format("pinning   at most {} bytes", f.pin_limit));
-  MOERT_RETURN_IF_ERROR(MeasureMemory(o, say, &f));
   ThreadPoolOptions pool_options;
   pool_options.threads = o.threads;
   MOERT_ASSIGN_OR_RETURN(const auto pool, CreateThreadPool(pool_options));
   f.threads = pool->num_threads();
-  MOERT_RETURN_IF_ERROR(MeasureWaking(o, pool.get(), say, &f));
-  MOERT_RETURN_IF_ERROR(MeasureDisk(o, say, &f));
-  MOERT_RETURN_IF_ERROR(MeasureExperts(o, shape, pool.get(), say, &f));
-  MOERT_RETURN_IF_ERROR(MeasureDevice(o, shape, say, &f));
-  return o.json.empty() ? absl::OkStatus() : WriteJson(o.json, ProfileOf(o, command, f));
+  const CatchInterrupts catching;
+  absl::Status first;  // of the parts that failed
+  const auto part = [&](const char* name, const std::function<absl::Status()>& measure) {
+    absl::Status status = absl::CancelledError("interrupted");
+    if (!Interrupted()) {
+      const Progress progress(fmt::format("measuring: {}", name), !o.quiet);
+      status = measure();
+    }
+    if (status.ok()) return;
+    f.missing.emplace_back(name);
+    first.Update(absl::Status(status.code(), fmt::format("{}: {}", name, status.message().data())));
+    say(fmt::format("{:<9} not measured: {}", name, std::string(status.message())));
+  };
+  part("memory", [&] { return MeasureMemory(o, say, &f); });
+  part("waking", [&] { return MeasureWaking(o, pool.get(), say, &f); });
+  part("disk", [&] { return MeasureDisk(o, say, &f); });
+  part("experts", [&] { return MeasureExperts(o, shape, pool.get(), say, &f); });
+  part("layer", [&] { return MeasureLayer(o, shape, say, &f); });
+  part("device", [&] { return MeasureDevice(o, shape, say, &f); });
+  if (!o.json.empty()) MOERT_RETURN_IF_ERROR(WriteJson(o.json, ProfileOf(o, command, f)));
+  return first;
 }
 
 }  // namespace
@@ -139,20 +167,22 @@ int BenchProbe(int argc, const char* const* argv) {
                    "stored versions, comma-separated, as the experts have them");
   parser.AddDouble("attention-us", &o.attention_us,
                    "emulated attention before every layer call that is measured");
-  parser.AddInt("repeats", &o.repeats, "repetitions", 1, 1000);
+  parser.AddInt("repeats", &o.repeats, "repetitions, as far as there is time", 1, 1000);
+  parser.AddDouble("seconds", &o.seconds,
+                   "about how long all of it may take; parts are measured once at least");
   parser.AddString("name", &o.name, "name of the profile");
   parser.AddJson(&o.json);
-  parser.AddSwitch("quiet", &o.quiet, "no table");
+  parser.AddQuiet(&o.quiet, "table, no progress");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   o.schemes = absl::StrSplit(schemes, ',');
   absl::Status status;
   if (status.ok() &&
       (o.file_bytes < int64_t{64} << 20 || !std::is_sorted(o.tokens.begin(), o.tokens.end()) ||
        o.tokens.front() != 1 || !(o.attention_us >= 0 && o.attention_us <= 1e9) ||
-       !(o.link_gbps >= 0 && o.link_gbps <= 1e6))) {
+       !(o.link_gbps >= 0 && o.link_gbps <= 1e6) || !(o.seconds >= 0 && o.seconds <= 1e6))) {
     status = absl::InvalidArgumentError(
         "--file-size is at least 64MiB, --tokens ascend from 1, --attention-us is from 0 to 1e9, "
-        "--link-gbps from 0 to 1e6");
+        "--link-gbps and --seconds from 0 to 1e6");
   }
   if (status.ok()) status = RunProbe(o, "moert-bench probe " + CommandLine(argc, argv));
   return status.ok() ? kExitOk : ReportError("moert-bench probe", status);

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/common/report.h"
+#include "cli/probe/device.h"
 #include "cli/workload/shapes.h"
 
 namespace moert::cli {
@@ -40,15 +41,6 @@ struct DeviceCosts {
   Spread memop_round_trip;      // host flag -> stream's wait -> its write -> host
   Spread pin_bytes_per_s;       // pinned memory allocated
   Spread register_bytes_per_s;  // pageable memory pinned
-};
-
-/// Layer calls of an engine, by tokens. Times in nanoseconds a layer.
-struct DeviceLayer {
-  int64_t tokens = 1;
-  Spread captured;       // every expert resident, replayed from a graph
-  Spread captured_bare;  // the same with experts of hardly any size: routing, packing, summing
-  Spread cached;         // a cache that hits: the host looks at every routing
-  Spread cached_bare;
 };
 
 struct CudaProbe {

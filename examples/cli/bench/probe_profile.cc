@@ -196,10 +196,15 @@ json MeasurementJson(const ProbeOptions& o, const std::string& command, const Fi
 }  // namespace
 
 json ProfileOf(const ProbeOptions& o, const std::string& command, const Findings& f) {
+  const std::string name = o.name.empty() ? f.machine["cpu"].get<std::string>() : o.name;
+  // No cost of this machine in place of one that is missing: LoadProfile refuses it.
+  if (!f.missing.empty()) {
+    return {{"name", name}, {"missing", f.missing}, {"probe", MeasurementJson(o, command, f)}};
+  }
   const Link link = EngineLink(o, f);
   const std::vector<ComputeProbe> best = Best(f.compute, o.schemes.front());
   const double wave_ns = WaveNs(best);
-  json profile = {{"name", o.name.empty() ? f.machine["cpu"].get<std::string>() : o.name},
+  json profile = {{"name", name},
                   {"link_bytes_per_s", link.bytes_per_s},
                   {"link_latency_ns", std::round(link.latency_ns)},
                   {"link_streams", link.streams},

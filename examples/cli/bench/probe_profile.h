@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/bench/probe_cuda.h"
-#include "cli/bench/probe_parts.h"
+#include "cli/probe/parts.h"
 
 namespace moert::cli {
 
@@ -27,6 +27,7 @@ struct ProbeOptions {
   std::vector<std::string> schemes = {"bf16"};
   double attention_us = 0;
   int repeats = 5;
+  double seconds = 60;  // of all of it
   std::string name;
   std::string json;
   bool quiet = false;
@@ -41,6 +42,7 @@ struct Findings {
   std::vector<DiskRate> disk;
   std::vector<ComputeProbe> compute;  // some with the first scheme
   LayerOverhead layer;
+  std::vector<std::string> missing;  // parts that were not measured
   absl::StatusOr<CudaProbe> device = absl::UnavailableError("not asked for");
 };
 

@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "cli/bench/attention_loop.h"
 #include "cli/bench/step_source.h"
+#include "cli/probe/attention_loop.h"
 #include "moert/engine.h"
 
 namespace moert::cli {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <utility>
@@ -30,6 +31,23 @@ absl::StatusOr<T> ParseInteger(absl::string_view text, T min, T max) {
         fmt::format("{} is out of range, legal: {} to {}", value, min, max));
   }
   return value;
+}
+
+// Letters put in, left out, replaced or swapped with the next that make one word the other.
+size_t Changes(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    now[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      now[j] = std::min({last[j] + 1, now[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        now[j] = std::min(now[j], before[j - 2] + 1);
+      }
+    }
+    before = std::exchange(last, now);
+  }
+  return last[b.size()];
 }
 
 }  // namespace
@@ -117,8 +135,9 @@ void ArgParser::AddChoice(std::string name, std::string* value, std::vector<std:
             return absl::OkStatus();
           }
         }
-        return absl::InvalidArgumentError(fmt::format("'{}' is unknown, legal values: {}",
-                                                      Str(text), absl::StrJoin(choices, ", ")));
+        return absl::InvalidArgumentError(fmt::format("'{}' is unknown{}, legal values: {}",
+                                                      Str(text), DidYouMean(text, choices),
+                                                      absl::StrJoin(choices, ", ")));
       });
 }
 
@@ -139,6 +158,14 @@ void ArgParser::AddOutput(std::string name, std::string* path, std::string help)
 void ArgParser::AddJson(std::string* path) {
   AddOutput("json", path, "writes the figures to a file, or, alone, to stdout: -");
   json_ = path;
+}
+
+void ArgParser::AddQuiet(bool* quiet, std::string what) {
+  AddSwitch("quiet", quiet, "no " + std::move(what));
+}
+
+void ArgParser::Suggest(absl::string_view name, const std::vector<std::string>& values) {
+  if (Flag* flag = Find(name)) flag->suggested = absl::StrJoin(values, "|");
 }
 
 void ArgParser::AddPositional(std::string name, std::string* value, std::string help,
@@ -168,8 +195,9 @@ absl::Status ArgParser::UnknownFlag(absl::string_view name) const {
   std::vector<std::string> legal;
   for (const Flag& flag : flags_) legal.push_back("--" + flag.name);
   legal.push_back("--help");
-  return absl::InvalidArgumentError(
-      fmt::format("unknown flag --{}, legal flags: {}", Str(name), absl::StrJoin(legal, ", ")));
+  return absl::InvalidArgumentError(fmt::format("unknown flag --{}{}, legal flags: {}", Str(name),
+                                                DidYouMean("--" + Str(name), legal),
+                                                absl::StrJoin(legal, ", ")));
 }
 
 // The flag at argv[*i], of which `arg` is what follows "--"; takes its value from the next argument
@@ -269,12 +297,25 @@ std::optional<int> ArgParser::ParseOrReport(int argc, const char* const* argv) {
   return std::nullopt;
 }
 
+std::string DidYouMean(absl::string_view word, const std::vector<std::string>& legal) {
+  size_t least = word.size() / 3 + 1;  // more changes than these make another word
+  const std::string* nearest = nullptr;
+  for (const std::string& candidate : legal) {
+    const size_t changes = Changes(word, candidate);
+    if (changes > least || (changes == least && nearest != nullptr)) continue;
+    least = changes;
+    nearest = &candidate;
+  }
+  return nearest == nullptr ? "" : fmt::format("; did you mean {}?", *nearest);
+}
+
 absl::StatusOr<int64_t> ParseSize(absl::string_view text) {
-  absl::string_view number = text;
+  const std::string upper = absl::AsciiStrToUpper(text);
+  absl::string_view number = upper;
   double scale = 1.0;
   const bool byte = absl::ConsumeSuffix(&number, "B");
-  const bool binary = absl::ConsumeSuffix(&number, "i");
-  const char unit = number.empty() ? '\0' : absl::ascii_toupper(number.back());
+  const bool binary = absl::ConsumeSuffix(&number, "I");
+  const char unit = number.empty() ? '\0' : number.back();
   const size_t power = absl::string_view("KMGT").find(unit);
   if (power != absl::string_view::npos) {
     number.remove_suffix(1);

@@ -53,6 +53,10 @@ class ArgParser {
   /// --json FILE: an output. "-": the object alone goes to stdout, and all that would else go there
   /// to stderr (cli/common/output.h).
   void AddJson(std::string* path);
+  /// --quiet. `what`: what it leaves out, for the help.
+  void AddQuiet(bool* quiet, std::string what);
+  /// What shell completion offers for a flag that takes other values, too.
+  void Suggest(absl::string_view name, const std::vector<std::string>& values);
   /// Positional arguments are filled in the order they were added.
   void AddPositional(std::string name, std::string* value, std::string help, bool required = true);
   /// Parse fails unless the flag was given.
@@ -84,6 +88,7 @@ class ArgParser {
     std::string help;
     std::string shape;  // how the value looks in help: "N", "SIZE", "a|b"; empty for a switch
     std::string initial;
+    std::string suggested;  // for completion: "a|b"
     std::function<absl::Status(absl::string_view)> set;
     const std::string* output = nullptr;  // the path that it writes
     bool given = false;
@@ -113,8 +118,11 @@ class ArgParser {
   const std::string* json_ = nullptr;
 };
 
+/// "; did you mean X?" where one of `legal` is nearly `word`, else "".
+std::string DidYouMean(absl::string_view word, const std::vector<std::string>& legal);
+
 /// Bytes from "4096", "512MiB", "8GiB", "1.5G" (K, M, G and T are powers of 1024, as in other
-/// tools) or decimal "8GB". Never negative.
+/// tools) or decimal "8GB". Letters may be small. Never negative.
 absl::StatusOr<int64_t> ParseSize(absl::string_view text);
 
 /// Prints "command: message" to stderr and returns the exit status for it: kExitUsage for

@@ -55,7 +55,8 @@ std::string ArgParser::ManSection() const {
 std::string ArgParser::CompletionWords() const {
   std::string out;
   for (const Flag& flag : flags_) {
-    absl::StrAppend(&out, "--", flag.name, flag.shape.empty() ? "" : "=", flag.shape, "\n");
+    absl::StrAppend(&out, "--", flag.name, flag.shape.empty() ? "" : "=",
+                    flag.suggested.empty() ? flag.shape : flag.suggested, "\n");
   }
   return out + "--help\n";
 }

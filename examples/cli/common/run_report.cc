@@ -39,6 +39,11 @@ std::optional<double> Ratio(double part, double whole) {
   return part / whole;
 }
 
+std::optional<double> TokensPerSecond(const RunReport& r, const std::optional<double>& step_ms) {
+  if (!step_ms || *step_ms <= 0) return std::nullopt;
+  return 1e3 * r.step_tokens / *step_ms;
+}
+
 double Ms(int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
 std::string Percent(const std::optional<double>& ratio) {
@@ -115,6 +120,8 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
   j["ttft_ms"] = OrNull(r.ttft_ms);
   j["tpot_ms"] = {
       {"mean", OrNull(tpot.mean)}, {"p50", OrNull(tpot.p50)}, {"p99", OrNull(tpot.p99)}};
+  j["tokens_per_s"] = OrNull(TokensPerSecond(r, tpot.mean));
+  j["prompt_tokens_per_s"] = OrNull(r.prompt_tokens_per_s);
   j["version"] = MOERT_VERSION;
   j["seed"] = r.seed ? Json(*r.seed) : Json(nullptr);
   j["pool_bytes"] = s.pool_bytes;
@@ -157,6 +164,15 @@ std::string ReportTable(const RunReport& r, const Engine& engine) {
   if (tpot.mean) {
     line("per step", fmt::format("{:.2f} ms mean, {:.2f} p50, {:.2f} p99{}", *tpot.mean, *tpot.p50,
                                  *tpot.p99, r.virtual_clock ? " (virtual clock)" : ""));
+  }
+  const std::optional<double> decode = TokensPerSecond(r, tpot.mean);
+  if (decode || r.prompt_tokens_per_s) {
+    std::string text = decode ? fmt::format("{:.3g} tokens/s", *decode) : "";
+    if (r.prompt_tokens_per_s) {
+      text +=
+          fmt::format("{}prompt {:.3g} tokens/s", text.empty() ? "" : ", ", *r.prompt_tokens_per_s);
+    }
+    line("speed", text);
   }
   return out;
 }

@@ -21,11 +21,14 @@ struct RunReport {
   bool virtual_clock = false;
   std::optional<double> nll, ppl;  // ppl only
   int64_t tokens_scored = 0;
-  std::vector<double> window_nll;    // ppl only: mean over each window's scored tokens
-  std::optional<std::string> text;   // generate only, valid UTF-8
-  std::vector<int32_t> tokens;       // generate only: what was generated
-  std::optional<double> ttft_ms;     // generate only
-  std::vector<double> decode_ms;     // by decode step
+  std::vector<double> window_nll;   // ppl only: mean over each window's scored tokens
+  std::optional<std::string> text;  // generate only, valid UTF-8
+  std::vector<int32_t> tokens;      // generate only: what was generated
+  std::optional<double> ttft_ms;    // generate only
+  std::vector<double> decode_ms;    // by decode step
+  /// Tokens of all sequences together in one decode step, the mean.
+  double step_tokens = 1;
+  std::optional<double> prompt_tokens_per_s;
   std::optional<EngineStats> stats;  // of a part of the run; absent: all of it
   nlohmann::ordered_json extra;      // further keys of the object; null: none
 };

@@ -18,7 +18,7 @@ namespace {
 bool IsSingle(const Tool& tool) { return tool.commands.size() == 1 && *tool.commands[0].name == 0; }
 
 void PrintUsage(const Tool& tool, std::FILE* file) {
-  Print(file, "{}: {}\n\nusage: {} COMMAND [flags], {} COMMAND --help\n", tool.name, tool.summary,
+  Print(file, "{}: {}\n\nusage: {} COMMAND [flags], {} help COMMAND\n", tool.name, tool.summary,
         tool.name, tool.name);
   for (const Command& c : tool.commands) Print(file, "  {:<10} {}\n", c.name, c.summary);
   Print(file, "  {:<10} {}\n  {:<10} {}\n  {:<10} {}\n", "--version", "the version", "--help=man",
@@ -94,6 +94,10 @@ int Dispatch(const Tool& tool, int argc, const char* const* argv) {
   if (first == "--help=man") return PrintMan(tool);
   if (first == "--help=bash") return PrintBashCompletion(tool);
   if (IsSingle(tool)) return tool.commands[0].run(argc - 1, argv + 1);
+  if (first == "help" && argc == 3) {
+    const char* const help[] = {argv[0], argv[2], "--help"};
+    return Dispatch(tool, 3, help);
+  }
   if (first == "--help" || first == "-h" || first == "help") {
     PrintUsage(tool, stdout);
     return kExitOk;
@@ -102,9 +106,11 @@ int Dispatch(const Tool& tool, int argc, const char* const* argv) {
     if (first == c.name) return c.run(argc - 2, argv + 2);
   }
   if (argc > 1) {
-    Print(stderr, "{}: '{}' is not a command; legal are {}\n", tool.name, argv[1],
-          absl::StrJoin(tool.commands, ", ",
-                        [](std::string* out, const Command& c) { *out += c.name; }));
+    std::vector<std::string> names;
+    for (const Command& c : tool.commands) names.emplace_back(c.name);
+    Print(stderr, "{}: '{}' is not a command{}; legal are {}\n", tool.name, argv[1],
+          DidYouMean(argv[1], names), absl::StrJoin(names, ", "));
+    return kExitUsage;
   }
   PrintUsage(tool, stderr);
   return kExitUsage;

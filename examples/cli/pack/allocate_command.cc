@@ -9,12 +9,15 @@
 
 #include "cli/common/args.h"
 #include "cli/common/output.h"
+#include "cli/common/report.h"
 #include "cli/pack/commands.h"
 #include "cli/pack/heat_map.h"
 #include "moert/offline/allocate.h"
 #include "moert/offline/calibration.h"
+#include "moert/offline/pack.h"
 #include "moert/offline/plan.h"
 #include "moert/offline/quantize.h"
+#include "util/bytes_text.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -24,7 +27,7 @@ constexpr char kCommand[] = "moert-pack allocate";
 
 struct Arguments {
   std::string calibration, out, picture, schemes, profile = "h200", granularity = "linear",
-                                                  loss = "auto", solver, name;
+                                                  loss = "auto", solver, name, json;
   double bits = 0, gap = 1e-4, seconds = 60;
   int64_t bytes = 0, random_seed = 0;
   bool quiet = false;
@@ -113,6 +116,33 @@ absl::StatusOr<Allocation> AllocateWithin(const Calibration& c, AllocationOption
   }
 }
 
+// What no choice can be below: every block in the narrowest scheme.
+absl::Status CheckCapacity(const Arguments& a, const Calibration& c) {
+  const PackVersion* least = nullptr;
+  VersionSize size;
+  std::vector<PackVersion> versions;
+  for (const Scheme& scheme : a.options.schemes.empty() ? c.schemes : a.options.schemes) {
+    versions.push_back(PackVersion::Uniform(scheme));
+  }
+  for (const PackVersion& version : versions) {
+    MOERT_ASSIGN_OR_RETURN(const VersionSize its, SizeOf(c.model, version));
+    if (least != nullptr && its.bytes >= size.bytes) continue;
+    least = &version;
+    size = its;
+  }
+  if (least == nullptr || size.bytes <= a.options.capacity) return absl::OkStatus();
+  const std::string more = fmt::format("give at least that, or calibrate a narrower scheme");
+  if (a.bits > 0) {
+    return absl::InvalidArgumentError(fmt::format(
+        "--bits {}: all experts in {}, the narrowest scheme calibrated, take {:.3f} bits "
+        "a weight; {}",
+        a.bits, least->name, size.stored_bits(), more));
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("--budget {}: all experts in {}, the narrowest scheme calibrated, take {}; {}",
+                  util::BytesText(a.bytes), least->name, util::BytesText(size.held_bytes), more));
+}
+
 /// What the flags say of the allocation, into a.options.
 absl::Status ReadOptions(const Calibration& c, Arguments& a) {
   AllocationOptions& o = a.options;
@@ -150,6 +180,7 @@ absl::Status ReadOptions(const Calibration& c, Arguments& a) {
 absl::Status Run(Arguments& a) {
   MOERT_ASSIGN_OR_RETURN(const Calibration c, ReadCalibration(a.calibration, Env::Default()));
   MOERT_RETURN_IF_ERROR(ReadOptions(c, a));
+  MOERT_RETURN_IF_ERROR(CheckCapacity(a, c));
   const AllocationOptions& o = a.options;
   const auto begin = std::chrono::steady_clock::now();
   MOERT_ASSIGN_OR_RETURN(Allocation found,
@@ -170,6 +201,11 @@ absl::Status Run(Arguments& a) {
         a.picture,
         HeatMapSvg(c.model, found.version,
                    fmt::format("{}: {:.3f} stored bits", found.version.name, found.stored_bits))));
+  }
+  if (!a.json.empty()) {
+    nlohmann::json report = {{"out", a.out}, {"name", found.version.name}};
+    report.update(summary);
+    MOERT_RETURN_IF_ERROR(WriteJson(a.json, report));
   }
   if (a.quiet) return absl::OkStatus();
   Print("plan {}: {:.4f} stored bits, {} of {} bytes, loss ({}) {:.6g}\n", found.version.name,
@@ -220,7 +256,8 @@ int AllocateMain(int argc, const char* const* argv) {
   parser.AddDouble("time-limit", &a.seconds, "seconds for cbc");
   parser.AddString("name", &a.name, "the version's name (default: mixed-BITS)");
   parser.AddOutput("picture", &a.picture, "an SVG heat map to write");
-  parser.AddSwitch("quiet", &a.quiet, "prints nothing");
+  parser.AddJson(&a.json);
+  parser.AddQuiet(&a.quiet, "table");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   absl::Status status;
   try {

@@ -7,6 +7,7 @@
 #include "cli/common/interrupt.h"
 #include "cli/common/output.h"
 #include "cli/common/progress.h"
+#include "cli/common/report.h"
 #include "cli/pack/commands.h"
 #include "moert/offline/open_as.h"
 #include "moert/offline/quantize.h"
@@ -18,7 +19,7 @@ namespace {
 constexpr char kCommand[] = "moert-pack cache";
 
 struct Arguments {
-  std::string model, schemes, method = "rtn";
+  std::string model, schemes, method = "rtn", json;
   OpenAsOptions options;
   bool quiet = false;
 };
@@ -48,11 +49,16 @@ int CacheMain(int argc, const char* const* argv) {
   parser.AddChoice("method", &a.method, {"rtn", "hqq"}, "rounding to nearest, or half-quadratic");
   parser.AddString("cache", &a.options.cache_dir, "folder of cached packs");
   parser.AddInt("threads", &a.options.threads, "threads; 0: one a core", 0, 1024);
-  parser.AddSwitch("quiet", &a.quiet, "no progress, no notes");
+  parser.AddJson(&a.json);
+  parser.AddQuiet(&a.quiet, "progress, no notes");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<std::string> pack = Find(&a);
   if (!pack.ok()) return ReportError(kCommand, pack.status());
-  Print("{}\n", *pack);
+  if (!a.json.empty()) {
+    const absl::Status written = WriteJson(a.json, {{"pack", *pack}});
+    if (!written.ok()) return ReportError(kCommand, written);
+  }
+  if (a.json != "-") Print("{}\n", *pack);
   return kExitOk;
 }
 

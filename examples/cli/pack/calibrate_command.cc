@@ -8,9 +8,12 @@
 #include "cli/common/interrupt.h"
 #include "cli/common/output.h"
 #include "cli/common/progress.h"
+#include "cli/common/report.h"
 #include "cli/pack/commands.h"
 #include "cli/pack/host_model.h"
+#include "moert/env.h"
 #include "moert/offline/calibrate.h"
+#include "moert/offline/calibration.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -23,7 +26,7 @@ constexpr char kSchemes[] =
 
 struct Arguments {
   CalibrateJob job;
-  std::string schemes = kSchemes, tokens, method = "gptq", backend = "auto";
+  std::string schemes = kSchemes, tokens, method = "gptq", backend = "auto", json;
   bool quiet = false;
 };
 
@@ -58,6 +61,15 @@ absl::Status Run(Arguments* a) {
   return status;
 }
 
+absl::Status Report(const Arguments& a) {
+  if (a.json.empty()) return absl::OkStatus();
+  MOERT_ASSIGN_OR_RETURN(const Calibration c, ReadCalibration(a.job.out, Env::Default()));
+  return WriteJson(a.json, {{"out", a.job.out},
+                            {"tokens", c.tokens},
+                            {"probe_tokens", c.probe_tokens},
+                            {"method", c.method}});
+}
+
 }  // namespace
 
 int CalibrateMain(int argc, const char* const* argv) {
@@ -87,11 +99,13 @@ int CalibrateMain(int argc, const char* const* argv) {
   parser.AddInt("threads", &job.threads, "threads; 0: one a core", 0, 1024);
   parser.AddChoice("backend", &a.backend, {"cpu", "cuda", "auto"},
                    "where matrices are multiplied, and scales searched for");
-  parser.AddSwitch("quiet", &a.quiet, "no progress, no notes");
+  parser.AddJson(&a.json);
+  parser.AddQuiet(&a.quiet, "progress, no notes");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   std::error_code ec;
   if (parser.force()) std::filesystem::remove(job.out, ec);
-  const absl::Status status = Run(&a);
+  absl::Status status = Run(&a);
+  if (status.ok()) status = Report(a);
   return status.ok() ? kExitOk : ReportError(kCommand, status);
 }
 

@@ -9,6 +9,8 @@
 #include "cli/common/model_parts.h"
 #include "cli/common/output.h"
 #include "cli/common/plot.h"
+#include "cli/common/stored_scheme.h"
+#include "cli/common/strategy_names.h"
 #include "cli/pack/commands.h"
 #include "cli/pack/info_account.h"
 #include "cli/pack/info_plan.h"
@@ -67,11 +69,27 @@ std::string BudgetText(const json& budget) {
   return budget["bytes"].is_null() ? "-" : util::BytesText(budget["bytes"].get<int64_t>());
 }
 
-void PrintVersions(const json& versions) {
+/// Whether people want it without --all: what the file has, and usual choices of fewer bits where
+/// that is floats.
+bool Shown(const json& version, const json& info, bool all) {
+  if (all || !info.contains("stored_scheme")) return true;
+  const std::string name = version["name"], stored = info["stored_scheme"];
+  if (name == stored) return true;
+  if (stored != "bf16") return false;
+  for (const char* usual : {"w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g64_asym"}) {
+    if (name == usual) return true;
+  }
+  return false;
+}
+
+void PrintVersions(const json& versions, const json& info, bool all) {
   Print("\n  {:<20} {:>12} {:>12} {:>9}   {}\n", "routed experts as", "stored bits", "bytes",
         "padding", "--budget for all, half, a quarter, the least");
   for (const json& v : versions) {
-    Print("  {:<20} {:>12.3f} {:>12} {:>8.1f}%", v["name"].get<std::string>(),
+    if (!Shown(v, info, all)) continue;
+    const std::string name = v["name"];
+    const bool stored = info.contains("stored_scheme") && info["stored_scheme"] == name;
+    Print("  {:<20} {:>12.3f} {:>12} {:>8.1f}%", name + (stored ? " *" : ""),
           v["stored_bits"].get<double>(), util::BytesText(v["bytes"].get<int64_t>()),
           100 * v["padding"].get<double>());
     const auto need = v.find("need");
@@ -81,6 +99,8 @@ void PrintVersions(const json& versions) {
     }
     Print("\n");
   }
+  if (!info.contains("stored_scheme")) return;
+  Print("  * as the file has them{}\n", all ? "" : "; --all lists every scheme");
 }
 
 void PrintPlan(const std::string& what, const json& need, const json& experts) {
@@ -104,19 +124,25 @@ void PrintPlan(const std::string& what, const json& need, const json& experts) {
   }
 }
 
-void PrintPlans(const json& info, const json& versions) {
+void PrintPlans(const json& info, const json& versions, bool all) {
   if (!info.contains("budget")) return;
   Print("\n  with --budget {} --strategy {} and steps of up to {} tokens:\n",
         info["budget"].get<std::string>(), info["strategy"].get<std::string>(),
         info["rows"].get<int64_t>());
   const json& experts = info["model"]["experts"];
   for (const json& v : versions) {
-    if (v.contains("need")) PrintPlan(v["name"].get<std::string>(), v["need"], experts);
+    if (v.contains("need") && Shown(v, info, all))
+      PrintPlan(v["name"].get<std::string>(), v["need"], experts);
   }
   if (info.contains("need")) PrintPlan("all versions", info["need"], experts);
   if (info.contains("choice")) {
     Print("  {:<20} {}: {}\n", "chosen", info["choice"]["strategy"].get<std::string>(),
           info["choice"]["why"].get<std::string>());
+  }
+  if (info.contains("profile") && info["profile"] == "reference") {
+    Print(
+        "  times are of the logical machine `reference`, not of this one: measure it by\n"
+        "  moert-bench probe --json FILE and give --profile FILE, or see moert-run doctor\n");
   }
   if (!info.contains("host_bytes") || info["host_bytes"].is_null()) return;
   Print(
@@ -130,6 +156,7 @@ void AddOptions(const PlanOptions& options, json* info) {
   (*info)["budget"] = options.budget;
   (*info)["strategy"] = options.strategy;
   (*info)["rows"] = options.rows;
+  if (IsAuto(options.strategy)) (*info)["profile"] = options.profile;
 }
 
 absl::StatusOr<json> DescribePack(const std::string& path, const PlanOptions& options) {
@@ -189,6 +216,8 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
                {"path", path},
                {"model", std::move(model)},
                {"stored", std::string(StoredWeightsName(config.quantization.form))},
+                {"stored_scheme", StoredScheme(config.quantization)},
+                {"parts", std::move(parts)},
                {"host_bytes", std::move(host)},
                {"schemes", std::move(schemes)}};
   MOERT_RETURN_IF_ERROR(AddAccount(path, &config, &info));
@@ -223,7 +252,7 @@ absl::StatusOr<json> Info(const std::string& path, const PlanOptions& options) {
                   path, kManifestFile));
 }
 
-void Show(const json& info) {
+void Show(const json& info, bool all) {
   const std::string kind = info["kind"];
   Print("{}: {}\n", info["path"].get<std::string>(), kind);
   if (kind == "safetensors") {
@@ -239,15 +268,17 @@ void Show(const json& info) {
   }
   PrintModel(info["model"]);
   if (kind == "checkpoint") {
+    PrintPlans(info, info["schemes"], all);
+    PrintVersions(info["schemes"], info, all);
+    if (!info["parts"].empty()) PrintParts(info["parts"]);
     PrintAccount(info);
-    PrintVersions(info["schemes"]);
-    return PrintPlans(info, info["schemes"]);
+    return;
   }
-  PrintVersions(info["versions"]);
+  PrintVersions(info["versions"], info, all);
   Print("  --budget for all, half, a quarter, the least:");
   for (const json& b : info["need"]["budgets"]) Print(" {},", BudgetText(b));
   Print(" {}\n", util::BytesText(info["need"]["minimum_bytes"].get<int64_t>()));
-  PrintPlans(info, json::array());
+  PrintPlans(info, json::array(), all);
   Print("  quantizer {}, {} files, {}\n", info["quantizer"].dump(), info["files"].get<int64_t>(),
         util::BytesText(info["bytes"].get<int64_t>()));
 }
@@ -256,6 +287,7 @@ void Show(const json& info) {
 
 int InfoMain(int argc, const char* const* argv) {
   std::string path, json_path, picture;
+  bool quiet = false, all = false;
   PlanOptions options;
   ArgParser parser(kCommand,
                    "Describes an expert pack, a checkpoint (and what its experts would take in "
@@ -264,12 +296,15 @@ int InfoMain(int argc, const char* const* argv) {
   parser.AddString("budget", &options.budget,
                    "shows what fits: 512MiB, 8GiB (everything), or 25% of the experts");
   parser.AddString("strategy", &options.strategy, "the strategy to plan for");
+  parser.Suggest("strategy", StrategyNames());
   parser.AddInt64("rows", &options.rows, "tokens of the largest step to plan for", 1, 65536);
   parser.AddString("profile", &options.profile,
                    "hardware profile that `auto` expects times by: reference, or a file of "
                    "moert-bench");
   parser.AddDouble("link-gbps", &options.link_gbps, "rate of transfers instead, GB/s");
+  parser.AddSwitch("all", &all, "every scheme, not only what is stored and the usual ones");
   parser.AddJson(&json_path);
+  parser.AddQuiet(&quiet, "table");
   parser.AddOutput("plot", &picture, "draws the figures: FILE.svg, .png or .pdf (matplotlib)");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<HardwareProfile> machine = LoadProfile(options.profile);
@@ -277,7 +312,7 @@ int InfoMain(int argc, const char* const* argv) {
   options.machine = *machine;
   const absl::StatusOr<json> info = Info(path, options);
   if (!info.ok()) return ReportError(kCommand, info.status());
-  Show(*info);
+  if (!quiet) Show(*info, all);
   const absl::Status written = WriteFigures(json_path, picture, *info);
   if (!written.ok()) return ReportError(kCommand, written);
   return info->contains("not_read") ? kExitUsage : kExitOk;

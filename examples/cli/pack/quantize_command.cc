@@ -1,18 +1,22 @@
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "absl/strings/str_split.h"
 #include "cli/common/args.h"
 #include "cli/common/interrupt.h"
 #include "cli/common/output.h"
 #include "cli/common/progress.h"
+#include "cli/common/report.h"
 #include "cli/pack/commands.h"
 #include "cli/pack/host_model.h"
 #include "moert/offline/pack.h"
 #include "moert/offline/quantize.h"
+#include "util/bytes_text.h"
 #include "util/folder_names.h"
 #include "util/status_macros.h"
 
@@ -75,11 +79,35 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string
   return status;
 }
 
+// What was written, for people and as JSON.
+absl::Status Report(const QuantizeJob& job, double seconds, bool quiet, const std::string& json) {
+  MOERT_ASSIGN_OR_RETURN(const PackInfo pack, ReadPackInfo(job.out));
+  nlohmann::json versions = nlohmann::json::array();
+  std::string text;
+  for (const PackVersion& version : pack.versions) {
+    MOERT_ASSIGN_OR_RETURN(const VersionSize size, SizeOf(pack.model, version));
+    versions.push_back(
+        {{"name", version.name}, {"bytes", size.bytes}, {"stored_bits", size.stored_bits()}});
+    text += fmt::format("  {:<20} {:.3f} bits a weight, {}\n", version.name, size.stored_bits(),
+                        util::BytesText(size.bytes));
+  }
+  if (!quiet) {
+    Print("{}: {} experts, {} in {} files, {:.0f} s\n{}", job.out, pack.model.total_experts(),
+          util::BytesText(pack.bytes), pack.num_files, seconds, text);
+  }
+  if (json.empty()) return absl::OkStatus();
+  return WriteJson(json, {{"out", job.out},
+                          {"bytes", pack.bytes},
+                          {"files", pack.num_files},
+                          {"seconds", seconds},
+                          {"versions", std::move(versions)}});
+}
+
 }  // namespace
 
 int QuantizeMain(int argc, const char* const* argv) {
   QuantizeJob job;
-  std::string schemes, plans, tokens, method = "rtn", backend = "auto";
+  std::string schemes, plans, tokens, method = "rtn", backend = "auto", json;
   bool quiet = false;
   ArgParser parser(kCommand,
                    "Writes an expert pack: every routed expert in each of some schemes. Routers "
@@ -106,7 +134,8 @@ int QuantizeMain(int argc, const char* const* argv) {
   parser.AddChoice("backend", &backend, {"cpu", "cuda", "auto"},
                    "where scales are searched for, with the same outcome, and where the experts of "
                    "calibration tokens are multiplied (gptq)");
-  parser.AddSwitch("quiet", &quiet, "no progress, no notes");
+  parser.AddJson(&json);
+  parser.AddQuiet(&quiet, "progress, no notes, no summary");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   if (parser.Given("tokens")) job.token_files = absl::StrSplit(tokens, ',');
   job.backend = BackendOf(backend);
@@ -115,7 +144,10 @@ int QuantizeMain(int argc, const char* const* argv) {
     const absl::Status removed = RemovePack(job.out);
     if (!removed.ok()) return ReportError(kCommand, removed);
   }
-  const absl::Status status = Run(&job, schemes, method, backend, quiet);
+  const auto begin = std::chrono::steady_clock::now();
+  absl::Status status = Run(&job, schemes, method, backend, quiet);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  if (status.ok()) status = Report(job, took.count(), quiet, json);
   return status.ok() ? kExitOk : ReportError(kCommand, status);
 }
 

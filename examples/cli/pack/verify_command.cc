@@ -5,6 +5,7 @@
 #include "cli/common/args.h"
 #include "cli/common/output.h"
 #include "cli/common/progress.h"
+#include "cli/common/report.h"
 #include "cli/pack/commands.h"
 #include "moert/default_thread_pool.h"
 #include "moert/offline/pack.h"
@@ -29,7 +30,7 @@ absl::StatusOr<PackVerification> Verify(const std::string& pack, int threads, bo
 }  // namespace
 
 int VerifyMain(int argc, const char* const* argv) {
-  std::string pack;
+  std::string pack, json;
   int threads = 0;
   bool quiet = false;
   ArgParser parser(kCommand,
@@ -37,7 +38,8 @@ int VerifyMain(int argc, const char* const* argv) {
                    "line for each damaged part if there is any.");
   parser.AddPositional("PACK", &pack, "an expert pack");
   parser.AddInt("threads", &threads, "threads; 0: one a core", 0, 1024);
-  parser.AddSwitch("quiet", &quiet, "no progress, no summary");
+  parser.AddJson(&json);
+  parser.AddQuiet(&quiet, "progress, no summary");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<PackVerification> result = Verify(pack, threads, quiet);
   if (!result.ok()) return ReportError(kCommand, result.status());
@@ -46,6 +48,13 @@ int VerifyMain(int argc, const char* const* argv) {
   }
   if (result->damage.size() > kShown) {
     Print(stderr, "{}: and {} more\n", kCommand, result->damage.size() - kShown);
+  }
+  if (!json.empty()) {
+    const absl::Status written = WriteJson(json, {{"pack", pack},
+                                                  {"records", result->records},
+                                                  {"bytes", result->bytes},
+                                                  {"damage", result->damage}});
+    if (!written.ok()) return ReportError(kCommand, written);
   }
   if (!result->damage.empty()) return kExitFailure;
   if (!quiet) {

@@ -111,7 +111,7 @@ class Conversation {
     known_.resize(static_cast<size_t>(
         std::min<int64_t>(static_cast<int64_t>(known_.size()), sequence->length())));
     messages_.push_back({host::ChatMessage::Role::kAssistant, generation.text});
-    Report(message, generation);
+    Report(message, generation, prompt.size() - same);
     return absl::OkStatus();
   }
 
@@ -129,13 +129,15 @@ class Conversation {
     std::fflush(stdout);
   }
 
-  void Report(const std::string& message, const Generation& generation) {
+  void Report(const std::string& message, const Generation& generation, size_t prompt_tokens) {
     turns_.push_back({{"user", message}, {"assistant", generation.text}});
     *report_.text += generation.text;
     const host::GenerateResult& r = generation.result;
     report_.tokens.insert(report_.tokens.end(), r.tokens.begin(), r.tokens.end());
     report_.decode_ms.insert(report_.decode_ms.end(), r.step_ms.begin(), r.step_ms.end());
-    if (!report_.ttft_ms) report_.ttft_ms = r.ttft_ms;  // of the first answer
+    if (report_.ttft_ms) return;
+    report_.ttft_ms = r.ttft_ms;  // of the first answer
+    report_.prompt_tokens_per_s = 1e3 * static_cast<double>(prompt_tokens) / r.ttft_ms;
   }
 
   const Arguments& args_;
@@ -192,6 +194,9 @@ int ChatMain(int argc, const char* const* argv) {
   AddSamplingFlags(&parser, &args.flags);
   AddRunFlags(&parser, &args.run);
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  const auto taken = UseGenerationConfig(args.run.model, parser, &args.flags.sampling);
+  if (!taken.ok()) return ReportError(kCommand, taken.status());
+  if (!taken->empty() && !args.run.quiet) Print(stderr, "note: {}\n", *taken);
   absl::StatusOr<Opened> opened = Open(args);
   if (!opened.ok()) {
     ReportError(kCommand, opened.status());

@@ -1,25 +1,21 @@
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "cli/common/args.h"
 #include "cli/common/machine.h"
 #include "cli/common/output.h"
+#include "cli/common/progress.h"
 #include "cli/common/report.h"
-#include "cli/run/advice.h"
+#include "cli/doctor/advice.h"
+#include "cli/doctor/model_facts.h"
+#include "cli/doctor/rates.h"
 #include "cli/run/commands.h"
 #include "moert/backend.h"
-#include "moert/env.h"
 #include "moert/mixed_group_gemm.h"
-#include "util/aligned_buffer.h"
 #include "util/bytes_text.h"
 #include "util/folder_names.h"
 #include "util/status_macros.h"
@@ -28,13 +24,13 @@ namespace moert::cli {
 namespace {
 
 constexpr char kCommand[] = "moert-run doctor";
-constexpr int64_t kReadBytes = int64_t{1} << 20;
-constexpr int kReaders = 4;
 using Json = nlohmann::json;
 
 struct Arguments {
-  std::string model, cache, json;
+  std::string model, positional, cache, json;
   double seconds = 1;
+  int64_t context = 4096;
+  bool quiet = false;
 };
 
 // The largest weight file of a checkpoint or pack; empty: none.
@@ -51,41 +47,6 @@ std::string LargestFile(const std::string& folder) {
     largest = path;
   }
   return largest;
-}
-
-// Bytes a second of reads of 1 MiB past the page cache, four at a time, as experts are read.
-absl::StatusOr<double> DiskRate(const std::string& path, double seconds) {
-  MOERT_ASSIGN_OR_RETURN(const auto file, Env::Default()->Open(path, FileAccess::kDirect));
-  const int64_t blocks = file->size() / kReadBytes;
-  if (blocks < 16) return absl::NotFoundError(path + ": too small to be measured");
-  if (const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) {
-    ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    ::close(fd);
-  }
-  std::atomic<int64_t> next{0}, failed{0};
-  const auto begin = std::chrono::steady_clock::now();
-  const auto took = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  };
-  std::vector<std::jthread> readers;
-  for (int t = 0; t < kReaders; ++t) {
-    readers.emplace_back([&] {
-      util::AlignedBuffer buffer;
-      if (!buffer.Reset(kReadBytes).ok()) return void(++failed);
-      while (took() < seconds) {
-        // Far apart, so that nothing reads ahead.
-        const int64_t block = next++;
-        if (block >= blocks) return;
-        const int64_t place = (block * 7919) % blocks;
-        if (!file->Read(place * kReadBytes, absl::MakeSpan(buffer.data(), kReadBytes)).ok()) {
-          return void(++failed);
-        }
-      }
-    });
-  }
-  readers.clear();  // joins them
-  if (failed > 0) return absl::UnavailableError(path + ": reading failed");
-  return static_cast<double>(std::min(next.load(), blocks) * kReadBytes) / took();
 }
 
 Json MemoryJson(const MemoryLimits& m) {
@@ -112,6 +73,41 @@ Json CacheJson(const std::string& requested) {
           {"free", static_cast<int64_t>(vfs.f_bavail) * static_cast<int64_t>(vfs.f_frsize)}};
 }
 
+Json DeviceJson(const Rates& rates) {
+  if (!rates.device.ok()) return nullptr;
+  return {{"name", rates.device->name},
+          {"total", rates.device->total},
+          {"free", rates.device->free},
+          {"memory_bytes_per_s", rates.device->memory_bytes_per_s},
+          {"link_bytes_per_s", rates.device->link_bytes_per_s}};
+}
+
+Json ModelJson(const ModelFacts& f) {
+  return {{"architecture", f.architecture},
+          {"from", f.kind == ModelKind::kConfig       ? "config"
+                   : f.kind == ModelKind::kCheckpoint ? "checkpoint"
+                                                      : "gguf"},
+          {"stored", f.stored.empty() ? f.schemes.front().scheme : f.stored},
+          {"moe_layers", f.moe_layers},
+          {"experts", f.experts},
+          {"top_k", f.top_k},
+          {"expert_bytes", f.schemes.front().bytes},
+          {"dense_bytes", f.dense_bytes},
+          {"kv_bytes", f.kv_bytes},
+          {"context", f.context}};
+}
+
+// What the model is, then what would be fastest, in a few lines.
+void ShowAdvice(const Json& r) {
+  const Json& m = r["model"];
+  Print("{}: {} MoE layers of {} experts, {} a token, stored as {}{}\n",
+        m["architecture"].get<std::string>(), m["moe_layers"].get<int>(),
+        m["experts"].get<int64_t>(), m["top_k"].get<int64_t>(), m["stored"].get<std::string>(),
+        m["from"] == "config" ? " (from config.json alone)" : "");
+  for (const Json& line : r["advice"]["lines"]) Print("{}\n", line.get<std::string>());
+  for (const Json& line : r["advice"]["assumptions"]) Print("  {}\n", line.get<std::string>());
+}
+
 absl::StatusOr<Json> Examine(const Arguments& args) {
   const MemoryLimits memory = ReadMemoryLimits();
   const NvidiaDriver driver = ReadNvidiaDriver();
@@ -125,18 +121,20 @@ absl::StatusOr<Json> Examine(const Arguments& args) {
                  {"memory", MemoryJson(memory)},
                  {"cache", CacheJson(args.cache)},
                  {"disk_bytes_per_s", nullptr},
-                 {"advice", Json::array()}};
+                 {"device", nullptr},
+                 {"advice", nullptr}};
   if (args.model.empty()) return report;
-  if (const std::string file = LargestFile(args.model); !file.empty()) {
-    const absl::StatusOr<double> rate = DiskRate(file, args.seconds);
-    if (rate.ok()) report["disk_bytes_per_s"] = *rate;
-  }
-  MOERT_ASSIGN_OR_RETURN(const ModelNeeds needs, ReadModelNeeds(args.model));
-  const Json& rate = report["disk_bytes_per_s"];
-  for (const std::string& line :
-       Advise(args.model, needs, memory.usable(), rate.is_null() ? 0 : rate.get<double>())) {
-    report["advice"].push_back(line);
-  }
+  MOERT_ASSIGN_OR_RETURN(const ModelFacts facts, ReadModelFacts(args.model, args.context));
+  Progress progress("measuring this machine, some seconds", !args.quiet);
+  const bool file = facts.kind == ModelKind::kGguf;
+  const Rates rates = MeasureRates(&facts, file ? args.model : LargestFile(args.model),
+                                   memory.usable(), args.seconds);
+  if (rates.disk > 0) report["disk_bytes_per_s"] = rates.disk;
+  report["device"] = DeviceJson(rates);
+  const int64_t device = rates.device.ok() ? rates.device->free - kDeviceReserve : 0;
+  const Advice advice = Advise(facts, {memory.usable(), std::max<int64_t>(0, device)}, rates);
+  report["model"] = ModelJson(facts);
+  report["advice"] = ToJson(advice);
   return report;
 }
 
@@ -172,10 +170,14 @@ void Show(const Json& r) {
                               size(r["cache"]["free"])));
   }
   line("disk", r["disk_bytes_per_s"].is_null()
-                   ? "not measured: give --model DIR with large files"
+                   ? "not measured: give a MODEL with large files"
                    : fmt::format("{:.0f} MB/s, reads of 1 MiB past the page cache",
                                  r["disk_bytes_per_s"].get<double>() * 1e-6));
-  for (const Json& advice : r["advice"]) Print("{}\n", advice.get<std::string>());
+  if (!r["device"].is_null()) {
+    line("gpu", fmt::format("{}: {} of {} free", r["device"]["name"].get<std::string>(),
+                            size(r["device"]["free"]), size(r["device"]["total"])));
+  }
+  if (!r["advice"].is_null()) ShowAdvice(r);
 }
 
 }  // namespace
@@ -185,14 +187,20 @@ int DoctorMain(int argc, const char* const* argv) {
   ArgParser parser(kCommand,
                    "Says what this machine has (kernels, devices, driver, memory and its limits, "
                    "the disk's rate) and, of a model, what would be fastest here.");
-  parser.AddString("model", &args.model, "directory of a Hugging Face checkpoint");
+  parser.AddPositional("MODEL", &args.positional,
+                       "a folder with config.json (weights or not), or a GGUF file", false);
+  parser.AddString("model", &args.model, "the same");
+  parser.AddInt64("context", &args.context, "tokens that keys and values are held for", 1,
+                  int64_t{1} << 24);
   parser.AddString("cache", &args.cache, "folder of cached packs");
-  parser.AddDouble("seconds", &args.seconds, "how long the disk is measured");
+  parser.AddDouble("seconds", &args.seconds, "how long each rate is measured");
   parser.AddJson(&args.json);
+  parser.AddSwitch("quiet", &args.quiet, "no table, no progress");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  if (args.model.empty()) args.model = args.positional;
   const absl::StatusOr<Json> report = Examine(args);
   if (!report.ok()) return ReportError(kCommand, report.status());
-  Show(*report);
+  if (!args.quiet) Show(*report);
   if (args.json.empty()) return kExitOk;
   const absl::Status written = WriteJson(args.json, *report);
   return written.ok() ? kExitOk : ReportError(kCommand, written);

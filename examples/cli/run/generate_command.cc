@@ -92,6 +92,7 @@ absl::Status Run(const Arguments& args, Opened& opened) {
   report.tokens = generation->result.tokens;
   report.ttft_ms = generation->result.ttft_ms;
   report.decode_ms = generation->result.step_ms;
+  report.prompt_tokens_per_s = 1e3 * static_cast<double>(size) / *report.ttft_ms;
   if (session.warm != nullptr) report.extra["filling_tokens"] = filling;
   return session.Finish(std::move(report), args.run);
 }

@@ -77,15 +77,17 @@ void Show(const Json& all) {
 
 int ListMain(int argc, const char* const* argv) {
   std::string what, json;
+  bool quiet = false;
   ArgParser parser(kCommand,
                    "Lists what --strategy, --schemes, --as and --kernels may name, and "
                    "the architectures (model_type) that can be opened.");
   parser.AddPositional("WHAT", &what, "strategies, schemes, models or kernels; none: all", false);
   parser.AddJson(&json);
+  parser.AddQuiet(&quiet, "table");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<Json> all = List(what);
   if (!all.ok()) return ReportError(kCommand, all.status());
-  Show(*all);
+  if (!quiet) Show(*all);
   if (json.empty()) return kExitOk;
   const absl::Status written = WriteJson(json, *all);
   return written.ok() ? kExitOk : ReportError(kCommand, written);

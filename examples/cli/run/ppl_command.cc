@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 
 #include "cli/common/output.h"
 #include "cli/common/progress.h"
@@ -88,7 +89,15 @@ absl::Status Run(const Arguments& args, Opened& opened) {
   report.ppl = result->ppl;
   report.tokens_scored = result->tokens_scored;
   report.window_nll = result->window_nll;
-  if (args.step_tokens > 0) report.decode_ms = std::move(result->step_ms);
+  if (args.step_tokens > 0) {
+    report.decode_ms = std::move(result->step_ms);
+    const int64_t windows = static_cast<int64_t>(opened.tokens.size()) / args.window;
+    report.step_tokens = static_cast<double>(windows * args.window) /
+                         static_cast<double>(std::max<size_t>(1, report.decode_ms.size()));
+  } else if (!result->step_ms.empty()) {
+    const double ms = std::accumulate(result->step_ms.begin(), result->step_ms.end(), 0.0);
+    report.prompt_tokens_per_s = 1e3 * static_cast<double>(result->tokens_scored) / ms;
+  }
   if (!args.run.json_alone()) {
     Print("nll {}  ppl {}  tokens_scored {}\n", result->nll, result->ppl, result->tokens_scored);
   }

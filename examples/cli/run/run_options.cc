@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/common/budget_flag.h"
+#include "cli/common/strategy_names.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -20,6 +21,7 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
                     "writes a pack of the experts into the cache, once, instead of reading "
                     "them in place");
   parser->AddString("strategy", &o->strategy, "offloading strategy, name[:key=value,...]");
+  parser->Suggest("strategy", StrategyNames());
   parser->AddString("budget", &o->budget,
                     "memory for experts: 512MiB, 8GiB (everything), or 25% of the experts");
   parser->AddSize("host-budget", &o->host_budget, "pinned host memory of the cuda backend");

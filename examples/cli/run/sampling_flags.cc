@@ -1,7 +1,10 @@
 #include "cli/run/sampling_flags.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 
+#include "host/generation_config.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -17,6 +20,26 @@ void AddSamplingFlags(ArgParser* parser, SamplingFlags* f) {
                     "lowers what was said already; 1: not");
   parser->AddString("stop", &f->stop,
                     "strings that end the text, comma-separated; \\n and \\, as in C");
+}
+
+absl::StatusOr<std::string> UseGenerationConfig(const std::string& model_dir,
+                                                const ArgParser& parser,
+                                                host::SamplingOptions* sampling) {
+  MOERT_ASSIGN_OR_RETURN(const host::GenerationConfig config,
+                         host::ReadGenerationConfig(model_dir));
+  std::string taken;
+  const auto take = [&](const char* flag, double published, double* value) {
+    if (parser.Given(flag) || published == *value) return;
+    *value = published;
+    taken += fmt::format("{}--{} {:g}", taken.empty() ? "" : ", ", flag, published);
+  };
+  take("temperature", config.sampling.temperature, &sampling->temperature);
+  take("top-p", config.sampling.top_p, &sampling->top_p);
+  take("min-p", config.sampling.min_p, &sampling->min_p);
+  take("repetition-penalty", config.sampling.repetition_penalty, &sampling->repetition_penalty);
+  if (taken.empty()) return taken;
+  if (config.top_k > 0) taken += fmt::format("; its top_k {} is not applied", config.top_k);
+  return taken + ", by generation_config.json";
 }
 
 std::vector<std::string> ParseStops(const std::string& text) {

@@ -24,6 +24,12 @@ struct SamplingFlags {
 /// `flags` is borrowed until `parser` has parsed.
 void AddSamplingFlags(ArgParser* parser, SamplingFlags* flags);
 
+/// For flags that were not given: what the model's generation_config.json asks for. Returns a line
+/// for people that says what was taken; empty: nothing.
+absl::StatusOr<std::string> UseGenerationConfig(const std::string& model_dir,
+                                                const ArgParser& parser,
+                                                host::SamplingOptions* sampling);
+
 /// "a,b\,c\n" -> {"a", "b,c<newline>"}.
 std::vector<std::string> ParseStops(const std::string& text);
 

@@ -14,6 +14,7 @@
 #include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/common/run_report.h"
+#include "cli/common/strategy_names.h"
 #include "cli/common/tool.h"
 #include "cli/workload/oracles.h"
 #include "host/utf8.h"
@@ -192,6 +193,8 @@ absl::Status Run(const Options& options, Opened& opened) {
   report.model = host::ToValidUtf8(opened.trace->header().source);
   report.virtual_clock = true;
   report.decode_ms = result->decode_ms;
+  report.step_tokens = static_cast<double>(result->decode_tokens) /
+                       static_cast<double>(std::max<size_t>(1, report.decode_ms.size()));
   report.stats = result->stats;
   if (!result->prefill_ms.empty()) {
     report.ttft_ms = std::accumulate(result->prefill_ms.begin(), result->prefill_ms.end(), 0.0) /
@@ -232,6 +235,7 @@ int Main(int argc, const char* const* argv) {
   parser.AddString("model", &o.model, "checkpoint of recorded routing (*.safetensors)");
   parser.AddString("profile", &o.profile, "hardware profile: reference, or a file of moert-bench");
   parser.AddString("strategy", &o.strategy, "offloading strategy, name[:key=value,...]");
+  parser.Suggest("strategy", StrategyNames());
   parser.AddString("budget", &o.budget,
                    "memory for experts: 512MiB, 8GiB (everything), or 25% of the experts");
   parser.AddDouble("link-gbps", &o.link_gbps, "rate of transfers, GB/s, in place of the profile's");

@@ -29,6 +29,7 @@ struct Row {
   double common_share;
   int64_t vocabulary = 0;
   bool qk_norm = false;
+  int groups = 8;  // of experts, of which half are chosen, where routing is grouped
   void (*besides)(MoeLayerSpec*) = nullptr;  // what else its layers have
 };
 
@@ -56,6 +57,12 @@ constexpr Row kRows[] = {
      28, 4, 128, kDefaultShare, 151936},
     {"qwen3-30b", "Qwen3-30B-A3B", 48, 0, 128, 8, 2048, 768, 0, false, kSoftmax, true,  //
      32, 4, 128, 0.285, 151936, true},
+    {"qwen3-235b", "Qwen3-235B-A22B", 94, 0, 128, 8, 4096, 1536, 0, false, kSoftmax, true,  //
+     64, 4, 128, 0.285, 151936, true},
+    {"qwen3.6-35b", "Qwen3.6-35B-A3B", 40, 0, 256, 8, 2048, 512, 512, true, kSoftmax, true,  //
+     16, 2, 256, 0.13},
+    {"glm-4.5-air", "GLM-4.5-Air", 45, 1, 128, 8, 4096, 1408, 1408, false,
+     RoutingKind::kSigmoidGrouped, true, 96, 8, 128, kDefaultShare, 0, false, 1},
     {"qwen3-next-80b", "Qwen3-Next-80B-A3B", 48, 0, 512, 10, 2048, 512, 512, true, kSoftmax, true,
      16, 2, 256, 0.13},
     {"mixtral", "Mixtral-8x7B", 32, 0, 8, 2, 4096, 14336, 0, false, RoutingKind::kTopKSoftmax,
@@ -64,12 +71,66 @@ constexpr Row kRows[] = {
      false, 32, 8, 128, kDefaultShare},
     {"deepseek-v3", "DeepSeek-V3", 58, 3, 256, 8, 7168, 2048, 2048, false,
      RoutingKind::kSigmoidGrouped, true, 128, 8, 128, kDefaultShare},
-    {"gpt-oss-20b", "gpt-oss-20b", 24, 0, 32, 4, 2880, 2880, 0, false, RoutingKind::kTopKSoftmax,
-     false, 64, 8, 64, kDefaultShare, 201088, false, GptOss},
-    {"gpt-oss-120b", "gpt-oss-120b", 36, 0, 128, 4, 2880, 2880, 0, false, RoutingKind::kTopKSoftmax,
-     false, 64, 8, 64, kDefaultShare, 201088, false, GptOss},
-    {"llama4-scout", "Llama-4-Scout-17B-16E", 48, 0, 16, 1, 5120, 8192, 8192, false,
-     RoutingKind::kTopKSigmoid, false, 40, 8, 128, kDefaultShare, 202048, false, Llama4},
+    {"gpt-oss-20b",
+     "gpt-oss-20b",
+     24,
+     0,
+     32,
+     4,
+     2880,
+     2880,
+     0,
+     false,
+     RoutingKind::kTopKSoftmax,
+     false,
+     64,
+     8,
+     64,
+     kDefaultShare,
+     201088,
+     false,
+     8,
+     GptOss},
+    {"gpt-oss-120b",
+     "gpt-oss-120b",
+     36,
+     0,
+     128,
+     4,
+     2880,
+     2880,
+     0,
+     false,
+     RoutingKind::kTopKSoftmax,
+     false,
+     64,
+     8,
+     64,
+     kDefaultShare,
+     201088,
+     false,
+     8,
+     GptOss},
+    {"llama4-scout",
+     "Llama-4-Scout-17B-16E",
+     48,
+     0,
+     16,
+     1,
+     5120,
+     8192,
+     8192,
+     false,
+     RoutingKind::kTopKSigmoid,
+     false,
+     40,
+     8,
+     128,
+     kDefaultShare,
+     202048,
+     false,
+     8,
+     Llama4},
     {"tiny", "tiny-moe", 8, 0, 32, 4, 128, 64, 128, true, kSoftmax, false,  //
      4, 2, 32, kDefaultShare, 4096},
 };
@@ -99,8 +160,8 @@ Shape Make(const Row& row, int layers) {
     layer.routing.top_k = row.top_k;
     layer.routing.renormalize = row.renormalize;
     if (row.kind == RoutingKind::kSigmoidGrouped) {
-      layer.routing.num_groups = 8;
-      layer.routing.top_groups = 4;
+      layer.routing.num_groups = row.groups;
+      layer.routing.top_groups = row.groups > 1 ? row.groups / 2 : 1;
       layer.routing.selection_bias = true;
       layer.routing.scaling = 2.5f;
     }

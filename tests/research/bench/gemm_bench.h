@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "bench/gemm_buffers.h"
-#include "cli/bench/cuda/probe_cuda_parts.h"
 #include "cli/bench/gemm_cuda.h"
+#include "cli/probe/cuda/streams.h"
 #include "kernels/cuda/route/rows.h"
 #include "moert/tensor.h"
 

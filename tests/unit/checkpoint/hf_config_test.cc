@@ -385,8 +385,9 @@ TEST_CASE("what is no checkpoint's folder is said to be what it is") {
   };
   CHECK_THAT(says(dir / "absent"), Catch::EndsWith("there is no such folder"));
   test::WriteFile(dir / "model.gguf", "GGUF");
-  CHECK_THAT(says(dir / "model.gguf"), Catch::Contains("model.gguf is a GGUF file; other ways"));
-  CHECK_THAT(says(dir.path()), Catch::Contains("model.gguf is a GGUF file; other ways"));
+  CHECK_THAT(says(dir / "model.gguf"),
+             Catch::Contains("model.gguf is a GGUF file; llama.cpp runs it"));
+  CHECK_THAT(says(dir.path()), Catch::Contains("model.gguf is a GGUF file; llama.cpp runs it"));
   test::WriteFile(dir / "model.safetensors", "");
   CHECK_THAT(says(dir / "model.safetensors"), Catch::EndsWith("is a folder, this is a file"));
   test::WriteFile(dir / "moert.json", "{}");

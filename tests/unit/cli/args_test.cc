@@ -86,6 +86,15 @@ TEST_CASE("errors say what is legal") {
   CHECK((Mentions(range, "65") && Mentions(range, "1 to 64")));
 }
 
+TEST_CASE("what is nearly a flag, a value or a command is asked for") {
+  CHECK(Mentions(Parse({"in", "--thread=2"}).status, "did you mean --threads?"));
+  CHECK(Mentions(Parse({"in", "--qiuet"}).status, "did you mean --quiet?"));
+  CHECK(Mentions(Parse({"in", "--backend=cdua"}).status, "did you mean cuda?"));
+  CHECK_FALSE(Mentions(Parse({"in", "--bogus"}).status, "did you mean"));
+  CHECK(DidYouMean("genrate", {"chat", "generate", "list"}) == "; did you mean generate?");
+  CHECK(DidYouMean("frobnicate", {"chat", "generate", "list"}).empty());
+}
+
 TEST_CASE("malformed command lines are refused") {
   const std::vector<std::vector<const char*>> bad = {{},  // the required positional is missing
                                                      {"in", "out", "more"},  // too many positionals
@@ -117,7 +126,8 @@ TEST_CASE("sizes") {
   CHECK(*ParseSize("17B") == 17);
   CHECK(*ParseSize("3KiB") == 3072);
   CHECK(*ParseSize("8GB") == 8000000000);
-  for (const char* text : {"8K", "8KiB", "8Ki", "8k", "8192", "8192B"}) {
+  CHECK(*ParseSize("8gb") == 8000000000);
+  for (const char* text : {"8K", "8KiB", "8Ki", "8k", "8kib", "8ki", "8192", "8192b"}) {
     INFO(text);
     CHECK(ParseSize(text).value_or(-1) == 8192);
   }
@@ -141,11 +151,14 @@ TEST_CASE("help: -h, and the forms that man pages and completion are made of") {
   ArgParser parser("tool-x do", "does - things");
   parser.AddChoice("mode", &mode, {"a", "b"}, "a mode");
   parser.AddOutput("out", &path, "a,b, or c");
+  std::string strategy = "s";
+  parser.AddString("strategy", &strategy, "a strategy");
+  parser.Suggest("strategy", {"s", "t"});
   CHECK_THAT(parser.Help(), Catch::Contains("--mode a|b") && Catch::Contains("--force"));
   CHECK_THAT(parser.ManSection(), Catch::StartsWith(".SS tool\\-x do [flags]\n") &&
                                       Catch::Contains(".B \\-\\-mode\\fR a|b\n") &&
                                       Catch::Contains("a,\\:b, or c"));
-  CHECK(parser.CompletionWords() == "--mode=a|b\n--out=FILE\n--force\n--help\n");
+  CHECK(parser.CompletionWords() == "--mode=a|b\n--out=FILE\n--force\n--strategy=s|t\n--help\n");
 }
 
 TEST_CASE("nothing is overwritten without --force") {

@@ -182,6 +182,41 @@ TEST_CASE("the log tells what an operator wants to know, and may ask the engine 
   CHECK_THAT(lines[2], Catch::Contains("2 layer 0") && Catch::Contains("injected"));
 }
 
+TEST_CASE("a strategy that predicts says once that the host's routing has no scores for it") {
+  std::vector<std::string> lines;
+  EngineOptions options;
+  options.strategy = "fate";
+  options.budget = Budget::Fraction(0.5);
+  options.log = [&](LogLevel, absl::string_view line) {
+    if (line.find("next_scores") != line.npos) lines.emplace_back(line);
+  };
+  const auto engine = Open(options);
+  const std::vector<float> next(8, 0.1f), x(64, 0.5f);
+  const std::vector<int32_t> ids = {1, 2};
+  const std::vector<float> weights = {0.5f, 0.5f};
+  std::vector<float> out(64);
+  const auto call = [&](bool scores) {
+    const auto step = engine->BeginStep({Phase::kDecode, 1});
+    REQUIRE_OK(step.status());
+    for (int l = 0; l < engine->model().num_layers(); ++l) {
+      RoutedInput routed;
+      routed.ids = ids;
+      routed.weights = weights;
+      if (scores) routed.next_scores = next;
+      REQUIRE_OK(engine->ForwardRouted(*step, l, {x.data(), DType::kF32, 1, 64, 64}, routed,
+                                       {out.data(), DType::kF32, 1, 64, 64}));
+    }
+    REQUIRE_OK(engine->EndStep(*step));
+  };
+  call(true);
+  CHECK(lines.empty());
+  call(false);
+  call(false);
+  REQUIRE(lines.size() == 1);
+  CHECK_THAT(lines[0],
+             Catch::Contains("strategy fate") && Catch::Contains("nothing is prefetched"));
+}
+
 TEST_CASE("leased experts are there, stay there, and are the source's bytes") {
   const auto source = std::make_shared<SyntheticSource>(SyntheticShape{});
   EngineOptions options;

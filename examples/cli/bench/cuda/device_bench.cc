@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "cli/bench/cuda/driver_calls.h"
-#include "cli/bench/cuda/probe_cuda_parts.h"
 #include "cli/bench/cuda/probe_kernels.h"
+#include "cli/probe/cuda/streams.h"
 #include "fmt/format.h"
 #include "util/cuda_api.h"
 #include "util/status_macros.h"

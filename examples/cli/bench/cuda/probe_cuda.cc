@@ -1,4 +1,6 @@
 // Rates and costs of a CUDA device. Everything takes turns within a repetition.
+#include "cli/bench/probe_cuda.h"
+
 #include <cuda.h>
 
 #include <atomic>
@@ -6,8 +8,8 @@
 #include <functional>
 #include <memory>
 
-#include "cli/bench/cuda/probe_cuda_parts.h"
 #include "cli/bench/cuda/probe_kernels.h"
+#include "cli/probe/cuda/streams.h"
 #include "fmt/format.h"
 #include "moert/backend.h"
 #include "util/aligned_buffer.h"
@@ -362,7 +364,10 @@ absl::StatusOr<CudaProbe> ProbeCuda(const Shape& shape, const std::vector<int>& 
     for (int r = 0; r < repeats; ++r) MOERT_RETURN_IF_ERROR(measured.Sample());
     probe.costs = measured.Costs();
   }
-  MOERT_RETURN_IF_ERROR(ProbeDeviceLayers(shape, tokens, repeats, &probe));
+  MOERT_ASSIGN_OR_RETURN(DeviceLayers layers, ProbeDeviceLayers(shape, tokens, repeats));
+  probe.layers = std::move(layers.layers);
+  probe.experts = layers.experts;
+  probe.expert_bytes = layers.expert_bytes;
   return probe;
 }
 

@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "cli/bench/cuda/probe_cuda_parts.h"
 #include "cli/bench/rank_host.h"
+#include "cli/probe/cuda/streams.h"
 #include "fmt/format.h"
 #include "util/cuda_api.h"
 #include "util/status_macros.h"

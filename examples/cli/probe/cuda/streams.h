@@ -1,14 +1,12 @@
-// Parts of the device's probe: streams and events with owners, and the engine's layers.
-#ifndef MOERT_EXAMPLES_CLI_BENCH_CUDA_PROBE_CUDA_PARTS_H_
-#define MOERT_EXAMPLES_CLI_BENCH_CUDA_PROBE_CUDA_PARTS_H_
+// Streams and events with owners.
+#ifndef MOERT_EXAMPLES_CLI_PROBE_CUDA_STREAMS_H_
+#define MOERT_EXAMPLES_CLI_PROBE_CUDA_STREAMS_H_
 
 #include <cuda_runtime_api.h>
 
 #include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/bench/probe_cuda.h"
 #include "util/cuda_api.h"
 
 namespace moert::cli {
@@ -57,10 +55,6 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Fills probe->layers, experts and expert_bytes.
-absl::Status ProbeDeviceLayers(const Shape& shape, const std::vector<int>& tokens, int repeats,
-                               CudaProbe* probe);
-
 }  // namespace moert::cli
 
-#endif  // MOERT_EXAMPLES_CLI_BENCH_CUDA_PROBE_CUDA_PARTS_H_
+#endif  // MOERT_EXAMPLES_CLI_PROBE_CUDA_STREAMS_H_

@@ -1,6 +1,6 @@
 // How fast the pool's threads can read memory: the ceiling of weight streaming.
-#ifndef MOERT_EXAMPLES_CLI_BENCH_READ_BANDWIDTH_H_
-#define MOERT_EXAMPLES_CLI_BENCH_READ_BANDWIDTH_H_
+#ifndef MOERT_EXAMPLES_CLI_PROBE_READ_BANDWIDTH_H_
+#define MOERT_EXAMPLES_CLI_PROBE_READ_BANDWIDTH_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -15,4 +15,4 @@ double ReadBandwidth(ThreadPool* pool, const std::byte* data, int64_t bytes);
 
 }  // namespace moert::cli
 
-#endif  // MOERT_EXAMPLES_CLI_BENCH_READ_BANDWIDTH_H_
+#endif  // MOERT_EXAMPLES_CLI_PROBE_READ_BANDWIDTH_H_

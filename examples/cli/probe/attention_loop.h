@@ -1,7 +1,7 @@
 // The time a host spends outside libmoert, in its attention: memory is read by all threads until so
 // much time has passed, as projections of a decoder would read their weights.
-#ifndef MOERT_EXAMPLES_CLI_BENCH_ATTENTION_LOOP_H_
-#define MOERT_EXAMPLES_CLI_BENCH_ATTENTION_LOOP_H_
+#ifndef MOERT_EXAMPLES_CLI_PROBE_ATTENTION_LOOP_H_
+#define MOERT_EXAMPLES_CLI_PROBE_ATTENTION_LOOP_H_
 
 #include <cstdint>
 #include <memory>
@@ -26,4 +26,4 @@ class AttentionLoop {
 
 }  // namespace moert::cli
 
-#endif  // MOERT_EXAMPLES_CLI_BENCH_ATTENTION_LOOP_H_
+#endif  // MOERT_EXAMPLES_CLI_PROBE_ATTENTION_LOOP_H_

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <thread>
 
-#include "cli/bench/probe_parts.h"
-#include "cli/bench/read_bandwidth.h"
+#include "cli/probe/parts.h"
+#include "cli/probe/read_bandwidth.h"
 #include "moert/default_thread_pool.h"
 #include "util/aligned_buffer.h"
 #include "util/status_macros.h"
@@ -70,7 +70,7 @@ class Echo {
 
 }  // namespace
 
-absl::StatusOr<MemoryRates> ProbeMemory(int threads, int readers, int repeats) {
+absl::StatusOr<MemoryRates> ProbeMemory(int threads, int readers, int repeats, const Until& until) {
   ThreadPoolOptions all_options, one_options, reader_options;
   all_options.threads = threads;
   one_options.threads = 1;
@@ -84,7 +84,7 @@ absl::StatusOr<MemoryRates> ProbeMemory(int threads, int readers, int repeats) {
   std::memset(from.data(), 1, kBytes);
   std::memset(to.data(), 2, kBytes);
   std::vector<double> read, read_one, copy, copy_one, copy_some;
-  for (int r = 0; r < repeats; ++r) {
+  for (int r = 0; r < repeats && (r == 0 || !until.passed()); ++r) {
     read.push_back(ReadBandwidth(all.get(), from.data(), kBytes));
     read_one.push_back(ReadBandwidth(one.get(), from.data(), kBytes));
     copy.push_back(CopyRate(all.get(), from.data(), to.data(), kBytes));
@@ -95,7 +95,7 @@ absl::StatusOr<MemoryRates> ProbeMemory(int threads, int readers, int repeats) {
                      SpreadOf(copy_some)};
 }
 
-absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats) {
+absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats, const Until& until) {
   std::vector<double> condition, running, slept, sleep;
   Echo echo;
   const int64_t jobs = pool->num_threads();
@@ -106,7 +106,7 @@ absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats) {
     while (Clock::now() < end) {
     }
   };
-  for (int r = 0; r < repeats * 20; ++r) {
+  for (int r = 0; r < repeats * 20 && (r < 5 || !until.passed()); ++r) {
     // Long enough for every other thread to be asleep.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     auto begin = Clock::now();

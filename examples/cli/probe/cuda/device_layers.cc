@@ -4,9 +4,11 @@
 #include <chrono>
 #include <memory>
 
-#include "cli/bench/cuda/probe_cuda_parts.h"
+#include "cli/probe/cuda/streams.h"
+#include "cli/probe/device.h"
 #include "cli/workload/random_vectors.h"
 #include "cli/workload/synthetic_experts.h"
+#include "moert/backend.h"
 #include "moert/engine.h"
 #include "util/status_macros.h"
 
@@ -147,14 +149,16 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> Experts(Shape shape, int64_t
 
 }  // namespace
 
-absl::Status ProbeDeviceLayers(const Shape& shape, const std::vector<int>& tokens, int repeats,
-                               CudaProbe* probe) {
+absl::StatusOr<DeviceLayers> ProbeDeviceLayers(const Shape& shape, const std::vector<int>& tokens,
+                                               int repeats) {
+  MOERT_RETURN_IF_ERROR(CudaStatus());
+  DeviceLayers probe;
   const int64_t inner = shape.spec.layers.front().intermediate;
   const int64_t most = *std::max_element(tokens.begin(), tokens.end());
   MOERT_ASSIGN_OR_RETURN(const auto full, Experts(shape, inner));
   MOERT_ASSIGN_OR_RETURN(const auto bare, Experts(shape, kBareInner));
-  probe->experts = shape.spec.layers.front().routing.top_k;
-  probe->expert_bytes = full->layout(0, 0, 0).bytes;
+  probe.experts = shape.spec.layers.front().routing.top_k;
+  probe.expert_bytes = full->layout(0, 0, 0).bytes;
 
   // The cache holds half of the experts: never all, so that the host looks at every routing, and
   // always those that are asked for.
@@ -174,10 +178,10 @@ absl::Status ProbeDeviceLayers(const Shape& shape, const std::vector<int>& token
       samples[2].push_back(c);
       samples[3].push_back(d);
     }
-    probe->layers.push_back({rows, SpreadOf(samples[0]), SpreadOf(samples[1]), SpreadOf(samples[2]),
-                             SpreadOf(samples[3])});
+    probe.layers.push_back({rows, SpreadOf(samples[0]), SpreadOf(samples[1]), SpreadOf(samples[2]),
+                            SpreadOf(samples[3])});
   }
-  return absl::OkStatus();
+  return probe;
 }
 
 }  // namespace moert::cli

@@ -1,11 +1,11 @@
-#include "cli/bench/attention_loop.h"
+#include "cli/probe/attention_loop.h"
 
 #include <atomic>
 #include <chrono>
 #include <cstring>
 
-#include "cli/bench/read_bandwidth.h"
 #include "cli/common/report.h"
+#include "cli/probe/read_bandwidth.h"
 #include "moert/default_thread_pool.h"
 #include "util/status_macros.h"
 

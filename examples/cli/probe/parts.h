@@ -1,6 +1,7 @@
-// The measurements of moert-bench probe, one function each.
-#ifndef MOERT_EXAMPLES_CLI_BENCH_PROBE_PARTS_H_
-#define MOERT_EXAMPLES_CLI_BENCH_PROBE_PARTS_H_
+// What moert-bench probe and moert-run doctor measure, one function each. Those with an `until`
+// repeat themselves `repeats` times, or fewer: at least once, but no more once it has passed.
+#ifndef MOERT_EXAMPLES_CLI_PROBE_PARTS_H_
+#define MOERT_EXAMPLES_CLI_PROBE_PARTS_H_
 
 #include <cstdint>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/common/report.h"
+#include "cli/probe/until.h"
 #include "cli/workload/shapes.h"
 #include "moert/thread_pool.h"
 
@@ -18,7 +20,7 @@ namespace moert::cli {
 struct MemoryRates {
   Spread read, read_one_thread, copy, copy_one_thread, copy_readers;
 };
-absl::StatusOr<MemoryRates> ProbeMemory(int threads, int readers, int repeats);
+absl::StatusOr<MemoryRates> ProbeMemory(int threads, int readers, int repeats, const Until& until);
 
 /// Reads of one size from a file by some threads at once.
 struct DiskRate {
@@ -28,9 +30,10 @@ struct DiskRate {
   Spread bytes_per_s;  // of all threads together
 };
 /// Writes a file of `file_bytes` into `directory`, reads it in random order in each way, and
-/// removes it. Sizes, threads and ways take turns within a repetition.
+/// removes it. Sizes, threads and ways take turns within a repetition. A slow disk gets a smaller
+/// file, and fewer reads each way.
 absl::StatusOr<std::vector<DiskRate>> ProbeDisk(const std::string& directory, int64_t file_bytes,
-                                                int repeats);
+                                                int repeats, const Until& until);
 
 /// How fast threads notice: nanoseconds.
 struct WakeTimes {
@@ -39,7 +42,7 @@ struct WakeTimes {
   Spread pool_slept;  // how much longer 300 us of work for all threads take when they sleep
   Spread sleep;       // how much longer than 100 us a sleep of 100 us takes
 };
-absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats);
+absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats, const Until& until);
 
 /// Expert products: bytes of weights a second, from memory, not from caches.
 struct ComputeProbe {
@@ -51,12 +54,29 @@ struct ComputeProbe {
   Spread bytes_per_s;
 };
 /// Every kernel set but the reference, every scheme that it has a kernel for; eight experts a call
-/// by all `tokens`, and one expert a call by one token.
+/// by all `tokens`, and one expert a call by one token. The best set first: time that runs out
+/// costs the others.
 absl::StatusOr<std::vector<ComputeProbe>> ProbeCompute(ThreadPool* pool, int64_t hidden,
                                                        int64_t intermediate,
                                                        const std::vector<int>& tokens,
                                                        const std::vector<std::string>& schemes,
-                                                       int repeats);
+                                                       int repeats, const Until& until);
+
+/// Bytes a second that all threads read of `bytes`, for about so many seconds.
+absl::StatusOr<double> ReadRate(ThreadPool* pool, int64_t bytes, double seconds);
+
+/// Bytes a second of bf16 weights [n, k] in the example host's products of one token.
+absl::StatusOr<double> DenseRate(ThreadPool* pool, int64_t k, int64_t bytes, double seconds);
+
+/// Expert products of one token, `experts` a call, by the best kernels that have the scheme.
+struct ExpertRateOptions {
+  int64_t hidden = 0, intermediate = 0;
+  std::string scheme;
+  int64_t experts = 8;
+  int64_t bytes = 0;  // that all experts together may take
+  double seconds = 1;
+};
+absl::StatusOr<double> ExpertRate(ThreadPool* pool, const ExpertRateOptions& options);
 
 /// What a layer call takes, from an engine that holds every expert: in nanoseconds all of a
 /// one-token call; of it what is not products (routing, planning, combination); the same for every
@@ -69,11 +89,11 @@ struct LayerOverhead {
 };
 /// `attention_ns` of emulated attention come before every call, as in use.
 absl::StatusOr<LayerOverhead> ProbeLayer(const Shape& shape, int threads, int64_t attention_ns,
-                                         int repeats);
+                                         int repeats, const Until& until);
 
 /// Most bytes this process may lock in memory (RLIMIT_MEMLOCK); negative: no limit.
 int64_t PinLimit();
 
 }  // namespace moert::cli
 
-#endif  // MOERT_EXAMPLES_CLI_BENCH_PROBE_PARTS_H_
+#endif  // MOERT_EXAMPLES_CLI_PROBE_PARTS_H_

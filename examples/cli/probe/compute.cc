@@ -7,8 +7,8 @@
 #include <numeric>
 #include <utility>
 
-#include "cli/bench/attention_loop.h"
-#include "cli/bench/probe_parts.h"
+#include "cli/probe/attention_loop.h"
+#include "cli/probe/parts.h"
 #include "cli/workload/random_vectors.h"
 #include "cli/workload/synthetic_experts.h"
 #include "moert/engine.h"
@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 /// Weights that a cache cannot hold: several times the last level's size.
 int64_t WeightBytes() {
   const int64_t cache = std::max<int64_t>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));
-  return std::clamp<int64_t>(6 * cache, int64_t{192} << 20, int64_t{2} << 30);
+  return std::clamp<int64_t>(6 * cache, int64_t{192} << 20, int64_t{1} << 30);
 }
 
 constexpr int kExpertsACall = 8;
@@ -38,12 +38,12 @@ struct Records {
 };
 
 absl::Status MakeRecords(int64_t hidden, int64_t intermediate, const std::string& name,
-                         Records* r) {
+                         int64_t bytes, int64_t least, Records* r) {
   MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(name));
   MOERT_ASSIGN_OR_RETURN(r->layout,
                          MakeRecordLayout(hidden, intermediate, ExpertFormat::Uniform(scheme)));
   r->stride = util::RoundUp(r->layout.bytes, kRecordAlignment);
-  r->count = std::max<int64_t>(kExpertsACall, WeightBytes() / r->stride);
+  r->count = std::max<int64_t>(least, bytes / r->stride);
   MOERT_RETURN_IF_ERROR(r->bytes.Reset(r->count * r->stride));
   for (int64_t i = 0; i < r->count; ++i) FillRecord(r->layout, i, r->bytes.data() + i * r->stride);
   return absl::OkStatus();
@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<ComputeProbe>> ProbeCompute(ThreadPool* pool, int64_t
                                                        int64_t intermediate,
                                                        const std::vector<int>& tokens,
                                                        const std::vector<std::string>& schemes,
-                                                       int repeats) {
+                                                       int repeats, const Until& until) {
   const int64_t most = *std::max_element(tokens.begin(), tokens.end());
   util::AlignedBuffer x, out;
   MOERT_RETURN_IF_ERROR(x.Reset(most * hidden * 4));
@@ -115,7 +115,8 @@ absl::StatusOr<std::vector<ComputeProbe>> ProbeCompute(ThreadPool* pool, int64_t
   std::vector<ComputeProbe> probes;
   for (const std::string& scheme : schemes) {
     Records records;
-    MOERT_RETURN_IF_ERROR(MakeRecords(hidden, intermediate, scheme, &records));
+    MOERT_RETURN_IF_ERROR(
+        MakeRecords(hidden, intermediate, scheme, WeightBytes(), kExpertsACall, &records));
     std::vector<std::unique_ptr<MixedGroupGemm>> gemms;
     const size_t first = probes.size();
     std::vector<std::vector<double>> samples;
@@ -133,23 +134,52 @@ absl::StatusOr<std::vector<ComputeProbe>> ProbeCompute(ThreadPool* pool, int64_t
       probes.push_back({name, scheme, 1, 1, bytes, {}});
     }
     samples.resize(probes.size() - first);
+    const size_t a_set = tokens.size() + 1;
     for (int r = 0; r < repeats; ++r) {
       for (size_t i = 0; i < samples.size(); ++i) {
+        if ((r > 0 || i >= a_set) && until.passed()) break;
         const ComputeProbe& p = probes[first + i];
-        MOERT_ASSIGN_OR_RETURN(const double rate, Pass(gemms[i / (tokens.size() + 1)].get(),
-                                                       records, p.experts, p.tokens, x, &out));
+        MOERT_ASSIGN_OR_RETURN(const double rate,
+                               Pass(gemms[i / a_set].get(), records, p.experts, p.tokens, x, &out));
         samples[i].push_back(rate);
       }
     }
     for (size_t i = 0; i < samples.size(); ++i) {
       probes[first + i].bytes_per_s = SpreadOf(samples[i]);
     }
+    std::erase_if(probes, [](const ComputeProbe& p) { return p.bytes_per_s.max == 0; });
   }
   return probes;
 }
 
+absl::StatusOr<double> ExpertRate(ThreadPool* pool, const ExpertRateOptions& o) {
+  const int64_t experts = std::max<int64_t>(o.experts, 1);
+  Records records;
+  // Narrower experts where so many of the model's do not fit: what is read a second stays the same.
+  int64_t width = o.intermediate;
+  while (width >= 256 && width % 2 == 0 && experts * 3 * width * o.hidden * 2 > o.bytes) width /= 2;
+  MOERT_RETURN_IF_ERROR(MakeRecords(o.hidden, width, o.scheme, o.bytes, experts, &records));
+  MOERT_ASSIGN_OR_RETURN(const auto gemm,
+                         MixedGroupGemm::Create(pool, "auto", ActivationNumerics::kBF16));
+  util::AlignedBuffer x, out;
+  MOERT_RETURN_IF_ERROR(x.Reset(o.hidden * 4));
+  MOERT_RETURN_IF_ERROR(out.Reset(experts * o.hidden * 4));
+  for (int64_t i = 0; i < o.hidden; ++i) {
+    reinterpret_cast<float*>(x.data())[i] = RandomNormal(7, i);
+  }
+  std::vector<double> samples;
+  const auto begin = Clock::now();
+  std::chrono::duration<double> took{};
+  do {
+    MOERT_ASSIGN_OR_RETURN(const double rate, Pass(gemm.get(), records, experts, 1, x, &out));
+    samples.push_back(rate);
+    took = Clock::now() - begin;
+  } while (took.count() < o.seconds);
+  return SpreadOf(samples).median;
+}
+
 absl::StatusOr<LayerOverhead> ProbeLayer(const Shape& shape, int threads, int64_t attention_ns,
-                                         int repeats) {
+                                         int repeats, const Until& until) {
   constexpr int64_t kMany = 64;
   MOERT_ASSIGN_OR_RETURN(const Workload gates,
                          Workload::Create("steady", shape.spec, shape.common_share, 1));
@@ -167,7 +197,7 @@ absl::StatusOr<LayerOverhead> ProbeLayer(const Shape& shape, int threads, int64_
   const int64_t hidden = shape.spec.layers.front().hidden;
   std::vector<float> x(kMany * hidden), out(kMany * hidden);
   uint64_t seed = 9;
-  for (int r = 0; r < repeats * 10; ++r) {
+  for (int r = 0; r < repeats * 10 && (r < 2 || !until.passed()); ++r) {
     for (const int64_t rows : {int64_t{1}, int64_t{1}, kMany}) {
       times->next_gate_ = rows == 1 && !times->next_gate_;
       MOERT_ASSIGN_OR_RETURN(Step step, engine->Begin({Phase::kDecode, rows}));

@@ -1,4 +1,4 @@
-#include "cli/bench/read_bandwidth.h"
+#include "cli/probe/read_bandwidth.h"
 
 #include <algorithm>
 #include <atomic>

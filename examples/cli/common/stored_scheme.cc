@@ -1,0 +1,30 @@
+#include "cli/common/stored_scheme.h"
+
+#include <fmt/format.h>
+
+namespace moert::cli {
+
+std::string StoredScheme(const QuantizationConfig& q) {
+  const std::string zeros = q.symmetric ? "" : "_zp";
+  switch (q.form) {
+    case StoredWeights::kPlain:
+      return "bf16";
+    case StoredWeights::kFp8Blocks:
+      return "fp8_b128";
+    case StoredWeights::kGptq:
+    case StoredWeights::kPackedInt4:
+      return fmt::format("w4a16_g{}{}", q.group, zeros);
+    case StoredWeights::kAwq:
+      return fmt::format("w4a16_g{}_zp_f16", q.group);
+    case StoredWeights::kInt8:
+      return q.int8_inputs ? "w8a8" : fmt::format("w8a16_g{}", q.group);
+    case StoredWeights::kPackedFp4:
+    case StoredWeights::kModeloptFp4:
+      return "nvfp4";
+    case StoredWeights::kMxfp4:
+      return "mxfp4";
+  }
+  return "bf16";
+}
+
+}  // namespace moert::cli

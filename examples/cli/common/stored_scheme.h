@@ -1,0 +1,17 @@
+// The scheme that a checkpoint's own weights have.
+#ifndef MOERT_EXAMPLES_CLI_COMMON_STORED_SCHEME_H_
+#define MOERT_EXAMPLES_CLI_COMMON_STORED_SCHEME_H_
+
+#include <string>
+
+#include "moert/offline/quantization_config.h"
+
+namespace moert::cli {
+
+/// The scheme that holds what a checkpoint of this form has, as docs/reference/checkpoints.md lists
+/// them; "bf16" of floats.
+std::string StoredScheme(const QuantizationConfig& config);
+
+}  // namespace moert::cli
+
+#endif  // MOERT_EXAMPLES_CLI_COMMON_STORED_SCHEME_H_

@@ -1,0 +1,212 @@
+#include "cli/doctor/model_facts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "cli/common/model_parts.h"
+#include "cli/common/stored_scheme.h"
+#include "moert/engine.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/gguf.h"
+#include "moert/offline/hf_config.h"
+#include "moert/offline/pack.h"
+#include "moert/scheme.h"
+#include "util/status_macros.h"
+
+namespace moert::cli {
+namespace {
+
+constexpr const char* kNarrower[] = {"w8a16_g128", "w4a16_g128", "w3a16_g128_asym",
+                                     "w2a16_g64_asym"};
+
+void AddExperts(const ExpertSource& source, const MoeModelSpec& moe, bool stored,
+                ModelFacts* facts) {
+  ExpertsAs as;
+  as.scheme = std::string(source.version_name(0));
+  as.stored = stored;
+  for (int l = 0; l < moe.num_layers(); ++l) {
+    const MoeLayerSpec& layer = moe.layers[static_cast<size_t>(l)];
+    int64_t bytes = 0;
+    for (int e = 0; e < layer.num_experts; ++e) bytes += source.layout(l, e, 0).bytes;
+    as.bytes += bytes;
+    as.token_bytes += bytes / layer.num_experts * layer.routing.top_k;
+  }
+  facts->schemes.push_back(std::move(as));
+}
+
+/// Weights of a layer's mixer.
+int64_t MixerWeights(const HfConfig& c, MixerKind kind) {
+  const int64_t hidden = c.hidden_size, heads = c.num_attention_heads;
+  if (kind == MixerKind::kDeltaNet) {
+    const DeltaNetConfig& d = c.delta_net;
+    const int64_t keys = d.key_heads * d.key_dim, values = d.value_heads * d.value_dim;
+    return hidden * (2 * keys + 3 * values);
+  }
+  if (c.latent.kv_rank > 0) {
+    const LatentAttentionConfig& a = c.latent;
+    const int64_t query = heads * (a.nope_dim + a.rope_dim);
+    const int64_t queries = a.q_rank > 0 ? a.q_rank * (hidden + query) : hidden * query;
+    return queries + hidden * (a.kv_rank + a.rope_dim) +
+           a.kv_rank * heads * (a.nope_dim + a.value_dim) + heads * a.value_dim * hidden;
+  }
+  const int64_t queries = c.attention_gate ? 2 : 1;
+  return hidden * c.head_dim * (heads * (queries + 1) + 2 * int64_t{c.num_key_value_heads});
+}
+
+/// Bytes of keys and values, in fp32 as the example decoder keeps them.
+int64_t KvBytes(const HfConfig& c, int64_t tokens) {
+  tokens = std::min(tokens, c.max_position_embeddings);
+  int64_t channels = 0;
+  for (int l = 0; l < c.num_hidden_layers; ++l) {
+    const bool listed = static_cast<size_t>(l) < c.mixers.size();
+    if (listed && c.mixers[static_cast<size_t>(l)].kind == MixerKind::kDeltaNet) continue;
+    channels += c.latent.kv_rank > 0 ? c.latent.kv_rank + c.latent.rope_dim
+                                     : 2 * c.num_key_value_heads * c.head_dim;
+  }
+  return 4 * channels * tokens;
+}
+
+/// A config alone: dense weights as bf16.
+void AddDense(const HfConfig& c, ModelFacts* facts) {
+  int64_t weights = 0;
+  for (int l = 0; l < c.num_hidden_layers; ++l) {
+    const auto at = static_cast<size_t>(l);
+    weights += MixerWeights(c, at < c.mixers.size() ? c.mixers[at].kind : MixerKind::kFull);
+    if (c.MoeLayerIndex(l) < 0) weights += 3 * c.hidden_size * c.dense_intermediate;
+  }
+  for (const MoeLayerSpec& layer : c.moe.layers) {
+    weights += 3 * layer.hidden * layer.shared_intermediate + 2 * layer.hidden * layer.num_experts;
+  }
+  const int64_t table = c.vocab_size * c.hidden_size;
+  facts->dense_token_bytes = 2 * (weights + table);
+  facts->dense_bytes = facts->dense_token_bytes + (c.tie_word_embeddings ? 0 : 2 * table);
+}
+
+/// A checkpoint: what its files have beside routed experts.
+void AddDense(const Checkpoint& checkpoint, const HfConfig& c, ModelFacts* facts) {
+  int64_t table = 0, dense = 0;
+  for (const ModelPart& part : ModelParts(checkpoint)) {
+    if (part.name != "routed experts") dense += part.bytes;
+  }
+  for (const TensorInfo& t : checkpoint.tensors()) {
+    if (absl::StrContains(t.name, "embed_tokens")) table += t.bytes;
+  }
+  facts->dense_bytes = dense;
+  facts->dense_token_bytes = dense - (c.tie_word_embeddings ? 0 : table);
+}
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> Layout(const std::string& path,
+                                                     const HfConfig& config,
+                                                     const std::string& scheme) {
+  MOERT_ASSIGN_OR_RETURN(const Scheme parsed, Scheme::Parse(scheme));
+  return MakeLayoutSource(path, config.moe, {PackVersion::Uniform(parsed)});
+}
+
+absl::StatusOr<ModelFacts> ReadFolder(const std::string& path, int64_t context) {
+  MOERT_ASSIGN_OR_RETURN(const HfConfig config, LoadHfConfig(path));
+  ModelFacts facts;
+  facts.path = path;
+  facts.architecture = config.model_type;
+  facts.layers = config.num_hidden_layers;
+  facts.moe_layers = config.moe.num_layers();
+  const MoeLayerSpec& first = config.moe.layers.front();
+  facts.experts = first.num_experts;
+  facts.top_k = first.routing.top_k;
+  facts.hidden = first.hidden;
+  facts.intermediate = first.intermediate;
+  facts.context = std::min(context, config.max_position_embeddings);
+  facts.kv_bytes = KvBytes(config, context);
+  const bool floats = config.quantization.form == StoredWeights::kPlain;
+  if (!floats) facts.stored = std::string(StoredWeightsName(config.quantization.form));
+  const auto checkpoint = Checkpoint::Open(path);
+  if (!checkpoint.ok() && !absl::IsNotFound(checkpoint.status())) return checkpoint.status();
+  if (checkpoint.ok()) {
+    facts.kind = ModelKind::kCheckpoint;
+    AddDense(**checkpoint, config, &facts);
+  } else {
+    AddDense(config, &facts);
+  }
+  MOERT_ASSIGN_OR_RETURN(const auto source,
+                         Layout(path, config, StoredScheme(config.quantization)));
+  AddExperts(*source, config.moe, /*stored=*/true, &facts);
+  EngineOptions cpu;
+  cpu.backend = BackendKind::kCpu;
+  MOERT_ASSIGN_OR_RETURN(const MemoryPlan plan, Engine::Plan(*source, cpu));
+  facts.fixed_bytes = plan.fixed_bytes();
+  for (const char* scheme : kNarrower) {
+    if (!floats) break;
+    MOERT_ASSIGN_OR_RETURN(const auto narrow, Layout(path, config, scheme));
+    AddExperts(*narrow, config.moe, /*stored=*/false, &facts);
+  }
+  return facts;
+}
+
+absl::StatusOr<ModelFacts> ReadFile(const std::string& path, int64_t context) {
+  MOERT_ASSIGN_OR_RETURN(const GgufInfo info, ReadGguf(path));
+  if (info.experts == 0 || info.experts_used == 0) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} has no routed experts ({}.expert_count): libmoert has no part in it",
+                    path, info.architecture, info.architecture));
+  }
+  ModelFacts facts;
+  facts.kind = ModelKind::kGguf;
+  facts.path = path;
+  facts.architecture = info.architecture;
+  facts.layers = static_cast<int>(std::min<int64_t>(info.layers, 1 << 20));
+  facts.experts = info.experts;
+  facts.top_k = std::min(info.experts_used, info.experts);
+  facts.hidden = info.hidden;
+  facts.intermediate = info.expert_width;
+  facts.context = info.context > 0 ? std::min(context, info.context) : context;
+  std::map<std::string, int64_t> types;  // bytes of experts
+  std::set<std::string> blocks;
+  ExpertsAs as;
+  as.stored = true;
+  int64_t table = 0;
+  bool head = false;
+  for (const GgufTensor& t : info.tensors) {
+    if (GgufInfo::IsExpert(t)) {
+      as.bytes += t.bytes;
+      types[t.type] += t.bytes;
+      blocks.insert(t.name.substr(0, t.name.find(".ffn_")));
+      continue;
+    }
+    facts.dense_bytes += t.bytes;
+    if (t.name == "token_embd.weight") table = t.bytes;
+    head = head || t.name == "output.weight";
+  }
+  facts.moe_layers = static_cast<int>(blocks.size());
+  facts.dense_token_bytes = facts.dense_bytes - (head ? table : 0);
+  for (const auto& [type, bytes] : types) {
+    if (as.scheme.empty() || bytes > types[as.scheme]) as.scheme = type;
+  }
+  as.token_bytes =
+      static_cast<int64_t>(static_cast<double>(as.bytes) * static_cast<double>(facts.top_k) /
+                           static_cast<double>(facts.experts));
+  facts.stored = as.scheme;
+  facts.schemes.push_back(std::move(as));
+  // llama.cpp keeps keys and values in f16.
+  const int64_t key = info.key_length > 0 ? info.key_length
+                      : info.heads > 0    ? info.hidden / info.heads
+                                          : 0;
+  const int64_t value = info.value_length > 0 ? info.value_length : key;
+  const int64_t channels =
+      info.kv_rank > 0 ? info.kv_rank + 64 : std::max<int64_t>(info.kv_heads, 1) * (key + value);
+  facts.kv_bytes =
+      static_cast<int64_t>(2.0 * static_cast<double>(facts.layers) * static_cast<double>(channels) *
+                           static_cast<double>(facts.context));
+  return facts;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelFacts> ReadModelFacts(const std::string& path, int64_t context) {
+  return absl::EndsWith(path, ".gguf") ? ReadFile(path, context) : ReadFolder(path, context);
+}
+
+}  // namespace moert::cli
