@@ -15,6 +15,7 @@ import digest
 import envelope_h200
 import frontier_page
 import grouped_core
+import one_card
 import papers_page
 import readme_page
 import report
@@ -28,6 +29,7 @@ QUIET = "One Xeon with AMX, 16 cores, otherwise idle"
 CLOCK = "A replay on the virtual clock, the same on any machine; no commit is kept"
 TRAINED = "Perplexity of trained models on CPUs; no commit is kept"
 ENVELOPE = "df7f4a8: `fate`; 0dc91f2: `auto`, `graded`, and `fate` with batches of 8 at 10 and 25 %; 7e633e4: the others"
+SHAPES = "Arithmetic over published shapes"
 TABLES = {
     "readme": Table(readme_page.table, word="in the rows", shown=False),
     "architecture": Table(digest.architecture, word="Of that commit", shown=False),
@@ -64,6 +66,9 @@ TABLES = {
     "frontier-auto": Table(frontier_page.verdicts, ("frontier",)),
     # Quantization
     "schemes": Table(digest.scheme_losses, word=TRAINED), "plans": Table(digest.plan_gains, word=TRAINED),
+    # One card
+    "one-card-bytes": Table(one_card.bytes_table, word=SHAPES), "one-card-share": Table(one_card.share_table, word=SHAPES),
+    "one-card-speed": Table(one_card.speed_table, word="Arithmetic, not measured: no consumer card was at hand"),
     # The rest
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices. Decode is of b671109, prompts of ad1ca02"),
     "cpu-ggml": Table(lambda: digest.stored("cpu-kernels", "ggml, 16 cores"), word=f"{CPU}. {QUIET}"),
