@@ -2,32 +2,45 @@
 
 #include <cstdio>
 #include <fstream>
-#include <map>
 #include <mutex>
+#include <set>
 
 namespace moert_ggml {
 namespace {
 
 constexpr std::chrono::seconds kInterval{1};
 
-// Models of the process share the file.
-struct Texts {
+// Files that models of the process write. Leaked: models may go while the process exits.
+struct Taken {
   std::mutex mutex;
-  std::map<std::string, std::string> of_model;
-  bool failed = false;
+  std::set<std::string> paths;
 };
+Taken& TakenFiles() {
+  static auto* taken = new Taken;
+  return *taken;
+}
 
-void Put(const std::string& path, const std::string& model, const std::string& text) {
-  static auto* texts = new Texts;
-  const std::lock_guard<std::mutex> lock(texts->mutex);
-  texts->of_model[model] = text;
+// The file, or, where another model has it, one with a number behind its name.
+std::string Take(const std::string& path) {
+  const std::lock_guard<std::mutex> lock(TakenFiles().mutex);
+  std::string mine = path;
+  for (int number = 2; !TakenFiles().paths.insert(mine).second; ++number) {
+    mine = path + "." + std::to_string(number);
+  }
+  return mine;
+}
+
+void Give(const std::string& path) {
+  const std::lock_guard<std::mutex> lock(TakenFiles().mutex);
+  TakenFiles().paths.erase(path);
+}
+
+bool Put(const std::string& path, const std::string& text) {
   const std::string next = path + ".new";
   std::ofstream file(next);
-  for (const auto& [name, its] : texts->of_model) file << its;
+  file << text;
   file.close();
-  const bool ok = file.good() && std::rename(next.c_str(), path.c_str()) == 0;
-  if (!ok && !texts->failed) Say("MOERT_STATS_FILE: %s cannot be written", path.c_str());
-  texts->failed = !ok;
+  return file.good() && std::rename(next.c_str(), path.c_str()) == 0;
 }
 
 }  // namespace
@@ -40,7 +53,10 @@ void StatsFile::Count(int layer, int64_t tokens, const Store& store) {
 }
 
 void StatsFile::Finish(const Store& store) {
-  if (!path_.empty()) Write(std::chrono::steady_clock::now(), store);
+  if (path_.empty()) return;
+  Write(std::chrono::steady_clock::now(), store);
+  Give(file_);
+  file_.clear();
 }
 
 void StatsFile::Write(Time now, const Store& store) {
@@ -50,8 +66,12 @@ void StatsFile::Write(Time now, const Store& store) {
                 static_cast<long long>(tokens_), static_cast<double>(tokens_ - written_) / seconds);
   written_ = tokens_;
   last_ = now;
-  Put(path_, model_,
-      "# " + model_ + ": " + line + store.Statistics() + "\n" + store.Metrics(model_));
+  if (file_.empty()) file_ = Take(path_);
+  const std::string text =
+      "# " + model_ + ": " + line + store.Statistics() + "\n" + store.Metrics(model_);
+  if (Put(file_, text) || failed_) return;
+  failed_ = true;
+  Say("MOERT_STATS_FILE: %s cannot be written", file_.c_str());
 }
 
 }  // namespace moert_ggml

@@ -28,6 +28,8 @@ class StatsFile {
 
   const std::string path_;
   const std::string model_;
+  std::string file_;     // that is written: the path, unless another model has it
+  bool failed_ = false;  // which has been said
   int64_t tokens_ = 0;   // in all
   int64_t written_ = 0;  // of them, by the last time
   Time last_ = std::chrono::steady_clock::now();

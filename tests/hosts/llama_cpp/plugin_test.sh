@@ -63,6 +63,17 @@ for layout in qwen3moe mixtral deepseek2 gpt-oss; do
 done
 echo "$count combinations of layout, format and budget"
 
+# Statistics that can be watched, of two models at once.
+model=qwen3moe.f16.gguf
+"$host" logits "$model" stock.logits
+MOERT_STATS_FILE=$work/stats same 25% "$model" stock.logits two
+for file in stats stats.2; do
+  head -1 "$file" | grep -Eq '^# .*qwen3moe.*: [1-9][0-9]* tokens, .* lookups' &&
+    [ "$(grep -c '^moert_lookups_total{' "$file")" = 1 ] || fail "statistics: $(head -1 "$file")"
+done
+MOERT_STATS_FILE=$work/none/stats same 25% "$model" stock.logits
+grep -q 'stats cannot be written' with.log || fail "statistics: not said: $(cat with.log)"
+
 # Trained weights, and every strategy that llama.cpp's users may name.
 python3 "$here/trained_gguf.py" "$source/examples/models/tiny-moe" trained.gguf
 "$host" logits trained.gguf stock.logits
