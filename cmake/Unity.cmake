@@ -4,7 +4,8 @@
 set(MOERT_UNITY_ALONE
     lib/checkpoint/architectures lib/checkpoint/rope_config.cc lib/checkpoint/safetensors_writer.cc
     lib/pack/calibration.cc lib/pack/plan.cc lib/pack/version_json.cc lib/store/high_cache.cc
-    lib/quant lib/gemm lib/offline/hqq.cc lib/offline/moe_block.cc kernels capi/src)
+    lib/quant lib/gemm lib/offline/hqq.cc lib/offline/moe_block.cc kernels capi/src examples/cli/probe
+    examples/cli/doctor/advice.cc)
 
 function(moert_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
