@@ -18,6 +18,25 @@ if(MOERT_SANITIZE)
   add_link_options(-fsanitize=${MOERT_SANITIZE})
 endif()
 
+# What makes a fault hard to exploit, in what is released: a stack protector, checked library calls,
+# CET instructions, immediate binding, no executable stack. Sanitizers bring their own checks.
+set(harden OFF)
+if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT MOERT_SANITIZE)
+  set(harden ON)
+endif()
+option(MOERT_HARDEN "Hardening flags in library and tools" ${harden})
+if(MOERT_HARDEN)
+  set(harden_flags -fstack-protector-strong)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    list(APPEND harden_flags -fcf-protection=full)
+  endif()
+  if(NOT CMAKE_BUILD_TYPE STREQUAL "Debug")  # its checks need the optimizer
+    list(APPEND harden_flags -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2)
+  endif()
+  add_compile_options("$<$<COMPILE_LANGUAGE:C,CXX>:${harden_flags}>")
+  add_link_options(-Wl,-z,relro,-z,now,-z,noexecstack)
+endif()
+
 # A file named x_<isa>.cc is compiled for that ISA and must include no shared inline code: an inline
 # function instantiated there could be the copy the linker keeps for everybody.
 function(moert_isa_flags)

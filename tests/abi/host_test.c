@@ -982,7 +982,7 @@ static void test_trace(const char* folder) {
   if (file != NULL) fclose(file);
   CHECK_OK(moert_engine_close_trace(engine, &error));
   moert_engine_destroy(engine);
-  options.trace_path = NULL;
+  options.trace_path = options.timeline_path = NULL;
   engine = make_engine(&options);
   CHECK_FAILS(moert_engine_close_trace(engine, &error), MOERT_FAILED_PRECONDITION, "trace_path",
               "moert_engine_close_trace");
