@@ -66,7 +66,7 @@ void RecordTo(const std::string& path) {
 TEST_CASE("a simulated replay equals the run on the virtual clock, to the nanosecond") {
   const TempDir dir;
   RecordTo(dir / "t");
-  for (const char* strategy : {"resident", "on-demand", "on-demand+fate.prefetch", "fate"}) {
+  for (const char* strategy : {"resident", "on-demand", "on-demand+fate.prefetch"}) {
     for (const double share : {1.0, 0.5, 0.2}) {
       if (std::string(strategy) == "resident" && share < 1) continue;
       INFO(strategy << " at " << share);
