@@ -1,5 +1,5 @@
-"""Quantized checkpoints of transformers models: experts by libmoert as the file has them, the rest by
-transformers. Compared with a model whose experts hold the same values."""
+"""Quantized checkpoints of transformers models: experts by libmoert as the file has them, the rest
+by transformers. Compared with a model whose experts hold the same values."""
 import json
 import pathlib
 import re

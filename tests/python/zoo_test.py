@@ -1,5 +1,5 @@
-"""Every Mixture-of-Experts language model that this transformers has, tiny and random: its logits with
-libmoert's experts against transformers' own, in every way to open it. Prints the table of
+"""Every Mixture-of-Experts language model that this transformers has, tiny and random: its logits
+with libmoert's experts against transformers' own, in every way to open it. Prints the table of
 docs/reference/checkpoints.md; MOERT_WRITE_TABLE=1 writes it there.
   zoo_test.py [MODEL...]"""
 import os
@@ -132,7 +132,7 @@ def _bound(values):
 def row(name, routers, worst):
     cells = [_bound([v for what, v in worst.items() if what.startswith(kind)])
              for kind in ("prompt", "decode", "padding")]
-    return f"| `{name}` | {', '.join(routers)} | {' | '.join(cells)} |"
+    return f"| {name} | {', '.join(routers)} | {' | '.join(cells)} |"
 
 
 def main(names):
@@ -145,10 +145,10 @@ def main(names):
             reason, text = REFUSED.get(name, (str(error)[:90], "$^"))
             if not re.search(text, str(error)):
                 failed.append(f"{name}: refused: {error}")
-            rows.append(f"| `{name}` | refused: {reason} | - | - | - |")
+            rows.append(f"| {name} | refused: {reason} | - | - | - |")
         except Exception as error:
             failed.append(f"{name}: {type(error).__name__}: {error}")
-            rows.append(f"| `{name}` | failed | - | - | - |")
+            rows.append(f"| {name} | failed | - | - | - |")
         else:
             served += 1
             if name in REFUSED or max(worst.values()) > LIMIT:

@@ -1,5 +1,5 @@
-"""Decides what takes the place of which module of a transformers model, where its experts come from,
-and who routes. Nothing is replaced before all of it is known to fit."""
+"""Decides what takes the place of which module of a transformers model, where its experts come
+from, and who routes. Nothing is replaced before all of it is known to fit."""
 import logging
 import pathlib
 import typing
@@ -112,9 +112,9 @@ def make(model, experts, options, device, numerics, files=None):
             return _by_library(checkpoint, routing, ranks, options)
         except (ValueError, Error, ToolError) as error:
             if quantized and "model_type is" in str(error):
-                raise ValueError(f"{error}. The library alone makes and reads quantized experts. The "
-                                 "nearest way: the bf16 checkpoint, without a scheme (experts=), "
-                                 "whose experts stay bf16") from error
+                raise ValueError(f"{error}. The library alone makes and reads quantized experts. "
+                                 "The nearest way: the bf16 checkpoint, without a scheme "
+                                 "(experts=), whose experts stay bf16") from error
             if quantized or routing == "library":
                 raise
             why = getattr(error, "message", str(error))

@@ -36,8 +36,8 @@ def _plain(written, number):
     if number <= 1 and "." in written:
         return number
     if number < 1 << 20:
-        raise ValueError(f"budget is {written!r}: '{written}%', or '{written}GiB'? A number without "
-                         f"a unit is bytes; {_LEGAL}")
+        raise ValueError(f"budget is {written!r}: '{written}%', or '{written}GiB'? A number "
+                         f"without a unit is bytes; {_LEGAL}")
     return int(number)
 
 

@@ -72,16 +72,15 @@ def attach(model, experts, *, scheme=None, routing=None, top_k=None, device=None
     Returns the engine.
 
     experts: the model's folder; or a Source, such as Source.open_pack(dir). scheme: quantizes the
-    folder's experts into the cache folder ("w4a16_g128", from_pretrained's experts). routing: "library"
-    replaces whole MoE blocks, so that routing and the prediction of the next layer happen beside
-    the experts; "host" replaces the experts alone, with the block's own router and shared experts.
-    None: "library" for architectures that the library reads, else "host". Other options:
-    moert.Engine's."""
+    folder's experts into the cache folder ("w4a16_g128"). routing: "library" replaces whole MoE
+    blocks, so that routing and the prediction of the next layer happen beside the experts; "host"
+    replaces the experts alone, with the block's own router and shared experts. None: "library" for
+    architectures that the library reads, else "host". Other options: moert.Engine's."""
     device = torch.device(device or _device(model))
     if scheme is not None and isinstance(experts, Source):
         raise ValueError("scheme is for the experts of a folder; a Source has its own")
-    ours = {"experts": scheme, "routing": routing, "top_k": top_k, "cache_dir": cache_dir, "progress": progress,
-            "group": group, "parallel": parallel}
+    ours = {"experts": scheme, "routing": routing, "top_k": top_k, "cache_dir": cache_dir,
+            "progress": progress, "group": group, "parallel": parallel}
     plan = planning.make(model, experts, ours, device, options.get("numerics"))
     engine = _replace(model, plan, _engine_options(options, device))
     model.hf_quantizer = MoertQuantizer(MoertConfig(device=str(device)))  # refuses save_pretrained
