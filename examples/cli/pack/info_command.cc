@@ -216,8 +216,7 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
                {"path", path},
                {"model", std::move(model)},
                {"stored", std::string(StoredWeightsName(config.quantization.form))},
-                {"stored_scheme", StoredScheme(config.quantization)},
-                {"parts", std::move(parts)},
+               {"stored_scheme", StoredScheme(config.quantization)},
                {"host_bytes", std::move(host)},
                {"schemes", std::move(schemes)}};
   MOERT_RETURN_IF_ERROR(AddAccount(path, &config, &info));
@@ -270,9 +269,7 @@ void Show(const json& info, bool all) {
   if (kind == "checkpoint") {
     PrintPlans(info, info["schemes"], all);
     PrintVersions(info["schemes"], info, all);
-    if (!info["parts"].empty()) PrintParts(info["parts"]);
-    PrintAccount(info);
-    return;
+    return PrintAccount(info);
   }
   PrintVersions(info["versions"], info, all);
   Print("  --budget for all, half, a quarter, the least:");

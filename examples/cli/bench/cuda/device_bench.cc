@@ -10,6 +10,7 @@
 
 #include "cli/bench/cuda/driver_calls.h"
 #include "cli/bench/cuda/probe_kernels.h"
+#include "cli/common/report.h"
 #include "cli/probe/cuda/streams.h"
 #include "fmt/format.h"
 #include "util/cuda_api.h"
