@@ -129,11 +129,9 @@ std::string MemoryPlan::ToString() const {
     text += fmt::format(", of {} (low version) {}", BytesText(low_block_bytes),
                         BytesText(total_experts * low_block_bytes));
   }
-  if (device) {
-    text += fmt::format("; beside it, in RAM: {} policies, up to {} pinned",
-                        BytesText(policy_bytes), BytesText(pinned_bytes));
-  }
-  return text;
+  const std::string in_ram = fmt::format("; beside it, in RAM: {} policies, up to {} pinned",
+                                         BytesText(policy_bytes), BytesText(pinned_bytes));
+  return device ? text + in_ram : text;
 }
 
 }  // namespace moert

@@ -196,6 +196,10 @@ class ShardSource final : public ExpertSource {
 
   absl::Status Slice(int l, const MoeLayerSpec& whole, MoeLayerSpec* layer) {
     const int64_t first = plan_.first_channel, count = plan_.num_channels;
+    if (first > whole.intermediate || count > whole.intermediate - first) {
+      return absl::InvalidArgumentError(fmt::format(
+          "shard: {} channels from {} on: layer {} has {}", count, first, l, whole.intermediate));
+    }
     layer->intermediate = count;
     for (int e = 0; e < layer->num_experts; ++e) {
       for (int v = 0; v < num_versions(); ++v) {

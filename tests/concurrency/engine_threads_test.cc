@@ -180,13 +180,13 @@ TEST_CASE("a budget is taken where there is always a step open") {
       std::make_shared<SyntheticSource>(SyntheticShape{2, 12, 1, 128, 96, 0, false, false, true});
   EngineOptions options;
   options.strategy =
-      GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=1e6,spare=1", "never-stall:hi=bf16,lo=low,n=4");
+      GENERATE("dynaexq:hi=bf16,lo=low,interval_ms=1e6,spare=1", "graded:wait=0,hi=bf16,lo=low,n=4");
   options.threads = 1;
   options.budget = Budget::Fraction(0.9);
   auto engine = Engine::Create(source, options);
   REQUIRE_OK(engine.status());
   HiddenProcess process(128, 3);
-  // never-stall: fills its cache of high versions.
+  // wait=0: fills its cache of high versions.
   std::vector<float> out;
   for (int s = 0; s < 40; ++s) {
     out.clear();

@@ -126,8 +126,6 @@ Held Measure(const std::string& strategy, const Shape& shape) {
 constexpr const char* kStrategies[] = {"auto",
                                        "resident",
                                        "on-demand",
-                                       "load-on-demand",
-                                       "activation-path",
                                        "fate",
                                        "fate:percentile=75,eviction=arc",
                                        "fate:scheme=bf16,low=low",
@@ -135,7 +133,7 @@ constexpr const char* kStrategies[] = {"auto",
                                        "graded:hi=bf16,lo=low",
                                        "graded:hi=bf16,lo=low,standby=1",
                                        "dynaexq:hi=bf16,lo=low,interval_ms=0.001",
-                                       "never-stall:hi=bf16,lo=low"};
+                                       "graded:wait=0,hi=bf16,lo=low"};
 
 TEST_CASE("what an engine allocates is in its budget") {
   const Shape shape =

@@ -20,7 +20,7 @@ struct Fixture {
   std::vector<std::string> lines;
 
   explicit Fixture(double share) {
-    SyntheticShape shape{3, 12, 3, 64, 48, 32};
+    SyntheticShape shape{3, 12, 3, 256, 192, 128};
     shape.low_version = true;
     source = std::make_shared<SyntheticSource>(shape);
     options.strategy = "auto";

@@ -49,7 +49,7 @@ class Serving final : public Backend {
 constexpr int64_t kAll = int64_t{1} << 30;
 
 struct Fixture {
-  SyntheticShape shape{3, 12, 3, 64, 48, 32};
+  SyntheticShape shape{3, 12, 3, 256, 192, 128};
   std::unique_ptr<SyntheticSource> source;
   EngineOptions options;
 

@@ -40,8 +40,8 @@ MoeModelSpec Model() {
     MoeLayerSpec layer;
     layer.model_layer = l;
     layer.num_experts = kExperts;
-    layer.hidden = 128;
-    layer.intermediate = 128;
+    layer.hidden = 512;
+    layer.intermediate = 512;
     layer.routing.top_k = 2;
     model.layers.push_back(layer);
   }

@@ -167,12 +167,5 @@ TEST_CASE("what a prefetch has come to enters the lists as on the host") {
   }
 }
 
-TEST_CASE("strategies that evict by ARC go by rules") {
-  CHECK(MakeStrategy("fate:eviction=arc")->misses_by_rule());
-  CHECK(MakeStrategy("on-demand+fate.residency:eviction=arc,shallow=0")->misses_by_rule());
-  CHECK(
-      !MakeStrategy("fate:percentile=75,eviction=arc")->misses_by_rule());  // its prefetch does not
-}
-
 }  // namespace
 }  // namespace moert
