@@ -128,11 +128,13 @@ void ReadCommon(const Architecture& family, ConfigFields& fields, HfConfig& conf
   ReadAttention(family, fields, config);
 }
 
-// The width of dense layers where there are none, unless it is that of experts, too.
-void NotRead(ConfigFields& fields, const char* dense_width, std::vector<UnusedField>* unused) {
-  const std::vector<std::string> unasked = fields.Unasked();
-  if (std::find(unasked.begin(), unasked.end(), dense_width) == unasked.end()) return;
-  WithoutEffect(fields, {dense_width}, "no layer is dense", unused);
+// Fields of other families that this one did not ask for, at the value that changes nothing.
+void AccountForOthers(const char* dense_width, ConfigFields& fields,
+                      std::vector<UnusedField>* unused) {
+  for (const std::string& key : fields.Unasked()) {
+    if (key == dense_width) WithoutEffect(fields, {dense_width}, "no layer is dense", unused);
+    if (key == "attention_bias" || key == "use_sliding_window") fields.Expect(key.c_str(), false);
+  }
 }
 
 absl::StatusOr<HfConfig> ReadFamily(const Architecture& family, ConfigFields& fields,
@@ -144,7 +146,7 @@ absl::StatusOr<HfConfig> ReadFamily(const Architecture& family, ConfigFields& fi
   if (std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end()) {
     config.dense_intermediate = fields.Int(family.dense_width, 1, kMaxFfnWidth);
   }
-  if (config.dense_intermediate == 0) NotRead(fields, family.dense_width, &config.unused);
+  AccountForOthers(family.dense_width, fields, &config.unused);
   MOERT_RETURN_IF_ERROR(fields.status());
   AccountForFields(FieldScope::kModel, "", fields, &config.unused);
   MOERT_RETURN_IF_ERROR(fields.status());

@@ -89,13 +89,16 @@ int64_t LargestBlock(const ExpertSource& source, int version) {
 
 /// The engine's own objects, and what they keep of each layer and expert.
 /// tests/fault/budget_test.cc compares the sum with the heap.
-int64_t TableBytes(const Blueprint& b, const MoeModelSpec& model, const MemoryPlan& plan) {
+int64_t TableBytes(const Blueprint& b, const PolicyScope& scope, const MemoryPlan& plan) {
   constexpr int64_t kEngine = 48 << 10, kLayer = 1 << 10;
+  constexpr int64_t kToken = 64;    // what a step and its calls keep of a row
+  constexpr int64_t kQueued = 192;  // a transfer that waits: a layer's experts may, all of them
   constexpr int64_t kOwnBlock = 4 * sizeof(int64_t);  // where each block lies
   constexpr int64_t kMoving = 192;                    // where versions move, and wishes for them
   const bool moves =
       b.strategy.serving == Serving::kHotSet || b.strategy.serving == Serving::kLowPlusCache;
-  return kEngine + model.num_layers() * kLayer +
+  return kEngine + scope.model->num_layers() * kLayer + scope.max_tokens * kToken +
+         scope.model->max_experts() * kQueued +
          plan.total_experts * (VersionedStore::kBytesPerExpert +
                                (plan.own_bytes > 0 ? kOwnBlock : 0) + (moves ? kMoving : 0));
 }
@@ -139,8 +142,9 @@ absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const Engine
   for (const int64_t bytes : OwnBlocks(source, b.strategy, b.versions)) plan.own_bytes += bytes;
   if (b.strategy.serving == Serving::kHotSet) plan.spare = SpareBlocks(b, model, plan);
   MOERT_ASSIGN_OR_RETURN(plan.constant_bytes, ConstantBytes(model));
-  plan.table_bytes = TableBytes(b, model, plan);
-  plan.policy_bytes = PolicyBytes(b, {&model, options.max_tokens_per_forward});
+  const PolicyScope scope{&model, options.max_tokens_per_forward};
+  plan.table_bytes = TableBytes(b, scope, plan);
+  plan.policy_bytes = PolicyBytes(b, scope);
   plan.device = !b.backend->in_ram();
   const ExecutorSize size{
       &source,      b.versions, options.max_tokens_per_forward, b.partial_output(), b.gemm.get(),
