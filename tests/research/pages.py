@@ -16,6 +16,7 @@ import envelope_h200
 import frontier_page
 import grouped_core
 import one_card
+import opening_ways
 import papers_page
 import readme_page
 import report
@@ -41,6 +42,7 @@ TABLES = {
                          word="Typed, without samples, at 145fbbae; llama.cpp in that sitting, ik_llama.cpp in two others"),
     "typed-prompts": Table(lambda: digest.stored("rivals", "llama.cpp with the plug-in, prompts"),
                            word="Typed from the same sittings; stock ran on the file that favours some experts"),
+    "opening-ways": Table(opening_ways.table, ("opening-ways",)),
     "transformers": Table(transformers_page.table, word="No commit is kept. One H200; accelerate, and bf16 of ours below 100 %, on another H200"),
     # The grouped product
     "core-set": Table(grouped_core.core, tuple(("gemm-core", "runs", r) for r in (

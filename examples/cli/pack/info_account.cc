@@ -47,10 +47,15 @@ void PrintUnused(const json& info) {
     Print("  left out: {} tensors, {}: {}\n", p["tensors"].get<int64_t>(),
           util::BytesText(p["bytes"].get<int64_t>()), p["name"].get<std::string>());
   }
-  for (const json& p : info["unknown"]) {
-    Print("  nothing reads {} ({}): the decoder refuses the model\n", p["name"].get<std::string>(),
-          util::BytesText(p["bytes"].get<int64_t>()));
+  constexpr size_t kShown = 4;
+  const json& unknown = info["unknown"];
+  for (size_t i = 0; i < std::min(kShown, unknown.size()); ++i) {
+    Print("  nothing reads {} ({}): the decoder refuses the model\n",
+          unknown[i]["name"].get<std::string>(),
+          util::BytesText(unknown[i]["bytes"].get<int64_t>()));
   }
+  if (unknown.size() > kShown)
+    Print("  nor {} more, which --json names\n", unknown.size() - kShown);
   for (const json& name : info["unlisted_tensors"]) {
     Print("  left out: {}: in a shard, but not in the index\n", name.get<std::string>());
   }
