@@ -298,7 +298,7 @@ std::optional<int> ArgParser::ParseOrReport(int argc, const char* const* argv) {
 }
 
 std::string DidYouMean(absl::string_view word, const std::vector<std::string>& legal) {
-  size_t least = word.size() / 3 + 1;  // more changes than these make another word
+  size_t least = word.size() / 4 + 1;  // more changes than these make another word
   const std::string* nearest = nullptr;
   for (const std::string& candidate : legal) {
     const size_t changes = Changes(word, candidate);

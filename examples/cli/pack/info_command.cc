@@ -312,7 +312,9 @@ int InfoMain(int argc, const char* const* argv) {
   if (!quiet) Show(*info, all);
   const absl::Status written = WriteFigures(json_path, picture, *info);
   if (!written.ok()) return ReportError(kCommand, written);
-  return info->contains("not_read") ? kExitUsage : kExitOk;
+  if (!info->contains("not_read")) return kExitOk;
+  return ReportError(kCommand,
+                     absl::InvalidArgumentError((*info)["not_read"].get<std::string>()));
 }
 
 }  // namespace moert::cli
