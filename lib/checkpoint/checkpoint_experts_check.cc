@@ -177,7 +177,7 @@ absl::Status CheckpointExperts::CheckBiases(const MoeLayerSpec& l) {
 }
 
 absl::Status CheckpointExperts::CheckShared(const MoeLayerSpec& l) {
-  constexpr char kShared[] = "shared experts";
+  static constexpr char kShared[] = "shared experts";
   const int64_t w = l.shared_intermediate;
   for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
     if (w == 0 || (p == Projection::kGate && !l.activation.gated)) continue;
@@ -192,7 +192,7 @@ absl::Status CheckpointExperts::CheckShared(const MoeLayerSpec& l) {
 }
 
 absl::Status CheckpointExperts::CheckLayer(const MoeLayerSpec& l) {
-  constexpr char kRouters[] = "routers";
+  static constexpr char kRouters[] = "routers";
   const int n = l.model_layer;
   MOERT_RETURN_IF_ERROR(CheckExperts(l));
   if (l.expert_bias) MOERT_RETURN_IF_ERROR(CheckBiases(l));

@@ -30,7 +30,7 @@ class DecoderTensors {
 
   void Claim() {
     const std::string& prefix = config_.tensor_prefix;
-    constexpr char kEnds[] = "embedding and head";
+    static constexpr char kEnds[] = "embedding and head";
     Linear(prefix + "model.embed_tokens", false, kEnds);
     if (!config_.tie_word_embeddings) Linear(prefix + "lm_head", config_.lm_head_bias, kEnds);
     Norm(prefix + "model.norm");

@@ -16,7 +16,7 @@ class TensorClaims {
   explicit TensorClaims(const Checkpoint* checkpoint)
       : checkpoint_(checkpoint), parts_(checkpoint->tensors().size(), nullptr) {}
 
-  /// `part` is a literal. A tensor that is not there is nobody's.
+  /// `part` lives for ever. A tensor that is not there is nobody's.
   void Claim(const TensorInfo* tensor, const char* part) {
     if (tensor != nullptr) parts_[Place(*tensor)] = part;
   }
