@@ -147,7 +147,7 @@ TEST_CASE("the JSON object has exactly the documented keys") {
       "version",        "seed",       "pool_bytes",    "experts",
       "prefetch",       "routing",    "precision",     "balance",
       "stall_ms",       "host_syncs", "tokens_scored", "policy_fallbacks",
-      "graph_captured", "window_nll"};
+      "graph_captured", "window_nll", "tokens_per_s",  "prompt_tokens_per_s"};
   const Json generate = RunJson("generate" + Model() + "--prompt Hello --max-tokens 4");
   const Json ppl = RunJson("ppl" + Model() + Tokens("gsm8k") + "--limit 512 --step-tokens 64");
   for (const Json& run : {generate, ppl}) {
@@ -278,7 +278,7 @@ TEST_CASE("damaged models: status 2, the file named") {
   REQUIRE(at != std::string::npos);
   file[at + 6] = 'N';
   test::WriteFile(dir + "/model.safetensors", file);
-  check("model.norm.weight");
+  check("model.Norm.weight");
   fresh();
   Json config = Json::parse(ReadWholeFile(dir + "/config.json"));
   config["vocab_size"] = 4097;
