@@ -145,7 +145,7 @@ absl::Status EngineImpl::SetBudget(const Budget& budget) try {
   absl::Status status;
   std::string line;
   {
-    const MutexLock lock(&mu_);  // ahead of those that wait for their turn
+    const AheadLock lock(&turns_, &mu_);
     const MemoryPlan before = memory();
     status = SetBudgetLocked(budget);
     const MemoryPlan now = memory();

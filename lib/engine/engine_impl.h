@@ -158,7 +158,8 @@ class EngineImpl final : public Engine {
   const std::shared_ptr<const ExpertSource> source_;
   const EngineOptions options_;
   const std::unique_ptr<const Blueprint> blueprint_;  // its policies are asked under mu_
-  Mutex turns_, mu_;                                  // one call of the host at a time, in turn
+  Turns turns_;
+  Mutex mu_;  // one call of the host at a time, in turn
   const std::unique_ptr<EngineParts> parts_ ABSL_PT_GUARDED_BY(mu_);
   const Leases* const leases_;  // of parts_: Use needs no lock
   const bool graph_safe_;

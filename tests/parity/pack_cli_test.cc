@@ -51,6 +51,8 @@ TEST_CASE("quantize, info and verify of several schemes") {
   Outcome outcome = Pack(Quantize("several", "w2a16_g64_asym,bf16,w4a16_g128"));
   INFO(outcome.err);
   REQUIRE(outcome.status == 0);
+  CHECK_THAT(outcome.out, Catch::Contains(pack) && Catch::Contains("w2a16_g64_asym"));
+  CHECK(outcome.err.empty());  // no progress but on a terminal
   const Json info = Info(pack);
   CHECK(info["kind"] == "pack");
   CHECK(info["quantizer"]["method"] == "rtn");
@@ -318,6 +320,9 @@ TEST_CASE("info counts every tensor of a checkpoint in one part") {
     CHECK(bytes == expected);
     CHECK(tensors == static_cast<int64_t>(file["tensors"].size()));
     CHECK(parts.count("routed experts") == 1);
+    CHECK(parts.count("routers") == 1);
+    const bool shared = info["model"]["shared_intermediate"] > 0;
+    CHECK(parts.count("shared experts") == (shared ? 1 : 0));
   }
 }
 

@@ -9,9 +9,10 @@
 namespace moert {
 namespace {
 
-TEST_CASE("who locks without a turn goes ahead of those that wait for theirs") {
+TEST_CASE("AheadLock goes ahead of those that wait for theirs") {
   constexpr int kWaiting = 32, kFirst = -1;
-  Mutex turns, mu;
+  Turns turns;
+  Mutex mu;
   std::vector<int> order;
   std::vector<std::thread> threads;
   mu.Lock();
@@ -24,7 +25,7 @@ TEST_CASE("who locks without a turn goes ahead of those that wait for theirs") {
   // All of them wait by then; were one late, the order would be no worse.
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   threads.emplace_back([&] {
-    const MutexLock lock(&mu);
+    const AheadLock lock(&turns, &mu);
     order.push_back(kFirst);
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -32,7 +33,7 @@ TEST_CASE("who locks without a turn goes ahead of those that wait for theirs") {
   for (std::thread& thread : threads) thread.join();
   REQUIRE(order.size() == kWaiting + 1);
   const auto at = std::find(order.begin(), order.end(), kFirst) - order.begin();
-  CHECK(at < kWaiting);  // one, unless the scheduler favours others
+  CHECK(at <= 1);  // one may wait for the mutex already
 }
 
 }  // namespace
