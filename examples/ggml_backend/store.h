@@ -40,7 +40,7 @@ struct Layer {
   int64_t ExpertBytes() const;
 };
 
-/// What is free in RAM, within a container's limits; 0: not known.
+/// Free RAM, within a container's limits; 0: not known.
 int64_t FreeMemory();
 /// The part of it that is left to the context and everybody else: an eighth, at least 1 GiB, at
 /// most a half.

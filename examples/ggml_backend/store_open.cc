@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kAlignment = 128;
 constexpr int64_t kDeviceAlignment = 16;
 
-// What a source's user_data points to.
+// The object that a source's user_data points to.
 struct SourceData {
   std::shared_ptr<const GgufModel> file;
   std::vector<Layer> layers;

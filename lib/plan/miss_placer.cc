@@ -92,7 +92,10 @@ MissView MissPlacer::Price(const Miss& miss) const {
 }
 
 int64_t MissPlacer::CpuNs(int64_t bytes, int64_t tokens) const {
-  const int64_t modelled_ns = profile_->CpuExpertNs(bytes, tokens, cpu_version_);
+  return Corrected(profile_->CpuExpertNs(bytes, tokens, cpu_version_));
+}
+
+int64_t MissPlacer::Corrected(int64_t modelled_ns) const {
   const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
   return HardwareProfile::WholeNs(scale * static_cast<double>(modelled_ns));
 }
@@ -104,12 +107,9 @@ CpuCosts MissPlacer::Costs(int64_t bytes) {
       modelled_[t] = profile_->CpuExpertNs(bytes, t, cpu_version_);
     }
   }
-  const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
   CpuCosts costs;
   costs.load = TransferNs(bytes);
-  for (int t = 1; t <= kMostCpuTokens; ++t) {
-    costs.tokens[t] = HardwareProfile::WholeNs(scale * static_cast<double>(modelled_[t]));
-  }
+  for (int t = 1; t <= kMostCpuTokens; ++t) costs.tokens[t] = Corrected(modelled_[t]);
   return costs;
 }
 

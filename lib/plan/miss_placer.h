@@ -42,6 +42,8 @@ class MissPlacer {
   MissView Price(const Miss& miss) const;
   int64_t TransferNs(int64_t bytes) const;
   int64_t CpuNs(int64_t bytes, int64_t tokens) const;
+  /// A time of the profile, by what the CPU was measured to take.
+  int64_t Corrected(int64_t modelled_ns) const;
   void ObserveCpuRatio(double ratio);
   /// In decode the CPU was given nothing of what it might have computed.
   void PassOverCpu();

@@ -1,4 +1,4 @@
-// What accounts of requests take, for Policy::StateBytes.
+// Bytes of the accounts of requests, for Policy::StateBytes.
 #ifndef MOERT_LIB_ROUTE_ACCOUNT_BYTES_H_
 #define MOERT_LIB_ROUTE_ACCOUNT_BYTES_H_
 

@@ -1,4 +1,4 @@
-// What Policy::StateBytes is summed up from.
+// Sums for Policy::StateBytes.
 #ifndef MOERT_LIB_STORE_STATE_BYTES_H_
 #define MOERT_LIB_STORE_STATE_BYTES_H_
 

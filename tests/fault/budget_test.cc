@@ -70,7 +70,7 @@ class UnheldSource final : public ExpertSource {
   std::vector<RecordLayout> layouts_;
 };
 
-/// What an engine held of the heap, at most, and what its plan allows for that.
+/// The most heap that an engine held, and its plan's allowance for that.
 struct Held {
   int64_t heap = 0, fixed = 0, policy = 0, peak = 0, budget = 0;
 };

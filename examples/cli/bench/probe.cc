@@ -30,7 +30,7 @@ std::string Us(const Spread& s) {
 
 using Say = std::function<void(const std::string& line)>;
 
-// What a part of the probe may take of all its time.
+// Share of the probe's time that a part may take.
 constexpr double kMemoryShare = 0.1, kWakingShare = 0.05, kDiskShare = 0.35, kExpertsShare = 0.25,
                  kLayerShare = 0.1;
 

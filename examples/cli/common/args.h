@@ -55,7 +55,7 @@ class ArgParser {
   void AddJson(std::string* path);
   /// --quiet. `what`: what it leaves out, for the help.
   void AddQuiet(bool* quiet, std::string what);
-  /// What shell completion offers for a flag that takes other values, too.
+  /// Values that shell completion offers; the flag takes others, too.
   void Suggest(absl::string_view name, const std::vector<std::string>& values);
   /// Positional arguments are filled in the order they were added.
   void AddPositional(std::string name, std::string* value, std::string help, bool required = true);

@@ -50,7 +50,7 @@ std::string Percent(const std::optional<double>& ratio) {
   return ratio ? fmt::format("{:.1f} %", 100.0 * *ratio) : "-";
 }
 
-/// What the engine counted.
+/// The engine's counters.
 void AddCounters(const EngineStats& s, Json* report) {
   Json& j = *report;
   j["experts"] = {{"lookups", s.lookups},

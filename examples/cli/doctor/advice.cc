@@ -106,7 +106,7 @@ std::string SpeedText(const Speed& s) {
 
 std::string BudgetText(int64_t bytes) { return fmt::format("{}M", bytes >> 20); }
 
-/// What runs the placement.
+/// The device that runs the placement.
 std::vector<std::string> Commands(const ModelFacts& f, const Placement& p, bool on_device) {
   const bool whole = on_device ? p.tiers.device >= 1 : p.tiers.memory >= 1;
   const std::string budget = BudgetText(p.budget);

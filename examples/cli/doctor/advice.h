@@ -48,7 +48,7 @@ struct Advice {
 /// A layer's kernels, beside the bytes they read: each waits for the one before it. Measured once,
 /// on an H200; the advice says so.
 inline constexpr double kDeviceLayerSeconds = 35e-6;
-/// What products of one token reach of a device's measured memory rate.
+/// Share of a device's measured memory rate that products of one token reach.
 inline constexpr double kDeviceShare = 0.6;
 /// Device memory left for a context, workspaces and a screen.
 inline constexpr int64_t kDeviceReserve = int64_t{1} << 30;

@@ -1,4 +1,4 @@
-// What a model takes, from as little as there is of it: a config.json alone, a checkpoint, a GGUF.
+// Reads a model's needs from a config.json alone, a checkpoint or a GGUF.
 #ifndef MOERT_EXAMPLES_CLI_DOCTOR_MODEL_FACTS_H_
 #define MOERT_EXAMPLES_CLI_DOCTOR_MODEL_FACTS_H_
 

@@ -116,7 +116,7 @@ absl::StatusOr<Allocation> AllocateWithin(const Calibration& c, AllocationOption
   }
 }
 
-// What no choice can be below: every block in the narrowest scheme.
+// The least that any choice takes: every block in the narrowest scheme.
 absl::Status CheckCapacity(const Arguments& a, const Calibration& c) {
   const PackVersion* least = nullptr;
   VersionSize size;
@@ -143,7 +143,7 @@ absl::Status CheckCapacity(const Arguments& a, const Calibration& c) {
                   util::BytesText(a.bytes), least->name, util::BytesText(size.held_bytes), more));
 }
 
-/// What the flags say of the allocation, into a.options.
+/// Reads the flags of the allocation into a.options.
 absl::Status ReadOptions(const Calibration& c, Arguments& a) {
   AllocationOptions& o = a.options;
   if (a.bits > 0 && a.bytes > 0) {

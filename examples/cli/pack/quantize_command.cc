@@ -79,7 +79,7 @@ absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string
   return status;
 }
 
-// What was written, for people and as JSON.
+// Reports the pack that was written, for people and as JSON.
 absl::Status Report(const QuantizeJob& job, double seconds, bool quiet, const std::string& json) {
   MOERT_ASSIGN_OR_RETURN(const PackInfo pack, ReadPackInfo(job.out));
   nlohmann::json versions = nlohmann::json::array();

@@ -1,4 +1,4 @@
-// What of a model is no expert: the host's own products.
+// The parts of a model that are no experts: the host's own products.
 #include <algorithm>
 #include <chrono>
 #include <cstring>

@@ -97,7 +97,7 @@ Json ModelJson(const ModelFacts& f) {
           {"context", f.context}};
 }
 
-// What the model is, then what would be fastest, in a few lines.
+// Describes the model, then names the fastest way to run it, in a few lines.
 void ShowAdvice(const Json& r) {
   const Json& m = r["model"];
   Print("{}: {} MoE layers of {} experts, {} a token, stored as {}{}\n",

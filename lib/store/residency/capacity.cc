@@ -110,7 +110,7 @@ class MeasuredCapacity final : public SlotDealer {
  private:
   using Curves = std::vector<std::vector<double>>;     // [L][E + 1]
   static constexpr int64_t kDealtBytesPerExpert = 32;  // a segment and a corner of the hull
-  // What lists of layers take, and the one element more that a curve has.
+  // Bytes of the lists of layers, and of the one element more that a curve has.
   static constexpr int64_t kLayerBytes = 1024;
   static constexpr int64_t kFirst = 2 * MissCurve::kBlock;  // calls before curves say anything
 

@@ -40,8 +40,8 @@ MoeModelSpec Model() {
     MoeLayerSpec layer;
     layer.model_layer = l;
     layer.num_experts = kExperts;
-    layer.hidden = 128;
-    layer.intermediate = 128;
+    layer.hidden = 1024;
+    layer.intermediate = 1024;
     layer.routing.top_k = 2;
     model.layers.push_back(layer);
   }
@@ -139,8 +139,9 @@ TEST_CASE("auto serves the version that is fastest within the accepted loss") {
   const Auto it;
   constexpr double kW8 = 0.00193, kMixed = 0.11, kW4 = 0.22;
   CHECK(it.At(0, 0.4).spec == "fate");
+  CHECK(it.At(kW8 / 2, 0.4).spec == "graded:hi=bf16,lo=w4a16_g128,loss=0.000965,alpha=0");
   CHECK(it.At(kW8 * 1.1, 0.4).spec == "fate:scheme=w8a16_g128");
-  CHECK(it.At(kMixed, 0.4).spec == "fate:scheme=mixed");
+  CHECK(it.At(kMixed, 0.35).spec == "fate:scheme=mixed");
   CHECK(it.At(kMixed, 0.45).spec == "resident:scheme=mixed");
   CHECK(it.At(kW4, 0.2).spec == "fate:scheme=w4a16_g128");
   const StrategyChoice whole = it.At(kW4, 0.6);
