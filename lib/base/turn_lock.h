@@ -6,7 +6,7 @@
 
 namespace moert {
 
-/// Who waits for a mutex: one thread at a time, and those that go ahead of it.
+/// The threads that wait for a mutex: one at a time in turn, and those that go ahead of it.
 class Turns {
  public:
   Turns() = default;
