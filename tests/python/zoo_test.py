@@ -17,6 +17,7 @@ import moert.blocks
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/reference/checkpoints.md"
 LIMIT = 1e-4
+KINDS = ("prompt", "decode", "padding")
 # {model: (why it is refused, for the table; what the error says)}
 _CAPS = "soft caps between the products", "what it computes between its products"
 REFUSED = {
@@ -129,15 +130,25 @@ def _bound(values):
     return next(f"1e-{n}" for n in range(5, -3, -1) if max(values) <= 10.0 ** -n)
 
 
-def row(name, routers, worst):
-    cells = [_bound([v for what, v in worst.items() if what.startswith(kind)])
-             for kind in ("prompt", "decode", "padding")]
-    return f"| {name} | {', '.join(routers)} | {' | '.join(cells)} |"
+def outcome(routers, worst):
+    """(who routes, a bound of each kind), by which the table groups the models."""
+    return (", ".join(routers),
+            *(_bound([v for what, v in worst.items() if what.startswith(kind)]) for kind in KINDS))
+
+
+def table(outcomes):
+    """outcomes: {model: (who routes, bounds)}."""
+    groups = {}
+    for name, cells in outcomes.items():
+        groups.setdefault(cells, []).append(name)
+    rows = [("who routes", *KINDS, "models"), ("---",) * 5,
+            *((*cells, ", ".join(names)) for cells, names in sorted(groups.items()))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows).replace(" --- ", "---")
 
 
 def main(names):
     transformers.logging.set_verbosity_error()
-    rows, failed, served = [], [], 0
+    outcomes, failed, served = {}, [], 0
     for name in names or zoo.names():
         try:
             routers, worst = examine(name)
@@ -145,23 +156,21 @@ def main(names):
             reason, text = REFUSED.get(name, (str(error)[:90], "$^"))
             if not re.search(text, str(error)):
                 failed.append(f"{name}: refused: {error}")
-            rows.append(f"| {name} | refused: {reason} | - | - | - |")
+            outcomes[name] = (f"refused: {reason}", "-", "-", "-")
         except Exception as error:
             failed.append(f"{name}: {type(error).__name__}: {error}")
-            rows.append(f"| {name} | failed | - | - | - |")
+            outcomes[name] = ("failed", "-", "-", "-")
         else:
             served += 1
             if name in REFUSED or max(worst.values()) > LIMIT:
                 failed.append(f"{name}: {worst}")
-            rows.append(row(name, routers, worst))
-        print(rows[-1], flush=True)
-    print(f"{served} of {len(rows)} models of transformers {transformers.__version__}")
+            outcomes[name] = outcome(routers, worst)
+        print(name, *outcomes[name], sep=" | ", flush=True)
+    print(f"{served} of {len(outcomes)} models of transformers {transformers.__version__}")
     if not names:
-        table = "\n".join(rows)
         text = PAGE.read_text()
         begin, end = (text.index(f"<!-- zoo {edge} -->") for edge in ("begins", "ends"))
-        head = "| model | who routes | prompt | decode | padding |\n|---|---|---|---|---|\n"
-        section = f"<!-- zoo begins -->\n{head}{table}\n"
+        section = f"<!-- zoo begins -->\n{table(outcomes)}\n"
         if os.environ.get("MOERT_WRITE_TABLE"):
             PAGE.write_text(text[:begin] + section + text[end:])
         elif text[begin:end] != section:

@@ -120,13 +120,13 @@ def speed_table():
         return f"{value:.2g}" if value < 10 else f"{value:.0f}"
     def span(rates):
         low, high = map(text, rates)
-        return low if low == high else f"{low} to {high}"
+        return low if low == high else f"{low}-{high}"
     lines = ["| model | card | " + " | ".join(f"plug-in, {l[0]}" for l in LINKS) + " | " +
              " | ".join(f"stock, {m[0]}" for m in MEMORIES) + " |", "|---|---|" + "--:|" * (len(LINKS) + len(MEMORIES))]
     for m in models():
         for card in CARDS:
             share = room(m, card)
-            if share is None:
+            if share is None or share >= 1:
                 continue
             ours = [span(plug_in(m, card, share, link[1])) for link in LINKS]
             beside = [text(stock(m, card, share, memory[1])) for memory in MEMORIES]

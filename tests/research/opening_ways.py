@@ -74,8 +74,15 @@ def measure(bin_dir, name):
 
 def table():
     rows = json.loads((report.DATA / f"{NAME}.json").read_text(encoding="utf-8"))["rows"]
-    return experiment.table(["fixture", *WAYS], [[f"`{name}`", *(f"{ppl:.4f}" for ppl in row)]
-                                                 for name, row in rows.items()])
+    eights = [i for i, way in enumerate(WAYS) if EIGHT in way]
+    fulls = [i for i in range(1, len(WAYS)) if i not in eights]
+
+    def extent(row, which):
+        texts = sorted({f"{row[i]:.4f}" for i in which}, key=float)
+        return " to ".join(texts[:1] + texts[1:][-1:])
+    return experiment.table(["fixture", "transformers", f"{len(fulls)} ways in bf16", f"{len(eights)} in {EIGHT}"],
+                            [[f"`{name}`", f"{row[0]:.4f}", extent(row, fulls), extent(row, eights)]
+                             for name, row in rows.items()])
 
 
 def main():
