@@ -80,7 +80,8 @@ def envelope_cells():
 
 
 def envelope_exact():
-    return experiment.table(["budget", *envelope.LINKS.values()], envelope.exact_rows(envelope_cells()))
+    table = experiment.table(["budget", *envelope.LINKS.values()], envelope.exact_rows(envelope_cells()))
+    return f"{table}\n\n{envelope_behind()}"
 
 
 def envelope_auto():
@@ -100,7 +101,7 @@ def envelope_behind():
     cells = envelope_cells()
     found = [c for _, c in envelope.behind(cells)]
     named = lambda i: ", ".join(str(v) for v in sorted({c[i] for c in found}))
-    return f"{behind_text(cells)} They have budgets of {named(3)} % and batches of {named(2)}."
+    return f"{behind_text(cells)} These have budgets of {named(3)} % and batches of {named(2)}."
 
 
 def architecture():
