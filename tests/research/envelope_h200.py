@@ -158,7 +158,17 @@ def recorded_table(data):
 
 
 def bounded_table(data):
-    return over_domains(data, "bounded", [(f"`{r}`", [r]) for r in BOUNDED[1:4]], BOUNDED[0], BOUNDED_BUDGETS)
+    """A row a batch; a cell: of one rival, by budget."""
+    cells = {}
+    for rival in BOUNDED[1:4]:
+        of = ratios(data.get("bounded", {}), [rival], MEAN, BOUNDED[0])
+        for batch in BATCHES:
+            names = [n for n in of if n.endswith(f" {batch}")]
+            found = [[of[n][b] for n in names if b in of[n]] for b in BOUNDED_BUDGETS]
+            cells[batch, rival] = ", ".join(f"{statistics.mean(v):.2f} ({min(v):.2f})" if v else "-" for v in found)
+    budgets = ", ".join(str(b) for b in BOUNDED_BUDGETS)
+    return experiment.table(["batch", *(f"`{r}`: {budgets} %" for r in BOUNDED[1:4])],
+                            [[str(batch), *(cells[batch, r] for r in BOUNDED[1:4])] for batch in BATCHES])
 
 
 def stored(render):

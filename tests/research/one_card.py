@@ -121,14 +121,14 @@ def speed_table():
     def span(rates):
         low, high = map(text, rates)
         return low if low == high else f"{low}-{high}"
-    lines = ["| model | card | " + " | ".join(f"plug-in, {l[0]}" for l in LINKS) + " | " +
-             " | ".join(f"stock, {m[0]}" for m in MEMORIES) + " |", "|---|---|" + "--:|" * (len(LINKS) + len(MEMORIES))]
+    columns = [f"plug-in, {', '.join(name for name, _ in LINKS)}", f"stock, {', '.join(name for name, _ in MEMORIES)}"]
+    lines = ["| model | card | " + " | ".join(columns) + " |", "|---|---|--:|--:|"]
     for m in models():
         for card in CARDS:
             share = room(m, card)
             if share is None or share >= 1:
                 continue
-            ours = [span(plug_in(m, card, share, link[1])) for link in LINKS]
-            beside = [text(stock(m, card, share, memory[1])) for memory in MEMORIES]
-            lines.append(f"| {m['name']} | {card[0]} | " + " | ".join(ours + beside) + " |")
+            ours = ", ".join(span(plug_in(m, card, share, link[1])) for link in LINKS)
+            beside = ", ".join(text(stock(m, card, share, memory[1])) for memory in MEMORIES)
+            lines.append(f"| {m['name']} | {card[0]} | {ours} | {beside} |")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A first hour with a checkpoint as transformers 5 saves it, of Qwen3-30B-A3B's form scaled down, within a
-# limit of memory: what a user types, and what comes. docs/guide/first-model.md has its figures.
+# limit of memory: what a user types, and what comes. docs/guide/first-model.md has a figure of it.
 #   first_hour.sh BIN_DIR SOURCE_DIR WORK_DIR [make_checkpoint.py's flags]
 set -euo pipefail
 bin=$(cd "$1" && pwd) source=$(cd "$2" && pwd) work=$3
