@@ -8,7 +8,9 @@
 namespace moert::trace {
 
 inline constexpr char kMagic[8] = {'m', 'o', 'e', 'r', 't', 't', 'r', 'c'};
-inline constexpr uint32_t kVersion = 2;         // 1 had no checksums
+/// 1 had no checksums; weights and scores were f16 before 3, by which a policy that predicts from
+/// scores decides otherwise than it did in the run.
+inline constexpr uint32_t kVersion = 3;
 inline constexpr size_t kFileHeaderBytes = 16;  // magic, version, bytes of JSON
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 

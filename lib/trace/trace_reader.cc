@@ -2,6 +2,7 @@
 // arithmetic from what was checked before, and compared with what the file says and has.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstring>
 #include <new>
 
@@ -122,6 +123,7 @@ class Reader final : public TraceReader {
                              trace::kVersion));
     }
     checksum_bytes_ = version == 1 ? 0 : static_cast<int64_t>(trace::kChecksumBytes);
+    score_bytes_ = version < 3 ? sizeof(uint16_t) : sizeof(float);
     const int64_t length = Load<uint32_t>(fixed + 12);
     if (length > trace::kMaxHeaderBytes ||
         length > file_->size() - static_cast<int64_t>(sizeof(fixed)) - checksum_bytes_) {
@@ -222,10 +224,11 @@ class Reader final : public TraceReader {
   }
 
   absl::Status CheckSize(const CallHeader& call) const {
-    Checked<int64_t> size(4 * int64_t{header_.model.layers[call.layer].routing.top_k});
+    Checked<int64_t> size((2 + score_bytes_) *
+                          int64_t{header_.model.layers[call.layer].routing.top_k});
     if (call.flags & trace::kHasRequestIds) size.Add(8);
-    if (call.flags & trace::kHasScores) size.Add(2 * NumExperts(call.layer));
-    if (call.flags & trace::kHasNextScores) size.Add(2 * NumExperts(call.layer + 1));
+    if (call.flags & trace::kHasScores) size.Add(score_bytes_ * NumExperts(call.layer));
+    if (call.flags & trace::kHasNextScores) size.Add(score_bytes_ * NumExperts(call.layer + 1));
     size.Mul(call.tokens)
         .Add(static_cast<int64_t>(trace::kCallHeaderBytes + trace::kTimesBytes))
         .Add(checksum_bytes_);
@@ -249,10 +252,10 @@ class Reader final : public TraceReader {
       p += 8;
     }
     MOERT_RETURN_IF_ERROR(LoadIds(tokens, k, experts, &p));
-    MOERT_RETURN_IF_ERROR(LoadF16("weights", tokens * k, &p, &weights_));
+    MOERT_RETURN_IF_ERROR(LoadScores("weights", tokens * k, &p, &weights_));
     MOERT_RETURN_IF_ERROR(
-        LoadF16("scores", flags & trace::kHasScores ? tokens * experts : 0, &p, &scores_));
-    MOERT_RETURN_IF_ERROR(LoadF16(
+        LoadScores("scores", flags & trace::kHasScores ? tokens * experts : 0, &p, &scores_));
+    MOERT_RETURN_IF_ERROR(LoadScores(
         "predicted scores", flags & trace::kHasNextScores ? tokens * next : 0, &p, &next_scores_));
     // What makes no sense is named above; the checksum finds damage that does make sense.
     const auto hashed = absl::MakeConstSpan(call_begin, static_cast<size_t>(p - call_begin));
@@ -310,13 +313,13 @@ class Reader final : public TraceReader {
     return absl::OkStatus();
   }
 
-  absl::Status LoadF16(const char* what, int64_t count, const std::byte** p,
-                       std::vector<float>* values) {
+  absl::Status LoadScores(const char* what, int64_t count, const std::byte** p,
+                          std::vector<float>* values) {
     values->resize(count);
-    for (int64_t i = 0; i < count; ++i, *p += 2) {
-      const uint16_t bits = Load<uint16_t>(*p);
-      if ((bits & 0x7c00u) == 0x7c00u) return BadCall(fmt::format("{}: not finite", what));
-      (*values)[i] = F16ToF32(bits);
+    for (float& value : *values) {
+      value = score_bytes_ == sizeof(float) ? Load<float>(*p) : F16ToF32(Load<uint16_t>(*p));
+      if (!std::isfinite(value)) return BadCall(fmt::format("{}: not finite", what));
+      *p += score_bytes_;
     }
     return absl::OkStatus();
   }
@@ -324,6 +327,7 @@ class Reader final : public TraceReader {
   const std::unique_ptr<RandomAccessFile> file_;
   TraceHeader header_;
   int64_t checksum_bytes_ = 0;  // of the file's version
+  int64_t score_bytes_ = 0;     // of a weight or score, likewise
   int64_t first_call_ = 0;
   int64_t offset_ = 0;
   int64_t calls_ = 0;

@@ -1,7 +1,6 @@
 // Writes the routing trace.
 #include <cstring>
 
-#include "base/bf16.h"
 #include "base/exception_status.h"
 #include "base/hash64.h"
 #include "base/json_writer.h"
@@ -80,9 +79,9 @@ class TraceWriter final : public TraceFile {
     }
     for (const int64_t id : call.request_ids) Put<int64_t>(id);
     for (const int32_t id : call.ids) Put<uint16_t>(static_cast<uint16_t>(id));  // -1: kNotHere
-    PutF16(call.weights);
-    PutF16(call.scores);
-    PutF16(call.next_scores);
+    for (const auto values : {call.weights, call.scores, call.next_scores}) {
+      for (const float v : values) Put<float>(v);
+    }
     const uint64_t bytes = buffer_.size() + trace::kChecksumBytes;
     std::memcpy(buffer_.data(), &bytes, sizeof(bytes));
     PutChecksum();
@@ -102,9 +101,6 @@ class TraceWriter final : public TraceFile {
     Hasher64 hasher;
     hasher.Add(buffer_);
     Put<uint64_t>(hasher.Finish());
-  }
-  void PutF16(absl::Span<const float> values) {
-    for (const float v : values) Put<uint16_t>(F32ToF16(v));
   }
 
   StdioFile file_;

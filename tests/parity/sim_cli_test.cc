@@ -56,8 +56,10 @@ TEST_CASE("a trace replays to the run's own counters on the virtual clock") {
   const std::string trace = Dir() / "trace";
   (void)RunJson(Ppl("--step-tokens 1 --budget 60% --trace " + trace));
   CHECK_NOTHROW(Json::parse(ReadWholeFile(trace + ".perfetto.json")));
-  for (const char* flags : {"--strategy on-demand --budget 20%",
-                            "--strategy on-demand --budget 4MiB", "--strategy resident"}) {
+  for (const char* flags :
+       {"--strategy on-demand --budget 20%", "--strategy on-demand --budget 4MiB",
+        "--strategy on-demand+fate.prefetch --budget 40% --link-gbps 0.3",
+        "--strategy fate --budget 50%", "--strategy resident"}) {
     INFO(flags);
     // One thread, as in the replay: workspace grows with threads.
     const Json run = RunJson(Ppl(std::string("--step-tokens 1 --threads 1 ") + flags));

@@ -2,6 +2,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/bf16.h"
+#include "base/hash64.h"
 #include "moert/trace.h"
 #include "support/catch.h"
 #include "support/paths.h"
@@ -84,14 +86,6 @@ void Record(const std::string& path, ClockKind clock, Memory* memory) {
   REQUIRE_OK((*file)->Close());
 }
 
-bool Close(absl::Span<const float> read, const std::vector<float>& written) {
-  if (read.size() != written.size()) return false;
-  for (size_t i = 0; i < read.size(); ++i) {
-    if (std::abs(read[i] - written[i]) > 5e-4f * std::abs(written[i]) + 4e-8f) return false;
-  }
-  return true;
-}
-
 TEST_CASE("a trace reads back as it was recorded") {
   const TempDir dir;
   const std::string path = dir / "trace";
@@ -120,10 +114,10 @@ TEST_CASE("a trace reads back as it was recorded") {
       CHECK(c.tokens == kept.call.tokens);
       CHECK(c.request_ids == absl::MakeConstSpan(kept.request_ids));
       CHECK(c.ids == absl::MakeConstSpan(kept.ids));
-      CHECK(Close(c.weights, kept.weights));
-      CHECK(Close(c.scores, kept.scores));
+      CHECK(c.weights == absl::MakeConstSpan(kept.weights));
+      CHECK(c.scores == absl::MakeConstSpan(kept.scores));
       CHECK(c.scores.size() == static_cast<size_t>(c.tokens) * 10);
-      CHECK(Close(c.next_scores, kept.next_scores));
+      CHECK(c.next_scores == absl::MakeConstSpan(kept.next_scores));
       CHECK(c.next_scores.size() == static_cast<size_t>(c.tokens) * 10);
       CHECK(std::memcmp(&c.times, &kept.call.times, sizeof(CallTimes)) == 0);
       CHECK(c.times.end_ns > c.times.begin_ns);
@@ -134,6 +128,68 @@ TEST_CASE("a trace reads back as it was recorded") {
     CHECK(*end == nullptr);
     REQUIRE_OK((*reader)->Rewind());
   }
+}
+
+/// The trace as version 1 or 2 had it.
+std::string InOlderVersion(const std::string& whole, const std::string& path, uint32_t version) {
+  std::string old = whole.substr(0, 12);
+  const auto put = [&old](auto value) {
+    old.append(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  const auto put_checksum = [&](size_t from) {
+    if (version > 1) put(Hash64(absl::string_view(old).substr(from)));
+  };
+  std::memcpy(old.data() + 8, &version, 4);
+  uint32_t header = 0;
+  std::memcpy(&header, whole.data() + 12, 4);
+  old += whole.substr(12, 4 + header);
+  put_checksum(0);
+  auto reader = OpenTrace(path);
+  REQUIRE_OK(reader.status());
+  for (size_t at = 16 + header + 8; at < whole.size();) {
+    auto call = (*reader)->Next();
+    REQUIRE_OK(call.status());
+    const TraceCall& c = **call;
+    const size_t begin = old.size();
+    old += whole.substr(at, 24 + 48 + 8 * c.request_ids.size() + 2 * c.ids.size());
+    for (const auto values : {c.weights, c.scores, c.next_scores}) {
+      for (const float value : values) put(F32ToF16(value));
+    }
+    const uint64_t bytes = old.size() - begin + (version > 1 ? 8 : 0);
+    std::memcpy(old.data() + begin, &bytes, 8);
+    put_checksum(begin);
+    uint64_t next = 0;
+    std::memcpy(&next, whole.data() + at, 8);
+    at += next;
+  }
+  return old;
+}
+
+TEST_CASE("traces of older versions are read, with scores of half the precision") {
+  const TempDir dir;
+  const std::string path = dir / "t";
+  Memory memory;
+  Record(path, ClockKind::kVirtual, &memory);
+  const auto version = GENERATE(uint32_t{1}, uint32_t{2});
+  WriteFile(dir / "old", InOlderVersion(ReadFile(path), path, version));
+  auto reader = OpenTrace(dir / "old");
+  REQUIRE_OK(reader.status());
+  const auto rounded = [](std::vector<float> values) {
+    for (float& value : values) value = F16ToF32(F32ToF16(value));
+    return values;
+  };
+  for (const Memory::Kept& kept : memory.calls) {
+    auto call = (*reader)->Next();
+    REQUIRE_OK(call.status());
+    REQUIRE(*call != nullptr);
+    CHECK((*call)->ids == absl::MakeConstSpan(kept.ids));
+    CHECK((*call)->weights == absl::MakeConstSpan(rounded(kept.weights)));
+    CHECK((*call)->scores == absl::MakeConstSpan(rounded(kept.scores)));
+    CHECK((*call)->next_scores == absl::MakeConstSpan(rounded(kept.next_scores)));
+  }
+  auto end = (*reader)->Next();
+  REQUIRE_OK(end.status());
+  CHECK(*end == nullptr);
 }
 
 TEST_CASE("the timeline is JSON with every span once") {
@@ -240,7 +296,7 @@ TEST_CASE("fields out of range are named") {
   // 9 tokens of a prefill step, no request ids: the ids follow the times.
   CHECK_THAT(answer(call + 72, std::string("\x0a\0", 2)), Contains("expert 10 does not exist"));
   CHECK_THAT(answer(call + 72, whole.substr(call + 74, 2)), Contains("comes twice"));
-  CHECK_THAT(answer(call + 72 + 36, std::string("\x00\x7c", 2)), Contains("not finite"));
+  CHECK_THAT(answer(call + 72 + 36, std::string("\0\0\x80\x7f", 4)), Contains("not finite"));
 }
 
 TEST_CASE("the recorded routing of the trained model is a trace") {
