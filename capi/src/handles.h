@@ -1,4 +1,4 @@
-// What the opaque handles are.
+// Definitions of the opaque handles.
 #ifndef MOERT_CAPI_SRC_HANDLES_H_
 #define MOERT_CAPI_SRC_HANDLES_H_
 

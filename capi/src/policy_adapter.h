@@ -44,8 +44,8 @@ class PoliciesOfStrategies {
   PoliciesOfStrategies* older_ = nullptr;
 };
 
-/// Puts adapters into the seams that `policies` has members for. What the host does not decide, the
-/// strategy's own policy does.
+/// Puts adapters into the seams that `policies` has members for. The strategy's own policy decides
+/// where the host does not.
 absl::Status InstallPolicies(std::shared_ptr<HostPolicies> policies, Strategy* strategy);
 
 }  // namespace moert::capi

@@ -20,7 +20,7 @@ PolicyTraits TraitsOf(const std::unique_ptr<P>& policy) {
   return policy == nullptr ? PolicyTraits{} : policy->traits();
 }
 
-/// What all adapters share: calls into the host that count as failed when it fails or throws.
+/// Shared by all adapters: calls into the host that count as failed when it fails or throws.
 class Adapter {
  public:
   explicit Adapter(std::shared_ptr<HostPolicies> host)

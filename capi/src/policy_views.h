@@ -1,4 +1,4 @@
-// What policies see, in C.
+// The views of policies, in C.
 #ifndef MOERT_CAPI_SRC_POLICY_VIEWS_H_
 #define MOERT_CAPI_SRC_POLICY_VIEWS_H_
 

@@ -95,8 +95,7 @@ void DeviceProperties(ggml_backend_dev_t device, ggml_backend_dev_props* propert
 
 ggml_backend_dev_t InnerDevice() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
 
-// What the scheduler sees of a context that computes on the GPU: the same device with CUDA's
-// memory.
+// The scheduler's view of a context that computes on the GPU: the same device with CUDA's memory.
 ggml_backend_device gpu_device = {};
 
 std::unique_ptr<Worker> MakeWorker(Gpu* gpu) {

@@ -26,11 +26,11 @@ class CudaStream {
 
   // Order between this stream and that of a CUDA backend; nobody waits on the host.
 
-  /// What this stream gets from now on comes behind what the backend has got.
+  /// Work that this stream gets from now on comes behind the backend's work so far.
   bool Follow(ggml_backend_t backend);
   /// The other way round.
   bool Lead(ggml_backend_t backend);
-  /// What this stream gets from now on comes behind an event of the device.
+  /// Work that this stream gets from now on comes behind an event of the device.
   bool Await(ggml_backend_event_t event);
 
   /// Whether it has nothing more to do.

@@ -1,5 +1,5 @@
-// What the files of a GGUF model say of its experts and routers, before llama.cpp has loaded them
-// and while it does.
+// A GGUF model's experts and routers by its files, before llama.cpp has loaded them and while it
+// does.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_GGUF_MODEL_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_GGUF_MODEL_H_
 

@@ -30,8 +30,8 @@ class Gpu {
   std::mutex& mutex() { return mutex_; }
 
   /// CUDA's own buffer type under an address of ours. CUDA takes such buffers for its own; the
-  /// scheduler takes the type for another backend's, so that nodes of ours stay ours. What the host
-  /// reads or writes of them waits for the device first.
+  /// scheduler takes the type for another backend's, so that nodes of ours stay ours. The host
+  /// waits for the device before it reads or writes them.
   ggml_backend_buffer_type_t compute_type() { return &compute_type_; }
   ggml_backend_buffer_type_t cuda_type() const { return cuda_type_; }
   /// The host's memory that the device reads and writes fastest.

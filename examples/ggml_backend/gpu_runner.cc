@@ -100,7 +100,7 @@ ggml_status GpuRunner::ComputePieces(ggml_cgraph* graph) {
         piece.experts->block == experts->block && piece.ids == node->src[2]) {
       continue;
     }
-    // What comes first may compute the ids.
+    // Nodes in front may compute the ids.
     if (piece.experts != nullptr || AnyWork(graph, piece.begin, i)) {
       const ggml_status status = ComputePiece(graph, piece, i);
       if (status != GGML_STATUS_SUCCESS) return status;

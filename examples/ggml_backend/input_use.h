@@ -24,7 +24,7 @@ class InputUse {
   void Skip(ggml_tensor* copy, ggml_tensor* input) { skipped_[copy] = input; }
   /// Null: it was made, or is no copy.
   ggml_tensor* InputOf(const ggml_tensor* copy) const;
-  /// What was skipped, copy and input, and is not any more.
+  /// Pairs of copy and input that were skipped, and are not any more.
   std::unordered_map<ggml_tensor*, ggml_tensor*> TakeSkipped() {
     return std::exchange(skipped_, {});
   }

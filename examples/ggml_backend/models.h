@@ -23,7 +23,7 @@ namespace moert_ggml {
 
 class Model;
 
-/// What an expert tensor's `extra` points to.
+/// The target of an expert tensor's `extra`.
 struct ExpertTensor {
   Model* model = nullptr;
   int block = 0;  // "blk.7.": 7

@@ -1,4 +1,4 @@
-// What the user says by environment variables, as ggml backends take their options.
+// The user's settings by environment variables, as ggml backends take their options.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_OPTIONS_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_OPTIONS_H_
 

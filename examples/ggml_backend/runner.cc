@@ -39,7 +39,7 @@ ggml_status Runner::Compute(ggml_cgraph* graph) {
       if (const ggml_status status = Flush(); status != GGML_STATUS_SUCCESS) return status;
       continue;
     }
-    // What was appended may compute the ids, and has to be done before an expert leaves.
+    // Appended nodes may compute the ids, and have to be done before an expert leaves.
     if (const ggml_status status = Flush(); status != GGML_STATUS_SUCCESS) return status;
     const LayerCall call(graph, i);
     if (const ggml_status status = Run(call, &i); status != GGML_STATUS_SUCCESS) return status;

@@ -24,8 +24,8 @@ class Staging {
 
   /// Makes both places at least so large. False: there is no memory.
   bool Reserve(Gpu* gpu, size_t bytes);
-  /// The layer's place. What the GPU's stream gets from now on comes behind the last use of it by
-  /// another layer; null: that cannot be ordered.
+  /// The layer's place. Work that the GPU's stream gets from now on comes behind the last use of it
+  /// by another layer; null: that cannot be ordered.
   void* Enter(Gpu* gpu, int layer);
   /// Behind Enter: those of the experts that are not in the layer's place. From now on they are.
   std::vector<int32_t> Add(int layer, std::span<const int32_t> experts);

@@ -19,7 +19,7 @@ class StatsFile {
 
   /// A layer call of so many tokens begins: of the first layer they count. Writes once a second.
   void Count(int layer, int64_t tokens, const Store& store);
-  /// What is not written yet.
+  /// The part that is not written yet.
   void Finish(const Store& store);
 
  private:

@@ -72,7 +72,7 @@ class Store {
   /// Most tokens of FetchOnDevice.
   static constexpr int64_t kFewTokens = 8;
   /// Fetch for a few tokens whose ids, [tokens, top_k], lie in device memory, `hidden` [hidden] of
-  /// one token and slot_ids too. What is missing comes without the host where all experts are in
+  /// one token and slot_ids too. Missing experts come without the host where all experts are in
   /// pinned memory, the layer has a slot for each id, and the strategy is one that the device
   /// follows.
   Result FetchOnDevice(int layer, int64_t tokens, const int32_t* ids, const float* hidden,
@@ -90,7 +90,7 @@ class Store {
   bool Stage(int layer, std::span<const int32_t> experts, std::string* error);
   Staging* staging() { return &staging_; }
   StreamPlan* plan() { return &plan_; }
-  /// What a layer call of few tokens took of the host, for the statistics.
+  /// The host's time of a layer call of few tokens, for the statistics.
   void CountCall(std::chrono::nanoseconds host) {
     ++calls_;
     host_ += host;

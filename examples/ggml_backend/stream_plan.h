@@ -1,9 +1,9 @@
 // Which experts of a layer are brought for a batch that streams layers through the GPU.
 //
-// What a layer will name is known late, behind its router: while the layer in front is multiplied,
-// those that it named last are brought, and the rest once its ids were read. The host waits for
-// the ids. Where that gains nothing, because nearly all experts are named or the link is faster
-// than the products, whole layers are brought and nobody waits.
+// The experts that a layer will name are known late, behind its router: while the layer in front is
+// multiplied, those that it named last are brought, and the rest once its ids were read. The host
+// waits for the ids. Where that gains nothing, because nearly all experts are named or the link is
+// faster than the products, whole layers are brought and nobody waits.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
 
@@ -27,7 +27,7 @@ class StreamPlan {
   /// Whether the layer will come in this pass, as it did in the last one: llama.cpp computes the
   /// last layer for those tokens alone whose results it returns.
   bool Comes(int layer) const { return layer < static_cast<int>(all_.size()) && layer <= end_; }
-  /// What the layer will name, as far as is known: all where it is not.
+  /// The experts that the layer will name, as far as is known: all where it is not.
   const std::vector<int32_t>& Likely(int layer) const {
     return likely_[static_cast<size_t>(layer)];
   }

@@ -1,4 +1,4 @@
-// What stands behind a backend of ours: it computes the part of a graph that llama.cpp gives us.
+// The worker behind a backend of ours: it computes the part of a graph that llama.cpp gives us.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_WORKER_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_WORKER_H_
 

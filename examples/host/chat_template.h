@@ -21,7 +21,7 @@ struct ChatMessage {
   std::string content;
 };
 
-/// What surrounds the messages. Special tokens are written as text, which Tokenizer::Encode takes
+/// The texts around the messages. Special tokens are written as text, which Tokenizer::Encode takes
 /// for them.
 class ChatTemplate {
  public:

@@ -1,4 +1,4 @@
-// What the decoder keeps of one sequence: a state a layer, of the layer's kind.
+// The decoder's state of one sequence: a state a layer, of the layer's kind.
 #ifndef MOERT_EXAMPLES_HOST_SEQUENCE_STATE_H_
 #define MOERT_EXAMPLES_HOST_SEQUENCE_STATE_H_
 

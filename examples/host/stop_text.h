@@ -16,9 +16,9 @@ class StopText {
   /// Empty strings are passed over.
   explicit StopText(std::vector<std::string> stops);
 
-  /// What of the text so far may be shown now. Nothing once stopped() is true.
+  /// The part of the text so far that may be shown now. Nothing once stopped() is true.
   std::string Push(absl::string_view piece);
-  /// What was held back: the text has ended.
+  /// The part that was held back: the text has ended.
   std::string Finish();
   bool stopped() const { return stopped_; }
 

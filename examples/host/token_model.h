@@ -13,7 +13,7 @@
 
 namespace moert::host {
 
-/// What a model keeps of one sequence: a KV cache of its own kind.
+/// A model's state of one sequence: a KV cache of its own kind.
 class Sequence {
  public:
   Sequence(int64_t max_tokens, int64_t capacity) : max_tokens_(max_tokens), capacity_(capacity) {}
@@ -24,7 +24,7 @@ class Sequence {
   /// Tokens stored, that is the position of the next one.
   int64_t length() const { return length_; }
   int64_t capacity() const { return capacity_; }
-  /// What the sequence may grow to: some kinds of RoPE depend on it.
+  /// The length that the sequence may grow to: some kinds of RoPE depend on it.
   int64_t max_tokens() const { return max_tokens_; }
   void set_length(int64_t length) { length_ = length; }
 
@@ -59,7 +59,7 @@ class TokenModel {
   /// device may still be at work when it returns.
   virtual absl::Status Run(StepPhase phase, absl::Span<const SequenceInput> inputs) = 0;
 
-  // What the rows of the last Run say; these wait for it.
+  // The results of the rows of the last Run; these wait for it.
 
   /// logits: [rows, vocabulary], of the rows from `first` on.
   virtual absl::Status RowLogits(int64_t first, int64_t rows, float* logits) = 0;

@@ -43,7 +43,7 @@ class Tokenizer {
   /// Added (special) tokens in `text` are recognized first, leftmost and longest.
   absl::StatusOr<std::vector<int32_t>> Encode(absl::string_view text) const;
 
-  /// What the model is to be given for a prompt: Encode with the tokens that the post-processor
+  /// The model's input for a prompt: Encode with the tokens that the post-processor
   /// puts around every text, most often one that marks its beginning.
   absl::StatusOr<std::vector<int32_t>> EncodePrompt(absl::string_view text) const;
 
@@ -119,7 +119,7 @@ class StreamDecoder {
   explicit StreamDecoder(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
 
   absl::StatusOr<std::string> Push(int32_t id);
-  /// What was held back, as U+FFFD: it can no longer become a character.
+  /// The bytes that were held back, as U+FFFD: they can no longer become a character.
   std::string Finish();
 
  private:

@@ -161,7 +161,7 @@ absl::Status TokenizerJsonReader::ReadVocab(const Json& model) {
       return Error(where, fmt::format("has id {}, as another token has", id));
     }
     ids_.emplace(token, id);
-    // What is not written in the byte alphabet stands for itself, as added tokens do.
+    // Text that is not written in the byte alphabet stands for itself, as added tokens do.
     if (out_.byte_fallback_) {
       AddCharacters(token, id);
       continue;

@@ -9,7 +9,7 @@
 
 namespace moert::host {
 
-/// What stands at the front of some bytes.
+/// The character at the front of some bytes.
 struct Utf8Unit {
   enum Kind { kValid, kInvalid, kIncomplete };
   Kind kind = kInvalid;

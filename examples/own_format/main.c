@@ -1,6 +1,6 @@
 /* A host with a format and kernels of its own, in C99: experts of int8 rows with a scale a row,
  * contiguous in memory that the host keeps (a mapped file, say). libmoert keeps a quarter of them
- * in slots and brings what is missing; the products below read the slots. What they give is
+ * in slots and brings what is missing; the products below read the slots. Their results are
  * compared, bit for bit, with the same products over all weights. */
 #include <stdio.h>
 #include <string.h>

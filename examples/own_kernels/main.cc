@@ -1,6 +1,6 @@
 // A host with kernels of its own: libmoert keeps the experts in a quarter of their memory and
-// brings ahead what the next layer will use; the products below are the host's. What they give is
-// compared, bit for bit, with what an Engine computes of the same input.
+// brings ahead what the next layer will use; the products below are the host's. Their results are
+// compared, bit for bit, with an Engine's for the same input.
 #include <cmath>
 #include <cstdio>
 #include <cstring>

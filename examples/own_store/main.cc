@@ -1,6 +1,6 @@
 // A host with a store of its own: it keeps some experts in fast memory itself, and libmoert routes,
-// decides which misses are loaded and which are computed where they lie, and multiplies. What comes
-// out is compared, bit for bit, with what an Engine computes of the same input.
+// decides which misses are loaded and which are computed where they lie, and multiplies. The result
+// is compared, bit for bit, with an Engine's for the same input.
 #include <algorithm>
 #include <cstdio>
 #include <memory>

@@ -31,8 +31,8 @@ struct Calibration;
 struct StrategyChoice {
   std::string spec;  // what an engine runs
   std::string why;   // one line for people
-  /// What the engine's budget comes to: a share is of the experts as they would be served exactly,
-  /// in whatever version they are.
+  /// The engine's budget in bytes: a share is of the experts as they would be served exactly, in
+  /// whatever version they are.
   Budget budget;
 };
 
@@ -48,8 +48,8 @@ struct AutoKeys {
 /// InvalidArgument for other keys and for a loss that is not within 0 and 1.
 absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec);
 
-/// What `options`, whose strategy is `auto` with any keys, come to. Any other spec comes back as it
-/// is. InvalidArgument as Engine::Plan, where nothing fits the budget. Thread-safe.
+/// The outcome of `options`, whose strategy is `auto` with any keys. Any other spec comes back as
+/// it is. InvalidArgument as Engine::Plan, where nothing fits the budget. Thread-safe.
 absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
                                               const EngineOptions& options);
 

@@ -31,7 +31,7 @@ class Collectives {
   /// all: [size(), bytes], by rank. `mine` may lie in `all`, at its place.
   virtual absl::Status AllGather(const void* mine, int64_t bytes, void* all, void* stream) = 0;
   /// send_bytes[r] bytes go to rank r, those of a lower rank before those of a higher one; likewise
-  /// received. What r sends here is what is received from r.
+  /// received. The bytes that r sends here are received from r.
   virtual absl::Status AllToAll(const void* send, absl::Span<const int64_t> send_bytes, void* recv,
                                 absl::Span<const int64_t> recv_bytes, void* stream) = 0;
   /// Returns when what was enqueued on the stream is done, or with DeadlineExceeded, or with the
@@ -47,7 +47,7 @@ class Collectives {
 absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeThreadCollectives(int size,
                                                                                 int64_t timeout_ns);
 
-/// What ranks of a new NCCL communicator have in common: made by one, sent to the others by the
+/// The common part of ranks of a new NCCL communicator: made by one, sent to the others by the
 /// host.
 using NcclId = std::array<char, 128>;
 /// Unavailable where libnccl.so.2 cannot be loaded, or is older than 2.14.
@@ -55,13 +55,14 @@ absl::StatusOr<NcclId> MakeNcclId();
 
 /// One rank on one device. NCCL is loaded at run time. `communicator` (an ncclComm_t) is borrowed;
 /// null: one is made with `id` when all ranks have come. Calls with a stream take memory of the
-/// device; those without one take host memory, copied there and back. What some rank does not come
-/// to within timeout_ns fails on the others with DeadlineExceeded; a rank that gives up is found
-/// out that way. Replays of a captured graph are watched by Wait alone. An error or Abort ends what
-/// the device runs and aborts the communicator, a borrowed one too (ncclCommAbort frees it: do not
-/// destroy it then). Graphs that captured its calls are destroyed first. Where ranks are threads of
-/// one process, CUDA_MODULE_LOADING=EAGER has to be in the environment before CUDA is used: a
-/// kernel that is loaded late may wait for a collective that another rank cannot come to meanwhile.
+/// device; those without one take host memory, copied there and back. A collective that some rank
+/// does not come to within timeout_ns fails on the others with DeadlineExceeded; a rank that gives
+/// up is found out that way. Replays of a captured graph are watched by Wait alone. An error or
+/// Abort ends what the device runs and aborts the communicator, a borrowed one too (ncclCommAbort
+/// frees it: do not destroy it then). Graphs that captured its calls are destroyed first. Where
+/// ranks are threads of one process, CUDA_MODULE_LOADING=EAGER has to be in the environment before
+/// CUDA is used: a kernel that is loaded late may wait for a collective that another rank cannot
+/// come to meanwhile.
 struct NcclOptions {
   int rank = 0;
   int size = 1;

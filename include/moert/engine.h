@@ -35,7 +35,7 @@
 
 namespace moert {
 
-/// What is known of a layer's output while its missing experts are still on their way.
+/// The known part of a layer's output while its missing experts are still on their way.
 struct PartialOutput {
   int layer = 0;  // an MoE layer, not the last
   /// [rows, hidden] fp32: the shared experts and those routed ones that were present, weighted.
@@ -92,7 +92,7 @@ struct RoutedInput {
   int64_t idle_before_ns = 0;
 };
 
-/// What a budget must pay for, and what is left for experts. See Engine::Plan.
+/// The costs that a budget must pay, and the rest for experts. See Engine::Plan.
 struct MemoryPlan {
   int64_t budget_bytes = 0;
   int64_t constant_bytes = 0;   // gates, shared experts
@@ -134,7 +134,7 @@ struct MemoryPlan {
   std::string ToString() const;
 };
 
-/// What a host with kernels of its own asks for. Spans are borrowed for the call.
+/// The request of a host with kernels of its own. Spans are borrowed for the call.
 struct FetchInput {
   absl::Span<const int32_t> ids;    // [T, k] in [0, E), or -1: none. This call pins all of them
   absl::Span<const float> weights;  // [T, k] or empty: for policies that read them

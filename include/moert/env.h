@@ -26,7 +26,7 @@ class RandomAccessFile {
   virtual const std::string& path() const = 0;
 };
 
-/// What unbuffered reads are aligned to.
+/// The alignment of unbuffered reads.
 inline constexpr int64_t kDirectAlignment = 4096;
 
 enum class FileAccess : int32_t {

@@ -54,7 +54,7 @@ struct ExchangeOptions {
   int64_t bf16_rows = 0;
 };
 
-/// What a rank counted since it was made.
+/// Counts of a rank since it was made.
 struct ExpertParallelStats {
   int64_t all_reduced_bytes = 0;
   int64_t sent_rows = 0;      // to other ranks

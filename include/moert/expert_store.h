@@ -38,10 +38,10 @@ struct ExpertView {
   int version = 0;  // index into the versions served, 0 = most bits
 };
 
-/// What the fast tier holds of an expert.
+/// The fast tier's copy of an expert.
 enum class Residency : uint8_t { kAbsent = 0, kArriving = 1, kLow = 2, kHigh = 3 };
 
-/// What a store counted since it was made.
+/// Counts of a store since it was made.
 struct StoreStats {
   // A lookup is one distinct expert that a layer call needs; `hits_prefetched` are those that a
   // prefetch brought and that are used for the first time.

@@ -1,4 +1,4 @@
-// What the machine gives this process: what a host chooses a budget by.
+// Memory and CPUs that the machine gives this process: a host chooses a budget by them.
 #ifndef MOERT_MACHINE_H_
 #define MOERT_MACHINE_H_
 
@@ -15,7 +15,7 @@ struct MemoryLimits {
   int64_t control_group_used = 0;  // of that limit, without cached files
   int64_t address_space = -1;      // `ulimit -v`; -1: none
 
-  /// What the process may hold beside what is held already. 0: unknown.
+  /// Bytes that the process may hold beside those held already. 0: unknown.
   int64_t usable() const;
   /// By which of them, to follow the number in a message.
   const char* reason() const;

@@ -1,4 +1,4 @@
-// What libmoert needs to know of a model: its MoE layers. Attention, embeddings and sampling are
+// A model as libmoert needs to know it: its MoE layers. Attention, embeddings and sampling are
 // the host's. Layers are numbered 0..L-1 over the MoE layers only; `model_layer` is the host's
 // number.
 #ifndef MOERT_MODEL_H_
@@ -63,7 +63,7 @@ enum class Activation : int32_t {
   kRelu2 = 3,     // max(x, 0) squared
 };
 
-/// What lies between an expert's products: h = f(min(gate, limit)) * (clamp(up, -limit, limit) +
+/// The function between an expert's products: h = f(min(gate, limit)) * (clamp(up, -limit, limit) +
 /// up_offset), where kSilu is x * sigmoid(alpha x). Without a gate: h = f(up). gpt-oss: kSilu,
 /// alpha 1.702, limit 7, up_offset 1.
 struct ExpertActivation {

@@ -18,7 +18,7 @@
 
 namespace moert {
 
-/// What an exchange takes: a collective's latency, then bytes at a rate, out of each GPU and into
+/// The time of an exchange: a collective's latency, then bytes at a rate, out of each GPU and into
 /// it at once. The defaults are those of no machine in particular.
 struct PeerLinks {
   double peer_bytes_per_s = 200e9;  // of one GPU, to others of its node
@@ -35,7 +35,7 @@ struct ParallelReplayOptions {
   int gpus = 1;          // of a node
   int nodes = 1;
   PeerLinks links;
-  /// What each rank owns (PlaceExperts), experts alone; empty: ReplayShard.
+  /// Experts of each rank (PlaceExperts), experts alone; empty: ReplayShard.
   std::vector<Shard> shards;
   /// In their place, where it has owners: experts may have several (PlaceReplicas), which take
   /// turns by token. Each rank owns one of every layer at least. A rank's experts are those it
@@ -57,8 +57,8 @@ struct ParallelReplayResult {
   double imbalance = 1;
 };
 
-/// What rank `rank` of `ranks` owns: experts rank, rank + ranks, ... of every layer, and rank 0 the
-/// shared ones.
+/// The shard of rank `rank` of `ranks`: experts rank, rank + ranks, ... of every layer, and rank 0
+/// the shared ones.
 Shard ReplayShard(const MoeModelSpec& model, int rank, int ranks);
 
 /// The options' budget is each

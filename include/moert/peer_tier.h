@@ -1,5 +1,5 @@
-// PeerTier: engines of one process on several GPUs, each over the whole model, as one cache. What
-// an engine misses and another holds is copied from there, over NVLink where there is one, in place
+// PeerTier: engines of one process on several GPUs, each over the whole model, as one cache. A miss
+// of one engine that another holds is copied from there, over NVLink where there is one, in place
 // of host memory: several times as fast.
 #ifndef MOERT_PEER_TIER_H_
 #define MOERT_PEER_TIER_H_

@@ -15,8 +15,8 @@
 namespace moert {
 
 struct PinOptions {
-  /// Most bytes of memory; -1: all records. What does not fit, from the last layers on and of worse
-  /// versions first, is read by each engine as from `source`.
+  /// Most bytes of memory; -1: all records. Each engine reads records that do not fit, from the
+  /// last layers on and of worse versions first, as from `source`.
   int64_t bytes = -1;
   /// Page-locked memory of the host's own (one that other processes map, say), which it has to keep
   /// page-locked for all devices; null: CUDA's.

@@ -29,7 +29,7 @@ struct ReplicaOptions {
   /// together at least a layer's experts: what is more holds further copies of the heaviest. Empty:
   /// as few as there are.
   std::vector<int> capacity;
-  /// What shared experts cost rank 0 in each layer that has some.
+  /// The load of shared experts on rank 0 in each layer that has some.
   double shared_load = 0;
   /// A layer keeps the owners it has here unless that lowers the most loaded rank's load by more
   /// than `gain` of it: what moves has to be loaded again. Null: nothing is kept.

@@ -52,7 +52,7 @@ struct RoutingView {
   absl::Span<const int32_t> counts;  // [E], tokens of each expert
 };
 
-/// What the store holds of one layer's experts.
+/// The store's view of one layer's experts.
 struct LayerResidency {
   absl::Span<const uint8_t> resident;   // [E], usable in the version with the most bits
   absl::Span<const uint8_t> usable;     // [E], usable in some version
@@ -60,9 +60,9 @@ struct LayerResidency {
   int capacity = 0;                     // slots the residency policy gave the layer
 };
 
-/// Facts about a policy that hold for as long as it lives. What a rule says needs no trait. Whether
-/// a strategy is exact and whether its layers can be captured in a CUDA graph are derived
-/// (Strategy::promise, graph_safe).
+/// Facts about a policy that hold for as long as it lives. A rule needs no trait for its own
+/// contents. Whether a strategy is exact and whether its layers can be captured in a CUDA graph are
+/// derived (Strategy::promise, graph_safe).
 struct PolicyTraits {
   /// Routing, precision, placement: what its decisions leave of the model's output.
   Promise promise = Promise::kLossy;
@@ -80,7 +80,7 @@ struct PolicyTraits {
   double max_low_share = 0;
 };
 
-/// What a policy is going to decide for.
+/// The scope of a policy's decisions.
 struct PolicyScope {
   const MoeModelSpec* model = nullptr;
   int64_t max_tokens = 0;  // of a layer call
@@ -171,7 +171,7 @@ class PrefetchPolicy : public Policy {
 // ---------------------------------------------------------------------------------------------------
 // Residency: how many slots has a layer, and who leaves?
 
-/// What prefetching can do for one layer, as measured.
+/// The measured effect of prefetching on one layer.
 struct PrefetchOutlook {
   double recall = 0;     // share of the layer's lookups that predictions name
   double transfers = 0;  // that fit the window before the layer asks
@@ -218,8 +218,8 @@ class ResidencyPolicy : public Policy {
   /// Every layer call's routing, before Victim is asked for that call; every expert that enters or
   /// leaves the cache.
   virtual void Observe(const LayerEvent& /*event*/) {}
-  /// Slots of each layer: each in [0, E], the sum at most `slots`. What is left over belongs to no
-  /// layer and is lent to whoever needs it. Asked at open, when the budget changes, and at the
+  /// Slots of each layer: each in [0, E], the sum at most `slots`. The rest belongs to no layer and
+  /// is lent to whoever needs it. Asked at open, when the budget changes, and at the
   /// beginning of every step of a cache. Empty: no change at a step, uniform otherwise. A layer
   /// that loses slots gives its surplus back at the end of its next call.
   virtual std::vector<int> Capacity(const CapacitySnapshot& /*snapshot*/) { return {}; }

@@ -31,7 +31,7 @@
 
 namespace moert {
 
-/// What a prefetcher counted since it was made.
+/// Counts of a prefetcher since it was made.
 struct PrefetchStats {
   int64_t issued = 0;     // began to move
   int64_t cancelled = 0;  // were queued, but the true routing came first

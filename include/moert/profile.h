@@ -51,8 +51,8 @@ struct HardwareProfile {
     std::vector<ComputeRate> rates;
   };
   std::vector<VersionRates> version_compute;
-  // What that CPU does with stored versions that were measured, which then count in place of its
-  // rate and share above: its time is the latency and what the rates say.
+  // That CPU's rates for stored versions that were measured, in place of its rate and share above:
+  // its time is the latency and the time by these rates.
   std::vector<VersionRates> cpu_compute;
   // Beside its experts, every multiplication call (a layer makes one for what is there and one for
   // each arrival), more if the layer has waited before it (threads have gone to sleep), and every
@@ -63,7 +63,7 @@ struct HardwareProfile {
   // Added to a layer whose misses a device answers low, or substitutes, by the accounts of requests.
   int64_t request_rule_ns = 6'000;
 
-  /// What a link or a CPU takes for one record, in whole ns. A slow one's is cut: rates begin at a
+  /// The time of a link or a CPU for one record, in whole ns. A slow one's is cut: rates begin at a
   /// byte a second, and sums of times stay within their type.
   static int64_t WholeNs(double ns) { return static_cast<int64_t>(std::min(ns, 1e15)); }
 

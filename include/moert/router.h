@@ -66,8 +66,8 @@ struct RoutingResult {
   RoutingView view() const { return {tokens, top_k, ids, weights, scores, counts}; }
 };
 
-/// What a router was shown since it was made (Count). Slots are token x k; mass sums the model's
-/// own routing weights.
+/// Counts of a router's inputs since it was made (Count). Slots are token x k; mass sums the
+/// model's own routing weights.
 struct RouterStats {
   int64_t slots = 0;
   int64_t slots_substituted = 0;
@@ -81,8 +81,8 @@ struct RouterStats {
   double worst_mass_share = 0;
 };
 
-/// What the router of one layer computes with (ExpertSource::ReadConstants reads it). Borrowed. A
-/// span is empty where the layer's RoutingSpec does not have it.
+/// The weights that the router of one layer computes with (ExpertSource::ReadConstants reads it).
+/// Borrowed. A span is empty where the layer's RoutingSpec does not have it.
 struct RouterConstants {
   absl::Span<const float> gate;  // [E, hidden]; empty: the layer takes given routings only
   absl::Span<const float> selection_bias;  // [E]

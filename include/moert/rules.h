@@ -19,7 +19,7 @@
 
 namespace moert {
 
-/// What an engine promises of its output, the strongest first. Derived from the parts of a strategy
+/// An engine's promise of its output, the strongest first. Derived from the parts of a strategy
 /// (Strategy::promise).
 enum class Promise : int32_t {
   /// The same bits at any budget.

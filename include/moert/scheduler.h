@@ -32,7 +32,7 @@ struct Miss {
   float low_cost = -1;    // as MissView::low_cost
 };
 
-/// What is on the link already.
+/// Work that is on the link already.
 struct LinkLoad {
   int64_t transfers = 0;  // that have not arrived
   int64_t bytes = 0;      // of one of them
@@ -45,7 +45,7 @@ struct PlacedMisses {
   Backfill backfill = Backfill::kNever;
 };
 
-/// What a scheduler counted since it was made.
+/// Counts of a scheduler since it was made.
 struct SchedulerStats {
   int64_t cpu_computed = 0;
   int64_t cpu_computed_late = 0;  // of these, experts that were on their way

@@ -119,7 +119,7 @@ struct RecordPart {
   friend bool operator==(const RecordPart&, const RecordPart&) = default;
 };
 
-/// What a record may lack, and what it may have besides.
+/// Parts that a record may lack, and parts that it may have besides.
 struct RecordContents {
   bool gate = true;
   bool biases = false;

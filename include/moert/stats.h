@@ -1,4 +1,4 @@
-// What an engine counted since it was opened. A snapshot: plain values, owned by the caller.
+// Counts of an engine since it was opened. A snapshot: plain values, owned by the caller.
 //
 // A lookup is one distinct (layer, expert) a layer call needs. It is a hit when the intended
 // version is usable at the moment the layer asks: `hits_resident` were there before,
@@ -106,8 +106,8 @@ struct EngineStats {
 /// no label).
 std::string PrometheusText(const EngineStats& stats, absl::string_view label);
 
-/// What was counted between two snapshots of one engine: counters subtracted, sizes and flags as
-/// they are now.
+/// Counts between two snapshots of one engine: counters subtracted, sizes and flags as they are
+/// now.
 EngineStats StatsSince(const EngineStats& now, const EngineStats& before);
 
 /// Time layers could not go on, for any reason.

@@ -74,7 +74,7 @@ struct Strategy {
   absl::Status Validate() const;
 };
 
-/// What `moert-pack calibrate` measured of a model's routing, for strategies that begin with it.
+/// Measurements of a model's routing by `moert-pack calibrate`, for strategies that begin with it.
 struct RoutingStatistics {
   struct Layer {
     std::vector<int64_t> selections;  // [E], tokens that chose the expert
@@ -88,7 +88,7 @@ struct RoutingStatistics {
   std::vector<Layer> layers;
 };
 
-/// What a builder makes a strategy from.
+/// A builder makes a strategy from these.
 struct StrategyContext {
   StrategyParams params;
   /// The file that the key `calibration` names, already read; null without that key. Borrowed

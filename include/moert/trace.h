@@ -79,7 +79,7 @@ struct TraceVersion {
   std::vector<std::vector<int64_t>> bytes;
 };
 
-/// What a replay must know beside the calls.
+/// A replay must know these beside the calls.
 struct TraceHeader {
   MoeModelSpec model;
   std::vector<TraceVersion> versions;
@@ -97,7 +97,7 @@ class TraceFile : public TraceSink {
  public:
   virtual absl::Status Close() = 0;
 };
-/// What to do where there is a file already. A link, a device or a pipe is always refused.
+/// Behaviour where there is a file already. A link, a device or a pipe is always refused.
 enum class Existing : int32_t { kRefuse = 0, kReplace = 1 };
 /// The routing trace.
 absl::StatusOr<std::unique_ptr<TraceFile>> CreateTrace(const std::string& path,

@@ -20,7 +20,7 @@ namespace moert::kernels {
 constexpr int kAmxRows = 16;         // of a tile: tokens, or quads or pairs of input channels
 constexpr int64_t kAmxBytes = 1024;  // 16 rows of 64 bytes
 
-// What ldtilecfg reads.
+// The operand of ldtilecfg.
 struct alignas(64) AmxConfig {
   uint8_t palette;
   uint8_t start_row;

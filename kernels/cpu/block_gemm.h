@@ -86,7 +86,7 @@ using BlockGemmFn = void (*)(const BlockGemmArgs& args);
 // a group; those of e2m1 codes multiply the codes, which is exact, too, and the matrix's multiplies
 // sums.
 
-/// What follows the codes of an integer (or fp8) activation row, one for each tile.
+/// Follows the codes of an integer (or fp8) activation row, one for each tile.
 struct TileScale {
   float scale;  // an activation is scale * code; NaN if one that shares it is not finite
   int32_t sum;  // of the tile's codes

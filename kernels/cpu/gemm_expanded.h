@@ -3,11 +3,10 @@
 // expanded as they are, and the sums of a group are scaled; e2m1 codes are expanded times their
 // scale, which bf16 holds.
 //
-// Only for files compiled with AVX2 or more; everything here is local to such a file. What they
-// bring, kExpand, turns `pieces` pieces from `w` on into fragments at `to`:
-//   int4: (w, pieces, zeros, to), zeros of 16 rows, or null for 8;
-//   e2m1: (w, pieces, scales, to), 32-byte aligned scales of 16 rows;
-//   e4m3: (w, pieces, to).
+// Only for files compiled with AVX2 or more; everything here is local to such a file. Their part,
+// kExpand, turns `pieces` pieces from `w` on into fragments at `to`: int4: (w, pieces, zeros, to),
+// zeros of 16 rows, or null for 8; e2m1: (w, pieces, scales, to), 32-byte aligned scales of 16
+// rows; e4m3: (w, pieces, to).
 #ifndef MOERT_KERNELS_CPU_GEMM_EXPANDED_H_
 #define MOERT_KERNELS_CPU_GEMM_EXPANDED_H_
 

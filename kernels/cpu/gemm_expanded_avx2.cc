@@ -34,7 +34,7 @@ namespace {
   Store(to + 96, _mm256_permute2x128_si256(lane2, lane3, 0x31));
 }
 
-// What belongs to rows 2j and 2j + 1 (half 0) or 2j + 8 and 2j + 9, for the four lanes of each.
+// The values of rows 2j and 2j + 1 (half 0) or 2j + 8 and 2j + 9, for the four lanes of each.
 [[gnu::always_inline]] inline __m256 OfRows(const float* rows, int j, int half) {
   const float* at = rows + 2 * j + 8 * half;
   return _mm256_setr_m128(_mm_set1_ps(at[0]), _mm_set1_ps(at[1]));

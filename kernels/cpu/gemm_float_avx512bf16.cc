@@ -17,8 +17,8 @@ constexpr int kQuarters = 4;       // accumulators of a row block and column
 constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
 constexpr int64_t kOperand = 32;   // bytes of a piece of x: 8 channel pairs in order
 
-// What a table looks up for field kField of each byte: of `word` for fields 0 and 1, of its bytes'
-// upper halves, shifted down, for 2 and 3. Odd fields stay where they lie, two bits up. Codes of 3
+// A table's index for field kField of each byte: of `word` for fields 0 and 1, of its bytes' upper
+// halves, shifted down, for 2 and 3. Odd fields stay where they lie, two bits up. Codes of 3
 // bits have bit kPlaneBit of `plane` as the third bit. The tables ignore all other bits.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {

@@ -220,8 +220,8 @@ void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x
   rows[1] = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
 }
 
-// 16-bit sums of up to kChunkTiles tiles -> rows 0, 2, 4, 6, 1, 3, 5, 7 of a half. What still fits
-// 16 bits after an addition of neighbours is packed to them, which halves what is left to add.
+// 16-bit sums of up to kChunkTiles tiles -> rows 0, 2, 4, 6, 1, 3, 5, 7 of a half. Sums that still
+// fit 16 bits after an addition of neighbours are packed to them, which halves the additions left.
 template <int kBits, bool kHigh>
 [[gnu::always_inline]] inline __m256i RowsOf(const __m256i (&sums)[4]) {
   const __m256i ones = _mm256_set1_epi16(1);
@@ -253,7 +253,7 @@ __m256 Widen(const uint16_t* bf16) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-// What a flush needs of the weights' scales, for 16 rows.
+// A flush's part of the weights' scales, for 16 rows.
 struct RowScales {
   __m256 scale[2], offset[2];
   bool symmetric;

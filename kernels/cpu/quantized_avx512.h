@@ -1,5 +1,5 @@
-// What the AVX-512 and AMX kernels of quantized weights have in common: only for files compiled
-// with those ISAs. Everything here is inlined by force and has internal linkage, so nothing of it
+// Shared by the AVX-512 and AMX kernels of quantized weights: only for files compiled with those
+// ISAs. Everything here is inlined by force and has internal linkage, so nothing of it
 // can be linked into other files' code.
 #ifndef MOERT_KERNELS_CPU_QUANTIZED_AVX512_H_
 #define MOERT_KERNELS_CPU_QUANTIZED_AVX512_H_
@@ -66,7 +66,7 @@ template <int kBits>
   return {_mm512_load_si512(low), _mm512_load_si512(high)};
 }
 
-// What the low 5 bits of an e4m3 code below 2^-6 mean, as bf16.
+// The values of the low 5 bits of an e4m3 code below 2^-6, as bf16.
 [[gnu::always_inline]] static inline __m512i MakeF8Table() {
   alignas(64) uint16_t values[32];
   for (int i = 0; i < 32; ++i) {

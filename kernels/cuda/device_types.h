@@ -32,7 +32,7 @@ MOERT_HOST_DEVICE constexpr bool IsImported(Packing p) {
   return p >= Packing::kF8Block && p <= Packing::kW4GroupF16;
 }
 
-/// What a packed row of activations holds. Integers: one scale a 128 channels or one a row.
+/// The form of a packed row of activations. Integers: one scale a 128 channels or one a row.
 enum class OperandForm : int32_t {
   kBf16 = 0,
   kInt8Group = 1,

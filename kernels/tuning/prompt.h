@@ -21,7 +21,7 @@ struct PromptTiling {
   double tokens;
   int most;
 };
-/// What w4a8 and fp8 have registers for, which add the sums of every 128 k to others.
+/// The width that w4a8 and fp8 have registers for, which add the sums of every 128 k to others.
 constexpr int kMostOfTwoSums = 160;
 constexpr PromptTiling kPromptTilings[] = {{64, 64}, {150, 160}, {1e30, 256}};
 

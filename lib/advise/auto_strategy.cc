@@ -17,7 +17,7 @@
 namespace moert {
 namespace {
 
-/// What would let it choose among versions.
+/// A condition under which it could choose among versions.
 std::string WhatIsMissing(const AutoKeys& keys) {
   if (!keys.calibration.empty()) {
     return fmt::format(
@@ -28,11 +28,11 @@ std::string WhatIsMissing(const AutoKeys& keys) {
   return "; to be served fewer bits give calibration=FILE of `moert-pack calibrate --method hqq`";
 }
 
-/// What `keys` come to; `calibration`: what versions lose, null: not known.
+/// The outcome of `keys`; `calibration`: losses of versions, null: not known.
 absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOptions& options,
                                       const AutoKeys& keys, const Calibration* calibration) {
   const std::string scheme = keys.scheme.empty() ? "" : ":scheme=" + keys.scheme;
-  // What is wrong with every strategy is better said by the one that needs least.
+  // The strategy that needs least names errors that all of them share.
   MOERT_ASSIGN_OR_RETURN(const Blueprint cache, TryStrategy(source, options, "fate" + scheme));
   if (calibration != nullptr) {
     MOERT_RETURN_IF_ERROR(CheckSameModel(keys.calibration, calibration->model, source.model()));

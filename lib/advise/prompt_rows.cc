@@ -15,7 +15,7 @@ namespace {
 // The workspace of steps with more rows than asked for takes at most this part of the budget.
 constexpr int64_t kWorkspaceShare = 8;
 
-/// What a step of a prompt is expected to take, ns.
+/// The expected time of a step of a prompt, ns.
 struct PromptStep {
   double layers_ns = 0;
   double waits_ns = 0;

@@ -1,5 +1,5 @@
-// What a budget holds of a source within an accepted loss: strategies over its versions, with what
-// each is expected to take and predicted to lose.
+// Offers that a budget holds within an accepted loss: strategies over a source's versions, with the
+// expected time and the predicted loss of each.
 #ifndef MOERT_LIB_ADVISE_VERSION_OFFERS_H_
 #define MOERT_LIB_ADVISE_VERSION_OFFERS_H_
 

@@ -27,7 +27,7 @@ struct WarmStart::Impl {
     ExpertKey key;
     int rounds = 0;
   };
-  // What is known of the layers' residency within one round.
+  // Known residency of the layers within one round.
   using Seen = std::vector<std::optional<std::vector<Residency>>>;
 
   Impl(Engine* e, std::vector<ExpertKey> o, const WarmStartOptions& opts)

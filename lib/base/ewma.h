@@ -21,8 +21,8 @@ namespace running_mean {
 
 /// Measured over modelled time of a transfer.
 inline constexpr EwmaOptions kLinkScale{.weight = 0.05};
-/// Measured over modelled time of experts that a CPU beside the fast tier computes. What interrupts
-/// a thread for some ms is no rate of the CPU.
+/// Measured over modelled time of experts that a CPU beside the fast tier computes. An interruption
+/// of a thread for some ms says nothing about the CPU's rate.
 inline constexpr EwmaOptions kCpuScale{.weight = 0.05, .outlier = 2};
 /// ...a sample of that CPU after it was passed over for a while, which is rare...
 inline constexpr double kCpuTrialWeight = 0.5;
@@ -32,7 +32,8 @@ inline constexpr double kCpuForget = 1.0 / 256;
 inline constexpr EwmaOptions kWindow{.weight = 0.1};
 /// Share of a layer's lookups that predictions named.
 inline constexpr EwmaOptions kPredictionRecall{.weight = 0.02};
-/// Time of a step with predictions or without. What interrupts a process is no cost of these.
+/// Time of a step with predictions or without. An interruption of the process says nothing about
+/// these costs.
 inline constexpr EwmaOptions kStepTime{.even = 16, .outlier = 2, .trusted = 4};
 /// Share of late prefetches that the routing used. Routing drifts.
 inline constexpr EwmaOptions kLateShare{.even = 50};

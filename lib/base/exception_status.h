@@ -1,4 +1,4 @@
-// Exceptions as statuses. What says that memory is out must not need memory that is not there.
+// Exceptions as statuses. A report of exhausted memory must not need memory itself.
 #ifndef MOERT_LIB_BASE_EXCEPTION_STATUS_H_
 #define MOERT_LIB_BASE_EXCEPTION_STATUS_H_
 

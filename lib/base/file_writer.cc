@@ -29,7 +29,7 @@ absl::Status SyncDirectory(const std::string& path) {
 absl::StatusOr<Descriptor> CreateFile(const std::string& path, bool replace, int mode) {
   Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (fd.get() < 0 && errno == EEXIST && replace) {
-    // What it is can be told only behind opening it; O_NONBLOCK, as nobody may read a pipe.
+    // Its kind is known only behind opening it; O_NONBLOCK, as nobody may read a pipe.
     fd = Descriptor(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     struct stat st {};
     if (fd.get() >= 0 && ::fstat(fd.get(), &st) == 0 && S_ISREG(st.st_mode)) {
@@ -127,7 +127,7 @@ absl::StatusOr<std::unique_ptr<AtomicDirectory>> AtomicDirectory::Create(
 }
 
 AtomicDirectory::~AtomicDirectory() {
-  // What cannot be removed, for want of memory say, the next writer removes.
+  // A file that cannot be removed, for want of memory say, is left to the next writer.
   if (created_ && !committed_) RemoveTree(path_);
 }
 

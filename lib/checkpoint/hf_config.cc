@@ -59,7 +59,7 @@ void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfi
   for (size_t i = static_cast<size_t>(first); i < layers; ++i) config.mixers[i] = windowed;
 }
 
-// What YaRN as DeepSeek uses it adds to the scores: the square of its factor for mscale_all_dim.
+// The scores' factor of DeepSeek's YaRN: the square of its factor for mscale_all_dim.
 double LatentScale(const RopeConfig& rope) {
   if (rope.kind != RopeKind::kYarn || rope.mscale_all_dim == 0 || rope.factor <= 1) return 1;
   const double factor = 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1;

@@ -1,4 +1,4 @@
-// What lies where a checkpoint's folder was expected, for a message.
+// Describes, for a message, the files that lie where a checkpoint's folder was expected.
 #ifndef MOERT_LIB_CHECKPOINT_OTHER_FILES_H_
 #define MOERT_LIB_CHECKPOINT_OTHER_FILES_H_
 

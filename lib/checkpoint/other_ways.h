@@ -1,4 +1,4 @@
-// What an error about a checkpoint that is not read says at its end.
+// The end of an error about a checkpoint that is not read.
 #ifndef MOERT_LIB_CHECKPOINT_OTHER_WAYS_H_
 #define MOERT_LIB_CHECKPOINT_OTHER_WAYS_H_
 

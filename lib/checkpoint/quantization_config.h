@@ -11,7 +11,7 @@
 namespace moert {
 
 /// kPlain where there is no quantization_config. Errors stay in `fields`: they say what is read,
-/// and which ways are left for what is not. What changes nothing is added to `unused`.
+/// and which ways are left for what is not. Fields that change nothing are added to `unused`.
 QuantizationConfig ReadQuantizationConfig(ConfigFields& fields, std::vector<UnusedField>* unused);
 
 }  // namespace moert

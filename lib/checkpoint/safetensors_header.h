@@ -15,8 +15,8 @@ namespace moert {
 inline constexpr int64_t kFp8BlockRows = 128;
 inline constexpr int64_t kFp8BlockCols = 128;
 
-/// What the header of one file says, checked: sizes agree with shapes, the tensors cover the data
-/// without gap or overlap, and the last ends where the file does. A header of N bytes takes at most
+/// The header of one file, checked: sizes agree with shapes, the tensors cover the data without gap
+/// or overlap, and the last ends where the file does. A header of N bytes takes at most
 /// 3 N of memory.
 struct SafetensorsHeader {
   std::vector<TensorInfo> tensors;  // by offset; `file` is 0

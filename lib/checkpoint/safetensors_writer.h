@@ -23,7 +23,7 @@ struct TensorSpec {
   std::vector<int64_t> shape;
 };
 
-/// What a file of these tensors begins with: its header's length and the header, padded to a
+/// The beginning of a file of these tensors: its header's length and the header, padded to a
 /// multiple of kRecordAlignment. InvalidArgument if a size overflows.
 absl::StatusOr<std::string> SafetensorsFileStart(const std::vector<TensorSpec>& tensors);
 

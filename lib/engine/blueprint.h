@@ -1,5 +1,5 @@
-// What opening an engine decides before it allocates: the strategy, the versions it serves, the
-// backend, and every byte the budget has to hold.
+// The decisions of opening an engine, before it allocates: the strategy, the versions it serves,
+// the backend, and every byte the budget has to hold.
 #ifndef MOERT_LIB_ENGINE_BLUEPRINT_H_
 #define MOERT_LIB_ENGINE_BLUEPRINT_H_
 
@@ -22,7 +22,7 @@
 
 namespace moert {
 
-/// What an engine over a shard is told of the model.
+/// An engine over a shard is told this of the model.
 struct PartOfModel {
   int64_t gate_bytes = 0;  // of gates that the budget also holds
   ExpertNumbering numbering;

@@ -1,4 +1,4 @@
-// What layer calls cost on the virtual clock. The work of a call lets logical time pass here and
+// Costs of layer calls on the virtual clock. The work of a call lets logical time pass here and
 // nowhere else; transfers take theirs on the virtual link (transfer/virtual_link.cc).
 #ifndef MOERT_LIB_ENGINE_CHARGES_H_
 #define MOERT_LIB_ENGINE_CHARGES_H_

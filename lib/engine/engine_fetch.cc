@@ -174,7 +174,7 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
   const absl::Status status =
       parts_->runner->Fetch(call, input, &fetched.pins, &view->device_slot_of_expert);
   Publish();
-  // What the host can ask for differently is no failure of the step.
+  // A request that the host can change is no failure of the step.
   if (!absl::IsInvalidArgument(status) && !absl::IsResourceExhausted(status)) {
     step->status.Update(status);
   }

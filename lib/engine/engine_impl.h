@@ -97,7 +97,7 @@ class EngineImpl final : public Engine {
   /// InvalidArgument: there never was such a step; FailedPrecondition: it has ended.
   absl::StatusOr<StepState*> FindStep(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetStep(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// What policies and traces hear of a step's end.
+  /// Tells policies and traces of a step's end.
   void AfterStep(const StepState& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
                    const MutableMatrixView& out);
@@ -108,13 +108,13 @@ class EngineImpl final : public Engine {
   absl::Status RunLocked(StepId step_id, int layer, const MatrixView& hidden,
                          const RoutedInput* routed, const MutableMatrixView& out)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// What every call about slots needs.
+  /// Every call about slots needs these.
   absl::Status CheckSlotView(int layer, const SlotView* view) const;
   /// Whether experts may be there in several versions: then no slot holds one for good.
   bool serves_versions() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return parts_->versions != nullptr || parts_->store->num_versions() > 1;
   }
-  /// What the device served is pinned by nobody: fetches of the layer, and all of them before a
+  /// Nobody pins experts that the device served: fetches of the layer, and all of them before a
   /// call that is not served, have to be released.
   absl::Status CheckReleased(int layer, bool served) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Takes the blocks back that the device decides about, once what it served is released.

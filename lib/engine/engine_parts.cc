@@ -40,7 +40,7 @@ class Builder {
     p.runner = std::make_unique<LayerRunner>(MakeLayerParts(p));
     p.leases = std::make_unique<Leases>(p.store.get());
     MOERT_RETURN_IF_ERROR(Load(p));
-    // What stands by lies where it will be read.
+    // Standby records lie where they will be read.
     p.misses_served = p.runner->ServeMisses();
     p.runner->ServeFetches();
     return made;
@@ -177,7 +177,7 @@ class Builder {
     return parts;
   }
 
-  /// What lies in the pools before the first step.
+  /// Fills the pools before the first step.
   absl::Status Load(const EngineParts& p) const {
     if (b_.strategy.graph_safe() && p.runner->runs_resident()) p.store->TrackChanges();
     if (p.versions != nullptr) {
@@ -240,7 +240,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngineParts(const ExpertSource*
 void HoldPools(const Blueprint& blueprint, VersionedStore* store) {
   const bool one_pool = blueprint.strategy.serving == Serving::kCache || blueprint.shared_pool();
   if (one_pool && !blueprint.cpu_offload()) return;
-  // What does not fit now is tried again when a block is taken.
+  // Records that do not fit now are tried again when a block is taken.
   (void)store->pool(0).HoldAll();
   if (!one_pool) (void)store->pool(1).HoldAll();
 }

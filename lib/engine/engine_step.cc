@@ -248,7 +248,7 @@ absl::Status EngineImpl::EndStep(StepId step) try {
 }
 
 void EngineImpl::AfterStep(const StepState& ended) {
-  // What has come of earlier steps is accounted for while a device may be busy with this one.
+  // Results of earlier steps are accounted for while a device may be busy with this one.
   parts_->runner->CollectLate(ContextOf(ended, 0));
   Publish();
   if (parts_->versions != nullptr) parts_->versions->AfterStep(ContextOf(ended, 0));

@@ -1,4 +1,4 @@
-// What Engine::Fetch pinned for a step.
+// Experts that Engine::Fetch pinned for a step.
 #ifndef MOERT_LIB_ENGINE_FETCHED_H_
 #define MOERT_LIB_ENGINE_FETCHED_H_
 

@@ -43,7 +43,7 @@ absl::Status LayerRunner::ServeMisses() {
 }
 
 absl::Status LayerRunner::Forward(LayerCall call) {
-  // Whatever leaves this call, its experts do not stay pinned.
+  // On every way out of this call its experts are unpinned.
   const absl::Cleanup unpin = [&] {
     for (const int32_t e : batch_) parts_.store->Unpin({call.context.layer, e});
     batch_.clear();
@@ -109,7 +109,7 @@ bool LayerRunner::NothingMissing(int layer) const {
 }
 
 void LayerRunner::EndCacheUse(const LayerCall& call) {
-  // What answered low has served: counted against a bound, it may not answer later calls.
+  // A low copy has served: counted against a bound, it may not answer later calls.
   for (const int32_t e : plan_.load) {
     if (plan_.load_low[e] != 0) parts_.store->DropLow({call.context.layer, e});
   }
@@ -203,7 +203,7 @@ absl::Status LayerRunner::BringGivenRouting(const LayerCall& call, RoutedInput* 
 
 void LayerRunner::Plan(const LayerCall& call) {
   const PolicyContext& context = call.context;
-  // What was predicted for this layer and has not started moving is forgotten before the misses are
+  // Predictions for this layer that have not started moving are forgotten before the misses are
   // known, so that a demand load never waits behind a wrong guess.
   PolicyContext known = context;
   known.now_ns = parts_.clock->now_ns();
@@ -346,8 +346,7 @@ absl::Status LayerRunner::JoinCpu(const LayerCall& call, int64_t done_ns) {
 }
 
 void LayerRunner::CountStall(const LayerCall& call, int64_t begin_ns) {
-  // What the last arrival spent on the link is the miss itself; the rest of the wait it stood in
-  // line.
+  // The last arrival's time on the link is the miss itself; the rest of the wait it stood in line.
   const int64_t waited = parts_.clock->now_ns() - begin_ns;
   int64_t moved = 0;
   for (const int32_t e : batch_) {

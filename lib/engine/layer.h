@@ -24,7 +24,7 @@
 
 namespace moert {
 
-/// What a layer call passes through. All borrowed, none null but where it says so.
+/// The parts that a layer call passes through. All borrowed, none null but where it says so.
 struct LayerParts {
   const MoeModelSpec* model = nullptr;
   const Strategy* strategy = nullptr;
@@ -50,7 +50,7 @@ struct LayerCall {
   const PredictNext* predict_next = nullptr;     // of the step; null: not offered
 };
 
-/// What layer calls counted since the runner was made.
+/// Counts of layer calls since the runner was made.
 struct LayerStats {
   // Layer calls whose experts were predicted, by what.
   int64_t predictions_resident_forward = 0;

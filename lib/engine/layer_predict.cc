@@ -1,6 +1,5 @@
-// What a layer call tells the prefetcher of the next layer: scores of its gate on this layer's
-// input, or on the input that resident experts and the host's attention predict (importance paper
-// Sec. 5.2).
+// Tells the prefetcher about the next layer: scores of its gate on this layer's input, or on the
+// input that resident experts and the host's attention predict (importance paper Sec. 5.2).
 #include <algorithm>
 
 #include "engine/layer.h"

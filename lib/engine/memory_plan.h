@@ -1,4 +1,4 @@
-// What a byte budget buys: fixed parts first, experts from the rest (design rule 1).
+// Divides a byte budget: fixed parts first, experts from the rest (design rule 1).
 #ifndef MOERT_LIB_ENGINE_MEMORY_PLAN_H_
 #define MOERT_LIB_ENGINE_MEMORY_PLAN_H_
 

@@ -32,7 +32,7 @@ using Visitor = absl::FunctionRef<void(const Metric&)>;
 
 double Number(int64_t count) { return static_cast<double>(count); }
 
-/// What the fast tier holds, and how lookups and transfers went.
+/// Contents of the fast tier, lookups and transfers.
 void CacheMetrics(const EngineStats& s, Visitor visit) {
   const Metric metrics[] = {
       {"moert_budget_bytes", kGauge, "Hard limit of the fast tier.", Number(s.budget_bytes)},
@@ -75,7 +75,7 @@ void CacheMetrics(const EngineStats& s, Visitor visit) {
   for (const Metric& metric : metrics) visit(metric);
 }
 
-/// What prefetches brought, and what predictions were worth.
+/// Prefetches, and how well predictions were met.
 void PrefetchMetrics(const EngineStats& s, Visitor visit) {
   const Metric metrics[] = {
       {"moert_prefetch_issued_total", kCounter, "Prefetches started.", Number(s.prefetch_issued)},
@@ -133,7 +133,7 @@ void RoutingMetrics(const EngineStats& s, Visitor visit) {
   for (const Metric& metric : metrics) visit(metric);
 }
 
-/// What layer calls waited for, and how they ran.
+/// Waits of layer calls, and how the calls ran.
 void CallMetrics(const EngineStats& s, Visitor visit) {
   const Metric metrics[] = {
       {"moert_stall_miss_seconds_total", kCounter, "Waiting for a demand load's own transfer.",

@@ -43,7 +43,7 @@ absl::StatusOr<std::vector<int32_t>> ExpertsOf(const Shard& shard, const MoeMode
   return own;
 }
 
-/// What each shard owns of a layer in units: every (expert, channel) and the shared experts.
+/// Units of a layer that each shard owns: every (expert, channel) and the shared experts.
 struct Owner {
   int64_t begin = 0, end = 0;  // channels
   size_t shard = 0;

@@ -1,4 +1,4 @@
-// What a shard owns, from the options.
+// The part of the model that a shard owns, from the options.
 #ifndef MOERT_LIB_ENGINE_SHARD_H_
 #define MOERT_LIB_ENGINE_SHARD_H_
 

@@ -153,7 +153,7 @@ class ShardEngine final : public Engine {
   absl::Status MakeRouter(EngineOptions* options);
   int Next(int layer) const { return (layer + 1) % model().num_layers(); }
 
-  // What a localized input points to.
+  // Memory that a localized input points to.
   struct LocalArrays {
     std::vector<int32_t> ids;
     std::vector<float> scores, next_scores;

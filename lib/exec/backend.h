@@ -46,7 +46,7 @@ struct ServedRules {
   bool by_arc = false;        // none of these: least recently used
   bool shares_slots = false;  // by worth, over all layers
   bool ruled = false;         // routing is by the expert-cache rule, not the model's choice
-  // What is prefetched.
+  // The prefetch.
   bool by_gate = false;
   int path_width = 0;
   // The share of each request's mass that the second version may answer
@@ -65,7 +65,7 @@ struct ServedRules {
   bool by_request() const { return ruled || low(); }
 };
 
-/// What the buffers of an executor are sized from.
+/// The buffers of an executor have sizes by these.
 struct ExecutorSize {
   const ExpertSource* source = nullptr;
   std::vector<int> versions;             // served, of the source
@@ -99,7 +99,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// What Engine::backend answers.
+  /// The answer of Engine::backend.
   virtual BackendKind kind() const = 0;
   /// Whether hidden states lie where the CPU can route them.
   virtual bool hidden_on_host() const = 0;
@@ -136,7 +136,7 @@ class Backend {
       const ExpertSource* source, Clock* clock, const HardwareProfile* profile) = 0;
   /// Behind MakeTransfers, whose queue lives as long.
   virtual absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(const ExecutorParts& parts) = 0;
-  /// What the one who runs the host should know (EngineOptions::log), once; empty: nothing.
+  /// A notice for the person who runs the host (EngineOptions::log), given once; empty: none.
   virtual std::string TakeNotice() const { return {}; }
 };
 
@@ -147,7 +147,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& option
 /// Whether layer calls of such an engine may leave the routing to the library: not in a simulation.
 bool RoutesLayers(const EngineOptions& options);
 
-// What MakeBackend chooses from. The options are borrowed for the call.
+// MakeBackend chooses from these. The options are borrowed for the call.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const EngineOptions& options);
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& options);
 /// Decisions and logical time only: blocks are counted, nothing is read or multiplied.

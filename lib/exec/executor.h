@@ -31,13 +31,13 @@ struct ExecutorCall {
   bool capturing = false;               // Executor::Capturing of the stream
 };
 
-/// What a step says of its rows: [rows] each, or empty.
+/// A step's rows: [rows] each, or empty.
 struct StepRows {
   absl::Span<const int64_t> request_ids;
   absl::Span<const int32_t> token_ids;
 };
 
-/// What a routing made by the executor goes by.
+/// The basis of a routing made by the executor.
 struct RoutingRequest {
   RoutingRule rule;          // kTopK: the model's own choice
   LayerResidency residency;  // of the layer
@@ -73,7 +73,7 @@ struct SelectionCount {
   double mass = 0;  // summed routing weight
 };
 
-/// What an executor counted since it was made.
+/// Counts of an executor since it was made.
 struct ExecutorStats {
   int64_t host_syncs = 0;  // times a layer call waited for the device
   bool graph_captured = false;
@@ -85,7 +85,7 @@ struct ExecutorStats {
 };
 
 /// Under the engine's lock, one call at a time: Check, Route or SetRouting, Multiply once or more,
-/// Combine. What Multiply computes for an expert does not depend on which Multiply it is in.
+/// Combine. Multiply gives an expert the same result in whichever Multiply of a call it is.
 ///
 /// A backend that computes on the caller's thread implements the first group. The other groups are
 /// capabilities; what a backend does not override it does not have.
@@ -232,7 +232,7 @@ class Executor {
   virtual absl::Status ServeMisses(const VersionedStore& store) {
     return absl::FailedPreconditionError("this backend asks the host about misses");
   }
-  /// What misses cost now, where a CPU takes some of them: by this captured calls share them.
+  /// The cost of misses now, where a CPU takes some of them: by this captured calls share them.
   /// Before OpenStep.
   virtual void SetCpuCosts(const CpuCosts& costs) {}
   /// Whether the blocks are lent: then nobody may use the store.
@@ -241,7 +241,7 @@ class Executor {
   /// Replays that follow are right, and bring everything. FailedPrecondition while such a step's
   /// stream is being captured.
   virtual absl::Status TakeBack(VersionedStore* store) { return absl::OkStatus(); }
-  /// What was served since it was last asked, as far as it has arrived. False: nothing.
+  /// Counts of serving since this was last asked, as far as they have arrived. False: nothing.
   virtual bool TakeServed(ServedCount* added) { return false; }
 
   /// Whether calls on the stream are recorded into a graph. Asked once a call: half of a call that
@@ -250,8 +250,8 @@ class Executor {
   /// The routing of the oldest RunResident that was not taken yet and whose results have arrived;
   /// false when there is none. Calls that were captured leave none.
   virtual bool TakeRouting(PolicyContext* context, RoutingResult* routing) { return false; }
-  /// What replays of captured calls have selected since this was last asked, as far as it has
-  /// arrived, about a step late: of each layer its experts, then all of them together. False:
+  /// Selections of captured calls' replays since this was last asked, as far as they have arrived,
+  /// about a step late: of each layer its experts, then all of them together. False:
   /// nothing.
   virtual bool TakeSelections(std::vector<SelectionCount>* added) { return false; }
   /// Before the first call of a step: makes the handles of its epoch, the newest, visible to

@@ -1,4 +1,4 @@
-// What a device does to rows that its rank exchanges with others.
+// Operations of a device on rows that its rank exchanges with others.
 #ifndef MOERT_LIB_EXEC_ROW_KERNELS_H_
 #define MOERT_LIB_EXEC_ROW_KERNELS_H_
 

@@ -15,7 +15,7 @@ class SideStream {
  public:
   virtual ~SideStream() = default;
   virtual void* get() const = 0;
-  /// What the side stream is given from here on waits for what `stream` has been given.
+  /// Work that the side stream gets from here on waits for the work that `stream` has got.
   virtual absl::Status Fork(void* stream) = 0;
   /// The other way round.
   virtual absl::Status Join(void* stream) = 0;

@@ -1,4 +1,4 @@
-// What lies between the steps of a device: steps on several streams that share memory, and a host
+// A fence between the steps of a device: steps on several streams that share memory, and a host
 // that reads or frees it.
 #ifndef MOERT_LIB_EXEC_STEP_FENCE_H_
 #define MOERT_LIB_EXEC_STEP_FENCE_H_
@@ -14,7 +14,7 @@ namespace moert {
 class StepFence {
  public:
   virtual ~StepFence() = default;
-  /// What `stream` is given from here on waits for the steps that have passed.
+  /// Work that `stream` gets from here on waits for the steps that have passed.
   virtual absl::Status Enter(void* stream) = 0;
   /// The end of a step: of what `stream` has been given.
   virtual absl::Status Pass(void* stream) = 0;

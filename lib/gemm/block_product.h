@@ -1,4 +1,4 @@
-// What a block kernel is told: where the row blocks of a matrix lie in a record, how its groups go,
+// Arguments of a block kernel: where the row blocks of a matrix lie in a record, how its groups go,
 // and which kernel takes how many columns.
 #ifndef MOERT_LIB_GEMM_BLOCK_PRODUCT_H_
 #define MOERT_LIB_GEMM_BLOCK_PRODUCT_H_
@@ -95,7 +95,7 @@ inline void PrefetchForWrite(const float* to) {
 #endif
 }
 
-// What multiplies a matrix in a job, and where the packed rows of the job's columns are.
+// The kernels of a matrix in a job, and the packed rows of the job's columns.
 struct Product {
   BlockGemmFn gemm;
   int64_t most;          // columns at once

@@ -75,7 +75,7 @@ class CpuGemm final : public MixedGroupGemm {
   /// Packs the rows of h of a problem when its last job of gate and up is done.
   void PackBehindLast(const Plan& plan) const;
 
-  // What multiplies gate or up with the tokens of a job. `room`: where rows may be copied together.
+  // The product of gate or up with the tokens of a job. `room`: where rows may be copied together.
   Product ProductOfX(const ExpertProblem& problem, const MatrixLayout& matrix,
                      const JobRange& range, uint8_t* room) const;
 
@@ -89,7 +89,7 @@ class CpuGemm final : public MixedGroupGemm {
   void Activate(const ExpertActivation& activation, int64_t count, float* gate, float* up,
                 float* h) const;
 
-  // What row block `block` gave of h, of consecutive slots: packed where down takes it so.
+  // The result of row block `block`, of h, of consecutive slots: packed where down takes it so.
   void StoreH(const RecordLayout& layout, int64_t block, int64_t first_slot, int columns,
               const float* h) const;
   // The 16 channels of h that row block `block` gave, as one piece of a plain operand.

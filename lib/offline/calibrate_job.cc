@@ -241,7 +241,7 @@ class Measurement {
     return settings;
   }
 
-  /// What quantizing an expert changes; x, its tokens' inputs, becomes their outputs.
+  /// The changes by quantizing an expert; x, its tokens' inputs, becomes their outputs.
   absl::StatusOr<ExpertChanges> Changes(int l, int e, const SensitivitySettings& settings,
                                         const ExpertRows& tokens, ThreadPool* single, Floats* x) {
     ExpertWeights stored;

@@ -54,7 +54,7 @@ class CalibrationStream {
   int64_t hidden() const { return hidden_; }
   /// The block's input [rows, hidden].
   const float* inputs() const { return normed_.data(); }
-  /// What the block's output [rows, hidden] is to be added to.
+  /// The matrix to which the block's output [rows, hidden] is to be added.
   float* residual() { return residual_.data(); }
 
   /// Memory for so many rows in all.

@@ -40,7 +40,7 @@ struct DenseLanes {
 /// Elements of scratch memory that a product needs.
 constexpr int64_t DenseScratch(int64_t rows, int64_t depth) { return depth * (rows + 128); }
 
-/// What this processor can run, best first, then null. Results differ in their last bits.
+/// The sets that this processor can run, best first, then null. Results differ in their last bits.
 const DenseLanes* const* DenseLaneSets();
 
 // Null where the compiler has no such instructions.

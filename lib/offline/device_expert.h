@@ -45,7 +45,7 @@ class DeviceExpert {
   virtual absl::Status PrepareChanges(absl::Span<const float> token_weights) = 0;
   /// The moments of the inputs of gate and up, or of down, each times its token's weight.
   virtual absl::StatusOr<InputMoments> Moments(bool down) = 0;
-  /// What GPTQ rounds those blocks by, from here on.
+  /// GPTQ rounds those blocks by this, from here on.
   virtual absl::Status SetFactor(bool down, const GptqFactor& factor) = 0;
   /// Inputs of gate and up, and of down, for the changes from here on; null: those of Run.
   virtual absl::Status SetInputs(const float* x, const float* h) = 0;

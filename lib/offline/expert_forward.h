@@ -1,4 +1,4 @@
-// What an unquantized expert makes of its tokens, on the CPU or a device.
+// The outputs of an unquantized expert, on the CPU or a device.
 #ifndef MOERT_LIB_OFFLINE_EXPERT_FORWARD_H_
 #define MOERT_LIB_OFFLINE_EXPERT_FORWARD_H_
 

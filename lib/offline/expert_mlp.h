@@ -22,7 +22,7 @@ struct ExpertMatrices {
   std::vector<float> gate, up, down;
 };
 
-/// What multiplies, on which threads. Both borrowed.
+/// The product, and its threads. Both borrowed.
 struct Compute {
   ThreadPool* pool = nullptr;
   MatrixProducts* products = nullptr;

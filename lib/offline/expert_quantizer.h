@@ -42,7 +42,7 @@ QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
                                const absl::StatusOr<GptqFactor>& factor,
                                absl::Span<const float> weights, OfflineDevice* device);
 
-/// What GPTQ did with an expert.
+/// The result of GPTQ for an expert.
 struct GptqOutcome {
   int64_t tokens = 0;
   int gptq_matrices = 0;
@@ -61,7 +61,7 @@ absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const Re
                                              const Compute& compute, OfflineDevice* device,
                                              std::byte* record);
 
-/// What the expert of a record makes of x [rows, hidden], which is overwritten: [rows, hidden].
+/// The outputs [rows, hidden] of a record's expert for x [rows, hidden], which is overwritten.
 /// Activations are rounded where the schemes round them. `device`, if any, multiplies where nothing
 /// is rounded or rotated.
 absl::StatusOr<Floats> ForwardRecord(const MoeLayerSpec& layer, const RecordLayout& layout,

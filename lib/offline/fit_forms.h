@@ -1,4 +1,4 @@
-// What a search on a device is told of a scheme and of options.
+// A scheme and options as a search on a device is told them.
 #ifndef MOERT_LIB_OFFLINE_FIT_FORMS_H_
 #define MOERT_LIB_OFFLINE_FIT_FORMS_H_
 

@@ -50,7 +50,7 @@ struct GptqOptions {
 /// Columns of a block: whole groups, or of rows that are one group any number.
 int64_t GptqBlock(const MatrixLayout& layout, const GptqOptions& options);
 
-/// What GPTQ needs of the moments: the upper triangular M with H = M M^T. Serves every matrix with
+/// GPTQ's part of the moments: the upper triangular M with H = M M^T. Serves every matrix with
 /// these inputs. With D the errors of the columns before c, column c is best rounded as
 /// w_c + sum over j < c of D_j M_jc / M_cc: the same as the published updates by the inverse of H.
 struct GptqFactor {

@@ -25,7 +25,7 @@ struct HqqGroups {
   const float* thresholds;  // residuals up to here are no outliers, of each iteration
 };
 
-/// What each lane tries, in this order, and what comes of it.
+/// The candidates of each lane, in this order, and their results.
 struct HqqCandidates {
   int count[kHqqLanes];   // 0: the lane has no group
   float span[kHqqLanes];  // of the group's values
@@ -40,7 +40,7 @@ struct HqqQueue {
   void (*next)(void* context, int lane);
 };
 
-/// What the proximal operator leaves of a residual above the threshold of this iteration.
+/// The proximal operator's value for a residual above the threshold of this iteration.
 float HqqShrink(float residual, double lp_norm, double beta);
 
 /// As BestZero for every candidate. zero: where it begins, then the best. Lowers `count` where no

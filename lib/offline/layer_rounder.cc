@@ -152,7 +152,8 @@ absl::StatusOr<LayerRounder::Chunk> LayerRounder::Read(const Part& part) const t
   return ExceptionStatus(parts_.model);
 }
 
-// Expert i of a chunk. What is stored as it is to be written goes into its record at once.
+// Expert i of a chunk. Matrices that are stored as they are to be written go into the record at
+// once.
 absl::Status LayerRounder::ReadOne(size_t i, Chunk* chunk) const {
   const CheckpointExperts& experts = *parts_.experts;
   const int layer = chunk->part.piece->layer, e = chunk->part.begin + static_cast<int>(i);

@@ -1,4 +1,4 @@
-// What an error of one MoE block does to the predictions of the whole model: the end-to-end loss
+// The effect of one MoE block's error on the predictions of the whole model: the end-to-end loss
 // that a block's own Delta does not know of. The MxMoE paper (Sec. 5.2) names this weakness: norms
 // at the outputs of different layers do not mean the same loss.
 //

@@ -1,5 +1,5 @@
-// What a device does for quantizing and calibrating: it searches for the scales of groups, rounds
-// by GPTQ and multiplies experts. Scales and codes are those of the CPU: groups for which the
+// A device's part in quantizing and calibrating: it searches for the scales of groups, rounds by
+// GPTQ and multiplies experts. Scales and codes are those of the CPU: groups for which the
 // device cannot tell are left to it.
 #ifndef MOERT_LIB_OFFLINE_OFFLINE_DEVICE_H_
 #define MOERT_LIB_OFFLINE_OFFLINE_DEVICE_H_
@@ -30,11 +30,11 @@ namespace moert {
 /// Thread-safe.
 class OfflineDevice {
  public:
-  /// The current CUDA device's. What CudaStatus() says where there is none.
+  /// The current CUDA device's. The answer of CudaStatus() where there is none.
   static absl::StatusOr<std::unique_ptr<OfflineDevice>> Open();
   virtual ~OfflineDevice() = default;
 
-  /// What FitGroup and FitHqq find for each group of a matrix, [rows][groups]; not Known() where
+  /// FitGroup's and FitHqq's results for each group of a matrix, [rows][groups]; not Known() where
   /// the CPU is to search, which is everywhere after an error and in groups of unusual size.
   /// weights: row-major [rows, k] of layout.
   virtual std::vector<GroupScale> Rtn(const MatrixLayout& layout, absl::Span<const float> weights,
@@ -66,8 +66,8 @@ class OfflineDevice {
 
 using DeviceLog = std::function<void(const std::string& line)>;
 
-/// What `backend` asks for: null for kCpu, and for kAuto without a device. kCuda fails without one.
-/// `log`, which may be null, is told of a device, and why one that is there is not used.
+/// The device for `backend`: null for kCpu, and for kAuto without a device. kCuda fails without
+/// one. `log`, which may be null, is told of a device, and why one that is there is not used.
 absl::StatusOr<std::unique_ptr<OfflineDevice>> OpenOfflineDevice(BackendKind backend,
                                                                  const DeviceLog& log);
 /// Tells `log` of the device's first error, if there is a device and an error.

@@ -38,7 +38,7 @@ absl::Status MakePack(const QuantizeJob& job) {
   }
 }
 
-/// What a version is called in the name of a pack: two plans may have one name.
+/// A version's part of a pack's name: two plans may have one name.
 std::string CacheName(const PackVersion& plan) {
   JsonWriter text;
   WriteVersion(plan, &text);

@@ -1,4 +1,4 @@
-// What the files of this folder that are compiled for an instruction set need.
+// Shared by the files of this folder that are compiled for an instruction set.
 #ifndef MOERT_LIB_OFFLINE_PROCESSOR_H_
 #define MOERT_LIB_OFFLINE_PROCESSOR_H_
 

@@ -42,7 +42,7 @@ std::string Checksum(const CalibrationTokens& tokens) {
   return fmt::format("{:016x}", hasher.Finish());
 }
 
-/// What a host made is checked as a file would be.
+/// Matrices that a host made are checked as a file would be.
 absl::StatusOr<PackVersion> CheckedVersion(const PackVersion& version, const MoeModelSpec& model) {
   JsonWriter text;
   WriteVersion(version, &text);
@@ -135,7 +135,7 @@ class Quantization {
     return absl::OkStatus();
   }
 
-  // What the pack's manifest says of its quantizer.
+  // The quantizer in the pack's manifest.
   std::string Settings(const std::map<std::string, JsonDocument>& summaries) const {
     JsonWriter out;
     out.BeginObject();

@@ -8,7 +8,7 @@
 namespace moert {
 namespace {
 
-// What a sum may be off: the functions' own error and a table's, relative and for each value.
+// The possible error of a sum: the functions' own error and a table's, relative and for each value.
 constexpr float kRelative = 3e-5f, kPerAdded = 4e-9f;
 constexpr float kPerCode = 4e-7f, kPerCoarseCode = 8e-5f;
 // A product instead of a quotient may choose the other of two values that are about as near.
@@ -117,7 +117,7 @@ bool LaneFit::BoundFloats(float low, float high) {
   return true;
 }
 
-/// What a range cuts off at both ends alone leaves a part of them.
+/// Cutting a range off at both ends alone leaves a part of them.
 bool LaneFit::BoundIntegers(float low, float high, int outer) {
   const int bits = scheme_.weight_bits;
   const int steps = (1 << (scheme_.symmetric ? bits - 1 : bits)) - 1;

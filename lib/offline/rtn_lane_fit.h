@@ -14,8 +14,8 @@
 
 namespace moert {
 
-/// What an approximate sum of |error|^norm over so many values may be off: of itself, and for each
-/// value besides, in steps (floats: in the largest values) of its range.
+/// The possible error of an approximate sum of |error|^norm over so many values: of itself, and for
+/// each value besides, in steps (floats: in the largest values) of its range.
 struct SumSlack {
   float relative, added;
 };

@@ -1,4 +1,4 @@
-// What rounding to nearest spends its time on, by vectors: a table of functions an instruction set.
+// The costly functions of rounding to nearest, by vectors: a table of functions an instruction set.
 // Declared apart from rtn.h: files compiled for an instruction set include no shared inline code.
 #ifndef MOERT_LIB_OFFLINE_RTN_LANES_H_
 #define MOERT_LIB_OFFLINE_RTN_LANES_H_
@@ -66,7 +66,7 @@ struct RtnLanes {
                 uint8_t* codes);
 };
 
-/// What this processor can run, best first, then null. The choice never changes a result.
+/// The sets that this processor can run, best first, then null. The choice never changes a result.
 const RtnLanes* const* RtnLaneSets();
 
 // Null where the compiler has no such instructions.

@@ -9,7 +9,7 @@
 namespace moert::offline {
 namespace {
 
-/// What the schemes change, and the unquantized outputs.
+/// The schemes' changes, and the unquantized outputs.
 absl::StatusOr<ExpertChanges> Measure(const MoeLayerSpec& layer,
                                       const SensitivitySettings& settings,
                                       absl::Span<const float> token_weights, int64_t probe_rows,

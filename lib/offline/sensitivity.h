@@ -1,4 +1,4 @@
-// What quantizing one linear block of one expert does to its MoE block's output (MxMoE, Sec. 4).
+// The change of an MoE block's output by quantizing one linear block of one expert (MxMoE, Sec. 4).
 #ifndef MOERT_LIB_OFFLINE_SENSITIVITY_H_
 #define MOERT_LIB_OFFLINE_SENSITIVITY_H_
 

@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kMaxTokenFileBytes = int64_t{4} << 30;
 
 /// Opens a regular file, or a pipe with a writer: without O_NONBLOCK a pipe's open waits for one.
-/// What had to be read to see that is in *begun.
+/// The bytes that had to be read to see that are in *begun.
 absl::StatusOr<Descriptor> OpenTokens(const std::string& path, std::string* begun) {
   const auto error = [&](const char* what) {
     return absl::InvalidArgumentError(fmt::format("{}: {}", path, what));

@@ -98,8 +98,8 @@ bool HasOrigin(const std::string& path, const std::string& origin) {
          text == origin;
 }
 
-// What crashed writers, and older versions of the library, left of this checkpoint, and packs of
-// what the folder held before it. Only under the lock. Open files of a removed pack go on working.
+// Leftovers of this checkpoint by crashed writers and by older versions of the library, and packs
+// of the folder's former contents. Only under the lock. Open files of a removed pack go on working.
 void RemoveLeftovers(const std::string& cache_dir, const std::string& identity,
                      const std::string& current, const std::string& model_dir) {
   const absl::StatusOr<std::vector<std::string>> names = FolderNames(cache_dir);
@@ -230,7 +230,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
                          CacheLock::Take(cache_dir + "/" + name + ".lock", options));
   cached = OpenCached(pack_dir, config, identity);
   if (cached.ok() || !NeedsRebuild(cached.status())) return cached;
-  // What is there, if anything, is damaged: it is rebuilt like a missing one.
+  // A pack that is there is damaged: it is rebuilt like a missing one.
   if (const int error = RemoveTree(pack_dir); error != 0) {
     return PosixError(error, fmt::format("{}: cannot be replaced; {}", pack_dir, kRemedy));
   }

@@ -281,7 +281,8 @@ absl::StatusOr<PackManifest> ReadManifest(const std::string& dir, Env* env) {
   if (!read.ok()) return WhyNoManifest(dir, path, read.status());
   const JsonDocument& document = *read;
   try {
-    // What makes no sense is named by field; the checksum finds damage that does make sense.
+    // A value that makes no sense is named by field; the checksum finds damage that does make
+    // sense.
     MOERT_ASSIGN_OR_RETURN(PackManifest manifest, Parse(document.root(), path));
     MOERT_RETURN_IF_ERROR(CheckSeal(document, path));
     return manifest;

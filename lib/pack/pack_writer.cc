@@ -184,7 +184,7 @@ absl::Status PackWriter::NextFile() {
   return absl::OkStatus();
 }
 
-// Goes on after the layers that the journal lists. What was written after them is dropped.
+// Goes on after the layers that the journal lists. Bytes written after them are dropped.
 absl::Status PackWriter::Resume() {
   for (const PartialPack::DoneLayer& layer : partial_->done()) {
     const int index = next_constants_;

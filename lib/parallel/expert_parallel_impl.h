@@ -16,7 +16,7 @@
 
 namespace moert {
 
-/// What a rank on a device has beside its engine; else null.
+/// A device rank's parts beside its engine; else null.
 struct DeviceParts {
   std::unique_ptr<StepFence> fence;
   std::unique_ptr<RowKernels> kernels;
@@ -72,7 +72,7 @@ class ExpertParallelImpl final : public ExpertParallel {
   absl::Status CheckRows(const StepInfo& info, TokenPlacement placement, int64_t* engine_rows);
   absl::Status CheckTotal(int64_t rows) const;
   absl::Status CheckPlaced() const;
-  /// What the device was given in steps is done.
+  /// The device's work for steps is done.
   absl::Status AwaitSteps() { return fence_ == nullptr ? absl::OkStatus() : fence_->Await(); }
   absl::Status CheckCall(const Step& step, int layer, const MatrixView& hidden,
                          const RoutedInput* routing, const MutableMatrixView& out) const;

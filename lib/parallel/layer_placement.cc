@@ -46,7 +46,7 @@ bool LayerPlacement::Has(size_t rank, int32_t e) const {
   return std::find(own_[rank].begin(), own_[rank].end(), e) != own_[rank].end();
 }
 
-/// What room there is beyond one of each goes to the experts whose copies are the heaviest.
+/// Room beyond one of each goes to the experts whose copies are the heaviest.
 void LayerPlacement::Copy() {
   size_t room = std::accumulate(room_.experts.begin(), room_.experts.end(), room_.one_more);
   room -= loads_.size();
@@ -115,7 +115,7 @@ bool LayerPlacement::Swap() {
       }
     }
   }
-  // What rounding alone would gain is no gain.
+  // A gain by rounding alone is no gain.
   if (give == nullptr || lowest > load_[high] * (1 - 1e-9)) return false;
   const double moved = Load(*give) - Load(*take);
   load_[high] -= moved;

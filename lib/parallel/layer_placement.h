@@ -16,8 +16,8 @@ struct RankRoom {
 
 class LayerPlacement {
  public:
-  /// `room`: together for every expert at least. What is more holds copies. `base_load`: what a
-  /// rank has to do beside.
+  /// `room`: together for every expert at least. Room beyond that holds copies. `base_load`: a
+  /// rank's other work.
   LayerPlacement(const std::vector<double>& loads, RankRoom room, std::vector<double> base_load);
 
   /// The experts of each rank, ascending. copies: whether experts may have several owners.

@@ -26,7 +26,7 @@ struct NcclUniqueId {
   char internal[128];
 };
 static_assert(sizeof(NcclUniqueId) == sizeof(NcclId));
-/// What 2.14 knew of it; later ones read no further where the version says so.
+/// 2.14 knew these; later ones read no further where the version says so.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;

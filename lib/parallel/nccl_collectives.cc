@@ -1,5 +1,5 @@
-// A rank of an NCCL communicator: the five functions over NcclCommunicator. What lies in host
-// memory goes through a buffer on the device.
+// A rank of an NCCL communicator: the five functions over NcclCommunicator. Host memory goes
+// through a buffer on the device.
 #include <algorithm>
 #include <cstddef>
 #include <iterator>

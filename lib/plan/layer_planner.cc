@@ -127,7 +127,7 @@ void LayerPlanner::Place(const PolicyContext& context, const RoutingResult& rout
     const int32_t e = misses_[i].expert;
     if (placed.placements[i] == Placement::kLoad) continue;
     const bool low = placed.placements[i] == Placement::kLow;
-    // What is taken one after another may be too much together: the rest is loaded.
+    // Experts that fit one after another may be too much together: the rest is loaded.
     if (low && !low_answers_->Take(e)) continue;
     if (low) {
       low_[e] = 1;

@@ -29,7 +29,7 @@ struct LayerPlan {
   Backfill backfill = Backfill::kNever;  // of `cpu`, behind the call
 };
 
-/// What may compute misses beside the fast tier.
+/// The CPU that may compute misses beside the fast tier.
 struct CpuOffload {
   /// Calls of more rows stay off the CPU, whatever costs say.
   static constexpr int64_t kMaxTokens = 512;
@@ -37,14 +37,14 @@ struct CpuOffload {
   /// Whether the CPU can multiply an expert now, in the best version served, for a call of `tokens`
   /// rows. Null: there is no such CPU.
   std::function<bool(ExpertKey key, int64_t tokens)> can_compute;
-  /// What transfers take as measured, borrowed: then times of the CPU are corrected by measurement
-  /// too (ObserveCpuTime). Null: the profile is right about both.
+  /// Measured times of transfers, borrowed: then times of the CPU are corrected by measurement too
+  /// (ObserveCpuTime). Null: the profile is right about both.
   const LinkEstimate* link = nullptr;
   /// Name of the version it multiplies, for the profile's rates.
   std::string version;
 };
 
-/// What a planner counted since it was made.
+/// Counts of a planner since it was made.
 struct PlanStats : SchedulerStats {
   int64_t slots_low = 0;       // token x k slots answered by a lower version than intended
   double mass_low = 0;         // routing weight of these, as it entered the sum
@@ -79,7 +79,7 @@ class LayerPlanner {
     stats_.cpu_taken_back += count.cpu_taken_back;
     placer_.CountServed(count);
   }
-  /// What its misses cost now, all taken for alike.
+  /// The cost of its misses now, all taken for alike.
   CpuCosts Costs() { return placer_.Costs(store_->layout({0, 0}, 0).bytes); }
 
   /// Behind a call: begins to load what the CPU computed for it, if the policy wants that.

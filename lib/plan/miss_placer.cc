@@ -11,7 +11,7 @@
 namespace moert {
 namespace {
 
-/// What carries out the rule of a policy; null: it has none.
+/// The rule of a policy as an object; null: it has none.
 std::unique_ptr<PlacementPolicy> ByRule(const PlacementPolicy* policy) {
   const std::optional<PlacementRule> rule = policy == nullptr ? std::nullopt : policy->rule();
   return rule.has_value() ? MakePlacementPolicy(*rule) : nullptr;

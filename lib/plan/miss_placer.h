@@ -31,7 +31,7 @@ class MissPlacer {
                      const LinkLoad& link);
   void ObserveCpuTime(int64_t cpu_ns, int64_t took_ns);
 
-  /// What misses of `bytes` cost now, by which a device may place them itself, and what came of it.
+  /// The cost of misses of `bytes` now, by which a device may place them itself, and the outcome.
   CpuCosts Costs(int64_t bytes);
   void CountServed(const ServedCount& count);
 

@@ -89,7 +89,8 @@ class PlacementByRule final : public PlacementPolicy {
 
   /// Not in prefill: the next layer has loads of its own for the link.
   Backfill BackfillInDecode() const {
-    // What was answered low is brought behind the call, where the link is idle and it is worth it.
+    // Experts that were answered low are brought behind the call, where the link is idle and it is
+    // worth it.
     if (rule_.backfills || rule_.low_patience > 0) return Backfill::kAlways;
     // A cold cache would stay empty where the CPU is always earlier. Algorithm 2 begins with a
     // load, which fills a cache by itself.

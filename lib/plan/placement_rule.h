@@ -1,4 +1,4 @@
-// What carries out a PlacementRule.
+// Carries out a PlacementRule.
 #ifndef MOERT_LIB_PLAN_PLACEMENT_RULE_H_
 #define MOERT_LIB_PLAN_PLACEMENT_RULE_H_
 

@@ -62,7 +62,7 @@ class CalibratedGate final : public PrefetchPolicy {
   }
 
  private:
-  /// What was predicted for a layer that has not been routed.
+  /// A prediction for a layer that has not been routed.
   struct Prediction {
     int layer = -1;
     int64_t tokens = 0;

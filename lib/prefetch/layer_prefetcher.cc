@@ -25,7 +25,7 @@ constexpr double kGuessedRecall = 0.9;
 constexpr double kGuessedPrecision = 0.8;
 constexpr size_t kRanks = 16;
 
-/// What carries out the rule of a policy; null: it has none.
+/// The rule of a policy as an object; null: it has none.
 std::unique_ptr<PrefetchPolicy> ByRule(const PrefetchPolicy* policy) {
   const std::optional<PrefetchRule> rule = policy == nullptr ? std::nullopt : policy->rule();
   return rule.has_value() ? MakePrefetchPolicy(*rule) : nullptr;
@@ -229,7 +229,8 @@ void LayerPrefetcher::Admit(const PolicyContext& context,
   for (const PrefetchCandidate& candidate : ranked) {
     counts_[candidate.key.expert] = candidate.tokens;
   }
-  // What is predicted and there must not make way for what is predicted with less confidence.
+  // A predicted expert that is there must not make way for one that is predicted with less
+  // confidence.
   ranked_.clear();
   ranked_.reserve(ranked.size());
   const absl::Cleanup unpin = [&] {  // whatever a policy throws
@@ -375,7 +376,7 @@ void LayerPrefetcher::EndCall(const PolicyContext& context, int64_t tokens, int6
     stats_.switches = control_->switches();
   }
   if (context.phase != Phase::kDecode) return;
-  // What is only tried now and then is nothing to count on.
+  // Nobody counts on a prefetch that is only tried now and then.
   const bool counts = control_ == nullptr || (!control_->disabled() && !yields_.back().doubted());
   for (size_t l = 0; l < outlook_.size(); ++l) {
     outlook_[l] = counts ? measured_[l] : PrefetchOutlook{};

@@ -1,5 +1,5 @@
 // LayerPrefetcher: admits what a prefetch policy ranks, as far as it pays.
-// What moert/prefetcher.h says, on a store that the caller holds: Resolve, Predict, then EndCall in
+// moert/prefetcher.h on a store that the caller holds: Resolve, Predict, then EndCall in
 // each layer call.
 #ifndef MOERT_LIB_PREFETCH_LAYER_PREFETCHER_H_
 #define MOERT_LIB_PREFETCH_LAYER_PREFETCHER_H_
@@ -23,7 +23,7 @@ class PrefetchControl;
 class VersionManager;
 class WindowEstimate;
 
-/// What a LayerPrefetcher works with; all borrowed.
+/// The parts of a LayerPrefetcher; all borrowed.
 struct PrefetcherParts {
   const MoeModelSpec* model = nullptr;
   /// Its rule is carried out, where it has one. Null: prefetches nothing.

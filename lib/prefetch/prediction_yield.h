@@ -42,7 +42,7 @@ class PredictionYield {
   /// (for a rest or any other reason).
   void StepDone(int64_t rows, int64_t step_ns, int64_t stalled_ns, bool predicted);
 
-  /// What predictions cost a step, ns; negative: not known.
+  /// The cost of a step's predictions, ns; negative: not known.
   double cost_ns() const;
 
   static constexpr int kSettle = 1;    // steps of a new mode that still are the other's

@@ -1,6 +1,6 @@
 // PrefetchControl: finds out by experiment whether prefetching pays, and stops it when it does not
-// (design rule 9). Whatever makes it lose is in what it measures: wrong guesses on the link, useful
-// experts evicted, cores taken from the computation.
+// (design rule 9). Every cause of a loss is in the measured times: wrong guesses on the link,
+// useful experts evicted, cores taken from the computation.
 //
 // Decode steps run in the mode that has proven better, prefetching to begin with. Now and then a
 // few of them run in the other mode; their mean time is compared with that of the same number just

@@ -1,4 +1,4 @@
-// What carries out a PrefetchRule.
+// Carries out a PrefetchRule.
 #ifndef MOERT_LIB_PREFETCH_PREFETCH_RULE_H_
 #define MOERT_LIB_PREFETCH_PREFETCH_RULE_H_
 
@@ -11,7 +11,7 @@ namespace moert {
 /// Carries a rule out, which is valid: kNextGate by CalibratedGate, kTopScore by TopScorePrefetch.
 std::unique_ptr<PrefetchPolicy> MakePrefetchPolicy(const PrefetchRule& rule);
 
-/// What layer calls have to bring it, by its rule or its traits. Null: nothing.
+/// Its needs of layer calls, by its rule or its traits. Null: nothing.
 bool WantsNextGate(const PrefetchPolicy* policy);
 bool WantsResidentForward(const PrefetchPolicy* policy);
 

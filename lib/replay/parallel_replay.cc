@@ -32,7 +32,7 @@ absl::Status ReadRate(const JsonValue& json, const std::string& path, const char
   return absl::OkStatus();
 }
 
-/// What one call's exchange takes.
+/// The time of one call's exchange.
 class ExchangeCost {
  public:
   ExchangeCost(const ParallelReplayOptions& options, const std::vector<Shard>& shards,
@@ -226,7 +226,7 @@ absl::Status Check(const MoeModelSpec& model, const ParallelReplayOptions& optio
   return absl::OkStatus();
 }
 
-/// What each rank owns, others too perhaps.
+/// Experts of each rank, of others too perhaps.
 absl::StatusOr<std::vector<Shard>> OwnedShards(const MoeModelSpec& model, int ranks,
                                                const ExpertPlacement& placement) {
   MOERT_RETURN_IF_ERROR(CheckPlacement(model, placement));

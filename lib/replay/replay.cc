@@ -27,7 +27,7 @@ class Replayer final : public ReplayLoop {
  private:
   absl::Status Begin(const StepInfo& info, const TraceCall& first) override {
     begin_ns_ = engine_->now_ns();
-    // What the host did between two steps passes on the clock and is no part of either.
+    // The host's work between two steps passes on the clock and is no part of either.
     outside_ns_ = 0;
     if (options().recorded_times && last_end_ns_ >= 0) {
       outside_ns_ = std::max<int64_t>(0, first.times.step_begin_ns - last_end_ns_);

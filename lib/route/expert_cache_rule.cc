@@ -10,7 +10,7 @@
 namespace moert {
 namespace {
 
-/// What the rule knows of one token: thresholds, and who may be considered at all.
+/// The rule's view of one token: thresholds, and the experts that may be considered at all.
 struct TokenView {
   absl::Span<const float> scores;  // [E]
   absl::Span<int32_t> ids;         // [k]

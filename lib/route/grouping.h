@@ -1,4 +1,4 @@
-// What follows from the ids and weights of a routing.
+// Derived from the ids and weights of a routing.
 #ifndef MOERT_LIB_ROUTE_GROUPING_H_
 #define MOERT_LIB_ROUTE_GROUPING_H_
 

@@ -49,7 +49,7 @@ void Scores(RoutingKind kind, absl::Span<const float> logits, float* scores) {
   }
 }
 
-/// What a group is ranked by: the sum of its two highest keys (DeepSeek-V3) or its highest key
+/// The rank of a group: the sum of its two highest keys (DeepSeek-V3) or its highest key
 /// (DeepSeek-V2, which routes by softmax).
 float GroupScore(RoutingKind kind, absl::Span<const float> keys) {
   int32_t best[2] = {0, 0};

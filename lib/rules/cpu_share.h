@@ -12,7 +12,7 @@ namespace moert {
 /// Calls of more tokens give the CPU nothing.
 constexpr int kMostCpuTokens = 32;
 
-/// What a miss costs, in ns.
+/// The cost of a miss, in ns.
 struct CpuCosts {
   int64_t load = 0;                         // its transfer
   int64_t tokens[kMostCpuTokens + 1] = {};  // the CPU, by its tokens; of none: nothing

@@ -58,8 +58,8 @@ MOERT_HOST_DEVICE inline bool ClearlyWorthMore(double incoming, double leaving) 
   return incoming > (1 + kMargin) * leaving;
 }
 
-/// The sum of an expert's scores over the latest calls of a layer. What every call said is kept
-/// until it leaves the sum: a ring of `window` rows [experts].
+/// The sum of an expert's scores over the latest calls of a layer. Every call's score is kept until
+/// it leaves the sum: a ring of `window` rows [experts].
 struct ScoreSums {
   /// The use of the expert over a call's tokens, whose scores are `experts` apart; scores null: the
   /// routing was given, and use is all there is to go by.

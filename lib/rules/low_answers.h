@@ -42,9 +42,9 @@ MOERT_HOST_DEVICE inline bool MayAnswerLow(const LowAccount& account, double wei
   const double most = RoundedProduct(RoundedProduct(max_share, account.mass), 1 + kSlack);
   return account.low + weight <= most;
 }
-/// The rule of strategy `graded`. What may be lost grows with every call, and each miss costs about
-/// the same wait: those to spend it on take less than a patience-th of what has grown so far. Where
-/// that is too many, less is left and fewer qualify. `cost`: MissView::low_cost.
+/// The rule of strategy `graded`. The permitted loss grows with every call, and each miss costs
+/// about the same wait: those to spend it on take less than a patience-th of its growth so far.
+/// Where that is too many, less is left and fewer qualify. `cost`: MissView::low_cost.
 MOERT_HOST_DEVICE inline bool WorthAnsweringLow(float cost, double patience) {
   return cost >= 0 && patience * static_cast<double>(cost) <= 1;
 }
@@ -130,7 +130,7 @@ struct LowCall {
     }
     return true;
   }
-  /// What the call gives the expert in slot i and those behind it of the same account.
+  /// The call's mass for the expert in slot i and those behind it of the same account.
   template <typename Slot>
   MOERT_HOST_DEVICE double WeightFrom(const Slot* slots, int i, int count) const {
     const int32_t account = account_of[slots[i] / top_k];

@@ -86,7 +86,7 @@ class HostSource final : public ExpertSource {
 
   int64_t scratch_bytes() const override {
     if (records_) return 0;
-    // What the host fills, and the same as fp32 if it fills f16.
+    // Memory that the host fills, and the same as fp32 if it fills f16.
     const int64_t element = weights_.dtype == DType::kF16 ? 6 : DTypeBytes(weights_.dtype);
     int64_t bytes = 0;
     for (const MoeLayerSpec& l : model_.layers) {

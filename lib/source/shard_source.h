@@ -12,7 +12,7 @@
 
 namespace moert {
 
-/// What a shard owns, complete.
+/// The complete parts that a shard owns.
 struct ShardPlan {
   std::vector<std::vector<int32_t>>
       experts;  // of every layer, ascending, as the source counts them

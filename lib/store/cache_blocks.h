@@ -42,7 +42,7 @@ BlockSizes BlocksOfVersions(const ExpertSource& source, absl::Span<const int> ve
 /// Blocks of the mean size that `bytes` hold, at most all `total`.
 int64_t SlotsOf(int64_t bytes, int64_t all_bytes, int64_t total);
 
-/// What a record takes of a pool, bytes.
+/// A record's bytes in a pool.
 int64_t BlockBytes(const RecordLayout& layout);
 
 }  // namespace moert

@@ -20,7 +20,7 @@ class HotSet final : public ResidentVersions {
   using ResidentVersions::ResidentVersions;
 
   absl::Status Resize(int64_t high, int64_t slots, int64_t low_slots) override {
-    // What fails leaves the old size; experts that were demoted by then are promoted again later.
+    // A failure leaves the old size; experts that were demoted by then are promoted again later.
     std::vector<int32_t> before = Dealt(high);
     capacity_.swap(before);
     const int64_t old_slots = store_->pool(kHigh).limit();
@@ -35,7 +35,7 @@ class HotSet final : public ResidentVersions {
     // for the low blocks the demotions below take.
     store_->pool(kHigh).SetLimit(slots);
     store_->pool(kLow).SetLimit(low_slots);
-    // What was on its way and failed keeps its old version: no reason to refuse a budget.
+    // An expert whose switch failed keeps its old version: no reason to refuse a budget.
     (void)Drain();
     const std::vector<double> worth = WorthInHigh();
     const std::vector<int64_t> room = Room();
@@ -155,7 +155,7 @@ class HotSet final : public ResidentVersions {
     }
     return room;
   }
-  /// What the policy says, or the selections do.
+  /// The policy decides, or the selections do.
   std::vector<double> WorthInHigh() {
     PolicyContext context;
     context.model = model_;

@@ -31,7 +31,7 @@ class Ladder final : public ResidentVersions {
   }
 
   absl::Status Resize(int64_t high, int64_t slots, int64_t low_slots) override {
-    // What fails leaves the old size; experts that were demoted by then are promoted again later.
+    // A failure leaves the old size; experts that were demoted by then are promoted again later.
     const int64_t old_bytes = capacity_bytes_;
     std::vector<int32_t> before = capacity_;
     SetRoom(high);
@@ -40,7 +40,7 @@ class Ladder final : public ResidentVersions {
       capacity_.swap(before);
     };
     ForgetQueued();
-    // What was on its way and failed keeps its old version: no reason to refuse a budget.
+    // An expert whose switch failed keeps its old version: no reason to refuse a budget.
     (void)Drain();
     MOERT_RETURN_IF_ERROR(Shrink());
     store_->pool(0).SetByteLimit(slots * largest_ + low_slots * smallest_);
@@ -114,8 +114,8 @@ class Ladder final : public ResidentVersions {
     }
   }
 
-  /// What may start is what fits even if all demotions on their way fail: so whatever fails, what
-  /// is left of the pool holds a copy of any expert, and nothing is ever stuck.
+  /// A promotion may start if it fits even when all demotions on their way fail: so after any
+  /// failure the rest of the pool holds a copy of any expert, and nothing is ever stuck.
   int64_t GrowthRoom() const override {
     int64_t room = capacity_bytes_ - Taken(settled_);
     for (const ExpertKey key : moving()) room -= std::max<int64_t>(0, GrowthOf(key));

@@ -34,8 +34,8 @@ struct LentSlot {
 struct LentLayer {
   int64_t tick = 0;  // of the last layer call
   std::vector<LentSlot> slots;
-  // What the residency policy evicts by (CachePolicy::LendUse): calls that it has seen,
-  // and how many experts a call brings, on average.
+  // The residency policy evicts by these (CachePolicy::LendUse): calls that it has seen, and how
+  // many experts a call brings, on average.
   int64_t calls = 0;
   double inserted = 1;
   std::vector<ExpertUse> use;      // [E], by worth
@@ -45,7 +45,7 @@ struct LentLayer {
   std::vector<ArcNode> arc_nodes;  // [E], of these
 };
 
-/// What lookups and loads have counted while the blocks were lent.
+/// Counts of lookups and loads while the blocks were lent.
 struct ServedCount {
   int64_t lookups = 0;
   int64_t hits = 0;

@@ -129,7 +129,8 @@ absl::Status ResidentVersions::Drain() {
 }
 
 void ResidentVersions::SwitchArrived() {
-  // What has arrived switches at the coming boundary; what failed keeps its old version.
+  // Arrived versions switch at the coming boundary; after a failure an expert keeps its old
+  // version.
   const auto settled = [&](ExpertKey key) {
     const int version = VersionOf(RungOf(key));
     const VersionState state = store_->State(key, version);

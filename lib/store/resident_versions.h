@@ -31,7 +31,7 @@ class ResidentVersions : public VersionManager {
   void OnRouting(const PolicyContext& context, const RoutingView& routing) final;
 
  protected:
-  // What subclasses say.
+  // Subclasses answer these.
 
   /// Room for `high` experts in the version of the most bits, and the others in that of the fewest.
   virtual void SetRoom(int64_t high) = 0;
@@ -39,11 +39,11 @@ class ResidentVersions : public VersionManager {
   virtual absl::Status ChooseInitial() = 0;
   /// Queues what the policy decided, as far as there is room.
   virtual void Decide(const PrecisionDecision& decision) = 0;
-  /// What promotions that start now may add together, and what one adds, in any unit.
+  /// The bytes that promotions which start now may add together, and those of one, in any unit.
   virtual int64_t GrowthRoom() const { return 0; }
   virtual int64_t GrowthOf(ExpertKey /*key*/) const { return 0; }
 
-  // What they use.
+  // Subclasses use these.
 
   int64_t Index(ExpertKey key) const { return first_[key.layer] + key.expert; }
   int top() const { return store_->num_versions() - 1; }
@@ -63,7 +63,7 @@ class ResidentVersions : public VersionManager {
   std::vector<int32_t> Dealt(int64_t high) const;
   /// The expert is going to `rung` from now on; the transition starts when a block is free.
   void Queue(ExpertKey key, int rung);
-  /// What was never started stays what it was.
+  /// A switch that was never started changes nothing.
   void ForgetQueued();
   /// Brings an expert down at once; no step is open. False: no block.
   absl::StatusOr<bool> DemoteNow(ExpertKey key, int rung);

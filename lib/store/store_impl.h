@@ -1,4 +1,4 @@
-// What an ExpertStore holds, for it and for the Prefetcher that drives it.
+// The parts of an ExpertStore, for it and for the Prefetcher that drives it.
 #ifndef MOERT_LIB_STORE_STORE_IMPL_H_
 #define MOERT_LIB_STORE_STORE_IMPL_H_
 

@@ -16,7 +16,7 @@
 
 namespace moert {
 
-/// What a manager counted since it was made.
+/// Counts of a manager since it was made.
 struct PrecisionStats {
   int64_t promotions = 0;
   int64_t demotions = 0;

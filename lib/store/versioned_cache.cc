@@ -57,8 +57,8 @@ int32_t VersionedStore::MakeSharedRoom(ExpertKey incoming, LoadReason reason,
     return donor < 0 ? -1 : TakeFrom(donor, incoming, reason, context, hint);
   };
   if (const int32_t block = take(demand); block >= 0 || !demand) return block;
-  // What the call itself uses is still read. Where enough of it is in flight, that is worth waiting
-  // for: the experts of other layers stay.
+  // Experts that the call itself uses are still read. Where enough of it is in flight, that is
+  // worth waiting for: the experts of other layers stay.
   if (!hint.spare_popular) {
     if (const int32_t block = take(false); block >= 0) return block;
   }

@@ -25,7 +25,7 @@ bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
     for (int e = 0; e < model.layers[static_cast<size_t>(context.layer)].num_experts; ++e) {
       const Entry& entry = At({context.layer, e});
       if (entry.active < 0) continue;
-      // What came and was not used since counts from when it came.
+      // The age of an unused arrival counts from when it came.
       loan.slots.push_back({entry.versions[static_cast<size_t>(entry.active)].block, e,
                             std::max(entry.last_used, entry.inserted), entry.tokens});
     }

@@ -54,7 +54,7 @@ struct ServedVersion {
   int64_t first_index = 0;  // of its experts in the pool
 };
 
-/// What the compute path reads of an expert.
+/// The compute path's view of an expert.
 struct ExpertHandle {
   const std::byte* record = nullptr;  // null: absent
   const RecordLayout* layout = nullptr;
@@ -73,7 +73,7 @@ struct SlotRegion {
   }
 };
 
-/// What a layer call knows about a load it asks for.
+/// A layer call's knowledge about a load it asks for.
 struct LoadHint {
   int32_t tokens = 0;  // that want it
   /// Experts of this call are in flight or about to be multiplied and will give their blocks back:
@@ -88,7 +88,7 @@ struct LoadHint {
   float hidden = 1;
 };
 
-/// What a prefetcher tells the store that it drives.
+/// Messages of a prefetcher to the store that it drives.
 struct PrefetchDriver {
   LinkEstimate* link = nullptr;               // is shown the transfers that arrive; may be null
   absl::Span<const PrefetchOutlook> outlook;  // [L], for the capacities; empty: no prefetch
@@ -194,8 +194,8 @@ class VersionedStore {
   /// (those beyond the sum of the capacities) are left; else the layer replaces one of its own, as
   /// the residency policy says. When that fails (a layer with no slots, or all of them pinned) it
   /// borrows: what is free, then from layers over their capacity, then, for a demand load that has
-  /// no block of its own call to wait for, from anybody. What a layer holds beyond its capacity it
-  /// gives back when its call ends. Where the policy shares the slots (CachePolicy::Shares), a free
+  /// no block of its own call to wait for, from anybody. A layer gives blocks beyond its capacity
+  /// back when its call ends. Where the policy shares the slots (CachePolicy::Shares), a free
   /// block is taken, else that of the expert worth least.
   bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context,
                  const LoadHint& hint = {});

@@ -50,8 +50,8 @@ bool VersionedStore::Wait() {
 
 void VersionedStore::Publish() {
   for (size_t i = 0; i < done_.size(); ++i) {
-    // What a policy or a trace throws comes when the states are right; the others are published by
-    // the next call.
+    // An exception of a policy or a trace comes when the states are right; the next call publishes
+    // the others.
     absl::Cleanup forget = [&] {
       done_.erase(done_.begin(), done_.begin() + static_cast<ptrdiff_t>(i) + 1);
     };

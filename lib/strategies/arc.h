@@ -9,8 +9,8 @@
 //   - a layer call requests several experts at once: they count as requested in ascending number of
 //     tokens, so that the most popular are the most recent;
 //   - experts in use are not candidates: the replacement takes the best of those that are;
-//   - a prefetch is no request. What it brings waits in a list of its own, remembers the ghost list
-//     it was found in, and enters T1 or T2 when it is first used, as the miss it would have been.
+//   - a prefetch is no request. A prefetched expert waits in a list of its own, remembers the ghost
+// list it was found in, and enters T1 or T2 when it is first used, as the miss it would have been.
 //     Once the routing it was meant for has passed it by, it is the first to leave. One that comes
 //     when the routing has already asked for it is the miss that it came too late for;
 //   - a layer may be over its capacity until its call ends, and an expert may leave for reasons of

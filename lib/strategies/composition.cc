@@ -1,4 +1,4 @@
-// The composition grammar of strategy.h: A+B.seam. Whatever would have no effect is refused.
+// The composition grammar of strategy.h: A+B.seam. A part that would have no effect is refused.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -120,7 +120,7 @@ absl::string_view WhyInert(const Strategy& strategy, Seam seam) {
   return {};
 }
 
-/// What to write instead of a composition whose `seam` has no effect.
+/// A replacement for a composition whose `seam` has no effect.
 std::string Instead(const Composition& composition, Seam seam) {
   std::string instead = fmt::format("write '{}'", composition.serving);
   const bool hot_set = composition.strategy.serving == Serving::kHotSet;

@@ -18,7 +18,7 @@ namespace {
 
 class HottestHigh final : public PrecisionPolicy {
  public:
-  /// What a newcomer must be ahead of the weakest member by.
+  /// A newcomer must be ahead of the weakest member by this.
   struct Hysteresis {
     double margin;  // share of the mean worth of those that compete
     double noise;   // standard deviations of chance
@@ -141,8 +141,8 @@ class HottestHigh final : public PrecisionPolicy {
       const double gain = newcomer.worth - weakest.worth;
       if (gain <= margin) break;
       // The newcomer enters only if it is clearly worth more than the weakest member, and that one
-      // leaves only then. What is clear depends on how much was seen: short intervals and few
-      // tokens ask for more, where a share of the mean alone would follow every accident.
+      // leaves only then. Clarity depends on how much was seen: short intervals and few tokens ask
+      // for more, where a share of the mean alone would follow every accident.
       const double scatter =
           hotness_.Scatter(newcomer.weight * newcomer.worth + weakest.weight * weakest.worth);
       if (gain <= margin + hysteresis_.noise * scatter) continue;
@@ -163,7 +163,7 @@ class HottestHigh final : public PrecisionPolicy {
   std::vector<Ranked> experts_, members_, newcomers_;
 };
 
-// What a selection saves by finding the expert high.
+// The gain of a selection that finds the expert high.
 absl::StatusOr<std::vector<double>> SavedPerSelection(const RoutingStatistics& statistics,
                                                       absl::Span<const std::string> versions) {
   MOERT_ASSIGN_OR_RETURN(const std::vector<double> lost, LossPerSelection(statistics, versions));

@@ -1,8 +1,8 @@
 // graded: how much a miss matters decides its precision (importance paper Sec. 5, DynaExq Sec. 4,
 // composed). A miss whose routing weight is low is answered by the expert's low version, which
 // stands by or is brought in its fewer bytes; one that matters waits for the high version, or is
-// computed by a CPU where that is done earlier. What may be lost is the host's: `loss`, the
-// share of each request's routing mass that is answered low or substituted. The planner keeps to
+// computed by a CPU where that is done earlier. The host sets the permitted loss: `loss`, the share
+// of each request's routing mass that is answered low or substituted. The planner keeps to
 // it, whatever this policy answers. All of this is a rule, and a device that serves misses goes by
 // it.
 #include "base/status_macros.h"

@@ -24,7 +24,7 @@ class InitialHigh {
   /// The answer to PrecisionPolicy::Decide at open. InvalidArgument when the calibration is of a
   /// model with other layers or experts.
   absl::StatusOr<PrecisionDecision> Choose(const PrecisionSnapshot& snapshot) const;
-  /// What it holds.
+  /// Bytes that it holds.
   int64_t bytes() const {
     return static_cast<int64_t>(given_.size() * sizeof(ExpertKey) +
                                 weights_.size() * sizeof(double)) +

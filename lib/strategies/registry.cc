@@ -108,7 +108,7 @@ std::vector<StrategyInfo> ListStrategies() {
 
 namespace {
 
-/// What to write for a strategy that had a name of its own, or nothing.
+/// The spelling of a strategy that had a name of its own, or nothing.
 std::string TodaysSpelling(absl::string_view name, absl::string_view keys) {
   const auto now = [&](absl::string_view first) {
     const absl::string_view comma = first.empty() || keys.empty() ? "" : ",";

@@ -16,7 +16,7 @@ namespace moert {
 /// Reads and checks a file of `moert-pack calibrate`. Errors name the path.
 absl::StatusOr<RoutingStatistics> ReadRoutingStatistics(const std::string& path);
 
-/// What they hold.
+/// Bytes that they hold.
 int64_t StatisticsBytes(const RoutingStatistics& statistics);
 
 /// InvalidArgument when the statistics are of a model with other layers or experts.
@@ -25,8 +25,8 @@ absl::Status CheckSameModel(const RoutingStatistics& statistics, const MoeModelS
 absl::Status CheckSameModel(const std::string& file, const MoeModelSpec& theirs,
                             const MoeModelSpec& model);
 
-/// What the model loses for every token that selects an expert in each of `versions`, in any unit,
-/// [sum over layers of E][version]. An expert that few tokens selected is taken for about as
+/// The model's loss for every token that selects an expert in each of `versions`, in any unit, [sum
+/// over layers of E][version]. An expert that few tokens selected is taken for about as
 /// sensitive as its layer. InvalidArgument where a version is no calibrated scheme; bf16 loses
 /// nothing.
 absl::StatusOr<std::vector<double>> LossPerSelection(const RoutingStatistics& statistics,

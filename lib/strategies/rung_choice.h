@@ -10,7 +10,7 @@
 
 namespace moert {
 
-/// What an expert's uses are taken to be: at least and at most.
+/// The assumed uses of an expert: at least and at most.
 struct UseBand {
   double least = 0;
   double most = 0;
@@ -26,7 +26,7 @@ class RungChoice {
   /// The rungs that lose least within `capacity` bytes, up to what one more step would take. A byte
   /// has a price, the same for all: an expert goes up while even its least use saves more than its
   /// bytes cost, and down only when its most use saves less. In between it keeps the rung that it
-  /// has in `rungs`. What is left is spent on the steps that save most for a byte.
+  /// has in `rungs`. The rest is spent on the steps that save most for a byte.
   std::vector<uint8_t> Choose(absl::Span<const UseBand> uses, absl::Span<const uint8_t> rungs,
                               int64_t capacity) const;
 

@@ -1,4 +1,4 @@
-// What follows from the parts of a strategy.
+// Derived from the parts of a strategy.
 #include "moert/strategy.h"
 
 #include <algorithm>

@@ -257,7 +257,7 @@ class Reader final : public TraceReader {
         LoadScores("scores", flags & trace::kHasScores ? tokens * experts : 0, &p, &scores_));
     MOERT_RETURN_IF_ERROR(LoadScores(
         "predicted scores", flags & trace::kHasNextScores ? tokens * next : 0, &p, &next_scores_));
-    // What makes no sense is named above; the checksum finds damage that does make sense.
+    // A value that makes no sense is named above; the checksum finds damage that does make sense.
     const auto hashed = absl::MakeConstSpan(call_begin, static_cast<size_t>(p - call_begin));
     if (checksum_bytes_ > 0 && Load<uint64_t>(p) != Hash64(hashed)) {
       return Damaged(fmt::format("call {} at byte {}", calls_, offset_));

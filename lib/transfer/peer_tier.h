@@ -24,7 +24,7 @@ namespace moert {
 class PeerTier {
  public:
   using Holder = int32_t;
-  /// What tells that a copy is done: an event of the device.
+  /// Tells that a copy is done: an event of the device.
   using Copy = void*;
 
   /// An engine that reads `source` and has its blocks on `device`. InvalidArgument where others

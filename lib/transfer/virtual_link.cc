@@ -17,7 +17,7 @@ class VirtualLink final : public TransferQueue {
   }
 
   void Submit(const Transfer& transfer) override {
-    // What ended before now frees the link first: service follows logical time.
+    // Transfers that ended before now free the link first: service follows logical time.
     Run(clock_->now_ns());
     waiting_.Push(transfer, clock_->now_ns());
     Start(clock_->now_ns());

@@ -27,7 +27,7 @@ static float from_bf16(uint16_t v) {
   return f;
 }
 
-/* Of normal numbers in f16's range, truncated: test weights need no more. */
+/* Normal numbers in f16's range, truncated: test weights need no more. */
 static uint16_t to_f16(float f) {
   uint32_t bits;
   memcpy(&bits, &f, sizeof(bits));

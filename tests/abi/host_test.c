@@ -1,5 +1,5 @@
-/* What a host may bring and ask for through the C ABI: policies, threads, memory, a log; split
- * calls, routings of its own, leases, hints, cancellation, traces. C99, also compiled as C++. */
+/* A host's own parts and requests through the C ABI: policies, threads, memory, a log; split calls,
+ * routings of its own, leases, hints, cancellation, traces. C99, also compiled as C++. */
 #define _GNU_SOURCE 1
 #include <math.h>
 #include <poll.h>

@@ -1,4 +1,4 @@
-/* What a host gets wrong is refused by name, value and what is legal, and nothing else happens. */
+/* A host's mistakes are refused by name, value and legal range, and nothing else happens. */
 #include <stdint.h>
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -314,7 +314,7 @@ static void test_precision(void) {
   CHECK(stats_of(engine).policy_fallbacks == 0);
   moert_engine_destroy(engine);
 
-  /* What cannot be told, or is illegal, refuses the engine. */
+  /* An answer that is missing or illegal refuses the engine. */
   source = make_source();
   moert_engine_options_init(&options, sizeof(options));
   options.clock = MOERT_CLOCK_SIMULATION;

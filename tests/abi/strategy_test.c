@@ -131,7 +131,7 @@ static void test_use(void) {
   CHECK(made == destroyed);
 }
 
-/* What `fate` is made of, as rules. */
+/* The rules that `fate` is made of. */
 static moert_code next_gate(void *user_data, moert_prefetch_rule *rule) {
   (void)user_data;
   CHECK(rule->struct_size == sizeof(*rule));

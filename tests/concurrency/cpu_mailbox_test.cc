@@ -26,7 +26,7 @@ uint64_t NowNs() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-/// What both see.
+/// Memory that both see.
 struct Shared {
   CpuMailbox mailbox;
   size_t count = 0;
@@ -84,8 +84,8 @@ class Device {
   explicit Device(Shared* shared) : shared_(shared) {}
 
   enum class Outcome { kNotGiven, kByCpu, kTakenBack };
-  /// A call that would give `count` rows and wait for `patience_ns`. What it goes on with is right
-  /// in any case.
+  /// A call that would give `count` rows and wait for `patience_ns`. It goes on with a result that
+  /// is right in any case.
   Outcome Call(size_t count, int64_t patience_ns, std::vector<int64_t>* out) {
     std::vector<int64_t> own(count);
     for (int64_t& x : own) x = static_cast<int64_t>(rng_() % 1000000);

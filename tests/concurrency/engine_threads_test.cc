@@ -24,7 +24,7 @@ TEST_CASE("threads share an engine: answers do not depend on who else is there")
   options.strategy = strategy;
   options.threads = 2;
   options.max_tokens_per_forward = 16;
-  // What each input's answer is, from an engine of its own.
+  // The answer to each input, from an engine of its own.
   constexpr int kInputs = 6;
   std::vector<std::vector<float>> inputs, expected(kInputs);
   auto reference = Engine::Create(source, options);
@@ -133,7 +133,7 @@ TEST_CASE("threads read two versions while experts move between them and the bud
     threads.emplace_back([&, t] {
       std::vector<std::vector<float>> out;
       for (int round = 0; round < 400; ++round) {
-        // What is hot changes.
+        // The hot experts change.
         const int i = (round / 40 + (round + t) % 3) % kInputs;
         if (!answers(engine->get(), inputs[i], &out).ok()) {
           ++wrong;

@@ -111,7 +111,7 @@ using test::SyntheticSource;
 class SlowSource final : public SyntheticSource {
  public:
   explicit SlowSource(const SyntheticShape& shape) : SyntheticSource(shape) {}
-  /// Of four versions each has the name of a scheme.
+  /// Each of four versions has the name of a scheme.
   absl::string_view version_name(int v) const override {
     return num_versions() > 2 ? test::kSchemeErrors[v].name : SyntheticSource::version_name(v);
   }

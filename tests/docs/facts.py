@@ -11,7 +11,7 @@ import pages
 
 SOURCES = (".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".rs", ".go")
 FOLDERS = ("lib", "kernels", "capi", "include", "examples", "tests", "docs", "cmake")
-# What belongs to other programs.
+# Flags of other programs.
 FLAGS_OF_OTHERS = {"--check", "--component", "--copier", "--cpu-moe", "--cpu-offload-gb", "--fit",
                    "--mlock", "--n-cpu-moe", "--no-repack", "--no-warmup", "--sanitizers", "--set", "--slow",
                    "--target", "--test-dir", "--wrap"}

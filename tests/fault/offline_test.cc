@@ -1,5 +1,5 @@
-// What makes packs, and replays, when memory or threads run out: a status, nothing is thrown, and
-// nothing is kept.
+// Packs and replays when memory or threads run out: a status, nothing is thrown, and nothing is
+// kept.
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -33,7 +33,7 @@ using test::TempDir;
 
 const std::string kModel = SourceDir() + "/tests/data/architectures/olmoe";
 
-/// What a job writes, where it writes something.
+/// The output of a job, where it writes something.
 void Remove(const std::string& out) {
   if (out.empty()) return;
   std::filesystem::remove_all(out);

@@ -206,7 +206,7 @@ std::string Trace(const std::string& header) {
   return bytes + header + std::string(trace::kChecksumBytes, '\0');
 }
 
-// Of text alone: what takes most memory for its length in a parser that makes a tree.
+// A text whose memory in a parser that makes a tree is largest for its length.
 std::vector<std::string> HostileObjects(size_t bytes) {
   return {
       Repeat("{\"x\":[0", ",0", bytes, "]}"),

@@ -153,7 +153,7 @@ TEST_CASE("a warm start stops where memory or threads run out") {
 }
 
 /// Two ranks go through a step of one layer, each on a thread, while the n-th allocation of both
-/// fails, or all from it on. What each met first; *failed: whether one failed.
+/// fails, or all from it on. The first answers of each; *failed: whether one failed.
 std::array<absl::Status, 2> TwoRanks(const std::shared_ptr<const ExpertSource>& source,
                                      TokenPlacement placement, int64_t n, bool lasting,
                                      bool* failed) {

@@ -268,7 +268,7 @@ static long live_with(int kind, long n, int lasting) {
   return hits;
 }
 
-/* What a process holds. */
+/* The process's memory, mappings, descriptors and threads. */
 struct holdings {
   long blocks, mappings;
   int descriptors, threads;

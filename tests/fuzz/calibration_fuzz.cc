@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     FUZZ_REQUIRE(layer.selections.size() == experts && layer.weight_sums.size() == experts);
     FUZZ_REQUIRE(layer.delta.size() == experts * kLinearBlocks * calibration->schemes.size());
   }
-  // What was accepted is written and read as the same.
+  // An accepted file is written and read as the same.
   const std::string text = CalibrationToJson(*calibration);
   fuzz::MemoryEnv again(text);
   const auto second = ReadCalibration("fuzz", &again);

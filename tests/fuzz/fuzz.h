@@ -1,4 +1,4 @@
-// What the fuzz targets share: files that are bytes in memory, and a check that counts in every
+// Shared by the fuzz targets: files that are bytes in memory, and a check that counts in every
 // build.
 //
 // A target is one file NAME_fuzz.cc with LLVMFuzzerTestOneInput: any bytes must give a value or an

@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     FUZZ_REQUIRE(r.offset >= 0 && r.bytes > 0);
     FUZZ_REQUIRE(r.bytes <= manifest->files[static_cast<size_t>(r.file)].bytes - r.offset);
   }
-  // What was accepted is written and read as the same.
+  // An accepted file is written and read as the same.
   const std::string text = ManifestToJson(*manifest);
   fuzz::MemoryEnv again(text);
   const auto second = ReadManifest("fuzz", &again);

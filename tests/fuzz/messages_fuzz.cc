@@ -1,5 +1,5 @@
-// What a message says of a file: the first byte chooses a reader, the others are the file. Whatever
-// is in it, a message is printable ASCII and short: nothing of it reaches a terminal raw.
+// Messages about a file: the first byte chooses a reader, the others are the file. A message is
+// printable ASCII and short for any file: nothing of it reaches a terminal raw.
 #include "checkpoint/safetensors_header.h"
 #include "fuzz/fuzz.h"
 #include "host/tokenizer.h"

@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       FUZZ_REQUIRE(ExpertRecordLayout(layer, plan->version.format(l, e)).ok());
     }
   }
-  // What was accepted is written and read as the same.
+  // An accepted file is written and read as the same.
   const std::string text = PlanToJson(*plan);
   fuzz::MemoryEnv again(text);
   const auto second = ReadPlan("fuzz", &again);

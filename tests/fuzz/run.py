@@ -66,7 +66,7 @@ class Fuzzing:
                 targets = self.cpu.keys() - self.findings
                 if left < 2 or not targets:
                     return
-                # What runs counts as if it took its whole slice, so that processes spread.
+                # A running target counts as if it took its whole slice, so that processes spread.
                 target = min(sorted(targets), key=lambda t: self.cpu[t] +
                              self.args.slice * self.running[t])
                 self.running[target] += 1

@@ -7,7 +7,7 @@ import pathlib
 import re
 import sys
 
-# What the C++ header makes of a call.
+# The C++ header's form of a call.
 TEMPLATES = {"cudaLaunchKernelEx": "cudaLaunchKernelExC"}
 
 

@@ -1,5 +1,5 @@
-// What a decision does to the rows and slots of a layer (serve_misses.cu), for drawn calls: as the
-// host's functions, a thread after the other, by every rule that ranks.
+// The effect of a decision on the rows and slots of a layer (serve_misses.cu), for drawn calls: as
+// the host's functions, a thread after the other, by every rule that ranks.
 #include <algorithm>
 #include <cmath>
 #include <random>

@@ -32,8 +32,8 @@ inline std::vector<float> Differences(const std::vector<float>& got,
   return out;
 }
 
-/// What differences a fixture may have: of the position in the middle, and of that which `most` of
-/// all positions stay below. A position whose routing decision was tipped by rounding differs by
+/// The differences that a fixture may have: of the position in the middle, and of that which `most`
+/// of all positions stay below. A position whose routing decision was tipped by rounding differs by
 /// more.
 struct Tolerance {
   float median = 0.02f, high = 0.03f, most = 0.9f;

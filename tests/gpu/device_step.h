@@ -35,7 +35,7 @@ class DeviceRowsBuffer {
 
   void Set(const std::vector<float>& x) {
     REQUIRE(cudaMemcpyAsync(x_, x.data(), bytes_, cudaMemcpyHostToDevice, stream_) == cudaSuccess);
-    // What a call leaves unwritten shows as NaN.
+    // Rows that a call leaves unwritten show as NaN.
     REQUIRE(cudaMemsetAsync(y_, 0xff, bytes_, stream_) == cudaSuccess);
   }
   std::vector<float> Get() {

@@ -119,7 +119,7 @@ class Device {
     std::vector<cuda::ExpertHandle> handles(call.experts);
     static const uint8_t record = 0;
     for (int e = 0; e < call.experts; ++e) {
-      // What is there in a lower version only does not count.
+      // An expert that is there in a lower version only does not count.
       if (call.resident[e] != 0) handles[e] = {&record, 0, 0};
       if (call.resident[e] == 0 && e % 2 == 1) handles[e] = {&record, 0, 1};
     }

@@ -39,7 +39,8 @@ struct FaultedLife {
   long dense;              // the step between ns is 1 up to here, then grows with n
   bool open_armed = true;  // false: faults begin when the engine is there
   int warm = 2;            // lives until all that lasts for the process is there
-  /// Of outputs' sum of squares: where the CPU may compute some, the last bits are others.
+  /// Bound of the outputs' sum of squares: where the CPU may compute some, the last bits are
+  /// others.
   double tolerance = 0;
 };
 

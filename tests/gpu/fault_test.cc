@@ -1,5 +1,5 @@
-// What tests/fault asserts on the CPU, of the calls below the CUDA backend: fault_life.h. Engines
-// whose misses the host brings; served_fault_test.cc has the others.
+// The assertions of tests/fault on the CPU, for the calls below the CUDA backend: fault_life.h.
+// Engines whose misses the host brings; served_fault_test.cc has the others.
 #include "device_step.h"
 #include "fault_life.h"
 #include "moert/peer_tier.h"

@@ -60,7 +60,7 @@ struct TilesOnDevice {
   DeviceArray<cuda::Position> starts[2];
 };
 
-/// What a decision about a few tokens leaves, in device memory; but for its layer.
+/// The results of a decision about a few tokens, in device memory; but for its layer.
 struct DecisionOnDevice {
   DecisionOnDevice(int num_experts, int top_k, int num_tokens,
                    const cuda::ExpertHandle& shared_handle = {})

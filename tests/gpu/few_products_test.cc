@@ -67,7 +67,7 @@ std::vector<uint16_t> RandomBf16(int64_t count, std::mt19937* rng) {
   return all;
 }
 
-/// What a call reads and leaves.
+/// The inputs and results of a call.
 struct Call {
   Call(const Case& c, int tokens, int shares)
       : pairs(tokens * c.top_k),

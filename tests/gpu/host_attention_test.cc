@@ -45,7 +45,7 @@ struct Problem {
     size_t at = 0, row = 0;
     for (const auto& [before, added] : s.sequences) {
       const int64_t capacity = before + added + 3;
-      // What lies behind the last key must not matter: no number.
+      // Memory behind the last key must not matter: no number.
       std::vector<uint16_t> none(3 * s.head_dim, 0xffff);
       for (int h = 0; h < kLayers * s.kv_heads; ++h) {
         const size_t tail = at + (h * capacity + before + added) * s.head_dim;
@@ -219,7 +219,7 @@ struct RotateProblem {
       last = std::max(last, before + added - 1);
       cached += Elements(before + added);
     }
-    // What this step stores is no number before.
+    // The place of this step's stores is no number before.
     keys.assign(cached, 0xffff);
     values = keys;
     size_t at = 0;

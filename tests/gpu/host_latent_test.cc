@@ -86,7 +86,7 @@ struct Problem {
     size_t at = 0, row = 0;
     for (const auto& [before, added] : s.sequences) {
       const int64_t capacity = before + added + 3;
-      // What lies behind the last key must not matter: no number.
+      // Memory behind the last key must not matter: no number.
       for (int l = 0; l < kLayers; ++l) {
         const size_t tail = at + (l * capacity + before + added) * key_dim;
         std::fill_n(k.begin() + tail, 3 * key_dim, 0xffff);

@@ -10,9 +10,9 @@
 namespace moert::test {
 namespace {
 
-// Of the fixtures whose dense parts amplify rounding: the CPU's decoder, its products' inputs, keys
-// and values rounded to bf16 as they are here, is 0.018 and 0.027 (ernie4_5_moe), 0.016 and 0.026
-// (deepseek_v2) from the reference.
+// Bounds of the fixtures whose dense parts amplify rounding: the CPU's decoder, its products'
+// inputs, keys and values rounded to bf16 as they are here, is 0.018 and 0.027 (ernie4_5_moe),
+// 0.016 and 0.026 (deepseek_v2) from the reference.
 constexpr Tolerance kAmplified = {0.03f, 0.045f, 0.85f};
 // Rounding gives an early position of the first sequence other experts, on the CPU too, and later
 // positions attend to it.

@@ -37,7 +37,7 @@ struct Net {
     norm = RandomFloats(s.value_dim, &rng);
   }
 
-  /// Of all rows, from an empty state.
+  /// The outputs of all rows, from an empty state.
   std::vector<double> Expected() const {
     const int rows = static_cast<int>(projected.size()) / s.stride();
     std::vector<double> out(static_cast<size_t>(rows) * s.values());

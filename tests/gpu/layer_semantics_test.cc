@@ -203,7 +203,7 @@ void CheckLayer(const MoeLayerSpec& layer, const Width& width, const std::vector
       CAPTURE(width.scheme, layer.hidden, layer.intermediate, step.rows, strategy);
       Graph graph(engine.get(), step);
       CHECK(graph.Replay(step.token_ids) == step.first);
-      // Of the ids that each replay is given.
+      // Each replay goes by the ids that it is given.
       std::vector<int32_t> others = step.token_ids;
       for (int32_t& id : others) id = (id + 1) % kVocabulary;
       const std::vector<float> other = graph.Replay(others);
@@ -234,7 +234,7 @@ TEST_CASE("over odd shapes") {
   }
 }
 
-// Of gpt-oss: K in parts for several warps, and row blocks that are not whole tiles.
+// As in gpt-oss: K in parts for several warps, and row blocks that are not whole tiles.
 TEST_CASE("the widths of gpt-oss") {
   for (const char* scheme : {"bf16", "mxfp4"}) {
     CheckLayer(GptOss(2880, 144), {scheme, 2e-3}, {1, 9, 150});
@@ -250,7 +250,7 @@ TEST_CASE("small cases of every model", "[small]") {
   }
 }
 
-/// What RoutedInput gives a layer.
+/// The routing that RoutedInput gives a layer.
 struct Given {
   std::vector<int32_t> ids;
   std::vector<float> weights;

@@ -165,7 +165,7 @@ class MixedSource final : public ExpertSource {
     std::memcpy(record->data() + m.bias_offset, biases.data(), biases.size() * sizeof(float));
   }
 
-  /// What a layer may have beside its gate.
+  /// The parts that a layer may have beside its gate.
   void FillConstants(std::mt19937_64* rng) {
     const MoeLayerSpec& layer = model_.layers[0];
     const RoutingSpec& r = layer.routing;

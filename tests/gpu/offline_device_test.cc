@@ -1,4 +1,4 @@
-// What a device does for quantizing and calibrating: the same bits as without one where scales are
+// A device's part in quantizing and calibrating: the same bits as without one where scales are
 // searched for and GPTQ rounds, from several threads, and the same changes but for rounding.
 #include "offline/offline_device.h"
 

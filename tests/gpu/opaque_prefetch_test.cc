@@ -48,7 +48,7 @@ std::vector<int32_t> Chosen(const std::vector<float>& x) {
   return ids;
 }
 
-/// What every call of all steps reads and writes, each in memory of its own: nothing is waited for
+/// Memory that every call of all steps reads and writes, each of its own: nothing is waited for
 /// until the end.
 struct Calls {
   std::vector<int32_t> ids;

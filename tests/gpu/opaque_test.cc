@@ -15,7 +15,7 @@ namespace moert::test {
 namespace {
 
 /// Layer calls of a host. Nothing is waited for before Agrees: kernels run long after their
-/// experts were released. Whatever a call reads on the device it got on the call's stream.
+/// experts were released. Everything that a call reads on the device it got on the call's stream.
 class Host {
  public:
   static constexpr size_t kMostPairs = 512;

@@ -1,5 +1,5 @@
-// What a prediction lists for a layer (predict_next.cuh), for drawn tables: what is likely wanted,
-// or else the absent expert that is worth most.
+// The list of a prediction for a layer (predict_next.cuh), for drawn tables: experts that are
+// likely wanted, or else the absent expert that is worth most.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -94,7 +94,7 @@ struct Table {
     }
   }
 
-  /// What is brought for what it is worth; expert -1: nobody.
+  /// The expert that is brought for its worth; -1: nobody.
   PrefetchedRecord Fill() const {
     PrefetchedRecord fill;
     uint64_t most = kNobodyLends;

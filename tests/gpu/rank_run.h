@@ -28,8 +28,8 @@
 namespace moert::test {
 
 constexpr int64_t kSecond = 1'000'000'000;
-/// Of a case, or of making a group. A wait for a rank that does not come ends before, with a
-/// status.
+/// The time limit of a case, or of making a group. A wait for a rank that does not come ends
+/// before, with a status.
 constexpr std::chrono::seconds kCaseLimit{40};
 
 /// Before the driver is asked for anything.
@@ -80,7 +80,7 @@ struct RankBlock {
   int ranks = 1;
 };
 
-/// What a rank works on, in its device's memory. The test's own thread makes it and reads it.
+/// A rank's memory on its device. The test's own thread makes it and reads it.
 class RankRows {
  public:
   /// `half`: hidden states and outputs are bf16.
@@ -133,13 +133,13 @@ class RankRows {
     return routing;
   }
   cudaStream_t stream() const { return device_.stream(); }
-  /// What is not written again shows as NaN. In the order of the stream.
+  /// Rows that are not written again show as NaN. In the order of the stream.
   cudaError_t ForgetOutputs() const {
     const auto values = static_cast<size_t>(layers_ * all_rows_ * hidden_);
     return half_ ? cudaMemsetAsync(half_y_->get(), 0xff, values * 2, stream())
                  : cudaMemsetAsync(device_.y(), 0xff, values * 4, stream());
   }
-  /// Of its rows, layer after layer.
+  /// The output of its rows, layer after layer.
   std::vector<float> Outputs() {
     const std::vector<float> all = half_ ? Widened(half_y_->Get()) : device_.Get();
     std::vector<float> own;
@@ -184,7 +184,7 @@ inline EngineOptions Options(int device, int64_t rows, double fraction) {
   return options;
 }
 
-/// What one engine on a device gives. routing null: it routes.
+/// The output of one engine on a device. routing null: it routes.
 inline std::vector<float> OneEngine(const std::shared_ptr<const ExpertSource>& source, int device,
                                     int64_t rows, bool routed, bool half = false) {
   auto engine = Engine::Create(source, Options(device, rows, 1));
@@ -353,7 +353,7 @@ inline std::vector<std::vector<float>> Run(const std::shared_ptr<const ExpertSou
   return outputs;
 }
 
-/// Of each layer the ranks' blocks, in their order.
+/// The ranks' blocks of each layer, in their order.
 inline std::vector<float> Together(const std::vector<std::vector<float>>& outputs, int layers) {
   std::vector<float> all;
   for (int l = 0; l < layers; ++l) {

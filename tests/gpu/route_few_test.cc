@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kShares = 264;
 
-/// What a call leaves in device memory.
+/// The results of a call in device memory.
 struct Made {
   Made(int tokens, int top_k, int experts)
       : pairs(tokens * top_k),

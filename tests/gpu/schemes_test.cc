@@ -199,7 +199,7 @@ TEST_CASE("prompts of experts of which only some have a product of family P") {
   CheckCase({128, 64, 32, 2}, {"w4a16_g128", "bf16", "w3a16_g128_asym"}, 600, 0.5);
 }
 
-// Of gate and up, then of down; the other side is small.
+// Gate and up have these K, then down; the other side is small.
 TEST_CASE("K of published models, split over warps") {
   std::vector<std::string> schemes = {"bf16", "w8a16_g128",  "w4a16_g128_asym", "w2a16_g64_asym",
                                       "w8a8", "w4a8_g128+h", "w8a8_fp8"};

@@ -74,7 +74,7 @@ class Chain {
   Engine* engine() { return engine_.get(); }
   cudaStream_t stream() const { return device_.stream(); }
 
-  /// Whose the rows of the steps are that follow; empty: nobody says.
+  /// The requests of the steps' rows that follow; empty: nobody says.
   void SetRequests(std::vector<int64_t> requests) { requests_ = std::move(requests); }
   void SetPhase(Phase phase) { phase_ = phase; }
   StepId Begin(int64_t rows) {

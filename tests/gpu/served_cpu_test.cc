@@ -37,7 +37,7 @@ class Shared {
   Chain chain_;
 };
 
-/// Of an expert that the CPU computes the last bits are others.
+/// An expert that the CPU computes has other last bits.
 constexpr double kTolerance = 5e-3;
 
 void CheckCounts(const EngineStats& stats) {

@@ -23,7 +23,7 @@ SyntheticShape Shape() {
   return shape;
 }
 
-/// What a host records once and launches in every step.
+/// A step that a host records once and launches every time.
 class RecordedStep {
  public:
   RecordedStep(Engine* engine, int layers)

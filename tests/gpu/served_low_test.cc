@@ -276,7 +276,7 @@ TEST_CASE("what was answered low is brought while nothing is predicted to be mis
   const auto hits = [](const EngineStats& s) {
     return s.hits_resident + s.hits_prefetched + s.late;
   };
-  // Of the first layer nothing is predicted. In the others most is there.
+  // The first layer has no prediction. In the others most is there.
   const int64_t lookups = int64_t{kLast} * (Shape().layers - 1) * Shape().top_k;
   CHECK(hits(stats) - hits(before) >= lookups * 80 / 100);
 }

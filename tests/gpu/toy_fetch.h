@@ -12,7 +12,7 @@
 
 namespace moert::test {
 
-/// What the product is of, beside the weights.
+/// The product's other operand.
 inline constexpr double kX = 0.5;
 
 inline absl::Status CudaOk(cudaError_t error) {

@@ -164,7 +164,7 @@ TEST_CASE("layer: versions drawn like plans, and what a cost table makes of them
         RunJson("moert-bench layer --synthetic tiny:2 --tokens 16 --steps 2 --repeats 2 --mixed 3 "
                 "--strategy resident:scheme=mixed-1 --costs " +
                 costs)["groups"][0]["predicted"]);
-  // Of two schemes, nothing but these.
+  // Two schemes, and nothing else.
   const Json two = RunJson(
       "moert-bench layer --synthetic tiny:2 --tokens 16 --steps 2 --repeats 2 --mixed 2 "
       "--mixed-schemes w8a8,w4a8_g128 --strategy resident:scheme=mixed-1 --costs " +

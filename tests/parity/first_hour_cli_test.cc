@@ -1,4 +1,4 @@
-// What a new user meets: help, lists, text in place of token files, other schemes on the fly, chat,
+// A new user's commands: help, lists, text in place of token files, other schemes on the fly, chat,
 // and every message that says what to do next.
 #include <sys/stat.h>
 
@@ -180,7 +180,7 @@ TEST_CASE("a stderr that takes nothing, and closed streams, end no tool by a sig
   CHECK(with(generate, ">/dev/null 2>/dev/full") == 0);
   CHECK(with("moert-run bogus", "2>/dev/full") == 2 << 8);
   CHECK(with(generate, "<&- >&- 2>&-") == 1 << 8);  // the text went nowhere
-  // What is printed does not go to the file that gets the number of a closed stream.
+  // Output does not go to the file that gets the number of a closed stream.
   const std::string trace = Scratch() / "closed.trace";
   CHECK(with(generate + " --trace " + trace, ">&- 2>&- <&-") == 1 << 8);
   CHECK(Run("sim", "--trace " + trace).status == 0);

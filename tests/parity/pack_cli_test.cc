@@ -204,7 +204,7 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
   REQUIRE(Pack(calibrate + again + " --threads 1").status == 0);
   CHECK(test::ReadFile(again) == whole);
   CHECK_FALSE(std::filesystem::exists(again + ".partial"));
-  // What another calibration left is not touched.
+  // The leftovers of another calibration are not touched.
   test::WriteFile(calib + ".other.partial", partial);
   outcome = Pack(calibrate + calib + ".other --window 256");
   CHECK(outcome.status != 0);
@@ -219,7 +219,7 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
     CHECK_THAT(outcome.out, Catch::Contains("optimality gap"));
     CHECK_THAT(test::ReadFile(Scratch() / ("plan" + bits + ".svg")), Catch::Contains("</svg>"));
   }
-  // What a budget buys fits into it, as memory holds it.
+  // The experts that a budget buys fit into it, as memory holds them.
   constexpr int64_t kBudget = 3'200'000;
   outcome = Pack("allocate --calibration " + calib + " --budget " + std::to_string(kBudget) +
                  " --out " + Scratch() / "budgeted");

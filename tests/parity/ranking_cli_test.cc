@@ -1,5 +1,5 @@
-// What the recorded routing of the trained model says of the built-in strategies is what real runs
-// of the model say: moert-sim on the trace ranks them as moert-run does.
+// The recorded routing of the trained model agrees with real runs about the built-in strategies:
+// moert-sim on the trace ranks them as moert-run does.
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>

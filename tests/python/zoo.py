@@ -42,7 +42,7 @@ SMALL = {
     "bos_token_id": 1, "eos_token_id": 2, "hidden_size_per_layer_input": 16,
 }
 
-# What cannot be told by its name.
+# Its name cannot tell these.
 _HYBRID = ["linear_attention", "full_attention"] * 2
 _SPARSE = ["dense", *["sparse"] * 3]
 OWN = {

@@ -116,7 +116,7 @@ def wall(args):
                     "1,2,4", "--repeats", "3", "--force", "--quiet", "--json", args.profile], check=True)
     runs = []
     for strategy in built_in(args):
-        # What holds everything, or nothing, does not depend on the budget.
+        # A cell that holds everything, or nothing, does not depend on the budget.
         fixed = {"resident": ["100%"], "load-on-demand": ["40%"]}.get(strategy, BUDGETS)
         for budget in fixed:
             result = run(wall_command(args, strategy, budget), refusable=True)

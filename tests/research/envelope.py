@@ -28,9 +28,9 @@ BATCHES = (1, 3, 8)
 STEPS, WINDOW, WARM = 512, 256, 64
 EXPERTS = {"small-moe": 192, "tiny-moe": 256}
 RECORD = {"small-moe": 196608, "tiny-moe": 49152}  # bytes of an expert in bf16
-# What carries transfers. Shares of the model a second, with the profile "reference" (a layer takes 0.5 ms) and
-# with that of an H200 as if a record had the bytes of Qwen3-30B-A3B's in bf16; and the window of the Fate
-# paper's machine, two transfers.
+# The links of the transfers. Shares of the model a second, with the profile "reference" (a layer
+# takes 0.5 ms) and with that of an H200 as if a record had the bytes of Qwen3-30B-A3B's in bf16;
+# and the window of the Fate paper's machine, two transfers.
 LINKS = {"0.1/s": "0.1 of the model a second", "0.5/s": "0.5 of the model a second", "h16": "H200, 16 GB/s",
          "h55": "H200, 55 GB/s", "w2": "two transfers a layer"}
 QWEN3_RECORD = 9437184

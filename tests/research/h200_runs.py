@@ -85,7 +85,7 @@ def fate_runs():
             yield ablation(shape, bench)
 
 
-# Scheme, layers. What tells most comes first; layers are alike.
+# Scheme, layers. The runs that tell most come first; layers are alike.
 IMPORTANCE_SHAPES = {"deepseek-moe-16b": ("bf16", 6), "qwen2-57b": (W8, 4), "xverse-moe": ("bf16", 6)}
 IMPORTANCE_RIVALS = ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like",
                      "hybrimoe-like:balancer=1"]
@@ -106,7 +106,7 @@ IMPORTANCE_PREFILL = ["on-demand", "fate", "hybrimoe-like", ALGORITHM2, OURS]
 def importance_runs():
     """Importance against its rivals, batch 1 and 3, CPU experts beside the device. On a link of 16 GB/s it takes
     some 150 steps until every cache is full."""
-    # Of the others: the best rival given the fill, too.
+    # The best of the other rivals, given the fill, too.
     others = [FILLED_RIVAL, "importance"]
 
     def flags_of(shape, link):

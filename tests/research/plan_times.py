@@ -27,7 +27,7 @@ JSON = report.DATA / "plan-times.json"
 
 
 DEVICE = "one H200, CUDA 13.0, driver 580.159.04"
-# What mixed versions draw from.
+# Mixed versions draw from these.
 SCHEMES = ["w8a16_g128", "w8a8", "w4a16_g128_asym", "w4a8_g128", "w4a16_g-1_asym", "w3a16_g128_asym",
            "w3a16_g-1_asym", "w2a16_g64_asym", "w2a16_g128_asym", "w2a16_g-1_asym"]
 MORE = ["bf16", "w4a16_g128"]  # in the table too

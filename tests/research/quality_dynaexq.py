@@ -25,7 +25,7 @@ DOMAINS = lib.DOMAINS
 SCHEMES = ["bf16", "w8a16_g128", "w4a16_g128", "w3a16_g128_asym", "w2a16_g64_asym"]
 PAIRS = [("bf16", "w4a16_g128"), ("w8a16_g128", "w2a16_g64_asym"), ("w4a16_g128", "w2a16_g64_asym")]
 SHARES = [0.125, 0.25, 0.5]
-# What a plan chooses from: what the pairs have, and what lies between and below.
+# A plan chooses from these: schemes of the pairs, and those between and below.
 PLAN_SCHEMES = ["bf16", "w8a16_g128", "w4a16_g128", "w4a16_g128_asym", "w3a16_g128_asym",
                 "w2a16_g64_asym", "w2a16_g-1_asym"]
 FREQUENCY_TOKENS = 24576   # that static sets are chosen by
@@ -166,7 +166,7 @@ class Experiment:
         return "/".join(sets)
 
 
-# What is compared.
+# The variants that are compared.
 
 def keys_of(pair, share):
     return f"hi={pair[0]},lo={pair[1]},hi_fraction={share}"
@@ -269,7 +269,7 @@ def run_all(e):
     e.all(jobs)
 
 
-# What is kept.
+# The figures that are kept.
 
 def blocks(windows):
     """Means of neighbouring windows, all domains one behind the other."""
@@ -346,7 +346,7 @@ def collect(e):
     return data
 
 
-# What the script does itself, in processes of its own.
+# The script's own work, in processes of its own.
 
 def count(experts, skip, command):
     """Selections of every expert by layer, from the routing trace of a run of one token a step."""

@@ -20,7 +20,7 @@ COARSE = [0, 0.1, 0.2, 0.3, 0.45, 0.6]
 COMPARED = [(0.3, 1), (0.6, 3)]  # alpha, tokens in multiples of --limit
 BATCHES = [1, 3, 8]
 BUDGETS = ["25%", "50%"]
-# What a substitute weighs: label, keys of the strategy. (docs/results/data keeps what other
+# Weights of a substitute: label, keys of the strategy. (docs/results/data keeps what other
 # substitutes than the rule's cost, "Against other substitutes"; the library has only the rule's.)
 CHOICES = [
     ("best score (the rule)", ""),

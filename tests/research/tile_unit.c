@@ -1,4 +1,4 @@
-/* What the AMX tile unit does, for docs/results/cpu.md: products from registers, and with the tile
+/* Measures the AMX tile unit, for docs/results/cpu.md: products from registers, and with the tile
  * loads that a product of 32 x 32 needs, from the L1 cache. A step is four products, 64 input
  * channels of 32 rows and 32 tokens, and four loads.
  *

@@ -32,7 +32,7 @@ step moert-pack allocate --calibration calibration --bits 3.5 --loss relative --
 step moert-pack quantize --model model --plan plan --out pack
 step moert-run chat --model model --experts pack --strategy resident --message "And now?" --max-tokens 8 --quiet
 
-# What went wrong would be seen here: no second copy of the experts, and files where they belong.
+# A fault would be seen here: no second copy of the experts, and files where they belong.
 test -s calibration && test -s plan && test -s pack/moert.json
 experts=$(du -s --block-size=1 model | cut -f1)
 cached=$(du -s --block-size=1 cache | cut -f1)

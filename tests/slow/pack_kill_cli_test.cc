@@ -106,7 +106,7 @@ void KillAndResume(int to_kill, const std::vector<std::string>& method, int leas
 
 TEST_CASE("100 kills at random points of quantize") { KillAndResume(100, {}, 10, 2); }
 
-// What went through an interrupted layer must reach the next one as if nothing had happened.
+// Tokens that went through an interrupted layer must reach the next one as if nothing had happened.
 TEST_CASE("150 kills at random points of a calibrated run") {
   KillAndResume(150,
                 {"--method", "gptq", "--hadamard", "--tokens", EvalDir() + "/gsm8k.tokens.u16",

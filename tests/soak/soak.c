@@ -54,7 +54,7 @@ static moert_code read_weights(void* user, const moert_read* read, moert_failure
   return tiny_read(user, read, failure);
 }
 
-/* What the load explains: refused for its size, cancelled, or a failed read. */
+/* The load explains these: refused for its size, cancelled, or a failed read. */
 static int count_failure(moert_code code, moert_error* error, const char* call) {
   if (code == MOERT_OK) return 0;
   if (code == MOERT_CANCELLED || code == MOERT_UNAVAILABLE || code == MOERT_RESOURCE_EXHAUSTED ||

@@ -12,8 +12,8 @@
 
 namespace moert::test {
 
-/// Of a model whose experts were chosen so often, [layer][expert], and whose w4a16_g128 all have
-/// the same error.
+/// The calibration of a model whose experts were chosen so often, [layer][expert], and whose
+/// w4a16_g128 all have the same error.
 inline Calibration CalibrationOf(const MoeModelSpec& model,
                                  const std::vector<std::vector<int64_t>>& selections) {
   Calibration c;
@@ -35,8 +35,8 @@ inline Calibration CalibrationOf(const MoeModelSpec& model,
   return c;
 }
 
-/// What tests of `dynaexq:versions=` serve, most bits first, and the error of every expert in each:
-/// squared they fall faster than bytes rise.
+/// The versions that tests of `dynaexq:versions=` serve, most bits first, and the error of every
+/// expert in each: squared they fall faster than bytes rise.
 struct SchemeError {
   const char* name;
   double delta;
@@ -44,8 +44,8 @@ struct SchemeError {
 inline constexpr SchemeError kSchemeErrors[] = {
     {"w8a16_g128", 0.02}, {"w4a16_g128", 0.2}, {"w3a16_g128_asym", 0.45}, {"w2a16_g64_asym", 1.0}};
 
-/// Of a model whose experts are used alike; those of layer l are 1 + l times as sensitive as those
-/// of layer 0.
+/// The calibration of a model whose experts are used alike; those of layer l are 1 + l times as
+/// sensitive as those of layer 0.
 inline Calibration CalibrationInSchemes(const MoeModelSpec& model) {
   std::vector<std::vector<int64_t>> alike;
   for (const MoeLayerSpec& layer : model.layers) {

@@ -1,5 +1,5 @@
-// What the next layer's gate says on this layer's gate input, over a token file: how alike adjacent
-// gate inputs are, and how much of the true routing the prediction names.
+// The next layer's gate on this layer's gate input, over a token file: how alike adjacent gate
+// inputs are, and how much of the true routing the prediction names.
 #ifndef MOERT_TESTS_SUPPORT_CROSS_LAYER_H_
 #define MOERT_TESTS_SUPPORT_CROSS_LAYER_H_
 

@@ -1,4 +1,4 @@
-// What every executor promises, whatever it computes on. A backend's tests run it over their own
+// The promises of every executor, whatever it computes on. A backend's tests run it over their own
 // matrices: CheckExecutorContract(options, &matrices).
 #ifndef MOERT_TESTS_SUPPORT_EXECUTOR_CONTRACT_H_
 #define MOERT_TESTS_SUPPORT_EXECUTOR_CONTRACT_H_

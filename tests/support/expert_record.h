@@ -31,7 +31,7 @@ inline ExpertRecord RandomExpert(int64_t hidden, int64_t intermediate, uint32_t 
   REQUIRE_OK(layout.status());
   e.layout = *layout;
   REQUIRE_OK(e.bytes.Reset(e.layout.bytes));
-  // What lies between the sections is nobody's: make using it visible (NaN as bf16).
+  // Bytes between the sections are nobody's: make using them visible (NaN as bf16).
   std::memset(e.bytes.data(), 0xff, static_cast<size_t>(e.layout.bytes));
   std::mt19937 rng(seed);
   for (const MatrixLayout* m : {&e.layout.gate, &e.layout.up, &e.layout.down}) {

@@ -37,7 +37,7 @@ inline absl::Status ReadQuantized(const std::string& config_text, const std::str
   return absl::OkStatus();
 }
 
-/// Of one layer with two experts.
+/// A model of one layer with two experts.
 inline Calibration SmallCalibration() {
   Calibration c;
   MoeLayerSpec layer;

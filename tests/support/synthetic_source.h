@@ -81,7 +81,7 @@ class SyntheticSource : public ExpertSource {
     return kNames[v];
   }
   const RecordLayout& layout(int, int, int version) const override { return layouts_[version]; }
-  /// What a complete record of this version begins with.
+  /// The first bytes of a complete record of this version.
   const std::vector<std::byte>& record(int layer, int expert, int version) const {
     const int per_layer = model_.layers[0].num_experts;
     return records_[(version * model_.num_layers() + layer) * per_layer + expert];

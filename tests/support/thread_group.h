@@ -15,7 +15,8 @@
 namespace moert::test {
 
 constexpr int64_t kSecond = 1'000'000'000;
-/// Of fp32 sums of a few values in another order: the largest difference, see Difference.
+/// The bound for fp32 sums of a few values in another order: the largest difference, see
+/// Difference.
 constexpr double kRankBound = 2e-6;
 
 inline SyntheticShape RankShape() {

@@ -35,7 +35,7 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// What a rank does from now on. Thread-safe.
+  /// The name of a rank's work from now on. Thread-safe.
   void Note(int rank, std::string what) {
     const std::lock_guard<std::mutex> lock(mu_);
     notes_[static_cast<size_t>(rank)] = std::move(what);

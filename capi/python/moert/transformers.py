@@ -234,7 +234,7 @@ class MoertQuantizer(HfQuantizer):
         for block in plan.found:  # it has no weights of its own, and its experts none to be set
             block.module._is_hf_initialized = True
         self._take_dense(model, checkpoint_files, **kwargs)
-        # What the engine reads is not missing from the model: no report about it.
+        # Tensors that the engine reads are not missing from the model: no report about them.
         prefixes = {re.escape(block.name) + (r"\.experts\." if plan.routing == "host" else r"\.")
                     for block in plan.found}
         model._keys_to_ignore_on_load_unexpected = {

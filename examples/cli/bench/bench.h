@@ -16,7 +16,7 @@ int BenchLayer(int argc, const char* const* argv);
 int BenchModel(int argc, const char* const* argv);
 /// An expert-parallel group against one engine.
 int BenchRanks(int argc, const char* const* argv);
-/// What a workload's routing looks like.
+/// The looks of a workload's routing.
 int BenchWorkload(int argc, const char* const* argv);
 
 }  // namespace moert::cli

@@ -1,5 +1,5 @@
-// What moert-bench decode, prefill and layer measure: experts of a shape, and where the routing of
-// their steps comes from, a workload or a recorded trace.
+// The subject of moert-bench decode, prefill and layer: experts of a shape, and the origin of their
+// steps' routing, a workload or a recorded trace.
 #ifndef MOERT_EXAMPLES_CLI_BENCH_BENCH_SUBJECT_H_
 #define MOERT_EXAMPLES_CLI_BENCH_BENCH_SUBJECT_H_
 

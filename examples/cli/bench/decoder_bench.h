@@ -29,8 +29,8 @@ struct DecoderBenchOptions {
   bool quiet = false;
 };
 
-/// What config.json of such a model would say. Unimplemented for shapes whose dense parts the table
-/// does not have.
+/// The config.json that such a model would have. Unimplemented for shapes whose dense parts the
+/// table does not have.
 absl::StatusOr<HfConfig> DecoderConfig(const Shape& shape);
 
 /// {"device", "driver", "runtime", "decode": [...], "prompts": [...]}. Unavailable without a

@@ -1,4 +1,4 @@
-// What config.json of a synthetic model would say of its dense parts.
+// The dense parts of the config.json that a synthetic model would have.
 #include <fmt/format.h>
 
 #include <cmath>

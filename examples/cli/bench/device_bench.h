@@ -1,5 +1,5 @@
-// What decode, prefill and layer need of a device: hidden states in its memory, an attention that
-// reads what a decoder's would, and a clock around a step.
+// A device for decode, prefill and layer: hidden states in its memory, an attention that reads as
+// many bytes as a decoder's would, and a clock around a step.
 #ifndef MOERT_EXAMPLES_CLI_BENCH_DEVICE_BENCH_H_
 #define MOERT_EXAMPLES_CLI_BENCH_DEVICE_BENCH_H_
 
@@ -29,7 +29,7 @@ class DeviceBench {
   virtual nlohmann::json Describe() const = 0;
   /// Memory free now.
   virtual absl::StatusOr<int64_t> FreeBytes() const = 0;
-  /// What a kernel reads a second: median of a few passes.
+  /// Bytes that a kernel reads a second: median of a few passes.
   virtual double ReadBytesPerSecond() const = 0;
   /// Time of a copy of so many bytes from page-locked memory: median.
   virtual absl::StatusOr<double> CopyMs(int64_t bytes) const = 0;

@@ -162,7 +162,7 @@ absl::Status ModelBench::MakeEngines(const std::string& budget, int64_t rows, Va
   return absl::OkStatus();
 }
 
-/// What an engine holds in its best version, as the strategies' key "hot" takes it.
+/// Experts that an engine holds in its best version, as the strategies' key "hot" takes them.
 absl::StatusOr<std::string> HighExpertsOf(Engine* engine) {
   std::string hot;
   for (int l = 0; l < engine->model().num_layers(); ++l) {

@@ -52,7 +52,7 @@ struct ModelBenchOptions {
 /// Registers the flags that `options->bench` takes; borrowed until parsed.
 void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* options);
 
-/// What all engines of a run have in common; budget, strategy and steps are set beside it.
+/// The common part of all engines of a run; budget, strategy and steps are set beside it.
 absl::StatusOr<EngineOptions> MakeEngineOptions(const ModelBenchOptions& options);
 
 /// One `SPEC[@BUDGET]` of --strategy.

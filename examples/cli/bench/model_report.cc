@@ -52,7 +52,7 @@ Timing TimingOf(const Variant& v) {
   return t;
 }
 
-/// What steps on a device took of the host, a layer call.
+/// The host's part in a layer call of steps on a device.
 json HostJson(const Variant& v) {
   const double layers = v.engine->model().num_layers();
   double begin_ms = 0, host_ms = 0, waited_ms = 0, waits = 0, launches = 0, steps = 0, replayed = 0;

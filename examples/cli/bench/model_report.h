@@ -1,4 +1,4 @@
-// What decode, prefill and layer print and write.
+// The report of decode, prefill and layer, printed and written.
 #ifndef MOERT_EXAMPLES_CLI_BENCH_MODEL_REPORT_H_
 #define MOERT_EXAMPLES_CLI_BENCH_MODEL_REPORT_H_
 

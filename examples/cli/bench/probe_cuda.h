@@ -24,7 +24,7 @@ struct CopyRate {
   Spread bytes_per_s;     // of both ways together
 };
 
-/// What the device itself takes. Times in nanoseconds.
+/// The device's own time. Times in nanoseconds.
 struct DeviceCosts {
   Spread read_bytes_per_s;      // a kernel that reads its memory
   Spread copy_bytes_per_s;      // within its memory; bytes read plus bytes written

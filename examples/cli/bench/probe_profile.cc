@@ -1,4 +1,4 @@
-// What a probe found as a HardwareProfile, with the measurements under "probe".
+// The result of a probe as a HardwareProfile, with the measurements under "probe".
 #include "cli/bench/probe_profile.h"
 
 #include <algorithm>
@@ -83,7 +83,7 @@ std::vector<ComputeProbe> Best(const std::vector<ComputeProbe>& probes, const st
   return best;
 }
 
-/// What a call takes beside its experts: one expert a call against several, one token each.
+/// The time of a call beside its experts: one expert a call against several, one token each.
 double WaveNs(const std::vector<ComputeProbe>& best) {
   const ComputeProbe& one = best.back();
   for (const ComputeProbe& p : best) {
@@ -121,7 +121,7 @@ double NextTokenShare(const std::vector<ComputeProbe>& best) {
   return share;
 }
 
-/// What transfers of the engine read, and how: direct reads by its I/O threads unless asked for
+/// The engine's transfers read the file so: by direct reads of its I/O threads unless asked for
 /// something else.
 Link EngineLink(const ProbeOptions& o, const Findings& f) {
   Link link = DiskLink(f.disk, o.io_threads);
@@ -168,7 +168,7 @@ json LayerJson(const LayerOverhead& layer) {
           {"next_gate_ns", layer.next_gate_ns}};
 }
 
-/// What was measured, and how.
+/// The measurements, and how they were made.
 json MeasurementJson(const ProbeOptions& o, const std::string& command, const Findings& f) {
   json probe = {{"command", command},
                 {"commit", BuildCommit()},

@@ -1,4 +1,4 @@
-// What moert-bench probe was asked for and what it found, and the profile that follows.
+// The request and the result of moert-bench probe, and the profile that follows.
 #ifndef MOERT_EXAMPLES_CLI_BENCH_PROBE_PROFILE_H_
 #define MOERT_EXAMPLES_CLI_BENCH_PROBE_PROFILE_H_
 

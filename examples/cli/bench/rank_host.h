@@ -46,7 +46,7 @@ class RankHost {
   virtual void DropCapture() = 0;
 };
 
-/// What ranks of a kind have in common.
+/// The common part of ranks of a kind.
 struct RankHosts {
   std::vector<std::unique_ptr<RankHost>> ranks;
   std::string device;  // their name

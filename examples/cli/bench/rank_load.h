@@ -1,4 +1,4 @@
-// What moert-bench ranks times: steps of a workload, and who owns which experts.
+// Steps of a workload for moert-bench ranks to time, and the owners of its experts.
 #ifndef MOERT_EXAMPLES_CLI_BENCH_RANK_LOAD_H_
 #define MOERT_EXAMPLES_CLI_BENCH_RANK_LOAD_H_
 

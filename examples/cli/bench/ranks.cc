@@ -82,7 +82,7 @@ absl::StatusOr<RankTimes> RankBench::Time(const RankLoad& load, const std::strin
   }
   run.phase = load.phase;
   run.steps = {load.steps};
-  // What products take alone is the same whosever the tokens are.
+  // The time of products alone is the same whosever the tokens are.
   std::vector<std::vector<RoutedStep>> own;
   if (o_.tokens == "own" && ranks > 1 && exchange) {
     if (load.rows % ranks != 0) {

@@ -16,7 +16,7 @@
 
 namespace moert::cli {
 
-/// What one step took.
+/// The times of one step.
 struct StepCost {
   double ms = 0;  // from its beginning to its last output
   // On a device:

@@ -1,4 +1,4 @@
-// What the declarations of an ArgParser become: help, man pages, completion.
+// Texts made of the declarations of an ArgParser: help, man pages, completion.
 #include <fmt/format.h>
 
 #include "absl/strings/str_cat.h"

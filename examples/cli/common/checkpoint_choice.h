@@ -1,4 +1,4 @@
-// What `auto` with an accepted loss comes to for a checkpoint, before any version of its experts is
+// The choice of `auto` with an accepted loss for a checkpoint, before any version of its experts is
 // made.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_CHECKPOINT_CHOICE_H_
 #define MOERT_EXAMPLES_CLI_COMMON_CHECKPOINT_CHOICE_H_

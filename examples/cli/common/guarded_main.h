@@ -1,4 +1,4 @@
-// What RunTool goes through: whatever is thrown ends the tool with a line and an exit status.
+// Runs a tool's main: any exception ends the tool with a line and an exit status.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_GUARDED_MAIN_H_
 #define MOERT_EXAMPLES_CLI_COMMON_GUARDED_MAIN_H_
 

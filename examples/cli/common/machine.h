@@ -1,5 +1,5 @@
-// What the machine gives this process: GPUs that the driver lists, a cache folder, a warning when
-// memory will not do.
+// Memory and CPUs that the machine gives this process: GPUs that the driver lists, a cache folder,
+// a warning when memory will not do.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_MACHINE_H_
 #define MOERT_EXAMPLES_CLI_COMMON_MACHINE_H_
 

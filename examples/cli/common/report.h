@@ -1,4 +1,4 @@
-// What every report of the tools carries: the machine it was measured on, spread of repeated
+// The common part of all reports of the tools: the machine it was measured on, spread of repeated
 // measurements, and where the JSON goes.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_REPORT_H_
 #define MOERT_EXAMPLES_CLI_COMMON_REPORT_H_

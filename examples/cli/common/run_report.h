@@ -1,4 +1,4 @@
-// What a run reports: the JSON object users script against, and the table people read.
+// The report of a run: the JSON object users script against, and the table people read.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_RUN_REPORT_H_
 #define MOERT_EXAMPLES_CLI_COMMON_RUN_REPORT_H_
 

@@ -1,5 +1,5 @@
-// What all tools have around their commands: help, version, man page, completion, and one place
-// where exceptions and failed writes become an exit status.
+// The common frame of all tools' commands: help, version, man page, completion, and one place where
+// exceptions and failed writes become an exit status.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_TOOL_H_
 #define MOERT_EXAMPLES_CLI_COMMON_TOOL_H_
 

@@ -53,7 +53,7 @@ absl::StatusOr<json> BudgetsJson(const std::string& path, const MoeModelSpec& mo
   int64_t least = 0;
   for (const double share : kShares) {
     const auto plan = PlanBudget(*source, options, Budget::Fraction(share));
-    // What is said of every budget (a strategy that does not exist, say) is said once.
+    // A refusal that holds for every budget (a strategy that does not exist, say) is said once.
     if (!plan.ok() && share == kShares[0]) return plan.status();
     budgets.push_back({{"share", share}, {"bytes", nullptr}});
     if (!plan.ok()) continue;  // less than the least

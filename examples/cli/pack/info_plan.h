@@ -1,4 +1,4 @@
-// What `moert-pack info` says of a budget: the engine's own plans, and what `auto` makes of it.
+// The budget part of `moert-pack info`: the engine's own plans, and the choice of `auto`.
 #ifndef MOERT_EXAMPLES_CLI_PACK_INFO_PLAN_H_
 #define MOERT_EXAMPLES_CLI_PACK_INFO_PLAN_H_
 

@@ -25,7 +25,7 @@ namespace {
 
 constexpr char kCommand[] = "moert-pack quantize";
 
-// What --force replaces: a pack, and nothing else.
+// --force replaces a pack, and nothing else.
 absl::Status RemovePack(const std::string& path) {
   std::error_code ec;
   if (!std::filesystem::exists(path, ec)) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// What a CUDA device does: its memory, its link, and layer calls of an engine. In a build without
+// Measures a CUDA device: its memory, its link, and layer calls of an engine. In a build without
 // CUDA, and where there is no device, each is Unavailable with the reason.
 #ifndef MOERT_EXAMPLES_CLI_PROBE_DEVICE_H_
 #define MOERT_EXAMPLES_CLI_PROBE_DEVICE_H_

@@ -1,5 +1,6 @@
-// What moert-bench probe and moert-run doctor measure, one function each. Those with an `until`
-// repeat themselves `repeats` times, or fewer: at least once, but no more once it has passed.
+// The measurements of moert-bench probe and moert-run doctor, one function each. Those with an
+// `until` repeat themselves `repeats` times, or fewer: at least once, but no more once it has
+// passed.
 #ifndef MOERT_EXAMPLES_CLI_PROBE_PARTS_H_
 #define MOERT_EXAMPLES_CLI_PROBE_PARTS_H_
 
@@ -78,9 +79,9 @@ struct ExpertRateOptions {
 };
 absl::StatusOr<double> ExpertRate(ThreadPool* pool, const ExpertRateOptions& options);
 
-/// What a layer call takes, from an engine that holds every expert: in nanoseconds all of a
-/// one-token call; of it what is not products (routing, planning, combination); the same for every
-/// token more, and for the next layer's gate.
+/// Times of a layer call, from an engine that holds every expert: in nanoseconds all of a one-token
+/// call; its part that is not products (routing, planning, combination); the same for every token
+/// more, and for the next layer's gate.
 struct LayerOverhead {
   double total_ns = 0;
   double call_ns = 0;

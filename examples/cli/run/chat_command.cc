@@ -70,7 +70,8 @@ class Conversation {
     }
   }
 
-  /// Answers one message. What the model has of the conversation already is not computed again.
+  /// Answers one message. The part of the conversation that the model has already is not computed
+  /// again.
   absl::Status Answer(const std::string& message) {
     messages_.push_back({host::ChatMessage::Role::kUser, message});
     MOERT_ASSIGN_OR_RETURN(const std::string text, opened_.chat_template.Render(messages_));

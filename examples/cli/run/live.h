@@ -14,8 +14,8 @@
 
 namespace moert::cli {
 
-/// What happened between two snapshots that are `seconds` apart: tokens and bytes a second, hits,
-/// the share of the time that layers stalled, by reason, and what the fast tier holds.
+/// Rates between two snapshots that are `seconds` apart: tokens and bytes a second, hits, the share
+/// of the time that layers stalled, by reason, and the contents of the fast tier.
 std::string LiveText(const EngineStats& before, const EngineStats& now, double seconds,
                      int64_t tokens);
 

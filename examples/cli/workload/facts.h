@@ -1,5 +1,5 @@
-// What routing looks like, in the terms in which it was published: to compare workloads and
-// recorded traces with each other and with the papers.
+// Facts about routing, in the terms in which they were published: to compare workloads and recorded
+// traces with each other and with the papers.
 #ifndef MOERT_EXAMPLES_CLI_WORKLOAD_FACTS_H_
 #define MOERT_EXAMPLES_CLI_WORKLOAD_FACTS_H_
 

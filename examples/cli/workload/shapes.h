@@ -21,7 +21,7 @@ struct Shape {
   /// Share of the logits' variance that every request has in common (docs/results/workloads.md):
   /// fitted to the published activation density where there is one, else that of Qwen3-30B-A3B.
   double common_share = 0;
-  // What else a decoder has.
+  // The other parts of a decoder.
   int heads = 0, kv_heads = 0;
   int64_t head_dim = 0;
   int64_t vocabulary = 0;  // 0: of a model whose other parts are none that are listed here

@@ -22,7 +22,7 @@
 namespace moert::cli {
 namespace {
 
-/// What mixed versions draw from by themselves.
+/// Mixed versions draw from these by themselves.
 constexpr const char* kMixedSchemes[] = {
     "w8a16_g128",      "w8a8",           "w4a16_g128_asym", "w4a8_g128",       "w4a16_g-1_asym",
     "w3a16_g128_asym", "w3a16_g-1_asym", "w2a16_g64_asym",  "w2a16_g128_asym", "w2a16_g-1_asym"};

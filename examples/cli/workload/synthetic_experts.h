@@ -23,7 +23,7 @@ struct SyntheticOptions {
   /// of every expert have a scheme, down another, drawn at random in proportions that each version
   /// has of its own. In memory only, all records different.
   int mixed = 0;
-  /// What these draw from; empty: ten schemes that every backend executes.
+  /// Schemes that these draw from; empty: ten schemes that every backend executes.
   std::vector<std::string> mixed_schemes;
   /// Where the file is written that experts are read from, with direct I/O where the file system
   /// can; removed with the object. Empty: experts are copied from memory. In memory there are only

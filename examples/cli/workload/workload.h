@@ -2,8 +2,8 @@
 // models do. docs/results/workloads.md has the model, where its numbers come from, and how well
 // they fit.
 //
-// The gate of layer l is a real matrix. What it sees of a token is a vector of `dims` components
-// (the rest of the hidden state is orthogonal to every gate), a sum of independent Gaussian parts:
+// The gate of layer l is a real matrix. It sees a vector of `dims` components of a token (the rest
+// of the hidden state is orthogonal to every gate), a sum of independent Gaussian parts:
 //
 //   y[l] = sqrt(1 - h) * (common + domain + request + recent + fresh[l]) + sqrt(h) * surprise
 //
@@ -74,7 +74,7 @@ class Workload {
   /// Moves every row to the next layer, from layer 0 on.
   void NextLayer();
 
-  /// What gates see of each row in this layer: [rows, dims].
+  /// The gates' view of each row in this layer: [rows, dims].
   const std::vector<float>& visible() const { return visible_; }
   /// The full gate input of each row: [rows, hidden], mean square 1. Costs a random number an
   /// element; call it once a layer. With a pool, rows are made side by side: the same numbers.

@@ -30,7 +30,7 @@ moert_code bridge_register(const moert_strategy_info *info, uintptr_t handle, mo
 void bridge_sink(moert_trace_sink *sink, uintptr_t handle, int32_t wants_next_scores);
 void bridge_logger(moert_logger *logger, uintptr_t handle);
 
-/* What goPolicy is asked, and (1 << it) in `seams` of bridge_policies. */
+/* Questions to goPolicy; (1 << question) in `seams` of bridge_policies. */
 enum bridge_question {
   BRIDGE_OBSERVE,
   BRIDGE_RULE,

@@ -15,7 +15,7 @@
 
 namespace moert::host {
 
-/// What a sequence's earlier positions left, and what they leave with those of the current run.
+/// The state that a sequence's earlier positions left, and the one with those of the current run.
 class DeltaNetState final : public LayerState {
  public:
   DeltaNetState(int64_t recurrent, int64_t history) {

@@ -35,7 +35,7 @@ class GroupedAttention final : public Mixer {
                          const std::string& name);
   void Prepare(const RowGroup& group, int64_t index);
   void Clip(float* x, int64_t n) const;
-  /// What the norms and the position make of one head's query or key.
+  /// One head's query or key behind the norms and the position.
   void Finish(const Norm& norm, int set, int64_t position, float* head) const;
 
   int layer_ = 0;

@@ -22,7 +22,7 @@ class Mixer {
  public:
   virtual ~Mixer() = default;
 
-  /// What it keeps of a sequence; capacity: positions, a multiple of 16.
+  /// The state that it keeps of a sequence; capacity: positions, a multiple of 16.
   virtual std::unique_ptr<LayerState> NewState(int64_t capacity) const = 0;
 
   /// See Linear::UseDevice.
@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<Mixer>> LoadMixer(const Checkpoint& checkpoint,
                                                  const HfConfig& config, int layer,
                                                  const Rope* rope);
 
-/// What the names of a layer's tensors begin with: "model.layers.N.".
+/// The beginning of the names of a layer's tensors: "model.layers.N.".
 std::string LayerPrefix(const HfConfig& config, int layer);
 
 /// Unimplemented, naming the field, unless `value` is a multiple of the width of a panel.

@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Shared<kDim> shared;
   const int rank = static_cast<int>(blockIdx.x) % kRanks, warp = threadIdx.x / 32;
   if (partials == nullptr) ClusterArrive();  // others store to this block's memory from the wait on
-  // What a step's rows are, and what earlier steps stored, no kernel of this step writes.
+  // No kernel of this step writes the step's rows or the stores of earlier steps.
   if (!kRotates) GridDependencySync();
   const Task t = TaskOf(a, kRotates);
   const SequenceCache cache = a.inputs.sequences[t.input.sequence];

@@ -46,8 +46,8 @@ int64_t PartialBytes(int64_t rows, int heads, int head_dim, int pieces);
 
 /// Decode attention that begins with the products of the q, k and v matrices: does what LaunchRope
 /// does too, but for what RotatesInDecode says, and leaves `rope.qkv` as it is. args.queries is not
-/// used. A sequence has at most kDecodeRows rows in the step. What earlier steps stored in a
-/// sequence's cache is read before the kernels in front have ended.
+/// used. A sequence has at most kDecodeRows rows in the step. The stores of earlier steps in a
+/// sequence's cache are read before the kernels in front have ended.
 struct RotatedAttention {
   AttentionArgs args;
   RopeArgs rope;

@@ -25,7 +25,7 @@ constexpr int kOpN = 0, kOpT = 1;
 constexpr int kCompute32F = 68;
 constexpr int kDefaultAlgorithm = -1;
 
-// What NVIDIA advises for sm_90; with a workspace of its own a handle allocates nothing later.
+// NVIDIA advises this for sm_90; with a workspace of its own a handle allocates nothing later.
 constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
 struct Library {

@@ -1,5 +1,5 @@
-// What the blocks that share a query row's keys found, and how it is added up: the same way within
-// a cluster and through device memory.
+// The findings of blocks that share a query row's keys, and their sum: made the same way within a
+// cluster and through device memory.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_DECODE_FOUND_CUH_
 #define MOERT_EXAMPLES_HOST_CUDA_DECODE_FOUND_CUH_
 
@@ -8,8 +8,8 @@
 
 namespace moert::host {
 
-/// What one block, or all, found for a head: the highest score, in powers of two, and the sum of
-/// the weights relative to it.
+/// The finding of one block, or of all, for a head: the highest score, in powers of two, and the
+/// sum of the weights relative to it.
 struct Found {
   float highest, sum;
 };
@@ -39,7 +39,7 @@ __device__ __forceinline__ float Combine(int count, float sink, GetFound found, 
   return total / sum;
 }
 
-/// What the blocks of one (row, head) found, and behind it what they mixed: [parts] and
+/// The findings of the blocks of one (row, head), and behind them their mixed values: [parts] and
 /// [parts][head_dim].
 struct Partials {
   Found* found;

@@ -47,7 +47,7 @@ struct Panel {
   }
 };
 
-/// What a warp has found: of query heads 2 q and 2 q + 1 of lane 4 g + q. mixed: rows are channels
+/// A warp's finding: of query heads 2 q and 2 q + 1 of lane 4 g + q. mixed: rows are channels
 /// (ChannelOf), columns the heads.
 template <int kSteps>
 struct Mix {

@@ -7,7 +7,7 @@
 
 namespace moert::host::decode {
 
-/// What is known of a step's rows before their products are there. A warp takes every kWarps-th of
+/// The known part of a step's rows before their products are there. A warp takes every kWarps-th of
 /// the block's heads: its queries, the key, the value.
 template <int kDim>
 struct DecodeRotation {

@@ -17,7 +17,7 @@ constexpr int kBlock = 16;                         // keys of a warp at a time
 constexpr int kStride = kRanks * kWarps * kBlock;  // from a warp's keys to its next
 static_assert(kPieceKeys % kStride == 0);
 
-/// What a block multiplies besides the keys and values of the cache.
+/// A block multiplies these besides the keys and values of the cache.
 template <int kDim>
 struct Operands {
   static constexpr int kRow = kDim + 32;            // no two rows of a fragment in one bank
@@ -34,7 +34,7 @@ struct Shared {
   };
   Found by_warp[kWarps][kHeads];
   Found found[kHeads];
-  // What each block of the cluster gives for the head that this block adds up.
+  // The part that each block of the cluster gives for the head that this block adds up.
   float received[kRanks][kDim];
   Found received_found[kRanks];
 };

@@ -83,7 +83,7 @@ constexpr int kColumns = kThreads / kLanes;  // of a block
 constexpr int kHeld = kMaxDeltaKeyDim / kLanes;
 constexpr int kSteps = 16;  // positions of which operands are in shared memory
 
-/// What a block needs of kSteps positions.
+/// A block's data of kSteps positions.
 struct Positions {
   float query[kSteps][kMaxDeltaKeyDim];
   float key[kSteps][kMaxDeltaKeyDim];

@@ -82,7 +82,7 @@ class DenseProducts {
   bool TakesFew(int64_t rows, int64_t in) const {
     return kernels_ != DenseKernels::kCublas && FewRowsRun(rows, in);
   }
-  /// What a user should know: why cuBLAS is not used; empty when it is.
+  /// A notice for the user: why cuBLAS is not used; empty when it is.
   const std::string& note() const { return note_; }
 
  private:

@@ -63,7 +63,7 @@ class DeviceDecoder final : public TokenModel {
   /// Whether decode steps are recorded, and how many were replayed.
   bool graphs() const { return graphs_allowed_; }
   int64_t replays() const { return replays_; }
-  /// What a user should know about how it runs; empty: nothing.
+  /// A notice for the user about how it runs; empty: nothing.
   const std::string& note() const { return products_->note(); }
 
  private:
@@ -73,7 +73,7 @@ class DeviceDecoder final : public TokenModel {
   absl::StatusOr<StepId> BeginStep(StepPhase phase, absl::Span<const SequenceInput> inputs);
   /// Enqueues a step, or replays it.
   absl::Status Execute(StepPhase phase, const StepShape& shape, StepId step);
-  // What a step enqueues (device_step.cc).
+  // A step enqueues these (device_step.cc).
 
   /// The residual stream of a step under way.
   struct Stream {

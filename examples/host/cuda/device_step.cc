@@ -1,4 +1,4 @@
-// What a step of the decoder enqueues: for few rows products with norms and residual stream in one
+// Enqueues a step of the decoder: for few rows products with norms and residual stream in one
 // launch, for many each on its own.
 #include <utility>
 

@@ -34,7 +34,7 @@ int64_t SharedBytes(int stages, int64_t rows, int64_t in) {
          (2 * kSums + kFewRows * kWarps) * static_cast<int64_t>(sizeof(float));
 }
 
-/// What a block has in shared memory.
+/// A block's shared memory.
 struct Shared {
   unsigned char* stages;  // [warp][stage]
   uint16_t* x;            // [rows][in + kRowPadding]
@@ -186,7 +186,7 @@ __device__ __forceinline__ float AddSums(const float* sums) {
   return total;
 }
 
-/// What a row's products are multiplied by, where its norm was left out.
+/// The factor of a row's products, where its norm was left out.
 __device__ __forceinline__ float ScaleOf(const FewRowsProduct& p, const Shared& shared, int row) {
   if (p.x != nullptr || row >= p.rows) return 1;
   float squares = 0;
@@ -285,7 +285,7 @@ auto KernelOf(int stages) {
   return stages == 1 ? FewRowsKernel<1, kRows> : FewRowsKernel<2, kRows>;
 }
 
-/// What a block may ask for: a little is the kernel's own.
+/// Bytes that a block may ask for: a little is the kernel's own.
 int64_t SharedLimit() {
   return gpu::DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 256;
 }

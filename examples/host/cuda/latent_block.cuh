@@ -1,4 +1,4 @@
-// What a block of latent attention does with keys in shared memory: scores, softmax, mixed latents.
+// A block's work on keys in shared memory in latent attention: scores, softmax, mixed latents.
 // Scores go through shared memory, so that of the mixed latents, too wide for a warp's registers,
 // each warp keeps some channels of all queries.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_LATENT_BLOCK_CUH_
@@ -38,7 +38,7 @@ using Wide = Form<4, 32, 2>;
 using Narrow = Form<1, 64, 2>;
 using Small = Form<1, 64, 1>;  // where a block has less than 100 KiB
 
-/// What a block has in shared memory.
+/// A block's shared memory.
 template <typename F>
 struct Memory {
   uint16_t *queries, *keys;  // [kQueries], [kStages][kKeys] rows of `stride`
@@ -139,7 +139,7 @@ struct Softmax {
   }
 };
 
-/// What a warp has mixed: kColumns channels of all queries.
+/// The channels that a warp has mixed: kColumns of all queries.
 template <typename F>
 struct Mixed {
   float sums[F::kTiles][kColumns / 8][4] = {};

@@ -1,5 +1,5 @@
-// What mixes the positions of a layer, in device memory: a matrix in front, one behind, and what
-// stands between them.
+// A layer's mixer of positions, in device memory: a matrix in front, one behind, and the part
+// between them.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_MIXER_WEIGHTS_H_
 #define MOERT_EXAMPLES_HOST_CUDA_MIXER_WEIGHTS_H_
 

@@ -63,7 +63,8 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-/// What L2 drops first: weights are read once a step. Activations, caches and code stay.
+/// A hint that L2 drops these first: weights are read once a step. Activations, caches and code
+/// stay.
 __device__ __forceinline__ uint64_t EvictFirst() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -21,7 +21,7 @@ __device__ void NormAll(float* x, int width, const float* weight, float eps, flo
   for (int i = threadIdx.x; i < width; i += kThreads) x[i] = x[i] * scale * weight[i];
 }
 
-/// What a query at this position is multiplied by.
+/// The factor of a query at this position.
 __device__ float TemperatureOf(const RopeArgs& a, int position) {
   if (a.temperature_scale == 0) return 1;
   const double steps = floor((position + 1.0) / a.temperature_floor);

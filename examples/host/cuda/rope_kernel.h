@@ -12,9 +12,10 @@ namespace moert::host {
 
 constexpr int kMaxRotations = 128;  // half the largest head_dim
 
-/// What one layer does to its queries, keys and values, in this order: bias, normalization over all
-/// heads, clipping, normalization of each head, rotation, temperature. A rotation's pairs are half
-/// a head apart, whatever they are in the checkpoint: matrices are loaded in such an order.
+/// The operations of one layer on its queries, keys and values, in this order: bias, normalization
+/// over all heads, clipping, normalization of each head, rotation, temperature. A rotation's pairs
+/// are half a head apart, whatever they are in the checkpoint: matrices are loaded in such an
+/// order.
 struct RopeArgs {
   StepInputs inputs;
   float* qkv = nullptr;  // [rows, (heads + 2 kv_heads) head_dim + extra]; queries change in place

@@ -1,4 +1,4 @@
-// What a layer does to one head of queries or keys before attention, by a warp.
+// The operations of a layer on one head of queries or keys before attention, by a warp.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_ROTATE_HEAD_CUH_
 #define MOERT_EXAMPLES_HOST_CUDA_ROTATE_HEAD_CUH_
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ float Channel(const RopeArgs& a, const float* row, in
   return v;
 }
 
-/// What a lane has of a head of up to 64 kPairs channels: i and half + i of each pair (i, half + i)
+/// A lane's part of a head of up to 64 kPairs channels: i and half + i of each pair (i, half + i)
 /// with i = lane, lane + 32, ... Zeros where there is none.
 template <int kPairs>
 struct Pairs {

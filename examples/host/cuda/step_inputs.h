@@ -1,5 +1,5 @@
-// What a step's kernels read about its rows: device memory, written once a step, so that a captured
-// step can be replayed for other tokens, positions and sequences.
+// A step's kernels read these about its rows: device memory, written once a step, so that a
+// captured step can be replayed for other tokens, positions and sequences.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_STEP_INPUTS_H_
 #define MOERT_EXAMPLES_HOST_CUDA_STEP_INPUTS_H_
 
@@ -17,7 +17,7 @@ struct RowInput {
   int32_t before = 0;    // rows of its sequence that the step has in front of it
 };
 
-/// What a sequence's earlier positions left. Layers count those of their kind alone.
+/// The state that a sequence's earlier positions left. Layers count those of their kind alone.
 struct SequenceCache {
   /// bf16 [attention layers][kv heads][capacity][head_dim]; of latent attention [attention
   /// layers][capacity][key_dim] and no values.

@@ -15,8 +15,8 @@
 
 namespace moert::host {
 
-/// What a model keeps of a sequence in device memory: keys and values in bf16, and the states of
-/// delta nets.
+/// A model's state of a sequence in device memory: keys and values in bf16, and the states of delta
+/// nets.
 class DeviceSequence final : public Sequence {
  public:
   static absl::StatusOr<std::unique_ptr<DeviceSequence>> Create(const HfConfig& config,
@@ -37,7 +37,7 @@ class DeviceSequence final : public Sequence {
   gpu::Buffer memory_;
 };
 
-/// What a step's launches depend on; all else is in device memory.
+/// A step's launches depend on these; all else is in device memory.
 struct StepShape {
   int64_t rows = 0;
   int tiles = 0;  // of prefill attention; 0: decode attention

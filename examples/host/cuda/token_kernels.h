@@ -26,7 +26,7 @@ int LaunchGatedActivation(const float* gate_up, int activation, int rows, int wi
 /// y[r] += bias; y fp32 [rows, width].
 int LaunchAddBias(float* y, const float* bias, int rows, int width, CUstream_st* stream);
 
-/// What LaunchBest answers where there is no best token.
+/// The answer of LaunchBest where there is no best token.
 constexpr int32_t kNotFinite = -1;
 constexpr int32_t kNotANumber = -2;
 

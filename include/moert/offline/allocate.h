@@ -14,10 +14,10 @@
 
 namespace moert {
 
-/// What is decided together: a linear block (gate and up still tied, see below), all of an expert,
+/// The unit of a decision: a linear block (gate and up still tied, see below), all of an expert,
 /// all experts of a layer.
 enum class Granularity { kLinear, kExpert, kLayer };
-/// What a linear block's Delta counts for. Norms at different layers' outputs do not mean the same
+/// The meaning of a linear block's Delta. Norms at different layers' outputs do not mean the same
 /// loss of the model: all but kDelta, the paper's, weigh layers against each other.
 enum class LossMeasure {
   kAuto,      // kEndToEnd where the calibration has it, else kRelative
@@ -71,7 +71,7 @@ struct Allocation {
 absl::StatusOr<Allocation> Allocate(const Calibration& calibration,
                                     const AllocationOptions& options);
 
-/// What kAuto is for a calibration.
+/// The choice of kAuto for a calibration.
 LossMeasure MeasureFor(const Calibration& calibration, LossMeasure measure);
 
 /// The summed loss by the measure (and, with a table that has all schemes, T) of a version chosen

@@ -54,7 +54,7 @@ class CalibrationModel {
   /// hidden of Finish -> logits [rows, vocabulary].
   virtual void Logits(int64_t rows, const float* hidden, float* logits) = 0;
 
-  /// What multiplies the experts' matrices. Lives as long as the model.
+  /// Multiplies the experts' matrices. Lives as long as the model.
   virtual MatrixProducts* products() = 0;
 };
 

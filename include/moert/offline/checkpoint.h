@@ -31,7 +31,7 @@ struct TensorInfo {
   int64_t elements() const { return bytes / DTypeBytes(dtype); }
 };
 
-/// What names and shapes of a file's tensors lie in; moving keeps it where it is.
+/// Memory of the names and shapes of a file's tensors; moving keeps it where it is.
 struct TensorStorage {
   std::string text;
   std::deque<std::string> names;  // those that are written with escapes

@@ -1,4 +1,4 @@
-// What a tile costs on the machine that will run the plan: the profile that MxMoE's time T is
+// Costs of a tile on the machine that will run the plan: the profile that MxMoE's time T is
 // computed from (Sec. 4 of the paper).
 #ifndef MOERT_OFFLINE_COST_TABLE_H_
 #define MOERT_OFFLINE_COST_TABLE_H_

@@ -69,8 +69,8 @@ struct HfConfig {
   Activation activation = Activation::kSilu;
   std::vector<bool> is_moe;  // by model layer
 
-  /// What the names of all tensors outside `names` begin with, "" or "language_model.", and what a
-  /// layer's dense feed-forward block is called.
+  /// The beginning of the names of all tensors outside `names`, "" or "language_model.", and the
+  /// name of a layer's dense feed-forward block.
   std::string tensor_prefix;
   std::string dense_block = "mlp";
 

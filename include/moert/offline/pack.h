@@ -40,7 +40,7 @@ struct PackVersion {
   }
 };
 
-/// What moert.json says of a pack.
+/// The manifest of a pack (moert.json).
 struct PackInfo {
   MoeModelSpec model;
   std::vector<PackVersion> versions;  // most bits first
@@ -58,7 +58,7 @@ struct VersionSize {
   int64_t bytes = 0;
   int64_t weights = 0;
   int64_t padded_weights = 0;
-  /// What a pack and memory hold: each record fills blocks of kRecordAlignment bytes.
+  /// Bytes in a pack and in memory: each record fills blocks of kRecordAlignment bytes.
   int64_t held_bytes = 0;
 
   double stored_bits() const {

@@ -25,8 +25,8 @@ struct MoeTensorNames {
   bool interleaved = false;
 
   std::string Expert(int model_layer, int expert_index, Projection p) const;
-  /// What stands before the tensors that hold all experts of a layer: Expert()'s name up to the
-  /// expert.
+  /// The beginning of the names of tensors that hold all experts of a layer: Expert()'s name up to
+  /// the expert.
   std::string ExpertsPrefix(int model_layer) const;
   std::string Router(int model_layer) const;
   std::string SelectionBias(int model_layer) const;

@@ -59,7 +59,7 @@ __device__ __forceinline__ void StoreAccounts(const AllAccounts& all, int rows,
   if (all.ruled != nullptr) all.ruled[number] = call.ruled[lane];
 }
 
-/// What may be answered low, of a call that is at hand.
+/// The low answers that a call at hand may have.
 template <int kPairs>
 __device__ __forceinline__ LowCall LowOfCall(const ServeMissesArgs& args,
                                              RoutedPairs<kPairs>& routed, CallAccounts& accounts) {

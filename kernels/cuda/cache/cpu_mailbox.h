@@ -50,7 +50,7 @@ struct CpuMailbox {
                                        // has rows
 };
 
-/// What was written before it was stored by the other side can be read behind this.
+/// Stores that the other side made before it was stored can be read behind this.
 MOERT_HOST_DEVICE inline uint64_t LoadAcquireSystem(const uint64_t* at) {
 #ifdef __CUDA_ARCH__
   uint64_t value = 0;
@@ -146,7 +146,7 @@ struct CpuJobMemory {
   float* rows = nullptr;            // [pairs, cols], the answer
 };
 
-/// What a decision needs to give misses to the CPU. Device memory but for `memory`.
+/// A decision needs these to give misses to the CPU. Device memory but for `memory`.
 struct CpuShareArgs {
   CpuCall* call = nullptr;  // null: it gives none
   const CpuCosts* costs = nullptr;

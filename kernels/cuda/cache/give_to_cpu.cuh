@@ -121,7 +121,7 @@ __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const Giv
   call.bytes = static_cast<int64_t>(bytes);
   call.experts = given.all;
   call.pairs = pairs;
-  // What all threads have written is seen by the host before the number is.
+  // The host sees the writes of all threads before it sees the number.
   __threadfence_system();
   PostJob(cpu.memory.mailbox, &call, ClockNs(), static_cast<int64_t>(planned));
 }

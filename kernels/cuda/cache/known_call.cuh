@@ -1,5 +1,5 @@
-// What a decision of the device begins with (serve_call.cuh), read before the kernels in front have
-// ended, and the call's part in it.
+// The state with which a decision of the device begins (serve_call.cuh), read before the kernels in
+// front have ended, and the call's part in it.
 #ifndef MOERT_KERNELS_CUDA_CACHE_KNOWN_CALL_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_KNOWN_CALL_CUH_
 
@@ -12,10 +12,10 @@
 
 namespace moert::cuda {
 
-/// What the thread's expert, and the slot and the prefetched record of its number, begin the call
-/// with. It is read before the kernels in front have ended. Its writers have finished: decisions of
-/// the layer's calls before this one and predictions for it end before the weighted sum of the call
-/// that they belong to begins (CopyBranch::Join), and that is in front.
+/// The state of the thread's expert, and of the slot and the prefetched record of its number, as
+/// the call begins. It is read before the kernels in front have ended. Its writers have finished:
+/// decisions of the layer's calls before this one and predictions for it end before the weighted
+/// sum of the call that they belong to begins (CopyBranch::Join), and that is in front.
 struct Known {
   ServedRecord record;
   ExpertHandle shared;  // of the thread behind the experts', where products are the device's

@@ -1,5 +1,5 @@
-// What a prediction begins with (predict_next.cuh), read before the kernels in front have ended,
-// and what it learns from what became of the last one.
+// The state with which a prediction begins (predict_next.cuh), read before the kernels in front
+// have ended, and its lesson from the outcome of the last one.
 #ifndef MOERT_KERNELS_CUDA_CACHE_KNOWN_LAYER_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_KNOWN_LAYER_CUH_
 
@@ -12,7 +12,7 @@
 
 namespace moert::cuda {
 
-/// What the CTA decides by.
+/// The CTA decides by these.
 struct PredictScratch {
   alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
   double worth[kFewExperts];
@@ -37,7 +37,7 @@ struct PredictScratch {
   __device__ HitLine* line() { return reinterpret_cast<HitLine*>(lines); }
 };
 
-/// What the prediction goes by, of the layer and of the thread's expert.
+/// The prediction goes by these, of the layer and of the thread's expert.
 struct KnownLayer {
   ServedLayer layer;
   PredictedCall call;    // that was predicted last
@@ -76,7 +76,7 @@ __device__ __forceinline__ KnownLayer LoadLayer(const PredictArgs& args) {
   known.bins = __ldcg(reinterpret_cast<const uint4*>(args.bins + e * kFewTokens));
   return known;
 }
-/// What the expert's next uses are worth; all alike where the one unused for longest leaves.
+/// The worth of the expert's next uses; all alike where the one unused for longest leaves.
 __device__ __forceinline__ double Worth(const PredictArgs& args, const KnownLayer& known) {
   if (args.window > 0) {
     return ScoreSums::Worth(known.sum, args.routing.top_k, known.layer.calls, args.window);
@@ -108,7 +108,7 @@ __device__ __forceinline__ int BinOf(const PredictArgs& args, const KnownLayer& 
   const uint32_t high = t < 12 ? known.bins.z : known.bins.w;
   return static_cast<int>((t < 8 ? low : high) >> 8 * (t % 4) & 0xff);
 }
-/// What became of that call, into the curves. By all threads.
+/// The outcome of that call, into the curves. By all threads.
 __device__ __forceinline__ void LearnCall(const PredictArgs& args, const KnownLayer& known,
                                           PredictScratch& scratch) {
   const int e = threadIdx.x;

@@ -58,7 +58,7 @@ __device__ __forceinline__ bool FewVictims(int leaving, int experts) {
   return leaving * 32 <= experts;
 }
 
-/// What is ranked by, in shared memory.
+/// The ranking's keys and places, in shared memory.
 struct RankScratch {
   __device__ RankScratch() {}
   union {

@@ -41,7 +41,7 @@ __device__ __forceinline__ void ClosePrefetch(const ServeMissesArgs& args, Known
   known->prefetched.state = expert_cache::CloseListed(record);
   known->closed = true;
 }
-/// What has begun counts as there, its victim not.
+/// A record that has begun counts as there, its victim not.
 __device__ __forceinline__ void MarkPrefetched(const Known& known, Marks& marks) {
   if (!known.listed || known.prefetched.state != kPrefetchBegun) return;
   expert_cache::MarkBegun(known.prefetched.expert, known.prefetched.victim, marks);

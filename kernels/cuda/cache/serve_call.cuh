@@ -82,7 +82,7 @@ __device__ __forceinline__ void AddMissed(const ServedRecord& record, bool miss,
   if (threadIdx.x % 32 == 0 && of_warp > 0) atomicAdd(words, of_warp);
 }
 
-/// What is decided by, then the tiles: each in shared memory while it is needed.
+/// The decision's state, then the tiles: each in shared memory while it is needed.
 struct ServeTable {
   alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
   RankScratch ranks;
@@ -231,7 +231,7 @@ struct CallSums {
     prefetched = Prefetched{};
   }
 };
-/// What is decided: of the thread's expert, and of all.
+/// The decision: of the thread's expert, and of all.
 struct Decided {
   double worth = 0;
   PlacedExpert placed;

@@ -1,4 +1,4 @@
-// What kernels that look after the slots of a layer share.
+// Shared by kernels that look after the slots of a layer.
 #ifndef MOERT_KERNELS_CUDA_CACHE_SERVED_SLOTS_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_SERVED_SLOTS_CUH_
 
@@ -61,7 +61,7 @@ __device__ __forceinline__ void FindLeast(bool in, double worth, LeastKey& least
              least);
 }
 
-/// What was written before it was stored by another CTA can be read behind this.
+/// Stores that another CTA made before it was stored can be read behind this.
 __device__ __forceinline__ int32_t LoadAcquire(const int32_t* at) {
   int32_t value = 0;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");

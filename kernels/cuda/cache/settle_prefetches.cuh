@@ -1,4 +1,4 @@
-// What was prefetched for a call meets its decision (serve_call.cuh).
+// Prefetches for a call meet its decision (serve_call.cuh).
 #ifndef MOERT_KERNELS_CUDA_CACHE_SETTLE_PREFETCHES_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_SETTLE_PREFETCHES_CUH_
 
@@ -11,7 +11,7 @@
 
 namespace moert::cuda {
 
-/// What the layer's prefetches have come to, of all of them.
+/// The outcome of all of the layer's prefetches.
 struct Prefetched {
   int arrived;  // wanted
   int late;     // likewise

@@ -17,7 +17,7 @@ struct SlotUpdates {
 };
 int LaunchUpdateSlots(int32_t* table, const SlotUpdates& updates, CUstream_st* stream);
 
-/// What a host asked for, in device memory: [pairs] each.
+/// A host's request, in device memory: [pairs] each.
 struct FindSlotsArgs {
   const int32_t* ids = nullptr;    // one that is not in [0, experts) is taken for -1: none
   const float* weights = nullptr;  // or null: each weighs even_weight

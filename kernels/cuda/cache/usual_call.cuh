@@ -1,5 +1,5 @@
-// What kernels of usual calls (serve_usual.h) know of their arguments, so that the compiler leaves
-// out code for the rest.
+// Arguments of usual calls' kernels (serve_usual.h) as constants, so that the compiler leaves out
+// code for the rest.
 #ifndef MOERT_KERNELS_CUDA_CACHE_USUAL_CALL_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_USUAL_CALL_CUH_
 

@@ -28,7 +28,7 @@ static_assert(sizeof(ExpertHandle) == 16 && sizeof(SelectionTally) == 16);
 static_assert(kChoosingTokens <= kGemmWarps);
 static_assert(kChoosingPairs + kChoosingTokens <= kGemmThreads);
 
-/// What needs not wait for the kernels in front.
+/// The part that need not wait for the kernels in front.
 __device__ __forceinline__ void Clear(const FewProductsArgs& args, ChoiceScratch* scratch) {
   const int experts = args.routing.num_experts;
   const uint32_t all = (1u << args.tokens) - 1;

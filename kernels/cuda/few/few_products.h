@@ -14,7 +14,7 @@ struct CUstream_st;
 
 namespace moert::cuda {
 
-/// What the launch behind a gate's logits wants to be zero.
+/// Memory that the launch behind a gate's logits wants to be zero.
 struct GateZeros {
   int32_t* ready = nullptr;  // [tiles]
   int32_t tiles = 0;

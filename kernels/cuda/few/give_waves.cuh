@@ -1,5 +1,5 @@
-// What the rest of a call goes by behind its decision (serve_call.cuh): both waves of experts for
-// the products, or slots for a host's own.
+// The call's results behind its decision (serve_call.cuh): both waves of experts for the products,
+// or slots for a host's own.
 #ifndef MOERT_KERNELS_CUDA_FEW_GIVE_WAVES_CUH_
 #define MOERT_KERNELS_CUDA_FEW_GIVE_WAVES_CUH_
 

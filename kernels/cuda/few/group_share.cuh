@@ -28,7 +28,7 @@ constexpr uint64_t TopKInverse(int top_k) {
   return ((uint64_t{1} << 32) + static_cast<uint64_t>(top_k) - 1) / static_cast<uint64_t>(top_k);
 }
 
-/// What a warp works on shares with, one after the other.
+/// A warp works on shares with these, one after the other.
 struct Share {
   const GroupGemmArgs& args;
   float* const reduce;
@@ -39,8 +39,8 @@ struct Share {
   int buffer = 0;
 };
 
-/// What a launch needs of a tile, read at once and before anything else: each read anew, behind a
-/// wait for memory, takes as long as all of them.
+/// A launch's view of a tile, read at once and before anything else: each read anew, behind a wait
+/// for memory, takes as long as all of them.
 struct ResolvedTile {
   int index;
   TileMatrix m;

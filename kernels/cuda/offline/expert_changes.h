@@ -1,4 +1,4 @@
-// What is done to an expert's rows between its products while the effects of quantizing it are
+// Operations on an expert's rows between its products while the effects of quantizing it are
 // measured (lib/offline/sensitivity.h).
 #ifndef MOERT_KERNELS_CUDA_OFFLINE_EXPERT_CHANGES_H_
 #define MOERT_KERNELS_CUDA_OFFLINE_EXPERT_CHANGES_H_

@@ -1,5 +1,5 @@
-// What the search for a group's scale computes on a device, as plain functions: the same code for
-// tests on a host. Rounded as on the CPU (lib/offline/rtn_candidates.cc, lib/offline/hqq.cc), for
+// The search for a group's scale on a device, as plain functions: the same code for tests on a
+// host. Rounded as on the CPU (lib/offline/rtn_candidates.cc, lib/offline/hqq.cc), for
 // files that include this are compiled without fused products.
 #ifndef MOERT_KERNELS_CUDA_OFFLINE_FIT_MATH_H_
 #define MOERT_KERNELS_CUDA_OFFLINE_FIT_MATH_H_

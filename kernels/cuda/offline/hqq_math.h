@@ -82,7 +82,7 @@ MOERT_HOST_DEVICE bool IterateHqq(const HqqForm& form, const float* values, int 
   return ++c->iteration < form.iterations;
 }
 
-/// What comes of a candidate, as it will be stored. A scale of 0: nothing that can be stored.
+/// A candidate's result, as it will be stored. A scale of 0: nothing that can be stored.
 MOERT_HOST_DEVICE Fit StoredHqq(const HqqForm& form, const HqqCandidate& c) {
   const float scale = NearestBf16(form.symmetric ? c.best : c.scale);
   const float offset = form.symmetric ? 0 : NearestBf16(c.best * c.scale);

@@ -63,7 +63,7 @@ MOERT_HOST_DEVICE float StoredScale(RangeForm::Scales type, float scale) {
   return Undecided().scale;
 }
 
-/// What spans a share of [low, high], as it will be stored.
+/// The scale and zero that span a share of [low, high], as they will be stored.
 MOERT_HOST_DEVICE Fit SpanningFit(const RangeForm& form, float low, float high, float share) {
   low *= share;
   high *= share;

@@ -140,7 +140,7 @@ __device__ __forceinline__ void FragmentW4A8(uint32_t w, uint32_t& low, uint32_t
 }
 constexpr float kW4A8Unit = 16;
 
-/// What turns sums of fragment values into sums of weights, of rows g and g + 8.
+/// Turns sums of fragment values into sums of weights, of rows g and g + 8.
 template <Packing kPacking>
 struct Decoding {
   float offset[2];  // of the values, in units of the scale

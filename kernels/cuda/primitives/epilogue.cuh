@@ -149,7 +149,7 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
   GroupBarrier(slices_log2, warp);
   const float* group = reduce + (warp >> slices_log2 << slices_log2) * kReduceFloats;
   const int first = threadIdx.x & (threads - 1);
-  // What plain layers lack lies out of their way.
+  // Parameters that plain layers lack lie out of their way.
   const float* const biases = __builtin_expect(args.biased != 0, 0) ? biases_of() : nullptr;
 #pragma unroll
   for (int n = 0; n < kTokens8; ++n) {

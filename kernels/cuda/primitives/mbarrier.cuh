@@ -15,7 +15,7 @@ namespace moert::cuda {
 __device__ __forceinline__ void InitMbarrier(uint64_t* mbarrier) {
   asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(SharedAddress(mbarrier)) : "memory");
 }
-/// What this thread wrote before can be read by those who wait.
+/// Waiting threads can read the earlier writes of this thread.
 __device__ __forceinline__ void ArriveMbarrier(uint64_t* mbarrier) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
                    SharedAddress(mbarrier))

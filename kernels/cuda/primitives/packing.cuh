@@ -57,7 +57,7 @@ __device__ __forceinline__ int LaneChannels(int lane) {
   return (t >> 1) * (k32 ? 32 : 16) + (t & 1) * 8;
 }
 
-/// What L2 drops first: weights are read once; tables, activations and code stay.
+/// A hint that L2 drops these first: weights are read once; tables, activations and code stay.
 __device__ __forceinline__ uint64_t EvictFirst() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

@@ -55,8 +55,8 @@ __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, ui
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
-/// What ordinary stores wrote, of this thread or seen by it, is seen by bulk copies and tensor
-/// cores that it or those behind its next barrier begin.
+/// Bulk copies and tensor cores that this thread, or those behind its next barrier, begin see the
+/// ordinary stores that it wrote or saw.
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }

@@ -1,4 +1,4 @@
-// What is wanted soon, into the L1 cache.
+// Brings data that is wanted soon into the L1 cache.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PREFETCH_L1_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_PREFETCH_L1_CUH_
 

@@ -19,8 +19,8 @@ namespace moert::cuda {
 __device__ __forceinline__ uint32_t LowBytes(uint32_t v) { return __byte_perm(v, 0, 0x4140); }
 __device__ __forceinline__ uint32_t HighBytes(uint32_t v) { return __byte_perm(v, 0, 0x4342); }
 
-/// What e2m1 values as FragmentF4 has them are multiplied by, in bf16: a power of two, or a number
-/// of four significant bits. A weight then has at most six: exact. kFp4Unit: what is left to
+/// Factors of e2m1 values as FragmentF4 has them, in bf16: a power of two, or a number of four
+/// significant bits. A weight then has at most six: exact. kFp4Unit: what is left to
 /// multiply sums by. e8m0 scales from 2^-100 to 2^33 are exact so; larger ones become 2^33.
 template <Packing kPacking>
 constexpr float kFp4Unit = kPacking == Packing::kMxFp4 ? 0x1p32f : 0x1p8f;

@@ -26,7 +26,7 @@ MOERT_HOST_DEVICE constexpr int PromptGroups(Packing p) {
 /// Parts of a stage whose products begin one after the other, as scales change between them.
 MOERT_HOST_DEVICE constexpr int PromptParts(Packing p) { return p == Packing::kW4Group ? 2 : 1; }
 
-/// What of a matrix concerns the scales, beside where they are.
+/// A matrix's part that concerns the scales, beside where they are.
 struct PromptScaleForm {
   int32_t group_k16s, groups;
   int32_t zero_distance;  // 0: none

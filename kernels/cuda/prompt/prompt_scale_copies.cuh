@@ -24,7 +24,7 @@ __device__ __forceinline__ PromptScaleForm ScaleForm(const TileMatrix& m) {
   return form;
 }
 
-/// What of a tile concerns its scales.
+/// A tile's part that concerns its scales.
 struct ScaleSource {
   const uint8_t* scales;
   int second_scales, zero_distance, row_blocks, row_tile;
@@ -50,8 +50,8 @@ struct TileBlocks {
   static constexpr int kBlocks = Ring::kRowBlocks / kMatrices;  // of a matrix
 };
 
-/// What the weight warp knows of a tile's scales: of imported packings, which bring with every
-/// stage those of its groups, and their zeros.
+/// The weight warp's view of a tile's scales: of imported packings, which bring with every stage
+/// those of its groups, and their zeros.
 template <typename Ring, Packing kPacking, bool kGateUp, typename Slot>
 class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
   using Tile = TileBlocks<Ring, kGateUp>;
@@ -64,7 +64,7 @@ class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
     const int k16s = slot.form.group_k16s;
     shift_ = (k16s >= 2) + (k16s >= 4) + (k16s >= 8);
   }
-  /// What comes with stage k.
+  /// The scales that come with stage k.
   __device__ __forceinline__ uint32_t Bytes(int k) const {
     const int of_group = blocks_ * (kBlockBytes + (HasZero() ? 16 : 0));
     return min(max(4 >> shift_, 1), slot_.form.groups - First(k)) * Tile::kMatrices * of_group;
@@ -115,7 +115,7 @@ class RowStageCopies : TileBlocks<Ring, kGateUp> {
     pieces_ = (slot.k64s + kK64s - 1) / kK64s;
     of_group_ = (slot.group_k64s + kK64s - 1) / kK64s;
   }
-  /// What comes with the next stage.
+  /// The scales that come with the next stage.
   __device__ __forceinline__ uint32_t Bytes(int /*k*/) const {
     uint32_t bytes = 0;
     int next = next_;

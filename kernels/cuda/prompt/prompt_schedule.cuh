@@ -12,7 +12,7 @@ namespace moert::cuda {
 
 #ifdef MOERT_PROMPT_PRODUCTS
 
-/// What all warps want to know of a tile, by one thread.
+/// A tile as all warps want to know it, by one thread.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const PromptUnit& unit,
                                          int row_tile, PromptSlot<kMost>* slot) {

@@ -1,5 +1,5 @@
-// What family P does to sums between products: a lane has rows g and g + 8 of every block, columns
-// 2t and 2t + 1 of every 8.
+// Family P's operations on sums between products: a lane has rows g and g + 8 of every block,
+// columns 2t and 2t + 1 of every 8.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_SUMS_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_SUMS_CUH_
 

@@ -1,5 +1,5 @@
-// What a consumer warp group of family P does with a tile: one or two blocks of 64 rows of weights
-// by all columns.
+// A consumer warp group's work of family P on a tile: one or two blocks of 64 rows of weights by
+// all columns.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_TILE_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_TILE_CUH_
 

@@ -15,7 +15,7 @@ constexpr int kNowhere = kPromptPackings;  // of experts that have no tiles
 
 using Two = Several<int, 2>;
 
-/// What an expert has in one product.
+/// An expert's part in one product.
 struct Share {
   int unit, units, row_tiles, packing;
 };

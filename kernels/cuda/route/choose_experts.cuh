@@ -28,7 +28,7 @@ __device__ int SparseMixerPick(const DeviceRouting& routing, const float (&logit
   return e;
 }
 
-/// What a lane keeps of a token's choice: the lane's-th expert and its weight.
+/// A lane's part of a token's choice: the lane's-th expert and its weight.
 struct Chosen {
   int id = 0;
   float weight = 0;

@@ -23,7 +23,7 @@ struct RequestAccount {
   double mass_substituted = 0;
 };
 
-/// What the host learns of a call. Written to pinned host memory.
+/// The host's view of a call. Written to pinned host memory.
 struct ExpertCacheReport {
   uint32_t top_score[kFewExperts / 32];  // the set C
   uint32_t resident[kFewExperts / 32];   // what the rule went by
@@ -31,7 +31,7 @@ struct ExpertCacheReport {
   double worst_mass_share;
 };
 
-/// What the passes over a token's slots hand on. Scratch.
+/// State that the passes over a token's slots hand on. Scratch.
 struct ExpertCacheToken {
   float beta;
   int32_t has_beta;     // 0: as many experts as are eligible
@@ -47,8 +47,8 @@ struct ExpertCacheToken {
 struct ServedResidents {
   const ServedLayer* layer = nullptr;  // null: the host serves them
   const ServedExpert* rows = nullptr;  // [E]
-  /// Or null. What has not begun is dropped here, so that the rule and the decision behind it see
-  /// the same: whom it would have replaced stays. What has begun counts as there, its victim not.
+  /// Or null. A record that has not begun is dropped here, so that the rule and the decision behind
+  /// it see the same: its victim stays. A record that has begun counts as there, its victim not.
   LayerPrefetch* prefetch = nullptr;
   ServedTally* tally = nullptr;  // learns what was substituted
 };

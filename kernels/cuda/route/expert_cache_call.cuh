@@ -26,11 +26,11 @@ __device__ __forceinline__ void MarkThere(bool there, int word, Marks& marks) {
   marks.top[word] = marks.anchored[word] = 0;
 }
 
-/// What a listed prefetch is found to be: what has not begun is dropped.
+/// The outcome of a listed prefetch: one that has not begun is dropped.
 __device__ __forceinline__ int32_t CloseListed(PrefetchedRecord& record) {
   return atomicCAS(&record.state, kPrefetchListed, kPrefetchDropped);
 }
-/// What has begun counts as there, its victim, if there is one, not.
+/// A record that has begun counts as there, its victim, if there is one, not.
 __device__ __forceinline__ void MarkBegun(int comes, int victim, Marks& marks) {
   if (victim >= 0) atomicAnd(&marks.resident[victim / 32], ~(1U << (victim % 32)));
   atomicOr(&marks.resident[comes / 32], 1U << (comes % 32));

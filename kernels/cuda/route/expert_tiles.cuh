@@ -12,7 +12,7 @@ namespace moert::cuda {
 
 constexpr int kTileThreads = kFewExperts + 32;
 
-/// What an item costs, in bytes of bf16 that take as long: the bytes it reads, or the instructions
+/// The cost of an item, in bytes of bf16 that take as long: the bytes it reads, or the instructions
 /// where products of few bits are bound by them.
 __device__ inline int ItemCost(const TileMatrix& m, int tokens) {
   constexpr int kItem = 3000;
@@ -50,7 +50,7 @@ __device__ inline int ItemCost(const TileMatrix& m, int tokens) {
   return m.k64s * k64 + kItem;
 }
 
-/// What a tile of few tokens costs, in pieces of 64 of that unit: a whole layer's fit 32 bits.
+/// The cost of a tile of few tokens, in pieces of 64 of that unit: a whole layer's fit 32 bits.
 __device__ __forceinline__ int32_t SmallTileCost(const TileMatrix& m, int tokens) {
   return static_cast<int32_t>(int64_t{m.items} * ItemCost(m, tokens) / 64);
 }
@@ -76,7 +76,7 @@ struct TileScratch {
   ExpertWork work[kExperts + 1];
 };
 
-/// What an expert is to multiply.
+/// An expert's products.
 struct ExpertTokens {
   ExpertHandle handle;  // no record: nothing
   int count = 0;
@@ -110,7 +110,7 @@ __device__ __forceinline__ Position StartOf(const ExpertWork* work, int experts,
   return item >= items ? Position{at + 1, 0} : Position{at, max(item, 0)};
 }
 
-/// What an expert's `tiles` tiles cost in both products, for shares; the sum of these in `all`.
+/// The cost of an expert's `tiles` tiles in both products, for shares; the sum of these in `all`.
 __device__ __forceinline__ void FillCosts(const Tile& tile, int tiles, int count, ExpertWork* work,
                                           Several<int64_t, 3>* all) {
 #pragma unroll

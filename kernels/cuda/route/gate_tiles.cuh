@@ -164,7 +164,7 @@ __device__ __forceinline__ void MultiplyStage(uint32_t x, uint32_t weights, int 
   }
 }
 
-/// What the warps exchange for 16 tokens.
+/// The warps exchange these for 16 tokens.
 template <int kN>
 using GateSums = float[kGateParts][16][8 * kN + 8];
 
@@ -201,7 +201,7 @@ __device__ __forceinline__ void StoreSums(const GateArgs& args, int first_token,
   }
 }
 
-/// What is brought next, of rows or of weights: a step of a tile, and the stage that it goes to.
+/// The next bytes to bring, of rows or of weights: a step of a tile, and the stage that it goes to.
 template <int kStages>
 struct GatePlace {
   int tile, step, stage;

@@ -31,7 +31,7 @@ enum class DeviceRoutingKind : int32_t {
   kTopKSigmoid
 };
 
-/// What of moert::RoutingSpec the device executes: everything.
+/// The part of moert::RoutingSpec that the device executes: everything.
 struct DeviceRouting {
   DeviceRoutingKind kind = DeviceRoutingKind::kSoftmaxTopK;
   int32_t num_experts = 0;

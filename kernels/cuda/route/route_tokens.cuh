@@ -93,7 +93,7 @@ __device__ __forceinline__ void CountCall(const RouteFewArgs& args, const Select
 __host__ __device__ __forceinline__ bool LooksAtAll(int pairs, int experts) {
   return pairs * experts <= 1 << 13;
 }
-/// What a thread finds in the ids of a call.
+/// A thread's finding in the ids of a call.
 struct LookedAt {
   int count = 0;   // pairs of its expert
   int first = 0;   // of experts before it
@@ -116,7 +116,7 @@ __device__ __forceinline__ LookedAt LookAtAll(const int32_t* ids, const float* w
   return found;
 }
 
-/// What RouteTokens finds, in shared memory, of calls of up to kPairs pairs.
+/// The results of RouteTokens, in shared memory, of calls of up to kPairs pairs.
 template <int kPairs = kMaxPairs>
 struct RoutedPairs {
   __device__ RoutedPairs() {}

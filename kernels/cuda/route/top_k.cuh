@@ -40,7 +40,7 @@ __device__ __forceinline__ int Highest(const float (&key)[kPerLane], uint32_t ta
   return __reduce_min_sync(kFull, best == top ? e : kNoExpert);
 }
 
-/// What the lane that holds expert e has of it, in all lanes; marks it as taken there.
+/// Expert e as the lane that holds it has it, in all lanes; marks it as taken there.
 template <int kPerLane>
 __device__ float Take(const float (&value)[kPerLane], int e, int lane, uint32_t* taken) {
   float v = 0;

@@ -15,7 +15,7 @@ struct Architecture {
   /// Fills moe, names and whatever differs from the defaults of a decoder. The fields that all
   /// families share are already in `config`. Errors stay in `fields`.
   void (*read)(ConfigFields& fields, HfConfig& config);
-  // What the family's own configuration class takes for a field that the file does not have.
+  // The family's own configuration class takes these for fields that the file does not have.
   double rope_theta = 10000.0;
   double norm_eps = 1e-6;
   double partial_rotary = 1.0;

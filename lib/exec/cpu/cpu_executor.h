@@ -37,7 +37,7 @@ class CpuExecutor final : public Executor {
   void WeightInput(const ExecutorCall& call, const RoutingResult& routing);
   /// Adds the shared expert to the problems of a call of `pairs` slots.
   void AddShared(const ExecutorCall& call, int64_t pairs);
-  /// What the shared expert's output of row t is multiplied with.
+  /// The factor of the shared expert's output of row t.
   float SharedWeight(const ExecutorCall& call, int64_t t) const;
 
   const ExecutorParts parts_;

@@ -64,7 +64,7 @@ absl::StatusOr<CUcontext> PrimaryContext(int device) {
   return context;
 }
 
-/// What `enqueue` gives a stream of its own, done.
+/// Runs `enqueue` on a stream of its own, and waits for it.
 template <typename Enqueue>
 absl::Status OnOwnStream(const char* what, const Enqueue& enqueue) {
   const RelaxedCapture relaxed;

@@ -116,7 +116,7 @@ class CudaExecutor final : public Executor {
   absl::Status RunWhole(const ExecutorCall& call, const PolicyContext& context,
                         const VersionedStore& store, const GivenRouting* given,
                         const RoutingRule* rule);
-  /// What the launch that decides about a captured call does of its routing; `rule`: if any.
+  /// The routing's part in the launch that decides about a captured call; `rule`: if any.
   struct LastRouting {
     RouteFewArgs route;
     ExpertCacheArgs rule;
@@ -178,7 +178,7 @@ class CudaExecutor final : public Executor {
   bool CpuOffload(const ExecutorCall& call) const {
     return cpu_ != nullptr && call.hidden.rows <= cpu_->max_tokens();
   }
-  /// What family P does of a call.
+  /// Family P's part of a call.
   PromptPlan Prompt(const ExecutorCall& call) const;
   /// Rows as family P reads them, where the call has them like that; else they are to be rounded.
   struct PromptRows {
@@ -219,7 +219,7 @@ class CudaExecutor final : public Executor {
   /// also applies.
   absl::Status ServedProducts(const ExecutorCall& call, Phase phase, bool given,
                               const RouteFewArgs* route, const ExpertCacheArgs* rule);
-  /// What may be answered low of a captured call.
+  /// Misses of a captured call that may be answered low.
   LowCall LowOf(const ExecutorCall& call, Phase phase) const;
   ExpertSet AllExperts(const ExecutorCall& call) const;
   /// `given`: slots of an id below 0 are left out.

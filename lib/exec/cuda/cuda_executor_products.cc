@@ -207,8 +207,8 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase,
     status.Update(served_->Join(stream));  // also behind a failure: a capture is left whole
     return status.ok() ? Products(call, all, served.late) : status;
   }
-  // What was given to the CPU, and what is late, begins as soon as it is there: neither waits for
-  // other products.
+  // The CPU's experts and late ones begin as soon as they are there: neither waits for other
+  // products.
   if (status.ok() && served_->Shares(misses)) {
     status = served_->AwaitCpu(misses, w_.out, extent_.hidden, stream);
     if (status.ok()) {

@@ -1,5 +1,5 @@
-// What prefetches beside the host's stream where calls are not captured: predictions and copies of
-// what they list.
+// Prefetches beside the host's stream where calls are not captured: predictions, and copies of the
+// records that they list.
 #ifndef MOERT_LIB_EXEC_CUDA_PREFETCH_STREAM_H_
 #define MOERT_LIB_EXEC_CUDA_PREFETCH_STREAM_H_
 
@@ -35,7 +35,7 @@ class PrefetchStream {
   }
   cudaStream_t get() const { return stream_; }
 
-  /// What this gets from now on comes behind what `stream` has got.
+  /// Work that this gets from now on comes behind the work that `stream` has got.
   absl::Status Follow(cudaStream_t stream) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(begun_, stream));
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream_, begun_, 0));

@@ -145,7 +145,7 @@ class Allocator {
     return option;
   }
 
-  // What a Delta is multiplied with.
+  // The factor of a Delta.
   double Unit(const LayerCalibration& layer, int block) const {
     if (measure_ == LossMeasure::kDelta) return 1;
     if (measure_ == LossMeasure::kRelative) {

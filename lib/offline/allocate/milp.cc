@@ -36,8 +36,8 @@ struct Column {
   int option = 0;
 };
 
-// What is left of the problem when options that no better solution can hold are gone: those whose
-// reduced cost at the multiplier is more than what lies between the solution known and the bound.
+// The rest of the problem without options that no better solution can hold: those whose reduced
+// cost at the multiplier is more than the distance of the known solution and the bound.
 struct Core {
   std::vector<Column> columns;  // by item
   ChoiceSolution known;
@@ -138,7 +138,7 @@ absl::StatusOr<ChoiceSolution> SolveCore(const ChoiceProblem& problem, Core core
   ChoiceSolution s = core.known;
   const double* const x = Cbc_getColSolution(model.get());
   if (x != nullptr) TakeBetter(problem, core, x, &s);
-  // What CBC proved holds for the core; a better solution elsewhere there is none.
+  // CBC's proof holds for the core; a better solution elsewhere there is none.
   double bound = Cbc_getBestPossibleObjValue(model.get()) * units.cost;
   if (Cbc_isProvenOptimal(model.get())) bound = std::max(bound, s.cost * (1 - options.gap));
   if (std::isfinite(bound)) s.bound = std::min(s.cost, std::max(s.bound, bound));

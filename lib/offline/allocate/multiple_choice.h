@@ -1,6 +1,6 @@
 // The multiple-choice knapsack problem: one option for every item, the least total cost, the bytes
-// of all together within a capacity. What remains of MxMoE's allocation (Sec. 4 of the paper) once
-// loss and time are one number.
+// of all together within a capacity. The rest of MxMoE's allocation (Sec. 4 of the paper) once loss
+// and time are one number.
 #ifndef MOERT_LIB_OFFLINE_ALLOCATE_MULTIPLE_CHOICE_H_
 #define MOERT_LIB_OFFLINE_ALLOCATE_MULTIPLE_CHOICE_H_
 

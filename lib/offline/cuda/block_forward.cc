@@ -36,7 +36,7 @@ BlockForward::BlockForward(int device, const BlockRows& block, const ExpertReade
 absl::Status BlockForward::Run(std::vector<uint8_t>* done) {
   if (tokens_ == 0) return absl::OkStatus();
   const absl::Status status = RunOnDevice(done);
-  // What goes with this is read by no kernel.
+  // No kernel reads the memory that goes with this.
   if (stream_.stream != nullptr) cudaStreamSynchronize(stream_.stream);
   return read_error_.ok() ? status : absl::OkStatus();
 }

@@ -19,7 +19,7 @@
 
 namespace moert::offline {
 
-/// What is on the device at once.
+/// The matrices that are on the device at once.
 struct BlockLimits {
   int64_t row_bytes = int64_t{16} << 30;   // inputs and residual; fewer where less is free
   int64_t set_bytes = int64_t{512} << 20;  // weights of one of two sets

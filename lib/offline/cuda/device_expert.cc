@@ -15,7 +15,7 @@ namespace {
 
 using cuda::Carver;
 
-/// What Run needs; those behind it, what changes need. All row-major.
+/// Run needs these; those behind it, the changes. All row-major.
 struct RunMemory {
   float *gate_w, *up_w, *down_w;
   float *x, *gate, *up, *h, *y;

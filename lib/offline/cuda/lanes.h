@@ -1,4 +1,4 @@
-// What threads take turns with: streams and memory of a device, a lane for each call under way.
+// Threads take turns with streams and memory of a device: a lane for each call under way.
 #ifndef MOERT_LIB_OFFLINE_CUDA_LANES_H_
 #define MOERT_LIB_OFFLINE_CUDA_LANES_H_
 
@@ -17,7 +17,8 @@
 
 namespace moert::offline {
 
-/// Makes a buffer, of the device or what `make` makes, at least so large. What it held is lost.
+/// Makes a buffer, of the device or what `make` makes, at least so large. Its former contents are
+/// lost.
 inline absl::Status Grow(
     cuda::Buffer* buffer, int64_t bytes,
     absl::StatusOr<cuda::Buffer> (*make)(int64_t bytes) = cuda::Buffer::Device) {

@@ -135,7 +135,7 @@ class MeasuredCapacity final : public SlotDealer {
 
   /// Whether slots dealt by curves miss less than `even` ones. By what they were dealt by they
   /// always do: so each half of the calls deals, and the other judges; poor layers cost transient
-  /// slots besides. What is left of chance goes by the number of misses.
+  /// slots besides. The number of misses bounds the influence of chance.
   bool ClearlyBetter(int64_t slots, const std::vector<int>& even) const {
     const Curves one = CurvesOf(MissCurve::kOneHalf), other = CurvesOf(MissCurve::kOtherHalf);
     const double dealt =

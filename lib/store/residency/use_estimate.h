@@ -28,7 +28,7 @@ class UseEstimate {
   /// The experts that were ever chosen, those worth most first; of equals the more recent.
   absl::Span<const int32_t> Order() const { return order_; }
 
-  /// What it goes by, for somebody else to go on with, and back: [E], after `calls` calls.
+  /// Its state, for somebody else to go on with, and back: [E], after `calls` calls.
   int64_t calls() const { return calls_; }
   absl::Span<const ExpertUse> use() const { return use_; }
   void Resume(int64_t calls, absl::Span<const ExpertUse> use);

@@ -40,7 +40,7 @@ class WorthCache : public CachePolicy {
       case LayerEvent::Kind::kRouted: {
         MakeLayers(*event.context.model);
         Layer& layer = layers_[event.context.layer];
-        // What this order would have held when the call came.
+        // The contents of this order when the call came.
         dealer_->Observe(event, layer.use.Order());
         layer.use.Observe(event.routing);
         std::fill(layer.pending.begin(), layer.pending.end(), 0);

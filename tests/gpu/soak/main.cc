@@ -95,7 +95,7 @@ int64_t ResidentBytes() {
   return pages * sysconf(_SC_PAGESIZE);
 }
 
-/// What the process holds, and by how much more it may.
+/// The process's memory, and by how much more it may have.
 struct Held {
   int64_t device, heap, resident, descriptors, threads;
 
@@ -182,8 +182,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: gpu.soak [--shared] SECONDS [ROUND_SECONDS]\n");
     return 2;
   }
-  // What is counted must not grow when a thread allocates, or a kernel is launched, for the first
-  // time.
+  // Counts must not grow when a thread allocates, or a kernel is launched, for the first time.
   mallopt(M_ARENA_MAX, 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   const absl::Status cuda = moert::CudaStatus();

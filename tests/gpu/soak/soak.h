@@ -89,10 +89,10 @@ struct Expected {
   std::vector<float> x[kInputs], y[kInputs];
 };
 Expected ExpectedOutputs();
-/// Of the host's own kernel, [layer][expert].
+/// The output of the host's own kernel, [layer][expert].
 std::vector<std::vector<double>> ExpectedProducts(const test::OpaqueModel& model);
 
-// What the threads do until `stop`.
+// The threads' work until `stop`.
 
 /// Eager steps, between whose layers come leases, hints, budgets, cancellations and questions.
 void RunSteps(Engine* engine, const test::SyntheticSource& records, const Expected& expected,

@@ -1,6 +1,6 @@
 // Stands in for ggml's CUDA backend and for CUDA's driver: the CPU computes, in the host's memory,
-// when it is asked to. What depends on it is who gets which part of a graph, and in which memory.
-//   built as libggml-cuda.so, loaded by llama.cpp; and as libcuda.so.1, loaded by the plug-in
+// when it is asked to. It decides who gets which part of a graph, and in which memory. built as
+// libggml-cuda.so, loaded by llama.cpp; and as libcuda.so.1, loaded by the plug-in
 #include <ggml-backend-impl.h>
 #include <ggml-backend.h>
 

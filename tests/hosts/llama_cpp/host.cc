@@ -1,4 +1,4 @@
-// What the tests run of an unmodified llama.cpp.
+// Runs an unmodified llama.cpp for the tests.
 //   host quantize IN OUT TYPE         TYPE: see kTypes; those of k-quants mix, as users have them
 //   host logits MODEL OUT [MODE ...]  writes the logits of prompts and of decoding to OUT
 //     cpu_moe, override: what --cpu-moe and -ot exps=MOERT do; no_mmap; mlock; reload: the model
@@ -203,7 +203,7 @@ bool Logits(Host* host, std::vector<float>* logits, bool shift = false) {
   return host->Decode(at, 5, logits) && host->Decode(at + 5, 1, logits);
 }
 
-// What the process may still have: much less than the experts of a test model.
+// The address space that the process may still have: much less than the experts of a test model.
 bool LeaveLittleAddressSpace() {
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -222,7 +222,7 @@ bool LoadPlugInAgain() {
   return ggml_backend_reg_by_name("MOERT") == nullptr && ggml_backend_load(path) != nullptr;
 }
 
-// Of one model after the other; `logits` are the last one's.
+// Runs one model after the other; `logits` are the last one's.
 bool LogitsOf(const char* path, const Modes& modes, std::vector<float>* logits) {
   logits->clear();
   Host host(path, modes, 256);
@@ -267,7 +267,7 @@ double Milliseconds(std::chrono::steady_clock::time_point since) {
       .count();
 }
 
-// Of all threads.
+// The processor time of all threads.
 double CpuMilliseconds(std::clock_t since) {
   return 1e3 * static_cast<double>(std::clock() - since) / CLOCKS_PER_SEC;
 }

@@ -43,7 +43,7 @@ TEST_CASE("an input that one part alone reads needs no copy, in graph after grap
   std::vector<ggml_tensor*> memory(64);
   ggml_tensor a = {}, b = {}, both = {};
   InputUse use;
-  // Of graphs that follow one another, nodes may lie behind those of the last or in front.
+  // Nodes of graphs that follow one another may lie behind those of the last or in front.
   std::vector<std::unique_ptr<Graph>> graphs;
   for (const int at : {0, 8, 16, 4, 24}) {
     graphs.push_back(std::make_unique<Graph>(memory.data() + at, &a, &b, &both));

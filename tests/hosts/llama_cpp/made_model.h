@@ -42,8 +42,8 @@ Shape GptOss();
 
 inline constexpr float kCommon = 20;  // first element of every embedding; the others are N(0, 1)
 
-// How the values of a tensor are drawn. What is added to the residual stream leaves its first
-// element alone.
+// How the values of a tensor are drawn. Additions to the residual stream leave its first element
+// alone.
 enum class Kind { kOnes, kZeros, kEmbedding, kRouter, kAdded, kNormal };
 
 struct Tensor {

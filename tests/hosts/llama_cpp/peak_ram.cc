@@ -19,7 +19,7 @@ std::string Proc(pid_t pid, const char* name) {
 struct Use {
   int64_t held = 0, not_of_files = 0, read = 0;  // bytes
 
-  // What the process has reached by now, if it is more.
+  // The process's peak by now, if it is more.
   void Update(pid_t pid) {
     const int64_t page = sysconf(_SC_PAGESIZE);
     int64_t size = 0, resident = 0, of_files = 0;

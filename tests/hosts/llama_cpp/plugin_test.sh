@@ -91,7 +91,7 @@ MOERT_STRATEGY=fate same 25% "$model" stock.logits cpu_moe
 "$host" logits "$model" stock.logits parallel
 same 25% "$model" stock.logits parallel
 
-# What a server does: a context shift, the plug-in unloaded and loaded again; and a model in parts.
+# A server's steps: a context shift, the plug-in unloaded and loaded again; and a model in parts.
 model=qwen3moe.f16.gguf
 "$host" logits "$model" stock.logits shift
 same 25% "$model" stock.logits shift
@@ -196,8 +196,8 @@ for budget in 64 128; do
   [ "$held" -gt $((budget * 8 / 10)) ] && [ "$held" -lt $((budget + 48)) ] ||
     fail "with a budget of $budget MiB the process holds $held MiB"
 done
-# Without one, what a control group leaves is enough: the process is not killed. Of formats that mix,
-# slots take no more than experts.
+# Without one, what a control group leaves is enough: the process is not killed. Slots of mixed
+# formats take no more than experts.
 in_group() {  # MODEL MIB
   local status=0
   env GGML_BACKEND_PATH="$plugin" MOERT_STATS=1 MOERT_STRATEGY=on-demand "$here/in_group.sh" \

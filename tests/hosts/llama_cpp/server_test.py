@@ -181,7 +181,7 @@ def all_answers(server, gpu):
     answers = [one_by_one(server), together(server), shifted(server)]
     in_any_order(server, gpu)
     given_up(server)
-    # What came before has left nothing behind.
+    # The model before has left nothing behind.
     return answers + [[server.complete(prompt(20), 8, id_slot=slot)["tokens"] for slot in range(SLOTS)]]
 
 

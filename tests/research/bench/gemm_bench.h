@@ -16,7 +16,7 @@ namespace moert::cli {
 
 using cuda::Buffer;
 
-/// Of the copies within the device that are measured beside the products.
+/// Times of the copies within the device that are measured beside the products.
 constexpr int64_t kCopyBytes = int64_t{1} << 30;
 
 class GemmBench {
@@ -51,7 +51,7 @@ class GemmBench {
   /// Rows of x as the products of few tokens, or in integers, read them. besides: without plain
   /// rows, which the gate's launch has packed.
   absl::Status PackOperands(bool besides);
-  /// Whose tiles are made: what both kinds of tiles take. In gemm_layer.cc.
+  /// The kind of tiles that are made: the part that both kinds take. In gemm_layer.cc.
   template <typename Args>
   void DescribeExperts(int layer, Args* args) const;
   absl::Status PromptTiles(int layer);
@@ -61,11 +61,11 @@ class GemmBench {
   cuda::GroupGemmArgs GemmOf(int layer);
   absl::Status Products(int layer);
   cuda::DeviceRouting Routing() const;
-  /// What comes before the products of few tokens. The gate routes them as drawn.
+  /// The kernels before the products of few tokens. The gate routes them as drawn.
   absl::Status RouteFew(int layer);
   /// All but the weighted sum, where the products' launch chooses.
   absl::Status ChooseAndMultiply(int layer);
-  /// What comes before the products of more tokens. The ids grouped are the drawn ones.
+  /// The kernels before the products of more tokens. The ids grouped are the drawn ones.
   absl::Status RouteMany(int layer);
   /// All kernels of a layer whose experts are there.
   absl::Status Layer(int layer);

@@ -56,13 +56,13 @@ inline int64_t PromptXStride(const MoeLayerSpec& l) {
   return RoundUp(l.hidden, 64) * 2 + RoundUp(cuda::PromptSums(l.hidden) * 4, 128);
 }
 
-/// What the products of a version read.
+/// The products of a version read these.
 struct OperandsUsed {
   bool x[cuda::kOperands] = {};  // packed rows of x, by operand
   bool wide_h = false;           // some h is more than rounded before down
 };
 
-/// What the layers share.
+/// Shared by the layers.
 struct SharedBuffers {
   float* x;  // or bf16
   float* y;

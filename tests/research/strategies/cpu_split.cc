@@ -2,7 +2,7 @@
 // experts of the first N layers on the CPU): the last layers' experts live in the fast tier, the
 // others are computed by the CPU where they are. Nothing moves once the fast tier is full.
 //
-// What it approximates: the split is llama.cpp's, by layers from the last; the layer at the
+// Approximations: the split is llama.cpp's, by layers from the last; the layer at the
 // boundary is split by expert index, so that the whole budget is used (llama.cpp splits whole
 // layers: this is in the baseline's favour). The fast tier fills at first use instead of at open.
 // Where no CPU executor stands beside the fast tier (the CPU backend), what is not held is loaded

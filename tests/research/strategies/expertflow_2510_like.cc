@@ -2,7 +2,7 @@
 // does it, for comparison. The model's own routing, a two-level LRU cache, predicted experts
 // fetched ahead, misses loaded on demand.
 //
-// What it approximates:
+// Approximations:
 //  - its two-level cache is taken as published: experts that are predicted and not used yet are on
 //    the upper level and leave last; below, the least recently used leaves;
 //  - its predictor, a random forest over token features and pre-gate scores, is replaced by the

@@ -2,7 +2,7 @@
 // comparison. The model's own routing, a cache, all of the predicted experts fetched ahead, misses
 // loaded on demand.
 //
-// What it approximates:
+// Approximations:
 //  - its routing path predictor, a trained transformer that sees whole sequences in advance, is
 //    replaced by the next layer's gate on this layer's input: no training, one layer ahead;
 //  - its cache, which corrects mispredictions while they are computed, is an LRU cache whose wrong

@@ -1,7 +1,7 @@
 // hybrimoe-like: what HybriMoE (arXiv 2504.05897) adds to expert offloading, for comparison. The
 // model's own routing, a score-aware cache, gate-based prefetch and a CPU that shares the misses.
 //
-// What it approximates:
+// Approximations:
 //  - its cache by Minus Recent Score is taken as published: S <- a TopP(s) + (1 - a) S with TopP
 //    keeping the 2k highest scores, lowest S leaves;
 //  - its scheduling simulation of CPU, link and GPU queues is replaced by the split of the misses

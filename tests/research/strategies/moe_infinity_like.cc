@@ -2,7 +2,7 @@
 // for comparison. The model's own routing, prefetch and eviction by the recorded sequence whose
 // experts are most like those of the running one.
 //
-// What it approximates:
+// Approximations:
 //  - its activation matrices (tokens by layer and expert of one sequence) and their matching by
 //    cosine distance are taken as published; the collection keeps the newest `traces` sequences
 //    where the paper clusters them;
@@ -25,7 +25,7 @@ namespace {
 
 using Matrix = std::vector<std::vector<double>>;  // [L][E], tokens
 
-/// What prefetch and eviction of one engine share.
+/// Shared by prefetch and eviction of one engine.
 class ActivationTraces {
  public:
   ActivationTraces(int64_t sequence, int64_t traces) : sequence_(sequence), traces_(traces) {}

@@ -254,7 +254,7 @@ TEST_CASE("published configurations of recent models") {
     CHECK(layer.routing.kind == m.routing);
     CHECK(layer.routing.scaling == m.scaling);
     const std::string type = m.config["model_type"];
-    // What a softmax over the chosen ones gives adds up to 1.
+    // A softmax over the chosen ones adds up to 1.
     CHECK(layer.routing.renormalize == (type != "deepseek_v2" && type != "mixtral"));
     CHECK(layer.routing.selection_bias ==
           (layer.routing.kind == RoutingKind::kSigmoidGrouped || type == "ernie4_5_moe"));

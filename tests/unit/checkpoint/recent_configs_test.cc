@@ -1,5 +1,5 @@
-// What the readers make of configurations that publishers of recent families wrote (fields that say
-// nothing of sizes, routing or attention are left out), and of illegal ones.
+// The readers' results for configurations that publishers of recent families wrote (fields that say
+// nothing of sizes, routing or attention are left out), and for illegal ones.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>

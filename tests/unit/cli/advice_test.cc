@@ -82,11 +82,11 @@ TEST_CASE("on a GPU: what it lacks comes over the link, or from files where RAM 
   CHECK(files.placements[0].tiers.disk == Approx(0.25));
   CHECK(files.placements[0].speed.least ==
         Approx(1 / (layers + 1.5 / memory + 0.5 / 20 + 0.25 / 1)));
-  // What is no expert does not fit the card: the CPU.
+  // The dense parts do not fit the card: the CPU.
   const Advice small = Advise(Facts(), {32 * kGiB, kGiB}, RatesOf(20.0 * kGiB));
   CHECK_FALSE(small.on_device);
   CHECK_THAT(Text(small), Catch::Contains("the CPU runs the model"));
-  // What was not measured here is said.
+  // A rate that was not measured here is named.
   CHECK_THAT(Text(half),
              Catch::Contains("not measured here: ") && Catch::Contains("as on an H200"));
 }

@@ -1,4 +1,4 @@
-// What `auto` offers where a device serves misses: graded in the form that needs no host.
+// The offers of `auto` where a device serves misses: graded in the form that needs no host.
 #include <memory>
 
 #include "absl/strings/match.h"

@@ -1,4 +1,4 @@
-// What a host may bring or ask for: policies, threads, memory, a log; leases, hints, residency.
+// A host's own parts and requests: policies, threads, memory, a log; leases, hints, residency.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -240,7 +240,7 @@ TEST_CASE("leased experts are there, stay there, and are the source's bytes") {
   CHECK(engine->stats().lookups == 2);
   CHECK(engine->stats().loads == 2);
 
-  // Whatever else runs, in other steps, the bytes do not move.
+  // The bytes do not move, whatever other steps run.
   Outputs(engine.get(), 30, 3);
   CHECK(same(views[0]));
   CHECK(same(views[1]));

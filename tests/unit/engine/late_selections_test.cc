@@ -1,5 +1,5 @@
-// What an engine makes of calls that a device ran by itself and counted: a scripted device stands
-// for the one whose graphs are replayed.
+// An engine and calls that a device ran by itself and counted: a scripted device stands for the one
+// whose graphs are replayed.
 #include <memory>
 #include <utility>
 

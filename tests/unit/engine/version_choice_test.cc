@@ -1,4 +1,4 @@
-// What versions are predicted to lose, and which one is taken within an accepted loss.
+// The predicted losses of versions, and the one that is taken within an accepted loss.
 #include "moert/version_choice.h"
 
 #include <algorithm>

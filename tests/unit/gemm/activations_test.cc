@@ -1,5 +1,5 @@
-// What lies between an expert's products, its biases and a missing gate: every kernel set against
-// the oracle, and bit for bit however the tokens are cut.
+// The function between an expert's products, its biases and a missing gate: every kernel set
+// against the oracle, and bit for bit however the tokens are cut.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -25,7 +25,7 @@ bool Supports(absl::string_view name) {
   return std::any_of(sets.begin(), sets.end(), [&](const KernelSet* s) { return name == s->name; });
 }
 
-// What the kernel of bf16 weights was given.
+// The arguments of the kernel of bf16 weights.
 std::vector<uint8_t>* captured = nullptr;
 void Capture(const BlockGemmArgs& args) {
   captured->insert(captured->end(), args.weights[0], args.weights[0] + args.k16s * kBf16PieceBytes);

@@ -55,7 +55,7 @@ TEST_CASE("NaN passes through gated activations") {
   }
 }
 
-// A row block that is the identity: row r reads channel r of the piece. What comes out is then the
+// A row block that is the identity: row r reads channel r of the piece. The result is then the
 // packed value itself, whatever the operand form.
 TEST_CASE("packing keeps, rounds or zeroes every channel") {
   const KernelSet* set = GENERATE(from_range(SupportedKernelSets()));

@@ -237,8 +237,8 @@ TEST_CASE("float products lie within the bound of the reference's") {
     const int most = wide ? kMaxColumns : kNarrowColumns;
     const auto expected = Multiply(reference, c, weights, rows, valid, 0, 2, 0, most);
     const auto got = Multiply(kernels, c, weights, rows, valid, 0, 2, 0, most, wide);
-    // Of the largest terms: |x| about 12, weights up to 2^(bits - 1) * 0.01 (e4m3: 448) on either
-    // side.
+    // The bound by the largest terms: |x| about 12, weights up to 2^(bits - 1) * 0.01 (e4m3: 448)
+    // on either side.
     const double most_code = c.kind == kF8Weights ? 448 : 1 << (kBitsOf[c.kind] - 1);
     const double norm = 12 * 0.01 * most_code * std::sqrt(static_cast<double>(valid));
     for (size_t i = 0; i < got.size(); ++i) REQUIRE(std::abs(got[i] - expected[i]) <= 1e-6 * norm);

@@ -72,7 +72,7 @@ TEST_CASE("a finer granularity never loses more; gate and up are tied unless it 
       CHECK(a->loss <= last * (1 + 1e-4));
       last = a->loss;
       for (const ExpertFormat& f : a->version.formats) CHECK(f.gate == f.up);
-      // What is predicted of the plan is what was optimized.
+      // The plan's prediction is the optimized value.
       const auto again = Predict(c, o, a->version);
       REQUIRE_OK(again.status());
       CHECK(again->loss == Approx(a->loss));
@@ -245,7 +245,7 @@ TEST_CASE("the shipped cost table knows what a GPU executes") {
                            "w3a16_g128_asym", "w3a16_g-1_asym", "w2a16_g64_asym", "w2a16_g128_asym",
                            "w2a16_g-1_asym", "w8a8", "w4a8_g128"}) {
     INFO(name);
-    // Of a matrix of 2048 x 768: a tenth of a microsecond to a hundred of them, and never
+    // Costs of a matrix of 2048 x 768: a tenth of a microsecond to a hundred of them, and never
     // less for more tokens.
     const auto scheme = *Scheme::Parse(name);
     double last = 0;

@@ -73,7 +73,7 @@ int LaunchActivate(const DeviceActivation&, const float* gate, const float* up, 
   });
 }
 
-// Of the same files, not called.
+// Functions of the same files, not called.
 int LaunchAddProduct(const DenseMatrix&, const DenseMatrix&, float*, int64_t, int64_t, int64_t,
                      int64_t, CUstream_st*) {
   return cudaErrorUnknown;
@@ -162,7 +162,7 @@ struct Block {
   }
 };
 
-/// What a block's rows become.
+/// The rows of a block behind it.
 struct Run {
   absl::Status status, read;
   std::vector<float> residual;

@@ -1,4 +1,4 @@
-// What a device computes in search of a group's scale, on the host: the same bits as the CPU's
+// A device's arithmetic in search of a group's scale, on the host: the same bits as the CPU's
 // search wherever it does not leave the group to that, and it leaves few ordinary groups.
 #include <algorithm>
 #include <bit>

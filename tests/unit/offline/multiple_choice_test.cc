@@ -120,7 +120,7 @@ TEST_CASE("the product of loss and time: within its gap of the best") {
       CHECK(s->bytes <= p.capacity);
       CHECK(got >= best * (1 - 1e-9));
       CHECK(got * (1 - s->gap) <= best * (1 + 1e-9));  // the bound is one
-      // Of six items, rounding a relaxation may misplace a large part.
+      // Rounding a relaxation may misplace a large part of six items.
       CHECK(got <= best * (HaveMilp() ? 1.1 : 1.3));
       total_gap += s->gap;
     }

@@ -85,7 +85,7 @@ class CpuExpert final : public DeviceExpert {
     return layout.scheme.scales != ScaleType::kE4M3;
   }
 
-  // What calibration asks for.
+  // Calibration asks for these.
   absl::Status Hidden(float*) override { return absl::UnimplementedError("unused"); }
   absl::Status SetInputs(const float*, const float*) override {
     return absl::UnimplementedError("unused");

@@ -53,7 +53,7 @@ absl::Status ThereAndBack(const Way& way, int64_t a, int64_t b, bool* right) {
   const Values first = Random(a, &rng), second = Random(b, &rng);
   Values device_a(first.size()), device_b(second.size()), passing = first;
   *right = false;
-  // What is late must not write into memory that is gone.
+  // Late copies must not write into memory that is gone.
   struct Waiting {
     ~Waiting() { runtime.WaitForAll(); }
   } const waiting;

@@ -1,4 +1,4 @@
-// What a model could be served in within an accepted loss.
+// The versions in which a model could be served within an accepted loss.
 #include "moert/offline/versions_within.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // Golden files: tests/data/packs/v<format version> freezes what a pack of that version is, byte for
-// byte, with records of every scheme. Whatever changes those bytes changes the format: raise
+// byte, with records of every scheme. A change of those bytes changes the format: raise
 // kPackFormatVersion, let readers refuse the old one, and write new files with
-//   unit.pack.golden_pack_test "[write]"
+// unit.pack.golden_pack_test "[write]"
 #include <cmath>
 #include <cstring>
 #include <filesystem>

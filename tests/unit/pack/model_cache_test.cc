@@ -149,7 +149,7 @@ TEST_CASE("a changed checkpoint gets a new pack") {
   const RecordBuffer buffer(49152);
   REQUIRE_OK((*source)->ReadRecord(0, 0, 0, buffer.span()));
   CHECK(std::to_integer<char>(buffer.data()[0]) == bytes[static_cast<size_t>(t->offset)]);
-  // What the folder held before is nobody's any more; another checkpoint's pack stays.
+  // A pack of the folder's former contents is nobody's any more; another checkpoint's pack stays.
   CHECK(Packs(dir / "cache").size() == 1);
   REQUIRE_OK(OpenModel(kTiny, Options(dir / "cache", &calls)).status());
   bytes[static_cast<size_t>(t->offset)] ^= 2;
@@ -181,7 +181,7 @@ TEST_CASE("a pack of another format version, and a broken one, are rebuilt silen
   auto manifest = nlohmann::json::parse(test::ReadFile(pack + "/moert.json"));
   manifest["format_version"] = 0;
   test::WriteFile(pack + "/moert.json", manifest.dump());
-  // What an interrupted writer and an older library would have left.
+  // The leftovers of an interrupted writer and of an older library.
   fs::create_directories(pack + ".tmp-12345678");
   fs::create_directories(pack.substr(0, pack.size() - 1) + "0");
   fs::create_directories(dir / "cache/somebody-elses");

@@ -30,7 +30,7 @@ std::vector<std::vector<double>> ZipfLoads(int layers, int experts, double expon
   return loads;
 }
 
-/// Of each rank.
+/// The load of each rank.
 std::vector<double> RankLoads(const std::vector<std::vector<int32_t>>& owners,
                               const std::vector<double>& loads, int ranks) {
   std::vector<double> load(static_cast<size_t>(ranks));

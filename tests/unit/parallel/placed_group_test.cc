@@ -178,7 +178,7 @@ TEST_CASE("measured loads make the next placement") {
     if (!status.ok()) return status;
     const int64_t before = (*parallel)->engine()->stats().lookups;
     status = CheckedStep(parallel->get(), r, work, expected, false);
-    // What this rank computes now: at most the experts it owns.
+    // Experts that this rank computes now: at most the experts it owns.
     highest[r] = static_cast<double>((*parallel)->engine()->stats().lookups - before);
     return status;
   });

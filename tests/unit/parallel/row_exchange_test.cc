@@ -16,7 +16,7 @@ namespace {
 
 using test::OnRanks;
 
-/// What the kernels of a device do, in host memory.
+/// The kernels of a device, in host memory.
 class HostKernels final : public RowKernels {
  public:
   absl::StatusOr<std::byte*> Allocate(int64_t bytes) override {
@@ -141,7 +141,7 @@ TEST_CASE("rows and their routing reach every rank, in the order of the ranks") 
         status.Update(Same(all.rows == kRows * size && all.cols == kHidden && all.dtype == dtype &&
                                all_routing.place == Place::kDevice,
                            "another shape"));
-        // What kernels read 16 bytes at a time.
+        // Kernels read these 16 bytes at a time.
         status.Update(Same(all.row_stride * DTypeBytes(dtype) % 16 == 0, "not aligned"));
         for (int64_t t = 0; t < all.rows; ++t) {
           const int from = static_cast<int>(t / kRows);

@@ -86,7 +86,7 @@ bool Holds(const ExpertSource& shared, const SyntheticSource& source) {
   return source.reads() == reads;
 }
 
-/// What a process of its own returns, 0 to 255; 1000 if it was killed.
+/// The exit status of a process of its own, 0 to 255; 1000 if it was killed.
 class Child {
  public:
   explicit Child(const std::function<int()>& run) : pid_(::fork()) {

@@ -1,4 +1,4 @@
-// What the scheduler asks a placement policy with: times of this machine, corrected by measurement.
+// The scheduler's question to a placement policy: times of this machine, corrected by measurement.
 #include "plan/layer_planner.h"
 
 #include <cmath>
@@ -68,7 +68,7 @@ struct Fixture {
     cpu.version = version;
     return LayerPlanner(&policy, &profile, store.get(), cpu);
   }
-  /// What an expert of `tokens` tokens is said to take the CPU.
+  /// The CPU's modelled time for an expert of `tokens` tokens.
   int64_t CpuNs(LayerPlanner* scheduler, int tokens, Phase phase = Phase::kDecode) {
     RoutingResult routing;
     routing.tokens = tokens;

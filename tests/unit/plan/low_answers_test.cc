@@ -1,4 +1,4 @@
-// What may be answered low is bounded for every request by itself; a device decides as the host.
+// Low answers are bounded for every request by itself; a device decides as the host.
 #include "plan/low_answers.h"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ TEST_CASE("an expert of several requests asks all of them") {
 
 constexpr int kExperts = 16, kTopK = 4;
 
-/// What a device does of a call (kernels/cuda/cache/answer_low.cuh), a thread after the other.
+/// A device's part of a call (kernels/cuda/cache/answer_low.cuh), a thread after the other.
 std::vector<uint8_t> AnswerLow(const RoutingResult& routing, const LowCall& call,
                                const std::vector<uint8_t>& missing, double patience) {
   // Rows in no order: the threads' own.

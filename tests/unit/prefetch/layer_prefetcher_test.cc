@@ -1,4 +1,5 @@
-// What the prefetcher admits, what it leaves alone, and that it never keeps a demand load waiting.
+// The prefetcher admits some predictions, leaves others alone, and never keeps a demand load
+// waiting.
 #include "prefetch/layer_prefetcher.h"
 
 #include "store/block_pool.h"
@@ -144,7 +145,7 @@ TEST_CASE("as many prefetches as fit the window, the best ones") {
   CHECK(!f.Present(1, 3));
   CHECK(f.oracle.last.window_ns == 2100);
   CHECK(f.oracle.last.transfer_ns == 1000);
-  // Of four lookups the prediction names three; two were in the window.
+  // The prediction names three of four lookups; two were in the window.
   CHECK(f.Call(1, {5, 4, 3, 7}, {}, 2500) == 2000);
   CHECK(f.prefetcher->stats().predicted == 4);
   CHECK(f.prefetcher->stats().recalled == 3);
@@ -274,7 +275,7 @@ TEST_CASE("beside a CPU that computes what is late, late transfers only fill fre
     CHECK(!f.store->HasFreeSlot(1));
     f.Call(0, {0, 1}, {6}, 900);
     CHECK(f.prefetcher->stats().issued == (cpu_offload ? 2 : 3));
-    // What is early goes as ever.
+    // Early transfers go as ever.
     Fixture early(6, MakeCachePolicy({}), cpu_offload);
     early.Load(1, {0, 1});
     early.Call(0, {0, 1}, {6}, 2500);

@@ -74,7 +74,7 @@ TEST_CASE("steps of different sizes are not compared") {
   PrefetchControl control;
   for (int i = 0; i < 5000; ++i) {
     const int64_t rows = i % 7 + 1;
-    // Whatever runs without prefetch would look faster.
+    // Any step without prefetch would look faster.
     control.StepDone(rows, control.prefetching() ? 1000 : 100);
     REQUIRE(control.prefetching());
   }

@@ -34,7 +34,7 @@ class Malloc final : public HostAllocator {
 using MakePool = std::function<absl::StatusOr<std::unique_ptr<BlockPool>>(
     const BlockSizes& sizes, int64_t limit, BudgetTracker* budget)>;
 
-/// Of RAM, of nothing, of a host's allocator.
+/// Makes pools of RAM, of nothing, of a host's allocator.
 std::vector<MakePool> Kinds(Malloc* allocator) {
   return {[](const BlockSizes& sizes, int64_t limit, BudgetTracker* budget) {
             return MakeRamBlockPool(sizes, limit, budget);
@@ -158,7 +158,7 @@ TEST_CASE("memory moves between classes of blocks, within the bytes that are all
   CHECK_FALSE(MakeRamBlockPool(BlockSizes({{INT64_MAX, 2}}, {0, 0}), 1, &budget).ok());
 }
 
-/// Of the mapping that holds `address`: a line of /proc/self/smaps, without its name.
+/// The mapping that holds `address`: a line of /proc/self/smaps, without its name.
 std::string MappingLine(const std::byte* address, const std::string& name) {
   std::ifstream maps("/proc/self/smaps");
   bool here = false;

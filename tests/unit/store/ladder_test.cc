@@ -315,7 +315,7 @@ TEST_CASE("the invariant under random decisions, arrivals, failures and budgets"
   CHECK(f.manager->stats().promotions > 50);
   CHECK(f.manager->stats().demotions > 50);
   CHECK(resizes > 5);
-  // Whatever failed, all of it can still move: everybody down, then as many up as there is room.
+  // After any failure all of it can still move: everybody down, then as many up as there is room.
   f.script.next = {};
   f.Settle();
   for (int e = 0; e < kExperts; ++e) {

@@ -106,7 +106,7 @@ struct Cache {
     return call;
   }
 
-  /// Of the rule by average score, the call added.
+  /// The sums of the rule by average score, the call added.
   static std::vector<double> Sums(LentLayer* loan, const RoutingResult& routing) {
     const auto window = static_cast<int>(loan->scores.size() / kExperts);
     const int64_t row = ScoreSums::Row(loan->calls++, window);
@@ -117,7 +117,7 @@ struct Cache {
     }
     return loan->sums;
   }
-  /// Of the rules by worth and by average score, the call added; else empty.
+  /// The worth by the rules by worth and by average score, the call added; else empty.
   static std::vector<double> Worth(LentLayer* loan, const RoutingResult& routing) {
     if (!loan->sums.empty()) return Sums(loan, routing);
     std::vector<double> worth(loan->use.size());

@@ -95,7 +95,7 @@ struct Fixture {
     context.now_ns = now_ns;
     return context;
   }
-  /// What the script says is decided at the end of a step; here of one just before this one.
+  /// The script's decision comes at the end of a step; here of one just before this one.
   int64_t Begin() {
     manager->AfterStep(Context());
     manager->BeforeStep(Context());
@@ -447,7 +447,7 @@ TEST_CASE("the invariant under random decisions, arrivals, failures, overlaps an
   CHECK(torn > 20);
   CHECK(overlaps > 20);
   CHECK(resizes > 2);
-  // What is left settles, and the pools hold what the two versions need and no more.
+  // The rest settles, and the pools hold what the two versions need and no more.
   while (!f.open.empty()) f.End(f.open.begin()->first);
   for (int i = 0; i < 8; ++i) {
     while (f.queue->waiting() > 0) f.queue->Finish(0);

@@ -213,7 +213,7 @@ TEST_CASE("the invariant under random promotions, demotions, overlapping steps a
   Fixture f(3, 12);
   f.LoadAll(1);
   std::vector<int64_t> open;
-  // What each open step saw when it began: it must see the same for as long as it is open.
+  // The view of each open step when it began: it must see the same for as long as it is open.
   std::map<int64_t, std::vector<int>> seen;
   std::vector<int> opened;
   int switches = 0, refused = 0;

@@ -220,8 +220,7 @@ TEST_CASE("margin, chance and rank slack keep a newcomer out") {
   CHECK(!enters("margin=0,noise=0,slack=2", 50, kHigh - 2));
 }
 
-/// What the rule says of one layer, word by word: everybody ranked, newcomers from the hottest
-/// down.
+/// The rule for one layer, word by word: everybody ranked, newcomers from the hottest down.
 PrecisionDecision ByTheRule(const std::vector<int64_t>& h, std::vector<uint8_t> high, int capacity,
                             double margin, double noise, int slack) {
   std::vector<int> order(kExperts);

@@ -152,7 +152,8 @@ TEST_CASE("low copies that decode hits are replaced behind the call, or kept") {
   CHECK(low_answers <= 4 * 12);  // once an expert
   CHECK(upgraded.after.evictions == 0);
   CHECK(!SameBits(upgraded.decode, high.decode));
-  // What was used once is high from then on: the last step uses no expert for the first time.
+  // An expert that was used once is high from then on: the last step uses no expert for the first
+  // time.
   const size_t last = upgraded.decode.size() - 4 * 96;
   CHECK(std::memcmp(&upgraded.decode[last], &high.decode[last], 4 * 96 * sizeof(float)) == 0);
 }

@@ -102,7 +102,7 @@ struct Driver {
     }
     return loss;
   }
-  /// Of the choice that knows the rates.
+  /// The loss of the choice that knows the rates.
   double Hindsight(const std::vector<double>& rates) const {
     std::vector<double> loss;
     std::vector<UseBand> uses;

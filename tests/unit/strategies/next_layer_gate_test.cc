@@ -1,4 +1,4 @@
-// What the next layer's gate selects, and in which order.
+// The next layer's gate selects these, in this order.
 #include "prefetch/next_layer_gate.h"
 
 #include "tests/support/catch.h"

@@ -83,7 +83,7 @@ class Ruled final : public ResidencyPolicy {
   const ResidencyRule rule_;
 };
 
-/// What an engine says to a residency rule.
+/// The messages of an engine to a residency rule.
 std::string Refusal(const ResidencyRule& rule) {
   EngineOptions options = Options("on-demand", 0.5);
   options.customize_strategy = [&](Strategy* strategy) {

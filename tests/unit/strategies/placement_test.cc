@@ -19,7 +19,7 @@ TEST_CASE("a balanced CPU takes misses, and steps get shorter") {
   CHECK(balanced.stats.balance_load_ns > 0);
   CHECK(balanced.stats.balance_cpu_ns > 0);
   CHECK(balanced.stats.policy_fallbacks == 0);
-  // What the CPU computes is neither a hit nor a load.
+  // Experts that the CPU computes are neither hits nor loads.
   for (const char* strategy : {"importance:alpha=0,balancer=1", "importance:alpha=0,fill=0"}) {
     const EngineStats s = Simulate(strategy, 0.4, true).stats;
     INFO(strategy);

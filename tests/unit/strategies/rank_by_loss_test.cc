@@ -81,7 +81,7 @@ TEST_CASE("high versions go to the layers whose low ones lose most") {
   REQUIRE_OK(engine.status());
   CHECK(Highs(engine->get()) == std::vector<int>{0, 0, 9});
 
-  // What the whole model loses by such an error, where that was measured.
+  // The whole model's loss by such an error, where that was measured.
   Calibration probed = Calibrated(source.model(), {0.1, 0.2, 1});
   probed.probe_tokens = 1000;
   probed.probe_scheme = probed.schemes[0];

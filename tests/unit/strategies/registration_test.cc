@@ -160,7 +160,7 @@ TEST_CASE("names that are taken or illegal and registrations without a builder a
   refused({"keyed", "", {{"a", ""}, {"a", ""}}}, invalid, "declared twice");
   CHECK_THAT(std::string(RegisterStrategy({"nobody", "", {}}, nullptr).message()),
              Catch::Contains("builder must not be null"));
-  // What was refused left nothing behind.
+  // A refused strategy left nothing behind.
   for (const StrategyInfo& info : ListStrategies()) CHECK(info.name != "keyed");
 }
 

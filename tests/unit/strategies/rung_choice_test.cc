@@ -45,7 +45,7 @@ struct Instance {
     for (size_t i = 0; i < rungs.size(); ++i) sum += bytes[At(i, rungs[i])];
     return sum;
   }
-  /// Of all choices within `capacity` the one that loses least.
+  /// The choice within `capacity` that loses least.
   double Least(int64_t capacity) const {
     std::vector<uint8_t> rungs(uses.size(), 0);
     double least = Loss(rungs);

@@ -1,4 +1,4 @@
-// Who is worth a slot, who leaves, and which prefetch is refused.
+// The worth of experts for slots: who leaves, and which prefetch is refused.
 #include "store/residency/worth_cache.h"
 
 #include "store/residency/use_estimate.h"

@@ -20,7 +20,7 @@ struct Ended {
   std::string text;  // of standard error
 };
 
-/// What becomes of a process.
+/// The end of a process.
 template <typename Body>
 Ended InChild(const Body& body) {
   int ends[2];

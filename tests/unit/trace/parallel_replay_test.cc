@@ -116,7 +116,7 @@ TEST_CASE("replay on several GPUs") {
   far.node_bytes_per_s = 1e6;
   CHECK(run(2, 2, far).exchange_ms > run(4, 1, far).exchange_ms);
 
-  // Who owns what is the caller's choice: all that is used on one rank is as unbalanced as can be.
+  // The caller chooses the owners: all that is used on one rank is as unbalanced as can be.
   ParallelReplayOptions chosen;
   chosen.gpus = 2;
   chosen.links = free_links;

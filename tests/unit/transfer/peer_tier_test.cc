@@ -1,5 +1,5 @@
-// Who holds what, and who has to wait for whom: nothing is found that is about to be overwritten,
-// and nothing is overwritten that is being copied.
+// Holders and waiters: nothing is found that is about to be overwritten, and nothing is overwritten
+// that is being copied.
 #include "transfer/peer_tier.h"
 
 #include <cstring>

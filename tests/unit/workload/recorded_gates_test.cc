@@ -38,7 +38,7 @@ std::vector<float> RandomScores(std::mt19937* random, int experts) {
   return Softmax(logits);
 }
 
-// What a gate makes of a hidden state.
+// The logits that a gate makes of a hidden state.
 std::vector<float> Scores(const RecordedGates& gates, int layer, const float* x, int64_t hidden) {
   const std::vector<float> gate = gates.Gate(layer);
   std::vector<double> logits(gate.size() / hidden);

@@ -90,11 +90,11 @@ typedef struct moert_engine_options {
   const char *profile; /* of the machine: a file of `moert-bench probe --json`; NULL: "reference" */
   double link_gbps;    /* paces transfers, GB/s; 0: the device's own speed, or the profile's */
   const moert_thread_pool *thread_pool; /* in place of threads and cpus; NULL: the library's */
-  /* What can be seen. */
+  /* Observers. */
   const moert_logger *logger;         /* NULL: silence */
   const moert_trace_sink *trace_sink; /* sees every layer call; NULL: none */
   const char *trace_path; /* writes a routing trace; NULL: none. See trace_replace */
-  /* What it owns, and where. */
+  /* The part of the model that it owns, and its place. */
   const moert_shard *shard; /* NULL: the whole model */
   void *open_user_data;     /* of open_progress */
   /* Called by create, on its thread, behind each layer that a preloading strategy has loaded.

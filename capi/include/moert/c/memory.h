@@ -32,7 +32,7 @@ typedef struct moert_memory {
 } moert_memory;
 
 MOERT_API void moert_memory_init(moert_memory *memory, uint64_t size);
-/* What an engine would take; allocates nothing and needs no device. options NULL: the defaults.
+/* The bytes of an engine; allocates nothing and needs no device. options NULL: the defaults.
  * Thread-safe. Blocks only to read a profile file. Fails: as moert_engine_create does, but for what
  * takes memory or reads experts. */
 MOERT_API moert_code moert_memory_plan(const moert_source *source,

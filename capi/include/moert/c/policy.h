@@ -55,7 +55,7 @@ enum moert_rule_values {
   MOERT_RULE_EXPERT_CACHE = 1 /* near the threshold, resident experts are preferred; lossy */
 };
 
-/* What follows kind is the expert cache's. */
+/* The fields behind kind are the expert cache's. */
 typedef struct moert_routing_rule {
   uint64_t struct_size;
   moert_rule kind;
@@ -108,7 +108,7 @@ typedef struct moert_prefetch_rule {
 
 /* ---- Residency: how many slots has a layer, and who leaves? */
 
-/* What prefetching can do for one layer, as measured. It never changes. */
+/* The measured effect of prefetching on one layer. It never changes. */
 typedef struct moert_prefetch_outlook {
   double recall;    /* share of the layer's lookups that predictions name */
   double transfers; /* that fit the window before the layer asks */
@@ -297,7 +297,7 @@ typedef struct moert_policies {
   moert_code (*precision_decide)(void *user_data, const moert_precision_snapshot *snapshot,
                                  int64_t *promote, int64_t *num_promote, int64_t *demote,
                                  int64_t *num_demote);
-  /* What each expert is worth in high, any unit, [total_experts]: a smaller budget demotes those
+  /* The worth of each expert in high, any unit, [total_experts]: a smaller budget demotes those
    * that are worth least. */
   moert_code (*precision_worth)(void *user_data, const moert_precision_snapshot *snapshot,
                                 double *worth);

@@ -40,7 +40,7 @@ MOERT_API moert_code moert_source_open_pack(const char *pack_dir, moert_source *
 
 /* ---- A host's own weights. */
 
-/* What a host's source is asked for. */
+/* A host's source is asked for this. */
 typedef int32_t moert_part;
 enum moert_part_values {
   MOERT_PART_INVALID = -1,

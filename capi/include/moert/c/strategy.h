@@ -22,13 +22,13 @@ MOERT_API moert_code moert_strategy_at(int32_t index, moert_strategy_info *info,
 
 /* ---- Strategies of the host. */
 
-/* What a spec gives: the values of its keys. Valid during the factory's call. */
+/* The values of a spec's keys. Valid during the factory's call. */
 typedef struct moert_strategy_params moert_strategy_params;
 /* The text behind "key=", valid during the call too; NULL when the spec has no such key. Not
  * thread-safe. */
 MOERT_API const char *moert_strategy_params_get(moert_strategy_params *params, const char *key);
 
-/* What a factory makes. */
+/* The result of a factory. */
 typedef struct moert_strategy {
   uint64_t struct_size;
   const char *base; /* a spec: how the fast tier is used, and who decides what the policies leave

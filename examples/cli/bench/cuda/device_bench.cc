@@ -22,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using gpu::Buffer;
 
-/// What attention reads: far more than the device's caches hold, in turn.
+/// Attention reads this, in turn: far more than the device's caches hold.
 constexpr int64_t kAttentionMemory = int64_t{1} << 30;
 
 double MsSince(Clock::time_point begin) {

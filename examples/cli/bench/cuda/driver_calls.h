@@ -1,4 +1,4 @@
-// What a counter of driver calls, preloaded into the process, knows of the calling thread: see
+// Counts of the calling thread's driver calls, by a counter that is preloaded into the process: see
 // tests/gpu/driver_counter.cc. Nothing, where none is preloaded.
 #ifndef MOERT_EXAMPLES_CLI_BENCH_CUDA_DRIVER_CALLS_H_
 #define MOERT_EXAMPLES_CLI_BENCH_CUDA_DRIVER_CALLS_H_

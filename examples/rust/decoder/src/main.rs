@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tensor::{dot, load, Linear, Result, RmsNorm, Tensor};
 
-/// What stands where a candle model has its sparse MoE block: an engine to share, and a number.
+/// Stands where a candle model has its sparse MoE block: an engine to share, and a number.
 struct MoertMoe {
     layer: i32,
 }

@@ -11,7 +11,7 @@ use std::ptr;
 
 /// The counters that every host can use; `Engine::metrics` has all.
 pub type Stats = sys::moert_stats;
-/// What the budget pays for, in bytes.
+/// The parts of the budget, in bytes.
 pub type Memory = sys::moert_memory;
 
 /// Zeros and None mean the library's defaults. Engines of this crate run on the CPU backend: slices
@@ -41,7 +41,7 @@ pub struct Options {
     pub shard: Option<Shard>,
 }
 
-/// What time is.
+/// The kind of clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Clock {
     #[default]
@@ -53,7 +53,7 @@ pub enum Clock {
     Simulation,
 }
 
-/// What the host takes part in.
+/// The host's own parts.
 #[derive(Default)]
 pub struct Hooks {
     /// Decides in place of the strategy's policies.

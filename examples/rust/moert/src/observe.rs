@@ -1,4 +1,4 @@
-//! What an engine tells the host: its log, and every layer call.
+//! An engine's messages to the host: its log, and every layer call.
 use crate::engine::Phase;
 use crate::error::text;
 use crate::policy::array;

@@ -1,4 +1,4 @@
-//! Policies of the host as a trait. What a method does not decide, the strategy's own policy does.
+//! Policies of the host as a trait. The strategy's own policy decides where a method does not.
 //!
 //! Methods are called from one thread at a time while the engine is locked: they must not call the
 //! engine, and should not wait. They answer from what they are shown and what they remember.
@@ -67,7 +67,7 @@ pub enum Rule {
     },
 }
 
-/// What a prediction is made from; flags are 0 or 1, one an expert of the target layer.
+/// A prediction is made from these; flags are 0 or 1, one an expert of the target layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefetch<'a> {
     pub context: Context<'a>,
@@ -95,13 +95,13 @@ pub struct Prediction {
     pub tokens: i32,
 }
 
-/// What capacities are decided from.
+/// Capacities are decided from these.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity<'a> {
     /// The slots of the pool.
     pub slots: i64,
     pub layers: usize,
-    /// What prefetching can do for each layer, as measured: the share of its lookups that predictions
+    /// The measured effect of prefetching on each layer: the share of its lookups that predictions
     /// name, and the transfers that fit before it asks. Empty: no prefetch.
     pub prefetch: &'a [sys::moert_prefetch_outlook],
 }
@@ -224,7 +224,7 @@ pub trait Policies: Send + 'static {
     fn precision(&mut self, _precision: &Precision) -> Option<(Vec<i64>, Vec<i64>)> {
         None
     }
-    /// What each expert is worth in high: a smaller budget demotes those worth least.
+    /// The worth of each expert in high: a smaller budget demotes those worth least.
     fn worth(&mut self, _precision: &Precision) -> Option<Vec<f64>> {
         None
     }

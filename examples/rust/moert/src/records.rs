@@ -188,7 +188,7 @@ pub struct Slots<'step> {
     c: sys::moert_slots,
 }
 
-// What it shows is not written while it lives.
+// The bytes that it shows are not written while it lives.
 unsafe impl Send for Slots<'_> {}
 unsafe impl Sync for Slots<'_> {}
 

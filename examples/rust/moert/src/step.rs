@@ -15,7 +15,7 @@ use std::{ptr, slice};
 /// layer's, with what that layer's input would be if this were all. False: cannot tell.
 pub type PredictNext = Box<dyn Fn(i32, &[f32], &mut [f32]) -> bool + Send + Sync>;
 
-/// What else a step may begin with.
+/// A step may also begin with these.
 #[derive(Default)]
 pub struct StepOptions<'a> {
     /// One a row.
@@ -23,7 +23,7 @@ pub struct StepOptions<'a> {
     pub predict_next: Option<PredictNext>,
 }
 
-/// What `predict_next` of the C API is given.
+/// The arguments of `predict_next` of the C API.
 pub(crate) struct Predictor {
     pub predict: PredictNext,
 }
@@ -319,7 +319,7 @@ pub struct Lease<'step> {
     step: PhantomData<&'step ()>,
 }
 
-// What it shows is not written while it lives.
+// The bytes that it shows are not written while it lives.
 unsafe impl Send for Lease<'_> {}
 unsafe impl Sync for Lease<'_> {}
 

@@ -50,7 +50,7 @@ impl Params {
     }
 }
 
-/// What a factory makes: the policies, and the spec that decides what they leave.
+/// The result of a factory: the policies, and the spec that decides where they do not.
 pub struct Strategy {
     pub base: String,
     pub policies: Box<dyn Policies>,

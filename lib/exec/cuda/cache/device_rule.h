@@ -46,7 +46,7 @@ class DeviceRule {
                    const RoutingRule& rule, absl::Span<const int64_t> request_ids,
                    const ExpertHandle* handles, const RuleMirror& mirror, cudaStream_t stream);
 
-  /// What does the same in a capture, of a layer whose misses the device serves. A replay's rows
+  /// Does the same in a capture, for a layer whose misses the device serves. A replay's rows
   /// are of the requests of its own step.
   static ExpertCacheArgs OfCapture(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
                                    const RoutingRule& rule, const ServedResidents& residents);

@@ -1,5 +1,4 @@
-// What a captured call enqueues: its decision, its copies, and the prediction of what the next
-// layer will want.
+// A captured call enqueues its decision, its copies, and the prediction for the next layer.
 #include <optional>
 
 #include "base/status_macros.h"

@@ -21,7 +21,7 @@ absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
   const bool predicts =
       host.hidden.data != nullptr && host.tokens == 1 && Predicts(host.layer, host.tokens);
   const auto layer = static_cast<size_t>(host.layer);
-  // What was predicted for this layer is written.
+  // The prediction for this layer is written.
   if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinPrediction(stream));
   // From here on tables have what is to be brought.
   in_doubt_ = true;

@@ -310,7 +310,7 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
   }
   if (!rules_.low_stands_by) added->low_loads = added->low_answers;
   added->loads += added->low_loads;
-  // What the CPU did of a call may arrive behind the call's lookups.
+  // The CPU's part of a call may arrive behind the call's lookups.
   return added->lookups > 0 || added->cpu_computed > 0 || added->cpu_taken_back > 0;
 }
 

@@ -8,8 +8,8 @@
 // kernel waits for what another one writes while both run, so none needs the other to be on the
 // device, and edges of a graph make no circle. Within a launch of products a CTA waits only for
 // those that run and wait for nothing (kernels/cuda/few/group_gemm.h), so such launches side by
-// side, which share nothing but the rows that they read, all end. What a decision tells a prefetch
-// that runs beside it, to stop, only makes it end sooner. The kernel that waits for the CPU ends by
+// side, which share nothing but the rows that they read, all end. A decision's order to stop, to a
+// prefetch that runs beside it, only makes it end sooner. The kernel that waits for the CPU ends by
 // its clock (kernels/cuda/cache/cpu_mailbox.h).
 #ifndef MOERT_LIB_EXEC_CUDA_CACHE_SERVED_MISSES_H_
 #define MOERT_LIB_EXEC_CUDA_CACHE_SERVED_MISSES_H_
@@ -143,7 +143,7 @@ class ServedMisses {
 
   /// Behind a step: see LateCopy.
   absl::Status BringCounts(cudaStream_t stream) { return tally_.Bring(stream); }
-  /// What was added since it was last asked; false: nothing, or it has not arrived.
+  /// Counts added since it was last asked; false: none, or they have not arrived.
   bool TakeCounts(ServedCount* added);
 
  private:
@@ -158,7 +158,7 @@ class ServedMisses {
   ServeMissesArgs Args(const Call& call) const;
   /// Arguments of the decision about a call.
   ServeMissesArgs DecisionOf(const Call& call) const;
-  /// What the decision's launch also predicts, by the next layer's gate, if it does.
+  /// The prediction by the next layer's gate in the decision's launch, if there is one.
   std::optional<PredictArgs> PredictionBeside(const Call& call, const ServeMissesArgs& args) const;
   /// In a launch of its own, beside what follows. Needs a Join.
   absl::Status Predict(const Call& call, cudaStream_t stream);

@@ -10,7 +10,7 @@
 namespace moert::cuda {
 namespace {
 
-/// What calls need in device memory.
+/// Device memory that calls need.
 struct FetchBuffers {
   int32_t* ids;
   float* weights;

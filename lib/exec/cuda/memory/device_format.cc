@@ -6,7 +6,7 @@
 namespace moert::cuda {
 namespace {
 
-/// What activations are rounded to: moert::ActivationNumerics, bf16.
+/// The form that activations are rounded to: moert::ActivationNumerics, bf16.
 OperandForm FormOf(const Scheme& s) {
   if (s.fp8 && s.act_bits == 8) return OperandForm::kF8;
   const bool grouped = s.group > 0;

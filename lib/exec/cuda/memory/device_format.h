@@ -14,7 +14,7 @@ namespace moert::cuda {
 /// Unimplemented, naming what is legal, for schemes without a kernel.
 absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout);
 
-/// What the products of a model read.
+/// The products of a model read these.
 struct OperandUse {
   bool x[kOperands] = {};
   bool wide_h = false;  // some h is more than rounded before down

@@ -1,4 +1,5 @@
-// What a model always has on a device: gates, biases, shared experts, the formats of its records.
+// The parts of a model that are always on a device: gates, biases, shared experts, the formats of
+// its records.
 #ifndef MOERT_LIB_EXEC_CUDA_MEMORY_DEVICE_MODEL_H_
 #define MOERT_LIB_EXEC_CUDA_MEMORY_DEVICE_MODEL_H_
 

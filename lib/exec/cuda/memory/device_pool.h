@@ -12,7 +12,7 @@
 
 namespace moert::cuda {
 
-/// What a pool may map beyond its blocks: it maps whole granules of at most this size.
+/// The most that a pool may map beyond its blocks: it maps whole granules of at most this size.
 constexpr int64_t kPoolRounding = int64_t{2} << 20;
 
 /// Address space for all blocks is reserved once; physical memory is mapped under blocks when they

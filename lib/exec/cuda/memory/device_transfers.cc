@@ -157,7 +157,7 @@ class DeviceTransfers final : public TransferQueue {
     }
     return nullptr;
   }
-  /// What inner_ has brought.
+  /// Arrivals of inner_.
   void Arrived(const TransferDone& done) {
     const Waiting* w = Find(done.key, done.version);
     if (w != nullptr && done.status.ok()) source_->Arrived(w->transfer);

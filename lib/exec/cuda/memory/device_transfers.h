@@ -66,7 +66,7 @@ class DeviceSource final : public ExpertSource {
   absl::StatusOr<Copying> Begin(const Transfer& transfer);
   void ReturnEvent(cudaEvent_t event);
 
-  /// What the one who runs the host should know, once; empty: nothing.
+  /// A notice for the person who runs the host, given once; empty: none.
   std::string TakeNotice() const;
 
   const MoeModelSpec& model() const override { return source_->model(); }

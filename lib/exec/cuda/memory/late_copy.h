@@ -24,7 +24,7 @@ class LateCopy {
   /// Enqueues a copy behind what `stream` was given so far, unless the last one was not taken: then
   /// the next one brings what this would have.
   absl::Status Bring(cudaStream_t stream);
-  /// What the last Bring found, valid until the next one; null: none, or it has not arrived.
+  /// The finding of the last Bring, valid until the next one; null: none, or it has not arrived.
   const std::byte* Take();
 
  private:

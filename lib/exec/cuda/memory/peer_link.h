@@ -30,7 +30,7 @@ class PeerLink {
   void Leave();
 
   void Publish(int64_t record, const std::byte* at, int64_t bytes);
-  /// What `stream` is given from here on may write there.
+  /// Work that `stream` gets from here on may write there.
   void BeforeWrite(const std::byte* at, int64_t bytes, cudaStream_t stream);
   /// Waits until nobody reads there any more.
   void BeforeUnmap(const std::byte* at, int64_t bytes);

@@ -17,7 +17,7 @@ constexpr DeviceFunction DeviceFunctionOf(Activation function) {
 }
 DeviceActivation MakeDeviceActivation(const ExpertActivation& activation);
 
-/// What the rule says; nothing of the call.
+/// The rule alone; nothing of the call.
 ExpertCacheArgs MakeExpertCacheArgs(const RoutingRule& rule);
 
 }  // namespace moert::cuda
