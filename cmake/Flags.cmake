@@ -18,7 +18,7 @@ if(MOERT_SANITIZE)
   add_link_options(-fsanitize=${MOERT_SANITIZE})
 endif()
 
-# What makes a fault hard to exploit, in what is released: a stack protector, checked library calls,
+# Hardening of released builds: a stack protector, checked library calls,
 # CET instructions, immediate binding, no executable stack. Sanitizers bring their own checks.
 set(harden OFF)
 if(CMAKE_BUILD_TYPE STREQUAL "Release" AND NOT MOERT_SANITIZE)
@@ -84,7 +84,7 @@ find_program(MOERT_CCACHE ccache)
 mark_as_advanced(MOERT_CCACHE)
 if(MOERT_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_C_COMPILER_LAUNCHER ${MOERT_CCACHE})
-  # What ccache asks for to cache files that use a precompiled header.
+  # Options that ccache asks for to cache files that use a precompiled header.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
       ${MOERT_CCACHE})

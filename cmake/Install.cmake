@@ -62,7 +62,7 @@ foreach(tool moert-run moert-pack moert-bench moert-sim)
   endif()
 endforeach()
 
-# Licence, notices and the list of what is inside go with every installation. Of Debian packages each
+# Licence, notices and the list of what is inside go with every installation. Each Debian package
 # has a folder of its own, and its licence is named copyright (cmake/make-deb.sh).
 include(${CMAKE_CURRENT_LIST_DIR}/Sbom.cmake)
 set(MOERT_DEBIAN_RUNTIME libmoert0)

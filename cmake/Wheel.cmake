@@ -1,6 +1,6 @@
-# What a Python wheel holds besides capi/python/moert: libmoert.so and two tools. Included by a build for
-# a wheel (pyproject.toml). MOERT_WHEEL_FROM names a build folder that has them already: nothing is
-# compiled then.
+# Contents of a Python wheel besides capi/python/moert: libmoert.so and two tools. Included by a
+# build for a wheel (pyproject.toml). MOERT_WHEEL_FROM names a build folder that has them already:
+# nothing is compiled then.
 set(MOERT_WHEEL_FROM "" CACHE PATH "A build folder to take libmoert.so and the tools from")
 if(MOERT_WHEEL_FROM)
   add_custom_target(moert_wheel)

@@ -1,5 +1,5 @@
-# What the examples need when they are a project of their own: libmoert as installed, their other
-# packages, and plain versions of the functions that libmoert's build has.
+# The needs of the examples as a project of their own: libmoert as installed, their other packages,
+# and plain versions of the functions that libmoert's build has.
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release)
 endif()

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""What the C++ API can do, C can: every public function, method and field of include/moert/ has a line in
+"""C can do as much as the C++ API: every public function, method and field of include/moert/ has a line in
 capabilities.txt that names its counterpart in the C headers, or says why there is none.
 
     capabilities.py CXX_INCLUDE C_INCLUDE LIST          checks
     capabilities.py --names CXX_INCLUDE                 prints what the C++ headers declare
 
 A line is `C++ name: C names` or `C++ name: - reason`. `Name::*` and `Name.*` stand for all methods and
-fields of a class, `header.h` and `folder/` for everything in them. Lines that stand for nothing any more
-are printed.
+fields of a class, `header.h` and `folder/` for everything in them. A line that stands for nothing fails.
 """
 import pathlib
 import re
@@ -122,7 +121,7 @@ def main():
     for key, (number, value) in lines.items():
         where = f"{table.name}:{number}: {key}"
         if key not in used:
-            print(f"{where}: the C++ headers declare nothing of that name any more")
+            errors.append(f"{where}: the C++ headers declare nothing of that name")
         elif value.startswith("-"):
             if len(value) < 8:
                 errors.append(f"{where}: no reason")

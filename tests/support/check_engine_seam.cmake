@@ -1,9 +1,9 @@
 # The engine runs one loop over every executor: no line of lib/engine asks which backend it has,
-# whether it simulates, or where memory lies. What differs between backends is behind
+# whether it simulates, or where memory lies. Differences between backends are behind
 # lib/exec/executor.h and lib/exec/backend.h; MakeBackend alone decides.
 # Usage: cmake -DENGINE=lib/engine -P check_engine_seam.cmake
 
-# What code (comments left out) must not contain, as regular expressions.
+# Regular expressions that code (comments left out) must not match.
 set(forbidden
     "simulate"  # EngineOptions::simulate decides the backend in lib/exec/backend.cc
     "BackendKind::k" "kind\\(\\) *[!=]="

@@ -49,7 +49,7 @@ EngineOptions Options(const std::string& strategy, double share) {
   return options;
 }
 
-/// What a layer computes is not what the next one reads: routing is the same whatever the strategy.
+/// A layer's output is not what the next one reads: routing is the same whatever the strategy.
 Run RealRun(EngineOptions options) {
   auto engine = Engine::Create(Source(), options);
   REQUIRE_OK(engine.status());
