@@ -1,6 +1,6 @@
 // How much the next calls of a layer will want each of its experts, on the host and on a device:
 // the means behind UseEstimate (store/residency/use_estimate.h), the sums behind average-score
-// (strategies/average_score.cc).
+// (store/residency/average_score.cc).
 #ifndef MOERT_LIB_RULES_EXPERT_USE_H_
 #define MOERT_LIB_RULES_EXPERT_USE_H_
 

@@ -48,7 +48,7 @@ execute_process(COMMAND ${READELF} -d ${LIBRARY} OUTPUT_VARIABLE dynamic)
 if(NOT dynamic MATCHES "SONAME[^\n]*\\[libmoert\\.so\\.0\\]")
   message(FATAL_ERROR "SONAME is not libmoert.so.0: ${dynamic}")
 endif()
-# Without this flag it can be loaded late, by ctypes or as a plug-in (capi/src/eh_globals_own.cc).
+# Without this flag it can be loaded late, by ctypes or as a plug-in (capi/src/exception_state.cc).
 if(dynamic MATCHES "STATIC_TLS")
   message(FATAL_ERROR "libmoert.so has thread-local variables in the static block: ${dynamic}")
 endif()

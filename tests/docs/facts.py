@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Checks what the documents name against the sources: files, tests, tools and their flags, strategies and
-their keys, functions, classes and fields.
+"""Checks names in the documents against the sources: files, data, tests, presets, tools and their flags,
+environment variables, strategies with their seams and keys, functions, classes and fields.
 
 Words that stand for something of the reader's (PACK, DIR...) are left alone.
 """
+import json
 import re
 import sys
 
@@ -12,6 +13,9 @@ import pages
 SOURCES = (".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".txt", ".rs", ".go")
 FOLDERS = ("lib", "kernels", "capi", "include", "examples", "tests", "docs", "cmake")
 # Flags of other programs.
+SEAMS = ("routing", "prefetch", "residency", "precision", "placement")
+# Files of models, packs and installed trees.
+FILES_OF_OTHERS = {"config.json", "generation_config.json", "moert.json", "moert.spdx.json", "tokenizer.json"}
 FLAGS_OF_OTHERS = {"--check", "--component", "--copier", "--cpu-moe", "--cpu-offload-gb", "--fit",
                    "--mlock", "--n-cpu-moe", "--no-repack", "--no-warmup", "--sanitizers", "--set", "--slow",
                    "--target", "--test-dir", "--wrap"}
@@ -55,15 +59,32 @@ def file_errors(text):
                 yield f"{path}: no such file"
 
 
-def test_errors(text):
-    for kind, name in re.findall(r"\b(unit|gpu|parity|concurrency)\.([\w.]+)_test\b", text):
+def data_errors(text):
+    """Data of figures, by their names alone."""
+    for name in re.findall(r"(?<![\w./-])([a-z][\w-]*\.json)\b", text if " " not in text else ""):
+        if name not in FILES_OF_OTHERS and not (pages.ROOT / "docs" / "results" / "data" / name).exists():
+            yield f"{name}: not in docs/results/data"
+
+
+def test_errors(text, lists):
+    for kind, name in re.findall(r"\b(unit|gpu|parity|concurrency|fault)\.([\w.]+)_test\b", text):
         path = f"tests/{kind}/{name.replace('.', '/')}_test.cc"
         if not (pages.ROOT / path).exists():
             yield f"{kind}.{name}_test: no such test"
+    for kind, name in re.findall(r"(?<![\w./])(abi|docs|fault|hosts|install|python|slow|soak|gpu)\.([a-z]\w*)\b(?!_test|[*.(])", text):
+        if not name.endswith("_test") and f"{kind}.{name}" not in lists and not list(
+                (pages.ROOT / "tests" / kind).rglob(f"{name}_test.*")):
+            yield f"{kind}.{name}: no such test"
+
+
+def preset_errors(text, presets):
+    for name in re.findall(r"--preset ([a-z]+)", text):
+        if name not in presets:
+            yield f"--preset {name}: no such preset"
 
 
 def tool_errors(text, flags):
-    for tool, rest in re.findall(r"\b(moert-(?:run|pack|bench|sim))\b([^`\n]*)", text):
+    for tool, rest in re.findall(r"(?<![\w/])(moert-(?:run|pack|bench|sim))\b([^`\n]*)", text):
         for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", rest):
             if flag not in flags and "--" + flag not in FLAGS_OF_OTHERS:
                 yield f"{tool} --{flag}: no such flag"
@@ -81,6 +102,48 @@ def spec_errors(text, known):
         for key in re.findall(r"(?:^|,)([a-z_]+)=", rest):
             if key not in known[name]:
                 yield f"{spec}: {name} has no key {key}"
+
+
+def part_errors(text, known):
+    """Seams of a strategy, and keys with a value: `fate.residency`, `wait=0`."""
+    for name, seam in re.findall(r"(?<![\w./-])([a-z][a-z-]*)\.([a-z]+)\b", text):
+        if name in known and seam not in SEAMS:
+            yield f"{name}.{seam}: no such seam"
+
+
+def key_errors(text, known, words):
+    """A key and a value alone: of a strategy, or a name of the sources."""
+    match = re.fullmatch(r"([a-z_]+)=[\w.\"/%-]*", text)
+    if match and match[1] not in words and not any(match[1] in keys for keys in known.values()):
+        yield f"{match[1]}: no strategy has such a key, and no source such a name"
+
+
+def variable_errors():
+    """Environment variables of the llama.cpp plug-in: read by it, and documented."""
+    page = pages.ROOT / "docs" / "guide" / "llama-cpp.md"
+    told = set(re.findall(r"^\| `(MOERT_\w+)` \|", page.read_text(encoding="utf-8"), re.M))
+    options = (pages.ROOT / "examples" / "ggml_backend" / "options.cc").read_text(encoding="utf-8")
+    asked = set(re.findall(r'(?:Value|ReadFlag)\("(MOERT_\w+)"', options))
+    return [f"docs/guide/llama-cpp.md: {name}: {'not read' if name in told else 'not told'}" for name in sorted(told ^ asked)]
+
+
+def member_errors(text, members):
+    """`Class::Member` of a class of the sources: the files that declare it have such a member."""
+    for owner, name in re.findall(r"\b([A-Z]\w+)::(\w+)", text):
+        if owner in members and name not in members[owner]:
+            yield f"{owner}::{name}: no such member"
+
+
+def declared(code):
+    """{class: words of the headers that declare it}."""
+    found = {}
+    for path in code:
+        if path.suffix not in (".h", ".cuh", ".rs", ".go"):
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for owner in re.findall(r"\b(?:class|struct|trait|enum class|enum|impl)\s+([A-Z]\w+)(?=[^;]*?\{)|\btype ([A-Z]\w+) ", text):
+            found.setdefault(owner[0] or owner[1], set()).update(re.findall(r"\w+", text))
+    return found
 
 
 def symbol_errors(text, symbols):
@@ -105,19 +168,26 @@ def main():
     for path in code:
         if pages.ROOT / "tests" / "docs" not in path.parents:
             words |= set(re.findall(r"[A-Za-z_]\w*", path.read_text(encoding="utf-8", errors="replace")))
-    flags = set(re.findall(r'"(?:--)?([a-z][\w-]*)', read("examples/cli")))
+    flags = {"help", "version", "json", "force", "quiet", "warm"} | set(
+        re.findall(r'\bAdd[A-Z]\w*\(\s*"([a-z][\w-]*)"', read("examples/cli")))
+    presets = {p["name"] for p in json.loads((pages.ROOT / "CMakePresets.json").read_text())["configurePresets"]}
+    lists = "\n".join(p.read_text(encoding="utf-8") for f in ("tests", "capi", "examples")
+                      for p in (pages.ROOT / f).rglob("CMakeLists.txt"))
+    members = declared(code)
     symbols = set(re.findall(r"\b(?:moert|MOERT)_\w+", read("capi", "include", "lib", "examples", "cmake", "tests") +
                              (pages.ROOT / "CMakeLists.txt").read_text()))
     known = strategies()
-    found = []
+    found = variable_errors()
     for path in pages.pages():
         page = str(path.relative_to(pages.ROOT))
         for line in pages.lines_of(path):
             for text in code_of(line):
-                errors = [*file_errors(text), *test_errors(text), *tool_errors(text, flags), *spec_errors(text, known),
+                errors = [*file_errors(text), *test_errors(text, lists), *tool_errors(text, flags),
+                          *spec_errors(text, known), *part_errors(text, known), *preset_errors(text, presets),
                           *symbol_errors(text, symbols)]
                 if line.kind != "code":
-                    errors += word_errors(text, words)
+                    errors += [*word_errors(text, words), *data_errors(text), *key_errors(text, known, words),
+                               *member_errors(text, members)]
                 found += [f"{page}:{line.number}: {e}" for e in errors]
     print("\n".join(found) or f"{len(known)} strategies, {len(flags)} flags and words of the tools, {len(symbols)} symbols")
     sys.exit(bool(found))

@@ -2,7 +2,7 @@
 // most kUsualExperts experts, who leave least recently used, or worth least, or of the lowest
 // average score.
 //
-// It is the same code as for other calls (primitives/serve_call.cuh), without what such a call
+// It is the same code as for other calls (cache/serve_call.cuh), without what such a call
 // never does. One CTA runs once a layer, and the less code its kernel has, the sooner it is
 // through. With fewer threads it finds room beside the CTAs of the gate's logits, so that it can
 // begin while they run.

@@ -5,7 +5,7 @@
 // the CTA's share, so groups wait for nobody but themselves. Weights stream once from device
 // memory: those of 16 bits, and integer products', into registers a unit ahead of the products that
 // use them, those of fewer bits some units ahead through shared memory
-// (primitives/weight_ring.cuh).
+// (few/weight_ring.cuh).
 //
 // Both products are one launch. Shares are taken by ticket, all of gate and up before the first of
 // `down` is worked on; the first read of a tile's h waits until all of it was written. Whoever

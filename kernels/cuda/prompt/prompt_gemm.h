@@ -16,7 +16,7 @@
 // 128 k are added in fp32.
 //
 // Scales are never applied to weights, but for those of fp4, whose products with weights bf16 holds
-// (primitives/prompt_imported.cuh): a weight becomes (u - zero) * 2^e, exact in bf16, where
+// (prompt/prompt_imported.cuh): a weight becomes (u - zero) * 2^e, exact in bf16, where
 // scale = f * 2^e, and sums are kept in units of the current group's f, by a factor f_before / f
 // from group to group.
 //

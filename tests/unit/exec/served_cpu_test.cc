@@ -1,4 +1,4 @@
-// The host's side of experts that a device gives to the CPU (exec/cuda/served_cpu.h), and the
+// The host's side of experts that a device gives to the CPU (exec/cuda/cache/served_cpu.h), and the
 // thread that answers: the test plays the device, and plain memory is what is pinned elsewhere.
 #include "exec/cuda/cache/served_cpu.h"
 
