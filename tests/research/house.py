@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Measures the shape of the source tree for docs/internals/architecture.md.
 
-    house.py measure NAME [REV]   stores the figures of a commit (or of this tree) as column NAME
-    house.py show                 prints the last column
+    house.py measure NAME [REV]   stores the figures of a commit as column NAME, before or after
+    house.py show                 prints the columns
 
-Columns are kept in docs/results/data/house.json: first `before` (8a21265), then `after`.
+Columns are kept in docs/results/data/house.json: `before` is 39fe976a. To bring the page up to date:
+
+    house.py measure after && pages.py
 """
 import argparse
 import json
@@ -88,45 +90,100 @@ def private_includes(root):
     return count
 
 
+def includes_of(root, path, found):
+    """Adds the headers that a file includes of include/, kernels/ and lib/, theirs too."""
+    for target in re.findall(r'#include "([^"]+)"', path.read_text(encoding="utf-8")):
+        for base in (root / "include", root / "lib", root):
+            header = base / target
+            if header.is_file() and header not in found:
+                found.add(header)
+                includes_of(root, header, found)
+    return found
+
+
+def counted(paths, pattern):
+    return sum(len(re.findall(pattern, without_comments(p.read_text(encoding="utf-8")))) for p in paths)
+
+
+def fields_of(path, struct):
+    body = re.search(rf"struct {struct} \{{(.*?)\n\}};", without_comments(path.read_text(encoding="utf-8")), re.S)
+    return len(re.findall(r"^  \w[\w:<> ]* \w+ = [^;(]*;", body[1], re.M)) if body else 0
+
+
+def deciding(root):
+    """Kernel files that decide about misses: those that launch and include serve_call.cuh, directly or not."""
+    return sum("__global__" in p.read_text(encoding="utf-8") and
+               any(h.name == "serve_call.cuh" for h in includes_of(root, p, set()))
+               for p in files(root, "kernels") if p.suffix == ".cu")
+
+
+def folders(root, of):
+    return [p.name for p in sorted((root / of).iterdir()) if p.is_dir()] if (root / of).is_dir() else []
+
+
 def measure(root):
-    headers = files(root, "include", "capi/include")
+    core, headers = root / "include" / "moert", files(root, "include", "capi/include")
     product = files(root, "lib", "kernels", "capi")
     pairs = folder_includes(root)
-    rows = {"lines, lib": lines(files(root, "lib"))}
-    for folder in sorted(p.name for p in (root / "lib").iterdir() if p.is_dir()):
-        rows[f"lines, lib/{folder}"] = lines(files(root, f"lib/{folder}"))
-    for folder in ("kernels", "capi", "include", "examples", "tests"):
-        rows[f"lines, {folder}"] = lines(files(root, folder))
-    policy = root / "include" / "moert" / "policy.h"
+    virtual = r"\bvirtual\b(?!\s*~)"
     engine = [line for p in files(root, "lib/engine")
               for line in without_comments(p.read_text(encoding="utf-8")).split("\n")]
     found = [n for p in product for _, n in functions(p)]
+    core_headers = sorted(core.glob("*.h"))
+    to_kernels = sum(any(t.startswith("kernels/") for t in re.findall(r'#include "([^"]+)"', p.read_text(encoding="utf-8")))
+                     for p in files(root, "lib/store", "lib/plan", "lib/strategies", "lib/rules"))
+    rows = {f"lines, {f}": lines(files(root, f)) for f in ("lib", "kernels", "include", "capi")}
+    rows["lines, these four"] = sum(rows.values())
+    rows |= {f"lines, {f}": lines(files(root, f)) for f in ("examples", "tests")}
+    rows |= {f"lines, {of}/{f}": lines(files(root, f"{of}/{f}"))
+             for of in ("lib", "lib/exec", "kernels", "kernels/cuda") for f in folders(root, of)}
     rows |= {
-        "public headers": len(headers),
-        "lines of public headers": lines(headers),
-        "virtuals in policy.h": len(re.findall(r"\bvirtual\b(?!\s*~)", policy.read_text(encoding="utf-8")))
-        if policy.exists() else 0,
+        "public headers, C too": len(headers),
+        "their lines": lines(headers),
+        "headers in include/moert itself": len(core_headers),
+        "lines of those": lines(core_headers),
+        "headers that moert/engine.h brings": len(includes_of(root, core / "engine.h", set())),
+        "fields of PolicyTraits": fields_of(core / "policy.h", "PolicyTraits"),
+        "virtual functions in policy.h": counted([core / "policy.h"], virtual),
+        "virtual functions of Executor": counted([root / "lib" / "exec" / "executor.h"], virtual),
+        "dynamic_casts": counted(product, r"\bdynamic_(?:pointer_)?cast\b"),
+        "kernel files that decide about misses": deciding(root),
+        "files of store, plan, strategies that include kernels": to_kernels,
         f"functions over {LONG} lines": sum(n > LONG for n in found),
-        "longest function, lines": max(found),
         "files over 400 lines": sum(lines([p]) > 400 for p in product),
-        "includes across folders of lib, pairs": len(pairs),
         "folders of lib that include each other, pairs": sum((b, a) in pairs for a, b in pairs) // 2,
         "lines of lib/engine that branch on backend or simulation": sum(bool(MODE.search(x)) for x in engine),
         "files under examples with private includes": private_includes(root),
-        "files under examples": len(files(root, "examples")),
     }
     return rows
 
 
+# Rows of the page that show several figures.
+TOGETHER = {
+    "lines: lib, kernels, include, capi": [f"lines, {f}" for f in ("lib", "kernels", "include", "capi")],
+    "lines: examples, tests": ["lines, examples", "lines, tests"],
+    "public headers, C too; their lines": ["public headers, C too", "their lines"],
+    "headers in include/moert itself; their lines": ["headers in include/moert itself", "lines of those"],
+}
+
+
 def show():
     data = json.loads((report.DATA / "house.json").read_text(encoding="utf-8"))
-    columns = list(data)[-1:]
-    keys = [key for key in data[columns[0]]["figures"] if not key.startswith("lines, lib/")]
-    order = [k for k in keys if not k.startswith("lines, ")] + [k for k in keys if k.startswith("lines, ")]
-    rows = [[key] + [str(data[c]["figures"].get(key, "-")) for c in columns] for key in order]
-    head = ["", *(data[c]["commit"][:7] for c in columns)]
-    return "\n".join(["| " + " | ".join(head) + " |", "|---|" + "--:|" * len(columns)] +
-                     ["| " + " | ".join(row) + " |" for row in rows])
+    columns = list(data)
+    figures = [data[c]["figures"] for c in columns]
+    keys = list(dict.fromkeys(k for f in reversed(figures) for k in f))
+    inner = re.compile(r"lines, (lib/exec|kernels/cuda|lib|kernels)/(\w+)$")
+    several = [k for part in TOGETHER.values() for k in part]
+    shown = TOGETHER | {k: [k] for k in keys if not inner.match(k) and k not in several}
+    rows = [[name] + ["; ".join(f"{f.get(k, 0):,}" for k in part) for f in figures] for name, part in shown.items()]
+    head = ["", *(f"{c}, {data[c]['commit'][:8]}" for c in columns)]
+    table = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * len(columns)] + ["| " + " | ".join(r) + " |" for r in rows]
+    for of in ("lib", "kernels/cuda"):
+        parts = [(m[2], k) for k in keys if (m := inner.match(k)) and m[1] == of]
+        for column, f in zip(columns, figures):
+            known = ", ".join(f"{name} {f[k]:,}" for name, k in sorted(parts) if f.get(k))
+            table += ["", f"Lines in folders of `{of}`, {column}: {known}."] if known else []
+    return "\n".join(table)
 
 
 def main():

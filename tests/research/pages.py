@@ -33,7 +33,7 @@ ENVELOPE = "df7f4a8: `fate`; 0dc91f2: `auto`, `graded`, and `fate` with batches 
 SHAPES = "Arithmetic over published shapes"
 TABLES = {
     "readme": Table(readme_page.table, word="in the rows", shown=False),
-    "architecture": Table(digest.architecture, word="Of that commit", shown=False),
+    "architecture": Table(digest.architecture, word="a column each", shown=False),
     # Beside other programs
     "sittings": Table(side_by_side.tables, word="A sitting has one commit and one device"),
     "rivals-grouped": Table(grouped_core.beside, (("gemm-core", "runs", "beside"),), "Rivals in the same call of the machine"),
