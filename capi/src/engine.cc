@@ -9,6 +9,7 @@
 #include "handles.h"
 #include "layer_spec.h"
 #include "options.h"
+#include "struct_io.h"
 
 namespace moert::capi {
 namespace {
@@ -107,7 +108,26 @@ int32_t moert_engine_exact(const moert_engine* engine) {
 }
 
 int32_t moert_engine_graph_safe(const moert_engine* engine) {
-  return engine != nullptr && engine->state->engine->graph_safe();
+  return engine != nullptr && engine->state->engine->graph_needs().capturable;
+}
+
+void moert_graph_needs_init(moert_graph_needs* needs, uint64_t size) {
+  moert_graph_needs defaults{};
+  defaults.obstacle = "";
+  InitStruct(needs, size, defaults);
+}
+
+moert_code moert_engine_graph_needs(const moert_engine* engine, moert_graph_needs* needs,
+                                    moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(engine);
+    const moert::GraphNeeds& from = engine->state->engine->graph_needs();
+    moert_graph_needs to{};
+    to.capturable = from.capturable;
+    to.eager_every = from.eager_every;
+    to.obstacle = from.obstacle.c_str();
+    return WriteStruct(to, needs, "needs");
+  });
 }
 
 const char* moert_engine_strategy(const moert_engine* engine) {

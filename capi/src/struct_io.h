@@ -65,6 +65,8 @@ template <>
 inline constexpr uint64_t kFirstSize<moert_expert_view> = 272;
 template <>
 inline constexpr uint64_t kFirstSize<moert_stats> = 120;
+template <>
+inline constexpr uint64_t kFirstSize<moert_graph_needs> = 24;
 
 /// No struct comes near it: a larger size is a value that nobody set.
 inline constexpr uint64_t kMostSize = 1 << 16;

@@ -115,7 +115,7 @@ struct MemoryPlan {
   int64_t total_experts = 0;
   int64_t minimum_bytes = 0;  // smallest legal budget
 
-  bool device = false;        // the fast tier is not RAM
+  bool device = false;  // the fast tier is not RAM
 
   int64_t fixed_bytes() const {
     return constant_bytes + table_bytes + workspace_bytes + (device ? 0 : policy_bytes);
@@ -136,9 +136,9 @@ struct MemoryPlan {
 
 /// The request of a host with kernels of its own. Spans are borrowed for the call.
 struct FetchInput {
-  absl::Span<const int32_t> ids;    // [T, k] in [0, E), or -1: none. This call pins all of them
-  absl::Span<const float> weights;  // [T, k] or empty: for policies that read them
-  absl::Span<const float> scores;   // [T, E] or empty, likewise
+  absl::Span<const int32_t> ids;        // [T, k] in [0, E), or -1: none. This call pins all of them
+  absl::Span<const float> weights;      // [T, k] or empty: for policies that read them
+  absl::Span<const float> scores;       // [T, E] or empty, likewise
   absl::Span<const float> next_scores;  // [T, E'] predicted for layer + 1 (0 after the last), or
                                         // empty
   /// [rows, hidden] of the layer where the backend computes, or empty: where the source has gates,
@@ -183,6 +183,23 @@ struct SlotView {
 };
 
 class Step;
+
+/// What captured layer calls ask of a host (Engine::graph_needs).
+struct GraphNeeds {
+  /// Layer calls (Forward, of any number of rows) may be recorded into a CUDA graph, and the graph
+  /// launched between BeginStep and EndStep of later steps, on the step's stream, while residency
+  /// changes underneath. Nothing waits for a graph that is launched elsewhere. A usable version of
+  /// every expert is guaranteed, or the device brings what is missing itself, and nothing has to
+  /// see a routing before it is executed.
+  bool capturable = false;
+  /// Not capturable, as always on the CPU backend: what stands against it, such as records that
+  /// pinned memory does not hold (host_budget). Layer calls on a stream that is being captured fail
+  /// with FailedPrecondition and say the same.
+  std::string obstacle;
+  /// Between replays, one step of so many has to run eagerly: the strategy evicts by scores, which
+  /// replays do not leave. 0: none has to.
+  int eager_every = 0;
+};
 
 class Engine {
  public:
@@ -282,14 +299,9 @@ class Engine {
   virtual BackendKind backend() const = 0;
   /// False when the strategy is lossy: output may depend on residency.
   virtual bool exact() const = 0;
-  /// True: layer calls (Forward, of any number of rows) may be recorded into a CUDA graph, and the
-  /// graph launched between BeginStep and EndStep of later steps, on the step's stream, while
-  /// residency changes underneath. Nothing waits for a graph that is launched elsewhere. A usable
-  /// version of every expert is guaranteed, or the device brings what is missing itself, and
-  /// nothing has to see a routing before it is executed. False otherwise, on the CPU backend
-  /// always; calls on a stream that is being captured then fail with FailedPrecondition, whose
-  /// message says why. Does not change over an engine's life.
-  virtual bool graph_safe() const = 0;
+  /// What a host does to record layer calls into CUDA graphs, and between replays. Does not change
+  /// over an engine's life.
+  virtual const GraphNeeds& graph_needs() const = 0;
 };
 
 /// An open step of an engine. Each method does what the engine's method of the same name does.

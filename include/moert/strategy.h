@@ -64,10 +64,10 @@ struct Strategy {
   bool exact() const { return promise() == Promise::kExact; }
   /// Every expert always has a usable version and no policy has to be asked while a layer runs, so
   /// layers can be captured in a CUDA graph, if nothing else of the engine speaks against it
-  /// (Engine::graph_safe).
+  /// (Engine::graph_needs).
   bool graph_safe() const;
   /// Where an expert may be missing: every policy has a rule (rules.h). Then misses may be served
-  /// without the host, and layers captured (Engine::graph_safe).
+  /// without the host, and layers captured (Engine::graph_needs).
   bool misses_by_rule() const;
   /// OK, or which part is missing or contradicts another. Checked when a strategy is made and when
   /// an engine opens.

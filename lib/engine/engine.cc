@@ -15,6 +15,20 @@
 #include "model/check_layer.h"
 
 namespace moert {
+namespace {
+
+GraphNeeds GraphNeedsOf(const Strategy& strategy, const EngineParts& parts) {
+  if (parts.misses_served.ok()) return {.capturable = true};
+  if (!strategy.graph_safe() || !parts.runner->runs_resident()) {
+    return {.obstacle = std::string(parts.misses_served.message())};
+  }
+  // The scores of a few steps tell as much as those of all.
+  constexpr int kEagerEvery = 8;
+  return {.capturable = true,
+          .eager_every = strategy.serving == Serving::kLowPlusCache ? kEagerEvery : 0};
+}
+
+}  // namespace
 
 EngineImpl::EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineOptions& options,
                        std::unique_ptr<Blueprint> blueprint, std::unique_ptr<EngineParts> parts)
@@ -23,8 +37,7 @@ EngineImpl::EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineO
       blueprint_(std::move(blueprint)),
       parts_(std::move(parts)),
       leases_(parts_->leases.get()),
-      graph_safe_((blueprint_->strategy.graph_safe() && parts_->runner->runs_resident()) ||
-                  parts_->misses_served.ok()),
+      graph_needs_(GraphNeedsOf(blueprint_->strategy, *parts_)),
       opened_(CollectStats(*parts_, blueprint_->plan.fixed_bytes())),
       plan_(blueprint_->plan) {
   Publish();

@@ -70,7 +70,7 @@ class EngineImpl final : public Engine {
   /// See Backend::hidden_on_host.
   bool hidden_on_host() const { return blueprint_->backend->hidden_on_host(); }
   bool exact() const override { return blueprint_->strategy.exact(); }
-  bool graph_safe() const override { return graph_safe_; }
+  const GraphNeeds& graph_needs() const override { return graph_needs_; }
 
  private:
   struct StepState {
@@ -162,7 +162,7 @@ class EngineImpl final : public Engine {
   Mutex mu_;  // one call of the host at a time, in turn
   const std::unique_ptr<EngineParts> parts_ ABSL_PT_GUARDED_BY(mu_);
   const Leases* const leases_;  // of parts_: Use needs no lock
-  const bool graph_safe_;
+  const GraphNeeds graph_needs_;
   const EngineStats opened_;  // counted while the engine was opened
   std::map<StepId, StepState> steps_ ABSL_GUARDED_BY(mu_);
   std::optional<MemoryPlan> coming_ ABSL_GUARDED_BY(mu_);  // versions move towards it

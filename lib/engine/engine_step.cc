@@ -170,12 +170,11 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   MOERT_RETURN_IF_ERROR(CheckRouting(layer, step.rows, routed));
   const bool on_host = routed != nullptr && routed->place == Place::kHost;
   MOERT_ASSIGN_OR_RETURN(call.exec.capturing, parts_->executor->Capturing(step.stream));
-  if ((on_host || !graph_safe_) && call.exec.capturing) {
+  if ((on_host || !graph_needs_.capturable) && call.exec.capturing) {
     return absl::FailedPreconditionError(fmt::format(
         "the stream is being captured: strategy {} needs the host in {}", strategy(),
-        on_host
-            ? "calls that bring their routing in host memory"
-            : fmt::format("every layer call (graph_safe): {}", parts_->misses_served.message())));
+        on_host ? "calls that bring their routing in host memory"
+                : fmt::format("every layer call (graph_needs): {}", graph_needs_.obstacle)));
   }
   if (!call.exec.capturing) MOERT_RETURN_IF_ERROR(TakeBack());
   ApplyHints();

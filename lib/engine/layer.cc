@@ -27,8 +27,10 @@ LayerRunner::LayerRunner(const LayerParts& parts)
                      !parts.clock->is_virtual()) {}
 
 absl::Status LayerRunner::CheckRules() const {
-  if (!parts_.executor->runs_resident() || parts_.trace != nullptr || parts_.clock->is_virtual() ||
-      !parts_.strategy->misses_by_rule()) {
+  if (!parts_.executor->runs_resident()) {
+    return absl::FailedPreconditionError("this backend computes on the host");
+  }
+  if (parts_.trace != nullptr || parts_.clock->is_virtual() || !parts_.strategy->misses_by_rule()) {
     return absl::FailedPreconditionError(
         "a policy, a trace or the virtual clock has to see every routing before it is executed");
   }

@@ -147,7 +147,7 @@ class ShardEngine final : public Engine {
   const std::string& strategy() const override { return engine_->strategy(); }
   BackendKind backend() const override { return engine_->backend(); }
   bool exact() const override { return engine_->exact(); }
-  bool graph_safe() const override { return engine_->graph_safe(); }
+  const GraphNeeds& graph_needs() const override { return engine_->graph_needs(); }
 
  private:
   absl::Status MakeRouter(EngineOptions* options);

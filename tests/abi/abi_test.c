@@ -371,6 +371,7 @@ static void test_engine_errors(void) {
   moert_engine_options options;
   moert_engine *engine = NULL;
   moert_memory memory, plan;
+  moert_graph_needs needs;
   moert_step_options info;
   moert_step *step = NULL;
   int i;
@@ -405,6 +406,13 @@ static void test_engine_errors(void) {
   CHECK(memory.slots == 4 && memory.budget_bytes == options.budget_bytes);
   CHECK(moert_engine_exact(engine) == 1);
   CHECK(moert_engine_graph_safe(engine) == 0); /* there is no graph on a CPU */
+  moert_graph_needs_init(&needs, sizeof(needs));
+  needs.capturable = needs.eager_every = 7;
+  CHECK_OK(moert_engine_graph_needs(engine, &needs, &error));
+  CHECK(needs.capturable == 0 && needs.eager_every == 0);
+  CHECK(strstr(needs.obstacle, "computes on the host") != NULL);
+  CHECK_FAILS(moert_engine_graph_needs(NULL, &needs, &error), MOERT_INVALID_ARGUMENT, "engine",
+              "moert_engine_graph_needs");
   CHECK(strcmp(moert_engine_strategy(engine), "on-demand") == 0);
   CHECK(moert_engine_layer_count(engine) == kTinyLayers);
   CHECK(moert_engine_now_ns(engine) >= 0);

@@ -310,11 +310,19 @@ TEST_CASE("what may be captured, and what is refused") {
   SyntheticShape shape = Shape();
   shape.low_version = true;
   const auto source = std::make_shared<SyntheticSource>(shape);
-  const auto safe = [&](const std::string& strategy) {
+  const auto needs = [&](const std::string& strategy) {
     auto engine = Engine::Create(source, Options(strategy, Budget::Fraction(1)));
     REQUIRE_OK(engine.status());
-    return (*engine)->graph_safe();
+    return (*engine)->graph_needs();
   };
+  const auto safe = [&](const std::string& strategy) {
+    const GraphNeeds of = needs(strategy);
+    CHECK(of.obstacle.empty() == of.capturable);
+    return of.capturable;
+  };
+  CHECK(needs("resident").eager_every == 0);
+  CHECK(needs("dynaexq:hi=bf16,lo=low").eager_every == 0);
+  CHECK(needs("graded:wait=0,hi=bf16,lo=low").eager_every == 8);  // evicts by scores
   CHECK(safe("resident"));
   CHECK(safe("dynaexq:hi=bf16,lo=low"));
   CHECK(safe("graded:wait=0,hi=bf16,lo=low"));
@@ -324,7 +332,7 @@ TEST_CASE("what may be captured, and what is refused") {
 
   auto engine = Engine::Create(source, Options("on-demand", Budget::Fraction(0.5)));
   REQUIRE_OK(engine.status());
-  CHECK(!(*engine)->graph_safe());
+  CHECK(!(*engine)->graph_needs().capturable);
   const int64_t hidden = shape.hidden;
   DeviceRowsBuffer device(kRows * hidden);
   HiddenProcess process(hidden, 3);

@@ -109,7 +109,7 @@ TEST_CASE("engines on all devices copy from one pinned copy of the records") {
       auto engine = Engine::Create(*pinned, Options(device, 5, fraction));
       REQUIRE_OK(engine.status());
       // All records are in host memory: the device itself can bring what is missing.
-      CHECK((*engine)->graph_safe());
+      CHECK((*engine)->graph_needs().capturable);
       RankRows at(device, source->model(), 5);
       auto step = (*engine)->BeginStep(at.Info(Phase::kDecode));
       REQUIRE_OK(step.status());

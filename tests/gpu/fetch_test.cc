@@ -46,7 +46,7 @@ TEST_CASE("a captured call finds the slots of the ids that are there at replay")
   const ExpectedOnDevice expected(model);
   const Stream stream;
   const auto engine = Open(Source(model, model.InMemory()), "resident", 1);
-  REQUIRE(engine->graph_safe());
+  REQUIRE(engine->graph_needs().capturable);
   DeviceArray<int32_t> ids(std::vector<int32_t>{0, 1});
   DeviceArray<int32_t> slots(kK);
   DeviceArray<double> out(kK);
@@ -131,7 +131,7 @@ TEST_CASE("what cannot be fetched is refused by name, and nothing stays pinned")
   REQUIRE(cudaStreamEndCapture(stream.get(), &graph) == cudaSuccess);
   cudaGraphDestroy(graph);
   says(captured, absl::StatusCode::kFailedPrecondition, "on-demand needs the host");
-  CHECK(!engine->graph_safe());
+  CHECK(!engine->graph_needs().capturable);
   std::vector<float> rows(OpaqueModel::kHidden);
   says(engine->Forward(*step, 2, {rows.data(), DType::kF32, 1, 16, 16},
                        {rows.data(), DType::kF32, 1, 16, 16}),

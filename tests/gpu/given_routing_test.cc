@@ -191,7 +191,7 @@ TEST_CASE("a captured call reads ids as they are at replay") {
   const std::vector<float> x = process.Next(kRows);
   auto engine = Engine::Create(std::make_shared<SyntheticSource>(shape), Options("resident", 1));
   REQUIRE_OK(engine.status());
-  REQUIRE((*engine)->graph_safe());
+  REQUIRE((*engine)->graph_needs().capturable);
   const Given one = RandomRouting(shape, 1, true), two = RandomRouting(shape, 2, false);
   OnDevice<int32_t> ids(one.ids);
   OnDevice<float> weights(one.weights);

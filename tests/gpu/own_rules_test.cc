@@ -19,7 +19,7 @@ TEST_CASE("a host's residency rule decides in captured steps as the built-in one
       // Nothing is prefetched: what is there depends on no time.
       Chain mine("on-demand+host-fate.residency", fraction);
       Chain builtin("on-demand+fate.residency", fraction);
-      REQUIRE(mine.engine()->graph_safe());
+      REQUIRE(mine.engine()->graph_needs().capturable);
       REQUIRE(mine.engine()->exact());
       mine.Capture(rows);
       builtin.Capture(rows);
@@ -49,7 +49,7 @@ TEST_CASE("a host's whole strategy is captured and prefetches, with the bits of 
   for (const double fraction : {0.2, 0.5}) {
     INFO(fraction);
     Chain served("host-fate", fraction);
-    REQUIRE(served.engine()->graph_safe());
+    REQUIRE(served.engine()->graph_needs().capturable);
     CHECK(WrongReplays(&all, &served) == 0);
     const EngineStats stats = served.Stats();
     CHECK(stats.prefetch_issued > 0);

@@ -110,7 +110,7 @@ Outcome Replay(Engine* engine, int layers, int eager = 1) {
   RecordedStep step(engine, layers);
   Outcome outcome;
   for (int s = 0; s < kSteps && outcome.status.ok(); ++s) {
-    if (s == eager && engine->graph_safe()) outcome.status = step.Record();
+    if (s == eager && engine->graph_needs().capturable) outcome.status = step.Record();
     std::vector<float> y;
     if (outcome.status.ok()) outcome.status = step.Run(process.Next(kRows), &y);
     if (outcome.status.ok()) outcome.Add(y);
@@ -145,7 +145,7 @@ TEST_CASE("faults of captured steps whose misses the device serves, and prefetch
     {
       const auto engine = open();
       REQUIRE_OK(engine.status());
-      REQUIRE((*engine)->graph_safe());
+      REQUIRE((*engine)->graph_needs().capturable);
     }
     const auto drive = [](Engine* engine) { return Replay(engine, Shape().layers); };
     FaultedLife life{std::string("served ") + strategy, open, drive, 1};
@@ -166,7 +166,7 @@ TEST_CASE("faults of captured steps whose misses device and CPU share") {
     {
       const auto engine = open();
       REQUIRE_OK(engine.status());
-      REQUIRE((*engine)->graph_safe());
+      REQUIRE((*engine)->graph_needs().capturable);
       for (int s = 0; s < 2; ++s) REQUIRE_OK(Replay(engine->get(), 1).status);
       const int64_t before = (*engine)->stats().cpu_computed;
       REQUIRE_OK(Replay(engine->get(), 1, /*eager=*/0).status);  // all replayed

@@ -92,7 +92,7 @@ TEST_CASE("captured steps answer low what eager ones do, and the bits are theirs
       const std::string keys = "loss=" + std::to_string(loss) + ",alpha=" + alpha;
       const int64_t slots = shape.layers * (rows < 5 ? 18 : 42);
       LowByRule eager(keys + ",asked=1", slots, shape), served(keys, slots, shape);
-      REQUIRE(served.engine()->graph_safe());
+      REQUIRE(served.engine()->graph_needs().capturable);
       served.Capture(rows);
       std::mt19937 rng(2);
       int64_t wrong = 0;
@@ -137,7 +137,7 @@ TEST_CASE("low versions read in host memory answer as those that stand by") {
   for (const int64_t rows : {1, 3, 8}) {
     const int64_t slots = Shape().layers * 16;
     LowByRule standing("loss=0.2", slots), served("loss=0.2,standby=0", slots);
-    REQUIRE(served.engine()->graph_safe());
+    REQUIRE(served.engine()->graph_needs().capturable);
     standing.Capture(rows);
     served.Capture(rows);
     HiddenProcess process(Shape().hidden, 40 + static_cast<uint64_t>(rows));
@@ -200,7 +200,7 @@ TEST_CASE("where nothing may be lost, graded has the bits of an engine that hold
   for (const auto& [strategy, fraction] : cells) {
     INFO(strategy << " " << fraction);
     Chain served(strategy, fraction, TwoVersions());
-    REQUIRE(served.engine()->graph_safe());
+    REQUIRE(served.engine()->graph_needs().capturable);
     CHECK(WrongReplays(&all, &served) == 0);
     const EngineStats stats = served.Stats();
     CHECK(stats.low_answers == 0);
@@ -227,7 +227,7 @@ TEST_CASE("the bound holds for every request, whatever happens between steps") {
                std::tuple("graded:lo=low,balancer=0,standby=1,loss=0.1", 0.1, 0.6));
   INFO(strategy);
   Chain served(strategy, 0.75, TwoVersions());
-  REQUIRE(served.engine()->graph_safe());
+  REQUIRE(served.engine()->graph_needs().capturable);
   for (const int64_t rows : {1, 8}) served.Capture(rows);
   std::mt19937 rng(6);
   HiddenProcess process(Shape().hidden, 21);
@@ -302,12 +302,12 @@ TEST_CASE("within a loss auto answers low on the device, in steps that can be ca
   const auto served = Engine::Create(source, options);
   REQUIRE_OK(served.status());
   CHECK((*served)->strategy() == "graded:hi=bf16,lo=low,loss=0.2");
-  CHECK((*served)->graph_safe());
+  CHECK((*served)->graph_needs().capturable);
   options.host_budget = -1;  // records are kept as they are read
   const auto balanced = Engine::Create(source, options);
   REQUIRE_OK(balanced.status());
   CHECK((*balanced)->strategy() == "graded:hi=bf16,lo=low,loss=0.2");
-  CHECK(!(*balanced)->graph_safe());
+  CHECK(!(*balanced)->graph_needs().capturable);
 }
 
 TEST_CASE("calls that are not of decode wait for high versions") {

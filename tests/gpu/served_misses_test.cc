@@ -22,7 +22,7 @@ TEST_CASE("the bits of an engine that holds everything, at any budget and batch"
   for (const auto& [strategy, fraction] : cells) {
     INFO(strategy << " " << fraction);
     Chain served(strategy, fraction);
-    REQUIRE(served.engine()->graph_safe());
+    REQUIRE(served.engine()->graph_needs().capturable);
     int64_t wrong = 0;
     for (const int64_t rows : {1, 2, 3, 5, 8}) {
       served.Capture(rows);
@@ -209,7 +209,7 @@ TEST_CASE("budgets change between steps, and leases within them") {
 TEST_CASE("where the device cannot serve, a captured call says why") {
   Chain unknown("on-demand", 0.5, Shape(), 1, -1), small("on-demand", 0.5, Shape(), 1, 1 << 20);
   for (Chain* chain : {&unknown, &small}) {
-    CHECK(!chain->engine()->graph_safe());
+    CHECK(!chain->engine()->graph_needs().capturable);
     const int64_t hidden = Shape().hidden;
     DeviceRowsBuffer rows(static_cast<size_t>(hidden));
     const StepId step = chain->Begin(1);
@@ -231,7 +231,7 @@ TEST_CASE("a record that cannot be read when the engine opens is the host's to b
   source->set_broken(true);
   auto engine = Engine::Create(source, Options("on-demand", 0.5));
   REQUIRE_OK(engine.status());
-  CHECK(!(*engine)->graph_safe());
+  CHECK(!(*engine)->graph_needs().capturable);
   source->set_broken(false);
   DeviceRowsBuffer device(static_cast<size_t>(Shape().hidden));
   std::vector<float> outputs;

@@ -32,7 +32,7 @@ void CheckAtAnyBudget(const char* strategy, Chain* all) {
   for (const double fraction : {0.1, 0.25, 0.5, 0.9}) {
     INFO(strategy << " " << fraction);
     Chain served = Apart(strategy, fraction, shape);
-    REQUIRE(served.engine()->graph_safe());
+    REQUIRE(served.engine()->graph_needs().capturable);
     std::mt19937 rng(3);
     int64_t wrong = 0;
     for (const int64_t rows : {1, 3, 8}) {

@@ -38,7 +38,7 @@ TEST_CASE("eager and captured steps in turn choose as eager ones alone") {
     constexpr int64_t kHost = int64_t{256} << 20;
     Chain eager(strategy, fraction, shape, kMostRows, kHost);
     Chain turns(strategy, fraction, shape, kMostRows, kHost);
-    REQUIRE(turns.engine()->graph_safe());
+    REQUIRE(turns.engine()->graph_needs().capturable);
     // A call of no more experts than slots: of others the host pushes out what it has multiplied,
     // and the device reads experts where they lie.
     const std::vector<int64_t> batches =
@@ -86,7 +86,7 @@ TEST_CASE("where nothing may be substituted, importance has the bits of an engin
     for (const double fraction : {0.1, 0.5}) {
       INFO(strategy << " " << fraction);
       Chain served(strategy, fraction);
-      REQUIRE(served.engine()->graph_safe());
+      REQUIRE(served.engine()->graph_needs().capturable);
       CHECK(WrongReplays(&all, &served) == 0);
       const EngineStats stats = served.Stats();
       CHECK(stats.slots_substituted == 0);

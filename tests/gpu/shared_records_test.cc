@@ -30,7 +30,7 @@ void CheckShared(const SharedRecordsOptions& options, int device) {
   auto engine = Engine::Create(*shared, Options(device, 5, 0.3));
   REQUIRE_OK(engine.status());
   // All records are in host memory: the device itself can bring what is missing.
-  CHECK((*engine)->graph_safe());
+  CHECK((*engine)->graph_needs().capturable);
   RankRows at(device, source->model(), 5);
   for (int s = 0; s < 3; ++s) {
     auto step = (*engine)->BeginStep(at.Info(Phase::kDecode));

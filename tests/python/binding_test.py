@@ -236,6 +236,9 @@ class Binding(unittest.TestCase):
             return out, engine
         full, engine = run()
         self.assertTrue(engine.exact and not engine.graph_safe)
+        needs = engine.graph_needs()
+        self.assertEqual((needs.capturable, needs.eager_every), (0, 0))
+        self.assertIn(b"computes on the host", needs.obstacle)
         tight, engine = run(budget=0.25)
         self.assertEqual(full, tight)
         self.assertGreater(engine.stats().loads, 0)

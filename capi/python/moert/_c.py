@@ -92,6 +92,7 @@ Memory = _struct(
     "Memory", "i64 budget_bytes minimum_bytes constant_bytes table_bytes workspace_bytes",
     "i64 block_bytes slots low_block_bytes low_slots spare_slots own_bytes total_experts",
     "i64 all_bytes policy_bytes pinned_bytes")
+GraphNeeds = _struct("GraphNeeds", "i32 capturable eager_every", "str obstacle")
 PredictNext = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int32, c.POINTER(Tensor), c.POINTER(Tensor))
 Progress = c.CFUNCTYPE(None, c.c_void_p, c.c_int64, c.c_int64)
 VisitMetric = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_double)
@@ -158,7 +159,7 @@ _NAMES = {StrategyInfo: "strategy_info", LayerSpec: "layer_spec", OpenOptions: "
           SourceCallbacks: "source_callbacks", EngineOptions: "engine_options", Memory: "memory",
           StepOptions: "step_options", Routing: "routing", Stats: "stats",
           Shard: "shard", OpaquePart: "opaque_part", OpaqueOptions: "opaque_options",
-          Fetch: "fetch", Slots: "slots", ProbeInfo: "probe_info", RecordInfo: "record_info"}
+          Fetch: "fetch", Slots: "slots", GraphNeeds: "graph_needs", ProbeInfo: "probe_info", RecordInfo: "record_info"}
 
 # name: result, arguments (without the error object, which functions that return a code have last).
 _FUNCTIONS = {
@@ -172,6 +173,7 @@ _FUNCTIONS = {
     "engine_set_budget": "code ptr i64 f64", "engine_memory": "code ptr ptr",
     "engine_layer_count": "i32 ptr", "engine_layer": "code ptr i32 ptr", "engine_exact": "i32 ptr",
     "engine_backend": "i32 ptr", "engine_graph_safe": "i32 ptr", "probe": "code ptr",
+    "engine_graph_needs": "code ptr ptr",
     "engine_strategy": "str ptr", "engine_close_trace": "code ptr", "engine_stats": "code ptr ptr",
     "engine_prefetch": "code ptr i32 ptr i64", "memory_plan": "code ptr ptr ptr",
     "engine_residency": "code ptr i32 ptr i64", "metrics_visit": "code ptr visit ptr",

@@ -89,7 +89,8 @@ class _Replacement(torch.nn.Module):
         super().__init__()
         self._passes, self._layer, self._ranks = passes, layer, ranks
         self._last = layer + 1 == passes.engine.layers
-        self._graphs = passes.engine.graph_safe
+        needs = passes.engine.graph_needs()  # a compiled call is replayed at every step
+        self._graphs = bool(needs.capturable) and needs.eager_every == 0
 
     def _compiled(self, operators, x, sequences, *routing):
         """The call as torch.compile sees it. operators: (on the host, in a graph)."""

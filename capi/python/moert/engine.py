@@ -125,6 +125,13 @@ class Engine(Handle):
         """True: layer calls may be recorded into a CUDA graph."""
         return bool(lib.moert_engine_graph_safe(self._handle))
 
+    def graph_needs(self):
+        """What recording layer calls into CUDA graphs asks of the host, as GraphNeeds: eager_every,
+        and where they cannot be recorded the obstacle."""
+        value = _c.init(_c.GraphNeeds)
+        check(lib.moert_engine_graph_needs, self._handle, c.byref(value))
+        return value
+
     def set_budget(self, budget):
         """Live; evicts to fit before it returns."""
         check(lib.moert_engine_set_budget, self._handle, *sizes.budget(budget))

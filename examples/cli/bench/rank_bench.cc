@@ -53,7 +53,7 @@ class Rank {
     MOERT_ASSIGN_OR_RETURN(parallel_,
                            ExpertParallel::Create(run_.source, options, run_.shards, group_));
     parallel_->SetExchange(run_.sums);
-    replays_ = run_.graph && host_->stream() != nullptr && engine()->graph_safe();
+    replays_ = run_.graph && host_->stream() != nullptr && engine()->graph_needs().capturable;
     return absl::OkStatus();
   }
 

@@ -179,6 +179,27 @@ func (e *Engine) GraphSafe() (safe bool) {
 	return safe
 }
 
+// GraphNeeds is what captured layer calls ask of a host. EagerEvery: of so many steps one has to run
+// eagerly between replays; 0: none. Obstacle: why they cannot be captured.
+type GraphNeeds struct {
+	Capturable bool
+	EagerEvery int
+	Obstacle   string
+}
+
+// GraphNeeds of the engine; they do not change.
+func (e *Engine) GraphNeeds() (GraphNeeds, error) {
+	var c C.moert_graph_needs
+	var obstacle string
+	C.moert_graph_needs_init(&c, C.sizeof_moert_graph_needs)
+	err := e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {
+		code := C.moert_engine_graph_needs(handle, &c, err)
+		obstacle = C.GoString(c.obstacle)
+		return code
+	})
+	return GraphNeeds{c.capturable != 0, int(c.eager_every), obstacle}, err
+}
+
 // SetBudget evicts to fit before it returns. bytes 0: the fraction decides.
 func (e *Engine) SetBudget(bytes int64, fraction float64) error {
 	return e.check(func(handle *C.moert_engine, err **C.moert_error) C.moert_code {

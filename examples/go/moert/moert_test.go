@@ -204,6 +204,10 @@ func TestPoliciesDecide(t *testing.T) {
 		if engine.GraphSafe() {
 			t.Error("there is no graph on a CPU")
 		}
+		needs, err := engine.GraphNeeds()
+		if err != nil || needs.Capturable || needs.EagerEvery != 0 || needs.Obstacle == "" {
+			t.Error("there is no graph on a CPU:", needs, err)
+		}
 		return all, stats, engine.Exact()
 	}
 	same := func(a, b []float32) bool {

@@ -8,7 +8,6 @@
 
 #include "host/cuda/few_rows_kernel.h"
 #include "host/cuda/token_kernels.h"
-#include "moert/strategy.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -17,10 +16,6 @@ namespace {
 using gpu::Buffer;
 using gpu::Carver;
 using gpu::DeviceScope;
-
-// A replayed step leaves the engine counts of who was selected, no scores: for a strategy that goes
-// by those every so many-th step runs eagerly.
-constexpr int64_t kObservedEvery = 8;
 
 }  // namespace
 
@@ -89,13 +84,9 @@ absl::Status DeviceDecoder::Init(DeviceWeights weights) {
   targets_on_host_ = host.Take<int32_t>(logit_rows_);
   nll_on_host_ = host.Take<double>(logit_rows_);
 
-  graphs_allowed_ = options_.graphs && engine_->graph_safe();
-  if (graphs_allowed_) {
-    const absl::StatusOr<Strategy> strategy = MakeStrategy(engine_->strategy());
-    // A cache of high versions evicts by the scores of all experts, which replays do not leave.
-    const bool wants_scores = strategy.ok() && strategy->serving == Serving::kLowPlusCache;
-    eager_every_ = wants_scores ? kObservedEvery : 0;
-  }
+  const GraphNeeds& needs = engine_->graph_needs();
+  graphs_allowed_ = options_.graphs && needs.capturable;
+  eager_every_ = needs.eager_every;
   return absl::OkStatus();
 }
 

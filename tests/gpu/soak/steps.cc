@@ -164,7 +164,7 @@ void RunSteps(Engine* engine, const test::SyntheticSource& records, const Expect
 }
 
 void RunReplays(Engine* engine, const Expected& expected, unsigned seed) {
-  if (!engine->graph_safe()) {
+  if (!engine->graph_needs().capturable) {
     (void)Failed(absl::InternalError("misses are not served"), "graph_safe");
     return;
   }
@@ -202,7 +202,7 @@ void RunEngines(const Expected& expected, unsigned seed) {
         Open(source, kStrategies[n % 4], whole ? 1 : 0.5, n % 3 == 0 ? kAllRecords : kSomeRecords);
     if (Failed(engine.status(), "Create")) continue;
     Recording recording;
-    if ((*engine)->graph_safe()) recording.Record(engine->get(), &rows);
+    if ((*engine)->graph_needs().capturable) recording.Record(engine->get(), &rows);
     rows.Set(expected.x[n % kInputs]);
     auto step = (*engine)->Begin(rows.Info());
     if (Failed(step.status(), "Begin")) continue;

@@ -213,7 +213,10 @@ TEST_CASE("on the CPU no strategy can be captured in a graph") {
     options.budget = Budget::Bytes(int64_t{8} << 20);
     auto engine = Engine::Create(source, options);
     REQUIRE_OK(engine.status());
-    CHECK(!(*engine)->graph_safe());
+    const GraphNeeds& needs = (*engine)->graph_needs();
+    CHECK(!needs.capturable);
+    CHECK_THAT(needs.obstacle, Catch::Contains("computes on the host"));
+    CHECK(needs.eager_every == 0);
   }
 }
 

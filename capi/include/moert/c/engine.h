@@ -146,6 +146,21 @@ MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
  * elsewhere. 0: layer calls on a stream that is being captured fail with
  * FAILED_PRECONDITION; always so on the CPU backend. The same for an engine's life. Thread-safe. */
 MOERT_API int32_t moert_engine_graph_safe(const moert_engine *engine);
+/* What a host does to record layer calls into CUDA graphs, and between replays. The same for an
+ * engine's life. */
+typedef struct moert_graph_needs {
+  uint64_t struct_size;
+  int32_t capturable;  /* moert_engine_graph_safe */
+  int32_t eager_every; /* between replays one step of so many has to run eagerly: the strategy evicts
+                        * by scores, which replays do not leave. 0: none has to */
+  const char *obstacle; /* not capturable: what stands against it, such as records that pinned memory
+                         * does not hold (host_budget_bytes); else "". Lives as long as the engine */
+} moert_graph_needs;
+
+MOERT_API void moert_graph_needs_init(moert_graph_needs *needs, uint64_t size);
+/* Thread-safe. Never blocks. Fails: INVALID_ARGUMENT. */
+MOERT_API moert_code moert_engine_graph_needs(const moert_engine *engine, moert_graph_needs *needs,
+                                              moert_error **error);
 /* The engine's clock, which all times in its statistics are in; 0 for NULL. Thread-safe. */
 MOERT_API int64_t moert_engine_now_ns(const moert_engine *engine);
 /* Completes the files of trace_path and timeline_path and reports what went wrong while they were

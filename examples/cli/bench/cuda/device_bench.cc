@@ -198,7 +198,7 @@ class DeviceRunner final : public StepRunner {
     if (known != replays_.end() && rows_ == step.rows) return known->second;
     if (rows_ != step.rows) DropReplays();
     rows_ = step.rows;
-    if (!engine->graph_safe()) return nullptr;
+    if (!engine->graph_needs().capturable) return nullptr;
     // A first eager step loads every kernel.
     MOERT_ASSIGN_OR_RETURN(const StepId eager, Begin(engine, step));
     absl::Status status = Layers(engine, eager, step, false);

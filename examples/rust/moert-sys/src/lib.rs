@@ -1034,6 +1034,24 @@ extern "C" {
 extern "C" {
     pub fn moert_engine_graph_safe(engine: *const moert_engine) -> i32;
 }
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_graph_needs {
+    pub struct_size: u64,
+    pub capturable: i32,
+    pub eager_every: i32,
+    pub obstacle: *const ::std::os::raw::c_char,
+}
+extern "C" {
+    pub fn moert_graph_needs_init(needs: *mut moert_graph_needs, size: u64);
+}
+extern "C" {
+    pub fn moert_engine_graph_needs(
+        engine: *const moert_engine,
+        needs: *mut moert_graph_needs,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
 extern "C" {
     pub fn moert_engine_now_ns(engine: *const moert_engine) -> i64;
 }

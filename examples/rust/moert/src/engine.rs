@@ -14,6 +14,16 @@ pub type Stats = sys::moert_stats;
 /// The parts of the budget, in bytes.
 pub type Memory = sys::moert_memory;
 
+/// What captured layer calls ask of a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GraphNeeds {
+    pub capturable: bool,
+    /// One step of so many has to run eagerly between replays; 0: none has to.
+    pub eager_every: i32,
+    /// Why layer calls cannot be captured; empty where they can.
+    pub obstacle: String,
+}
+
 /// Zeros and None mean the library's defaults. Engines of this crate run on the CPU backend: slices
 /// are host memory (device pointers go through moert-sys).
 #[derive(Clone, Debug, Default)]
@@ -194,6 +204,19 @@ impl Engine {
     /// Layer calls may be recorded into a CUDA graph.
     pub fn graph_safe(&self) -> bool {
         unsafe { sys::moert_engine_graph_safe(self.handle) != 0 }
+    }
+
+    /// What captured layer calls ask of a host; it does not change.
+    pub fn graph_needs(&self) -> Result<GraphNeeds> {
+        let mut c: sys::moert_graph_needs = unsafe { std::mem::zeroed() };
+        let size = std::mem::size_of_val(&c) as u64;
+        unsafe { sys::moert_graph_needs_init(&mut c, size) };
+        check(|e| unsafe { sys::moert_engine_graph_needs(self.handle, &mut c, e) })?;
+        Ok(GraphNeeds {
+            capturable: c.capturable != 0,
+            eager_every: c.eager_every,
+            obstacle: text(c.obstacle),
+        })
     }
 
     /// Evicts to fit before it returns; refused, with nothing changed, below the minimum.

@@ -213,6 +213,9 @@ fn policies_decide_and_what_they_cannot_falls_back() {
     };
     let engine = Engine::new(&source, &options()).unwrap();
     assert!(!engine.graph_safe()); // there is no graph on a CPU
+    let needs = engine.graph_needs().unwrap();
+    assert!(!needs.capturable && needs.eager_every == 0);
+    assert!(needs.obstacle.contains("computes on the host"), "{}", needs.obstacle);
     let plain = run(&engine);
 
     let cache = Seams { prefetch: true, eviction: true, capacity: true, ..Default::default() };
