@@ -118,6 +118,13 @@ def key_errors(text, known, words):
         yield f"{match[1]}: no strategy has such a key, and no source such a name"
 
 
+def scheme_errors(text, schemes):
+    """Names of schemes, or what several begin with."""
+    for name in re.findall(r"(?<![\w./-])(w\d+a\d+(?:_[\w-]+)?)(?![\w.])", text):
+        if not any(s == name or s.startswith((name + "_", name.removesuffix("N"))) for s in schemes):
+            yield f"{name}: no such scheme"
+
+
 def variable_errors():
     """Environment variables of the llama.cpp plug-in: read by it, and documented."""
     page = pages.ROOT / "docs" / "guide" / "llama-cpp.md"
@@ -174,6 +181,7 @@ def main():
     lists = "\n".join(p.read_text(encoding="utf-8") for f in ("tests", "capi", "examples")
                       for p in (pages.ROOT / f).rglob("CMakeLists.txt"))
     members = declared(code)
+    schemes = set(re.findall(r"// (w\d\w+(?:-1\w*)?)", (pages.ROOT / "lib/quant/scheme.cc").read_text(encoding="utf-8")))
     symbols = set(re.findall(r"\b(?:moert|MOERT)_\w+", read("capi", "include", "lib", "examples", "cmake", "tests") +
                              (pages.ROOT / "CMakeLists.txt").read_text()))
     known = strategies()
@@ -186,7 +194,7 @@ def main():
                           *spec_errors(text, known), *part_errors(text, known), *preset_errors(text, presets),
                           *symbol_errors(text, symbols)]
                 if line.kind != "code":
-                    errors += [*word_errors(text, words), *data_errors(text), *key_errors(text, known, words),
+                    errors += [*word_errors(text, words), *data_errors(text), *key_errors(text, known, words), *scheme_errors(text, schemes),
                                *member_errors(text, members)]
                 found += [f"{page}:{line.number}: {e}" for e in errors]
     print("\n".join(found) or f"{len(known)} strategies, {len(flags)} flags and words of the tools, {len(symbols)} symbols")
