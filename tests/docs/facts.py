@@ -121,7 +121,8 @@ def key_errors(text, known, words):
 def scheme_errors(text, schemes):
     """Names of schemes, or what several begin with."""
     for name in re.findall(r"(?<![\w./-])(w\d+a\d+(?:_[\w-]+)?)(?![\w.])", text):
-        if not any(s == name or s.startswith((name + "_", name.removesuffix("N"))) for s in schemes):
+        family = re.sub(r"_gN.*", "_g", name) if "_gN" in name else name + "_"
+        if not any(s == name or s.startswith(family) for s in schemes):
             yield f"{name}: no such scheme"
 
 
