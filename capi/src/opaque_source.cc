@@ -1,5 +1,6 @@
 #include "moert/opaque_source.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -46,6 +47,40 @@ absl::Status ReadGate(const Callbacks& callbacks, const WeightRead& cpp) {
   moert_failure failure;
   const moert_code code = callbacks.c.gates(callbacks.c.user_data, &read, &failure);
   return FromCallback(code, failure, "gates callback");
+}
+
+void RunTasks(void* pool, int64_t count, void (*task)(void* arg, int64_t i, int32_t thread),
+              void* arg) {
+  static_cast<ThreadPool*>(pool)->Run(count, [=](int64_t i, int thread) { task(arg, i, thread); });
+}
+
+absl::Status Multiply(const Callbacks& callbacks, const OpaqueProduct& cpp) {
+  static_assert(MOERT_MAX_PARTS == kMaxRecordParts);
+  std::vector<moert_cpu_expert> experts;
+  experts.reserve(cpp.experts.size());
+  for (const OpaqueProduct::Expert& from : cpp.experts) {
+    moert_cpu_expert expert{{}, from.pairs, from.expert};
+    std::copy(from.parts.begin(), from.parts.end(), expert.part);
+    experts.push_back(expert);
+  }
+  moert_cpu_job job{};
+  job.struct_size = sizeof job;
+  job.layer = cpp.layer;
+  job.hidden = cpp.hidden;
+  job.rows = cpp.rows;
+  job.x = cpp.x;
+  job.num_experts = static_cast<int64_t>(experts.size());
+  job.experts = experts.data();
+  job.pairs = static_cast<int64_t>(cpp.row_of.size());
+  job.row_of = cpp.row_of.data();
+  job.weights = cpp.weights.data();
+  job.out = cpp.out;
+  job.run = RunTasks;
+  job.pool = cpp.pool;
+  job.threads = cpp.pool->num_threads();
+  moert_failure failure;
+  const moert_code code = callbacks.c.product(callbacks.c.user_data, &job, &failure);
+  return FromCallback(code, failure, "product callback");
 }
 
 absl::Status ReadParts(const moert_opaque_part* parts, uint64_t count, OpaqueWeights* weights) {
@@ -132,6 +167,11 @@ moert_code moert_source_create_opaque(const char* name, const moert_layer_spec* 
     }
     if (shared->c.gates != nullptr) {
       weights.gates = [shared](const moert::WeightRead& read) { return ReadGate(*shared, read); };
+    }
+    if (shared->c.product != nullptr) {
+      weights.product = [shared](const moert::OpaqueProduct& product) {
+        return Multiply(*shared, product);
+      };
     }
     auto handle = std::make_unique<moert_source>();  // first: nothing may fail behind the source
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<moert::ExpertSource> made,

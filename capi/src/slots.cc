@@ -14,6 +14,21 @@ namespace {
 
 static_assert(MOERT_MAX_PARTS == kMaxRecordParts);
 
+/// Of no data: none.
+absl::StatusOr<MatrixView> RowsOf(const char* name, const moert_tensor& rows,
+                                  const moert_step& step) {
+  if (rows.data == nullptr) return MatrixView{};
+  MOERT_RETURN_IF_ERROR(CheckPlace(name, rows, step.state->engine->backend()));
+  return MatrixView{rows.data, static_cast<DType>(rows.dtype), rows.rows, rows.cols,
+                    rows.row_stride};
+}
+
+moert_fetch EmptyFetch() {
+  moert_fetch fetch{};
+  fetch.cpu_slot = -1;
+  return fetch;
+}
+
 absl::StatusOr<FetchInput> ReadFetch(const moert_fetch& c, const moert_step& step, int32_t layer) {
   const MoeModelSpec& model = step.state->engine->model();
   const int64_t next = model.layers[(layer + 1) % model.num_layers()].num_experts;
@@ -39,11 +54,13 @@ absl::StatusOr<FetchInput> ReadFetch(const moert_fetch& c, const moert_step& ste
                                                  step.rows, next, true));
   MOERT_ASSIGN_OR_RETURN(input.slot_ids, TensorSpan<int32_t>("fetch.slot_ids", c.slot_ids,
                                                              MOERT_I32, step.rows, k, true, place));
-  const moert_tensor& hidden = c.hidden;
-  if (hidden.data == nullptr) return input;
-  MOERT_RETURN_IF_ERROR(CheckPlace("fetch.hidden", hidden, step.state->engine->backend()));
-  input.hidden = {hidden.data, static_cast<DType>(hidden.dtype), hidden.rows, hidden.cols,
-                  hidden.row_stride};
+  MOERT_ASSIGN_OR_RETURN(input.hidden, RowsOf("fetch.hidden", c.hidden, step));
+  MOERT_ASSIGN_OR_RETURN(input.cpu_rows, RowsOf("fetch.cpu_rows", c.cpu_rows, step));
+  if (c.cpu_slot < -1 || c.cpu_slot > INT32_MAX) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fetch.cpu_slot is ", c.cpu_slot, ", legal is -1 to ", INT32_MAX));
+  }
+  input.cpu_slot = static_cast<int32_t>(c.cpu_slot);
   return input;
 }
 
@@ -75,7 +92,7 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_fetch_init(moert_fetch* fetch, uint64_t size) { InitStruct(fetch, size, moert_fetch{}); }
+void moert_fetch_init(moert_fetch* fetch, uint64_t size) { InitStruct(fetch, size, EmptyFetch()); }
 
 void moert_slots_init(moert_slots* slots, uint64_t size) { InitStruct(slots, size, moert_slots{}); }
 
@@ -85,13 +102,26 @@ moert_code moert_layer_fetch(moert_step* step, int32_t layer, const moert_fetch*
     MOERT_REQUIRE_NOT_NULL(step);
     MOERT_REQUIRE_NOT_NULL(slots);
     MOERT_RETURN_IF_ERROR(CheckSize(*slots, "slots"));
-    moert_fetch checked{};
+    moert_fetch checked = EmptyFetch();
     MOERT_RETURN_IF_ERROR(ReadStruct(fetch, "fetch", &checked));
     MOERT_RETURN_IF_ERROR(CheckLayer(*step, layer));
     MOERT_ASSIGN_OR_RETURN(const moert::FetchInput input, ReadFetch(checked, *step, layer));
     moert::SlotView view;
     MOERT_RETURN_IF_ERROR(step->state->engine->Fetch(step->id, layer, input, &view));
     return WriteStruct(ToC(view), slots, "slots");
+  });
+}
+
+moert_code moert_cpu_rows_take(moert_step* step, int32_t layer, const moert_tensor* rows,
+                               moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(step);
+    MOERT_REQUIRE_NOT_NULL(rows);
+    MOERT_RETURN_IF_ERROR(CheckLayer(*step, layer));
+    MOERT_ASSIGN_OR_RETURN(const MatrixView view, RowsOf("rows", *rows, *step));
+    return step->state->engine->TakeCpuRows(
+        step->id, layer,
+        {const_cast<void*>(view.data), view.dtype, view.rows, view.cols, view.row_stride});
   });
 }
 

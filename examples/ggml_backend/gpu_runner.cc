@@ -8,6 +8,7 @@
 #include <span>
 
 #include "buffers.h"
+#include "cpu_product.h"
 
 namespace moert_ggml {
 namespace {
@@ -182,14 +183,45 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
   moert_slots slots;
   std::string error;
   const ggml_tensor* x = graph->nodes[piece.first]->src[1];
+  const LayerCall call(graph, piece.first);
+  const bool shares = store->product() != nullptr && store->product()->Learn(call);
+  CpuRows shared;
+  if (shares) {
+    shared = {static_cast<const float*>(x->data), static_cast<int64_t>(x->nb[2] / sizeof(float))};
+  }
   const Store::Result fetched =
       store->FetchOnDevice(piece.experts->layer, tokens, ids, static_cast<const float*>(x->data),
-                           static_cast<int32_t*>(slot_ids->data), &slots, &error);
+                           static_cast<int32_t*>(slot_ids->data), &slots, &error, shared);
   if (fetched != Store::Result::kOk) return NotFetched(piece, fetched, error, too_many);
   if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
-  const ggml_status status = LaunchInSlots(graph, slots, slot_ids, store);
+  ReplaceExperts(graph, slots, slot_ids);
+  const ggml_status status = shares ? LaunchShared(graph, piece, call, store) : Launch(graph);
+  LeaveSlots(store);
   store->CountCall(std::chrono::steady_clock::now() - begin);
   return status;
+}
+
+ggml_status GpuRunner::LaunchShared(ggml_cgraph* graph, const Piece& piece, const LayerCall& call,
+                                    Store* store) {
+  ggml_cgraph products = *graph, rest = *graph;
+  products.n_nodes = call.last + 1;
+  rest.nodes += products.n_nodes;
+  rest.n_nodes -= products.n_nodes;
+  const ggml_status status = Launch(&products);
+  if (status != GGML_STATUS_SUCCESS) return status;
+  std::string error;
+  const ggml_tensor* out = call.node(call.last);
+  if (!gpu_->stream()->Follow(cuda_)) return Fail(piece, kNoOrder);
+  if (!store->TakeCpuRows(static_cast<float*>(out->data), ggml_nrows(out), &error)) {
+    return Fail(piece, error);
+  }
+  if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
+  return AnyWork(&rest, 0, rest.n_nodes) ? Launch(&rest) : GGML_STATUS_SUCCESS;
+}
+
+void GpuRunner::LeaveSlots(Store* store) {
+  gpu_->stream()->Follow(cuda_);
+  store->Release();
 }
 
 ggml_status GpuRunner::NotFetched(const Piece& piece, Store::Result result,
@@ -202,8 +234,7 @@ ggml_status GpuRunner::LaunchInSlots(ggml_cgraph* graph, const moert_slots& slot
                                      Store* store) {
   ReplaceExperts(graph, slots, ids);
   const ggml_status status = Launch(graph);
-  gpu_->stream()->Follow(cuda_);
-  store->Release();
+  LeaveSlots(store);
   return status;
 }
 

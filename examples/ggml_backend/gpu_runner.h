@@ -68,6 +68,10 @@ class GpuRunner final : public Worker {
   // Why there are no slots.
   ggml_status NotFetched(const Piece& piece, Store::Result result, const std::string& error,
                          bool* too_many);
+  // The products, then the rows that the CPU has taken of them, then what follows.
+  ggml_status LaunchShared(ggml_cgraph* graph, const Piece& piece, const LayerCall& call,
+                           Store* store);
+  void LeaveSlots(Store* store);
   ggml_status LaunchInSlots(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids,
                             Store* store);
   ggml_status Launch(ggml_cgraph* graph);

@@ -70,8 +70,9 @@ bool ReadThreads(const char* text, int* threads) {
 
 // A name that nobody reads is a mistake.
 void NameUnknown() {
-  static constexpr std::string_view kKnown[] = {"BUDGET", "DISABLE", "GPU",        "IO_THREADS",
-                                                "PINNED", "STATS",   "STATS_FILE", "STRATEGY"};
+  static constexpr std::string_view kKnown[] = {"BUDGET",     "CPU",        "DISABLE", "EXACT",
+                                                "GPU",        "IO_THREADS", "PINNED",  "STATS",
+                                                "STATS_FILE", "STRATEGY"};
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
     if (text.substr(0, 6) != "MOERT_") continue;
@@ -105,6 +106,8 @@ bool ReadOptions(Options* options, std::string* error) {
   options->statistics_file = Value("MOERT_STATS_FILE");
   return ReadFlag("MOERT_STATS", &options->statistics, error) &&
          ReadFlag("MOERT_GPU", &options->gpu, error) &&
+         ReadFlag("MOERT_CPU", &options->shares, error) &&
+         ReadFlag("MOERT_EXACT", &options->exact, error) &&
          ReadFlag("MOERT_DISABLE", &options->disabled, error);
 }
 

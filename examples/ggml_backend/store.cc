@@ -76,7 +76,7 @@ Store::Result Store::Fetch(int layer, std::span<const int32_t> experts,
 
 Store::Result Store::FetchOnDevice(int layer, int64_t tokens, const int32_t* ids,
                                    const float* hidden, int32_t* slot_ids, moert_slots* slots,
-                                   std::string* error) {
+                                   std::string* error, const CpuRows& shared) {
   if (!BeginStep(layer, tokens, error)) return Result::kFailed;
   moert_fetch fetch;
   moert_fetch_init(&fetch, sizeof fetch);
@@ -85,8 +85,14 @@ Store::Result Store::FetchOnDevice(int layer, int64_t tokens, const int32_t* ids
   if (gates_ && tokens == 1) {
     moert_tensor_init(&fetch.hidden, const_cast<float*>(hidden), 1, hidden_, MOERT_F32);
   }
+  if (shared.x != nullptr) {
+    moert_tensor_init(&fetch.cpu_rows, const_cast<float*>(shared.x), tokens, hidden_, MOERT_F32);
+    fetch.cpu_rows.row_stride = shared.stride;
+    // Kernels compute such pairs over any slot. TakeCpuRows replaces their rows.
+    fetch.cpu_slot = 0;
+  }
   const moert_place place = gpu_->in_host_memory() ? MOERT_HOST : MOERT_DEVICE;
-  fetch.ids.place = fetch.slot_ids.place = fetch.hidden.place = place;
+  fetch.ids.place = fetch.slot_ids.place = fetch.hidden.place = fetch.cpu_rows.place = place;
   return DoFetch(layer, fetch, slots, error);
 }
 
@@ -101,6 +107,18 @@ Store::Result Store::DoFetch(int layer, const moert_fetch& fetch, moert_slots* s
   if (code == MOERT_RESOURCE_EXHAUSTED) return Result::kTooMany;
   EndStep();
   return Result::kFailed;
+}
+
+bool Store::TakeCpuRows(float* rows, int64_t pairs, std::string* error) {
+  moert_tensor tensor;
+  moert_tensor_init(&tensor, rows, pairs, hidden_, MOERT_F32);
+  tensor.place = gpu_->in_host_memory() ? MOERT_HOST : MOERT_DEVICE;
+  moert_error* failure = nullptr;
+  if (moert_cpu_rows_take(step_, layer_, &tensor, &failure) == MOERT_OK) return true;
+  *error = Message(failure);
+  EndStep();
+  held_ = false;
+  return false;
 }
 
 bool Store::Reserve(int layer) {

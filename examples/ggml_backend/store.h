@@ -19,6 +19,8 @@
 
 namespace moert_ggml {
 
+class CpuProduct;
+
 /// One expert tensor of a layer: up, gate, gate and up in one, or down.
 struct Part {
   int64_t bytes = 0;             // of one expert, as the GGUF has them; also from expert to expert
@@ -38,6 +40,12 @@ struct Layer {
   std::vector<Part> parts;
 
   int64_t ExpertBytes() const;
+};
+
+/// The experts' input of a call on the device, of which the CPU may compute some; null: none.
+struct CpuRows {
+  const float* x = nullptr;
+  int64_t stride = 0;  // floats
 };
 
 /// Free RAM, within a container's limits; 0: not known.
@@ -76,7 +84,13 @@ class Store {
   /// pinned memory, the layer has a slot for each id, and the strategy is one that the device
   /// follows.
   Result FetchOnDevice(int layer, int64_t tokens, const int32_t* ids, const float* hidden,
-                       int32_t* slot_ids, moert_slots* slots, std::string* error);
+                       int32_t* slot_ids, moert_slots* slots, std::string* error,
+                       const CpuRows& shared = {});
+  /// The CPU's product, where it shares what is missing; else null.
+  CpuProduct* product() const { return product_.get(); }
+  /// Behind the products of a FetchOnDevice with `shared`: the rows of pairs that the CPU has taken
+  /// come to `rows`, [pairs, hidden] on the device, in the order of its stream.
+  bool TakeCpuRows(float* rows, int64_t pairs, std::string* error);
   /// The experts of a single token were kTooMany: no call's fit.
   bool small() const { return small_; }
   void set_small() { small_ = true; }
@@ -125,6 +139,7 @@ class Store {
   bool held_ = false;
   Gpu* gpu_ = nullptr;
   std::vector<int> top_k_;
+  std::shared_ptr<CpuProduct> product_;
   int64_t hidden_ = 0;
   int64_t all_bytes_ = 0;
   int64_t budget_bytes_ = 0;

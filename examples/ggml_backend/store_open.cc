@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cpu_product.h"
 #include "mapped_file.h"
 #include "store.h"
 
@@ -14,10 +15,16 @@ namespace {
 constexpr int64_t kAlignment = 128;
 constexpr int64_t kDeviceAlignment = 16;
 
+// By default: in RAM, on a GPU, and there with the CPU computing some of what is missing.
+constexpr char kInRam[] = "";
+constexpr char kOnGpu[] = "fate";
+constexpr char kShared[] = "fate+importance.placement";
+
 // The object that a source's user_data points to.
 struct SourceData {
   std::shared_ptr<const GgufModel> file;
   std::vector<Layer> layers;
+  std::shared_ptr<CpuProduct> product;  // null: the CPU computes nothing
 };
 
 std::string Message(moert_error* error) {
@@ -93,6 +100,10 @@ moert_code ReadPart(void* user_data, int32_t layer, int32_t expert, int32_t part
   return MOERT_OK;
 }
 
+moert_code Multiply(void* user_data, const moert_cpu_job* job, moert_failure* failure) {
+  return static_cast<const SourceData*>(user_data)->product->Multiply(*job, failure);
+}
+
 void FreeData(void* user_data) { delete static_cast<SourceData*>(user_data); }
 
 void Log(void* /*user_data*/, moert_log_level level, const char* line) {
@@ -100,7 +111,8 @@ void Log(void* /*user_data*/, moert_log_level level, const char* line) {
 }
 
 moert_source* MakeSource(const std::string& name, const std::vector<Layer>& layers,
-                         std::shared_ptr<const GgufModel> file, bool on_device, bool score,
+                         std::shared_ptr<const GgufModel> file,
+                         const std::shared_ptr<CpuProduct>& product, bool on_device, bool score,
                          bool* any_gate, std::string* error) {
   std::vector<const char*> files;
   const std::vector<moert_opaque_part> parts = Parts(layers, on_device, &files);
@@ -109,7 +121,7 @@ moert_source* MakeSource(const std::string& name, const std::vector<Layer>& laye
     specs.push_back(Spec(layer, *file, score));
     *any_gate = *any_gate || specs.back().routing != MOERT_ROUTING_EXTERNAL;
   }
-  auto data = std::make_unique<SourceData>(SourceData{std::move(file), layers});
+  auto data = std::make_unique<SourceData>(SourceData{std::move(file), layers, product});
   moert_opaque_options opaque;
   moert_opaque_options_init(&opaque, sizeof opaque);
   opaque.format = "gguf";
@@ -119,6 +131,7 @@ moert_source* MakeSource(const std::string& name, const std::vector<Layer>& laye
   opaque.read = ReadPart;
   opaque.gates = ReadGate;
   opaque.destroy = FreeData;
+  if (product != nullptr) opaque.product = Multiply;
   moert_source* source = nullptr;
   moert_error* failure = nullptr;
   if (moert_source_create_opaque(name.c_str(), specs.data(), specs.size(), parts.data(),
@@ -197,11 +210,16 @@ int64_t Layer::ExpertBytes() const {
 std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<Layer>& layers,
                                    std::shared_ptr<const GgufModel> file, const Options& options,
                                    Gpu* gpu, std::string* error) {
+  std::shared_ptr<CpuProduct> product;
+  if (gpu != nullptr && options.shares && !options.exact) {
+    product = CpuProduct::Create(layers.size());
+    if (product == nullptr) Say("%s: ggml's CPU kernels are not found", name.c_str());
+  }
   // Where the device serves misses prediction costs no wait. On the CPU the default needs none.
-  const std::string strategy =
-      options.strategy.empty() && gpu != nullptr ? "fate" : options.strategy;
+  std::string strategy = options.strategy;
+  if (strategy.empty()) strategy = gpu == nullptr ? kInRam : product != nullptr ? kShared : kOnGpu;
   bool any_gate = false;
-  moert_source* source = MakeSource(name, layers, std::move(file), gpu != nullptr,
+  moert_source* source = MakeSource(name, layers, std::move(file), product, gpu != nullptr,
                                     !strategy.empty(), &any_gate, error);
   if (source == nullptr) return nullptr;
 
@@ -234,6 +252,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   for (const Layer& layer : layers) store->top_k_.push_back(layer.top_k);
   store->hidden_ = layers[0].hidden;
   store->gpu_ = gpu;
+  store->product_ = std::move(product);
   moert_memory plan;
   moert_error* failure = nullptr;
   const bool budgeted = SetBudget(source, layers, options, gpu, &engine, &plan, error);

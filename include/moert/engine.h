@@ -159,6 +159,12 @@ struct FetchInput {
   /// SlotView::slot_of_expert is -1 then, and the fetch has to be released before the next of its
   /// layer, and before anything else is asked of the engine: FailedPrecondition.
   Place place = Place::kHost;
+  /// With ids on the device: [rows, hidden], the input of the experts there, or empty. Where the
+  /// strategy shares misses with the CPU, that may compute some pairs by OpaqueWeights::product
+  /// from pinned memory: slot_ids receive cpu_slot for them, and TakeCpuRows has to follow. Empty:
+  /// every miss is brought.
+  MatrixView cpu_rows;
+  int32_t cpu_slot = -1;
 };
 
 /// Where the experts of a layer lie: part p of the expert in slot s begins at
@@ -260,7 +266,15 @@ class Engine {
   /// have no constant stride: a host's allocator, experts of one layer in different sizes, or a
   /// strategy that serves several versions.
   virtual absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) = 0;
+  /// Behind the host's product of a Fetch with cpu_rows and in front of its sum over experts: the
+  /// rows of pairs that the CPU has taken are written to `rows`, [T * k, hidden] fp32 on the
+  /// device, each to its pair's place. Enqueued on the step's stream, which waits for the CPU for
+  /// two seconds at most; the host does not wait. Nothing is written where the CPU has taken none.
+  /// Rows are NaN where the product failed or did not end in time, and a later call of the step
+  /// returns the error. Once for each such Fetch.
+  virtual absl::Status TakeCpuRows(StepId step, int layer, const MutableMatrixView& rows) = 0;
   /// Ends every Fetch of this layer in this step; none is OK. Never waits for transfers.
+  /// FailedPrecondition where TakeCpuRows is still owed.
   virtual absl::Status ReleaseFetched(StepId step, int layer) = 0;
   /// Experts of a layer, all of them where `experts` is empty, for calls of so many rows that most
   /// are named: opaque records are copied to `to`, expert e where *view has slot e, from slots or
@@ -320,6 +334,7 @@ class Step {
   absl::StatusOr<LeaseId> AcquireExperts(int layer, absl::Span<const int32_t> experts,
                                          std::vector<ExpertView>* views);
   absl::Status Fetch(int layer, const FetchInput& input, SlotView* view);
+  absl::Status TakeCpuRows(int layer, const MutableMatrixView& rows);
   absl::Status ReleaseFetched(int layer);
   absl::Status CopyLayer(int layer, absl::Span<const int32_t> experts, std::byte* to,
                          SlotView* view);

@@ -11,6 +11,7 @@
 #ifndef MOERT_OPAQUE_SOURCE_H_
 #define MOERT_OPAQUE_SOURCE_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,9 +21,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "moert/expert_source.h"
 #include "moert/host_source.h"
 #include "moert/model.h"
+#include "moert/thread_pool.h"
 
 namespace moert {
 
@@ -56,6 +59,27 @@ struct OpaqueRead {
   void* dst = nullptr;
 };
 
+/// A product over opaque records on the CPU: the part of a layer call that it computes while the
+/// device computes the rest. A pair is a token and one of its experts; pairs lie expert by expert.
+struct OpaqueProduct {
+  struct Expert {
+    int expert = 0;
+    int64_t pairs = 0;                                         // that want it, at least 1
+    std::array<const std::byte*, kMaxRecordParts> parts = {};  // of its record, in RAM
+  };
+
+  int layer = 0;
+  int64_t hidden = 0;
+  int64_t rows = 0;
+  const float* x = nullptr;  // [rows, hidden]
+  absl::Span<const Expert> experts;
+  absl::Span<const int32_t> row_of;  // [pairs] the row of x that a pair multiplies
+  absl::Span<const float>
+      weights;                 // [pairs] FetchInput::weights of each; ones where none were given
+  float* out = nullptr;        // [pairs, hidden], all to be written
+  ThreadPool* pool = nullptr;  // the library's threads, for the product to use
+};
+
 struct OpaqueWeights {
   std::vector<std::vector<OpaquePart>> layers;  // [L], 1 to kMaxRecordParts parts each
   /// Opened when the source is made. Reads go through the page cache, from I/O threads.
@@ -68,6 +92,12 @@ struct OpaqueWeights {
   /// that predict by the next layer's gate; may be null where there are none. Called when an engine
   /// is made.
   std::function<absl::Status(const WeightRead&)> gates;
+  /// The host's product on the CPU, for strategies that share misses with it
+  /// (FetchInput::cpu_rows); may be null. A row of `out` is what the host's kernels on the device
+  /// leave for the pair where Engine::TakeCpuRows is called. Called by a thread of the library, one
+  /// call an engine at a time, while the device waits: it must not wait for the device, and must
+  /// not call the engine. An error is that of the step.
+  std::function<absl::Status(const OpaqueProduct&)> product;
   /// A short name of the format, for reports: ExpertSource::version_name.
   std::string format = "opaque";
 };

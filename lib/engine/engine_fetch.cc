@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/exception_status.h"
+#include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
 #include "fmt/format.h"
@@ -146,6 +147,34 @@ absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer,
                                        *parts_->store, experts, to, region.stride);
 }
 
+absl::Status EngineImpl::TakeCpuFailure(StepState* step) {
+  absl::Status failure = parts_->executor->TakeCpuFailure();
+  step->status.Update(failure);
+  return failure;
+}
+
+absl::Status EngineImpl::TakeCpuRows(StepId step_id, int layer, const MutableMatrixView& rows) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
+  MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
+  const TurnLock lock(&turns_, &mu_);
+  MOERT_ASSIGN_OR_RETURN(StepState* const step, FindStep(step_id));
+  const MoeLayerSpec& spec = source_->model().layers[layer];
+  const int64_t pairs = step->rows * spec.routing.top_k;
+  if (rows.data == nullptr || rows.dtype != DType::kF32 || rows.rows != pairs ||
+      rows.cols != spec.hidden || rows.row_stride < rows.cols) {
+    return absl::InvalidArgumentError(fmt::format(
+        "rows of layer {}: {} [{}, {}] with a stride of {}; takes f32 [{}, {}] with a stride of at "
+        "least {}",
+        layer, DTypeName(rows.dtype), rows.rows, rows.cols, rows.row_stride, pairs, spec.hidden,
+        spec.hidden));
+  }
+  absl::Status status = parts_->executor->TakeCpuRows(
+      {layer, step->epoch, step->rows, {}, {}, step->stream, {}}, rows);
+  step->status.Update(status);
+  status.Update(TakeCpuFailure(step));
+  return status;
+}
+
 absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput& input,
                                      SlotView* view) {
   MOERT_ASSIGN_OR_RETURN(StepState* const step, FindStep(step_id));
@@ -169,6 +198,11 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
     MOERT_RETURN_IF_ERROR(
         Executor::CheckRows("hidden", input.hidden, call.exec, source_->model().layers[layer]));
   }
+  if (input.cpu_rows.data != nullptr) {
+    MOERT_RETURN_IF_ERROR(
+        Executor::CheckRows("cpu_rows", input.cpu_rows, call.exec, source_->model().layers[layer]));
+  }
+  MOERT_RETURN_IF_ERROR(TakeCpuFailure(step));
   Fetched fetched{layer, Pins(parts_->store.get()), {}};
   ApplyHints();
   const absl::Status status =
@@ -206,10 +240,14 @@ absl::Status EngineImpl::ReleaseFetched(StepId step, int layer) {
   if (std::none_of(found->fetched.begin(), found->fetched.end(), of_layer)) {
     return absl::OkStatus();
   }
+  if (parts_->executor->owes_cpu_rows(layer)) {
+    return absl::FailedPreconditionError(fmt::format(
+        "layer {}: rows that the CPU computes are not taken yet: TakeCpuRows first", layer));
+  }
   MOERT_RETURN_IF_ERROR(parts_->executor->LeaveSlots(found->stream));
   std::erase_if(found->fetched, of_layer);
   if (!parts_->executor->lent()) parts_->store->EndLayerCall(ContextOf(*found, layer));
-  return absl::OkStatus();
+  return TakeCpuFailure(found);
 }
 
 }  // namespace moert

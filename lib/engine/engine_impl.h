@@ -48,6 +48,7 @@ class EngineImpl final : public Engine {
   }
   absl::Status ReleaseExperts(LeaseId lease) override;
   absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) override;
+  absl::Status TakeCpuRows(StepId step, int layer, const MutableMatrixView& rows) override;
   absl::Status ReleaseFetched(StepId step, int layer) override;
   absl::Status CopyLayer(StepId step, int layer, absl::Span<const int32_t> experts, std::byte* to,
                          SlotView* view) override;
@@ -121,6 +122,8 @@ class EngineImpl final : public Engine {
   absl::Status TakeBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CopyLayerLocked(StepId step_id, int layer, absl::Span<const int32_t> experts,
                                std::byte* to, SlotView* view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// What has become of the CPU's products meanwhile, as an error of the step.
+  absl::Status TakeCpuFailure(StepState* step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status FetchLocked(StepId step_id, int layer, const FetchInput& input, SlotView* view)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Refuses a call whose routing is missing, or is where it cannot be read.

@@ -57,7 +57,8 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) try {
   absl::Cleanup close = [this, epoch = step.epoch]()
                             ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->store->CloseStep(epoch); };
   if (parts_->versions != nullptr) parts_->versions->AfterStepOpened(ContextOf(step, 0));
-  if (parts_->misses_served.ok() && parts_->executor->has_cpu_offload()) {
+  const bool served = parts_->misses_served.ok() || parts_->runner->serves_fetches();
+  if (served && parts_->executor->has_cpu_offload()) {
     parts_->executor->SetCpuCosts(parts_->scheduler->Costs());
   }
   MOERT_RETURN_IF_ERROR(parts_->executor->OpenStep(
@@ -228,6 +229,7 @@ absl::Status EngineImpl::EndStep(StepId step) try {
   try {
     parts_->runner->TakeSelections();
     status.Update(parts_->executor->CloseStep(it->second.stream));
+    status.Update(parts_->executor->TakeCpuFailure());
   } catch (...) {
     status.Update(ExceptionStatus("end of a step"));
   }

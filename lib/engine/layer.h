@@ -84,6 +84,7 @@ class LayerRunner {
   absl::Status ServeMisses();
   /// The same for Fetch with ids on the device, outside of captures too.
   void ServeFetches();
+  bool serves_fetches() const { return serves_fetches_; }
   /// Whether the device may serve what is missing in such a call.
   bool Serves(int layer, const FetchInput& input) const;
 

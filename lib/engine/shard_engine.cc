@@ -116,6 +116,9 @@ class ShardEngine final : public Engine {
   }
   absl::Status ReleaseExperts(LeaseId lease) override { return engine_->ReleaseExperts(lease); }
   absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) override;
+  absl::Status TakeCpuRows(StepId step, int layer, const MutableMatrixView& rows) override {
+    return engine_->TakeCpuRows(step, layer, rows);
+  }
   absl::Status ReleaseFetched(StepId step, int layer) override {
     return engine_->ReleaseFetched(step, layer);
   }

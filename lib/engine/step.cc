@@ -48,6 +48,10 @@ absl::Status Step::Fetch(int layer, const FetchInput& input, SlotView* view) {
   return engine_ == nullptr ? Ended() : engine_->Fetch(id_, layer, input, view);
 }
 
+absl::Status Step::TakeCpuRows(int layer, const MutableMatrixView& rows) {
+  return engine_ == nullptr ? Ended() : engine_->TakeCpuRows(id_, layer, rows);
+}
+
 absl::Status Step::ReleaseFetched(int layer) {
   return engine_ == nullptr ? Ended() : engine_->ReleaseFetched(id_, layer);
 }

@@ -52,6 +52,8 @@ struct GivenRouting {
   const float* weights = nullptr;  // of Engine::Fetch: or null
   int32_t* used_ids = nullptr;     // or null; of Engine::Fetch: slots
   int64_t pairs = 0;
+  MatrixView cpu_rows = {};  // FetchInput's
+  int32_t cpu_slot = -1;
 };
 
 /// An expert that is ready to be multiplied.
@@ -168,6 +170,13 @@ class Executor {
                                                      VersionedStore* store) {
     return nullptr;
   }
+  /// Engine::TakeCpuRows; and whether one of the layer is owed. TakeCpuFailure: the first error of
+  /// the CPU's products since it was last asked.
+  virtual absl::Status TakeCpuRows(const ExecutorCall& call, const MutableMatrixView& rows) {
+    return absl::OkStatus();
+  }
+  virtual bool owes_cpu_rows(int layer) const { return false; }
+  virtual absl::Status TakeCpuFailure() { return absl::OkStatus(); }
   /// Slots that a layer has for that while blocks are lent; FetchServed needs one for every id.
   virtual int64_t lent_slots(int layer) const { return 0; }
   /// Copies opaque records of a layer to memory of the host's, expert e's e times `stride` bytes

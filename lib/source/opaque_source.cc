@@ -173,6 +173,16 @@ class OpaqueSource final : public ExpertSource {
     return absl::OkStatus();
   }
 
+  bool multiplies() const override { return weights_.product != nullptr; }
+  absl::Status Multiply(const OpaqueProduct& product) const override {
+    if (!multiplies()) return ExpertSource::Multiply(product);
+    const absl::Status status = weights_.product(product);
+    if (status.ok()) return status;
+    return absl::Status(status.code(),
+                        fmt::format("{} layer {}: product on the CPU: {}", name_, product.layer,
+                                    absl::string_view(status.message())));
+  }
+
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
     const MoeLayerSpec& spec = model_.layers[layer];
     LayerConstants constants;

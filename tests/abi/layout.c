@@ -221,7 +221,29 @@ ABI_FIELD(moert_opaque_part, layer, 56);
 ABI_FIELD(moert_opaque_part, file, 60);
 ABI_LAST(moert_opaque_part, file, 4);
 
-ABI_SIZE(moert_opaque_options, 64);
+ABI_SIZE(moert_cpu_expert, 80);
+ABI_FIELD(moert_cpu_expert, part, 0);
+ABI_FIELD(moert_cpu_expert, pairs, 64);
+ABI_FIELD(moert_cpu_expert, expert, 72);
+ABI_LAST(moert_cpu_expert, expert, 8);
+
+ABI_SIZE(moert_cpu_job, 112);
+ABI_FIELD(moert_cpu_job, layer, 8);
+ABI_FIELD(moert_cpu_job, hidden, 16);
+ABI_FIELD(moert_cpu_job, rows, 24);
+ABI_FIELD(moert_cpu_job, x, 32);
+ABI_FIELD(moert_cpu_job, num_experts, 40);
+ABI_FIELD(moert_cpu_job, experts, 48);
+ABI_FIELD(moert_cpu_job, pairs, 56);
+ABI_FIELD(moert_cpu_job, row_of, 64);
+ABI_FIELD(moert_cpu_job, weights, 72);
+ABI_FIELD(moert_cpu_job, out, 80);
+ABI_FIELD(moert_cpu_job, run, 88);
+ABI_FIELD(moert_cpu_job, pool, 96);
+ABI_FIELD(moert_cpu_job, threads, 104);
+ABI_LAST(moert_cpu_job, threads, 8);
+
+ABI_SIZE(moert_opaque_options, 72);
 ABI_FIELD(moert_opaque_options, format, 8);
 ABI_FIELD(moert_opaque_options, files, 16);
 ABI_FIELD(moert_opaque_options, num_files, 24);
@@ -229,15 +251,18 @@ ABI_FIELD(moert_opaque_options, user_data, 32);
 ABI_FIELD(moert_opaque_options, read, 40);
 ABI_FIELD(moert_opaque_options, gates, 48);
 ABI_FIELD(moert_opaque_options, destroy, 56);
-ABI_LAST(moert_opaque_options, destroy, 8);
+ABI_FIELD(moert_opaque_options, product, 64);
+ABI_LAST(moert_opaque_options, product, 8);
 
-ABI_SIZE(moert_fetch, 208);
+ABI_SIZE(moert_fetch, 256);
 ABI_FIELD(moert_fetch, ids, 8);
 ABI_FIELD(moert_fetch, weights, 48);
 ABI_FIELD(moert_fetch, next_scores, 88);
 ABI_FIELD(moert_fetch, hidden, 128);
 ABI_FIELD(moert_fetch, slot_ids, 168);
-ABI_LAST(moert_fetch, slot_ids, 40);
+ABI_FIELD(moert_fetch, cpu_rows, 208);
+ABI_FIELD(moert_fetch, cpu_slot, 248);
+ABI_LAST(moert_fetch, cpu_slot, 8);
 
 ABI_SIZE(moert_slots, 232);
 ABI_FIELD(moert_slots, base, 8);

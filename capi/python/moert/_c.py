@@ -134,12 +134,14 @@ OpaquePart = _struct("OpaquePart", "i64 bytes alignment stride_multiple", "ptr m
 class OpaqueOptions(c.Structure):
     _fields_ = [("struct_size", c.c_uint64), ("format", c.c_char_p), ("files", c.c_void_p),
                 ("num_files", c.c_int64), ("user_data", c.c_void_p), ("read", ReadPart),
-                ("gates", ReadCallback), ("destroy", DestroyCallback)]
+                ("gates", ReadCallback), ("destroy", DestroyCallback),
+                ("product", c.c_void_p)]
 
 
 class Fetch(c.Structure):
     _fields_ = [("struct_size", c.c_uint64)] + [(name, Tensor) for name in (
-        "ids", "weights", "next_scores", "hidden", "slot_ids")]
+        "ids", "weights", "next_scores", "hidden", "slot_ids", "cpu_rows")] + [
+            ("cpu_slot", c.c_int64)]
 
 
 class Slots(c.Structure):

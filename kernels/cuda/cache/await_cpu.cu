@@ -8,9 +8,10 @@ namespace moert::cuda {
 namespace {
 
 /// The clock should end the wait long before: a look across the link takes about a microsecond.
-constexpr int kMostLooks = 1 << 22;
+constexpr int kMostLooks = 1 << 23;
 
-__device__ CpuAnswer Await(const AwaitCpuArgs& args, const CpuCall& call) {
+__device__ CpuAnswer Await(const AwaitCpuArgs& args, CpuCall call) {
+  if (args.owed != 0) call.deadline += kOwedNs;
   CpuAnswer found = CpuAnswer::kNone;
   for (int look = 0; look < kMostLooks; ++look) {
     found = AnswerTo(*args.memory.mailbox, call.posted);
@@ -45,11 +46,24 @@ __device__ __forceinline__ void FetchRows(const AwaitCpuArgs& args, int pairs) {
   }
 }
 
+/// The rows that were to come, by all threads.
+__device__ __forceinline__ void LoseRows(const AwaitCpuArgs& args, int pairs) {
+  const int all = pairs * args.cols;
+  for (int i = threadIdx.x; i < all; i += kTileThreads) {
+    const int row = i / args.cols;
+    args.out[args.slots[row] * args.out_stride + (i - row * args.cols)] = __int_as_float(0x7fc00000);
+  }
+}
+
 __device__ void Count(const AwaitCpuArgs& args, const CpuCall& call, CpuAnswer answer) {
   ServedTally& tally = *args.tally;
   SettleJob(args.call, answer);
   if (answer == CpuAnswer::kRows) {
     tally.on_cpu += call.experts;
+    return;
+  }
+  if (args.owed != 0) {  // of a failure the host knows
+    if (answer == CpuAnswer::kNone) ++tally.taken_back;
     return;
   }
   ++tally.taken_back;
@@ -63,8 +77,9 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ CpuAnswer answer;
   const MakeTilesArgs& tiles = args.tiles;
   const CpuCall call = *args.call;
+  const bool owed = args.owed != 0;
   if (call.experts == 0) {
-    MakeNoTiles(tiles.table, tiles.shares);
+    if (!owed) MakeNoTiles(tiles.table, tiles.shares);
     return;
   }
   if (threadIdx.x == 0) {
@@ -73,12 +88,19 @@ __global__ void __launch_bounds__(kTileThreads)
   }
   __syncthreads();
   if (answer == CpuAnswer::kRows) {
-    if (args.cols % 4 == 0) {
+    const bool aligned =
+        (reinterpret_cast<uintptr_t>(args.out) % sizeof(float4) | args.out_stride % 4 |
+         args.cols % 4) == 0;
+    if (aligned) {
       FetchRows<float4>(args, call.pairs);
     } else {
       FetchRows<float>(args, call.pairs);
     }
-    MakeNoTiles(tiles.table, tiles.shares);
+    if (!owed) MakeNoTiles(tiles.table, tiles.shares);
+    return;
+  }
+  if (owed) {
+    LoseRows(args, call.pairs);
     return;
   }
   const auto of = [&](int e) {

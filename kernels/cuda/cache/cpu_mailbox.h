@@ -27,6 +27,9 @@
 //   each ends by an answer or by its deadline. Then the thread ends, and a job that was posted and
 //   taken back is left alone. The memory of jobs goes last.
 // - A job that fails is answered as having no rows, and taken back at once.
+//
+// Where the product is the host's (Engine::Fetch), nobody but the CPU can multiply what it was
+// given: the deadline is kOwedNs later, and rows that have not come by then are NaN.
 #ifndef MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_
 #define MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_
 
@@ -154,7 +157,7 @@ struct CpuShareArgs {
   int32_t spares_low = 0;     // what it computes sooner than a load is not answered low
   int32_t layer = 0;
   DeviceRows x;
-  const float* weights = nullptr;  // [tokens, top_k]
+  const float* weights = nullptr;  // [tokens, top_k]; null: ones
   CpuJobMemory memory;
   int32_t* slots = nullptr;         // [pairs]: as the job's
   ExpertHandle* handles = nullptr;  // [experts + 1]: where the experts given lie; no record: others
@@ -162,8 +165,12 @@ struct CpuShareArgs {
 
 struct ServedTally;
 
+/// How much longer the device waits for rows that nobody else can compute.
+constexpr uint64_t kOwedNs = 2'000'000'000;
+
 struct AwaitCpuArgs {
   CpuCall* call = nullptr;
+  int32_t owed = 0;  // if so, no tiles are made, and rows that do not come are NaN
   CpuJobMemory memory;
   const int32_t* slots = nullptr;
   float* out = nullptr;  // [slots, out_stride]

@@ -72,13 +72,19 @@ __device__ __forceinline__ void EnterJob(const ServeMissesArgs& args, int count,
   const CpuShareArgs& cpu = args.cpu;
   const int e = threadIdx.x;
   cpu.memory.experts[before] = {e, count};
-  const int32_t* slots = args.groups.sorted + args.groups.firsts[e];
-  for (int i = 0; i < count; ++i) {
-    const int32_t slot = slots[i];
-    cpu.memory.slots[first + i] = slot;
-    cpu.memory.weights[first + i] = cpu.weights[slot];
-    cpu.slots[first + i] = slot;
+  const auto enter = [&](int at, int32_t slot) {
+    cpu.memory.slots[at] = slot;
+    cpu.memory.weights[at] = cpu.weights != nullptr ? cpu.weights[slot] : 1.0f;
+    cpu.slots[at] = slot;
+  };
+  if (args.ids != nullptr) {
+    for (int32_t i = 0; i < args.pairs; ++i) {
+      if (args.ids[i] == e) enter(first++, i);
+    }
+    return;
   }
+  const int32_t* slots = args.groups.sorted + args.groups.firsts[e];
+  for (int i = 0; i < count; ++i) enter(first + i, slots[i]);
 }
 
 /// Writes the job of those that were given, and posts it. record: of the thread's expert. By all

@@ -346,9 +346,8 @@ struct ServeMissesArgs {
   int32_t tokens = 0;
   int32_t top_k = 1;
   SlotLenders lenders;
-  // Not of a call whose product is the host's.
   int32_t elsewhere = 0;  // whether misses may be answered low, or by the CPU
-  LowVersions low;
+  LowVersions low;        // not of a call whose product is the host's
   CpuShareArgs cpu;
   // Where records are prefetched; else null.
   LayerPrefetch* prefetch = nullptr;
@@ -369,6 +368,7 @@ struct ServeMissesArgs {
   const int32_t* ids = nullptr;  // [pairs]; one that is not in [0, experts) is none. Or null
   int32_t pairs = 0;             //
   int32_t* found = nullptr;      // [pairs] receives slots, -1: none. Or null
+  int32_t cpu_slot = -1;         // what it receives for a pair that the CPU is given
   int32_t* table = nullptr;      // [experts] receives the slot of every expert that is there, or -1
   const uint8_t* base = nullptr;  //
   int64_t stride = 1;

@@ -79,7 +79,9 @@ __device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot,
   if (args.found == nullptr) return;
   for (int i = e; i < args.pairs; i += kTileThreads) {
     const int32_t id = args.ids[i];
-    args.found[i] = id >= 0 && id < args.experts ? numbers[id] : -1;
+    const bool known = id >= 0 && id < args.experts;
+    // The layer has a slot for each pair: what has none is the CPU's.
+    args.found[i] = !known ? -1 : numbers[id] >= 0 ? numbers[id] : args.cpu_slot;
   }
 }
 

@@ -87,7 +87,7 @@ class CudaBackend final : public Backend {
     }
     constexpr int64_t kPools = 2;  // of an engine, at most
     if (IsOpaque(*size.source)) {
-      return CudaFetchExecutor::Bytes(size.source->model(), size.max_tokens) +
+      return CudaFetchExecutor::Bytes(size.source->model(), size.max_tokens, size.served) +
              kPools * kPoolRounding;
     }
     MOERT_ASSIGN_OR_RETURN(
@@ -134,18 +134,17 @@ class CudaBackend final : public Backend {
   }
 
   absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(const ExecutorParts& parts) override {
-    if (IsOpaque(*parts.source)) {
-      auto fetch = std::make_unique<CudaFetchExecutor>(parts, options_.device, &fence_, records_,
-                                                       options_.link_gbps > 0);
-      MOERT_RETURN_IF_ERROR(fetch->Init());
-      return fetch;
-    }
     CudaExecutorOptions executor;
     executor.device = options_.device;
     executor.cpus = options_.cpus;
     executor.fence = &fence_;
     executor.records = records_;
     executor.paced = options_.link_gbps > 0;
+    if (IsOpaque(*parts.source)) {
+      auto fetch = std::make_unique<CudaFetchExecutor>(parts, executor);
+      MOERT_RETURN_IF_ERROR(fetch->Init());
+      return fetch;
+    }
     return MakeCudaExecutor(parts, executor);
   }
 

@@ -25,6 +25,45 @@ typedef struct moert_opaque_part {
 
 MOERT_API void moert_opaque_part_init(moert_opaque_part *part, uint64_t size);
 
+/* An expert of a job for the CPU: how many pairs want it, at least 1, and the parts of its record
+ * in RAM, those behind the layer's last one NULL. */
+typedef struct moert_cpu_expert {
+  const void *part[MOERT_MAX_PARTS];
+  int64_t pairs;
+  int64_t expert;
+} moert_cpu_expert;
+
+/* What the CPU computes of a layer call while the device computes the rest. A pair is a token and
+ * one of its experts; pairs lie expert by expert. Everything is valid for the call. */
+typedef struct moert_cpu_job {
+  uint64_t struct_size;
+  int64_t layer;
+  int64_t hidden;
+  int64_t rows;
+  const float *x; /* [rows, hidden] */
+  int64_t num_experts;
+  const moert_cpu_expert *experts; /* [num_experts] */
+  int64_t pairs;                   /* of all of them */
+  const int32_t *row_of;           /* [pairs] the row of x that a pair multiplies */
+  const float *weights; /* [pairs] moert_fetch.weights of each; ones where none were given */
+  float *out;           /* [pairs, hidden], all to be written */
+  /* Runs task(arg, i, thread) for i in [0, count) on the library's threads, the caller's among
+   * them, and returns when all are done. thread is in [0, threads): no two tasks that run at the
+   * same time see the same. A task must not call it. */
+  void (*run)(void *pool, int64_t count, void (*task)(void *arg, int64_t i, int32_t thread),
+              void *arg);
+  void *pool;
+  int64_t threads;
+} moert_cpu_job;
+
+/* A host's product over its own records on the CPU. A row of `out` is what the host's kernels on
+ * the device leave for that pair where moert_cpu_rows_take is called: weighted or not is the host's
+ * choice. Called by a thread of the library, one call an engine at a time, while the device waits:
+ * it must not wait for the device and must not call the engine. MOERT_OK, or the code that a later
+ * call of the step returns. Must not throw. */
+typedef moert_code (*moert_cpu_product)(void *user_data, const moert_cpu_job *job,
+                                        moert_failure *failure);
+
 /* Everything may be NULL or 0. */
 typedef struct moert_opaque_options {
   uint64_t struct_size;
@@ -42,6 +81,8 @@ typedef struct moert_opaque_options {
   moert_code (*gates)(void *user_data, const moert_read *read, moert_failure *failure);
   /* Once, when the last user of the source is gone. */
   void (*destroy)(void *user_data);
+  /* For strategies that share misses with the CPU, on calls with moert_fetch.cpu_rows. */
+  moert_cpu_product product;
 } moert_opaque_options;
 
 MOERT_API void moert_opaque_options_init(moert_opaque_options *options, uint64_t size);

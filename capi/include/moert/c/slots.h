@@ -29,9 +29,15 @@ typedef struct moert_fetch {
   moert_tensor hidden;      /* [T, hidden], f32, bf16 or f16: where the source has gates, the next
                              * layer's is scored on it in place of next_scores; or empty */
   moert_tensor slot_ids;    /* [T, k] i32, written: slots in place of experts; or empty */
+  /* With ids in device memory: [T, hidden] f32, bf16 or f16, the experts' input there; or empty.
+   * Where the strategy shares misses with the CPU, it may then compute some pairs by the source's
+   * product (moert_opaque_options) from pinned memory. slot_ids receive cpu_slot for them, -1 by
+   * default, and moert_cpu_rows_take has to follow. Empty: every miss is brought. */
+  moert_tensor cpu_rows;
+  int64_t cpu_slot;
 } moert_fetch;
 
-/* Empty tensors. */
+/* Empty tensors, and cpu_slot -1. */
 MOERT_API void moert_fetch_init(moert_fetch *fetch, uint64_t size);
 
 /* Part p of the expert in slot s begins at base[p] + s * stride[p]. */
@@ -62,8 +68,17 @@ MOERT_API void moert_slots_init(moert_slots *slots, uint64_t size);
  * errors. */
 MOERT_API moert_code moert_layer_fetch(moert_step *step, int32_t layer, const moert_fetch *fetch,
                                        moert_slots *slots, moert_error **error);
+/* Behind the host's product of a fetch with cpu_rows, in front of its sum over experts: rows of
+ * pairs that the CPU has taken are written to `rows`, [T * k, hidden] f32 in device memory, each to
+ * its pair's place. Enqueued on the step's stream, which waits for the CPU for two seconds at most.
+ * Where the CPU has taken none nothing is written. Rows are NaN where the product failed or did not
+ * end in time, and a later call of the step returns its error. Once for each such fetch.
+ * Thread-safe. Does not block. Fails: INVALID_ARGUMENT; an error of an earlier product. */
+MOERT_API moert_code moert_cpu_rows_take(moert_step *step, int32_t layer, const moert_tensor *rows,
+                                         moert_error **error);
 /* Ends every fetch of this layer in this step; none is MOERT_OK. Thread-safe. Blocks for a layer
- * call in progress. Fails: INVALID_ARGUMENT. */
+ * call in progress. Fails: INVALID_ARGUMENT; FAILED_PRECONDITION where moert_cpu_rows_take is owed;
+ * an error of an earlier product. */
 MOERT_API moert_code moert_slots_release(moert_step *step, int32_t layer, moert_error **error);
 /* Experts of a layer, all of them where `experts` is NULL, for calls of so many rows that most are
  * named: opaque records are copied to `to`, from slots or from host memory. Expert e then lies in

@@ -366,6 +366,47 @@ extern "C" {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct moert_cpu_expert {
+    pub part: [*const ::core::ffi::c_void; 8usize],
+    pub pairs: i64,
+    pub expert: i64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct moert_cpu_job {
+    pub struct_size: u64,
+    pub layer: i64,
+    pub hidden: i64,
+    pub rows: i64,
+    pub x: *const f32,
+    pub num_experts: i64,
+    pub experts: *const moert_cpu_expert,
+    pub pairs: i64,
+    pub row_of: *const i32,
+    pub weights: *const f32,
+    pub out: *mut f32,
+    pub run: ::core::option::Option<
+        unsafe extern "C" fn(
+            pool: *mut ::core::ffi::c_void,
+            count: i64,
+            task: ::core::option::Option<
+                unsafe extern "C" fn(arg: *mut ::core::ffi::c_void, i: i64, thread: i32),
+            >,
+            arg: *mut ::core::ffi::c_void,
+        ),
+    >,
+    pub pool: *mut ::core::ffi::c_void,
+    pub threads: i64,
+}
+pub type moert_cpu_product = ::core::option::Option<
+    unsafe extern "C" fn(
+        user_data: *mut ::core::ffi::c_void,
+        job: *const moert_cpu_job,
+        failure: *mut moert_failure,
+    ) -> moert_code,
+>;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct moert_opaque_options {
     pub struct_size: u64,
     pub format: *const ::std::os::raw::c_char,
@@ -391,6 +432,7 @@ pub struct moert_opaque_options {
         ) -> moert_code,
     >,
     pub destroy: ::core::option::Option<unsafe extern "C" fn(user_data: *mut ::core::ffi::c_void)>,
+    pub product: moert_cpu_product,
 }
 extern "C" {
     pub fn moert_opaque_options_init(options: *mut moert_opaque_options, size: u64);
@@ -1271,6 +1313,8 @@ pub struct moert_fetch {
     pub next_scores: moert_tensor,
     pub hidden: moert_tensor,
     pub slot_ids: moert_tensor,
+    pub cpu_rows: moert_tensor,
+    pub cpu_slot: i64,
 }
 extern "C" {
     pub fn moert_fetch_init(fetch: *mut moert_fetch, size: u64);
@@ -1296,6 +1340,14 @@ extern "C" {
         layer: i32,
         fetch: *const moert_fetch,
         slots: *mut moert_slots,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
+extern "C" {
+    pub fn moert_cpu_rows_take(
+        step: *mut moert_step,
+        layer: i32,
+        rows: *const moert_tensor,
         error: *mut *mut moert_error,
     ) -> moert_code;
 }

@@ -33,7 +33,12 @@ absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
   Call call;
   call.layer = host.layer;
   call.tokens = host.tokens;
+  call.x = host.cpu_rows;
+  call.weights = host.given.weights;
   ServeMissesArgs args = Args(call);
+  args.cpu = ShareOf(call);
+  args.elsewhere = args.cpu.call != nullptr ? 1 : 0;
+  args.cpu_slot = host.given.cpu_slot;
   args.ids = host.given.ids;
   args.pairs = static_cast<int32_t>(host.given.pairs);
   args.found = host.given.used_ids;
@@ -54,6 +59,21 @@ absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
     unfinished_[layer + 1] = 0;
   }
   in_doubt_ = false;
+  return absl::OkStatus();
+}
+
+absl::Status ServedMisses::AwaitRows(int layer, const MutableMatrixView& out,
+                                     cudaStream_t stream) const {
+  AwaitCpuArgs args;
+  args.call = on_device_.cpu.call;
+  args.owed = 1;
+  args.memory = job_;
+  args.slots = on_device_.cpu.slots;
+  args.out = static_cast<float*>(out.data);
+  args.out_stride = out.row_stride;
+  args.cols = static_cast<int32_t>(out.cols);
+  args.tally = on_device_.tally + layer;
+  MOERT_CUDA_RETURN_IF_ERROR(LaunchAwaitCpu(args, stream));
   return absl::OkStatus();
 }
 

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/spin.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "moert/machine.h"
 
 namespace moert::cuda {
 namespace {
@@ -28,17 +30,29 @@ struct FetchBuffers {
   }
 };
 
+DeviceRows RowsOf(const MatrixView& rows) {
+  return {rows.data, static_cast<int32_t>(rows.dtype), static_cast<int32_t>(rows.rows),
+          static_cast<int32_t>(rows.cols), rows.row_stride};
+}
+
+/// What they say of the buffers of fetches.
+ServedRules ForBuffers(const ServedRules& rules) {
+  ServedRules kept;
+  kept.balance = rules.balance;
+  return kept;
+}
+
 }  // namespace
 
-CudaFetchExecutor::CudaFetchExecutor(const ExecutorParts& parts, int device, ComputeFence* fence,
-                                     DeviceSource* records, bool paced)
+CudaFetchExecutor::CudaFetchExecutor(const ExecutorParts& parts, const CudaExecutorOptions& options)
     : FetchExecutor(parts),
       model_(parts.source->model()),
-      device_(device),
-      fence_(fence),
-      records_(records),
-      paced_(paced),
-      extent_(model_, OperandUse{}, parts.max_tokens, nullptr) {
+      device_(options.device),
+      fence_(options.fence),
+      records_(options.records),
+      paced_(options.paced),
+      cpus_(options.cpus),
+      extent_(model_, OperandUse{}, parts.max_tokens, nullptr, ForBuffers(parts.served)) {
   int64_t total = 0;
   for (const MoeLayerSpec& layer : model_.layers) {
     first_.push_back(total);
@@ -52,9 +66,10 @@ CudaFetchExecutor::~CudaFetchExecutor() {
   if (arrived_ != nullptr) cudaEventDestroy(arrived_);
 }
 
-int64_t CudaFetchExecutor::Bytes(const MoeModelSpec& model, int64_t max_tokens) {
+int64_t CudaFetchExecutor::Bytes(const MoeModelSpec& model, int64_t max_tokens,
+                                 const ServedRules& rules) {
   Carver count;
-  FetchBuffers(model, Extent(model, OperandUse{}, max_tokens, nullptr), &count);
+  FetchBuffers(model, Extent(model, OperandUse{}, max_tokens, nullptr, ForBuffers(rules)), &count);
   return count.used() + DeviceFetch::Bytes(model);
 }
 
@@ -74,6 +89,21 @@ absl::Status CudaFetchExecutor::Init() {
   MOERT_RETURN_IF_ERROR(fetch_.Init(&model_, buffers.ids, buffers.weights, &returned_, fence_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming));
   MOERT_ASSIGN_OR_RETURN(side_, MakeSideStream(device_));
+  return parts().cpu_offload ? StartCpu() : absl::OkStatus();
+}
+
+absl::Status CudaFetchExecutor::StartCpu() {
+  if (!parts().source->multiplies()) {
+    return absl::FailedPreconditionError(fmt::format(
+        "strategy gives misses to the CPU, and the records of {} are opaque: give the source a "
+        "product (OpaqueWeights::product, moert_opaque_options.product), or a strategy that brings "
+        "every miss, such as fate or on-demand",
+        parts().source->name()));
+  }
+  // The thread alone is used here.
+  const auto spin = parts().pool->num_threads() < UsableCpus() ? kSpinWithDevice : kSpinAlone;
+  MOERT_ASSIGN_OR_RETURN(
+      cpu_, CpuExperts::Create(model_, /*gemm=*/nullptr, /*max_tokens=*/1, spin, cpus_));
   return absl::OkStatus();
 }
 
@@ -119,12 +149,19 @@ bool CudaFetchExecutor::TakeRouting(PolicyContext* context, RoutingResult* routi
 absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch,
                                          const StepRows& /*rows*/, void* stream) {
   DeviceScope scope(device_);
-  return fetch_.OpenStep(*store, epoch, static_cast<cudaStream_t>(stream));
+  const auto order = static_cast<cudaStream_t>(stream);
+  if (product_ != nullptr) {
+    cpu_->Watch();
+    MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(order));
+    if (!capturing) MOERT_RETURN_IF_ERROR(served_->SetCosts(cpu_costs_, order));
+  }
+  return fetch_.OpenStep(*store, epoch, order);
 }
 
 absl::Status CudaFetchExecutor::CloseStep(void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
+  owed_ = -1;
   absl::Status status = fetch_.Leave(order);
   if (served_ != nullptr) status.Update(served_->BringCounts(order));
   return status;
@@ -193,6 +230,13 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
   auto served = std::make_unique<ServedMisses>();
   MOERT_RETURN_IF_ERROR(
       served->Init(&model_, &on_device_, *records_, version, rules, served_buffers_, no_shared_));
+  if (cpu_ != nullptr && rules.cpu()) {
+    MOERT_ASSIGN_OR_RETURN(
+        product_, FetchedProduct::Create({parts().source, records_, version, parts().profile,
+                                          parts().pool, parts().max_tokens}));
+    MOERT_RETURN_IF_ERROR(served->ShareMisses(product_->memory()));
+    cpu_->Attach(product_.get());
+  }
   served_ = std::move(served);
   return absl::OkStatus();
 }
@@ -222,11 +266,37 @@ absl::Status CudaFetchExecutor::ServeFetch(const ExecutorCall& call, const Given
   host.given = given;
   host.region = region;
   host.table = served_slots_ + first_[static_cast<size_t>(call.layer)];
-  host.hidden = {call.hidden.data, static_cast<int32_t>(call.hidden.dtype),
-                 static_cast<int32_t>(call.hidden.rows), static_cast<int32_t>(call.hidden.cols),
-                 call.hidden.row_stride};
+  host.hidden = RowsOf(call.hidden);
   host.next_scores = next_scores_;
-  return served_->Fetch(host, static_cast<cudaStream_t>(call.stream));
+  // The device knows of one job at a time.
+  const bool shares =
+      product_ != nullptr && owed_ < 0 && given.cpu_rows.rows <= product_->max_tokens();
+  if (shares) host.cpu_rows = RowsOf(given.cpu_rows);
+  MOERT_RETURN_IF_ERROR(served_->Fetch(host, static_cast<cudaStream_t>(call.stream)));
+  if (host.cpu_rows.rows > 0) owed_ = call.layer;
+  return absl::OkStatus();
+}
+
+absl::Status CudaFetchExecutor::TakeCpuRows(const ExecutorCall& call,
+                                            const MutableMatrixView& rows) {
+  if (owed_ != call.layer) return absl::OkStatus();
+  DeviceScope scope(device_);
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
+  absl::Status status = served_->AwaitRows(call.layer, rows, stream);
+  if (status.ok()) owed_ = -1;
+  status.Update(fence_->Pass(stream));
+  return status;
+}
+
+absl::Status CudaFetchExecutor::TakeCpuFailure() {
+  if (product_ == nullptr) return absl::OkStatus();
+  absl::Status failure = product_->TakeFailure();
+  if (std::exchange(late_, false) && failure.ok()) {
+    failure = absl::DeadlineExceededError(
+        "the product on the CPU did not end within two seconds: rows of a layer call are lost");
+  }
+  return failure;
 }
 
 absl::Status CudaFetchExecutor::TakeBack(VersionedStore* store) {
@@ -240,7 +310,14 @@ absl::Status CudaFetchExecutor::TakeBack(VersionedStore* store) {
 bool CudaFetchExecutor::TakeServed(ServedCount* added) {
   if (served_ == nullptr) return false;
   DeviceScope scope(device_);
-  return served_->TakeCounts(added);
+  if (!served_->TakeCounts(added)) return false;
+  if (product_ != nullptr) {
+    const FetchedProduct::Times times = product_->TakeTimes();
+    added->cpu_took_ns = times.took_ns;
+    added->cpu_modelled_ns = times.modelled_ns;
+    late_ = late_ || added->cpu_taken_back > 0;
+  }
+  return true;
 }
 
 }  // namespace moert::cuda

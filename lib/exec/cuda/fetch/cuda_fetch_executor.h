@@ -9,11 +9,14 @@
 #include <vector>
 
 #include "exec/cpu/fetch_executor.h"
+#include "exec/cuda/cache/cpu_experts.h"
 #include "exec/cuda/cache/routing_return.h"
 #include "exec/cuda/cache/served_misses.h"
 #include "exec/cuda/compute_fence.h"
 #include "exec/cuda/cuda_api.h"
+#include "exec/cuda/cuda_executor.h"
 #include "exec/cuda/fetch/device_fetch.h"
+#include "exec/cuda/fetch/fetched_product.h"
 #include "exec/cuda/memory/copy_batch.h"
 #include "exec/cuda/memory/device_model.h"
 #include "exec/cuda/memory/device_transfers.h"
@@ -24,13 +27,11 @@ namespace moert::cuda {
 /// Serves opaque records.
 class CudaFetchExecutor final : public FetchExecutor {
  public:
-  /// `fence` and `records` are borrowed. `paced`: copies take turns on a slower link.
-  CudaFetchExecutor(const ExecutorParts& parts, int device, ComputeFence* fence,
-                    DeviceSource* records, bool paced);
+  CudaFetchExecutor(const ExecutorParts& parts, const CudaExecutorOptions& options);
   ~CudaFetchExecutor() override;
   absl::Status Init();
   /// Device memory of calls of up to `max_tokens` rows.
-  static int64_t Bytes(const MoeModelSpec& model, int64_t max_tokens);
+  static int64_t Bytes(const MoeModelSpec& model, int64_t max_tokens, const ServedRules& rules);
 
   ExecutorStats stats() const override { return {host_syncs_, fetch_.captured(), 0, 0}; }
 
@@ -48,6 +49,11 @@ class CudaFetchExecutor final : public FetchExecutor {
   absl::Status ServeFetches(const VersionedStore& store) override;
   absl::StatusOr<const int32_t*> FetchServed(const ExecutorCall& call, const GivenRouting& given,
                                              VersionedStore* store) override;
+  absl::Status TakeCpuRows(const ExecutorCall& call, const MutableMatrixView& rows) override;
+  bool owes_cpu_rows(int layer) const override { return owed_ == layer; }
+  absl::Status TakeCpuFailure() override;
+  bool has_cpu_offload() const override { return cpu_ != nullptr; }
+  void SetCpuCosts(const CpuCosts& costs) override { cpu_costs_ = costs; }
   int64_t lent_slots(int layer) const override { return lent() ? served_->slots(layer) : 0; }
   bool lent() const override { return served_ != nullptr && served_->lent(); }
   absl::Status TakeBack(VersionedStore* store) override;
@@ -64,6 +70,8 @@ class CudaFetchExecutor final : public FetchExecutor {
   absl::Status CloseStep(void* stream) override;
 
  private:
+  /// The thread that answers jobs for the CPU, where the strategy has any.
+  absl::Status StartCpu();
   absl::Status ServeFetch(const ExecutorCall& call, const GivenRouting& given,
                           const VersionedStore& store);
   absl::Status EnqueueCopies(cudaStream_t stream);
@@ -74,6 +82,7 @@ class CudaFetchExecutor final : public FetchExecutor {
   ComputeFence* const fence_;
   DeviceSource* const records_;
   const bool paced_;
+  const std::vector<int> cpus_;
   const Extent extent_;
   Buffer memory_;
   ServedBuffers served_buffers_{};
@@ -89,6 +98,11 @@ class CudaFetchExecutor final : public FetchExecutor {
   std::unique_ptr<SideStream> side_;  // of the latter
   cudaEvent_t arrived_ = nullptr;
   int64_t host_syncs_ = 0;
+  CpuCosts cpu_costs_;
+  int owed_ = -1;      // the layer whose rows the CPU has taken some of; -1: none
+  bool late_ = false;  // some rows did not come in time
+  std::unique_ptr<FetchedProduct> product_;  // null: the CPU takes none
+  std::unique_ptr<CpuExperts> cpu_;          // last: its thread answers product_
 };
 
 }  // namespace moert::cuda

@@ -1,0 +1,85 @@
+// A layer call on the CPU, pair by pair: what llama.cpp's graph does between the input of the
+// experts and their down product, over the same kernels that ggml's CPU backend multiplies with.
+#ifndef MOERT_EXAMPLES_GGML_BACKEND_PAIR_PROGRAM_H_
+#define MOERT_EXAMPLES_GGML_BACKEND_PAIR_PROGRAM_H_
+
+#include <ggml-cpu.h>
+#include <moert.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace moert_ggml {
+
+struct LayerCall;
+
+/// ggml's CPU kernels, by format. They live in the CPU backend that the host has loaded.
+class CpuKernels {
+ public:
+  /// False: they cannot be found.
+  bool Find(ggml_backend_dev_t cpu);
+  const ggml_type_traits_cpu* Of(ggml_type type) const { return traits_(type); }
+
+ private:
+  const ggml_type_traits_cpu* (*traits_)(ggml_type type) = nullptr;
+};
+
+/// Immutable.
+class PairProgram {
+ public:
+  /// What tells the programs of two calls apart.
+  static std::vector<int64_t> KeyOf(const LayerCall& call);
+  /// Null: the call has a node that is not known here.
+  static std::shared_ptr<const PairProgram> Make(const LayerCall& call, const CpuKernels& kernels);
+
+  const std::vector<int64_t>& key() const { return key_; }
+
+  /// Memory of runs, which grows to the largest.
+  struct Memory {
+    std::vector<std::vector<float>> rows;     // of each step, [pairs, width]
+    std::vector<std::vector<char>> operands;  // of each step that is a product
+  };
+  /// Computes all pairs into job.out.
+  void Run(const moert_cpu_job& job, Memory* memory) const;
+
+ private:
+  // Columns [first, first + width) of a step's rows; step -1: the input of the experts.
+  struct Value {
+    int step = -1;
+    int64_t first = 0, width = 0;
+  };
+  struct Step {
+    ggml_op op = GGML_OP_NONE;
+    int kind = 0;  // of a unary operation, or of a GLU
+    bool swapped = false;
+    float number[2] = {};
+    Value a, b;
+    bool binary = false;
+    int64_t width = 0;
+    int level = 0;  // products in front of it, itself among them
+    // Of products.
+    int part = -1;
+    size_t row_bytes = 0;
+    const ggml_type_traits_cpu* traits = nullptr;
+    ggml_from_float_t pack = nullptr;  // null: fp32 as it is
+    size_t packed_bytes = 0;           // of one row of the input
+    std::vector<float> bias;           // [experts, width]
+  };
+  class Runner;
+
+  bool Add(const LayerCall& call, const ggml_tensor* node, const CpuKernels& kernels);
+  bool AddProduct(const LayerCall& call, const ggml_tensor* node, const CpuKernels& kernels);
+  // What a tensor is in terms of steps. False: it is none of the call.
+  bool Find(const LayerCall& call, const ggml_tensor* tensor, Value* value) const;
+
+  std::vector<int64_t> key_;
+  std::vector<Step> steps_;
+  std::vector<const ggml_tensor*> nodes_;  // of the steps; while it is made
+  const ggml_tensor* input_ = nullptr;     // likewise
+  int levels_ = 0;
+};
+
+}  // namespace moert_ggml
+
+#endif  // MOERT_EXAMPLES_GGML_BACKEND_PAIR_PROGRAM_H_
