@@ -29,8 +29,6 @@ struct LayerConstants {
   RecordLayout shared_layout;
 };
 
-struct OpaqueProduct;  // opaque_source.h
-
 /// Every expert exists in `num_versions()` stored versions. Version 0 is the one with the most
 /// bits. Thread-safe after construction: ReadRecord is called from I/O threads, concurrently.
 class ExpertSource {
@@ -62,12 +60,6 @@ class ExpertSource {
 
   /// Memory one ReadRecord call holds besides `dst`, bytes. Part of the budget, once an I/O thread.
   virtual int64_t scratch_bytes() const { return 0; }
-
-  /// Whether the CPU multiplies opaque records, by a product of the host's.
-  virtual bool multiplies() const { return false; }
-  virtual absl::Status Multiply(const OpaqueProduct& /*product*/) const {
-    return absl::UnimplementedError("no product over opaque records was given");
-  }
 
   /// Reads gate, biases and the shared expert of a layer.
   virtual absl::StatusOr<LayerConstants> ReadConstants(int layer) const = 0;

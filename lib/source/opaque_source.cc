@@ -148,6 +148,9 @@ class OpaqueSource final : public ExpertSource {
         weights_(std::move(weights)),
         files_(std::move(files)) {
     for (const std::vector<OpaquePart>& parts : weights_.layers) layouts_.push_back(Place(parts));
+    if (weights_.product != nullptr) {
+      product_ = [this](const OpaqueProduct& product) { return Multiply(product); };
+    }
   }
 
   const MoeModelSpec& model() const override { return model_; }
@@ -173,14 +176,8 @@ class OpaqueSource final : public ExpertSource {
     return absl::OkStatus();
   }
 
-  bool multiplies() const override { return weights_.product != nullptr; }
-  absl::Status Multiply(const OpaqueProduct& product) const override {
-    if (!multiplies()) return ExpertSource::Multiply(product);
-    const absl::Status status = weights_.product(product);
-    if (status.ok()) return status;
-    return absl::Status(status.code(),
-                        fmt::format("{} layer {}: product on the CPU: {}", name_, product.layer,
-                                    absl::string_view(status.message())));
+  const std::function<absl::Status(const OpaqueProduct&)>* product() const {
+    return product_ == nullptr ? nullptr : &product_;
   }
 
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
@@ -220,6 +217,14 @@ class OpaqueSource final : public ExpertSource {
     return layout;
   }
 
+  absl::Status Multiply(const OpaqueProduct& product) const {
+    const absl::Status status = weights_.product(product);
+    if (status.ok()) return status;
+    return absl::Status(status.code(),
+                        fmt::format("{} layer {}: product on the CPU: {}", name_, product.layer,
+                                    absl::string_view(status.message())));
+  }
+
   absl::Status ReadPart(const OpaquePart& part, const OpaqueRead& read) const {
     if (part.memory != nullptr) {
       std::memcpy(
@@ -239,9 +244,15 @@ class OpaqueSource final : public ExpertSource {
   const OpaqueWeights weights_;
   const std::vector<std::unique_ptr<RandomAccessFile>> files_;
   std::vector<RecordLayout> layouts_;  // of each layer
+  std::function<absl::Status(const OpaqueProduct&)> product_;
 };
 
 }  // namespace
+
+const std::function<absl::Status(const OpaqueProduct&)>* ProductOf(const ExpertSource& source) {
+  const auto* opaque = dynamic_cast<const OpaqueSource*>(&source);
+  return opaque == nullptr ? nullptr : opaque->product();
+}
 
 absl::StatusOr<std::unique_ptr<ExpertSource>> MakeOpaqueSource(std::string name, MoeModelSpec model,
                                                                OpaqueWeights weights) try {

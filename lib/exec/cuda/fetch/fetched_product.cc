@@ -104,7 +104,7 @@ absl::Status FetchedProduct::Multiply(int64_t* modelled_ns) {
   product.weights = {memory_.weights, static_cast<size_t>(job.pairs)};
   product.out = memory_.rows;
   product.pool = parts_.pool;
-  return source.Multiply(product);
+  return (*ProductOf(source))(product);
 }
 
 FetchedProduct::Times FetchedProduct::TakeTimes() {

@@ -23,7 +23,7 @@ namespace moert::cuda {
 class FetchedProduct final : public PostedJobs {
  public:
   struct Parts {
-    const ExpertSource* source = nullptr;   // multiplies
+    const ExpertSource* source = nullptr;   // has a product
     const DeviceSource* records = nullptr;  // keeps all of `version`
     int version = 0;
     const HardwareProfile* profile = nullptr;
