@@ -23,12 +23,6 @@ absl::StatusOr<MatrixView> RowsOf(const char* name, const moert_tensor& rows,
                     rows.row_stride};
 }
 
-moert_fetch EmptyFetch() {
-  moert_fetch fetch{};
-  fetch.cpu_slot = -1;
-  return fetch;
-}
-
 absl::StatusOr<FetchInput> ReadFetch(const moert_fetch& c, const moert_step& step, int32_t layer) {
   const MoeModelSpec& model = step.state->engine->model();
   const int64_t next = model.layers[(layer + 1) % model.num_layers()].num_experts;
@@ -56,11 +50,11 @@ absl::StatusOr<FetchInput> ReadFetch(const moert_fetch& c, const moert_step& ste
                                                              MOERT_I32, step.rows, k, true, place));
   MOERT_ASSIGN_OR_RETURN(input.hidden, RowsOf("fetch.hidden", c.hidden, step));
   MOERT_ASSIGN_OR_RETURN(input.cpu_rows, RowsOf("fetch.cpu_rows", c.cpu_rows, step));
-  if (c.cpu_slot < -1 || c.cpu_slot > INT32_MAX) {
+  if (c.any_slot != 0 && c.any_slot != 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("fetch.cpu_slot is ", c.cpu_slot, ", legal is -1 to ", INT32_MAX));
+        absl::StrCat("fetch.any_slot is ", c.any_slot, ", legal is 0 or 1"));
   }
-  input.cpu_slot = static_cast<int32_t>(c.cpu_slot);
+  input.any_slot = c.any_slot == 1;
   return input;
 }
 
@@ -92,7 +86,7 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_fetch_init(moert_fetch* fetch, uint64_t size) { InitStruct(fetch, size, EmptyFetch()); }
+void moert_fetch_init(moert_fetch* fetch, uint64_t size) { InitStruct(fetch, size, moert_fetch{}); }
 
 void moert_slots_init(moert_slots* slots, uint64_t size) { InitStruct(slots, size, moert_slots{}); }
 
@@ -102,7 +96,7 @@ moert_code moert_layer_fetch(moert_step* step, int32_t layer, const moert_fetch*
     MOERT_REQUIRE_NOT_NULL(step);
     MOERT_REQUIRE_NOT_NULL(slots);
     MOERT_RETURN_IF_ERROR(CheckSize(*slots, "slots"));
-    moert_fetch checked = EmptyFetch();
+    moert_fetch checked{};
     MOERT_RETURN_IF_ERROR(ReadStruct(fetch, "fetch", &checked));
     MOERT_RETURN_IF_ERROR(CheckLayer(*step, layer));
     MOERT_ASSIGN_OR_RETURN(const moert::FetchInput input, ReadFetch(checked, *step, layer));
@@ -118,7 +112,7 @@ moert_code moert_cpu_rows_take(moert_step* step, int32_t layer, const moert_tens
     MOERT_REQUIRE_NOT_NULL(step);
     MOERT_REQUIRE_NOT_NULL(rows);
     MOERT_RETURN_IF_ERROR(CheckLayer(*step, layer));
-    MOERT_ASSIGN_OR_RETURN(const MatrixView view, RowsOf("rows", *rows, *step));
+    MOERT_ASSIGN_OR_RETURN(const moert::MatrixView view, RowsOf("rows", *rows, *step));
     return step->state->engine->TakeCpuRows(
         step->id, layer,
         {const_cast<void*>(view.data), view.dtype, view.rows, view.cols, view.row_stride});

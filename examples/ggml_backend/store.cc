@@ -88,8 +88,7 @@ Store::Result Store::FetchOnDevice(int layer, int64_t tokens, const int32_t* ids
   if (shared.x != nullptr) {
     moert_tensor_init(&fetch.cpu_rows, const_cast<float*>(shared.x), tokens, hidden_, MOERT_F32);
     fetch.cpu_rows.row_stride = shared.stride;
-    // Kernels compute such pairs over any slot. TakeCpuRows replaces their rows.
-    fetch.cpu_slot = 0;
+    fetch.any_slot = 1;  // kernels compute such pairs, too, and TakeCpuRows replaces their rows
   }
   const moert_place place = gpu_->in_host_memory() ? MOERT_HOST : MOERT_DEVICE;
   fetch.ids.place = fetch.slot_ids.place = fetch.hidden.place = fetch.cpu_rows.place = place;

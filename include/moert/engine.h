@@ -161,10 +161,11 @@ struct FetchInput {
   Place place = Place::kHost;
   /// With ids on the device: [rows, hidden], the input of the experts there, or empty. Where the
   /// strategy shares misses with the CPU, that may compute some pairs by OpaqueWeights::product
-  /// from pinned memory: slot_ids receive cpu_slot for them, and TakeCpuRows has to follow. Empty:
-  /// every miss is brought.
+  /// from pinned memory, and TakeCpuRows has to follow. Empty: every miss is brought.
   MatrixView cpu_rows;
-  int32_t cpu_slot = -1;
+  /// Whether slot_ids receive, for pairs that the CPU has taken, a slot that can be read in place
+  /// of -1: for kernels that compute every pair.
+  bool any_slot = false;
 };
 
 /// Where the experts of a layer lie: part p of the expert in slot s begins at

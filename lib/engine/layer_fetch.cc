@@ -19,7 +19,7 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   if (there) {
     given = {input.ids.data(), input.weights.empty() ? nullptr : input.weights.data(),
              input.slot_ids.empty() ? nullptr : input.slot_ids.data(),
-             static_cast<int64_t>(input.ids.size()), input.cpu_rows, input.cpu_slot};
+             static_cast<int64_t>(input.ids.size()), input.cpu_rows, input.any_slot};
   }
   parts_.store->BeginLayerCall();
   parts_.store->Pump();

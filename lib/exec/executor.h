@@ -53,7 +53,7 @@ struct GivenRouting {
   int32_t* used_ids = nullptr;     // or null; of Engine::Fetch: slots
   int64_t pairs = 0;
   MatrixView cpu_rows = {};  // FetchInput's
-  int32_t cpu_slot = -1;
+  bool any_slot = false;
 };
 
 /// An expert that is ready to be multiplied.

@@ -261,8 +261,8 @@ ABI_FIELD(moert_fetch, next_scores, 88);
 ABI_FIELD(moert_fetch, hidden, 128);
 ABI_FIELD(moert_fetch, slot_ids, 168);
 ABI_FIELD(moert_fetch, cpu_rows, 208);
-ABI_FIELD(moert_fetch, cpu_slot, 248);
-ABI_LAST(moert_fetch, cpu_slot, 8);
+ABI_FIELD(moert_fetch, any_slot, 248);
+ABI_LAST(moert_fetch, any_slot, 8);
 
 ABI_SIZE(moert_slots, 232);
 ABI_FIELD(moert_slots, base, 8);

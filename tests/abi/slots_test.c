@@ -93,6 +93,43 @@ static void test_copy(moert_step *step) {
               "legal is 0 to 1", "moert_layer_copy");
 }
 
+/* On the CPU backend nothing is shared: what is asked is checked, and nothing is written. */
+static void test_cpu_rows(moert_step *step) {
+  float rows[kTopK * 16] = {0}, other[kTopK * 16] = {0};
+  moert_tensor to;
+  moert_fetch fetch;
+  moert_slots slots;
+  int32_t ids[kTopK] = {1, 4};
+  moert_fetch_init(&fetch, sizeof(fetch));
+  moert_slots_init(&slots, sizeof(slots));
+  moert_tensor_init(&fetch.ids, ids, 1, kTopK, MOERT_I32);
+  moert_tensor_init(&fetch.cpu_rows, rows, 1, 15, MOERT_F32);
+  CHECK_FAILS(moert_layer_fetch(step, 1, &fetch, &slots, &error), MOERT_INVALID_ARGUMENT,
+              "cpu_rows", "moert_layer_fetch");
+  moert_tensor_init(&fetch.cpu_rows, rows, 1, 16, MOERT_F32);
+  fetch.any_slot = 2;
+  CHECK_FAILS(moert_layer_fetch(step, 1, &fetch, &slots, &error), MOERT_INVALID_ARGUMENT,
+              "fetch.any_slot is 2", "moert_layer_fetch");
+  fetch.any_slot = 1;
+  CHECK_OK(moert_layer_fetch(step, 1, &fetch, &slots, &error));
+  CHECK(slots.slot_of_expert[1] >= 0 && slots.slot_of_expert[4] >= 0);
+  moert_tensor_init(&to, rows, kTopK, 16, MOERT_F32);
+  CHECK_OK(moert_cpu_rows_take(step, 1, &to, &error));
+  CHECK(memcmp(rows, other, sizeof(rows)) == 0);
+  to.rows = 1;
+  CHECK_FAILS(moert_cpu_rows_take(step, 1, &to, &error), MOERT_INVALID_ARGUMENT, "takes f32 [2, 16]",
+              "moert_cpu_rows_take");
+  to.rows = kTopK;
+  to.dtype = MOERT_BF16;
+  CHECK_FAILS(moert_cpu_rows_take(step, 1, &to, &error), MOERT_INVALID_ARGUMENT, "takes f32",
+              "moert_cpu_rows_take");
+  CHECK_FAILS(moert_cpu_rows_take(step, kLayers, &to, &error), MOERT_INVALID_ARGUMENT,
+              "legal is 0 to 1", "moert_cpu_rows_take");
+  CHECK_FAILS(moert_cpu_rows_take(step, 1, NULL, &error), MOERT_INVALID_ARGUMENT, "rows",
+              "moert_cpu_rows_take");
+  CHECK_OK(moert_slots_release(step, 1, &error));
+}
+
 static void test_slots(void) {
   moert_layer_spec layers[kLayers];
   moert_opaque_part parts[2 * kLayers];
@@ -139,6 +176,7 @@ static void test_slots(void) {
   CHECK_OK(moert_slots_release(step, 1, &error));
   CHECK_OK(moert_slots_release(step, 1, &error)); /* nothing left */
   test_copy(step);
+  test_cpu_rows(step);
   CHECK_FAILS(fetch(step, 0, ids, kExperts, &slots, &error), MOERT_RESOURCE_EXHAUSTED,
               "ask for at most 4 at once", "moert_layer_fetch");
   CHECK_FAILS(forward(step, 0, x, 16, 1, x, &error), MOERT_FAILED_PRECONDITION, "use Fetch",

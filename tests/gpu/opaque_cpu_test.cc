@@ -107,7 +107,7 @@ absl::Status RunLayer(Engine* engine, StepId step, int layer, const Call& call,
   input.ids = {call.ids.get(), static_cast<size_t>(call.tokens * kK)};
   input.slot_ids = {call.slots.get(), static_cast<size_t>(call.tokens * kK)};
   input.cpu_rows = call.Input();
-  input.cpu_slot = 0;
+  input.any_slot = true;
   SlotView view;
   absl::Status status = engine->Fetch(step, layer, input, &view);
   if (!status.ok()) return status;

@@ -141,7 +141,7 @@ class OpaqueOptions(c.Structure):
 class Fetch(c.Structure):
     _fields_ = [("struct_size", c.c_uint64)] + [(name, Tensor) for name in (
         "ids", "weights", "next_scores", "hidden", "slot_ids", "cpu_rows")] + [
-            ("cpu_slot", c.c_int64)]
+            ("any_slot", c.c_int64)]
 
 
 class Slots(c.Structure):

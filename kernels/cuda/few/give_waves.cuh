@@ -68,20 +68,25 @@ __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const Exp
 /// Says where the experts of the call lie: `slot` is the thread's expert's, of the layer. By all
 /// threads; `numbers` is theirs to use.
 __device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot, int32_t* numbers) {
+  __shared__ int any;  // number of a slot that holds an expert
   const int e = threadIdx.x;
+  if (e == 0) any = -1;
+  __syncthreads();
   if (e < args.experts) {
     const int32_t number =
         slot < 0 ? -1 : static_cast<int32_t>((args.slots[slot] - args.base) / args.stride);
     numbers[e] = number;
     args.table[e] = number;
+    if (number >= 0) atomicMax(&any, number);
   }
   __syncthreads();
   if (args.found == nullptr) return;
+  const int32_t given = args.any_slot != 0 ? any : -1;
   for (int i = e; i < args.pairs; i += kTileThreads) {
     const int32_t id = args.ids[i];
     const bool known = id >= 0 && id < args.experts;
     // The layer has a slot for each pair: what has none is the CPU's.
-    args.found[i] = !known ? -1 : numbers[id] >= 0 ? numbers[id] : args.cpu_slot;
+    args.found[i] = !known ? -1 : numbers[id] >= 0 ? numbers[id] : given;
   }
 }
 

@@ -31,13 +31,14 @@ typedef struct moert_fetch {
   moert_tensor slot_ids;    /* [T, k] i32, written: slots in place of experts; or empty */
   /* With ids in device memory: [T, hidden] f32, bf16 or f16, the experts' input there; or empty.
    * Where the strategy shares misses with the CPU, it may then compute some pairs by the source's
-   * product (moert_opaque_options) from pinned memory. slot_ids receive cpu_slot for them, -1 by
-   * default, and moert_cpu_rows_take has to follow. Empty: every miss is brought. */
+   * product (moert_opaque_options) from pinned memory, and moert_cpu_rows_take has to follow. Empty:
+   * every miss is brought. */
   moert_tensor cpu_rows;
-  int64_t cpu_slot;
+  int64_t any_slot; /* of pairs that the CPU has taken slot_ids receive: 0: -1; 1: a slot that can be
+                     * read, for kernels that compute every pair */
 } moert_fetch;
 
-/* Empty tensors, and cpu_slot -1. */
+/* Empty tensors. */
 MOERT_API void moert_fetch_init(moert_fetch *fetch, uint64_t size);
 
 /* Part p of the expert in slot s begins at base[p] + s * stride[p]. */

@@ -1314,7 +1314,7 @@ pub struct moert_fetch {
     pub hidden: moert_tensor,
     pub slot_ids: moert_tensor,
     pub cpu_rows: moert_tensor,
-    pub cpu_slot: i64,
+    pub any_slot: i64,
 }
 extern "C" {
     pub fn moert_fetch_init(fetch: *mut moert_fetch, size: u64);

@@ -38,7 +38,7 @@ absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
   ServeMissesArgs args = Args(call);
   args.cpu = ShareOf(call);
   args.elsewhere = args.cpu.call != nullptr ? 1 : 0;
-  args.cpu_slot = host.given.cpu_slot;
+  args.any_slot = host.given.any_slot ? 1 : 0;
   args.ids = host.given.ids;
   args.pairs = static_cast<int32_t>(host.given.pairs);
   args.found = host.given.used_ids;

@@ -153,7 +153,12 @@ absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch,
   if (product_ != nullptr) {
     cpu_->Watch();
     MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(order));
-    if (!capturing) MOERT_RETURN_IF_ERROR(served_->SetCosts(cpu_costs_, order));
+    if (!capturing) {
+      MOERT_RETURN_IF_ERROR(fence_->Enter(order));
+      absl::Status set = served_->SetCosts(cpu_costs_, order);
+      set.Update(fence_->Pass(order));
+      MOERT_RETURN_IF_ERROR(set);
+    }
   }
   return fetch_.OpenStep(*store, epoch, order);
 }
@@ -232,9 +237,10 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
       served->Init(&model_, &on_device_, *records_, version, rules, served_buffers_, no_shared_));
   if (cpu_ != nullptr && rules.cpu()) {
     MOERT_ASSIGN_OR_RETURN(
-        product_, FetchedProduct::Create({parts().source, records_, version, parts().profile,
-                                          parts().pool, parts().max_tokens}));
-    MOERT_RETURN_IF_ERROR(served->ShareMisses(product_->memory()));
+        auto product, FetchedProduct::Create({parts().source, records_, version, parts().profile,
+                                              parts().pool, parts().max_tokens}));
+    MOERT_RETURN_IF_ERROR(served->ShareMisses(product->memory()));
+    product_ = std::move(product);
     cpu_->Attach(product_.get());
   }
   served_ = std::move(served);
