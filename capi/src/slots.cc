@@ -14,7 +14,7 @@ namespace {
 
 static_assert(MOERT_MAX_PARTS == kMaxRecordParts);
 
-/// Of no data: none.
+/// No data: no rows.
 absl::StatusOr<MatrixView> RowsOf(const char* name, const moert_tensor& rows,
                                   const moert_step& step) {
   if (rows.data == nullptr) return MatrixView{};

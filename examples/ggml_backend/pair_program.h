@@ -58,7 +58,7 @@ class PairProgram {
     bool binary = false;
     int64_t width = 0;
     int level = 0;  // products in front of it, itself among them
-    // Of products.
+    // For products.
     int part = -1;
     size_t row_bytes = 0;
     const ggml_type_traits_cpu* traits = nullptr;

@@ -143,6 +143,14 @@ moert_source* MakeSource(const std::string& name, const std::vector<Layer>& laye
   return source;
 }
 
+// Zeros where nothing can be said of it.
+moert_probe_info Machine() {
+  moert_probe_info machine;
+  moert_probe_info_init(&machine, sizeof machine);
+  if (moert_probe(&machine, nullptr) != MOERT_OK) machine = {};
+  return machine;
+}
+
 int64_t FixedBytes(const moert_memory& plan) {
   return plan.constant_bytes + plan.table_bytes + plan.workspace_bytes;
 }
@@ -191,11 +199,7 @@ bool SetBudget(const moert_source* source, const std::vector<Layer>& layers, con
 
 }  // namespace
 
-int64_t FreeMemory() {
-  moert_probe_info machine;
-  moert_probe_info_init(&machine, sizeof machine);
-  return moert_probe(&machine, nullptr) == MOERT_OK ? machine.memory_available_bytes : 0;
-}
+int64_t FreeMemory() { return Machine().memory_available_bytes; }
 
 int64_t FreeReserve(int64_t available) {
   return std::min(std::max(available / 8, int64_t{1} << 30), available / 2);
@@ -223,6 +227,11 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
                                     !strategy.empty(), &any_gate, error);
   if (source == nullptr) return nullptr;
 
+  std::vector<int> experts;
+  for (const Layer& layer : layers) experts.push_back(layer.experts);
+  std::unique_ptr<Store> store(new Store(std::move(experts)));
+  store->product_ = std::move(product);
+
   moert_engine_options engine;
   moert_engine_options_init(&engine, sizeof engine);
   if (!strategy.empty()) engine.strategy = strategy.c_str();
@@ -235,7 +244,9 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   if (gpu != nullptr) {
     engine.backend = gpu->in_host_memory() ? MOERT_BACKEND_CPU : MOERT_BACKEND_CUDA;
     engine.device = gpu->ordinal();
-    engine.threads = 0;  // read all experts into pinned memory now
+    // They read all experts into pinned memory now, and multiply later: beside llama.cpp's own
+    // thread and one that the driver may need.
+    engine.threads = store->product_ == nullptr ? 0 : std::max(1, Machine().cpus - 2);
     engine.host_budget_bytes = options.pinned_bytes > 0
                                    ? options.pinned_bytes
                                    : expert_bytes + expert_bytes / 8 + (int64_t{1} << 30);
@@ -245,14 +256,10 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   logger.log = Log;
   engine.logger = &logger;
 
-  std::vector<int> experts;
-  for (const Layer& layer : layers) experts.push_back(layer.experts);
-  std::unique_ptr<Store> store(new Store(std::move(experts)));
   store->gates_ = any_gate;
   for (const Layer& layer : layers) store->top_k_.push_back(layer.top_k);
   store->hidden_ = layers[0].hidden;
   store->gpu_ = gpu;
-  store->product_ = std::move(product);
   moert_memory plan;
   moert_error* failure = nullptr;
   const bool budgeted = SetBudget(source, layers, options, gpu, &engine, &plan, error);

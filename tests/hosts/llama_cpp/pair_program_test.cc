@@ -24,7 +24,7 @@ bool IsOurs(const ggml_backend_buffer* buffer) { return buffer != nullptr; }
 
 namespace {
 
-constexpr int kHidden = 512, kInner = 256, kExperts = 6, kTopK = 3, kTokens = 4;
+constexpr int kHidden = 256, kInner = 256, kExperts = 4, kTopK = 2, kTokens = 3;
 
 ggml_backend_dev_t Cpu() {
   static const ggml_backend_dev_t cpu = [] {
