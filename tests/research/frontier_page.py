@@ -119,8 +119,10 @@ def best():
             still = sorted((p for p in of if p.ms <= STILL * layers), key=lambda p: p.loss.mean)
             exact = by_spec.get(f.spec_of("auto", "bf16"))
             mine = by_spec.get(chosen_spec((model, None, budget, link)))
-            rows.append([model, f"{budget} %", told(next(iter(within), None)), told(next(iter(still), None)),
-                         f"{exact.ms:.1f}" if exact else "-",
+            fastest, least = next(iter(within), None), next(iter(still), None)
+            same = mine and fastest and (mine.ms, mine.version) == (fastest.ms, fastest.version)
+            rows.append([model, f"{budget} %", told(fastest), "the same" if least and least is fastest else told(least),
+                         f"{exact.ms:.1f}" if exact else "-", "the same" if same else
                          f"{short(mine.version)}: {mine.ms:.1f} ms, {signed(mine.loss)} %" if mine else "-"])
     return experiment.table(["model", "budget", f"fastest within {ACCEPTED} %", "least loss, no waiting",
                              "`auto` in bf16, ms", "`auto` that chooses"], rows)

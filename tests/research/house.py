@@ -14,6 +14,7 @@ import pathlib
 import re
 import subprocess
 import tempfile
+import textwrap
 
 import report
 
@@ -182,7 +183,7 @@ def show():
         parts = [(m[2], k) for k in keys if (m := inner.match(k)) and m[1] == of]
         for column, f in zip(columns, figures):
             known = ", ".join(f"{name} {f[k]:,}" for name, k in sorted(parts) if f.get(k))
-            table += ["", f"Lines in folders of `{of}`, {column}: {known}."] if known else []
+            table += ["", textwrap.fill(f"Lines in folders of `{of}`, {column}: {known}.", 100)] if known else []
     return "\n".join(table)
 
 
