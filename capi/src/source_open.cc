@@ -27,6 +27,21 @@ absl::Status CheckFolder(const char* name, const char* folder) {
   return absl::InvalidArgumentError(absl::StrCat(name, " is empty, legal is a folder"));
 }
 
+absl::StatusOr<OpenMode> ModeOf(moert_open_mode mode) {
+  switch (mode) {
+    case MOERT_OPEN_PACK_IF_THERE:
+      return OpenMode::kPackIfThere;
+    case MOERT_OPEN_PACK:
+      return OpenMode::kPack;
+    case MOERT_OPEN_IN_PLACE:
+      return OpenMode::kInPlace;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "options.mode is ", mode,
+          ", legal is MOERT_OPEN_PACK_IF_THERE, MOERT_OPEN_PACK or MOERT_OPEN_IN_PLACE"));
+  }
+}
+
 }  // namespace
 }  // namespace moert::capi
 
@@ -52,6 +67,7 @@ moert_code moert_source_open(const char* model_dir, const moert_open_options* op
           absl::StrCat("options.widen is ", checked.widen, ", legal is 0 or 1"));
     }
     cpp.widen = checked.widen != 0;
+    MOERT_ASSIGN_OR_RETURN(cpp.mode, ModeOf(checked.mode));
     if (checked.log != nullptr) cpp.log = &Log;
     if (checked.progress != nullptr) cpp.progress = &Progress;
     cpp.user = &checked;

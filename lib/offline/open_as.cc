@@ -81,7 +81,10 @@ absl::StatusOr<Cached> FindOrMake(const std::string& model_dir, const OpenAsOpti
     job.progress = options.progress;
     job.log = options.log;
     job.cancelled = options.cancelled;
-    if (job.log) job.log(fmt::format("quantizing {} (once)", model_dir));
+    if (job.log) {
+      job.log(
+          fmt::format("quantizing {} (once; experts as they are stored need no copy)", model_dir));
+    }
     MOERT_RETURN_IF_ERROR(MakePack(job));
   }
   return Cached{std::move(pack), std::move(identity)};

@@ -108,10 +108,7 @@ class Quantization {
                            CheckpointIdentity(job_.model, Env::Default()));
     description.owner_only = job_.owner_only;
     MOERT_ASSIGN_OR_RETURN(writer_, PackWriter::CreateResumable(job_.out, std::move(description)));
-    constexpr int64_t kMuch = int64_t{1} << 30;
-    if (writer_->total_bytes() >= kMuch) {
-      Log(fmt::format("writing {} into {}", BytesText(writer_->total_bytes()), job_.out));
-    }
+    Log(fmt::format("writing {} into {}", BytesText(writer_->total_bytes()), job_.out));
     rounder_ = std::make_unique<LayerRounder>(
         LayerRounder::Parts{experts_.get(), writer_.get(), pool_.get(), device_.get(), job_.model,
                             job_.cancelled, [this](int64_t matrices) { Advance(matrices); }});

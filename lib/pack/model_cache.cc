@@ -169,8 +169,10 @@ absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
   MOERT_RETURN_IF_ERROR(
       CheckSpace(fs::path(pack_dir).parent_path().string(), writer->total_bytes()));
   if (options.log != nullptr) {
-    options.log(options.user, fmt::format("packing {} as {} into {} ({}, once)", model_dir, version,
-                                          pack_dir, BytesText(writer->total_bytes())));
+    options.log(options.user,
+                fmt::format("packing {} as {} into {} ({}, once; opened in place, nothing is "
+                            "written)",
+                            model_dir, version, pack_dir, BytesText(writer->total_bytes())));
   }
   const int64_t total = config.moe.total_experts();
   int64_t done = 0;
@@ -209,6 +211,24 @@ bool NeedsRebuild(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
 }
 
+// The cache folder, which may not exist.
+absl::StatusOr<std::string> CacheDirectoryName(const std::string& requested) {
+  if (!requested.empty()) return requested;
+  // The XDG specification says that a relative path is to be ignored.
+  const char* xdg = std::getenv("XDG_CACHE_HOME");
+  if (xdg != nullptr && xdg[0] == '/') return std::string(xdg) + "/moert";
+  const char* home = std::getenv("HOME");
+  if (home != nullptr && home[0] == '/') return std::string(home) + "/.cache/moert";
+  return absl::FailedPreconditionError(
+      fmt::format("neither XDG_CACHE_HOME nor HOME names a folder; {}", kRemedy));
+}
+
+bool HasCacheDirectory(const std::string& requested) {
+  const absl::StatusOr<std::string> dir = CacheDirectoryName(requested);
+  std::error_code ec;
+  return dir.ok() && fs::is_directory(*dir, ec);
+}
+
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& model_dir,
                                                           const OpenModelOptions& options) {
   MOERT_ASSIGN_OR_RETURN(const HfConfig config, LoadHfConfig(model_dir));
@@ -243,20 +263,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
 }  // namespace
 
 absl::StatusOr<std::string> CacheDirectory(const std::string& requested) {
-  std::string dir = requested;
-  if (dir.empty()) {
-    const char* xdg = std::getenv("XDG_CACHE_HOME");
-    const char* home = std::getenv("HOME");
-    // The XDG specification says that a relative path is to be ignored.
-    if (xdg != nullptr && xdg[0] == '/') {
-      dir = std::string(xdg) + "/moert";
-    } else if (home != nullptr && home[0] == '/') {
-      dir = std::string(home) + "/.cache/moert";
-    } else {
-      return absl::FailedPreconditionError(
-          fmt::format("neither XDG_CACHE_HOME nor HOME names a folder; {}", kRemedy));
-    }
-  }
+  MOERT_ASSIGN_OR_RETURN(const std::string dir, CacheDirectoryName(requested));
   // A folder made here is the owner's: what models somebody uses is nobody else's business, and who
   // can write there can have other weights computed.
   std::error_code ec;
@@ -274,7 +281,10 @@ absl::StatusOr<std::string> CacheDirectory(const std::string& requested) {
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModel(const std::string& model_dir,
                                                         const OpenModelOptions& options) try {
   try {
-    if (options.mode == OpenMode::kInPlace) return OpenCheckpointSource(model_dir, options.widen);
+    if (options.mode == OpenMode::kInPlace ||
+        (options.mode == OpenMode::kPackIfThere && !HasCacheDirectory(options.cache_dir))) {
+      return OpenCheckpointSource(model_dir, options.widen);
+    }
     return OpenOrWrite(model_dir, options);
   } catch (...) {
     return ExceptionStatus(model_dir);

@@ -597,6 +597,7 @@ static void test_open(const char *model_dir, const char *cache_dir) {
   moert_layer_spec spec;
   moert_open_options_init(&options, sizeof(options));
   options.cache_dir = cache_dir;
+  options.mode = MOERT_OPEN_PACK;
   options.log = count_line;
   options.user_data = &log_lines;
   CHECK_FAILS(moert_source_open(cache_dir, &options, &source, &error), MOERT_NOT_FOUND,
@@ -605,6 +606,10 @@ static void test_open(const char *model_dir, const char *cache_dir) {
               "moert_source_open_pack");
   CHECK_FAILS(moert_source_open(NULL, &options, &source, &error), MOERT_INVALID_ARGUMENT,
               "model_dir", "moert_source_open");
+  options.mode = 3;
+  CHECK_FAILS(moert_source_open(model_dir, &options, &source, &error), MOERT_INVALID_ARGUMENT,
+              "options.mode is 3", "moert_source_open");
+  options.mode = MOERT_OPEN_PACK;
   CHECK(source == NULL);
   CHECK_OK(moert_source_open(model_dir, &options, &source, &error));
   CHECK(log_lines > 0);

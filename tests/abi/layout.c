@@ -83,8 +83,8 @@ ABI_FIELD(moert_open_options, user_data, 16);
 ABI_FIELD(moert_open_options, log, 24);
 ABI_FIELD(moert_open_options, progress, 32);
 ABI_FIELD(moert_open_options, widen, 40);
-ABI_FIELD(moert_open_options, reserved, 44);
-ABI_LAST(moert_open_options, reserved, 4);
+ABI_FIELD(moert_open_options, mode, 44);
+ABI_LAST(moert_open_options, mode, 4);
 
 ABI_SIZE(moert_read, 72);
 ABI_FIELD(moert_read, layer, 8);

@@ -99,6 +99,7 @@ static moert_source* open_source(void) {
     moert_open_options options;
     moert_open_options_init(&options, sizeof(options));
     options.cache_dir = config->source == FRESH ? fresh : cache;
+    options.mode = MOERT_OPEN_PACK;
     (void)FAILED(moert_source_open(model, &options, &source, &error));
   }
   return source;
@@ -371,6 +372,7 @@ static void make_pack(void) {
   FILE* list;
   moert_open_options_init(&options, sizeof(options));
   options.cache_dir = cache;
+  options.mode = MOERT_OPEN_PACK;
   if (moert_source_open(model, &options, &source, NULL) != MOERT_OK) exit(3);
   moert_source_destroy(source);
   snprintf(command, sizeof(command), "ls -d '%s'/*-v1", cache);

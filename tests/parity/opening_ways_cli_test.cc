@@ -101,11 +101,12 @@ struct CRun : DecoderRun {
   CRunner runner;
 };
 
-std::unique_ptr<DecoderRun> ThroughC(const Places& places, bool widen) {
-  const std::string cache = places.cache();
+std::unique_ptr<DecoderRun> ThroughC(const Places& places, const std::string& cache,
+                                     moert_open_mode mode, bool widen) {
   moert_open_options options;
   moert_open_options_init(&options, sizeof(options));
   options.cache_dir = cache.c_str();
+  options.mode = mode;
   options.widen = widen;
   moert_source* source = nullptr;
   moert_error* error = nullptr;
@@ -136,6 +137,12 @@ std::vector<Way> Ways() {
   const auto nothing_cached = [](const Places& p) {
     return Opened(p, OpenMode::kPackIfThere, false, p.folder / "empty");
   };
+  const auto through_c = [](moert_open_mode mode, bool widen) {
+    return [=](const Places& p) { return ThroughC(p, p.cache(), mode, widen); };
+  };
+  const auto c_nothing_cached = [](const Places& p) {
+    return ThroughC(p, p.folder / "empty", MOERT_OPEN_PACK_IF_THERE, false);
+  };
   const auto smallest = [](const Places& p) {
     return Opened(p, OpenMode::kInPlace, false, p.cache(), /*minimal=*/true);
   };
@@ -146,13 +153,17 @@ std::vector<Way> Ways() {
       {"stored", "packed", opened(OpenMode::kPack, false)},
       {"stored", "cached", opened(OpenMode::kPack, false)},
       {"stored", "cached, if there", opened(OpenMode::kPackIfThere, false)},
-      {"stored", "C", [](const Places& p) { return ThroughC(p, false); }},
+      {"stored", "C, in place, nothing cached: its default", c_nothing_cached},
+      {"stored", "C, in place", through_c(MOERT_OPEN_IN_PLACE, false)},
+      {"stored", "C, packed", through_c(MOERT_OPEN_PACK, false)},
+      {"stored", "C, cached, if there", through_c(MOERT_OPEN_PACK_IF_THERE, false)},
       {"bf16", "in place, widened", opened(OpenMode::kInPlace, true)},
       {"bf16", "packed, widened", opened(OpenMode::kPack, true)},
       {"bf16", "cached, widened", opened(OpenMode::kPack, true)},
       {"bf16", "a pack", [](const Places& p) { return Packed(p, "bf16"); }},
       {"bf16", "quantized on the fly", [](const Places& p) { return OnTheFly(p, "bf16"); }},
-      {"bf16", "C, widened", [](const Places& p) { return ThroughC(p, true); }},
+      {"bf16", "C, in place, widened", through_c(MOERT_OPEN_IN_PLACE, true)},
+      {"bf16", "C, cached, widened", through_c(MOERT_OPEN_PACK, true)},
       {"bf16", "C, a pack", [](const Places& p) { return PackedThroughC(p, "bf16"); }},
       {kEight, "a pack", [](const Places& p) { return Packed(p, kEight); }},
       {kEight, "quantized on the fly", [](const Places& p) { return OnTheFly(p, kEight); }},

@@ -50,6 +50,23 @@ class Binding(unittest.TestCase):
             self.assertEqual([name for name, _ in source.versions()], ["w4a16_g128"])
             self.assertEqual(len(list(pathlib.Path(cache).glob("*/moert.json"))), 1)
 
+    @unittest.skipUnless(TOOLS, "the tools are not built")
+    def test_what_is_quantized_is_said_with_its_size(self):
+        with tempfile.TemporaryDirectory() as cache, self.assertLogs("moert", "WARNING") as said:
+            moert.pack_cache.quantized(ROOT / "examples/models/tiny-moe", "w4a16_g128", cache)
+        self.assertRegex(" ".join(said.output), r"writing [\d.]+ MiB into " + re.escape(cache))
+
+    def test_a_checkpoint_is_opened_in_place_unless_a_pack_is_asked_for(self):
+        model = ROOT / "examples/models/tiny-moe"
+        with tempfile.TemporaryDirectory() as cache:
+            moert.Source.open(model, cache)
+            moert.Source.open(model, cache, mode="in_place")
+            self.assertEqual(list(pathlib.Path(cache).iterdir()), [])
+            moert.Source.open(model, cache, mode="pack")
+            self.assertEqual(len(list(pathlib.Path(cache).glob("*/moert.json"))), 1)
+        with self.assertRaisesRegex(ValueError, "legal are pack_if_there, pack, in_place"):
+            moert.Source.open(model, mode="copy")
+
     def test_structs_are_those_of_the_header(self):
         frozen = (ROOT / "tests/abi/layout.c").read_text()
         for kind, name in _c._NAMES.items():

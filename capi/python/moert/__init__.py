@@ -52,7 +52,7 @@ def open_experts(model_dir, schemes=None, cache_dir=None):
     from . import pack_cache
     if schemes:
         return pack_cache.quantized(model_dir, schemes, cache_dir)
-    return pack_cache.opened(model_dir, cache_dir)
+    return Source.open(model_dir, cache_dir)
 
 
 def from_pretrained(path, **options):

@@ -11,6 +11,7 @@ TORCH_DTYPES = {F32: "torch.float32", BF16: "torch.bfloat16", F16: "torch.float1
 HOST, DEVICE = 0, 1
 PHASES = {"prefill": 0, "decode": 1}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2}
+OPEN_MODES = {"pack_if_there": 0, "pack": 1, "in_place": 2}
 CLOCK_WALL, CLOCK_VIRTUAL = 0, 1
 NUMERICS = {"bf16": 0, "f32": 1, "int8": 2}
 ROUTINGS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_grouped": 2, "sparsemixer": 3,
@@ -50,7 +51,7 @@ LayerSpec = _struct(
     "i32 logit_bias weight_input expert_scales hash_vocab ungated expert_bias",
     "f32 activation_alpha activation_limit up_offset", "i32 reserved")
 OpenOptions = _struct("OpenOptions", "str cache_dir", "ptr user_data log progress",
-                      "i32 widen reserved")
+                      "i32 widen mode")
 
 
 class Tensor(c.Structure):

@@ -1,12 +1,15 @@
 """Quantized packs of checkpoints, made once and kept in the cache folder."""
 import json
+import logging
 import os
 import pathlib
 import sys
 import time
 
-from . import sizes, tools
+from . import tools
 from .source import Source
+
+_log = logging.getLogger("moert")
 
 
 def checkpoint_folder(path, **hub):
@@ -33,8 +36,8 @@ def quantization(folder):
 class Line:
     """A progress line on stderr, where that is a terminal."""
 
-    def __init__(self, what, unit=str):
-        self._what, self._unit = what, unit
+    def __init__(self, what):
+        self._what = what
         self._start, self._next = time.monotonic(), 0.0
         self._shown = False
 
@@ -44,7 +47,7 @@ class Line:
             return
         self._next, self._shown = now + 0.2, True
         left = (now - self._start) * (total - done) / done if done else 0
-        sys.stderr.write(f"\r\033[K{self._what}: {self._unit(done)} of {self._unit(total)} "
+        sys.stderr.write(f"\r\033[K{self._what}: {done} of {total} "
                          f"({100 * done // total} %), {left:.0f} s left")
         sys.stderr.flush()
 
@@ -57,21 +60,13 @@ class Line:
 def quantized(model, schemes, cache_dir=None, progress=None):
     """The pack of a checkpoint's experts in these schemes ("w4a16_g128", or several with commas),
     made by moert-pack if need be: to nearest, streaming, continued after an interruption. It is the
-    one that moert-run --as opens. progress(done, total) counts matrices; None shows a line."""
+    one that moert-run --as opens. progress(done, total) counts matrices; None shows a line. The
+    logger "moert" is told what is written where."""
     line = Line(f"quantizing the experts to {schemes}")
     cache = [] if cache_dir is None else ["--cache", str(cache_dir)]
     try:
         said = tools.run("moert-pack", ["cache", "--model", str(model), "--schemes", schemes,
-                                        *cache], progress or line)
+                                        *cache], progress or line, _log.warning)
     finally:
         line.end()
     return Source.open_pack(said.rstrip("\n"))
-
-
-def opened(model, cache_dir=None, progress=None):
-    """The experts of a checkpoint as they are stored."""
-    line = Line("packing the experts", sizes.text)
-    try:
-        return Source.open(model, cache_dir, progress or line)
-    finally:
-        line.end()

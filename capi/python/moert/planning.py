@@ -183,7 +183,7 @@ def _by_library(checkpoint, routing, ranks, options):
         source = pack_cache.quantized(checkpoint.folder, options["experts"], options["cache_dir"],
                                       options["progress"])
     else:
-        source = pack_cache.opened(checkpoint.folder, options["cache_dir"], options["progress"])
+        source = Source.open(checkpoint.folder, options["cache_dir"])
     agreement.layers(found, source, checkpoint.layouts(), options.get("top_k"))
     return Plan(found, source, routing or "library", ranks, values, [None] * len(found))
 

@@ -22,10 +22,15 @@ class Source(Handle):
     _destroy = lib.moert_source_destroy
 
     @classmethod
-    def open(cls, model_dir, cache_dir=None, progress=None):
-        """A checkpoint directory as published on Hugging Face. The first time, its experts are
-        written to a pack in the cache folder; progress(done_bytes, total_bytes) hears of that."""
+    def open(cls, model_dir, cache_dir=None, progress=None, mode="pack_if_there"):
+        """A checkpoint directory as published on Hugging Face. mode: "pack_if_there" takes a pack of
+        the cache folder if there is one, else reads the checkpoint in place; "in_place" always does;
+        "pack" writes that pack the first time, as large as the experts: progress(done_bytes,
+        total_bytes) hears of it."""
         options = _c.init(_c.OpenOptions)
+        if mode not in _c.OPEN_MODES:
+            raise ValueError(f"mode is {mode!r}; legal are {', '.join(_c.OPEN_MODES)}")
+        options.mode = _c.OPEN_MODES[mode]
         if cache_dir is not None:
             options.cache_dir = _path(cache_dir)
         if progress is not None:

@@ -36,9 +36,9 @@ class ToolError(Exception):
         return type(self), (self.tool, self.code, self.message)
 
 
-def run(name, arguments, progress=None):
+def run(name, arguments, progress=None, notice=None):
     """Runs a tool to its end and returns what it prints, a few lines at most; progress(done, total)
-    hears of its progress line. ToolError when it fails."""
+    hears of its progress line, notice(line) of the others. ToolError when it fails."""
     ours, theirs = pty.openpty()  # tools show progress on a terminal only
     try:
         process = subprocess.Popen([path(name), *arguments], stdout=subprocess.PIPE,
@@ -51,6 +51,8 @@ def run(name, arguments, progress=None):
             shown = re.search(r": (\d+) of (\d+) \(", line)
             if not shown:
                 said = [*said[-4:], line]
+                if notice is not None:
+                    notice(line)
             elif progress is not None:
                 progress(int(shown[1]), int(shown[2]))
     except BaseException:  # Ctrl-C, or progress failed: the tool keeps what it has done

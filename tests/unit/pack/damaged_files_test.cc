@@ -236,6 +236,7 @@ TEST_CASE("damaged packs give the original bytes or an error") {
   TempDir cache, dir;
   OpenModelOptions open;
   open.cache_dir = cache.path();
+  open.mode = OpenMode::kPack;
   REQUIRE_OK(OpenModel(kModel, open).status());
   std::string pack;
   for (const auto& entry : std::filesystem::directory_iterator(cache.path())) {

@@ -38,6 +38,7 @@ struct Calls {
 
 OpenModelOptions Options(const std::string& cache_dir, Calls* calls) {
   OpenModelOptions o;
+  o.mode = OpenMode::kPack;
   o.cache_dir = cache_dir;
   o.user = calls;
   o.log = [](void* user, absl::string_view line) {

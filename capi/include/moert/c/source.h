@@ -12,6 +12,19 @@ typedef struct moert_source moert_source;
 
 /* ---- Files. */
 
+/* How the experts of a checkpoint are read. */
+typedef int32_t moert_open_mode;
+enum moert_open_mode_values {
+  MOERT_OPEN_MODE_INVALID = -1,
+  /* From a pack in the cache folder if it is there, else in place: nothing is written. */
+  MOERT_OPEN_PACK_IF_THERE = 0,
+  /* Through a pack in the cache folder, which the first open writes, as large as the experts: reads
+   * are one piece and checked. `log` hears of its size before. */
+  MOERT_OPEN_PACK = 1,
+  /* From the checkpoint itself. */
+  MOERT_OPEN_IN_PLACE = 2
+};
+
 /* Both callbacks may be NULL; they run on the thread that opens. */
 typedef struct moert_open_options {
   uint64_t struct_size;
@@ -19,15 +32,15 @@ typedef struct moert_open_options {
   void *user_data;
   void (*log)(void *user_data, const char *line);
   void (*progress)(void *user_data, int64_t done_bytes, int64_t total_bytes);
-  int32_t widen;    /* 1: experts that the file has quantized become bf16 */
-  int32_t reserved; /* 0 */
+  int32_t widen; /* 1: experts that the file has quantized become bf16 */
+  moert_open_mode mode;
 } moert_open_options;
 
 MOERT_API void moert_open_options_init(moert_open_options *options, uint64_t size);
 
-/* A checkpoint directory as published on Hugging Face (config.json and safetensors shards), through
- * an expert pack in the cache folder, which the first open writes: in the scheme that the file has
- * its experts in, floats of any kind in bf16. options NULL: the defaults.
+/* A checkpoint directory as published on Hugging Face (config.json and safetensors shards): its
+ * experts in the scheme that the file has them in, floats of any kind in bf16. options NULL: the
+ * defaults, which write nothing.
  * Thread-safe. Blocks while it reads and writes files. Fails: NOT_FOUND, PERMISSION_DENIED;
  * INVALID_ARGUMENT or DATA_LOSS for a damaged file; UNIMPLEMENTED for an unknown architecture;
  * RESOURCE_EXHAUSTED when the disk is full. */

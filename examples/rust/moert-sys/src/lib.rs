@@ -182,6 +182,12 @@ pub struct moert_matrix {
 pub struct moert_source {
     _unused: [u8; 0],
 }
+pub type moert_open_mode = i32;
+pub const MOERT_OPEN_MODE_INVALID: moert_open_mode_values = -1;
+pub const MOERT_OPEN_PACK_IF_THERE: moert_open_mode_values = 0;
+pub const MOERT_OPEN_PACK: moert_open_mode_values = 1;
+pub const MOERT_OPEN_IN_PLACE: moert_open_mode_values = 2;
+pub type moert_open_mode_values = ::std::os::raw::c_int;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct moert_open_options {
@@ -202,7 +208,7 @@ pub struct moert_open_options {
         ),
     >,
     pub widen: i32,
-    pub reserved: i32,
+    pub mode: moert_open_mode,
 }
 extern "C" {
     pub fn moert_open_options_init(options: *mut moert_open_options, size: u64);
