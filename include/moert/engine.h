@@ -191,7 +191,7 @@ struct SlotView {
 
 class Step;
 
-/// What captured layer calls ask of a host (Engine::graph_needs).
+/// Demands of captured layer calls on a host (Engine::graph_needs).
 struct GraphNeeds {
   /// Layer calls (Forward, of any number of rows) may be recorded into a CUDA graph, and the graph
   /// launched between BeginStep and EndStep of later steps, on the step's stream, while residency
@@ -314,8 +314,8 @@ class Engine {
   virtual BackendKind backend() const = 0;
   /// False when the strategy is lossy: output may depend on residency.
   virtual bool exact() const = 0;
-  /// What a host does to record layer calls into CUDA graphs, and between replays. Does not change
-  /// over an engine's life.
+  /// The host's part in recording layer calls into CUDA graphs, and between replays. Does not
+  /// change over an engine's life.
   virtual const GraphNeeds& graph_needs() const = 0;
 };
 

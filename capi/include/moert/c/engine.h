@@ -146,7 +146,7 @@ MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
  * elsewhere. 0: layer calls on a stream that is being captured fail with
  * FAILED_PRECONDITION; always so on the CPU backend. The same for an engine's life. Thread-safe. */
 MOERT_API int32_t moert_engine_graph_safe(const moert_engine *engine);
-/* What a host does to record layer calls into CUDA graphs, and between replays. The same for an
+/* The host's part in recording layer calls into CUDA graphs, and between replays. The same for an
  * engine's life. */
 typedef struct moert_graph_needs {
   uint64_t struct_size;

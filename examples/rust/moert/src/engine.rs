@@ -14,7 +14,7 @@ pub type Stats = sys::moert_stats;
 /// The parts of the budget, in bytes.
 pub type Memory = sys::moert_memory;
 
-/// What captured layer calls ask of a host.
+/// Demands of captured layer calls on a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphNeeds {
     pub capturable: bool,
@@ -206,7 +206,7 @@ impl Engine {
         unsafe { sys::moert_engine_graph_safe(self.handle) != 0 }
     }
 
-    /// What captured layer calls ask of a host; it does not change.
+    /// Demands of captured layer calls on a host; they do not change.
     pub fn graph_needs(&self) -> Result<GraphNeeds> {
         let mut c: sys::moert_graph_needs = unsafe { std::mem::zeroed() };
         let size = std::mem::size_of_val(&c) as u64;
