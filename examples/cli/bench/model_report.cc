@@ -95,7 +95,8 @@ struct Row {
   MemoryPlan plan;
   Oracles oracles;
   PrefetchBound bound;
-  double stall_ms = 0;  // a step
+  double stall_ms = 0;      // a step
+  double tokens_per_s = 0;  // of all requests together
 };
 
 /// The time of a layer that waits for nothing: of the variant that waited least.
@@ -121,6 +122,9 @@ Row RowOf(const VariantGroup& group, const Variant& v, double layer_ms) {
   row.plan = v.engine->memory();
   row.stall_ms = 1e-6 * static_cast<double>(StalledNs(row.stats)) /
                  static_cast<double>(std::max<int64_t>(1, row.timing.steps));
+  if (row.timing.step_ms.median > 0) {
+    row.tokens_per_s = 1e3 * static_cast<double>(group.batch) / row.timing.step_ms.median;
+  }
   row.oracles = ComputeOracles(*group.history, row.plan.slots);
   row.bound = PerfectPrefetch(*group.history, row.plan.slots, layer_ms, group.transfer_ms);
   return row;
@@ -144,6 +148,7 @@ json RowJson(const VariantGroup& group, const Variant& v, const Row& row) {
           {"total_experts", row.plan.total_experts},
           {"exact", v.engine->exact()},
           {"step_ms", ToJson(row.timing.step_ms)},
+          {"tokens_per_s", row.tokens_per_s},
           {"repetition_ms", row.timing.repetition_ms},
           {"step_mean_ms", row.timing.mean},
           {"step_p50_ms", row.timing.p50},
@@ -206,9 +211,9 @@ json ToJson(const VariantGroup& group) {
 
 void PrintGroup(const VariantGroup& group) {
   const double layer_ms = LayerMs(group);
-  Print("budget {}, batch {}\n{:<36}{:>10}{:>20}{:>10}{:>9}{:>9}{:>9}{:>10}\n", group.budget,
-        group.batch, "  strategy", "ms a step", "(min .. max)", "stalled", "hits", "Belady",
-        "global", "prefetch*");
+  Print("budget {}, batch {}\n{:<36}{:>10}{:>10}{:>20}{:>10}{:>9}{:>9}{:>9}{:>10}\n", group.budget,
+        group.batch, "  strategy", "tokens/s", "ms a step", "(min .. max)", "stalled", "hits",
+        "Belady", "global", "prefetch*");
   for (const Variant& v : group.variants) {
     const std::string name =
         v.budget.empty() ? v.strategy : fmt::format("{}@{}", v.strategy, v.budget);
@@ -217,8 +222,8 @@ void PrintGroup(const VariantGroup& group) {
       continue;
     }
     const Row row = RowOf(group, v, layer_ms);
-    Print("  {:<34}{:>10.3f}{:>20}{:>10.3f}{:>8.1f}%{:>8.1f}%{:>8.1f}%{:>10.3f}\n", name,
-          row.timing.step_ms.median,
+    Print("  {:<34}{:>10}{:>10.3f}{:>20}{:>10.3f}{:>8.1f}%{:>8.1f}%{:>8.1f}%{:>10.3f}\n", name,
+          RateText(row.tokens_per_s), row.timing.step_ms.median,
           fmt::format("({:.3f} .. {:.3f})", row.timing.step_ms.min, row.timing.step_ms.max),
           row.stall_ms, 100 * row.stats.hit_ratio(), 100 * row.oracles.belady_layer,
           100 * row.oracles.belady_global, row.bound.belady_ms);

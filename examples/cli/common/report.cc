@@ -47,6 +47,11 @@ nlohmann::json ToJson(const Spread& spread) {
   return {{"median", spread.median}, {"min", spread.min}, {"max", spread.max}};
 }
 
+std::string RateText(double tokens_per_s) {
+  return tokens_per_s >= 100 ? fmt::format("{:.0f}", tokens_per_s)
+                             : fmt::format("{:.3g}", tokens_per_s);
+}
+
 nlohmann::json DescribeMachine() {
   cpu_set_t set;
   CPU_ZERO(&set);

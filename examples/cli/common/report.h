@@ -22,6 +22,9 @@ struct Spread {
 Spread SpreadOf(std::vector<double> values);
 nlohmann::json ToJson(const Spread& spread);
 
+/// Tokens a second for people: 2570, 12.4.
+std::string RateText(double tokens_per_s);
+
 /// {"cpu", "cpus", "isa", "huge_pages", "kernel"}: model name, CPUs this process may use, CPU
 /// kernel sets that run here, the system's transparent huge page setting, the operating system.
 nlohmann::json DescribeMachine();

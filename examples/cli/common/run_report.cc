@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "cli/common/output.h"
+#include "cli/common/report.h"
 #include "util/bytes_text.h"
 
 namespace moert::cli {
@@ -167,10 +168,10 @@ std::string ReportTable(const RunReport& r, const Engine& engine) {
   }
   const std::optional<double> decode = TokensPerSecond(r, tpot.mean);
   if (decode || r.prompt_tokens_per_s) {
-    std::string text = decode ? fmt::format("{:.3g} tokens/s", *decode) : "";
+    std::string text = decode ? RateText(*decode) + " tokens/s" : "";
     if (r.prompt_tokens_per_s) {
-      text +=
-          fmt::format("{}prompt {:.3g} tokens/s", text.empty() ? "" : ", ", *r.prompt_tokens_per_s);
+      text += fmt::format("{}prompt {} tokens/s", text.empty() ? "" : ", ",
+                          RateText(*r.prompt_tokens_per_s));
     }
     line("speed", text);
   }

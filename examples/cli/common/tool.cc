@@ -93,7 +93,11 @@ int Dispatch(const Tool& tool, int argc, const char* const* argv) {
   }
   if (first == "--help=man") return PrintMan(tool);
   if (first == "--help=bash") return PrintBashCompletion(tool);
-  if (IsSingle(tool)) return tool.commands[0].run(argc - 1, argv + 1);
+  if (IsSingle(tool)) {
+    const char* const help[] = {"--help"};
+    return first == "help" ? tool.commands[0].run(1, help)
+                           : tool.commands[0].run(argc - 1, argv + 1);
+  }
   if (first == "help" && argc == 3) {
     const char* const help[] = {argv[0], argv[2], "--help"};
     return Dispatch(tool, 3, help);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cli/common/report.h"
 #include "util/bytes_text.h"
 
 namespace moert::cli {
@@ -42,7 +43,8 @@ Hits Favoured(const Tiers& t) {
 double CpuSeconds(const ModelFacts& f, const Placement& p, const Rates& rates, const Hits& hits) {
   const auto token = static_cast<double>(p.as.token_bytes);
   const auto rate = rates.experts.find(p.as.scheme);
-  return Seconds(static_cast<double>(f.dense_token_bytes), rates.dense) +
+  return f.moe_layers * rates.layer_s +
+         Seconds(static_cast<double>(f.dense_token_bytes), rates.dense) +
          Seconds(token, rate == rates.experts.end() ? 0 : rate->second) +
          Seconds(token * (1 - hits.second), rates.disk);
 }
@@ -99,9 +101,8 @@ std::string TiersText(const Tiers& t) {
 
 std::string SpeedText(const Speed& s) {
   if (s.least <= 0 && s.most <= 0) return "not known";
-  if (s.most <= 1.05 * s.least) return fmt::format("{:.3g}", s.least);
-  return s.least > 0 ? fmt::format("{:.3g} to {:.3g}", s.least, s.most)
-                     : fmt::format("up to {:.3g}", s.most);
+  if (s.most <= 1.05 * s.least) return RateText(s.least);
+  return s.least > 0 ? RateText(s.least) + " to " + RateText(s.most) : "up to " + RateText(s.most);
 }
 
 std::string BudgetText(int64_t bytes) { return fmt::format("{}M", bytes >> 20); }
@@ -190,6 +191,14 @@ void AddAssumptions(const ModelFacts& f, const Rates& rates, Advice* advice) {
         "{:.0f} us beside them, as on an H200; the upper figure has the CPU multiply a share of "
         "what is missing",
         100 * kDeviceShare, 1e6 * kDeviceLayerSeconds));
+  }
+  if (!advice->on_device) {
+    lines.push_back(fmt::format("{}; not counted: attention over keys and values",
+                                rates.layer_s > 0
+                                    ? fmt::format("measured too: {:.3g} us a MoE layer beside its "
+                                                  "products",
+                                                  1e6 * rates.layer_s)
+                                    : "not measured: what a layer takes beside its products"));
   }
   if (f.kind == ModelKind::kGguf) {
     lines.emplace_back("llama.cpp's products are taken to be as fast as ours of as many bits");

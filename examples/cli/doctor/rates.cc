@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/probe/parts.h"
+#include "cli/workload/shapes.h"
 #include "moert/default_thread_pool.h"
 #include "moert/env.h"
 #include "util/aligned_buffer.h"
@@ -56,6 +57,24 @@ absl::StatusOr<double> FileRate(const std::string& path, double seconds) {
   return static_cast<double>(std::min(next.load(), blocks) * kReadBytes) / took();
 }
 
+// Seconds of a layer call of one token beside products: routing, planning, combination. Experts are
+// narrow, as their products do not count; at most `most` bytes of them.
+absl::StatusOr<double> LayerSeconds(const ModelFacts& facts, int64_t most, double seconds) {
+  MOERT_ASSIGN_OR_RETURN(Shape shape, ParseShape("qwen3-30b:1"));
+  MoeLayerSpec& layer = shape.spec.layers.front();
+  layer.num_experts = static_cast<int>(facts.experts);
+  layer.hidden = facts.hidden;
+  layer.intermediate = 64;
+  layer.routing.top_k = static_cast<int>(facts.top_k);
+  if (facts.experts * facts.hidden * layer.intermediate * 3 * 2 > most) {
+    return absl::ResourceExhaustedError("no memory for a layer of narrow experts");
+  }
+  MOERT_ASSIGN_OR_RETURN(
+      const LayerOverhead overhead,
+      ProbeLayer(shape, /*threads=*/0, /*attention_ns=*/0, /*repeats=*/20, Until(seconds)));
+  return 1e-9 * overhead.call_ns;
+}
+
 }  // namespace
 
 std::string MeasuredScheme(const ModelFacts& facts, const ExpertsAs& as) {
@@ -80,6 +99,7 @@ Rates MeasureRates(const ModelFacts* facts, const std::string& file, int64_t mem
   if (facts == nullptr || !pool.ok()) return rates;
   const int64_t most = std::min<int64_t>(memory / 4, int64_t{512} << 20);
   rates.memory = ReadRate(pool->get(), most, seconds).value_or(0);
+  rates.layer_s = LayerSeconds(*facts, most, seconds).value_or(0);
   rates.dense = DenseRate(pool->get(), facts->hidden, most, seconds).value_or(0);
   for (const ExpertsAs& as : facts->schemes) {
     const std::string scheme = MeasuredScheme(*facts, as);

@@ -12,11 +12,12 @@
 
 namespace moert::cli {
 
-/// Bytes a second. 0: not measured, or not there.
+/// Bytes a second where nothing else is said. 0: not measured, or not there.
 struct Rates {
   double memory = 0;                      // all threads read
   double dense = 0;                       // the host's products of one token, bytes of bf16
   std::map<std::string, double> experts;  // the CPU's products of one token, by scheme
+  double layer_s = 0;                     // seconds of a MoE layer on the CPU beside products
   double disk = 0;                        // 4 reads of 1 MiB at once, past the page cache
   absl::StatusOr<DeviceRates> device = absl::UnavailableError("not asked for");
 };

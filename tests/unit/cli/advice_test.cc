@@ -64,6 +64,10 @@ TEST_CASE("on a CPU: dense bytes and products over their rates, misses over the 
   CHECK(half.placements[0].speed.least == Approx(1 / (0.2 + 0.5)));
   CHECK(half.placements[0].speed.most == Approx(1 / (0.2 + 1.0 / 16)));
   CHECK_FALSE(Advise(Facts(), {2 * kGiB, 0}, RatesOf(0)).fits);
+  Rates slow = RatesOf(0);
+  slow.layer_s = 1e-3;  // and what each layer takes beside its products
+  CHECK(Advise(Facts(), {32 * kGiB, 0}, slow).placements[0].speed.least ==
+        Approx(1 / (0.1 + 0.1 + 0.048)));
 }
 
 TEST_CASE("on a GPU: what it lacks comes over the link, or from files where RAM is too small") {
