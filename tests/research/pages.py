@@ -76,6 +76,11 @@ TABLES = {
 }
 
 
+def spans(table):
+    """`1.2 to 1.4` as `1.2-1.4`, in rows."""
+    return re.sub(r"^\|.*$", lambda row: re.sub(r"(?<=\d) to (?=\d)", "-", row[0]), table, flags=re.M)
+
+
 def made(text, used, refused):
     def part(match):
         name = match[1]
@@ -88,7 +93,7 @@ def made(text, used, refused):
             refused.append(str(error))
             return match[0]
         below = f"\n\n{below}" if TABLES[name].shown else ""
-        return f"<!-- generated:{name} -->\n{TABLES[name].make().strip()}{below}\n<!-- /generated:{name} -->"
+        return f"<!-- generated:{name} -->\n{spans(TABLES[name].make().strip())}{below}\n<!-- /generated:{name} -->"
     return re.sub(r"<!-- generated:([\w-]+) -->\n.*?<!-- /generated:\1 -->", part, text, flags=re.S)
 
 

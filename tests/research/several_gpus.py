@@ -38,16 +38,19 @@ def origin():
 
 
 def two_gpus():
-    """Decode by ranges of experts, then prompts in a graph, placed by use."""
-    rows = []
+    """Decode by ranges of experts, then prompts in a graph, placed by use. A row a size and budget, a column a scheme."""
+    found = {}
     for place in ("ranges", "popular"):
         for (scheme, phase, count, budget), (one, *several) in cells(lambda r, p=place: r["placement"] == p):
             two = several[0]
             if count not in SHOWN or (place == "popular") != (phase == "prefill" and two["replayed"]) or (place == "ranges" and phase != "decode"):
                 continue
-            rows.append([scheme, f"{phase if phase == 'decode' else 'prompt'}, {count}", budget, *(f"{r['step_ms']['median']:.2f}" for r in (one, two)), f"{two['speedup']:.2f}",
-                         f"{max(0, 100 * two['exchange_share']):.0f} %"])
-    return experiment.table(["scheme", "rows of a step", "budget a GPU", "one GPU, ms", "two GPUs, ms", "times as fast", "exchange"], rows)
+            row = found.setdefault((f"{phase if phase == 'decode' else 'prompt'}, {count}", budget), {})
+            times = ", ".join(f"{r['step_ms']['median']:.2f}" for r in (one, two))
+            row[scheme] = f"{times}; {two['speedup']:.2f}, {max(0, 100 * two['exchange_share']):.0f} %"
+    schemes = list(dict.fromkeys(s for row in found.values() for s in row))
+    return experiment.table(["rows of a step", "budget a GPU", *schemes],
+                            [[*head, *(row.get(s, "-") for s in schemes)] for head, row in found.items()])
 
 
 def main():
