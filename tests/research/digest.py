@@ -103,7 +103,7 @@ def envelope_behind():
     cells = envelope_cells()
     found = [c for _, c in envelope.behind(cells)]
     named = lambda i: ", ".join(str(v) for v in sorted({c[i] for c in found}))
-    return f"{behind_text(cells)} These have budgets of {named(3)} % and batches of {named(2)}."
+    return f"{behind_text(cells)} Those below 0.99 have budgets of {named(3)} % and batches of {named(2)}."
 
 
 def architecture():

@@ -94,23 +94,23 @@ def plug_in(m, card, share, link):
 
 
 def bytes_table():
-    lines = ["| model | file | experts | beside them | a token reads | least RAM, 12 GB card |", "|---|---|--:|--:|--:|--:|"]
+    lines = ["| model | file | experts, GB | beside them, GB | a token reads, GB | least RAM, GB, 12 GB card |", "|---|---|--:|--:|--:|--:|"]
     for m in models():
         s = sizes(m)
         least = least_memory(m, room(m, CARDS[1]))
         form = "MXFP4" if m["scheme"] == "mxfp4" else "Q4_K_M"
-        lines.append(f"| {m['name']} | {form} | {s['experts'] / GB:.1f} GB | {(s['dense'] + s['kv']) / GB:.1f} GB | "
-                     f"{(s['token'] + s['dense_token']) / GB:.2f} GB | {f'{least} GB' if least else 'more than 256 GB'} |")
+        lines.append(f"| {m['name']} | {form} | {s['experts'] / GB:.1f} | {(s['dense'] + s['kv']) / GB:.1f} | "
+                     f"{(s['token'] + s['dense_token']) / GB:.2f} | {least or 'over 256'} |")
     return "\n".join(lines)
 
 
 def share_table():
-    lines = ["| model | " + " | ".join(c[0] for c in CARDS) + " |", "|---|" + "--:|" * len(CARDS)]
+    lines = ["| % | " + " | ".join(c[0] for c in CARDS) + " |", "|---|" + "--:|" * len(CARDS)]
     for m in models():
         cells = []
         for card in CARDS:
             share = room(m, card)
-            cells.append("no" if share is None else "all" if share >= 1 else f"{100 * share:.0f} %")
+            cells.append("no" if share is None else "all" if share >= 1 else f"{100 * share:.0f}")
         lines.append(f"| {m['name']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

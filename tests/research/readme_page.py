@@ -46,7 +46,7 @@ def decoder():
 def transformers():
     rows = {(r["mode"].split(", experts")[0], transformers_page.share(r)): transformers_page.rate(r["tokens_per_s"]).split(" ")[0]
             for r in transformers_page.stored()["rows"] if "tokens_per_s" in r}
-    of = lambda mode: rows[mode, "100 %"]
+    of = lambda mode: rows[mode, "100"]
     return ("transformers, compiled, all experts in HBM, tokens/s",
             f"bf16 {of('libmoert, bf16, compiled')}; w4 {of('libmoert, w4a16_g128, compiled')}",
             f"its own bf16 {of('transformers, compiled')}",

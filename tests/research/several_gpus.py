@@ -47,7 +47,7 @@ def two_gpus():
                 continue
             row = found.setdefault((f"{phase if phase == 'decode' else 'prompt'}, {count}", budget), {})
             times = ", ".join(f"{r['step_ms']['median']:.2f}" for r in (one, two))
-            row[scheme] = f"{times}; {two['speedup']:.2f}, {max(0, 100 * two['exchange_share']):.0f} %"
+            row[scheme] = f"{times}; {two['speedup']:.2f}, {max(0, 100 * two['exchange_share']):.0f}"
     schemes = list(dict.fromkeys(s for row in found.values() for s in row))
     return experiment.table(["rows of a step", "budget a GPU", *schemes],
                             [[*head, *(row.get(s, "-") for s in schemes)] for head, row in found.items()])

@@ -11,7 +11,7 @@ import experiment
 import report
 
 NAME = "transformers"
-HEAD = ["experts", "in GPU memory", "tokens/s", "hits", "prompt of 2,048, ms", "GPU, GiB"]
+HEAD = ["experts", "% in GPU memory", "tokens/s", "hits, %", "prompt of 2,048, ms", "GPU, GiB"]
 
 
 def stored():
@@ -35,14 +35,14 @@ def rate(values):
 
 def share(row):
     if "budget" in row:
-        return f"{100 * row['budget']:.0f} %"
-    return "25 %" if "offloaded_gib" in row else "100 %"
+        return f"{100 * row['budget']:.0f}"
+    return "25" if "offloaded_gib" in row else "100"
 
 
 def cells(row):
     name = row["mode"].split(", experts of")[0]
     return [name, share(row), rate(row.get("tokens_per_s")),
-            f"{100 * row['hits']:.0f} %" if "hits" in row else "", times(row.get("prompt_2048_ms")),
+            f"{100 * row['hits']:.0f}" if "hits" in row else "", times(row.get("prompt_2048_ms")),
             f"{row['device_gib']:.1f}"]
 
 
