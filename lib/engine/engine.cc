@@ -127,7 +127,7 @@ absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> exper
 }
 
 void EngineImpl::ApplyHints() {
-  if (parts_->executor->lent()) return;  // they wait for the host's turn
+  if (parts_->runner->lent()) return;  // they wait for the host's turn
   std::vector<ExpertKey> hints;
   {
     const MutexLock lock(&hints_mu_);

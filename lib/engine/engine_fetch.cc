@@ -85,7 +85,7 @@ absl::Status EngineImpl::CheckFetched(int layer, const StepState& step, const Fe
 }
 
 absl::Status EngineImpl::CheckReleased(int layer, bool served) const {
-  if (!parts_->executor->lent()) return absl::OkStatus();
+  if (!parts_->runner->lent()) return absl::OkStatus();
   for (const auto& [id, step] : steps_) {
     for (const Fetched& fetched : step.fetched) {
       if (served && fetched.layer != layer) continue;
@@ -100,7 +100,7 @@ absl::Status EngineImpl::CheckReleased(int layer, bool served) const {
 
 absl::Status EngineImpl::TakeBack() {
   MOERT_RETURN_IF_ERROR(CheckReleased(/*layer=*/0, /*served=*/false));
-  return parts_->executor->TakeBack(parts_->store.get());
+  return parts_->runner->TakeBack();
 }
 
 absl::Status EngineImpl::CopyLayer(StepId step_id, int layer, absl::Span<const int32_t> experts,
@@ -148,7 +148,8 @@ absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer,
 }
 
 absl::Status EngineImpl::TakeCpuFailure(StepState* step) {
-  absl::Status failure = parts_->executor->TakeCpuFailure();
+  DevicePath* const device = parts_->executor->device_path();
+  absl::Status failure = device != nullptr ? device->cache()->TakeCpuFailure() : absl::OkStatus();
   step->status.Update(failure);
   return failure;
 }
@@ -168,7 +169,9 @@ absl::Status EngineImpl::TakeCpuRows(StepId step_id, int layer, const MutableMat
         layer, DTypeName(rows.dtype), rows.rows, rows.cols, rows.row_stride, pairs, spec.hidden,
         spec.hidden));
   }
-  absl::Status status = parts_->executor->TakeCpuRows(
+  DevicePath* const device = parts_->executor->device_path();
+  if (device == nullptr) return absl::OkStatus();
+  absl::Status status = device->cache()->TakeCpuRows(
       {layer, step->epoch, step->rows, {}, {}, step->stream, {}}, rows);
   step->status.Update(status);
   status.Update(TakeCpuFailure(step));
@@ -185,7 +188,7 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
   }
   MOERT_RETURN_IF_ERROR(CheckReleased(layer, parts_->runner->Serves(layer, input)));
   MOERT_ASSIGN_OR_RETURN(const SlotRegion region, parts_->store->Slots(layer));
-  MOERT_ASSIGN_OR_RETURN(const bool capturing, parts_->executor->Capturing(step->stream));
+  MOERT_ASSIGN_OR_RETURN(const bool capturing, Capturing(*step));
   MOERT_RETURN_IF_ERROR(CheckFetched(layer, *step, input, capturing));
   const LayerCall call{
       ContextOf(*step, layer),
@@ -240,13 +243,16 @@ absl::Status EngineImpl::ReleaseFetched(StepId step, int layer) {
   if (std::none_of(found->fetched.begin(), found->fetched.end(), of_layer)) {
     return absl::OkStatus();
   }
-  if (parts_->executor->owes_cpu_rows(layer)) {
-    return absl::FailedPreconditionError(fmt::format(
-        "layer {}: rows that the CPU computes are not taken yet: TakeCpuRows first", layer));
+  DevicePath* const device = parts_->executor->device_path();
+  if (device != nullptr) {
+    if (device->cache()->owes_cpu_rows(layer)) {
+      return absl::FailedPreconditionError(fmt::format(
+          "layer {}: rows that the CPU computes are not taken yet: TakeCpuRows first", layer));
+    }
+    MOERT_RETURN_IF_ERROR(device->LeaveSlots(found->stream));
   }
-  MOERT_RETURN_IF_ERROR(parts_->executor->LeaveSlots(found->stream));
   std::erase_if(found->fetched, of_layer);
-  if (!parts_->executor->lent()) parts_->store->EndLayerCall(ContextOf(*found, layer));
+  if (!parts_->runner->lent()) parts_->store->EndLayerCall(ContextOf(*found, layer));
   return TakeCpuFailure(found);
 }
 

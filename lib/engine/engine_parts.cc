@@ -119,7 +119,7 @@ class Builder {
 
   /// Whether what the CPU computed beside the fast tier is brought behind a call.
   bool BackfillsWith(const EngineParts& p) const {
-    return p.executor->has_cpu_offload() && b_.cpu_offload() &&
+    return p.executor->cpu_offload() != nullptr && b_.cpu_offload() &&
            Backfills(b_.strategy.placement.get());
   }
 
@@ -142,11 +142,11 @@ class Builder {
   }
 
   std::unique_ptr<LayerPlanner> MakeScheduler(const EngineParts& p) const {
-    CpuOffload cpu;
+    CpuMisses cpu;
     cpu.version = std::string(source_->version_name(b_.versions[0]));
-    if (p.executor->has_cpu_offload()) {
-      cpu.can_compute = [executor = p.executor.get()](ExpertKey key, int64_t tokens) {
-        return executor->CpuCanCompute(key, tokens);
+    if (CpuOffload* const offload = p.executor->cpu_offload(); offload != nullptr) {
+      cpu.can_compute = [offload](ExpertKey key, int64_t tokens) {
+        return offload->CpuCanCompute(key, tokens);
       };
       if (!b_.clock->is_virtual()) cpu.link = p.link.get();
     }

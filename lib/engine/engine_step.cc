@@ -57,12 +57,14 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) try {
   absl::Cleanup close = [this, epoch = step.epoch]()
                             ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->store->CloseStep(epoch); };
   if (parts_->versions != nullptr) parts_->versions->AfterStepOpened(ContextOf(step, 0));
-  const bool served = parts_->misses_served.ok() || parts_->runner->serves_fetches();
-  if (served && parts_->executor->has_cpu_offload()) {
-    parts_->executor->SetCpuCosts(parts_->scheduler->Costs());
+  if (DevicePath* const device = parts_->executor->device_path(); device != nullptr) {
+    const bool served = parts_->misses_served.ok() || parts_->runner->serves_fetches();
+    if (served && parts_->executor->cpu_offload() != nullptr) {
+      device->cache()->SetCpuCosts(parts_->scheduler->Costs());
+    }
+    MOERT_RETURN_IF_ERROR(device->OpenStep(parts_->store.get(), step.epoch,
+                                           {step.request_ids, step.token_ids}, step.stream));
   }
-  MOERT_RETURN_IF_ERROR(parts_->executor->OpenStep(
-      parts_->store.get(), step.epoch, {step.request_ids, step.token_ids}, step.stream));
   std::move(close).Cancel();
   std::move(forget).Cancel();
   return id;
@@ -170,7 +172,7 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   }
   MOERT_RETURN_IF_ERROR(CheckRouting(layer, step.rows, routed));
   const bool on_host = routed != nullptr && routed->place == Place::kHost;
-  MOERT_ASSIGN_OR_RETURN(call.exec.capturing, parts_->executor->Capturing(step.stream));
+  MOERT_ASSIGN_OR_RETURN(call.exec.capturing, Capturing(step));
   if ((on_host || !graph_needs_.capturable) && call.exec.capturing) {
     return absl::FailedPreconditionError(fmt::format(
         "the stream is being captured: strategy {} needs the host in {}", strategy(),
@@ -183,6 +185,12 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   step.status.Update(status);
   Publish();
   return status;
+}
+
+absl::StatusOr<bool> EngineImpl::Capturing(const StepState& step) const {
+  DevicePath* const device = parts_->executor->device_path();
+  if (device == nullptr) return false;
+  return device->Capturing(step.stream);
 }
 
 absl::Status EngineImpl::CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const {
@@ -199,7 +207,7 @@ absl::Status EngineImpl::CheckRouting(int layer, int64_t rows, const RoutedInput
 }
 
 absl::Status EngineImpl::CheckOnDevice(int layer, int64_t rows, const OnDevice& given) const {
-  if (!parts_->executor->takes_given()) {
+  if (parts_->executor->device_path() == nullptr) {
     return absl::InvalidArgumentError(
         fmt::format("layer {}: ids on a device; the {} backend takes them in host memory", layer,
                     BackendName(backend())));
@@ -228,8 +236,10 @@ absl::Status EngineImpl::EndStep(StepId step) try {
   absl::Status status = it->second.status;
   try {
     parts_->runner->TakeSelections();
-    status.Update(parts_->executor->CloseStep(it->second.stream));
-    status.Update(parts_->executor->TakeCpuFailure());
+    if (DevicePath* const device = parts_->executor->device_path(); device != nullptr) {
+      status.Update(device->CloseStep(it->second.stream));
+      status.Update(device->cache()->TakeCpuFailure());
+    }
   } catch (...) {
     status.Update(ExceptionStatus("end of a step"));
   }

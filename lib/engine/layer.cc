@@ -22,12 +22,16 @@ GivenRouting OnDevice(const RoutedInput& given) {
 
 LayerRunner::LayerRunner(const LayerParts& parts)
     : parts_(parts),
-      runs_resident_(parts.executor->runs_resident() && parts.trace == nullptr &&
+      device_(parts.executor->device_path()),
+      device_cache_(device_ != nullptr ? device_->cache() : nullptr),
+      cpu_(parts.executor->cpu_offload()),
+      forwarder_(parts.executor->resident_forward()),
+      runs_resident_(device_ != nullptr && parts.trace == nullptr &&
                      parts.strategy->routing == nullptr && parts.strategy->prefetch == nullptr &&
                      !parts.clock->is_virtual()) {}
 
 absl::Status LayerRunner::CheckRules() const {
-  if (!parts_.executor->runs_resident()) {
+  if (device_ == nullptr) {
     return absl::FailedPreconditionError("this backend computes on the host");
   }
   if (parts_.trace != nullptr || parts_.clock->is_virtual() || !parts_.strategy->misses_by_rule()) {
@@ -39,9 +43,13 @@ absl::Status LayerRunner::CheckRules() const {
 
 absl::Status LayerRunner::ServeMisses() {
   MOERT_RETURN_IF_ERROR(CheckRules());
-  const absl::Status status = parts_.executor->ServeMisses(*parts_.store);
+  const absl::Status status = device_cache_->ServeMisses(*parts_.store);
   serves_misses_ = status.ok();
   return status;
+}
+
+absl::Status LayerRunner::TakeBack() {
+  return device_cache_ != nullptr ? device_cache_->TakeBack(parts_.store) : absl::OkStatus();
 }
 
 absl::Status LayerRunner::Forward(LayerCall call) {
@@ -62,15 +70,14 @@ absl::Status LayerRunner::Forward(LayerCall call) {
       const RoutingRule rule = parts_.strategy->routing == nullptr
                                    ? RoutingRule{}
                                    : parts_.strategy->routing->Rule(call.context);
-      return parts_.executor->RunResident(call.exec, call.context, rule, *parts_.store);
+      return device_->RunResident(call.exec, call.context, rule, *parts_.store);
     }
     if (parts_.strategy->routing != nullptr) {
       return absl::FailedPreconditionError(
           "the stream is being captured: a strategy that substitutes experts needs scores, which a "
           "routing in device memory does not have");
     }
-    return parts_.executor->RunGiven(call.exec, OnDevice(*call.routed), call.context,
-                                     *parts_.store);
+    return device_->RunGiven(call.exec, OnDevice(*call.routed), call.context, *parts_.store);
   }
 
   MOERT_RETURN_IF_ERROR(Route(call));
@@ -81,7 +88,7 @@ absl::Status LayerRunner::Forward(LayerCall call) {
   const int64_t cpu_done_ns = parts_.clock->now_ns() + plan_.cpu_ns;
   absl::Status status;
   try {
-    status = FetchAndMultiply(call);
+    status = BringExperts(call);
   } catch (...) {  // no memory, or a host's policy
     status = ExceptionStatus("layer call");
   }
@@ -188,7 +195,7 @@ absl::Status LayerRunner::SetGivenRouting(const LayerCall& call, const RoutingRe
     return absl::InvalidArgumentError("used_ids: must have the size of ids");
   }
   if (given.place == Place::kDevice) {
-    return parts_.executor->ReturnUsed(call.exec, routing_.ids, given.used_ids.data());
+    return device_->ReturnUsed(call.exec, routing_.ids, given.used_ids.data());
   }
   std::copy(routing_.ids.begin(), routing_.ids.end(), given.used_ids.begin());
   return absl::OkStatus();
@@ -197,7 +204,7 @@ absl::Status LayerRunner::SetGivenRouting(const LayerCall& call, const RoutingRe
 absl::Status LayerRunner::BringGivenRouting(const LayerCall& call, RoutedInput* given) {
   if (given->place == Place::kHost) return absl::OkStatus();
   MOERT_RETURN_IF_ERROR(
-      parts_.executor->BringGiven(call.exec, OnDevice(*given), &given_ids_, &given_weights_));
+      device_->BringGiven(call.exec, OnDevice(*given), &given_ids_, &given_weights_));
   given->ids = given_ids_;
   given->weights = given_weights_;
   return absl::OkStatus();
@@ -215,7 +222,7 @@ void LayerRunner::Plan(const LayerCall& call) {
   parts_.scheduler->Plan(context, call.exec.epoch, routing_, &plan_);
 }
 
-absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
+absl::Status LayerRunner::BringExperts(const LayerCall& call) {
   flying_.clear();
   again_.clear();
   forward_predicted_ = false;
@@ -223,7 +230,7 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
   bool predicted = false;
   size_t next = 0;  // of plan_.load
   absl::Status failure;
-  if (!plan_.cpu.empty()) failure = parts_.executor->BeginCpu(call.exec, routing_, plan_.cpu);
+  if (!plan_.cpu.empty()) failure = cpu_->BeginCpu(call.exec, routing_, plan_.cpu);
   for (bool first = true;; first = false) {
     if (failure.ok() && call.cancelled->load(std::memory_order_relaxed)) {
       failure = absl::CancelledError("the step was cancelled");
@@ -232,10 +239,10 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
     if (failure.ok()) StartLoads(call, &next);
     const bool all_queued = next == plan_.load.size();
     if (all_queued && !predicted && !forward) {
-      Predict(call, /*given=*/call.routed != nullptr);
+      Predict(call, /*given=*/call.fetch || call.routed != nullptr);
       predicted = true;
     }
-    if (first || !batch_.empty()) {
+    if (!call.fetch && (first || !batch_.empty())) {
       const std::vector<int32_t> computed = forward ? batch_ : std::vector<int32_t>{};
       absl::Status status = Multiply(call, first);
       if (status.ok() && forward) status = PredictForward(call, computed);
@@ -245,17 +252,23 @@ absl::Status LayerRunner::FetchAndMultiply(const LayerCall& call) {
     }
     if (flying_.empty() && (all_queued || !failure.ok())) return failure;
     const int64_t begin_ns = parts_.clock->now_ns();
-    if (!parts_.store->Wait()) {
-      const absl::string_view by = parts_.store->pool(0).refused_by();
-      return absl::ResourceExhaustedError(fmt::format(
-          "layer {}: no block of the budget is free for a missing expert: {}", call.context.layer,
-          by.empty() ? "leases or fetches hold them; release some, or raise the budget"
-                     : fmt::format("{}, though the budget has room",
-                                   fmt::string_view(by.data(), by.size()))));
-    }
+    if (!parts_.store->Wait()) return NoBlockLeft(call, plan_.load.size() - next);
     failure.Update(CollectArrived(call));
     CountStall(call, begin_ns);
   }
+}
+
+absl::Status LayerRunner::NoBlockLeft(const LayerCall& call, size_t waiting) const {
+  if (call.fetch) {
+    const auto most = static_cast<int64_t>(batch_.size());
+    return TooMany(call.context.layer, most + static_cast<int64_t>(waiting), most);
+  }
+  const absl::string_view by = parts_.store->pool(0).refused_by();
+  return absl::ResourceExhaustedError(fmt::format(
+      "layer {}: no block of the budget is free for a missing expert: {}", call.context.layer,
+      by.empty()
+          ? "leases or fetches hold them; release some, or raise the budget"
+          : fmt::format("{}, though the budget has room", fmt::string_view(by.data(), by.size()))));
 }
 
 void LayerRunner::StartLoads(const LayerCall& call, size_t* next) {
@@ -263,8 +276,10 @@ void LayerRunner::StartLoads(const LayerCall& call, size_t* next) {
   for (; *next < plan_.load.size(); ++*next) {
     constexpr size_t kStreamWidth = 2;  // keeps the link busy while one is multiplied
     const int32_t expert = plan_.load[*next];
-    const LoadHint hint{routing_.counts[expert], !batch_.empty() || !flying_.empty(),
-                        flying_.size() >= kStreamWidth};
+    // The experts of a fetch all stay: none gives its block back for the next.
+    const LoadHint hint{routing_.counts[expert],
+                        !call.fetch && (!batch_.empty() || !flying_.empty()),
+                        !call.fetch && flying_.size() >= kStreamWidth};
     const ExpertKey key{context.layer, expert};
     const int version =
         plan_.load_low[expert] != 0
@@ -336,7 +351,7 @@ absl::Status LayerRunner::Multiply(const LayerCall& call, bool first) {
 absl::Status LayerRunner::JoinCpu(const LayerCall& call, int64_t done_ns) {
   const int64_t begin_ns = parts_.clock->now_ns();
   int64_t took_ns = 0;
-  const absl::Status status = parts_.executor->JoinCpu(call.exec, &took_ns);
+  const absl::Status status = cpu_->JoinCpu(call.exec, &took_ns);
   if (status.ok()) parts_.scheduler->ObserveCpuTime(plan_, took_ns);
   parts_.charges->WaitUntil(done_ns);
   const int64_t waited_ns = parts_.clock->now_ns() - begin_ns;

@@ -48,6 +48,7 @@ struct LayerCall {
   int64_t step_begin_ns = 0;
   const std::atomic<bool>* cancelled = nullptr;  // becomes true when nobody wants the output
   const PredictNext* predict_next = nullptr;     // of the step; null: not offered
+  bool fetch = false;                            // the product is the host's
 };
 
 /// Counts of layer calls since the runner was made.
@@ -87,6 +88,10 @@ class LayerRunner {
   bool serves_fetches() const { return serves_fetches_; }
   /// Whether the device may serve what is missing in such a call.
   bool Serves(int layer, const FetchInput& input) const;
+  /// Whether the store's blocks are lent to the device (DeviceCache::lent).
+  bool lent() const { return device_cache_ != nullptr && device_cache_->lent(); }
+  /// Before the host uses the store: DeviceCache::TakeBack.
+  absl::Status TakeBack();
 
   /// Fetches the counts of replays that have arrived; the device may then bring others.
   void TakeSelections();
@@ -101,7 +106,9 @@ class LayerRunner {
 
   absl::Status Route(const LayerCall& call);
   void Plan(const LayerCall& call);
-  absl::Status FetchAndMultiply(const LayerCall& call);
+  /// Until all experts of the plan were there: multiplied as they came, or, of a
+  /// fetch, in batch_, pinned.
+  absl::Status BringExperts(const LayerCall& call);
   /// Behind a call: lets the cache change by what the call used.
   void EndCacheUse(const LayerCall& call);
   /// Lower versions that the call used are replaced, if the policy wants that.
@@ -126,6 +133,8 @@ class LayerRunner {
 
   /// Starts loads of plan_.load from *next on, as many as there are blocks.
   void StartLoads(const LayerCall& call, size_t* next);
+  /// No block is free and none will be; `waiting` experts have not begun to move.
+  absl::Status NoBlockLeft(const LayerCall& call, size_t waiting) const;
   absl::Status CollectArrived(const LayerCall& call);
   /// A prefetch that the call waited for has failed: the call loads for itself. Once.
   bool LoadAgain(int32_t expert);
@@ -150,8 +159,6 @@ class LayerRunner {
   /// Refuses a call that needs more blocks than it can have.
   absl::Status CheckRoom(int layer) const;
   absl::Status TooMany(int layer, int64_t wanted, int64_t most) const;
-  /// Until all experts of the call are in batch_, pinned.
-  absl::Status Bring(const LayerCall& call);
 
   // Predict.
 
@@ -168,6 +175,10 @@ class LayerRunner {
   void Span(const LayerCall& call, TimelineTrack track, absl::string_view name, int64_t begin_ns);
 
   const LayerParts parts_;
+  DevicePath* const device_;          // of the executor, as below; null: it has none
+  DeviceCache* const device_cache_;   // likewise
+  CpuOffload* const cpu_;             // likewise
+  ResidentForward* const forwarder_;  // likewise
   const bool runs_resident_;
   bool serves_misses_ = false;
   bool serves_fetches_ = false;

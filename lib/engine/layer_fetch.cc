@@ -5,7 +5,6 @@
 #include "base/status_macros.h"
 #include "engine/layer.h"
 #include "fmt/format.h"
-#include "plan/transfer_version.h"
 #include "route/grouping.h"
 #include "store/lent_blocks.h"
 
@@ -13,6 +12,7 @@ namespace moert {
 
 absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* pins,
                                 const int32_t** device_slots) {
+  call.fetch = true;
   call.context.now_ns = parts_.clock->now_ns();
   const bool there = input.place == Place::kDevice;
   GivenRouting given;
@@ -26,17 +26,16 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   if (!call.exec.capturing) CollectRoutings();
   if (Serves(call.context.layer, input)) {
     MOERT_ASSIGN_OR_RETURN(*device_slots,
-                           parts_.executor->FetchServed(call.exec, given, parts_.store));
+                           device_cache_->FetchServed(call.exec, given, parts_.store));
     if (*device_slots != nullptr) return absl::OkStatus();
   }
-  MOERT_RETURN_IF_ERROR(parts_.executor->TakeBack(parts_.store));
+  MOERT_RETURN_IF_ERROR(TakeBack());
   const bool resident = there && runs_resident_ && NothingMissing(call.context.layer);
   if (resident) {
     PinLayer(call.context.layer, pins);
   } else if (there) {
     FetchInput brought = input;
-    MOERT_RETURN_IF_ERROR(
-        parts_.executor->BringGiven(call.exec, given, &given_ids_, &given_weights_));
+    MOERT_RETURN_IF_ERROR(device_->BringGiven(call.exec, given, &given_ids_, &given_weights_));
     brought.ids = given_ids_;
     brought.weights = given_weights_;
     brought.slot_ids = {};
@@ -44,23 +43,24 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   } else {
     MOERT_RETURN_IF_ERROR(BringFetched(call, input, pins));
   }
-  MOERT_ASSIGN_OR_RETURN(*device_slots,
-                         parts_.executor->PlaceSlots(
-                             call.exec, given, resident ? &call.context : nullptr, *parts_.store));
+  if (device_ == nullptr) return absl::OkStatus();
+  MOERT_ASSIGN_OR_RETURN(
+      *device_slots,
+      device_->PlaceSlots(call.exec, given, resident ? &call.context : nullptr, *parts_.store));
   return absl::OkStatus();
 }
 
 void LayerRunner::ServeFetches() {
   // A fetch is routed by the host, with scores for a rule that substitutes.
   serves_fetches_ = parts_.strategy->routing == nullptr && CheckRules().ok() &&
-                    parts_.executor->ServeFetches(*parts_.store).ok();
+                    device_cache_->ServeFetches(*parts_.store).ok();
 }
 
 bool LayerRunner::Serves(int layer, const FetchInput& input) const {
   if (!serves_fetches_ || input.place != Place::kDevice) return false;
   const VersionedStore& store = *parts_.store;
-  const int64_t lent = parts_.executor->lent() ? parts_.executor->lent_slots(layer) : -1;
-  return ServesFetch(static_cast<int64_t>(input.ids.size()), lent, store.capacity(layer),
+  const int64_t slots = lent() ? device_cache_->lent_slots(layer) : -1;
+  return ServesFetch(static_cast<int64_t>(input.ids.size()), slots, store.capacity(layer),
                      store.LeastLent(layer));
 }
 
@@ -85,7 +85,7 @@ absl::Status LayerRunner::BringFetched(const LayerCall& call, const FetchInput& 
   plan_.load.insert(plan_.load.end(), plan_.cpu.begin(), plan_.cpu.end());
   plan_.cpu.clear();
   times_.route_ns = parts_.clock->now_ns() - times_.begin_ns;
-  MOERT_RETURN_IF_ERROR(Bring(call));
+  MOERT_RETURN_IF_ERROR(BringExperts(call));
   pins->Reserve(batch_.size());
   for (const int32_t e : batch_) pins->Adopt({call.context.layer, e});
   batch_.clear();
@@ -134,7 +134,7 @@ absl::Status LayerRunner::SetFetchRouting(const LayerCall& call, const FetchInpu
   r.next_scores.assign(input.next_scores.begin(), input.next_scores.end());
   GroupByExpert(&r);
   NoteOwnChoice(parts_.store->Layer(layer), &r);
-  MOERT_RETURN_IF_ERROR(parts_.executor->SetFetched(call.exec, r));
+  if (device_ == nullptr) MOERT_RETURN_IF_ERROR(parts_.executor->SetRouting(call.exec, r));
   const bool gate = parts_.model->layers[next].routing.kind != RoutingKind::kExternal;
   if (r.next_scores.empty() && call.exec.hidden.data != nullptr && next > 0 && gate &&
       WantsNextGate(call)) {
@@ -158,42 +158,6 @@ absl::Status LayerRunner::TooMany(int layer, int64_t wanted, int64_t most) const
       "layer {}: {} distinct experts are asked for, {} fit beside what is pinned: ask for at most "
       "{} at once and release them before the next, or give a larger budget",
       layer, wanted, most, most));
-}
-
-absl::Status LayerRunner::Bring(const LayerCall& call) {
-  const int layer = call.context.layer;
-  flying_.clear();
-  again_.clear();
-  forward_predicted_ = false;
-  size_t next = 0;  // of plan_.load
-  bool predicted = false;
-  absl::Status failure;
-  while (true) {
-    if (failure.ok() && call.cancelled->load(std::memory_order_relaxed)) {
-      failure = absl::CancelledError("the step was cancelled");
-    }
-    for (; failure.ok() && next < plan_.load.size(); ++next) {
-      const int32_t expert = plan_.load[next];
-      const ExpertKey key{layer, expert};
-      // All of them stay: nobody gives a block back for the next.
-      const LoadHint hint{routing_.counts[expert], /*can_wait=*/false, /*spare_popular=*/false};
-      if (!parts_.store->StartLoad(key, 0, LoadReason::kDemand, call.context, hint)) break;
-      if (!Claim(call, expert)) flying_.push_back(expert);
-    }
-    const bool all_queued = next == plan_.load.size();
-    if (all_queued && failure.ok() && !predicted) {
-      Predict(call, /*given=*/true);
-      predicted = true;
-    }
-    if (flying_.empty() && (all_queued || !failure.ok())) return failure;
-    const int64_t begin_ns = parts_.clock->now_ns();
-    if (!parts_.store->Wait()) {
-      const auto most = static_cast<int64_t>(batch_.size());
-      return TooMany(layer, most + static_cast<int64_t>(plan_.load.size() - next), most);
-    }
-    failure.Update(CollectArrived(call));
-    CountStall(call, begin_ns);
-  }
 }
 
 }  // namespace moert

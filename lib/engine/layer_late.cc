@@ -6,7 +6,7 @@ namespace moert {
 
 void LayerRunner::CollectRoutings() {
   PolicyContext context;
-  while (parts_.executor->TakeRouting(&context, &late_routing_)) {
+  while (device_ != nullptr && device_->TakeRouting(&context, &late_routing_)) {
     double mass = 0;
     for (const float w : late_routing_.weights) mass += w;
     parts_.router->CountOwnChoice(late_routing_.tokens * late_routing_.top_k, mass);
@@ -18,9 +18,10 @@ void LayerRunner::CollectRoutings() {
 }
 
 void LayerRunner::TakeSelections() {
-  selected_ = selected_ || parts_.executor->TakeSelections(&selections_);
+  if (device_ == nullptr) return;
+  selected_ = selected_ || device_->TakeSelections(&selections_);
   ServedCount added;
-  if (!parts_.executor->TakeServed(&added)) return;
+  if (!device_cache_->TakeServed(&added)) return;
   parts_.store->CountServed(added);
   parts_.router->CountSubstituted(added.substituted, added.mass_substituted);
   parts_.router->CountOwnChoice(/*slots=*/0, added.mass_lost);

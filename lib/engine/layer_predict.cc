@@ -21,7 +21,7 @@ void LayerRunner::Predict(const LayerCall& call, bool given) {
 bool LayerRunner::WantsForward(const LayerCall& call) const {
   if (call.predict_next == nullptr || *call.predict_next == nullptr) return false;
   const PolicyContext& context = call.context;
-  if (context.phase != Phase::kDecode || !parts_.executor->has_partial_output() ||
+  if (context.phase != Phase::kDecode || forwarder_ == nullptr ||
       context.layer + 1 == parts_.model->num_layers() ||
       !parts_.prefetcher->wants_resident_forward(context.phase)) {
     return false;
@@ -36,7 +36,7 @@ absl::Status LayerRunner::PredictForward(const LayerCall& call,
   const int64_t begin_ns = parts_.clock->now_ns();
   computed_.assign(routing_.num_experts, 0);
   for (const int32_t e : computed) computed_[e] = 1;
-  const PartialRows rows = parts_.executor->PartialOutput(call.exec, routing_, computed_);
+  const PartialRows rows = forwarder_->PartialOutput(call.exec, routing_, computed_);
   try {
     forward_predicted_ = (*call.predict_next)({call.context.layer, rows.output, rows.next_input});
   } catch (...) {  // the host's

@@ -4,7 +4,8 @@
 //
 // To add a backend (HIP, SYCL, Metal), add one folder lib/exec/<name>/ with
 //   1. a Backend: fast tier (MakePool), link (MakeTransfers), limits (Check, WorkspaceBytes);
-//   2. an Executor: Check, Route, SetRouting, Multiply and Combine; then the capabilities it has;
+//   2. an Executor: Check, Route, SetRouting, Multiply and Combine; then what stands beside it
+//      (DevicePath, CpuOffload, ResidentForward), as far as it has them;
 //   3. a factory that MakeBackend calls, and its stand-in for builds without it (see no_cuda/);
 // a value of BackendKind, and an entry in MakeBackend and BackendName. cpu/ is the smallest
 // example.
@@ -70,7 +71,7 @@ struct ExecutorSize {
   const ExpertSource* source = nullptr;
   std::vector<int> versions;             // served, of the source
   int64_t max_tokens = 0;                // of a call
-  bool partial_output = false;           // Executor::PartialOutput may be called
+  bool partial_output = false;           // ResidentForward may be asked
   const MixedGroupGemm* gemm = nullptr;  // of the CPU
   const ExpertNumbering* numbering = nullptr;
   ServedRules served;

@@ -39,8 +39,13 @@ absl::Status Executor::CheckRows(absl::string_view what, const MatrixView& rows,
   return absl::OkStatus();
 }
 
-absl::Status Executor::NotSupported() {
-  return absl::InternalError("the executor was asked for a capability that it does not have");
+absl::Status Executor::ScoreNext(const ExecutorCall&, bool, std::vector<float>*) {
+  return absl::InternalError("this executor scores no next layer");
+}
+
+absl::Status Executor::CopyRecords(const ExecutorCall&, const VersionedStore&,
+                                   absl::Span<const int32_t>, std::byte*, int64_t) {
+  return absl::InternalError("this executor copies no records");
 }
 
 }  // namespace moert

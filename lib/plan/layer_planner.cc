@@ -9,7 +9,7 @@
 namespace moert {
 
 LayerPlanner::LayerPlanner(PlacementPolicy* policy, const HardwareProfile* profile,
-                           VersionedStore* store, CpuOffload cpu)
+                           VersionedStore* store, CpuMisses cpu)
     : store_(store),
       cpu_can_compute_(std::move(cpu.can_compute)),
       placer_(policy, profile, cpu.link, std::move(cpu.version)) {

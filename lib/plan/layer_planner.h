@@ -30,7 +30,7 @@ struct LayerPlan {
 };
 
 /// The CPU that may compute misses beside the fast tier.
-struct CpuOffload {
+struct CpuMisses {
   /// Calls of more rows stay off the CPU, whatever costs say.
   static constexpr int64_t kMaxTokens = 512;
 
@@ -57,7 +57,7 @@ class LayerPlanner {
  public:
   /// All borrowed; a null policy loads every miss.
   LayerPlanner(PlacementPolicy* policy, const HardwareProfile* profile, VersionedStore* store,
-               CpuOffload cpu);
+               CpuMisses cpu);
 
   /// Looks up the experts of a routing as a step of `epoch` sees them and classifies them. Ready
   /// experts are pinned; the caller unpins them when they are multiplied. Misses with more tokens

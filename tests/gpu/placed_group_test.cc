@@ -89,7 +89,8 @@ class PlacedRank {
     return absl::OkStatus();
   }
   absl::Status Capture() {
-    if (!parallel_->engine()->graph_needs().capturable) return absl::InternalError("cannot be captured");
+    if (!parallel_->engine()->graph_needs().capturable)
+      return absl::InternalError("cannot be captured");
     auto step = parallel_->BeginStep(rows_->Info(Phase::kDecode), tokens());
     if (!step.ok()) return step.status();
     absl::Status status =

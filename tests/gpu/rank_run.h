@@ -294,7 +294,8 @@ inline absl::Status EagerStep(ExpertParallel* parallel, Collectives* group, cons
 
 inline absl::Status ReplayedSteps(ExpertParallel* parallel, Collectives* group, const Case& c,
                                   RankRows* rows) {
-  if (!parallel->engine()->graph_needs().capturable) return absl::InternalError("cannot be captured");
+  if (!parallel->engine()->graph_needs().capturable)
+    return absl::InternalError("cannot be captured");
   auto step = parallel->BeginStep(rows->Info(Phase::kDecode), c.placement);
   if (!step.ok()) return step.status();
   cudaGraph_t graph = nullptr;

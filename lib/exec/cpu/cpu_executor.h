@@ -12,7 +12,7 @@
 namespace moert {
 
 /// Its buffers are sized once for max_tokens rows.
-class CpuExecutor final : public Executor {
+class CpuExecutor final : public Executor, public ResidentForward {
  public:
   explicit CpuExecutor(const ExecutorParts& parts);
 
@@ -23,7 +23,7 @@ class CpuExecutor final : public Executor {
                         absl::Span<const ReadyExpert> experts, bool first) override;
   absl::Status Combine(const ExecutorCall& call, const RoutingResult& routing) override;
 
-  bool has_partial_output() const override { return parts_.partial_output; }
+  ResidentForward* resident_forward() override { return parts_.partial_output ? this : nullptr; }
   PartialRows PartialOutput(const ExecutorCall& call, const RoutingResult& routing,
                             absl::Span<const uint8_t> computed) override;
   absl::Status ScoreNext(const ExecutorCall& call, bool filled,

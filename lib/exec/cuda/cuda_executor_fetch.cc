@@ -4,11 +4,6 @@
 
 namespace moert::cuda {
 
-absl::Status CudaExecutor::SetFetched(const ExecutorCall& /*call*/,
-                                      const RoutingResult& /*routing*/) {
-  return absl::OkStatus();
-}
-
 absl::StatusOr<const int32_t*> CudaExecutor::PlaceSlots(const ExecutorCall& call,
                                                         const GivenRouting& given,
                                                         const PolicyContext* late,

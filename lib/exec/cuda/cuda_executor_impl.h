@@ -27,7 +27,10 @@
 
 namespace moert::cuda {
 
-class CudaExecutor final : public Executor {
+class CudaExecutor final : public Executor,
+                           public DevicePath,
+                           public DeviceCache,
+                           public CpuOffload {
  public:
   CudaExecutor(const ExecutorParts& parts, const OperandUse& use,
                const CudaExecutorOptions& options)
@@ -61,7 +64,6 @@ class CudaExecutor final : public Executor {
                         absl::Span<const ReadyExpert> experts, bool first) override;
   absl::Status Combine(const ExecutorCall& call, const RoutingResult& routing) override;
 
-  absl::Status SetFetched(const ExecutorCall& call, const RoutingResult& routing) override;
   absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call, const GivenRouting& given,
                                             const PolicyContext* late,
                                             const VersionedStore& store) override;
@@ -69,16 +71,16 @@ class CudaExecutor final : public Executor {
   absl::Status ScoreNext(const ExecutorCall& call, bool filled,
                          std::vector<float>* scores) override;
 
-  bool has_cpu_offload() const override { return cpu_ != nullptr; }
+  CpuOffload* cpu_offload() override { return cpu_ != nullptr ? this : nullptr; }
   bool CpuCanCompute(ExpertKey key, int64_t tokens) const override;
   absl::Status BeginCpu(const ExecutorCall& call, const RoutingResult& routing,
                         absl::Span<const int32_t> experts) override;
   absl::Status JoinCpu(const ExecutorCall& call, int64_t* took_ns) override;
 
-  bool runs_resident() const override { return true; }
+  DevicePath* device_path() override { return this; }
+  DeviceCache* cache() override { return this; }
   absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
                            const RoutingRule& rule, const VersionedStore& store) override;
-  bool takes_given() const override { return true; }
   absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
                         const PolicyContext& context, const VersionedStore& store) override;
   absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
@@ -175,7 +177,7 @@ class CudaExecutor final : public Executor {
   absl::Status WaitForRows(cudaStream_t stream);
   /// Into host_rows_.
   absl::Status BringHostRows(const ExecutorCall& call);
-  bool CpuOffload(const ExecutorCall& call) const {
+  bool OffersCpu(const ExecutorCall& call) const {
     return cpu_ != nullptr && call.hidden.rows <= cpu_->max_tokens();
   }
   /// Family P's part of a call.

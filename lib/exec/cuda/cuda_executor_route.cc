@@ -223,7 +223,7 @@ absl::Status CudaExecutor::SetRouting(const ExecutorCall& call, const RoutingRes
   const cudaStream_t stream = Stream(call);
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   given_ = true;
-  if (CpuOffload(call)) {
+  if (OffersCpu(call)) {
     MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
     MOERT_RETURN_IF_ERROR(WaitForRows(stream));
     cpu_->TakeRows(call.hidden);
@@ -248,7 +248,7 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
     // The rule goes by the table.
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(*request.store, call.layer, call.epoch, stream));
   }
-  if (CpuOffload(call)) MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
+  if (OffersCpu(call)) MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
   MOERT_RETURN_IF_ERROR(RouteOnDevice(call));
   if (!own_choice) {
     MOERT_RETURN_IF_ERROR(rule_.Run(w_, on_device_.layer(call.layer).routing, call.hidden.rows,
@@ -261,7 +261,7 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
   MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // beside the host's wait
   ++host_syncs_;
   MOERT_RETURN_IF_ERROR(returned_.Wait(routing));
-  if (CpuOffload(call)) cpu_->TakeRows(call.hidden);
+  if (OffersCpu(call)) cpu_->TakeRows(call.hidden);
   if (own_choice) NoteOwnChoice(request.residency, routing);
   return absl::OkStatus();
 }

@@ -10,7 +10,7 @@
 namespace moert {
 namespace {
 
-class NullExecutor final : public Executor {
+class NullExecutor final : public Executor, public CpuOffload {
  public:
   explicit NullExecutor(bool has_cpu_offload) : has_cpu_offload_(has_cpu_offload) {}
 
@@ -34,9 +34,9 @@ class NullExecutor final : public Executor {
     return absl::OkStatus();
   }
 
-  bool has_cpu_offload() const override { return has_cpu_offload_; }
+  CpuOffload* cpu_offload() override { return has_cpu_offload_ ? this : nullptr; }
   bool CpuCanCompute(ExpertKey /*key*/, int64_t tokens) const override {
-    return has_cpu_offload_ && tokens <= CpuOffload::kMaxTokens;
+    return tokens <= CpuMisses::kMaxTokens;
   }
   absl::Status BeginCpu(const ExecutorCall&, const RoutingResult&,
                         absl::Span<const int32_t>) override {

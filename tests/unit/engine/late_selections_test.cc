@@ -18,10 +18,12 @@ using test::SyntheticShape;
 using test::SyntheticSource;
 
 /// Hands out the selections that a test wrote down; nothing else is asked of it.
-class CountingDevice final : public Executor {
+class CountingDevice final : public Executor, public DevicePath, public DeviceCache {
  public:
   std::vector<SelectionCount> next;
 
+  DevicePath* device_path() override { return this; }
+  DeviceCache* cache() override { return this; }
   bool TakeSelections(std::vector<SelectionCount>* added) override {
     *added = std::exchange(next, {});
     return !added->empty();
@@ -36,6 +38,37 @@ class CountingDevice final : public Executor {
     return Unasked();
   }
   absl::Status Combine(const ExecutorCall&, const RoutingResult&) override { return Unasked(); }
+
+  absl::StatusOr<bool> Capturing(void*) const override { return Unasked(); }
+  absl::Status OpenStep(VersionedStore*, int64_t, const StepRows&, void*) override {
+    return Unasked();
+  }
+  absl::Status CloseStep(void*) override { return Unasked(); }
+  absl::Status RunResident(const ExecutorCall&, const PolicyContext&, const RoutingRule&,
+                           const VersionedStore&) override {
+    return Unasked();
+  }
+  absl::Status RunGiven(const ExecutorCall&, const GivenRouting&, const PolicyContext&,
+                        const VersionedStore&) override {
+    return Unasked();
+  }
+  bool TakeRouting(PolicyContext*, RoutingResult*) override { return false; }
+  absl::Status BringGiven(const ExecutorCall&, const GivenRouting&, std::vector<int32_t>*,
+                          std::vector<float>*) override {
+    return Unasked();
+  }
+  absl::Status ReturnUsed(const ExecutorCall&, absl::Span<const int32_t>, int32_t*) override {
+    return Unasked();
+  }
+  absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall&, const GivenRouting&,
+                                            const PolicyContext*, const VersionedStore&) override {
+    return Unasked();
+  }
+  absl::Status LeaveSlots(void*) override { return Unasked(); }
+
+  bool lent() const override { return false; }
+  absl::Status TakeBack(VersionedStore*) override { return Unasked(); }
+  bool TakeServed(ServedCount*) override { return false; }
 
  private:
   static absl::Status Unasked() { return absl::InternalError("nobody should ask"); }

@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<CpuExperts>> CpuExperts::Create(const MoeModelSpe
                                                                std::chrono::microseconds spin,
                                                                absl::Span<const int> cpus) {
   std::unique_ptr<CpuExperts> c(new CpuExperts(gemm, spin));
-  c->max_tokens_ = std::min(max_tokens, CpuOffload::kMaxTokens);
+  c->max_tokens_ = std::min(max_tokens, CpuMisses::kMaxTokens);
   int64_t hidden = 0, pairs = 0;
   bool weighted = false;
   for (const MoeLayerSpec& layer : model.layers) {

@@ -25,7 +25,10 @@
 namespace moert::cuda {
 
 /// Serves opaque records.
-class CudaFetchExecutor final : public FetchExecutor {
+class CudaFetchExecutor final : public FetchExecutor,
+                                public DevicePath,
+                                public DeviceCache,
+                                public CpuOffload {
  public:
   CudaFetchExecutor(const ExecutorParts& parts, const CudaExecutorOptions& options);
   ~CudaFetchExecutor() override;
@@ -35,7 +38,9 @@ class CudaFetchExecutor final : public FetchExecutor {
 
   ExecutorStats stats() const override { return {host_syncs_, fetch_.captured(), 0, 0}; }
 
-  absl::Status SetFetched(const ExecutorCall& call, const RoutingResult& routing) override;
+  DevicePath* device_path() override { return this; }
+  DeviceCache* cache() override { return this; }
+
   absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call, const GivenRouting& given,
                                             const PolicyContext* late,
                                             const VersionedStore& store) override;
@@ -52,15 +57,24 @@ class CudaFetchExecutor final : public FetchExecutor {
   absl::Status TakeCpuRows(const ExecutorCall& call, const MutableMatrixView& rows) override;
   bool owes_cpu_rows(int layer) const override { return owed_ == layer; }
   absl::Status TakeCpuFailure() override;
-  bool has_cpu_offload() const override { return cpu_ != nullptr; }
+  CpuOffload* cpu_offload() override { return cpu_ != nullptr ? this : nullptr; }
+  /// The device gives the CPU its part of fetches that it serves; the host gives it none.
+  bool CpuCanCompute(ExpertKey /*key*/, int64_t /*tokens*/) const override { return false; }
+  absl::Status BeginCpu(const ExecutorCall& call, const RoutingResult& routing,
+                        absl::Span<const int32_t> experts) override;
+  absl::Status JoinCpu(const ExecutorCall& call, int64_t* took_ns) override;
   void SetCpuCosts(const CpuCosts& costs) override { cpu_costs_ = costs; }
   int64_t lent_slots(int layer) const override { return lent() ? served_->slots(layer) : 0; }
   bool lent() const override { return served_ != nullptr && served_->lent(); }
   absl::Status TakeBack(VersionedStore* store) override;
   bool TakeServed(ServedCount* added) override;
 
-  bool runs_resident() const override { return true; }
-  bool takes_given() const override { return true; }
+  absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
+                           const RoutingRule& rule, const VersionedStore& store) override;
+  absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
+                        const PolicyContext& context, const VersionedStore& store) override;
+  absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
+                          int32_t* to) override;
   absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
                           std::vector<int32_t>* ids, std::vector<float>* weights) override;
   absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }

@@ -1,0 +1,93 @@
+// DevicePath: whole layer calls on a device with no host in the way, eager or captured in a graph.
+#ifndef MOERT_LIB_EXEC_DEVICE_PATH_H_
+#define MOERT_LIB_EXEC_DEVICE_PATH_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "exec/device_cache.h"
+#include "exec/executor_call.h"
+#include "moert/policy.h"
+#include "moert/router.h"
+#include "store/versioned_store.h"
+
+namespace moert {
+
+/// A step's rows: [rows] each, or empty.
+struct StepRows {
+  absl::Span<const int64_t> request_ids;
+  absl::Span<const int32_t> token_ids;
+};
+
+/// How often an expert was selected by calls that left no routing.
+struct SelectionCount {
+  int64_t slots = 0;
+  int64_t calls = 0;
+  double mass = 0;  // summed routing weight
+};
+
+/// Under the engine's lock.
+class DevicePath {
+ public:
+  virtual ~DevicePath() = default;
+  /// Never null.
+  virtual DeviceCache* cache() = 0;
+
+  /// Whether calls on the stream are recorded into a graph. Asked once a call: half of a call that
+  /// is recorded would be a wrong graph.
+  virtual absl::StatusOr<bool> Capturing(void* stream) const = 0;
+  /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
+  /// captured calls, and what replays have to know of the rows; where misses are served, lends the
+  /// blocks. Where there may be captured calls of other strategies the store tracks its changes.
+  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch, const StepRows& rows,
+                                void* stream) = 0;
+  /// Behind the last call of a step, replayed graphs included.
+  virtual absl::Status CloseStep(void* stream) = 0;
+
+  // Calls for which a usable version of every expert is there, or which are captured while the
+  // cache serves misses.
+
+  /// Enqueues a whole call. Legal under stream capture. Its routing arrives later. `rule`: other
+  /// than kTopK only of a captured call whose misses are served.
+  virtual absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
+                                   const RoutingRule& rule, const VersionedStore& store) = 0;
+  /// The same with the routing given on the device. An id out of range is taken for -1.
+  virtual absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
+                                const PolicyContext& context, const VersionedStore& store) = 0;
+  /// The routing of the oldest RunResident that was not taken yet and whose results have arrived;
+  /// false when there is none. Calls that were captured leave none.
+  virtual bool TakeRouting(PolicyContext* context, RoutingResult* routing) = 0;
+  /// Selections by replays of captured calls since this was last asked, as far as they have
+  /// arrived, about a step late: of each layer its experts, then all of them together. False:
+  /// nothing.
+  virtual bool TakeSelections(std::vector<SelectionCount>* /*added*/) { return false; }
+
+  // Calls whose routing is given on the device and may miss something.
+
+  /// Brings such a routing to the host, and waits for it.
+  virtual absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
+                                  std::vector<int32_t>* ids, std::vector<float>* weights) = 0;
+  /// Behind BringGiven: the experts that were used, to where the host wants them.
+  virtual absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
+                                  int32_t* to) = 0;
+
+  // Calls whose product is the host's (Engine::Fetch).
+
+  /// Brings the device's table of the layer's slots up to date and looks up what was given there,
+  /// if anything was, on the call's stream. `late`: nobody has seen this routing, TakeRouting
+  /// brings it. The table, [E] in device memory.
+  virtual absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call,
+                                                    const GivenRouting& given,
+                                                    const PolicyContext* late,
+                                                    const VersionedStore& store) = 0;
+  /// Before experts are unpinned that the host's kernels may read: no block is overwritten before
+  /// what `stream` was given so far is done.
+  virtual absl::Status LeaveSlots(void* stream) = 0;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_EXEC_DEVICE_PATH_H_
