@@ -17,6 +17,138 @@ using gpu::TriggerDependentLaunch;
 constexpr int kThreads = 128;
 static_assert(QueryTile::kRows == kThreads / 32 * 16);
 
+/// Keys and values from `from` on; those behind `end` are zeros.
+template <int kDim, int kKeys, int kStride>
+__device__ __forceinline__ void LoadKeys(const SequenceCache& cache, int64_t base, int dim,
+                                         int from, int end, uint16_t (&keys)[kKeys][kStride],
+                                         uint16_t (&values)[kKeys][kStride]) {
+  __syncthreads();
+  for (int i = threadIdx.x; i < kKeys * (kDim / 8); i += kThreads) {
+    const int key = i / (kDim / 8), d = i % (kDim / 8) * 8;
+    uint4 k = make_uint4(0, 0, 0, 0), v = k;
+    if (from + key < end && d < dim) {
+      const int64_t at = base + static_cast<int64_t>(from + key) * dim + d;
+      k = *reinterpret_cast<const uint4*>(cache.keys + at);
+      v = *reinterpret_cast<const uint4*>(cache.values + at);
+    }
+    *reinterpret_cast<uint4*>(&keys[key][d]) = k;
+    *reinterpret_cast<uint4*>(&values[key][d]) = v;
+  }
+  __syncthreads();
+}
+
+template <int kDim, int kKeys, int kStride>
+__device__ __forceinline__ void Score(const uint32_t (&q)[kDim / 16][4],
+                                      const uint16_t (&keys)[kKeys][kStride], int group, int pair,
+                                      float (&score)[kKeys / 8][4]) {
+#pragma unroll
+  for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      const uint16_t* at = &keys[n * 8 + group][k * 16 + pair];
+      Multiply(score[n], q[k], *reinterpret_cast<const uint32_t*>(at),
+               *reinterpret_cast<const uint32_t*>(at + 8));
+    }
+  }
+}
+
+/// Scales the scores; -infinity where a row does not see the key. now: the highest so far.
+template <int kScores>
+__device__ __forceinline__ void Mask(int from, int first, const int (&rows)[2], int pair,
+                                     const int (&lowest)[2], float scale,
+                                     float (&score)[kScores][4], float (&now)[2]) {
+#pragma unroll
+  for (int n = 0; n < kScores; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int position = first + rows[i >> 1];
+      const int key = from + n * 8 + pair + (i & 1);
+      const bool seen = key <= position && key >= lowest[i >> 1];
+      score[n][i] = seen ? score[n][i] * scale : -INFINITY;
+      now[i >> 1] = fmaxf(now[i >> 1], score[n][i]);
+    }
+  }
+}
+
+/// The highest scores with those of a tile; what was summed by lower ones shrinks.
+__device__ __forceinline__ void Raise(float (&now)[2], float (&highest)[2], float (&sum)[2],
+                                      float (&shrink)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    now[r] = fmaxf(now[r], __shfl_xor_sync(0xffffffffu, now[r], 1));
+    now[r] = fmaxf(now[r], __shfl_xor_sync(0xffffffffu, now[r], 2));
+    // A row that has seen no key yet: nothing to shrink, and no difference of infinities.
+    shrink[r] = highest[r] == -INFINITY ? 0.0f : exp2f(highest[r] - now[r]);
+    highest[r] = now[r];
+    sum[r] *= shrink[r];
+    if (now[r] == -INFINITY) now[r] = 0;
+  }
+}
+
+template <int kOut>
+__device__ __forceinline__ void Shrink(const float (&shrink)[2], float (&out)[kOut][4]) {
+#pragma unroll
+  for (int d = 0; d < kOut; ++d) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) out[d][i] *= shrink[i >> 1];
+  }
+}
+
+/// Turns scores into probabilities by the highest so far.
+template <int kScores>
+__device__ __forceinline__ void Weigh(const float (&now)[2], float (&sum)[2],
+                                      float (&score)[kScores][4]) {
+#pragma unroll
+  for (int n = 0; n < kScores; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      score[n][i] = exp2f(score[n][i] - now[i >> 1]);
+      sum[i >> 1] += score[n][i];
+    }
+  }
+}
+
+/// Stores half `r` of the fragments, divided by the row's sum.
+template <int kOut>
+__device__ __forceinline__ void StoreRow(const float (&out)[kOut][4], int r, float sum, int dim,
+                                         int pair, uint16_t* to) {
+#pragma unroll
+  for (int d = 0; d < kOut; ++d) {
+    if (d * 8 + pair < dim) {
+      *reinterpret_cast<uint32_t*>(to + d * 8 + pair) =
+          ToBf16Pair(out[d][2 * r] / sum, out[d][2 * r + 1] / sum);
+    }
+  }
+}
+
+/// Adds 16 values a lane's, weighed by its probabilities `p`.
+template <int kOut>
+__device__ __forceinline__ void AddValues(const uint16_t* values, const uint32_t (&p)[4],
+                                          float (&out)[kOut][4]) {
+#pragma unroll
+  for (int d = 0; d < kOut; ++d) {
+    uint32_t b0, b1;
+    LoadTransposed(values + d * 8, &b0, &b1);
+    Multiply(out[d], p, b0, b1);
+  }
+}
+
+/// The probabilities of 16 keys, as the operand of their values.
+template <int kScores>
+__device__ __forceinline__ void Probabilities(const float (&score)[kScores][4], int k,
+                                              uint32_t (&p)[4]) {
+  p[0] = ToBf16Pair(score[2 * k][0], score[2 * k][1]);
+  p[1] = ToBf16Pair(score[2 * k][2], score[2 * k][3]);
+  p[2] = ToBf16Pair(score[2 * k + 1][0], score[2 * k + 1][1]);
+  p[3] = ToBf16Pair(score[2 * k + 1][2], score[2 * k + 1][3]);
+}
+
+/// Adds over the four lanes of a row.
+__device__ __forceinline__ void QuadSum(float& sum) {
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+}
+
 /// kDim: head_dim rounded up to what is instantiated; channels beyond it are zeros.
 template <int kDim, int kKeys>
 __global__ void __launch_bounds__(kThreads) PrefillKernel(const __grid_constant__ AttentionArgs a) {
@@ -30,13 +162,9 @@ __global__ void __launch_bounds__(kThreads) PrefillKernel(const __grid_constant_
   const QueryTile tile = a.inputs.tiles[blockIdx.y];
   const RowInput first = a.inputs.rows[tile.first_row];
   const SequenceCache cache = a.inputs.sequences[first.sequence];
-  const int64_t base =
-      (static_cast<int64_t>(a.layer) * a.kv_heads + kv_head) * cache.capacity * dim;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int group = lane / 4, pair = lane % 4 * 2;
-  // This thread's two query rows within the tile.
-  const int rows[2] = {warp * 16 + group, warp * 16 + group + 8};
-
+  const int64_t base = (int64_t{a.layer} * a.kv_heads + kv_head) * cache.capacity * dim;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, pair = lane % 4 * 2;
+  const int rows[2] = {warp * 16 + group, warp * 16 + group + 8};  // of queries in the tile
   uint32_t q[kDim / 16][4];
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
@@ -51,104 +179,35 @@ __global__ void __launch_bounds__(kThreads) PrefillKernel(const __grid_constant_
       q[k][i] = ToBf16Pair(v.x, v.y);
     }
   }
-
   const float scale = rsqrtf(static_cast<float>(dim)) * 1.44269504f;
-  float highest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-  float out[kDim / 8][4] = {};
+  float highest[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, out[kDim / 8][4] = {};
   const int end = first.position + tile.rows;
   const int begin = FirstKey(a.window, a.chunk, first.position);
   const int lowest[2] = {FirstKey(a.window, a.chunk, first.position + rows[0]),
                          FirstKey(a.window, a.chunk, first.position + rows[1])};
   for (int from = begin / kKeys * kKeys; from < end; from += kKeys) {
-    __syncthreads();
-    for (int i = threadIdx.x; i < kKeys * (kDim / 8); i += kThreads) {
-      const int key = i / (kDim / 8), d = i % (kDim / 8) * 8;
-      uint4 k = make_uint4(0, 0, 0, 0), v = k;
-      if (from + key < end && d < dim) {
-        const int64_t at = base + static_cast<int64_t>(from + key) * dim + d;
-        k = *reinterpret_cast<const uint4*>(cache.keys + at);
-        v = *reinterpret_cast<const uint4*>(cache.values + at);
-      }
-      *reinterpret_cast<uint4*>(&keys[key][d]) = k;
-      *reinterpret_cast<uint4*>(&values[key][d]) = v;
-    }
-    __syncthreads();
-
+    LoadKeys<kDim>(cache, base, dim, from, end, keys, values);
     float score[kKeys / 8][4] = {};
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int k = 0; k < kDim / 16; ++k) {
-        const uint16_t* at = &keys[n * 8 + group][k * 16 + pair];
-        Multiply(score[n], q[k], *reinterpret_cast<const uint32_t*>(at),
-                 *reinterpret_cast<const uint32_t*>(at + 8));
-      }
-    }
-    float now[2] = {highest[0], highest[1]};
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int position = first.position + rows[i >> 1];
-        const int key = from + n * 8 + pair + (i & 1);
-        const bool seen = key <= position && key >= lowest[i >> 1];
-        score[n][i] = seen ? score[n][i] * scale : -INFINITY;
-        now[i >> 1] = fmaxf(now[i >> 1], score[n][i]);
-      }
-    }
-    float shrink[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      now[r] = fmaxf(now[r], __shfl_xor_sync(0xffffffffu, now[r], 1));
-      now[r] = fmaxf(now[r], __shfl_xor_sync(0xffffffffu, now[r], 2));
-      // A row that has seen no key yet: nothing to shrink, and no difference of infinities.
-      shrink[r] = highest[r] == -INFINITY ? 0.0f : exp2f(highest[r] - now[r]);
-      highest[r] = now[r];
-      sum[r] *= shrink[r];
-      if (now[r] == -INFINITY) now[r] = 0;
-    }
-#pragma unroll
-    for (int d = 0; d < kDim / 8; ++d) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[d][i] *= shrink[i >> 1];
-    }
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        score[n][i] = exp2f(score[n][i] - now[i >> 1]);
-        sum[i >> 1] += score[n][i];
-      }
-    }
+    Score<kDim>(q, keys, group, pair, score);
+    float now[2] = {highest[0], highest[1]}, shrink[2];
+    Mask(from, first.position, rows, pair, lowest, scale, score, now);
+    Raise(now, highest, sum, shrink);
+    Shrink(shrink, out);
+    Weigh(now, sum, score);
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
-      const uint32_t p[4] = {ToBf16Pair(score[2 * k][0], score[2 * k][1]),
-                             ToBf16Pair(score[2 * k][2], score[2 * k][3]),
-                             ToBf16Pair(score[2 * k + 1][0], score[2 * k + 1][1]),
-                             ToBf16Pair(score[2 * k + 1][2], score[2 * k + 1][3])};
-#pragma unroll
-      for (int d = 0; d < kDim / 8; ++d) {
-        uint32_t b0, b1;
-        LoadTransposed(&values[k * 16 + lane % 16][d * 8], &b0, &b1);
-        Multiply(out[d], p, b0, b1);
-      }
+      uint32_t p[4];
+      Probabilities(score, k, p);
+      AddValues(values[k * 16 + lane % 16], p, out);
     }
   }
-
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-    sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+    QuadSum(sum[r]);
     if (rows[r] >= tile.rows) continue;
     if (a.sinks != nullptr) sum[r] += exp2f(SinkOf(a, head) - highest[r]);
-    uint16_t* to = a.out + (static_cast<int64_t>(tile.first_row + rows[r]) * a.heads + head) * dim;
-#pragma unroll
-    for (int d = 0; d < kDim / 8; ++d) {
-      if (d * 8 + pair < dim) {
-        *reinterpret_cast<uint32_t*>(to + d * 8 + pair) =
-            ToBf16Pair(out[d][2 * r] / sum[r], out[d][2 * r + 1] / sum[r]);
-      }
-    }
+    StoreRow(out, r, sum[r], dim, pair,
+             a.out + (int64_t{tile.first_row + rows[r]} * a.heads + head) * dim);
   }
 }
 

@@ -154,6 +154,15 @@ __device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, const Shared
   }
 }
 
+template <int kRows>
+__device__ __forceinline__ void LoadInput(const FewRowsProduct& p, const Shared& shared) {
+  if (p.x != nullptr) {
+    LoadRows(p, shared.x);
+  } else {
+    LoadNormed<kRows>(p, shared);
+  }
+}
+
 /// This thread's place in a unit's results.
 struct Place {
   int row;
@@ -210,7 +219,14 @@ __device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float*
   if (threadIdx.x == 0) *p.ticket = 0;
 }
 
-constexpr int kLine = 128;  // bytes of the L2 cache
+/// Brings the weight of the norm behind the product near.
+__device__ __forceinline__ void PrefetchNorm(const FewRowsProduct& p) {
+  constexpr int kLine = 128;  // bytes of the L2 cache
+  constexpr int kFloats = kLine / static_cast<int>(sizeof(float));
+  for (int i = threadIdx.x * kFloats; i < p.then.width; i += kThreads * kFloats) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p.then.weight + i));
+  }
+}
 
 template <int kStages, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -242,18 +258,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
 #pragma unroll
   for (int i = 0; i < kStages; ++i) copy();
-  if (p.ticket != nullptr) {
-    constexpr int kFloats = kLine / static_cast<int>(sizeof(float));
-    for (int i = threadIdx.x * kFloats; i < p.then.width; i += kThreads * kFloats) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(p.then.weight + i));
-    }
-  }
+  if (p.ticket != nullptr) PrefetchNorm(p);
   GridDependencySync();
-  if (p.x != nullptr) {
-    LoadRows(p, shared.x);
-  } else {
-    LoadNormed<kRows>(p, shared);
-  }
+  LoadInput<kRows>(p, shared);
   __syncthreads();
   const float scale = ScaleOf(p, shared, threadIdx.x / kChannels);
 
