@@ -14,7 +14,7 @@ LAYERS = [
     ("model", ["lib/model"], "model"),
     ("kernels", ["kernels"], ""),
     ("gemm", ["lib/gemm"], "mixed_group_gemm"),
-    ("source", ["lib/source"], "expert_source host_source opaque_source"),
+    ("source", ["lib/source"], "expert_source host_source opaque_source pinned_source shared_records"),
     ("checkpoint", ["lib/checkpoint"],
      "offline/attention_config offline/checkpoint offline/gguf offline/hf_config "
      "offline/quantization_config offline/rope_config offline/tensor_account offline/tensor_names"),
@@ -32,7 +32,7 @@ LAYERS = [
     ("offline", ["lib/offline"], "offline/*"),
     ("engine", ["lib/engine"], "engine auto_strategy stats metrics shard"),
     ("advise", ["lib/advise"], "prompt_rows version_choice warm_start"),
-    ("parallel", ["lib/parallel"], "collectives expert_parallel pinned_source placement shared_records"),
+    ("parallel", ["lib/parallel"], "collectives expert_parallel placement"),
     ("replay", ["lib/replay"], "replay parallel_replay"),
     ("capi", ["capi"], ""),
 ]

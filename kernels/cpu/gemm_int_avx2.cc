@@ -10,10 +10,9 @@
 namespace moert::kernels {
 namespace {
 
-constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
-
 // Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
 
+constexpr int kScalesAhead = 32;    // rows whose scales are fetched ahead: a cache line
 constexpr int64_t kAhead = 8192;    // bytes of weights fetched ahead, kept in L1
 constexpr int64_t kChunkTiles = 2;  // that 16 bits can hold; and that stay in L1 for all columns
 constexpr int kColumnsAtOnce = 4;

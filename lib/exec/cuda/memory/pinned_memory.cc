@@ -1,4 +1,4 @@
-#include "exec/pinned_memory.h"
+#include "base/pinned_memory.h"
 
 #include <map>
 #include <utility>

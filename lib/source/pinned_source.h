@@ -1,6 +1,6 @@
 // A source whose records lie in memory of an allocator's.
-#ifndef MOERT_LIB_PARALLEL_PINNED_SOURCE_H_
-#define MOERT_LIB_PARALLEL_PINNED_SOURCE_H_
+#ifndef MOERT_LIB_SOURCE_PINNED_SOURCE_H_
+#define MOERT_LIB_SOURCE_PINNED_SOURCE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -98,4 +98,4 @@ class PinnedSource final : public ExpertSource {
 
 }  // namespace moert
 
-#endif  // MOERT_LIB_PARALLEL_PINNED_SOURCE_H_
+#endif  // MOERT_LIB_SOURCE_PINNED_SOURCE_H_

@@ -1,4 +1,4 @@
-#include "parallel/shared_arena.h"
+#include "source/shared_arena.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // Page-locked host memory that all devices of the process copy from.
-#ifndef MOERT_LIB_EXEC_PINNED_MEMORY_H_
-#define MOERT_LIB_EXEC_PINNED_MEMORY_H_
+#ifndef MOERT_LIB_BASE_PINNED_MEMORY_H_
+#define MOERT_LIB_BASE_PINNED_MEMORY_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -20,4 +20,4 @@ absl::StatusOr<std::shared_ptr<void>> LockPages(std::byte* memory, int64_t bytes
 
 }  // namespace moert
 
-#endif  // MOERT_LIB_EXEC_PINNED_MEMORY_H_
+#endif  // MOERT_LIB_BASE_PINNED_MEMORY_H_

@@ -9,11 +9,11 @@
 #include "base/aligned_buffer.h"
 #include "base/exception_status.h"
 #include "base/hash64.h"
+#include "base/pinned_memory.h"
 #include "base/status_macros.h"
-#include "exec/pinned_memory.h"
 #include "fmt/format.h"
-#include "parallel/pinned_source.h"
-#include "parallel/shared_arena.h"
+#include "source/pinned_source.h"
+#include "source/shared_arena.h"
 
 namespace moert {
 namespace {

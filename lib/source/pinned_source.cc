@@ -1,4 +1,4 @@
-#include "parallel/pinned_source.h"
+#include "source/pinned_source.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,8 +6,8 @@
 
 #include "base/bytes_text.h"
 #include "base/exception_status.h"
+#include "base/pinned_memory.h"
 #include "base/status_macros.h"
-#include "exec/pinned_memory.h"
 #include "fmt/format.h"
 #include "moert/default_thread_pool.h"
 #include "moert/pinned_source.h"

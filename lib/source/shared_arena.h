@@ -1,8 +1,8 @@
 // Memory of several processes of a machine: a file in a memory file system that the first of them
 // fills, while the others wait. Locks on the file say who is there; the system releases those of a
 // process that dies.
-#ifndef MOERT_LIB_PARALLEL_SHARED_ARENA_H_
-#define MOERT_LIB_PARALLEL_SHARED_ARENA_H_
+#ifndef MOERT_LIB_SOURCE_SHARED_ARENA_H_
+#define MOERT_LIB_SOURCE_SHARED_ARENA_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -67,4 +67,4 @@ class SharedArena {
 
 }  // namespace moert
 
-#endif  // MOERT_LIB_PARALLEL_SHARED_ARENA_H_
+#endif  // MOERT_LIB_SOURCE_SHARED_ARENA_H_
