@@ -141,7 +141,7 @@ RowErrors CompareRows(const std::vector<float>& a, const std::vector<double>& b)
 
 TEST_CASE("calls of very many rows stay off the CPU") {
   const auto source = std::make_shared<SyntheticSource>(Shape());
-  constexpr int64_t kMost = CpuOffload::kMaxTokens;
+  constexpr int64_t kMost = CpuMisses::kMaxTokens;
   EngineOptions options = Options("cpu-split", 0.3);
   options.max_tokens_per_forward = kMost + 32;
   auto engine = Engine::Create(source, options);

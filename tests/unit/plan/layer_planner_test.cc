@@ -62,7 +62,7 @@ struct Fixture {
         MakeVirtualLink(&source, &clock, &profile), residency.get());
   }
   LayerPlanner Make(const std::string& version) {
-    CpuOffload cpu;
+    CpuMisses cpu;
     cpu.can_compute = [](ExpertKey, int64_t) { return true; };
     cpu.link = &link;
     cpu.version = version;

@@ -61,7 +61,7 @@ struct Cache {
     store = std::make_unique<VersionedStore>(
         &source, std::vector<ServedVersion>{{0, 0}}, std::move(pools),
         MakeVirtualLink(&source, &clock, &profile), policy.get());
-    planner = std::make_unique<LayerPlanner>(nullptr, &profile, store.get(), CpuOffload{});
+    planner = std::make_unique<LayerPlanner>(nullptr, &profile, store.get(), CpuMisses{});
   }
 
   void HostCall(int layer, const RoutingResult& routing) {
