@@ -20,7 +20,7 @@ std::vector<std::weak_ptr<Model>>& Registry() {
   return *models;
 }
 
-// What kernels may read behind a tensor.
+// Bytes that kernels may read behind a tensor.
 int64_t Padding(ggml_backend_buffer_type_t type, const ggml_tensor* tensor) {
   return static_cast<int64_t>(ggml_backend_buft_get_alloc_size(type, tensor) - ggml_nbytes(tensor));
 }
@@ -98,7 +98,7 @@ std::vector<Layer> Model::Arrange(Gpu* gpu) {
   return layers;
 }
 
-// What a user has llama.cpp use in place of the file's number holds, unless there is one a block.
+// A user's number, given to llama.cpp, holds in place of the file's, unless there is one a block.
 int Model::UsedExperts(int block) const {
   return used_ > 0 && !file_->used_by_block() ? used_ : file_->UsedExperts(block);
 }
@@ -135,7 +135,7 @@ bool Model::Open(Gpu* gpu, std::string* error) {
       gpu == nullptr                 ? ""
       : store_->product() != nullptr ? ", on the GPU, and on the CPU what would be late"
                                      : ", on the GPU");
-  // From here on experts come by reads of ours. What loading the model has mapped may go.
+  // From here on experts come by reads of ours. Pages that loading the model has mapped may go.
   bool dropped = true;
   for (const auto& [block, tensors] : blocks_) {
     for (const auto& expert : tensors) {

@@ -28,7 +28,7 @@ class CpuKernels {
 /// Immutable.
 class PairProgram {
  public:
-  /// What tells the programs of two calls apart.
+  /// The key by which programs of two calls differ.
   static std::vector<int64_t> KeyOf(const LayerCall& call);
   /// Null: the call has a node that is not known here.
   static std::shared_ptr<const PairProgram> Make(const LayerCall& call, const CpuKernels& kernels);
@@ -70,7 +70,7 @@ class PairProgram {
 
   bool Add(const LayerCall& call, const ggml_tensor* node, const CpuKernels& kernels);
   bool AddProduct(const LayerCall& call, const ggml_tensor* node, const CpuKernels& kernels);
-  // What a tensor is in terms of steps. False: it is none of the call.
+  // A tensor in terms of steps. False: it is none of the call.
   bool Find(const LayerCall& call, const ggml_tensor* tensor, Value* value) const;
 
   std::vector<int64_t> key_;

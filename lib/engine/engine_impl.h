@@ -122,7 +122,7 @@ class EngineImpl final : public Engine {
   absl::Status TakeBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CopyLayerLocked(StepId step_id, int layer, absl::Span<const int32_t> experts,
                                std::byte* to, SlotView* view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// What has become of the CPU's products meanwhile, as an error of the step.
+  /// Failures of the CPU's products meanwhile are errors of the step.
   absl::Status TakeCpuFailure(StepState* step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status FetchLocked(StepId step_id, int layer, const FetchInput& input, SlotView* view)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

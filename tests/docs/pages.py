@@ -4,6 +4,8 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+# How no sentence begins, so that its subject comes first. Questions may.
+RIDDLE = re.compile(r"(Of|Whose|Who|In whose|What|Whatever)\b(?!.*\?$)")
 
 
 @dataclasses.dataclass

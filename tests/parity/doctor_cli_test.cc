@@ -1,5 +1,5 @@
-// What doctor says of a model beside runs of it, on a virtual clock with the rates that doctor was
-// given: a run is as fast as the range says, and the budget that is advised is taken.
+// The answers of doctor about a model beside runs of it, on a virtual clock with the rates that
+// doctor was given: a run is as fast as the range says, and the budget that is advised is taken.
 #include <nlohmann/json.hpp>
 #include <string>
 

@@ -105,7 +105,7 @@ class LayerGraph {
     return LayerCall(graph_, first);
   }
 
-  /// What the program makes of all pairs, less what ggml made, over the size of that.
+  /// The program's result for all pairs, less ggml's, over the size of ggml's.
   double Error(const PairProgram& program) const {
     std::vector<moert_cpu_expert> experts;
     std::vector<int32_t> row_of, pair_of;

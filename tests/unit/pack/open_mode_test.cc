@@ -1,4 +1,4 @@
-// What opening a checkpoint writes: nothing, unless a pack is asked for.
+// Opening a checkpoint writes nothing, unless a pack is asked for.
 #include <cstdlib>
 #include <filesystem>
 #include <optional>

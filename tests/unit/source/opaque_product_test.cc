@@ -59,7 +59,7 @@ TEST_CASE("errors of a product name the source and the layer") {
   REQUIRE_OK((*ProductOf(**source))(job.product));
 }
 
-/// What the callback has seen, and what it is to answer.
+/// The callback's arguments, and its answer to give.
 struct Seen {
   std::vector<float> x, weights;
   std::vector<int32_t> row_of;

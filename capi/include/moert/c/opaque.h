@@ -33,7 +33,7 @@ typedef struct moert_cpu_expert {
   int64_t expert;
 } moert_cpu_expert;
 
-/* What the CPU computes of a layer call while the device computes the rest. A pair is a token and
+/* The CPU's part of a layer call while the device computes the rest. A pair is a token and
  * one of its experts; pairs lie expert by expert. Everything is valid for the call. */
 typedef struct moert_cpu_job {
   uint64_t struct_size;

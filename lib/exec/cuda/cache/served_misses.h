@@ -131,14 +131,14 @@ class ServedMisses {
     int32_t* table = nullptr;
     DeviceRows hidden;
     float* next_scores = nullptr;  // [experts] for that
-    // What the CPU may be given; of no rows: nothing. Then AwaitRows has to follow.
+    // The CPU's offer; of no rows: nothing. Then AwaitRows has to follow.
     DeviceRows cpu_rows;
   };
   /// Behind it, in `stream`, the given experts are in slots of the region, given.used_ids has them,
   /// and `table` those of all experts that are there. Needs a slot for each pair. Not in a capture
   /// where records are prefetched.
   absl::Status Fetch(const HostCall& call, cudaStream_t stream);
-  /// What the CPU computed of a Fetch is in its pairs' rows of `out` behind this.
+  /// The CPU's results of a Fetch are in its pairs' rows of `out` behind this.
   absl::Status AwaitRows(int layer, const MutableMatrixView& out, cudaStream_t stream) const;
   /// That the device has for a layer; 0: nothing is lent.
   int64_t slots(int layer) const {

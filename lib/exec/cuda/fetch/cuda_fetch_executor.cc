@@ -35,7 +35,7 @@ DeviceRows RowsOf(const MatrixView& rows) {
           static_cast<int32_t>(rows.cols), rows.row_stride};
 }
 
-/// What they say of the buffers of fetches.
+/// Their part about the buffers of fetches.
 ServedRules ForBuffers(const ServedRules& rules) {
   ServedRules kept;
   kept.balance = rules.balance;

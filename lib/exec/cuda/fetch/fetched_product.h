@@ -42,7 +42,7 @@ class FetchedProduct final : public PostedJobs {
   bool Waiting() const override { return PostedJob(*memory_.mailbox) != 0; }
   void Answer() override;
 
-  /// What the jobs answered since this was last asked took, and what the profile says they take.
+  /// The time of the jobs answered since this was last asked, and their time by the profile.
   struct Times {
     int64_t modelled_ns = 0;
     int64_t took_ns = 0;
