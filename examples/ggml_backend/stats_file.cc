@@ -47,6 +47,7 @@ bool Put(const std::string& path, const std::string& text) {
 
 void StatsFile::Count(int layer, int64_t tokens, const Store& store) {
   if (layer != 0 || path_.empty()) return;
+  if (file_.empty()) file_ = Take(path_);  // before another model ends that has the name until then
   const Time now = std::chrono::steady_clock::now();
   if (now - last_ >= kInterval) Write(now, store);
   tokens_ += tokens;

@@ -38,6 +38,8 @@ class Server:
         environment.pop("GGML_BACKEND_PATH", None)
         if budget:
             environment.update(GGML_BACKEND_PATH=plugin, MOERT_BUDGET=budget)
+            if not gpu:  # named, as experts that all fit are llama.cpp's otherwise
+                environment["MOERT_STRATEGY"] = "on-demand"
         self.log = pathlib.Path(log)
         command = [program, "--model", model, "--host", "127.0.0.1", "--port", "0", "--parallel", SLOTS,
                    "--ctx-size", SLOTS * CONTEXT, "--threads", 2, "--context-shift", "--no-repack",
