@@ -57,6 +57,7 @@ for deb in "$build"/packages/libmoert0_*.deb; do
   dpkg-deb --root-owner-group --build "$build/unpacked" "$deb" >/dev/null
 done
 rm -rf "$build/unpacked"
+stat -c "%n: %s bytes" "$build"/packages/*.deb
 sha256sum "$build"/packages/*.deb
 if command -v lintian >/dev/null; then
   # Nothing was uploaded to Debian: no bug asks for it.

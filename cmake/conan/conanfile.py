@@ -8,7 +8,7 @@ from conan.tools.files import copy
 
 class Moert(ConanFile):
     name = "moert"
-    version = "0.1.0"
+    version = "0.2.0"
     license = "Apache-2.0"
     description = "Mixture-of-Experts models bigger than GPU memory, as a library"
     settings = "os", "arch", "compiler", "build_type"

@@ -169,6 +169,25 @@ def word_errors(text, words):
             yield f"{name}: no such name in the sources"
 
 
+# Where else the version of CMakeLists.txt's project() stands: files, and what is in front of it there.
+VERSIONS = {"capi/include/moert/c/version.h": r'/\* "', "CHANGELOG.md": r"\A# Changelog\n[^#]*## ",
+            "cmake/conan/conanfile.py": r'\bversion = "', "cmake/vcpkg/moert/vcpkg.json": r'"version": "',
+            "examples/rust/*/Cargo.toml": r'^version = "', "examples/rust/Cargo.lock": r'^name = "moert.*"\nversion = "'}
+
+
+def version_errors():
+    want = re.search(r"project\(moert VERSION ([\d.]+)", (pages.ROOT / "CMakeLists.txt").read_text())[1]
+    for pattern, before in VERSIONS.items():
+        for path in pages.ROOT.glob(pattern):
+            found = re.findall(before + r"(\d+\.\d+\.\d+)", path.read_text(encoding="utf-8"), re.M)
+            if not found or set(found) != {want}:
+                yield f"{path.relative_to(pages.ROOT)}: says {found or 'no version'}, CMakeLists.txt {want}"
+    macros = re.findall(r"#define MOERT_VERSION_[A-Z]+ (\d+)",
+                        (pages.ROOT / "capi/include/moert/c/version.h").read_text())
+    if ".".join(macros) != want:
+        yield f"version.h: MOERT_VERSION_* are {macros}, CMakeLists.txt says {want}"
+
+
 def main():
     code = [p for f in ("lib", "kernels", "capi", "include", "examples", "tests", "cmake")
             for p in (pages.ROOT / f).rglob("*") if p.suffix in SOURCES]
@@ -186,7 +205,7 @@ def main():
     symbols = set(re.findall(r"\b(?:moert|MOERT)_\w+", read("capi", "include", "lib", "examples", "cmake", "tests") +
                              (pages.ROOT / "CMakeLists.txt").read_text()))
     known = strategies()
-    found = variable_errors()
+    found = [*variable_errors(), *version_errors()]
     for path in pages.pages():
         page = str(path.relative_to(pages.ROOT))
         for line in pages.lines_of(path):

@@ -7,7 +7,7 @@
 
 /* The version of this header; moert_version says which library runs. */
 #define MOERT_VERSION_MAJOR 0
-#define MOERT_VERSION_MINOR 1
+#define MOERT_VERSION_MINOR 2
 #define MOERT_VERSION_PATCH 0
 
 #if defined(__GNUC__)
@@ -28,7 +28,7 @@ MOERT_BEGIN_C
 
 /* major * 10000 + minor * 100 + patch of the library that runs. Thread-safe. */
 MOERT_API int32_t moert_version(void);
-/* "0.1.0". Static. Thread-safe. */
+/* "0.2.0". Static. Thread-safe. */
 MOERT_API const char *moert_version_string(void);
 
 MOERT_END_C

@@ -4,7 +4,7 @@
 
 
 pub const MOERT_VERSION_MAJOR: u32 = 0;
-pub const MOERT_VERSION_MINOR: u32 = 1;
+pub const MOERT_VERSION_MINOR: u32 = 2;
 pub const MOERT_VERSION_PATCH: u32 = 0;
 pub type __uint8_t = ::std::os::raw::c_uchar;
 pub type __int32_t = ::std::os::raw::c_int;
