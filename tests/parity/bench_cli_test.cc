@@ -94,6 +94,8 @@ TEST_CASE("decode on the virtual clock: reproducible, and bounded by the oracles
       CHECK(v["oracles"]["belady_global"] >= v["oracles"]["belady_layer"]);
       CHECK(v["oracles"]["perfect_prefetch_belady_ms"] <= v["step_ms"]["median"]);
       CHECK(v["peak_bytes"] <= v["budget_bytes"]);
+      CHECK(v["tokens_per_s"].get<double>() ==
+            Approx(1e3 * group["batch"].get<double>() / v["step_ms"]["median"].get<double>()));
     }
     CHECK(variants[1]["hit_ratio"] <= variants[1]["oracles"]["belady_layer"]);
     CHECK(variants[1]["hit_ratio"].get<double>() ==
