@@ -44,12 +44,10 @@ using ExpertNumbering = std::vector<std::vector<int32_t>>;
 struct ServedRules {
   bool by_worth = false;
   int score_window = 0;
-  bool by_arc = false;        // none of these: least recently used
   bool shares_slots = false;  // by worth, over all layers
   bool ruled = false;         // routing is by the expert-cache rule, not the model's choice
   // The prefetch.
   bool by_gate = false;
-  int path_width = 0;
   // The share of each request's mass that the second version may answer
   // (PlacementRule::max_low_share), and by which rule; `low_stands_by`: its records are resident,
   // else they are read in host memory.
@@ -59,7 +57,7 @@ struct ServedRules {
   bool spares_low = false;  // see PlacementRule
   CpuBalance balance = CpuBalance::kNone;  // of what is left, with a CPU
 
-  bool prefetch() const { return by_gate || path_width > 0; }
+  bool prefetch() const { return by_gate; }
   bool low() const { return max_low_share > 0; }
   bool cpu() const { return balance != CpuBalance::kNone; }
   /// Whether requests have accounts.

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "moert/model.h"
-#include "rules/arc_lists.h"
 #include "rules/expert_use.h"
 
 namespace moert {
@@ -38,11 +37,9 @@ struct LentLayer {
   // many experts a call brings, on average.
   int64_t calls = 0;
   double inserted = 1;
-  std::vector<ExpertUse> use;      // [E], by worth
-  std::vector<float> scores;       // [ResidencyRule::window, E], by average score: see ScoreSums
-  std::vector<double> sums;        // [E], of these
-  ArcState arc;                    // by the lists of ARC
-  std::vector<ArcNode> arc_nodes;  // [E], of these
+  std::vector<ExpertUse> use;  // [E], by worth
+  std::vector<float> scores;   // [ResidencyRule::window, E], by average score: see ScoreSums
+  std::vector<double> sums;    // [E], of these
 };
 
 /// Counts of lookups and loads while the blocks were lent.

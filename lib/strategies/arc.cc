@@ -28,20 +28,6 @@ std::vector<int> ArcLists::Contents(List list) const {
   return experts;
 }
 
-void ArcLists::Resume(const ArcState& state, const std::vector<ArcNode>& nodes,
-                      const std::vector<uint8_t>& held) {
-  const int capacity = state_.capacity;
-  state_ = state;
-  nodes_ = nodes;
-  std::fill(counts_.begin(), counts_.end(), 0);
-  for (size_t e = 0; e < nodes_.size(); ++e) nodes_[e].missed = 0;
-  for (int e = 0; e < static_cast<int>(nodes_.size()); ++e) {
-    if (there(e) && held[e] == 0) Evicted(e);
-    if (!there(e) && held[e] != 0) Inserted(e, /*prefetch=*/false);
-  }
-  SetCapacity(capacity);
-}
-
 namespace {
 
 class Arc final : public ResidencyPolicy {

@@ -24,12 +24,12 @@
 
 #include "absl/types/span.h"
 #include "moert/policy.h"
-#include "rules/arc_lists.h"
 #include "store/residency/capacity.h"
+#include "strategies/arc_lists.h"
 
 namespace moert {
 
-/// The lists of one layer, over experts [0, n): ArcView, which a device goes on with.
+/// The lists of one layer, over experts [0, n).
 class ArcLists {
  public:
   using List = ArcList;
@@ -55,18 +55,8 @@ class ArcLists {
   std::vector<int> Contents(List list) const;
   double p() const { return state_.p; }
 
-  const ArcState& state() const { return state_; }
-  const std::vector<ArcNode>& nodes() const { return nodes_; }
-  /// Goes on from the lists that another one has come to; experts with `held` are there, whatever
-  /// these say.
-  void Resume(const ArcState& state, const std::vector<ArcNode>& nodes,
-              const std::vector<uint8_t>& held);
-
  private:
   ArcView lists() { return {&state_, nodes_.data(), counts_.data()}; }
-  bool there(int expert) const {
-    return list(expert) == kT1 || list(expert) == kT2 || list(expert) == kPrefetched;
-  }
 
   ArcState state_;
   std::vector<ArcNode> nodes_;

@@ -25,58 +25,19 @@ inline std::vector<int> MissRanks(const std::vector<int32_t>& missing) {
   std::vector<int> ranks(missing.size(), 0);
   for (size_t e = 0; e < missing.size(); ++e) {
     if (missing[e] == 0) continue;
-    ranks[e] = RankOf(keys.data(), static_cast<int>(keys.size()),
-                      cuda::MissKey(missing[e], static_cast<int>(e)));
+    ranks[e] = cuda::RankOf(keys.data(), static_cast<int>(keys.size()),
+                            cuda::MissKey(missing[e], static_cast<int>(e)));
   }
   return ranks;
 }
 
-/// As RankByArc of kernels/cuda/cache/arc_call.cuh: what a call does to the lists, and the
-/// slots of victims behind the free ones in `places`. Whose turn it is to leave into *turn.
-inline void RankByArc(const ArcView& lists, const cuda::ServedCounts& call,
-                      const std::vector<cuda::ServedExpert>& rows,
-                      const std::vector<int32_t>& missing, std::vector<int32_t>* places,
-                      std::vector<int>* turn) {
-  const int experts = static_cast<int>(rows.size());
-  std::vector<int32_t> order(experts), coming(experts);
-  std::vector<uint8_t> allowed(experts, 0);
-  int requested = 0;
-  std::vector<uint32_t> asked;
-  const std::vector<int> ranks = MissRanks(missing);
-  for (int e = 0; e < experts; ++e) {
-    lists.nodes[e].missed = 0;
-    allowed[e] = rows[e].slot >= 0 && lists.counts[e] == 0;
-    if (missing[e] > 0) coming[ranks[e]] = e;
-    if (lists.counts[e] == 0) continue;
-    ++requested;
-    asked.push_back(ArcKey(lists.counts[e], e));
-  }
-  for (int e = 0; e < experts; ++e) {
-    if (lists.counts[e] == 0) continue;
-    order[RankOf(asked.data(), requested, ArcKey(lists.counts[e], e))] = e;
-  }
-  lists.Request(order.data(), requested);
-  for (int r = call.free; r < call.copies(); ++r) {
-    const int victim = lists.Victim(coming[r], allowed.data());
-    REQUIRE(victim >= 0);
-    REQUIRE(allowed[victim] == 1);
-    allowed[victim] = 0;
-    lists.Evicted(victim);
-    (*turn)[victim] = r - call.free;
-    (*places)[r] = rows[victim].slot;
-  }
-  for (int r = 0; r < call.copies(); ++r) lists.Inserted(coming[r], /*prefetch=*/false);
-}
-
 /// rows: [experts], of a layer with `slots` slots, or with those whose place is in `there`. worth:
-/// [experts], or null where the one unused for longest leaves, or who ARC's lists say. borrow: or
-/// null.
+/// [experts], or null where the one unused for longest leaves. borrow: or null.
 inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slots, int64_t tick,
                                     std::vector<cuda::ServedExpert>* rows,
                                     const double* worth = nullptr,
                                     const std::vector<uint8_t>* there = nullptr,
-                                    const BorrowSlot& borrow = nullptr,
-                                    const ArcView* lists = nullptr) {
+                                    const BorrowSlot& borrow = nullptr) {
   const std::vector<cuda::ServedExpert> before = *rows;
   const int experts = static_cast<int>(before.size());
   std::vector<uint8_t> held(experts, 0);
@@ -120,11 +81,7 @@ inline cuda::ServedCounts ServeCall(const std::vector<int32_t>& counts, int slot
     }
   }
   std::vector<int> turn(experts, experts);
-  if (lists != nullptr) {
-    RankByArc(*lists, call, before, missing, &places, &turn);
-  } else {
-    for (int e = 0; e < experts; ++e) turn[e] = cuda::VictimRank(keys.data(), experts, e);
-  }
+  for (int e = 0; e < experts; ++e) turn[e] = cuda::VictimRank(keys.data(), experts, e);
   for (int e = 0; e < experts; ++e) {
     (*rows)[e] =
         cuda::AfterCall(before[e], counts[e], tick, call, places.data(), ranks[e], turn[e]);

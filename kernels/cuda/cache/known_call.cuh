@@ -5,7 +5,6 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/cache/arc_call.cuh"
 #include "kernels/cuda/cache/serve_misses.h"
 #include "kernels/cuda/cache/served_slots.cuh"
 #include "kernels/cuda/route/expert_tiles.cuh"
@@ -25,8 +24,6 @@ struct Known {
   ExpertUse::Call call;
   double sum = 0;
   float oldest = 0;
-  ArcNode node;
-  unsigned long long arc_word = 0;
   uint8_t* slot = nullptr;
   bool unsettled = false;  // of the list: for all threads
   bool listed = false;
@@ -63,10 +60,8 @@ __device__ __forceinline__ Known LoadKnown(const ServeMissesArgs& args, int* set
     known.other = LoadFresh(args.lenders.layer + e);
     *other_settled = __ldcg(&args.lenders.prefetch[e].settled);
   }
-  if (!kPlain && args.arc != nullptr) known.arc_word = ReadArcWord(args.arc);
   if (e == args.experts && args.ids == nullptr) known.shared = LoadFresh(args.shared);
   if (e >= args.experts) return known;
-  if (!kPlain && args.arc != nullptr) known.node = LoadFresh(args.arc_nodes + e);
   if (!kPlain && args.low.records != nullptr) PrefetchToL1(args.low.records + e);
   known.record = args.records[e];
   known.row = LoadFresh(args.rows + e);
@@ -77,8 +72,8 @@ __device__ __forceinline__ Known LoadKnown(const ServeMissesArgs& args, int* set
   return known;
 }
 
-/// kPlain: nobody leaves by ARC's lists, and no miss is answered low or by the CPU. Kernels of such
-/// calls alone have no code and no registers for that.
+/// kPlain: no miss is answered low or by the CPU. Kernels of such calls alone have no code and no
+/// registers for that.
 template <bool kPlain>
 __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
   const int e = threadIdx.x;

@@ -5,7 +5,6 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/cache/arc_call.cuh"
 #include "kernels/cuda/cache/find_victims.cuh"
 #include "kernels/cuda/cache/served_prefetch.h"
 #include "kernels/cuda/cache/served_slots.cuh"
@@ -18,15 +17,10 @@ struct PredictScratch {
   double worth[kFewExperts];
   float probability[kFewExperts];  // that it is wanted
   float wish[kFewExperts];         // the same of those that may be brought; else below 0
-  alignas(LeavingKey) uint8_t keys[kFewExperts * sizeof(LeavingKey)];  // of ARC: nodes
   VictimScratch leaving;
   int32_t places[kFewExperts];   // slots of nobody, then those of victims
   int32_t victims[kFewExperts];  // who is in them; -1: nobody
   uint8_t held[kFewExperts];
-  // By the lists of ARC, whose nodes lie in `keys`: who comes, by rank, and who may leave.
-  alignas(ArcState) uint8_t arc[sizeof(ArcState)];
-  int32_t wishes[kMostPrefetched];
-  uint8_t allowed[kFewExperts];
   float kth[kFewTokens];
   LeastKey most, least;  // of a fill: who is worth most, who would leave
   int came[kHitBins], seen[kHitBins];
@@ -45,8 +39,7 @@ struct KnownLayer {
   ServedExpert row;
   ExpertUse use;
   double sum = 0;
-  ArcNode node;
-  unsigned long long arc_word = 0, slot = 0;
+  unsigned long long slot = 0;
   uint32_t wanted = 0;
   uint4 bins{};  // of the first 16 tokens
   int settled = 1;
@@ -62,9 +55,7 @@ __device__ __forceinline__ KnownLayer LoadLayer(const PredictArgs& args) {
     known.curve = LoadFresh(args.curve + e);
     known.all = LoadFresh(args.all + e);
   }
-  if (args.arc != nullptr) known.arc_word = ReadArcWord(args.arc);
   if (e >= args.routing.num_experts) return known;
-  if (args.arc != nullptr) known.node = LoadFresh(args.arc_nodes + e);
   known.row = LoadFresh(args.rows + e);
   known.slot = __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e));
   if (args.window > 0) {
@@ -85,17 +76,14 @@ __device__ __forceinline__ double Worth(const PredictArgs& args, const KnownLaye
 }
 /// Where all threads see it. By all threads.
 __device__ __forceinline__ void ShareLayer(const PredictArgs& args, const KnownLayer& known,
-                                           const ArcView& lists, ServedExpert* rows,
-                                           PredictScratch& scratch) {
+                                           ServedExpert* rows, PredictScratch& scratch) {
   const int e = threadIdx.x;
   if (e < kHitBins) {
     scratch.came[e] = scratch.seen[e] = 0;
     scratch.curve()[e] = known.curve;
     scratch.all()[e] = known.all;
   }
-  if (args.arc != nullptr) WriteArcWord(lists.state, known.arc_word);
   if (e >= args.routing.num_experts) return;
-  if (args.arc != nullptr) lists.nodes[e] = known.node;
   rows[e] = known.row;
   scratch.held[e] = known.slot == 0 ? 1 : 0;
   scratch.worth[e] = Worth(args, known);
@@ -112,13 +100,11 @@ __device__ __forceinline__ int BinOf(const PredictArgs& args, const KnownLayer& 
 __device__ __forceinline__ void LearnCall(const PredictArgs& args, const KnownLayer& known,
                                           PredictScratch& scratch) {
   const int e = threadIdx.x;
-  const int predictions = args.paths != nullptr ? 1 : known.call.tokens;
-  for (int t = 0; e < args.routing.num_experts && t < predictions; ++t) {
+  for (int t = 0; e < args.routing.num_experts && t < known.call.tokens; ++t) {
     const int bin = BinOf(args, known, t);
     if (bin >= kHitBins) break;  // it was present
     atomicAdd(scratch.seen + bin, 1);
-    const bool came = args.paths != nullptr ? known.wanted != 0 : (known.wanted >> t & 1) != 0;
-    if (came) atomicAdd(scratch.came + bin, 1);
+    if ((known.wanted >> t & 1) != 0) atomicAdd(scratch.came + bin, 1);
   }
   __syncthreads();
   if (e < kHitBins && scratch.seen[e] > 0) {

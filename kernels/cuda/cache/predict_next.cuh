@@ -1,11 +1,10 @@
-// What the next layer will want, by its gate on this layer's input or by the paths of tokens, and
-// which records are brought for it (served_prefetch.h): by one CTA, a thread an expert.
+// What the next layer will want, by its gate on this layer's input, and which records are brought
+// for it (served_prefetch.h): by one CTA, a thread an expert.
 #ifndef MOERT_KERNELS_CUDA_CACHE_PREDICT_NEXT_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_PREDICT_NEXT_CUH_
 
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/cache/arc_call.cuh"
 #include "kernels/cuda/cache/find_victims.cuh"
 #include "kernels/cuda/cache/known_layer.cuh"
 #include "kernels/cuda/cache/served_prefetch.h"
@@ -38,8 +37,7 @@ __device__ __forceinline__ float Probability(const PredictArgs& args, const floa
   const int e = threadIdx.x;
   uint8_t* bins = args.bins + e * kFewTokens;
   float unused = 1;
-  const int predictions = args.paths != nullptr ? 1 : args.tokens;
-  for (int t = 0; t < predictions; ++t) {
+  for (int t = 0; t < args.tokens; ++t) {
     const float ratio = scores[t * args.routing.num_experts + e] / fmaxf(scratch.kth[t], kSmallest);
     const int bin = HitBin(ratio);
     unused *= 1 - scratch.line()[bin].Probability(GuessedHits(ratio));
@@ -60,34 +58,11 @@ __device__ __forceinline__ int WishRank(const PredictScratch& scratch, int exper
   return rank;
 }
 
-/// The least score that the paths of all tokens predict by. By all threads.
-__device__ __forceinline__ void FindLeastOfPaths(const PredictArgs& args, PredictScratch& scratch) {
-  const int e = threadIdx.x, experts = args.routing.num_experts;
-  if (e < experts) scratch.wish[e] = args.scores[e];
-  __syncthreads();
-  const int last = min(args.paths->most, experts) - 1;
-  if (e < experts && WishRank(scratch, experts) == last) scratch.kth[0] = scratch.wish[e];
-}
-
-/// Whether an absent expert is to be brought if there is room.
-__device__ __forceinline__ bool MayBring(const PredictArgs& args, const PredictScratch& scratch,
-                                         float probability) {
-  if (probability < args.least) return false;
-  if (args.paths == nullptr) return true;
-  const float score = args.scores[threadIdx.x];
-  return score > 0 && score >= scratch.kth[0];
-}
-
 /// Settles a list that no call has settled: nothing of it moves any more.
 __device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick,
-                                           ServedExpert* rows, const ArcView& lists) {
+                                           ServedExpert* rows) {
   const LayerPrefetch& list = *args.prefetch;
   const int i = threadIdx.x;
-  for (int r = 0; args.arc != nullptr && i == 0 && r < list.count; ++r) {
-    const PrefetchedRecord& record = list.records[r];
-    SettlePrefetch(record.expert, record.victim,
-                   EndOfPrefetch(record.state, record.done, /*wanted=*/false), lists);
-  }
   if (i < list.count) {
     const PrefetchedRecord& record = list.records[i];
     SettlePrefetch(record, EndOfPrefetch(record.state, record.done, /*wanted=*/false), tick, rows);
@@ -112,25 +87,6 @@ __device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int most, b
   if (num_free + turn < most) {
     scratch.places[num_free + turn] = rows[e].slot;
     scratch.victims[num_free + turn] = e;
-  }
-  __syncthreads();
-}
-
-/// The same by the lists of ARC, for those that come by `rank`; the lists are changed. By all
-/// threads.
-__device__ __forceinline__ void RankArcPlaces(const ArcView& lists, const ServedExpert* rows,
-                                              int experts, int coming, bool candidate, int rank,
-                                              bool free, int num_free, bool idle,
-                                              PredictScratch& scratch) {
-  const int e = threadIdx.x;
-  if (e < experts) scratch.allowed[e] = idle ? 1 : 0;
-  if (candidate && rank < kMostPrefetched) scratch.wishes[rank] = e;
-  if (free) PlaceFree(scratch);
-  __syncthreads();
-  for (int r = num_free; e == 0 && r < coming; ++r) {
-    const int victim = TakeVictim(lists, scratch.wishes[r], experts, scratch.allowed);
-    scratch.victims[r] = victim;
-    scratch.places[r] = rows[victim].slot;
   }
   __syncthreads();
 }
@@ -184,8 +140,8 @@ struct Prospects {
 
 /// Lists the candidates that pay, up to `most`, likeliest first. Returns how many. By all threads.
 __device__ __forceinline__ int ListCandidates(const PredictArgs& args, const ServedLayer& layer,
-                                              const ArcView& lists, const ServedExpert* rows,
-                                              const Prospects& p, float probability, int most,
+                                              const ServedExpert* rows, const Prospects& p,
+                                              float probability, int most,
                                               PredictScratch& scratch) {
   __shared__ int first_refused;
   const int e = threadIdx.x, experts = args.routing.num_experts;
@@ -194,12 +150,7 @@ __device__ __forceinline__ int ListCandidates(const PredictArgs& args, const Ser
     if (e < experts) scratch.wish[e] = p.candidate ? probability : -1;
     __syncthreads();
     if (p.candidate) rank = WishRank(scratch, experts);
-    if (args.arc != nullptr) {
-      RankArcPlaces(lists, rows, experts, most, p.candidate, rank, p.free, p.num_free, p.idle,
-                    scratch);
-    } else {
-      RankPlaces(rows, most, p.free, p.num_free, p.idle, scratch);
-    }
+    RankPlaces(rows, most, p.free, p.num_free, p.idle, scratch);
   }
   if (e == 0) first_refused = most;
   __syncthreads();
@@ -259,11 +210,9 @@ __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept
   const bool is_expert = e < experts;
   const KnownLayer known = LoadLayer(args);
   const ServedLayer& layer = known.layer;
-  const ArcView lists{reinterpret_cast<ArcState*>(scratch.arc),
-                      reinterpret_cast<ArcNode*>(scratch.keys)};
   const bool unsettled = known.settled == 0;
   if (layer.lent != 0) {
-    ShareLayer(args, known, lists, rows, scratch);
+    ShareLayer(args, known, rows, scratch);
     __syncthreads();
     Learn(args, known, scratch);
   }
@@ -272,15 +221,10 @@ __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept
     if (e == 0) ListNothing(args);
     return;
   }
-  if (args.paths != nullptr) {
-    FindLeastOfPaths(args, scratch);
-  } else {
-    ScoreTokens<kPerLane>(args, kept, scratch);
-  }
-  if (unsettled) SettleLeft(args, layer.tick, rows, lists);
+  ScoreTokens<kPerLane>(args, kept, scratch);
+  if (unsettled) SettleLeft(args, layer.tick, rows);
   __syncthreads();
 
-  if (args.arc != nullptr) StoreArc(lists, experts, args.arc, args.arc_nodes);
   Prospects p;
   p.present = is_expert && rows[e].slot >= 0;
   float probability = 0;
@@ -290,7 +234,7 @@ __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept
     scratch.probability[e] = probability;
     if (p.present) scratch.held[rows[e].slot] = 1;
   }
-  p.candidate = is_expert && !p.present && MayBring(args, scratch, probability);
+  p.candidate = is_expert && !p.present && probability >= args.least;
   p.candidates = __syncthreads_count(p.candidate);
   const bool fills = args.fills != 0 && layer.elsewhere != 0;
   if (p.candidates == 0 && !fills) {  // as most often
@@ -302,7 +246,7 @@ __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept
   p.idle = p.present && probability < LikelyWanted(args.tokens, args.least);
   p.num_idle = __syncthreads_count(p.idle);
   const int most = min(min(p.candidates, p.num_free + p.num_idle), kMostPrefetched);
-  const int count = ListCandidates(args, layer, lists, rows, p, probability, most, scratch);
+  const int count = ListCandidates(args, layer, rows, p, probability, most, scratch);
   const int fill = count == 0 && fills ? ListFill(args, rows, p, most, scratch) : -1;
   if (e != 0) return;
   BeginList(args, fill >= 0 ? 1 : count);

@@ -1,5 +1,5 @@
-// Predictions in launches of their own: beside a host's products, by the paths of tokens, and where
-// routing is not part of the decision. Others are made beside a decision (serve_misses.cu).
+// Predictions in launches of their own: beside a host's products, and where routing is not part of
+// the decision. Others are made beside a decision (serve_misses.cu).
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/cache/predict_next.cuh"

@@ -7,7 +7,6 @@
 
 #include "base/ewma.h"
 #include "kernels/cuda/cache/answer_low.cuh"
-#include "kernels/cuda/cache/arc_call.cuh"
 #include "kernels/cuda/cache/give_to_cpu.cuh"
 #include "kernels/cuda/cache/known_call.cuh"
 #include "kernels/cuda/cache/lend_slots.cuh"
@@ -134,31 +133,12 @@ __device__ __forceinline__ void ShareKnown(const ServeMissesArgs& args, const Kn
   if (e % 32 == 0) atomicMin(&table.lending.hole, known.hole);
 }
 
-/// ARC's lists as the call begins. By all threads.
-__device__ __forceinline__ void ReadLists(const ServeMissesArgs& args, const Known& known,
-                                          const ArcView& lists) {
-  WriteArcWord(lists.state, known.arc_word);
-  if (threadIdx.x >= args.experts) return;
-  lists.nodes[threadIdx.x] = known.node;
-  lists.nodes[threadIdx.x].missed = 0;
-}
-
 /// Enters what the thread's expert is asked for. Returns what the expert is worth.
 __device__ __forceinline__ double EnterCall(const ServeMissesArgs& args, const Known& known,
                                             int count, ServeTable& table) {
   if (threadIdx.x >= args.experts) return 0;
   table.counts[threadIdx.x] = count;
   return known.layer.lent != 0 ? AddCall(args, known, count) : 0;
-}
-
-/// The same of what was prefetched, in ARC's lists; how many records. By all threads.
-__device__ __forceinline__ int SettleLists(const Known& known, const SettledRecords& settled,
-                                           const ArcView& lists) {
-  const int listed = __syncthreads_count(known.listed ? 1 : 0);
-  for (int i = 0; threadIdx.x == 0 && i < listed; ++i) {
-    SettlePrefetch(settled.expert[i], settled.victim[i], PrefetchEnd{settled.end[i]}, lists);
-  }
-  return listed;
 }
 
 /// Misses that need no slot.
@@ -247,22 +227,15 @@ __device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args, cons
                                                const LowCall& low_call, CallSums& sums,
                                                ServeTable& table) {
   auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
-  __shared__ SettledRecords settled;
-  alignas(ArcState) __shared__ uint8_t arc_state[kPlain ? 16 : sizeof(ArcState)];
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts, lent = known.layer.lent != 0;
-  const bool by_arc = !kPlain && args.arc != nullptr && lent;
-  const ArcView lists{reinterpret_cast<ArcState*>(arc_state),
-                      reinterpret_cast<ArcNode*>(table.ranks.keys), table.counts};
-  if (by_arc) ReadLists(args, known, lists);
   if (e == 0) sums.Clear();
   Decided decided{EnterCall(args, known, count, table)};
   __syncthreads();
   if (known.unsettled) {
-    SettleAll(*args.prefetch, known, table.counts, rows, table.held, table.coming, &settled,
+    SettleAll(*args.prefetch, known, table.counts, rows, table.held, table.coming,
               &sums.prefetched);
   }
-  const int listed = by_arc ? SettleLists(known, settled, lists) : 0;
   const ServedExpert row = is_expert ? rows[e] : ServedExpert{};
   const bool coming = is_expert && table.coming[e] != 0;
   Standing mine;
@@ -276,11 +249,7 @@ __device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args, cons
   StandingBefore before{};
   ServedCounts call = CountStandings(mine, &decided.wanted, &before);
   int miss_rank = 0, victim_rank = args.experts;
-  if (by_arc) {
-    RankByArc(lists, settled, listed, call, decided.wanted, mine, row, before, args.experts,
-              table.coming, table.ranks, &miss_rank, &victim_rank);
-    StoreArc(lists, args.experts, args.arc, args.arc_nodes);
-  } else if (call.misses > 0) {
+  if (call.misses > 0) {
     RankSlots(call, mine, row, count, decided.worth, before, args.experts, table.ranks, &miss_rank,
               &victim_rank);
   }

@@ -62,8 +62,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
 
 template <int kPerLane>
 auto KernelOf(const ServeMissesArgs& args) {
-  const bool plain = args.arc == nullptr && args.elsewhere == 0;
-  return plain ? RouteAndServeKernel<kPerLane, true> : RouteAndServeKernel<kPerLane, false>;
+  return args.elsewhere == 0 ? RouteAndServeKernel<kPerLane, true> : RouteAndServeKernel<kPerLane, false>;
 }
 
 }  // namespace

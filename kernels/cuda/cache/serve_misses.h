@@ -1,9 +1,9 @@
 // Misses of a layer call served by the device: who is there, who leaves, what is copied, decided
 // behind top-k by one CTA, with no host.
 //
-// Four rules, over the slots that a layer owns: who leaves is the expert that is worth least
-// (ExpertUse), or the one of the lowest average score (ScoreSums), or who ARC's lists say
-// (ArcView), or the one unused for longest. An expert of the call never leaves, misses wanted by
+// Three rules, over the slots that a layer owns: who leaves is the expert that is worth least
+// (ExpertUse), or the one of the lowest average score (ScoreSums), or the one unused for longest. An
+// expert of the call never leaves, misses wanted by
 // more tokens come first, and a miss for which no slot is left is multiplied where it lies, in
 // mapped host memory. So a call of any size is right with any number of slots, and while the host
 // owns the slots (ServedLayer::lent is 0) every expert of a call is such a miss and nothing
@@ -26,7 +26,6 @@
 #include "kernels/cuda/cache/cpu_mailbox.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route/route.h"
-#include "rules/arc_lists.h"
 #include "rules/expert_use.h"
 #include "rules/low_answers.h"
 
@@ -115,6 +114,13 @@ MOERT_HOST_DEVICE inline uint32_t MissKey(int32_t tokens, int e) {
   return static_cast<uint32_t>(kMostTokens - tokens) << 9 | static_cast<uint32_t>(e);
 }
 
+/// How many of the keys, in any order, are less than one.
+MOERT_HOST_DEVICE inline int RankOf(const uint32_t* keys, int count, uint32_t key) {
+  int rank = 0;
+  for (int i = 0; i < count; ++i) rank += keys[i] < key ? 1 : 0;
+  return rank;
+}
+
 /// Sort key of victims: worth least first, then unused for longest, then of the fewest
 /// tokens. By default: never.
 struct alignas(16) LeavingKey {
@@ -199,15 +205,6 @@ MOERT_HOST_DEVICE inline void SettlePrefetch(const PrefetchedRecord& record, Pre
   rows[record.expert].last_used = tick;
   rows[record.expert].tokens = 0;
   rows[record.expert].slot = record.slot;
-}
-
-/// The same in ARC's lists, in front of the call that settles it. What is under way enters them
-/// behind its request, as the miss that it came too late for.
-MOERT_HOST_DEVICE inline void SettlePrefetch(int expert, int victim, PrefetchEnd end,
-                                             const ArcView& lists) {
-  if (end == PrefetchEnd::kNothing) return;
-  if (victim >= 0) lists.Evicted(victim);
-  if (end == PrefetchEnd::kArrived) lists.Inserted(expert, /*prefetch=*/true);
 }
 
 /// Whether a prefetch that is wanted with `probability` is worth its victim, wanted with
@@ -340,9 +337,6 @@ struct ServeMissesArgs {
   int32_t window = 0;
   double* sums = nullptr;    // [experts]
   float* history = nullptr;  // [window, experts]
-  // State of the rule by ARC's lists, or null.
-  ArcState* arc = nullptr;
-  ArcNode* arc_nodes = nullptr;  // [experts]
   int32_t tokens = 0;
   int32_t top_k = 1;
   SlotLenders lenders;

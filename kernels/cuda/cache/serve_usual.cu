@@ -61,15 +61,14 @@ bool IsUsual(const RouteFewArgs& route, const ServeMissesArgs& args) {
   const int pairs = route.tokens * route.routing.top_k;
   return IsUsual(route.routing) && route.given_ids == nullptr && route.tokens <= kTileTokens &&
          pairs <= kUsualThreads && LooksAtAll(pairs, route.routing.num_experts) &&
-         args.arc == nullptr && args.ids == nullptr && args.makes_tiles != 0 &&
+         args.ids == nullptr && args.makes_tiles != 0 &&
          args.tiles.prompt_packings == 0 && args.lenders.layers <= kUsualThreads;
 }
 
 bool PredictsBeside(const RouteFewArgs& route, const ServeMissesArgs& args,
                     const PredictArgs& next) {
   return IsUsual(route, args) && IsUsual(next.routing) &&
-         next.tokens * next.routing.num_experts <= kUsualScores && next.paths == nullptr &&
-         next.arc == nullptr;
+         next.tokens * next.routing.num_experts <= kUsualScores;
 }
 
 int LaunchServeUsual(const RouteFewArgs& route, const ServeMissesArgs& args,

@@ -1,8 +1,8 @@
 // Records of the next layer, brought by the device while a layer runs: what is predicted, how far
 // it has come when the layer asks, and what becomes of it.
 //
-// While layer l runs, one CTA goes by the next layer's gate, applied to the same input, or by who
-// followed whom (expert_paths.h). It writes a list of records to bring (predict_next.cuh), each
+// While layer l runs, one CTA goes by the next layer's gate, applied to the same input. It writes a
+// list of records to bring (predict_next.cuh), each
 // with the slot it gets and the expert that leaves it. Where the decision about layer l also routes
 // it, that CTA is of the decision's launch. Behind the layer's own copies, copying CTAs take the
 // list in its order. When the next layer is routed, its decision settles the list
@@ -23,7 +23,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/cache/serve_misses.h"
-#include "kernels/cuda/route/expert_paths.h"
 #include "kernels/cuda/route/route.h"
 #include "rules/hit_curve.h"
 
@@ -47,16 +46,11 @@ struct PredictArgs {
   DeviceRouting routing;    // of the layer that is predicted
   int32_t tokens = 0;       // at most kFewTokens
   float* scores = nullptr;  // [tokens, experts] its logits, which become scores
-  // If not null: scores is [experts], of all tokens together (ExpertPathsArgs), and no more of the
-  // best than `most` says are brought.
-  const PathCall* paths = nullptr;
   ServedLayer* layer = nullptr;  // the rest as ServeMissesArgs, of that layer
   ServedExpert* rows = nullptr;
   const ExpertUse* use = nullptr;  // or null
   int32_t window = 0;
   const double* sums = nullptr;
-  ArcState* arc = nullptr;
-  ArcNode* arc_nodes = nullptr;
   const ServedRecord* records = nullptr;
   uint8_t* const* slots = nullptr;
   ServedTally* tally = nullptr;

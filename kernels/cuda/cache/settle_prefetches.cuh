@@ -4,7 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/cache/arc_call.cuh"
 #include "kernels/cuda/cache/known_call.cuh"
 #include "kernels/cuda/cache/serve_misses.h"
 #include "kernels/cuda/cache/served_slots.cuh"
@@ -23,13 +22,12 @@ struct Prefetched {
   unsigned long long bytes, fill_bytes;
 };
 
-/// Drops, stops or goes on with what was prefetched for the call, says so in `settled`, and changes
-/// `rows` and who holds a slot accordingly; coming: [experts] zeros, then those that the products
+/// Drops, stops or goes on with what was prefetched for the call, and changes `rows` and who holds a
+/// slot accordingly; coming: [experts] zeros, then those that the products
 /// wait for. By all threads.
 __device__ __forceinline__ void SettleAll(LayerPrefetch& list, const Known& known,
                                           const int32_t* counts, ServedExpert* rows, uint8_t* held,
-                                          uint8_t* coming, SettledRecords* settled,
-                                          Prefetched* sums) {
+                                          uint8_t* coming, Prefetched* sums) {
   const int i = threadIdx.x;
   if (known.listed) {
     const PrefetchedRecord& record = known.prefetched;
@@ -43,9 +41,6 @@ __device__ __forceinline__ void SettleAll(LayerPrefetch& list, const Known& know
     }
     const PrefetchEnd end = EndOfPrefetch(state, done, wanted);
     SettlePrefetch(record, end, known.layer.tick, rows);
-    settled->end[i] = static_cast<int32_t>(end);
-    settled->expert[i] = record.expert;
-    settled->victim[i] = record.victim;
     if (end == PrefetchEnd::kUnderWay) coming[record.expert] = 1;
     const bool arrived = end == PrefetchEnd::kArrived, late = end == PrefetchEnd::kUnderWay;
     const bool fill = record.fill != 0;

@@ -40,7 +40,6 @@ __device__ __forceinline__ ExpertCacheArgs UsualRule(ExpertCacheArgs rule, const
 template <bool kPlain>
 __device__ __forceinline__ ServeMissesArgs UsualServe(ServeMissesArgs args, const float* kept) {
   if (args.scores != nullptr) args.scores = kept;
-  args.arc = nullptr;
   args.makes_tiles = 1;
   args.tiles.prompt_packings = 0;
   args.ids = nullptr;
@@ -53,8 +52,6 @@ __device__ __forceinline__ ServeMissesArgs UsualServe(ServeMissesArgs args, cons
 template <bool kPlain>
 __device__ __forceinline__ PredictArgs UsualNext(PredictArgs next) {
   KnowUsual(next.routing);
-  next.paths = nullptr;
-  next.arc = nullptr;
   if (kPlain) next.fills = 0;
   return next;
 }

@@ -209,12 +209,12 @@ class CudaExecutor final : public Executor,
                               const ExpertSet& wave, const ExpertHandle* handles);
   /// Whether a captured call brings what the next layer will want.
   bool PredictsNext(const ExecutorCall& call, bool given) const {
-    return served_ != nullptr && (!given || served_->by_paths()) && Few(call) &&
+    return served_ != nullptr && !given && Few(call) &&
            served_->Predicts(call.layer, call.hidden.rows);
   }
   /// Whether the launch that decides about a captured call also routes it.
   bool ServesAndRoutes(const ExecutorCall& call) const {
-    return Few(call) && !served_->by_paths() && !WeightsInput(call);
+    return Few(call) && !WeightsInput(call);
   }
   /// Multiplies all experts of a captured call: what is there, beside the copies of what is not;
   /// then that. `route`: null, or what PrepareFew made; `rule`: null, or what the decision then

@@ -63,7 +63,7 @@ absl::Status CudaExecutor::PrepareFew(const ExecutorCall& call, const GivenRouti
   int packed = 0;                            // operands of x that are
   if (given == nullptr) {
     GateOf second;
-    if (tallied && PredictsNext(call, false) && !served_->by_paths()) {  // of a captured call
+    if (tallied && PredictsNext(call, false)) {  // of a captured call
       const LayerOnDevice& next = on_device_.layer(call.layer + 1);
       second = {next.gate, next.routing.num_experts, w_.next_scores};
     }
@@ -105,9 +105,7 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
   args.makes_tiles = tiles ? 1 : 0;
   if (tiles) args.tiles = TilesOf(call, AllExperts(call), table_.rows(call.layer));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteFew(args, stream));
-  if (WeightsInput(call)) MOERT_RETURN_IF_ERROR(PackOperands(call, 0));
-  if (!tallied || served_ == nullptr || !served_->by_paths()) return absl::OkStatus();
-  return served_->FollowPaths(call.layer, args.tokens, w_.ids, w_.groups, w_.next_scores, stream);
+  return WeightsInput(call) ? PackOperands(call, 0) : absl::OkStatus();
 }
 
 absl::Status CudaExecutor::PackOperands(const ExecutorCall& call, int first) {

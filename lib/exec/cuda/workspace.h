@@ -120,8 +120,6 @@ struct ServedTable {
   uint8_t** slots;          // where they lie
   double* sums;             // of scores; with a window of 0 nobody's
   float* scores;            // [layers][window, experts]
-  ArcState* arc;            // [layers], by the lists of ARC; else nobody's
-  ArcNode* arc_nodes;
 
   void Carve(const MoeModelSpec& model, const ServedRules& rules, Carver* c) {
     const int64_t window = rules.score_window;
@@ -132,8 +130,6 @@ struct ServedTable {
     slots = c->Take<uint8_t*>(model.total_experts());
     sums = c->Take<double>(window > 0 ? model.total_experts() : 0);
     scores = c->Take<float>(window * model.total_experts());
-    arc = c->Take<ArcState>(rules.by_arc ? model.num_layers() : 0);
-    arc_nodes = c->Take<ArcNode>(rules.by_arc ? model.total_experts() : 0);
   }
 };
 
@@ -145,26 +141,6 @@ inline TileTable CarveTiles(const Extent& e, Carver* c) {
   table.ticket = c->Take<int32_t>(2);
   return table;
 }
-
-/// Counts which experts followed which, for all layers, and keeps the call that was routed last.
-struct PathMemory {
-  float* followed = nullptr;  // [PathFloats] of each layer but the last, one behind the other
-  PathCall* last = nullptr;
-  int32_t* last_ids = nullptr;  // [kFewTokens, kMaxTopK]
-
-  static int64_t Floats(const MoeModelSpec& model) {
-    int64_t floats = 0;
-    for (size_t l = 0; l + 1 < model.layers.size(); ++l) {
-      floats += PathFloats(model.layers[l].num_experts, model.layers[l + 1].num_experts);
-    }
-    return floats;
-  }
-  void Carve(const MoeModelSpec& model, Carver* c) {
-    followed = c->Take<float>(Floats(model));
-    last = c->Take<PathCall>(1);
-    last_ids = c->Take<int32_t>(int64_t{kFewTokens} * kMaxTopK);
-  }
-};
 
 /// Buffers of misses that the CPU takes.
 struct CpuBuffers {
@@ -195,8 +171,7 @@ struct ServedBuffers {
   int32_t* num_copies;
   TileTable late_tiles;
   PredictionMemory predictions;
-  PathMemory paths;  // where they are predicted by
-  CpuBuffers cpu;    // where it takes some
+  CpuBuffers cpu;  // where it takes some
 
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
     table.Carve(model, e.served, c);
@@ -212,7 +187,6 @@ struct ServedBuffers {
     predictions.bins = c->Take<uint8_t>(model.total_experts() * kFewTokens);
     predictions.wanted = c->Take<uint32_t>(model.total_experts());
     predictions.calls = c->Take<PredictedCall>(model.num_layers());
-    if (e.served.path_width > 0) paths.Carve(model, c);
     if (e.served.cpu()) cpu.Carve(e, c);
   }
 };

@@ -57,7 +57,7 @@ struct Inputs {
 void Round(const Inputs& in, int n, double seconds) {
   constexpr const char* kStrategies[] = {"on-demand", "fate", "on-demand+fate.prefetch",
                                          "resident"};
-  constexpr const char* kServed[] = {"on-demand", "fate", "fate:eviction=arc", kWithCpu};
+  constexpr const char* kServed[] = {"on-demand", "fate", "on-demand+importance.residency", kWithCpu};
   constexpr const char* kFetched[] = {"on-demand", "fate"};
   const bool whole = n % 4 == 3;
   const auto flaky = std::make_shared<FlakySource>();

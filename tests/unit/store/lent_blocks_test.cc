@@ -89,11 +89,9 @@ struct Cache {
       if (slot.expert >= 0) rows[slot.expert] = {slot.last_used, slot.tokens, static_cast<int>(s)};
     }
     const std::vector<double> worth = Worth(&loan, routing);
-    const ArcView lists{&loan.arc, loan.arc_nodes.data(), routing.counts.data()};
     const ServedCounts call =
         ServeCall(routing.counts, static_cast<int>(loan.slots.size()), ++loan.tick, &rows,
-                  worth.empty() ? nullptr : worth.data(), nullptr, nullptr,
-                  loan.arc_nodes.empty() ? nullptr : &lists);
+                  worth.empty() ? nullptr : worth.data());
     for (LentSlot& slot : loan.slots) slot.expert = -1;
     for (int e = 0; e < kExperts; ++e) {
       if (rows[e].slot < 0) continue;

@@ -21,7 +21,7 @@ ServeMissesArgs ServedMisses::DecisionOf(const Call& call) const {
 
 std::optional<PredictArgs> ServedMisses::PredictionBeside(const Call& call,
                                                           const ServeMissesArgs& args) const {
-  if (call.next_scores == nullptr || call.route == nullptr || by_paths()) return std::nullopt;
+  if (call.next_scores == nullptr || call.route == nullptr) return std::nullopt;
   const PredictArgs prediction = PredictionOf(call.layer + 1, call);
   // A decision stands behind no prefetch but by its copies.
   if (branch_.Reads(prediction.prefetch)) return std::nullopt;
@@ -38,7 +38,7 @@ absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
   const ServeMissesArgs args = DecisionOf(call);
   const std::optional<PredictArgs> prediction = PredictionBeside(call, args);
   const PredictArgs* const next = prediction ? &*prediction : nullptr;
-  if (next == nullptr && call.next_scores != nullptr && !by_paths()) {
+  if (next == nullptr && call.next_scores != nullptr) {
     MOERT_RETURN_IF_ERROR(Predict(call, stream));
   }
   const auto decide = [&] {
@@ -57,46 +57,6 @@ absl::Status ServedMisses::Predict(const Call& call, cudaStream_t stream) {
   const PredictArgs prediction = PredictionOf(call.layer + 1, call);
   MOERT_RETURN_IF_ERROR(branch_.ForkPrediction(stream, prediction.prefetch));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(prediction, branch_.predictions()));
-  return absl::OkStatus();
-}
-
-ExpertPathsArgs ServedMisses::PathsOf(int layer, int32_t tokens, float* next_scores) const {
-  const auto table = [&](int l) {
-    return on_device_.paths.followed + first_path_[static_cast<size_t>(l)];
-  };
-  const bool last = layer + 1 == model_->num_layers();
-  const MoeLayerSpec& spec = model_->layers[static_cast<size_t>(layer)];
-  ExpertPathsArgs args;
-  args.layer = layer;
-  args.experts = spec.num_experts;
-  args.next_experts = last ? 0 : model_->layers[static_cast<size_t>(layer + 1)].num_experts;
-  args.tokens = tokens;
-  args.top_k = spec.routing.top_k;
-  args.width = rules_.path_width;
-  args.last = on_device_.paths.last;
-  args.last_ids = on_device_.paths.last_ids;
-  if (layer > 0) args.behind = table(layer - 1);
-  if (!last) args.paths = table(layer);
-  args.scores = next_scores;
-  return args;
-}
-
-absl::Status ServedMisses::FollowPaths(int layer, int32_t tokens, const int32_t* ids,
-                                       const SlotGroups& groups, float* next_scores,
-                                       cudaStream_t stream) {
-  ExpertPathsArgs paths = PathsOf(layer, tokens, next_scores);
-  paths.ids = ids;
-  paths.counts = groups.counts;
-  const bool last = paths.paths == nullptr;
-  const LayerPrefetch* list = last ? nullptr : on_device_.table.prefetch + layer + 1;
-  MOERT_RETURN_IF_ERROR(branch_.ForkPrediction(stream, list));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertPaths(paths, branch_.predictions()));
-  if (last) return absl::OkStatus();
-  Call call;
-  call.tokens = tokens;
-  call.next_scores = next_scores;
-  MOERT_CUDA_RETURN_IF_ERROR(
-      LaunchPredictRecords(PredictionOf(layer + 1, call), branch_.predictions()));
   return absl::OkStatus();
 }
 

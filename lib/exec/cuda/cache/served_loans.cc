@@ -38,9 +38,6 @@ void ServedMisses::PlaceLoan(int layer, const LentLayer& loan, VersionedStore* s
   std::copy(loan.use.begin(), loan.use.end(), table_.use + First(layer));
   std::copy(loan.sums.begin(), loan.sums.end(), table_.sums + First(layer));
   std::copy(loan.scores.begin(), loan.scores.end(), ScoresOf(table_, layer));
-  if (!rules_.by_arc) return;
-  table_.arc[layer] = loan.arc;
-  std::copy(loan.arc_nodes.begin(), loan.arc_nodes.end(), table_.arc_nodes + First(layer));
 }
 
 absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
@@ -77,7 +74,6 @@ void ServedMisses::TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loa
     const PrefetchedRecord& record = list.records[i];
     const PrefetchEnd end = EndOfPrefetch(record.state, record.done, /*wanted=*/false);
     SettlePrefetch(record, end, state.tick, experts);
-    if (rules_.by_arc) SettlePrefetch(record.expert, record.victim, end, ArcOf(layer));
   }
   loan->tick = state.tick;
   loan->calls = state.calls;
@@ -85,8 +81,6 @@ void ServedMisses::TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loa
   loan->use.assign(table_.use + First(layer), table_.use + First(layer) + loan->use.size());
   std::copy_n(table_.sums + First(layer), loan->sums.size(), loan->sums.begin());
   std::copy_n(ScoresOf(table_, layer), loan->scores.size(), loan->scores.begin());
-  std::copy_n(table_.arc_nodes + First(layer), loan->arc_nodes.size(), loan->arc_nodes.begin());
-  if (rules_.by_arc) loan->arc = table_.arc[layer];
   const int num_experts = model_->layers[static_cast<size_t>(layer)].num_experts;
   std::vector<int32_t> held(static_cast<size_t>(num_experts), -1);  // by place
   const bool whole = unfinished_[static_cast<size_t>(layer)] == 0;

@@ -38,11 +38,6 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
       std::all_of(model->layers.begin(), model->layers.end(), [&](const MoeLayerSpec& layer) {
         return layer.num_experts == like.num_experts && layer.routing.top_k == like.routing.top_k;
       });
-  int64_t paths = 0;
-  for (size_t l = 0; l + 1 < model->layers.size(); ++l) {
-    first_path_.push_back(paths);
-    paths += PathFloats(model->layers[l].num_experts, model->layers[l + 1].num_experts);
-  }
   Carver count;
   table_.Carve(*model, rules, &count);
   table_bytes_ = count.used();
@@ -69,13 +64,7 @@ absl::Status ServedMisses::ForgetPredictions() const {
   const auto layers = static_cast<size_t>(model_->num_layers());
   MOERT_RETURN_IF_ERROR(
       FillNow(predictions.curves, 0, (layers + 1) * kHitBins * sizeof(HitCounts)));
-  MOERT_RETURN_IF_ERROR(FillNow(predictions.calls, 0, layers * sizeof(PredictedCall)));
-  if (!by_paths()) return absl::OkStatus();
-  const PathMemory& paths = on_device_.paths;
-  const auto floats = static_cast<size_t>(PathMemory::Floats(*model_));
-  const PathCall none;
-  MOERT_RETURN_IF_ERROR(FillNow(paths.followed, 0, floats * sizeof(float)));
-  return CopyNow(paths.last, &none, sizeof none, cudaMemcpyHostToDevice);
+  return FillNow(predictions.calls, 0, layers * sizeof(PredictedCall));
 }
 
 absl::Status ServedMisses::LoadDecisions(ServeMissesArgs args) {
@@ -105,20 +94,12 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   args.use = nullptr;
   args.window = 0;
   MOERT_RETURN_IF_ERROR(LoadDecisions(args));
-  args.arc = nullptr;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
   if (rules_.prefetch()) {
     // Layers that are not lent predict nothing. A kernel for each size of layers.
     for (int l = 0; l < model_->num_layers(); ++l) {
       MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(PredictionOf(l, call), own_));
-    }
-    if (by_paths()) {
-      ExpertPathsArgs paths;  // of no layer: nothing follows
-      paths.last = on_device_.paths.last;
-      paths.layer = -1;
-      paths.experts = 1;
-      MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertPaths(paths, own_));
     }
     MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyPrefetched(on_device_.table.prefetch, own_));
   }
@@ -175,7 +156,6 @@ absl::Status ServedMisses::PlaceLow(const VersionedStore& store, int version) {
 bool ServedMisses::Predicts(int layer, int64_t tokens) const {
   const int next = layer + 1;
   if (!rules_.prefetch() || next == model_->num_layers() || tokens > kFewTokens) return false;
-  if (by_paths()) return true;
   return constants_->layer(next).gate != nullptr &&
          model_->layers[static_cast<size_t>(next)].hidden ==
              model_->layers[static_cast<size_t>(layer)].hidden;
@@ -206,9 +186,6 @@ ServeMissesArgs ServedMisses::Args(const Call& call) const {
     args.window = rules_.score_window;
     args.sums = on_device_.table.sums + First(layer);
     args.history = ScoresOf(on_device_.table, layer);
-  } else if (rules_.by_arc) {
-    args.arc = on_device_.table.arc + layer;
-    args.arc_nodes = on_device_.table.arc_nodes + First(layer);
   }
   args.scores = call.scores;
   if (call.low.accounts != nullptr) {
@@ -238,16 +215,11 @@ PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
   args.routing = constants_->layer(layer).routing;
   args.tokens = call.tokens;
   args.scores = call.next_scores;
-  if (by_paths()) args.paths = on_device_.paths.last;
   args.layer = on_device_.table.layers + layer;
   args.rows = on_device_.table.experts + First(layer);
   if (rules_.by_worth) args.use = on_device_.table.use + First(layer);
   if (rules_.score_window > 0) args.sums = on_device_.table.sums + First(layer);
   args.window = rules_.score_window;
-  if (rules_.by_arc) {
-    args.arc = on_device_.table.arc + layer;
-    args.arc_nodes = on_device_.table.arc_nodes + First(layer);
-  }
   args.records = on_device_.records + First(layer);
   args.slots = on_device_.table.slots + First(layer);
   args.tally = on_device_.tally + layer;

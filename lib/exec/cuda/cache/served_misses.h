@@ -73,14 +73,8 @@ class ServedMisses {
   /// The way back; waits. Calls that the device was given before must have ended.
   absl::Status TakeBack(VersionedStore* store);
 
-  /// Whether calls of so many tokens of the layer also bring what the next one will want; where
-  /// paths are predicted by, also whether they follow them.
+  /// Whether calls of so many tokens of the layer also bring what the next one will want.
   bool Predicts(int layer, int64_t tokens) const;
-  bool by_paths() const { return rules_.path_width > 0; }
-  /// In its place where paths are predicted by, of any layer, behind a call's grouping. ids:
-  /// [tokens, top_k]. next_scores: [experts] of the next layer.
-  absl::Status FollowPaths(int layer, int32_t tokens, const int32_t* ids, const SlotGroups& groups,
-                           float* next_scores, cudaStream_t stream);
 
   /// Lists the resident experts when a call of the layer is routed by that, in front of its Begin.
   ServedResidents Residents(int layer) const;
@@ -93,8 +87,7 @@ class ServedMisses {
     int32_t tokens = 0;
     SlotGroups groups;
     const float* scores = nullptr;  // [tokens, experts]; null: the routing was given
-    // Where something is predicted: the next layer's logits of the same rows, or, by paths, what
-    // FollowPaths makes of them. Else null.
+    // Where something is predicted: the next layer's logits of the same rows. Else null.
     float* next_scores = nullptr;
     const ExpertHandle* shared = nullptr;  // the handle of the shared expert
     const MakeTilesArgs* tiles = nullptr;
@@ -179,18 +172,14 @@ class ServedMisses {
   /// Those that decide about calls of few tokens.
   absl::Status LoadDecisions(ServeMissesArgs args);
   absl::Status ForgetPredictions() const;
-  ExpertPathsArgs PathsOf(int layer, int32_t tokens, float* next_scores) const;
   int64_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }
   float* ScoresOf(const ServedTable& table, int layer) const {
     return table.scores + First(layer) * rules_.score_window;
   }
-  /// The lists of the table here.
-  ArcView ArcOf(int layer) { return {table_.arc + layer, table_.arc_nodes + First(layer)}; }
 
   const MoeModelSpec* model_ = nullptr;
   const DeviceModel* constants_ = nullptr;
   ServedRules rules_;
-  std::vector<int64_t> first_path_;  // of each layer's table of paths
   const DeviceSource* records_ = nullptr;
   ServedBuffers on_device_{};
   Buffer memory_;  // pinned: the table on its way

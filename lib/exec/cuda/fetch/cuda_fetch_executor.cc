@@ -243,10 +243,6 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
   if (rules.score_window > 0) {
     return absl::FailedPreconditionError("its experts leave by scores, which nobody gives");
   }
-  if (rules.by_arc) {
-    return absl::FailedPreconditionError("its experts leave by lists of layer calls");
-  }
-  rules.path_width = 0;
   rules.by_gate = rules.by_gate && std::all_of(model_.layers.begin(), model_.layers.end(),
                                                [](const MoeLayerSpec& layer) {
                                                  return layer.routing.top_k <= kMaxTopK;

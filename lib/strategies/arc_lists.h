@@ -1,12 +1,9 @@
-// ARC's lists of a layer, on the host (strategies/arc.h, which says what they mean) and on a
-// device: the same code over arrays, a node an expert. One thread at a time; a call takes a few
-// steps for every expert that it requests, brings or lets go.
-#ifndef MOERT_LIB_RULES_ARC_LISTS_H_
-#define MOERT_LIB_RULES_ARC_LISTS_H_
+// ARC's lists of a layer (strategies/arc.h says what they mean), over arrays, a node an expert. A
+// call takes a few steps for every expert that it requests, brings or lets go.
+#ifndef MOERT_LIB_STRATEGIES_ARC_LISTS_H_
+#define MOERT_LIB_STRATEGIES_ARC_LISTS_H_
 
 #include <cstdint>
-
-#include "rules/host_device.h"
 
 namespace moert {
 
@@ -32,35 +29,24 @@ struct ArcState {
   int32_t unused = 0;
 };
 
-/// How many of the keys, in any order, are less than one.
-MOERT_HOST_DEVICE inline int RankOf(const uint32_t* keys, int count, uint32_t key) {
-  int rank = 0;
-  for (int i = 0; i < count; ++i) rank += keys[i] < key ? 1 : 0;
-  return rank;
-}
-/// Sort key of the experts that a call requests: fewest tokens first, among equals the
-/// lower index.
-MOERT_HOST_DEVICE inline uint32_t ArcKey(int32_t tokens, int e) {
-  return static_cast<uint32_t>(tokens) << 9 | static_cast<uint32_t>(e);  // of few experts
-}
-
 /// The lists of a layer, where they lie.
 struct ArcView {
   ArcState* state = nullptr;
   ArcNode* nodes = nullptr;         // [experts]
   const int32_t* counts = nullptr;  // [experts] tokens of the running call; null: none runs
 
-  MOERT_HOST_DEVICE void SetCapacity(int capacity) const {
+  void SetCapacity(int capacity) const {
     state->capacity = capacity;
     if (state->p > capacity) state->p = capacity;
     TrimGhosts();
   }
-  /// A call requested the experts of `order`, by ArcKey. `missed` of all nodes is 0.
-  MOERT_HOST_DEVICE void Request(const int32_t* order, int requested) const {
+  /// A call requested the experts of `order`: of fewer tokens first, of equals the lower index.
+  /// `missed` of all nodes is 0.
+  void Request(const int32_t* order, int requested) const {
     for (int i = 0; i < requested; ++i) RequestOne(order[i]);
     for (int e = state->head[kArcPrefetched]; e >= 0; e = nodes[e].next) nodes[e].passed_by = 1;
   }
-  MOERT_HOST_DEVICE void Inserted(int e, bool prefetch) const {
+  void Inserted(int e, bool prefetch) const {
     ArcNode& node = nodes[e];
     const uint8_t origin = node.list;
     if (origin != kArcNowhere) Unlink(e);
@@ -76,7 +62,7 @@ struct ArcView {
     }
     TrimGhosts();
   }
-  MOERT_HOST_DEVICE void Evicted(int e) const {
+  void Evicted(int e) const {
     const ArcNode node = nodes[e];
     if (node.list == kArcNowhere) return;
     Unlink(e);
@@ -88,7 +74,7 @@ struct ArcView {
   }
   /// The expert with `allowed` to leave for `incoming` (-1: for nobody); -1: none of them is known.
   /// REPLACE(x, p).
-  MOERT_HOST_DEVICE int Victim(int incoming, const uint8_t* allowed) const {
+  int Victim(int incoming, const uint8_t* allowed) const {
     int e = First(kArcPrefetched, allowed, /*passed_by_only=*/true);
     if (e >= 0) return e;
     const bool from_b2 = incoming >= 0 && nodes[incoming].list == kArcB2;
@@ -100,7 +86,7 @@ struct ArcView {
   }
 
  private:
-  MOERT_HOST_DEVICE void RequestOne(int e) const {
+  void RequestOne(int e) const {
     ArcNode& node = nodes[e];
     switch (node.list) {
       case kArcT1:
@@ -126,14 +112,14 @@ struct ArcView {
         return;
     }
   }
-  MOERT_HOST_DEVICE void Unlink(int e) const {
+  void Unlink(int e) const {
     ArcNode& node = nodes[e];
     (node.previous >= 0 ? nodes[node.previous].next : state->head[node.list]) = node.next;
     (node.next >= 0 ? nodes[node.next].previous : state->tail[node.list]) = node.previous;
     --state->size[node.list];
     node.list = kArcNowhere;
   }
-  MOERT_HOST_DEVICE void Link(int e, int list, int previous, int next) const {
+  void Link(int e, int list, int previous, int next) const {
     ArcNode& node = nodes[e];
     node.list = static_cast<uint8_t>(list);
     node.previous = previous;
@@ -143,7 +129,7 @@ struct ArcView {
     ++state->size[list];
   }
   /// As the most recent; of T1 and T2 behind those of the same call with more tokens.
-  MOERT_HOST_DEVICE void Append(int e, int list) const {
+  void Append(int e, int list) const {
     int before = state->tail[list];
     const bool by_tokens = counts != nullptr && (list == kArcT1 || list == kArcT2);
     while (by_tokens && before >= 0 && counts[e] > 0 && counts[before] > counts[e]) {
@@ -151,8 +137,8 @@ struct ArcView {
     }
     Link(e, list, before, before >= 0 ? nodes[before].next : state->head[list]);
   }
-  MOERT_HOST_DEVICE void Prepend(int e, int list) const { Link(e, list, -1, state->head[list]); }
-  MOERT_HOST_DEVICE void Adapt(int ghost) const {
+  void Prepend(int e, int list) const { Link(e, list, -1, state->head[list]); }
+  void Adapt(int ghost) const {
     const int other = ghost == kArcB1 ? kArcB2 : kArcB1;
     // The expert itself counts as a member of its list, also when a prefetch has taken it out.
     const double mine = state->size[ghost] > 1 ? state->size[ghost] : 1;
@@ -162,7 +148,7 @@ struct ArcView {
     state->p = p < 0 ? 0 : p > state->capacity ? state->capacity : p;
   }
   /// |T1| + |B1| <= c and |T1| + |T2| + |B1| + |B2| <= 2c, the oldest ghosts go.
-  MOERT_HOST_DEVICE void TrimGhosts() const {
+  void TrimGhosts() const {
     const int32_t* size = state->size;
     const int c = state->capacity;
     // A layer over its capacity loses somebody soon, who may be a ghost then.
@@ -172,7 +158,7 @@ struct ArcView {
       Unlink(state->head[size[kArcB2] > 0 ? kArcB2 : kArcB1]);
     }
   }
-  MOERT_HOST_DEVICE int First(int list, const uint8_t* allowed, bool passed_by_only) const {
+  int First(int list, const uint8_t* allowed, bool passed_by_only) const {
     for (int e = state->head[list]; e >= 0; e = nodes[e].next) {
       if (allowed[e] != 0 && (!passed_by_only || nodes[e].passed_by != 0)) return e;
     }
@@ -182,4 +168,4 @@ struct ArcView {
 
 }  // namespace moert
 
-#endif  // MOERT_LIB_RULES_ARC_LISTS_H_
+#endif  // MOERT_LIB_STRATEGIES_ARC_LISTS_H_
