@@ -85,7 +85,7 @@ class DrawnLayer {
     args.ready = ready.get();
     args.late = late.get();
     if (by_worth_) args.use = use.get();
-    args.elsewhere = kernel == Kernel::kElsewhere || kernel == Kernel::kUsualElsewhere ? 1 : 0;
+    args.answers_low = kernel == Kernel::kElsewhere || kernel == Kernel::kUsualElsewhere ? 1 : 0;
     const DeviceArray<float> logits(LogitsOf(ids, tokens));
     const DeviceArray<DeviceFormat> formats(std::vector<DeviceFormat>(1));
     const auto max_tiles = static_cast<int>(MaxTiles(tokens, kTopK, experts));

@@ -132,6 +132,19 @@ __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const Giv
   PostJob(cpu.memory.mailbox, &call, ClockNs(), static_cast<int64_t>(planned));
 }
 
+/// GiveToCpu and PostGiven. No part of the decision's own code: most calls miss nothing, and what
+/// they take is mostly the fetching of code.
+static __device__ __noinline__ GivenToCpu ShareMisses(const ServeMissesArgs& args, bool miss,
+                                                      int count, int free, int coming,
+                                                      RankScratch& scratch) {
+  const GivenToCpu given = GiveToCpu(args, miss, count, free, coming, scratch);
+  if (given.all == 0) return given;
+  ServedRecord record{};
+  if (given.mine) record = args.records[threadIdx.x];
+  PostGiven(args, given, record, count);
+  return given;
+}
+
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_CACHE_GIVE_TO_CPU_CUH_

@@ -72,15 +72,15 @@ __device__ __forceinline__ Known LoadKnown(const ServeMissesArgs& args, int* set
   return known;
 }
 
-/// kPlain: no miss is answered low or by the CPU. Kernels of such calls alone have no code and no
-/// registers for that.
+/// kPlain: no miss is answered low. Kernels of such calls alone have no code and no registers for
+/// that.
 template <bool kPlain>
 __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
   const int e = threadIdx.x;
   int settled = 1, listed = 0, other_settled = 1;
   Known known = LoadKnown<kPlain>(args, &settled, &listed, &other_settled);
   // An answer that cannot be seen yet is taken for none.
-  if (!kPlain && e == 0 && args.cpu.call != nullptr) {
+  if (e == 0 && args.cpu.call != nullptr) {
     PrefetchToL1(args.cpu.costs);  // of few tokens
     known.cpu_idle = CpuIdle(*args.cpu.memory.mailbox, LoadFresh(args.cpu.call));
   }

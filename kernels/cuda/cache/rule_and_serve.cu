@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     RuleScratch<kPerLane, kWarps> rule;
     ServeScratch serve;
   } scratch;
-  RuleAndServe</*kOneTileEach=*/false>(route, rule, args, nullptr, routed, accounts, marks,
+  RuleAndServe</*kOneTileEach=*/false>(route, rule, args, args, nullptr, routed, accounts, marks,
                                        scratch);
 }
 

@@ -87,11 +87,12 @@ __device__ __forceinline__ void ApplyRule(const ExpertCacheArgs& rule, const Kno
 }
 
 /// By all threads of a CTA with a warp or more to spare: routing by the rule, and the decision.
-/// kOneTileEach: as DecideCall; kept: as RouteTokens; scratch: a union of the routing's, the rule's
+/// kOneTileEach, given: as DecideCall; kept: as RouteTokens; scratch: a union of the routing's, the rule's
 /// and the decision's.
 template <bool kOneTileEach, int kPairs, typename Scratch>
 __device__ __forceinline__ void RuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
-                                             const ServeMissesArgs& args, float* kept,
+                                             const ServeMissesArgs& args,
+                                             const ServeMissesArgs& given, float* kept,
                                              RoutedPairs<kPairs>& routed, CallAccounts& accounts,
                                              Marks& marks, Scratch& scratch) {
   Known known = ReadKnown</*kPlain=*/false>(args);
@@ -106,7 +107,7 @@ __device__ __forceinline__ void RuleAndServe(const RouteFewArgs& route, const Ex
   });
   ShareKnown(args, known, scratch.serve);
   const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
-  DecideCall</*kPlain=*/false, kOneTileEach>(args, known, mine.count, pairs,
+  DecideCall</*kPlain=*/false, kOneTileEach>(args, given, known, mine.count, pairs,
                                              LowOfCall(args, routed, accounts), scratch.serve);
   if (threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
 }

@@ -28,14 +28,14 @@ __global__ void __launch_bounds__(kUsualThreads, 1)
     PredictScratch predict;
   } scratch;
   if (blockIdx.x > 0) {
-    PredictNext<kUsualPerLane>(UsualNext</*kPlain=*/false>(next), kept, scratch.predict);
+    PredictNext<kUsualPerLane>(UsualNext(next), kept, scratch.predict);
     return;
   }
   const RouteFewArgs route = UsualRoute(any_route);
   AssumeFew(route);
   RuleAndServe</*kOneTileEach=*/true>(route, UsualRule(any_rule, kept),
-                                      UsualServe</*kPlain=*/false>(any_args, kept), kept, routed,
-                                      accounts, marks, scratch);
+                                      UsualServe</*kPlain=*/false>(any_args, kept), any_args, kept,
+                                      routed, accounts, marks, scratch);
 }
 
 }  // namespace

@@ -148,27 +148,25 @@ struct AnsweredElsewhere {
   __device__ __forceinline__ bool mine() const { return low.mine || cpu.mine; }
 };
 /// Those that lower versions answer, and of the others those that the CPU computes: misses no more.
-/// late: prefetched records that the call waits for. By all threads.
+/// given: as DecideCall; late: prefetched records that the call waits for. By all threads.
 template <bool kPlain, typename Slot>
 __device__ __forceinline__ AnsweredElsewhere AnswerElsewhere(
-    const ServeMissesArgs& args, const Known& known, int count, const CallPairs<Slot>& pairs,
-    const LowCall& low_call, const int32_t& late, ServeTable& table, Standing* mine) {
-  const bool shares =
-      !kPlain && args.cpu.call != nullptr && known.layer.lent != 0 && table.cpu_idle;
+    const ServeMissesArgs& args, const ServeMissesArgs& given, const Known& known, int count,
+    const CallPairs<Slot>& pairs, const LowCall& low_call, const int32_t& late, ServeTable& table,
+    Standing* mine) {
+  const bool shares = args.cpu.call != nullptr && known.layer.lent != 0 && table.cpu_idle;
   AnsweredElsewhere elsewhere;
   if (!kPlain && low_call.accounts != nullptr) {
     const bool asks = mine->miss && !(shares && SparedByCpu(args.cpu, count));
     elsewhere.low = AnswerLow(args, low_call, pairs, table.counts, asks, count, table.ranks);
     if (elsewhere.low.mine) mine->miss = false;
   }
-  if (shares) {
+  if (shares && __syncthreads_or(mine->miss ? 1 : 0) != 0) {
     const int free = __syncthreads_count(mine->free ? 1 : 0);
-    elsewhere.cpu = GiveToCpu(args, mine->miss, count, free, late, table.ranks);
+    elsewhere.cpu = ShareMisses(given, mine->miss, count, free, late, table.ranks);
     if (elsewhere.cpu.mine) mine->miss = false;
   }
-  if (elsewhere.cpu.all > 0) {
-    PostGiven(args, elsewhere.cpu, known.record, count);
-  } else if (!kPlain && threadIdx.x == 0 && args.cpu.call != nullptr) {
+  if (elsewhere.cpu.all == 0 && threadIdx.x == 0 && args.cpu.call != nullptr) {
     args.cpu.call->experts = 0;
   }
   return elsewhere;
@@ -222,7 +220,8 @@ struct Decided {
 /// rows are read once and written at the end; between barriers everybody reads what the call began
 /// with.
 template <bool kPlain, typename Slot>
-__device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args, const Known& known,
+__device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args,
+                                               const ServeMissesArgs& given, const Known& known,
                                                int count, const CallPairs<Slot>& pairs,
                                                const LowCall& low_call, CallSums& sums,
                                                ServeTable& table) {
@@ -243,8 +242,8 @@ __device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args, cons
   mine.miss = mine.wanted && row.slot < 0;
   mine.idle = row.slot >= 0 && count == 0;
   mine.free = is_expert && lent && table.held[e] == 0;
-  const AnsweredElsewhere elsewhere = AnswerElsewhere<kPlain>(args, known, count, pairs, low_call,
-                                                              sums.prefetched.late, table, &mine);
+  const AnsweredElsewhere elsewhere = AnswerElsewhere<kPlain>(
+      args, given, known, count, pairs, low_call, sums.prefetched.late, table, &mine);
   const ServedRecord record = elsewhere.low.mine ? args.low.records[e] : known.record;
   StandingBefore before{};
   ServedCounts call = CountStandings(mine, &decided.wanted, &before);
@@ -292,14 +291,15 @@ __device__ __forceinline__ void EndDecision(const ServeMissesArgs& args, const K
 
 /// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
 /// expert; low_call: as that of args, in any memory. By all threads. kPlain: as ReadKnown;
-/// kOneTileEach: as MakeBothTiles.
+/// kOneTileEach: as MakeBothTiles; given: the kernel's own args, for what is not inlined.
 template <bool kPlain, bool kOneTileEach = false, typename Slot>
-__device__ __forceinline__ void DecideCall(const ServeMissesArgs& args, const Known& known,
+__device__ __forceinline__ void DecideCall(const ServeMissesArgs& args,
+                                           const ServeMissesArgs& given, const Known& known,
                                            int count, const CallPairs<Slot>& pairs,
                                            const LowCall& low_call, ServeScratch& scratch) {
   __shared__ CallSums sums;
   const int e = threadIdx.x;
-  Decided decided = DecideSlots<kPlain>(args, known, count, pairs, low_call, sums, scratch.table);
+  Decided decided = DecideSlots<kPlain>(args, given, known, count, pairs, low_call, sums, scratch.table);
   PlacedExpert& placed = decided.placed;
   const bool lends = args.lenders.layers > 0 && known.layer.lent != 0;
   if (lends) FindLeast(placed.at != nullptr, decided.worth, sums.spare);

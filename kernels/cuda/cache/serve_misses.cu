@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
     count = args.counts[e];
   }
   const CallPairs<int32_t> pairs{args.groups.sorted, args.groups.firsts};
-  DecideCall</*kPlain=*/false>(args, known, count, pairs, args.low.call, scratch);
+  DecideCall</*kPlain=*/false>(args, args, known, count, pairs, args.low.call, scratch);
 }
 
 template <int kPerLane, bool kPlain>
@@ -55,14 +55,15 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
   const ExpertPairs mine = RouteTokens(route, routed, scratch.route);
   ShareKnown(args, known, scratch.serve);
   const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
-  DecideCall<kPlain>(args, known, mine.count, pairs, LowOfCall(args, routed, accounts),
+  DecideCall<kPlain>(args, args, known, mine.count, pairs, LowOfCall(args, routed, accounts),
                      scratch.serve);
   if (low && threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
 }
 
 template <int kPerLane>
 auto KernelOf(const ServeMissesArgs& args) {
-  return args.elsewhere == 0 ? RouteAndServeKernel<kPerLane, true> : RouteAndServeKernel<kPerLane, false>;
+  return args.answers_low == 0 ? RouteAndServeKernel<kPerLane, true>
+                               : RouteAndServeKernel<kPerLane, false>;
 }
 
 }  // namespace

@@ -340,7 +340,7 @@ struct ServeMissesArgs {
   int32_t tokens = 0;
   int32_t top_k = 1;
   SlotLenders lenders;
-  int32_t elsewhere = 0;  // whether misses may be answered low, or by the CPU
+  int32_t answers_low = 0;  // whether misses may be
   LowVersions low;        // not of a call whose product is the host's
   CpuShareArgs cpu;
   // Where records are prefetched; else null.

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kUsualThreads, 1)
     PredictScratch predict;
   } scratch;
   if (blockIdx.x > 0) {
-    PredictNext<kUsualPerLane>(UsualNext<kPlain>(next), kept, scratch.predict);
+    PredictNext<kUsualPerLane>(UsualNext(next), kept, scratch.predict);
     return;
   }
   const RouteFewArgs route = UsualRoute(any_route);
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kUsualThreads, 1)
   const ExpertPairs mine = RouteTokens(route, routed, scratch.route, kept);
   ShareKnown(args, known, scratch.serve);
   const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
-  DecideCall<kPlain, /*kOneTileEach=*/true>(args, known, mine.count, pairs,
+  DecideCall<kPlain, /*kOneTileEach=*/true>(args, any_args, known, mine.count, pairs,
                                             LowOfCall(args, routed, accounts), scratch.serve);
   if (low && threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
 }
@@ -74,8 +74,7 @@ bool PredictsBeside(const RouteFewArgs& route, const ServeMissesArgs& args,
 int LaunchServeUsual(const RouteFewArgs& route, const ServeMissesArgs& args,
                      const PredictArgs* next, CUstream_st* stream) {
   if (next != nullptr && !PredictsBeside(route, args, *next)) return cudaErrorInvalidValue;
-  const bool plain = args.elsewhere == 0 && (next == nullptr || next->fills == 0);
-  return LaunchEarly(plain ? ServeUsualKernel<true> : ServeUsualKernel<false>,
+  return LaunchEarly(args.answers_low == 0 ? ServeUsualKernel<true> : ServeUsualKernel<false>,
                      next != nullptr ? 2 : 1, kUsualThreads, 0, stream, route, args,
                      next != nullptr ? *next : PredictArgs{});
 }

@@ -44,15 +44,12 @@ __device__ __forceinline__ ServeMissesArgs UsualServe(ServeMissesArgs args, cons
   args.tiles.prompt_packings = 0;
   args.ids = nullptr;
   if (!kPlain) return args;
-  args.elsewhere = 0;
+  args.answers_low = 0;
   args.low = LowVersions{};
-  args.cpu = CpuShareArgs{};
   return args;
 }
-template <bool kPlain>
 __device__ __forceinline__ PredictArgs UsualNext(PredictArgs next) {
   KnowUsual(next.routing);
-  if (kPlain) next.fills = 0;
   return next;
 }
 /// The compiler may take for granted that every thread looks at all pairs.

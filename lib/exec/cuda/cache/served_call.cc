@@ -10,7 +10,7 @@ ServeMissesArgs ServedMisses::DecisionOf(const Call& call) const {
   ServeMissesArgs args = Args(call);
   args.lenders = LendersOf(call.layer);
   args.cpu = ShareOf(call);
-  args.elsewhere = call.low.accounts != nullptr || args.cpu.call != nullptr ? 1 : 0;
+  args.answers_low = call.low.accounts != nullptr ? 1 : 0;
   if (call.tiles != nullptr) {
     args.makes_tiles = 1;
     args.tiles = *call.tiles;

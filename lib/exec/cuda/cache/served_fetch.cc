@@ -37,7 +37,6 @@ absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
   call.weights = host.given.weights;
   ServeMissesArgs args = Args(call);
   args.cpu = ShareOf(call);
-  args.elsewhere = args.cpu.call != nullptr ? 1 : 0;
   args.any_slot = host.given.any_slot ? 1 : 0;
   args.ids = host.given.ids;
   args.pairs = static_cast<int32_t>(host.given.pairs);

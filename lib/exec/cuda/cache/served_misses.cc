@@ -71,11 +71,11 @@ absl::Status ServedMisses::LoadDecisions(ServeMissesArgs args) {
   for (const MoeLayerSpec& layer : model_->layers) {
     RouteFewArgs route;  // of no tokens
     route.routing.num_experts = layer.num_experts;
-    const int most = rules_.low() || rules_.cpu() ? 1 : 0;
-    // Covers usual calls and others, and those that answer nothing elsewhere.
+    const int most = rules_.low() ? 1 : 0;
+    // Covers usual calls and others, and those that answer nothing low.
     for (const int usual : {0, 1}) {
       args.makes_tiles = usual;
-      for (args.elsewhere = 0; args.elsewhere <= most; ++args.elsewhere) {
+      for (args.answers_low = 0; args.answers_low <= most; ++args.answers_low) {
         MOERT_CUDA_RETURN_IF_ERROR(LaunchRouteAndServe(route, args, own_));
       }
       if (!rules_.ruled) continue;
