@@ -103,6 +103,10 @@ moert_code moert_engine_close_trace(moert_engine* engine, moert_error** error) {
   });
 }
 
+const char* moert_engine_promise(const moert_engine* engine) {
+  return engine == nullptr ? "" : PromiseName(engine->state->engine->promise()).data();
+}
+
 int32_t moert_engine_exact(const moert_engine* engine) {
   return engine != nullptr && engine->state->engine->exact();
 }

@@ -108,6 +108,13 @@ absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
   ParsedOptions parsed;
   EngineOptions& result = parsed.options;
   if (c.strategy != nullptr) result.strategy = c.strategy;
+  if (c.promise != nullptr) {
+    const absl::StatusOr<Promise> promise = ParsePromise(c.promise);
+    if (!promise.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("options.", promise.status().message()));
+    }
+    result.promise = *promise;
+  }
   result.budget = ToBudget(c.budget_bytes, c.budget_fraction);
   result.max_tokens_per_forward = c.max_tokens_per_forward;
   result.activation = static_cast<ActivationNumerics>(c.numerics);

@@ -1,7 +1,9 @@
 // The strategy `auto`: which strategy and versions fit a model, a budget and a machine, and why.
 //
-// `auto` (EngineOptions::strategy) is exact: every expert is loaded at open where the budget holds
-// them all, else `fate` serves them from a cache.
+// `auto` (EngineOptions::strategy) loads every expert at open where the budget holds them all, else
+// `fate` serves them from a cache. Beside a device the CPU then computes some misses (`cpu=1`):
+// results are faithful. Where the host accepts exact ones alone (EngineOptions::promise), or
+// nothing stands beside the CPU, they are exact.
 //
 // `auto:loss=X,calibration=FILE` accepts that the share X of perplexity is lost. It takes the
 // version that is expected to be fastest, among those whose loss the calibration predicts to be

@@ -312,8 +312,10 @@ class Engine {
   virtual const std::string& strategy() const = 0;
   /// Where experts execute: never kAuto.
   virtual BackendKind backend() const = 0;
-  /// False when the strategy is lossy: output may depend on residency.
-  virtual bool exact() const = 0;
+  /// The promise of the strategy that runs, after `auto` was resolved.
+  virtual Promise promise() const = 0;
+  /// The same bits at any budget. False: output may depend on residency.
+  bool exact() const { return promise() == Promise::kExact; }
   /// The host's part in recording layer calls into CUDA graphs, and between replays. Does not
   /// change over an engine's life.
   virtual const GraphNeeds& graph_needs() const = 0;

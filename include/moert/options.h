@@ -16,6 +16,7 @@
 #include "moert/mixed_group_gemm.h"
 #include "moert/peer_tier.h"
 #include "moert/profile.h"
+#include "moert/promise.h"
 #include "moert/strategy.h"
 #include "moert/thread_pool.h"
 #include "moert/trace.h"
@@ -77,6 +78,10 @@ struct EngineOptions {
   /// Changes the strategy that the spec built before the engine takes it: how a host brings
   /// policies of its own. Also called by Plan.
   std::function<absl::Status(Strategy*)> customize_strategy = {};
+  /// The weakest promise that the host accepts (promise.h). A strategy that promises less is
+  /// refused. Keys that are `auto`, as `cpu`, go by it: with kFaithful a CPU beside a device
+  /// computes some misses. Empty: a strategy promises what its spec says, and `auto` is faithful.
+  std::optional<Promise> promise = {};
   /// Hard limit of the fast tier (design rule 1).
   Budget budget;
   /// Rows of the largest layer call. Workspace is sized from it and is part of the budget.

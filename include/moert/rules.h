@@ -16,20 +16,9 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "moert/promise.h"
 
 namespace moert {
-
-/// An engine's promise of its output, the strongest first. Derived from the parts of a strategy
-/// (Strategy::promise).
-enum class Promise : int32_t {
-  /// The same bits at any budget.
-  kExact = 0,
-  /// The model's own routing, weights and precision. A CPU may compute beside the device, so that
-  /// results differ by rounding.
-  kFaithful = 1,
-  /// Routing or precision may differ from the model's, within the bounds that were set.
-  kLossy = 2,
-};
 
 // ---------------------------------------------------------------------------------------------------
 // Routing: which experts does a token use?

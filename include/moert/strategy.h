@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -94,6 +95,8 @@ struct StrategyContext {
   /// The file that the key `calibration` names, already read; null without that key. Borrowed
   /// for the call.
   const RoutingStatistics* calibration = nullptr;
+  /// The weakest promise that the host accepts; empty: it did not say.
+  std::optional<Promise> accepted = {};
 };
 using StrategyBuilder = std::function<absl::StatusOr<Strategy>(const StrategyContext&)>;
 
@@ -117,8 +120,11 @@ struct StrategyInfo {
 /// Thread-safe.
 absl::Status RegisterStrategy(StrategyInfo info, StrategyBuilder builder);
 
-/// Builds a strategy from its spec. Reads the file that a `calibration` key names. Thread-safe.
-absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec);
+/// Builds a strategy from its spec. Reads the file that a `calibration` key names. `accepted`: the
+/// weakest promise that the host accepts, if it says one: keys that are `auto` go by it, and a
+/// strategy that promises less is refused by the engine, not here. Thread-safe.
+absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec,
+                                      std::optional<Promise> accepted = std::nullopt);
 
 /// Every strategy: the built-in ones in the order of the documentation, then those registered, in
 /// that order. Thread-safe.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "advise/version_offers.h"
 #include "base/bytes_text.h"
 #include "base/exception_status.h"
@@ -28,12 +29,32 @@ std::string WhatIsMissing(const AutoKeys& keys) {
   return "; to be served fewer bits give calibration=FILE of `moert-pack calibrate --method hqq`";
 }
 
+/// A spec of `fate` whose misses are shared with the CPU.
+std::string Sharing(const std::string& fate) {
+  return fate + (fate.find(':') == fate.npos ? ":cpu=1" : ",cpu=1");
+}
+
+/// The weakest promise that may be chosen.
+absl::StatusOr<Promise> Accepted(const EngineOptions& options, const AutoKeys& keys) {
+  if (!options.promise.has_value()) return keys.loss > 0 ? Promise::kLossy : Promise::kFaithful;
+  if (keys.loss == 0 || *options.promise == Promise::kLossy) return *options.promise;
+  return absl::InvalidArgumentError(
+      fmt::format("strategy auto: loss={:g} is lossy, and the host accepts what is {}: accept "
+                  "lossy results (EngineOptions::promise), or leave loss out",
+                  keys.loss, PromiseName(*options.promise)));
+}
+
 /// The outcome of `keys`; `calibration`: losses of versions, null: not known.
 absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOptions& options,
                                       const AutoKeys& keys, const Calibration* calibration) {
   const std::string scheme = keys.scheme.empty() ? "" : ":scheme=" + keys.scheme;
   // The strategy that needs least names errors that all of them share.
-  MOERT_ASSIGN_OR_RETURN(const Blueprint cache, TryStrategy(source, options, "fate" + scheme));
+  MOERT_ASSIGN_OR_RETURN(const Promise accepted, Accepted(options, keys));
+  MOERT_ASSIGN_OR_RETURN(Blueprint cache, TryStrategy(source, options, "fate" + scheme));
+  const bool shares = accepted >= Promise::kFaithful && cache.backend->cpu_beside(source);
+  if (shares) {
+    MOERT_ASSIGN_OR_RETURN(cache, TryStrategy(source, options, Sharing("fate" + scheme)));
+  }
   if (calibration != nullptr) {
     MOERT_RETURN_IF_ERROR(CheckSameModel(keys.calibration, calibration->model, source.model()));
   }
@@ -49,10 +70,16 @@ absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOp
   EngineOptions bytes = options;
   bytes.budget = Budget::Bytes(cache.plan.budget_bytes);
   VersionOffers offers(source, bytes, keys.loss, known ? calibration : nullptr,
-                       [&](const std::string& spec) { return TryStrategy(source, bytes, spec); });
+                       [&](const std::string& spec) {
+                         const bool caches = shares && absl::StartsWith(spec, "fate");
+                         return TryStrategy(source, bytes, caches ? Sharing(spec) : spec);
+                       });
   offers.AddExact(all.ok() ? *all : cache);
   if (keys.loss > 0) offers.AddLossy(cache.versions.front());
   StrategyChoice choice = offers.Take();
+  if (absl::StartsWith(choice.spec, "fate") && shares) {
+    choice.why += "; the CPU computes some misses: faithful, not bit-identical (promise exact: none)";
+  }
   if (keys.loss > 0 && !known) choice.why += WhatIsMissing(keys);
   return choice;
 }

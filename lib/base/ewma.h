@@ -28,6 +28,8 @@ inline constexpr EwmaOptions kCpuScale{.weight = 0.05, .outlier = 2};
 inline constexpr double kCpuTrialWeight = 0.5;
 /// ...and what its scale loses each time it is passed over, so that it is tried again.
 inline constexpr double kCpuForget = 1.0 / 256;
+/// Times of a step's jobs for that CPU, measured and modelled, and their products.
+inline constexpr EwmaOptions kJobTime{.weight = 0.02};
 /// From a layer's routing to the next layer's, and from its last load to there.
 inline constexpr EwmaOptions kWindow{.weight = 0.1};
 /// Share of a layer's lookups that predictions named.

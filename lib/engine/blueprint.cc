@@ -7,6 +7,7 @@
 
 #include "base/bytes_text.h"
 #include "base/checked_math.h"
+#include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
 #include "engine/memory_plan.h"
@@ -170,6 +171,15 @@ HardwareProfile EffectiveProfile(const EngineOptions& options) {
   return profile;
 }
 
+absl::Status CheckPromise(const Strategy& strategy, std::optional<Promise> accepted) {
+  if (!accepted.has_value() || strategy.promise() <= *accepted) return absl::OkStatus();
+  const absl::string_view least = PromiseName(*accepted);
+  return absl::InvalidArgumentError(fmt::format(
+      "strategy '{}' is {}, and the host accepts what is {}: accept more (EngineOptions::promise), "
+      "or take 'fate' or 'auto', which keep to it",
+      strategy.spec, PromiseName(strategy.promise()), least));
+}
+
 }  // namespace
 
 ServedRules Blueprint::served() const {
@@ -230,11 +240,12 @@ absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const Engine
     return b;
   }
   Blueprint b;
-  MOERT_ASSIGN_OR_RETURN(b.strategy, MakeStrategy(options.strategy));
+  MOERT_ASSIGN_OR_RETURN(b.strategy, MakeStrategy(options.strategy, options.promise));
   if (options.customize_strategy != nullptr) {
     MOERT_RETURN_IF_ERROR(options.customize_strategy(&b.strategy));
   }
   MOERT_RETURN_IF_ERROR(b.strategy.Validate());
+  MOERT_RETURN_IF_ERROR(CheckPromise(b.strategy, options.promise));
   if (b.strategy.routing) MOERT_RETURN_IF_ERROR(b.strategy.routing->Check(model));
   b.residency = CarryOut(b.strategy.residency.get());
   MOERT_ASSIGN_OR_RETURN(b.versions, ServedVersions(source, b.strategy));

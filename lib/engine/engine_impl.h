@@ -70,7 +70,7 @@ class EngineImpl final : public Engine {
   BackendKind backend() const override { return blueprint_->backend->kind(); }
   /// See Backend::hidden_on_host.
   bool hidden_on_host() const { return blueprint_->backend->hidden_on_host(); }
-  bool exact() const override { return blueprint_->strategy.exact(); }
+  Promise promise() const override { return blueprint_->strategy.promise(); }
   const GraphNeeds& graph_needs() const override { return graph_needs_; }
 
  private:

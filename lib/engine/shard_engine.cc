@@ -149,7 +149,7 @@ class ShardEngine final : public Engine {
   const MoeModelSpec& model() const override { return whole_->model(); }
   const std::string& strategy() const override { return engine_->strategy(); }
   BackendKind backend() const override { return engine_->backend(); }
-  bool exact() const override { return engine_->exact(); }
+  Promise promise() const override { return engine_->promise(); }
   const GraphNeeds& graph_needs() const override { return engine_->graph_needs(); }
 
  private:
@@ -189,7 +189,7 @@ class ShardEngine final : public Engine {
 
 /// Where the library routes, it does so over all experts, as every shard of the model does.
 absl::Status ShardEngine::MakeRouter(EngineOptions* options) {
-  MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options->strategy));
+  MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options->strategy, options->promise));
   if (strategy.routing != nullptr) {
     return absl::InvalidArgumentError(
         fmt::format("strategy {}: its routing goes by what is resident here, which other shards do "

@@ -104,6 +104,8 @@ class Backend {
   virtual bool hidden_on_host() const = 0;
   /// Whether the fast tier is RAM: then its budget holds what policies do, too.
   virtual bool in_ram() const { return true; }
+  /// Whether a CPU beside the device may compute some of the source's misses.
+  virtual bool cpu_beside(const ExpertSource& /*source*/) const { return false; }
   /// Most bytes of pinned RAM that keep records, beside the budget.
   virtual int64_t PinnedBytes(const ExecutorSize& /*size*/) const { return 0; }
   /// Refuses formats, shapes and routing that this backend cannot execute.

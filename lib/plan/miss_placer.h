@@ -12,6 +12,7 @@
 #include "moert/policy.h"
 #include "moert/profile.h"
 #include "moert/scheduler.h"
+#include "plan/job_start.h"
 #include "rules/cpu_share.h"
 #include "store/lent_blocks.h"
 #include "transfer/link_estimate.h"
@@ -56,6 +57,7 @@ class MissPlacer {
   const std::string cpu_version_;
   SchedulerStats stats_;
   Ewma<running_mean::kCpuScale> cpu_scale_;  // measured over modelled
+  JobStart job_start_;
   bool cpu_passed_over_ = false;             // since it was measured
   int64_t modelled_bytes_ = -1;              // that modelled_ is of
   int64_t modelled_[kMostCpuTokens + 1] = {};

@@ -15,6 +15,7 @@ constexpr int kMostCpuTokens = 32;
 /// The cost of a miss, in ns.
 struct CpuCosts {
   int64_t load = 0;                         // its transfer
+  int64_t start = 0;                        // a job of the CPU, beside its experts
   int64_t tokens[kMostCpuTokens + 1] = {};  // the CPU, by its tokens; of none: nothing
 };
 
@@ -24,14 +25,14 @@ struct CpuCosts {
 /// is free.
 MOERT_HOST_DEVICE inline int LoadedByCompletion(const CpuCosts& costs, const int32_t* tokens,
                                                 int misses, int64_t busy) {
-  int64_t on_cpu = 0;
+  int64_t on_cpu = costs.start;
   for (int i = 0; i < misses; ++i) on_cpu += costs.tokens[tokens[i]];
   int64_t best_ns = on_cpu;
   int best = 0;
   for (int i = 0; i < misses; ++i) {
     on_cpu -= costs.tokens[tokens[i]];
     const int64_t link = busy + (i + 1) * costs.load;
-    const int64_t done_ns = link > on_cpu ? link : on_cpu;
+    const int64_t done_ns = link > on_cpu || i + 1 == misses ? link : on_cpu;
     if (done_ns > best_ns) continue;
     best_ns = done_ns;
     best = i + 1;

@@ -74,6 +74,7 @@ struct ServedCount {
   // its jobs took, and what the profile says they take.
   int64_t cpu_computed = 0;
   int64_t cpu_taken_back = 0;
+  int64_t cpu_jobs = 0;  // that it answered
   int64_t cpu_took_ns = 0;
   int64_t cpu_modelled_ns = 0;
 };

@@ -61,7 +61,8 @@ RegisteredStrategy Fate() {
         {"miss_bits", "version that a decode step waits for on a miss: high or low (high)"},
         {"low_hits",
          "low copies that decode has used: upgrade replaces them behind the call, keep leaves "
-         "them (upgrade)"}}},
+         "them (upgrade)"},
+        CpuKey()}},
       &BuildFate};
 }
 
@@ -83,12 +84,11 @@ RegisteredStrategy Importance() {
              "host's next attention, where the host offers it) or gate (the next layer's gate) "
              "(forward)"},
             {"n", "iterations that an expert's average score spans (64)"},
-            {"balancer",
-             "misses shared with a CPU beside a GPU: 0 (not shared), 1 (by Algorithm 2) or "
-             "completion (so that they finish earliest) (completion)"},
-            {"fill",
-             "1: bring in what the CPU computed while the link is idle (1 with "
-             "balancer=completion, else 0)"},
+            {"cpu",
+             "misses shared with a CPU beside a GPU: 1 (so that link and CPU end earliest), turns "
+             "(by Algorithm 2), 0 (all are loaded) or auto (0 where the host accepts exact results "
+             "alone, else 1) (auto)"},
+            {"fill", "1: bring in what the CPU computed while the link is idle (1 with cpu=1, else 0)"},
             Control()}},
           &BuildImportance};
 }
@@ -114,9 +114,9 @@ RegisteredStrategy Graded() {
              "requests may still lose (16)"},
             {"alpha", "half width of the band in which experts are substituted; 0: none are (0.3)"},
             {"substituted", "share of `loss` for substitutes, where alpha is not 0 (0.7)"},
-            {"balancer",
-             "misses shared with a CPU beside a GPU: 0 (not shared) or completion (so that they "
-             "finish earliest) (completion)"},
+            {"cpu",
+             "misses shared with a CPU beside a GPU: 1 (so that link and CPU end earliest), 0 (all "
+             "are loaded or answered low) or auto (1) (auto)"},
             Control(),
             {"max_gbps", "wait=0: limit of the bytes moved for transitions, GB/s; 0: none (0)"},
             {"n", "wait=0: iterations that an expert's average score spans (256)"},
@@ -185,7 +185,7 @@ std::vector<RegisteredStrategy> BuiltinStrategies() {
           "to be faster and its predicted loss is accepted (none)"}}},
        &BuildAuto},
       {{"resident", "every expert loaded at open", {SchemeKey()}}, &BuildResident},
-      {{"on-demand", "LRU cache, misses are loaded; the exact default", {SchemeKey()}},
+      {{"on-demand", "LRU cache, misses are loaded; the exact default", {SchemeKey(), CpuKey()}},
        &BuildOnDemand},
       Fate(),
       Importance(),

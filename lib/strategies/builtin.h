@@ -35,6 +35,14 @@ absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context);
 absl::Status RefuseKeys(absl::string_view strategy, const StrategyParams& params,
                         std::initializer_list<const char*> keys, absl::string_view setting);
 
+/// The key `cpu` of strategies that cache: whether misses are shared with a CPU beside a device.
+StrategyKey CpuKey();
+/// The outcome of that key. `auto` shares where the host accepts what is faithful; `otherwise`:
+/// where it does not say.
+absl::StatusOr<bool> SharesMisses(const StrategyContext& context, bool otherwise);
+/// The placement that shares them so that link and CPU end earliest; null: they are not shared.
+absl::StatusOr<std::unique_ptr<PlacementPolicy>> BuildSharing(const StrategyContext& context);
+
 /// The expert-cache rule in decode, displaced weight bounded for every request.
 std::unique_ptr<RoutingPolicy> MakeExpertCacheRouting(double alpha, double max_mass_share);
 

@@ -219,15 +219,16 @@ std::pair<std::string, std::string> SplitSeam(absl::string_view part) {
 
 }  // namespace
 
-absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec) try {
+absl::StatusOr<Strategy> MakeStrategy(absl::string_view spec,
+                                      std::optional<Promise> accepted) try {
   const std::vector<std::string> parts = absl::StrSplit(spec, '+');
   Composition composition;
-  MOERT_ASSIGN_OR_RETURN(composition.strategy, BuildOne(parts[0]));
+  MOERT_ASSIGN_OR_RETURN(composition.strategy, BuildOne(parts[0], accepted));
   composition.serving = parts[0];
   composition.filler.fill(std::string(NameOf(parts[0])));
   for (size_t i = 1; i < parts.size(); ++i) {
     const auto [name, seam] = SplitSeam(parts[i]);
-    MOERT_ASSIGN_OR_RETURN(Strategy other, BuildOne(name));
+    MOERT_ASSIGN_OR_RETURN(Strategy other, BuildOne(name, accepted));
     MOERT_RETURN_IF_ERROR(seam.empty() ? AddAll(&other, &composition)
                                        : AddSeam(seam, &other, &composition));
   }

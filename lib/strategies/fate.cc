@@ -1,7 +1,8 @@
 // fate: the next layer's gate says what to prefetch, and what the next calls will want least
 // leaves, whatever its layer; or as the paper has it, ARC keeps what comes back, and shallow
 // layers, which the gate predicts worst, get their slots first (Fate Sec. 4). With one scheme it is
-// exact; with `low` transfers are in the right number of bits (hybrid_bits.h) and it is not.
+// exact; with `low` transfers are in the right number of bits (hybrid_bits.h) and it is not; with
+// cpu=1 a CPU computes some misses, and it is faithful.
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -69,6 +70,7 @@ absl::StatusOr<CapacityRule> DealtCapacity(const StrategyContext& context) {
 absl::StatusOr<Strategy> BuildAuto(const StrategyContext& context) {
   MOERT_RETURN_IF_ERROR(context.params.Number("loss", 0, 0, 1).status());
   StrategyContext fate;
+  fate.accepted = context.accepted;
   const std::string scheme = context.params.Text("scheme", "");
   const std::string keys = scheme.empty() ? "" : "scheme=" + scheme;
   MOERT_ASSIGN_OR_RETURN(fate.params, StrategyParams::Parse("fate", keys, {"scheme"}));
@@ -102,6 +104,7 @@ absl::StatusOr<Strategy> BuildFate(const StrategyContext& context) {
   } else {
     strategy.residency = MakeArc(residency.capacity);
   }
+  MOERT_ASSIGN_OR_RETURN(strategy.placement, BuildSharing(context));
   return strategy;
 }
 

@@ -36,9 +36,9 @@ absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context) {
                                  .shared_slots = !params.Has("transient"),
                                  .capacity = {.kind = CapacityRuleKind::kMeasured,
                                               .transient = static_cast<int>(transient)}});
-  MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 1, {"0", "completion"}));
+  MOERT_ASSIGN_OR_RETURN(const bool shares, SharesMisses(context, true));
   PlacementRule placement{.max_low_share = loss - to_substitutes, .low_patience = patience};
-  if (balancer == 1) {
+  if (shares) {
     placement.balance = CpuBalance::kByCompletion;
     placement.backfills = true;
     // A low version that has to be brought is not earlier than a CPU by much.

@@ -74,17 +74,21 @@ absl::StatusOr<Strategy> BuildImportance(const StrategyContext& context) {
   rule.max_slot_share = static_cast<float>(slots);
   rule.max_mass_share = static_cast<float>(mass);
   rule.own_score_weights = weights == 0;
-  MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 2, {"0", "1", "completion"}));
-  MOERT_ASSIGN_OR_RETURN(const bool fill, params.Flag("fill", balancer == 2));
+  const bool in_turns = params.Text("cpu", "") == "turns";
+  bool shares = in_turns;
+  if (!in_turns) {
+    MOERT_ASSIGN_OR_RETURN(shares, SharesMisses(context, true));
+  }
+  MOERT_ASSIGN_OR_RETURN(const bool fill, params.Flag("fill", shares && !in_turns));
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
   strategy.routing = std::make_unique<ExpertCacheRouting>(rule, phase == 0);
   strategy.prefetch = MakePrefetchPolicy(
       {.kind = PrefetchRuleKind::kTopScore, .alpha = rule.alpha, .resident_forward = predict == 0});
   strategy.residency = MakeCachePolicy(
       {.kind = ResidencyRuleKind::kAverageScore, .window = static_cast<int>(window)});
-  if (balancer != 0) {
+  if (shares) {
     strategy.placement = MakePlacementPolicy(
-        {.balance = balancer == 2 ? CpuBalance::kByCompletion : CpuBalance::kInTurns,
+        {.balance = in_turns ? CpuBalance::kInTurns : CpuBalance::kByCompletion,
          .backfills = fill});
   }
   return strategy;

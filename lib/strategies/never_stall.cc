@@ -14,7 +14,7 @@ namespace moert {
 absl::StatusOr<Strategy> BuildNeverStall(const StrategyParams& params) {
   MOERT_RETURN_IF_ERROR(RefuseKeys(
       "graded", params,
-      {"standby", "transient", "loss", "patience", "alpha", "substituted", "balancer", "control"},
+      {"standby", "transient", "loss", "patience", "alpha", "substituted", "cpu", "control"},
       "wait=0, where the low version answers every miss"));
   Strategy s;
   s.serving = Serving::kLowPlusCache;

@@ -1,5 +1,6 @@
 // on-demand: a miss is loaded, the least recently used expert of its layer leaves. The exact
-// default.
+// default; with cpu=1 a CPU computes some misses, and it is faithful.
+#include "base/status_macros.h"
 #include "strategies/builtin.h"
 
 namespace moert {
@@ -8,6 +9,7 @@ absl::StatusOr<Strategy> BuildOnDemand(const StrategyContext& context) {
   const StrategyParams& params = context.params;
   Strategy strategy;
   if (params.Has("scheme")) strategy.versions = {params.Text("scheme", "")};
+  MOERT_ASSIGN_OR_RETURN(strategy.placement, BuildSharing(context));
   return strategy;
 }
 

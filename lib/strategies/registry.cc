@@ -126,9 +126,23 @@ std::string TodaysSpelling(absl::string_view name, absl::string_view keys) {
   return {};
 }
 
+/// Keys that had another name.
+absl::Status CheckRenamedKeys(absl::string_view name, absl::string_view keys) {
+  if (name != "importance" && name != "graded") return absl::OkStatus();
+  for (const absl::string_view key : absl::StrSplit(keys, ',')) {
+    if (!absl::StartsWith(key, "balancer=")) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("strategy {}: '{}' is spelled 'cpu={}' now", name, key,
+                    key == "balancer=0"   ? "0"
+                    : key == "balancer=1" ? "turns"
+                                          : "1"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<Strategy> BuildOne(const std::string& spec) {
+absl::StatusOr<Strategy> BuildOne(const std::string& spec, std::optional<Promise> accepted) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(spec, absl::MaxSplits(':', 1));
   std::vector<std::string> names;
   for (const RegisteredStrategy* entry : Registry::Get().All()) {
@@ -136,7 +150,9 @@ absl::StatusOr<Strategy> BuildOne(const std::string& spec) {
     if (parts.first != entry->info.name) continue;
     std::vector<std::string> keys;
     for (const StrategyKey& key : entry->info.keys) keys.push_back(key.name);
+    MOERT_RETURN_IF_ERROR(CheckRenamedKeys(parts.first, parts.second));
     StrategyContext context;
+    context.accepted = accepted;
     MOERT_ASSIGN_OR_RETURN(context.params,
                            StrategyParams::Parse(entry->info.name, parts.second, keys));
     RoutingStatistics calibration;

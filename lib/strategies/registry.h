@@ -2,6 +2,7 @@
 #ifndef MOERT_LIB_STRATEGIES_REGISTRY_H_
 #define MOERT_LIB_STRATEGIES_REGISTRY_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,7 @@ struct RegisteredStrategy {
 };
 
 /// Builds a strategy from `name[:key=value,...]`, without composition.
-absl::StatusOr<Strategy> BuildOne(const std::string& spec);
+absl::StatusOr<Strategy> BuildOne(const std::string& spec, std::optional<Promise> accepted);
 
 }  // namespace moert
 

@@ -164,7 +164,8 @@ ABI_FIELD(moert_engine_options, open_progress, 168);
 ABI_FIELD(moert_engine_options, numa_node, 176);
 ABI_FIELD(moert_engine_options, timeline_path, 184);
 ABI_FIELD(moert_engine_options, trace_replace, 192);
-ABI_LAST(moert_engine_options, trace_replace, 8);
+ABI_FIELD(moert_engine_options, promise, 200);
+ABI_LAST(moert_engine_options, promise, 8);
 
 ABI_SIZE(moert_shard, 64);
 ABI_FIELD(moert_shard, first_expert, 8);

@@ -64,8 +64,8 @@ std::vector<double> OnCpu(const std::shared_ptr<SyntheticSource>& source, int st
 TEST_CASE("experts of the CPU join the sum") {
   const auto source = std::make_shared<SyntheticSource>(Shape());
   const std::vector<double> reference = OnCpu(source, kSteps, kRows);
-  for (const char* strategy : {"cpu-split", "hybrimoe-like:balancer=1",
-                               "importance:alpha=0,balancer=1", "importance:alpha=0"}) {
+  for (const char* strategy : {"cpu-split", "hybrimoe-like:cpu=turns",
+                               "importance:alpha=0,cpu=turns", "importance:alpha=0"}) {
     INFO(strategy);
     EngineOptions options = Options(strategy, 0.3);
     // A link so slow that the balancer wants the CPU.

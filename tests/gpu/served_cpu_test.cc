@@ -57,7 +57,7 @@ class PausedCpu {
 
 TEST_CASE("replays with a CPU have the outputs of an engine that holds all") {
   const char* const strategy = GENERATE(
-      "importance:alpha=0", "importance:alpha=0,balancer=1", "on-demand+importance.placement",
+      "importance:alpha=0", "importance:alpha=0,cpu=turns", "on-demand+importance.placement",
       "graded:lo=low,loss=0,alpha=0", "graded:lo=low,loss=0,alpha=0,standby=1");
   INFO(strategy);
   Chain all("resident", 1, OfLayers(1));

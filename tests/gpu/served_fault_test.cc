@@ -135,7 +135,7 @@ absl::StatusOr<std::unique_ptr<Engine>> OpenServed(const char* strategy,
 TEST_CASE("faults of captured steps whose misses the device serves, and prefetches") {
   // So little may be lost that nothing is: accounts and rules are asked, and the bits stay.
   const std::pair<const char*, bool> cells[] = {
-      {"on-demand", false}, {"fate", false}, {"graded:lo=low,balancer=0,loss=1e-9", true}};
+      {"on-demand", false}, {"fate", false}, {"graded:lo=low,cpu=0,loss=1e-9", true}};
   for (const auto& [strategy, two_versions] : cells) {
     const auto open = [strategy = strategy, two_versions = two_versions] {
       SyntheticShape shape = Shape();

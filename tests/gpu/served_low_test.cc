@@ -1,4 +1,4 @@
-// Misses that the device answers by low versions (strategy graded with balancer=0): the host's
+// Misses that the device answers by low versions (strategy graded with cpu=0): the host's
 // decisions to the bit, every request's bound, no call of the driver that waits (driver_counter.cc
 // is preloaded).
 #include <random>
@@ -37,7 +37,7 @@ class RuleAlone final : public PlacementPolicy {
 /// Least recently used, nothing prefetched: eager and captured steps see the same experts.
 absl::StatusOr<Strategy> BuildLowByRule(const StrategyContext& context) {
   auto graded = MakeStrategy(
-      "graded:lo=low,balancer=0,patience=4,alpha=" + context.params.Text("alpha", "0") + ",loss=" +
+      "graded:lo=low,cpu=0,patience=4,alpha=" + context.params.Text("alpha", "0") + ",loss=" +
       context.params.Text("loss", "0.1") + ",standby=" + context.params.Text("standby", "1"));
   if (!graded.ok()) return graded.status();
   graded->prefetch = nullptr;
@@ -126,7 +126,7 @@ TEST_CASE("captured steps answer low what eager ones do, and the bits are theirs
 
 TEST_CASE("a few steps that answer low, for the tools that watch every access") {
   const char* const alpha = GENERATE("0", "0.4");  // without the rule in front, and with it
-  Chain served(std::string("graded:lo=low,balancer=0,loss=0.3,alpha=") + alpha, 0.25,
+  Chain served(std::string("graded:lo=low,cpu=0,loss=0.3,alpha=") + alpha, 0.25,
                TwoVersions());
   const EngineStats stats = FewReplays(&served);
   CHECK(stats.low_answers > 0);
@@ -192,11 +192,11 @@ TEST_CASE("a routing that the host left on the device") {
 TEST_CASE("where nothing may be lost, graded has the bits of an engine that holds all") {
   Chain all("resident", 1, TwoVersions());
   const std::pair<const char*, double> cells[] = {
-      {"graded:lo=low,balancer=0,loss=0,alpha=0", 0.1},
-      {"graded:lo=low,balancer=0,loss=0,alpha=0", 0.5},
-      {"graded:lo=low,balancer=0,loss=0,alpha=0,transient=2", 0.5},
-      {"graded:lo=low,balancer=0,loss=0", 0.25},
-      {"graded:lo=low,balancer=0,loss=0,alpha=0,standby=1", 0.75}};
+      {"graded:lo=low,cpu=0,loss=0,alpha=0", 0.1},
+      {"graded:lo=low,cpu=0,loss=0,alpha=0", 0.5},
+      {"graded:lo=low,cpu=0,loss=0,alpha=0,transient=2", 0.5},
+      {"graded:lo=low,cpu=0,loss=0", 0.25},
+      {"graded:lo=low,cpu=0,loss=0,alpha=0,standby=1", 0.75}};
   for (const auto& [strategy, fraction] : cells) {
     INFO(strategy << " " << fraction);
     Chain served(strategy, fraction, TwoVersions());
@@ -211,7 +211,7 @@ TEST_CASE("where nothing may be lost, graded has the bits of an engine that hold
 
 TEST_CASE("budgets and leases, with nothing to be lost") {
   Chain all("resident", 1, TwoVersions());
-  Chain served("graded:lo=low,balancer=0,loss=0,alpha=0", 0.5, TwoVersions());
+  Chain served("graded:lo=low,cpu=0,loss=0,alpha=0", 0.5, TwoVersions());
   served.Capture(3);
   std::mt19937 rng(4);
   HiddenProcess process(Shape().hidden, 13);
@@ -222,9 +222,9 @@ TEST_CASE("budgets and leases, with nothing to be lost") {
 
 TEST_CASE("the bound holds for every request, whatever happens between steps") {
   const auto [strategy, loss, least] =
-      GENERATE(std::tuple("graded:lo=low,balancer=0", 0.05, 0.05),
-               std::tuple("graded:lo=low,balancer=0,loss=0.02,alpha=0", 0.02, 0.05),
-               std::tuple("graded:lo=low,balancer=0,standby=1,loss=0.1", 0.1, 0.6));
+      GENERATE(std::tuple("graded:lo=low,cpu=0", 0.05, 0.05),
+               std::tuple("graded:lo=low,cpu=0,loss=0.02,alpha=0", 0.02, 0.05),
+               std::tuple("graded:lo=low,cpu=0,standby=1,loss=0.1", 0.1, 0.6));
   INFO(strategy);
   Chain served(strategy, 0.75, TwoVersions());
   REQUIRE(served.engine()->graph_needs().capturable);
@@ -256,7 +256,7 @@ TEST_CASE("the bound holds for every request, whatever happens between steps") {
 
 TEST_CASE("what was answered low is brought while nothing is predicted to be missing") {
   constexpr double kLoss = 0.9;
-  Chain served("graded:lo=low,balancer=0,alpha=0,patience=1,loss=0.9", 1, TwoVersions());
+  Chain served("graded:lo=low,cpu=0,alpha=0,patience=1,loss=0.9", 1, TwoVersions());
   GiveSlots(served.engine(), Shape().layers * 44);
   served.Capture(1);
   HiddenProcess process(Shape().hidden, 17);
@@ -283,7 +283,7 @@ TEST_CASE("what was answered low is brought while nothing is predicted to be mis
 
 TEST_CASE("no call waits, and a step is one graph launch") {
   for (const char* strategy :
-       {"graded:lo=low,balancer=0", "graded:lo=low,balancer=0,alpha=0,standby=1"}) {
+       {"graded:lo=low,cpu=0", "graded:lo=low,cpu=0,alpha=0,standby=1"}) {
     Chain served(strategy, 0.75, TwoVersions());
     HiddenProcess process(Shape().hidden, 3);
     for (const int64_t rows : {1, 8}) {

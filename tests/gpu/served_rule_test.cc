@@ -82,7 +82,7 @@ TEST_CASE("calls of many rows choose as eager ones") {
 TEST_CASE("where nothing may be substituted, importance has the bits of an engine that holds all") {
   Chain all("resident", 1);
   for (const char* strategy :
-       {"importance:alpha=0,balancer=0", "importance:alpha=0.5,max_slots=0,balancer=0"}) {
+       {"importance:alpha=0,cpu=0", "importance:alpha=0.5,max_slots=0,cpu=0"}) {
     for (const double fraction : {0.1, 0.5}) {
       INFO(strategy << " " << fraction);
       Chain served(strategy, fraction);
@@ -97,7 +97,7 @@ TEST_CASE("where nothing may be substituted, importance has the bits of an engin
 }
 
 TEST_CASE("budgets and leases, with nothing to be substituted") {
-  Chain all("resident", 1), served("importance:alpha=0,balancer=0", 0.5);
+  Chain all("resident", 1), served("importance:alpha=0,cpu=0", 0.5);
   served.Capture(3);
   std::mt19937 rng(4);
   HiddenProcess process(Shape().hidden, 13);
@@ -106,7 +106,7 @@ TEST_CASE("budgets and leases, with nothing to be substituted") {
 }
 
 TEST_CASE("what is prefetched counts as there; caps hold for every request") {
-  Chain served("importance:alpha=0.5,max_mass=0.04,balancer=0", 0.25);
+  Chain served("importance:alpha=0.5,max_mass=0.04,cpu=0", 0.25);
   for (const int64_t rows : {1, 4}) served.Capture(rows);
   HiddenProcess process(Shape().hidden, 21);
   for (int s = 0; s < 150; ++s) {
@@ -124,14 +124,14 @@ TEST_CASE("what is prefetched counts as there; caps hold for every request") {
 }
 
 TEST_CASE("a few steps by the rule, for the tools that watch every access") {
-  Chain served("importance:alpha=0.5,max_mass=0.2,balancer=0", 0.25);
+  Chain served("importance:alpha=0.5,max_mass=0.2,cpu=0", 0.25);
   const EngineStats stats = FewReplays(&served);
   CHECK(stats.slots_substituted > 0);
   CHECK(stats.worst_mass_share <= 0.2 * (1 + 1e-6));
 }
 
 TEST_CASE("no call waits, and a step is one graph launch") {
-  Chain served("importance:balancer=0", 0.25);
+  Chain served("importance:cpu=0", 0.25);
   HiddenProcess process(Shape().hidden, 3);
   served.Capture(4);
   served.SetRequests({7, 8, 9, 10});

@@ -114,7 +114,7 @@ TEST_CASE("importance: the rule runs in the device's router and decides as the C
        {"alpha=0.3", "alpha=0.6,second_pass=1", "alpha=0.6,max_slots=0.05", "alpha=0",
         "alpha=0.6,max_mass=0.02,phase=all", "alpha=0.5,weights=displaced"}) {
     const std::string strategy =
-        fmt::format("importance:{},scheme=bf16,balancer=0,predict=gate", keys);
+        fmt::format("importance:{},scheme=bf16,cpu=0,predict=gate", keys);
     INFO(strategy);
     const Run cpu = Drive(BackendKind::kCpu, strategy, 0.4, 0.2);
     const Run device = Drive(BackendKind::kCuda, strategy, 0.4, 0.2);

@@ -123,7 +123,7 @@ TEST_CASE("generate: the same seed draws the same text, greedy ignores it") {
 TEST_CASE("ppl: resident-forward prediction changes no bit and beats the next layer's gate") {
   const std::string args = "ppl" + Model() + Tokens("wikitext2") +
                            "--limit 256 --window 256 --step-tokens 1 --budget 25% --link-gbps 0.2 "
-                           "--clock virtual --strategy importance:alpha=0,balancer=0,predict=";
+                           "--clock virtual --strategy importance:alpha=0,cpu=0,predict=";
   const Json forward = RunJson(args + "forward"), gate = RunJson(args + "gate");
   REQUIRE(forward["window_nll"] == gate["window_nll"]);
   REQUIRE(forward["window_nll"].size() == 1);

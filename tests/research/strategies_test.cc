@@ -93,7 +93,7 @@ TEST_CASE("hybrimoe-like caches by score and shares misses") {
 }
 
 TEST_CASE("misses shared with the CPU are neither hits nor loads") {
-  for (const char* strategy : {"hybrimoe-like:balancer=1", "hybrimoe-like"}) {
+  for (const char* strategy : {"hybrimoe-like:cpu=turns", "hybrimoe-like"}) {
     const EngineStats s = Simulate(strategy, 0.4, true).stats;
     INFO(strategy);
     CHECK(s.cpu_computed > 0);

@@ -86,7 +86,7 @@ EngineOptions = _struct(
     "i32 backend device numerics io_threads threads clock", "str cpus kernels profile",
     "f64 link_gbps", "ptr thread_pool logger trace_sink", "str trace_path",
     "ptr shard open_user_data open_progress", "i64 numa_node", "str timeline_path",
-    "i64 trace_replace")
+    "i64 trace_replace", "str promise")
 Shard = _struct("Shard", "i64 first_expert num_experts", "ptr expert_list",
                 "i64 expert_list_size first_channel num_channels shared_experts")
 Memory = _struct(
@@ -175,6 +175,7 @@ _FUNCTIONS = {
     "engine_create": "code ptr ptr out", "engine_destroy": "none ptr",
     "engine_set_budget": "code ptr i64 f64", "engine_memory": "code ptr ptr",
     "engine_layer_count": "i32 ptr", "engine_layer": "code ptr i32 ptr", "engine_exact": "i32 ptr",
+    "engine_promise": "str ptr",
     "engine_backend": "i32 ptr", "engine_graph_safe": "i32 ptr", "probe": "code ptr",
     "engine_graph_needs": "code ptr ptr",
     "engine_strategy": "str ptr", "engine_close_trace": "code ptr", "engine_stats": "code ptr ptr",

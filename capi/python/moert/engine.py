@@ -15,11 +15,11 @@ def _engine_options(*, budget=1.0, strategy=None, backend="cpu", device=0, max_t
                     threads=0, io_threads=None, host_budget=None, numerics="bf16",
                     virtual_clock=False, link_gbps=0.0, cpus=None, kernels=None, profile=None,
                     trace_path=None, timeline_path=None, trace_replace=False, shard=None,
-                    numa_node=None):
+                    numa_node=None, promise=None):
     o = _c.init(_c.EngineOptions)
     for name, value in (("strategy", strategy), ("cpus", cpus), ("kernels", kernels),
                         ("profile", profile), ("trace_path", trace_path),
-                        ("timeline_path", timeline_path)):
+                        ("timeline_path", timeline_path), ("promise", promise)):
         if value is not None:
             setattr(o, name, str(value).encode())
     o.budget_bytes, o.budget_fraction = sizes.budget(budget)
@@ -114,6 +114,11 @@ class Engine(Handle):
     @property
     def strategy(self):
         return lib.moert_engine_strategy(self._handle).decode()
+
+    @property
+    def promise(self):
+        """"exact", "faithful" (rounded as two processors do) or "lossy"."""
+        return lib.moert_engine_promise(self._handle).decode()
 
     @property
     def exact(self):

@@ -31,7 +31,7 @@ __all__ = ["MoertConfig", "attach", "from_pretrained"]
 
 _ENGINE = ("budget", "strategy", "max_tokens", "threads", "io_threads", "host_budget", "numerics",
            "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path", "timeline_path",
-           "trace_replace", "numa_node")
+           "trace_replace", "numa_node", "promise")
 _HUB = ("revision", "token", "local_files_only", "force_download")
 _OURS = ("experts", "routing", "top_k", "cache_dir", "progress", "group", "parallel")
 

@@ -16,7 +16,7 @@ from .passes import Passes
 
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 _OPTIONS = ("budget", "strategy", "max_tokens", "threads", "io_threads", "host_budget", "numerics",
-            "link_gbps", "cpus", "kernels", "profile")
+            "link_gbps", "cpus", "kernels", "profile", "promise")
 
 
 def register():

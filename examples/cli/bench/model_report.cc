@@ -147,6 +147,7 @@ json RowJson(const VariantGroup& group, const Variant& v, const Row& row) {
           {"slots", row.plan.slots},
           {"total_experts", row.plan.total_experts},
           {"exact", v.engine->exact()},
+          {"promise", std::string(PromiseName(v.engine->promise()))},
           {"step_ms", ToJson(row.timing.step_ms)},
           {"tokens_per_s", row.tokens_per_s},
           {"repetition_ms", row.timing.repetition_ms},

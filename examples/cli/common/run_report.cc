@@ -139,7 +139,7 @@ std::string ReportTable(const RunReport& r, const Engine& engine) {
   const auto line = [&](const char* name, const std::string& value) {
     out += fmt::format("  {:<12} {}\n", name, value);
   };
-  line("strategy", fmt::format("{} ({})", engine.strategy(), engine.exact() ? "exact" : "lossy"));
+  line("strategy", fmt::format("{} ({})", engine.strategy(), std::string(PromiseName(engine.promise()))));
   line("budget",
        fmt::format("{}: {} fixed, room for {} of {} experts", util::BytesText(s.budget_bytes),
                    util::BytesText(m.fixed_bytes()), m.slots, m.total_experts));

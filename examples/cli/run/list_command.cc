@@ -28,6 +28,7 @@ absl::StatusOr<Json> Strategies() {
       keys.push_back({{"name", key.name}, {"help", key.help}});
     list.push_back({{"name", info.name},
                     {"exact", strategy.exact()},
+                    {"promise", std::string(PromiseName(strategy.promise()))},
                     {"versions", strategy.versions},
                     {"summary", info.summary},
                     {"keys", std::move(keys)}});
@@ -66,8 +67,8 @@ void Show(const Json& all) {
         Print("  {:<20} {} bits\n", item["name"].get<std::string>(),
               item["weight_bits"].get<int>());
       } else {
-        Print("  {:<16} {:<6} {}\n", item["name"].get<std::string>(),
-              item["exact"].get<bool>() ? "exact" : "lossy", item["summary"].get<std::string>());
+        Print("  {:<16} {:<8} {}\n", item["name"].get<std::string>(),
+              item["promise"].get<std::string>(), item["summary"].get<std::string>());
       }
     }
   }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cli/common/budget_flag.h"
+#include "cli/common/promise_flag.h"
 #include "cli/common/strategy_names.h"
 #include "util/status_macros.h"
 
@@ -22,6 +23,7 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
                     "them in place");
   parser->AddString("strategy", &o->strategy, "offloading strategy, name[:key=value,...]");
   parser->Suggest("strategy", StrategyNames());
+  AddPromise(parser, &o->promise);
   parser->AddString("budget", &o->budget,
                     "memory for experts: 512MiB, 8GiB (everything), or 25% of the experts");
   parser->AddSize("host-budget", &o->host_budget, "pinned host memory of the cuda backend");
@@ -73,6 +75,7 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& o) {
   }
   e.budget = *budget;
   e.strategy = o.strategy;
+  MOERT_RETURN_IF_ERROR(SetPromise(o.promise, &e));
   e.backend = o.backend == "cuda"  ? BackendKind::kCuda
               : o.backend == "cpu" ? BackendKind::kCpu
                                    : BackendKind::kAuto;

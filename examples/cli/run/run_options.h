@@ -19,6 +19,7 @@ struct RunOptions {
   bool live = false;
   std::string warm = "off";
   std::string strategy = "on-demand";
+  std::string promise;  // empty: as the strategy says
   std::string budget = "100%";
   int64_t host_budget = -1;
   std::string backend = "auto";

@@ -14,6 +14,7 @@
 #include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/common/run_report.h"
+#include "cli/common/promise_flag.h"
 #include "cli/common/strategy_names.h"
 #include "cli/common/tool.h"
 #include "cli/workload/oracles.h"
@@ -35,6 +36,7 @@ struct Options {
   std::string model;
   std::string profile = "reference";
   std::string strategy = "on-demand";
+  std::string promise;  // empty: as the strategy says
   std::string budget = "100%";
   double link_gbps = 0;
   std::string times = "profile";
@@ -69,6 +71,7 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const Options& o, const TraceHea
   }
   e.budget = *budget;
   e.strategy = o.strategy;
+  MOERT_RETURN_IF_ERROR(SetPromise(o.promise, &e));
   e.clock = ClockKind::kVirtual;
   MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));
   e.link_gbps = o.link_gbps;
@@ -236,6 +239,7 @@ int Main(int argc, const char* const* argv) {
   parser.AddString("profile", &o.profile, "hardware profile: reference, or a file of moert-bench");
   parser.AddString("strategy", &o.strategy, "offloading strategy, name[:key=value,...]");
   parser.Suggest("strategy", StrategyNames());
+  AddPromise(&parser, &o.promise);
   parser.AddString("budget", &o.budget,
                    "memory for experts: 512MiB, 8GiB (everything), or 25% of the experts");
   parser.AddDouble("link-gbps", &o.link_gbps, "rate of transfers, GB/s, in place of the profile's");

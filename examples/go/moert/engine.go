@@ -22,6 +22,7 @@ type Engine struct {
 // Options of an engine; zero values mean the library's defaults.
 type Options struct {
 	Strategy            string
+	Promise             string  // weakest accepted: exact, faithful, lossy; "": the strategy's own
 	BudgetBytes         int64   // 0: BudgetFraction decides
 	BudgetFraction      float64 // of the experts, in memory; 0: all
 	MaxTokensPerForward int64
@@ -54,6 +55,7 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 	C.moert_engine_options_init(c, C.sizeof_moert_engine_options)
 	c.backend = C.MOERT_BACKEND_CPU
 	for field, value := range map[**C.char]string{&c.strategy: options.Strategy,
+		&c.promise: options.Promise,
 		&c.cpus: options.CPUs, &c.trace_path: options.TracePath,
 		&c.timeline_path: options.TimelinePath} {
 		if value != "" {
@@ -165,6 +167,12 @@ func (e *Engine) layer(layer int) (C.moert_layer_spec, error) {
 func (e *Engine) Hidden(layer int) (int, error) {
 	c, err := e.layer(layer)
 	return int(c.hidden), err
+}
+
+// Promise is exact (the same bits at any budget), faithful (rounded as two processors do) or lossy.
+func (e *Engine) Promise() (promise string) {
+	e.use(func(handle *C.moert_engine) { promise = C.GoString(C.moert_engine_promise(handle)) })
+	return promise
 }
 
 // Exact says that the output is the same at any budget and thread count.

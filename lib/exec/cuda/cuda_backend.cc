@@ -63,6 +63,10 @@ class CudaBackend final : public Backend {
     return absl::OkStatus();
   }
 
+  bool cpu_beside(const ExpertSource& source) const override {
+    return !IsOpaque(source) || ProductOf(source) != nullptr;
+  }
+
   /// Where the host did not say: the thread that drives the device and those that bring records
   /// keep a CPU each, if that leaves half of them. (Half of them would not do for experts: 8
   /// threads of 16 virtual CPUs read 91 GB/s of them, 13 read 118 to 135.)

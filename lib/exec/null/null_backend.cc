@@ -57,6 +57,9 @@ class NullBackend final : public Backend {
 
   BackendKind kind() const override { return BackendKind::kCpu; }
   bool hidden_on_host() const override { return true; }
+  bool cpu_beside(const ExpertSource& /*source*/) const override {
+    return options_.profile.cpu_executor;
+  }
   ThreadPoolOptions Threads(bool /*cpu_offload*/) const override {
     ThreadPoolOptions threads;  // scratch memory is planned for so many
     threads.threads = options_.threads;

@@ -8,7 +8,7 @@
 //    that is done earliest, the link taking those with most tokens (plan/balancer.h); cached
 //    experts are never moved to an idle CPU. Where the CPU is always earlier, what it computed is
 //    brought into slots that nobody holds (HybriMoE begins with a full cache; this is in the
-//    baseline's favour). `balancer=1` is Algorithm 2 of the importance paper;
+//    baseline's favour). `cpu=turns` is Algorithm 2 of the importance paper;
 //  - its impact-driven prefetch over the next three layers is replaced by the next layer's
 //    predicted actives, most tokens first.
 #include <algorithm>
@@ -84,11 +84,11 @@ absl::StatusOr<Strategy> BuildHybriMoeLike(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const double decay, params.Number("decay", 0.3, 0.001, 1));
   strategy.residency = std::make_unique<MinusRecentScore>(decay);
   strategy.prefetch = MakePrefetchPolicy({.kind = PrefetchRuleKind::kTopScore});
-  MOERT_ASSIGN_OR_RETURN(const int balancer, params.OneOf("balancer", 1, {"1", "completion"}));
+  MOERT_ASSIGN_OR_RETURN(const int cpu, params.OneOf("cpu", 1, {"turns", "1"}));
   MOERT_ASSIGN_OR_RETURN(const bool fill, params.Flag("fill", false));
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
   strategy.placement = MakePlacementPolicy(
-      {.balance = balancer == 1 ? CpuBalance::kByCompletion : CpuBalance::kInTurns,
+      {.balance = cpu == 1 ? CpuBalance::kByCompletion : CpuBalance::kInTurns,
        .backfills = fill});
   return strategy;
 }

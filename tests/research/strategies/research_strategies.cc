@@ -27,9 +27,7 @@ absl::Status RegisterAll() {
        "score-aware cache, prefetch by the next layer's gate, misses shared with the CPU",
        {scheme,
         {"decay", "weight of the newest scores in the cache's priority (0.3)"},
-        {"balancer",
-         "misses shared by Algorithm 2 (1) or so that they finish earliest (completion) "
-         "(completion)"},
+        {"cpu", "misses shared by Algorithm 2 (turns) or so that they end earliest (1) (1)"},
         {"fill", "1: bring in what the CPU computed while the link is idle (0)"},
         control}},
       &BuildHybriMoeLike));

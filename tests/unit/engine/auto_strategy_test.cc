@@ -43,6 +43,27 @@ struct Fixture {
   }
 };
 
+TEST_CASE("beside a device the CPU shares misses, unless results must be exact") {
+  Fixture f(0.5);
+  f.options.simulate = true;
+  f.options.clock = ClockKind::kVirtual;
+  f.options.profile.cpu_executor = true;
+  const auto choose = [&] {
+    const auto choice = ChooseStrategy(*f.source, f.options);
+    REQUIRE_OK(choice.status());
+    return *choice;
+  };
+  CHECK(choose().spec == "fate:cpu=1");
+  CHECK(absl::StrContains(choose().why, "faithful"));
+  f.options.promise = Promise::kFaithful;
+  CHECK(choose().spec == "fate:cpu=1");
+  f.options.promise = Promise::kExact;
+  CHECK(choose().spec == "fate");
+  f.options.strategy = "auto:scheme=low";
+  f.options.promise.reset();
+  CHECK(choose().spec == "fate:scheme=low,cpu=1");
+}
+
 TEST_CASE("all experts are loaded where they fit, else fate caches them") {
   CHECK(Fixture(1).Chosen() == "resident");
   CHECK(Fixture(0.5).Chosen() == "fate");

@@ -95,7 +95,7 @@ TEST_CASE("what the rule takes in every layer has to be won back") {
     return ExpectedStep(*quick.source, *quick.Open(spec, kAll), 0, served).layers_ms;
   };
   const double exact = ms("fate", true);
-  for (const char* spec : {"graded:lo=low", "graded:lo=low,balancer=0"}) {
+  for (const char* spec : {"graded:lo=low", "graded:lo=low,cpu=0"}) {
     CHECK(ms(spec, true) == Approx(exact + quick.shape.layers * 0.006));
     CHECK(ms(spec, false) == exact);
   }
@@ -103,7 +103,7 @@ TEST_CASE("what the rule takes in every layer has to be won back") {
 
 TEST_CASE("nothing is served in logical time, or where every call is traced") {
   Fixture f(0.001);
-  const Blueprint b = *f.Open("graded:lo=low,balancer=0", kAll);
+  const Blueprint b = *f.Open("graded:lo=low,cpu=0", kAll);
   CHECK(DeviceServes(*f.source, f.options, b));
   f.options.clock = ClockKind::kVirtual;
   CHECK(!DeviceServes(*f.source, f.options, b));

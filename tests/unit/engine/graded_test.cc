@@ -72,7 +72,7 @@ TEST_CASE("without a CPU graded decides by its rule alone") {
   // Beside the CPU backend there is none in any case.
   for (const char* keys : {"lo=low,standby=1,loss=0.1", "lo=low,loss=0.1,alpha=0"}) {
     const Run shared = Decode(std::string("graded:") + keys, 0.95);
-    const Run ruled = Decode(std::string("graded:balancer=0,") + keys, 0.95);
+    const Run ruled = Decode(std::string("graded:cpu=0,") + keys, 0.95);
     CHECK(ruled.stats.low_answers > 0);
     CHECK(ruled.stats.low_answers == shared.stats.low_answers);
     CHECK(ruled.stats.fills == shared.stats.fills);
@@ -81,7 +81,7 @@ TEST_CASE("without a CPU graded decides by its rule alone") {
     CHECK(std::memcmp(ruled.outputs.data(), shared.outputs.data(),
                       shared.outputs.size() * sizeof(float)) == 0);
   }
-  CHECK((*MakeStrategy("graded:balancer=0,loss=0,alpha=0")).exact());
+  CHECK((*MakeStrategy("graded:cpu=0,loss=0,alpha=0")).exact());
 }
 
 TEST_CASE("substitutes and low answers share one bound") {

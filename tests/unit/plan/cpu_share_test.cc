@@ -174,6 +174,40 @@ TEST_CASE("costs are the profile's, corrected by what the device's jobs took") {
   CHECK(placer.Costs(10000).tokens[1] == before);
 }
 
+TEST_CASE("a job is given only what ends earlier with its start") {
+  CpuCosts costs;
+  costs.load = 50;
+  costs.tokens[1] = 10;
+  const int32_t tokens[] = {1, 1, 1};
+  CHECK(LoadedByCompletion(costs, tokens, 1, 0) == 0);
+  CHECK(LoadedByCompletion(costs, tokens, 3, 0) == 0);
+  costs.start = 60;
+  CHECK(LoadedByCompletion(costs, tokens, 1, 0) == 1);  // 50 by the link, 70 by the CPU
+  CHECK(LoadedByCompletion(costs, tokens, 2, 0) == 1);  // 70 beside 50
+  CHECK(LoadedByCompletion(costs, tokens, 3, 0) == 1);  // 80 beside 50
+  costs.start = 150;
+  CHECK(LoadedByCompletion(costs, tokens, 3, 0) == 3);
+}
+
+TEST_CASE("the start of a job is found where jobs differ, and no scale has it twice") {
+  Placer p;
+  MissPlacer placer(p.policy.get(), &p.profile, &p.link, "w4");
+  for (int i = 0; i < 400; ++i) {
+    const int64_t experts = 1 + i % 4;
+    ServedCount count;
+    count.cpu_computed = experts;
+    count.cpu_jobs = 1;
+    count.cpu_modelled_ns = experts * 10'000;
+    count.cpu_took_ns = 30'000 + experts * 20'000;
+    placer.CountServed(count);
+  }
+  const CpuCosts costs = placer.Costs(10000);
+  CHECK(costs.start > 10'000 + 28'000);
+  CHECK(costs.start < 10'000 + 32'000);
+  CHECK(costs.tokens[1] > 5100 * 18 / 10);
+  CHECK(costs.tokens[1] < 5100 * 22 / 10);
+}
+
 TEST_CASE("where the profile is exact, nothing corrects it") {
   Placer p;
   MissPlacer placer(p.policy.get(), &p.profile, nullptr, "w4");

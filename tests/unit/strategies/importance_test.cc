@@ -206,7 +206,7 @@ TEST_CASE("where nothing may be substituted, importance is exact to the bit") {
   const Run all = Drive("importance:alpha=0.6,phase=all", 0.25, prefill);
   CHECK(!SameBits(all, exact_prefill));
   CHECK(all.stats.slots_substituted > 0);
-  CHECK(MakeStrategy("importance:alpha=0,balancer=0")->exact());
+  CHECK(MakeStrategy("importance:alpha=0,cpu=0")->exact());
   CHECK(!MakeStrategy("importance")->exact());
   CHECK(MakeStrategy("on-demand+importance.residency")->exact());
   CHECK(!MakeStrategy("on-demand+importance.routing")->exact());

@@ -119,10 +119,10 @@ TEST_CASE("what a strategy promises is the weakest of its parts") {
   };
   CHECK(promise("on-demand") == Promise::kExact);
   CHECK(promise("fate") == Promise::kExact);
-  CHECK(promise("importance:alpha=0,balancer=0") == Promise::kExact);
+  CHECK(promise("importance:alpha=0,cpu=0") == Promise::kExact);
   CHECK(promise("importance:alpha=0") == Promise::kFaithful);
   CHECK(promise("fate+importance.placement") == Promise::kFaithful);
-  CHECK(promise("graded:loss=0,alpha=0,balancer=completion") == Promise::kFaithful);
+  CHECK(promise("graded:loss=0,alpha=0,cpu=1") == Promise::kFaithful);
   CHECK(promise("importance:alpha=0.1") == Promise::kLossy);
   CHECK(promise("graded:loss=0.1,alpha=0") == Promise::kLossy);
   CHECK(promise("dynaexq") == Promise::kLossy);

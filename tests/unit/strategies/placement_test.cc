@@ -10,8 +10,8 @@ using test::Simulate;
 using Run = test::SimulatedRun;
 
 TEST_CASE("a balanced CPU takes misses, and steps get shorter") {
-  const Run loads = Simulate("importance:alpha=0,balancer=0", 0.4, true);
-  const Run balanced = Simulate("importance:alpha=0,balancer=1", 0.4, true);
+  const Run loads = Simulate("importance:alpha=0,cpu=0", 0.4, true);
+  const Run balanced = Simulate("importance:alpha=0,cpu=turns", 0.4, true);
   CHECK(loads.stats.cpu_computed == 0);
   CHECK(balanced.stats.cpu_computed > 0);
   CHECK(balanced.stats.lookups == loads.stats.lookups);
@@ -20,7 +20,7 @@ TEST_CASE("a balanced CPU takes misses, and steps get shorter") {
   CHECK(balanced.stats.balance_cpu_ns > 0);
   CHECK(balanced.stats.policy_fallbacks == 0);
   // Experts that the CPU computes are neither hits nor loads.
-  for (const char* strategy : {"importance:alpha=0,balancer=1", "importance:alpha=0,fill=0"}) {
+  for (const char* strategy : {"importance:alpha=0,cpu=turns", "importance:alpha=0,fill=0"}) {
     const EngineStats s = Simulate(strategy, 0.4, true).stats;
     INFO(strategy);
     CHECK(s.cpu_computed > 0);
@@ -36,7 +36,7 @@ TEST_CASE("done earliest beats Algorithm 2, and what the CPU computed is brought
   };
   for (const double link : {2e6, 15e6}) {  // 9 ms a transfer: everything missing is the CPU's
     INFO("link of " << link);
-    const Run paper = run("importance:alpha=0,balancer=1", link);
+    const Run paper = run("importance:alpha=0,cpu=turns", link);
     const Run left = run("importance:alpha=0,fill=0", link);
     const Run filled = run("importance:alpha=0", link);
     CHECK(left.now_ns < paper.now_ns);
@@ -63,20 +63,20 @@ TEST_CASE("a cold cache is filled behind the CPU even where every load would be 
   CHECK(longer.stats.hit_ratio() > 0.4);
 }
 
-TEST_CASE("without a CPU beside the fast tier the balancer is inactive") {
+TEST_CASE("without a CPU beside the fast tier nothing is shared") {
   const Run without = Simulate("importance:alpha=0", 0.4, false);
-  const Run loads = Simulate("importance:alpha=0,balancer=0", 0.4, false);
+  const Run loads = Simulate("importance:alpha=0,cpu=0", 0.4, false);
   CHECK(without.stats.cpu_computed == 0);
   CHECK(without.now_ns == loads.now_ns);
 }
 
 TEST_CASE("in prefill the CPU gets only what it finishes in the shadow of the loads") {
-  const Run loads = Simulate("importance:alpha=0,balancer=0", 0.4, true, 64, Phase::kPrefill, 8);
-  const Run balanced = Simulate("importance:alpha=0,balancer=1", 0.4, true, 64, Phase::kPrefill, 8);
+  const Run loads = Simulate("importance:alpha=0,cpu=0", 0.4, true, 64, Phase::kPrefill, 8);
+  const Run balanced = Simulate("importance:alpha=0,cpu=turns", 0.4, true, 64, Phase::kPrefill, 8);
   CHECK(balanced.now_ns <= loads.now_ns);
   CHECK(balanced.stats.cpu_computed < balanced.stats.loads / 2);
   // With twice the tokens an expert there is less of it.
-  const Run larger = Simulate("importance:alpha=0,balancer=1", 0.4, true, 200, Phase::kPrefill, 8);
+  const Run larger = Simulate("importance:alpha=0,cpu=turns", 0.4, true, 200, Phase::kPrefill, 8);
   CHECK(larger.stats.cpu_computed < balanced.stats.cpu_computed);
   // And none in calls of very many, whatever the costs say.
   const auto free_cpu = [](int64_t rows) {
@@ -89,7 +89,7 @@ TEST_CASE("in prefill the CPU gets only what it finishes in the shadow of the lo
 
 TEST_CASE("strategies that move work to another executor are declared lossy") {
   CHECK(!MakeStrategy("importance:alpha=0")->exact());
-  CHECK(MakeStrategy("importance:alpha=0,balancer=0")->exact());
+  CHECK(MakeStrategy("importance:alpha=0,cpu=0")->exact());
 }
 
 }  // namespace

@@ -42,9 +42,9 @@ TEST_CASE("strategy specs parse and compose") {
 TEST_CASE("whose misses a device may serve") {
   for (const char* spec :
        {"on-demand", "fate", "on-demand+importance.residency", "on-demand+fate.prefetch",
-        "importance:balancer=0", "importance", "importance:balancer=1",
+        "importance:cpu=0", "importance", "importance:cpu=turns",
         "on-demand+importance.placement", "on-demand+importance.routing", "fate+importance.routing",
-        "graded:balancer=0", "graded:balancer=0,standby=1", "graded", "graded:standby=1"}) {
+        "graded:cpu=0", "graded:cpu=0,standby=1", "graded", "graded:standby=1"}) {
     INFO(spec);
     const auto s = MakeStrategy(spec);
     REQUIRE_OK(s.status());

@@ -105,6 +105,9 @@ typedef struct moert_engine_options {
   const char *timeline_path; /* writes Chrome trace JSON; NULL: none */
   int64_t trace_replace;     /* 1: regular files of these two names are replaced; 0, the default:
                               * ALREADY_EXISTS. Links, pipes and devices always are refused */
+  const char *promise; /* weakest that the host accepts: "exact", "faithful" (with a GPU the CPU may
+                        * compute some misses) or "lossy"; a strategy that promises less is refused.
+                        * NULL: as the strategy's spec says, and "auto" is faithful */
 } moert_engine_options;
 
 MOERT_API void moert_engine_options_init(moert_engine_options *options, uint64_t size);
@@ -139,7 +142,11 @@ MOERT_API moert_code moert_engine_layer(const moert_engine *engine, int32_t laye
 MOERT_API moert_backend moert_engine_backend(const moert_engine *engine);
 /* The strategy's spec. Lives as long as the engine. Thread-safe. */
 MOERT_API const char *moert_engine_strategy(const moert_engine *engine);
-/* 1: the output is the same at any budget and thread count; 0 for NULL. Thread-safe. */
+/* The promise of the strategy that runs: "exact" (the same bits at any budget), "faithful" (the
+ * model's own routing and precision, rounded as two processors do) or "lossy"; "" for NULL. Static.
+ * Thread-safe. */
+MOERT_API const char *moert_engine_promise(const moert_engine *engine);
+/* 1: the promise is "exact"; 0 for NULL. Thread-safe. */
 MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
 /* 1: layer calls may be recorded into a CUDA graph, and the graph launched between step_begin and
  * step_end of later steps, on the step's stream; nothing waits for one that is launched

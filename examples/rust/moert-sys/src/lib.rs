@@ -1036,6 +1036,7 @@ pub struct moert_engine_options {
     pub numa_node: i64,
     pub timeline_path: *const ::std::os::raw::c_char,
     pub trace_replace: i64,
+    pub promise: *const ::std::os::raw::c_char,
 }
 extern "C" {
     pub fn moert_engine_options_init(options: *mut moert_engine_options, size: u64);
@@ -1075,6 +1076,9 @@ extern "C" {
 }
 extern "C" {
     pub fn moert_engine_strategy(engine: *const moert_engine) -> *const ::std::os::raw::c_char;
+}
+extern "C" {
+    pub fn moert_engine_promise(engine: *const moert_engine) -> *const ::std::os::raw::c_char;
 }
 extern "C" {
     pub fn moert_engine_exact(engine: *const moert_engine) -> i32;

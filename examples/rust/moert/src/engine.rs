@@ -29,6 +29,8 @@ pub struct GraphNeeds {
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub strategy: Option<String>,
+    /// Weakest promise accepted: "exact", "faithful" or "lossy"; None: the strategy's own.
+    pub promise: Option<String>,
     /// Hard limit in bytes; 0: `budget_fraction` decides.
     pub budget_bytes: i64,
     /// Share of the experts in memory; 0: all.
@@ -123,6 +125,7 @@ impl Engine {
             value.as_ref().map(|v| c_string(what, v)).transpose()
         };
         let strategy = optional("strategy", &options.strategy)?;
+        let promise = optional("promise", &options.promise)?;
         let cpus = optional("cpus", &options.cpus)?;
         let trace_path = optional("trace_path", &options.trace_path)?;
         let timeline_path = optional("timeline_path", &options.timeline_path)?;
@@ -136,6 +139,7 @@ impl Engine {
             }
         };
         set(&mut c.strategy, &strategy);
+        set(&mut c.promise, &promise);
         set(&mut c.cpus, &cpus);
         set(&mut c.trace_path, &trace_path);
         set(&mut c.timeline_path, &timeline_path);
@@ -194,6 +198,12 @@ impl Engine {
 
     pub fn layer_count(&self) -> i32 {
         unsafe { sys::moert_engine_layer_count(self.handle) }
+    }
+
+    /// `exact` (the same bits at any budget), `faithful` (rounded as two processors do) or `lossy`.
+    pub fn promise(&self) -> &'static str {
+        let name = unsafe { std::ffi::CStr::from_ptr(sys::moert_engine_promise(self.handle)) };
+        name.to_str().unwrap_or_default()
     }
 
     /// The output is the same at any budget and thread count.

@@ -86,6 +86,7 @@ void ServedCpu::Answer() {
   AnswerJob(memory_.mailbox, job, status.ok());  // else the device multiplies
   if (!status.ok()) return;
   const MutexLock lock(&mu_);
+  ++times_.jobs;
   times_.modelled_ns += modelled_ns;
   times_.took_ns += took.count();
 }

@@ -44,6 +44,7 @@ class ServedCpu final : public PostedJobs {
 
   /// The time of the jobs answered since this was last asked, and their time by the profile.
   struct Times {
+    int64_t jobs = 0;
     int64_t modelled_ns = 0;
     int64_t took_ns = 0;
   };

@@ -335,6 +335,7 @@ bool CudaFetchExecutor::TakeServed(ServedCount* added) {
   if (!served_->TakeCounts(added)) return false;
   if (product_ != nullptr) {
     const FetchedProduct::Times times = product_->TakeTimes();
+    added->cpu_jobs = times.jobs;
     added->cpu_took_ns = times.took_ns;
     added->cpu_modelled_ns = times.modelled_ns;
     late_ = late_ || added->cpu_taken_back > 0;

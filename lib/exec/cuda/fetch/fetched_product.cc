@@ -65,6 +65,7 @@ void FetchedProduct::Answer() {
     const MutexLock lock(&mu_);
     failure_.Update(status);
     if (status.ok()) {
+      ++times_.jobs;
       times_.modelled_ns += modelled_ns;
       times_.took_ns += took.count();
     }
