@@ -19,7 +19,7 @@ LAYERS = [
      "offline/attention_config offline/checkpoint offline/gguf offline/hf_config "
      "offline/quantization_config offline/rope_config offline/tensor_account offline/tensor_names"),
     ("pack", ["lib/pack"], "offline/calibration offline/pack offline/plan"),
-    ("policy", [], "policy rules trace"),  # what policies and sinks are asked and told
+    ("policy", [], "policy promise rules trace"),  # what policies and sinks are asked and told
     ("trace", ["lib/trace"], ""),
     ("transfer", ["lib/transfer"], "peer_tier"),
     ("store", ["lib/store"], "expert_store"),
