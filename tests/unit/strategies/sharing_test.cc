@@ -36,7 +36,8 @@ TEST_CASE("cpu=auto goes by the weakest promise that the host accepts") {
     CHECK(PromiseOf(spec, Promise::kLossy) == Promise::kFaithful);
   }
   CHECK(PromiseOf("fate:cpu=0", Promise::kLossy) == Promise::kExact);
-  CHECK(PromiseOf("fate+importance.placement", Promise::kExact) == Promise::kFaithful);
+  CHECK(PromiseOf("fate+importance.placement") == Promise::kFaithful);
+  CHECK_FALSE(MakeStrategy("fate+importance.placement", Promise::kExact).ok());
 }
 
 TEST_CASE("values of cpu, and the key that it replaces") {
