@@ -174,7 +174,7 @@ std::vector<RegisteredStrategy> BuiltinStrategies() {
   return {
       {{"auto",
         "chosen from budget, model and machine when the engine opens: all loaded where they fit, "
-        "else fate; within an accepted loss in fewer bits",
+        "else fate, with cpu=1 beside a GPU; within an accepted loss in fewer bits",
         {SchemeKey(),
          {"loss",
           "accepted loss: share of perplexity where `calibration` says what versions lose; else "

@@ -292,7 +292,7 @@ def ms_hits(variant):
 
 
 def rival_name(spec):
-    return spec.replace(":cpu=turns", ", Algorithm 2")
+    return spec.replace(":balancer=1", ", Algorithm 2")
 
 
 def best_rival(known):

@@ -88,13 +88,13 @@ def fate_runs():
 # Scheme, layers. The runs that tell most come first; layers are alike.
 IMPORTANCE_SHAPES = {"deepseek-moe-16b": ("bf16", 6), "qwen2-57b": (W8, 4), "xverse-moe": ("bf16", 6)}
 IMPORTANCE_RIVALS = ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like",
-                     "hybrimoe-like:cpu=turns"]
-OURS, ALGORITHM2 = "importance:alpha=0.3", "importance:alpha=0.3,cpu=turns"
+                     "hybrimoe-like:balancer=1"]
+OURS, ALGORITHM2 = "importance:alpha=0.3", "importance:alpha=0.3,balancer=1"
 FILLED_RIVAL = "hybrimoe-like:fill=1"
 # Added one by one to the on-demand default.
 IMPORTANCE_PARTS = [("on-demand (LRU)", "on-demand"), ("+ eviction", "on-demand+importance.residency"),
                     ("+ router", "on-demand+importance.residency+importance.routing:alpha=0.3"),
-                    ("+ prefetch", "importance:alpha=0.3,cpu=0"),
+                    ("+ prefetch", "importance:alpha=0.3,balancer=0"),
                     ("+ balancer, Algorithm 2", ALGORITHM2),
                     ("+ by completion instead", "importance:alpha=0.3,fill=0"),
                     ("+ fill behind the CPU", OURS)]

@@ -120,7 +120,7 @@ def rule_table():
     cells = json.loads(STORED.read_text(encoding="utf-8"))["rule"]["cells"]
     rows = []
     for batch in ("1", "8"):
-        for strategy in ("fate", "on-demand", "importance:cpu=0", "importance:alpha=0.3,cpu=0"):
+        for strategy in ("fate", "on-demand", "importance:balancer=0", "importance:alpha=0.3,balancer=0"):
             row = [batch, f"`{strategy}`"]
             for budget in BUDGETS.split(","):
                 graph = cells[f"{batch} {budget} graph {strategy}"]
@@ -135,10 +135,10 @@ def graded_table():
     """Of `graded` and others, in turns on the same steps: ms a step, hits, slots answered low or substituted."""
     cells = json.loads(STORED.read_text(encoding="utf-8"))["graded"]["cells"]
     versions = "hi=w4a16_g128"
-    kinds = [("graph", f"graded:{versions}"), ("graph", f"graded:{versions},cpu=0"),
-             ("graph", f"graded:{versions},cpu=0,alpha=0"), ("eager", f"graded:{versions}"),
-             ("eager", f"graded:{versions},cpu=0"), ("graph", "importance"), ("graph", "importance:cpu=0"),
-             ("graph", "importance:alpha=0.3,max_mass=0.05,cpu=0"), ("eager", "importance"), ("graph", "fate"),
+    kinds = [("graph", f"graded:{versions}"), ("graph", f"graded:{versions},balancer=0"),
+             ("graph", f"graded:{versions},balancer=0,alpha=0"), ("eager", f"graded:{versions}"),
+             ("eager", f"graded:{versions},balancer=0"), ("graph", "importance"), ("graph", "importance:balancer=0"),
+             ("graph", "importance:alpha=0.3,max_mass=0.05,balancer=0"), ("eager", "importance"), ("graph", "fate"),
              ("graph", "fate:eviction=arc"), ("eager", "fate:eviction=arc"), ("graph", "on-demand")]
     rows = []
     for batch in ("1", "8"):

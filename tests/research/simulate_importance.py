@@ -26,7 +26,7 @@ BUDGETS = {"mixed": "40%", "scattered": "36%"}
 PROFILE = "tests/research/profiles/h200.json"
 RIVALS = ["on-demand", "activation-path", "fate", "cpu-split", "hybrimoe-like"]
 # Not rivals: what the placement is worth on both sides.
-ALGORITHM2 = {"hybrimoe-like": "hybrimoe-like:cpu=turns", "importance": "importance:alpha=0.3,cpu=turns"}
+ALGORITHM2 = {"hybrimoe-like": "hybrimoe-like:balancer=1", "importance": "importance:alpha=0.3,balancer=1"}
 FILLED_RIVAL = "hybrimoe-like:fill=1"
 OURS = "importance:alpha=0.3"
 # The parts of the strategy, added one by one to the on-demand default.
@@ -34,7 +34,7 @@ ABLATION = [
     ("on-demand (LRU)", "on-demand"),
     ("+ eviction", "on-demand+importance.residency"),
     ("+ router", "on-demand+importance.residency+importance.routing:alpha=0.3"),
-    ("+ prefetch", "importance:alpha=0.3,cpu=0"),
+    ("+ prefetch", "importance:alpha=0.3,balancer=0"),
     ("+ balancer, Algorithm 2", ALGORITHM2["importance"]),
     ("+ by completion instead", "importance:alpha=0.3,fill=0"),
     ("+ fill behind the CPU", OURS),
@@ -171,7 +171,7 @@ CLAIMS = [
     ("TPOT against the best rival, mean, batch 3, 1", "-35 %, -24 %"),
     ("... by the median step", ""),
     ("... at most", "-48 %"),
-    ("... both sides with Algorithm 2 (`cpu=turns`)", ""),
+    ("... both sides with Algorithm 2 (`balancer=1`)", ""),
     ("... hybrimoe-like given the fill, too (`fill=1`)", ""),
     ("... against the best but hybrimoe-like", ""),
     ("hit ratio against the best rival, relative", "at least +66 %"),
