@@ -1,8 +1,8 @@
 // The strategy `auto`: which strategy and versions fit a model, a budget and a machine, and why.
 //
 // `auto` (EngineOptions::strategy) loads every expert at open where the budget holds them all, else
-// `fate` serves them from a cache. Beside a device the CPU then computes some misses (`cpu=1`):
-// results are faithful. Where the host accepts exact ones alone (EngineOptions::promise), or
+// `fate` serves them from a cache. Beside a device, and with slots for less than three quarters of
+// the experts, the CPU then computes some misses (`cpu=1`): results are faithful. Where the host accepts exact ones alone (EngineOptions::promise), or
 // nothing stands beside the CPU, they are exact.
 //
 // `auto:loss=X,calibration=FILE` accepts that the share X of perplexity is lost. It takes the

@@ -59,8 +59,11 @@ TEST_CASE("beside a device the CPU shares misses, unless results must be exact")
   CHECK(choose().spec == "fate:cpu=1");
   f.options.promise = Promise::kExact;
   CHECK(choose().spec == "fate");
-  f.options.strategy = "auto:scheme=low";
   f.options.promise.reset();
+  f.options.budget = Budget::Fraction(0.8);  // little is missing
+  CHECK(choose().spec == "fate");
+  f.options.budget = Budget::Fraction(0.5);
+  f.options.strategy = "auto:scheme=low";
   CHECK(choose().spec == "fate:scheme=low,cpu=1");
 }
 
