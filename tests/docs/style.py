@@ -23,7 +23,6 @@ README_LINES = 150
 EXCEPTIONS = {
     ("docs/reference/strategies.md", "|"): "made from the registry",
     ("README.md", "|"): "made from the results",
-    ("docs/internals/device-cache.md", "What it knows beforehand"): "changes with ARC, which leaves the device",
     ("docs/reference/checkpoints.md", "| library"): "made by tests/python/zoo_test.py",
     ("docs/reference/checkpoints.md", "| model"): "made by tests/python/zoo_test.py",
 }

@@ -1,5 +1,5 @@
-// What the device does of a layer call while it has the blocks
-// (kernels/cuda/cache/serve_misses.cu), executed here, a thread after the other.
+// The device's part of a layer call while it has the blocks (kernels/cuda/cache/serve_misses.cu),
+// executed here, a thread after the other.
 #ifndef MOERT_TESTS_SUPPORT_SERVED_CALL_H_
 #define MOERT_TESTS_SUPPORT_SERVED_CALL_H_
 

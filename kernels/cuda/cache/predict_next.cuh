@@ -1,5 +1,5 @@
-// What the next layer will want, by its gate on this layer's input, and which records are brought
-// for it (served_prefetch.h): by one CTA, a thread an expert.
+// Predicts the experts of the next layer by its gate on this layer's input, and lists the records
+// that are brought for it (served_prefetch.h): by one CTA, a thread an expert.
 #ifndef MOERT_KERNELS_CUDA_CACHE_PREDICT_NEXT_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_PREDICT_NEXT_CUH_
 
@@ -197,9 +197,9 @@ __device__ __forceinline__ void ScoreTokens(const PredictArgs& args, float* kept
   }
 }
 
-/// The whole prediction of a layer. What its table says, and what became of the last prediction, is
-/// read before the kernels in front have ended: decisions that write it have ended in front of the
-/// last weighted sum (known_call.cuh). kept: room for the scores in shared memory, or null. By all
+/// The whole prediction of a layer. The table and the outcome of the last prediction are read before
+/// the kernels in front have ended: decisions that write them have ended in front of the last
+/// weighted sum (known_call.cuh). kept: room for the scores in shared memory, or null. By all
 /// threads of whole warps, at least as many as experts.
 template <int kPerLane>
 __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept,

@@ -63,7 +63,7 @@ struct ServedLayer {
   int32_t elsewhere = 0;
 };
 
-/// What calls have counted since the engine opened; only ever grows.
+/// The counts of calls since the engine opened; they only ever grow.
 struct ServedTally {
   uint64_t lookups = 0;  // distinct experts of a call
   uint64_t hits = 0;
@@ -183,7 +183,7 @@ struct LayerPrefetch {
   PrefetchedRecord records[kMostPrefetched];
 };
 
-/// What a listed record has come to.
+/// The outcome of a listed record.
 enum class PrefetchEnd : int32_t {
   kNothing,   // as if it had not been listed
   kArrived,   // it is in its slot
@@ -230,7 +230,7 @@ struct alignas(8) PredictedCall {
   int32_t routed = 0;  // it came, and `wanted` is known
 };
 
-/// What a call does to an expert, behind its ranks. `miss_rank` counts if it is wanted and missing,
+/// The effect of a call on an expert, behind its ranks. `miss_rank` counts if it is wanted and missing,
 /// `victim_rank` if it is there and idle. places: [free + idle]: slots of nobody, then those of the
 /// idle experts by victim rank. Returns its slot now, -1: none.
 struct ServedCounts {
@@ -307,7 +307,7 @@ MOERT_HOST_DEVICE inline bool Borrows(uint64_t lender, double gain) {
 }
 
 /// Misses that a lower version answers, in MissKey's order: those that WorthAnsweringLow names, as
-/// far as the bound of each request allows. What has begun to be prefetched is no miss.
+/// far as the bound of each request allows. A record whose prefetch has begun is no miss.
 struct LowVersions {
   const ServedRecord* records = nullptr;  // [experts], in any memory that the device reads
   LowCall call;                           // without accounts: none is answered so
@@ -326,8 +326,8 @@ struct ServeMissesArgs {
   uint8_t* const* slots = nullptr;        // [experts] where they lie; null: none
   const ExpertHandle* shared = nullptr;   // the shared expert's, or of no record
   ServedTally* tally = nullptr;
-  // What the rest of the call goes by. [experts + 1] each, the shared expert last: those that can
-  // be multiplied at once and those that the copies bring; no record: not in this wave.
+  // For the rest of the call. [experts + 1] each, the shared expert last: those that can be
+  // multiplied at once and those that the copies bring; no record: not in this wave.
   ExpertHandle* ready = nullptr;
   ExpertHandle* late = nullptr;
   // State of the rule by worth, or null. scores: [tokens, experts] of the call, or null.
