@@ -8,9 +8,8 @@ namespace moert {
 
 StrategyKey CpuKey() {
   return {"cpu",
-          "misses shared with a CPU beside a GPU: 1 (so that link and CPU end earliest; results are "
-          "then faithful, not exact), 0 (all are loaded) or auto (1 where the host accepts a "
-          "faithful promise) (auto)"};
+          "1: a CPU beside a GPU computes some misses, so that link and CPU end earliest (faithful); "
+          "0: all are loaded; auto: 1 where the host accepts faithful results (auto)"};
 }
 
 absl::StatusOr<bool> SharesMisses(const StrategyContext& context, bool otherwise) {

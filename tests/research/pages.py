@@ -40,8 +40,6 @@ TABLES = {
     "rivals-whole": Table(decoder_page.table, ("decoder",)),
     "typed-token": Table(lambda: digest.stored("rivals", "llama.cpp with the plug-in, a token"),
                          word="Typed, without samples, at 145fbbae; llama.cpp in that sitting, ik_llama.cpp in two others"),
-    "typed-prompts": Table(lambda: digest.stored("rivals", "llama.cpp with the plug-in, prompts"),
-                           word="Typed from the same sittings; stock ran on the file that favours some experts"),
     "opening-ways": Table(opening_ways.table, ("opening-ways",)),
     "transformers": Table(transformers_page.table, word="No commit is kept. One H200; accelerate, and bf16 of ours below 100 %, on another H200"),
     # The grouped product
