@@ -18,7 +18,7 @@ constexpr int64_t kDeviceAlignment = 16;
 // By default: in RAM, on a GPU, and there with the CPU computing some of what is missing.
 constexpr char kInRam[] = "";
 constexpr char kOnGpu[] = "fate";
-constexpr char kShared[] = "fate+importance.placement";
+constexpr char kShared[] = "fate:cpu=1";
 
 // The object that a source's user_data points to.
 struct SourceData {
