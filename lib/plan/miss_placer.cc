@@ -12,8 +12,8 @@
 namespace moert {
 namespace {
 
-/// From the end of a job until the device has its rows: 4.5 us until the answer is seen and 5 us for
-/// the rows on an H200 (PCIe 5).
+/// From the end of a job until the device has its rows: 4.5 us until the answer is seen and 5 us
+/// for the rows on an H200 (PCIe 5).
 constexpr int64_t kHandOverNs = 10'000;
 
 /// The rule of a policy as an object; null: it has none.

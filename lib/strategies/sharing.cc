@@ -7,9 +7,10 @@
 namespace moert {
 
 StrategyKey CpuKey() {
-  return {"cpu",
-          "1: a CPU beside a GPU computes some misses, so that link and CPU end earliest (faithful); "
-          "0: all are loaded; auto: 1 where the host accepts faithful results (auto)"};
+  return {
+      "cpu",
+      "1: a CPU beside a GPU computes some misses, so that link and CPU end earliest (faithful); "
+      "0: all are loaded; auto: 1 where the host accepts faithful results (auto)"};
 }
 
 absl::StatusOr<bool> SharesMisses(const StrategyContext& context, bool otherwise) {

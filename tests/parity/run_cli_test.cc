@@ -147,7 +147,8 @@ TEST_CASE("the JSON object has exactly the documented keys") {
       "version",        "seed",       "pool_bytes",    "experts",
       "prefetch",       "routing",    "precision",     "balance",
       "stall_ms",       "host_syncs", "tokens_scored", "policy_fallbacks",
-      "graph_captured", "window_nll", "tokens_per_s",  "prompt_tokens_per_s"};
+      "graph_captured", "window_nll", "tokens_per_s",  "prompt_tokens_per_s",
+      "promise"};
   const Json generate = RunJson("generate" + Model() + "--prompt Hello --max-tokens 4");
   const Json ppl = RunJson("ppl" + Model() + Tokens("gsm8k") + "--limit 512 --step-tokens 64");
   for (const Json& run : {generate, ppl}) {
@@ -174,6 +175,7 @@ TEST_CASE("the JSON object has exactly the documented keys") {
   REQUIRE(generate["nll"].is_null());
   REQUIRE(generate["ttft_ms"].get<double>() > 0.0);
   REQUIRE(ppl["command"] == "ppl");
+  REQUIRE(ppl["promise"] == "exact");
   REQUIRE(ppl["text"].is_null());
   REQUIRE(ppl["tokens"].empty());
   REQUIRE(ppl["tpot_ms"]["mean"].get<double>() > 0.0);
@@ -220,6 +222,9 @@ TEST_CASE("bad arguments and input: status 2, one message on stderr, nothing on 
       {ppl + tokens + "--budget huge", "--budget"},
       {ppl + tokens + "--budget 64KiB", "minimum"},
       {ppl + tokens + "--strategy nonsense", "on-demand"},
+      {ppl + tokens + "--promise sure", "promise 'sure': must be exact"},
+      {ppl + tokens + "--strategy importance --promise faithful",
+       "strategy 'importance' is lossy, and the host accepts what is faithful"},
       {ppl + tokens + "--backend tpu", "cpu"},
       {ppl + tokens + "--kernels nonsense", "reference"},
       {ppl + tokens + "--profile /no/such/profile", "/no/such/profile"},

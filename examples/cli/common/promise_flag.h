@@ -12,9 +12,10 @@
 namespace moert::cli {
 
 inline void AddPromise(ArgParser* parser, std::string* promise) {
-  parser->AddString("promise", promise,
-                    "weakest promise accepted: exact (the same bits at any budget), faithful (a CPU "
-                    "may compute beside a GPU) or lossy; without it the strategy's own");
+  parser->AddString(
+      "promise", promise,
+      "weakest promise accepted: exact (the same bits at any budget), faithful (a CPU "
+      "may compute beside a GPU) or lossy; without it the strategy's own");
   parser->Suggest("promise", {"exact", "faithful", "lossy"});
 }
 

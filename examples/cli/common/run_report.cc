@@ -110,6 +110,7 @@ std::string ReportJson(const RunReport& r, const Engine& engine) {
   j["model"] = r.model;
   j["backend"] = r.backend;
   j["strategy"] = engine.strategy();
+  j["promise"] = std::string(PromiseName(engine.promise()));
   j["budget_bytes"] = s.budget_bytes;
   j["peak_bytes"] = s.peak_bytes;
   j["nll"] = OrNull(r.nll);
@@ -139,7 +140,8 @@ std::string ReportTable(const RunReport& r, const Engine& engine) {
   const auto line = [&](const char* name, const std::string& value) {
     out += fmt::format("  {:<12} {}\n", name, value);
   };
-  line("strategy", fmt::format("{} ({})", engine.strategy(), std::string(PromiseName(engine.promise()))));
+  line("strategy",
+       fmt::format("{} ({})", engine.strategy(), std::string(PromiseName(engine.promise()))));
   line("budget",
        fmt::format("{}: {} fixed, room for {} of {} experts", util::BytesText(s.budget_bytes),
                    util::BytesText(m.fixed_bytes()), m.slots, m.total_experts));

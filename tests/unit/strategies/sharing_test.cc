@@ -43,7 +43,8 @@ TEST_CASE("cpu=auto goes by the weakest promise that the host accepts") {
 TEST_CASE("values of cpu, and the key that it replaces") {
   const auto wrong = MakeStrategy("fate:cpu=2");
   CHECK(wrong.status().message() == "strategy fate: cpu=2: must be one of 0, 1, auto");
-  for (const auto& [old, now] : {std::pair("balancer=0", "cpu=0"), {"balancer=1", "cpu=turns"},
+  for (const auto& [old, now] : {std::pair("balancer=0", "cpu=0"),
+                                 {"balancer=1", "cpu=turns"},
                                  {"balancer=completion", "cpu=1"}}) {
     const auto renamed = MakeStrategy(std::string("importance:alpha=0,") + old);
     INFO(renamed.status().message());
