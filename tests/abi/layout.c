@@ -136,7 +136,7 @@ ABI_FIELD(moert_logger, log, 16);
 ABI_FIELD(moert_logger, destroy, 24);
 ABI_LAST(moert_logger, destroy, 8);
 
-ABI_SIZE(moert_engine_options, 200);
+ABI_SIZE(moert_engine_options, 208);
 ABI_FIELD(moert_engine_options, strategy, 8);
 ABI_FIELD(moert_engine_options, policies, 16);
 ABI_FIELD(moert_engine_options, budget_bytes, 24);
