@@ -127,7 +127,7 @@ class EngineImpl final : public Engine {
   absl::Status FetchLocked(StepId step_id, int layer, const FetchInput& input, SlotView* view)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether calls on the step's stream are recorded into a graph.
-  absl::StatusOr<bool> Capturing(const StepState& step) const;
+  absl::StatusOr<bool> Capturing(const StepState& step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Refuses a call whose routing is missing, or is where it cannot be read.
   absl::Status CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -1,6 +1,7 @@
 # The engine runs one loop over every executor: no line of lib/engine asks which backend it has,
 # whether it simulates, or where memory lies. Differences between backends are behind
-# lib/exec/executor.h and lib/exec/backend.h; MakeBackend alone decides.
+# lib/exec/executor.h and lib/exec/backend.h; MakeBackend alone decides. Whether an executor has a
+# DevicePath may be asked: that is how it says what it offers.
 # Usage: cmake -DENGINE=lib/engine -P check_engine_seam.cmake
 
 # Regular expressions that code (comments left out) must not match.
@@ -8,8 +9,8 @@ set(forbidden
     "simulate"  # EngineOptions::simulate decides the backend in lib/exec/backend.cc
     "BackendKind::k" "kind\\(\\) *[!=]="
     "dynamic_cast"
-    "(backend|executor|device)(_|\\.get\\(\\))? *[!=]= *nullptr"
-    "if *\\( *!?[A-Za-z_>.-]*(backend|executor|device)_? *\\)"
+    "(backend|executor)(_|\\.get\\(\\))? *[!=]= *nullptr"
+    "if *\\( *!?[A-Za-z_>.-]*(backend|executor)_? *\\)"
     "Cuda" "cuda[A-Z_:]"
     "exec/(cpu|cuda|null|no_cuda)/" "Make(Cpu|Cuda|Null)Backend"
     "getenv")

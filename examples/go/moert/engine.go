@@ -56,7 +56,7 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 	c.backend = C.MOERT_BACKEND_CPU
 	for field, value := range map[**C.char]string{&c.strategy: options.Strategy,
 		&c.promise: options.Promise,
-		&c.cpus: options.CPUs, &c.trace_path: options.TracePath,
+		&c.cpus:    options.CPUs, &c.trace_path: options.TracePath,
 		&c.timeline_path: options.TimelinePath} {
 		if value != "" {
 			*field = C.CString(value)
