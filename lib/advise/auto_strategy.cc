@@ -35,9 +35,12 @@ std::string WhatIsMissing(const AutoKeys& keys) {
 /// and 50 % a step takes 0.61 of the time.
 constexpr double kMostSharing = 0.75;
 
-/// A spec of `fate` whose misses are shared with the CPU.
-std::string Sharing(const std::string& fate) {
-  return fate + (fate.find(':') == fate.npos ? ":cpu=1" : ",cpu=1");
+/// A spec of `fate` that says whether misses are shared with the CPU, where `cpu=auto` would not
+/// come to that by the promise that the host accepts.
+std::string WithCpu(const std::string& fate, bool shares, const EngineOptions& options) {
+  const bool by_promise = options.promise.value_or(Promise::kExact) >= Promise::kFaithful;
+  if (!shares && !by_promise) return fate;
+  return fmt::format("{}{}cpu={}", fate, fate.find(':') == fate.npos ? ':' : ',', shares ? 1 : 0);
 }
 
 /// The weakest promise that may be chosen.
@@ -59,8 +62,9 @@ absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOp
   MOERT_ASSIGN_OR_RETURN(Blueprint cache, TryStrategy(source, options, "fate" + scheme));
   const bool shares = accepted >= Promise::kFaithful && cache.backend->cpu_beside(source) &&
                       cache.plan.slots <= kMostSharing * cache.plan.total_experts;
-  if (shares) {
-    MOERT_ASSIGN_OR_RETURN(cache, TryStrategy(source, options, Sharing("fate" + scheme)));
+  const std::string cached = WithCpu("fate" + scheme, shares, options);
+  if (cached != cache.strategy.spec) {
+    MOERT_ASSIGN_OR_RETURN(cache, TryStrategy(source, options, cached));
   }
   if (calibration != nullptr) {
     MOERT_RETURN_IF_ERROR(CheckSameModel(keys.calibration, calibration->model, source.model()));
@@ -78,8 +82,9 @@ absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOp
   bytes.budget = Budget::Bytes(cache.plan.budget_bytes);
   VersionOffers offers(source, bytes, keys.loss, known ? calibration : nullptr,
                        [&](const std::string& spec) {
-                         const bool caches = shares && absl::StartsWith(spec, "fate");
-                         return TryStrategy(source, bytes, caches ? Sharing(spec) : spec);
+                         const bool caches = absl::StartsWith(spec, "fate");
+                         return TryStrategy(source, bytes,
+                                            caches ? WithCpu(spec, shares, options) : spec);
                        });
   offers.AddExact(all.ok() ? *all : cache);
   if (keys.loss > 0) offers.AddLossy(cache.versions.front());

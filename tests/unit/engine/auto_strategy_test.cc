@@ -62,9 +62,22 @@ TEST_CASE("beside a device the CPU shares misses, unless results must be exact")
   f.options.promise.reset();
   f.options.budget = Budget::Fraction(0.8);  // little is missing
   CHECK(choose().spec == "fate");
+  f.options.promise = Promise::kFaithful;
+  CHECK(choose().spec == "fate:cpu=0");
+  f.options.promise.reset();
   f.options.budget = Budget::Fraction(0.5);
   f.options.strategy = "auto:scheme=low";
   CHECK(choose().spec == "fate:scheme=low,cpu=1");
+}
+
+TEST_CASE("on the CPU alone auto is exact, whatever the host accepts") {
+  Fixture f(0.5);
+  for (const Promise accepted : {Promise::kExact, Promise::kFaithful, Promise::kLossy}) {
+    f.options.promise = accepted;
+    const auto engine = Engine::Create(f.source, f.options);
+    REQUIRE_OK(engine.status());
+    CHECK((*engine)->promise() == Promise::kExact);
+  }
 }
 
 TEST_CASE("all experts are loaded where they fit, else fate caches them") {
