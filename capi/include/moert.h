@@ -5,7 +5,8 @@
  *   moert_source *source;  moert_source_open("model-dir", NULL, &source, &error);
  *   moert_engine *engine;  moert_engine_create(source, &options, &engine, &error);
  *   moert_step *step;      moert_step_begin(engine, &step_options, &step, &error);
- *   for each MoE layer:    moert_layer_forward(step, layer, &x, NULL, &out, &error);
+ *   for (l = 0; l < moert_engine_layer_count(engine); ++l)
+ *     moert_layer_forward(step, l, &x, NULL, &out, &error);
  *   moert_step_end(step, &error);
  *
  * One header an object, in the order of a reader; each may be included alone. C++ hosts have an API

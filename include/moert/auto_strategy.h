@@ -31,11 +31,11 @@ namespace moert {
 struct Calibration;
 
 struct StrategyChoice {
-  std::string spec;  // what an engine runs
-  std::string why;   // one line for people
+  std::string spec = {};  // what an engine runs
+  std::string why = {};   // one line for people
   /// The engine's budget in bytes: a share is of the experts as they would be served exactly, in
   /// whatever version they are.
-  Budget budget;
+  Budget budget = {};
 };
 
 /// Whether a spec leaves the choice to ChooseStrategy.
@@ -44,8 +44,8 @@ bool IsAuto(absl::string_view spec);
 /// The keys of a spec of `auto`.
 struct AutoKeys {
   double loss = 0;
-  std::string scheme;       // empty: the version of the most bits
-  std::string calibration;  // a file; empty: none
+  std::string scheme = {};       // empty: the version of the most bits
+  std::string calibration = {};  // a file; empty: none
 };
 /// InvalidArgument for other keys and for a loss that is not within 0 and 1.
 absl::StatusOr<AutoKeys> ParseAuto(absl::string_view spec);

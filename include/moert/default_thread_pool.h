@@ -18,7 +18,7 @@ struct ThreadPoolOptions {
   int spin_microseconds = 50;
   /// Started thread i (1..threads-1) is pinned to cpus[i % size]; empty: not pinned. The caller's
   /// own thread is never touched.
-  std::vector<int> cpus;
+  std::vector<int> cpus = {};
 };
 
 /// A pool of our own threads. Run does not allocate. Destroy it from a thread that is not its own

@@ -2,7 +2,7 @@
 // answers, layer by layer, with the output of the MoE block.
 //
 //   auto step = engine->Begin({Phase::kDecode, rows});
-//   for each MoE layer l:  step->Forward(l, hidden, out);
+//   for (int l = 0; l < engine->model().num_layers(); ++l) step->Forward(l, hidden, out);
 //   step->End();
 //
 // Thread-safety: every method may be called from any thread. Layer calls of one engine run one at a
@@ -39,10 +39,10 @@ namespace moert {
 struct PartialOutput {
   int layer = 0;  // an MoE layer, not the last
   /// [rows, hidden] fp32: the shared experts and those routed ones that were present, weighted.
-  MatrixView output;
+  MatrixView output = {};
   /// [rows, hidden of MoE layer + 1] fp32, to be filled: what the input of that layer would be if
   /// this were the whole output.
-  MutableMatrixView next_input;
+  MutableMatrixView next_input = {};
 };
 /// Resident-forward prediction (importance paper Sec. 5.2): adds the partial output to the residual
 /// stream and runs what lies between this MoE block and the next one, attention over the KV cache
@@ -72,14 +72,14 @@ using LeaseId = int64_t;
 struct RoutedInput {
   /// [T, k], each in [0, E), no expert twice for a token; or -1: not here. Such a slot adds
   /// nothing.
-  absl::Span<const int32_t> ids;
-  absl::Span<const float> weights;  // [T, k], as they enter the sum
-  absl::Span<const float> scores;   // [T, E] over all experts, or empty: then policies that read
-                                    // scores see none
-  absl::Span<const float> next_scores;  // [T, E'] predicted for layer + 1 (0 after the last), or
-                                        // empty
+  absl::Span<const int32_t> ids = {};
+  absl::Span<const float> weights = {};  // [T, k], as they enter the sum
+  absl::Span<const float> scores = {};   // [T, E] over all experts, or empty: then policies that
+                                         // read scores see none
+  absl::Span<const float> next_scores = {};  // [T, E'] predicted for layer + 1 (0 after the last),
+                                             // or empty
   /// [T, k] or empty: receives the experts that were used. A lossy strategy may replace some.
-  absl::Span<int32_t> used_ids;
+  absl::Span<int32_t> used_ids = {};
   /// CUDA backend: where ids, weights and used_ids lie. On the device they are read on the step's
   /// stream, scores have to be empty (next_scores stay in host memory), and ids are not checked:
   /// one that is out of range is taken for -1. Where every expert is present and the strategy does
@@ -136,16 +136,16 @@ struct MemoryPlan {
 
 /// The request of a host with kernels of its own. Spans are borrowed for the call.
 struct FetchInput {
-  absl::Span<const int32_t> ids;        // [T, k] in [0, E), or -1: none. This call pins all of them
-  absl::Span<const float> weights;      // [T, k] or empty: for policies that read them
-  absl::Span<const float> scores;       // [T, E] or empty, likewise
-  absl::Span<const float> next_scores;  // [T, E'] predicted for layer + 1 (0 after the last), or
-                                        // empty
+  absl::Span<const int32_t> ids = {};  // [T, k] in [0, E), or -1: none. This call pins all of them
+  absl::Span<const float> weights = {};      // [T, k] or empty: for policies that read them
+  absl::Span<const float> scores = {};       // [T, E] or empty, likewise
+  absl::Span<const float> next_scores = {};  // [T, E'] predicted for layer + 1 (0 after the last),
+                                             // or empty
   /// [rows, hidden] of the layer where the backend computes, or empty: where the source has gates,
   /// policies that predict by the next layer's gate have it scored on this, unless next_scores are
   /// given.
-  MatrixView hidden;
-  absl::Span<int32_t> slot_ids;  // [T, k] or empty: receives slots in place of experts
+  MatrixView hidden = {};
+  absl::Span<int32_t> slot_ids = {};  // [T, k] or empty: receives slots in place of experts
   /// CUDA backend: where ids, weights and slot_ids lie. On the device they are read and written on
   /// the step's stream, k is the layer's top_k, scores have to be empty (next_scores stay in host
   /// memory), and ids are not checked: the slot of one that is out of range is -1. Where every
@@ -162,7 +162,7 @@ struct FetchInput {
   /// With ids on the device: [rows, hidden], the input of the experts there, or empty. Where the
   /// strategy shares misses with the CPU, that may compute some pairs by OpaqueWeights::product
   /// from pinned memory, and TakeCpuRows has to follow. Empty: every miss is brought.
-  MatrixView cpu_rows;
+  MatrixView cpu_rows = {};
   /// Whether slot_ids receive, for pairs that the CPU has taken, a slot that can be read in place
   /// of -1: for kernels that compute every pair.
   bool any_slot = false;
@@ -177,11 +177,11 @@ struct SlotView {
     int64_t bytes = 0;                // of one expert; 0: experts of the layer differ
   };
   /// The parts of an opaque record; else one, the record (ExpertSource::layout).
-  std::vector<Part> parts;
+  std::vector<Part> parts = {};
   int64_t slots = 0;  // slot numbers are below this
   /// [E]: of the experts of this call, -1 for others; of a shard, its own experts in their order.
   /// Valid until they are released.
-  absl::Span<const int32_t> slot_of_expert;
+  absl::Span<const int32_t> slot_of_expert = {};
   /// CUDA backend: the same in device memory, written on the step's stream; else null. It has every
   /// expert of the layer that is there, -1 for one that is not or is still arriving. The slots of
   /// this call's experts stay until they are released, those of others until the next call of any
@@ -202,7 +202,7 @@ struct GraphNeeds {
   /// Not capturable, as always on the CPU backend: what stands against it, such as records that
   /// pinned memory does not hold (host_budget). Layer calls on a stream that is being captured fail
   /// with FailedPrecondition and say the same.
-  std::string obstacle;
+  std::string obstacle = {};
   /// Between replays, one step of so many has to run eagerly: the strategy evicts by scores, which
   /// replays do not leave. 0: none has to.
   int eager_every = 0;

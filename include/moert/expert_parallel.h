@@ -1,10 +1,10 @@
 // ExpertParallel: layers whose experts are dealt out over the ranks of a group. Each rank has an
 // engine over its shard; the group adds up what they compute.
 //
-//   auto parallel = ExpertParallel::Create(source, options, shards, group);   // on every rank
-//   step = parallel->BeginStep({Phase::kDecode, rows}, TokenPlacement::kReplicated);
-//   for each MoE layer l:  parallel->Forward(step, l, hidden, nullptr, out);
-//   parallel->EndStep(step);
+//   auto parallel = *ExpertParallel::Create(source, options, shards, group);  // on every rank
+//   auto step = parallel->BeginStep({Phase::kDecode, rows}, TokenPlacement::kReplicated);
+//   for (int l = 0; l < layers; ++l) parallel->Forward(*step, l, hidden, nullptr, out);
+//   parallel->EndStep(*step);
 //
 // Replicated tokens: every rank has all rows, computes what its experts contribute, and one
 // all-reduce gives every rank the whole output; for small batches. Own tokens: every rank has rows

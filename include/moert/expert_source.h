@@ -19,14 +19,14 @@ namespace moert {
 
 /// The parts of a layer that always stay in the fast tier (the "fixed" part of a budget).
 struct LayerConstants {
-  std::vector<float> gate;               // [num_experts, hidden], fp32
-  std::vector<float> selection_bias;     // [num_experts] or empty
-  std::vector<float> shared_gate;        // [hidden] or empty
-  std::vector<float> logit_bias;         // [num_experts] or empty
-  std::vector<float> expert_scales;      // [num_experts] or empty
-  std::vector<int32_t> hash_experts;     // [hash_vocab, top_k] or empty: distinct ones of a token
-  std::vector<std::byte> shared_expert;  // a bf16 record (shared_layout) or empty
-  RecordLayout shared_layout;
+  std::vector<float> gate = {};            // [num_experts, hidden], fp32
+  std::vector<float> selection_bias = {};  // [num_experts] or empty
+  std::vector<float> shared_gate = {};     // [hidden] or empty
+  std::vector<float> logit_bias = {};      // [num_experts] or empty
+  std::vector<float> expert_scales = {};   // [num_experts] or empty
+  std::vector<int32_t> hash_experts = {};  // [hash_vocab, top_k] or empty: distinct ones of a token
+  std::vector<std::byte> shared_expert = {};  // a bf16 record (shared_layout) or empty
+  RecordLayout shared_layout = {};
 };
 
 /// Every expert exists in `num_versions()` stored versions. Version 0 is the one with the most
@@ -70,27 +70,28 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& 
 
 /// How the experts of a checkpoint are read.
 enum class OpenMode : int32_t {
-  /// Through a pack in the cache folder, which is written on the first open: streamed, atomic,
-  /// rebuilt when its format version or the checkpoint changed. Experts are in the scheme that the
-  /// file has them in, floats of any kind in bf16. Reads are one piece and checked.
+  /// Through a pack in the cache folder, which is written on the first open, as large as the
+  /// experts: streamed, atomic, rebuilt when its format version or the checkpoint changed. Experts
+  /// are in the scheme that the file has them in, floats of any kind in bf16. Reads are one piece
+  /// and checked. `log` hears of its size before it is written.
   kPack = 0,
   /// From the checkpoint itself, rearranged on the way: no second copy on the disk, nothing to wait
   /// for, reads of several pieces that have no checksums. The same records, bit for bit.
   kInPlace = 1,
-  /// kPack if that pack is there already, else kInPlace.
+  /// kPack if that pack is there already, else kInPlace: nothing is written.
   kPackIfThere = 2,
 };
 
 /// `cache_dir` empty: the user's cache folder, $XDG_CACHE_HOME/moert or ~/.cache/moert. `log`
-/// receives a line that says what was made where, and its size; may be null.
+/// receives a line that says what is made where, and its size; may be null.
 struct OpenModelOptions {
-  std::string cache_dir;
+  std::string cache_dir = {};
   /// Experts that the file has quantized become bf16, too.
   bool widen = false;
   void (*log)(void* user, absl::string_view line) = nullptr;
   void (*progress)(void* user, int64_t done, int64_t total) = nullptr;
   void* user = nullptr;
-  OpenMode mode = OpenMode::kPack;
+  OpenMode mode = OpenMode::kPackIfThere;
 };
 /// Opens an HF checkpoint directory.
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModel(const std::string& model_dir,

@@ -1,9 +1,9 @@
 // ExpertStore: the experts of a model under a byte budget, for hosts with kernels of their own.
 //
-//   auto store = ExpertStore::Create(source, {.budget_bytes = 8 << 30});
-//   auto lease = (*store)->Fetch({{layer, 3}, {layer, 17}});     // blocks until both are there
-//   for (const ExpertView& expert : lease->experts()) ...        // read them where they lie
-//   lease->Release();                                            // or let it go out of scope
+//   auto store = ExpertStore::Create(source, {.budget_bytes = int64_t{8} << 30});
+//   auto lease = (*store)->Fetch({{layer, 3}, {layer, 17}});    // blocks until both are there
+//   for (const ExpertView& expert : lease->experts()) Multiply(expert);  // where they lie
+//   lease->Release();                                           // or let it go out of scope
 //
 // It is a cache in RAM: an expert is absent, arriving or present; which ones leave is the residency
 // policy's choice (policy.h), but never one that is leased. Transfers run on threads of the store's
@@ -69,11 +69,11 @@ struct ExpertStoreOptions {
   int version = 0;
   /// Eviction and capacity policy: how many experts of each layer are kept; null: least recently
   /// used, all layers alike. Owned by the store, called under its lock.
-  std::unique_ptr<ResidencyPolicy> residency;
+  std::unique_ptr<ResidencyPolicy> residency = {};
   /// Threads that read from the source. 1..16.
   int io_threads = 2;
   /// Where the memory comes from; null: the system.
-  std::shared_ptr<HostAllocator> allocator;
+  std::shared_ptr<HostAllocator> allocator = {};
 };
 
 class ExpertStore {

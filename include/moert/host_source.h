@@ -55,14 +55,14 @@ struct WeightRead {
 struct HostWeights {
   /// Called from several I/O threads at once, and with the virtual clock from the thread of the
   /// layer call. Must not call the engine it serves.
-  std::function<absl::Status(const WeightRead&)> read;
+  std::function<absl::Status(const WeightRead&)> read = {};
   /// The type of the three projections: f32, bf16 or f16. Kept as bf16, rounded to nearest even.
   DType dtype = DType::kBF16;
   /// Not empty: experts come as packed records in these schemes, most bits first.
-  std::vector<std::string> schemes;
+  std::vector<std::string> schemes = {};
   /// With `schemes`: ExpertSource::PinnedRecord, for records in page-locked memory of the host. One
   /// at another alignment is read. May be null. Called as `read` is.
-  std::function<const std::byte*(int layer, int expert, int version)> pinned_record;
+  std::function<const std::byte*(int layer, int expert, int version)> pinned_record = {};
 };
 
 /// `name` is for messages. Errors of `read` are passed on with name, layer, expert and part in

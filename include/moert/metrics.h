@@ -9,10 +9,10 @@ namespace moert {
 
 /// All text is static. docs/reference/metrics.md lists them.
 struct Metric {
-  const char* name;  // "moert_lookups_total": a Prometheus name
-  const char* type;  // "counter" or "gauge"
-  const char* help;
-  double value;  // seconds, bytes or a count, as the name says
+  const char* name = nullptr;  // "moert_lookups_total": a Prometheus name
+  const char* type = nullptr;  // "counter" or "gauge"
+  const char* help = nullptr;
+  double value = 0;  // seconds, bytes or a count, as the name says
 };
 
 /// Every metric, in a fixed order. PrometheusText writes the same.

@@ -29,9 +29,10 @@ class ThreadPool;
 struct ExpertProblem {
   const std::byte* record = nullptr;  // 64-byte aligned
   const RecordLayout* layout = nullptr;
-  ExpertActivation activation;
-  absl::Span<const int32_t> tokens;    // rows of x
-  absl::Span<const int32_t> out_rows;  // rows of out, same length, each written once, no overlap
+  ExpertActivation activation = {};
+  absl::Span<const int32_t> tokens = {};    // rows of x
+  absl::Span<const int32_t> out_rows = {};  // rows of out, same length, each written once, no
+                                            // overlap
 };
 
 /// CPU implementation. Not thread-safe: one call at a time per object.

@@ -70,7 +70,7 @@ struct ExpertActivation {
   // A function alone stands for a plain gated one. NOLINTNEXTLINE(google-explicit-constructor)
   ExpertActivation(Activation f = Activation::kSilu) : function(f) {}
 
-  Activation function;
+  Activation function = {};
   bool gated = true;
   float alpha = 1;      // kSilu only
   float limit = 0;      // 0: nothing is clamped; gated only
@@ -86,18 +86,18 @@ struct MoeLayerSpec {
   int num_experts = 0;
   int64_t hidden = 0;
   int64_t intermediate = 0;
-  int64_t shared_intermediate = 0;  // 0: no shared expert; several are stored as one wide one
-  bool shared_gate = false;         // sigmoid(w . x) times the shared expert's output
-  ExpertActivation activation;      // of routed and shared experts
+  int64_t shared_intermediate = 0;   // 0: no shared expert; several are stored as one wide one
+  bool shared_gate = false;          // sigmoid(w . x) times the shared expert's output
+  ExpertActivation activation = {};  // of routed and shared experts
   bool expert_bias = false;  // of gate, up and down of every routed expert, fp32 in its record
-  RoutingSpec routing;
+  RoutingSpec routing = {};
 
   friend bool operator==(const MoeLayerSpec&, const MoeLayerSpec&) = default;
 };
 
 struct MoeModelSpec {
-  std::string architecture;  // HF model_type, for messages only
-  std::vector<MoeLayerSpec> layers;
+  std::string architecture = {};  // HF model_type, for messages only
+  std::vector<MoeLayerSpec> layers = {};
 
   int num_layers() const { return static_cast<int>(layers.size()); }
   int max_experts() const;

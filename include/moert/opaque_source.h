@@ -2,9 +2,9 @@
 // (the gate, up and down slices of a GGUF expert, say). The library stores, moves, prefetches and
 // counts them as it does its own; the product is the host's (Engine::Fetch, ExpertStore).
 //
-//   MoeModelSpec model;                       // routing of kind kExternal: the host routes
+//   MoeModelSpec model{.layers = {layer}};    // routing of kind kExternal: the host routes
 //   OpaqueWeights weights;
-//   weights.layers = {{gate, up, down}, ...};  // where these lie: OpaquePart
+//   weights.layers = {{gate, up, down}};      // of each layer, where these lie: OpaquePart
 //   auto source = MakeOpaqueSource("model.gguf", model, std::move(weights));
 //
 // A record holds its parts one behind the other; layers may differ in their sizes.
@@ -72,32 +72,31 @@ struct OpaqueProduct {
   int64_t hidden = 0;
   int64_t rows = 0;
   const float* x = nullptr;  // [rows, hidden]
-  absl::Span<const Expert> experts;
-  absl::Span<const int32_t> row_of;  // [pairs] the row of x that a pair multiplies
-  absl::Span<const float>
-      weights;                 // [pairs] FetchInput::weights of each; ones where none were given
-  float* out = nullptr;        // [pairs, hidden], all to be written
-  ThreadPool* pool = nullptr;  // the library's threads, for the product to use
+  absl::Span<const Expert> experts = {};
+  absl::Span<const int32_t> row_of = {};  // [pairs] the row of x that a pair multiplies
+  absl::Span<const float> weights = {};   // [pairs] FetchInput::weights of each, or ones
+  float* out = nullptr;                   // [pairs, hidden], all to be written
+  ThreadPool* pool = nullptr;             // the library's threads, for the product to use
 };
 
 struct OpaqueWeights {
-  std::vector<std::vector<OpaquePart>> layers;  // [L], 1 to kMaxRecordParts parts each
+  std::vector<std::vector<OpaquePart>> layers = {};  // [L], 1 to kMaxRecordParts parts each
   /// Opened when the source is made. Reads go through the page cache, from I/O threads.
-  std::vector<std::string> files;
+  std::vector<std::string> files = {};
   /// For parts that say nothing of where they lie; may be null. Called from several I/O threads at
   /// once, and with the virtual clock from the thread of the layer call. Must not call the engine
   /// it serves.
-  std::function<absl::Status(const OpaqueRead&)> read;
+  std::function<absl::Status(const OpaqueRead&)> read = {};
   /// kRouter, kSelectionBias and kLogitBias of layers whose routing is not kExternal, for policies
   /// that predict by the next layer's gate; may be null where there are none. Called when an engine
   /// is made.
-  std::function<absl::Status(const WeightRead&)> gates;
+  std::function<absl::Status(const WeightRead&)> gates = {};
   /// The host's product on the CPU, for strategies that share misses with it
   /// (FetchInput::cpu_rows); may be null. A row of `out` is what the host's kernels on the device
   /// leave for the pair where Engine::TakeCpuRows is called. Called by a thread of the library, one
   /// call an engine at a time, while the device waits: it must not wait for the device, and must
   /// not call the engine. An error is that of the step.
-  std::function<absl::Status(const OpaqueProduct&)> product;
+  std::function<absl::Status(const OpaqueProduct&)> product = {};
   /// A short name of the format, for reports: ExpertSource::version_name.
   std::string format = "opaque";
 };

@@ -31,7 +31,7 @@ enum class ClockKind : int32_t {
 /// A byte budget: bytes for everything (pools and fixed parts), or a share of all routed experts in
 /// the best version served, fixed parts added.
 struct Budget {
-  std::optional<int64_t> bytes;
+  std::optional<int64_t> bytes = {};
   double fraction = 1.0;  // in (0, 1]; used when `bytes` is empty
 
   static Budget Bytes(int64_t b) { return {b, 0}; }
@@ -48,7 +48,7 @@ struct Shard {
   int first_expert = 0;
   int num_experts = 0;
   /// Not empty: in place of the range, of every layer its experts, ascending, at least one.
-  std::vector<std::vector<int32_t>> experts;
+  std::vector<std::vector<int32_t>> experts = {};
   /// Channels [first_channel, first_channel + num_channels) of every layer's intermediate
   /// dimension; 0: all. Both are multiples of kKTile and of what the schemes group by. Shared
   /// experts are sliced in proportion.
@@ -83,7 +83,7 @@ struct EngineOptions {
   /// computes some misses. Empty: a strategy promises what its spec says, and `auto` is faithful.
   std::optional<Promise> promise = {};
   /// Hard limit of the fast tier (design rule 1).
-  Budget budget;
+  Budget budget = {};
   /// Rows of the largest layer call. Workspace is sized from it and is part of the budget.
   int64_t max_tokens_per_forward = 512;
   BackendKind backend = BackendKind::kCpu;

@@ -31,12 +31,12 @@ struct PeerLinks {
 absl::StatusOr<PeerLinks> LoadPeerLinks(const std::string& path);
 
 struct ParallelReplayOptions {
-  ReplayOptions replay;  // recorded_times is not supported
-  int gpus = 1;          // of a node
+  ReplayOptions replay = {};  // recorded_times is not supported
+  int gpus = 1;               // of a node
   int nodes = 1;
-  PeerLinks links;
+  PeerLinks links = {};
   /// Experts of each rank (PlaceExperts), experts alone; empty: ReplayShard.
-  std::vector<Shard> shards;
+  std::vector<Shard> shards = {};
   /// In their place, where it has owners: experts may have several (PlaceReplicas), which take
   /// turns by token. Each rank owns one of every layer at least. A rank's experts are those it
   /// owns.
@@ -49,10 +49,10 @@ struct ParallelReplayOptions {
 };
 
 struct ParallelReplayResult {
-  ReplayResult whole;              // times of the group; stats of rank 0
-  std::vector<EngineStats> ranks;  // of the counted steps
-  double exchange_ms = 0;          // of the counted steps
-  double compute_ms = 0;           // of the slowest rank of each layer, waiting for loads included
+  ReplayResult whole = {};              // times of the group; stats of rank 0
+  std::vector<EngineStats> ranks = {};  // of the counted steps
+  double exchange_ms = 0;               // of the counted steps
+  double compute_ms = 0;  // of the slowest rank of each layer, waiting for loads included
   /// Time of the slowest rank over the mean of all, summed over layers: 1 is balanced.
   double imbalance = 1;
 };

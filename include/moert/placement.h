@@ -17,7 +17,7 @@ struct ExpertPlacement {
   int ranks = 1;
   /// [L][E]: the owners of each expert, ascending, at least one. With n owners, owner i computes
   /// the expert for the tokens t with t % n == i.
-  std::vector<std::vector<std::vector<int32_t>>> owners;
+  std::vector<std::vector<std::vector<int32_t>>> owners = {};
 };
 
 /// InvalidArgument names the layer and expert whose owners are missing, out of range or not
@@ -28,7 +28,7 @@ struct ReplicaOptions {
   /// By rank, how many experts of each layer it owns at most; no more than a layer has. All ranks
   /// together at least a layer's experts: what is more holds further copies of the heaviest. Empty:
   /// as few as there are.
-  std::vector<int> capacity;
+  std::vector<int> capacity = {};
   /// The load of shared experts on rank 0 in each layer that has some.
   double shared_load = 0;
   /// A layer keeps the owners it has here unless that lowers the most loaded rank's load by more

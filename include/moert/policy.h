@@ -39,25 +39,25 @@ struct PolicyContext {
   Phase phase = Phase::kPrefill;
   int64_t now_ns = 0;  // the engine's clock
   int layer = 0;
-  absl::Span<const int64_t> request_ids;  // [rows of the step], or empty if the host did not say
+  absl::Span<const int64_t> request_ids = {};  // [rows of the step]; empty: the host did not say
 };
 
 /// The true routing of one layer call: T tokens, k experts each, highest weight first.
 struct RoutingView {
   int64_t tokens = 0;
   int top_k = 0;
-  absl::Span<const int32_t> ids;     // [T, k]; -1: an expert that is not here (RoutedInput)
-  absl::Span<const float> weights;   // [T, k], as they enter the sum
-  absl::Span<const float> scores;    // [T, E], over all experts
-  absl::Span<const int32_t> counts;  // [E], tokens of each expert
+  absl::Span<const int32_t> ids = {};     // [T, k]; -1: an expert that is not here (RoutedInput)
+  absl::Span<const float> weights = {};   // [T, k], as they enter the sum
+  absl::Span<const float> scores = {};    // [T, E], over all experts
+  absl::Span<const int32_t> counts = {};  // [E], tokens of each expert
 };
 
 /// The store's view of one layer's experts.
 struct LayerResidency {
-  absl::Span<const uint8_t> resident;   // [E], usable in the version with the most bits
-  absl::Span<const uint8_t> usable;     // [E], usable in some version
-  absl::Span<const uint8_t> in_flight;  // [E], a version is being brought
-  int capacity = 0;                     // slots the residency policy gave the layer
+  absl::Span<const uint8_t> resident = {};   // [E], usable in the version with the most bits
+  absl::Span<const uint8_t> usable = {};     // [E], usable in some version
+  absl::Span<const uint8_t> in_flight = {};  // [E], a version is being brought
+  int capacity = 0;                          // slots the residency policy gave the layer
 };
 
 /// Facts about a policy that hold for as long as it lives. A rule needs no trait for its own
@@ -112,10 +112,10 @@ struct LayerEvent {
   static LayerEvent Evicted(ExpertKey key) { return {Kind::kEvicted, {}, {}, key, false}; }
 
   Kind kind = Kind::kRouted;
-  PolicyContext context;    // kRouted
-  RoutingView routing;      // kRouted
-  ExpertKey key;            // kInserted, kEvicted
-  bool prefetched = false;  // kInserted: no layer call has asked for it yet
+  PolicyContext context = {};  // kRouted
+  RoutingView routing = {};    // kRouted
+  ExpertKey key = {};          // kInserted, kEvicted
+  bool prefetched = false;     // kInserted: no layer call has asked for it yet
 };
 
 // ---------------------------------------------------------------------------------------------------
@@ -138,18 +138,18 @@ class RoutingPolicy : public Policy {
 // Prefetch: what comes next?
 
 struct PrefetchSnapshot {
-  PolicyContext context;  // layer = the layer whose routing just became known
-  int target_layer = 0;   // the layer predictions are wanted for (context.layer + 1, or 0 on wrap)
-  RoutingView routing;
-  absl::Span<const float> predicted_scores;  // [T, E'] of the next layer's gate, on this layer's
-                                             // input or on a predicted one, or empty
-  LayerResidency target;
+  PolicyContext context = {};  // layer = the layer whose routing just became known
+  int target_layer = 0;  // the layer predictions are wanted for (context.layer + 1, or 0 on wrap)
+  RoutingView routing = {};
+  absl::Span<const float> predicted_scores = {};  // [T, E'] of the next layer's gate, on this
+                                                  // layer's input or on a predicted one, or empty
+  LayerResidency target = {};
   int64_t window_ns = 0;    // until the target layer asks, stalls excluded: measured
   int64_t transfer_ns = 0;  // one expert of the target layer on the link: measured
 };
 
 struct PrefetchCandidate {
-  ExpertKey key;
+  ExpertKey key = {};
   float score = 0;     // higher is fetched earlier
   int32_t tokens = 0;  // how many are expected to use it; 0: the policy cannot tell
   /// That the routing uses it, as such predictions of absent experts have turned out, in [0, 1].
@@ -179,14 +179,14 @@ struct PrefetchOutlook {
 
 struct CapacitySnapshot {
   const MoeModelSpec* model = nullptr;
-  int64_t slots = 0;                           // blocks of the pool
-  absl::Span<const PrefetchOutlook> prefetch;  // [L], or empty: no prefetch
-  const PolicyContext* step = nullptr;         // the step that begins; null: open, or a new budget
+  int64_t slots = 0;                                // blocks of the pool
+  absl::Span<const PrefetchOutlook> prefetch = {};  // [L], or empty: no prefetch
+  const PolicyContext* step = nullptr;  // the step that begins; null: open, or a new budget
 };
 
 /// One expert that may be evicted.
 struct VictimCandidate {
-  ExpertKey key;
+  ExpertKey key = {};
   int64_t last_used = 0;         // tick of the last layer call that used it; 0: never since it came
   int64_t inserted = 0;          // tick it became resident
   int64_t uses = 0;              // layer calls that used it since it came
@@ -195,10 +195,10 @@ struct VictimCandidate {
 };
 
 struct VictimSnapshot {
-  PolicyContext context;
-  ExpertKey incoming;
-  bool for_prefetch = false;                     // nobody waits for it: may be refused
-  absl::Span<const VictimCandidate> candidates;  // never pinned ones
+  PolicyContext context = {};
+  ExpertKey incoming = {};
+  bool for_prefetch = false;                          // nobody waits for it: may be refused
+  absl::Span<const VictimCandidate> candidates = {};  // never pinned ones
   bool dispensable = false;  // for_prefetch, and without it a CPU beside the fast tier computes it
   // for_prefetch: that the routing it is meant for uses it (negative: unknown), and the share of
   // its transfer that would then be hidden.
@@ -243,28 +243,28 @@ enum class PrecisionMoment : int32_t {
 };
 
 struct PrecisionSnapshot {
-  PolicyContext context;  // layer unused
+  PolicyContext context = {};  // layer unused
   // Since the last kInterval, per expert, [sum over layers of E]: tokens that selected it.
-  absl::Span<const int64_t> selections;
+  absl::Span<const int64_t> selections = {};
   // How many versions above the one of the fewest bits is resident or on its way. With two versions
   // 1: the high one.
-  absl::Span<const uint8_t> high;
+  absl::Span<const uint8_t> high = {};
   // [L], experts of a layer that fit in high; TransitionOptions::shared: only the sum counts.
-  absl::Span<const int32_t> high_capacity;
+  absl::Span<const int32_t> high_capacity = {};
   PrecisionMoment moment = PrecisionMoment::kInterval;
   // More than two versions: what all experts together may take, and what each takes in each
   // version, [sum over layers of E][version, most bits first].
   int64_t capacity_bytes = 0;
-  absl::Span<const int64_t> bytes;
+  absl::Span<const int64_t> bytes = {};
 };
 
 /// With more than two versions an expert is named once for every version that it goes up or down.
 struct PrecisionDecision {
-  std::vector<ExpertKey> promote;  // kOpen: who is high from the start. kInterval: best first
-  std::vector<ExpertKey> demote;   // kInterval: coldest first. More than two versions: kShrink, too
+  std::vector<ExpertKey> promote = {};  // kOpen: who is high from the start. kInterval: best first
+  std::vector<ExpertKey> demote = {};   // kInterval: coldest first. Many versions: kShrink, too
   /// kShrink: what each expert is worth in high, in any unit, [sum over layers of E]. Those of each
   /// layer that are worth least leave. Empty: their selections.
-  std::vector<double> worth;
+  std::vector<double> worth = {};
 };
 
 /// Where every expert is resident in one of several versions (Serving::kHotSet, kLowPlusCache): how
@@ -285,14 +285,14 @@ struct TransitionOptions {
 
 /// Why bytes are about to be moved.
 struct TransferSnapshot {
-  PolicyContext context;
-  ExpertKey key;
+  PolicyContext context = {};
+  ExpertKey key = {};
   bool prefetch = false;
   int resident = -1;         // >= 0: the version the call has used, which may be replaced behind it
   int32_t tokens = 0;        // tokens that want it (predicted ones for a prefetch)
   int64_t layer_tokens = 0;  // token x k slots of the layer
   int num_versions = 0;
-  absl::Span<const int32_t> layer_counts;  // [E] tokens of every expert (likewise), or empty
+  absl::Span<const int32_t> layer_counts = {};  // [E] tokens of every expert (likewise), or empty
 };
 
 class PrecisionPolicy : public Policy {
@@ -347,13 +347,13 @@ struct MissView {
 };
 
 struct PlacementSnapshot {
-  PolicyContext context;
-  absl::Span<const MissView> misses;
+  PolicyContext context = {};
+  absl::Span<const MissView> misses = {};
   int64_t link_busy_ns = 0;  // modelled, about: until what is under way has arrived
 };
 
 struct PlacementDecision {
-  std::vector<Placement> placements;  // one a miss, in order
+  std::vector<Placement> placements = {};  // one a miss, in order
   Backfill backfill = Backfill::kNever;
 };
 

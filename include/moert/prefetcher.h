@@ -1,9 +1,9 @@
 // Prefetcher: brings the experts that a policy expects the next layer to use, as far as that pays.
 //
 //   prefetcher->Observe(layer, phase, routing);   // the layer has been routed
-//   lease = store->Fetch(...);                    // its misses go first
+//   lease = store->Fetch(misses);                 // go first
 //   prefetcher->Predict(layer, phase, routing);   // begins transfers for the layer behind it
-//   ... multiply ...
+//   Multiply(*lease);
 //   prefetcher->EndStep();                        // behind the last layer
 //
 // Best first, as long as the transfers fit the window, the time until the next layer asks (Fate
@@ -51,7 +51,7 @@ struct PrefetchStats {
 
 struct PrefetcherOptions {
   /// The profile of windows and transfers until they are measured.
-  HardwareProfile profile;
+  HardwareProfile profile = {};
   /// Finds out whether prefetching pays and stops it while it does not; false: always on.
   bool controlled = true;
 };

@@ -44,23 +44,24 @@ struct HardwareProfile {
     int64_t tokens = 1;
     double weight_bytes_per_s = 0;
   };
-  std::vector<ComputeRate> compute;
+  std::vector<ComputeRate> compute = {};
   // The same of stored versions that are multiplied at another rate, by the version's name.
   struct VersionRates {
-    std::string version;
-    std::vector<ComputeRate> rates;
+    std::string version = {};
+    std::vector<ComputeRate> rates = {};
   };
-  std::vector<VersionRates> version_compute;
+  std::vector<VersionRates> version_compute = {};
   // That CPU's rates for stored versions that were measured, in place of its rate and share above:
   // its time is the latency and the time by these rates.
-  std::vector<VersionRates> cpu_compute;
+  std::vector<VersionRates> cpu_compute = {};
   // Beside its experts, every multiplication call (a layer makes one for what is there and one for
   // each arrival), more if the layer has waited before it (threads have gone to sleep), and every
   // run of the next layer's gate for a predictor.
   int64_t wave_ns = 0;
   int64_t wake_ns = 0;
   int64_t next_gate_ns = 0;
-  // Added to a layer whose misses a device answers low, or substitutes, by the accounts of requests.
+  // Added to a layer whose misses a device answers low, or substitutes, by the accounts of
+  // requests.
   int64_t request_rule_ns = 6'000;
 
   /// The time of a link or a CPU for one record, in whole ns. A slow one's is cut: rates begin at a

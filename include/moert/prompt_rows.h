@@ -17,7 +17,7 @@ namespace moert {
 
 struct PromptRows {
   int64_t rows = 0;
-  std::string why;  // one line for people
+  std::string why = {};  // one line for people
 };
 
 /// For prompts of up to `tokens` tokens. Begins with options.max_tokens_per_forward, or as many as

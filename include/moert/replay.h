@@ -26,7 +26,7 @@ struct ReplayOptions {
   /// So many first steps fill caches and train predictors, and are not counted.
   int64_t warm_steps = 0;
   /// Called after every step with the steps done; may be null.
-  std::function<void(int64_t)> progress;
+  std::function<void(int64_t)> progress = {};
 };
 
 /// Recall over the experts that a layer needed when a prediction had been made for it.
@@ -39,11 +39,11 @@ struct LayerRecall {
 struct ReplayResult {
   int64_t steps = 0;  // counted
   int64_t tokens = 0;
-  int64_t decode_tokens = 0;       // of those, in decode steps
-  EngineStats stats;               // of the counted steps
-  std::vector<double> prefill_ms;  // by step, engine's clock
-  std::vector<double> decode_ms;
-  std::vector<LayerRecall> recall;  // by layer
+  int64_t decode_tokens = 0;            // of those, in decode steps
+  EngineStats stats = {};               // of the counted steps
+  std::vector<double> prefill_ms = {};  // by step, engine's clock
+  std::vector<double> decode_ms = {};
+  std::vector<LayerRecall> recall = {};  // by layer
 };
 
 /// Runs the trace from its beginning. The engine must have the trace's model and allow steps of

@@ -34,23 +34,25 @@ struct RoutingResult {
   int64_t tokens = 0;
   int top_k = 0;
   int num_experts = 0;
-  std::vector<int32_t> ids;             // [T, k], in the order the model's rule chooses them; a
-                                        // substitute sits in the slot of whom it displaces;
-                                        // -1: an expert that is not here
-  std::vector<float> weights;           // [T, k], as they enter the sum
-  std::vector<float> scores;            // [T, E]
-  std::vector<int32_t> counts;          // [E]
-  std::vector<int32_t> offsets;         // [E + 1] into grouped_*
-  std::vector<int32_t> grouped_tokens;  // [slots with an expert] rows of x, by expert, ascending
-  std::vector<int32_t> grouped_slots;   // [slots with an expert] t * k + j of each
-  std::vector<float> next_scores;       // [T, E'] of the next layer, or empty
+  std::vector<int32_t> ids = {};      // [T, k], in the order the model's rule chooses them; a
+                                      // substitute sits in the slot of whom it displaces;
+                                      // -1: an expert that is not here
+  std::vector<float> weights = {};    // [T, k], as they enter the sum
+  std::vector<float> scores = {};     // [T, E]
+  std::vector<int32_t> counts = {};   // [E]
+  std::vector<int32_t> offsets = {};  // [E + 1] into grouped_*
+  std::vector<int32_t> grouped_tokens = {};  // [slots with an expert] rows of x, by expert,
+                                             // ascending
+  std::vector<int32_t> grouped_slots = {};   // [slots with an expert] t * k + j of each
+  std::vector<float> next_scores = {};       // [T, E'] of the next layer, or empty
 
   // Substitution. Mass: sum of the model's own weights, before it.
   int64_t substituted = 0;  // slots changed by the expert-cache rule
   double mass = 0, mass_substituted = 0;
-  std::vector<uint8_t> top_score;  // [E], the expert-cache rule's set C; empty without the rule
-  int64_t model_lookups = 0;       // distinct experts of the model's own choice
-  int64_t model_hits = 0;          // ... that were resident
+  std::vector<uint8_t> top_score = {};  // [E], the expert-cache rule's set C; empty without the
+                                        // rule
+  int64_t model_lookups = 0;            // distinct experts of the model's own choice
+  int64_t model_hits = 0;               // ... that were resident
 
   /// Slots of the experts that `of` [E] marks, and their summed weight.
   std::pair<int64_t, double> ShareOf(absl::Span<const uint8_t> of) const {
@@ -84,11 +86,11 @@ struct RouterStats {
 /// The weights that the router of one layer computes with (ExpertSource::ReadConstants reads it).
 /// Borrowed. A span is empty where the layer's RoutingSpec does not have it.
 struct RouterConstants {
-  absl::Span<const float> gate;  // [E, hidden]; empty: the layer takes given routings only
-  absl::Span<const float> selection_bias;  // [E]
-  absl::Span<const float> logit_bias;      // [E]
-  absl::Span<const float> expert_scales;   // [E]: apply to given routings, too
-  absl::Span<const int32_t> hash_experts;  // [hash_vocab, k]: distinct ones in [0, E)
+  absl::Span<const float> gate = {};  // [E, hidden]; empty: the layer takes given routings only
+  absl::Span<const float> selection_bias = {};  // [E]
+  absl::Span<const float> logit_bias = {};      // [E]
+  absl::Span<const float> expert_scales = {};   // [E]: apply to given routings, too
+  absl::Span<const int32_t> hash_experts = {};  // [hash_vocab, k]: distinct ones in [0, E)
 
   static RouterConstants Of(const LayerConstants& constants) {
     return {constants.gate, constants.selection_bias, constants.logit_bias, constants.expert_scales,

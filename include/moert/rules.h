@@ -72,7 +72,7 @@ struct ResidencyRule {
   int window = 64;            // kAverageScore: calls of the layer, 1 to 4096
   bool shared_slots = false;  // kWorth: layers share all slots, and the least worth of all leaves
   /// On a device the layers keep the slots that they were dealt when they were handed over.
-  CapacityRule capacity;
+  CapacityRule capacity = {};
 
   /// OK, or which field is out of range.
   absl::Status Validate() const;

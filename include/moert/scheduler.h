@@ -39,8 +39,8 @@ struct LinkLoad {
 };
 
 struct PlacedMisses {
-  std::vector<Placement> placements;  // one a miss, in order
-  int64_t cpu_ns = 0;                 // modelled time of those for the CPU
+  std::vector<Placement> placements = {};  // one a miss, in order
+  int64_t cpu_ns = 0;                      // modelled time of those for the CPU
   /// Whether the policy wants these brought in behind the call.
   Backfill backfill = Backfill::kNever;
 };
@@ -57,9 +57,9 @@ struct SchedulerStats {
 
 struct SchedulerOptions {
   /// Rates of the link and of the CPU. See LoadProfile.
-  HardwareProfile profile;
+  HardwareProfile profile = {};
   /// Name of the stored version that the CPU multiplies, for the profile's rates; empty: any.
-  std::string cpu_version;
+  std::string cpu_version = {};
   /// ObserveTransfer and ObserveCpuTime correct the profile's rates; false: they are taken as
   /// exact.
   bool measured = true;

@@ -56,9 +56,9 @@ struct Scheme {
 
 /// The schemes of one expert's three linear blocks. Gate and up share one in every shipped kernel.
 struct ExpertFormat {
-  Scheme gate;
-  Scheme up;
-  Scheme down;
+  Scheme gate = {};
+  Scheme up = {};
+  Scheme down = {};
   /// Weights are stored in the block Hadamard domain (docs/reference/layout.md): the inputs of gate
   /// and up, and those of down, are transformed before they are rounded or quantized.
   bool hadamard = false;
@@ -92,7 +92,7 @@ inline constexpr int64_t kRecordAlignment = 4096;
 
 /// One packed matrix inside a record: `rows` x `k` logical, padded to tiles.
 struct MatrixLayout {
-  Scheme scheme;
+  Scheme scheme = {};
   int64_t rows = 0;
   int64_t k = 0;
   int64_t padded_rows = 0;
@@ -130,15 +130,15 @@ struct RecordContents {
 /// One expert as one contiguous blob: gate, up, down, each weights then scales, then biases,
 /// `bytes` long (a multiple of kSectionAlignment). The same bytes on disk, in RAM and in HBM.
 struct RecordLayout {
-  ExpertFormat format;
+  ExpertFormat format = {};
   /// gate, up: [intermediate, hidden]; down: [hidden, intermediate]. A record without a gate has
   /// that of up in its place: the same bytes.
-  MatrixLayout gate, up, down;
-  RecordContents contents;
+  MatrixLayout gate = {}, up = {}, down = {};
+  RecordContents contents = {};
   int64_t bytes = 0;
   /// Not empty: the record is opaque (opaque_source.h), these are its parts, and the three matrices
   /// are empty. The library moves it and never reads it.
-  std::vector<RecordPart> parts;
+  std::vector<RecordPart> parts = {};
   /// A slot that holds the record is a multiple of this many bytes long.
   int64_t slot_multiple = 1;
 

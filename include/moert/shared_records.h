@@ -16,7 +16,7 @@ namespace moert {
 struct SharedRecordsOptions {
   /// The name of the memory, the same in all processes and in no others of this user: letters,
   /// digits, '-', '_' and '.'.
-  std::string name;
+  std::string name = {};
   /// How many processes share it. It has no name any more when all of them are there: whatever
   /// becomes of them, nothing is left behind. Processes that die before leave a file, which the
   /// next ones of the name take over and fill anew.

@@ -40,22 +40,22 @@ enum class Serving : int32_t {
 };
 
 struct Strategy {
-  std::string spec;
+  std::string spec = {};
   Serving serving = Serving::kCache;
-  TransitionOptions transitions;
+  TransitionOptions transitions = {};
   /// kCache: every expert is loaded at open; a budget that cannot hold them is refused.
   bool preload = false;
   /// Names of the versions it serves, most bits first; empty: the source's first. All but
   /// kCache serve two, kHotSet two to four.
-  std::vector<std::string> versions;
+  std::vector<std::string> versions = {};
   /// Decode steps without prefetch are tried now and then, and win if they are faster.
   bool prefetch_control = true;
 
-  std::unique_ptr<RoutingPolicy> routing;      // null: the model's own top-k
-  std::unique_ptr<PrefetchPolicy> prefetch;    // null: none
-  std::unique_ptr<ResidencyPolicy> residency;  // null: LRU, uniform capacity
-  std::unique_ptr<PrecisionPolicy> precision;  // null: fixed; required by kHotSet
-  std::unique_ptr<PlacementPolicy> placement;  // null: load
+  std::unique_ptr<RoutingPolicy> routing = {};      // null: the model's own top-k
+  std::unique_ptr<PrefetchPolicy> prefetch = {};    // null: none
+  std::unique_ptr<ResidencyPolicy> residency = {};  // null: LRU, uniform capacity
+  std::unique_ptr<PrecisionPolicy> precision = {};  // null: fixed; required by kHotSet
+  std::unique_ptr<PlacementPolicy> placement = {};  // null: load
 
   /// The weakest that its parts promise. Versions that change and answer for one another are lossy
   /// whatever the policies say; residency and prefetch decide where experts are, never what is
@@ -78,20 +78,20 @@ struct Strategy {
 /// Measurements of a model's routing by `moert-pack calibrate`, for strategies that begin with it.
 struct RoutingStatistics {
   struct Layer {
-    std::vector<int64_t> selections;  // [E], tokens that chose the expert
-    double cross_layer_accuracy = 0;  // share of the experts that the layer before predicts
+    std::vector<int64_t> selections = {};  // [E], tokens that chose the expert
+    double cross_layer_accuracy = 0;       // share of the experts that the layer before predicts
     /// [E][scheme], in any unit: what the model loses over those tokens with the expert in it.
-    std::vector<double> loss;
+    std::vector<double> loss = {};
   };
-  std::string file;  // for messages
-  MoeModelSpec model;
-  std::vector<std::string> schemes;  // of `loss`, by name
-  std::vector<Layer> layers;
+  std::string file = {};  // for messages
+  MoeModelSpec model = {};
+  std::vector<std::string> schemes = {};  // of `loss`, by name
+  std::vector<Layer> layers = {};
 };
 
 /// A builder makes a strategy from these.
 struct StrategyContext {
-  StrategyParams params;
+  StrategyParams params = {};
   /// The file that the key `calibration` names, already read; null without that key. Borrowed
   /// for the call.
   const RoutingStatistics* calibration = nullptr;
@@ -101,13 +101,13 @@ struct StrategyContext {
 using StrategyBuilder = std::function<absl::StatusOr<Strategy>(const StrategyContext&)>;
 
 struct StrategyKey {
-  std::string name;
-  std::string help;  // ends with its default in parentheses
+  std::string name = {};
+  std::string help = {};  // ends with its default in parentheses
 };
 struct StrategyInfo {
-  std::string name;
-  std::string summary;            // one sentence
-  std::vector<StrategyKey> keys;  // all that a spec may give; MakeStrategy refuses others
+  std::string name = {};
+  std::string summary = {};            // one sentence
+  std::vector<StrategyKey> keys = {};  // all that a spec may give; MakeStrategy refuses others
 };
 
 /// Adds a strategy for the rest of the process. Names and keys consist of a-z, 0-9, '-' and '_' and

@@ -40,12 +40,12 @@ struct TraceCall {
   Phase phase = Phase::kPrefill;
   int layer = 0;
   int64_t tokens = 0;
-  absl::Span<const int64_t> request_ids;  // [T] or empty
-  absl::Span<const int32_t> ids;          // [T, k], the experts used
-  absl::Span<const float> weights;        // [T, k]
-  absl::Span<const float> scores;         // [T, E] or empty
-  absl::Span<const float> next_scores;    // [T, E'] of layer + 1 (0 after the last), or empty
-  CallTimes times;
+  absl::Span<const int64_t> request_ids = {};  // [T] or empty
+  absl::Span<const int32_t> ids = {};          // [T, k], the experts used
+  absl::Span<const float> weights = {};        // [T, k]
+  absl::Span<const float> scores = {};         // [T, E] or empty
+  absl::Span<const float> next_scores = {};    // [T, E'] of layer + 1 (0 after the last), or empty
+  CallTimes times = {};
 };
 
 enum class TimelineTrack : int32_t { kSteps = 0, kLayers = 1, kStalls = 2, kLink = 3 };
@@ -53,7 +53,7 @@ enum class TimelineTrack : int32_t { kSteps = 0, kLayers = 1, kStalls = 2, kLink
 /// Something that took time. Spans of one track may overlap on kLink only.
 struct TimelineSpan {
   TimelineTrack track = TimelineTrack::kLayers;
-  absl::string_view name;
+  absl::string_view name = {};
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
   int64_t step = -1;  // -1: does not apply, as below
@@ -75,17 +75,17 @@ class TraceSink {
 
 /// One stored version of the experts: record bytes of layer l, expert e at bytes[l][e].
 struct TraceVersion {
-  std::string name;
-  std::vector<std::vector<int64_t>> bytes;
+  std::string name = {};
+  std::vector<std::vector<int64_t>> bytes = {};
 };
 
 /// A replay must know these beside the calls.
 struct TraceHeader {
-  MoeModelSpec model;
-  std::vector<TraceVersion> versions;
-  std::string source;    // the model's name
-  std::string strategy;  // under which it was recorded
-  std::string clock;     // "wall" or "virtual"
+  MoeModelSpec model = {};
+  std::vector<TraceVersion> versions = {};
+  std::string source = {};    // the model's name
+  std::string strategy = {};  // under which it was recorded
+  std::string clock = {};     // "wall" or "virtual"
   /// EngineOptions::max_tokens_per_forward: no call has more tokens, and a budget means the same
   /// in a replay that uses it.
   int64_t max_tokens = 1;
@@ -107,7 +107,7 @@ absl::StatusOr<std::unique_ptr<TraceFile>> CreateTrace(const std::string& path,
 absl::StatusOr<std::unique_ptr<TraceFile>> CreateTimeline(const std::string& path,
                                                           Existing existing = Existing::kRefuse);
 struct TracePaths {
-  std::string routing, timeline;  // empty: none
+  std::string routing = {}, timeline = {};  // empty: none
   Existing existing = Existing::kRefuse;
 };
 /// One or both. InvalidArgument where there is none.

@@ -18,14 +18,14 @@ namespace moert {
 
 /// A strategy over certain versions, which the budget holds.
 struct VersionOffer {
-  std::string spec;
+  std::string spec = {};
   double step_ms = 0;  // that a decode step of one token is expected to take
   double loss = 0;     // of perplexity, as a share, that is predicted; 0: nothing
 };
 
 struct VersionSnapshot {
   double accepted_loss = 0;  // of perplexity, as a share
-  absl::Span<const VersionOffer> offers;
+  absl::Span<const VersionOffer> offers = {};
 };
 
 /// Index of the fastest offer whose loss is accepted; of those as fast (that wait for nothing, say)

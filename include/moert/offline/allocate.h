@@ -51,16 +51,17 @@ struct AllocationOptions {
   double power = 0;
   /// Instead of the least loss a plan that knows nothing of it: what layers and blocks are worth is
   /// drawn at random. To compare predictions with.
-  std::optional<uint64_t> random_seed;
+  std::optional<uint64_t> random_seed = {};
   int64_t batch = 512;  // tokens, for T
-  CostTable costs;
-  std::vector<Scheme> schemes;  // candidates, a subset of the calibration's; empty: all of them
+  CostTable costs = {};
+  std::vector<Scheme> schemes = {};  // candidates, a subset of the calibration's; empty: all of
+                                     // them
   AllocationSolver solver = AllocationSolver::kMilp;
-  MilpOptions milp;
+  MilpOptions milp = {};
 };
 
 struct Allocation {
-  PackVersion version;  // without a name
+  PackVersion version = {};  // without a name
   int64_t bytes = 0;
   double stored_bits = 0;
   double loss = 0;

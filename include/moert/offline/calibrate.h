@@ -17,15 +17,15 @@
 namespace moert {
 
 struct CalibrateJob {
-  std::string model;  // directory of a Hugging Face checkpoint
-  std::string out;    // the calibration file to write (moert/offline/calibration.h)
-  std::vector<std::string> token_files;     // moert/offline/token_file.h
-  TokenReader read_tokens;                  // null: ReadTokenFile
-  int64_t tokens = 65536;                   // used of those files together; 0: all
-  int64_t window = 512;                     // tokens a sequence
-  std::vector<Scheme> schemes;              // candidates that are measured
-  QuantMethod method = QuantMethod::kGptq;  // that quantizes them
-  bool hadamard = false;                    // in the block Hadamard domain
+  std::string model = {};  // directory of a Hugging Face checkpoint
+  std::string out = {};    // the calibration file to write (moert/offline/calibration.h)
+  std::vector<std::string> token_files = {};  // moert/offline/token_file.h
+  TokenReader read_tokens = {};               // null: ReadTokenFile
+  int64_t tokens = 65536;                     // used of those files together; 0: all
+  int64_t window = 512;                       // tokens a sequence
+  std::vector<Scheme> schemes = {};           // candidates that are measured
+  QuantMethod method = QuantMethod::kGptq;    // that quantizes them
+  bool hadamard = false;                      // in the block Hadamard domain
   /// Tokens, rounded up to windows, over which the end-to-end loss of every layer's errors is
   /// measured; 0: it is not.
   int64_t probe_tokens = 6144;
@@ -33,14 +33,14 @@ struct CalibrateJob {
   /// Where scales are searched for, with the same outcome. kCuda fails without a device.
   BackendKind backend = BackendKind::kAuto;
   /// Runs the rest of the model. Required.
-  OpenCalibrationModel open_model;
+  OpenCalibrationModel open_model = {};
   /// Experts done and to do. May be null.
-  std::function<void(int64_t done, int64_t total)> progress;
+  std::function<void(int64_t done, int64_t total)> progress = {};
   /// A line for people. May be null.
-  std::function<void(const std::string& line)> log;
+  std::function<void(const std::string& line)> log = {};
   /// Asked before each expert; true ends the job with Cancelled, which leaves what any interruption
   /// leaves. Called from several threads. May be null.
-  std::function<bool()> cancelled;
+  std::function<bool()> cancelled = {};
 };
 
 /// Writes job.out. Layers that an interrupted job completed lie in `<out>.partial` and are not

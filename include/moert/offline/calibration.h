@@ -20,18 +20,18 @@ inline constexpr int kLinearBlocks = 3;
 
 /// One MoE layer over all calibration tokens.
 struct LayerCalibration {
-  std::vector<int64_t> selections;  // [E] tokens that chose the expert
-  std::vector<double> weight_sums;  // [E] of their router weights
-  double output_norm = 0;           // || routed experts' part of the block's output ||_2
+  std::vector<int64_t> selections = {};  // [E] tokens that chose the expert
+  std::vector<double> weight_sums = {};  // [E] of their router weights
+  double output_norm = 0;                // || routed experts' part of the block's output ||_2
   /// Share of the layer's true experts that its gate finds when it is given the input of the MoE
   /// layer before (Fate's cross-layer prediction); 0 for the first layer, where nothing predicts.
   double cross_layer_accuracy = 0;
   /// [E][block][scheme] || change of the block's output ||_2 when this linear block alone is in the
   /// scheme (MxMoE Sec. 4).
-  std::vector<double> delta;
+  std::vector<double> delta = {};
   /// For {gate and up, down}: what the whole model loses, in nats a token, by an error of this
   /// layer's block, over Delta squared. Empty where it was not measured.
-  std::vector<double> loss_per_square;
+  std::vector<double> loss_per_square = {};
 
   double Delta(int expert, int block, size_t scheme, size_t schemes) const {
     return delta[(static_cast<size_t>(expert) * kLinearBlocks + static_cast<size_t>(block)) *
@@ -46,18 +46,18 @@ struct LayerCalibration {
 };
 
 struct Calibration {
-  MoeModelSpec model;
-  std::string source_identity;  // of the checkpoint
+  MoeModelSpec model = {};
+  std::string source_identity = {};  // of the checkpoint
   int64_t tokens = 0;
   int64_t window = 0;
-  std::string tokens_checksum;  // 16 hex digits
-  std::string method;           // that quantized for `delta`: rtn, hqq or gptq
+  std::string tokens_checksum = {};  // 16 hex digits
+  std::string method = {};           // that quantized for `delta`: rtn, hqq or gptq
   bool hadamard = false;
-  std::vector<Scheme> schemes;  // candidates
+  std::vector<Scheme> schemes = {};  // candidates
   /// The end-to-end loss was measured with errors of this candidate, over so many tokens; 0: not.
   int64_t probe_tokens = 0;
-  Scheme probe_scheme;
-  std::vector<LayerCalibration> layers;
+  Scheme probe_scheme = {};
+  std::vector<LayerCalibration> layers = {};
 };
 
 /// The text of a calibration file.

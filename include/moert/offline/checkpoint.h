@@ -21,8 +21,8 @@ namespace moert {
 
 /// Name and shape are borrowed from the checkpoint that it came with.
 struct TensorInfo {
-  absl::string_view name;
-  absl::Span<const int64_t> shape;
+  absl::string_view name = {};
+  absl::Span<const int64_t> shape = {};
   int64_t offset = 0;  // from the start of the file
   int64_t bytes = 0;
   int file = 0;  // index into Checkpoint::files()
@@ -33,9 +33,9 @@ struct TensorInfo {
 
 /// Memory of the names and shapes of a file's tensors; moving keeps it where it is.
 struct TensorStorage {
-  std::string text;
-  std::deque<std::string> names;  // those that are written with escapes
-  std::vector<int64_t> sizes;
+  std::string text = {};
+  std::deque<std::string> names = {};  // those that are written with escapes
+  std::vector<int64_t> sizes = {};
 };
 
 /// A model's tensors, whatever files they are in. Thread-safe after Open.

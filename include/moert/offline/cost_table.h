@@ -19,12 +19,12 @@ struct CostTable {
     double weight_bytes_per_s = 0;  // of all processors together, scales included
   };
   struct Rate {
-    Scheme scheme;
-    std::vector<Point> points;  // ascending tokens, none empty
+    Scheme scheme = {};
+    std::vector<Point> points = {};  // ascending tokens, none empty
   };
-  std::string name;
-  std::string source;  // where the rates are from
-  std::vector<Rate> rates;
+  std::string name = {};
+  std::string source = {};  // where the rates are from
+  std::vector<Rate> rates = {};
 
   /// Seconds to multiply a matrix of `bytes` in `scheme`, expected over batches in which an expert
   /// gets `tokens` on average: not at all when no token comes (arrivals taken as Poisson), else at

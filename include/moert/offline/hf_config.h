@@ -26,17 +26,17 @@ enum class NormKind : int32_t {
 /// A field of config.json that changes nothing of what is computed, and why. Those of an object in
 /// it are called "rope_scaling.type".
 struct UnusedField {
-  std::string key;
-  std::string why;
+  std::string key = {};
+  std::string why = {};
 };
 
 struct HfConfig {
-  std::string model_type;
-  MoeModelSpec moe;
-  MoeTensorNames names;
+  std::string model_type = {};
+  MoeModelSpec moe = {};
+  MoeTensorNames names = {};
   /// Where the checkpoint has no router under `names`: what else exporters call the tensors.
-  std::vector<MoeTensorNames> other_names;
-  QuantizationConfig quantization;
+  std::vector<MoeTensorNames> other_names = {};
+  QuantizationConfig quantization = {};
 
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
@@ -45,7 +45,7 @@ struct HfConfig {
   int num_key_value_heads = 0;
   int64_t head_dim = 0;  // of queries and keys
   int64_t max_position_embeddings = 0;
-  RopeConfig rope;
+  RopeConfig rope = {};
 
   NormKind norm = NormKind::kRms;
   double norm_eps = 1e-6;
@@ -56,29 +56,29 @@ struct HfConfig {
   double clip_qkv = 0;  // 0: none; else queries, keys and values are clamped to +-clip_qkv
   bool tie_word_embeddings = false;
 
-  std::vector<MixerConfig> mixers;  // by model layer
-  LatentAttentionConfig latent;     // instead of keys and values a head
-  DeltaNetConfig delta_net;
+  std::vector<MixerConfig> mixers = {};  // by model layer
+  LatentAttentionConfig latent = {};     // instead of keys and values a head
+  DeltaNetConfig delta_net = {};
   double attention_scale = 0;    // what queries times keys are multiplied by
   bool attention_gate = false;   // q_proj has a gate behind each head's query
   bool attention_sinks = false;  // self_attn.sinks: a score a head that attends to nothing
-  QueryTemperature temperature;
+  QueryTemperature temperature = {};
 
   /// Intermediate size of the layers that are not MoE; 0 when there are none.
   int64_t dense_intermediate = 0;
   Activation activation = Activation::kSilu;
-  std::vector<bool> is_moe;  // by model layer
+  std::vector<bool> is_moe = {};  // by model layer
 
   /// The beginning of the names of all tensors outside `names`, "" or "language_model.", and the
   /// name of a layer's dense feed-forward block.
-  std::string tensor_prefix;
+  std::string tensor_prefix = {};
   std::string dense_block = "mlp";
 
   int64_t bos_token_id = -1;  // -1: none
-  std::vector<int64_t> eos_token_ids;
+  std::vector<int64_t> eos_token_ids = {};
 
   /// All fields that were not read. One that may change what is computed is an error instead.
-  std::vector<UnusedField> unused;
+  std::vector<UnusedField> unused = {};
 
   /// Index into moe.layers, or -1 for a dense layer.
   int MoeLayerIndex(int model_layer) const;

@@ -17,16 +17,16 @@
 namespace moert {
 
 struct OpenAsOptions {
-  std::vector<Scheme> schemes;  // distinct, any order; a version each
+  std::vector<Scheme> schemes = {};  // distinct, any order; a version each
   /// Further versions, a scheme a linear block, as Allocate returns them. Names are their own.
-  std::vector<PackVersion> plans;
+  std::vector<PackVersion> plans = {};
   /// kRtn or kHqq: what needs no calibration.
   QuantMethod method = QuantMethod::kRtn;
-  std::string cache_dir;  // empty: the user's cache folder, as for OpenModel
-  int threads = 0;        // 0: one a core
-  std::function<void(int64_t done, int64_t total)> progress;  // matrices; may be null
-  std::function<void(const std::string& line)> log;           // for people; may be null
-  std::function<bool()> cancelled;                            // as QuantizeJob::cancelled
+  std::string cache_dir = {};  // empty: the user's cache folder, as for OpenModel
+  int threads = 0;             // 0: one a core
+  std::function<void(int64_t done, int64_t total)> progress = {};  // matrices; may be null
+  std::function<void(const std::string& line)> log = {};           // for people; may be null
+  std::function<bool()> cancelled = {};                            // as QuantizeJob::cancelled
 };
 
 /// The folder of a checkpoint's pack of these versions in the cache folder: the same for whoever

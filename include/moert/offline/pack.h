@@ -25,10 +25,10 @@ inline constexpr char kManifestFile[] = "moert.json";
 
 /// One stored version of every expert.
 struct PackVersion {
-  std::string name;
-  std::vector<ExpertFormat> formats;  // the distinct ones
+  std::string name = {};
+  std::vector<ExpertFormat> formats = {};  // the distinct ones
   /// [MoE layer][expert] -> index into formats; empty: formats[0] everywhere.
-  std::vector<std::vector<int>> assignment;
+  std::vector<std::vector<int>> assignment = {};
 
   const ExpertFormat& format(int layer, int expert) const {
     if (assignment.empty()) return formats[0];
@@ -42,12 +42,12 @@ struct PackVersion {
 
 /// The manifest of a pack (moert.json).
 struct PackInfo {
-  MoeModelSpec model;
-  std::vector<PackVersion> versions;  // most bits first
-  std::string quantizer_json = "{}";  // an object: method and settings, for people and reports
-  std::string source_identity;        // of the checkpoint it was made from; may be empty
-  int num_files = 0;                  // beside moert.json
-  int64_t bytes = 0;                  // of these files
+  MoeModelSpec model = {};
+  std::vector<PackVersion> versions = {};  // most bits first
+  std::string quantizer_json = "{}";       // an object: method and settings, for people and reports
+  std::string source_identity = {};        // of the checkpoint it was made from; may be empty
+  int num_files = 0;                       // beside moert.json
+  int64_t bytes = 0;                       // of these files
 };
 
 /// Reads and checks `dir`/moert.json. Opens no other file.
@@ -77,8 +77,8 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeLayoutSource(
 
 struct PackVerification {
   int64_t records = 0;
-  int64_t bytes = 0;                // of all record files and constants
-  std::vector<std::string> damage;  // what is wrong, one line each, naming file and tensor
+  int64_t bytes = 0;                     // of all record files and constants
+  std::vector<std::string> damage = {};  // what is wrong, one line each, naming file and tensor
 };
 
 /// Reads the whole pack: the headers, records and padding of the record files and the constants are

@@ -15,9 +15,9 @@ namespace moert {
 inline constexpr int kPlanFormatVersion = 1;
 
 struct Plan {
-  MoeModelSpec model;
-  std::string source_identity;  // of the checkpoint that was calibrated
-  PackVersion version;
+  MoeModelSpec model = {};
+  std::string source_identity = {};  // of the checkpoint that was calibrated
+  PackVersion version = {};
   std::string summary_json = "{}";  // an object for people and reports: bits, losses, gap, settings
 };
 

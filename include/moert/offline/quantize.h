@@ -29,35 +29,35 @@ absl::StatusOr<QuantMethod> ParseQuantMethod(absl::string_view name);
 absl::string_view QuantMethodName(QuantMethod method);
 
 struct QuantizeJob {
-  std::string model;                  // directory of a Hugging Face checkpoint
-  std::string out;                    // the pack to write, a directory that does not exist
-  std::vector<Scheme> schemes;        // distinct, any order
-  std::vector<std::string> plans;     // files of plans (moert/offline/plan.h): a version each
-  std::vector<PackVersion> versions;  // further ones, as a plan has it
+  std::string model = {};                  // directory of a Hugging Face checkpoint
+  std::string out = {};                    // the pack to write, a directory that does not exist
+  std::vector<Scheme> schemes = {};        // distinct, any order
+  std::vector<std::string> plans = {};     // files of plans (moert/offline/plan.h): a version each
+  std::vector<PackVersion> versions = {};  // further ones, as a plan has it
   QuantMethod method = QuantMethod::kRtn;
   /// Weights of all schemes but bf16 are stored in the block Hadamard domain
   /// (docs/reference/layout.md). Plans say it themselves.
   bool hadamard = false;
   // kGptq only: files of calibration tokens (moert/offline/token_file.h), how many of them are used
   // (0: all), tokens a sequence, and who runs the rest of the model.
-  std::vector<std::string> token_files;
-  TokenReader read_tokens;  // null: ReadTokenFile
+  std::vector<std::string> token_files = {};
+  TokenReader read_tokens = {};  // null: ReadTokenFile
   int64_t calibration_tokens = 65536;
   int64_t window = 512;
-  OpenCalibrationModel open_model;
+  OpenCalibrationModel open_model = {};
   int threads = 0;  // 0: one a core
   /// Only the owner may read the pack: folder 0700, files 0600. Else as the umask says.
   bool owner_only = false;
   /// Where scales are searched for, with the same outcome to the bit. kCuda fails without a device.
   BackendKind backend = BackendKind::kAuto;
   /// Matrices done and to do, those of layers that an earlier run completed included. May be null.
-  std::function<void(int64_t done, int64_t total)> progress;
+  std::function<void(int64_t done, int64_t total)> progress = {};
   /// A line for people. May be null.
-  std::function<void(const std::string& line)> log;
+  std::function<void(const std::string& line)> log = {};
   /// Asked between pieces of work: well within a second of each other, of kGptq before each expert
   /// and from several threads. True ends the job with Cancelled, which leaves what any interruption
   /// leaves. May be null.
-  std::function<bool()> cancelled;
+  std::function<bool()> cancelled = {};
 };
 
 /// Writes job.out. An interrupted job leaves `<out>.partial` with the layers it completed; the same

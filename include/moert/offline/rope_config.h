@@ -29,7 +29,7 @@ struct RopeConfig {
   double mscale = 0, mscale_all_dim = 0;             // kYarn; 0: not given
   bool truncate = true;                              // kYarn: round the correction range
   double attention_factor = 0;  // kYarn, kLongRope: what cos and sin are scaled by; 0: not given
-  std::vector<double> short_factor, long_factor;  // kLongRope: [dim / 2]
+  std::vector<double> short_factor = {}, long_factor = {};  // kLongRope: [dim / 2]
   double short_mscale = 0, long_mscale = 0;  // kLongRope: instead of attention_factor; 0: not given
 
   friend bool operator==(const RopeConfig&, const RopeConfig&) = default;

@@ -24,7 +24,7 @@ struct AccountedTensor {
   TensorFate fate = TensorFate::kUnknown;
   /// Used: "routed experts", "shared experts", "routers", "attention", "dense feed-forward",
   /// "norms", "embedding and head". Else: why not.
-  std::string what;
+  std::string what = {};
 };
 
 /// In the checkpoint's order. Fails where a tensor of the MoE blocks is missing, has another shape,

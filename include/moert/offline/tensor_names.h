@@ -12,15 +12,15 @@ enum class Projection { kGate = 0, kUp = 1, kDown = 2 };
 /// Patterns in which {layer} is the model's layer number, {expert} the expert, {projection} one of
 /// `projections`. A pattern is empty where the family has no such tensor.
 struct MoeTensorNames {
-  std::string expert;
-  std::array<std::string, 3> projections;  // gate, up, down
-  std::string router;                      // [experts, hidden]
-  std::string selection_bias;              // [experts]
-  std::string shared_expert;
-  std::string shared_gate;    // [1, hidden]
-  std::string router_bias;    // [experts]: added to the logits
-  std::string expert_scales;  // [experts]
-  std::string hash_experts;   // [vocabulary, top_k]
+  std::string expert = {};
+  std::array<std::string, 3> projections = {};  // gate, up, down
+  std::string router = {};                      // [experts, hidden]
+  std::string selection_bias = {};              // [experts]
+  std::string shared_expert = {};
+  std::string shared_gate = {};    // [1, hidden]
+  std::string router_bias = {};    // [experts]: added to the logits
+  std::string expert_scales = {};  // [experts]
+  std::string hash_experts = {};   // [vocabulary, top_k]
   /// In tensors of all experts, gate's and up's rows take turns (gpt-oss); else gate's come first.
   bool interleaved = false;
 
