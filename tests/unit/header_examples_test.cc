@@ -1,5 +1,5 @@
-// The examples in the comments of public headers, as they stand there (header_examples.cmake). What
-// surrounds each of them here is what its reader is taken to have.
+// The examples in the comments of public headers, as they stand there (header_examples.cmake). The
+// code around each of them is what its reader is taken to have.
 #include <unistd.h>
 
 #include <algorithm>
