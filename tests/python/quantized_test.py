@@ -11,6 +11,8 @@ import torch
 import transformers
 
 import moert
+from moert import dense_forms
+from safetensors.torch import load_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/data/quantized"))
@@ -82,16 +84,10 @@ class Forms(unittest.TestCase):
 
 
 for _name in make_fixtures.FORMS:
-    def _test(self, name=_name):
-        self.check(name)
-    setattr(Forms, f"test_{_name}", _test)
-
-
-def _attention(self):
-    self.check("fp8_blocks", attention=True)
-
-
-Forms.test_fp8_everywhere = _attention
+    for _attention in (False, True):
+        def _test(self, name=_name, attention=_attention):
+            self.check(name, attention)
+        setattr(Forms, f"test_{_name}" + "_everywhere" * _attention, _test)
 
 
 class Fixtures(unittest.TestCase):
@@ -115,9 +111,31 @@ class Fixtures(unittest.TestCase):
         self.check("gpt_oss", 1e-4)
 
     def test_blocks_that_are_cut(self):
-        """transformers takes (160, 128) in two blocks of 128 rows for blocks of 80."""
-        with self.assertRaisesRegex(ValueError, r"proj.weight is .*160.*blocks of \[128, 128\]"):
-            moert.from_pretrained(ROOT / "tests/data/architectures/qwen3_moe_fp8")
+        """(160, 128) in blocks of 128 x 128, which transformers takes for blocks of 80."""
+        folder = ROOT / "tests/data/architectures/qwen3_moe_fp8"
+        stored, expected = (load_file(folder / f"{n}.safetensors") for n in ("model", "expected"))
+        model = moert.from_pretrained(folder, dtype=torch.float32, numerics="f32", budget="50%")
+        cut = 0
+        for name, parameter in model.named_parameters():
+            if (scale := stored.get(name + "_scale_inv")) is not None:
+                rows, cols = parameter.shape
+                wide = scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
+                plain = stored[name].float() * wide[:rows, :cols]
+                self.assertTrue(torch.equal(parameter, plain), name)
+                cut += rows % 128 != 0
+        self.assertGreater(cut, 0)
+        with torch.no_grad():  # the reference's weights are rounded to bf16
+            logits = model(expected["short.tokens"].long()).logits
+        self.assertLess((logits - expected["short.logits"]).abs().max(), 0.02)
+
+    def test_dense_forms_that_are_not_known(self):
+        config = {"quant_method": "gptq"}
+        for tensors, says in (
+                ({"qweight": torch.zeros(3, 8, dtype=torch.int32)}, "64 codes in 3 words"),
+                ({"weight": torch.zeros(8, 64), "weight_zero": torch.zeros(1)}, "it is stored as"),
+                ({"weight": torch.zeros(8, 32), "weight_scale": torch.ones(1)}, "model wants")):
+            with self.assertRaisesRegex(ValueError, says):
+                dense_forms.weight(tensors, (8, 64), config)
 
 
 if __name__ == "__main__":

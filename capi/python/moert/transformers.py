@@ -10,17 +10,19 @@ save_pretrained refuses.
 """
 import copy
 import importlib.util
+import logging
 import os
 import re
 
 import torch
 import transformers
+from transformers.core_model_loading import WeightConverter
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import (AutoHfQuantizer, register_quantization_config,
                                           register_quantizer)
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from . import blocks, pack_cache, planning, tensor_files
+from . import blocks, dense_forms, pack_cache, planning, tensor_files
 from .engine import Engine
 from .engine import plan as library_plan
 from .errors import Error
@@ -28,6 +30,8 @@ from .passes import Passes
 from .source import Source
 
 __all__ = ["MoertConfig", "attach", "from_pretrained"]
+
+_log = logging.getLogger("moert")
 
 _ENGINE = ("budget", "strategy", "max_tokens", "threads", "io_threads", "host_budget", "numerics",
            "virtual_clock", "link_gbps", "cpus", "kernels", "profile", "trace_path", "timeline_path",
@@ -184,29 +188,56 @@ class MoertConfig(QuantizationConfigMixin):
 
 @register_quantizer("moert")
 class MoertQuantizer(HfQuantizer):
-    """Takes the experts out of a model before transformers loads its weights. Where the checkpoint
-    is quantized, what is left of the model is given to transformers' own quantizer."""
+    """Takes the experts out of a model before transformers loads its weights. Where what is left of
+    the model is quantized, it is given to transformers' own quantizer, or dequantized."""
 
     def __init__(self, quantization_config, **kwargs):
         super().__init__(quantization_config, **kwargs)
         self._engine, self._dense = None, None
 
-    def _take_dense(self, model, files, **kwargs):
-        """transformers' quantizer for a checkpoint that has more than its experts quantized."""
+    def _take_dense(self, model, files, device_map=None, **kwargs):
+        """Decides who reads the dense part where more than experts are quantized: transformers'
+        quantizer on a device that it supports, else Dequantize."""
         config = self.quantization_config.dense
         codes = tensor_files.quantized_beside_experts(files) if config else {}
         if not codes:
             return
+        self.pre_quantized = True
+        dense = self._dense_of_transformers(config, codes, device_map)
+        if dense is not None:
+            dense._process_model_before_weight_loading(model, checkpoint_files=files,
+                                                       device_map=device_map, **kwargs)
+            self._dense = dense
+            return
+        method = config.get("quant_method")
+        if method not in dense_forms.NAMES:
+            raise ValueError(f"{next(iter(codes))} and other dense weights are quantized by "
+                             f"{method!r}, which neither libmoert nor transformers reads here; "
+                             f"libmoert reads {', '.join(dense_forms.NAMES)}")
+        self.serialized_names = {"weight": list(dense_forms.NAMES[method])}
+
+    def _dense_of_transformers(self, config, codes, device_map):
+        """Its quantizer, or None where it or its package is not there, or reads them wrongly."""
+        if self.quantization_config.device == "cpu":
+            return None
         for name, shape in codes.items():
             block = config.get("weight_block_size") or (1, 1)
             if name.endswith("weight") and any(n > b and n % b for n, b in zip(shape, block)):
-                # transformers divides the size by the number of scales to find the block's.
-                raise ValueError(f"{name} is {shape} in blocks of {list(block)}, the last of which "
-                                 "is cut: transformers reads such dense weights wrongly")
-        dense = AutoHfQuantizer.from_config(copy.deepcopy(config), pre_quantized=True)
-        dense.validate_environment(device_map=None)
-        dense._process_model_before_weight_loading(model, checkpoint_files=files, **kwargs)
-        self._dense, self.pre_quantized = dense, True
+                return None  # it divides the size by the number of scales to find the block's
+        try:
+            dense = AutoHfQuantizer.from_config(copy.deepcopy(config), pre_quantized=True)
+            dense.validate_environment(device_map=device_map)
+        except (ImportError, RuntimeError, ValueError) as error:
+            _log.info("dense weights become plain ones: transformers' quantizer: %s", error)
+            return None
+        return dense
+
+    def get_load_operations(self):
+        return {"dequantize": dense_forms.Dequantize} if self.serialized_names else {}
+
+    def get_weight_conversions(self):
+        return [WeightConverter(names, name, [dense_forms.Dequantize(self)])
+                for name, names in self.serialized_names.items()]
 
     def _by_dense(name):
         def call(self, *arguments, **named):
