@@ -5,7 +5,9 @@
 namespace moert {
 
 inline constexpr char kOtherWays[] =
-    "other ways: a host that reads the file itself gives its weights by callback "
+    "other ways: python -m moert generate DIR --budget 25% runs what transformers has "
+    "(docs/guide/python.md); a GGUF file of it in llama.cpp through libmoert's plug-in "
+    "(docs/guide/llama-cpp.md); a host that reads the file itself gives its weights by callback "
     "(moert_source_create, MakeHostSource), and its own routing with each call if the library has "
     "none like it (docs/guide/hosts.md)";
 

@@ -106,10 +106,10 @@ case $test in
     torch_python
     use_tree
     "$python" "$here/transformers_test.py" -v 2>&1 ;;
-  quantized)
+  quantized | ways)
     torch_python
     use_tree
-    "$python" "$here/quantized_test.py" -v 2>&1 ;;
+    "$python" "$here/${test}_test.py" -v 2>&1 ;;
   zoo)
     torch_python
     use_tree

@@ -246,18 +246,6 @@ class Architectures(Test):
                 self.assertEqual(replaced(mine), {"MoeBlock"})
                 self.assertLess((mine(ids).logits - plain).abs().max().item(), 1e-4)
 
-    def test_not_by_structure(self):
-        model = models.make("Qwen3Moe", hidden_act="relu")
-        folder = self.folder()
-        model.save_pretrained(folder)
-        with self.assertRaisesRegex(ValueError, "Qwen3MoeExperts.*none of silu"):
-            moert.attach(model, folder, routing="host")
-        dense = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(
-            vocab_size=64, hidden_size=64, intermediate_size=32, num_hidden_layers=1,
-            num_attention_heads=4))
-        with self.assertRaisesRegex(ValueError, "LlamaForCausalLM has no MoE block"):
-            moert.attach(dense, MODEL)
-
     def test_files_that_disagree(self):
         folder, model = self.folder(), models.make("Qwen3Moe")
 
@@ -383,8 +371,6 @@ class Architectures(Test):
             ours("some/model", revision="v2", token="secret")
         self.assertEqual(download.call_args.kwargs["revision"], "v2")
         self.assertEqual(download.call_args.kwargs["token"], "secret")
-        with self.assertRaisesRegex(FileNotFoundError, "no such folder"):
-            ours("/no/such/folder")
 
 
 if available:

@@ -1,9 +1,11 @@
 """Every Mixture-of-Experts language model that this transformers has, tiny and random: its logits
-with libmoert's experts against transformers' own, in every way to open it. Prints the table of
-docs/reference/checkpoints.md; MOERT_WRITE_TABLE=1 writes it there.
+with libmoert's experts against transformers' own, in every way to open it: prompts and decoding of
+one to three sequences and padding, with all experts in memory and with as few as can be.
+MOERT_WRITE_TABLE=1 records what was found in zoo.json, and writes the table of
+docs/reference/checkpoints.md.
   zoo_test.py [MODEL...]"""
+import json
 import os
-import pathlib
 import re
 import sys
 import tempfile
@@ -11,21 +13,15 @@ import tempfile
 import torch
 import transformers
 import zoo
+import zoo_table
 
 import moert
 import moert.blocks
+import moert.own_products
 
-PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/reference/checkpoints.md"
 LIMIT = 1e-4
-KINDS = ("prompt", "decode", "padding")
 # {model: (why it is refused, for the table; what the error says)}
-_CAPS = "soft caps between the products", "what it computes between its products"
-REFUSED = {
-    "inkling2": _CAPS,
-    "inkling2_loop": _CAPS,
-    "jetmoe": ("experts sorted by token, in attention too", "no MoE block"),
-    "muse_spark": ("a norm behind every expert", "its parameters are .*post_expert_norm"),
-}
+REFUSED = {}
 
 
 def runs(model):
@@ -68,16 +64,16 @@ def wanted(model):
 
 
 def differences(model, expected):
-    """{what: the largest difference}, with all experts in memory and with as few as can be."""
-    found = dict.fromkeys(expected, 0.0)
-    for budget in (None, model.moert.memory().minimum_bytes):
+    """{what: the largest differences}, with all experts in memory and with as few as can be."""
+    found = {what: [0.0, 0.0] for what in expected}
+    for at, budget in enumerate((None, model.moert.memory().minimum_bytes)):
         if budget is not None:
             model.moert.set_budget(budget)
         for what, call in runs(model).items():
             if what in expected:
                 with torch.no_grad():
                     value = (call() - expected[what]).abs().max().item()
-                found[what] = max(found[what], value)
+                found[what][at] = max(found[what][at], value)
     return found
 
 
@@ -99,7 +95,7 @@ def ways(model_class, folder):
 
 
 def examine(name):
-    """(routers, {what: difference}) of one model; ValueError where it is refused."""
+    """(routers, {what: differences}) of one model; ValueError where it is refused."""
     model = zoo.make(name)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -114,69 +110,62 @@ def examine(name):
                 continue
             if way != "attach":
                 routers.append(way)
-            assert any(isinstance(m, moert.blocks._Replacement) for m in mine.modules())
-            for what, value in differences(mine, expected).items():
-                worst[what] = max(worst.get(what, 0.0), value)
+            if any(isinstance(m, moert.own_products._Held) for m in mine.modules()):
+                routers = ["model, its own code multiplies"]
+            else:
+                assert any(isinstance(m, moert.blocks._Replacement) for m in mine.modules())
+            for what, pair in differences(mine, expected).items():
+                worst[what] = [max(some) for some in zip(pair, worst.get(what, pair))]
         if "attach" in why or not routers:
             raise ValueError(next(iter(reversed(why.values()))))
     return routers, worst
 
 
-def _bound(values):
-    """A power of ten that none of them is above."""
-    values = [v for v in values if v is not None]
-    if not values:
-        return "-"
-    return next(f"1e-{n}" for n in range(5, -3, -1) if max(values) <= 10.0 ** -n)
-
-
-def outcome(routers, worst):
-    """(who routes, a bound of each kind), by which the table groups the models."""
-    return (", ".join(routers),
-            *(_bound([v for what, v in worst.items() if what.startswith(kind)]) for kind in KINDS))
-
-
-def table(outcomes):
-    """outcomes: {model: (who routes, bounds)}."""
-    groups = {}
-    for name, cells in outcomes.items():
-        groups.setdefault(cells, []).append(name)
-    rows = [("who routes", *KINDS, "models"), ("---",) * 5,
-            *((*cells, ", ".join(names)) for cells, names in sorted(groups.items()))]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows).replace(" --- ", "---")
+def found_of(name, failed):
+    """What is recorded of one model; failed hears what is wrong with it."""
+    try:
+        routes, worst = examine(name)
+    except ValueError as error:
+        reason, text = REFUSED.get(name, (str(error)[:90], "$^"))
+        if not re.search(text, str(error)):
+            failed.append(f"{name}: refused: {error}")
+        return {"refused": reason}
+    except Exception as error:
+        failed.append(f"{name}: {type(error).__name__}: {error}")
+        return {"refused": type(error).__name__}
+    if name in REFUSED or max(map(max, worst.values())) > LIMIT:
+        failed.append(f"{name}: {worst}")
+    return {"routes": routes,
+            "differences": {what: [float(f"{v:.1e}") for v in pair] for what, pair in worst.items()}}
 
 
 def main(names):
     transformers.logging.set_verbosity_error()
-    outcomes, failed, served = {}, [], 0
+    failed, models = [], {}
     for name in names or zoo.names():
-        try:
-            routers, worst = examine(name)
-        except ValueError as error:
-            reason, text = REFUSED.get(name, (str(error)[:90], "$^"))
-            if not re.search(text, str(error)):
-                failed.append(f"{name}: refused: {error}")
-            outcomes[name] = (f"refused: {reason}", "-", "-", "-")
-        except Exception as error:
-            failed.append(f"{name}: {type(error).__name__}: {error}")
-            outcomes[name] = ("failed", "-", "-", "-")
-        else:
-            served += 1
-            if name in REFUSED or max(worst.values()) > LIMIT:
-                failed.append(f"{name}: {worst}")
-            outcomes[name] = outcome(routers, worst)
-        print(name, *outcomes[name], sep=" | ", flush=True)
-    print(f"{served} of {len(outcomes)} models of transformers {transformers.__version__}")
-    if not names:
-        text = PAGE.read_text()
-        begin, end = (text.index(f"<!-- zoo {edge} -->") for edge in ("begins", "ends"))
-        section = f"<!-- zoo begins -->\n{table(outcomes)}\n"
-        if os.environ.get("MOERT_WRITE_TABLE"):
-            PAGE.write_text(text[:begin] + section + text[end:])
-        elif text[begin:end] != section:
-            print(f"{PAGE.name}: its table is another; MOERT_WRITE_TABLE=1 writes it")
+        models[name] = found_of(name, failed)
+        print(name, json.dumps(models[name]), sep=": ", flush=True)
+    print(f"{zoo_table.served(models)} of {len(models)} models of transformers "
+          f"{transformers.__version__}")
+    if not names and os.environ.get("MOERT_WRITE_TABLE"):
+        lines = ",\n".join(f'  "{name}": {json.dumps(one)}' for name, one in models.items())
+        zoo_table.RECORD.write_text(f'{{"transformers": "{transformers.__version__}", "models": '
+                                    f'{{\n{lines}\n}}}}\n')
+        zoo_table.main(["--write"])
+    elif not names:
+        failed += changed(json.loads(zoo_table.RECORD.read_text()), models)
     print("\n".join(failed), file=sys.stderr)
     return 1 if failed else 0
+
+
+def changed(record, models):
+    """Models whose outcome is not that of the record: nothing where it is of another transformers."""
+    if record["transformers"] != transformers.__version__:
+        return []
+    return [f"{name}: zoo.json has another outcome; MOERT_WRITE_TABLE=1 records it"
+            for name in sorted({*record["models"], *models})
+            if zoo_table.table({name: record["models"].get(name, {"refused": "not there"})}) !=
+            zoo_table.table({name: models.get(name, {"refused": "not there"})})]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ import os
 import sys
 
 USAGE = """usage: python -m moert doctor [--json]   what was found: library, kernels, driver, memory
+       python -m moert generate MODEL    text by transformers, for every model that it has
        python -m moert run ...           moert-run: text and perplexity without torch
        python -m moert pack ...          moert-pack: makes expert packs, describes and checks
        them"""
@@ -13,9 +14,16 @@ def main(arguments=None):
     if command == "doctor":
         from . import doctor
         return doctor.main(rest)
+    if command == "generate":
+        from . import generate
+        return generate.main(rest)
     if command in ("run", "pack"):
         from . import tools
-        tools.replace_process(f"moert-{command}", rest)
+        try:
+            tools.replace_process(f"moert-{command}", rest)
+        except FileNotFoundError as error:
+            print(error, file=sys.stderr)
+            return 1
     if command in ("-h", "--help", "help"):
         print(USAGE)
         return 0

@@ -41,13 +41,13 @@ _FUNCTIONS = {
 }
 
 
-def _forward(experts):
+def plain_forward(experts):
     """The module's own loop over experts, whatever implementation is chosen for its class."""
     return getattr(type(experts).forward, "__wrapped__", type(experts).forward)
 
 
-def _takes_routing(experts):
-    takes = list(inspect.signature(_forward(experts)).parameters)[1:]
+def takes_routing(experts):
+    takes = list(inspect.signature(plain_forward(experts)).parameters)[1:]
     if len(takes) < 3 or not re.search("index|indices|ids|experts", takes[1]):
         raise ValueError(f"its forward takes ({', '.join(takes)}), not hidden states, ids and "
                          "weights")
@@ -57,7 +57,7 @@ def layout(experts):
     """The Layout of a module. ValueError says why it has none."""
     if isinstance(experts, (torch.nn.ModuleList, torch.nn.ModuleDict)):
         raise ValueError("its experts are modules one by one, not stacked parameters")
-    _takes_routing(experts)
+    takes_routing(experts)
     shapes = {name: tuple(p.shape) for name, p in experts.named_parameters()}
     names, biased = set(shapes), False
     if {n + "_bias" for n in names if not n.endswith("_bias")} <= names:
@@ -102,7 +102,7 @@ class _Loop(torch.nn.Module):
         self.experts = experts
 
     def forward(self, *arguments):
-        return _forward(self.experts)(self.experts, *arguments)
+        return plain_forward(self.experts)(self.experts, *arguments)
 
 
 def _called(experts, lay, matrices, x, weights):
@@ -166,10 +166,14 @@ def _expected(lay, candidate, matrices, x, weights):
 
 def form(experts, lay):
     """The Form of a module. ValueError where it computes something else."""
-    try:
-        return _form(experts, lay, hidden=8, width=4)
-    except RuntimeError:  # it insists on the sizes that it was made for
-        return _form(experts, lay, lay.hidden, lay.width)
+    for hidden, width in ((8, 4), (lay.hidden, lay.width)):  # it may insist on its own sizes
+        try:
+            return _form(experts, lay, hidden, width)
+        except ValueError:
+            raise
+        except Exception as error:  # of code that is not ours
+            failed = error
+    raise ValueError(f"its forward fails with two experts' weights: {type(failed).__name__}: {failed}")
 
 
 def _form(experts, lay, hidden, width):

@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -14,15 +15,38 @@ _log = logging.getLogger("moert")
 
 def checkpoint_folder(path, **hub):
     """`path`, or the local copy of a repository of the Hugging Face Hub, fetched if need be. hub:
-    options of huggingface_hub.snapshot_download."""
-    if os.path.isdir(path):
-        return pathlib.Path(path)
-    if os.path.isabs(path) or str(path).startswith((".", "~")):
+    options of huggingface_hub.snapshot_download. FileNotFoundError says what is there instead."""
+    folder = pathlib.Path(path)
+    if not folder.exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(path)) and (
+            not str(path).startswith(".")):
+        folder = _from_hub(str(path), **hub)
+    if folder.is_file() or folder.suffix == ".gguf":
+        raise FileNotFoundError(f"{path}: a checkpoint's folder is wanted, not a file" +
+                                (_GGUF if folder.suffix == ".gguf" else ""))
+    if not folder.is_dir():
         raise FileNotFoundError(f"{path}: there is no such folder")
+    if not (folder / "config.json").exists():
+        gguf = sorted(f.name for f in folder.glob("*.gguf"))
+        raise FileNotFoundError(f"{path}: the folder has no config.json, as checkpoints of "
+                                "transformers do" +
+                                (f", but {gguf[0]}" + _GGUF if gguf else ""))
+    return folder
+
+
+_GGUF = ("; llama.cpp runs GGUF files within a budget through libmoert's plug-in "
+         "(docs/guide/llama-cpp.md); python -m moert run doctor FILE.gguf says how they fit")
+
+
+def _from_hub(name, **options):
     import huggingface_hub
-    return pathlib.Path(huggingface_hub.snapshot_download(
-        str(path), **hub,
-        allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]))
+    from huggingface_hub import errors
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(
+            name, **options,
+            allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]))
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
+        raise FileNotFoundError(f"{name}: there is no such folder in {os.getcwd()}, and the Hugging "
+                                f"Face Hub gives no such repository: {error}") from error
 
 
 def quantization(folder):

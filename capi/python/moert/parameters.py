@@ -68,8 +68,10 @@ class Parameters:
         split = "ErnieFuseAndSplitTextVisionExperts" in operations
         merged = split or "MergeModulelist" in operations
         share = self._shares[parameter] if split else (0, 1)
-        parts = []
-        for pattern in converter.source_patterns:
+        parts, patterns = [], converter.source_patterns
+        if "Dequantize" in operations[0] and len(sources) == 1:
+            patterns = patterns[:1]  # of a checkpoint that is not quantized
+        for pattern in patterns:
             names = sources.get(pattern)
             if not names:
                 raise ValueError(f"the checkpoint has no {pattern} for {parameter}")
@@ -134,7 +136,7 @@ class Parameters:
 def _apply(parameter, operation, parts, shape):
     """One of transformers' conversions, on stacks."""
     name = type(operation).__name__
-    if name == "MergeModulelist" and operation.dim == 0:
+    if name == "MergeModulelist" and operation.dim == 0 or "Dequantize" in name and len(parts) == 1:
         return parts
     if name == "ErnieFuseAndSplitTextVisionExperts":  # which half it is, its names have said
         return [stacks.Joined(parts)] if operation.concat_dim == 1 else parts

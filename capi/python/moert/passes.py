@@ -46,23 +46,16 @@ class _Pass:
         """Whether such a layer call is its next one."""
         return layer > self.layer and rows == self.rows and stream == self.stream
 
-    def call(self, layer, x, routing, out):
+    def call(self, layer, work):
+        """work(step, rows) for each step: rows is a slice, None for all of them."""
         self.layer = layer
         if len(self.steps) == 1:
-            self._forward(self.steps[0], layer, x, routing, out)
+            work(self.steps[0], None)
             return
         first = 0
         for step in self.steps:
-            part = slice(first, first + step.rows)
-            self._forward(step, layer, x[part], routing and [t[part] for t in routing], out[part])
+            work(step, slice(first, first + step.rows))
             first += step.rows
-
-    @staticmethod
-    def _forward(step, layer, x, routing, out):
-        if routing is None:
-            step.forward(layer, x, out)
-        else:
-            step.forward_routed(layer, x, *routing, out)
 
     def end(self):
         for step in self.steps:
@@ -95,12 +88,28 @@ class Passes:
             routing = ids.to(torch.int32), weights.to(torch.float32)
         x = x if x.is_contiguous() else x.contiguous()
         out = torch.empty_like(x)
+
+        tensors = (x, out) if routing is None else (x, *routing, out)
+
+        def work(step, rows):
+            some = tensors if rows is None else [t[rows] for t in tensors]
+            (step.forward if routing is None else step.forward_routed)(layer, *some)
+        self._call(layer, x, sequences, work)
+        return out
+
+    def products(self, layer, x, sequences, product):
+        """The same where the product is the host's: product(step, rows) returns rows of the output."""
+        parts = []
+        self._call(layer, x, sequences, lambda step, part: parts.append(product(step, part)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _call(self, layer, x, sequences, work):
         if x.shape[0] == 0:
-            return out
+            return
         mine = self._thread.__dict__
         run = self._pass_of(mine, layer, x, sequences)
         try:
-            run.call(layer, x, routing, out)
+            run.call(layer, work)
         except BaseException:
             _abandon(mine, "running")
             _abandon(mine, "held")
@@ -109,7 +118,6 @@ class Passes:
             mine["running"] = None
             run.end()
             self._renew(mine)
-        return out
 
     def _pass_of(self, mine, layer, x, sequences):
         rows, stream = x.shape[0], _stream(x)

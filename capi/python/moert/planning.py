@@ -4,7 +4,8 @@ import logging
 import pathlib
 import typing
 
-from . import agreement, blocks, checkpoint_experts, expert_forms, pack_cache, tensor_files
+from . import (agreement, blocks, checkpoint_experts, expert_forms, own_products, pack_cache,
+               tensor_files)
 from .checkpoint_experts import CheckpointExperts, Layer
 from .distributed import Ranks
 from .errors import Error
@@ -16,14 +17,18 @@ _log = logging.getLogger("moert")
 
 
 class Plan(typing.NamedTuple):
-    """values: of each block how many its forward returns; identities: of each the first id whose
-    expert passes its input through, or None."""
+    """routing: "library", "host", or "own": the host routes, and the model's own code multiplies
+    (own_products). values: of each block how many its forward returns; identities: of each the first
+    id whose expert passes its input through, or None; own: own_products.Experts of each layer, parts
+    those of its records."""
     found: list
     source: Source
     routing: str
     ranks: typing.Optional[Ranks]
-    values: list
-    identities: list
+    values: list = ()
+    identities: list = ()
+    own: list = ()
+    parts: list = ()
 
 
 class _Checkpoint:
@@ -93,9 +98,12 @@ def _or_none(call):
 def make(model, experts, options, device, numerics, files=None):
     """A Plan. files: those that transformers loads now; None: the model is in memory."""
     found = blocks.find(model)
+    if not found and not isinstance(experts, Source) and (own := own_products.sorted_ones(model)):
+        return _by_own(_Checkpoint(model, [], experts, files), own, options, device)
     if not found:
         raise ValueError(f"{type(model).__name__} has no MoE block: no module with experts and a "
-                         "gate or router")
+                         "gate or router. Of a dense model libmoert would hold nothing: "
+                         "transformers.AutoModelForCausalLM.from_pretrained loads it")
     routing, ranks = _router(options, device)
     if isinstance(experts, Source):
         return _of_source(model, found, experts, routing, ranks, options)
@@ -106,27 +114,68 @@ def make(model, experts, options, device, numerics, files=None):
         checkpoint.refuse_rounding()
     # The library alone makes and reads quantized experts.
     quantized = options.get("experts") or pack_cache.quantization(experts)
-    why = None
-    if routing != "host" or quantized:
+    why = []
+    for router in ("library", "host"):
+        if routing not in (None, router) or (router == "host" and not quantized):
+            continue
         try:
-            return _by_library(checkpoint, routing, ranks, options)
+            return _by_library(checkpoint, router, ranks, options)
         except (ValueError, Error, ToolError) as error:
-            if quantized and "model_type is" in str(error):
-                raise ValueError(f"{error}. The library alone makes and reads quantized experts. "
-                                 "The nearest way: the bf16 checkpoint, without a scheme "
-                                 "(experts=), whose experts stay bf16") from error
-            if quantized or routing == "library":
-                raise
-            why = getattr(error, "message", str(error))
+            why.append((router, error))
+    if quantized or routing == "library":
+        raise _refusal(checkpoint, why, quantized)
     try:
         plan = _by_structure(checkpoint, ranks, options)
     except ValueError as error:
-        if why is None:
-            raise
-        raise ValueError(f"{error}. Nor does the library route: {why}") from error
-    if why is not None:
-        _log.info("the model routes, its experts are read by its structure: %s", why)
+        why.append(("structure", error))
+        try:
+            own = [own_products.of_block(f"{b.name}.experts", b.module.experts,
+                                         options.get("top_k") or blocks.top_k(b)) for b in found]
+            plan = _by_own(checkpoint, own, options, device)
+        except ValueError as own_error:
+            raise _refusal(checkpoint, [*why, ("structure", own_error)], None) from error
+    for _, error in why:
+        _log.info("the model routes, its experts are read by its structure: %s", _text(error))
     return plan
+
+
+def _by_own(checkpoint, own, options, device):
+    """The engine holds the experts, the model's own code multiplies."""
+    names = ", ".join(sorted({type(one.module).__name__ for one in own}))
+    for what, stands_in_the_way in (
+            ("the CPU alone", device.type != "cpu"), ("one rank", options.get("group") is not None),
+            ("the model's own router", options["routing"] == "library"),
+            ("experts as they are stored", options.get("experts") or
+             pack_cache.quantization(checkpoint.folder))):
+        if stands_in_the_way:
+            raise ValueError(f"{names}: the products are the model's own code, with {what}")
+    source, parts = own_products.source(checkpoint.parameters, own, str(checkpoint.folder))
+    _log.info("the model's own code multiplies, libmoert holds the matrices: %s", names)
+    return Plan(checkpoint.found, source, "own", None, own=own, parts=parts)
+
+
+def _text(error):
+    return getattr(error, "message", str(error))
+
+
+def _refusal(checkpoint, why, quantized):
+    """An error of why nothing reads these experts, and the nearest way that does. why: (who was to
+    read or route, its error), one a way that was tried."""
+    unknown = all("model_type is" in str(error) for _, error in why)
+    if len(why) == 1 and not unknown and why[0][0] != "structure":
+        return why[0][1]
+    said = dict.fromkeys(_text(error).split("; supported are")[0] for _, error in reversed(why))
+    if quantized:
+        way = ("the library alone makes and reads quantized experts. The nearest way: the bf16 "
+               f"checkpoint, without a scheme (experts=), whose experts stay bf16")
+    elif why[-1][0] != "structure":
+        way = ("the nearest way: routing='host', with the model's own router, or routing=None, "
+               "which chooses")
+    else:
+        way = ("the nearest ways: products of your own over experts that libmoert holds "
+               "(moert.Source.from_records and Step.fetch, docs/guide/python.md), or a GGUF file in "
+               "llama.cpp through libmoert's plug-in (docs/guide/llama-cpp.md)")
+    return ValueError(f"{'; '.join(said)}; {way}")
 
 
 def _router(options, device):

@@ -22,7 +22,7 @@ from transformers.quantizers.auto import (AutoHfQuantizer, register_quantization
                                           register_quantizer)
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from . import blocks, dense_forms, pack_cache, planning, tensor_files
+from . import blocks, dense_forms, own_products, pack_cache, planning, tensor_files
 from .engine import Engine
 from .engine import plan as library_plan
 from .errors import Error
@@ -139,10 +139,15 @@ def _replace(model, plan, engine_options):
         shard["shared_experts"] = False  # the blocks keep theirs
     engine = Engine(plan.source, **_with_strategy(plan.source, {**engine_options, "shard": shard}))
     passes = Passes(engine)
-    if plan.routing == "host":
-        batch = blocks.Batch().watch(model)
-    else:
+    model.moert = engine
+    if plan.routing == "library":
         blocks.refuse_router_logits(model)
+    else:
+        batch = blocks.Batch().watch(model)
+    if plan.routing == "own":
+        for layer, (one, parts) in enumerate(zip(plan.own, plan.parts)):
+            own_products.take(one, passes, layer, batch, parts)
+        return engine
     for layer, block in enumerate(plan.found):
         if plan.routing == "host":
             block.module.experts = blocks.Experts(passes, layer, plan.ranks, batch,
@@ -150,7 +155,6 @@ def _replace(model, plan, engine_options):
         else:
             setattr(block.parent, block.attribute,
                     blocks.MoeBlock(passes, layer, plan.ranks, plan.values[layer]))
-    model.moert = engine
     return engine
 
 
@@ -266,8 +270,9 @@ class MoertQuantizer(HfQuantizer):
             block.module._is_hf_initialized = True
         self._take_dense(model, checkpoint_files, **kwargs)
         # Tensors that the engine reads are not missing from the model: no report about them.
-        prefixes = {re.escape(block.name) + (r"\.experts\." if plan.routing == "host" else r"\.")
-                    for block in plan.found}
+        prefixes = own_products.prefixes(plan.own) or {
+            re.escape(block.name) + (r"\." if plan.routing == "library" else r"\.experts\.")
+            for block in plan.found}
         model._keys_to_ignore_on_load_unexpected = {
             *(model._keys_to_ignore_on_load_unexpected or ()), *prefixes}
 
