@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import torch
 import transformers
@@ -33,54 +34,71 @@ def ways(folder, routings=(None, "host"), **options):
         yield moert.from_pretrained(folder, dtype=torch.float32, routing=routing, **engine)
 
 
+def written(folder, name, attention):
+    """A model whose experts, and attention, hold the values of the codes that the folder gets."""
+    maker, quantization = make_fixtures.FORMS[name]
+    model, random = models.make("Qwen3Moe", **SHAPE), np.random.default_rng(5)
+    state, packed = model.state_dict(), {}
+
+    def pack(base, place):
+        tensors, values = maker(random, *place.shape)
+        place.copy_(torch.from_numpy(np.ascontiguousarray(values, np.float32)))
+        packed.update({base + suffix: t for suffix, t in tensors.items()})
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        gate_up = state[prefix + "gate_up_proj"]
+        for expert in range(len(gate_up)):
+            pack(f"{prefix}{expert}.gate_proj.", gate_up[expert, :32])
+            pack(f"{prefix}{expert}.up_proj.", gate_up[expert, 32:])
+            pack(f"{prefix}{expert}.down_proj.", state[prefix + "down_proj"][expert])
+    for key, value in state.items():
+        if attention and re.search("[qkvo]_proj", key):
+            pack(key.removesuffix("weight"), value)
+        elif ".experts." not in key:
+            packed[key] = make_fixtures.Bf16(value.bfloat16().view(torch.int16).numpy())
+    make_fixtures.write(pathlib.Path(folder, "model.safetensors"), packed)
+    model.config.save_pretrained(folder)
+    config = json.loads(pathlib.Path(folder, "config.json").read_text())
+    config["quantization_config"] = quantization
+    pathlib.Path(folder, "config.json").write_text(json.dumps(config))
+    return model
+
+
 class Forms(unittest.TestCase):
-    def check(self, name, attention=False):
-        """A model with experts in this form, and attention: every matrix as codes, and as the
-        values that they are."""
-        maker, quantization = make_fixtures.FORMS[name]
-        model, random = models.make("Qwen3Moe", **SHAPE), np.random.default_rng(5)
-        state = model.state_dict()
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder, "model.safetensors")
-            packed = {}
-            for layer in range(2):
-                prefix = f"model.layers.{layer}.mlp.experts."
-                gate_up = state[prefix + "gate_up_proj"]
-                for expert in range(len(gate_up)):
-                    for part, place in (("gate_proj", gate_up[expert, :32]),
-                                        ("up_proj", gate_up[expert, 32:]),
-                                        ("down_proj", state[prefix + "down_proj"][expert])):
-                        tensors, values = maker(random, *place.shape)
-                        values = torch.from_numpy(np.ascontiguousarray(values, np.float32))
-                        place.copy_(values)
-                        for suffix, value in tensors.items():
-                            packed[f"{prefix}{expert}.{part}.{suffix}"] = value
-            for key, value in state.items():
-                if attention and re.search("[qkvo]_proj", key):
-                    tensors, values = maker(random, *value.shape)
-                    value.copy_(torch.from_numpy(np.ascontiguousarray(values, np.float32)))
-                    packed |= {key.removesuffix("weight") + s: t for s, t in tensors.items()}
-                elif ".experts." not in key:
-                    bits = value.bfloat16().view(torch.int16).numpy()
-                    packed[key] = make_fixtures.Bf16(bits)
-            make_fixtures.write(path, packed)
-            model.config.save_pretrained(folder)
-            config = json.loads(pathlib.Path(folder, "config.json").read_text())
-            config["quantization_config"] = quantization
-            pathlib.Path(folder, "config.json").write_text(json.dumps(config))
-            with torch.no_grad():
-                plain = model(IDS).logits
-                for mine in ways(folder):
-                    self.near(name, mine(IDS).logits, plain)
-                engine = moert.attach(model, folder, budget="50%", numerics="f32",
-                                      cache_dir=folder + "/cache")
-                self.near(name, model(IDS).logits, plain)
-                self.assertNotEqual(engine._source.versions()[0][0], "bf16")
+    def check(self, name, attention):
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            model = written(folder, name, attention)
+            plain = model(IDS).logits
+            for mine in ways(folder):
+                self.near(name, mine(IDS).logits, plain)
+            engine = moert.attach(model, folder, budget="50%", numerics="f32",
+                                  cache_dir=folder + "/cache")
+            self.near(name, model(IDS).logits, plain)
+            self.assertNotEqual(engine._source.versions()[0][0], "bf16")
 
     def near(self, name, mine, plain):
         difference = (mine - plain).abs().max() / plain.abs().max()
         print(f"{name}: {difference:.1e}")
         self.assertLess(difference, 0.05 if name in ROUNDED else 1e-4)
+
+
+class ByStructure(Forms):
+    def check(self, name, attention):
+        """A model that the library does not read: codes become bf16 in memory."""
+        unread = mock.patch.object(moert.Source, "open", side_effect=ValueError("is not read"))
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad(), unread:
+            model = written(folder, name, attention)
+            for layer in model.model.layers:
+                for parameter in layer.mlp.experts.parameters():
+                    parameter.copy_(parameter.bfloat16())
+            plain = model(IDS).logits
+            with self.assertLogs("moert", "WARNING") as said:
+                mine = moert.from_pretrained(folder, dtype=torch.float32, numerics="f32", budget="50%")
+            self.near(name, mine(IDS).logits, plain)
+            moert.attach(model, folder, budget="50%", numerics="f32")
+            self.near(name, model(IDS).logits, plain)
+        self.assertIn("quantized experts become bf16 in memory", said.output[0])
+        self.assertIn("is not read", said.output[0])
 
 
 for _name in make_fixtures.FORMS:

@@ -162,7 +162,7 @@ class Dequantize(ConversionOps):
         made = []
         for number in range(max(len(tensors) for tensors in stored.values())):
             one = {last: tensors[number] for last, tensors in stored.items()}
-            shape = tuple(parameter.shape) if whole else _shape(one)
+            shape = tuple(parameter.shape) if whole else shape_of(one)
             try:
                 made.append(weight(one, shape, self._config).to(parameter.dtype))
             except (KeyError, ValueError) as error:
@@ -170,16 +170,17 @@ class Dequantize(ConversionOps):
         return made
 
 
-def _shape(tensors):
-    """Of a weight that becomes a part of a parameter."""
+def shape_of(tensors):
+    """Of the weight that tensors stand for; of tensors in a file as well."""
+    sizes = {last: tuple(t.shape) for last, t in tensors.items()}
     if "weight_shape" in tensors:
-        return tuple(int(n) for n in tensors["weight_shape"])
-    if "weight" in tensors and "weight_scale_2" not in tensors:
-        return tuple(tensors["weight"].shape)
-    if "weight_packed" in tensors or "weight" in tensors:  # two codes a byte
-        rows, half = tensors["weight_packed" if "weight_packed" in tensors else "weight"].shape
-        return rows, half * (2 if "weight_packed" not in tensors or
-                             "weight_global_scale" in tensors else 8)
-    if "g_idx" in tensors:
-        return tensors["scales"].shape[1], len(tensors["g_idx"])
-    return tensors["scales"].shape[1], tensors["qweight"].shape[0]
+        stored = tensors["weight_shape"]
+        return tuple(int(n) for n in (stored.values() if hasattr(stored, "read") else stored))
+    if "qweight" in sizes:
+        k = sizes["g_idx"] if "g_idx" in sizes else sizes["qweight"]
+        return sizes["scales"][1], k[0]
+    if "weight_packed" in sizes:
+        *rows, words = sizes["weight_packed"]
+        return *rows, words * (2 if "weight_global_scale" in sizes else 8)
+    *rows, k = sizes["weight"]
+    return *rows, k * (2 if "weight_scale_2" in sizes else 1)

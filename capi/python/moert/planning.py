@@ -5,7 +5,7 @@ import pathlib
 import typing
 
 from . import (agreement, blocks, checkpoint_experts, expert_forms, own_products, pack_cache,
-               tensor_files)
+               quantized_tensors, tensor_files)
 from .checkpoint_experts import CheckpointExperts, Layer
 from .distributed import Ranks
 from .errors import Error
@@ -37,12 +37,13 @@ class _Checkpoint:
     def __init__(self, model, found, folder, files):
         self.model, self.found, self.folder = model, found, pathlib.Path(folder)
         self.files = [pathlib.Path(f) for f in files or tensor_files.of_folder(folder)]
+        self.quantization = pack_cache.quantization(folder)
         self._parameters, self._forms = None, {}
 
     @property
     def parameters(self):
         if self._parameters is None:
-            tensors = tensor_files.open_files(self.files)
+            tensors = quantized_tensors.open_files(self.files, self.quantization or {})
             self._parameters = Parameters(self.model, tensors)
         return self._parameters
 
@@ -110,10 +111,10 @@ def make(model, experts, options, device, numerics, files=None):
     checkpoint = _Checkpoint(model, found, experts, files)
     if files is None:
         checkpoint.compare_weights()
-    if numerics == "f32":
+    if numerics == "f32" and not checkpoint.quantization:
         checkpoint.refuse_rounding()
-    # The library alone makes and reads quantized experts.
-    quantized = options.get("experts") or pack_cache.quantization(experts)
+    # The library alone makes quantized experts, and keeps them as they are.
+    quantized = options.get("experts") or checkpoint.quantization
     why = []
     for router in ("library", "host"):
         if routing not in (None, router) or (router == "host" and not quantized):
@@ -122,8 +123,8 @@ def make(model, experts, options, device, numerics, files=None):
             return _by_library(checkpoint, router, ranks, options)
         except (ValueError, Error, ToolError) as error:
             why.append((router, error))
-    if quantized or routing == "library":
-        raise _refusal(checkpoint, why, quantized)
+    if options.get("experts") or routing == "library":
+        raise _refusal(checkpoint, why, options.get("experts"))
     try:
         plan = _by_structure(checkpoint, ranks, options)
     except ValueError as error:
@@ -134,6 +135,9 @@ def make(model, experts, options, device, numerics, files=None):
             plan = _by_own(checkpoint, own, options, device)
         except ValueError as own_error:
             raise _refusal(checkpoint, [*why, ("structure", own_error)], None) from error
+    if checkpoint.quantization:
+        _log.warning("quantized experts become bf16 in memory, as the library does not read this "
+                     "model: %s", _text(why[0][1]))
     for _, error in why:
         _log.info("the model routes, its experts are read by its structure: %s", _text(error))
     return plan
@@ -145,8 +149,7 @@ def _by_own(checkpoint, own, options, device):
     for what, stands_in_the_way in (
             ("the CPU alone", device.type != "cpu"), ("one rank", options.get("group") is not None),
             ("the model's own router", options["routing"] == "library"),
-            ("experts as they are stored", options.get("experts") or
-             pack_cache.quantization(checkpoint.folder))):
+            ("experts as they are stored", options.get("experts"))):
         if stands_in_the_way:
             raise ValueError(f"{names}: the products are the model's own code, with {what}")
     source, parts = own_products.source(checkpoint.parameters, own, str(checkpoint.folder))
@@ -158,16 +161,16 @@ def _text(error):
     return getattr(error, "message", str(error))
 
 
-def _refusal(checkpoint, why, quantized):
+def _refusal(checkpoint, why, scheme):
     """An error of why nothing reads these experts, and the nearest way that does. why: (who was to
     read or route, its error), one a way that was tried."""
     unknown = all("model_type is" in str(error) for _, error in why)
     if len(why) == 1 and not unknown and why[0][0] != "structure":
         return why[0][1]
     said = dict.fromkeys(_text(error).split("; supported are")[0] for _, error in reversed(why))
-    if quantized:
-        way = ("the library alone makes and reads quantized experts. The nearest way: the bf16 "
-               f"checkpoint, without a scheme (experts=), whose experts stay bf16")
+    if scheme:
+        way = ("the library alone quantizes experts. The nearest way: the checkpoint as it is, "
+               "without a scheme (experts=)")
     elif why[-1][0] != "structure":
         way = ("the nearest way: routing='host', with the model's own router, or routing=None, "
                "which chooses")

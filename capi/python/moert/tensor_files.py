@@ -6,7 +6,11 @@ import os
 import pathlib
 import struct
 
-_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+PLAIN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+CODES = {"I32": "int32", "I64": "int64", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+         "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
+_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8, "I8": 1, "U8": 1, "BOOL": 1,
+          "F8_E4M3": 1, "F8_E8M0": 1}
 _HEADER_LIMIT = 100 << 20
 
 
@@ -32,7 +36,7 @@ class Tensor:
     def values(self):
         """All of it, as a torch tensor."""
         import torch
-        kind = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[self.dtype]
+        kind = getattr(torch, {**PLAIN, **CODES}[self.dtype])
         data = bytearray(self.read(0, math.prod(self.shape)))
         return torch.frombuffer(data, dtype=kind).view(self.shape)
 
@@ -54,7 +58,7 @@ class _File:
         return 8 + length, size, json.loads(os.pread(self.fd, length, 8))
 
 
-def _tensors(path):
+def _tensors(path, types):
     file = _File(path)
     base, size, header = file.header()
     for name, entry in header.items():
@@ -64,7 +68,7 @@ def _tensors(path):
         dtype, shape = entry["dtype"], entry["shape"]
         if not 0 <= begin <= end <= size - base:
             raise ValueError(f"{path}: {name} lies at {begin} to {end} of {size - base} bytes")
-        if dtype not in _BYTES:
+        if dtype not in types:
             yield name, dtype
             continue
         if math.prod(shape) * _BYTES[dtype] != end - begin:
@@ -85,12 +89,12 @@ def of_folder(folder):
     return [folder / name for name in names]
 
 
-def open_files(paths):
+def open_files(paths, codes=False):
     """{name: Tensor} of every tensor of these files; the value is the type's name where it is none
-    of BF16, F16 and F32."""
+    of BF16, F16 and F32, nor with `codes` one of theirs."""
     found, files = {}, {}
     for path in paths:
-        for name, tensor in _tensors(path):
+        for name, tensor in _tensors(path, {**PLAIN, **(CODES if codes else {})}):
             if name in found:
                 raise ValueError(f"{name} is in {files[name]} and in {path}")
             found[name], files[name] = tensor, path
@@ -103,5 +107,5 @@ def quantized_beside_experts(paths):
     for path in paths:
         _, _, header = _File(path).header()
         found |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"
-                  and entry["dtype"] not in (*_BYTES, "I64", "BOOL") and ".experts." not in name}
+                  and entry["dtype"] not in (*PLAIN, "I64", "BOOL") and ".experts." not in name}
     return found
