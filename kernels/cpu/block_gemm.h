@@ -35,10 +35,10 @@ enum WeightKind {
   kW3,
   kW2,
   kF8Weights,
-  // Imported schemes, multiplied as bf16: int4 with any scales and zeros, e2m1, e4m3 in groups.
-  kExpandedW4,
-  kExpandedF4,
-  kExpandedF8,
+  // Imported schemes: int4 with any scales and zeros, e2m1, e4m3 in groups.
+  kImportedW4,
+  kImportedF4,
+  kImportedF8,
   kWeightKinds
 };
 
@@ -81,10 +81,9 @@ struct BlockGemmArgs {
 };
 using BlockGemmFn = void (*)(const BlockGemmArgs& args);
 
-// Imported schemes are expanded, a chunk of tiles at a time, into the bf16 fragments of their
-// codes, which is exact, and multiplied by the kernel of bf16 weights. Scales multiply the sums of
-// a group; those of e2m1 codes multiply the codes, which is exact, too, and the matrix's multiplies
-// sums.
+// Codes of imported schemes become bf16 (or floats), less their zeros, which is exact. Scales
+// multiply the sums of a group, in AMX those of e2m1 the codes, which bf16 holds; the matrix's
+// multiplies sums.
 
 /// Follows the codes of an integer (or fp8) activation row, one for each tile.
 struct TileScale {
@@ -126,9 +125,9 @@ void PackInt8TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t
 void PackInt4GroupReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void PackInt4TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void PackF8TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void BlockGemmExpandedW4Reference(const BlockGemmArgs& args);
-void BlockGemmExpandedF4Reference(const BlockGemmArgs& args);
-void BlockGemmExpandedF8Reference(const BlockGemmArgs& args);
+void BlockGemmImportedW4Reference(const BlockGemmArgs& args);
+void BlockGemmImportedF4Reference(const BlockGemmArgs& args);
+void BlockGemmImportedF8Reference(const BlockGemmArgs& args);
 void GluRelu2Reference(const float* gate, const float* up, int64_t count, float* out);
 void GluSiluReference(const float* gate, const float* up, int64_t count, float* out);
 void GluGeluReference(const float* gate, const float* up, int64_t count, float* out);
@@ -188,15 +187,13 @@ void PackF8TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 void BlockGemmF8Avx512Bf16(const BlockGemmArgs& args);
 void PackF8TokenAvx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
 
-// Imported schemes: `inner` multiplies the bf16 fragments, with operands of `x_piece` bytes a
-// piece.
-using ExpandedGemmFn = void (*)(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
-void BlockGemmExpandedW4Avx2(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
-void BlockGemmExpandedF4Avx2(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
-void BlockGemmExpandedF8Avx2(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
-void BlockGemmExpandedW4Avx512(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
-void BlockGemmExpandedF4Avx512(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
-void BlockGemmExpandedF8Avx512(const BlockGemmArgs& args, BlockGemmFn inner, int64_t x_piece);
+// Imported schemes; rows as for quantized weights, whose sums are not read.
+void BlockGemmImportedW4Avx2(const BlockGemmArgs& args);
+void BlockGemmImportedF4Avx2(const BlockGemmArgs& args);
+void BlockGemmImportedF8Avx2(const BlockGemmArgs& args);
+void BlockGemmImportedW4Avx512Bf16(const BlockGemmArgs& args);
+void BlockGemmImportedF4Avx512Bf16(const BlockGemmArgs& args);
+void BlockGemmImportedF8Avx512Bf16(const BlockGemmArgs& args);
 
 // Wide kernels, AMX: the thread needs the kernel's permission to use tiles (kernel_set.cc); they
 // leave no tile state behind. bf16 activations are packed as for vdpbf16ps.
@@ -206,6 +203,9 @@ void BlockGemmFloatW4Amx(const BlockGemmArgs& args);
 void BlockGemmFloatW3Amx(const BlockGemmArgs& args);
 void BlockGemmFloatW2Amx(const BlockGemmArgs& args);
 void BlockGemmF8Amx(const BlockGemmArgs& args);
+void BlockGemmImportedW4Amx(const BlockGemmArgs& args);
+void BlockGemmImportedF4Amx(const BlockGemmArgs& args);
+void BlockGemmImportedF8Amx(const BlockGemmArgs& args);
 void BlockGemmIntW8Amx(const BlockGemmArgs& args);
 void BlockGemmIntW4Amx(const BlockGemmArgs& args);
 void BlockGemmIntW3Amx(const BlockGemmArgs& args);

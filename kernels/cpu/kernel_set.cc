@@ -54,13 +54,16 @@ bool HasAmx() {
 constexpr int64_t kFloatTile = kTileK * 4;
 constexpr int64_t kIntTile = kTileK + static_cast<int64_t>(sizeof(TileScale));
 
-// bf16 weights, and imported schemes.
-OperandKernels Plain(int64_t bytes_per_tile, PackFn pack, BlockGemmFn bf16, BlockGemmFn w4,
-                     BlockGemmFn f4, BlockGemmFn f8) {
-  OperandKernels kernels = {bytes_per_tile, pack, {bf16}};
-  kernels.gemm[kExpandedW4] = w4;
-  kernels.gemm[kExpandedF4] = f4;
-  kernels.gemm[kExpandedF8] = f8;
+OperandKernels Plain(int64_t bytes_per_tile, PackFn pack, BlockGemmFn bf16) {
+  return {bytes_per_tile, pack, {bf16}};
+}
+
+// The kernels of imported schemes, beside those of quantized weights.
+OperandKernels WithImported(OperandKernels kernels, BlockGemmFn w4, BlockGemmFn f4,
+                            BlockGemmFn f8) {
+  kernels.gemm[kImportedW4] = w4;
+  kernels.gemm[kImportedF4] = f4;
+  kernels.gemm[kImportedF8] = f8;
   return kernels;
 }
 
@@ -75,15 +78,15 @@ KernelSet Reference(const char* name, bool supported) {
   set.glu[static_cast<int>(Activation::kGelu)] = GluGeluReference;
   set.glu[static_cast<int>(Activation::kGeluTanh)] = GluGeluTanhReference;
   set.glu[static_cast<int>(Activation::kRelu2)] = GluRelu2Reference;
-  Set(&set, OperandKind::kPlain,
-      Plain(kFloatTile, PackBf16Reference, BlockGemmBf16Reference, BlockGemmExpandedW4Reference,
-            BlockGemmExpandedF4Reference, BlockGemmExpandedF8Reference));
+  Set(&set, OperandKind::kPlain, Plain(kFloatTile, PackBf16Reference, BlockGemmBf16Reference));
   set.plain_f32 = set.operands[static_cast<int>(OperandKind::kPlain)];
   set.plain_f32.pack = PackF32Reference;
   OperandKernels summed = {kFloatTile,
                            PackBf16Reference,
                            {nullptr, BlockGemmFloatW8Reference, BlockGemmFloatW4Reference,
                             BlockGemmFloatW3Reference, BlockGemmFloatW2Reference, nullptr}};
+  summed = WithImported(summed, BlockGemmImportedW4Reference, BlockGemmImportedF4Reference,
+                        BlockGemmImportedF8Reference);
   Set(&set, OperandKind::kSummed, summed);
   summed.pack = PackF32Reference;
   set.summed_f32 = summed;
@@ -106,23 +109,6 @@ KernelSet Reference(const char* name, bool supported) {
 }
 
 #if defined(__x86_64__)
-template <ExpandedGemmFn kExpanded, BlockGemmFn kInner, int64_t kTile>
-void Expanded(const BlockGemmArgs& args) {
-  kExpanded(args, kInner, kTile / kTilePieces);
-}
-template <BlockGemmFn kBf16, int64_t kTile>
-OperandKernels PlainAvx2(PackFn pack) {
-  return Plain(kTile, pack, kBf16, Expanded<BlockGemmExpandedW4Avx2, kBf16, kTile>,
-               Expanded<BlockGemmExpandedF4Avx2, kBf16, kTile>,
-               Expanded<BlockGemmExpandedF8Avx2, kBf16, kTile>);
-}
-template <BlockGemmFn kBf16, int64_t kTile>
-OperandKernels PlainAvx512(PackFn pack) {
-  return Plain(kTile, pack, kBf16, Expanded<BlockGemmExpandedW4Avx512, kBf16, kTile>,
-               Expanded<BlockGemmExpandedF4Avx512, kBf16, kTile>,
-               Expanded<BlockGemmExpandedF8Avx512, kBf16, kTile>);
-}
-
 constexpr int64_t kSums = static_cast<int64_t>(sizeof(float));
 constexpr int64_t kTileBytes = 1024;  // of an AMX tile
 
@@ -158,13 +144,16 @@ KernelSet Avx2Set() {
   KernelSet avx2 = Reference("avx2", HasAvx2());
   avx2.glu[static_cast<int>(Activation::kSilu)] = GluSiluAvx2;
   avx2.glu[static_cast<int>(Activation::kGeluTanh)] = GluGeluTanhAvx2;
-  Set(&avx2, OperandKind::kPlain, PlainAvx2<BlockGemmBf16F32Avx2, kFloatTile>(PackRoundedAvx2));
-  avx2.plain_f32 = PlainAvx2<BlockGemmBf16F32Avx2, kFloatTile>(PackF32Avx2);
-  Set(&avx2, OperandKind::kSummed,
+  Set(&avx2, OperandKind::kPlain, Plain(kFloatTile, PackRoundedAvx2, BlockGemmBf16F32Avx2));
+  avx2.plain_f32 = Plain(kFloatTile, PackF32Avx2, BlockGemmBf16F32Avx2);
+  OperandKernels summed =
       Quantized(kFloatTile + kSums, PackSummedRoundedAvx2, BlockGemmFloatW8Avx2,
-                BlockGemmFloatW4Avx2, BlockGemmFloatW3Avx2, BlockGemmFloatW2Avx2));
-  avx2.summed_f32 = Quantized(kFloatTile + kSums, PackSummedF32Avx2, BlockGemmFloatW8Avx2,
-                              BlockGemmFloatW4Avx2, BlockGemmFloatW3Avx2, BlockGemmFloatW2Avx2);
+                BlockGemmFloatW4Avx2, BlockGemmFloatW3Avx2, BlockGemmFloatW2Avx2);
+  summed = WithImported(summed, BlockGemmImportedW4Avx2, BlockGemmImportedF4Avx2,
+                        BlockGemmImportedF8Avx2);
+  Set(&avx2, OperandKind::kSummed, summed);
+  summed.pack = PackSummedF32Avx2;
+  avx2.summed_f32 = summed;
   SetIntegers(&avx2, BlockGemmIntW8Avx2, BlockGemmIntW4Avx2, BlockGemmIntW3Avx2,
               BlockGemmIntW2Avx2);
   Set(&avx2, OperandKind::kF8Token, Float8(kFloatTile, PackF8TokenAvx2, BlockGemmF8Avx2));
@@ -179,9 +168,8 @@ KernelSet Avx512Set(const KernelSet& avx2) {
   avx512.supported = HasAvx512();
   avx512.glu[static_cast<int>(Activation::kSilu)] = GluSiluAvx512;
   avx512.glu[static_cast<int>(Activation::kGeluTanh)] = GluGeluTanhAvx512;
-  Set(&avx512, OperandKind::kPlain,
-      PlainAvx512<BlockGemmBf16F32Avx512, kFloatTile>(PackRoundedAvx512));
-  avx512.plain_f32 = PlainAvx512<BlockGemmBf16F32Avx512, kFloatTile>(PackF32Avx512);
+  Set(&avx512, OperandKind::kPlain, Plain(kFloatTile, PackRoundedAvx512, BlockGemmBf16F32Avx512));
+  avx512.plain_f32 = Plain(kFloatTile, PackF32Avx512, BlockGemmBf16F32Avx512);
   if (HasVnni()) {
     SetIntegers(&avx512, BlockGemmIntW8Vnni, BlockGemmIntW4Vnni, BlockGemmIntW3Vnni,
                 BlockGemmIntW2Vnni);
@@ -194,11 +182,13 @@ KernelSet Avx512Bf16Set(const KernelSet& avx512) {
   avx512bf16.name = "avx512bf16";
   avx512bf16.supported = HasAvx512Bf16();
   Set(&avx512bf16, OperandKind::kPlain,
-      PlainAvx512<BlockGemmBf16Avx512Bf16, kFloatTile / 2>(PackBf16Avx512));
+      Plain(kFloatTile / 2, PackBf16Avx512, BlockGemmBf16Avx512Bf16));
   Set(&avx512bf16, OperandKind::kSummed,
-      Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Avx512Bf16,
-                BlockGemmFloatW4Avx512Bf16, BlockGemmFloatW3Avx512Bf16,
-                BlockGemmFloatW2Avx512Bf16));
+      WithImported(Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512,
+                             BlockGemmFloatW8Avx512Bf16, BlockGemmFloatW4Avx512Bf16,
+                             BlockGemmFloatW3Avx512Bf16, BlockGemmFloatW2Avx512Bf16),
+                   BlockGemmImportedW4Avx512Bf16, BlockGemmImportedF4Avx512Bf16,
+                   BlockGemmImportedF8Avx512Bf16));
   Set(&avx512bf16, OperandKind::kF8Token,
       Float8(kFloatTile / 2, PackF8TokenAvx512, BlockGemmF8Avx512Bf16));
   return avx512bf16;
@@ -210,12 +200,17 @@ KernelSet AmxSet(const KernelSet& avx512bf16) {
   KernelSet amx = avx512bf16;
   amx.name = "amx";
   amx.supported = HasAmx();
-  OperandKernels plain = AnyWidth(PlainAvx512<BlockGemmBf16Amx, kFloatTile / 2>(PackBf16Avx512));
+  OperandKernels plain = AnyWidth(Plain(kFloatTile / 2, PackBf16Avx512, BlockGemmBf16Amx));
   plain.kept_bytes[kBf16Weights] = 2 * kTileBytes;
   Set(&amx, OperandKind::kPlain, plain);
-  Set(&amx, OperandKind::kSummed,
-      AnyWidth(Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Amx,
-                         BlockGemmFloatW4Amx, BlockGemmFloatW3Amx, BlockGemmFloatW2Amx)));
+  OperandKernels summed = AnyWidth(
+      WithImported(Quantized(kFloatTile / 2 + kSums, PackSummedBf16Avx512, BlockGemmFloatW8Amx,
+                             BlockGemmFloatW4Amx, BlockGemmFloatW3Amx, BlockGemmFloatW2Amx),
+                   BlockGemmImportedW4Amx, BlockGemmImportedF4Amx, BlockGemmImportedF8Amx));
+  for (const WeightKind weights : {kImportedW4, kImportedF4, kImportedF8}) {
+    summed.kept_bytes[weights] = 2 * kTileBytes;
+  }
+  Set(&amx, OperandKind::kSummed, summed);
   Set(&amx, OperandKind::kF8Token,
       AnyWidth(Float8(kFloatTile / 2, PackF8TokenAvx512, BlockGemmF8Amx)));
   for (const OperandKind kind : {OperandKind::kInt8Group, OperandKind::kInt8Token,
@@ -261,7 +256,8 @@ const std::vector<const KernelSet*>& SupportedKernelSets() {
 }
 
 OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics) {
-  if (scheme.is_bf16() || scheme.imported()) return OperandKind::kPlain;
+  if (scheme.is_bf16()) return OperandKind::kPlain;
+  if (scheme.imported()) return OperandKind::kSummed;
   if (scheme.fp8) return OperandKind::kF8Token;
   if (scheme.act_bits == 4) {
     return scheme.group > 0 ? OperandKind::kInt4Group : OperandKind::kInt4Token;
@@ -274,7 +270,7 @@ OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics) {
 
 WeightKind WeightKindOf(const Scheme& scheme) {
   if (scheme.imported()) {
-    return scheme.fp4 ? kExpandedF4 : scheme.fp8 ? kExpandedF8 : kExpandedW4;
+    return scheme.fp4 ? kImportedF4 : scheme.fp8 ? kImportedF8 : kImportedW4;
   }
   if (scheme.fp8) return kF8Weights;
   switch (scheme.weight_bits) {

@@ -16,8 +16,9 @@ namespace moert::kernels {
 /// The forms in which activations enter a product. Which one a matrix takes follows from its scheme
 /// and the caller's ActivationNumerics, never from the kernel set (OperandFor).
 enum class OperandKind {
-  kPlain,      // bf16 or fp32, against bf16 weights and imported schemes
-  kSummed,     // the same against quantized weights: with sums for their zero points
+  kPlain,      // bf16 or fp32, against bf16 weights
+  kSummed,     // the same against quantized weights: with sums for their zero points. Imported
+               // schemes read no sums
   kInt8Group,  // int8, a scale per 128 channels
   kInt8Token,  // int8, a scale per row
   kInt4Group,  // int8 that hold 4 bits

@@ -87,8 +87,8 @@ void Gemm(const BlockGemmArgs& args) {
 
 }  // namespace
 
-void BlockGemmExpandedW4Reference(const BlockGemmArgs& args) { Gemm<Codes::kInt4>(args); }
-void BlockGemmExpandedF4Reference(const BlockGemmArgs& args) { Gemm<Codes::kE2M1>(args); }
-void BlockGemmExpandedF8Reference(const BlockGemmArgs& args) { Gemm<Codes::kE4M3>(args); }
+void BlockGemmImportedW4Reference(const BlockGemmArgs& args) { Gemm<Codes::kInt4>(args); }
+void BlockGemmImportedF4Reference(const BlockGemmArgs& args) { Gemm<Codes::kE2M1>(args); }
+void BlockGemmImportedF8Reference(const BlockGemmArgs& args) { Gemm<Codes::kE4M3>(args); }
 
 }  // namespace moert::kernels
