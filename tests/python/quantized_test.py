@@ -146,10 +146,31 @@ class Fixtures(unittest.TestCase):
             logits = model(expected["short.tokens"].long()).logits
         self.assertLess((logits - expected["short.logits"]).abs().max(), 0.02)
 
+    def test_further_labels(self):
+        """The same tensors under other names of their form."""
+        for name, change in (("gptq_g128", dict(quant_method="auto-round",
+                                                packing_format="auto_round:auto_gptq")),
+                             ("awq_g128", dict(quant_method="auto-round",
+                                               packing_format="auto_round:auto_awq"))):
+            maker, config = make_fixtures.FORMS[name]
+            tensors, values = maker(np.random.default_rng(5), 64, 256)
+            tensors = {last: torch.from_numpy(t) for last, t in tensors.items()}
+            made = dense_forms.weight(tensors, (64, 256), {**config, **change})
+            self.assertTrue(np.array_equal(made.numpy(), values), name)
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "config.json").write_text("{}")
+            pathlib.Path(folder, "hf_quant_config.json").write_text(
+                '{"producer": {}, "quantization": {"quant_algo": "NVFP4"}}')
+            self.assertEqual(moert.pack_cache.quantization(folder),
+                             {"quant_method": "modelopt", "quant_algo": "NVFP4"})
+
     def test_dense_forms_that_are_not_known(self):
-        config = {"quant_method": "gptq"}
+        config = {"quant_method": "gptq", "sym": True}
+        gptq = {"qweight": torch.zeros(8, 8, dtype=torch.int32), "scales": torch.ones(1, 8)}
         for tensors, says in (
                 ({"qweight": torch.zeros(3, 8, dtype=torch.int32)}, "64 codes in 3 words"),
+                ({**gptq, "qzeros": torch.full((1, 1), 0x7070707, dtype=torch.int32)},
+                 "symmetric, but has zeros other than 8"),
                 ({"weight": torch.zeros(8, 64), "weight_zero": torch.zeros(1)}, "it is stored as"),
                 ({"weight": torch.zeros(8, 32), "weight_scale": torch.ones(1)}, "model wants")):
             with self.assertRaisesRegex(ValueError, says):

@@ -157,6 +157,35 @@ class Errors(Ways):
         self.assertEqual(said.getvalue(), "not there\n")
 
 
+class Sources(Ways):
+    def test_experts_that_cannot_be_replaced_alone(self):
+        """llama4 gives its experts tokens in the order of experts: refused before anything runs."""
+        model = zoo.make("llama4")
+        source = moert.Source.open(self.saved(model))
+        with self.assertRaisesRegex(ValueError, "cannot be replaced alone: its forward takes"):
+            moert.attach(model, source, routing="host", **ENGINE)
+
+    def test_the_host_routes_by_itself_where_the_library_cannot(self):
+        model = models.make("Qwen3Moe")
+
+        def read(layer, expert, part, first, rows, cols):
+            mine = model.model.layers[layer].mlp.experts
+            half = mine.gate_up_proj.shape[1] // 2
+            both = {"gate_proj": mine.gate_up_proj[expert, :half],
+                    "up_proj": mine.gate_up_proj[expert, half:],
+                    "down_proj": mine.down_proj[expert]}
+            return both[part][first:first + rows].detach()
+        layers = [moert.Source.layer(model_layer=i, routing="external", num_experts=8, top_k=2,
+                                     hidden=64, intermediate=32) for i in range(3)]
+        source = moert.Source.from_weights("mine", layers, read)
+        plain = self.saved(model)
+        with self.assertRaisesRegex(ValueError, "no router like this model's: routing='host'"):
+            moert.attach(type(model).from_pretrained(plain), source, routing="library", **ENGINE)
+        mine = type(model).from_pretrained(plain).eval()
+        moert.attach(mine, source, **ENGINE)
+        self.near(mine, model)
+
+
 class Forms(unittest.TestCase):
     def test_plain_forward(self):
         """The loop, not the implementation that is chosen for the class."""

@@ -24,8 +24,8 @@ def _bound(values):
 
 def _cells(one):
     if "refused" in one:
-        return (f"refused: {one['refused']}", *["-"] * len(KINDS))
-    return (", ".join(one["routes"]),
+        return (f"refused: {one['refused']}", *["-"] * (1 + len(KINDS)))
+    return (", ".join(one["routes"]), "yes" if one["read by the library"] else "no",
             *(_bound([v for what, pair in one["differences"].items() if what.startswith(kind)
                       for v in pair]) for kind in KINDS))
 
@@ -35,7 +35,7 @@ def table(models):
     groups = {}
     for name, one in models.items():
         groups.setdefault(_cells(one), []).append(name)
-    rows = [("who routes", *KINDS, "models"), ("---",) * 5,
+    rows = [("who routes", "reader", *KINDS, "models"), ("---",) * 6,
             *((*cells, ", ".join(names)) for cells, names in sorted(groups.items()))]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows).replace(" --- ", "---")
 

@@ -14,8 +14,9 @@ NAMES = {
                            "weight_global_scale", "weight_shape", "weight_g_idx",
                            "input_global_scale", "input_scale", "input_zero_point"),
     "modelopt": ("weight", "weight_scale", "weight_scale_2", "input_scale"),
-    "fp8": ("weight", "weight_scale_inv", "activation_scale"),
+    "fp8": ("weight", "weight_scale_inv", "activation_scale", "weight_scale", "input_scale"),
 }
+NAMES["auto-round"] = NAMES["gptq"]  # GPTQ's or AWQ's packing
 _E2M1 = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6])
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where a column lies in its word
 
@@ -36,32 +37,42 @@ def _bits(words, values):
                      "bits")
 
 
+def _gptq_zeros(words, bits, config):
+    """Version 1 of the form has zeros that are one less."""
+    one = sum(1 << shift for shift in range(0, 32, bits))
+    more = (words.long() + one).remainder(1 << 32)
+    more = _unpacked(torch.where(more >= 1 << 31, more - (1 << 32), more).int(), bits, 1)
+    plain = _unpacked(words, bits, 1)
+    if not config.get("sym"):
+        return plain if config.get("checkpoint_format") == "gptq_v2" else more
+    middle = 2 ** (bits - 1)  # under either label
+    if not ((plain == middle).all() or (more == middle).all()):
+        raise ValueError(f"it is symmetric, but has zeros other than {middle}")
+    return torch.full_like(plain, middle)
+
+
 def _gptq(t, shape, config):
-    rows, k = shape
+    _, k = shape
     bits = _bits(t["qweight"].shape[0], k)
-    codes = _unpacked(t["qweight"], bits, 0)
-    if config.get("sym"):
-        zeros = torch.full(t["scales"].shape, 2 ** (bits - 1), device=codes.device)
-    else:
-        words = t["qzeros"]
-        if config.get("checkpoint_format") != "gptq_v2":  # one was subtracted from every code
-            one = sum(1 << shift for shift in range(0, 32, bits))
-            words = (words.long() + one).remainder(1 << 32)
-            words = torch.where(words >= 1 << 31, words - (1 << 32), words).int()
-        zeros = _unpacked(words, bits, 1)
-    group = t.get("g_idx")
-    if group is None:
-        group = torch.arange(k, device=codes.device) // -(-k // len(t["scales"]))
-    group = group.long()
+    codes, zeros = _unpacked(t["qweight"], bits, 0), _gptq_zeros(t["qzeros"], bits, config)
+    group = _groups(t.get("g_idx"), k, len(t["scales"]), codes.device)
     return (t["scales"].float()[group] * (codes - zeros[group])).t()
 
 
-def _awq(t, shape, _):
-    _, k = shape
+def _groups(stored, k, count, device):
+    """To which of `count` groups each of k channels belongs."""
+    if stored is not None:
+        return stored.long()
+    return torch.arange(k, device=device) // -(-k // count)
+
+
+def _awq(t, shape, config):
+    if config.get("version", "gemm") != "gemm":
+        raise ValueError(f"AWQ's version is {config['version']}, legal is gemm")
 
     def codes(words):
         return _unpacked(words, 4, 1).view(len(words), -1, 8)[..., _AWQ_ORDER].flatten(1)
-    group = torch.arange(k, device=t["scales"].device) // (k // len(t["scales"]))
+    group = _groups(None, shape[1], len(t["scales"]), t["scales"].device)
     return (t["scales"].float()[group] * (codes(t["qweight"]) - codes(t["qzeros"])[group])).t()
 
 
@@ -70,10 +81,7 @@ def _packed(t, shape, _):
     rows, k = shape
     bits = _bits(t["weight_packed"].shape[1], k)
     codes = _unpacked(t["weight_packed"], bits, 1) - 2 ** (bits - 1)
-    group = t.get("weight_g_idx")
-    if group is None:
-        group = torch.arange(k, device=codes.device) // -(-k // t["weight_scale"].shape[1])
-    group = group.long()
+    group = _groups(t.get("weight_g_idx"), k, t["weight_scale"].shape[1], codes.device)
     if "weight_zero_point" in t:
         codes = codes - (_unpacked(t["weight_zero_point"], bits, 0)[:rows] -
                          2 ** (bits - 1))[:, group]
@@ -118,7 +126,8 @@ def _block_structure(config):
 def weight(tensors, shape, config):
     """fp32 [rows, k] from tensors by their last names. ValueError for a form that is not known."""
     if "qweight" in tensors:
-        form = _awq if config["quant_method"] == "awq" else _gptq
+        packing = config.get("packing_format") or config.get("backend") or config["quant_method"]
+        form = _awq if "awq" in packing else _gptq
     elif "weight_global_scale" in tensors or "weight_scale_2" in tensors:
         form = _nvfp4
     elif "weight_packed" in tensors:

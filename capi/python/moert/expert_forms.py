@@ -193,14 +193,14 @@ def _form(experts, lay, hidden, width):
         for candidate in candidates:
             expected = _expected(lay, candidate, matrices, x, weights)
             if (found - expected).abs().max() <= 1e-5 * expected.abs().max():
-                return candidate._replace(identity=_passes_on(experts, lay))
+                return candidate._replace(identity=passes_on(experts, lay))
     act = getattr(experts, "act_fn", None)
     raise ValueError("what it computes between its products, or behind them, is none of silu, "
                      "gelu, gelu by tanh and relu squared, clamped or not; its activation is "
                      f"{type(act).__name__}")
 
 
-def _passes_on(experts, lay):
+def passes_on(experts, lay):
     """Whether there are experts behind the last that pass their input on."""
     total = getattr(experts, "total_experts", lay.count)
     return isinstance(total, int) and total > lay.count

@@ -54,6 +54,9 @@ def quantization(folder):
     config = json.loads((pathlib.Path(folder) / "config.json").read_text())
     kinds = (config, *(v for v in config.values() if isinstance(v, dict)))
     found = next((k["quantization_config"] for k in kinds if k.get("quantization_config")), None)
+    beside = pathlib.Path(folder) / "hf_quant_config.json"
+    if found is None and beside.exists():  # modelopt's, of older versions
+        found = {"quant_method": "modelopt", **json.loads(beside.read_text())["quantization"]}
     return None if found and found.get("quant_method") == "moert" else found
 
 

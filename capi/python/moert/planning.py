@@ -4,7 +4,7 @@ import logging
 import pathlib
 import typing
 
-from . import (agreement, blocks, checkpoint_experts, expert_forms, own_products, pack_cache,
+from . import (_c, agreement, blocks, checkpoint_experts, expert_forms, own_products, pack_cache,
                quantized_tensors, tensor_files)
 from .checkpoint_experts import CheckpointExperts, Layer
 from .distributed import Ranks
@@ -198,10 +198,32 @@ def _of_source(model, found, source, routing, ranks, options):
     """Experts that are in a pack, or the host's own."""
     layouts = [_or_none(lambda b=block: expert_forms.layout(b.module.experts)) for block in found]
     agreement.layers(found, source, layouts, options.get("top_k"))
-    values = [1] * len(found)
-    if routing != "host":
-        values = _values(model, found)
-    return Plan(found, source, routing or "library", ranks, values, [None] * len(found))
+    if routing is None and not _routes(source):
+        routing = "host"
+    return _over(source, model, found, layouts, routing or "library", ranks)
+
+
+def _routes(source):
+    """Whether the library routes every layer of a source."""
+    return not any(source.spec(layer).routing == _c.ROUTINGS["external"]
+                   for layer in range(source.layers))
+
+
+def _over(source, model, found, layouts, routing, ranks):
+    """A Plan over a source that the library reads."""
+    if routing == "library":
+        if not _routes(source):
+            raise ValueError("the library has no router like this model's: routing='host' keeps it")
+        return Plan(found, source, routing, ranks, _values(model, found), [None] * len(found))
+    for block in found:
+        try:
+            expert_forms.takes_routing(block.module.experts)
+        except ValueError as error:
+            raise ValueError(f"{block.name}: its experts cannot be replaced alone: {error}; "
+                             "routing='library' replaces the whole block") from error
+    identities = [lay.count if lay and expert_forms.passes_on(block.module.experts, lay) else None
+                  for block, lay in zip(found, layouts)]
+    return Plan(found, source, routing, ranks, [1] * len(found), identities)
 
 
 def _values(model, found):
@@ -221,13 +243,12 @@ def _values(model, found):
 def _by_library(checkpoint, routing, ranks, options):
     """The library reads the checkpoint, and routes unless the host is to."""
     model, found = checkpoint.model, checkpoint.found
-    values = [1] * len(found)
-    if routing != "host":
+    if routing == "library":
+        _values(model, found)  # before anything is quantized
         changed = agreement.changed_fields(model.config.get_text_config(), checkpoint.folder)
         if changed:
             raise ValueError(f"the library routes as config.json says, and {'; '.join(changed)}: "
                              "routing='host' keeps the model's own router")
-        values = _values(model, found)
     if set(checkpoint.files) != set(tensor_files.of_folder(checkpoint.folder)):
         raise ValueError(f"transformers reads {checkpoint.files[0].name} and others, the library "
                          "model.safetensors or the files of its index")
@@ -236,8 +257,9 @@ def _by_library(checkpoint, routing, ranks, options):
                                       options["progress"])
     else:
         source = Source.open(checkpoint.folder, options["cache_dir"])
-    agreement.layers(found, source, checkpoint.layouts(), options.get("top_k"))
-    return Plan(found, source, routing or "library", ranks, values, [None] * len(found))
+    layouts = checkpoint.layouts()
+    agreement.layers(found, source, layouts, options.get("top_k"))
+    return _over(source, model, found, layouts, routing, ranks)
 
 
 def _by_structure(checkpoint, ranks, options):
