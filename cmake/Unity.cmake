@@ -4,8 +4,12 @@
 set(MOERT_UNITY_ALONE
     lib/checkpoint/architectures lib/checkpoint/rope_config.cc lib/checkpoint/safetensors_writer.cc
     lib/pack/calibration.cc lib/pack/plan.cc lib/pack/version_json.cc lib/store/high_cache.cc
-    lib/quant lib/gemm lib/offline/hqq.cc lib/offline/moe_block.cc kernels capi/src examples/cli/probe
-    examples/cli/doctor/advice.cc)
+    lib/quant lib/gemm lib/offline/hqq.cc lib/offline/moe_block.cc kernels examples/cli/probe
+    examples/cli/doctor/advice.cc
+    capi/src/exception_state.cc capi/src/metrics.cc capi/src/opaque_source.cc
+    capi/src/policy_placement.cc capi/src/policy_precision.cc capi/src/policy_prefetch.cc
+    capi/src/policy_residency.cc capi/src/policy_routing.cc capi/src/policy_rules.cc
+    capi/src/slots.cc capi/src/source.cc capi/src/step.cc)
 
 function(moert_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)

@@ -47,7 +47,7 @@ def main():
     with open(os.path.join(root, "cmake/Unity.cmake"), encoding="utf-8") as file:
         alone = re.search(r"MOERT_UNITY_ALONE\s+(.*?)\)", file.read(), re.S).group(1).split()
     groups = collections.defaultdict(lambda: collections.defaultdict(list))
-    for top in ("lib", "examples/host", "examples/cli"):
+    for top in ("lib", "capi/src", "examples/host", "examples/cli"):
         for folder, _, files in os.walk(os.path.join(root, top)):
             if "cuda" in folder:
                 continue
