@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <filesystem>
 
 #include "moert/env.h"
 #include "util/json.h"
@@ -29,12 +30,12 @@ absl::StatusOr<std::string> ReadWhole(const std::string& path) {
 absl::StatusOr<GenerationConfig> ReadGenerationConfig(const std::string& model_dir) {
   GenerationConfig config;
   const std::string path = model_dir + "/generation_config.json";
-  const absl::StatusOr<std::string> text = ReadWhole(path);
-  if (absl::IsNotFound(text.status())) return config;
-  MOERT_RETURN_IF_ERROR(text.status());
+  std::error_code ec;
+  if (!std::filesystem::exists(path, ec)) return config;  // a model that is a file has none either
+  MOERT_ASSIGN_OR_RETURN(const std::string text, ReadWhole(path));
   util::JsonLimits limits;
   limits.max_bytes = kMaxBytes;
-  MOERT_ASSIGN_OR_RETURN(const nlohmann::json json, util::ParseJsonObject(*text, path, limits));
+  MOERT_ASSIGN_OR_RETURN(const nlohmann::json json, util::ParseJsonObject(text, path, limits));
   config.found = true;
   const auto number = [&](const char* key, double* value) -> absl::Status {
     const auto it = json.find(key);

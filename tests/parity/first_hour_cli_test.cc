@@ -2,6 +2,7 @@
 // and every message that says what to do next.
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -270,6 +271,52 @@ TEST_CASE("chat: a template by name, several turns, stop strings; without one it
   CHECK(stopped["text"].get<std::string>() == answer.substr(0, answer.find(answer.substr(1, 2))));
   CHECK_THAT(Run("run", flags + "--context 16 --message '" + std::string(200, 'x') + "'").err,
              Catch::Contains("fills the context of 16"));
+}
+
+TEST_CASE("chat draws as generation_config.json asks, where no flag says otherwise") {
+  const std::string model = Scratch() / "published";
+  std::filesystem::copy(TinyModelDir(), model);
+  test::WriteFile(model + "/generation_config.json",
+                  R"({"do_sample": true, "temperature": 0.7, "top_p": 0.9, "top_k": 20})");
+  const std::string chat = "chat --model " + model + " --template deepseek-v1 --message Hello " +
+                           "--max-tokens 4 --seed 3 --json - ";
+  const Outcome published = Run("run", chat);
+  REQUIRE(published.status == 0);
+  CHECK_THAT(published.err, Catch::Contains("note: --temperature 0.7, --top-p 0.9; its top_k 20 is "
+                                            "not applied, by generation_config.json"));
+  const Outcome greedy = Run("run", chat + "--temperature 0 --top-p 1");
+  REQUIRE(greedy.status == 0);
+  CHECK_THAT(greedy.err, !Catch::Contains("generation_config.json"));
+  const Outcome same = Run("run", chat + "--temperature 0.7 --top-p 0.9");
+  CHECK(Json::parse(same.out)["tokens"] == Json::parse(published.out)["tokens"]);
+  CHECK(Json::parse(greedy.out)["tokens"] != Json::parse(published.out)["tokens"]);
+  test::WriteFile(model + "/generation_config.json", R"({"do_sample": true, "temperature": "hot"})");
+  const Outcome wrong = Run("run", chat);
+  CHECK(wrong.status == 2);
+  CHECK_THAT(wrong.err, Catch::Contains("generation_config.json: temperature: legal is a number"));
+}
+
+TEST_CASE("info answers first, on one screen, and marks what is stored; --all has every scheme") {
+  const std::string info = "info " + TinyModelDir() + " --budget 8gb";
+  const std::string out = Run("pack", info).out;
+  const std::string all = Run("pack", info + " --all").out;
+  CHECK(std::count(out.begin(), out.end(), '\n') <= 45);
+  CHECK(std::count(all.begin(), all.end(), '\n') > std::count(out.begin(), out.end(), '\n'));
+  const size_t answer = out.find("with --budget 8gb"), tables = out.find("stored bits");
+  REQUIRE(answer != std::string::npos);
+  CHECK(answer < tables);
+  CHECK_THAT(out, Catch::Contains("bf16 *"));
+}
+
+TEST_CASE("a GGUF is answered with the plug-in that takes it") {
+  const std::string file = Scratch() / "model.gguf";
+  test::WriteFile(file, test::TinyGguf().Bytes());
+  for (const char* command : {"generate --prompt Hi --model ", "chat --message Hi --model "}) {
+    const Outcome refused = Run("run", command + file);
+    INFO(command);
+    CHECK(refused.status == 2);
+    CHECK_THAT(refused.err, Catch::Contains("GGUF") && Catch::Contains("plug-in"));
+  }
 }
 
 TEST_CASE("doctor says what there is and what would be fastest") {

@@ -183,6 +183,16 @@ TEST_CASE("calibrate, allocate, quantize by two plans, serve both") {
     }
   }
   CHECK(Pack(calibrate + calib).status != 0);  // it exists
+  // A refusal has the unit that was asked in.
+  const std::string allocate = "allocate --calibration " + calib + " --out " + Scratch() / "none";
+  outcome = Pack(allocate + " --bits 1.5");
+  CHECK(outcome.status == 2);
+  CHECK_THAT(outcome.err, Catch::Contains("--bits 1.5: all experts in w2a16_g-1_asym") &&
+                              Catch::Contains("bits a weight; give at least that"));
+  outcome = Pack(allocate + " --budget 512k");
+  CHECK(outcome.status == 2);
+  CHECK_THAT(outcome.err, Catch::Contains("--budget 512.0 KiB: all experts in") &&
+                              Catch::Contains(" MiB; give at least that"));
   {
     const std::string locked = calib + ".locked";
     const int writer = ::open((locked + ".partial").c_str(), O_RDWR | O_CREAT, 0644);
