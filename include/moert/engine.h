@@ -161,7 +161,8 @@ struct FetchInput {
   Place place = Place::kHost;
   /// With ids on the device: [rows, hidden], the input of the experts there, or empty. Where the
   /// strategy shares misses with the CPU, that may compute some pairs by OpaqueWeights::product
-  /// from pinned memory, and TakeCpuRows has to follow. Empty: every miss is brought.
+  /// from pinned memory, and TakeCpuRows has to follow. Such a call of up to 32 rows does without a
+  /// slot for every id: the CPU computes what finds none. Empty: every miss is brought.
   MatrixView cpu_rows = {};
   /// Whether slot_ids receive, for pairs that the CPU has taken, a slot that can be read in place
   /// of -1: for kernels that compute every pair.

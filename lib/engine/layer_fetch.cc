@@ -17,9 +17,12 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   const bool there = input.place == Place::kDevice;
   GivenRouting given;
   if (there) {
-    given = {input.ids.data(), input.weights.empty() ? nullptr : input.weights.data(),
+    given = {input.ids.data(),
+             input.weights.empty() ? nullptr : input.weights.data(),
              input.slot_ids.empty() ? nullptr : input.slot_ids.data(),
-             static_cast<int64_t>(input.ids.size()), input.cpu_rows, input.any_slot};
+             static_cast<int64_t>(input.ids.size()),
+             input.cpu_rows,
+             input.any_slot};
   }
   parts_.store->BeginLayerCall();
   parts_.store->Pump();
@@ -60,8 +63,10 @@ bool LayerRunner::Serves(int layer, const FetchInput& input) const {
   if (!serves_fetches_ || input.place != Place::kDevice) return false;
   const VersionedStore& store = *parts_.store;
   const int64_t slots = lent() ? device_cache_->lent_slots(layer) : -1;
-  return ServesFetch(static_cast<int64_t>(input.ids.size()), slots, store.capacity(layer),
-                     store.LeastLent(layer));
+  const bool shares = input.cpu_rows.data != nullptr && device_cache_ != nullptr &&
+                      input.cpu_rows.rows <= device_cache_->most_cpu_rows();
+  const int64_t wanted = shares ? 1 : static_cast<int64_t>(input.ids.size());
+  return ServesFetch(wanted, slots, store.capacity(layer), store.LeastLent(layer));
 }
 
 void LayerRunner::PinLayer(int layer, Pins* pins) {

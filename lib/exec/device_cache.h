@@ -59,6 +59,8 @@ class DeviceCache {
     return absl::OkStatus();
   }
   virtual bool owes_cpu_rows(int /*layer*/) const { return false; }
+  /// Rows of a FetchServed whose misses the CPU may share; such a call needs one slot.
+  virtual int64_t most_cpu_rows() const { return 0; }
   virtual absl::Status TakeCpuFailure() { return absl::OkStatus(); }
   /// Slots that a layer has for that while blocks are lent; FetchServed needs one for every id.
   virtual int64_t lent_slots(int /*layer*/) const { return 0; }

@@ -13,6 +13,7 @@ constexpr int kMostLooks = 1 << 23;
 __device__ CpuAnswer Await(const AwaitCpuArgs& args, CpuCall call) {
   if (args.owed != 0) call.deadline += kOwedNs;
   CpuAnswer found = CpuAnswer::kNone;
+  if (call.lost != 0) return found;
   for (int look = 0; look < kMostLooks; ++look) {
     found = AnswerTo(*args.memory.mailbox, call.posted);
     if (!KeepsLooking(call, found, ClockNs())) break;

@@ -29,7 +29,8 @@
 // - A job that fails is answered as having no rows, and taken back at once.
 //
 // Where the product is the host's (Engine::Fetch), nobody but the CPU can multiply what it was
-// given: the deadline is kOwedNs later, and rows that have not come by then are NaN.
+// given: the deadline is kOwedNs later, and rows that have not come by then are NaN. It is given
+// every miss for which the layer has no slot; while it is late for an earlier job those are NaN, too.
 #ifndef MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_
 #define MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_
 
@@ -81,7 +82,8 @@ struct alignas(16) CpuCall {
   int64_t bytes = 0;      // of the experts' records
   int32_t experts = 0;    // 0: this call gave none
   int32_t pairs = 0;
-  int32_t unused[2] = {};
+  int32_t lost = 0;  // 1: they could be given to nobody
+  int32_t unused = 0;
 };
 
 enum class CpuAnswer : int32_t {

@@ -28,10 +28,16 @@ struct GivenToCpu {
   bool mine = false;  // the thread's expert
   int all = 0;
 };
-/// `miss`: the thread's expert is missing; free: slots of nobody; coming: records on their way that
-/// the call wants. By all threads; the scratch is free again.
+/// What a call's misses find.
+struct RoomForMisses {
+  int free = 0;      // slots of nobody
+  int idle = 0;      // experts that may leave
+  int coming = 0;    // records on their way that the call wants
+  bool cpu = false;  // it is idle; else it is given only what finds no slot and nobody else computes
+};
+/// `miss`: the thread's expert is missing. By all threads; the scratch is free again.
 __device__ __forceinline__ GivenToCpu GiveToCpu(const ServeMissesArgs& args, bool miss, int count,
-                                                int free, int coming, RankScratch& scratch) {
+                                                const RoomForMisses& room, RankScratch& scratch) {
   __shared__ int loaded, listed;
   const int e = threadIdx.x;
   GivenToCpu given;
@@ -45,8 +51,11 @@ __device__ __forceinline__ GivenToCpu GiveToCpu(const ServeMissesArgs& args, boo
   __syncthreads();
   if (e == 0) {
     const CpuCosts& costs = *args.cpu.costs;
-    loaded = MissesLoaded(costs, args.cpu.by_completion != 0, scratch.places, misses, free,
-                          coming * costs.load / 2);
+    loaded = room.cpu ? MissesLoaded(costs, args.cpu.by_completion != 0, scratch.places, misses,
+                                     room.free, room.coming * costs.load / 2)
+                      : misses;
+    // The host's product reads slots alone.
+    if (args.ids != nullptr && loaded > room.free + room.idle) loaded = room.free + room.idle;
   }
   __syncthreads();
   given.mine = miss && rank >= loaded;
@@ -66,16 +75,18 @@ __device__ __forceinline__ void CopyRowsOut(const DeviceRows& x, int element, ui
   }
 }
 
-/// The thread's expert, `before` others and `pairs` pairs in front of it, enters the job.
+/// The thread's expert, `before` others and `first` pairs in front of it, enters the job, or, where
+/// that is `lost`, what the device knows of it.
 __device__ __forceinline__ void EnterJob(const ServeMissesArgs& args, int count, int before,
-                                         int first) {
+                                         int first, bool lost) {
   const CpuShareArgs& cpu = args.cpu;
   const int e = threadIdx.x;
-  cpu.memory.experts[before] = {e, count};
+  if (!lost) cpu.memory.experts[before] = {e, count};
   const auto enter = [&](int at, int32_t slot) {
+    cpu.slots[at] = slot;
+    if (lost) return;
     cpu.memory.slots[at] = slot;
     cpu.memory.weights[at] = cpu.weights != nullptr ? cpu.weights[slot] : 1.0f;
-    cpu.slots[at] = slot;
   };
   if (args.ids != nullptr) {
     for (int32_t i = 0; i < args.pairs; ++i) {
@@ -87,10 +98,25 @@ __device__ __forceinline__ void EnterJob(const ServeMissesArgs& args, int count,
   for (int i = 0; i < count; ++i) enter(first + i, slots[i]);
 }
 
-/// Writes the job of those that were given, and posts it. record: of the thread's expert. By all
-/// threads.
+/// Copies the call's rows into the job. By all threads.
+__device__ __forceinline__ void CopyRowsOut(const CpuShareArgs& cpu) {
+  const DeviceRows& x = cpu.x;
+  const int element = x.dtype == 0 ? 4 : 2;
+  const bool aligned = (reinterpret_cast<uintptr_t>(x.data) | x.stride * element |
+                        static_cast<int64_t>(x.cols) * element) %
+                           sizeof(uint4) ==
+                       0;
+  if (aligned) {
+    CopyRowsOut<uint4>(x, element, cpu.memory.x);
+  } else {
+    CopyRowsOut<uint16_t>(x, element, cpu.memory.x);
+  }
+}
+
+/// Writes the job of those that were given, and posts it, unless it is `lost`: the CPU has another
+/// one. record: of the thread's expert. By all threads.
 __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const GivenToCpu& given,
-                                          const ServedRecord& record, int count) {
+                                          const ServedRecord& record, int count, bool lost) {
   __shared__ unsigned long long planned, bytes;
   __shared__ Several<int, 2> sums[32];
   const CpuShareArgs& cpu = args.cpu;
@@ -105,28 +131,20 @@ __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const Giv
       SumBefore(Several<int, 2>{{given.mine ? 1 : 0, given.mine ? count : 0}}, sums, &all);
   const int pairs = all.v[1];
   if (given.mine) {
-    EnterJob(args, count, before.v[0], before.v[1]);
+    EnterJob(args, count, before.v[0], before.v[1], lost);
     atomicAdd(&planned, static_cast<unsigned long long>(cpu.costs->tokens[count]));
     atomicAdd(&bytes, static_cast<unsigned long long>(record.bytes));
   }
-  const DeviceRows& x = cpu.x;
-  const int element = x.dtype == 0 ? 4 : 2;
-  const bool aligned = (reinterpret_cast<uintptr_t>(x.data) | x.stride * element |
-                        static_cast<int64_t>(x.cols) * element) %
-                           sizeof(uint4) ==
-                       0;
-  if (aligned) {
-    CopyRowsOut<uint4>(x, element, cpu.memory.x);
-  } else {
-    CopyRowsOut<uint16_t>(x, element, cpu.memory.x);
-  }
+  if (!lost) CopyRowsOut(cpu);
   __syncthreads();
   if (e != 0) return;
-  *cpu.memory.job = {cpu.layer, x.rows, x.cols, x.dtype, given.all, pairs};
   CpuCall& call = *cpu.call;
   call.bytes = static_cast<int64_t>(bytes);
   call.experts = given.all;
   call.pairs = pairs;
+  call.lost = lost ? 1 : 0;
+  if (lost) return;
+  *cpu.memory.job = {cpu.layer, cpu.x.rows, cpu.x.cols, cpu.x.dtype, given.all, pairs};
   // The host sees the writes of all threads before it sees the number.
   __threadfence_system();
   PostJob(cpu.memory.mailbox, &call, ClockNs(), static_cast<int64_t>(planned));
@@ -135,13 +153,13 @@ __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const Giv
 /// GiveToCpu and PostGiven. No part of the decision's own code: most calls miss nothing, and what
 /// they take is mostly the fetching of code.
 static __device__ __noinline__ GivenToCpu ShareMisses(const ServeMissesArgs& args, bool miss,
-                                                      int count, int free, int coming,
+                                                      int count, const RoomForMisses& room,
                                                       RankScratch& scratch) {
-  const GivenToCpu given = GiveToCpu(args, miss, count, free, coming, scratch);
+  const GivenToCpu given = GiveToCpu(args, miss, count, room, scratch);
   if (given.all == 0) return given;
   ServedRecord record{};
   if (given.mine) record = args.records[threadIdx.x];
-  PostGiven(args, given, record, count);
+  PostGiven(args, given, record, count, !room.cpu);
   return given;
 }
 

@@ -154,16 +154,21 @@ __device__ __forceinline__ AnsweredElsewhere AnswerElsewhere(
     const ServeMissesArgs& args, const ServeMissesArgs& given, const Known& known, int count,
     const CallPairs<Slot>& pairs, const LowCall& low_call, const int32_t& late, ServeTable& table,
     Standing* mine) {
-  const bool shares = args.cpu.call != nullptr && known.layer.lent != 0 && table.cpu_idle;
+  const bool cpu = args.cpu.call != nullptr && known.layer.lent != 0;
+  const bool shares = cpu && table.cpu_idle;
   AnsweredElsewhere elsewhere;
   if (!kPlain && low_call.accounts != nullptr) {
     const bool asks = mine->miss && !(shares && SparedByCpu(args.cpu, count));
     elsewhere.low = AnswerLow(args, low_call, pairs, table.counts, asks, count, table.ranks);
     if (elsewhere.low.mine) mine->miss = false;
   }
-  if (shares && __syncthreads_or(mine->miss ? 1 : 0) != 0) {
-    const int free = __syncthreads_count(mine->free ? 1 : 0);
-    elsewhere.cpu = ShareMisses(given, mine->miss, count, free, late, table.ranks);
+  if ((shares || (cpu && args.ids != nullptr)) && __syncthreads_or(mine->miss ? 1 : 0) != 0) {
+    RoomForMisses room;
+    room.free = __syncthreads_count(mine->free ? 1 : 0);
+    room.idle = __syncthreads_count(mine->idle ? 1 : 0);
+    room.coming = late;
+    room.cpu = shares;
+    elsewhere.cpu = ShareMisses(given, mine->miss, count, room, table.ranks);
     if (elsewhere.cpu.mine) mine->miss = false;
   }
   if (elsewhere.cpu.all == 0 && threadIdx.x == 0 && args.cpu.call != nullptr) {

@@ -85,7 +85,7 @@ __device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot,
   for (int i = e; i < args.pairs; i += kTileThreads) {
     const int32_t id = args.ids[i];
     const bool known = id >= 0 && id < args.experts;
-    // The layer has a slot for each pair: what has none is the CPU's.
+    // What has no slot is the CPU's.
     args.found[i] = !known ? -1 : numbers[id] >= 0 ? numbers[id] : given;
   }
 }

@@ -31,7 +31,8 @@ typedef struct moert_fetch {
   moert_tensor slot_ids;    /* [T, k] i32, written: slots in place of experts; or empty */
   /* With ids in device memory: [T, hidden] f32, bf16 or f16, the experts' input there; or empty.
    * Where the strategy shares misses with the CPU, it may then compute some pairs by the source's
-   * product (moert_opaque_options) from pinned memory, and moert_cpu_rows_take has to follow. Empty:
+   * product (moert_opaque_options) from pinned memory, and moert_cpu_rows_take has to follow. Such a
+   * call of up to 32 rows does without a slot for every id: the CPU computes what finds none. Empty:
    * every miss is brought. */
   moert_tensor cpu_rows;
   int64_t any_slot; /* of pairs that the CPU has taken slot_ids receive: 0: -1; 1: a slot that can be

@@ -128,8 +128,8 @@ class ServedMisses {
     DeviceRows cpu_rows;
   };
   /// Behind it, in `stream`, the given experts are in slots of the region, given.used_ids has them,
-  /// and `table` those of all experts that are there. Needs a slot for each pair. Not in a capture
-  /// where records are prefetched.
+  /// and `table` those of all experts that are there. Needs a slot for each pair; with
+  /// cpu_rows, one. Not in a capture where records are prefetched.
   absl::Status Fetch(const HostCall& call, cudaStream_t stream);
   /// The CPU's results of a Fetch are in its pairs' rows of `out` behind this.
   absl::Status AwaitRows(int layer, const MutableMatrixView& out, cudaStream_t stream) const;

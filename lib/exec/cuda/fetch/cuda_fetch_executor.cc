@@ -271,7 +271,8 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
   if (served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   absl::Status status = served_->Lend(store, stream);
-  const bool fits = status.ok() && served_->slots(call.layer) >= given.pairs;
+  const int64_t least = Shares(given) ? 1 : given.pairs;
+  const bool fits = status.ok() && served_->slots(call.layer) >= least;
   if (fits) status = ServeFetch(call, given, *store);
   // Also behind a failure, and where nothing was fetched: what is taken back has to have been lent.
   status.Update(fence_->Pass(stream));
@@ -290,13 +291,16 @@ absl::Status CudaFetchExecutor::ServeFetch(const ExecutorCall& call, const Given
   host.table = served_slots_ + first_[static_cast<size_t>(call.layer)];
   host.hidden = RowsOf(call.hidden);
   host.next_scores = next_scores_;
-  // The device knows of one job at a time.
-  const bool shares =
-      product_ != nullptr && owed_ < 0 && given.cpu_rows.rows <= product_->max_tokens();
+  const bool shares = Shares(given);
   if (shares) host.cpu_rows = RowsOf(given.cpu_rows);
   MOERT_RETURN_IF_ERROR(served_->Fetch(host, static_cast<cudaStream_t>(call.stream)));
-  if (host.cpu_rows.rows > 0) owed_ = call.layer;
+  if (shares) owed_ = call.layer;
   return absl::OkStatus();
+}
+
+bool CudaFetchExecutor::Shares(const GivenRouting& given) const {
+  // The device knows of one job at a time.
+  return owed_ < 0 && given.cpu_rows.rows > 0 && given.cpu_rows.rows <= most_cpu_rows();
 }
 
 absl::Status CudaFetchExecutor::TakeCpuRows(const ExecutorCall& call,

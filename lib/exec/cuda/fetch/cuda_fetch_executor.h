@@ -57,6 +57,9 @@ class CudaFetchExecutor final : public FetchExecutor,
   absl::Status TakeCpuRows(const ExecutorCall& call, const MutableMatrixView& rows) override;
   bool owes_cpu_rows(int layer) const override { return owed_ == layer; }
   absl::Status TakeCpuFailure() override;
+  int64_t most_cpu_rows() const override {
+    return product_ == nullptr ? 0 : product_->max_tokens();
+  }
   CpuOffload* cpu_offload() override { return cpu_ != nullptr ? this : nullptr; }
   /// The device gives the CPU its part of fetches that it serves; the host gives it none.
   bool CpuCanCompute(ExpertKey /*key*/, int64_t /*tokens*/) const override { return false; }
@@ -84,6 +87,7 @@ class CudaFetchExecutor final : public FetchExecutor,
   absl::Status CloseStep(void* stream) override;
 
  private:
+  bool Shares(const GivenRouting& given) const;
   /// The thread that answers jobs for the CPU, where the strategy has any.
   absl::Status StartCpu();
   absl::Status ServeFetch(const ExecutorCall& call, const GivenRouting& given,
