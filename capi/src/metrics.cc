@@ -27,6 +27,7 @@ moert_stats ToC(const EngineStats& s) {
   c.substituted = s.slots_substituted;
   c.low_answers = s.low_answers;
   c.policy_fallbacks = s.policy_fallbacks;
+  c.cpu_computed = s.cpu_computed;
   return c;
 }
 

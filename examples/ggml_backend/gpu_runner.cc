@@ -85,7 +85,8 @@ ggml_status GpuRunner::Compute(ggml_cgraph* graph) {
   if (!FindBackend()) return GGML_STATUS_FAILED;
   // A piece of a part: llama.cpp has an evaluation callback, which reads inputs of nodes where the
   // graph says, and later pieces do so too.
-  if (graph->uid == 0) MakeSkippedCopies();
+  watched_ = graph->uid == 0;
+  if (watched_) MakeSkippedCopies();
   const ggml_status status = ComputePieces(graph);
   inputs_.EndPart();
   return status;
@@ -184,7 +185,8 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
   std::string error;
   const ggml_tensor* x = graph->nodes[piece.first]->src[1];
   const LayerCall call(graph, piece.first);
-  const bool shares = store->product() != nullptr && store->product()->Learn(call);
+  // What the CPU computes shows in the last product's rows alone.
+  const bool shares = !watched_ && store->product() != nullptr && store->product()->Learn(call);
   CpuRows shared;
   if (shares) {
     shared = {static_cast<const float*>(x->data), static_cast<int64_t>(x->nb[2] / sizeof(float))};

@@ -98,6 +98,7 @@ class GpuRunner final : public Worker {
   Workspace host_;  // of the host, pinned: ids on their way
   std::vector<std::pair<ggml_tensor**, ggml_tensor*>> replaced_;
   InputUse inputs_;
+  bool watched_ = false;  // an evaluation callback reads what nodes compute
   std::unordered_map<const ggml_tensor*, ggml_tensor> slots_;     // of a tensor of all experts
   std::unordered_map<const ggml_tensor*, ggml_tensor*> weights_;  // copies on the device
   std::unordered_map<int64_t, ggml_tensor*> slot_ids_;            // by their shape

@@ -188,11 +188,11 @@ std::string Store::Statistics() const {
   if (moert_engine_stats(engine_, &stats, nullptr) != MOERT_OK) return "";
   char text[400];
   std::snprintf(text, sizeof text,
-                "%lld lookups, %lld resident, %lld prefetched, %lld late, %lld loads, %lld "
-                "prefetches, %s read, at most %s held of %s, %.3f s stalled",
+                "%lld lookups, %lld resident, %lld prefetched, %lld late, %lld by the CPU, %lld loads, "
+                "%lld prefetches, %s read, at most %s held of %s, %.3f s stalled",
                 static_cast<long long>(stats.lookups), static_cast<long long>(stats.hits_resident),
                 static_cast<long long>(stats.hits_prefetched), static_cast<long long>(stats.late),
-                static_cast<long long>(stats.loads), static_cast<long long>(stats.prefetches),
+                static_cast<long long>(stats.cpu_computed), static_cast<long long>(stats.loads), static_cast<long long>(stats.prefetches),
                 BytesText(stats.bytes_loaded).c_str(), BytesText(stats.peak_bytes).c_str(),
                 BytesText(stats.budget_bytes).c_str(),
                 static_cast<double>(stats.stalled_ns) * 1e-9);

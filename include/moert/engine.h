@@ -164,8 +164,8 @@ struct FetchInput {
   /// from pinned memory, and TakeCpuRows has to follow. Such a call of up to 32 rows does without a
   /// slot for every id: the CPU computes what finds none. Empty: every miss is brought.
   MatrixView cpu_rows = {};
-  /// Whether slot_ids receive, for pairs that the CPU has taken, a slot that can be read in place
-  /// of -1: for kernels that compute every pair.
+  /// Whether slot_ids receive, for pairs that the CPU has taken, a slot that can be read and that no
+  /// other pair of the token has, in place of -1: for kernels that compute every pair.
   bool any_slot = false;
 };
 

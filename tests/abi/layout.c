@@ -301,7 +301,7 @@ ABI_FIELD(moert_expert_view, up, 112);
 ABI_FIELD(moert_expert_view, down, 192);
 ABI_LAST(moert_expert_view, down, 80);
 
-ABI_SIZE(moert_stats, 120);
+ABI_SIZE(moert_stats, 128);
 ABI_FIELD(moert_stats, budget_bytes, 8);
 ABI_FIELD(moert_stats, peak_bytes, 16);
 ABI_FIELD(moert_stats, lookups, 24);
@@ -316,7 +316,8 @@ ABI_FIELD(moert_stats, stalled_ns, 88);
 ABI_FIELD(moert_stats, substituted, 96);
 ABI_FIELD(moert_stats, low_answers, 104);
 ABI_FIELD(moert_stats, policy_fallbacks, 112);
-ABI_LAST(moert_stats, policy_fallbacks, 8);
+ABI_FIELD(moert_stats, cpu_computed, 120);
+ABI_LAST(moert_stats, cpu_computed, 8);
 
 ABI_SIZE(moert_call_times, 56);
 ABI_FIELD(moert_call_times, step_begin_ns, 8);

@@ -155,7 +155,7 @@ class Slots(c.Structure):
 Stats = _struct(
     "Stats", "i64 budget_bytes peak_bytes lookups hits_resident hits_prefetched late",
     "i64 loads prefetches bytes_loaded evictions stalled_ns",
-    "i64 substituted low_answers policy_fallbacks")
+    "i64 substituted low_answers policy_fallbacks cpu_computed")
 
 # Each struct's name in moert.h, for its _init function.
 _NAMES = {StrategyInfo: "strategy_info", LayerSpec: "layer_spec", OpenOptions: "open_options",

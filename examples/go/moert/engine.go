@@ -252,10 +252,10 @@ func (e *Engine) Residency(layer int) ([]Residency, error) {
 
 // Stats are the counters that every host can use; Metrics has all.
 type Stats struct {
-	BudgetBytes, PeakBytes                               int64
-	Lookups, HitsResident, HitsPrefetched, Late          int64
-	Loads, Prefetches, BytesLoaded, Evictions, StalledNs int64
-	Substituted, LowAnswers, PolicyFallbacks             int64
+	BudgetBytes, PeakBytes                                int64
+	Lookups, HitsResident, HitsPrefetched, Late           int64
+	Loads, Prefetches, BytesLoaded, Evictions, StalledNs  int64
+	Substituted, LowAnswers, PolicyFallbacks, CPUComputed int64
 }
 
 // Stats since the engine was created.
@@ -268,7 +268,7 @@ func (e *Engine) Stats() (Stats, error) {
 	return Stats{int64(c.budget_bytes), int64(c.peak_bytes), int64(c.lookups), int64(c.hits_resident),
 		int64(c.hits_prefetched), int64(c.late), int64(c.loads), int64(c.prefetches), int64(c.bytes_loaded),
 		int64(c.evictions), int64(c.stalled_ns), int64(c.substituted), int64(c.low_answers),
-		int64(c.policy_fallbacks)}, err
+		int64(c.policy_fallbacks), int64(c.cpu_computed)}, err
 }
 
 // Metrics is every metric of one snapshot by its name (docs/reference/metrics.md).

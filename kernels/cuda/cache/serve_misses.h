@@ -362,7 +362,7 @@ struct ServeMissesArgs {
   const int32_t* ids = nullptr;  // [pairs]; one that is not in [0, experts) is none. Or null
   int32_t pairs = 0;             //
   int32_t* found = nullptr;      // [pairs] receives slots, -1: none. Or null
-  int32_t any_slot = 0;          // if so, of a pair that the CPU is given the slot of any expert
+  int32_t any_slot = 0;          // if so, of a pair that the CPU is given one that its token has not
   int32_t* table = nullptr;      // [experts] receives the slot of every expert that is there, or -1
   const uint8_t* base = nullptr;  //
   int64_t stride = 1;

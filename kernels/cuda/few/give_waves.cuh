@@ -65,28 +65,46 @@ __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const Exp
   }
 }
 
+/// The number of the expert of pair i, of a call whose product is the host's: -1: it has no slot;
+/// -2: the pair names none.
+__device__ __forceinline__ int32_t NumberOf(const ServeMissesArgs& args, const int32_t* numbers,
+                                            int i) {
+  const int32_t id = args.ids[i];
+  return id >= 0 && id < args.experts ? numbers[id] : -2;
+}
+/// A slot for pair i, whose expert has none: one that no other pair of its token has, since kernels
+/// that group pairs by expert expect a token to name each of them once.
+__device__ __forceinline__ int32_t SpareNumber(const ServeMissesArgs& args, const int32_t* numbers,
+                                               int i) {
+  const int k = args.pairs / args.tokens, first = i - i % k;
+  int before = 0;  // pairs of the token in front that have none, either
+  for (int j = first; j < i; ++j) before += NumberOf(args, numbers, j) == -1 ? 1 : 0;
+  for (int32_t number = 0;; ++number) {
+    bool taken = false;
+    for (int j = first; j < first + k; ++j) taken |= NumberOf(args, numbers, j) == number;
+    if (!taken && before-- == 0) return number;  // below k
+  }
+}
+
 /// Says where the experts of the call lie: `slot` is the thread's expert's, of the layer. By all
 /// threads; `numbers` is theirs to use.
 __device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot, int32_t* numbers) {
-  __shared__ int any;  // number of a slot that holds an expert
   const int e = threadIdx.x;
-  if (e == 0) any = -1;
   __syncthreads();
   if (e < args.experts) {
     const int32_t number =
         slot < 0 ? -1 : static_cast<int32_t>((args.slots[slot] - args.base) / args.stride);
     numbers[e] = number;
     args.table[e] = number;
-    if (number >= 0) atomicMax(&any, number);
   }
   __syncthreads();
   if (args.found == nullptr) return;
-  const int32_t given = args.any_slot != 0 ? any : -1;
   for (int i = e; i < args.pairs; i += kTileThreads) {
-    const int32_t id = args.ids[i];
-    const bool known = id >= 0 && id < args.experts;
+    const int32_t number = NumberOf(args, numbers, i);
     // What has no slot is the CPU's.
-    args.found[i] = !known ? -1 : numbers[id] >= 0 ? numbers[id] : given;
+    args.found[i] = number >= 0                             ? number
+                    : number == -1 && args.any_slot != 0 ? SpareNumber(args, numbers, i)
+                                                            : -1;
   }
 }
 

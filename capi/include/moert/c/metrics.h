@@ -30,6 +30,7 @@ typedef struct moert_stats {
   int64_t substituted;      /* token x k slots whose expert was replaced */
   int64_t low_answers;      /* lookups answered in a lower version than intended */
   int64_t policy_fallbacks; /* policy answers that failed or were illegal */
+  int64_t cpu_computed;     /* lookups that the CPU computed beside a GPU */
 } moert_stats;
 
 MOERT_API void moert_stats_init(moert_stats *stats, uint64_t size);

@@ -36,7 +36,8 @@ typedef struct moert_fetch {
    * every miss is brought. */
   moert_tensor cpu_rows;
   int64_t any_slot; /* of pairs that the CPU has taken slot_ids receive: 0: -1; 1: a slot that can be
-                     * read, for kernels that compute every pair */
+                     * read and that no other pair of the token has, for kernels that compute every
+                     * pair */
 } moert_fetch;
 
 /* Empty tensors. */

@@ -1420,6 +1420,7 @@ pub struct moert_stats {
     pub substituted: i64,
     pub low_answers: i64,
     pub policy_fallbacks: i64,
+    pub cpu_computed: i64,
 }
 extern "C" {
     pub fn moert_stats_init(stats: *mut moert_stats, size: u64);

@@ -269,11 +269,13 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
   DeviceScope scope(device_);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   if (served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
+  MOERT_ASSIGN_OR_RETURN(const SlotRegion region, store->Slots(call.layer));
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   absl::Status status = served_->Lend(store, stream);
   const int64_t least = Shares(given) ? 1 : given.pairs;
-  const bool fits = status.ok() && served_->slots(call.layer) >= least;
-  if (fits) status = ServeFetch(call, given, *store);
+  const bool all_differ = !given.any_slot || region.slots >= given.pairs / call.tokens;
+  const bool fits = status.ok() && served_->slots(call.layer) >= least && all_differ;
+  if (fits) status = ServeFetch(call, given, region);
   // Also behind a failure, and where nothing was fetched: what is taken back has to have been lent.
   status.Update(fence_->Pass(stream));
   MOERT_RETURN_IF_ERROR(status);

@@ -91,7 +91,7 @@ class CudaFetchExecutor final : public FetchExecutor,
   /// The thread that answers jobs for the CPU, where the strategy has any.
   absl::Status StartCpu();
   absl::Status ServeFetch(const ExecutorCall& call, const GivenRouting& given,
-                          const VersionedStore& store);
+                          const SlotRegion& region);
   absl::Status EnqueueCopies(cudaStream_t stream);
 
   std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
