@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +17,8 @@
 #include "moert/scheme.h"
 
 namespace moert {
+
+struct OpaqueProduct;
 
 /// The parts of a layer that always stay in the fast tier (the "fixed" part of a budget).
 struct LayerConstants {
@@ -60,6 +63,13 @@ class ExpertSource {
 
   /// Memory one ReadRecord call holds besides `dst`, bytes. Part of the budget, once an I/O thread.
   virtual int64_t scratch_bytes() const { return 0; }
+
+  /// What multiplies opaque records on the CPU (OpaqueWeights::product), its errors with the source's
+  /// name and the layer in front; null: nothing does. Lives as long as the source. A source over
+  /// another one has that one's.
+  virtual const std::function<absl::Status(const OpaqueProduct&)>* product() const {
+    return nullptr;
+  }
 
   /// Reads gate, biases and the shared expert of a layer.
   virtual absl::StatusOr<LayerConstants> ReadConstants(int layer) const = 0;

@@ -101,10 +101,6 @@ struct OpaqueWeights {
   std::string format = "opaque";
 };
 
-/// The product that an opaque source was given (OpaqueWeights::product), whose errors have the
-/// source's name and the layer in front; null: none was. Lives as long as the source.
-const std::function<absl::Status(const OpaqueProduct&)>* ProductOf(const ExpertSource& source);
-
 /// Nothing is read but the files' sizes, which are checked against what the parts need.
 /// InvalidArgument names the layer, part and field. The model has no shared experts: they are the
 /// host's. `name` is for messages; errors of `read` are passed on with name, layer, expert and part

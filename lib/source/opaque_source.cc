@@ -176,7 +176,7 @@ class OpaqueSource final : public ExpertSource {
     return absl::OkStatus();
   }
 
-  const std::function<absl::Status(const OpaqueProduct&)>* product() const {
+  const std::function<absl::Status(const OpaqueProduct&)>* product() const override {
     return product_ == nullptr ? nullptr : &product_;
   }
 
@@ -248,11 +248,6 @@ class OpaqueSource final : public ExpertSource {
 };
 
 }  // namespace
-
-const std::function<absl::Status(const OpaqueProduct&)>* ProductOf(const ExpertSource& source) {
-  const auto* opaque = dynamic_cast<const OpaqueSource*>(&source);
-  return opaque == nullptr ? nullptr : opaque->product();
-}
 
 absl::StatusOr<std::unique_ptr<ExpertSource>> MakeOpaqueSource(std::string name, MoeModelSpec model,
                                                                OpaqueWeights weights) try {

@@ -65,6 +65,9 @@ class PinnedSource final : public ExpertSource {
     return own != nullptr && locked_ ? own : source_->PinnedRecord(layer, expert, version);
   }
   int64_t scratch_bytes() const override { return source_->scratch_bytes(); }
+  const std::function<absl::Status(const OpaqueProduct&)>* product() const override {
+    return source_->product();
+  }
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
     return source_->ReadConstants(layer);
   }

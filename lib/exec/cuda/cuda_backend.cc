@@ -64,7 +64,7 @@ class CudaBackend final : public Backend {
   }
 
   bool cpu_beside(const ExpertSource& source) const override {
-    return !IsOpaque(source) || ProductOf(source) != nullptr;
+    return !IsOpaque(source) || source.product() != nullptr;
   }
 
   /// Where the host did not say: the thread that drives the device and those that bring records

@@ -40,7 +40,7 @@ TEST_CASE("a source without a product has none, and other sources have none") {
   const OpaqueModel model;
   const auto source = MakeOpaqueSource("toy", model.spec, model.InMemory());
   REQUIRE_OK(source.status());
-  CHECK(ProductOf(**source) == nullptr);
+  CHECK((*source)->product() == nullptr);
 }
 
 TEST_CASE("errors of a product name the source and the layer") {
@@ -52,11 +52,11 @@ TEST_CASE("errors of a product name the source and the layer") {
   const auto source = MakeOpaqueSource("toy", model.spec, std::move(weights));
   REQUIRE_OK(source.status());
   Job job(model);
-  const absl::Status status = (*ProductOf(**source))(job.product);
+  const absl::Status status = (*(*source)->product())(job.product);
   CHECK(absl::IsDataLoss(status));
   CHECK(std::string(status.message()) == "toy layer 1: product on the CPU: bad bytes");
   job.product.layer = 0;
-  REQUIRE_OK((*ProductOf(**source))(job.product));
+  REQUIRE_OK((*(*source)->product())(job.product));
 }
 
 /// The callback's arguments, and its answer to give.
@@ -141,7 +141,7 @@ TEST_CASE("a callback of C sees the whole job, and runs tasks on the library's t
   Seen seen;
   moert_source* source = SourceInC(model, &seen);
   Job job(model);
-  REQUIRE_OK((*ProductOf(*source->source))(job.product));
+  REQUIRE_OK((*source->source->product())(job.product));
   CHECK(seen.x == job.x);
   CHECK(seen.row_of == job.row_of);
   CHECK(seen.weights == job.weights);
@@ -163,7 +163,7 @@ TEST_CASE("a callback of C that fails passes its code and its text on") {
   seen.code = MOERT_UNAVAILABLE;
   moert_source* source = SourceInC(model, &seen);
   Job job(model);
-  const absl::Status status = (*ProductOf(*source->source))(job.product);
+  const absl::Status status = (*source->source->product())(job.product);
   CHECK(absl::IsUnavailable(status));
   CHECK(std::string(status.message()).find("toy layer 1") != std::string::npos);
   CHECK(std::string(status.message()).find("the kernel is missing") != std::string::npos);

@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "moert/opaque_source.h"
 #include "source/shard_source.h"
 #include "support/catch.h"
+#include "support/opaque_fixture.h"
 #include "support/synthetic_source.h"
 
 namespace moert {
@@ -124,6 +126,21 @@ TEST_CASE("what does not fit is read from the source; what fails is said") {
   CHECK(PinRecords(source, options).status().code() == absl::StatusCode::kDataLoss);
   CHECK(allocator->held() == 0);
   CHECK(PinRecords(nullptr, options).status().code() == absl::StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("a source over one with a product on the CPU has that product") {
+  const test::OpaqueModel model;
+  OpaqueWeights weights = model.InMemory();
+  weights.product = [](const OpaqueProduct&) { return absl::OkStatus(); };
+  auto made = MakeOpaqueSource("toy", model.spec, std::move(weights));
+  REQUIRE_OK(made.status());
+  const std::shared_ptr<const ExpertSource> source = *std::move(made);
+  PinOptions options;
+  options.bytes = 0;
+  options.allocator = std::make_shared<CountingAllocator>(1 << 20);
+  const auto pinned = PinRecords(source, options);
+  REQUIRE_OK(pinned.status());
+  CHECK((*pinned)->product() == source->product());
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ absl::Status CudaFetchExecutor::Init() {
 }
 
 absl::Status CudaFetchExecutor::StartCpu() {
-  if (ProductOf(*parts().source) == nullptr) {
+  if (parts().source->product() == nullptr) {
     return absl::FailedPreconditionError(fmt::format(
         "strategy gives misses to the CPU, and the records of {} are opaque: give the source a "
         "product (OpaqueWeights::product, moert_opaque_options.product), or a strategy that brings "

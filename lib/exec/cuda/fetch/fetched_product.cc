@@ -105,7 +105,7 @@ absl::Status FetchedProduct::Multiply(int64_t* modelled_ns) {
   product.weights = {memory_.weights, static_cast<size_t>(job.pairs)};
   product.out = memory_.rows;
   product.pool = parts_.pool;
-  return (*ProductOf(source))(product);
+  return (*source.product())(product);
 }
 
 FetchedProduct::Times FetchedProduct::TakeTimes() {

@@ -78,6 +78,9 @@ class DeviceSource final : public ExpertSource {
   }
   absl::Status ReadRecord(int layer, int expert, int version,
                           absl::Span<std::byte> dst) const override;
+  const std::function<absl::Status(const OpaqueProduct&)>* product() const override {
+    return source_->product();
+  }
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
     return source_->ReadConstants(layer);
   }
