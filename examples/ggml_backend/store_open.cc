@@ -1,6 +1,7 @@
 // Opens the experts of a model in libmoert.
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "cpu_product.h"
@@ -15,10 +16,9 @@ namespace {
 constexpr int64_t kAlignment = 128;
 constexpr int64_t kDeviceAlignment = 16;
 
-// By default: in RAM, on a GPU, and there with the CPU computing some of what is missing.
+// By default: in RAM, and on a GPU, where misses are shared with the CPU if that is accepted.
 constexpr char kInRam[] = "";
 constexpr char kOnGpu[] = "fate";
-constexpr char kShared[] = "fate:cpu=1";
 
 // The object that a source's user_data points to.
 struct SourceData {
@@ -221,7 +221,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   }
   // Where the device serves misses prediction costs no wait. On the CPU the default needs none.
   std::string strategy = options.strategy;
-  if (strategy.empty()) strategy = gpu == nullptr ? kInRam : product != nullptr ? kShared : kOnGpu;
+  if (strategy.empty()) strategy = gpu == nullptr ? kInRam : kOnGpu;
   bool any_gate = false;
   moert_source* source = MakeSource(name, layers, std::move(file), product, gpu != nullptr,
                                     !strategy.empty(), &any_gate, error);
@@ -235,6 +235,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   moert_engine_options engine;
   moert_engine_options_init(&engine, sizeof engine);
   if (!strategy.empty()) engine.strategy = strategy.c_str();
+  engine.promise = store->product_ != nullptr ? "faithful" : "exact";
   // Products are ours: the library sees one row of ids, or those of a few tokens on the device.
   engine.max_tokens_per_forward = gpu != nullptr ? kFewTokens : 1;
   engine.threads = 1;
@@ -268,6 +269,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   if (budgeted && !made) *error = Message(failure);
   moert_source_destroy(source);
   if (!made) return nullptr;
+  if (std::string_view(moert_engine_promise(store->engine_)) == "exact") store->product_ = nullptr;
   store->all_bytes_ = plan.all_bytes;
   store->budget_bytes_ = engine.budget_bytes;
   if (gpu != nullptr) {

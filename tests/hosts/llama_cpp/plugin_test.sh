@@ -237,11 +237,14 @@ for layout in qwen3moe gpt-oss; do
       grep -Eq ' [1-9][0-9]* (loads|experts came beside)' with.log ||
         fail "GPU: no expert came by libmoert"
     done
-    # Where the CPU may take some of what is missing; in host memory it never does.
-    MOERT_CPU=1 beside 60% "$beside_model" stock.logits cpu_moe
-    grep -q '^moert: .*on the GPU, and on the CPU' with.log || fail "MOERT_CPU=1: $(cat with.log)"
-    MOERT_CPU=1 MOERT_EXACT=1 beside 60% "$beside_model" stock.logits cpu_moe
-    ! grep -q 'and on the CPU' with.log || fail "MOERT_EXACT=1: $(cat with.log)"
+    # The CPU may take some of what is missing; in host memory it never does.
+    grep -q '^moert: .*on the GPU, and on the CPU' with.log || fail "by default: $(cat with.log)"
+    for none in MOERT_CPU=0 MOERT_EXACT=1; do
+      export "${none?}"
+      beside 60% "$beside_model" stock.logits cpu_moe
+      ! grep -q 'and on the CPU' with.log || fail "$none: $(cat with.log)"
+      unset "${none%=*}"
+    done
     beside 100% "$beside_model" stock.logits cpu_moe  # all fit: they are CUDA's, and nobody's cache
     ! grep -q '^moert:' with.log || fail "all fit, and yet: $(cat with.log)"
   done
