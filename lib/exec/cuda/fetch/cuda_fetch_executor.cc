@@ -283,8 +283,7 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
 }
 
 absl::Status CudaFetchExecutor::ServeFetch(const ExecutorCall& call, const GivenRouting& given,
-                                           const VersionedStore& store) {
-  MOERT_ASSIGN_OR_RETURN(const SlotRegion region, store.Slots(call.layer));
+                                           const SlotRegion& region) {
   ServedMisses::HostCall host;
   host.layer = call.layer;
   host.tokens = static_cast<int32_t>(call.tokens);
