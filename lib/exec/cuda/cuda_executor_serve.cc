@@ -80,12 +80,7 @@ bool CudaExecutor::TakeServed(ServedCount* added) {
   if (served_ == nullptr) return false;
   DeviceScope scope(device_);
   if (!served_->TakeCounts(added)) return false;
-  if (served_cpu_ != nullptr) {
-    const ServedCpu::Times times = served_cpu_->TakeTimes();
-    added->cpu_jobs = times.jobs;
-    added->cpu_took_ns = times.took_ns;
-    added->cpu_modelled_ns = times.modelled_ns;
-  }
+  if (served_cpu_ != nullptr) served_cpu_->TakeTimes(added);
   return true;
 }
 

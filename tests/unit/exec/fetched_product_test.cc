@@ -176,10 +176,12 @@ TEST_CASE("jobs of a device are answered with the rows of the host's product") {
     CHECK(f.WrongRows() == 0);
   }
   REQUIRE_OK(f.product()->TakeFailure());
-  const FetchedProduct::Times times = f.product()->TakeTimes();
-  CHECK(times.took_ns > 0);
-  CHECK(times.modelled_ns > 0);
-  CHECK(f.product()->TakeTimes().took_ns == 0);
+  ServedCount times;
+  f.product()->TakeTimes(&times);
+  CHECK(times.cpu_took_ns > 0);
+  CHECK(times.cpu_modelled_ns > 0);
+  f.product()->TakeTimes(&times);
+  CHECK(times.cpu_took_ns == 0);
 }
 
 TEST_CASE("a product that fails or throws has no rows, and its error is kept once") {

@@ -222,10 +222,13 @@ TEST_CASE("jobs of a device are answered with the rows of their pairs") {
     pairs += f.pairs();
   }
   CHECK(pairs > 500);
-  const ServedCpu::Times times = f.served()->TakeTimes();
-  CHECK(times.took_ns > 0);
-  CHECK(times.modelled_ns > 0);
-  CHECK(f.served()->TakeTimes().took_ns == 0);
+  ServedCount times;
+  f.served()->TakeTimes(&times);
+  CHECK(times.cpu_jobs == 200);
+  CHECK(times.cpu_took_ns > 0);
+  CHECK(times.cpu_modelled_ns > 0);
+  f.served()->TakeTimes(&times);
+  CHECK(times.cpu_took_ns == 0);
 }
 
 TEST_CASE("jobs of the device and of the caller take turns") {

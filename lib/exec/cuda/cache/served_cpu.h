@@ -1,5 +1,4 @@
-// The host's side of experts that a device gives to the CPU in captured calls
-// (kernels/cuda/cache/cpu_mailbox.h): the memory of the jobs, and what answers them.
+// Experts that a device gives to the CPU in captured calls, multiplied by the library's kernels.
 #ifndef MOERT_LIB_EXEC_CUDA_CACHE_SERVED_CPU_H_
 #define MOERT_LIB_EXEC_CUDA_CACHE_SERVED_CPU_H_
 
@@ -11,18 +10,15 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "base/aligned_array.h"
-#include "base/mutex.h"
-#include "exec/cuda/cache/cpu_experts.h"
-#include "exec/cuda/cuda_api.h"
+#include "exec/cuda/cache/answered_jobs.h"
 #include "exec/cuda/memory/device_transfers.h"
-#include "kernels/cuda/cache/cpu_mailbox.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/model.h"
 #include "moert/profile.h"
 
 namespace moert::cuda {
 
-class ServedCpu final : public PostedJobs {
+class ServedCpu final : public AnsweredJobs {
  public:
   struct Parts {
     const MoeModelSpec* model = nullptr;
@@ -35,44 +31,25 @@ class ServedCpu final : public PostedJobs {
   /// All borrowed.
   static absl::StatusOr<std::unique_ptr<ServedCpu>> Create(const Parts& parts);
 
-  const CpuJobMemory& memory() const { return memory_; }
-
-  // State of the thread that answers.
-
   bool Waiting() const override;
-  void Answer() override;
-
-  /// The time of the jobs answered since this was last asked, and their time by the profile.
-  struct Times {
-    int64_t jobs = 0;
-    int64_t modelled_ns = 0;
-    int64_t took_ns = 0;
-  };
-  Times TakeTimes();
 
   /// For tests: from now on no job is answered, or again.
   static void Pause(bool paused);
 
  private:
   explicit ServedCpu(const Parts& parts) : parts_(parts) {}
-  void Carve(int64_t tokens, int64_t pairs, int64_t hidden, Carver* carver);
-  absl::Status Multiply(int64_t* modelled_ns);
+  absl::Status Multiply(int64_t* modelled_ns) override;
   /// The rows of x that the job's pairs read.
   const float* Inputs(int64_t* rows);
   /// The job's experts with their pairs. Returns what they take by the profile.
   int64_t FillProblems();
 
   const Parts parts_;
-  Buffer pinned_;
-  CpuJobMemory memory_;
   std::vector<std::vector<HostExpert>> experts_;  // [layers][experts]
   std::vector<std::vector<int64_t>> expert_ns_;   // [layers][pairs], by the profile
-  AlignedArray<float> widened_;
   AlignedArray<float> weighted_;  // [pairs, hidden], of layers whose weights multiply inputs
   std::vector<int32_t> tokens_of_, out_rows_;
   std::vector<ExpertProblem> problems_;
-  Mutex mu_;
-  Times times_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace moert::cuda

@@ -339,10 +339,7 @@ bool CudaFetchExecutor::TakeServed(ServedCount* added) {
   DeviceScope scope(device_);
   if (!served_->TakeCounts(added)) return false;
   if (product_ != nullptr) {
-    const FetchedProduct::Times times = product_->TakeTimes();
-    added->cpu_jobs = times.jobs;
-    added->cpu_took_ns = times.took_ns;
-    added->cpu_modelled_ns = times.modelled_ns;
+    product_->TakeTimes(added);
     late_ = late_ || added->cpu_taken_back > 0;
   }
   return true;
