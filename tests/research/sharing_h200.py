@@ -21,7 +21,7 @@ import side_by_side
 
 STORED = report.DATA / "h200-sharing.json"
 ALONE, SHARED = "fate", "fate:cpu=1"
-BUDGETS = "10%,25%,50%,75%,90%"
+BUDGETS = "10%,25%,50%,90%"
 
 
 def runs():
