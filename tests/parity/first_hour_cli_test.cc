@@ -214,7 +214,7 @@ TEST_CASE("text is scored as its tokens are, whatever holds them") {
 }
 
 TEST_CASE("the first open makes no second copy, and computes what a pack computes") {
-  const std::string flags = "--prompt 'The city' --max-tokens 12 --budget 25% --json - --quiet ";
+  const std::string flags = "--prompt 'The city' --max-tokens 12 --budget 25% --strategy on-demand --json - --quiet ";
   const std::string cache = Scratch() / "empty-cache";
   const std::string model = " --model " + TinyModelDir() + " --cache " + cache + " ";
   const Json in_place = Json::parse(Run("run", "generate" + model + flags).out);

@@ -24,7 +24,6 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import blocks, dense_forms, own_products, pack_cache, planning, tensor_files
 from .engine import Engine
-from .engine import plan as library_plan
 from .errors import Error
 from .passes import Passes
 from .source import Source
@@ -119,17 +118,13 @@ def _engine_options(options, device):
     return {"backend": device.type, "device": device.index or 0, **options}
 
 
-def _with_strategy(source, options):
-    """The options of an engine. On CUDA a budget that holds every expert is filled when the engine
-    opens, if no strategy was named: then nothing can be missing, and no layer needs the host."""
+def _with_strategy(options):
+    """The options of an engine. On CUDA, if no strategy was named, a budget that holds every expert
+    is filled when the engine opens: then nothing can be missing, and no layer needs the host. Else
+    what is missing is predicted and shared with the CPU, as far as `promise` lets it."""
     if options["backend"] != "cuda" or options.get("strategy") is not None:
         return options
-    all_there = {**options, "strategy": "resident"}
-    try:
-        library_plan(source, **all_there)
-    except Error:
-        return options  # they do not fit, or what is wrong with the options is the engine's to say
-    return all_there
+    return {**options, "strategy": "auto"}
 
 
 def _replace(model, plan, engine_options):
@@ -137,7 +132,7 @@ def _replace(model, plan, engine_options):
     shard = plan.ranks.shard(plan.source) if plan.ranks else {}
     if plan.routing == "host":
         shard["shared_experts"] = False  # the blocks keep theirs
-    engine = Engine(plan.source, **_with_strategy(plan.source, {**engine_options, "shard": shard}))
+    engine = Engine(plan.source, **_with_strategy({**engine_options, "shard": shard}))
     passes = Passes(engine)
     model.moert = engine
     if plan.routing == "library":

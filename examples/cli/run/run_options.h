@@ -18,7 +18,7 @@ struct RunOptions {
   bool pack = false;
   bool live = false;
   std::string warm = "off";
-  std::string strategy = "on-demand";
+  std::string strategy = "auto";
   std::string promise;  // empty: as the strategy says
   std::string budget = "100%";
   int64_t host_budget = -1;
