@@ -24,7 +24,6 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import blocks, dense_forms, own_products, pack_cache, planning, tensor_files
 from .engine import Engine
-from .errors import Error
 from .passes import Passes
 from .source import Source
 
