@@ -185,7 +185,7 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
   std::string error;
   const ggml_tensor* x = graph->nodes[piece.first]->src[1];
   const LayerCall call(graph, piece.first);
-  // What the CPU computes shows in the last product's rows alone.
+  // The CPU's share shows in the last product's rows alone.
   const bool shares = !watched_ && store->product() != nullptr && store->product()->Learn(call);
   CpuRows shared;
   if (shares) {

@@ -64,8 +64,8 @@ class ExpertSource {
   /// Memory one ReadRecord call holds besides `dst`, bytes. Part of the budget, once an I/O thread.
   virtual int64_t scratch_bytes() const { return 0; }
 
-  /// What multiplies opaque records on the CPU (OpaqueWeights::product), its errors with the source's
-  /// name and the layer in front; null: nothing does. Lives as long as the source. A source over
+  /// The product of opaque records on the CPU (OpaqueWeights::product), its errors with the source's
+  /// name and the layer in front; null: there is none. Lives as long as the source. A source over
   /// another one has that one's.
   virtual const std::function<absl::Status(const OpaqueProduct&)>* product() const {
     return nullptr;

@@ -26,7 +26,7 @@ constexpr int kBitsOf = kCodes == ImportedCodes::kE4M3 ? 8 : 4;
   return (group < args.groups ? group : args.groups - 1) * args.scale_stride;
 }
 
-// What the codes of a group become besides their value: by row, in the order of a tile.
+// Zeros and scales of a group's codes, by row, in the order of a tile.
 struct Group {
   __m512i zeros;      // int4: in every byte of a word
   __m512 scales;      // e2m1

@@ -55,7 +55,7 @@ void ReadScales(const uint8_t* from, int form, float factor, float* scales) {
   }
 }
 
-// What the kernels need of the pieces [begin, end) of a row block: its groups' scales and zeros.
+// The pieces [begin, end) of a row block, with the scales and zeros of their groups.
 struct Chunk {
   const uint8_t* weights;
   int64_t begin, end, group_k16s, zero_stride;
@@ -66,7 +66,7 @@ struct Chunk {
 template <Codes kCodes>
 void Describe(const BlockGemmArgs& args, int b, int64_t begin, int64_t end, Chunk* chunk) {
   constexpr int64_t kPieceBytes = kCodes == Codes::kE4M3 ? 256 : 128;
-  // What codes are to their values.
+  // The factor that turns decoded codes into their values.
   constexpr float kUndo = kCodes == Codes::kE4M3 ? 256.0f : kCodes == Codes::kE2M1 ? 0.5f : 1.0f;
   constexpr int64_t kWidth[] = {2, 2, 4, 1, 1}, kLine = 64;
   chunk->weights = args.weights[b] + begin * kPieceBytes;

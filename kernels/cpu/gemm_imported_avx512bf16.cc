@@ -15,7 +15,7 @@ namespace {
 constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
 constexpr int64_t kChunk = 32;     // pieces that stay in the L1 cache for all columns
 
-// What is added to codes: nothing, or the negative zero of each row of a quarter, in every byte.
+// The summand of codes: nothing, or the negative zero of each row of a quarter, in every byte.
 struct Zeros {
   __m512i of[kQuarters];
 };

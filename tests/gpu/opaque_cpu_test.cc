@@ -164,7 +164,7 @@ TEST_CASE("rows of device and CPU are those of all experts") {
   const Stream stream;
   for (const char* strategy : {"on-demand+importance.placement", "fate+importance.placement"}) {
     for (const int64_t tokens : {1, 3, 8}) {
-      // Of 12 slots a layer; also fewer than a call has ids.
+      // A layer has up to 12 slots, or fewer than a call has ids.
       for (const double fraction : {0.3, 0.85}) {
         CAPTURE(strategy, tokens, fraction);
         Reference reference(model);

@@ -28,7 +28,7 @@ struct GivenToCpu {
   bool mine = false;  // the thread's expert
   int all = 0;
 };
-/// What a call's misses find.
+/// The room that a call's misses find.
 struct RoomForMisses {
   int free = 0;      // slots of nobody
   int idle = 0;      // experts that may leave

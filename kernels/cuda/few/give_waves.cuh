@@ -101,7 +101,6 @@ __device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot,
   if (args.found == nullptr) return;
   for (int i = e; i < args.pairs; i += kTileThreads) {
     const int32_t number = NumberOf(args, numbers, i);
-    // What has no slot is the CPU's.
     args.found[i] = number >= 0                             ? number
                     : number == -1 && args.any_slot != 0 ? SpareNumber(args, numbers, i)
                                                             : -1;

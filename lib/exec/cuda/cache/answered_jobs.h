@@ -1,5 +1,5 @@
 // The memory of the jobs that a device gives to the CPU (kernels/cuda/cache/cpu_mailbox.h), and the
-// answers to them. What multiplies derives from it.
+// answers to them. A product on the CPU derives from it.
 #ifndef MOERT_LIB_EXEC_CUDA_CACHE_ANSWERED_JOBS_H_
 #define MOERT_LIB_EXEC_CUDA_CACHE_ANSWERED_JOBS_H_
 
