@@ -1,8 +1,8 @@
 """Every Mixture-of-Experts language model that this transformers has, tiny and random: its logits
 with libmoert's experts against transformers' own, in every way to open it: prompts and decoding of
 one to three sequences and padding, with all experts in memory and with as few as can be.
-MOERT_WRITE_TABLE=1 records what was found in zoo.json, and writes the table of
-docs/reference/checkpoints.md. MOERT_ZOO_DEVICE=cuda: on a device, without a record.
+MOERT_WRITE_TABLE=1 records what was found, of some models or of all, in zoo.json, and writes the
+table of docs/reference/checkpoints.md. MOERT_ZOO_DEVICE=cuda: on a device, without a record.
   zoo_test.py [MODEL...]"""
 import json
 import os
@@ -158,30 +158,33 @@ def main(names):
         print(name, json.dumps(models[name]), sep=": ", flush=True)
     print(f"{zoo_table.served(models)} of {len(models)} models of transformers "
           f"{transformers.__version__}")
-    if names or DEVICE != "cpu":
-        pass
-    elif os.environ.get("MOERT_WRITE_TABLE"):
-        lines = ",\n".join(f'  "{name}": {json.dumps(one)}' for name, one in models.items())
-        zoo_table.RECORD.write_text(f'{{"transformers": "{transformers.__version__}", "models": '
-                                    f'{{\n{lines}\n}}}}\n')
-        zoo_table.main(["--write"])
-    else:
+    if DEVICE == "cpu" and os.environ.get("MOERT_WRITE_TABLE"):
+        record(models, whole=not names)
+    elif DEVICE == "cpu":
         failed += changed(json.loads(zoo_table.RECORD.read_text()), models)
     print("\n".join(failed), file=sys.stderr)
     return 1 if failed else 0
 
 
-def changed(record, models):
-    """Models whose outcome is not that of the record: nothing where it is of another transformers."""
-    if record["transformers"] != transformers.__version__:
+def record(models, whole):
+    """Writes what was found of these models, which are all of them or replace what is there."""
+    if not whole:
+        models = {**json.loads(zoo_table.RECORD.read_text())["models"], **models}
+    lines = ",\n".join(f'  "{name}": {json.dumps(one)}' for name, one in sorted(models.items()))
+    zoo_table.RECORD.write_text(f'{{"transformers": "{transformers.__version__}", "models": '
+                                f'{{\n{lines}\n}}}}\n')
+    zoo_table.main(["--write"])
+
+
+def changed(recorded, models):
+    """Models whose outcome is not the recorded one, unless that is of another transformers."""
+    if recorded["transformers"] != transformers.__version__:
         return []
 
-    def kind(some, name):
-        one = some.get(name, {})
+    def kind(one):
         return {key: one.get(key) for key in ("routes", "read by the library", "refused")}
     return [f"{name}: zoo.json has another outcome; MOERT_WRITE_TABLE=1 records it"
-            for name in sorted({*record["models"], *models})
-            if kind(record["models"], name) != kind(models, name)]
+            for name in models if kind(recorded["models"].get(name, {})) != kind(models[name])]
 
 
 if __name__ == "__main__":
