@@ -7,8 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
-#include <random>
 
 #include "base/folder.h"
 #include "base/posix_error.h"
@@ -114,8 +114,12 @@ absl::StatusOr<std::unique_ptr<AtomicDirectory>> AtomicDirectory::Create(
   // Not mkdtemp: that makes a private folder, but a finished pack is as public as any file, and the
   // umask cannot be read without changing it for the whole process.
   for (int attempt = 0;; ++attempt) {
+    uint32_t number = 0;  // std::random_device may throw, and takes a function of glibc 2.36
+    if (::getentropy(&number, sizeof(number)) != 0) {
+      return PosixError(errno, fmt::format("{}: getentropy", name));
+    }
     std::unique_ptr<AtomicDirectory> folder(
-        new AtomicDirectory(fmt::format("{}.tmp-{:08x}", name, std::random_device{}()), name));
+        new AtomicDirectory(fmt::format("{}.tmp-{:08x}", name, number), name));
     if (::mkdir(folder->path_.c_str(), static_cast<mode_t>(mode)) == 0) {
       folder->created_ = true;
       return folder;

@@ -59,3 +59,8 @@ foreach(entry ${needed})
     message(FATAL_ERROR "libmoert.so needs ${entry}: hosts have to have it")
   endif()
 endforeach()
+# std::random_device would bring it: it throws, and is all that asks for glibc 2.36 in place of 2.34.
+execute_process(COMMAND ${NM} -D --undefined-only ${LIBRARY} OUTPUT_VARIABLE taken)
+if(taken MATCHES "arc4random")
+  message(FATAL_ERROR "libmoert.so takes arc4random of glibc 2.36: use getentropy")
+endif()
