@@ -21,6 +21,7 @@ import papers_page
 import readme_page
 import report
 import several_gpus
+import sharing_h200
 import side_by_side
 import transformers_page
 from origins import Refused, Table, caption
@@ -55,6 +56,7 @@ TABLES = {
     "cross-layer": Table(papers_page.cross_layer, word=CLOCK),
     "alpha": Table(papers_page.alpha, word=CLOCK),
     "offload-converged": Table(digest.offload_converged, ("h200-offload",)),
+    "sharing": Table(sharing_h200.table, (("h200-sharing", "runs"),)),
     # The envelope and the frontier
     "envelope-exact": Table(digest.envelope_exact, ("envelope",), ENVELOPE),
     "envelope-auto": Table(digest.envelope_auto, ("envelope",), "As above"),

@@ -85,10 +85,10 @@ class Sitting:
         except (RuntimeError, ValueError, KeyError, IndexError) as error:
             if part == "turns":
                 raise
-            kept["failed"] = without_folders(str(error)[:300])
+            kept["failed"] = without_folders(str(error).strip()[-300:])  # a program says why at its end
         self.data["samples"].append(kept)
         self.save()
-        print(cell, subject["name"], setting, kept.get("values", "failed"), flush=True)
+        print(cell, subject["name"], setting, kept.get("values") or f"failed: {kept['failed']}", flush=True)
 
     def best(self, cell, subject):
         found = values_of(self.data, cell, subject["name"], "sweep")

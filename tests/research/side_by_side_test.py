@@ -32,6 +32,7 @@ class Turns(unittest.TestCase):
     def test_failures_of_the_sweep_are_kept(self):
         failed = [s for s in self.data["samples"] if "failed" in s]
         self.assertEqual({(s["subject"], s["setting"], s["part"]) for s in failed}, {("rival", "fails", "sweep")})
+        self.assertTrue(all("exit 3" in s["failed"] for s in failed), failed)
 
     def test_another_program_begins_each_round(self):
         turns = [s["subject"] for s in self.data["samples"] if s["part"] == "turns" and s["cell"] == "small"]
