@@ -72,6 +72,8 @@ TABLES = {
     "one-card-speed": Table(one_card.speed_table, word="Arithmetic, not measured: no consumer card was at hand"),
     # The rest
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices. Decode is of b671109, prompts of ad1ca02"),
+    "cpu-formats": Table(lambda: digest.stored("cpu-kernels", "formats, one core"),
+                         word="Typed; before: f59689fc, after: 3f6c4253. Two cores of a Xeon with AMX that others loaded"),
     "cpu-ggml": Table(lambda: digest.stored("cpu-kernels", "ggml, 16 cores"), word=f"{CPU}. {QUIET}"),
 }
 
