@@ -13,7 +13,8 @@ namespace {
 constexpr int64_t kMaxInt = INT32_MAX;
 constexpr RoutingKind kKinds[] = {RoutingKind::kSoftmaxTopK,         RoutingKind::kTopKSoftmax,
                                   RoutingKind::kSigmoidGrouped,      RoutingKind::kSparseMixer,
-                                  RoutingKind::kSqrtSoftplusGrouped, RoutingKind::kTopKSigmoid};
+                                  RoutingKind::kSqrtSoftplusGrouped, RoutingKind::kTopKSigmoid,
+                                  RoutingKind::kExternal};
 constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh,
                                        Activation::kRelu2};
 

@@ -170,7 +170,9 @@ absl::StatusOr<LayerConstants> ExpertPack::ReadConstants(int layer) const {
                                      out->size() * sizeof(float)));
       return absl::OkStatus();
     };
-    MOERT_RETURN_IF_ERROR(read_floats(names.gate, {l.num_experts, l.hidden}, &c.gate));
+    if (HasGate(l)) {
+      MOERT_RETURN_IF_ERROR(read_floats(names.gate, {l.num_experts, l.hidden}, &c.gate));
+    }
     if (l.routing.selection_bias) {
       MOERT_RETURN_IF_ERROR(read_floats(names.selection_bias, {l.num_experts}, &c.selection_bias));
     }

@@ -69,7 +69,7 @@ LayerConstants Constants(const MoeLayerSpec& l, int layer) {
     for (int64_t i = 0; i < n; ++i)
       v->push_back(static_cast<float>(i) + 0.25f * static_cast<float>(layer));
   };
-  fill(&c.gate, l.num_experts * l.hidden);
+  if (l.routing.kind != RoutingKind::kExternal) fill(&c.gate, l.num_experts * l.hidden);
   if (l.routing.selection_bias) fill(&c.selection_bias, l.num_experts);
   if (l.shared_gate) fill(&c.shared_gate, l.hidden);
   if (l.shared_intermediate > 0) {
@@ -100,6 +100,28 @@ size_t Entries(const std::string& dir) {
   size_t n = 0;
   for ([[maybe_unused]] const auto& e : std::filesystem::directory_iterator(dir)) ++n;
   return n;
+}
+
+TEST_CASE("layers that the host routes have no gate in a pack") {
+  TempDir dir;
+  PackDescription d = Description();
+  const bool all = GENERATE(false, true);  // then there are no constants at all
+  for (int i = all ? 0 : 1; i < kLayers; ++i) {
+    MoeLayerSpec& layer = d.model.layers[static_cast<size_t>(i)];
+    layer.routing = {};
+    layer.routing.kind = RoutingKind::kExternal;
+    layer.routing.top_k = 2;
+    layer.shared_intermediate = 0;
+    layer.shared_gate = false;
+  }
+  REQUIRE_OK(WriteAll(dir / "pack", d));
+  const auto pack = OpenExpertPack(dir / "pack");
+  REQUIRE_OK(pack.status());
+  CHECK((*pack)->model() == d.model);
+  const auto constants = (*pack)->ReadConstants(1);
+  REQUIRE_OK(constants.status());
+  CHECK(constants->gate.empty());
+  CHECK((*pack)->ReadConstants(0)->gate.empty() == all);
 }
 
 TEST_CASE("a pack gives back what was written") {
