@@ -99,11 +99,11 @@ absl::Status CheckpointExperts::ReadFused(const ExpertTensors& tensors, const Mo
                                           int expert, ExpertWeights* out) const {
   std::vector<uint16_t> slab;
   // The expert's part of a tensor as [rows, cols], whichever way it is stored.
-  const auto read = [&](const TensorInfo& t, int64_t rows, int64_t cols,
+  const auto read = [&](const TensorInfo& t, bool transposed, int64_t rows, int64_t cols,
                         std::vector<uint16_t>* matrix) -> absl::Status {
     matrix->resize(static_cast<size_t>(rows * cols));
     const int64_t first = expert * rows * cols;
-    if (!tensors.transposed) return checkpoint_->ReadAsBf16(t, first, absl::MakeSpan(*matrix));
+    if (!transposed) return checkpoint_->ReadAsBf16(t, first, absl::MakeSpan(*matrix));
     slab.resize(matrix->size());
     MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsBf16(t, first, absl::MakeSpan(slab)));
     Transpose(slab, cols, rows, matrix->data());
@@ -112,13 +112,16 @@ absl::Status CheckpointExperts::ReadFused(const ExpertTensors& tensors, const Mo
   const int64_t h = layer.hidden, w = layer.intermediate;
   if (tensors.gate_up != nullptr) {
     std::vector<uint16_t> both;
-    MOERT_RETURN_IF_ERROR(read(*tensors.gate_up, 2 * w, h, &both));
+    MOERT_RETURN_IF_ERROR(read(*tensors.gate_up, tensors.transposed, 2 * w, h, &both));
     SplitRows(both, w, h, names_.interleaved, &out->gate, &out->up);
   } else {
-    MOERT_RETURN_IF_ERROR(read(*tensors.gate, w, h, &out->gate));
-    MOERT_RETURN_IF_ERROR(read(*tensors.up, w, h, &out->up));
+    out->gate.clear();
+    if (tensors.gate != nullptr) {
+      MOERT_RETURN_IF_ERROR(read(*tensors.gate, tensors.transposed, w, h, &out->gate));
+    }
+    MOERT_RETURN_IF_ERROR(read(*tensors.up, tensors.transposed, w, h, &out->up));
   }
-  return read(*tensors.down, h, w, &out->down);
+  return read(*tensors.down, tensors.down_transposed, h, w, &out->down);
 }
 
 absl::Status CheckpointExperts::ReadExpert(int layer, int expert, ExpertWeights* out) const {
@@ -247,12 +250,34 @@ absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLa
   return ReadBiases(layer, expert, layout, record);
 }
 
+absl::Status CheckpointExperts::ReadShared(const MoeLayerSpec& l, ExpertWeights* out) const {
+  const int n = l.model_layer;
+  const int64_t w = l.shared_intermediate;
+  if (!names_.shared_gate_up.empty()) {
+    std::vector<uint16_t> both;
+    MOERT_RETURN_IF_ERROR(
+        ReadMatrix(MoeTensorNames::InLayer(names_.shared_gate_up, n), 2 * w, l.hidden, &both));
+    SplitRows(both, w, l.hidden, /*interleaved=*/false, &out->gate, &out->up);
+  } else {
+    if (l.activation.gated) {
+      MOERT_RETURN_IF_ERROR(
+          ReadMatrix(names_.SharedExpert(n, Projection::kGate), w, l.hidden, &out->gate));
+    }
+    MOERT_RETURN_IF_ERROR(
+        ReadMatrix(names_.SharedExpert(n, Projection::kUp), w, l.hidden, &out->up));
+  }
+  return ReadMatrix(names_.SharedExpert(n, Projection::kDown), l.hidden, w, &out->down);
+}
+
 absl::StatusOr<LayerConstants> CheckpointExperts::ReadConstants(int layer) const {
   const MoeLayerSpec& l = config_->moe.layers[static_cast<size_t>(layer)];
   const MoeTensorNames& names = names_;
   const int n = l.model_layer;
   LayerConstants c;
-  MOERT_ASSIGN_OR_RETURN(c.gate, checkpoint_->ReadF32(names.Router(n), {l.num_experts, l.hidden}));
+  if (l.routing.kind != RoutingKind::kExternal) {
+    MOERT_ASSIGN_OR_RETURN(c.gate,
+                           checkpoint_->ReadF32(names.Router(n), {l.num_experts, l.hidden}));
+  }
   if (l.routing.selection_bias) {
     MOERT_ASSIGN_OR_RETURN(c.selection_bias,
                            checkpoint_->ReadF32(names.SelectionBias(n), BiasShape(l)));
@@ -275,15 +300,7 @@ absl::StatusOr<LayerConstants> CheckpointExperts::ReadConstants(int layer) const
   }
   if (l.shared_intermediate > 0) {
     ExpertWeights shared;
-    const int64_t w = l.shared_intermediate;
-    if (l.activation.gated) {
-      MOERT_RETURN_IF_ERROR(
-          ReadMatrix(names.SharedExpert(n, Projection::kGate), w, l.hidden, &shared.gate));
-    }
-    MOERT_RETURN_IF_ERROR(
-        ReadMatrix(names.SharedExpert(n, Projection::kUp), w, l.hidden, &shared.up));
-    MOERT_RETURN_IF_ERROR(
-        ReadMatrix(names.SharedExpert(n, Projection::kDown), l.hidden, w, &shared.down));
+    MOERT_RETURN_IF_ERROR(ReadShared(l, &shared));
     MOERT_ASSIGN_OR_RETURN(c.shared_layout, SharedRecordLayout(l));
     c.shared_expert.resize(static_cast<size_t>(c.shared_layout.bytes));
     MOERT_RETURN_IF_ERROR(PackExpertBf16(c.shared_layout, shared, c.shared_expert.data()));

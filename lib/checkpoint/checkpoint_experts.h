@@ -29,7 +29,8 @@ struct ExpertTensors {
   const TensorInfo* gate = nullptr;     // [E, intermediate, hidden]; or null
   const TensorInfo* up = nullptr;       // [E, intermediate, hidden]; or null
   const TensorInfo* down = nullptr;     // [E, hidden, intermediate]
-  bool transposed = false;              // the last two dimensions of each are swapped
+  bool transposed = false;              // the last two dimensions of gate and up are swapped
+  bool down_transposed = false;         // those of down
   bool blocks = false;                  // mxfp4, and all of the above null
 };
 
@@ -41,6 +42,8 @@ class CheckpointExperts {
   static absl::StatusOr<std::unique_ptr<CheckpointExperts>> Create(const Checkpoint* checkpoint,
                                                                    const HfConfig* config);
 
+  /// How the file calls the tensors.
+  const MoeTensorNames& names() const { return names_; }
   const MoeModelSpec& model() const { return config_->moe; }
   /// The tensors that are read: experts, shared experts, routers.
   const TensorClaims& claims() const { return claims_; }
@@ -82,6 +85,8 @@ class CheckpointExperts {
   absl::Status ReadBias(const MoeLayerSpec& layer, int expert, Projection p,
                         std::vector<float>* out) const;
   absl::StatusOr<ExpertTensors> FindFused(const MoeLayerSpec& layer) const;
+  absl::Status CheckFused(const MoeLayerSpec& layer, ExpertTensors* found) const;
+  absl::Status ReadShared(const MoeLayerSpec& layer, ExpertWeights* out) const;
   absl::Status ReadMatrix(const std::string& name, int64_t rows, int64_t k,
                           std::vector<uint16_t>* out) const;
   absl::Status ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer, int expert,

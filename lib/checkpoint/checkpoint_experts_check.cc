@@ -2,6 +2,7 @@
 // says.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
 #include <set>
 
@@ -18,16 +19,25 @@ namespace {
 
 constexpr char kRouted[] = "routed experts";
 
+// Whether a file has tensors under these names.
+bool Fits(const Checkpoint& checkpoint, const MoeTensorNames& names, const MoeLayerSpec& layer) {
+  if (!names.router.empty() && layer.routing.kind != RoutingKind::kExternal) {
+    return checkpoint.Find(names.Router(layer.model_layer)) != nullptr;
+  }
+  const std::string prefix = names.ExpertsPrefix(layer.model_layer);
+  return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
+                     [&](const TensorInfo& t) { return absl::StartsWith(t.name, prefix); });
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CheckpointExperts>> CheckpointExperts::Create(
     const Checkpoint* checkpoint, const HfConfig* config) {
   std::unique_ptr<CheckpointExperts> experts(new CheckpointExperts(checkpoint, config));
   experts->names_ = config->names;
-  const int first = config->moe.layers.front().model_layer;
   for (const MoeTensorNames& other : config->other_names) {
-    if (checkpoint->Find(experts->names_.Router(first)) != nullptr) break;
-    if (checkpoint->Find(other.Router(first)) != nullptr) experts->names_ = other;
+    if (Fits(*checkpoint, experts->names_, config->moe.layers.front())) break;
+    if (Fits(*checkpoint, other, config->moe.layers.front())) experts->names_ = other;
   }
   for (const MoeLayerSpec& layer : config->moe.layers) {
     MOERT_RETURN_IF_ERROR(experts->CheckLayer(layer));
@@ -59,45 +69,58 @@ absl::StatusOr<Scheme> CheckpointExperts::CheckQuantized(const StoredMatrix& m, 
 absl::StatusOr<ExpertTensors> CheckpointExperts::FindFused(const MoeLayerSpec& l) const {
   const std::string prefix = names_.ExpertsPrefix(l.model_layer);  // "...experts."
   const std::string mlx = absl::StrReplaceAll(prefix, {{".experts.", ".switch_mlp."}});
-  const auto find = [&](const char* part) {
-    const TensorInfo* t = nullptr;
-    for (const std::string& p : {prefix, mlx}) {
+  static constexpr const char* kParts[] = {"gate_up_proj", "gate_proj", "up_proj", "down_proj"};
+  const TensorInfo* at[4] = {};
+  std::string wanted[4];
+  for (size_t i = 0; i < 4; ++i) {
+    const std::string& own = names_.stacked[i];
+    wanted[i] = own.empty() ? prefix + kParts[i] : MoeTensorNames::InLayer(own, l.model_layer);
+    for (const std::string& base : {wanted[i], mlx + kParts[i]}) {
       for (const char* suffix : {"", ".weight"}) {
-        if (t == nullptr) t = checkpoint_->Find(absl::StrCat(p, part, suffix));
+        if (at[i] == nullptr) at[i] = checkpoint_->Find(base + suffix);
       }
     }
-    return t;
-  };
+  }
   ExpertTensors found;
   found.fused = true;
-  found.gate_up = find("gate_up_proj");
-  if (found.gate_up == nullptr) {
-    found.gate = find("gate_proj");
-    found.up = find("up_proj");
+  found.gate_up = l.activation.gated ? at[0] : nullptr;
+  found.gate = found.gate_up == nullptr && l.activation.gated ? at[1] : nullptr;
+  found.up = found.gate_up == nullptr ? at[2] : nullptr;
+  found.down = at[3];
+  const bool gate = found.gate != nullptr || !l.activation.gated;
+  if (found.down != nullptr && (found.gate_up != nullptr || (gate && found.up != nullptr))) {
+    MOERT_RETURN_IF_ERROR(CheckFused(l, &found));
+    return found;
   }
-  found.down = find("down_proj");
-  const bool complete = found.gate_up != nullptr || (found.gate != nullptr && found.up != nullptr);
-  if (!complete || found.down == nullptr) {
-    return absl::NotFoundError(
-        fmt::format("{}: tensor \"{}\" is missing, and so is the one of all experts: "
-                    "{}gate_up_proj or {}gate_proj "
-                    "with {}up_proj, and {}down_proj",
-                    checkpoint_->path(), names_.Expert(l.model_layer, 0, Projection::kGate), prefix,
-                    prefix, prefix, prefix));
-  }
+  return absl::NotFoundError(fmt::format(
+      "{}: tensor \"{}\" is missing, and so is the one of all experts: {} or {} "
+      "with {}, and {}",
+      checkpoint_->path(),
+      names_.Expert(l.model_layer, 0, l.activation.gated ? Projection::kGate : Projection::kUp),
+      wanted[0], wanted[1], wanted[2], wanted[3]));
+}
+
+absl::Status CheckpointExperts::CheckFused(const MoeLayerSpec& l, ExpertTensors* found) const {
   const int64_t e = l.num_experts, h = l.hidden, w = l.intermediate;
-  const auto is = [](const TensorInfo* t, const std::vector<int64_t>& shape) {
-    return t == nullptr || t->shape == shape;
+  // [experts, rows, columns], or the experts' rows one behind the other.
+  const auto is = [&](const TensorInfo* t, int64_t rows, int64_t columns, bool turned) {
+    if (t == nullptr) return true;
+    if (turned) std::swap(rows, columns);
+    return t->shape == std::vector<int64_t>{e, rows, columns} ||
+           t->shape == std::vector<int64_t>{e * rows, columns};
+  };
+  const auto all = [&](bool turned) {
+    return is(found->gate_up, 2 * w, h, turned) && is(found->gate, w, h, turned) &&
+           is(found->up, w, h, turned) && is(found->down, h, w, turned != names_.down_turned);
   };
   // Never both: one of the three pairs of sizes differs from its reverse, unless h == w and gate
   // and up are apart; such tensors are taken as they are multiplied.
-  const bool straight = is(found.gate_up, {e, 2 * w, h}) && is(found.gate, {e, w, h}) &&
-                        is(found.up, {e, w, h}) && is(found.down, {e, h, w});
-  found.transposed = is(found.gate_up, {e, h, 2 * w}) && is(found.gate, {e, h, w}) &&
-                     is(found.up, {e, h, w}) && is(found.down, {e, w, h}) && !straight;
-  for (const TensorInfo* t : {found.gate_up, found.gate, found.up, found.down}) {
+  const bool straight = all(false);
+  found->transposed = !straight && all(true);
+  found->down_transposed = found->transposed != names_.down_turned;
+  for (const TensorInfo* t : {found->gate_up, found->gate, found->up, found->down}) {
     if (t == nullptr) continue;
-    if (!straight && !found.transposed) {
+    if (!straight && !found->transposed) {
       const std::string& file = checkpoint_->file(t->file).path();
       return absl::InvalidArgumentError(fmt::format(
           "{}: tensor \"{}\": its shape is {}; config.json implies {} experts, hidden size {} and "
@@ -109,7 +132,7 @@ absl::StatusOr<ExpertTensors> CheckpointExperts::FindFused(const MoeLayerSpec& l
     }
     MOERT_RETURN_IF_ERROR(checkpoint_->CheckWeightType(*t));
   }
-  return found;
+  return absl::OkStatus();
 }
 
 absl::Status CheckpointExperts::CheckExperts(const MoeLayerSpec& l) {
@@ -125,7 +148,6 @@ absl::Status CheckpointExperts::CheckExperts(const MoeLayerSpec& l) {
   const Projection first = l.activation.gated ? Projection::kGate : Projection::kUp;
   const bool quantized = blocks || quantized_.Has(WeightBase(names_.Expert(n, 0, first)));
   if (!quantized && checkpoint_->Find(names_.Expert(n, 0, first)) == nullptr) {
-    if (!l.activation.gated) return checkpoint_->Get(names_.Expert(n, 0, first)).status();
     MOERT_ASSIGN_OR_RETURN(tensors_.back(), FindFused(l));
     const ExpertTensors& found = tensors_.back();
     for (const TensorInfo* t : {found.gate_up, found.gate, found.up, found.down}) {
@@ -179,7 +201,15 @@ absl::Status CheckpointExperts::CheckBiases(const MoeLayerSpec& l) {
 absl::Status CheckpointExperts::CheckShared(const MoeLayerSpec& l) {
   static constexpr char kShared[] = "shared experts";
   const int64_t w = l.shared_intermediate;
+  const bool joined = w > 0 && !names_.shared_gate_up.empty();
+  if (joined) {
+    const std::string name = MoeTensorNames::InLayer(names_.shared_gate_up, l.model_layer);
+    const StoredMatrix m = {WeightBase(name), 2 * w, l.hidden};
+    MOERT_RETURN_IF_ERROR(quantized_.Has(m.base) ? CheckQuantized(m, kShared).status()
+                                                 : Check(name, {m.rows, m.k}, kShared));
+  }
   for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+    if (joined && p != Projection::kDown) continue;
     if (w == 0 || (p == Projection::kGate && !l.activation.gated)) continue;
     const bool down = p == Projection::kDown;
     const std::string name = names_.SharedExpert(l.model_layer, p);
@@ -196,7 +226,9 @@ absl::Status CheckpointExperts::CheckLayer(const MoeLayerSpec& l) {
   const int n = l.model_layer;
   MOERT_RETURN_IF_ERROR(CheckExperts(l));
   if (l.expert_bias) MOERT_RETURN_IF_ERROR(CheckBiases(l));
-  MOERT_RETURN_IF_ERROR(Check(names_.Router(n), {l.num_experts, l.hidden}, kRouters));
+  if (l.routing.kind != RoutingKind::kExternal) {
+    MOERT_RETURN_IF_ERROR(Check(names_.Router(n), {l.num_experts, l.hidden}, kRouters));
+  }
   if (l.routing.logit_bias) {
     MOERT_RETURN_IF_ERROR(Check(names_.RouterBias(n), {l.num_experts}, kRouters));
   }
@@ -211,9 +243,13 @@ absl::Status CheckpointExperts::CheckLayer(const MoeLayerSpec& l) {
 }
 
 absl::Status CheckpointExperts::CheckAllRead() const {
-  // Each block's prefix: "model.layers.3.mlp.".
+  // Each block's prefix: "model.layers.3.mlp."
   std::set<std::string, std::less<>> blocks;
   for (const MoeLayerSpec& l : config_->moe.layers) {
+    for (const std::string& block : names_.blocks) {
+      blocks.insert(MoeTensorNames::InLayer(block, l.model_layer));
+    }
+    if (!names_.blocks.empty()) continue;
     std::string prefix = names_.ExpertsPrefix(l.model_layer);
     prefix.resize(prefix.rfind('.', prefix.size() - 2) + 1);
     blocks.insert(std::move(prefix));
@@ -222,6 +258,7 @@ absl::Status CheckpointExperts::CheckAllRead() const {
     if (claims_.PartOf(t) != nullptr || WhyWithoutEffect(t.name) != nullptr) continue;
     const auto next = blocks.upper_bound(t.name);
     if (next == blocks.begin() || !absl::StartsWith(t.name, *std::prev(next))) continue;
+    if (HostTensor(names_, config_->moe, t.name) != nullptr) continue;
     return UnreadTensor(*checkpoint_, t);
   }
   return absl::OkStatus();

@@ -134,6 +134,14 @@ constexpr const char* kModelWords[] = {
     "eps",     "tie",     "theta",    "per_",      "swa",    "cla",     "mla",      "limit",
     "quantiz", "compress"};
 
+// The same of MoE blocks alone.
+constexpr const char* kExpertWords[] = {"moe",          "expert", "rout", "topk",     "top_k",
+                                        "scor",         "ffn",    "hash", "mlp",      "swiglu",
+                                        "intermediate", "latent", "zero", "norm_top", "gate_up"};
+
+// Beginnings of names of fields that attention, or what is no language model, has.
+constexpr const char* kOtherParts[] = {"index_", "mtp_", "vision_", "audio_", "attn_", "linear_"};
+
 // Fields of one kind of scaling that a file may have beside another.
 constexpr Known kRopeFields[] = {
     {"type", "rope_type is there, too"},
@@ -218,6 +226,8 @@ Scope ScopeOf(FieldScope scope) {
       return {kRopeFields, {}, true};
     case FieldScope::kQuantization:
       return {kQuantizationFields, kQuantizationWords, false};
+    case FieldScope::kExperts:
+      return {kModelFields, kExpertWords, false};
     case FieldScope::kModel:
     case FieldScope::kAround:
       break;
@@ -241,12 +251,17 @@ void AccountForFields(FieldScope scope, const std::string& prefix, ConfigFields&
       unused->push_back({prefix + key, "of what is around the language model"});
       continue;
     }
+    const bool other = scope == FieldScope::kExperts &&
+                       std::any_of(std::begin(kOtherParts), std::end(kOtherParts),
+                                   [&](const char* part) { return absl::StartsWith(key, part); });
     const bool computes =
-        of.strict || std::any_of(of.words.begin(), of.words.end(), [&](const char* word) {
-          return absl::StrContains(absl::AsciiStrToLower(key), word);
-        });
+        !other &&
+        (of.strict || std::any_of(of.words.begin(), of.words.end(), [&](const char* word) {
+           return absl::StrContains(absl::AsciiStrToLower(key), word);
+         }));
     if (!computes) {
-      unused->push_back({prefix + Printable(key), kUnknown});
+      unused->push_back(
+          {prefix + Printable(key), scope == FieldScope::kExperts ? kOfTheHost : kUnknown});
       continue;
     }
     fields.Fail(key.c_str(),

@@ -11,9 +11,12 @@
 
 namespace moert {
 
+inline constexpr char kOfTheHost[] = "of the rest of the model, which the host computes";
+
 /// Which object the fields are of.
 enum class FieldScope {
   kModel,
+  kExperts,       // of which only the MoE blocks are read
   kAround,        // around the language model's own object
   kRope,          // rope_parameters, rope_scaling
   kQuantization,  // quantization_config

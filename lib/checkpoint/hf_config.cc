@@ -3,21 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <new>
 #include <system_error>
 
+#include "absl/strings/str_split.h"
 #include "base/exception_status.h"
 #include "base/json.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
-#include "checkpoint/architectures/architecture.h"
 #include "checkpoint/config_account.h"
+#include "checkpoint/decoder_config.h"
+#include "checkpoint/family_fields.h"
+#include "checkpoint/moe_config.h"
 #include "checkpoint/other_files.h"
 #include "checkpoint/other_ways.h"
 #include "checkpoint/quantization_config.h"
-#include "checkpoint/rope_config.h"
 
 namespace moert {
 namespace {
@@ -25,132 +26,80 @@ namespace {
 // Every field is looked for in the text: its size is what a lookup costs.
 constexpr JsonLimits kConfigLimits = {
     .max_bytes = 2'000'000, .max_depth = 16, .max_values = 200'000};
-constexpr int64_t kMaxVocabulary = int64_t{1} << 31;
-constexpr int64_t kMaxPositions = int64_t{1} << 31;
-
-// Which layers look only at the last sliding_window positions.
-void ReadSlidingWindow(const Architecture& family, ConfigFields& fields, HfConfig& config) {
-  const size_t layers = static_cast<size_t>(config.num_hidden_layers);
-  config.mixers.assign(layers, {});
-  const int64_t width = fields.Int("sliding_window", 0, kMaxPositions, 0);
-  const bool used = fields.Bool("use_sliding_window", family.window_without_flag);
-  const int64_t first = fields.Int("max_window_layers", 0, kMaxLayerCount, 0);
-  const int64_t window = used ? width : 0;
-  const MixerConfig windowed{MixerKind::kWindow, window};
-  if (const auto types = fields.Find("layer_types")) {
-    if (!types->is_array() || types->size() != layers) {
-      return fields.Fail("layer_types", fmt::format("legal is a list of {} names", layers));
-    }
-    auto layer = config.mixers.begin();
-    for (const JsonValue type : types->elements()) {
-      if (type.Is("sliding_attention")) {
-        if (window == 0) {
-          return fields.Fail("layer_types", "sliding_attention needs a sliding_window in force");
-        }
-        *layer = windowed;
-      } else if (!type.Is("full_attention")) {
-        return fields.Fail("layer_types", "legal names are full_attention and sliding_attention");
-      }
-      ++layer;
-    }
-    return;
-  }
-  if (window == 0) return;
-  for (size_t i = static_cast<size_t>(first); i < layers; ++i) config.mixers[i] = windowed;
-}
-
-// The scores' factor of DeepSeek's YaRN: the square of its factor for mscale_all_dim.
-double LatentScale(const RopeConfig& rope) {
-  if (rope.kind != RopeKind::kYarn || rope.mscale_all_dim == 0 || rope.factor <= 1) return 1;
-  const double factor = 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1;
-  return factor * factor;
-}
-
-// Latent attention: sizes of a head are fields of their own.
-void ReadLatentHeads(ConfigFields& fields, HfConfig& config) {
-  LatentAttentionConfig& l = config.latent;
-  l.kv_rank = fields.Int("kv_lora_rank", 1, kMaxWidth);
-  l.q_rank = fields.Int("q_lora_rank", 1, kMaxWidth, 0);
-  l.nope_dim = fields.Int("qk_nope_head_dim", 1, kMaxHeadDim);
-  l.rope_dim = fields.Int("qk_rope_head_dim", 2, kMaxHeadDim);
-  l.value_dim = fields.Int("v_head_dim", 1, kMaxHeadDim);
-  if (l.rope_dim % 2 != 0) fields.Fail("qk_rope_head_dim", "legal is an even number");
-  config.head_dim = l.nope_dim + l.rope_dim;
-  fields.Int("qk_head_dim", config.head_dim, config.head_dim, config.head_dim);
-  WithoutEffect(fields, {"head_dim"}, "latent attention has sizes of its own", &config.unused);
-  ReadAttentionBias(fields, config);
-}
-
-void ReadHeads(const Architecture& family, ConfigFields& fields, HfConfig& config) {
-  config.num_attention_heads = static_cast<int>(fields.Int("num_attention_heads", 1, kMaxHeads));
-  config.num_key_value_heads = static_cast<int>(
-      fields.Int("num_key_value_heads", 1, config.num_attention_heads, config.num_attention_heads));
-  if (config.num_attention_heads % config.num_key_value_heads != 0) {
-    fields.Fail("num_key_value_heads", fmt::format("legal is a divisor of num_attention_heads ({})",
-                                                   config.num_attention_heads));
-  }
-  if (family.latent_attention) return ReadLatentHeads(fields, config);
-  std::optional<int64_t> derived;
-  if (config.hidden_size % config.num_attention_heads == 0) {
-    derived = config.hidden_size / config.num_attention_heads;
-  }
-  config.head_dim = fields.Int("head_dim", 1, kMaxHeadDim, derived);
-  if (config.head_dim % 2 != 0) fields.Fail("head_dim", "legal is an even number");
-}
-
-void ReadAttention(const Architecture& family, ConfigFields& fields, HfConfig& config) {
-  ReadHeads(family, fields, config);
-  const int64_t rotated = family.latent_attention ? config.latent.rope_dim : config.head_dim;
-  config.rope = ReadRopeConfig(
-      fields, {family.rope_theta, family.partial_rotary, config.max_position_embeddings, rotated},
-      &config.unused);
-  config.attention_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
-  if (family.latent_attention) config.attention_scale *= LatentScale(config.rope);
-  if (family.own_layer_types) {
-    config.mixers.assign(static_cast<size_t>(config.num_hidden_layers), {});
-  } else {
-    ReadSlidingWindow(family, fields, config);
-  }
-}
-
-void ReadCommon(const Architecture& family, ConfigFields& fields, HfConfig& config) {
-  config.vocab_size = fields.Int("vocab_size", 1, kMaxVocabulary);
-  config.hidden_size = fields.Int("hidden_size", 1, kMaxWidth);
-  config.num_hidden_layers = static_cast<int>(fields.Int("num_hidden_layers", 1, kMaxLayerCount));
-  config.max_position_embeddings = fields.Int("max_position_embeddings", 1, kMaxPositions);
-  config.norm_eps = fields.Real("rms_norm_eps", 0.0, 1.0, family.norm_eps);
-  config.tie_word_embeddings = fields.Bool("tie_word_embeddings", false);
-  config.activation = fields.ActivationOf("hidden_act", "silu");
-  fields.Expect("mlp_bias", false);
-  config.bos_token_id = fields.Int("bos_token_id", -1, config.vocab_size - 1, -1);
-  config.eos_token_ids = fields.Ints("eos_token_id", 0, config.vocab_size - 1, true);
-  config.is_moe.assign(static_cast<size_t>(config.num_hidden_layers), true);
-  ReadAttention(family, fields, config);
-}
 
 // Fields of other families that this one did not ask for, at the value that changes nothing.
-void AccountForOthers(const char* dense_width, ConfigFields& fields,
-                      std::vector<UnusedField>* unused) {
+void AccountForOthers(const std::string& dense_width, ConfigFields& fields, HfConfig& config) {
   for (const std::string& key : fields.Unasked()) {
-    if (key == dense_width) WithoutEffect(fields, {dense_width}, "no layer is dense", unused);
+    if (key == dense_width) {
+      WithoutEffect(fields, {dense_width.c_str()},
+                    config.experts_only ? kOfTheHost : "no layer is dense", &config.unused);
+    }
+    if (config.experts_only) continue;
     if (key == "attention_bias" || key == "use_sliding_window") fields.Expect(key.c_str(), false);
   }
 }
 
-absl::StatusOr<HfConfig> ReadFamily(const Architecture& family, ConfigFields& fields,
-                                    HfConfig config) {
-  ReadCommon(family, fields, config);
-  MOERT_RETURN_IF_ERROR(fields.status());
-  config.moe.architecture = config.model_type;
-  family.read(fields, config);
-  if (std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end()) {
-    config.dense_intermediate = fields.Int(family.dense_width, 1, kMaxFfnWidth);
+// Fields that the description knows to change nothing, by reason.
+void TakeUnused(const FamilyFields& family, std::vector<UnusedField>* unused) {
+  const std::vector<std::string> left = family.fields().Unasked();
+  for (const JsonValue object : family.family().FindAll("unused")) {
+    for (const JsonMember& reason : object.members()) {
+      for (const JsonValue key : reason.value.elements()) {
+        const std::string name = *key.AsString();
+        if (std::find(left.begin(), left.end(), name) == left.end()) continue;
+        family.fields().Has(name.c_str());
+        unused->push_back({name, *reason.key.AsString()});
+      }
+    }
   }
-  AccountForOthers(family.dense_width, fields, &config.unused);
+}
+
+absl::StatusOr<HfConfig> ReadFamily(const ModelFamily& description, ConfigFields& fields,
+                                    HfConfig config) {
+  const FamilyFields family(description, fields);
+  fields.AlsoIn(description.Text("also_in").c_str());
+  config.experts_only = !description.Flag("decoder");
+  config.moe.architecture = config.model_type;
+  config.hidden_size = family.Int("hidden", 1, kMaxWidth, 0);
+  ReadMoePlaces(family, config);
   MOERT_RETURN_IF_ERROR(fields.status());
-  AccountForFields(FieldScope::kModel, "", fields, &config.unused);
+  if (!config.experts_only) ReadDecoder(family, config);
+  if (config.experts_only) {
+    config.vocab_size = fields.Int("vocab_size", 1, kMaxVocabulary, kMaxVocabulary);
+    config.max_position_embeddings =
+        fields.Int("max_position_embeddings", 1, kMaxPositions, kMaxPositions);
+  }
+  MOERT_RETURN_IF_ERROR(fields.status());
+  ReadMoeLayers(family, config);
+  family.Expect();
+  const std::string dense_width = description.Text("dense_width", "intermediate_size");
+  const bool dense =
+      std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end();
+  if (dense && !config.experts_only) {
+    config.dense_intermediate = fields.Int(dense_width.c_str(), 1, kMaxFfnWidth);
+  }
+  TakeUnused(family, &config.unused);
+  MOERT_RETURN_IF_ERROR(fields.status());
+  AccountForOthers(dense_width, fields, config);
+  MOERT_RETURN_IF_ERROR(fields.status());
+  AccountForFields(config.experts_only ? FieldScope::kExperts : FieldScope::kModel, "", fields,
+                   &config.unused);
   MOERT_RETURN_IF_ERROR(fields.status());
   return config;
+}
+
+absl::StatusOr<ModelFamily> FindFamily(const std::string& model_type, const std::string& source) {
+  absl::StatusOr<ModelFamily> family = ModelFamily::Of(model_type);
+  if (absl::IsNotFound(family.status())) {
+    return absl::UnimplementedError(fmt::format(
+        "{}: model_type is \"{}\", which is not supported; supported are: {}; {}", source,
+        Printable(model_type), fmt::join(SupportedArchitectures(), ", "), kOtherWays));
+  }
+  MOERT_RETURN_IF_ERROR(family.status());
+  const std::string refused = family->Text("refused");
+  if (refused.empty()) return family;
+  return absl::UnimplementedError(fmt::format("{}: model_type is \"{}\", which is not read: {}; {}",
+                                              source, model_type, refused, kOtherWays));
 }
 
 absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
@@ -158,32 +107,30 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
   HfConfig config;
   config.model_type = fields.String("model_type");
   MOERT_RETURN_IF_ERROR(fields.status());
-  const auto all = Architectures();
-  const auto found = std::find_if(all.begin(), all.end(), [&](const Architecture* a) {
-    return config.model_type == a->model_type;
-  });
-  if (found == all.end()) {
-    return absl::UnimplementedError(fmt::format(
-        "{}: model_type is \"{}\", which is not supported; supported are: {}; {}", source,
-        Printable(config.model_type), fmt::join(SupportedArchitectures(), ", "), kOtherWays));
-  }
-  config.tensor_prefix = (*found)->tensor_prefix;
+  MOERT_ASSIGN_OR_RETURN(const ModelFamily family, FindFamily(config.model_type, source));
   config.quantization = ReadQuantizationConfig(fields, &config.unused);
-  if (const char* key = (*found)->text_config) {
-    const auto text = fields.Find(key);
-    if (!text || !text->is_object()) fields.Fail(key, "legal is an object");
+  if (family.nested().empty()) {
+    MOERT_ASSIGN_OR_RETURN(config, ReadFamily(family, fields, std::move(config)));
+  } else {
+    config.tensor_prefix = family.Text("nested_prefix");
+    std::optional<JsonValue> text = object;
+    for (const absl::string_view key : absl::StrSplit(family.nested(), '.')) {
+      if (text && text->is_object()) text = text->Find(key);
+    }
+    const std::string first = family.nested().substr(0, family.nested().find('.'));
+    if (!fields.Has(first.c_str()) || !text || !text->is_object()) {
+      fields.Fail(first.c_str(), "legal is an object");
+    }
     MOERT_RETURN_IF_ERROR(fields.status());
-    ConfigFields inner(*text, fmt::format("{}: {}", source, key));
+    ConfigFields inner(*text, fmt::format("{}: {}", source, family.nested()));
     if (inner.Has("quantization_config")) {
       config.quantization = ReadQuantizationConfig(inner, &config.unused);
     }
     MOERT_RETURN_IF_ERROR(inner.status());
-    MOERT_ASSIGN_OR_RETURN(config, ReadFamily(**found, inner, std::move(config)));
-    fields.Expect("tie_word_embeddings", config.tie_word_embeddings);
+    MOERT_ASSIGN_OR_RETURN(config, ReadFamily(family, inner, std::move(config)));
+    if (!config.experts_only) fields.Expect("tie_word_embeddings", config.tie_word_embeddings);
     AccountForFields(FieldScope::kAround, "", fields, &config.unused);
     MOERT_RETURN_IF_ERROR(fields.status());
-  } else {
-    MOERT_ASSIGN_OR_RETURN(config, ReadFamily(**found, fields, std::move(config)));
   }
   if (const absl::Status s = config.moe.Validate(); !s.ok()) {
     return absl::InvalidArgumentError(
@@ -200,11 +147,7 @@ int HfConfig::MoeLayerIndex(int model_layer) const {
   return static_cast<int>(std::count(is_moe.begin(), is_moe.begin() + model_layer, true));
 }
 
-std::vector<std::string> SupportedArchitectures() {
-  std::vector<std::string> names;
-  for (const Architecture* a : Architectures()) names.emplace_back(a->model_type);
-  return names;
-}
+std::vector<std::string> SupportedArchitectures() { return ModelFamily::ModelTypes(); }
 
 absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string& source) try {
   try {

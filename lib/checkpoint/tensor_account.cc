@@ -15,6 +15,7 @@
 #include "base/printable.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
+#include "checkpoint/config_account.h"
 #include "checkpoint/tensor_claims.h"
 
 namespace moert {
@@ -104,6 +105,7 @@ constexpr const char* kOtherModules[] = {"visual", "vision_tower", "vision_model
 // Why a tensor that nothing claims is left out; empty: nobody knows.
 std::string WhyLeftOut(const HfConfig& config, absl::string_view name) {
   if (const char* why = WhyWithoutEffect(name)) return why;
+  if (config.experts_only) return kOfTheHost;
   absl::string_view rest = name;
   const bool ours = absl::ConsumePrefix(&rest, config.tensor_prefix);
   if (ours && absl::StartsWith(rest, "lm_head.") && config.tie_word_embeddings) {
@@ -132,7 +134,7 @@ absl::StatusOr<std::vector<AccountedTensor>> AccountForTensors(const Checkpoint&
                                                                const HfConfig& config) try {
   MOERT_ASSIGN_OR_RETURN(const auto experts, CheckpointExperts::Create(&checkpoint, &config));
   TensorClaims claims = experts->claims();
-  DecoderTensors(config, &claims).Claim();
+  if (!config.experts_only) DecoderTensors(config, &claims).Claim();
   std::vector<AccountedTensor> account;
   account.reserve(checkpoint.tensors().size());
   for (const TensorInfo& tensor : checkpoint.tensors()) {
@@ -143,7 +145,8 @@ absl::StatusOr<std::vector<AccountedTensor>> AccountForTensors(const Checkpoint&
       a.what = part;
       continue;
     }
-    a.what = WhyLeftOut(config, tensor.name);
+    const char* host = HostTensor(experts->names(), config.moe, tensor.name);
+    a.what = host != nullptr ? host : WhyLeftOut(config, tensor.name);
     a.fate = a.what.empty() ? TensorFate::kUnknown : TensorFate::kLeftOut;
     if (a.fate == TensorFate::kUnknown) a.what = "nothing reads it";
   }
@@ -153,6 +156,13 @@ absl::StatusOr<std::vector<AccountedTensor>> AccountForTensors(const Checkpoint&
 }
 
 absl::Status CheckTensors(const Checkpoint& checkpoint, const HfConfig& config) try {
+  if (config.experts_only) {
+    return absl::UnimplementedError(fmt::format(
+        "{}: model_type {}: its experts are read (OpenModel, moert-pack quantize), but no decoder "
+        "here has the rest of the model; other ways: moert.from_pretrained in Python "
+        "(docs/guide/python.md), or a host that calls each layer's experts (docs/guide/hosts.md)",
+        checkpoint.path(), config.model_type));
+  }
   MOERT_ASSIGN_OR_RETURN(const auto account, AccountForTensors(checkpoint, config));
   for (const AccountedTensor& a : account) {
     if (a.fate == TensorFate::kUnknown) return UnreadTensor(checkpoint, *a.tensor);

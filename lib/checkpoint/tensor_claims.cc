@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/strip.h"
 #include "base/printable.h"
 
 namespace moert {
@@ -32,6 +34,25 @@ constexpr KnownTensor kKnownTensors[] = {
 const char* WhyWithoutEffect(absl::string_view name) {
   for (const KnownTensor& known : kKnownTensors) {
     if (absl::EndsWith(name, known.suffix)) return known.why;
+  }
+  return nullptr;
+}
+
+const char* HostTensor(const MoeTensorNames& names, const MoeModelSpec& model,
+                       absl::string_view name) {
+  for (const MoeLayerSpec& layer : model.layers) {
+    for (const auto& [pattern, what] : names.host) {
+      if (absl::StartsWith(name, MoeTensorNames::InLayer(pattern, layer.model_layer))) {
+        return what.c_str();
+      }
+    }
+    if (names.further_experts.empty()) continue;
+    absl::string_view rest = name;
+    int64_t expert = 0;
+    if (absl::ConsumePrefix(&rest, names.ExpertsPrefix(layer.model_layer)) &&
+        absl::SimpleAtoi(rest.substr(0, rest.find('.')), &expert) && expert >= layer.num_experts) {
+      return names.further_experts.c_str();
+    }
   }
   return nullptr;
 }

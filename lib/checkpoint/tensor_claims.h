@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "moert/model.h"
 #include "moert/offline/checkpoint.h"
+#include "moert/offline/tensor_names.h"
 
 namespace moert {
 
@@ -35,6 +37,11 @@ class TensorClaims {
 
 /// Why a tensor of this name changes nothing, wherever it is; null: it may change something.
 const char* WhyWithoutEffect(absl::string_view name);
+
+/// The description of a tensor of an MoE block that a host reads, not the library; null: it is
+/// none.
+const char* HostTensor(const MoeTensorNames& names, const MoeModelSpec& model,
+                       absl::string_view name);
 
 /// The error of a tensor that nothing reads.
 absl::Status UnreadTensor(const Checkpoint& checkpoint, const TensorInfo& tensor);

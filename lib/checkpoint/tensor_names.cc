@@ -4,13 +4,10 @@
 #include "absl/strings/str_replace.h"
 
 namespace moert {
-namespace {
 
-std::string Layer(const std::string& pattern, int layer) {
-  return absl::StrReplaceAll(pattern, {{"{layer}", absl::StrCat(layer)}});
+std::string MoeTensorNames::InLayer(const std::string& pattern, int model_layer) {
+  return absl::StrReplaceAll(pattern, {{"{layer}", absl::StrCat(model_layer)}});
 }
-
-}  // namespace
 
 std::string MoeTensorNames::Expert(int model_layer, int expert_index, Projection p) const {
   return absl::StrReplaceAll(expert, {{"{layer}", absl::StrCat(model_layer)},
@@ -19,34 +16,37 @@ std::string MoeTensorNames::Expert(int model_layer, int expert_index, Projection
 }
 
 std::string MoeTensorNames::ExpertsPrefix(int model_layer) const {
-  return Layer(expert.substr(0, expert.find("{expert}")), model_layer);
+  return InLayer(expert.substr(0, expert.find("{expert}")), model_layer);
 }
 
-std::string MoeTensorNames::Router(int model_layer) const { return Layer(router, model_layer); }
+std::string MoeTensorNames::Router(int model_layer) const { return InLayer(router, model_layer); }
 
 std::string MoeTensorNames::SelectionBias(int model_layer) const {
-  return Layer(selection_bias, model_layer);
+  return InLayer(selection_bias, model_layer);
 }
 
 std::string MoeTensorNames::SharedExpert(int model_layer, Projection p) const {
-  return absl::StrReplaceAll(shared_expert, {{"{layer}", absl::StrCat(model_layer)},
-                                             {"{projection}", projections[static_cast<int>(p)]}});
+  const auto at = static_cast<size_t>(p);
+  return absl::StrReplaceAll(
+      shared_expert, {{"{layer}", absl::StrCat(model_layer)},
+                      {"{projection}",
+                       shared_projections[at].empty() ? projections[at] : shared_projections[at]}});
 }
 
 std::string MoeTensorNames::RouterBias(int model_layer) const {
-  return Layer(router_bias, model_layer);
+  return InLayer(router_bias, model_layer);
 }
 
 std::string MoeTensorNames::ExpertScales(int model_layer) const {
-  return Layer(expert_scales, model_layer);
+  return InLayer(expert_scales, model_layer);
 }
 
 std::string MoeTensorNames::HashExperts(int model_layer) const {
-  return Layer(hash_experts, model_layer);
+  return InLayer(hash_experts, model_layer);
 }
 
 std::string MoeTensorNames::SharedGate(int model_layer) const {
-  return Layer(shared_gate, model_layer);
+  return InLayer(shared_gate, model_layer);
 }
 
 }  // namespace moert

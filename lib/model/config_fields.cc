@@ -31,8 +31,14 @@ std::string Show(const std::optional<JsonValue>& v) {
 
 std::optional<JsonValue> ConfigFields::Find(const char* key) const {
   if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) asked_.emplace_back(key);
-  const std::optional<JsonValue> v = object_.Find(key);
+  std::optional<JsonValue> v = object_.Find(key);
+  if (!v && inner_) v = inner_->Find(key);
   return v && v->is_null() ? std::nullopt : v;
+}
+
+void ConfigFields::AlsoIn(const char* key) {
+  inner_ = Find(key);
+  if (inner_ && !inner_->is_object()) Fail(key, "legal is an object");
 }
 
 void ConfigFields::Fail(const char* key, const std::string& what) {
@@ -47,11 +53,12 @@ void ConfigFields::Expect(const char* key, bool value) {
 
 std::vector<std::string> ConfigFields::Unasked() const {
   std::vector<std::string> unasked;
-  for (const JsonMember& member : object_.members()) {
-    std::string key = *member.key.AsString();
-    if (member.value.is_null()) continue;
-    if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) {
-      unasked.push_back(std::move(key));
+  for (const JsonValue object : {object_, inner_.value_or(object_)}) {
+    for (const JsonMember& member : object.members()) {
+      std::string key = *member.key.AsString();
+      if (member.value.is_null()) continue;
+      if (std::find(asked_.begin(), asked_.end(), key) != asked_.end()) continue;
+      if (std::find(unasked.begin(), unasked.end(), key) == unasked.end()) unasked.push_back(key);
     }
   }
   return unasked;

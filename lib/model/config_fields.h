@@ -22,6 +22,9 @@ class ConfigFields {
   ConfigFields(JsonValue object, std::string source)
       : object_(object), source_(std::move(source)) {}
 
+  /// Members of the object under `key`, if there is one, are fields, too.
+  void AlsoIn(const char* key);
+
   const absl::Status& status() const { return status_; }
   bool Has(const char* key) const { return Find(key).has_value(); }
   /// Nothing if absent or null.
@@ -49,6 +52,7 @@ class ConfigFields {
 
  private:
   const JsonValue object_;
+  std::optional<JsonValue> inner_;
   const std::string source_;
   absl::Status status_;
   mutable std::vector<std::string> asked_;

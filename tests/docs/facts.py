@@ -190,7 +190,7 @@ def version_errors():
 
 def main():
     code = [p for f in ("lib", "kernels", "capi", "include", "examples", "tests", "cmake")
-            for p in (pages.ROOT / f).rglob("*") if p.suffix in SOURCES]
+            for p in (pages.ROOT / f).rglob("*") if p.suffix in SOURCES or p.parent.name == "families"]
     words = WORDS_OF_OTHERS | {p.stem for p in code}
     for path in code:
         if pages.ROOT / "tests" / "docs" not in path.parents:

@@ -410,6 +410,12 @@ def seeds_from_tools(build):
 def main():
     for name, config in CONFIGS.items():
         write("hf_config", name + ".json", dump(config))
+    families = os.path.join(ROOT, "tests", "data", "families", "configs.json")
+    with open(families) as f:  # lists, letters, nested objects
+        published = json.load(f)
+    for name in ("deepseek_v4", "ernie4_5_vl_moe", "granitemoe", "longcat_flash", "mimo_v2_flash",
+                 "nemotron_h", "qwen3_omni_moe"):
+        write("hf_config", name + ".json", dump(published[name]["config"]))
     for name, config, tensors in models():
         write("model", name, dump(CONFIGS[config]).encode() + b"\0" + safetensors(tensors))
     for name, text in tokenizers():

@@ -110,10 +110,10 @@ case $test in
     torch_python
     use_tree
     "$python" "$here/${test}_test.py" -v 2>&1 ;;
-  zoo)
+  zoo | reader)
     torch_python
     use_tree
-    "$python" "$here/zoo_test.py" 2>&1 ;;
+    "$python" "$here/${test}_test.py" 2>&1 ;;
   cuda)
     torch_python
     use_tree

@@ -122,7 +122,7 @@ class Errors(Ways):
             num_attention_heads=4))
         with self.assertRaisesRegex(ValueError, "LlamaForCausalLM has no MoE block.*transformers.Auto"):
             moert.attach(dense, TINY)
-        model = zoo.make("afmoe")
+        model = zoo.make("inkling2")
         with self.assertRaisesRegex(ValueError, "nearest way: routing='host'"):
             self.ours(self.saved(model), model, routing="library")
 

@@ -47,6 +47,25 @@ def layers(found, source, layouts, top_k):
                                  f"source {experts}")
 
 
+def whole(found, source):
+    """ValueError where the library, which reads this source, computes less than a block does."""
+    for index, block in enumerate(found):
+        spec, shared, others = source.spec(index), False, []
+        for name, child in block.module.named_children():
+            if next(child.parameters(), None) is None or name in ("experts", "gate", "router"):
+                continue
+            shared = shared or "shared" in name
+            if "shared" not in name:
+                others.append(name)
+        why = ("token ids choose its experts" if spec.hash_vocab else
+               "the library leaves its shared expert to the model"
+               if shared and not spec.shared_intermediate else
+               f"it has {', '.join(others)}, too" if others else None)
+        if why:
+            raise ValueError(f"{block.name} cannot be replaced as a whole: {why}; routing='host' "
+                             "keeps it")
+
+
 def weights(model, found, parameters, stacks):
     """Compares routers, and some rows of experts, of a model in memory with a folder's. stacks: of
     each block {parameter: Stack}, or None."""

@@ -214,6 +214,7 @@ def _over(source, model, found, layouts, routing, ranks):
     if routing == "library":
         if not _routes(source):
             raise ValueError("the library has no router like this model's: routing='host' keeps it")
+        agreement.whole(found, source)
         return Plan(found, source, routing, ranks, _values(model, found), [None] * len(found))
     for block in found:
         try:

@@ -77,6 +77,9 @@ struct HfConfig {
   int64_t bos_token_id = -1;  // -1: none
   std::vector<int64_t> eos_token_ids = {};
 
+  /// Only the MoE blocks are described: the rest of the model is not read, and a host has it.
+  bool experts_only = false;
+
   /// All fields that were not read. One that may change what is computed is an error instead.
   std::vector<UnusedField> unused = {};
 
@@ -91,7 +94,7 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string
 /// Reads config.json, and generation_config.json for the end-of-sequence ids if there is one.
 absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env = Env::Default());
 
-/// model_type values of this build.
+/// model_type values of this build, sorted.
 std::vector<std::string> SupportedArchitectures();
 
 }  // namespace moert

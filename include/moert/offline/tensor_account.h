@@ -33,7 +33,8 @@ absl::StatusOr<std::vector<AccountedTensor>> AccountForTensors(const Checkpoint&
                                                                const HfConfig& config);
 
 /// InvalidArgument naming the first unknown tensor: what a decoder would compute without it may be
-/// something else than the model. Fails as AccountForTensors, too.
+/// something else than the model. Unimplemented where only the experts are described
+/// (HfConfig::experts_only). Fails as AccountForTensors, too.
 absl::Status CheckTensors(const Checkpoint& checkpoint, const HfConfig& config);
 
 /// Files of safetensors in the checkpoint's folder that are no part of it.

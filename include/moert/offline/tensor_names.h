@@ -4,6 +4,8 @@
 
 #include <array>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace moert {
 
@@ -21,6 +23,19 @@ struct MoeTensorNames {
   std::string router_bias = {};    // [experts]: added to the logits
   std::string expert_scales = {};  // [experts]
   std::string hash_experts = {};   // [vocabulary, top_k]
+  /// Names of tensors that hold all experts of a layer, where they are no usual ones: gate and up
+  /// together, gate, up, down.
+  std::array<std::string, 4> stacked = {};
+  bool down_turned = false;         // of these, down has its sizes in the other order
+  std::string shared_gate_up = {};  // gate and up of the shared expert in one
+  std::array<std::string, 3> shared_projections = {};  // where they are others than `projections`
+  /// Beginnings of the names of a layer's MoE tensors: each such tensor is read, or known to be the
+  /// host's. Empty: all beside the experts.
+  std::vector<std::string> blocks = {};
+  /// Beginnings of names in `blocks` that the host reads, and what they are.
+  std::vector<std::pair<std::string, std::string>> host = {};
+  /// The description of experts behind the last, where a file may have some.
+  std::string further_experts = {};
   /// In tensors of all experts, gate's and up's rows take turns (gpt-oss); else gate's come first.
   bool interleaved = false;
 
@@ -35,6 +50,8 @@ struct MoeTensorNames {
   std::string RouterBias(int model_layer) const;
   std::string ExpertScales(int model_layer) const;
   std::string HashExperts(int model_layer) const;
+  /// A pattern with the layer filled in.
+  static std::string InLayer(const std::string& pattern, int model_layer);
 };
 
 }  // namespace moert

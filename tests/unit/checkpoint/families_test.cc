@@ -1,0 +1,194 @@
+// Descriptions of families: each is well formed, and each configuration of
+// tests/data/families/configs.json (the defaults of transformers' configuration classes) is read to
+// what the model that transformers makes of it has, or refused by name.
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "checkpoint/family.h"
+#include "moert/offline/hf_config.h"
+#include "support/catch.h"
+#include "support/paths.h"
+#include "support/temp_dir.h"
+
+namespace moert {
+namespace {
+
+using nlohmann::json;
+
+const json& Cases() {
+  static const json cases =
+      json::parse(test::ReadFile(SourceDir() + "/tests/data/families/configs.json"));
+  return cases;
+}
+
+// Those of docs/internals/families.md, and those that only a decoder's description has.
+const std::set<std::string> kKeys = {"activation",
+                                     "also_in",
+                                     "alpha",
+                                     "at_most",
+                                     "attention_gate",
+                                     "attention_sinks",
+                                     "clip_qkv",
+                                     "decoder",
+                                     "dense_block",
+                                     "dense_layers",
+                                     "dense_width",
+                                     "down_turned",
+                                     "expect",
+                                     "expert_bias",
+                                     "expert_hidden",
+                                     "experts",
+                                     "first_moe",
+                                     "groups",
+                                     "groups_if",
+                                     "hash_layers",
+                                     "hidden",
+                                     "last_moe",
+                                     "latent_attention",
+                                     "layer",
+                                     "layer_kinds",
+                                     "layer_letters",
+                                     "layers",
+                                     "library_routes_if",
+                                     "like",
+                                     "limit",
+                                     "lm_head_bias",
+                                     "mixers",
+                                     "model_types",
+                                     "moe_kinds",
+                                     "moe_flags",
+                                     "moe_layers",
+                                     "moe_letter",
+                                     "moe_offset",
+                                     "moe_step",
+                                     "names",
+                                     "nested_prefix",
+                                     "norm",
+                                     "norm_eps",
+                                     "output_bias",
+                                     "partial_rotary",
+                                     "qk_norm",
+                                     "qk_norm_if",
+                                     "qkv_bias",
+                                     "refused",
+                                     "renormalize",
+                                     "rope_interleaved",
+                                     "rope_theta",
+                                     "routing",
+                                     "scaling",
+                                     "shared_experts",
+                                     "shared_if",
+                                     "shared_unit",
+                                     "shared_width",
+                                     "sparsemixer_eps",
+                                     "temperature",
+                                     "top_groups",
+                                     "top_k",
+                                     "ungated",
+                                     "unused",
+                                     "up_offset",
+                                     "weight_input",
+                                     "width",
+                                     "window_needs_flag"};
+
+TEST_CASE("descriptions are well formed") {
+  std::set<std::string> types;
+  for (const FamilyText& text : FamilyTexts()) {
+    INFO(text.name);
+    const auto family = ModelFamily::Load(text.name);
+    REQUIRE_OK(family.status());
+    for (const std::string& key : family->Keys()) {
+      INFO(key);
+      CHECK(kKeys.count(key) == 1);
+    }
+    if (std::string(text.name) == "common") continue;
+    const auto own = family->Find("model_types");
+    REQUIRE(own.has_value());
+    for (const JsonMember& type : own->members()) {
+      CHECK(types.insert(*type.key.AsString()).second);  // no two families have it
+    }
+  }
+  for (const std::string& type : SupportedArchitectures()) CHECK(types.count(type) == 1);
+}
+
+TEST_CASE("default configurations of transformers") {
+  int read = 0, refused = 0;
+  for (const auto& [name, model] : Cases().items()) {
+    INFO(name);
+    const auto config = ParseHfConfig(model["config"].dump(), name);
+    if (model.contains("refused")) {
+      ++refused;
+      CHECK_THAT(std::string(config.status().message()),
+                 Catch::Contains(model["refused"].get<std::string>()));
+      continue;
+    }
+    if (!config.ok()) {
+      FAIL_CHECK(std::string(config.status().message()));
+      continue;
+    }
+    ++read;
+    CHECK(config->moe.num_layers() == model["layers"]);
+    CHECK(config->moe.layers[0].num_experts == model["experts"]);
+    int64_t weights = 0;
+    for (const MoeLayerSpec& layer : config->moe.layers) {
+      weights +=
+          (layer.activation.gated ? 3 : 2) * layer.num_experts * layer.hidden * layer.intermediate;
+    }
+    CHECK(weights == model["weights"].get<int64_t>());
+  }
+  CHECK(read >= 55);
+  CHECK(refused >= 5);
+}
+
+// The object of a configuration that describes the experts.
+json& Inner(json& config) {
+  for (const char* key : {"thinker_config", "text_config"}) {
+    if (config.contains(key) && config[key].contains("hidden_size")) return config[key];
+    if (config.contains(key) && config[key].contains("text_config")) {
+      return config[key]["text_config"];
+    }
+  }
+  return config;
+}
+
+TEST_CASE("a field of the experts that no description knows is refused by name") {
+  for (const auto& [name, model] : Cases().items()) {
+    if (model.contains("refused")) continue;
+    INFO(name);
+    json config = model["config"];
+    Inner(config)["moe_router_noise_kind"] = "gumbel";
+    const auto parsed = ParseHfConfig(config.dump(), name);
+    CHECK_THAT(std::string(parsed.status().message()), Catch::Contains("moe_router_noise_kind"));
+  }
+}
+
+TEST_CASE("values that no expert can have are refused by name") {
+  const json hostile = {-1, 0, 1e300, "8", json::array(), json::object(), true, int64_t{1} << 62};
+  for (const auto& [name, model] : Cases().items()) {
+    json config = model["config"];
+    for (const auto& [key, value] : Inner(config).items()) {
+      for (const json& bad : hostile) {
+        json damaged = config;
+        Inner(damaged)[key] = bad;
+        const auto parsed = ParseHfConfig(damaged.dump(), name);
+        if (parsed.ok()) CHECK(parsed->moe.Validate().ok());
+        if (!parsed.ok()) CHECK(parsed.status().code() != absl::StatusCode::kInternal);
+      }
+    }
+  }
+}
+
+TEST_CASE("the shared expert and the routing where the host has them") {
+  json nemotron = Cases()["nemotron_h"]["config"];
+  nemotron["moe_latent_size"] = 256;
+  const auto config = ParseHfConfig(nemotron.dump(), "c");
+  REQUIRE_OK(config.status());
+  const MoeLayerSpec& layer = config->moe.layers[0];
+  CHECK(layer.hidden == 256);
+  CHECK(layer.shared_intermediate == 0);
+  CHECK(layer.routing.kind == RoutingKind::kExternal);
+  CHECK(config->experts_only);
+}
+
+}  // namespace
+}  // namespace moert
