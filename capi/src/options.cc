@@ -102,7 +102,7 @@ Budget ToBudget(int64_t bytes, double fraction) {
 absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
   moert_engine_options c = Defaults();
   if (options != nullptr) MOERT_RETURN_IF_ERROR(ReadStruct(options, "options", &c));
-  MOERT_RETURN_IF_ERROR(CheckEnum("numerics", c.numerics, MOERT_NUMERICS_INT8));
+  MOERT_RETURN_IF_ERROR(CheckEnum("numerics", c.numerics, MOERT_NUMERICS_FP8));
   MOERT_RETURN_IF_ERROR(CheckEnum("clock", c.clock, MOERT_CLOCK_SIMULATION));
   MOERT_RETURN_IF_ERROR(CheckEnum("backend", c.backend, MOERT_BACKEND_CUDA));
   ParsedOptions parsed;

@@ -79,6 +79,8 @@ enum class ActivationNumerics : int32_t {
   kF32 = 1,   // not rounded: for parity with fp32 references
   kInt8 = 2,  // CPU only: a16 schemes are multiplied as w4a8_g128 is, with int8 per 128 channels;
               // bf16 weights and imported schemes (Scheme::imported) as under kBF16
+  kFp8 = 3,   // fp8_b128 is multiplied in 8 bits: x and h in e4m3, with a power of two for every
+              // 128 channels (DeepSeek's recipe); other schemes as under kBF16
 };
 
 // Weights are the A operand of a matrix product: rows are output channels, K is the input

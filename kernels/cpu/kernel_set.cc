@@ -255,8 +255,13 @@ const std::vector<const KernelSet*>& SupportedKernelSets() {
   return *supported;
 }
 
+bool TakesF8Group(const Scheme& scheme, ActivationNumerics numerics) {
+  return numerics == ActivationNumerics::kFp8 && scheme.imported() && scheme.fp8;
+}
+
 OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics) {
   if (scheme.is_bf16()) return OperandKind::kPlain;
+  if (TakesF8Group(scheme, numerics)) return OperandKind::kF8Group;
   if (scheme.imported()) return OperandKind::kSummed;
   if (scheme.fp8) return OperandKind::kF8Token;
   if (scheme.act_bits == 4) {

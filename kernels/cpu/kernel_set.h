@@ -24,8 +24,9 @@ enum class OperandKind {
   kInt4Group,  // int8 that hold 4 bits
   kInt4Token,
   kF8Token,  // e4m3, a scale per row
+  kF8Group,  // kSummed of values rounded to e4m3 before (RoundF8Group)
 };
-inline constexpr int kOperandKinds = 7;
+inline constexpr int kOperandKinds = 8;
 
 /// The kernels for one form of activations. A null gemm means that no weights of that kind meet it.
 struct OperandKernels {
@@ -51,13 +52,17 @@ struct KernelSet {
   const OperandKernels& For(OperandKind kind, ActivationNumerics numerics) const {
     if (numerics == ActivationNumerics::kF32 && kind == OperandKind::kPlain) return plain_f32;
     if (numerics == ActivationNumerics::kF32 && kind == OperandKind::kSummed) return summed_f32;
+    if (kind == OperandKind::kF8Group) kind = OperandKind::kSummed;
     return operands[static_cast<int>(kind)];
   }
 };
 
 /// The operand form of matrices in `scheme`. kInt8 gives integer activations to the schemes that
-/// have none of their own, bf16 weights excepted; no numerics changes those that have.
+/// have none of their own, bf16 weights excepted; kFp8 gives e4m3 to fp8_b128; no numerics changes
+/// those that have.
 OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics);
+/// Whether such matrices are multiplied by kF8Group: kFp8.
+bool TakesF8Group(const Scheme& scheme, ActivationNumerics numerics);
 WeightKind WeightKindOf(const Scheme& scheme);
 
 /// The sets this CPU can run, best first; "reference" is always last. Thread-safe.

@@ -27,6 +27,7 @@ enum class Packing : int32_t {
   kW4Group = 11,     // as kW4, bf16 scales of 32, 64 or 128 k, zeros as bytes
   kW4GroupF16 = 12,  // the same, fp16 scales
   kW4Zeros = 13,     // of no matrix: kW4 with scale * zero, where code is compiled for it
+  kF8BlockF8 = 14,   // likewise: kF8Block multiplied with e4m3 activations
 };
 MOERT_HOST_DEVICE constexpr bool IsImported(Packing p) {
   return p >= Packing::kF8Block && p <= Packing::kW4GroupF16;
@@ -41,8 +42,10 @@ enum class OperandForm : int32_t {
   kInt4Token = 4,
   kF8 = 5,       // e4m3, each as bf16
   kF8Bytes = 6,  // the same as bytes, for prompts alone
+  kF8Group = 7,  // e4m3 times a power of two for every 128 channels, each as bf16, without scales
+  kF8GroupBytes = 8,  // the same as bytes with scales, for prompts alone
 };
-constexpr int kOperandForms = 7;
+constexpr int kOperandForms = 9;
 /// An operand: a form, of the activations as they are or (from kOperandForms on) after the block
 /// Hadamard transform.
 constexpr int kOperands = 2 * kOperandForms;
@@ -105,6 +108,7 @@ MOERT_HOST_DEVICE constexpr int K64Bytes(Packing p) {
     case Packing::kF8:
     case Packing::kW8A8:
     case Packing::kF8Block:
+    case Packing::kF8BlockF8:
       return 1024;
     case Packing::kW4:
     case Packing::kW4A8:
@@ -124,7 +128,7 @@ MOERT_HOST_DEVICE constexpr int K64Bytes(Packing p) {
 
 /// Bytes of the scales of a row block in one group.
 MOERT_HOST_DEVICE constexpr int BlockScaleBytes(Packing p) {
-  if (p == Packing::kF8Block) return 64;
+  if (p == Packing::kF8Block || p == Packing::kF8BlockF8) return 64;
   return p == Packing::kMxFp4 || p == Packing::kNvFp4 ? 16 : 32;
 }
 

@@ -1,12 +1,15 @@
 #include "kernels/reference/expert_mlp.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "base/bf16.h"
 #include "base/status_macros.h"
+#include "kernels/cpu/kernel_set.h"
+#include "quant/f8_group.h"
 #include "quant/hadamard.h"
 #include "quant/packing.h"
 
@@ -42,8 +45,28 @@ Rounded Quantize(const std::vector<float>& x, size_t group, float limit, bool f8
   return r;
 }
 
+// e4m3 times a power of two for every 128 channels.
+Rounded RoundGroups(const std::vector<float>& x) {
+  Rounded r;
+  for (size_t begin = 0; begin < x.size(); begin += kF8GroupChannels) {
+    const size_t end = std::min(begin + kF8GroupChannels, x.size());
+    float maximum = 0;
+    for (size_t i = begin; i < end; ++i) maximum = std::max(maximum, std::fabs(x[i]));
+    const int exponent = F8GroupExponent(std::bit_cast<uint32_t>(maximum));
+    const double scale = exponent == kF8Zero ? 0 : std::ldexp(1.0, exponent - 127);
+    for (size_t i = begin; i < end; ++i) {
+      const double exact = scale == 0 ? 0 : x[i] / scale;
+      const double step = F8Step(std::fabs(exact));
+      r.values.push_back(scale * (std::nearbyint(exact / step) * step));
+      r.steps.push_back(scale * step);
+    }
+  }
+  return r;
+}
+
 Rounded Round(const std::vector<float>& x, const Scheme& scheme, ActivationNumerics numerics) {
   const size_t all = x.size();
+  if (TakesF8Group(scheme, numerics)) return RoundGroups(x);
   if (scheme.fp8 && scheme.act_bits == 8) return Quantize(x, all, 448, true);
   if (scheme.act_bits < 16) {
     return Quantize(x, scheme.group > 0 ? 128 : all, scheme.act_bits == 8 ? 127 : 7, false);
@@ -155,6 +178,7 @@ void ReferenceExpert::Apply(const ExpertActivation& activation, ActivationNumeri
   const Rounded rounded = Round(h, down_.scheme, numerics);
   const bool bf16 =
       numerics != ActivationNumerics::kF32 && down_.scheme.act_bits == 16 &&
+      !TakesF8Group(down_.scheme, numerics) &&
       (down_.scheme.is_bf16() || down_.scheme.imported() || numerics == ActivationNumerics::kBF16);
   for (int64_t row = 0; row < down_.rows; ++row) {
     out[row] = static_cast<float>(down_.Product(row, rounded.values));

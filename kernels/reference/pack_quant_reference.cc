@@ -7,6 +7,7 @@
 
 #include "base/bf16.h"
 #include "kernels/cpu/block_gemm.h"
+#include "quant/f8_group.h"
 
 namespace moert::kernels {
 namespace {
@@ -59,15 +60,6 @@ void PackInt(const float* x, int64_t valid, int64_t k16s, int64_t group_tiles, f
     std::memcpy(out + tiles * kTileK + tile * static_cast<int64_t>(sizeof(scale)), &scale,
                 sizeof(scale));
   }
-}
-
-// The nearest e4m3 value, ties to even; |x| is at most 448.
-float NearestF8(float x) {
-  const float magnitude = std::fabs(x);
-  // The step of e4m3: three mantissa bits, and one step of 2^-9 below 2^-6.
-  const int exponent = magnitude < 0x1p-6f ? -6 : std::ilogb(magnitude);
-  const float step = std::ldexp(1.0f, exponent - 3);
-  return std::copysign(std::nearbyint(magnitude / step) * step, x);
 }
 
 }  // namespace

@@ -7,10 +7,10 @@
 namespace moert::cuda::tuning {
 
 /// From so many tokens an expert on, by packing: bf16, w8, w4, fp8_b128, mxfp4, nvfp4, int4 with
-/// the scales and zeros of files, w8a8, w4a8, w4, w3 and w2 with zeros, w8a8_fp8. Where the times
-/// of both families cross, between what was measured at 2, 3, 4, 6, 8, 12 and 16 tokens an expert;
-/// w4 with zeros between w4 and w2.
-constexpr double kPromptFrom[] = {2, 2.5, 10.5, 3, 13.5, 14.5, 18, 2, 3, 12, 9.5, 13.5, 2};
+/// the scales and zeros of files, w8a8, w4a8, w4, w3 and w2 with zeros, w8a8_fp8, fp8_b128 by fp8.
+/// Where the times of both families cross, between what was measured at 2, 3, 4, 6, 8, 12 and 16
+/// tokens an expert; w4 with zeros between w4 and w2.
+constexpr double kPromptFrom[] = {2, 2.5, 10.5, 3, 13.5, 14.5, 18, 2, 3, 12, 9.5, 13.5, 2, 2};
 
 /// At least so many in calls of up to kFewTokens tokens (route.h): family D's take fewer launches
 /// and prefetch for the next layer.

@@ -8,7 +8,7 @@ namespace moert::cuda::tuning {
 /// Warp groups that multiply a tile of a unit of up to 64 columns, by packing (PromptIndex): four
 /// that have 64 rows of weights each, or two of 128. Four have no registers for the groups of int4
 /// files, and take more time in nvfp4.
-constexpr int kPromptGroupsOfFew[] = {4, 4, 4, 4, 4, 2, 2, 4, 4, 4, 4, 4, 4};
+constexpr int kPromptGroupsOfFew[] = {4, 4, 4, 4, 4, 2, 2, 4, 4, 4, 4, 4, 4, 4};
 
 }  // namespace moert::cuda::tuning
 

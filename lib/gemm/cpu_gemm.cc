@@ -7,6 +7,7 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "gemm/check_problem.h"
+#include "quant/f8_group.h"
 #include "quant/hadamard.h"
 
 namespace moert::gemm {
@@ -147,10 +148,12 @@ void CpuGemm::PackInput(int64_t rows, const Forms& forms) {
     const int64_t row_bytes = sizes_.OperandBytes(i % kOperandKinds, hidden_);
     ForRows(pool_, rows, hidden_, [&](int64_t row, int thread) {
       const float* from = x_ + row * hidden_;
-      if (i >= kOperandKinds) {
+      const bool rounds = i % kOperandKinds == static_cast<int>(OperandKind::kF8Group);
+      if (i >= kOperandKinds || rounds) {
         float* const copy = transformed_ + thread * sizes_.TransformStride(hidden_);
         std::memcpy(copy, from, static_cast<size_t>(hidden_) * sizeof(float));
-        ApplyHadamard(1, hidden_, copy);
+        if (i >= kOperandKinds) ApplyHadamard(1, hidden_, copy);
+        if (rounds) RoundF8Row(hidden_, copy);
         from = copy;
       }
       kernels.pack(from, hidden_, k16s, packed_x_[i] + row * row_bytes);

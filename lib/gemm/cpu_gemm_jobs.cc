@@ -5,6 +5,7 @@
 
 #include "base/checked_math.h"
 #include "gemm/cpu_gemm.h"
+#include "quant/f8_group.h"
 #include "quant/hadamard.h"
 
 namespace moert::gemm {
@@ -54,8 +55,10 @@ void CpuGemm::PackHRow(const Plan& plan, int64_t slot) const {
   const RecordLayout& layout = *plan.problem->layout;
   const MatrixLayout& down = layout.down;
   float* const h = h_ + slot * h_stride_;
+  const OperandKind kind = kernels::OperandFor(down.scheme, numerics_);
   if (layout.format.hadamard) ApplyHadamard(1, down.k, h);
-  sizes_.Kernels(static_cast<int>(kernels::OperandFor(down.scheme, numerics_)))
+  if (kind == OperandKind::kF8Group) RoundF8Row(down.k, h);
+  sizes_.Kernels(static_cast<int>(kind))
       .pack(h, down.k, down.padded_k / kPieceK, packed_h_ + slot * h_row_bytes_);
 }
 

@@ -11,7 +11,7 @@ namespace moert {
 absl::StatusOr<std::unique_ptr<MixedGroupGemm>> MixedGroupGemm::Create(
     ThreadPool* pool, absl::string_view kernels, ActivationNumerics numerics) try {
   if (pool == nullptr) return absl::InvalidArgumentError("MixedGroupGemm needs a thread pool");
-  if (numerics < ActivationNumerics::kBF16 || numerics > ActivationNumerics::kInt8) {
+  if (numerics < ActivationNumerics::kBF16 || numerics > ActivationNumerics::kFp8) {
     return absl::InvalidArgumentError(
         fmt::format("unknown activation numerics {}", static_cast<int>(numerics)));
   }

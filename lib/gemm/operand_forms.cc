@@ -19,7 +19,7 @@ int64_t OperandSizes::WidestH(const Forms& forms, int64_t channels) const {
 }
 
 int64_t OperandSizes::TransformBytes(int64_t hidden, const Forms& forms) const {
-  return forms.hadamard ? threads_ * TransformStride(hidden) * static_cast<int64_t>(sizeof(float))
+  return forms.copies_x ? threads_ * TransformStride(hidden) * static_cast<int64_t>(sizeof(float))
                         : 0;
 }
 

@@ -28,7 +28,7 @@ struct Forms {
   bool x[kInputForms] = {};
   bool h[kOperandKinds] = {};
   bool keeps_h = false;  // whether some h is kept in fp32 before it is packed
-  bool hadamard = false;
+  bool copies_x = false;  // whether some x is transformed or rounded before it is packed
   bool apart = false;  // whether some gate and up are two products
 
   void Add(const ExpertFormat& format, ActivationNumerics numerics) {
@@ -37,7 +37,10 @@ struct Forms {
     const OperandKind down = kernels::OperandFor(format.down, numerics);
     h[static_cast<int>(down)] = true;
     keeps_h |= format.hadamard || down != OperandKind::kPlain;
-    hadamard |= format.hadamard;
+    const auto rounds = [numerics](const Scheme& scheme) {
+      return kernels::OperandFor(scheme, numerics) == OperandKind::kF8Group;
+    };
+    copies_x |= format.hadamard || rounds(format.gate) || rounds(format.up);
     apart |= format.gate != format.up;
   }
 };
@@ -60,7 +63,7 @@ class OperandSizes {
   // Bytes of one packed row of h, in the widest form.
   int64_t WidestH(const Forms& forms, int64_t channels) const;
 
-  // Room for one row of x a thread, on its way into a Hadamard form; floats.
+  // Room for one row of x a thread that is transformed or rounded before it is packed; floats.
   static int64_t TransformStride(int64_t hidden) { return RoundUp(hidden, 16); }
   int64_t TransformBytes(int64_t hidden, const Forms& forms) const;
 

@@ -142,14 +142,15 @@ class MixedSource final : public ExpertSource {
 
   /// The layer for some rows of x, and how far sums in fp32 may lie from it.
   void Reference(const std::vector<float>& x, const std::vector<int64_t>& rows,
-                 std::vector<double>* out, std::vector<double>* tolerance) const {
+                 std::vector<double>* out, std::vector<double>* tolerance,
+                 ActivationNumerics numerics = ActivationNumerics::kBF16) const {
     const MoeLayerSpec& layer = model_.layers[0];
     const int64_t hidden = layer.hidden;
     out->assign(rows.size() * hidden, 0.0);
     tolerance->assign(rows.size() * hidden, 0.0);
     REQUIRE_OK(OnAllThreads(rows.size(), [&](size_t i) {
       return ReferenceRow(x.data() + rows[i] * hidden, TokenId(rows[i]), out->data() + i * hidden,
-                          tolerance->data() + i * hidden);
+                          tolerance->data() + i * hidden, numerics);
     }));
   }
 
@@ -226,14 +227,14 @@ class MixedSource final : public ExpertSource {
     return status;
   }
 
-  absl::Status ReferenceRow(const float* row, int32_t token_id, double* out,
-                            double* tolerance) const {
+  absl::Status ReferenceRow(const float* row, int32_t token_id, double* out, double* tolerance,
+                            ActivationNumerics numerics) const {
     const MoeLayerSpec& layer = model_.layers[0];
     const int64_t hidden = layer.hidden;
     std::vector<int32_t> ids(layer.routing.top_k);
     std::vector<float> weights(layer.routing.top_k), result(hidden), bound(hidden);
     const auto add = [&](const kernels::ReferenceExpert& expert, const float* x, double weight) {
-      expert.Apply(layer.activation, ActivationNumerics::kBF16, x, result.data(), bound.data());
+      expert.Apply(layer.activation, numerics, x, result.data(), bound.data());
       for (int64_t c = 0; c < hidden; ++c) {
         out[c] += weight * result[c];
         tolerance[c] += std::fabs(weight) * bound[c];
@@ -264,7 +265,9 @@ class MixedSource final : public ExpertSource {
 
 /// A step's rows, and what some of them shall become.
 struct MixedStep {
-  MixedStep(const MixedSource& source, int64_t rows) : rows(rows) {
+  MixedStep(const MixedSource& source, int64_t rows,
+            ActivationNumerics numerics = ActivationNumerics::kBF16)
+      : rows(rows) {
     const MoeLayerSpec& layer = source.model().layers[0];
     std::mt19937_64 rng(rows);
     x = SyntheticSource::RandomFloats(rows * layer.hidden, 1.0f, &rng);
@@ -275,7 +278,7 @@ struct MixedStep {
     const int64_t weights = layer.hidden * layer.intermediate * layer.routing.top_k;
     const int64_t most = weights > (int64_t{1} << 19) ? 16 : 48;
     for (int64_t r = rows - 1; r >= 0; r -= (rows + most - 1) / most) checked.push_back(r);
-    source.Reference(x, checked, &reference, &tolerance);
+    source.Reference(x, checked, &reference, &tolerance, numerics);
   }
 
   void Check(const std::vector<float>& outputs, int64_t hidden, double relative) {

@@ -28,13 +28,15 @@ std::shared_ptr<MixedSource> SourceOf(const Shape& shape, const std::vector<std:
 /// Steps of so many rows each in one engine; in one with few slots besides, where the experts are
 /// many. relative: what the norm of the error may be.
 void CheckCases(const Shape& shape, const std::vector<std::string>& schemes,
-                const std::vector<int64_t>& rows, double skew = 0, double relative = 2e-3) {
+                const std::vector<int64_t>& rows, double skew = 0, double relative = 2e-3,
+                ActivationNumerics numerics = ActivationNumerics::kBF16) {
   const auto source = SourceOf(shape, schemes, skew);
   EngineOptions options;
   options.backend = BackendKind::kCuda;
+  options.activation = numerics;
   options.max_tokens_per_forward = *std::max_element(rows.begin(), rows.end());
   std::vector<MixedStep> steps;
-  for (const int64_t r : rows) steps.emplace_back(*source, r);
+  for (const int64_t r : rows) steps.emplace_back(*source, r, numerics);
   constexpr int kMany = 8;
   for (const char* strategy : {"resident", "on-demand"}) {
     const bool resident = std::strcmp(strategy, "resident") == 0;
@@ -153,6 +155,25 @@ TEST_CASE("prompts in 8 bits, by tokens an expert") {
   }
   CheckCase({256, 192, 9, 3}, {"w8a8", "w8a8+h", "bf16", "w4a8_g128"}, 300, 0, 1e-2);
   CheckCase({256, 192, 9, 3}, {"w8a8_fp8", "w8a8_fp8+h", "w8a8", "bf16"}, 300, 0, 1e-2);
+}
+
+// e4m3 activations with scales of 128 channels: few tokens and every tiling of prompts, beside
+// bf16, which has the same tilings, and beside others, which have not.
+TEST_CASE("fp8_b128 by fp8") {
+  const auto check = [](const Shape& shape, const std::vector<std::string>& schemes,
+                        const std::vector<int64_t>& rows, double skew = 0) {
+    CheckCases(shape, schemes, rows, skew, 1e-2, ActivationNumerics::kFp8);
+  };
+  check({256, 192, 4, 2}, {"fp8_b128"}, {1, 7, 29, 61, 120, 135, 180, 210, 300, 513, 1200});
+  check({192, 144, 8, 2}, {"fp8_b128"}, {1, 2, 8, 16, 17, 64, 129, 170, 512, 2048});
+  check({2048, 80, 4, 2}, {"fp8_b128"}, {150});
+  check({1040, 336, 3, 2}, {"fp8_b128"}, {17, 90, 129});
+  check({72, 40, 4, 1}, {"fp8_b128"}, {5, 200});
+  check({192, 80, 3, 2, Activation::kGeluTanh}, {"fp8_b128"}, {131});
+  check({128, 64, 32, 2}, {"fp8_b128"}, {600}, 0.5);
+  check({256, 192, 9, 3}, {"fp8_b128", "fp8_b128+h", "bf16"}, {40, 300, 900});
+  check({256, 192, 9, 3}, {"fp8_b128", "bf16"}, {40, 300, 900});
+  check({256, 192, 9, 3}, {"fp8_b128", "w8a8", "w8a8_fp8", "mxfp4"}, {40, 300, 900});
 }
 
 TEST_CASE("prompts of asymmetric schemes") {

@@ -13,7 +13,7 @@ PHASES = {"prefill": 0, "decode": 1}
 BACKENDS = {"auto": 0, "cpu": 1, "cuda": 2}
 OPEN_MODES = {"pack_if_there": 0, "pack": 1, "in_place": 2}
 CLOCK_WALL, CLOCK_VIRTUAL = 0, 1
-NUMERICS = {"bf16": 0, "f32": 1, "int8": 2}
+NUMERICS = {"bf16": 0, "f32": 1, "int8": 2, "fp8": 3}
 ROUTINGS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_grouped": 2, "sparsemixer": 3,
             "sqrt_softplus_grouped": 4, "topk_sigmoid": 5, "external": 6}
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu2": 3}

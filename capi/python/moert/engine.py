@@ -50,11 +50,11 @@ def _engine_options(*, budget=1.0, strategy=None, backend="cpu", device=0, max_t
 _TAKES_INT8 = re.compile(r"(w[238]a16_g(-1|\d+)|w4a16_g(-1|128))(_asym)?")
 
 
-def _refuse_without_effect(source, backend):
+def _refuse_int8_without_effect(source, backend):
     """An option that changes nothing is an error: whoever sets it believes that it does."""
     if backend == _c.BACKENDS["cuda"]:
         raise ValueError("numerics is 'int8', which the CPU's products alone take; legal on cuda "
-                         "are 'bf16' and 'f32'")
+                         "are 'bf16' and 'fp8'")
     if not any(_TAKES_INT8.fullmatch(name) for name in source.schemes()):
         raise ValueError("numerics is 'int8', which has no effect on experts in "
                          f"{', '.join(source.schemes())}: take 'bf16' or 'f32', or quantize the "
@@ -76,8 +76,8 @@ class Engine(Handle):
     float in (0, 1], "25%") with fixed parts added. backend: "cpu", "cuda" or "auto"; device: a CUDA
     ordinal. max_tokens: rows of the largest layer call. host_budget: CUDA, bytes of pinned host
     memory; "all": it holds every expert, read when the engine opens, and the device can serve
-    misses itself. numerics: how activations enter the products, "bf16", "f32" or "int8". shard: a
-    part of every layer, whose output is a partial sum: a dict of moert_shard's fields
+    misses itself. numerics: how activations enter the products, "bf16", "f32", "int8" or
+    "fp8". shard: a part of every layer, whose output is a partial sum: a dict of moert_shard's fields
     (first_expert, num_experts, first_channel, num_channels, shared_experts), with `experts`, of
     each layer a list, in place of the range. The others are those of moert_engine_options."""
     _destroy = lib.moert_engine_destroy
@@ -87,7 +87,11 @@ class Engine(Handle):
             raise TypeError(f"source is {source!r}; a moert.Source is wanted: Source.open(DIR)")
         o = _engine_options(**options)
         if o.numerics == _c.NUMERICS["int8"]:
-            _refuse_without_effect(source, o.backend)
+            _refuse_int8_without_effect(source, o.backend)
+        if o.numerics == _c.NUMERICS["fp8"] and "fp8_b128" not in source.schemes():
+            raise ValueError("numerics is 'fp8', which has no effect on experts in "
+                             f"{', '.join(source.schemes())}: take 'bf16'; experts in fp8_b128 "
+                             "are multiplied in fp8")
         handle = c.c_void_p()
         check(lib.moert_engine_create, source._handle, c.byref(o), c.byref(handle))
         super().__init__(handle)

@@ -30,7 +30,7 @@ int BenchGemm(int argc, const char* const* argv) {
   names.insert(names.begin(), {"all", "auto"});
   parser.AddChoice("backend", &o.backend, {"cpu", "cuda"}, "where the experts execute");
   parser.AddChoice("kernels", &o.kernels, names, "kernel sets; all leaves out the reference");
-  parser.AddChoice("numerics", &o.numerics, {"bf16", "f32", "int8"},
+  parser.AddChoice("numerics", &o.numerics, {"bf16", "f32", "int8", "fp8"},
                    "how activations enter the product");
   parser.AddString("schemes", &o.schemes, "schemes of the weights, comma-separated, or all");
   parser.AddInt("hidden", &o.hidden, "hidden size", 1, 1 << 20);

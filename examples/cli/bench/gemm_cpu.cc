@@ -198,6 +198,7 @@ using Gemms = std::vector<std::unique_ptr<MixedGroupGemm>>;
 absl::StatusOr<Gemms> MakeGemms(const GemmOptions& options, ThreadPool* pool) {
   const auto numerics = options.numerics == "f32"    ? ActivationNumerics::kF32
                         : options.numerics == "int8" ? ActivationNumerics::kInt8
+                        : options.numerics == "fp8"  ? ActivationNumerics::kFp8
                                                      : ActivationNumerics::kBF16;
   Gemms gemms;
   for (const std::string& name : KernelSets(options)) {

@@ -23,6 +23,7 @@ struct GemmCudaOptions {
   int layers = 8;                     // copies of the weights, in turn
   int repeats = 21;
   bool f32_rows = false;          // hidden states and outputs in fp32 instead of bf16
+  bool fp8 = false;               // ActivationNumerics::kFp8
   std::string products = "auto";  // or few, prompts: whose kernels, whatever the tokens
 };
 

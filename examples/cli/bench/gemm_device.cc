@@ -102,6 +102,11 @@ absl::StatusOr<GemmCudaOptions> DeviceOptions(const GemmOptions& options) {
   o.repeats = options.repeats;
   o.f32_rows = options.rows == "f32";
   o.products = options.products;
+  if (options.numerics == "f32" || options.numerics == "int8") {
+    return absl::InvalidArgumentError(
+        fmt::format("--numerics {}: a device multiplies bf16 and fp8", options.numerics));
+  }
+  o.fp8 = options.numerics == "fp8";
   return o;
 }
 

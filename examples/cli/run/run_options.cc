@@ -36,7 +36,7 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
                     "hardware profile: reference, or a file of moert-bench");
   parser->AddString("cache", &o->cache, "folder of cached packs");
   parser->AddInt64("seed", &o->seed, "seed of sampling", 0);
-  parser->AddChoice("dtype", &o->dtype, {"bf16", "f32", "int8"},
+  parser->AddChoice("dtype", &o->dtype, {"bf16", "f32", "int8", "fp8"},
                     "activations of the experts; the rest of the model computes in f32");
   parser->AddString("kernels", &o->kernels, "CPU kernel set: auto or a name");
   parser->AddChoice("graphs", &o->graphs, {"auto", "off"},
@@ -82,6 +82,7 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& o) {
   e.host_budget = o.host_budget;
   e.activation = o.dtype == "f32"    ? ActivationNumerics::kF32
                  : o.dtype == "int8" ? ActivationNumerics::kInt8
+                 : o.dtype == "fp8"  ? ActivationNumerics::kFp8
                                      : ActivationNumerics::kBF16;
   e.clock = o.clock == "virtual" ? ClockKind::kVirtual : ClockKind::kWall;
   MOERT_ASSIGN_OR_RETURN(e.profile, LoadProfile(o.profile));

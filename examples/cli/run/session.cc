@@ -166,16 +166,18 @@ absl::Status BeginWarmStart(const RunOptions& options, Session* s) {
 void NoteNumerics(const RunOptions& options, const ExpertSource& source,
                   const Checkpoint& checkpoint, const HfConfig& config) {
   if (options.quiet) return;
-  const auto rounds = [](const Scheme& s) {
+  const bool fp8 = options.dtype == "fp8";
+  const auto rounds = [fp8](const Scheme& s) {
+    if (fp8) return s.imported() && s.fp8;
     return s.act_bits == 16 && !s.is_bf16() && !s.imported();
   };
-  bool effect = options.dtype != "int8";
+  bool effect = !fp8 && options.dtype != "int8";
   for (int v = 0; v < source.num_versions() && !effect; ++v) {
     const ExpertFormat& format = source.layout(0, 0, v).format;
     effect = rounds(format.gate) || rounds(format.up) || rounds(format.down);
   }
   if (!effect) {
-    Print(stderr, "note: --dtype int8 has no effect on experts in {}\n",
+    Print(stderr, "note: --dtype {} has no effect on experts in {}\n", options.dtype,
           std::string(source.version_name(0)));
   }
   if (options.dtype != "f32") return;

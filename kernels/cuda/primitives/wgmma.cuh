@@ -62,8 +62,12 @@ __device__ __forceinline__ void PinRegisters(int32_t (&d)[kInts]) {
 #define MOERT_LIST12 MOERT_R0 ", %8, %9, %10, %11"
 #define MOERT_LIST20 MOERT_LIST16 ", %16, %17, %18, %19"
 #define MOERT_LIST24 MOERT_LIST16 ", " MOERT_R16
+#define MOERT_LIST28 MOERT_LIST24 ", %24, %25, %26, %27"
 #define MOERT_LIST32 MOERT_LIST16 ", " MOERT_R8TO(16, 24)
+#define MOERT_LIST36 MOERT_LIST32 ", %32, %33, %34, %35"
 #define MOERT_LIST48 MOERT_LIST32 ", " MOERT_R8TO(32, 40)
+#define MOERT_LIST52 MOERT_LIST48 ", %48, %49, %50, %51"
+#define MOERT_LIST56 MOERT_LIST48 ", " MOERT_R48
 #define MOERT_LIST64 MOERT_LIST48 ", " MOERT_R8TO(48, 56)
 #define MOERT_LIST72 MOERT_LIST64 ", " MOERT_R64
 #define MOERT_LIST80 MOERT_LIST64 ", " MOERT_R8TO(64, 72)
@@ -76,8 +80,12 @@ __device__ __forceinline__ void PinRegisters(int32_t (&d)[kInts]) {
 #define MOERT_D16(C, i) MOERT_D8(C, i), MOERT_D8(C, i + 8)
 #define MOERT_D20(C, i) MOERT_D16(C, i), MOERT_D4(C, i + 16)
 #define MOERT_D24(C, i) MOERT_D16(C, i), MOERT_D8(C, i + 16)
+#define MOERT_D28(C, i) MOERT_D24(C, i), MOERT_D4(C, i + 24)
 #define MOERT_D32(C, i) MOERT_D16(C, i), MOERT_D16(C, i + 16)
+#define MOERT_D36(C, i) MOERT_D32(C, i), MOERT_D4(C, i + 32)
 #define MOERT_D48(C, i) MOERT_D32(C, i), MOERT_D16(C, i + 32)
+#define MOERT_D52(C, i) MOERT_D48(C, i), MOERT_D4(C, i + 48)
+#define MOERT_D56(C, i) MOERT_D48(C, i), MOERT_D8(C, i + 48)
 #define MOERT_D64(C, i) MOERT_D32(C, i), MOERT_D32(C, i + 32)
 #define MOERT_D72(C, i) MOERT_D64(C, i), MOERT_D8(C, i + 64)
 #define MOERT_D80(C, i) MOERT_D64(C, i), MOERT_D16(C, i + 64)
@@ -126,6 +134,9 @@ MOERT_WGMMA_BF16(24, 12, "%12", "%13", "%14", "%15", "%16")
 MOERT_WGMMA_BF16(32, 16, "%16", "%17", "%18", "%19", "%20")
 MOERT_WGMMA_BF16(40, 20, "%20", "%21", "%22", "%23", "%24")
 MOERT_WGMMA_BF16(64, 32, "%32", "%33", "%34", "%35", "%36")
+MOERT_WGMMA_BF16(72, 36, "%36", "%37", "%38", "%39", "%40")
+MOERT_WGMMA_BF16(104, 52, "%52", "%53", "%54", "%55", "%56")
+MOERT_WGMMA_BF16(112, 56, "%56", "%57", "%58", "%59", "%60")
 MOERT_WGMMA_BF16(128, 64, "%64", "%65", "%66", "%67", "%68")
 MOERT_WGMMA_BF16(144, 72, "%72", "%73", "%74", "%75", "%76")
 MOERT_WGMMA_BF16(160, 80, "%80", "%81", "%82", "%83", "%84")
@@ -144,6 +155,8 @@ MOERT_WGMMA_INT8(256, 128, "%128", "%129", "%130", "%131", "%132")
 MOERT_WGMMA_F8(24, 12, "%12", "%13", "%14", "%15", "%16", "%17")
 MOERT_WGMMA_F8(32, 16, "%16", "%17", "%18", "%19", "%20", "%21")
 MOERT_WGMMA_F8(40, 20, "%20", "%21", "%22", "%23", "%24", "%25")
+MOERT_WGMMA_F8(48, 24, "%24", "%25", "%26", "%27", "%28", "%29")
+MOERT_WGMMA_F8(56, 28, "%28", "%29", "%30", "%31", "%32", "%33")
 MOERT_WGMMA_F8(64, 32, "%32", "%33", "%34", "%35", "%36", "%37")
 MOERT_WGMMA_F8(128, 64, "%64", "%65", "%66", "%67", "%68", "%69")
 MOERT_WGMMA_F8(144, 72, "%72", "%73", "%74", "%75", "%76", "%77")
@@ -165,10 +178,18 @@ MOERT_WGMMA_F8(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
 #undef MOERT_LIST12
 #undef MOERT_LIST20
 #undef MOERT_LIST72
+#undef MOERT_LIST28
+#undef MOERT_LIST36
+#undef MOERT_LIST52
+#undef MOERT_LIST56
 #undef MOERT_D4
 #undef MOERT_D12
 #undef MOERT_D20
 #undef MOERT_D72
+#undef MOERT_D28
+#undef MOERT_D36
+#undef MOERT_D52
+#undef MOERT_D56
 #undef MOERT_D8
 #undef MOERT_D16
 #undef MOERT_D24

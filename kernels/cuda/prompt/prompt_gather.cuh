@@ -32,7 +32,7 @@ __device__ __forceinline__ void GatherFloats(const PromptGemmArgs& args,
 template <int kMost>
 __device__ __forceinline__ void GatherRows(const uint32_t* rows, int columns, const uint8_t* x,
                                            uint32_t to) {
-  constexpr int kFours = kMost / 32;
+  constexpr int kFours = PromptPlaces(kMost) / 32;
   constexpr int kAtOnce = kFours == 8 ? 4 : kFours;
   const auto copy = [&](int column, uint32_t row) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + column * 128), "l"(x + row)

@@ -28,6 +28,8 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
       return LaunchPrompt<Packing::kW2>(args, product, stream);
     case PromptIndex(Packing::kF8):
       return LaunchPrompt<Packing::kF8>(args, product, stream);
+    case PromptIndex(Packing::kF8BlockF8):
+      return LaunchPrompt<Packing::kF8BlockF8>(args, product, stream);
     case PromptIndex(Packing::kNvFp4):
       return LaunchPrompt<Packing::kNvFp4>(args, product, stream);
     default:
@@ -40,7 +42,7 @@ int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stre
 int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
   int error = 0;
   for (int product = 0; product < 2; ++product) {
-    if (product == 1 && error == 0 && (args.packings[1] & kPrompt8Bits) != 0) {
+    if (product == 1 && error == 0 && (args.packings[1] & kPrompt8Bits & ~kPromptQuantizes) != 0) {
       error = LaunchQuantizePromptH(args, stream);
     }
     if (product == 1 && error == 0 && (args.packings[1] & kPromptZeros) != 0) {

@@ -39,7 +39,7 @@ struct CUstream_st;
 namespace moert::cuda {
 
 /// Packings that have a product here.
-constexpr int kPromptPackings = 13;
+constexpr int kPromptPackings = 14;
 MOERT_HOST_DEVICE constexpr int PromptIndex(Packing packing) {
   switch (packing) {
     case Packing::kBf16:
@@ -69,6 +69,8 @@ MOERT_HOST_DEVICE constexpr int PromptIndex(Packing packing) {
       return 11;
     case Packing::kF8:
       return 12;
+    case Packing::kF8BlockF8:
+      return 13;
     default:
       return -1;
   }
@@ -80,6 +82,9 @@ MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
                                                            : OperandForm::kF8;
     return m.operand == static_cast<int>(form) ? PromptIndex(m.packing) : -1;
   }
+  if (m.packing == Packing::kF8Block && m.operand == static_cast<int>(OperandForm::kF8Group)) {
+    return PromptIndex(Packing::kF8BlockF8);
+  }
   if (m.operand != 0) return -1;
   if (m.asymmetric == 0 || IsImported(m.packing)) return PromptIndex(m.packing);
   // Groups whose sums of activations there are: PromptSums.
@@ -87,18 +92,26 @@ MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
   return PromptIndex(m.packing == Packing::kW4 ? Packing::kW4Zeros : m.packing);
 }
 /// Packings of products in 8 bits, a bit each.
-constexpr uint32_t kPrompt8Bits = 1u << PromptIndex(Packing::kW8A8) |
-                                  1u << PromptIndex(Packing::kW4A8) |
-                                  1u << PromptIndex(Packing::kF8);
+constexpr uint32_t kPrompt8Bits =
+    1u << PromptIndex(Packing::kW8A8) | 1u << PromptIndex(Packing::kW4A8) |
+    1u << PromptIndex(Packing::kF8) | 1u << PromptIndex(Packing::kF8BlockF8);
+/// Those whose gate and up leave h quantized. Its other product is of the same packing.
+constexpr uint32_t kPromptQuantizes = 1u << PromptIndex(Packing::kF8BlockF8);
 /// The operand that prompts read where matrices have this one, and whether some prompts read it.
 MOERT_HOST_DEVICE constexpr int PromptOperand(int operand) {
-  const bool f8 = operand == static_cast<int>(OperandForm::kF8);
-  return f8 ? static_cast<int>(OperandForm::kF8Bytes) : operand;
+  if (operand == static_cast<int>(OperandForm::kF8)) return static_cast<int>(OperandForm::kF8Bytes);
+  const bool group = operand == static_cast<int>(OperandForm::kF8Group);
+  return group ? static_cast<int>(OperandForm::kF8GroupBytes) : operand;
+}
+/// Whether no other kernels read it.
+MOERT_HOST_DEVICE constexpr bool IsPromptOnly(int operand) {
+  const auto form = static_cast<OperandForm>(operand);
+  return form == OperandForm::kF8Bytes || form == OperandForm::kF8GroupBytes;
 }
 MOERT_HOST_DEVICE constexpr bool IsPromptOperand(int operand) {
   const auto form = static_cast<OperandForm>(operand);
   return form == OperandForm::kInt8Token || form == OperandForm::kInt8Group ||
-         form == OperandForm::kF8Bytes;
+         IsPromptOnly(operand);
 }
 /// Asymmetric packings, likewise.
 constexpr uint32_t kPromptZeros = 1u << PromptIndex(Packing::kW4Zeros) |
@@ -112,8 +125,9 @@ MOERT_HOST_DEVICE constexpr int64_t PromptSums(int64_t channels) {
 MOERT_HOST_DEVICE constexpr bool IsPromptFormat(const DeviceFormat& f, uint32_t packings) {
   const int gate = PromptPacking(f.gate), down = PromptPacking(f.down);
   return gate >= 0 && down >= 0 && PromptPacking(f.up) == gate &&
-         (kPrompt8Bits >> gate & 1) == (kPrompt8Bits >> down & 1) && (packings >> gate & 1) != 0 &&
-         (packings >> down & 1) != 0;
+         (kPrompt8Bits >> gate & 1) == (kPrompt8Bits >> down & 1) &&
+         (kPromptQuantizes >> gate & 1) == (kPromptQuantizes >> down & 1) &&
+         (packings >> gate & 1) != 0 && (packings >> down & 1) != 0;
 }
 
 /// Columns that a unit of at most `most` may have, ascending. Four kinds in a kernel are what the
@@ -121,9 +135,10 @@ MOERT_HOST_DEVICE constexpr bool IsPromptFormat(const DeviceFormat& f, uint32_t 
 constexpr int kPromptKinds = 4;
 MOERT_HOST_DEVICE constexpr int PromptKind(int most, int i) {
   constexpr int kFew[] = {24, 32, 40, 64};
+  constexpr int kTall[] = {64, 72, 104, 112};
   constexpr int kMore[] = {64, 128, 144, 160};
   constexpr int kMany[] = {128, 192, 256, 256};
-  return most == 64 ? kFew[i] : most == 160 ? kMore[i] : kMany[i];
+  return most == 64 ? kFew[i] : most == 112 ? kTall[i] : most == 160 ? kMore[i] : kMany[i];
 }
 MOERT_HOST_DEVICE constexpr int LeastPromptColumns(int most) { return PromptKind(most, 0); }
 /// The columns of a unit with so many tokens, at most `most`.
@@ -138,9 +153,9 @@ MOERT_HOST_DEVICE constexpr int PromptShare(int most, int count) {
   const int units = (count + most - 1) / most;
   return PromptColumns(most, (count + units - 1) / units);
 }
-constexpr int kPromptMosts[] = {64, 160, 256};
+constexpr int kPromptMosts[] = {64, 112, 160, 256};
 /// Row blocks (of 16 rows) of a tile; half of them are gate's, or all are down's.
-MOERT_HOST_DEVICE constexpr int PromptRowBlocks(int most) { return most == 64 ? 16 : 8; }
+MOERT_HOST_DEVICE constexpr int PromptRowBlocks(int most) { return most <= 112 ? 16 : 8; }
 /// Warp groups that multiply a tile, and blocks of 64 rows that each has.
 MOERT_HOST_DEVICE constexpr int PromptWarpGroups(Packing packing, int most) {
   return most == 64 ? tuning::kPromptGroupsOfFew[PromptIndex(packing)] : 2;
@@ -215,7 +230,8 @@ struct PromptGemmArgs {
   int32_t biased = 0;           // whether some expert has biases
   DeviceActivation activation;  // IsPromptActivation
   // For products in 8 bits, where they are in use.
-  const uint8_t* byte_x[3] = {};  // [tokens] packed rows (rows.h): kInt8Token, kInt8Group, kF8Bytes
+  /// [tokens] packed rows (rows.h): kInt8Token, kInt8Group, kF8Bytes, kF8GroupBytes.
+  const uint8_t* byte_x[4] = {};
   int64_t byte_x_stride = 0;      // bytes; tokens * byte_x_stride below 2^32
   int64_t byte_x_scales = 0;      // bytes from a row to its scales
   float* wide_h = nullptr;        // [MaxPromptRows, wide_h_stride]: h before it is quantized

@@ -1,6 +1,6 @@
-// Family P's products of 8 bits (w8a8, w4a8, w8a8_fp8): a stage is 128 k, and rows of activations
-// as they are packed (rows.h) are the other operand: a lane's word of weights and four of their
-// channels lie alike.
+// Family P's products of 8 bits (w8a8, w4a8, w8a8_fp8, fp8_b128 by fp8): a stage is 128 k, and rows
+// of activations as they are packed (rows.h) are the other operand: a lane's word of weights and
+// four of their channels lie alike.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_INT8_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_INT8_CUH_
 
@@ -11,8 +11,11 @@
 
 namespace moert::cuda {
 
+MOERT_HOST_DEVICE constexpr bool IsE4m3(Packing p) {
+  return p == Packing::kF8 || p == Packing::kF8BlockF8;
+}
 MOERT_HOST_DEVICE constexpr bool Is8Bit(Packing p) {
-  return p == Packing::kW8A8 || p == Packing::kW4A8 || p == Packing::kF8;
+  return p == Packing::kW8A8 || p == Packing::kW4A8 || IsE4m3(p);
 }
 /// Whether an activation row has one scale, which comes with the tile.
 MOERT_HOST_DEVICE constexpr bool HasRowScales(Packing p) {
@@ -34,13 +37,13 @@ struct Int8Fragments {
       for (int k16 = 0; k16 < 2; ++k16) {
         const uint32_t at = (i * 2 + k16) * (K64Bytes(kPacking) / 4);
         uint2 v;
-        if constexpr (HasRowScales(kPacking)) {
+        if constexpr (kPacking != Packing::kW4A8) {
           if constexpr (kHalves) {
             v = make_uint2(LoadShared4(first + at + 4 * half), LoadShared4(second + at + 4 * half));
           } else {
             v = LoadShared8(first + at);
           }
-          constexpr uint32_t kMiddle = kPacking == Packing::kF8 ? 0 : 0x80808080u;  // u - 128
+          constexpr uint32_t kMiddle = IsE4m3(kPacking) ? 0 : 0x80808080u;  // u - 128
           v = make_uint2(v.x ^ kMiddle, v.y ^ kMiddle);
         } else {
           v.x = LoadShared4(first + at);
@@ -76,8 +79,13 @@ struct Int8RowScales {
   __device__ __forceinline__ void Read(uint32_t at) {
     constexpr float kUnit = kPacking == Packing::kW4A8 ? 1 / kW4A8Unit : 1;
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-      f[r] = __uint_as_float(LoadSharedHalf(at + row[r] * 2) << 16) * kUnit;
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (kPacking == Packing::kF8BlockF8) {
+        f[r] = __uint_as_float(LoadShared4(at + row[r] * 4));
+      } else {
+        f[r] = __uint_as_float(LoadSharedHalf(at + row[r] * 2) << 16) * kUnit;
+      }
+    }
   }
 };
 

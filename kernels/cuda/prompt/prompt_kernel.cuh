@@ -12,6 +12,7 @@
 #include "kernels/cuda/prompt/prompt_gather.cuh"
 #include "kernels/cuda/prompt/prompt_gemm.h"
 #include "kernels/cuda/prompt/prompt_launch.h"
+#include "kernels/cuda/prompt/prompt_quantized_h.cuh"
 #include "kernels/cuda/prompt/prompt_roles.cuh"
 #include "kernels/cuda/prompt/prompt_schedule.cuh"
 #include "kernels/cuda/prompt/prompt_store.cuh"
@@ -23,7 +24,7 @@ namespace moert::cuda {
 
 /// Columns of the products of a unit: int8 ones come in fewer kinds.
 template <Packing kPacking, int kUnitColumns>
-constexpr int kProductColumns = Is8Bit(kPacking) && kPacking != Packing::kF8&& kUnitColumns == 40
+constexpr int kProductColumns = Is8Bit(kPacking) && !IsE4m3(kPacking) && kUnitColumns == 40
                                     ? 48
                                     : kUnitColumns;
 
@@ -49,7 +50,11 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
       store.template Clamp<kColumns>(args.activation, d);
     }
   }
-  if constexpr (kGateUp && Is8Bit(kPacking)) {
+  if constexpr (kGateUp && kPacking == Packing::kF8BlockF8) {
+    const PromptQuantizedH<kMost, PromptWarpGroups(kPacking, kMost)> quantized{
+        consumer.of, consumer.ring.Staging(0)};
+    quantized.template Store<kColumns>(slot, silu, d);
+  } else if constexpr (kGateUp && Is8Bit(kPacking)) {
     store.template WideH<kColumns>(slot, silu, args.wide_h, args.wide_h_stride, d);
   } else if constexpr (kGateUp) {
     store.template H<kColumns>(slot, silu, d);
@@ -181,10 +186,18 @@ int LaunchMost(const PromptGemmArgs& args, cudaStream_t stream) {
   switch (args.most) {
     case 64:
       return LaunchOne<kPacking, kGateUp, 64>(args, stream);
+    case 112:
+      if constexpr (kPacking == Packing::kBf16 || kPacking == Packing::kF8BlockF8) {
+        return LaunchOne<kPacking, kGateUp, 112>(args, stream);
+      }
+      return cudaErrorInvalidValue;
     case 160:
-      return LaunchOne<kPacking, kGateUp, 160>(args, stream);
+      if constexpr (kPacking != Packing::kF8BlockF8) {
+        return LaunchOne<kPacking, kGateUp, 160>(args, stream);
+      }
+      return cudaErrorInvalidValue;
     case 256:
-      if constexpr (kPacking != Packing::kW4A8 && kPacking != Packing::kF8) {
+      if constexpr (kPacking != Packing::kW4A8 && !IsE4m3(kPacking)) {
         return LaunchOne<kPacking, kGateUp, 256>(args, stream);
       }
       return cudaErrorInvalidValue;

@@ -15,6 +15,9 @@ constexpr int kPromptSlots = 3;  // tiles that are known in shared memory
 /// Shared memory of the warp groups' results on their way out, in equal parts.
 constexpr int kPromptStaging = 16384;
 
+/// Columns that a tile has place for: of whole warps.
+MOERT_HOST_DEVICE constexpr int PromptPlaces(int most) { return (most + 31) / 32 * 32; }
+
 /// A tile, as the scheduling warp resolved it.
 template <int kMost>
 struct PromptSlot {
@@ -28,18 +31,18 @@ struct PromptSlot {
   int32_t columns;  // 0: there are no more tiles
   int32_t count;
   PromptScaleForm form;     // of imported packings
-  float scales_of[kMost];   // int8: of the columns' activations
+  float scales_of[PromptPlaces(kMost)];  // int8: of the columns' activations
   int64_t h_row;            // int8, gate and up: of the first column in wide_h
   const float* of_columns;  // down: of the unit, see PromptGemmArgs
   int32_t zero_distance;    // of packings with zeros
   int32_t bias;             // as TileMatrix
   /// By column; gate and up: where x's row begins, by GatherPlace; down: the slot.
-  alignas(16) uint32_t rows[kMost];
+  alignas(16) uint32_t rows[PromptPlaces(kMost)];
 };
 
 /// Columns that a gathering thread has are 8 apart: it finds them one beside the other.
 MOERT_HOST_DEVICE constexpr int GatherPlace(int most, int column) {
-  return column % 8 * (most / 8) + column / 8;
+  return column % 8 * (PromptPlaces(most) / 8) + column / 8;
 }
 
 /// A piece is what one row of 128 bytes of an activation is multiplied by: so many times 64 k.
@@ -51,7 +54,7 @@ MOERT_HOST_DEVICE constexpr int StagePieces(Packing p, int most) {
 
 /// Whether stages bring a float for every column: the scale of its activations, or their sum.
 MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
-  return p == Packing::kW4A8 || HasZeros(p);
+  return p == Packing::kW4A8 || p == Packing::kF8BlockF8 || HasZeros(p);
 }
 
 /// How stages lie in shared memory.

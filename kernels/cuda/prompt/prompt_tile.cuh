@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/primitives/wgmma.cuh"
+#include "kernels/cuda/prompt/prompt_halves.cuh"
 #include "kernels/cuda/prompt/prompt_imported.cuh"
 #include "kernels/cuda/prompt/prompt_int8.cuh"
 #include "kernels/cuda/prompt/prompt_ring.cuh"
@@ -26,7 +27,8 @@ struct PromptConsumer {
   static constexpr bool kImported = IsImported(kPacking);
   static constexpr bool k8Bits = Is8Bit(kPacking);
   static constexpr bool kF8 = kPacking == Packing::kF8;
-  using Sum = std::conditional_t<kF8, float, int32_t>;  // of products in 8 bits
+  static constexpr bool kE4m3 = IsE4m3(kPacking);
+  using Sum = std::conditional_t<kE4m3, float, int32_t>;  // of products in 8 bits
   /// Four groups have registers for the fragments of one piece: a half of them is made while the
   /// other is multiplied.
   static constexpr int kParts = kGroups == 4 ? 2 : PromptParts(kPacking);
@@ -86,7 +88,9 @@ struct PromptConsumer {
   __device__ __forceinline__ void Multiply(const PromptSlot<kMost>& slot, Sums<kColumns>& d) {
     if constexpr (kF8 && kBlocks == 1 && kParts == 1) {
       MultiplyTwoSumsAhead<kColumns>(slot, d);
-    } else if constexpr (kPacking == Packing::kW4A8 || kF8) {
+    } else if constexpr (kE4m3 && kBlocks == 2) {
+      PromptHalves<PromptConsumer, PromptSlot<kMost>, kColumns>(*this, slot, d).Multiply();
+    } else if constexpr (kPacking == Packing::kW4A8 || kE4m3) {
       MultiplyTwoSums<kColumns>(slot, d);
     } else if constexpr (k8Bits) {
       MultiplyInt8<kColumns>(slot, d);
@@ -99,7 +103,7 @@ struct PromptConsumer {
   __device__ __forceinline__ void Load8Bits(int part, int b, bool whole, const Scales& scales,
                                             Fragments& f) const {
     LoadFragments(part, 0, b, scales, f);
-    if constexpr (kF8) {
+    if constexpr (kE4m3) {
 #pragma unroll
       for (int i = 2; i < 4; ++i) {  // what lies there from before may be no number
         if (i * kParts / 4 != part) continue;
@@ -108,7 +112,7 @@ struct PromptConsumer {
       }
     }
   }
-  /// Their products begin: they are added to sums, or (kF8) become them.
+  /// Their products begin: they are added to sums, or (kE4m3) become them.
   template <int kColumns>
   __device__ __forceinline__ void Issue8Bits(int part, uint32_t stage, const Fragments& f,
                                              Sum (&sums)[kColumns / 2]) const {
@@ -117,7 +121,7 @@ struct PromptConsumer {
     WgmmaFence();
 #pragma unroll
     for (int i = part * 4 / kParts; i < (part + 1) * 4 / kParts; ++i) {
-      if constexpr (kF8) {
+      if constexpr (kE4m3) {
         WgmmaF8<kColumns>(sums, f.a[i], tokens + 2 * i, i > 0);
       } else {
         Wgmma<kColumns>(sums, f.a[i], tokens + 2 * i);
@@ -181,7 +185,7 @@ struct PromptConsumer {
   }
 
   /// d = the sums of every stage, which are added in fp32: times the scales of its rows and columns
-  /// (w4a8), or as they are until the end.
+  /// (w4a8, fp8_b128), or as they are until the end.
   template <int kColumns>
   __device__ __forceinline__ void MultiplyTwoSums(const PromptSlot<kMost>& slot,
                                                   Sums<kColumns>& d) {
@@ -196,7 +200,7 @@ struct PromptConsumer {
     for (int k = 0; k < stages; ++k) {
       const uint32_t stage = place.stage;
       AwaitStage();
-      if constexpr (!kF8) ClearSums(sums);
+      if constexpr (!kE4m3) ClearSums(sums);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         Begin8Bits<kColumns>(b, 2 * k + 1 < slot.k64s, scales[b], fragments[b], sums[b]);

@@ -149,6 +149,7 @@ MOERT_HOST_DEVICE constexpr int PromptScaleBytes(Packing p, int row_blocks) {
     case Packing::kW4Group:
       return 96 * row_blocks;
     case Packing::kF8Block:
+    case Packing::kF8BlockF8:
     case Packing::kNvFp4:
       return 64 * row_blocks;
     default:

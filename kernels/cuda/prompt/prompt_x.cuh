@@ -18,7 +18,8 @@ template <Packing kPacking>
 __device__ __forceinline__ const uint8_t* X(const PromptGemmArgs& args) {
   return Is8Bit(kPacking) ? args.byte_x[kPacking == Packing::kW8A8   ? 0
                                         : kPacking == Packing::kW4A8 ? 1
-                                                                     : 2]
+                                        : kPacking == Packing::kF8   ? 2
+                                                                     : 3]
                           : args.x;
 }
 

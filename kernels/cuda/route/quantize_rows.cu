@@ -15,6 +15,7 @@
 #include "kernels/cuda/prompt/prompt_gemm.h"
 #include "kernels/cuda/route/quantize_rows.h"
 #include "kernels/cuda/route/weighted_row.cuh"
+#include "quant/f8_group.h"
 #include "quant/hadamard.h"
 
 namespace moert::cuda {
@@ -118,6 +119,17 @@ __device__ __forceinline__ uint8_t F8Bits(float v) {
   return static_cast<uint8_t>(bits | (__float_as_uint(v) >> 31) << 7);
 }
 
+/// kF8Group, kF8GroupBytes: of what share a scale, `maximum` being their largest magnitude.
+struct F8Group {
+  float scale, inverse;
+
+  __device__ __forceinline__ explicit F8Group(float maximum) {
+    const int exponent = F8GroupExponent(__float_as_uint(maximum));
+    scale = __uint_as_float(F8GroupScale(exponent));
+    inverse = __uint_as_float(F8GroupInverse(exponent));
+  }
+};
+
 /// Where a row goes. One byte a channel: 16 bytes of a chunk, the i-th of its eight, at i ^
 /// swizzle.
 struct RowOut {
@@ -131,9 +143,41 @@ __device__ __forceinline__ RowOut PackedRow(uint8_t* row, int k) {
   return {row, reinterpret_cast<float*>(row + OperandScales(k)), kChunk, 0, 1};
 }
 
+/// Where a byte of a channel goes.
+__device__ __forceinline__ uint8_t* ByteOf(const RowOut& to, int chunk, int channel) {
+  const int in8 = channel & 7;
+  const int piece = (channel % kChunk / 16) ^ to.swizzle;
+  return to.row + chunk * to.byte_chunk + piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 +
+         ((channel >> 3) & 1);
+}
+
+/// Stores a lane's channels of a chunk in e4m3, which have a scale of their own.
+__device__ __forceinline__ void StoreF8Group(const float (&v)[4], int chunk, OperandForm form,
+                                             float maximum, const RowOut& to) {
+  const int lane = threadIdx.x % 32;
+  const F8Group group(maximum);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int channel = chunk * kChunk + lane + 32 * j;
+    const float nearest = NearestF8(v[j] * group.inverse);
+    if (form == OperandForm::kF8GroupBytes) {
+      *ByteOf(to, chunk, channel) = F8Bits(nearest);
+    } else {
+      reinterpret_cast<uint16_t*>(to.row)[PackedIndex(channel)] = ToBf16(nearest * group.scale);
+    }
+  }
+  if (lane == 0 && form == OperandForm::kF8GroupBytes) {
+    to.scales[chunk * to.scale_step] = group.scale;
+  }
+}
+
 /// Stores a lane's channels of a chunk, which share a scale.
 __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const RowForm& f,
                                            float maximum, const RowOut& to) {
+  if (f.form == OperandForm::kF8Group || f.form == OperandForm::kF8GroupBytes) {
+    StoreF8Group(v, chunk, f.form, maximum, to);
+    return;
+  }
   uint8_t* const out = to.row;
   constexpr float kSmallestMaximum = 1e-30f;  // such a row is zero to any product
   const int lane = threadIdx.x % 32;
@@ -149,10 +193,7 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
       continue;
     }
     const float scaled = some ? v[j] * inverse : 0.0f;
-    const int in8 = channel & 7;
-    const int piece = (channel % kChunk / 16) ^ to.swizzle;
-    uint8_t* const byte = out + chunk * to.byte_chunk + piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 +
-                          ((channel >> 3) & 1);
+    uint8_t* const byte = ByteOf(to, chunk, channel);
     if (f.form == OperandForm::kF8 || f.form == OperandForm::kF8Bytes) {
       const float nearest = NearestF8(fminf(fmaxf(scaled, -limit), limit));
       if (f.form == OperandForm::kF8Bytes) {
@@ -241,7 +282,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   for (int u = blockIdx.x; u < units; u += gridDim.x) {
     const PromptUnit& unit = args.table.units[u];
     const TileMatrix& down = unit.matrix[1];
-    if (down.operand == 0) continue;
+    const bool there = down.operand == static_cast<int>(OperandForm::kF8Group);
+    if (down.operand == 0 || there) continue;
     const int columns = unit.columns;
     for (int c = blockIdx.y; c < unit.count; c += gridDim.y) {
       const int64_t row = unit.h_row + c;

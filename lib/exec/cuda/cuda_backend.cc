@@ -42,9 +42,10 @@ class CudaBackend final : public Backend {
   }
   absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const override {
     if (IsOpaque(source)) return absl::OkStatus();  // nothing is executed here
-    if (options_.activation != ActivationNumerics::kBF16) {
+    if (options_.activation != ActivationNumerics::kBF16 &&
+        options_.activation != ActivationNumerics::kFp8) {
       return absl::UnimplementedError(
-          "activations: the cuda backend multiplies bf16 activations only (--dtype bf16)");
+          "activations: the cuda backend takes bf16 and fp8 (--dtype bf16 or fp8)");
     }
     const MoeModelSpec& model = source.model();
     for (int l = 0; l < model.num_layers(); ++l) {
@@ -94,9 +95,9 @@ class CudaBackend final : public Backend {
       return CudaFetchExecutor::Bytes(size.source->model(), size.max_tokens, size.served) +
              kPools * kPoolRounding;
     }
-    MOERT_ASSIGN_OR_RETURN(
-        const int64_t bytes,
-        ExecutorBytes(*size.source, size.versions, size.max_tokens, size.numbering, size.served));
+    MOERT_ASSIGN_OR_RETURN(const int64_t bytes,
+                           ExecutorBytes(*size.source, size.versions, size.max_tokens,
+                                         size.numbering, size.served, options_.activation));
     return bytes + kPools * kPoolRounding;
   }
 
@@ -143,6 +144,7 @@ class CudaBackend final : public Backend {
     executor.cpus = options_.cpus;
     executor.fence = &fence_;
     executor.records = records_;
+    executor.numerics = options_.activation;
     executor.paced = options_.link_gbps > 0;
     if (IsOpaque(*parts.source)) {
       auto fetch = std::make_unique<CudaFetchExecutor>(parts, executor);

@@ -30,7 +30,7 @@ absl::Status CudaExecutor::Init() {
     MOERT_RETURN_IF_ERROR(
         CopyNow(w_.ones, ones.data(), ones.size() * sizeof(float), cudaMemcpyHostToDevice));
   }
-  MOERT_RETURN_IF_ERROR(on_device_.Init(parts_, w_.token_ids));
+  MOERT_RETURN_IF_ERROR(on_device_.Init(parts_, w_.token_ids, options_.numerics));
   MOERT_RETURN_IF_ERROR(table_.Init(&model_, &on_device_, w_.handles));
   MOERT_RETURN_IF_ERROR(returned_.Init(&model_, extent_));
   MOERT_RETURN_IF_ERROR(selections_.Init(w_.tally, HandleCount(model_)));
@@ -266,8 +266,8 @@ absl::Status CudaExecutor::CloseStep(void* stream) {
 
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
                                       int64_t max_tokens, const ExpertNumbering* numbering,
-                                      const ServedRules& served) {
-  MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(source, versions));
+                                      const ServedRules& served, ActivationNumerics numerics) {
+  MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(source, versions, numerics));
   const MoeModelSpec& model = source.model();
   Carver count;
   Workspace w{};
@@ -279,7 +279,8 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
 
 absl::StatusOr<std::unique_ptr<Executor>> MakeCudaExecutor(const ExecutorParts& parts,
                                                            const CudaExecutorOptions& options) {
-  MOERT_ASSIGN_OR_RETURN(const OperandUse use, OperandsOf(*parts.source, parts.versions));
+  MOERT_ASSIGN_OR_RETURN(const OperandUse use,
+                         OperandsOf(*parts.source, parts.versions, options.numerics));
   auto executor = std::make_unique<CudaExecutor>(parts, use, options);
   MOERT_RETURN_IF_ERROR(executor->Init());
   return executor;

@@ -14,7 +14,7 @@ namespace moert::cuda {
 /// Device memory of an executor's buffers.
 absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<const int> versions,
                                       int64_t max_tokens, const ExpertNumbering* numbering,
-                                      const ServedRules& served);
+                                      const ServedRules& served, ActivationNumerics numerics);
 
 /// Pointers are borrowed.
 struct CudaExecutorOptions {
@@ -22,6 +22,7 @@ struct CudaExecutorOptions {
   std::vector<int> cpus;            // see EngineOptions
   ComputeFence* fence = nullptr;    // passed behind every batch of kernels
   DeviceSource* records = nullptr;  // what the CPU multiplies, and what the device brings itself
+  ActivationNumerics numerics = ActivationNumerics::kBF16;
   bool paced = false;               // copies keep to a rate, which the device's own would not
 };
 absl::StatusOr<std::unique_ptr<Executor>> MakeCudaExecutor(const ExecutorParts& parts,

@@ -66,6 +66,7 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.byte_x[0] = w_.x[static_cast<int>(OperandForm::kInt8Token)];
   gemm.byte_x[1] = w_.x[static_cast<int>(OperandForm::kInt8Group)];
   gemm.byte_x[2] = w_.x[static_cast<int>(OperandForm::kF8Bytes)];
+  gemm.byte_x[3] = w_.x[static_cast<int>(OperandForm::kF8GroupBytes)];
   gemm.byte_x_stride = extent_.x_stride();
   gemm.byte_x_scales = OperandScales(spec.hidden);
   gemm.wide_h = w_.wide_h;

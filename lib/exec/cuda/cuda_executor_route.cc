@@ -110,7 +110,7 @@ absl::Status CudaExecutor::RouteFew(const ExecutorCall& call, const GivenRouting
 
 absl::Status CudaExecutor::PackOperands(const ExecutorCall& call, int first) {
   for (int i = first; i < kOperands; ++i) {
-    if (w_.x[i] == nullptr || i == static_cast<int>(OperandForm::kF8Bytes)) continue;
+    if (w_.x[i] == nullptr || IsPromptOnly(i)) continue;
     MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(Rows(call), i, w_.x[i], extent_.x_stride(),
                                               Stream(call), WeightsOfRows(call)));
   }
@@ -176,7 +176,7 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
     if (!prompt.others && !prompt.bytes()) return absl::OkStatus();
   }
   const auto reads = [&](int operand) {  // some product does
-    if (operand == static_cast<int>(OperandForm::kF8Bytes)) return prompt.any();
+    if (IsPromptOnly(operand)) return prompt.any();
     return !prompt.any() || prompt.others || IsPromptOperand(operand);
   };
   for (int i = 0; i < kOperands; ++i) {

@@ -71,7 +71,9 @@ absl::Status GemmBench::Init(const PackVersion& version, const Buffer& copied) {
 absl::Status GemmBench::DescribeFormats() {
   for (const ExpertFormat& format : version_.formats) {
     MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, ExpertRecordLayout(spec_, format));
-    MOERT_ASSIGN_OR_RETURN(const cuda::DeviceFormat f, cuda::MakeDeviceFormat(layout));
+    MOERT_ASSIGN_OR_RETURN(const cuda::DeviceFormat f,
+                           cuda::MakeDeviceFormat(layout, fp8_ ? ActivationNumerics::kFp8
+                                                               : ActivationNumerics::kBF16));
     layouts_.push_back(layout);
     device_formats_.push_back(f);
     prompt_formats_.Add(f);

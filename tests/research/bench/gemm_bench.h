@@ -26,6 +26,7 @@ class GemmBench {
         layers_(options.layers),
         repeats_(options.repeats),
         dtype_(options.f32_rows ? DType::kF32 : DType::kBF16),
+        fp8_(options.fp8),
         products_(options.products) {}
 
   /// Random weights of every layer. `copied`: 2 kCopyBytes, borrowed.
@@ -77,7 +78,8 @@ class GemmBench {
   const int layers_;
   const int repeats_;
   const DType dtype_;           // of the rows
-  const std::string products_;  // GemmCudaOptions
+  const bool fp8_;              // GemmCudaOptions
+  const std::string products_;  // likewise
   const Buffer* copied_ = nullptr;
   PackVersion version_;
   std::vector<RecordLayout> layouts_;  // of the version's formats

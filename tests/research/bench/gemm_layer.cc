@@ -16,8 +16,7 @@ namespace moert::cli {
 
 absl::Status GemmBench::PackOperands(bool besides) {
   for (int o = besides ? 1 : 0; o < cuda::kOperands; ++o) {
-    const bool read = prompt_.any() ? cuda::IsPromptOperand(o)
-                                    : o != static_cast<int>(cuda::OperandForm::kF8Bytes);
+    const bool read = prompt_.any() ? cuda::IsPromptOperand(o) : !cuda::IsPromptOnly(o);
     if (!used_.x[o] || !read) continue;
     MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRows(rows_, o, shared_.packed_x[o],
                                               cuda::OperandBytes(spec_.hidden), stream_.get()));
@@ -80,6 +79,7 @@ absl::Status GemmBench::PromptProducts(int layer) {
   args.byte_x[0] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Token)];
   args.byte_x[1] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Group)];
   args.byte_x[2] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kF8Bytes)];
+  args.byte_x[3] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kF8GroupBytes)];
   args.byte_x_stride = cuda::OperandBytes(spec_.hidden);
   args.byte_x_scales = cuda::OperandScales(spec_.hidden);
   args.wide_h = shared_.wide_h;

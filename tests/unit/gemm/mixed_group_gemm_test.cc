@@ -286,7 +286,7 @@ TEST_CASE("unknown kernel sets are refused with the legal names") {
   const auto best = MixedGroupGemm::Create(pool.get(), "auto", ActivationNumerics::kBF16);
   REQUIRE_OK(best.status());
   CHECK((*best)->kernels() == names.front());
-  CHECK(MixedGroupGemm::Create(pool.get(), "auto", static_cast<ActivationNumerics>(3))
+  CHECK(MixedGroupGemm::Create(pool.get(), "auto", static_cast<ActivationNumerics>(4))
             .status()
             .code() == absl::StatusCode::kInvalidArgument);
   CHECK(MixedGroupGemm::Create(nullptr, "auto", ActivationNumerics::kBF16).status().code() ==

@@ -21,7 +21,7 @@ using test::ExpertRecord;
 using test::RandomExpert;
 
 constexpr ActivationNumerics kAllNumerics[] = {ActivationNumerics::kBF16, ActivationNumerics::kF32,
-                                               ActivationNumerics::kInt8};
+                                               ActivationNumerics::kInt8, ActivationNumerics::kFp8};
 
 std::unique_ptr<ThreadPool> MakePool(int threads) {
   ThreadPoolOptions options;
@@ -150,6 +150,12 @@ TEST_CASE("numerics change what they promise to change") {
     CHECK(run(own, bf16) == run(own, int8));
   }
   CHECK(run("bf16", bf16) == run("bf16", int8));
+  const auto fp8 = ActivationNumerics::kFp8;
+  CHECK(run("fp8_b128", bf16) == run("fp8_b128", int8));
+  CHECK(run("fp8_b128", bf16) != run("fp8_b128", fp8));
+  for (const char* other : {"bf16", "w4a16_g128", "mxfp4", "w8a8_fp8"}) {
+    CHECK(run(other, bf16) == run(other, fp8));
+  }
 }
 
 // Integer activations, from end to end: the sets differ in instructions only. The reference set has

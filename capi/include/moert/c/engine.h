@@ -26,7 +26,8 @@ enum moert_numerics_values {
   MOERT_NUMERICS_INVALID = -1,
   MOERT_NUMERICS_BF16 = 0, /* rounded to bf16, fp32 accumulation */
   MOERT_NUMERICS_F32 = 1,  /* not rounded */
-  MOERT_NUMERICS_INT8 = 2  /* CPU only: a16 schemes with int8 per 128 channels */
+  MOERT_NUMERICS_INT8 = 2, /* CPU only: a16 schemes with int8 per 128 channels */
+  MOERT_NUMERICS_FP8 = 3   /* fp8_b128 in 8 bits: e4m3, a power of two per 128 channels */
 };
 
 typedef int32_t moert_clock;

@@ -969,6 +969,7 @@ pub const MOERT_NUMERICS_INVALID: moert_numerics_values = -1;
 pub const MOERT_NUMERICS_BF16: moert_numerics_values = 0;
 pub const MOERT_NUMERICS_F32: moert_numerics_values = 1;
 pub const MOERT_NUMERICS_INT8: moert_numerics_values = 2;
+pub const MOERT_NUMERICS_FP8: moert_numerics_values = 3;
 pub type moert_numerics_values = ::std::os::raw::c_int;
 pub type moert_clock = i32;
 pub const MOERT_CLOCK_INVALID: moert_clock_values = -1;

@@ -2,12 +2,14 @@
 
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "kernels/cpu/kernel_set.h"
 
 namespace moert::cuda {
 namespace {
 
-/// The form that activations are rounded to: moert::ActivationNumerics, bf16.
-OperandForm FormOf(const Scheme& s) {
+/// The form that activations are rounded to.
+OperandForm FormOf(const Scheme& s, ActivationNumerics numerics) {
+  if (kernels::TakesF8Group(s, numerics)) return OperandForm::kF8Group;
   if (s.fp8 && s.act_bits == 8) return OperandForm::kF8;
   const bool grouped = s.group > 0;
   if (s.act_bits == 8) return grouped ? OperandForm::kInt8Group : OperandForm::kInt8Token;
@@ -38,11 +40,12 @@ absl::StatusOr<Packing> PackingOf(const Scheme& s) {
       s.Name()));
 }
 
-absl::StatusOr<DeviceMatrix> MakeDeviceMatrix(const MatrixLayout& m, bool hadamard) {
+absl::StatusOr<DeviceMatrix> MakeDeviceMatrix(const MatrixLayout& m, bool hadamard,
+                                              ActivationNumerics numerics) {
   DeviceMatrix d;
   const Scheme& s = m.scheme;
   MOERT_ASSIGN_OR_RETURN(d.packing, PackingOf(s));
-  d.operand = static_cast<int32_t>(FormOf(s)) + (hadamard ? kOperandForms : 0);
+  d.operand = static_cast<int32_t>(FormOf(s, numerics)) + (hadamard ? kOperandForms : 0);
   d.k = static_cast<int32_t>(m.k);
   d.row_blocks = static_cast<int32_t>(m.padded_rows / kRowTile);
   d.k64s = static_cast<int32_t>(m.padded_k / 64);
@@ -73,12 +76,13 @@ absl::StatusOr<DeviceMatrix> MakeDeviceMatrix(const MatrixLayout& m, bool hadama
 
 }  // namespace
 
-absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout) {
+absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout,
+                                              ActivationNumerics numerics) {
   const bool hadamard = layout.format.hadamard;
   DeviceFormat f;
-  MOERT_ASSIGN_OR_RETURN(f.gate, MakeDeviceMatrix(layout.gate, hadamard));
-  MOERT_ASSIGN_OR_RETURN(f.up, MakeDeviceMatrix(layout.up, hadamard));
-  MOERT_ASSIGN_OR_RETURN(f.down, MakeDeviceMatrix(layout.down, hadamard));
+  MOERT_ASSIGN_OR_RETURN(f.gate, MakeDeviceMatrix(layout.gate, hadamard, numerics));
+  MOERT_ASSIGN_OR_RETURN(f.up, MakeDeviceMatrix(layout.up, hadamard, numerics));
+  MOERT_ASSIGN_OR_RETURN(f.down, MakeDeviceMatrix(layout.down, hadamard, numerics));
   if (!(layout.gate.scheme == layout.up.scheme)) {
     return absl::UnimplementedError(
         fmt::format("gate in {} and up in {}: the cuda backend takes one scheme for both",
@@ -87,7 +91,8 @@ absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout) {
   return f;
 }
 
-absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<const int> versions) {
+absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<const int> versions,
+                                      ActivationNumerics numerics) {
   OperandUse use;
   const MoeModelSpec& model = source.model();
   const ExpertFormat* last = nullptr;
@@ -101,7 +106,7 @@ absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<con
         const RecordLayout& layout = source.layout(l, e, version);
         if (last != nullptr && *last == layout.format) continue;
         last = &layout.format;
-        MOERT_ASSIGN_OR_RETURN(const DeviceFormat f, MakeDeviceFormat(layout));
+        MOERT_ASSIGN_OR_RETURN(const DeviceFormat f, MakeDeviceFormat(layout, numerics));
         use.x[f.gate.operand] = true;
         use.x[PromptOperand(f.gate.operand)] = true;
         use.wide_h |= f.down.operand != 0;

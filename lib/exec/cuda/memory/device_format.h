@@ -12,7 +12,8 @@
 namespace moert::cuda {
 
 /// Unimplemented, naming what is legal, for schemes without a kernel.
-absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout);
+absl::StatusOr<DeviceFormat> MakeDeviceFormat(
+    const RecordLayout& layout, ActivationNumerics numerics = ActivationNumerics::kBF16);
 
 /// The products of a model read these.
 struct OperandUse {
@@ -20,7 +21,8 @@ struct OperandUse {
   bool wide_h = false;  // some h is more than rounded before down
   PromptFormats prompt;
 };
-absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<const int> versions);
+absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<const int> versions,
+                                      ActivationNumerics numerics);
 
 }  // namespace moert::cuda
 

@@ -9,13 +9,14 @@
 
 namespace moert::cuda {
 
-absl::Status DeviceModel::Init(const ExecutorParts& parts, const int32_t* token_ids) {
+absl::Status DeviceModel::Init(const ExecutorParts& parts, const int32_t* token_ids,
+                               ActivationNumerics numerics) {
   Carver count;
   MOERT_RETURN_IF_ERROR(PlaceConstants(parts, token_ids, &count, false));
   MOERT_ASSIGN_OR_RETURN(constants_memory_, Buffer::Device(count.used()));
   Carver carver(constants_memory_.data());
   MOERT_RETURN_IF_ERROR(PlaceConstants(parts, token_ids, &carver, true));
-  return PlaceFormats(parts);
+  return PlaceFormats(parts, numerics);
 }
 
 absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, const int32_t* token_ids,
@@ -65,13 +66,13 @@ absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, const int32
   return absl::OkStatus();
 }
 
-absl::Status DeviceModel::PlaceFormats(const ExecutorParts& parts) {
+absl::Status DeviceModel::PlaceFormats(const ExecutorParts& parts, ActivationNumerics numerics) {
   if (IsOpaque(*parts.source)) return absl::OkStatus();  // nothing multiplies them here
   const MoeModelSpec& model = parts.source->model();
   std::vector<DeviceFormat> formats;  // few, shared by many records
   const auto add = [&](const RecordLayout& layout) -> absl::Status {
     if (format_of_.count(&layout) != 0) return absl::OkStatus();
-    MOERT_ASSIGN_OR_RETURN(const DeviceFormat format, MakeDeviceFormat(layout));
+    MOERT_ASSIGN_OR_RETURN(const DeviceFormat format, MakeDeviceFormat(layout, numerics));
     size_t i = 0;
     while (i < formats.size() && std::memcmp(&formats[i], &format, sizeof(format)) != 0) ++i;
     if (i == formats.size()) formats.push_back(format);

@@ -33,7 +33,8 @@ class DeviceModel {
  public:
   /// Copies constants and formats to the current device. `token_ids`: where those of a call will
   /// lie; null: no layer is routed by them.
-  absl::Status Init(const ExecutorParts& parts, const int32_t* token_ids = nullptr);
+  absl::Status Init(const ExecutorParts& parts, const int32_t* token_ids = nullptr,
+                    ActivationNumerics numerics = ActivationNumerics::kBF16);
 
   const LayerOnDevice& layer(int l) const { return layers_[l]; }
   const DeviceFormat* formats() const {
@@ -46,7 +47,7 @@ class DeviceModel {
  private:
   absl::Status PlaceConstants(const ExecutorParts& parts, const int32_t* token_ids, Carver* carver,
                               bool copy);
-  absl::Status PlaceFormats(const ExecutorParts& parts);
+  absl::Status PlaceFormats(const ExecutorParts& parts, ActivationNumerics numerics);
 
   Buffer constants_memory_, formats_memory_;
   int num_formats_ = 0;

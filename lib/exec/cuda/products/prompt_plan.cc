@@ -62,6 +62,12 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
   if (((plan.of_product[0] | plan.of_product[1]) & kTwoSums) != 0) {
     plan.most = std::min(plan.most, tuning::kMostOfTwoSums);
   }
+  // fp8 by fp8 has tilings that bf16 has besides, and all packings the smallest of them.
+  constexpr uint32_t kTall = kPromptQuantizes | 1u << PromptIndex(Packing::kBf16);
+  const uint32_t used = plan.of_product[0] | plan.of_product[1];
+  if ((used & kPromptQuantizes) != 0 && plan.most > kPromptMosts[0]) {
+    plan.most = kPromptMosts[(used & ~kTall) == 0 ? 1 : 0];
+  }
   return plan;
 }
 
@@ -76,7 +82,7 @@ PromptExtent MaxPromptExtent(const MoeLayerSpec& layer, int64_t max_tokens, int6
         extent.units, MaxPromptUnits(tokens, layer.routing.top_k, layer.num_experts, tiling.most));
   }
   extent.units = std::max(extent.units, MaxPromptUnits(max_tokens, layer.routing.top_k,
-                                                       layer.num_experts, tuning::kMostOfTwoSums));
+                                                       layer.num_experts, kPromptMosts[0]));
   extent.h_rows = MaxPromptRows(max_tokens, layer.routing.top_k, layer.num_experts);
   return extent;
 }

@@ -32,7 +32,7 @@ struct PromptFormats {
   }
   bool bytes() const {
     return downs[PromptIndex(Packing::kW8A8)] != 0 || downs[PromptIndex(Packing::kW4A8)] != 0 ||
-           downs[PromptIndex(Packing::kF8)] != 0;
+           downs[PromptIndex(Packing::kF8)] != 0 || downs[PromptIndex(Packing::kF8BlockF8)] != 0;
   }
 };
 

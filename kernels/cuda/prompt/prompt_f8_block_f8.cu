@@ -1,0 +1,8 @@
+#include "kernels/cuda/prompt/prompt_kernel.cuh"
+
+namespace moert::cuda {
+
+template int LaunchPrompt<Packing::kF8BlockF8>(const PromptGemmArgs& args, int product,
+                                               CUstream_st* stream);
+
+}  // namespace moert::cuda
