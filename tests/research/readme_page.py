@@ -7,6 +7,7 @@ import itertools
 import digest
 import grouped_core as core
 import origins
+import sharing_h200 as sharing_data
 import side_by_side as sitting
 import transformers_page
 
@@ -37,6 +38,17 @@ def served():
             ("h200-served", "runs", "qwen3-30b:12 1 graph"))
 
 
+def sharing():
+    """Misses shared with the CPU beside the link alone, batch 1 and 8, uniform routing."""
+    cells = [(batch, budget) for batch in (1, 8) for budget in ("25%", "50%")]
+    ms = lambda s: ", ".join(f"{sharing_data.time(runs[f'free uniform {b}']['cells'][f'{budget} {s}']):.2f}" for b, budget in cells)
+    runs = sharing_data.load()
+    lost = sharing_data.lost(runs, "free")
+    return ("Decode in one CUDA graph a step, 12 layers, w4, uniform routing, batch 1 and 8, 25 and 50 % of the experts in HBM, ms",
+            f"misses shared with 13 CPU threads {ms(sharing_data.SHARED)}", f"every miss over the link (also ours) {ms(sharing_data.ALONE)}",
+            "; ".join(lost) or "none", ("h200-sharing", "runs"))
+
+
 def decoder():
     one, eight = digest.data("decoder")["decode"]
     return ("Whole decoder, 48 layers, w4, all experts in HBM, tokens/s", f"{one['tokens_per_s']:.0f}; batch 8: "
@@ -62,7 +74,7 @@ def origin(what, source):
 
 
 def table():
-    rows = [(*cells, origin(cells[0], source)) for *cells, source in (grouped(), decoder(), served(), transformers())]
+    rows = [(*cells, origin(cells[0], source)) for *cells, source in (grouped(), decoder(), served(), sharing(), transformers())]
     rows += itertools.chain(sitting.readme_rows())
     head = ["what", "libmoert", "beside it", "lost", "measured"]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))

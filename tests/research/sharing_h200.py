@@ -90,6 +90,19 @@ def table():
     return experiment.table(["link", "batch, routing", *BUDGETS.replace("%", " %").split(",")], rows)
 
 
+def lost(known, link):
+    """["batch, routing, budget"] of the cells in which sharing takes more than 1 % longer."""
+    found = []
+    for name, run in known.items():
+        of, workload, batch, *threads = name.split()
+        if of != link or threads:
+            continue
+        slower = [b for b in BUDGETS.split(",") if time(run["cells"][f"{b} {ALONE}"]) < 0.99 * time(run["cells"][f"{b} {SHARED}"])]
+        if slower:
+            found.append(f"batch {batch}, {workload}, {' and '.join(slower)}".replace("%", " %"))
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench")
