@@ -103,6 +103,15 @@ def ways(model_class, folder):
             "attach": lambda: attached(None), "reader": read}
 
 
+def opens(folder):
+    """Whether the library's own reader takes it."""
+    try:
+        moert.Source.open(folder, folder + "/cache")
+    except moert.Error:
+        return False
+    return True
+
+
 def examine(name):
     """(routers, {what: differences}, whether the library's reader reads it) of one model;
     ValueError where it is refused."""
@@ -111,14 +120,14 @@ def examine(name):
         model.save_pretrained(folder)
         reference = type(model).from_pretrained(folder, dtype=torch.float32,
                                                 attn_implementation="eager").eval().to(DEVICE)
-        expected, routers, worst, why, reads = wanted(reference), [], {}, {}, False
+        expected, routers, worst, why = wanted(reference), [], {}, {}
+        reads = opens(folder)
         for way, opened in ways(type(model), folder).items():
             try:
                 mine = opened()
             except (ValueError, moert.Error) as error:
                 why[way] = str(error)
                 continue
-            reads |= way in ("library", "reader")
             if way in ("library", "model"):
                 routers.append(way)
             if any(isinstance(m, moert.own_products._Held) for m in mine.modules()):
