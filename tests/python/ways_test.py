@@ -186,6 +186,24 @@ class Sources(Ways):
         self.near(mine, model)
 
 
+class Quantized(Ways):
+    def test_schemes_of_models_by_description(self):
+        """The library routes one, the model the other."""
+        for name, stands in (("afmoe", "MoeBlock"), ("longcat_flash", "Experts")):
+            model = zoo.make(name)
+            folder = self.saved(model)
+            mine = self.ours(folder, model, experts="w8a16_g-1", cache_dir=folder + "/cache")
+            self.assertEqual(mine.moert._source.schemes(), ["w8a16_g-1"])
+            self.assertEqual({type(m).__name__ for m in mine.modules()
+                              if isinstance(m, moert.blocks._Replacement)}, {stands})
+            attached = type(model).from_pretrained(folder).eval()
+            moert.attach(attached, folder, scheme="w8a16_g-1", cache_dir=folder + "/cache", **ENGINE)
+            self.near(attached, mine)
+            with torch.no_grad():
+                off = (mine(IDS).logits - model(IDS).logits).abs().max().item()
+            self.assertTrue(1e-6 < off < 0.1, (name, off))
+
+
 class Forms(unittest.TestCase):
     def test_plain_forward(self):
         """The loop, not the implementation that is chosen for the class."""
