@@ -122,41 +122,59 @@ template <int kBits, bool kF8>
   }
 }
 
+// A factor of every column: the scale of its codes, or the sum of x over `count` tiles from `begin`
+// on.
+template <bool kF8>
+void ColumnFactors(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t count,
+                   float* factors) {
+  for (int c = 0; c < args.columns; ++c) {
+    const uint8_t* const behind = args.x[c] + tiles * kXTileBytes;
+    if constexpr (kF8) {
+      factors[c] = reinterpret_cast<const TileScale*>(behind)[0].scale;
+    } else {
+      const auto* tile_sums = reinterpret_cast<const float*>(behind) + begin;
+      float sum = 0;
+      for (int64_t tile = 0; tile < count; ++tile) sum += tile_sums[tile];
+      factors[c] = sum;
+    }
+  }
+}
+
+// Adds the sums of a block's columns, scaled, to those in `to`, or to zero. offset: null, or what
+// the sum of x counts less.
+template <bool kF8, bool kFirst>
+void AddColumns(const float* sums, int columns, __m512 scale, const __m512* offset,
+                const float* factors, float* to) {
+  for (int c = 0; c < columns; ++c, sums += kBlockRows, to += kBlockRows) {
+    __m512 sum = kFirst ? _mm512_setzero_ps() : _mm512_load_ps(to);
+    const __m512 by = kF8 ? _mm512_mul_ps(scale, _mm512_set1_ps(factors[c])) : scale;
+    sum = _mm512_fmadd_ps(_mm512_load_ps(sums), by, sum);
+    if (offset != nullptr) sum = _mm512_fnmadd_ps(*offset, _mm512_set1_ps(factors[c]), sum);
+    _mm512_store_ps(to, sum);
+  }
+}
+
 // Adds the sums of `count` tiles from `begin` on, scaled, to those in args.out.
 template <int kBits, bool kF8>
 void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t count,
            const float* sums) {
   const __m512i order = RowAt<kBits>();
   const int64_t at = begin / args.group_tiles * args.scale_stride;
+  float factors[kMaxColumns];
+  if (kF8 || args.offsets[0] != nullptr) ColumnFactors<kF8>(args, tiles, begin, count, factors);
   for (int b = 0; b < args.blocks; ++b) {
     FetchScales(args, b, at);
     const __m512 scale = _mm512_permutexvar_ps(order, Widen(args.scales[b] + at));
-    const bool symmetric = args.offsets[b] == nullptr;
+    const bool symmetric = kF8 || args.offsets[b] == nullptr;
     __m512 offset = _mm512_setzero_ps();
     if (!symmetric) {
       // w = scale u - offset = scale (u - middle) - (offset - middle scale)
       offset = _mm512_fnmadd_ps(_mm512_set1_ps(1 << (kBits - 1)), scale,
                                 _mm512_permutexvar_ps(order, Widen(args.offsets[b] + at)));
     }
-    for (int c = 0; c < args.columns; ++c) {
-      const int64_t row = (b * kMaxColumns + c) * kBlockRows;
-      __m512 sum = begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(args.out + row);
-      if constexpr (kF8) {
-        const auto* scales = reinterpret_cast<const TileScale*>(args.x[c] + tiles * kXTileBytes);
-        const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(scales[0].scale));
-        _mm512_store_ps(args.out + row, _mm512_fmadd_ps(_mm512_load_ps(sums + row), both, sum));
-        continue;
-      }
-      sum = _mm512_fmadd_ps(_mm512_load_ps(sums + row), scale, sum);
-      if (!symmetric) {
-        const auto* tile_sums =
-            reinterpret_cast<const float*>(args.x[c] + tiles * kXTileBytes) + begin;
-        float x_sum = 0;
-        for (int64_t tile = 0; tile < count; ++tile) x_sum += tile_sums[tile];
-        sum = _mm512_fnmadd_ps(offset, _mm512_set1_ps(x_sum), sum);
-      }
-      _mm512_store_ps(args.out + row, sum);
-    }
+    const int64_t row = b * kMaxColumns * kBlockRows;
+    (begin == 0 ? AddColumns<kF8, true> : AddColumns<kF8, false>)(
+        sums + row, args.columns, scale, symmetric ? nullptr : &offset, factors, args.out + row);
   }
 }
 
