@@ -33,8 +33,9 @@ def strategies():
     text = (pages.ROOT / "docs" / "reference" / "strategies.md").read_text(encoding="utf-8")
     text = text.split("<!-- registry -->")[1].split("<!-- /registry -->")[0]
     found = {}
-    for part in text.split("\n### ")[1:]:
-        found[part.split("`")[1]] = set(re.findall(r"^\| `([\w-]+)` \|", part, re.M))
+    for part in text.split("\n### `")[1:]:
+        own, shared = re.findall(r"^\| `([\w-]+)` \|", part, re.M), re.findall(r"^- keys above: (.*)", part, re.M)
+        found[part.split("`")[0]] = {*own, *re.findall(r"`([\w-]+)`", " ".join(shared))}
     return found
 
 

@@ -22,6 +22,14 @@ def stored(name, table, columns=None, rows=None):
                             [[row[i] for i in chosen] for row in t["rows"] if rows is None or rows(row)])
 
 
+def cpu_formats():
+    """Rates of today's kernels; where kernels changed the file has the ones before in front."""
+    table = data("cpu-kernels")["tables"]["formats, one core"]
+    chosen = [table["columns"].index(c) for c in ("set", "format", "1", "4", "16", "32")]
+    return experiment.table([table["columns"][i] for i in chosen],
+                            [[row[i].split(", ")[-1] for i in chosen] for row in table["rows"]])
+
+
 def two(x):
     return f"{x:.2f}"
 

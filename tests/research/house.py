@@ -2,7 +2,7 @@
 """Measures the shape of the source tree for docs/internals/architecture.md.
 
     house.py measure NAME [REV]   stores the figures of a commit as column NAME, before or after
-    house.py show                 prints the columns
+    house.py show                 prints the table of `after`
 
 Columns are kept in docs/results/data/house.json: `before` is 39fe976a. To bring the page up to date:
 
@@ -14,7 +14,6 @@ import pathlib
 import re
 import subprocess
 import tempfile
-import textwrap
 
 import report
 
@@ -169,22 +168,13 @@ TOGETHER = {
 
 
 def show():
-    data = json.loads((report.DATA / "house.json").read_text(encoding="utf-8"))
-    columns = list(data)
-    figures = [data[c]["figures"] for c in columns]
-    keys = list(dict.fromkeys(k for f in reversed(figures) for k in f))
-    inner = re.compile(r"lines, (lib/exec|kernels/cuda|lib|kernels)/(\w+)$")
+    """The column `after` as a table; single folders are in the JSON alone."""
+    stored = json.loads((report.DATA / "house.json").read_text(encoding="utf-8"))["after"]
+    figures = stored["figures"]
     several = [k for part in TOGETHER.values() for k in part]
-    shown = TOGETHER | {k: [k] for k in keys if not inner.match(k) and k not in several}
-    rows = [[name] + ["; ".join(f"{f.get(k, 0):,}" for k in part) for f in figures] for name, part in shown.items()]
-    head = ["", *(f"{c}, {data[c]['commit'][:8]}" for c in columns)]
-    table = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * len(columns)] + ["| " + " | ".join(r) + " |" for r in rows]
-    for of in ("lib", "kernels/cuda"):
-        parts = [(m[2], k) for k in keys if (m := inner.match(k)) and m[1] == of]
-        for column, f in zip(columns, figures):
-            known = ", ".join(f"{name} {f[k]:,}" for name, k in sorted(parts) if f.get(k))
-            table += ["", textwrap.fill(f"Lines in folders of `{of}`, {column}: {known}.", 100)] if known else []
-    return "\n".join(table)
+    shown = TOGETHER | {k: [k] for k in figures if not k.startswith(("lines, lib/", "lines, kernels/")) and k not in several}
+    rows = [f"| {name} | {'; '.join(f'{figures[k]:,}' for k in part)} |" for name, part in shown.items()]
+    return "\n".join([f"| at {stored['commit'][:8]} | |", "|---|--:|", *rows])
 
 
 def main():

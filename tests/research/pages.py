@@ -34,7 +34,7 @@ ENVELOPE = "df7f4a8: `fate`; 0dc91f2: `auto`, `graded`, and `fate` with batches 
 SHAPES = "Arithmetic over published shapes"
 TABLES = {
     "readme": Table(readme_page.table, word="in the rows", shown=False),
-    "architecture": Table(digest.architecture, word="a column each", shown=False),
+    "architecture": Table(digest.architecture, word="in its head", shown=False),
     # Beside other programs
     "sittings": Table(side_by_side.tables, word="A sitting has one commit and one device"),
     "rivals-grouped": Table(grouped_core.beside, (("gemm-core", "runs", "beside"),), "Rivals in the same call of the machine"),
@@ -72,8 +72,7 @@ TABLES = {
     "one-card-speed": Table(one_card.speed_table, word="Arithmetic, not measured: no consumer card was at hand"),
     # The rest
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices. Decode is of b671109, prompts of ad1ca02"),
-    "cpu-formats": Table(lambda: digest.stored("cpu-kernels", "formats, one core"),
-                         word="Typed; before: f59689fc, after: 3f6c4253. Two cores of a Xeon with AMX that others loaded"),
+    "cpu-formats": Table(digest.cpu_formats, word="Typed, at 3f6c4253. Two cores of a Xeon with AMX that others loaded"),
     "cpu-ggml": Table(lambda: digest.stored("cpu-kernels", "ggml, 16 cores"), word=f"{CPU}. {QUIET}"),
 }
 

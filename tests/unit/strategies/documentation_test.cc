@@ -4,7 +4,9 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
@@ -18,32 +20,72 @@ namespace {
 constexpr char kBegin[] = "<!-- registry -->\n";
 constexpr char kEnd[] = "<!-- /registry -->";
 
+void AppendKeys(const std::vector<StrategyKey>& keys, std::string* text) {
+  absl::StrAppend(text, "\n| key | meaning (default) |\n|---|---|\n");
+  for (const StrategyKey& key : keys) {
+    absl::StrAppend(text, "| `", key.name, "` | ", absl::StrReplaceAll(key.help, {{"|", "\\|"}}),
+                    " |\n");
+  }
+  *text += '\n';
+}
+
+bool Has(const std::vector<StrategyKey>& keys, const StrategyKey& key) {
+  return absl::c_any_of(
+      keys, [&](const StrategyKey& k) { return k.name == key.name && k.help == key.help; });
+}
+
+/// The keys that mean the same in more than one strategy, in the order of their first use.
+std::vector<StrategyKey> SharedKeys() {
+  std::vector<StrategyKey> once, shared;
+  for (const StrategyInfo& info : ListStrategies()) {
+    for (const StrategyKey& key : info.keys) {
+      if (Has(once, key) && !Has(shared, key)) shared.push_back(key);
+      once.push_back(key);
+    }
+  }
+  return shared;
+}
+
+std::string Seams(const Strategy& s) {
+  std::vector<std::string> seams;
+  if (s.routing != nullptr) seams.push_back("routing");
+  if (s.prefetch != nullptr) seams.push_back("prefetch");
+  if (s.residency != nullptr) seams.push_back("residency");
+  if (s.precision != nullptr) seams.push_back("precision");
+  if (s.placement != nullptr) seams.push_back("placement");
+  return seams.empty() ? "none" : absl::StrJoin(seams, ", ");
+}
+
 std::string Reference() {
-  std::string text;
+  const std::vector<StrategyKey> shared = SharedKeys();
+  std::string text = "### Keys of several strategies\n";
+  AppendKeys(shared, &text);
   for (const StrategyInfo& info : ListStrategies()) {
     const auto made = MakeStrategy(info.name);
     REQUIRE(made.ok());
-    const Strategy& s = *made;
-    std::vector<std::string> seams;
-    if (s.routing != nullptr) seams.push_back("routing");
-    if (s.prefetch != nullptr) seams.push_back("prefetch");
-    if (s.residency != nullptr) seams.push_back("residency");
-    if (s.precision != nullptr) seams.push_back("precision");
-    if (s.placement != nullptr) seams.push_back("placement");
-    absl::StrAppend(&text, "### `", info.name, "`\n\n", info.summary, "\n\n");
-    absl::StrAppend(
-        &text, "- output: ", s.exact() ? "exact" : "lossy",
-        "\n- layers in CUDA graphs: ", s.graph_safe() ? "yes" : "no",
-        "\n- policies of its own: ", seams.empty() ? "none" : absl::StrJoin(seams, ", "), "\n");
-    if (!s.versions.empty()) {
-      absl::StrAppend(&text, "- a pack with: ", absl::StrJoin(s.versions, ", "), "\n");
+    absl::StrAppend(&text, "### `", info.name, "`\n\n", info.summary,
+                    "\n\n- output: ", made->exact() ? "exact" : "lossy",
+                    "\n- policies of its own: ", Seams(*made), "\n");
+    if (!made->versions.empty()) {
+      absl::StrAppend(&text, "- a pack with: ", absl::StrJoin(made->versions, ", "), "\n");
     }
-    absl::StrAppend(&text, "\n| key | meaning (default) |\n|---|---|\n");
+    std::vector<StrategyKey> own;
+    std::vector<std::string> others;
     for (const StrategyKey& key : info.keys) {
-      absl::StrAppend(&text, "| `", key.name, "` | ", absl::StrReplaceAll(key.help, {{"|", "\\|"}}),
-                      " |\n");
+      if (Has(shared, key)) {
+        others.push_back(absl::StrCat("`", key.name, "`"));
+      } else {
+        own.push_back(key);
+      }
     }
-    text += '\n';
+    if (!others.empty()) {
+      absl::StrAppend(&text, "- keys above: ", absl::StrJoin(others, ", "), "\n");
+    }
+    if (own.empty()) {
+      text += '\n';
+    } else {
+      AppendKeys(own, &text);
+    }
   }
   return text;
 }
