@@ -27,7 +27,8 @@ def cpu_formats():
     table = data("cpu-kernels")["tables"]["formats, one core"]
     chosen = [table["columns"].index(c) for c in ("set", "format", "1", "4", "16", "32")]
     return experiment.table([table["columns"][i] for i in chosen],
-                            [[row[i].split(", ")[-1] for i in chosen] for row in table["rows"]])
+                            [[row[i].split(", ")[-1] for i in chosen] for row in table["rows"]
+                             if row[1] not in ("`w8a16_g128`", "`w3a16_g128_asym`", "`w2a16_g64_asym`")])
 
 
 def two(x):

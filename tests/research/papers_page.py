@@ -121,7 +121,8 @@ def alpha():
     columns = t["Loss by alpha"]["columns"]
     at = [columns.index(f"alpha {a}") for a in ("0.1", "0.3")]
     held = {r[0]: r[1] for r in t["Held out"]["rows"]}
-    rows = [[r[0], *(r[i] for i in at), held[r[0]]] for r in t["Loss by alpha"]["rows"] if "25%" in r[0]]
+    rows = [[r[0], *(r[i] for i in at), held[r[0]]] for r in t["Loss by alpha"]["rows"]
+            if "25%" in r[0] and "batch 3" not in r[0]]
     return experiment.table(["loss, % (slots replaced, %)", "alpha 0.1", "alpha 0.3", "alpha 0.1, held out"], rows)
 
 
