@@ -6,15 +6,15 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/imported_codes.h"
 
 namespace moert::kernels {
 namespace {
 
 // Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
 
-enum class Codes { kInt4, kE2M1, kE4M3 };
+using Codes = ImportedCodes;
 
-constexpr int64_t kAhead = 8192;  // bytes of weights fetched ahead, kept in L1
 constexpr int64_t kOperand = 64;  // bytes of a piece of x
 constexpr int kColumnsAtOnce = 4;
 constexpr int64_t kChunk = 32;  // pieces that stay in the L1 cache for all columns
@@ -68,10 +68,10 @@ void Describe(const BlockGemmArgs& args, int b, int64_t begin, int64_t end, Chun
   constexpr int64_t kPieceBytes = kCodes == Codes::kE4M3 ? 256 : 128;
   // The factor that turns decoded codes into their values.
   constexpr float kUndo = kCodes == Codes::kE4M3 ? 256.0f : kCodes == Codes::kE2M1 ? 0.5f : 1.0f;
-  constexpr int64_t kWidth[] = {2, 2, 4, 1, 1}, kLine = 64;
   chunk->weights = args.weights[b] + begin * kPieceBytes;
   for (int64_t line = 0; line < (end - begin) * kPieceBytes; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(chunk->weights + kAhead + line), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(chunk->weights + kImportedAhead + line),
+                 _MM_HINT_T0);
   }
   chunk->begin = begin;
   chunk->end = end;
@@ -81,13 +81,8 @@ void Describe(const BlockGemmArgs& args, int b, int64_t begin, int64_t end, Chun
   chunk->zeros = args.zeros[b] != nullptr ? args.zeros[b] + first * args.scale_stride : nullptr;
   for (int64_t group = first; group * args.group_k16s < end; ++group) {
     const int64_t at = group * args.scale_stride;
-    const uint8_t* from = args.raw_scales[b] + at * kWidth[args.scale_form];
-    ReadScales(from, args.scale_form, kUndo, chunk->scales[group - first]);
-    // Those of row blocks that follow, as no hardware prefetcher would: lines lie a row apart.
-    _mm_prefetch(reinterpret_cast<const char*>(from + kLine), _MM_HINT_T0);
-    if (args.zeros[b] != nullptr) {
-      _mm_prefetch(reinterpret_cast<const char*>(args.zeros[b] + at + kLine), _MM_HINT_T0);
-    }
+    ReadScales(ImportedScalesAt(args, b, at), args.scale_form, kUndo, chunk->scales[group - first]);
+    FetchImportedScales(args, b, at);
   }
 }
 
@@ -286,8 +281,7 @@ void StoreRows(const __m256* totals, __m256 scale, float* to) {
 
 template <Codes kCodes>
 void Gemm(const BlockGemmArgs& args) {
-  const int64_t grouped = args.groups * args.group_k16s;  // pieces behind them are padding
-  const int64_t pieces = grouped < args.k16s ? grouped : args.k16s;
+  const int64_t pieces = ImportedPieces(args);
   Chunk chunk;
   for (int b = 0; b < args.blocks; ++b) {
     __m256 totals[kNarrowColumns][kSums];

@@ -8,17 +8,10 @@
 #include <cstdint>
 
 #include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/imported_codes.h"
 #include "kernels/cpu/quantized_avx512.h"
 
 namespace moert::kernels {
-
-enum class ImportedCodes { kInt4, kE2M1, kE4M3 };
-
-// Pieces of a row block that belong to a group; those behind them are padding.
-[[gnu::always_inline]] static inline int64_t ImportedPieces(const BlockGemmArgs& args) {
-  const int64_t grouped = args.groups * args.group_k16s;
-  return grouped < args.k16s ? grouped : args.k16s;
-}
 
 // The bf16 values that codes are looked up in, by the lowest 5 bits of a 16-bit lane: int4 less 8,
 // or signed numbers if a zero has been taken off; e2m1, the bit above the code ignored.
@@ -66,23 +59,9 @@ template <ImportedCodes kCodes, bool kZeros>
 // The piece some way after `w`, into L1.
 template <int kBits>
 [[gnu::always_inline]] static inline void FetchPiece(const uint8_t* w) {
-  constexpr int64_t kAhead = 8192;
 #pragma GCC unroll 4
   for (int64_t line = 0; line < kBits * 32; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
-  }
-}
-
-// Scales (and zeros) of row blocks that follow, as no hardware prefetcher would: lines lie a row
-// apart.
-[[gnu::always_inline]] static inline void FetchImportedScales(const BlockGemmArgs& args, int block,
-                                                              int64_t at) {
-  constexpr int64_t kWidth[] = {2, 2, 4, 1, 1};
-  constexpr int64_t kLine = 64;
-  const uint8_t* scales = args.raw_scales[block] + at * kWidth[args.scale_form];
-  _mm_prefetch(reinterpret_cast<const char*>(scales + kLine), _MM_HINT_T0);
-  if (args.zeros[block] != nullptr) {
-    _mm_prefetch(reinterpret_cast<const char*>(args.zeros[block] + at + kLine), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(w + kImportedAhead + line), _MM_HINT_T0);
   }
 }
 

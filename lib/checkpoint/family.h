@@ -34,7 +34,10 @@ class ModelFamily {
   /// The values of a key of both, the own one first.
   std::vector<JsonValue> FindAll(absl::string_view key) const;
   std::string Text(absl::string_view key, const std::string& def = "") const;
-  bool Flag(absl::string_view key) const { return Find(key) && Find(key)->AsBool(); }
+  bool Flag(absl::string_view key) const {
+    const auto value = Find(key);
+    return value && value->AsBool();
+  }
   double Number(absl::string_view key, double def) const;
   /// The keys of the own description.
   std::vector<std::string> Keys() const;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_replace.h"
 #include "checkpoint/config_account.h"
+#include "model/model_json.h"
 
 namespace moert {
 namespace {
@@ -74,8 +75,8 @@ void PlaceByLetters(const std::string& field, const FamilyFields& family, HfConf
 }
 
 std::optional<RoutingKind> ParseRouting(const std::string& name) {
-  for (int kind = 0; kind <= static_cast<int>(RoutingKind::kExternal); ++kind) {
-    if (RoutingKindName(RoutingKind{kind}) == name) return RoutingKind{kind};
+  for (const RoutingKind kind : kRoutingKinds) {
+    if (RoutingKindName(kind) == name) return kind;
   }
   return std::nullopt;
 }

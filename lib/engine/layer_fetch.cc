@@ -63,8 +63,8 @@ bool LayerRunner::Serves(int layer, const FetchInput& input) const {
   if (!serves_fetches_ || input.place != Place::kDevice) return false;
   const VersionedStore& store = *parts_.store;
   const int64_t slots = lent() ? device_cache_->lent_slots(layer) : -1;
-  const bool shares = input.cpu_rows.data != nullptr && device_cache_ != nullptr &&
-                      input.cpu_rows.rows <= device_cache_->most_cpu_rows();
+  const bool shares =
+      input.cpu_rows.data != nullptr && input.cpu_rows.rows <= device_cache_->most_cpu_rows();
   const int64_t wanted = shares ? 1 : static_cast<int64_t>(input.ids.size());
   return ServesFetch(wanted, slots, store.capacity(layer), store.LeastLent(layer));
 }

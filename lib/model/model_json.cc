@@ -11,10 +11,6 @@ namespace moert {
 namespace {
 
 constexpr int64_t kMaxInt = INT32_MAX;
-constexpr RoutingKind kKinds[] = {RoutingKind::kSoftmaxTopK,         RoutingKind::kTopKSoftmax,
-                                  RoutingKind::kSigmoidGrouped,      RoutingKind::kSparseMixer,
-                                  RoutingKind::kSqrtSoftplusGrouped, RoutingKind::kTopKSigmoid,
-                                  RoutingKind::kExternal};
 constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh,
                                        Activation::kRelu2};
 
@@ -75,7 +71,7 @@ absl::StatusOr<MoeLayerSpec> LayerFromJson(JsonValue object, const std::string& 
   l.shared_gate = f.Bool("shared_gate");
   l.activation = Named(f, "activation", kActivations, ActivationName);
   RoutingSpec& r = l.routing;
-  r.kind = Named(f, "routing", kKinds, RoutingKindName);
+  r.kind = Named(f, "routing", kRoutingKinds, RoutingKindName);
   r.top_k = static_cast<int>(f.Int("top_k", 1, kMaxInt));
   r.renormalize = f.Bool("renormalize");
   r.scaling = static_cast<float>(f.Real("scaling", 0.0, 1e30));

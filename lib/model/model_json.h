@@ -11,6 +11,12 @@
 
 namespace moert {
 
+/// Every kind, in the order of the enumeration.
+inline constexpr RoutingKind kRoutingKinds[] = {
+    RoutingKind::kSoftmaxTopK, RoutingKind::kTopKSoftmax,         RoutingKind::kSigmoidGrouped,
+    RoutingKind::kSparseMixer, RoutingKind::kSqrtSoftplusGrouped, RoutingKind::kTopKSigmoid,
+    RoutingKind::kExternal};
+
 void WriteModel(const MoeModelSpec& model, JsonWriter* out);
 
 /// Every field checked, then the whole with MoeModelSpec::Validate. `source` begins the messages.

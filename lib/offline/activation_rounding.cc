@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "quant/f8_group.h"
+
 namespace moert::offline {
 namespace {
 
 constexpr int64_t kActivationGroup = 128;
 constexpr float kLargestE4m3 = 448;
-
-// The distance of neighbours in e4m3 at a magnitude.
-float StepE4m3(float magnitude) {
-  return std::ldexp(1.0f, (magnitude < 0x1p-6f ? -6 : std::ilogb(magnitude)) - 3);
-}
 
 }  // namespace
 
@@ -31,8 +28,7 @@ void RoundActivations(const Scheme& scheme, int64_t k, Floats* x) {
       const float inverse = maximum > 1e-30f ? limit / maximum : 0;
       for (int64_t i = 0; i < count; ++i) {
         const float exact = std::clamp(v[i] * inverse, -limit, limit);
-        const float step = scheme.fp8 ? StepE4m3(std::fabs(exact)) : 1.0f;
-        v[i] = scale * (std::nearbyint(exact / step) * step);
+        v[i] = scale * (scheme.fp8 ? NearestF8(exact) : std::nearbyint(exact));
       }
     }
   }

@@ -8,7 +8,7 @@
 namespace moert {
 namespace {
 
-uint8_t NearestF8(float value) {
+uint8_t NearestF8Code(float value) {
   // Positive codes ascend with their values: a binary search over 0x00..0x7e, then the nearer
   // neighbour.
   const float magnitude = std::min(std::fabs(value), 448.0f);
@@ -56,7 +56,7 @@ float RestoreCode(const Scheme& scheme, const GroupScale& g, uint8_t code) {
 }
 
 uint8_t RoundToCode(const Scheme& scheme, const GroupScale& g, float weight) {
-  if (scheme.fp8) return g.scale > 0 ? NearestF8(weight / g.scale) : 0;
+  if (scheme.fp8) return g.scale > 0 ? NearestF8Code(weight / g.scale) : 0;
   if (scheme.fp4) return g.scale > 0 ? NearestF4(weight / g.scale) : 0;
   const float middle = static_cast<float>(1 << (scheme.weight_bits - 1));
   const float top = static_cast<float>((1 << scheme.weight_bits) - 1);

@@ -41,11 +41,11 @@ def served():
 def sharing():
     """Misses shared with the CPU beside the link alone, batch 1 and 8, uniform routing."""
     cells = [(batch, budget) for batch in (1, 8) for budget in ("25%", "50%")]
-    ms = lambda s: ", ".join(f"{sharing_data.time(runs[f'free uniform {b}']['cells'][f'{budget} {s}']):.2f}" for b, budget in cells)
     runs = sharing_data.load()
+    ms = lambda s: ", ".join(f"{sharing_data.time(runs[f'free uniform {b}']['cells'][f'{budget} {s}']):.2f}" for b, budget in cells)
     lost = sharing_data.lost(runs, "free")
     return ("Decode in one CUDA graph a step, 12 layers, w4, uniform routing, batch 1 and 8, 25 and 50 % of the experts in HBM, ms",
-            f"misses shared with 13 CPU threads {ms(sharing_data.SHARED)}", f"every miss over the link (also ours) {ms(sharing_data.ALONE)}",
+            f"misses shared with the CPU {ms(sharing_data.SHARED)}", f"every miss over the link (also ours) {ms(sharing_data.ALONE)}",
             "; ".join(lost) or "none", ("h200-sharing", "runs"))
 
 
