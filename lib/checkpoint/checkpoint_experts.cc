@@ -56,10 +56,6 @@ StoredMatrix CheckpointExperts::Stored(const MoeLayerSpec& l, int expert, Projec
   return m;
 }
 
-bool CheckpointExperts::IsQuantized(int layer) const {
-  return !(stored(layer) == ExpertFormat::Uniform(Scheme{}));
-}
-
 absl::Status CheckpointExperts::ReadMatrix(const std::string& name, int64_t rows, int64_t k,
                                            std::vector<uint16_t>* out) const {
   if (const std::string base = WeightBase(name); quantized_.Has(base)) {
@@ -151,13 +147,13 @@ absl::Status CheckpointExperts::ReadWidened(int layer, int expert, Projection p,
                                             std::vector<float>* out) const {
   const MoeLayerSpec& spec = config_->moe.layers[static_cast<size_t>(layer)];
   const ExpertTensors& tensors = tensors_[static_cast<size_t>(layer)];
-  if (IsQuantized(layer)) {
-    const StoredMatrix m = Stored(spec, expert, p, tensors.blocks);
-    const ExpertFormat& format = stored(layer);
-    const Scheme& scheme = p == Projection::kGate ? format.gate
-                           : p == Projection::kUp ? format.up
-                                                  : format.down;
-    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes, quantized_.Read(m));
+  const ExpertFormat& format = stored(layer, expert);
+  const Scheme& scheme = p == Projection::kGate ? format.gate
+                         : p == Projection::kUp ? format.up
+                                                : format.down;
+  if (!scheme.is_bf16()) {
+    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes,
+                           quantized_.Read(Stored(spec, expert, p, tensors.blocks)));
     *out = Dequantize(scheme, codes);
     return absl::OkStatus();
   }
@@ -229,10 +225,11 @@ absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLa
     MOERT_RETURN_IF_ERROR(PackExpertBf16(layout, weights, record));
     return ReadBiases(layer, expert, layout, record);
   }
-  if (!(layout.format == stored(layer))) {
+  const ExpertFormat& format = stored(layer, expert);
+  if (!(layout.format == format)) {
     return absl::InvalidArgumentError(
-        fmt::format("{}: layer {} is stored in {}, not in {}", checkpoint_->path(), layer,
-                    stored(layer).up.Name(), layout.format.up.Name()));
+        fmt::format("{}: layer {}, expert {} is stored in {}, not in {}", checkpoint_->path(),
+                    layer, expert, format.up.Name(), layout.format.up.Name()));
   }
   std::memset(record, 0, static_cast<size_t>(layout.bytes));
   for (const auto& [p, matrix] :
@@ -240,6 +237,13 @@ absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLa
         std::pair(Projection::kDown, &layout.down)}) {
     if (p == Projection::kGate && !layout.contents.gate) continue;
     const StoredMatrix m = Stored(spec, expert, p, tensors_[static_cast<size_t>(layer)].blocks);
+    if (matrix->scheme.is_bf16()) {
+      std::vector<uint16_t> floats;
+      MOERT_RETURN_IF_ERROR(
+          ReadMatrix(names_.Expert(spec.model_layer, expert, p), m.rows, m.k, &floats));
+      MOERT_RETURN_IF_ERROR(PackMatrixBf16(*matrix, floats, record));
+      continue;
+    }
     MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes, quantized_.Read(m));
     absl::Status status = CheckScales(*matrix, codes);
     if (status.ok()) status = PackMatrix(*matrix, codes, record);

@@ -47,9 +47,12 @@ class CheckpointExperts {
   const MoeModelSpec& model() const { return config_->moe; }
   /// The tensors that are read: experts, shared experts, routers.
   const TensorClaims& claims() const { return claims_; }
-  /// In which schemes the file has the experts of a layer: their records hold them as they are.
-  /// bf16 for floats of any kind.
-  const ExpertFormat& stored(int layer) const { return stored_[static_cast<size_t>(layer)]; }
+  /// In which schemes the file has an expert: its record holds it as it is. bf16 for floats of any
+  /// kind.
+  const ExpertFormat& stored(int layer, int expert) const {
+    const std::vector<ExpertFormat>& formats = stored_[static_cast<size_t>(layer)];
+    return formats[formats.size() == 1 ? 0 : static_cast<size_t>(expert)];
+  }
   /// `layer` counts MoE layers. Weights that are not bf16 are rounded to nearest even.
   absl::Status ReadExpert(int layer, int expert, ExpertWeights* out) const;
   /// One matrix, widened: nothing is rounded. Row-major.
@@ -78,9 +81,9 @@ class CheckpointExperts {
   absl::Status CheckLayer(const MoeLayerSpec& layer);
   std::vector<int64_t> BiasShape(const MoeLayerSpec& layer) const;
   absl::Status CheckExperts(const MoeLayerSpec& layer);
+  absl::StatusOr<ExpertFormat> CheckExpert(const MoeLayerSpec& layer, int expert, bool blocks);
   absl::Status CheckBiases(const MoeLayerSpec& layer);
-  bool IsQuantized(int layer) const;
-  /// Where a matrix of an expert of a quantized layer lies.
+  /// Where a quantized matrix of an expert lies.
   StoredMatrix Stored(const MoeLayerSpec& layer, int expert, Projection p, bool blocks) const;
   absl::Status ReadBias(const MoeLayerSpec& layer, int expert, Projection p,
                         std::vector<float>* out) const;
@@ -97,8 +100,8 @@ class CheckpointExperts {
   MoeTensorNames names_;
   const QuantizedWeights quantized_;
   TensorClaims claims_;
-  std::vector<ExpertTensors> tensors_;  // by MoE layer
-  std::vector<ExpertFormat> stored_;
+  std::vector<ExpertTensors> tensors_;             // by MoE layer
+  std::vector<std::vector<ExpertFormat>> stored_;  // by MoE layer: one, or one an expert
 };
 
 /// Packs one expert as a bf16 record at `record`, which holds layout.bytes; gaps and biases are

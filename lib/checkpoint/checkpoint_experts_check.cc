@@ -50,7 +50,8 @@ absl::Status CheckpointExperts::Check(const std::string& name, absl::Span<const 
                                       const char* part) {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, checkpoint_->Get(name));
   claims_.Claim(t, part);
-  if (t->dtype == DType::kF8E4M3) claims_.Claim(name + "_scale_inv", part);
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Fp8Scales(*t));
+  claims_.Claim(scales, part);
   const std::string& file = checkpoint_->file(t->file).path();
   if (absl::MakeConstSpan(t->shape) != shape) {
     return absl::InvalidArgumentError(
@@ -135,48 +136,56 @@ absl::Status CheckpointExperts::CheckFused(const MoeLayerSpec& l, ExpertTensors*
   return absl::OkStatus();
 }
 
+// An expert may be left as it was: where calibration gave it no tokens.
+absl::StatusOr<ExpertFormat> CheckpointExperts::CheckExpert(const MoeLayerSpec& l, int expert,
+                                                            bool blocks) {
+  ExpertFormat format;
+  Scheme* const schemes[] = {&format.gate, &format.up, &format.down};
+  for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+    if (p == Projection::kGate && !l.activation.gated) continue;
+    const StoredMatrix m = Stored(l, expert, p, blocks);
+    if (!quantized_.Has(m.base)) {
+      MOERT_RETURN_IF_ERROR(Check(names_.Expert(l.model_layer, expert, p), {m.rows, m.k}, kRouted));
+      continue;
+    }
+    MOERT_ASSIGN_OR_RETURN(*schemes[static_cast<int>(p)], CheckQuantized(m, kRouted));
+  }
+  if (!l.activation.gated) format.gate = format.up;
+  return format;
+}
+
 absl::Status CheckpointExperts::CheckExperts(const MoeLayerSpec& l) {
   const int n = l.model_layer;
   tensors_.emplace_back();
-  stored_.push_back(ExpertFormat::Uniform(Scheme{}));
+  stored_.push_back({ExpertFormat::Uniform(Scheme{})});
   const std::string prefix = names_.ExpertsPrefix(n);
   if (config_->quantization.form == StoredWeights::kMxfp4) {
     tensors_.back().blocks = quantized_.Has(prefix + "gate_up_proj");
     tensors_.back().fused = tensors_.back().blocks;
   }
   const bool blocks = tensors_.back().blocks;
-  const Projection first = l.activation.gated ? Projection::kGate : Projection::kUp;
-  const bool quantized = blocks || quantized_.Has(WeightBase(names_.Expert(n, 0, first)));
-  if (!quantized && checkpoint_->Find(names_.Expert(n, 0, first)) == nullptr) {
+  const std::string first =
+      names_.Expert(n, 0, l.activation.gated ? Projection::kGate : Projection::kUp);
+  if (!blocks && !quantized_.Has(WeightBase(first)) && checkpoint_->Find(first) == nullptr) {
     MOERT_ASSIGN_OR_RETURN(tensors_.back(), FindFused(l));
     const ExpertTensors& found = tensors_.back();
     for (const TensorInfo* t : {found.gate_up, found.gate, found.up, found.down}) {
       if (t == nullptr) continue;
       claims_.Claim(t, kRouted);
-      claims_.Claim(absl::StrCat(t->name, "_scale_inv"), kRouted);
+      MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Fp8Scales(*t));
+      claims_.Claim(scales, kRouted);
     }
     return absl::OkStatus();
   }
-  Scheme* const schemes[] = {&stored_.back().gate, &stored_.back().up, &stored_.back().down};
-  for (int e = 0; e < l.num_experts; ++e) {
-    for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
-      if (p == Projection::kGate && !l.activation.gated) continue;
-      const StoredMatrix m = Stored(l, e, p, blocks);
-      if (!quantized) {
-        MOERT_RETURN_IF_ERROR(Check(names_.Expert(n, e, p), {m.rows, m.k}, kRouted));
-        continue;
-      }
-      MOERT_ASSIGN_OR_RETURN(const Scheme scheme, CheckQuantized(m, kRouted));
-      Scheme& of_layer = *schemes[static_cast<int>(p)];
-      if (e == 0) of_layer = scheme;
-      if (of_layer == scheme) continue;
-      return absl::InvalidArgumentError(
-          fmt::format("{}: {}: its scheme is {}, that of the layer's first expert {}",
-                      checkpoint_->path(), Printable(m.base), scheme.Name(), of_layer.Name()));
-    }
-    if (blocks) break;  // all experts are in the same tensors
+  std::vector<ExpertFormat> formats;
+  for (int e = 0; e < (blocks ? 1 : l.num_experts); ++e) {  // blocks: all are in the same tensors
+    MOERT_ASSIGN_OR_RETURN(ExpertFormat format, CheckExpert(l, e, blocks));
+    formats.push_back(format);
   }
-  if (!l.activation.gated) stored_.back().gate = stored_.back().up;
+  const auto other = std::find_if(formats.begin(), formats.end(),
+                                  [&](const ExpertFormat& f) { return !(f == formats[0]); });
+  if (other == formats.end()) formats.resize(1);
+  stored_.back() = std::move(formats);
   return absl::OkStatus();
 }
 

@@ -172,6 +172,18 @@ absl::Status WhyNoConfig(const std::string& model_dir, const std::string& path,
                       fmt::format("{}{}", std::string(read.message()), OtherFiles(model_dir)));
 }
 
+// ModelOpt may say in a file of its own how weights are stored, and in config.json nothing.
+absl::Status LoadHfQuantConfig(const std::string& path, Env* env, HfConfig* config) {
+  // It may name every layer.
+  constexpr JsonLimits kLimits = {.max_bytes = 20'000'000, .max_depth = 16};
+  const auto document = JsonDocument::Read(env, path, kLimits);
+  if (absl::IsNotFound(document.status())) return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(document.status());
+  MOERT_ASSIGN_OR_RETURN(config->quantization,
+                         ReadHfQuantConfig(document->root(), path, &config->unused));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env) try {
@@ -180,6 +192,9 @@ absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env) tr
     const auto document = JsonDocument::Read(env, path, kConfigLimits);
     if (!document.ok()) return WhyNoConfig(model_dir, path, document.status());
     MOERT_ASSIGN_OR_RETURN(HfConfig config, Read(document->root(), path));
+    if (config.quantization.form == StoredWeights::kPlain) {
+      MOERT_RETURN_IF_ERROR(LoadHfQuantConfig(model_dir + "/hf_quant_config.json", env, &config));
+    }
     const std::string generation = model_dir + "/generation_config.json";
     const auto extra = JsonDocument::Read(env, generation, kConfigLimits);
     if (absl::IsNotFound(extra.status())) return config;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/printable.h"
+#include "checkpoint/compressed_tensors_config.h"
 #include "checkpoint/config_account.h"
 #include "checkpoint/other_ways.h"
 #include "checkpoint/safetensors_header.h"
@@ -13,57 +14,58 @@ namespace moert {
 namespace {
 
 constexpr char kKey[] = "quantization_config";
-constexpr int64_t kMaxGroup = int64_t{1} << 20;
+constexpr char kModelopt[] = "modelopt";
 
 constexpr char kRead[] =
-    "read are: fp8 (e4m3, weight_block_size [128, 128]), gptq and awq (4 bits, group_size 32, 64 "
-    "or "
-    "128), compressed-tensors (pack-quantized int4, int-quantized int8, nvfp4-pack-quantized), "
-    "mxfp4, and modelopt NVFP4";
+    "read are: fp8 (e4m3, a scale a tensor, a channel or a block of [128, 128]), gptq, awq and "
+    "auto-round (4 bits), compressed-tensors (pack-quantized int4, int-quantized int8, "
+    "float-quantized, nvfp4-pack-quantized), mxfp4, and modelopt NVFP4 and FP8";
 
-// The fields of one method. `fail` records what is illegal of the whole object.
+// The fields of one method. `Fail` records what is illegal of the whole object.
 class Reader {
  public:
-  Reader(JsonValue object, ConfigFields* outer, std::vector<UnusedField>* unused)
-      : fields_(object, kKey), outer_(outer), unused_(unused) {}
+  Reader(const char* key, JsonValue object, ConfigFields* outer, std::vector<UnusedField>* unused)
+      : key_(key), fields_(object, key), outer_(outer), unused_(unused) {}
 
-  QuantizationConfig Read() {
-    const std::string method = fields_.String("quant_method", "");
-    QuantizationConfig config;
-    if (method == "fp8") {
-      ReadFp8(config);
-    } else if (method == "gptq") {
-      ReadGptq(config);
-    } else if (method == "awq") {
-      ReadAwq(config);
-    } else if (method == "compressed-tensors") {
-      ReadCompressedTensors(config);
-    } else if (method == "mxfp4") {
-      config.form = StoredWeights::kMxfp4;
-    } else if (method == "modelopt") {
-      ReadModelopt(config);
-    } else {
-      Fail(fmt::format("quant_method \"{}\" is not read", Printable(method)));
-    }
+  /// `method`: what is meant where the object does not say.
+  QuantizationConfig Read(const char* method) {
+    const QuantizationConfig config = ReadMethod(fields_.String("quant_method", method));
     if (fields_.status().ok() && outer_->status().ok()) {
       RefuseChanges();
-      AccountForFields(FieldScope::kQuantization, fmt::format("{}.", kKey), fields_, unused_);
+      AccountForFields(FieldScope::kQuantization, fmt::format("{}.", key_), fields_, unused_);
     }
     if (!fields_.status().ok()) {
-      outer_->Fail(kKey, fmt::format("{}; {}", fields_.status().message().data(), kRead));
+      outer_->Fail(key_, fmt::format("{}; {}", fields_.status().message().data(), kRead));
     }
     return config;
   }
 
  private:
-  void Fail(const std::string& what) {
-    if (!fields_.status().ok()) return;  // a field that is missing says more
-    outer_->Fail(kKey, fmt::format("{}; {}; {}", what, kRead, kOtherWays));
+  QuantizationConfig ReadMethod(const std::string& method) {
+    if (method == "fp8" || method == "fbgemm_fp8") return ReadFp8();
+    if (method == "gptq") return ReadGptq();
+    if (method == "awq") return ReadAwq();
+    if (method == "auto-round" || method == "intel/auto-round") return ReadAutoRound();
+    if (method == "mxfp4") return {.form = StoredWeights::kMxfp4};
+    if (method == kModelopt) return ReadModelopt();
+    if (method == "compressed-tensors") {
+      absl::StatusOr<QuantizationConfig> config = ReadCompressedTensors(fields_);
+      if (config.ok()) return *config;
+      Fail(std::string(config.status().message()));
+      return {};
+    }
+    Fail(fmt::format("quant_method \"{}\" is not read", Printable(method)));
+    return {};
   }
 
-  // Some files treat a part of their weights in another way, or transform all of them.
+  void Fail(const std::string& what) {
+    if (!fields_.status().ok()) return;  // a field that is missing says more
+    outer_->Fail(key_, fmt::format("{}; {}; {}", what, kRead, kOtherWays));
+  }
+
+  // Some files transform all of their weights.
   void RefuseChanges() {
-    for (const char* key : {"dynamic", "transform_config", "sparsity_config"}) {
+    for (const char* key : {"transform_config", "sparsity_config"}) {
       const auto object = fields_.Find(key);
       if (!object || object->size() == 0) continue;
       fields_.Fail(key, "legal is an empty object");
@@ -73,24 +75,23 @@ class Reader {
     }
   }
 
-  void ReadFp8(QuantizationConfig& config) {
-    config.form = StoredWeights::kFp8Blocks;
+  // Where no size of blocks is given, the tensors tell whether a scale is of a row or of a matrix.
+  QuantizationConfig ReadFp8() {
     const auto block = fields_.Ints("weight_block_size", 0, kMaxGroup);
     if (fields_.String("fmt", "e4m3") != "e4m3" ||
-        block != std::vector<int64_t>{kFp8BlockRows, kFp8BlockCols}) {
-      Fail("legal for fp8 are fmt \"e4m3\" and weight_block_size [128, 128]");
+        (!block.empty() && block != std::vector<int64_t>{kFp8BlockRows, kFp8BlockCols})) {
+      Fail("legal for fp8 are fmt \"e4m3\", and weight_block_size [128, 128] or none");
     }
+    return {.form = StoredWeights::kFp8};
   }
 
-  void ReadInt4(QuantizationConfig& config, int64_t bits) {
-    const int64_t group = config.group;
-    if (bits != 4 || (group != 32 && group != 64 && group != 128)) {
-      Fail(fmt::format("{} bits in groups of {}: legal are 4 bits in groups of 32, 64 or 128", bits,
-                       group));
-    }
+  void CheckInt4Of(const QuantizationConfig& config) {
+    const absl::Status status = CheckInt4(fields_.Int("bits", 1, 64), config.group);
+    if (!status.ok()) Fail(std::string(status.message()));
   }
 
-  void ReadGptq(QuantizationConfig& config) {
+  QuantizationConfig ReadGptq() {
+    QuantizationConfig config;
     config.form = StoredWeights::kGptq;
     config.group = fields_.Int("group_size", -1, kMaxGroup);
     config.symmetric = fields_.Bool("sym", true);
@@ -99,10 +100,12 @@ class Reader {
     if (format != "gptq" && format != "gptq_v2") {
       Fail(fmt::format("checkpoint_format \"{}\": legal are gptq and gptq_v2", Printable(format)));
     }
-    ReadInt4(config, fields_.Int("bits", 1, 64));
+    CheckInt4Of(config);
+    return config;
   }
 
-  void ReadAwq(QuantizationConfig& config) {
+  QuantizationConfig ReadAwq() {
+    QuantizationConfig config;
     config.form = StoredWeights::kAwq;
     config.group = fields_.Int("group_size", -1, kMaxGroup);
     config.symmetric = !fields_.Bool("zero_point", true);
@@ -111,81 +114,87 @@ class Reader {
       Fail(fmt::format("version \"{}\": legal is gemm", Printable(version)));
     }
     if (config.symmetric) Fail("zero_point false: awq files have zero points");
-    ReadInt4(config, fields_.Int("bits", 1, 64));
+    CheckInt4Of(config);
+    return config;
   }
 
-  // All groups of config_groups must agree on weights: which modules they name, tensors tell.
-  void ReadCompressedTensors(QuantizationConfig& config) {
-    const auto groups = fields_.Find("config_groups");
-    if (!groups || !groups->is_object() || groups->size() == 0) {
-      return Fail("compressed-tensors without config_groups");
+  // Tensors of GPTQ or of AWQ. Only "auto_gptq" stores zeros less one.
+  QuantizationConfig ReadAutoRound() {
+    QuantizationConfig config;
+    const std::string packing = fields_.String("packing_format", "auto_round:auto_gptq");
+    const bool awq = packing == "auto_round:auto_awq" || packing == "auto_round:awq";
+    config.less_one = packing == "auto_round:auto_gptq" || packing == "auto_round:gptq";
+    config.form = awq ? StoredWeights::kAwq : StoredWeights::kGptq;
+    config.group = fields_.Int("group_size", -1, kMaxGroup);
+    config.symmetric = fields_.Bool("sym", true) && !awq;  // awq files have zeros all the same
+    if (!awq && !config.less_one && packing != "auto_round" && packing != "auto_round:gptqmodel") {
+      Fail(
+          fmt::format("packing_format \"{}\": legal are auto_round, auto_round:auto_gptq, "
+                      "auto_round:gptqmodel and auto_round:auto_awq",
+                      Printable(packing)));
     }
-    const std::string format = fields_.String("format", "");
-    bool first = true;
-    for (const JsonMember& member : groups->members()) {
-      QuantizationConfig group;
-      ReadGroup(member.value, format, group);
-      if (!first && !(group == config)) Fail("config_groups with different weights");
-      config = group;
-      first = false;
-    }
+    if (fields_.String("data_type", "int") != "int") Fail("data_type: legal is int");
+    if (fields_.Int("act_bits", 1, 64, 16) < 16) Fail("act_bits below 16");
+    CheckInt4Of(config);
+    return config;
   }
 
-  void ReadGroup(JsonValue object, const std::string& format, QuantizationConfig& config) {
-    const auto weights = object.is_object() ? object.Find("weights") : std::nullopt;
-    if (!weights || !weights->is_object()) return Fail("a config group without weights");
-    ConfigFields w(*weights, fmt::format("{}.weights", kKey));
-    const int64_t bits = w.Int("num_bits", 1, 64);
-    config.symmetric = w.Bool("symmetric", true);
-    const std::string strategy = w.String("strategy", "");
-    config.group = w.Int("group_size", -1, kMaxGroup, -1);
-    const auto inputs = object.Find("input_activations");
-    const bool quantized_inputs = inputs && inputs->is_object();
-    if (!w.status().ok()) return Fail(std::string(w.status().message()));
-    if (format == "pack-quantized") {
-      config.form = StoredWeights::kPackedInt4;
-      if (quantized_inputs) Fail("pack-quantized weights with quantized activations");
-      return ReadInt4(config, strategy == "group" ? bits : 0);
-    }
-    if (format == "int-quantized") {
-      config.form = StoredWeights::kInt8;
-      config.int8_inputs = quantized_inputs;
-      const bool grouped = strategy == "group" && config.group == 128 && !quantized_inputs;
-      if (bits != 8 || !config.symmetric || (strategy != "channel" && !grouped)) {
-        Fail(
-            "int-quantized weights: legal are symmetric 8 bits a channel, or in groups of 128 "
-            "without quantized activations");
-      }
-      if (!grouped) config.group = -1;
-      return;
-    }
-    if (format == "nvfp4-pack-quantized") {
-      config.form = StoredWeights::kPackedFp4;
-      if (bits != 4 || config.group != 16) Fail("nvfp4: legal are 4 bits in groups of 16");
-      return;
-    }
-    Fail(fmt::format("compressed-tensors format \"{}\" is not read", Printable(format)));
-  }
-
-  void ReadModelopt(QuantizationConfig& config) {
+  QuantizationConfig ReadModelopt() {
     if (fields_.Has("config_groups")) {
-      unused_->push_back({"quantization_config.config_groups", "quant_algo says it"});
+      unused_->push_back({fmt::format("{}.config_groups", key_), "quant_algo says it"});
     }
-    config.form = StoredWeights::kModeloptFp4;
-    config.group = fields_.Int("group_size", 1, kMaxGroup, 16);
     const std::string algorithm = fields_.String("quant_algo", "");
-    if (algorithm != "NVFP4" || config.group != 16) {
-      Fail(fmt::format("modelopt {} in groups of {}: legal is NVFP4 in groups of 16",
-                       Printable(algorithm), config.group));
+    const auto layers = fields_.Find("quantized_layers");
+    if (algorithm != "MIXED_PRECISION") {
+      return OfAlgorithm(algorithm, fields_.Int("group_size", 1, kMaxGroup, 16));
     }
+    if (layers && layers->is_object()) return ReadMixed(*layers);
+    Fail("MIXED_PRECISION without quantized_layers");
+    return {};
   }
 
+  // Layers in fp8 beside those in one other form: the types of their tensors tell.
+  QuantizationConfig ReadMixed(JsonValue layers) {
+    QuantizationConfig config = {.form = StoredWeights::kFp8};
+    for (const JsonMember& layer : layers.members()) {
+      if (!layer.value.is_object()) {
+        Fail("quantized_layers: legal are objects");
+        return {};
+      }
+      ConfigFields fields(layer.value, Printable(layer.key.text()));
+      const std::string algorithm = fields.String("quant_algo", "");
+      const int64_t group = fields.Int("group_size", 1, kMaxGroup, 16);
+      if (!fields.status().ok()) Fail(std::string(fields.status().message()));
+      const QuantizationConfig own = OfAlgorithm(algorithm, group);
+      if (own.form != StoredWeights::kFp8) config = own;
+    }
+    return config;
+  }
+
+  QuantizationConfig OfAlgorithm(const std::string& algorithm, int64_t group) {
+    if (algorithm == "FP8") return {.form = StoredWeights::kFp8};
+    if (algorithm == "NVFP4" && group == 16) {
+      return {.form = StoredWeights::kModeloptFp4, .group = group};
+    }
+    Fail(fmt::format("modelopt {} in groups of {}: legal are NVFP4 in groups of 16, and FP8",
+                     Printable(algorithm), group));
+    return {};
+  }
+
+  const char* const key_;
   ConfigFields fields_;
   ConfigFields* const outer_;
   std::vector<UnusedField>* const unused_;
 };
 
 }  // namespace
+
+absl::Status CheckInt4(int64_t bits, int64_t group) {
+  if (bits == 4 && (group == -1 || (group > 0 && group % 32 == 0))) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format(
+      "{} bits in groups of {}: legal are 4 bits in groups of a multiple of 32, or of -1, a row",
+      bits, group));
+}
 
 QuantizationConfig ReadQuantizationConfig(ConfigFields& fields, std::vector<UnusedField>* unused) {
   const auto object = fields.Find(kKey);
@@ -194,15 +203,28 @@ QuantizationConfig ReadQuantizationConfig(ConfigFields& fields, std::vector<Unus
     fields.Fail(kKey, "legal is an object");
     return {};
   }
-  return Reader(*object, &fields, unused).Read();
+  return Reader(kKey, *object, &fields, unused).Read("");
+}
+
+absl::StatusOr<QuantizationConfig> ReadHfQuantConfig(JsonValue root, const std::string& path,
+                                                     std::vector<UnusedField>* unused) {
+  constexpr char kQuantization[] = "quantization";
+  ConfigFields fields(root, path);
+  const auto object = fields.Find(kQuantization);
+  if (!object || !object->is_object()) {
+    return absl::InvalidArgumentError(fmt::format("{}: quantization is not an object", path));
+  }
+  const QuantizationConfig config = Reader(kQuantization, *object, &fields, unused).Read(kModelopt);
+  if (!fields.status().ok()) return fields.status();
+  return config;
 }
 
 absl::string_view StoredWeightsName(StoredWeights form) {
   switch (form) {
     case StoredWeights::kPlain:
       return "plain";
-    case StoredWeights::kFp8Blocks:
-      return "fp8 blocks";
+    case StoredWeights::kFp8:
+      return "fp8";
     case StoredWeights::kGptq:
       return "gptq int4";
     case StoredWeights::kAwq:

@@ -6,6 +6,7 @@
 #include "base/checked_math.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
+#include "checkpoint/fp8_scaler.h"
 #include "checkpoint/quantized_weights.h"
 #include "checkpoint/safetensors_header.h"
 
@@ -49,7 +50,7 @@ absl::Status QuantizedWeights::ReadNvfp4(const StoredMatrix& m, QuantizedMatrix*
     }
   }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
-  MOERT_RETURN_IF_ERROR(ReadScales(*scales, /*by_group=*/false, q));
+  MOERT_RETURN_IF_ERROR(ReadScales(*scales, /*by_group=*/false, kNvGroup, q));
   for (const float scale : q->scales) {
     if (scale < 0) return Error(*scales, "a scale is below 0");
   }
@@ -117,23 +118,19 @@ absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, QuantizedMatrix*
 absl::StatusOr<Scheme> QuantizedWeights::Fp8Scheme(const StoredMatrix& m) const {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* weight,
                          Tensor(m.base + ".weight", {DType::kF8E4M3}, {m.rows, m.k}));
-  MOERT_RETURN_IF_ERROR(checkpoint_->Fp8Scales(*weight).status());
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Fp8Scales(*weight));
+  if (scales == nullptr) return Error(*weight, "it has neither weight_scale_inv nor weight_scale");
   return Scheme::Parse("fp8_b128");
 }
 
 absl::Status QuantizedWeights::ReadFp8(const StoredMatrix& m, QuantizedMatrix* q) const {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* weight, checkpoint_->Get(m.base + ".weight"));
   MOERT_ASSIGN_OR_RETURN(q->codes, Whole<uint8_t>(*weight));
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Fp8Scales(*weight));
-  if (scales == nullptr) return Error(*weight, "it has no weight_scale_inv");
-  std::vector<float> blocks(static_cast<size_t>(scales->elements()));
-  MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(*scales, 0, absl::MakeSpan(blocks)));
+  MOERT_ASSIGN_OR_RETURN(const Fp8Scaler scaler, Fp8Scaler::Load(*checkpoint_, *weight));
   const int64_t groups = q->groups();
   for (int64_t r = 0; r < m.rows; ++r) {
     for (int64_t g = 0; g < groups; ++g) {
-      const float scale = blocks[static_cast<size_t>(r / kFp8BlockRows * groups + g)];
-      if (!std::isfinite(scale)) return Error(*scales, "a scale is not finite");
-      q->scales[static_cast<size_t>(r * groups + g)] = scale;
+      q->scales[static_cast<size_t>(r * groups + g)] = scaler.ScaleOf(r, g * q->group);
     }
   }
   return absl::OkStatus();

@@ -33,7 +33,8 @@ absl::Status QuantizedWeights::CheckOrder(const std::string& name, int64_t k) co
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Tensor(name, {DType::kI32}, {k}));
   MOERT_ASSIGN_OR_RETURN(const std::vector<int32_t> groups, Whole<int32_t>(*t));
   for (int64_t i = 0; i < k; ++i) {
-    if (groups[static_cast<size_t>(i)] == i / config_.group) continue;
+    const int64_t in_order = config_.group > 0 ? i / config_.group : 0;
+    if (groups[static_cast<size_t>(i)] == in_order) continue;
     return Error(
         *t, fmt::format("channel {} is in group {}: channels were quantized in another order "
                         "(act-order, desc_act), which records do not have; moert-pack quantize "
@@ -58,20 +59,31 @@ absl::Status QuantizedWeights::CheckZeros(const StoredMatrix& m, const TensorInf
   return absl::OkStatus();
 }
 
+int64_t QuantizedWeights::StoredGroups(int64_t k) const {
+  return config_.group > 0 ? CeilDiv<int64_t>(k, config_.group) : 1;
+}
+
+int64_t QuantizedWeights::StoredGroup(const QuantizedMatrix& q, int64_t group) const {
+  return config_.group > 0 ? group * q.group / config_.group : 0;
+}
+
+// The widest groups that a record may have: those of the file, or parts of them.
 absl::StatusOr<Scheme> QuantizedWeights::Int4Scheme(const StoredMatrix& m,
                                                     const TensorInfo& scales) const {
-  if (m.k % config_.group != 0 && m.k > config_.group) {
-    return Error(scales, fmt::format("{} channels are not whole groups of {}", m.k, config_.group));
+  for (const int64_t group : {128, 64, 32}) {
+    const bool part = config_.group < 0 || config_.group % group == 0;
+    if (!part || (m.k % group != 0 && m.k > group)) continue;
+    return Scheme::Parse(fmt::format("w4a16_g{}{}{}", group, config_.symmetric ? "" : "_zp",
+                                     scales.dtype == DType::kF16 ? "_f16" : ""));
   }
-  return Scheme::Parse(fmt::format("w4a16_g{}{}{}", config_.group, config_.symmetric ? "" : "_zp",
-                                   scales.dtype == DType::kF16 ? "_f16" : ""));
+  return Error(scales, fmt::format("{} channels are not whole groups of {}", m.k, config_.group));
 }
 
 // GPTQ: codes eight input channels a word, [k / 8, rows]; AWQ: eight output channels a word,
 // [k, rows / 8]. Both: zeros [groups, rows / 8], scales [groups, rows].
 absl::StatusOr<Scheme> QuantizedWeights::GptqScheme(const StoredMatrix& m) const {
   const bool awq = config_.form == StoredWeights::kAwq;
-  const int64_t groups = CeilDiv<int64_t>(m.k, config_.group);
+  const int64_t groups = StoredGroups(m.k);
   if (m.rows % kInWord != 0 || m.k % kInWord != 0) {
     MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, checkpoint_->Get(m.base + ".qweight"));
     return Error(*t, fmt::format("[{}, {}] weights: legal are multiples of 8", m.rows, m.k));
@@ -107,23 +119,24 @@ absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, QuantizedMatrix* 
   if (config_.less_one) UndoLessOne(config_.symmetric, &zero_words);
   q->offsets.resize(q->scales.size());
   for (int64_t g = 0; g < q->groups(); ++g) {
+    const int64_t stored = StoredGroup(*q, g);
     for (int64_t row = 0; row < m.rows; ++row) {
       const int64_t column = row % kInWord;
       const int64_t place =
           awq ? std::find(kAwqOrder, kAwqOrder + kInWord, column) - kAwqOrder : column;
-      const uint32_t word = zero_words[static_cast<size_t>(g * row_words + row / kInWord)];
+      const uint32_t word = zero_words[static_cast<size_t>(stored * row_words + row / kInWord)];
       q->offsets[static_cast<size_t>(row * q->groups() + g)] =
           static_cast<float>(Nibble(word, place));
     }
   }
   MOERT_RETURN_IF_ERROR(CheckZeros(m, *zeros, q));
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".scales"));
-  return ReadScales(*scales, /*by_group=*/true, q);
+  return ReadScales(*scales, /*by_group=*/true, config_.group, q);
 }
 
 // compressed-tensors: codes [rows, k / 8], zeros [rows / 8, groups], scales [rows, groups].
 absl::StatusOr<Scheme> QuantizedWeights::PackedScheme(const StoredMatrix& m) const {
-  const int64_t groups = CeilDiv<int64_t>(m.k, config_.group);
+  const int64_t groups = StoredGroups(m.k);
   MOERT_RETURN_IF_ERROR(
       Tensor(m.base + ".weight_packed", {DType::kI32}, {m.rows, CeilDiv<int64_t>(m.k, kInWord)})
           .status());
@@ -154,22 +167,24 @@ absl::Status QuantizedWeights::ReadPacked(const StoredMatrix& m, QuantizedMatrix
                            checkpoint_->Get(m.base + ".weight_zero_point"));
     MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> zero_words, Whole<uint32_t>(*zeros));
     q->offsets.resize(q->scales.size());
+    const int64_t groups = StoredGroups(m.k);
     for (int64_t row = 0; row < m.rows; ++row) {
       for (int64_t g = 0; g < q->groups(); ++g) {
-        const uint32_t word = zero_words[static_cast<size_t>(row / kInWord * q->groups() + g)];
+        const uint32_t word =
+            zero_words[static_cast<size_t>(row / kInWord * groups + StoredGroup(*q, g))];
         q->offsets[static_cast<size_t>(row * q->groups() + g)] =
             static_cast<float>(Nibble(word, row % kInWord));
       }
     }
   }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
-  return ReadScales(*scales, /*by_group=*/false, q);
+  return ReadScales(*scales, /*by_group=*/false, config_.group, q);
 }
 
 // compressed-tensors: signed bytes [rows, k], scales [rows, 1] or [rows, groups]. Records have
 // scales of bf16.
 absl::StatusOr<Scheme> QuantizedWeights::Int8Scheme(const StoredMatrix& m) const {
-  const int64_t groups = config_.group > 0 ? CeilDiv<int64_t>(m.k, config_.group) : 1;
+  const int64_t groups = StoredGroups(m.k);
   MOERT_RETURN_IF_ERROR(Tensor(m.base + ".weight", {DType::kI8}, {m.rows, m.k}).status());
   MOERT_RETURN_IF_ERROR(
       Tensor(m.base + ".weight_scale", {DType::kBF16, DType::kF16, DType::kF32}, {m.rows, groups})
@@ -184,7 +199,7 @@ absl::Status QuantizedWeights::ReadInt8(const StoredMatrix& m, QuantizedMatrix* 
   MOERT_ASSIGN_OR_RETURN(q->codes, Whole<uint8_t>(*codes));
   for (uint8_t& code : q->codes) code = static_cast<uint8_t>(code ^ 0x80);  // + 128
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
-  return ReadScales(*scales, /*by_group=*/false, q);
+  return ReadScales(*scales, /*by_group=*/false, config_.group, q);
 }
 
 }  // namespace moert

@@ -16,27 +16,37 @@ std::string WeightBase(const std::string& weight) {
   return std::string(absl::StripSuffix(weight, ".weight"));
 }
 
-bool QuantizedWeights::Has(const std::string& base) const {
-  const auto has = [&](const char* suffix) { return checkpoint_->Find(base + suffix) != nullptr; };
-  switch (config_.form) {
+// The tensor that only a quantized layer has.
+static const char* MarkOf(StoredWeights form) {
+  switch (form) {
     case StoredWeights::kPlain:
-      return false;
-    case StoredWeights::kFp8Blocks:
-      return has(".weight_scale_inv");
+    case StoredWeights::kFp8:
+      return nullptr;
     case StoredWeights::kGptq:
     case StoredWeights::kAwq:
-      return has(".qweight");
+      return ".qweight";
     case StoredWeights::kPackedInt4:
     case StoredWeights::kPackedFp4:
-      return has(".weight_packed");
+      return ".weight_packed";
     case StoredWeights::kInt8:
-      return has(".weight_scale");
+      return ".weight_scale";
     case StoredWeights::kModeloptFp4:
-      return has(".weight_scale_2");
+      return ".weight_scale_2";
     case StoredWeights::kMxfp4:
-      return has("_blocks");
+      return "_blocks";
   }
-  return false;
+  return nullptr;
+}
+
+StoredWeights QuantizedWeights::FormOf(const std::string& base) const {
+  if (config_.form == StoredWeights::kPlain) return config_.form;
+  if (const TensorInfo* w = checkpoint_->Find(base + ".weight");
+      w != nullptr && w->dtype == DType::kF8E4M3) {
+    return StoredWeights::kFp8;
+  }
+  const char* const mark = MarkOf(config_.form);
+  const bool marked = mark != nullptr && checkpoint_->Find(base + mark) != nullptr;
+  return marked ? config_.form : StoredWeights::kPlain;
 }
 
 std::vector<std::string> QuantizedWeights::TensorsOf(const std::string& base) const {
@@ -45,10 +55,13 @@ std::vector<std::string> QuantizedWeights::TensorsOf(const std::string& base) co
     for (const char* suffix : suffixes) names.push_back(base + suffix);
     return names;
   };
-  switch (config_.form) {
+  switch (FormOf(base)) {
     case StoredWeights::kPlain:
       return with({".weight"});
-    case StoredWeights::kFp8Blocks:
+    case StoredWeights::kFp8:
+      if (checkpoint_->Find(base + ".weight_scale_inv") == nullptr) {
+        return with({".weight", ".weight_scale"});
+      }
       return with({".weight", ".weight_scale_inv"});
     case StoredWeights::kGptq:
     case StoredWeights::kAwq:
@@ -89,14 +102,16 @@ absl::StatusOr<const TensorInfo*> QuantizedWeights::Tensor(
 }
 
 // Stored [groups, rows] (by_group) or [rows, groups].
-absl::Status QuantizedWeights::ReadScales(const TensorInfo& tensor, bool by_group,
+absl::Status QuantizedWeights::ReadScales(const TensorInfo& tensor, bool by_group, int64_t group,
                                           QuantizedMatrix* q) const {
   std::vector<float> values(static_cast<size_t>(tensor.elements()));
   MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(tensor, 0, absl::MakeSpan(values)));
-  const int64_t groups = q->groups();
+  const int64_t groups = q->groups(), stored = group > 0 ? CeilDiv<int64_t>(q->k, group) : 1;
   for (int64_t r = 0; r < q->rows; ++r) {
     for (int64_t g = 0; g < groups; ++g) {
-      const float scale = values[static_cast<size_t>(by_group ? g * q->rows + r : r * groups + g)];
+      const int64_t of = group > 0 ? g * q->group / group : 0;
+      const float scale =
+          values[static_cast<size_t>(by_group ? of * q->rows + r : r * stored + of)];
       if (!std::isfinite(scale)) return Error(tensor, "a scale is not finite");
       q->scales[static_cast<size_t>(r * groups + g)] = scale;
     }
@@ -105,10 +120,10 @@ absl::Status QuantizedWeights::ReadScales(const TensorInfo& tensor, bool by_grou
 }
 
 absl::StatusOr<Scheme> QuantizedWeights::SchemeOf(const StoredMatrix& m) const {
-  switch (config_.form) {
+  switch (FormOf(m.base)) {
     case StoredWeights::kPlain:
       return Scheme{};
-    case StoredWeights::kFp8Blocks:
+    case StoredWeights::kFp8:
       return Fp8Scheme(m);
     case StoredWeights::kGptq:
     case StoredWeights::kAwq:
@@ -136,8 +151,8 @@ absl::StatusOr<QuantizedMatrix> QuantizedWeights::Read(const StoredMatrix& m) co
     q.codes.resize(static_cast<size_t>(m.rows * m.k));
     q.scales.resize(static_cast<size_t>(m.rows * q.groups()));
     absl::Status status;
-    switch (config_.form) {
-      case StoredWeights::kFp8Blocks:
+    switch (FormOf(m.base)) {
+      case StoredWeights::kFp8:
         status = ReadFp8(m, &q);
         break;
       case StoredWeights::kGptq:

@@ -36,10 +36,12 @@ class QuantizedWeights {
   QuantizedWeights(const Checkpoint* checkpoint, const QuantizationConfig& config)
       : checkpoint_(checkpoint), config_(config) {}
 
-  /// Whether the file has `base` quantized: a linear layer may be left as it was.
-  bool Has(const std::string& base) const;
-  /// The scheme whose records hold the matrix as it is. Checks types and shapes of its tensors;
-  /// errors name the tensor.
+  /// In which form the file has `base`: a linear layer may be left as it was, or be fp8 in a file
+  /// of another form.
+  StoredWeights FormOf(const std::string& base) const;
+  bool Has(const std::string& base) const { return FormOf(base) != StoredWeights::kPlain; }
+  /// The scheme whose records hold the matrix as it is, bf16 for floats. Checks types and shapes of
+  /// quantized tensors; errors name the tensor.
   absl::StatusOr<Scheme> SchemeOf(const StoredMatrix& matrix) const;
   /// Names of the tensors that Read reads, those included that a file may lack.
   std::vector<std::string> TensorsOf(const std::string& base) const;
@@ -60,11 +62,17 @@ class QuantizedWeights {
     if (!status.ok()) return status;
     return values;
   }
-  absl::Status ReadScales(const TensorInfo& tensor, bool by_group, QuantizedMatrix* q) const;
+  /// `group`: channels that share a scale in the file; -1: all of a row. Those of a record may be
+  /// fewer, and its scales are then repeated.
+  absl::Status ReadScales(const TensorInfo& tensor, bool by_group, int64_t group,
+                          QuantizedMatrix* q) const;
   absl::Status CheckOrder(const std::string& name, int64_t k) const;
   absl::Status CheckZeros(const StoredMatrix& m, const TensorInfo& tensor,
                           QuantizedMatrix* q) const;
 
+  /// Groups of a row in an int4 file, and which of them a record's is part of.
+  int64_t StoredGroups(int64_t k) const;
+  int64_t StoredGroup(const QuantizedMatrix& q, int64_t group) const;
   absl::StatusOr<Scheme> Int4Scheme(const StoredMatrix& m, const TensorInfo& scales) const;
   absl::StatusOr<Scheme> GptqScheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> PackedScheme(const StoredMatrix& m) const;

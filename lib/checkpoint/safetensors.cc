@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -48,6 +50,10 @@ const TensorInfo* FindByName(const std::vector<TensorInfo>& tensors,
   return it == sorted.end() || tensors[*it].name != name ? nullptr : &tensors[*it];
 }
 
+// 2^(e - 127); 255 is no number.
+float F8E8M0ToF32(uint8_t e) {
+  return e == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, int{e} - 127);
+}
 float LoadF32(const std::byte* p) {
   float f;
   std::memcpy(&f, p, sizeof(f));
@@ -69,6 +75,8 @@ float ElementToF32(DType dtype, const std::byte* raw, size_t i) {
       return F16ToF32(LoadU16(raw + 2 * i));
     case DType::kF8E4M3:
       return F8E4M3ToF32(std::to_integer<uint8_t>(raw[i]));
+    case DType::kF8E8M0:
+      return F8E8M0ToF32(std::to_integer<uint8_t>(raw[i]));
     default:
       return 0.0f;  // excluded by ReadConverted
   }
@@ -83,11 +91,12 @@ absl::Status ReadConverted(const Checkpoint& checkpoint, const TensorInfo& tenso
     case DType::kBF16:
     case DType::kF16:
     case DType::kF8E4M3:
+    case DType::kF8E8M0:
       break;
     default:
       return absl::InvalidArgumentError(fmt::format(
           "{}: tensor \"{}\": dtype {} cannot be read as floating point, legal are f32, bf16, f16, "
-          "f8_e4m3",
+          "f8_e4m3, f8_e8m0",
           checkpoint.file(tensor.file).path(), Printable(tensor.name),
           View(DTypeName(tensor.dtype))));
   }
@@ -135,9 +144,7 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
     } else if (const std::string index = path + "/model.safetensors.index.json"; Exists(index)) {
       MOERT_RETURN_IF_ERROR(c->OpenSharded(path, index, env));
     } else {
-      return absl::NotFoundError(fmt::format(
-          "{}: no checkpoint here: neither model.safetensors nor model.safetensors.index.json{}",
-          path, OtherFiles(path)));
+      MOERT_RETURN_IF_ERROR(c->OpenNumbered(path, env));
     }
     c->BuildIndex();
     return c;
@@ -193,6 +200,33 @@ absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& 
   return absl::OkStatus();
 }
 
+absl::Status Checkpoint::OpenNumbered(const std::string& dir, Env* env) {
+  MOERT_ASSIGN_OR_RETURN(const std::vector<std::string> shards, NumberedShards(dir));
+  if (shards.empty()) {
+    return absl::NotFoundError(fmt::format(
+        "{}: no checkpoint here: neither model.safetensors nor model.safetensors.index.json{}", dir,
+        OtherFiles(dir)));
+  }
+  for (const std::string& name : shards) {
+    MOERT_ASSIGN_OR_RETURN(auto file, env->Open(dir + "/" + name, FileAccess::kBuffered));
+    MOERT_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(*file));
+    for (TensorInfo& t : header.tensors) {
+      t.file = static_cast<int>(files_.size());
+      tensors_.push_back(t);
+    }
+    storage_.push_back(std::move(header.storage));
+    files_.push_back(std::move(file));
+  }
+  const std::vector<uint32_t> order = SortedByName(tensors_);
+  for (size_t i = 1; i < order.size(); ++i) {
+    const TensorInfo& t = tensors_[order[i]];
+    if (t.name != tensors_[order[i - 1]].name) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("{}: tensor \"{}\" is in two shards", dir, Printable(t.name)));
+  }
+  return absl::OkStatus();
+}
+
 void Checkpoint::BuildIndex() { by_name_ = SortedByName(tensors_); }
 
 const TensorInfo* Checkpoint::Find(absl::string_view name) const {
@@ -200,7 +234,12 @@ const TensorInfo* Checkpoint::Find(absl::string_view name) const {
 }
 
 absl::StatusOr<const TensorInfo*> Checkpoint::Get(absl::string_view name) const try {
-  if (const TensorInfo* t = Find(name); t != nullptr) return t;
+  if (const TensorInfo* t = Find(name); t != nullptr) {
+    if (t->unknown_type.empty()) return t;
+    return absl::UnimplementedError(fmt::format("{}: tensor \"{}\": its type {} is not read",
+                                                file(t->file).path(), Printable(name),
+                                                Printable(t->unknown_type)));
+  }
   return absl::NotFoundError(fmt::format("{}: tensor \"{}\" is missing", path_, Printable(name)));
 } catch (...) {
   return ExceptionStatus(path_);
@@ -215,45 +254,6 @@ absl::Status Checkpoint::ReadBytes(const TensorInfo& tensor, int64_t offset,
                                              dst.size(), offset, tensor.bytes));
   }
   return file(tensor.file).Read(tensor.offset + offset, dst);
-} catch (...) {
-  return ExceptionStatus(path_);
-}
-
-absl::StatusOr<const TensorInfo*> Checkpoint::Fp8Scales(const TensorInfo& weight) const try {
-  if (weight.dtype != DType::kF8E4M3 || weight.shape.size() < 2) return nullptr;
-  const TensorInfo* scales = Find(std::string(weight.name) + "_scale_inv");
-  if (scales == nullptr) return nullptr;
-  std::vector<int64_t> expected(weight.shape.begin(), weight.shape.end());
-  const size_t rank = expected.size();
-  expected[rank - 2] =
-      expected[rank - 2] / kFp8BlockRows + (expected[rank - 2] % kFp8BlockRows > 0);
-  expected[rank - 1] =
-      expected[rank - 1] / kFp8BlockCols + (expected[rank - 1] % kFp8BlockCols > 0);
-  const bool floating =
-      scales->dtype == DType::kF32 || scales->dtype == DType::kBF16 || scales->dtype == DType::kF16;
-  if (scales->shape != expected || !floating) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{}: tensor \"{}\": it is {} {}, legal for the scales of {} are f32, bf16 and f16 of "
-        "shape {}",
-        file(scales->file).path(), Printable(scales->name), View(DTypeName(scales->dtype)),
-        ShapeToString(scales->shape), ShapeToString(weight.shape), ShapeToString(expected)));
-  }
-  return scales;
-} catch (...) {
-  return ExceptionStatus(path_);
-}
-
-absl::Status Checkpoint::CheckWeightType(const TensorInfo& tensor) const try {
-  if (tensor.dtype == DType::kBF16 || tensor.dtype == DType::kF16 || tensor.dtype == DType::kF32) {
-    return absl::OkStatus();
-  }
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, Fp8Scales(tensor));
-  if (scales != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format(
-      "{}: tensor \"{}\": its type is {}, legal are bf16, f16, f32, and f8_e4m3 with the scales of "
-      "its {} x {} blocks in {}_scale_inv",
-      file(tensor.file).path(), Printable(tensor.name), View(DTypeName(tensor.dtype)),
-      kFp8BlockRows, kFp8BlockCols, Printable(tensor.name)));
 } catch (...) {
   return ExceptionStatus(path_);
 }

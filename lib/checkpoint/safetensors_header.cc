@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <optional>
 #include <utility>
 
 #include "base/checked_math.h"
@@ -22,6 +21,7 @@ constexpr int64_t kPrefixBytes = 8;
 constexpr int64_t kMaxHeaderBytes = 100'000'000;  // as the reference implementation
 constexpr size_t kMaxRank = 8;
 constexpr size_t kMaxNameBytes = 1024;
+constexpr int64_t kMaxElementBytes = 16;  // of a type that is not known here
 
 struct DTypeCode {
   const char* code;
@@ -36,11 +36,15 @@ constexpr DTypeCode kDTypeCodes[] = {
     {"F64", DType::kF64},
 };
 
-std::optional<DType> ParseDType(JsonValue code) {
+// A type that is not known here does no harm where nothing reads the tensor.
+void ParseDType(JsonValue code, TensorInfo* t) {
   for (const DTypeCode& c : kDTypeCodes) {
-    if (code.Is(c.code)) return c.dtype;
+    if (!code.Is(c.code)) continue;
+    t->dtype = c.dtype;
+    return;
   }
-  return std::nullopt;
+  t->dtype = DType::kU8;
+  t->unknown_type = code.text();
 }
 
 absl::Status TensorError(const std::string& path, absl::string_view name, const std::string& what) {
@@ -48,9 +52,10 @@ absl::Status TensorError(const std::string& path, absl::string_view name, const 
       fmt::format("{}: tensor \"{}\": {}", path, Printable(name), what));
 }
 
-// Where the data of `t` begins; its size is known.
-absl::StatusOr<int64_t> ParseOffset(const std::string& path, const TensorInfo& t, JsonValue offsets,
-                                    int64_t data_bytes) {
+// Where the data of `t` begins. Its size is known, unless its type is not: then offsets tell it.
+absl::Status ParseOffset(const std::string& path, JsonValue offsets, int64_t data_bytes,
+                         TensorInfo* tensor) {
+  TensorInfo& t = *tensor;
   const auto error = [&](const std::string& what) { return TensorError(path, t.name, what); };
   if (!offsets.is_array() || offsets.size() != 2) {
     return error("data_offsets must be two integers");
@@ -66,12 +71,14 @@ absl::StatusOr<int64_t> ParseOffset(const std::string& path, const TensorInfo& t
     return error(fmt::format("ends at {}, but the file holds only {} bytes of data (truncated?)",
                              *end, data_bytes));
   }
-  if (*end - *begin != t.bytes) {
+  const int64_t span = *end - *begin;
+  if (!t.unknown_type.empty() && CeilDiv(span, kMaxElementBytes) <= t.bytes) t.bytes = span;
+  if (span != t.bytes) {
     return error(fmt::format("{} {} takes {} bytes, but data_offsets span {}",
-                             DTypeName(t.dtype).data(), ShapeToString(t.shape), t.bytes,
-                             *end - *begin));
+                             DTypeName(t.dtype).data(), ShapeToString(t.shape), t.bytes, span));
   }
-  return *begin;
+  t.offset = *begin;
+  return absl::OkStatus();
 }
 
 // `data_bytes` is what the file holds after its header; offsets are relative to that.
@@ -93,15 +100,8 @@ absl::StatusOr<TensorInfo> ParseTensor(const std::string& path, absl::string_vie
 
   TensorInfo t;
   t.name = name;
-  const auto parsed = ParseDType(*dtype);
-  if (!parsed) {
-    std::string legal;
-    for (const DTypeCode& c : kDTypeCodes) legal += fmt::format(" {}", c.code);
-    return error(fmt::format(
-        "dtype {} is not supported, legal are:{}",
-        dtype->is_string() ? Printable(*dtype->AsString(), 32) : "(not a string)", legal));
-  }
-  t.dtype = *parsed;
+  if (!dtype->is_string()) return error("its dtype is not a string");
+  ParseDType(*dtype, &t);
 
   if (!shape->is_array() || shape->size() > kMaxRank) {
     return error(fmt::format("shape must be an array of at most {} sizes", kMaxRank));
@@ -120,7 +120,7 @@ absl::StatusOr<TensorInfo> ParseTensor(const std::string& path, absl::string_vie
   }
   t.bytes = *bytes.value();
 
-  MOERT_ASSIGN_OR_RETURN(t.offset, ParseOffset(path, t, *offsets, data_bytes));
+  MOERT_RETURN_IF_ERROR(ParseOffset(path, *offsets, data_bytes, &t));
   return t;
 }
 

@@ -4,7 +4,12 @@
 
 #include <map>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "base/folder.h"
 #include "base/printable.h"
+#include "base/status_macros.h"
 
 namespace moert {
 namespace {
@@ -45,6 +50,33 @@ absl::StatusOr<std::vector<ShardFile>> ReadShardIndex(const JsonDocument& index,
     shards[place[*m.value.AsString()]].tensors.push_back(m.key);
   }
   return shards;
+}
+
+absl::StatusOr<std::vector<std::string>> NumberedShards(const std::string& dir) {
+  constexpr absl::string_view kEnd = ".safetensors", kBegin = "model-";
+  std::vector<std::string> shards;
+  MOERT_ASSIGN_OR_RETURN(const std::vector<std::string> names, FolderNames(dir));
+  size_t total = 0;
+  for (const std::string& name : names) {
+    absl::string_view rest = name;
+    if (!absl::ConsumePrefix(&rest, kBegin) || !absl::ConsumeSuffix(&rest, kEnd)) continue;
+    const std::vector<absl::string_view> parts = absl::StrSplit(rest, "-of-");
+    size_t number = 0, of = 0;
+    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &number) ||
+        !absl::SimpleAtoi(parts[1], &of) || of == 0 || of > kMaxShards) {
+      continue;
+    }
+    shards.push_back(name);
+    if (total == 0) total = of;
+    // Names are in order: each number comes once, none is left out.
+    if (of == total && number == shards.size()) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} is not shard {} of {}, and there is no index", dir, Printable(name),
+                    shards.size(), total));
+  }
+  if (shards.size() == total) return shards;
+  return absl::InvalidArgumentError(fmt::format(
+      "{}: {} of {} shards are there, and there is no index", dir, shards.size(), total));
 }
 
 }  // namespace moert

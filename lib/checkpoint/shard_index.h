@@ -19,6 +19,10 @@ struct ShardFile {
 absl::StatusOr<std::vector<ShardFile>> ReadShardIndex(const JsonDocument& index,
                                                       const std::string& path);
 
+/// Where there is no index: model-00001-of-00003.safetensors and its like in a folder, in order;
+/// empty if there are none. InvalidArgument if one is missing.
+absl::StatusOr<std::vector<std::string>> NumberedShards(const std::string& dir);
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_CHECKPOINT_SHARD_INDEX_H_

@@ -162,7 +162,7 @@ absl::Status LayerRounder::ReadOne(size_t i, Chunk* chunk) const {
   chunk->layouts[i] = layout;
   std::vector<std::byte>& record = chunk->records[i];
   record.assign(static_cast<size_t>(layout.bytes), std::byte{0});
-  const ExpertFormat& stored = experts.stored(layer);
+  const ExpertFormat& stored = experts.stored(layer, e);
   if (layout.format == stored) return experts.ReadRecord(layer, e, layout, record.data());
   MOERT_RETURN_IF_ERROR(experts.ReadBiases(layer, e, layout, record.data()));
   if (stored == ExpertFormat::Uniform(Scheme{})) {

@@ -27,13 +27,15 @@ class CheckpointSource final : public ExpertSource {
     source->version_ = widen ? PackVersion::Uniform(Scheme{}) : StoredVersion(*source->experts_);
     for (int l = 0; l < source->config_.moe.num_layers(); ++l) {
       const MoeLayerSpec& layer = source->config_.moe.layers[static_cast<size_t>(l)];
-      MOERT_ASSIGN_OR_RETURN(RecordLayout layout,
-                             ExpertRecordLayout(layer, source->version_.format(l, 0)));
+      std::vector<RecordLayout>& layouts = source->layouts_.emplace_back();
+      for (const ExpertFormat& format : source->version_.formats) {
+        MOERT_ASSIGN_OR_RETURN(RecordLayout layout, ExpertRecordLayout(layer, format));
+        layouts.push_back(std::move(layout));
+      }
       // All three matrices as they are stored, and the largest of them once more where it has to be
       // transposed, split or unpacked.
       const int64_t matrix = 2 * layer.hidden * layer.intermediate;
       source->scratch_bytes_ = std::max(source->scratch_bytes_, 5 * matrix);
-      source->layouts_.push_back(std::move(layout));
     }
     return source;
   }
@@ -42,15 +44,17 @@ class CheckpointSource final : public ExpertSource {
   const std::string& name() const override { return name_; }
   int num_versions() const override { return 1; }
   absl::string_view version_name(int) const override { return version_.name; }
-  const RecordLayout& layout(int layer, int, int) const override {
-    return layouts_[static_cast<size_t>(layer)];
+  const RecordLayout& layout(int layer, int expert, int) const override {
+    const auto l = static_cast<size_t>(layer), e = static_cast<size_t>(expert);
+    const int format = version_.assignment.empty() ? 0 : version_.assignment[l][e];
+    return layouts_[l][static_cast<size_t>(format)];
   }
   int64_t scratch_bytes() const override { return scratch_bytes_; }
 
   absl::Status ReadRecord(int layer, int expert, int version,
                           absl::Span<std::byte> dst) const override {
     MOERT_RETURN_IF_ERROR(CheckKey(layer, expert, version));
-    const RecordLayout& layout = layouts_[static_cast<size_t>(layer)];
+    const RecordLayout& layout = this->layout(layer, expert, version);
     if (static_cast<int64_t>(dst.size()) < layout.bytes) {
       return absl::InvalidArgumentError(
           fmt::format("a record of {} bytes does not fit into {}", layout.bytes, dst.size()));
@@ -85,7 +89,7 @@ class CheckpointSource final : public ExpertSource {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::unique_ptr<CheckpointExperts> experts_;
   PackVersion version_;
-  std::vector<RecordLayout> layouts_;  // by layer
+  std::vector<std::vector<RecordLayout>> layouts_;  // [layer][format of the version]
   int64_t scratch_bytes_ = 0;
 };
 
@@ -95,12 +99,13 @@ PackVersion StoredVersion(const CheckpointExperts& experts) {
   const MoeModelSpec& model = experts.model();
   PackVersion version;
   for (int l = 0; l < model.num_layers(); ++l) {
-    const ExpertFormat& format = experts.stored(l);
-    auto at = std::find(version.formats.begin(), version.formats.end(), format);
-    if (at == version.formats.end()) at = version.formats.insert(at, format);
-    const auto index = static_cast<int>(at - version.formats.begin());
-    version.assignment.emplace_back(
-        static_cast<size_t>(model.layers[static_cast<size_t>(l)].num_experts), index);
+    std::vector<int>& indices = version.assignment.emplace_back();
+    for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+      const ExpertFormat& format = experts.stored(l, e);
+      auto at = std::find(version.formats.begin(), version.formats.end(), format);
+      if (at == version.formats.end()) at = version.formats.insert(at, format);
+      indices.push_back(static_cast<int>(at - version.formats.begin()));
+    }
   }
   const bool mixed = version.formats.size() > 1 || !version.formats[0].uniform();
   version.name = mixed ? "stored" : version.formats[0].up.Name();

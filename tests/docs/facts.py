@@ -15,7 +15,8 @@ FOLDERS = ("lib", "kernels", "capi", "include", "examples", "tests", "docs", "cm
 # Flags of other programs.
 SEAMS = ("routing", "prefetch", "residency", "precision", "placement")
 # Files of models, packs and installed trees.
-FILES_OF_OTHERS = {"config.json", "generation_config.json", "moert.json", "moert.spdx.json", "tokenizer.json"}
+FILES_OF_OTHERS = {"config.json", "generation_config.json", "hf_quant_config.json", "moert.json",
+                   "moert.spdx.json", "tokenizer.json"}
 FLAGS_OF_OTHERS = {"--check", "--component", "--copier", "--cpu-moe", "--cpu-offload-gb", "--fit",
                    "--mlock", "--n-cpu-moe", "--no-repack", "--no-warmup", "--sanitizers", "--set", "--slow",
                    "--target", "--test-dir", "--wrap"}

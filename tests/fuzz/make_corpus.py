@@ -90,7 +90,19 @@ CONFIGS = {
                quant_method="compressed-tensors", format="int-quantized", config_groups={
                    "a": dict(weights=dict(num_bits=8, symmetric=True, strategy="group",
                                           group_size=128))})),
-           ("fp8_blocks", 136, dict(quant_method="fp8", fmt="e4m3", weight_block_size=[128, 128]))]},
+           ("fp8_blocks", 136, dict(quant_method="fp8", fmt="e4m3", weight_block_size=[128, 128])),
+           ("fp8_tensor", 32, dict(quant_method="fp8", activation_scheme="static")),
+           ("fp8_channel", 32, dict(
+               quant_method="compressed-tensors", format="mixed-precision", config_groups={
+                   "a": dict(weights=dict(num_bits=8, type="float", strategy="channel"),
+                             format="float-quantized"),
+                   "b": dict(weights=dict(num_bits=8, type="float", strategy="block",
+                                          block_structure=[128, 128]), format="float-quantized")})),
+           ("auto_round", 32, dict(quant_method="auto-round", bits=4, group_size=-1, sym=False,
+                                   packing_format="auto_round", data_type="int")),
+           ("packed_channel", 64, dict(
+               quant_method="compressed-tensors", format="pack-quantized", config_groups={
+                   "a": dict(weights=dict(num_bits=4, symmetric=False, strategy="channel"))}))]},
     "gpt_oss_mxfp4": dict(COMMON, model_type="gpt_oss", num_local_experts=2, num_experts_per_tok=1,
                           hidden_size=32, intermediate_size=32, layer_types=["sliding_attention"],
                           sliding_window=8, quantization_config=dict(quant_method="mxfp4")),
@@ -199,6 +211,11 @@ def int8(group, scales):
                                              struct.pack("<f", 0.5))}
 
 
+def fp8(scales, shape):
+    return lambda rows, k: {"weight": ("F8_E4M3", [rows, k]),
+                            "weight_scale": (scales, [rows, 1] if shape is None else shape)}
+
+
 def nvfp4(codes, whole, shape):
     return lambda rows, k: {codes: ("U8", [rows, k // 2]), whole: ("F32", shape, struct.pack("<f", 0.5)),
                             "weight_scale": ("F8_E4M3", [rows, -(-k // 16)])}
@@ -212,6 +229,8 @@ QUANTIZED = {
     "int8": int8(0, "BF16"), "int8_g128": int8(128, "F32"),
     "nvfp4": nvfp4("weight_packed", "weight_global_scale", [1]),
     "modelopt": nvfp4("weight", "weight_scale_2", []),
+    "fp8_tensor": fp8("F32", []), "fp8_channel": fp8("BF16", None),
+    "auto_round": gptq(1 << 20), "packed_channel": packed(1 << 20, False),
 }
 
 
@@ -235,6 +254,11 @@ def models():
     fp8 = quantized(mlp, lambda rows, k: {"weight": ("F8_E4M3", [rows, k]), "weight_scale_inv": (
         "F32", [-(-rows // 128), -(-k // 128)])}, 136, 8)
     yield "fp8_blocks", "fp8_blocks", {mlp + ".gate.weight": ("F32", [2, 136]), **fp8}
+    some = quantized(mlp, gptq(32, b"\x77", "BF16"), 64, 8)
+    some = {n: t for n, t in some.items() if ".experts.1." not in n}
+    for p, shape in (("gate_proj", [8, 64]), ("up_proj", [8, 64]), ("down_proj", [64, 8])):
+        some[f"{mlp}.experts.1.{p}.weight"] = ("BF16", shape)
+    yield "gptq_some", "gptq_symmetric", {mlp + ".gate.weight": ("F32", [2, 64]), **some}
     mxfp4 = {mlp + ".experts.gate_up_proj_blocks": ("U8", [2, 64, 1, 16]),
              mlp + ".experts.gate_up_proj_scales": ("U8", [2, 64, 1]),
              mlp + ".experts.down_proj_blocks": ("U8", [2, 32, 1, 16]),
@@ -324,7 +348,8 @@ def calibrations():
 
 
 def shards():
-    """The index, a zero byte, what every shard holds."""
+    """The index, a zero byte, what every shard holds. Without an index: the length of the first of two
+    shards, which follow."""
     shard = safetensors({"a": ("BF16", [2, 3]), "b": ("F32", [2])})
     one, two = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
     for name, files in {"one": {"a": one, "b": one}, "two": {"a": one, "b": two},
@@ -332,6 +357,21 @@ def shards():
                         "absolute": {"a": "/" + one}, "control": {"a": "\x1b[2J\x01"}, "number": {"a": 1}, "empty": {}}.items():
         index = dump(dict(metadata=dict(total_size=20), weight_map=files))
         yield name, index.encode() + b"\0" + shard
+    numbered = b"\0" + struct.pack("<H", len(shard)) + shard
+    yield "numbered", numbered + safetensors({"c": ("BF16", [2])})
+    yield "numbered_twice", numbered + shard
+
+
+def hf_quant_configs():
+    """What ModelOpt writes beside config.json."""
+    layers = {"a": dict(quant_algo="NVFP4", group_size=16), "b": dict(quant_algo="FP8")}
+    for name, quantization in {
+            "nvfp4": dict(quant_algo="NVFP4", kv_cache_quant_algo="FP8", group_size=16,
+                          exclude_modules=["lm_head"]),
+            "fp8": dict(quant_algo="FP8", kv_cache_quant_algo=None),
+            "mixed": dict(quant_algo="MIXED_PRECISION", quantized_layers=layers),
+            "awq": dict(quant_algo="W4A16_AWQ", group_size=128, has_zero_point=False)}.items():
+        yield name, dump(dict(producer=dict(name="modelopt", version="0.40.0"), quantization=quantization))
 
 
 def messages():
@@ -418,6 +458,8 @@ def main():
         write("hf_config", name + ".json", dump(published[name]["config"]))
     for name, config, tensors in models():
         write("model", name, dump(CONFIGS[config]).encode() + b"\0" + safetensors(tensors))
+    for name, text in hf_quant_configs():
+        write("hf_quant_config", name + ".json", text)
     for name, text in tokenizers():
         write("tokenizer", name + ".json", text.encode("utf-8", "surrogateescape"))
     write("safetensors", "all_types", safetensors({

@@ -24,9 +24,9 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (int l = 0; l < config->moe.num_layers(); ++l) {
     const MoeLayerSpec& layer = config->moe.layers[static_cast<size_t>(l)];
     require((*experts)->ReadConstants(l).status());
-    const auto layout = ExpertRecordLayout(layer, (*experts)->stored(l));
-    FUZZ_REQUIRE(layout.ok());
     for (int e = 0; e < layer.num_experts; ++e) {
+      const auto layout = ExpertRecordLayout(layer, (*experts)->stored(l, e));
+      FUZZ_REQUIRE(layout.ok());
       ExpertWeights weights;
       std::vector<std::byte> record(static_cast<size_t>(layout->bytes));
       require((*experts)->ReadRecord(l, e, *layout, record.data()));

@@ -27,10 +27,10 @@ inline absl::Status ReadQuantized(const std::string& config_text, const std::str
   const auto experts = CheckpointExperts::Create(checkpoint->get(), &*config);
   if (!experts.ok()) return experts.status();
   const MoeLayerSpec& layer = config->moe.layers[0];
-  const auto layout = ExpertRecordLayout(layer, (*experts)->stored(0));
-  if (!layout.ok()) return layout.status();
-  std::vector<std::byte> record(static_cast<size_t>(layout->bytes));
   for (int e = 0; e < layer.num_experts; ++e) {
+    const auto layout = ExpertRecordLayout(layer, (*experts)->stored(0, e));
+    if (!layout.ok()) return layout.status();
+    std::vector<std::byte> record(static_cast<size_t>(layout->bytes));
     const absl::Status status = (*experts)->ReadRecord(0, e, *layout, record.data());
     if (!status.ok()) return status;
   }

@@ -6,16 +6,18 @@ namespace moert::cli {
 
 std::string StoredScheme(const QuantizationConfig& q) {
   const std::string zeros = q.symmetric ? "" : "_zp";
+  // Records have groups of at most 128, parts of a file's.
+  const int64_t group = q.group < 0 || q.group % 128 == 0 ? 128 : q.group % 64 == 0 ? 64 : 32;
   switch (q.form) {
     case StoredWeights::kPlain:
       return "bf16";
-    case StoredWeights::kFp8Blocks:
+    case StoredWeights::kFp8:
       return "fp8_b128";
     case StoredWeights::kGptq:
     case StoredWeights::kPackedInt4:
-      return fmt::format("w4a16_g{}{}", q.group, zeros);
+      return fmt::format("w4a16_g{}{}", group, zeros);
     case StoredWeights::kAwq:
-      return fmt::format("w4a16_g{}_zp_f16", q.group);
+      return fmt::format("w4a16_g{}_zp_f16", group);
     case StoredWeights::kInt8:
       return q.int8_inputs ? "w8a8" : fmt::format("w8a16_g{}", q.group);
     case StoredWeights::kPackedFp4:

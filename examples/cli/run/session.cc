@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
 #include "cli/common/checkpoint_choice.h"
 #include "cli/common/interrupt.h"
@@ -183,8 +184,10 @@ void NoteNumerics(const RunOptions& options, const ExpertSource& source,
   if (options.dtype != "f32") return;
   const auto account = AccountForTensors(checkpoint, config);
   if (!account.ok()) return;  // the decoder says why
+  const bool floats = config.quantization.form == StoredWeights::kPlain;
   for (const AccountedTensor& a : *account) {
     if (a.what != "routed experts") continue;
+    if (!floats && !absl::EndsWith(a.tensor->name, ".weight")) continue;  // scales
     const DType type = a.tensor->dtype;
     if (type != DType::kF32 && type != DType::kF16) continue;
     Print(stderr, "note: experts are {} in the file and rounded to bf16\n",

@@ -27,6 +27,9 @@ struct TensorInfo {
   int64_t bytes = 0;
   int file = 0;  // index into Checkpoint::files()
   DType dtype = DType::kF32;
+  /// Not empty: its type as the file has it, one that is not known here. Then dtype is kU8, and
+  /// Get and what reads values refuse it.
+  absl::string_view unknown_type = {};
 
   int64_t elements() const { return bytes / DTypeBytes(dtype); }
 };
@@ -41,14 +44,15 @@ struct TensorStorage {
 /// A model's tensors, whatever files they are in. Thread-safe after Open.
 class Checkpoint {
  public:
-  /// `path`: a directory with model.safetensors or model.safetensors.index.json and its shards, or
-  /// one .safetensors file. `env` is borrowed for the object's life.
+  /// `path`: a directory with model.safetensors, or model.safetensors.index.json and its shards, or
+  /// all of model-00001-of-0000N.safetensors without an index; or one .safetensors file. `env` is
+  /// borrowed for the object's life.
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path,
                                                           Env* env = Env::Default());
 
   /// Null if there is none.
   const TensorInfo* Find(absl::string_view name) const;
-  /// NotFound naming the checkpoint and the tensor.
+  /// NotFound naming the checkpoint and the tensor; Unimplemented where its type is not known.
   absl::StatusOr<const TensorInfo*> Get(absl::string_view name) const;
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
   const std::string& path() const { return path_; }
@@ -59,8 +63,9 @@ class Checkpoint {
 
   /// Reads bytes [offset, offset + dst.size()) of a tensor. Blocking.
   absl::Status ReadBytes(const TensorInfo& tensor, int64_t offset, absl::Span<std::byte> dst) const;
-  /// The scales of a weight [..., rows, cols] that is stored as f8_e4m3: the tensor NAME_scale_inv
-  /// [..., ceil(rows / 128), ceil(cols / 128)], floating point, by which values are multiplied.
+  /// The scales of a weight [..., rows, cols] that is stored as f8_e4m3, by which values are
+  /// multiplied: the tensor NAME_scale_inv, else NAME_scale, floating point. Its shape is [...,
+  /// ceil(rows / 128), ceil(cols / 128)], [..., rows, 1] or [..., rows], or it has one element.
   /// Null if there is none, or the weight is of another type. InvalidArgument if it does not fit.
   absl::StatusOr<const TensorInfo*> Fp8Scales(const TensorInfo& weight) const;
   /// Whether `tensor` is of a type that weights may have: bf16, f16, f32, or f8_e4m3 with scales.
@@ -81,6 +86,7 @@ class Checkpoint {
   Checkpoint() = default;
   absl::Status OpenFile(const std::string& path, Env* env);
   absl::Status OpenSharded(const std::string& dir, const std::string& index_path, Env* env);
+  absl::Status OpenNumbered(const std::string& dir, Env* env);
   void BuildIndex();
 
   std::string path_;

@@ -91,7 +91,8 @@ struct HfConfig {
 /// An unknown architecture's error lists the supported ones.
 absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string& source);
 
-/// Reads config.json, and generation_config.json for the end-of-sequence ids if there is one.
+/// Reads config.json; generation_config.json for the end-of-sequence ids if there is one; and
+/// hf_quant_config.json if config.json has no quantization_config.
 absl::StatusOr<HfConfig> LoadHfConfig(const std::string& model_dir, Env* env = Env::Default());
 
 /// model_type values of this build, sorted.

@@ -11,7 +11,7 @@ namespace moert {
 /// docs/reference/checkpoints.md names the tensors of each.
 enum class StoredWeights : int32_t {
   kPlain = 0,        // bf16, f16 or f32
-  kFp8Blocks = 1,    // fp8: e4m3, a scale for each block of 128 x 128
+  kFp8 = 1,          // fp8: e4m3, a scale for each block of 128 x 128, row or matrix
   kGptq = 2,         // gptq: int4
   kAwq = 3,          // awq: int4, version gemm
   kPackedInt4 = 4,   // compressed-tensors, format pack-quantized
@@ -23,7 +23,7 @@ enum class StoredWeights : int32_t {
 
 struct QuantizationConfig {
   StoredWeights form = StoredWeights::kPlain;
-  int64_t group = 0;         // the int4 forms: channels that share a scale
+  int64_t group = 0;         // the int4 forms: channels that share a scale; -1: all of a row
   bool symmetric = true;     // the int4 forms
   bool less_one = false;     // kGptq: stored zeros are one less than they are
   bool int8_inputs = false;  // kInt8: activations are quantized, too, a scale a token

@@ -185,6 +185,26 @@ def fp8(rng, rows, k):
     return t, t["weight"].wide() * s
 
 
+def fp8_scaled(rng, rows, k, shape, kind):
+    """A scale a row or a matrix: vLLM's and compressed-tensors' float-quantized weights."""
+    bits = rng.integers(0, 256, (rows, k))
+    bits = np.where((bits & 0x7f) == 0x7f, 0, bits)
+    t = {"weight": F8(bits), "weight_scale": scales_of(rng, shape, kind)}
+    return t, t["weight"].wide() * wide(t["weight_scale"])
+
+
+def plain(rng, rows, k):
+    t = {"weight": Bf16(rng.normal(0, 1, (rows, k)).astype(np.float32).view(np.uint32) >> 16)}
+    return t, t["weight"].wide()
+
+
+def auto_round(rng, rows, k, group):
+    """auto-round's own packing: GPTQ's, with zeros as they are and no g_idx."""
+    t, values = gptq(rng, rows, k, group, False, v2=True)
+    del t["g_idx"]
+    return t, values
+
+
 def compressed(weights, format_, inputs=None):
     return {"quant_method": "compressed-tensors", "format": format_, "ignore": ["lm_head"],
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights,
@@ -227,7 +247,36 @@ FORMS = {
                        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}),
     "fp8_blocks": (fp8, {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
                          "weight_block_size": [128, 128]}),
+    "gptq_channel": (lambda r, n, k: gptq(r, n, k, k, False),
+                     {"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": False,
+                      "desc_act": False, "checkpoint_format": "gptq"}),
+    "packed_channel": (lambda r, n, k: packed_int4(r, n, k, k, False, "bf16"),
+                       compressed(ct_int(4, False, -1), "pack-quantized")),
+    "auto_round": (lambda r, n, k: auto_round(r, n, k, 64),
+                   {"quant_method": "auto-round", "bits": 4, "group_size": 64, "sym": False,
+                    "data_type": "int", "packing_format": "auto_round", "iters": 200,
+                    "extra_config": {"model.layers.0.mlp.gate": {"bits": 16}}}),
+    "fp8_channel": (lambda r, n, k: fp8_scaled(r, n, k, (n, 1), "bf16"),
+                    compressed({"num_bits": 8, "type": "float", "symmetric": True,
+                                "strategy": "channel"}, "float-quantized",
+                               {"num_bits": 8, "type": "float", "dynamic": True,
+                                "strategy": "token"})),
+    "fp8_tensor": (lambda r, n, k: fp8_scaled(r, n, k, (), "f32"),
+                   {"quant_method": "fp8", "activation_scheme": "static"}),
+    "gptq_some": (lambda r, n, k: gptq(r, n, k, 128, True),
+                  {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True,
+                   "desc_act": False, "checkpoint_format": "gptq"}),
+    "modelopt_mixed": (lambda r, n, k: nvfp4(r, n, k, False),
+                       {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+                        "exclude_modules": ["lm_head", "model.layers.0.mlp.gate"],
+                        "quantized_layers": {
+                            f"model.layers.0.mlp.experts.{e}.{p}": {"quant_algo": "FP8"} if e else
+                            {"quant_algo": "NVFP4", "group_size": 16}
+                            for e in range(EXPERTS) for p in ("gate_proj", "up_proj", "down_proj")}}),
 }
+# The form of the last expert where it differs.
+LAST_EXPERT = {"gptq_some": plain,
+               "modelopt_mixed": lambda r, n, k: fp8_scaled(r, n, k, (), "f32")}
 
 
 def sample(rng, expert, part, values, places, expected):
@@ -261,7 +310,8 @@ def separate(out, name, seed):
     for e in range(EXPERTS):
         for part, projection in enumerate(("gate_proj", "up_proj", "down_proj")):
             rows, k = (HIDDEN, WIDTH) if part == 2 else (WIDTH, HIDDEN)
-            made, values = make(rng, rows, k)
+            last = e == EXPERTS - 1 and name in LAST_EXPERT
+            made, values = (LAST_EXPERT[name] if last else make)(rng, rows, k)
             for suffix, t in made.items():
                 tensors[f"{prefix}experts.{e}.{projection}.{suffix}"] = t
             sample(rng, e, part, values, places, expected)

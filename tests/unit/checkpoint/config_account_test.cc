@@ -220,8 +220,7 @@ TEST_CASE("quantization_config says nothing unread of how weights are stored") {
     const char* key;
     json value;
   };
-  const Case refused[] = {{"dynamic", {{"+:.*expert.*", {{"bits", 8}}}}},
-                          {"pack_dtype", "int8"},
+  const Case refused[] = {{"pack_dtype", "int8"},
                           {"transform_config", {{"config_groups", {{"R1", 1}}}}},
                           {"hadamard", true}};
   for (const Case& c : refused) {
@@ -236,7 +235,7 @@ TEST_CASE("quantization_config says nothing unread of how weights are stored") {
   config["quantization_config"].update({{"true_sequential", true},
                                         {"damp_percent", 0.01},
                                         {"static_groups", false},
-                                        {"dynamic", json::object()},
+                                        {"dynamic", {{"-:.*self_attn.*", json::object()}}},
                                         {"pack_dtype", "int32"},
                                         {"meta", {{"quantizer", "gptqmodel"}}}});
   const auto parsed = Parse(config);

@@ -116,7 +116,7 @@ TEST_CASE("an illegal field is named with file, value and range") {
       {"quantization_config", {{"quant_method", "gptq"}}, "group_size is missing"},
       {"quantization_config",
        {{"quant_method", "gptq"}, {"bits", 8}, {"group_size", 128}},
-       "8 bits in groups of 128: legal are 4 bits in groups of 32, 64 or 128"},
+       "8 bits in groups of 128: legal are 4 bits in groups of a multiple of 32, or of -1, a row"},
       {"quantization_config",
        {{"quant_method", "awq"}, {"bits", 4}, {"group_size", 128}, {"version", "gemv"}},
        "version \"gemv\": legal is gemm"},

@@ -188,7 +188,7 @@ std::vector<Published> All() {
   constexpr auto kSigmoid = RoutingKind::kSigmoidGrouped;
   constexpr auto kSoftmax = RoutingKind::kSoftmaxTopK;
   constexpr auto kChosenFirst = RoutingKind::kTopKSoftmax;
-  constexpr auto kPlain = StoredWeights::kPlain, kFp8 = StoredWeights::kFp8Blocks;
+  constexpr auto kPlain = StoredWeights::kPlain, kFp8 = StoredWeights::kFp8;
   constexpr auto kInt4 = StoredWeights::kPackedInt4;
   json v25 = DeepSeekV2Lite();
   v25.update({{"hidden_size", 5120},

@@ -13,8 +13,7 @@
 #include "moert/expert_source.h"
 #include "quant/packing.h"
 #include "support/catch.h"
-#include "support/edit_checkpoint.h"
-#include "support/paths.h"
+#include "support/quantized_fixture.h"
 #include "support/record_buffer.h"
 #include "support/temp_dir.h"
 
@@ -22,13 +21,18 @@ namespace moert {
 namespace {
 
 using test::EditCheckpoint;
+using test::EditedRecords;
 using test::EditTensor;
+using test::QuantizedConfig;
+using test::QuantizedDir;
 using test::RecordBuffer;
+using test::RecordsWith;
 using test::TempDir;
 
 struct Form {
   const char* name;
   const char* scheme;
+  const char* last_expert = scheme;
 };
 const Form kForms[] = {
     {"gptq_g128", "w4a16_g128_f16"},
@@ -43,19 +47,14 @@ const Form kForms[] = {
     {"nvfp4_modelopt", "nvfp4"},
     {"fp8_blocks", "fp8_b128"},
     {"mxfp4", "mxfp4"},
+    {"gptq_channel", "w4a16_g128_zp_f16"},
+    {"packed_channel", "w4a16_g128_zp"},
+    {"auto_round", "w4a16_g64_zp_f16"},
+    {"fp8_channel", "fp8_b128"},
+    {"fp8_tensor", "fp8_b128"},
+    {"gptq_some", "w4a16_g128_f16", "bf16"},
+    {"modelopt_mixed", "nvfp4", "fp8_b128"},
 };
-
-std::string DirOf(const std::string& name) { return SourceDir() + "/tests/data/quantized/" + name; }
-
-HfConfig ConfigOf(const std::string& dir) {
-  auto config = LoadHfConfig(dir);
-  REQUIRE_OK(config.status());
-  if (config->quantization.form == StoredWeights::kMxfp4) {  // as gpt-oss has it
-    config->names.interleaved = true;
-    config->moe.layers[0].expert_bias = true;
-  }
-  return *std::move(config);
-}
 
 struct Expected {
   std::vector<int32_t> places;  // [n, 4]: expert, projection, row, channel
@@ -63,7 +62,7 @@ struct Expected {
 };
 
 Expected ReadExpected(const std::string& name) {
-  const auto file = Checkpoint::Open(DirOf(name) + "/expected.safetensors");
+  const auto file = Checkpoint::Open(QuantizedDir(name) + "/expected.safetensors");
   REQUIRE_OK(file.status());
   const auto n = (*(*file)->Get("values"))->shape[0];
   return {*(*file)->ReadI32("places", {n, 4}), *(*file)->ReadF32("values", {n})};
@@ -85,20 +84,21 @@ int Differences(const Expected& expected, const std::vector<std::vector<float>>&
 TEST_CASE("every form is read without rounding") {
   const Form form = GENERATE(from_range(std::begin(kForms), std::end(kForms)));
   INFO(form.name);
-  const HfConfig config = ConfigOf(DirOf(form.name));
-  const auto checkpoint = Checkpoint::Open(DirOf(form.name));
+  const HfConfig config = QuantizedConfig(QuantizedDir(form.name));
+  const auto checkpoint = Checkpoint::Open(QuantizedDir(form.name));
   REQUIRE_OK(checkpoint.status());
   const auto experts = CheckpointExperts::Create(checkpoint->get(), &config);
   REQUIRE_OK(experts.status());
   const MoeLayerSpec& layer = config.moe.layers[0];
-  CHECK((*experts)->stored(0) == ExpertFormat::Uniform(*Scheme::Parse(form.scheme)));
+  CHECK((*experts)->stored(0, 0) == ExpertFormat::Uniform(*Scheme::Parse(form.scheme)));
+  CHECK((*experts)->stored(0, 1) == ExpertFormat::Uniform(*Scheme::Parse(form.last_expert)));
   const Expected expected = ReadExpected(form.name);
   CHECK(expected.values.size() == 2400);
 
   std::vector<std::vector<float>> widened, unpacked;
-  const auto layout = ExpertRecordLayout(layer, (*experts)->stored(0));
-  REQUIRE_OK(layout.status());
   for (int e = 0; e < layer.num_experts; ++e) {
+    const auto layout = ExpertRecordLayout(layer, (*experts)->stored(0, e));
+    REQUIRE_OK(layout.status());
     for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
       widened.emplace_back();
       REQUIRE_OK((*experts)->ReadWidened(0, e, p, &widened.back()));
@@ -115,12 +115,12 @@ TEST_CASE("every form is read without rounding") {
 }
 
 TEST_CASE("gpt-oss: biases of gate and up take turns") {
-  const HfConfig config = ConfigOf(DirOf("mxfp4"));
-  const auto checkpoint = Checkpoint::Open(DirOf("mxfp4"));
+  const HfConfig config = QuantizedConfig(QuantizedDir("mxfp4"));
+  const auto checkpoint = Checkpoint::Open(QuantizedDir("mxfp4"));
   REQUIRE_OK(checkpoint.status());
   const auto experts = CheckpointExperts::Create(checkpoint->get(), &config);
   REQUIRE_OK(experts.status());
-  const auto layout = ExpertRecordLayout(config.moe.layers[0], (*experts)->stored(0));
+  const auto layout = ExpertRecordLayout(config.moe.layers[0], (*experts)->stored(0, 0));
   REQUIRE_OK(layout.status());
   RecordBuffer record(layout->bytes);
   REQUIRE_OK((*experts)->ReadRecord(0, 1, *layout, record.data()));
@@ -139,66 +139,54 @@ TEST_CASE("gpt-oss: biases of gate and up take turns") {
   }
 }
 
+/// Compares an expert's up of a source with values that another program unpacked.
+void CheckUp(const std::string& name, const ExpertSource& source, int expert) {
+  const RecordLayout& layout = source.layout(0, expert, 0);
+  RecordBuffer record(layout.bytes);
+  REQUIRE_OK(source.ReadRecord(0, expert, 0, record.span()));
+  std::vector<float> up;
+  REQUIRE_OK(UnpackMatrix(layout.up, record.data(), &up));
+  const Expected expected = ReadExpected(name);
+  for (size_t i = 0; i < expected.values.size(); ++i) {
+    const int32_t* const at = expected.places.data() + 4 * i;
+    if (at[0] != expert || at[1] != 1) continue;
+    CHECK(up[static_cast<size_t>(at[2] * 256 + at[3])] == expected.values[i]);
+  }
+}
+
 TEST_CASE("OpenModel keeps the file's scheme, or widens it") {
   for (const char* name : {"awq_g128", "nvfp4_packed", "fp8_blocks"}) {
     INFO(name);
     TempDir cache;
     OpenModelOptions options;
     options.cache_dir = cache.path();
-    const auto kept = OpenModel(DirOf(name), options);
+    const auto kept = OpenModel(QuantizedDir(name), options);
     REQUIRE_OK(kept.status());
     options.widen = true;
-    const auto wide = OpenModel(DirOf(name), options);
+    const auto wide = OpenModel(QuantizedDir(name), options);
     REQUIRE_OK(wide.status());
     CHECK((*wide)->version_name(0) == "bf16");
     CHECK((*kept)->version_name(0) != "bf16");
-    const RecordLayout& layout = (*kept)->layout(0, 1, 0);
-    RecordBuffer record(layout.bytes);
-    REQUIRE_OK((*kept)->ReadRecord(0, 1, 0, record.span()));
-    std::vector<float> up;
-    REQUIRE_OK(UnpackMatrix(layout.up, record.data(), &up));
-    const Expected expected = ReadExpected(name);
-    for (size_t i = 0; i < expected.values.size(); ++i) {
-      const int32_t* const at = expected.places.data() + 4 * i;
-      if (at[0] != 1 || at[1] != 1) continue;
-      CHECK(up[static_cast<size_t>(at[2] * 256 + at[3])] == expected.values[i]);
+    CheckUp(name, **kept, 1);
+  }
+}
+
+TEST_CASE("experts of one layer in two schemes, in place and in a pack") {
+  for (const char* name : {"gptq_some", "modelopt_mixed"}) {
+    for (const OpenMode mode : {OpenMode::kInPlace, OpenMode::kPack}) {
+      INFO(name);
+      TempDir cache;
+      OpenModelOptions options;
+      options.cache_dir = cache.path();
+      options.mode = mode;
+      const auto source = OpenModel(QuantizedDir(name), options);
+      REQUIRE_OK(source.status());
+      CHECK((*source)->version_name(0) == "stored");
+      CHECK((*source)->layout(0, 0, 0).bytes != (*source)->layout(0, 1, 0).bytes);
+      CheckUp(name, **source, 0);
+      CheckUp(name, **source, 1);
     }
   }
-}
-
-/// The records of a checkpoint's experts.
-absl::StatusOr<std::vector<std::string>> RecordsIn(const std::string& dir) {
-  const HfConfig config = ConfigOf(dir);
-  MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(dir));
-  MOERT_ASSIGN_OR_RETURN(const auto experts, CheckpointExperts::Create(checkpoint.get(), &config));
-  MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
-                         ExpertRecordLayout(config.moe.layers[0], experts->stored(0)));
-  RecordBuffer record(layout.bytes);
-  std::vector<std::string> records;
-  for (int e = 0; e < 2; ++e) {
-    MOERT_RETURN_IF_ERROR(experts->ReadRecord(0, e, layout, record.data()));
-    records.emplace_back(reinterpret_cast<const char*>(record.data()),
-                         static_cast<size_t>(layout.bytes));
-  }
-  return records;
-}
-
-/// The same of a fixture in which `edit` changed something, with `from` in config.json as `to`.
-template <typename Edit>
-absl::StatusOr<std::vector<std::string>> EditedRecords(const std::string& name, const Edit& edit,
-                                                       const std::string& from = "",
-                                                       const std::string& to = "") {
-  TempDir dir;
-  std::string config = test::ReadFile(DirOf(name) + "/config.json");
-  if (!from.empty()) {
-    REQUIRE(config.find(from) != std::string::npos);
-    config.replace(config.find(from), from.size(), to);
-  }
-  test::WriteFile(dir.path() + "/config.json", config);
-  EditCheckpoint tensors = test::ReadForEdit(DirOf(name));
-  edit(&tensors);
-  test::WriteFile(dir.path() + "/model.safetensors", test::ToSafetensors(tensors));
-  return RecordsIn(dir.path());
 }
 
 template <typename Edit>
@@ -225,12 +213,10 @@ TEST_CASE("zeros of GPTQ version 1 are what version 2 says, a zero of 0 included
   const auto two =
       EditedRecords("gptq_g32_zeros", [&](EditCheckpoint* t) { EachZeroWord(t, with_zeros); });
   REQUIRE_OK(two.status());
-  const auto one = EditedRecords(
-      "gptq_g32_zeros",
-      [&](EditCheckpoint* t) {
-        EachZeroWord(t, [&](uint32_t word) { return with_zeros(word) - 0x11111111; });
-      },
-      "gptq_v2", "gptq");
+  const auto one = RecordsWith("gptq_g32_zeros", [&](EditCheckpoint* t, nlohmann::json* config) {
+    EachZeroWord(t, [&](uint32_t word) { return with_zeros(word) - 0x11111111; });
+    (*config)["quantization_config"]["checkpoint_format"] = "gptq";
+  });
   REQUIRE_OK(one.status());
   CHECK(*one == *two);
 }
@@ -289,6 +275,19 @@ TEST_CASE("damaged quantized files name the tensor") {
       {"nvfp4_modelopt", kGate0 + "weight", flat, "modelopt nvfp4 weights take u8 [32, 128]"},
       {"fp8_blocks", kGate0 + "weight", poke, "is no number"},
       {"fp8_blocks", kGate0 + "weight_scale_inv", flat, "legal for the scales of"},
+      {"fp8_channel", kGate0 + "weight_scale",
+       [](EditTensor* t) {
+         t->shape = {1, 16, 2};
+       },
+       "one a row, or one"},
+      {"fp8_channel", kGate0 + "weight_scale", nan, "a scale is not finite"},
+      {"fp8_tensor", kGate0 + "weight_scale", [](EditTensor* t) { t->bytes.assign(4, '\xff'); },
+       "a scale is not finite"},
+      {"gptq_channel", kGate0 + "scales", flat, "gptq int4 weights take f16 or bf16 [1, 32]"},
+      {"gptq_channel", kGate0 + "g_idx", [](EditTensor* t) { t->bytes[0] = 1; }, "act-order"},
+      {"packed_channel", kGate0 + "weight_zero_point", flat, "take i32 [4, 1]"},
+      {"gptq_some", "model.layers.0.mlp.experts.1.gate_proj.weight", flat,
+       "config.json implies [32, 256]"},
       {"mxfp4", mx + "blocks", flat, "mxfp4 weights take u8 [2, 64, 8, 16]"},
       {"mxfp4", mx + "scales", [](EditTensor* t) { t->bytes[0] = '\xfe'; }, "overflow bf16"},
       {"mxfp4", mx + "bias", flat, "its shape is [128]"},

@@ -65,10 +65,10 @@ void ReadAll(const Checkpoint& checkpoint, const HfConfig& config) {
   REQUIRE_OK(experts.status());
   for (int l = 0; l < config.moe.num_layers(); ++l) {
     const MoeLayerSpec& layer = config.moe.layers[static_cast<size_t>(l)];
-    const auto layout = ExpertRecordLayout(layer, (*experts)->stored(l));
-    REQUIRE_OK(layout.status());
-    std::vector<std::byte> record(static_cast<size_t>(layout->bytes));
     for (int e = 0; e < layer.num_experts; ++e) {
+      const auto layout = ExpertRecordLayout(layer, (*experts)->stored(l, e));
+      REQUIRE_OK(layout.status());
+      std::vector<std::byte> record(static_cast<size_t>(layout->bytes));
       REQUIRE_OK((*experts)->ReadRecord(l, e, *layout, record.data()));
     }
     REQUIRE_OK((*experts)->ReadConstants(l).status());
@@ -174,7 +174,7 @@ TEST_CASE("experts of other modules are left out by name, and change nothing") {
   const auto after = CheckpointExperts::Create(edited.checkpoint.get(), &edited.config);
   REQUIRE_OK(before.status());
   REQUIRE_OK(after.status());
-  const auto layout = ExpertRecordLayout(config.moe.layers[0], (*before)->stored(0));
+  const auto layout = ExpertRecordLayout(config.moe.layers[0], (*before)->stored(0, 0));
   std::vector<std::byte> a(static_cast<size_t>(layout->bytes)), b(a.size());
   REQUIRE_OK((*before)->ReadRecord(0, 0, *layout, a.data()));
   REQUIRE_OK((*after)->ReadRecord(0, 0, *layout, b.data()));
