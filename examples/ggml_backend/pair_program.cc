@@ -9,6 +9,7 @@
 
 #include "layer_call.h"
 #include "pair_math.h"
+#include "row_product.h"
 
 namespace moert_ggml {
 namespace {
@@ -94,6 +95,16 @@ bool PairProgram::Find(const LayerCall& call, const ggml_tensor* tensor, Value* 
   return true;
 }
 
+bool PairProgram::UseGgml(const CpuKernels& kernels, ggml_type type, int64_t columns, Step* step) {
+  const ggml_type_traits_cpu* traits = kernels.Of(type);
+  if (traits == nullptr || traits->vec_dot == nullptr) return false;
+  step->vec_dot = traits->vec_dot;
+  step->packed_bytes = ggml_row_size(traits->vec_dot_type, columns);
+  if (traits->vec_dot_type == GGML_TYPE_F32) return true;
+  step->pack = kernels.Of(traits->vec_dot_type)->from_float;
+  return step->pack != nullptr;
+}
+
 bool PairProgram::AddProduct(const LayerCall& call, const ggml_tensor* node,
                              const CpuKernels& kernels) {
   const ExpertTensor* experts = ExpertsOf(node);
@@ -104,14 +115,14 @@ bool PairProgram::AddProduct(const LayerCall& call, const ggml_tensor* node,
   step.part = experts->part;
   step.width = node->ne[0];
   step.row_bytes = weights->nb[1];
-  step.traits = kernels.Of(weights->type);
-  if (step.traits == nullptr || step.traits->vec_dot == nullptr) return false;
-  const ggml_type packed = step.traits->vec_dot_type;
-  if (packed != GGML_TYPE_F32) {
-    step.pack = kernels.Of(packed)->from_float;
-    if (step.pack == nullptr) return false;
+  const int64_t columns = weights->ne[0];
+  step.product = RowProduct::Find(weights->type, columns);
+  if (step.product != nullptr) {
+    step.pack = step.product->pack;
+    step.packed_bytes = step.product->packed_bytes(columns);
+  } else if (!UseGgml(kernels, weights->type, columns, &step)) {
+    return false;
   }
-  step.packed_bytes = ggml_row_size(packed, node->src[1]->ne[0]);
   step.level = (step.a.step < 0 ? 0 : steps_[static_cast<size_t>(step.a.step)].level) + 1;
   steps_.push_back(std::move(step));
   nodes_.push_back(node);
@@ -266,20 +277,43 @@ class PairProgram::Runner {
     }
   }
 
+  // The rows [begin, begin + rows) of an expert's weights with all its pairs, some at once.
   void MultiplyRows(size_t s, int64_t expert, int64_t first_pair, int64_t begin, int64_t rows) {
     const Step& step = steps_[s];
     const moert_cpu_expert& from = job_.experts[expert];
     const auto* weights = static_cast<const char*>(from.part[step.part]);
-    for (int64_t r = begin; r < begin + rows; ++r) {
-      const char* row = weights + static_cast<size_t>(r) * step.row_bytes;
-      for (int64_t p = first_pair; p < first_pair + from.pairs; ++p) {
-        const int64_t source = step.a.step < 0 ? job_.row_of[p] : p;
-        const void* operand =
-            step.pack == nullptr
-                ? static_cast<const void*>(RowOf(step.a, source))
-                : memory_.operands[s].data() + static_cast<size_t>(source) * step.packed_bytes;
-        step.traits->vec_dot(static_cast<int>(step.a.width),
-                             memory_.rows[s].data() + p * step.width + r, 0, row, 0, operand, 0, 1);
+    const RowBlock block = {weights + static_cast<size_t>(begin) * step.row_bytes, step.row_bytes,
+                            rows, step.a.width};
+    for (int64_t p = 0; p < from.pairs; p += RowProduct::kMostInputs) {
+      const int64_t pair = first_pair + p;
+      const auto some =
+          static_cast<int>(std::min<int64_t>(from.pairs - p, RowProduct::kMostInputs));
+      const void* inputs[RowProduct::kMostInputs];
+      for (int i = 0; i < some; ++i) inputs[i] = InputOf(s, pair + i);
+      float* const out = memory_.rows[s].data() + pair * step.width + begin;
+      if (step.product != nullptr) {
+        step.product->multiply(block, inputs, some, out, step.width);
+      } else {
+        MultiplyByGgml(step, block, inputs, some, out);
+      }
+    }
+  }
+
+  const void* InputOf(size_t s, int64_t pair) const {
+    const Step& step = steps_[s];
+    const int64_t source = step.a.step < 0 ? job_.row_of[pair] : pair;
+    if (step.pack == nullptr) return RowOf(step.a, source);
+    return memory_.operands[s].data() + static_cast<size_t>(source) * step.packed_bytes;
+  }
+
+  static void MultiplyByGgml(const Step& step, const RowBlock& block, const void* const* inputs,
+                             int count, float* out) {
+    for (int64_t r = 0; r < block.rows; ++r) {
+      const char* row =
+          static_cast<const char*>(block.first) + static_cast<size_t>(r) * block.bytes;
+      for (int i = 0; i < count; ++i) {
+        step.vec_dot(static_cast<int>(block.columns), out + i * step.width + r, 0, row, 0,
+                     inputs[i], 0, 1);
       }
     }
   }

@@ -1,5 +1,6 @@
 // A layer call on the CPU, pair by pair: what llama.cpp's graph does between the input of the
-// experts and their down product, over the same kernels that ggml's CPU backend multiplies with.
+// experts and their down product. Rows of weights are multiplied by RowProduct, or, where that
+// knows no such format, by the kernels of ggml's CPU backend.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_PAIR_PROGRAM_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_PAIR_PROGRAM_H_
 
@@ -13,6 +14,7 @@
 namespace moert_ggml {
 
 struct LayerCall;
+struct RowProduct;
 
 /// ggml's CPU kernels, by format. They live in the CPU backend that the host has loaded.
 class CpuKernels {
@@ -61,7 +63,8 @@ class PairProgram {
     // For products.
     int part = -1;
     size_t row_bytes = 0;
-    const ggml_type_traits_cpu* traits = nullptr;
+    const RowProduct* product = nullptr;  // null: ggml's vec_dot
+    ggml_vec_dot_t vec_dot = nullptr;
     ggml_from_float_t pack = nullptr;  // null: fp32 as it is
     size_t packed_bytes = 0;           // of one row of the input
     std::vector<float> bias;           // [experts, width]
@@ -69,6 +72,7 @@ class PairProgram {
   class Runner;
 
   bool Add(const LayerCall& call, const ggml_tensor* node, const CpuKernels& kernels);
+  static bool UseGgml(const CpuKernels& kernels, ggml_type type, int64_t columns, Step* step);
   bool AddProduct(const LayerCall& call, const ggml_tensor* node, const CpuKernels& kernels);
   // A tensor in terms of steps. False: it is none of the call.
   bool Find(const LayerCall& call, const ggml_tensor* tensor, Value* value) const;

@@ -100,7 +100,8 @@ def make(model, experts, options, device, numerics, files=None):
     """A Plan. files: those that transformers loads now; None: the model is in memory."""
     found = blocks.find(model)
     if not found and not isinstance(experts, Source) and (own := own_products.sorted_ones(model)):
-        return _by_own(_Checkpoint(model, [], experts, files), own, options, device)
+        _check_own((one.module for one in own), options, device)
+        return _by_own(_Checkpoint(model, [], experts, files), own)
     if not found:
         raise ValueError(f"{type(model).__name__} has no MoE block: no module with experts and a "
                          "gate or router. Of a dense model libmoert would hold nothing: "
@@ -130,9 +131,10 @@ def make(model, experts, options, device, numerics, files=None):
     except ValueError as error:
         why.append(("structure", error))
         try:
+            _check_own((b.module.experts for b in found), options, device)
             own = [own_products.of_block(f"{b.name}.experts", b.module.experts,
                                          options.get("top_k") or blocks.top_k(b)) for b in found]
-            plan = _by_own(checkpoint, own, options, device)
+            plan = _by_own(checkpoint, own)
         except ValueError as own_error:
             raise _refusal(checkpoint, [*why, ("structure", own_error)], None) from error
     if checkpoint.quantization:
@@ -143,15 +145,20 @@ def make(model, experts, options, device, numerics, files=None):
     return plan
 
 
-def _by_own(checkpoint, own, options, device):
-    """The engine holds the experts, the model's own code multiplies."""
-    names = ", ".join(sorted({type(one.module).__name__ for one in own}))
+def _check_own(modules, options, device):
+    """Whether the model's own code may multiply."""
+    names = ", ".join(sorted({type(module).__name__ for module in modules}))
     for what, stands_in_the_way in (
             ("the CPU alone", device.type != "cpu"), ("one rank", options.get("group") is not None),
             ("the model's own router", options["routing"] == "library"),
             ("experts as they are stored", options.get("experts"))):
         if stands_in_the_way:
             raise ValueError(f"{names}: the products are the model's own code, with {what}")
+
+
+def _by_own(checkpoint, own):
+    """The engine holds the experts, the model's own code multiplies."""
+    names = ", ".join(sorted({type(one.module).__name__ for one in own}))
     source, parts = own_products.source(checkpoint.parameters, own, str(checkpoint.folder))
     _log.info("the model's own code multiplies, libmoert holds the matrices: %s", names)
     return Plan(checkpoint.found, source, "own", None, own=own, parts=parts)

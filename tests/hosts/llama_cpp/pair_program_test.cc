@@ -15,6 +15,7 @@
 
 #include "buffers.h"
 #include "layer_call.h"
+#include "row_product.h"
 #include "support/catch.h"
 
 namespace moert_ggml {
@@ -178,6 +179,8 @@ class LayerGraph {
 
 /// Element-wise functions are rounded otherwise, and codes of the next product's input with them.
 constexpr double kRounding = 2e-3;
+/// RowProduct rounds inputs otherwise than ggml does (row_product_test.cc).
+constexpr double kOtherCodes = 3e-2;
 constexpr double kExact = 1e-5;
 /// ggml looks GELU up in tables of halves.
 constexpr double kHalves = 1e-3;
@@ -197,7 +200,8 @@ TEST_CASE("every format has ggml's results") {
     layer.Compute(layer.Product(ggml_swiglu_split(layer.context(), gate, up), kHidden));
     const auto program = PairProgram::Make(layer.Call(), kernels);
     REQUIRE(program != nullptr);
-    CHECK(layer.Error(*program) < kRounding);
+    const bool own = RowProduct::Find(type, kHidden) != nullptr;
+    CHECK(layer.Error(*program) < (own ? kOtherCodes : kRounding));
     ++formats;
   }
   CHECK(formats >= 24);
