@@ -16,7 +16,7 @@ LAYERS = [
     ("gemm", ["lib/gemm"], "mixed_group_gemm"),
     ("source", ["lib/source"], "expert_source host_source opaque_source pinned_source shared_records"),
     ("checkpoint", ["lib/checkpoint"],
-     "offline/attention_config offline/checkpoint offline/gguf offline/hf_config "
+     "offline/attention_config offline/checkpoint offline/gguf offline/hf_config offline/linear_weight "
      "offline/quantization_config offline/rope_config offline/tensor_account offline/tensor_names"),
     ("pack", ["lib/pack"], "offline/calibration offline/pack offline/plan"),
     ("policy", [], "policy promise rules trace"),  # what policies and sinks are asked and told

@@ -23,11 +23,13 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpo
     return Norm::Load(checkpoint, name, config.norm, config.hidden_size,
                       static_cast<float>(config.norm_eps));
   };
-  MOERT_ASSIGN_OR_RETURN(d->embedding_, Linear::Load(checkpoint, prefix + "model.embed_tokens",
-                                                     config.vocab_size, config.hidden_size, false));
+  MOERT_ASSIGN_OR_RETURN(
+      d->embedding_, Linear::Load(checkpoint, config.quantization, prefix + "model.embed_tokens",
+                                  config.vocab_size, config.hidden_size, false));
   if (!config.tie_word_embeddings) {
-    MOERT_ASSIGN_OR_RETURN(d->head_, Linear::Load(checkpoint, prefix + "lm_head", config.vocab_size,
-                                                  config.hidden_size, config.lm_head_bias));
+    MOERT_ASSIGN_OR_RETURN(
+        d->head_, Linear::Load(checkpoint, config.quantization, prefix + "lm_head",
+                               config.vocab_size, config.hidden_size, config.lm_head_bias));
   }
   MOERT_ASSIGN_OR_RETURN(d->final_norm_, norm(prefix + "model.norm"));
   d->layers_.resize(config.num_hidden_layers);
@@ -39,9 +41,9 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpo
     MOERT_ASSIGN_OR_RETURN(layer.mixer, LoadMixer(checkpoint, config, i, &d->rope_));
     layer.moe_layer = config.MoeLayerIndex(i);
     if (layer.moe_layer < 0) {
-      MOERT_ASSIGN_OR_RETURN(layer.mlp,
-                             Mlp::Load(checkpoint, name + config.dense_block, config.hidden_size,
-                                       config.dense_intermediate, config.activation));
+      MOERT_ASSIGN_OR_RETURN(
+          layer.mlp, Mlp::Load(checkpoint, config.quantization, name + config.dense_block,
+                               config.hidden_size, config.dense_intermediate, config.activation));
     }
   }
   return d;

@@ -16,6 +16,7 @@
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
 #include "checkpoint/config_account.h"
+#include "checkpoint/quantized_weights.h"
 #include "checkpoint/tensor_claims.h"
 
 namespace moert {
@@ -27,7 +28,11 @@ constexpr char kNorms[] = "norms";
 // Claims what a decoder reads beside the MoE blocks, as HfConfig describes it.
 class DecoderTensors {
  public:
-  DecoderTensors(const HfConfig& config, TensorClaims* claims) : config_(config), claims_(claims) {}
+  DecoderTensors(const Checkpoint& checkpoint, const HfConfig& config, TensorClaims* claims)
+      : checkpoint_(checkpoint),
+        config_(config),
+        quantized_(&checkpoint, config.quantization),
+        claims_(claims) {}
 
   void Claim() {
     const std::string& prefix = config_.tensor_prefix;
@@ -49,8 +54,10 @@ class DecoderTensors {
 
  private:
   void Linear(const std::string& name, bool bias, const char* part) {
-    claims_->Claim(name + ".weight", part);
-    claims_->Claim(name + ".weight_scale_inv", part);  // where the weight is fp8
+    for (const std::string& tensor : quantized_.TensorsOf(name)) claims_->Claim(tensor, part);
+    if (const TensorInfo* weight = checkpoint_.Find(name + ".weight")) {
+      claims_->Claim(checkpoint_.Fp8Scales(*weight).value_or(nullptr), part);
+    }
     if (bias) claims_->Claim(name + ".bias", part);
   }
   void Norm(const std::string& name) {
@@ -94,7 +101,9 @@ class DecoderTensors {
     }
   }
 
+  const Checkpoint& checkpoint_;
   const HfConfig& config_;
+  const QuantizedWeights quantized_;
   TensorClaims* const claims_;
 };
 
@@ -134,7 +143,7 @@ absl::StatusOr<std::vector<AccountedTensor>> AccountForTensors(const Checkpoint&
                                                                const HfConfig& config) try {
   MOERT_ASSIGN_OR_RETURN(const auto experts, CheckpointExperts::Create(&checkpoint, &config));
   TensorClaims claims = experts->claims();
-  if (!config.experts_only) DecoderTensors(config, &claims).Claim();
+  if (!config.experts_only) DecoderTensors(checkpoint, config, &claims).Claim();
   std::vector<AccountedTensor> account;
   account.reserve(checkpoint.tensors().size());
   for (const TensorInfo& tensor : checkpoint.tensors()) {

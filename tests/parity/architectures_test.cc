@@ -344,14 +344,15 @@ TEST_CASE("what does not fit the config is refused by name") {
          c["model.layers.0.mlp.experts.3.up_proj.weight"] = {
              "F8_E4M3", {32, 64}, std::string(32 * 64, 0)};
        },
-       "its type is f8_e4m3, legal are bf16, f16, f32, and f8_e4m3 with the scales"},
+       "its type is f8_e4m3, legal are bf16, f16, f32, and f8_e4m3 with scales in"},
       {"scales of another shape",
        [](EditCheckpoint& c) {
          const std::string name = "model.layers.0.mlp.experts.3.up_proj.weight";
          c[name] = {"F8_E4M3", {32, 64}, std::string(32 * 64, 0)};
          c[name + "_scale_inv"] = {"F32", {1, 2}, std::string(8, 0)};
        },
-       "it is f32 [1, 2], legal for the scales of [32, 64] are f32, bf16 and f16 of shape [1, 1]"},
+       "it is f32 [1, 2], legal for the scales of [32, 64] are f32, bf16, f16 and f8_e8m0 of "
+       "shape [1, 1]"},
   };
   TempDir cache;
   for (const Case& k : cases) {

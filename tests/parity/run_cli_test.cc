@@ -288,7 +288,7 @@ TEST_CASE("damaged models: status 2, the file named") {
   Json config = Json::parse(ReadWholeFile(dir + "/config.json"));
   config["vocab_size"] = 4097;
   test::WriteFile(dir + "/config.json", config.dump());
-  check("model.embed_tokens.weight is [4096, 128], expected [4097, 128]");
+  check("model.embed_tokens.weight\" is [4096, 128], expected [4097, 128]");
   config["vocab_size"] = 4096;
   config["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 4.0}};
   test::WriteFile(dir + "/config.json", config.dump());

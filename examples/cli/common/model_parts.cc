@@ -16,9 +16,9 @@ struct Rule {
 // whose configuration is not read.
 constexpr Rule kRules[] = {
     {"shared_expert", "shared experts"},
-    {".experts.", "routed experts"},
-    {".switch_mlp.", "routed experts"},
-    {".expert_", "routed experts"},
+    {".experts.", kRoutedExperts},
+    {".switch_mlp.", kRoutedExperts},
+    {".expert_", kRoutedExperts},
     {".feed_forward.router.", "routers"},
     {".ffn.gate.", "routers"},
     {".mixer.gate.", "routers"},
@@ -36,13 +36,6 @@ constexpr Rule kRules[] = {
     {"norm", "norms"},
 };
 
-const char* PartOf(absl::string_view tensor) {
-  for (const Rule& rule : kRules) {
-    if (absl::StrContains(tensor, rule.pattern)) return rule.part;
-  }
-  return "other";
-}
-
 void Count(absl::string_view name, const TensorInfo& tensor, std::vector<ModelPart>* parts) {
   auto it = std::find_if(parts->begin(), parts->end(),
                          [&](const ModelPart& p) { return p.name == name; });
@@ -58,6 +51,13 @@ void LargestFirst(std::vector<ModelPart>* parts) {
 }
 
 }  // namespace
+
+absl::string_view PartOf(absl::string_view tensor) {
+  for (const Rule& rule : kRules) {
+    if (absl::StrContains(tensor, rule.pattern)) return rule.part;
+  }
+  return "other";
+}
 
 std::vector<ModelPart> ModelParts(const Checkpoint& checkpoint) {
   std::vector<ModelPart> parts;
@@ -77,12 +77,29 @@ ModelAccount SumParts(absl::Span<const AccountedTensor> account) {
   return sums;
 }
 
+int64_t DenseBytes(const TensorInfo& tensor) {
+  const bool codes = absl::EndsWith(tensor.name, "weight") ||
+                     absl::EndsWith(tensor.name, ".qweight") ||
+                     absl::EndsWith(tensor.name, ".weight_packed");
+  if (!codes) return tensor.bytes;
+  switch (tensor.dtype) {
+    case DType::kI8:
+    case DType::kF8E4M3:
+      return 2 * tensor.bytes;
+    case DType::kU8:  // two codes a byte
+    case DType::kI32:
+      return 4 * tensor.bytes;
+    default:
+      return tensor.bytes;
+  }
+}
+
 int64_t HostBytes(const Checkpoint& checkpoint, const HfConfig& config, int64_t tokens) {
   int64_t bytes = 0;
-  for (const ModelPart& part : ModelParts(checkpoint)) {
-    const bool engine =
-        part.name == "routed experts" || part.name == "shared experts" || part.name == "routers";
-    if (!engine) bytes += part.bytes;
+  for (const TensorInfo& t : checkpoint.tensors()) {
+    const absl::string_view part = PartOf(t.name);
+    const bool engine = part == kRoutedExperts || part == "shared experts" || part == "routers";
+    if (!engine) bytes += DenseBytes(t);
   }
   const int64_t kept = std::min(tokens, config.max_position_embeddings);
   return bytes + 2 * int64_t{4} * config.num_hidden_layers * config.num_key_value_heads *

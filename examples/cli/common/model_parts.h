@@ -21,6 +21,10 @@ struct ModelPart {
   std::set<std::string> types;  // "bf16", ...
 };
 
+/// Which part of a model a tensor belongs to, by its name.
+inline constexpr char kRoutedExperts[] = "routed experts";
+absl::string_view PartOf(absl::string_view tensor);
+
 /// Every tensor counted once, by its name; parts without a tensor are left out. The largest first.
 /// For a checkpoint whose configuration is not read.
 std::vector<ModelPart> ModelParts(const Checkpoint& checkpoint);
@@ -32,6 +36,9 @@ struct ModelAccount {
   std::vector<ModelPart> unknown;   // names are tensors: nothing reads them
 };
 ModelAccount SumParts(absl::Span<const AccountedTensor> account);
+
+/// Bytes that the example decoder holds of a dense tensor: quantized weights become bf16.
+int64_t DenseBytes(const TensorInfo& tensor);
 
 /// Bytes that the example decoder holds beside the engine's budget: dense weights, and the keys and
 /// values of one sequence of `tokens`.

@@ -90,10 +90,8 @@ void AddDense(const HfConfig& c, ModelFacts* facts) {
 /// A checkpoint: what its files have beside routed experts.
 void AddDense(const Checkpoint& checkpoint, const HfConfig& c, ModelFacts* facts) {
   int64_t table = 0, dense = 0;
-  for (const ModelPart& part : ModelParts(checkpoint)) {
-    if (part.name != "routed experts") dense += part.bytes;
-  }
   for (const TensorInfo& t : checkpoint.tensors()) {
+    if (PartOf(t.name) != kRoutedExperts) dense += DenseBytes(t);
     if (absl::StrContains(t.name, "embed_tokens")) table += t.bytes;
   }
   facts->dense_bytes = dense;

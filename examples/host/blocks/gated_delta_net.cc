@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<Mixer>> GatedDeltaNet::Load(const Checkpoint& che
   net->channels_ = 2 * net->keys_ + net->values_;
   const std::string name = LayerPrefix(config, layer) + "linear_attn.";
   const auto load = [&](const char* part, int64_t out, int64_t in) {
-    return Linear::Load(checkpoint, name + part, out, in, false);
+    return Linear::Load(checkpoint, config.quantization, name + part, out, in, false);
   };
   const int64_t hidden = config.hidden_size;
   MOERT_ASSIGN_OR_RETURN(net->in_, load("in_proj_qkvz", 2 * net->keys_ + 2 * net->values_, hidden));

@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<Mixer>> GroupedAttention::Load(const Checkpoint& 
   const std::string name = LayerPrefix(config, layer) + "self_attn.";
   const int64_t q = a->heads_ * config.head_dim, kv = a->kv_heads_ * config.head_dim;
   const auto load = [&](const char* part, int64_t out, int64_t in, bool bias) {
-    return Linear::Load(checkpoint, name + part, out, in, bias);
+    return Linear::Load(checkpoint, config.quantization, name + part, out, in, bias);
   };
   const int64_t hidden = config.hidden_size;
   MOERT_ASSIGN_OR_RETURN(a->q_,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "host/blocks/panel_gemm.h"
+#include "moert/offline/linear_weight.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -19,32 +20,28 @@ void HeadLinear::PackRow(int head, int64_t row, bool transposed, const T* weight
   }
 }
 
-absl::StatusOr<HeadLinear> HeadLinear::Load(const Checkpoint& checkpoint, const std::string& name,
+absl::StatusOr<HeadLinear> HeadLinear::Load(const Checkpoint& checkpoint,
+                                            const QuantizationConfig& form, const std::string& name,
                                             const Part& part, bool transposed) {
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint.Get(name + ".weight"));
-  const int64_t expected[] = {part.heads * part.stride, part.width};
-  if (absl::MakeConstSpan(tensor->shape) != absl::MakeConstSpan(expected)) {
-    return absl::InvalidArgumentError(checkpoint.path() + ": tensor " + std::string(tensor->name) +
-                                      " is " + ShapeToString(tensor->shape) + ", expected " +
-                                      ShapeToString(expected));
-  }
-  MOERT_RETURN_IF_ERROR(checkpoint.CheckWeightType(*tensor));
+  MOERT_ASSIGN_OR_RETURN(
+      const LinearWeight weight,
+      LinearWeight::Open(checkpoint, form, name, part.heads * part.stride, part.width));
   HeadLinear linear;
   linear.heads_ = part.heads;
   linear.out_ = transposed ? part.width : part.count;
   linear.in_ = transposed ? part.count : part.width;
-  const bool as_bf16 = tensor->dtype == DType::kBF16 || tensor->dtype == DType::kF8E4M3;
+  const bool as_bf16 = weight.bf16();
   const int64_t weights = part.count * part.width;
   std::vector<uint16_t> bf16(as_bf16 ? weights : 0);
   std::vector<float> f32(as_bf16 ? 0 : weights);
   linear.bf16_.resize(part.heads * static_cast<int64_t>(bf16.size()));
   linear.f32_.resize(part.heads * static_cast<int64_t>(f32.size()));
   for (int head = 0; head < part.heads; ++head) {
-    const int64_t at = (head * part.stride + part.first) * part.width;
+    const int64_t at = head * part.stride + part.first;
     if (as_bf16) {
-      MOERT_RETURN_IF_ERROR(checkpoint.ReadAsBf16(*tensor, at, absl::MakeSpan(bf16)));
+      MOERT_RETURN_IF_ERROR(weight.Read(at, absl::MakeSpan(bf16)));
     } else {
-      MOERT_RETURN_IF_ERROR(checkpoint.ReadAsF32(*tensor, at, absl::MakeSpan(f32)));
+      MOERT_RETURN_IF_ERROR(weight.Read(at, absl::MakeSpan(f32)));
     }
     for (int64_t row = 0; row < part.count; ++row) {
       if (as_bf16) {

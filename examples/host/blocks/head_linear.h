@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "host/aligned.h"
 #include "moert/offline/checkpoint.h"
+#include "moert/offline/quantization_config.h"
 #include "moert/thread_pool.h"
 
 namespace moert::host {
@@ -18,15 +19,16 @@ class HeadLinear {
  public:
   HeadLinear() = default;
 
-  /// The rows of a larger matrix that belong to a head: tensor `name`.weight is [heads * stride,
+  /// The rows of a larger matrix that belong to a head: `name`.weight is [heads * stride,
   /// width], and head h has rows h * stride + first onward, `count` of them.
   struct Part {
     int heads = 0;
     int64_t stride = 0, first = 0, count = 0, width = 0;
   };
   /// W_h = the part's rows [count, width], or with `transposed` [width, count]. bf16 weights stay
-  /// bf16 in memory.
-  static absl::StatusOr<HeadLinear> Load(const Checkpoint& checkpoint, const std::string& name,
+  /// bf16 in memory, and those stored in `form` become it.
+  static absl::StatusOr<HeadLinear> Load(const Checkpoint& checkpoint,
+                                         const QuantizationConfig& form, const std::string& name,
                                          const Part& part, bool transposed);
 
   /// x: [rows, heads, x_stride], of which the first `in` count; y: [rows, heads, y_stride], of

@@ -23,19 +23,21 @@ absl::StatusOr<std::unique_ptr<Mixer>> LatentAttention::Load(const Checkpoint& c
   a->rope_ = rope;
   const std::string name = LayerPrefix(config, layer) + "self_attn.";
   MOERT_RETURN_IF_ERROR(a->LoadQueries(checkpoint, config, name));
-  MOERT_ASSIGN_OR_RETURN(
-      a->kv_down_, Linear::Load(checkpoint, name + "kv_a_proj_with_mqa", l.kv_rank + l.rope_dim,
-                                config.hidden_size, config.qkv_bias));
+  MOERT_ASSIGN_OR_RETURN(a->kv_down_,
+                         Linear::Load(checkpoint, config.quantization, name + "kv_a_proj_with_mqa",
+                                      l.kv_rank + l.rope_dim, config.hidden_size, config.qkv_bias));
   MOERT_ASSIGN_OR_RETURN(a->kv_norm_, Norm::Load(checkpoint, name + "kv_a_layernorm",
                                                  NormKind::kRms, l.kv_rank, kLatentEps));
   HeadLinear::Part part{a->heads_, l.nope_dim + l.value_dim, 0, l.nope_dim, l.kv_rank};
-  MOERT_ASSIGN_OR_RETURN(a->key_, HeadLinear::Load(checkpoint, name + "kv_b_proj", part, true));
+  MOERT_ASSIGN_OR_RETURN(
+      a->key_, HeadLinear::Load(checkpoint, config.quantization, name + "kv_b_proj", part, true));
   part.first = l.nope_dim;
   part.count = l.value_dim;
-  MOERT_ASSIGN_OR_RETURN(a->value_, HeadLinear::Load(checkpoint, name + "kv_b_proj", part, false));
+  MOERT_ASSIGN_OR_RETURN(a->value_, HeadLinear::Load(checkpoint, config.quantization,
+                                                     name + "kv_b_proj", part, false));
   MOERT_ASSIGN_OR_RETURN(
-      a->o_, Linear::Load(checkpoint, name + "o_proj", config.hidden_size, a->heads_ * l.value_dim,
-                          config.attention_output_bias));
+      a->o_, Linear::Load(checkpoint, config.quantization, name + "o_proj", config.hidden_size,
+                          a->heads_ * l.value_dim, config.attention_output_bias));
   Attend::Shape shape;
   shape.layer = layer;
   shape.heads = a->heads_;
@@ -52,15 +54,16 @@ absl::Status LatentAttention::LoadQueries(const Checkpoint& checkpoint, const Hf
                                           const std::string& name) {
   const int64_t out = heads_ * (sizes_.nope_dim + sizes_.rope_dim), hidden = config.hidden_size;
   if (sizes_.q_rank == 0) {
-    MOERT_ASSIGN_OR_RETURN(q_, Linear::Load(checkpoint, name + "q_proj", out, hidden, false));
+    MOERT_ASSIGN_OR_RETURN(
+        q_, Linear::Load(checkpoint, config.quantization, name + "q_proj", out, hidden, false));
     return absl::OkStatus();
   }
-  MOERT_ASSIGN_OR_RETURN(
-      q_down_, Linear::Load(checkpoint, name + "q_a_proj", sizes_.q_rank, hidden, config.qkv_bias));
+  MOERT_ASSIGN_OR_RETURN(q_down_, Linear::Load(checkpoint, config.quantization, name + "q_a_proj",
+                                               sizes_.q_rank, hidden, config.qkv_bias));
   MOERT_ASSIGN_OR_RETURN(q_norm_, Norm::Load(checkpoint, name + "q_a_layernorm", NormKind::kRms,
                                              sizes_.q_rank, kLatentEps));
-  MOERT_ASSIGN_OR_RETURN(q_,
-                         Linear::Load(checkpoint, name + "q_b_proj", out, sizes_.q_rank, false));
+  MOERT_ASSIGN_OR_RETURN(q_, Linear::Load(checkpoint, config.quantization, name + "q_b_proj", out,
+                                          sizes_.q_rank, false));
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "host/blocks/panel_gemm.h"
+#include "moert/offline/linear_weight.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -40,30 +41,23 @@ void Linear::PackRow(int64_t row, const T* weights, AlignedVector<T>* packed) {
   for (int64_t k = 0; k < in_; ++k) panel[k * kPanelWidth] = weights[k];
 }
 
-absl::StatusOr<Linear> Linear::Load(const Checkpoint& checkpoint, const std::string& name,
-                                    int64_t out, int64_t in, bool bias) {
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint.Get(name + ".weight"));
-  if (tensor->shape.size() != 2 || tensor->shape[0] != out || tensor->shape[1] != in) {
-    const int64_t expected[] = {out, in};
-    return absl::InvalidArgumentError(checkpoint.path() + ": tensor " + std::string(tensor->name) +
-                                      " is " + ShapeToString(tensor->shape) + ", expected " +
-                                      ShapeToString(expected));
-  }
-  MOERT_RETURN_IF_ERROR(checkpoint.CheckWeightType(*tensor));
-  const bool as_bf16 = tensor->dtype == DType::kBF16 || tensor->dtype == DType::kF8E4M3;
-  Linear linear(out, in, as_bf16);
+absl::StatusOr<Linear> Linear::Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
+                                    const std::string& name, int64_t out, int64_t in, bool bias) {
+  MOERT_ASSIGN_OR_RETURN(const LinearWeight weight,
+                         LinearWeight::Open(checkpoint, form, name, out, in));
+  Linear linear(out, in, weight.bf16());
   const int64_t rows_at_once = std::max<int64_t>(1, (int64_t{1} << 20) / in);
   std::vector<uint16_t> bf16;
   std::vector<float> f32;
   for (int64_t row = 0; row < out; row += rows_at_once) {
     const int64_t rows = std::min(rows_at_once, out - row);
-    if (as_bf16) {
+    if (weight.bf16()) {
       bf16.resize(rows * in);
-      MOERT_RETURN_IF_ERROR(checkpoint.ReadAsBf16(*tensor, row * in, absl::MakeSpan(bf16)));
+      MOERT_RETURN_IF_ERROR(weight.Read(row, absl::MakeSpan(bf16)));
       for (int64_t r = 0; r < rows; ++r) linear.PackRow(row + r, &bf16[r * in], &linear.bf16_);
     } else {
       f32.resize(rows * in);
-      MOERT_RETURN_IF_ERROR(checkpoint.ReadAsF32(*tensor, row * in, absl::MakeSpan(f32)));
+      MOERT_RETURN_IF_ERROR(weight.Read(row, absl::MakeSpan(f32)));
       for (int64_t r = 0; r < rows; ++r) linear.PackRow(row + r, &f32[r * in], &linear.f32_);
     }
   }

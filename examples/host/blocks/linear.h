@@ -10,19 +10,21 @@
 #include "host/aligned.h"
 #include "host/device_products.h"
 #include "moert/offline/checkpoint.h"
+#include "moert/offline/quantization_config.h"
 #include "moert/thread_pool.h"
 
 namespace moert::host {
 
-/// y = x W^T + b, W [out, in]. bf16 weights stay bf16 in memory, which loses nothing; all
-/// arithmetic is fp32. Thread-safe after Load.
+/// y = x W^T + b, W [out, in]. bf16 weights stay bf16 in memory, which loses nothing, and quantized
+/// ones become bf16; all arithmetic is fp32. Thread-safe after Load.
 class Linear {
  public:
   Linear() = default;
 
-  /// Reads `name`.weight [out, in] and, if `bias`, `name`.bias [out].
-  static absl::StatusOr<Linear> Load(const Checkpoint& checkpoint, const std::string& name,
-                                     int64_t out, int64_t in, bool bias);
+  /// Reads `name`.weight [out, in], stored in `form` or as floats, and, if `bias`, `name`.bias
+  /// [out].
+  static absl::StatusOr<Linear> Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
+                                     const std::string& name, int64_t out, int64_t in, bool bias);
   /// From fp32 weights [out, in] in memory, kept as fp32; `bias` null or [out].
   static Linear FromF32(const float* weights, int64_t out, int64_t in, const float* bias);
 

@@ -22,16 +22,17 @@ float Activate(Activation activation, float x) {
   return 0.0f;
 }
 
-absl::StatusOr<Mlp> Mlp::Load(const Checkpoint& checkpoint, const std::string& name, int64_t hidden,
-                              int64_t intermediate, Activation activation) {
+absl::StatusOr<Mlp> Mlp::Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
+                              const std::string& name, int64_t hidden, int64_t intermediate,
+                              Activation activation) {
   Mlp mlp;
   mlp.activation_ = activation;
   MOERT_ASSIGN_OR_RETURN(
-      mlp.gate_, Linear::Load(checkpoint, name + ".gate_proj", intermediate, hidden, false));
-  MOERT_ASSIGN_OR_RETURN(mlp.up_,
-                         Linear::Load(checkpoint, name + ".up_proj", intermediate, hidden, false));
+      mlp.gate_, Linear::Load(checkpoint, form, name + ".gate_proj", intermediate, hidden, false));
   MOERT_ASSIGN_OR_RETURN(
-      mlp.down_, Linear::Load(checkpoint, name + ".down_proj", hidden, intermediate, false));
+      mlp.up_, Linear::Load(checkpoint, form, name + ".up_proj", intermediate, hidden, false));
+  MOERT_ASSIGN_OR_RETURN(
+      mlp.down_, Linear::Load(checkpoint, form, name + ".down_proj", hidden, intermediate, false));
   return mlp;
 }
 

@@ -9,6 +9,7 @@
 #include "host/blocks/linear.h"
 #include "moert/model.h"
 #include "moert/offline/checkpoint.h"
+#include "moert/offline/quantization_config.h"
 #include "moert/thread_pool.h"
 
 namespace moert::host {
@@ -17,8 +18,9 @@ class Mlp {
  public:
   Mlp() = default;
   /// Reads `name`.{gate,up,down}_proj.
-  static absl::StatusOr<Mlp> Load(const Checkpoint& checkpoint, const std::string& name,
-                                  int64_t hidden, int64_t intermediate, Activation activation);
+  static absl::StatusOr<Mlp> Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
+                                  const std::string& name, int64_t hidden, int64_t intermediate,
+                                  Activation activation);
 
   /// See Linear::UseDevice.
   void UseDevice(DeviceProducts* device) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "host/cuda/random_kernel.h"
+#include "moert/offline/linear_weight.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -21,17 +23,15 @@ absl::StatusOr<Buffer> ToDevice(const std::vector<float>& values) {
 namespace {
 
 /// Rows [first, first + count) of a part, one behind the other.
-absl::Status ReadRows(const Checkpoint& checkpoint, const TensorInfo& tensor,
-                      const DeviceMatrix::Part& part, int64_t in, int64_t first, int64_t count,
-                      absl::Span<uint16_t> to) {
+absl::Status ReadRows(const LinearWeight& weight, const DeviceMatrix::Part& part, int64_t in,
+                      int64_t first, int64_t count, absl::Span<uint16_t> to) {
   const auto row = [&](int64_t i) {
     return part.order.empty() ? first + i : part.order[static_cast<size_t>(first + i)];
   };
   for (int64_t i = 0, together = 1; i < count; i += together, together = 1) {
     while (i + together < count && row(i + together) == row(i) + together) ++together;
-    MOERT_RETURN_IF_ERROR(checkpoint.ReadAsBf16(
-        tensor, row(i) * in,
-        to.subspan(static_cast<size_t>(i * in), static_cast<size_t>(together * in))));
+    MOERT_RETURN_IF_ERROR(weight.Read(
+        row(i), to.subspan(static_cast<size_t>(i * in), static_cast<size_t>(together * in))));
   }
   return absl::OkStatus();
 }
@@ -49,6 +49,7 @@ absl::StatusOr<std::vector<float>> ReadBias(const Checkpoint& checkpoint,
 }  // namespace
 
 absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
+                                                const QuantizationConfig& form,
                                                 const std::vector<Part>& parts, int64_t in) {
   DeviceMatrix m;
   m.in_ = in;
@@ -62,20 +63,18 @@ absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
   const int64_t rows_at_once = std::max<int64_t>(1, (int64_t{16} << 20) / in);
   std::vector<uint16_t> rows;
   std::vector<float> bias;
+  std::optional<LinearWeight> weight;
+  std::string opened;
   for (const Part& part : parts) {
-    MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint.Get(part.name + ".weight"));
-    const int64_t expected[] = {part.order.empty() ? part.out : part.rows, in};
-    if (tensor->shape != absl::MakeConstSpan(expected)) {
-      return absl::InvalidArgumentError(
-          checkpoint.path() + ": tensor " + std::string(tensor->name) + " is " +
-          ShapeToString(tensor->shape) + ", expected " + ShapeToString(expected));
+    const int64_t stored = part.order.empty() ? part.out : part.rows;
+    if (part.name != opened) {
+      MOERT_ASSIGN_OR_RETURN(weight, LinearWeight::Open(checkpoint, form, part.name, stored, in));
+      opened = part.name;
     }
-    MOERT_RETURN_IF_ERROR(checkpoint.CheckWeightType(*tensor));
     for (int64_t row = 0; row < part.out; row += rows_at_once) {
       const int64_t count = std::min(rows_at_once, part.out - row);
       rows.resize(count * in);
-      MOERT_RETURN_IF_ERROR(
-          ReadRows(checkpoint, *tensor, part, in, row, count, absl::MakeSpan(rows)));
+      MOERT_RETURN_IF_ERROR(ReadRows(*weight, part, in, row, count, absl::MakeSpan(rows)));
       RETURN_IF_CUDA_ERROR(cudaMemcpy(to, rows.data(), rows.size() * 2, cudaMemcpyHostToDevice));
       to += rows.size() * 2;
     }

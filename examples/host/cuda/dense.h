@@ -13,6 +13,7 @@
 #include "host/cuda/cublas.h"
 #include "host/cuda/few_rows_kernel.h"
 #include "moert/offline/checkpoint.h"
+#include "moert/offline/quantization_config.h"
 #include "util/cuda_api.h"
 
 namespace moert::host {
@@ -36,7 +37,9 @@ class DeviceMatrix {
     int64_t rows = 0;
   };
   DeviceMatrix() = default;
+  /// Weights are stored in `form`, or as floats.
   static absl::StatusOr<DeviceMatrix> Load(const Checkpoint& checkpoint,
+                                           const QuantizationConfig& form,
                                            const std::vector<Part>& parts, int64_t in);
   /// bf16 [out, in].
   static absl::StatusOr<DeviceMatrix> FromHost(const std::vector<uint16_t>& weights, int64_t out,

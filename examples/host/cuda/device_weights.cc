@@ -26,10 +26,10 @@ absl::StatusOr<DeviceLayer> LoadLayer(const Checkpoint& checkpoint, const HfConf
     const std::string block = name + config.dense_block;
     MOERT_ASSIGN_OR_RETURN(
         layer.gate_up,
-        DeviceMatrix::Load(checkpoint, {{block + ".gate_proj", width}, {block + ".up_proj", width}},
-                           hidden));
-    MOERT_ASSIGN_OR_RETURN(layer.down,
-                           DeviceMatrix::Load(checkpoint, {{block + ".down_proj", hidden}}, width));
+        DeviceMatrix::Load(checkpoint, config.quantization,
+                           {{block + ".gate_proj", width}, {block + ".up_proj", width}}, hidden));
+    MOERT_ASSIGN_OR_RETURN(layer.down, DeviceMatrix::Load(checkpoint, config.quantization,
+                                                          {{block + ".down_proj", hidden}}, width));
   }
   return layer;
 }
@@ -42,11 +42,11 @@ absl::StatusOr<DeviceWeights> DeviceWeights::Load(const Checkpoint& checkpoint,
   const std::string& prefix = config.tensor_prefix;
   MOERT_ASSIGN_OR_RETURN(
       w.embedding,
-      DeviceMatrix::Load(checkpoint, {{prefix + "model.embed_tokens", config.vocab_size}},
-                         config.hidden_size));
+      DeviceMatrix::Load(checkpoint, config.quantization,
+                         {{prefix + "model.embed_tokens", config.vocab_size}}, config.hidden_size));
   if (!config.tie_word_embeddings) {
     MOERT_ASSIGN_OR_RETURN(
-        w.head, DeviceMatrix::Load(checkpoint,
+        w.head, DeviceMatrix::Load(checkpoint, config.quantization,
                                    {{prefix + "lm_head", config.vocab_size, config.lm_head_bias}},
                                    config.hidden_size));
   }

@@ -7,6 +7,7 @@
 
 #include "host/blocks/mixer.h"
 #include "host/cuda/channel_order.h"
+#include "moert/offline/linear_weight.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -59,9 +60,10 @@ absl::StatusOr<MixerWeights> MixerWeights::Load(const Checkpoint& checkpoint,
   }
   const std::string name = prefix + "self_attn.";
   MOERT_ASSIGN_OR_RETURN(
-      w.out, DeviceMatrix::Load(
-                 checkpoint, {{name + "o_proj", config.hidden_size, config.attention_output_bias}},
-                 MixerWidthsOf(config, layer).mixed));
+      w.out,
+      DeviceMatrix::Load(checkpoint, config.quantization,
+                         {{name + "o_proj", config.hidden_size, config.attention_output_bias}},
+                         MixerWidthsOf(config, layer).mixed));
   MOERT_RETURN_IF_ERROR(config.latent.kv_rank > 0 ? w.LoadLatent(checkpoint, config, name)
                                                   : w.LoadGrouped(checkpoint, config, layer, name));
   return w;
@@ -88,7 +90,8 @@ absl::Status MixerWeights::LoadGrouped(const Checkpoint& checkpoint, const HfCon
     parts.push_back(
         {name + "q_proj", q, bias, RowsOfHeads(heads, stride, dim, dim), heads * stride});
   }
-  MOERT_ASSIGN_OR_RETURN(in, DeviceMatrix::Load(checkpoint, parts, config.hidden_size));
+  MOERT_ASSIGN_OR_RETURN(
+      in, DeviceMatrix::Load(checkpoint, config.quantization, parts, config.hidden_size));
   if (config.attention_sinks) {
     MOERT_ASSIGN_OR_RETURN(const auto scores, checkpoint.ReadF32(name + "sinks", {heads}));
     MOERT_ASSIGN_OR_RETURN(sinks, ToDevice(scores));
@@ -136,15 +139,17 @@ absl::Status MixerWeights::LoadLatent(const Checkpoint& checkpoint, const HfConf
                   heads * query};
   if (l.q_rank == 0) {
     queries.name = name + "q_proj";
-    MOERT_ASSIGN_OR_RETURN(in, DeviceMatrix::Load(checkpoint, {queries, keys}, hidden));
+    MOERT_ASSIGN_OR_RETURN(
+        in, DeviceMatrix::Load(checkpoint, config.quantization, {queries, keys}, hidden));
   } else {
     queries.name = name + "q_b_proj";
     MOERT_ASSIGN_OR_RETURN(
-        in, DeviceMatrix::Load(checkpoint, {{name + "q_a_proj", l.q_rank, config.qkv_bias}, keys},
-                               hidden));
+        in, DeviceMatrix::Load(checkpoint, config.quantization,
+                               {{name + "q_a_proj", l.q_rank, config.qkv_bias}, keys}, hidden));
     MOERT_ASSIGN_OR_RETURN(
         q_norm, DeviceNorm::Load(checkpoint, name + "q_a_layernorm", NormKind::kRms, l.q_rank));
-    MOERT_ASSIGN_OR_RETURN(q_up, DeviceMatrix::Load(checkpoint, {queries}, l.q_rank));
+    MOERT_ASSIGN_OR_RETURN(
+        q_up, DeviceMatrix::Load(checkpoint, config.quantization, {queries}, l.q_rank));
   }
   MOERT_ASSIGN_OR_RETURN(
       k_norm, DeviceNorm::Load(checkpoint, name + "kv_a_layernorm", NormKind::kRms, l.kv_rank));
@@ -158,14 +163,16 @@ absl::Status MixerWeights::LoadAbsorbed(const Checkpoint& checkpoint, const HfCo
   const int64_t head = l.nope_dim + l.value_dim;
   const Part values = {name, heads * l.value_dim, false,
                        RowsOfHeads(heads, head, l.nope_dim, l.value_dim), heads * head};
-  MOERT_ASSIGN_OR_RETURN(value, DeviceMatrix::Load(checkpoint, {values}, l.kv_rank));
+  MOERT_ASSIGN_OR_RETURN(value,
+                         DeviceMatrix::Load(checkpoint, config.quantization, {values}, l.kv_rank));
   // A head's key matrix takes queries to latents: transposed.
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint.Get(name + ".weight"));
+  MOERT_ASSIGN_OR_RETURN(
+      const LinearWeight weight,
+      LinearWeight::Open(checkpoint, config.quantization, name, heads * head, l.kv_rank));
   std::vector<uint16_t> transposed(static_cast<size_t>(heads * l.kv_rank * l.nope_dim));
   std::vector<uint16_t> rows(static_cast<size_t>(l.nope_dim * l.kv_rank));
   for (int64_t h = 0; h < heads; ++h) {
-    MOERT_RETURN_IF_ERROR(
-        checkpoint.ReadAsBf16(*tensor, h * head * l.kv_rank, absl::MakeSpan(rows)));
+    MOERT_RETURN_IF_ERROR(weight.Read(h * head, absl::MakeSpan(rows)));
     uint16_t* const to = transposed.data() + h * l.kv_rank * l.nope_dim;
     for (int64_t i = 0; i < l.nope_dim; ++i) {
       for (int64_t j = 0; j < l.kv_rank; ++j) to[j * l.nope_dim + i] = rows[i * l.kv_rank + j];
@@ -193,13 +200,13 @@ absl::Status MixerWeights::LoadDeltaNet(const Checkpoint& checkpoint, const HfCo
   };
   MOERT_ASSIGN_OR_RETURN(
       in, DeviceMatrix::Load(
-              checkpoint,
+              checkpoint, config.quantization,
               {part(0, d.key_dim), part(d.key_dim, d.key_dim), part(2 * d.key_dim, values),
                part(2 * d.key_dim + values, values), coefficients(0), coefficients(per_key)},
               config.hidden_size));
   MOERT_ASSIGN_OR_RETURN(
-      out,
-      DeviceMatrix::Load(checkpoint, {{name + "out_proj", config.hidden_size}}, widths.values));
+      out, DeviceMatrix::Load(checkpoint, config.quantization,
+                              {{name + "out_proj", config.hidden_size}}, widths.values));
   MOERT_ASSIGN_OR_RETURN(const auto kernel,
                          checkpoint.ReadF32(name + "conv1d.weight", {channels, 1, d.kernel}));
   std::vector<float> by_position(kernel.size());

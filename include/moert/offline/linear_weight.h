@@ -1,0 +1,48 @@
+// The weight of one linear layer of a checkpoint, whatever form it is stored in: how a host reads
+// what lies around the experts.
+#ifndef MOERT_OFFLINE_LINEAR_WEIGHT_H_
+#define MOERT_OFFLINE_LINEAR_WEIGHT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/quantization_config.h"
+
+namespace moert {
+
+/// Thread-safe.
+class LinearWeight {
+ public:
+  /// NAME.weight [rows, cols], or the tensors that `form` has in its place. Those of other forms
+  /// than floats and fp8 are read and rounded to bf16 here, and kept. Borrows the checkpoint.
+  /// Errors name the tensor: missing, another shape or type, values that are no numbers.
+  static absl::StatusOr<LinearWeight> Open(const Checkpoint& checkpoint,
+                                           const QuantizationConfig& form, const std::string& name,
+                                           int64_t rows, int64_t cols);
+
+  /// Whether bf16 is what to keep: the file has bf16, or it is quantized.
+  bool bf16() const { return tensor_ == nullptr || bf16_; }
+  /// Rows from `first` on, row-major, as many as fill `dst`: bf16 bits, rounded to nearest even.
+  absl::Status Read(int64_t first, absl::Span<uint16_t> dst) const;
+  /// The same in fp32.
+  absl::Status Read(int64_t first, absl::Span<float> dst) const;
+
+ private:
+  LinearWeight() = default;
+  absl::Status CheckRange(int64_t first, size_t count) const;
+
+  const Checkpoint* checkpoint_ = nullptr;
+  const TensorInfo* tensor_ = nullptr;  // null: in values_
+  std::vector<uint16_t> values_;
+  int64_t cols_ = 0;
+  bool bf16_ = false;
+};
+
+}  // namespace moert
+
+#endif  // MOERT_OFFLINE_LINEAR_WEIGHT_H_
