@@ -7,6 +7,7 @@
 #include <new>
 
 #include "absl/strings/strip.h"
+#include "base/checked_math.h"
 #include "base/fmt_absl.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
