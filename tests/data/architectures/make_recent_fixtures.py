@@ -65,6 +65,14 @@ def deepseek_v3():
         rope_theta=10000, rope_scaling=yarn(mscale=1.0, mscale_all_dim=0.8))
 
 
+def deepseek_v3_gptq():
+    """Every linear layer but the routers in int4, a scale and a zero a row."""
+    model, config, fields = deepseek_v3()
+    return model, config, dict(fields, num_hidden_layers=2, quantization_config=dict(
+        quant_method="gptq", bits=4, group_size=-1, sym=False, desc_act=False,
+        checkpoint_format="gptq"))
+
+
 def glm4_moe():
     return Glm4MoeForCausalLM, Glm4MoeConfig, dict(
         BASE, model_type="glm4_moe", architectures=["Glm4MoeForCausalLM"], head_dim=32,
@@ -144,8 +152,8 @@ def hunyuan_v1_moe():
         rope_scaling=dict(type="dynamic", alpha=1000.0, factor=1.0), rms_norm_eps=1e-5)
 
 
-FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, glm4_moe, ernie4_5_moe, minimax_m2,
-            qwen3_next, gpt_oss, gpt_oss_bf16, llama4, hunyuan_v1_moe]
+FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_gptq, glm4_moe, ernie4_5_moe,
+            minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4, hunyuan_v1_moe]
 
 
 def scale_of(name, p, type_name, tied):
@@ -209,6 +217,49 @@ def quantize_mxfp4(model):
     return stored
 
 
+def gptq(w):
+    """A matrix [rows, k] as GPTQ stores it, and the values of its codes."""
+    low, high = w.amin(1, keepdim=True), w.amax(1, keepdim=True)
+    scale = ((high - low) / 15).to(torch.float16)
+    zero = torch.round(-low / scale.float()).clamp(1, 15)
+    code = (torch.round(w / scale.float()) + zero).clamp(0, 15)
+
+    def words(nibbles):  # eight a word, along the first dimension
+        shifts = torch.arange(0, 32, 4, dtype=torch.int64).view(1, 8, 1)
+        packed = (nibbles.long().reshape(-1, 8, nibbles.shape[1]) << shifts).sum(1)
+        return torch.where(packed >= 2 ** 31, packed - 2 ** 32, packed).to(torch.int32)
+
+    stored = {"qweight": words(code.T), "qzeros": words(zero - 1).T, "scales": scale.T,
+              "g_idx": torch.zeros(w.shape[1], dtype=torch.int32)}
+    return stored, (code - zero) * scale.float()
+
+
+def quantize_gptq(model):
+    """The tensors to store. The model continues with what a reader gets: values rounded to bf16."""
+    stored = {}
+    with tempfile.TemporaryDirectory() as saved:
+        model.save_pretrained(saved)
+        path = os.path.join(saved, "model.safetensors")
+        tensors = load_file(path)
+        for name in tensors:
+            if not name.endswith(("_proj.weight", "_mqa.weight", "lm_head.weight")):
+                continue
+            parts, values = gptq(tensors[name])
+            tensors[name] = values.to(torch.bfloat16).float()
+            stored.update({f"{name[:-len('.weight')]}.{n}": t for n, t in parts.items()})
+        save_file(tensors, path, metadata={"format": "pt"})
+        read = type(model).from_pretrained(saved, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    return stored
+
+
+def quantize(model, fields):
+    config = fields.get("quantization_config")
+    if config is None:
+        return {}
+    return quantize_gptq(model) if config["quant_method"] == "gptq" else quantize_mxfp4(model)
+
+
 def tipped(model, run):
     """How many routing decisions change when the routers' inputs change by one part in 100."""
     count, hooks = [0], []
@@ -251,7 +302,7 @@ def make(build):
         model = model_class(config).float().eval()
         generator = torch.Generator().manual_seed(seed)
         randomize(model, generator)
-        packed = quantize_mxfp4(model) if "quantization_config" in fields else {}
+        packed = quantize(model, fields)
         changed, expected = tipped(model, lambda: fixtures.expect(model, generator))
         if best is None or changed < best[0]:
             best = (changed, model, fields, packed, expected)
@@ -263,7 +314,8 @@ def make(build):
         with open(os.path.join(saved, "config.json")) as f:
             written = json.load(f)
     written.pop("transformers_version", None)
-    tensors = {n: t for n, t in tensors.items() if n + "_blocks" not in packed}
+    tensors = {n: t for n, t in tensors.items()
+               if n + "_blocks" not in packed and n.replace(".weight", ".qweight") not in packed}
     if packed:
         written["quantization_config"] = fields["quantization_config"]
     if name == "llama4":
