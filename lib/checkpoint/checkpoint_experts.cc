@@ -61,7 +61,7 @@ absl::Status CheckpointExperts::ReadMatrix(const std::string& name, int64_t rows
   if (const std::string base = WeightBase(name); quantized_.Has(base)) {
     const StoredMatrix m = {base, rows, k};
     MOERT_ASSIGN_OR_RETURN(const Scheme scheme, quantized_.SchemeOf(m));
-    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes, quantized_.Read(m));
+    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes, quantized_.Read(m, ChannelOrder::kAny));
     const std::vector<float> wide = Dequantize(scheme, codes);
     out->resize(wide.size());
     for (size_t i = 0; i < wide.size(); ++i) (*out)[i] = F32ToBf16(wide[i]);
@@ -152,8 +152,9 @@ absl::Status CheckpointExperts::ReadWidened(int layer, int expert, Projection p,
                          : p == Projection::kUp ? format.up
                                                 : format.down;
   if (!scheme.is_bf16()) {
-    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes,
-                           quantized_.Read(Stored(spec, expert, p, tensors.blocks)));
+    MOERT_ASSIGN_OR_RETURN(
+        const QuantizedMatrix codes,
+        quantized_.Read(Stored(spec, expert, p, tensors.blocks), ChannelOrder::kAny));
     *out = Dequantize(scheme, codes);
     return absl::OkStatus();
   }

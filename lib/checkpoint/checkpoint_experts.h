@@ -53,12 +53,16 @@ class CheckpointExperts {
     const std::vector<ExpertFormat>& formats = stored_[static_cast<size_t>(layer)];
     return formats[formats.size() == 1 ? 0 : static_cast<size_t>(expert)];
   }
+  /// Whether records can hold the file's experts as they are: InvalidArgument over an order of
+  /// channels, by the first expert of each layer.
+  absl::Status CheckRecords() const;
   /// `layer` counts MoE layers. Weights that are not bf16 are rounded to nearest even.
   absl::Status ReadExpert(int layer, int expert, ExpertWeights* out) const;
   /// One matrix, widened: nothing is rounded. Row-major.
   absl::Status ReadWidened(int layer, int expert, Projection p, std::vector<float>* out) const;
   /// A whole record in the format the file has it in, or in bf16, biases included. `layout`: of one
-  /// of these two. InvalidArgument where a scale has more bits than the record's.
+  /// of these two. InvalidArgument where a scale has more bits than the record's, or channels lie
+  /// in another order.
   absl::Status ReadRecord(int layer, int expert, const RecordLayout& layout,
                           std::byte* record) const;
   /// The biases alone.

@@ -154,6 +154,17 @@ absl::StatusOr<ExpertFormat> CheckpointExperts::CheckExpert(const MoeLayerSpec& 
   return format;
 }
 
+absl::Status CheckpointExperts::CheckRecords() const {
+  for (size_t i = 0; i < stored_.size(); ++i) {
+    if (tensors_[i].fused) continue;
+    for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
+      const StoredMatrix m = Stored(config_->moe.layers[i], 0, p, /*blocks=*/false);
+      MOERT_RETURN_IF_ERROR(quantized_.CheckOrder(m));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointExperts::CheckExperts(const MoeLayerSpec& l) {
   const int n = l.model_layer;
   tensors_.emplace_back();

@@ -23,7 +23,7 @@ absl::StatusOr<LinearWeight> LinearWeight::Open(const Checkpoint& checkpoint,
   if (stored != StoredWeights::kPlain && stored != StoredWeights::kFp8) {
     const StoredMatrix matrix = {name, rows, cols};
     MOERT_ASSIGN_OR_RETURN(const Scheme scheme, quantized.SchemeOf(matrix));
-    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes, quantized.Read(matrix));
+    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes, quantized.Read(matrix, ChannelOrder::kAny));
     const std::vector<float> wide = Dequantize(scheme, codes);
     w.values_.resize(wide.size());
     std::transform(wide.begin(), wide.end(), w.values_.begin(),

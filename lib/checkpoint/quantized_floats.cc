@@ -50,7 +50,7 @@ absl::Status QuantizedWeights::ReadNvfp4(const StoredMatrix& m, QuantizedMatrix*
     }
   }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
-  MOERT_RETURN_IF_ERROR(ReadScales(*scales, /*by_group=*/false, kNvGroup, q));
+  MOERT_RETURN_IF_ERROR(ReadScales(*scales, /*by_group=*/false, GroupsOf(kNvGroup, m.k), q));
   for (const float scale : q->scales) {
     if (scale < 0) return Error(*scales, "a scale is below 0");
   }

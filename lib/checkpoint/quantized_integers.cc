@@ -26,22 +26,43 @@ unsigned Nibble(uint32_t word, int64_t i) { return (word >> (4 * i)) & 15u; }
 
 }  // namespace
 
-// g_idx: which group a channel belongs to. In order, or the codes would need activations that are
-// permuted.
-absl::Status QuantizedWeights::CheckOrder(const std::string& name, int64_t k) const {
-  if (checkpoint_->Find(name) == nullptr) return absl::OkStatus();
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Tensor(name, {DType::kI32}, {k}));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<int32_t> groups, Whole<int32_t>(*t));
-  for (int64_t i = 0; i < k; ++i) {
-    const int64_t in_order = config_.group > 0 ? i / config_.group : 0;
-    if (groups[static_cast<size_t>(i)] == in_order) continue;
-    return Error(
-        *t, fmt::format("channel {} is in group {}: channels were quantized in another order "
-                        "(act-order, desc_act), which records do not have; moert-pack quantize "
-                        "makes a pack of the unquantized model",
-                        i, groups[static_cast<size_t>(i)]));
+// g_idx: which group a channel belongs to. Records have groups in order; in another one, their
+// products would need activations that are permuted.
+absl::StatusOr<StoredGroups> QuantizedWeights::ReadOrder(const StoredMatrix& m, ChannelOrder order,
+                                                         QuantizedMatrix* q) const {
+  const bool packed = FormOf(m.base) == StoredWeights::kPackedInt4;
+  const std::string name = m.base + (packed ? ".weight_g_idx" : ".g_idx");
+  StoredGroups groups = GroupsOf(config_.group, m.k);
+  if (checkpoint_->Find(name) == nullptr) return groups;
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Tensor(name, {DType::kI32}, {m.k}));
+  MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> indices, Whole<int32_t>(*t));
+  bool in_order = true;
+  for (int64_t i = 0; i < m.k; ++i) {
+    const int32_t group = indices[static_cast<size_t>(i)];
+    if (group < 0 || group >= groups.count) {
+      return Error(*t, fmt::format("channel {} is in group {} of {}", i, group, groups.count));
+    }
+    in_order = in_order && group == (config_.group > 0 ? i / config_.group : 0);
+    if (in_order || order == ChannelOrder::kAny) continue;
+    return Error(*t,
+                 fmt::format("channel {} is in group {}: channels were quantized in another "
+                             "order (act-order, desc_act), which records do not have; moert-run "
+                             "--as and moert-pack quantize round the experts anew, and widened "
+                             "they are bf16 (--as bf16)",
+                             i, group));
   }
-  return absl::OkStatus();
+  if (in_order) return groups;
+  groups.order = std::move(indices);
+  q->group = 1;
+  q->scales.resize(static_cast<size_t>(m.rows * m.k));
+  return groups;
+}
+
+absl::Status QuantizedWeights::CheckOrder(const StoredMatrix& m) const {
+  const StoredWeights form = FormOf(m.base);
+  if (form != StoredWeights::kGptq && form != StoredWeights::kPackedInt4) return absl::OkStatus();
+  QuantizedMatrix none;
+  return ReadOrder(m, ChannelOrder::kRecord, &none).status();
 }
 
 // A symmetric file may have zeros all the same: all in the middle.
@@ -57,14 +78,6 @@ absl::Status QuantizedWeights::CheckZeros(const StoredMatrix& m, const TensorInf
   }
   q->offsets.clear();
   return absl::OkStatus();
-}
-
-int64_t QuantizedWeights::StoredGroups(int64_t k) const {
-  return config_.group > 0 ? CeilDiv<int64_t>(k, config_.group) : 1;
-}
-
-int64_t QuantizedWeights::StoredGroup(const QuantizedMatrix& q, int64_t group) const {
-  return config_.group > 0 ? group * q.group / config_.group : 0;
 }
 
 // The widest groups that a record may have: those of the file, or parts of them.
@@ -83,7 +96,7 @@ absl::StatusOr<Scheme> QuantizedWeights::Int4Scheme(const StoredMatrix& m,
 // [k, rows / 8]. Both: zeros [groups, rows / 8], scales [groups, rows].
 absl::StatusOr<Scheme> QuantizedWeights::GptqScheme(const StoredMatrix& m) const {
   const bool awq = config_.form == StoredWeights::kAwq;
-  const int64_t groups = StoredGroups(m.k);
+  const int64_t groups = GroupsOf(config_.group, m.k).count;
   if (m.rows % kInWord != 0 || m.k % kInWord != 0) {
     MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, checkpoint_->Get(m.base + ".qweight"));
     return Error(*t, fmt::format("[{}, {}] weights: legal are multiples of 8", m.rows, m.k));
@@ -98,11 +111,12 @@ absl::StatusOr<Scheme> QuantizedWeights::GptqScheme(const StoredMatrix& m) const
   return Int4Scheme(m, *scales);
 }
 
-absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, QuantizedMatrix* q) const {
+absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, ChannelOrder order,
+                                        QuantizedMatrix* q) const {
   // Where the columns of a word lie in AWQ's files.
   constexpr int64_t kAwqOrder[kInWord] = {0, 2, 4, 6, 1, 3, 5, 7};
   const bool awq = config_.form == StoredWeights::kAwq;
-  MOERT_RETURN_IF_ERROR(CheckOrder(m.base + ".g_idx", m.k));
+  MOERT_ASSIGN_OR_RETURN(const StoredGroups groups, ReadOrder(m, order, q));
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".qweight"));
   MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> words, Whole<uint32_t>(*codes));
   const int64_t row_words = m.rows / kInWord;
@@ -119,7 +133,7 @@ absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, QuantizedMatrix* 
   if (config_.less_one) UndoLessOne(config_.symmetric, &zero_words);
   q->offsets.resize(q->scales.size());
   for (int64_t g = 0; g < q->groups(); ++g) {
-    const int64_t stored = StoredGroup(*q, g);
+    const int64_t stored = groups.Of(*q, g);
     for (int64_t row = 0; row < m.rows; ++row) {
       const int64_t column = row % kInWord;
       const int64_t place =
@@ -131,12 +145,12 @@ absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, QuantizedMatrix* 
   }
   MOERT_RETURN_IF_ERROR(CheckZeros(m, *zeros, q));
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".scales"));
-  return ReadScales(*scales, /*by_group=*/true, config_.group, q);
+  return ReadScales(*scales, /*by_group=*/true, groups, q);
 }
 
 // compressed-tensors: codes [rows, k / 8], zeros [rows / 8, groups], scales [rows, groups].
 absl::StatusOr<Scheme> QuantizedWeights::PackedScheme(const StoredMatrix& m) const {
-  const int64_t groups = StoredGroups(m.k);
+  const int64_t groups = GroupsOf(config_.group, m.k).count;
   MOERT_RETURN_IF_ERROR(
       Tensor(m.base + ".weight_packed", {DType::kI32}, {m.rows, CeilDiv<int64_t>(m.k, kInWord)})
           .status());
@@ -151,8 +165,9 @@ absl::StatusOr<Scheme> QuantizedWeights::PackedScheme(const StoredMatrix& m) con
   return Int4Scheme(m, *scales);
 }
 
-absl::Status QuantizedWeights::ReadPacked(const StoredMatrix& m, QuantizedMatrix* q) const {
-  MOERT_RETURN_IF_ERROR(CheckOrder(m.base + ".weight_g_idx", m.k));
+absl::Status QuantizedWeights::ReadPacked(const StoredMatrix& m, ChannelOrder order,
+                                          QuantizedMatrix* q) const {
+  MOERT_ASSIGN_OR_RETURN(const StoredGroups groups, ReadOrder(m, order, q));
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".weight_packed"));
   MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> words, Whole<uint32_t>(*codes));
   const int64_t row_words = CeilDiv<int64_t>(m.k, kInWord);
@@ -167,24 +182,23 @@ absl::Status QuantizedWeights::ReadPacked(const StoredMatrix& m, QuantizedMatrix
                            checkpoint_->Get(m.base + ".weight_zero_point"));
     MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> zero_words, Whole<uint32_t>(*zeros));
     q->offsets.resize(q->scales.size());
-    const int64_t groups = StoredGroups(m.k);
     for (int64_t row = 0; row < m.rows; ++row) {
       for (int64_t g = 0; g < q->groups(); ++g) {
         const uint32_t word =
-            zero_words[static_cast<size_t>(row / kInWord * groups + StoredGroup(*q, g))];
+            zero_words[static_cast<size_t>(row / kInWord * groups.count + groups.Of(*q, g))];
         q->offsets[static_cast<size_t>(row * q->groups() + g)] =
             static_cast<float>(Nibble(word, row % kInWord));
       }
     }
   }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
-  return ReadScales(*scales, /*by_group=*/false, config_.group, q);
+  return ReadScales(*scales, /*by_group=*/false, groups, q);
 }
 
 // compressed-tensors: signed bytes [rows, k], scales [rows, 1] or [rows, groups]. Records have
 // scales of bf16.
 absl::StatusOr<Scheme> QuantizedWeights::Int8Scheme(const StoredMatrix& m) const {
-  const int64_t groups = StoredGroups(m.k);
+  const int64_t groups = GroupsOf(config_.group, m.k).count;
   MOERT_RETURN_IF_ERROR(Tensor(m.base + ".weight", {DType::kI8}, {m.rows, m.k}).status());
   MOERT_RETURN_IF_ERROR(
       Tensor(m.base + ".weight_scale", {DType::kBF16, DType::kF16, DType::kF32}, {m.rows, groups})
@@ -199,7 +213,7 @@ absl::Status QuantizedWeights::ReadInt8(const StoredMatrix& m, QuantizedMatrix* 
   MOERT_ASSIGN_OR_RETURN(q->codes, Whole<uint8_t>(*codes));
   for (uint8_t& code : q->codes) code = static_cast<uint8_t>(code ^ 0x80);  // + 128
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
-  return ReadScales(*scales, /*by_group=*/false, config_.group, q);
+  return ReadScales(*scales, /*by_group=*/false, GroupsOf(config_.group, m.k), q);
 }
 
 }  // namespace moert

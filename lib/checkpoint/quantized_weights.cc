@@ -103,21 +103,27 @@ absl::StatusOr<const TensorInfo*> QuantizedWeights::Tensor(
 }
 
 // Stored [groups, rows] (by_group) or [rows, groups].
-absl::Status QuantizedWeights::ReadScales(const TensorInfo& tensor, bool by_group, int64_t group,
-                                          QuantizedMatrix* q) const {
+absl::Status QuantizedWeights::ReadScales(const TensorInfo& tensor, bool by_group,
+                                          const StoredGroups& groups, QuantizedMatrix* q) const {
   std::vector<float> values(static_cast<size_t>(tensor.elements()));
   MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(tensor, 0, absl::MakeSpan(values)));
-  const int64_t groups = q->groups(), stored = group > 0 ? CeilDiv<int64_t>(q->k, group) : 1;
   for (int64_t r = 0; r < q->rows; ++r) {
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t of = group > 0 ? g * q->group / group : 0;
-      const float scale =
-          values[static_cast<size_t>(by_group ? of * q->rows + r : r * stored + of)];
+    for (int64_t g = 0; g < q->groups(); ++g) {
+      const int64_t of = groups.Of(*q, g);
+      const int64_t at = by_group ? of * q->rows + r : r * groups.count + of;
+      const float scale = values[static_cast<size_t>(at)];
       if (!std::isfinite(scale)) return Error(tensor, "a scale is not finite");
-      q->scales[static_cast<size_t>(r * groups + g)] = scale;
+      q->scales[static_cast<size_t>(r * q->groups() + g)] = scale;
     }
   }
   return absl::OkStatus();
+}
+
+StoredGroups QuantizedWeights::GroupsOf(int64_t channels, int64_t k) {
+  StoredGroups groups;
+  groups.channels = channels;
+  if (channels > 0) groups.count = CeilDiv(k, channels);
+  return groups;
 }
 
 absl::StatusOr<Scheme> QuantizedWeights::SchemeOf(const StoredMatrix& m) const {
@@ -142,7 +148,8 @@ absl::StatusOr<Scheme> QuantizedWeights::SchemeOf(const StoredMatrix& m) const {
   return absl::InternalError("an unknown form of stored weights");
 }
 
-absl::StatusOr<QuantizedMatrix> QuantizedWeights::Read(const StoredMatrix& m) const {
+absl::StatusOr<QuantizedMatrix> QuantizedWeights::Read(const StoredMatrix& m,
+                                                       ChannelOrder order) const {
   MOERT_ASSIGN_OR_RETURN(const Scheme scheme, SchemeOf(m));
   try {
     QuantizedMatrix q;
@@ -158,10 +165,10 @@ absl::StatusOr<QuantizedMatrix> QuantizedWeights::Read(const StoredMatrix& m) co
         break;
       case StoredWeights::kGptq:
       case StoredWeights::kAwq:
-        status = ReadGptq(m, &q);
+        status = ReadGptq(m, order, &q);
         break;
       case StoredWeights::kPackedInt4:
-        status = ReadPacked(m, &q);
+        status = ReadPacked(m, order, &q);
         break;
       case StoredWeights::kInt8:
         status = ReadInt8(m, &q);

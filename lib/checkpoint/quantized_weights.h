@@ -30,6 +30,24 @@ struct StoredMatrix {
   int64_t stored_rows = 0, first_row = 0, row_step = 1;
 };
 
+/// In which order the channels of int4 groups may lie in a file.
+enum class ChannelOrder {
+  kRecord,  // one group behind the other
+  kAny,     // act-order
+};
+
+/// The groups of a file's row that share a scale.
+struct StoredGroups {
+  int64_t channels = -1;       // of a group; -1: all of a row
+  int64_t count = 1;           // of a row
+  std::vector<int32_t> order;  // by channel: its group; empty: they lie in order
+  /// The one that group `group` of a matrix is a part of.
+  int64_t Of(const QuantizedMatrix& q, int64_t group) const {
+    if (!order.empty()) return order[static_cast<size_t>(group)];
+    return channels > 0 ? group * q.group / channels : 0;
+  }
+};
+
 /// Thread-safe. Borrows the checkpoint.
 class QuantizedWeights {
  public:
@@ -46,8 +64,12 @@ class QuantizedWeights {
   /// Names of the tensors that Read reads, those included that a file may lack.
   std::vector<std::string> TensorsOf(const std::string& base) const;
   /// A layout of that scheme's codes, scales and zeros. Errors name the tensor: codes that are no
-  /// numbers, zero points where the configuration says there are none, an order of channels.
-  absl::StatusOr<QuantizedMatrix> Read(const StoredMatrix& matrix) const;
+  /// numbers, zero points where the configuration says there are none, an order of channels. With
+  /// kAny the latter is no error: groups are then of one channel, which no record holds.
+  absl::StatusOr<QuantizedMatrix> Read(const StoredMatrix& matrix,
+                                       ChannelOrder order = ChannelOrder::kRecord) const;
+  /// The error that Read gives over the order of channels.
+  absl::Status CheckOrder(const StoredMatrix& matrix) const;
 
  private:
   absl::StatusOr<const TensorInfo*> Tensor(const std::string& name,
@@ -62,17 +84,15 @@ class QuantizedWeights {
     if (!status.ok()) return status;
     return values;
   }
-  /// `group`: channels that share a scale in the file; -1: all of a row. Those of a record may be
-  /// fewer, and its scales are then repeated.
-  absl::Status ReadScales(const TensorInfo& tensor, bool by_group, int64_t group,
+  absl::Status ReadScales(const TensorInfo& tensor, bool by_group, const StoredGroups& groups,
                           QuantizedMatrix* q) const;
-  absl::Status CheckOrder(const std::string& name, int64_t k) const;
+  static StoredGroups GroupsOf(int64_t channels, int64_t k);
+  /// The groups of an int4 matrix; in another order, `q` gets groups of one channel.
+  absl::StatusOr<StoredGroups> ReadOrder(const StoredMatrix& m, ChannelOrder order,
+                                         QuantizedMatrix* q) const;
   absl::Status CheckZeros(const StoredMatrix& m, const TensorInfo& tensor,
                           QuantizedMatrix* q) const;
 
-  /// Groups of a row in an int4 file, and which of them a record's is part of.
-  int64_t StoredGroups(int64_t k) const;
-  int64_t StoredGroup(const QuantizedMatrix& q, int64_t group) const;
   absl::StatusOr<Scheme> Int4Scheme(const StoredMatrix& m, const TensorInfo& scales) const;
   absl::StatusOr<Scheme> GptqScheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> PackedScheme(const StoredMatrix& m) const;
@@ -80,8 +100,8 @@ class QuantizedWeights {
   absl::StatusOr<Scheme> Nvfp4Scheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Mxfp4Scheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Fp8Scheme(const StoredMatrix& m) const;
-  absl::Status ReadGptq(const StoredMatrix& m, QuantizedMatrix* q) const;
-  absl::Status ReadPacked(const StoredMatrix& m, QuantizedMatrix* q) const;
+  absl::Status ReadGptq(const StoredMatrix& m, ChannelOrder order, QuantizedMatrix* q) const;
+  absl::Status ReadPacked(const StoredMatrix& m, ChannelOrder order, QuantizedMatrix* q) const;
   absl::Status ReadInt8(const StoredMatrix& m, QuantizedMatrix* q) const;
   absl::Status ReadNvfp4(const StoredMatrix& m, QuantizedMatrix* q) const;
   absl::Status ReadMxfp4(const StoredMatrix& m, QuantizedMatrix* q) const;

@@ -24,6 +24,7 @@ class CheckpointSource final : public ExpertSource {
     MOERT_ASSIGN_OR_RETURN(source->checkpoint_, Checkpoint::Open(model_dir));
     MOERT_ASSIGN_OR_RETURN(source->experts_,
                            CheckpointExperts::Create(source->checkpoint_.get(), &source->config_));
+    if (!widen) MOERT_RETURN_IF_ERROR(source->experts_->CheckRecords());
     source->version_ = widen ? PackVersion::Uniform(Scheme{}) : StoredVersion(*source->experts_);
     for (int l = 0; l < source->config_.moe.num_layers(); ++l) {
       const MoeLayerSpec& layer = source->config_.moe.layers[static_cast<size_t>(l)];

@@ -254,6 +254,10 @@ def models():
     fp8 = quantized(mlp, lambda rows, k: {"weight": ("F8_E4M3", [rows, k]), "weight_scale_inv": (
         "F32", [-(-rows // 128), -(-k // 128)])}, 136, 8)
     yield "fp8_blocks", "fp8_blocks", {mlp + ".gate.weight": ("F32", [2, 136]), **fp8}
+    order = quantized(mlp, gptq(32, b"\x77", "BF16"), 64, 8)
+    order = {n: (*t[:2], struct.pack(f"<{t[1][0]}i", *reversed(struct.unpack(f"<{t[1][0]}i", t[2]))))
+             if n.endswith("g_idx") else t for n, t in order.items()}
+    yield "gptq_act_order", "gptq_symmetric", {mlp + ".gate.weight": ("F32", [2, 64]), **order}
     some = quantized(mlp, gptq(32, b"\x77", "BF16"), 64, 8)
     some = {n: t for n, t in some.items() if ".experts.1." not in n}
     for p, shape in (("gate_proj", [8, 64]), ("up_proj", [8, 64]), ("down_proj", [64, 8])):

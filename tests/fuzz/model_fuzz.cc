@@ -1,6 +1,7 @@
 // A checkpoint: config.json up to a zero byte, then the safetensors file that has to fit it.
 #include "checkpoint/checkpoint_experts.h"
 #include "fuzz/fuzz.h"
+#include "moert/offline/linear_weight.h"
 
 using namespace moert;
 
@@ -32,6 +33,12 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       require((*experts)->ReadRecord(l, e, *layout, record.data()));
       if (!require((*experts)->ReadExpert(l, e, &weights))) continue;
       const auto matrix = static_cast<size_t>(layer.hidden * layer.intermediate);
+      const auto up = LinearWeight::Open(
+          **checkpoint, config->quantization,
+          WeightBase((*experts)->names().Expert(layer.model_layer, e, Projection::kUp)),
+          layer.intermediate, layer.hidden);
+      std::vector<uint16_t> rows(matrix);
+      if (up.ok() && up->Read(0, absl::MakeSpan(rows)).ok()) FUZZ_REQUIRE(rows == weights.up);
       FUZZ_REQUIRE(weights.gate.size() == matrix && weights.up.size() == matrix &&
                    weights.down.size() == matrix);
     }
