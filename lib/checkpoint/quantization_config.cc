@@ -90,12 +90,18 @@ class Reader {
     if (!status.ok()) Fail(std::string(status.message()));
   }
 
+  // How words are packed: GPTQModel has both keys, others one.
+  std::string Format(const char* missing) {
+    const std::string format = fields_.String("format", missing);
+    return fields_.String("checkpoint_format", format);
+  }
+
   QuantizationConfig ReadGptq() {
     QuantizationConfig config;
     config.form = StoredWeights::kGptq;
     config.group = fields_.Int("group_size", -1, kMaxGroup);
     config.symmetric = fields_.Bool("sym", true);
-    const std::string format = fields_.String("checkpoint_format", "gptq");
+    const std::string format = Format("gptq");
     config.less_one = format == "gptq";
     if (format != "gptq" && format != "gptq_v2") {
       Fail(fmt::format("checkpoint_format \"{}\": legal are gptq and gptq_v2", Printable(format)));
@@ -109,9 +115,10 @@ class Reader {
     config.form = StoredWeights::kAwq;
     config.group = fields_.Int("group_size", -1, kMaxGroup);
     config.symmetric = !fields_.Bool("zero_point", true);
-    const std::string version = fields_.String("version", "gemm");
-    if (version != "gemm" && version != "GEMM") {
-      Fail(fmt::format("version \"{}\": legal is gemm", Printable(version)));
+    const std::string format = Format("gemm"), version = fields_.String("version", format);
+    for (const std::string& name : {format, version}) {
+      if (name == "gemm" || name == "GEMM") continue;
+      Fail(fmt::format("version \"{}\": legal is gemm", Printable(name)));
     }
     if (config.symmetric) Fail("zero_point false: awq files have zero points");
     CheckInt4Of(config);

@@ -42,6 +42,13 @@ TEST_CASE("the same tensors as other programs describe them") {
   const json gptq = with(round, {{"group_size", 64}, {"sym", false}});
   const json awq =
       with(round, {{"group_size", 128}, {"sym", true}, {"packing_format", "auto_round:auto_awq"}});
+  // GPTQModel's fields.
+  const json model = {
+      {"quant_method", "gptq"}, {"method", "gptq"},      {"format", "gptq_v2"}, {"bits", 4},
+      {"group_size", 32},       {"sym", false},          {"desc_act", false},   {"lm_head", false},
+      {"pack_dtype", "int32"},  {"meta", {{"mse", 0.0}}}};
+  const json model_awq = with(
+      model, {{"quant_method", "awq"}, {"method", "awq"}, {"format", "gemm"}, {"group_size", 128}});
   const json v2 =
       with(round, {{"group_size", 32}, {"sym", false}, {"packing_format", "auto_round:gptqmodel"}});
   const json blocks = {{"quant_method", "compressed-tensors"},
@@ -76,6 +83,8 @@ TEST_CASE("the same tensors as other programs describe them") {
   };
   const Case cases[] = {
       {"gptq_g64_zeros", RecordsWith("gptq_g64_zeros", described(gptq))},
+      {"gptq_g32_zeros", RecordsWith("gptq_g32_zeros", described(model))},
+      {"awq_g128", RecordsWith("awq_g128", described(model_awq))},
       {"gptq_g32_zeros", RecordsWith("gptq_g32_zeros", described(v2))},
       {"awq_g128", RecordsWith("awq_g128", described(awq))},
       {"fp8_blocks", RecordsWith("fp8_blocks", renamed)},
