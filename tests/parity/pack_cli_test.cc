@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -307,6 +308,14 @@ TEST_CASE("info of a checkpoint and of a file") {
   CHECK(text.status == 0);
   CHECK_THAT(text.out, Catch::Contains("w4a16_g128"));
   CHECK_THAT(text.out, Catch::Contains("shared expert of 128"));
+}
+
+TEST_CASE("info of a checkpoint whose experts are in several schemes") {
+  const Json info = Info(SourceDir() + "/tests/data/quantized/gptq_some");
+  std::map<std::string, int64_t> bytes;
+  for (const Json& scheme : info["schemes"]) bytes[scheme["name"]] = scheme["bytes"];
+  CHECK(info["stored_scheme"] == "stored");
+  CHECK(2 * bytes["stored"] == bytes["w4a16_g128_f16"] + bytes["bf16"]);  // two experts
 }
 
 TEST_CASE("info counts every tensor of a checkpoint in one part") {

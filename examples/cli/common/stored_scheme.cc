@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "moert/expert_source.h"
+
 namespace moert::cli {
 
 std::string StoredScheme(const QuantizationConfig& q) {
@@ -27,6 +31,27 @@ std::string StoredScheme(const QuantizationConfig& q) {
       return "mxfp4";
   }
   return "bf16";
+}
+
+std::optional<PackVersion> MixedVersion(const std::string& model_dir) {
+  OpenModelOptions options;
+  options.mode = OpenMode::kInPlace;
+  const auto source = OpenModel(model_dir, options);
+  if (!source.ok()) return std::nullopt;
+  PackVersion version;
+  version.name = "stored";
+  const MoeModelSpec& model = (*source)->model();
+  for (int l = 0; l < model.num_layers(); ++l) {
+    std::vector<int>& indices = version.assignment.emplace_back();
+    for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+      const ExpertFormat& format = (*source)->layout(l, e, 0).format;
+      auto at = std::find(version.formats.begin(), version.formats.end(), format);
+      if (at == version.formats.end()) at = version.formats.insert(at, format);
+      indices.push_back(static_cast<int>(at - version.formats.begin()));
+    }
+  }
+  if (version.formats.size() < 2) return std::nullopt;
+  return version;
 }
 
 }  // namespace moert::cli

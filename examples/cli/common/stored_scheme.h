@@ -2,8 +2,10 @@
 #ifndef MOERT_EXAMPLES_CLI_COMMON_STORED_SCHEME_H_
 #define MOERT_EXAMPLES_CLI_COMMON_STORED_SCHEME_H_
 
+#include <optional>
 #include <string>
 
+#include "moert/offline/pack.h"
 #include "moert/offline/quantization_config.h"
 
 namespace moert::cli {
@@ -11,6 +13,10 @@ namespace moert::cli {
 /// The scheme that holds what a checkpoint of this form has, as docs/reference/checkpoints.md lists
 /// them; "bf16" of floats.
 std::string StoredScheme(const QuantizationConfig& config);
+
+/// The experts of a checkpoint that has them in several schemes, as a version called "stored";
+/// nothing where one scheme holds all, or the tensors cannot be opened.
+std::optional<PackVersion> MixedVersion(const std::string& model_dir);
 
 }  // namespace moert::cli
 

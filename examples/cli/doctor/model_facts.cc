@@ -105,6 +105,13 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> Layout(const std::string& path,
   return MakeLayoutSource(path, config.moe, {PackVersion::Uniform(parsed)});
 }
 
+/// The experts as the file has them.
+absl::StatusOr<std::unique_ptr<ExpertSource>> StoredLayout(const std::string& path,
+                                                           const HfConfig& config) {
+  if (auto mixed = MixedVersion(path)) return MakeLayoutSource(path, config.moe, {*mixed});
+  return Layout(path, config, StoredScheme(config.quantization));
+}
+
 absl::StatusOr<ModelFacts> ReadFolder(const std::string& path, int64_t context) {
   MOERT_ASSIGN_OR_RETURN(const HfConfig config, LoadHfConfig(path));
   ModelFacts facts;
@@ -129,8 +136,7 @@ absl::StatusOr<ModelFacts> ReadFolder(const std::string& path, int64_t context) 
   } else {
     AddDense(config, &facts);
   }
-  MOERT_ASSIGN_OR_RETURN(const auto source,
-                         Layout(path, config, StoredScheme(config.quantization)));
+  MOERT_ASSIGN_OR_RETURN(const auto source, StoredLayout(path, config));
   AddExperts(*source, config.moe, /*stored=*/true, &facts);
   EngineOptions cpu;
   cpu.backend = BackendKind::kCpu;

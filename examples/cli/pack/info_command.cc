@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/common/args.h"
 #include "cli/common/model_parts.h"
@@ -197,8 +198,11 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
   json schemes = json::array();
   PlanOptions each = options;
   if (IsAuto(options.strategy)) each.strategy = "auto";  // a scheme alone leaves no choice
-  for (const Scheme& scheme : Scheme::All()) {
-    const PackVersion version = PackVersion::Uniform(scheme);
+  std::vector<PackVersion> versions;
+  for (const Scheme& scheme : Scheme::All()) versions.push_back(PackVersion::Uniform(scheme));
+  const std::optional<PackVersion> mixed = MixedVersion(path);
+  if (mixed) versions.insert(versions.begin(), *mixed);
+  for (const PackVersion& version : versions) {
     MOERT_ASSIGN_OR_RETURN(const VersionSize size, SizeOf(config.moe, version));
     json row = VersionJson(version, size);
     MOERT_ASSIGN_OR_RETURN(row["need"], BudgetsJson(path, config.moe, {version}, each));
@@ -216,7 +220,7 @@ absl::StatusOr<json> DescribeCheckpoint(const std::string& path, const PlanOptio
                {"path", path},
                {"model", std::move(model)},
                {"stored", std::string(StoredWeightsName(config.quantization.form))},
-               {"stored_scheme", StoredScheme(config.quantization)},
+               {"stored_scheme", mixed ? mixed->name : StoredScheme(config.quantization)},
                {"host_bytes", std::move(host)},
                {"schemes", std::move(schemes)}};
   MOERT_RETURN_IF_ERROR(AddAccount(path, &config, &info));
@@ -313,8 +317,7 @@ int InfoMain(int argc, const char* const* argv) {
   const absl::Status written = WriteFigures(json_path, picture, *info);
   if (!written.ok()) return ReportError(kCommand, written);
   if (!info->contains("not_read")) return kExitOk;
-  return ReportError(kCommand,
-                     absl::InvalidArgumentError((*info)["not_read"].get<std::string>()));
+  return ReportError(kCommand, absl::InvalidArgumentError((*info)["not_read"].get<std::string>()));
 }
 
 }  // namespace moert::cli
