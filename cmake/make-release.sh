@@ -3,9 +3,8 @@
 # llama.cpp plug-ins. Prints sizes, SHA-256, and the glibc that each binary needs. The same tree and tools
 # give the same bytes.
 #   cmake/make-release.sh FOLDER [source|plugins|deb|wheel|cuda-wheel]...    without a part: all but cuda-wheel
-# FOLDER/files has the result. All parts but cuda-wheel compile with the same flags: where ccache is
-# installed, the library is compiled once. auditwheel, where it is installed, gives wheels the name of the
-# glibc they need (manylinux_2_X); without it they keep linux_x86_64, which PyPI does not take.
+# FOLDER/files has the result. auditwheel, where it is installed, gives wheels the name of the glibc they
+# need (manylinux_2_X); without it they keep linux_x86_64, which PyPI does not take.
 set -euo pipefail
 if [ $# -lt 1 ]; then
   echo "usage: cmake/make-release.sh FOLDER [source|plugins|deb|wheel|cuda-wheel]..." >&2
@@ -23,7 +22,7 @@ map="\"-ffile-prefix-map=$source=.\""  # quoted for the shell of the build, as i
 # wheel FOLDER CUDA
 wheel() {
   rm -rf "${out:?}/$1"
-  python3 -m pip wheel --quiet --no-deps --wheel-dir "$out/$1" "$source" -C "cmake.define.MOERT_CUDA=$2" \
+  python3 -m pip wheel --verbose --no-deps --wheel-dir "$out/$1" "$source" -C "cmake.define.MOERT_CUDA=$2" \
     -C cmake.define.CMAKE_UNITY_BUILD=ON -C "cmake.define.CMAKE_C_FLAGS=$map" \
     -C "cmake.define.CMAKE_CXX_FLAGS=$map"
   if command -v auditwheel >/dev/null; then
@@ -71,10 +70,15 @@ done
 
 # The newest symbol version of glibc that a file takes.
 glibc_of() { objdump -T "$1" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1; }
-shopt -s nullglob
-for binary in "$out"/prefix/lib*/libmoert.so.?.* "$out"/plugins/ggml-*/*.so* "$out"/deb/bin/moert-run; do
-  echo "$(realpath --relative-to="$out" "$binary") needs $(glibc_of "$binary")"
+rm -rf "$out/unpacked"
+for wheel in "$out"/files/*wheel/*.whl; do
+  [ ! -e "$wheel" ] || python3 -m zipfile -e "$wheel" "$out/unpacked/$(basename "$(dirname "$wheel")")"
 done
+for binary in "$out"/prefix/lib*/libmoert.so.?.* "$out"/plugins/ggml-*/*.so* "$out"/deb/bin/moert-run \
+              "$out"/unpacked/*/moert/libmoert.so "$out"/unpacked/*/moert/bin/moert-*; do
+  [ ! -e "$binary" ] || echo "$(realpath --relative-to="$out" "$binary") needs $(glibc_of "$binary")"
+done
+rm -rf "$out/unpacked"
 cd "$out/files"
 find . -type f -printf '%P: %s bytes\n' | sort
 find . -type f -printf '%P\0' | sort -z | xargs -0 sha256sum
