@@ -23,17 +23,26 @@ fi
 headers=$(grep -rl '"base/mutex.h"' --include=*.h lib capi | sed -E 's#^(lib|capi/src)/##')
 pattern=$(printf '"%s"\n' base/mutex.h $headers | paste -sd'|')
 sources=$(grep -rlE "#include ($pattern)" --include=*.cc lib capi | sort)
+# The files of a folder are analysed as one, like a unity build's; cmake/Unity.cmake lists those that stay alone.
+alone=$(sed -n '/^set(MOERT_UNITY_ALONE/,/)/p' cmake/Unity.cmake | tr -d ')' | tr ' ' '\n' | grep '/' | paste -sd'|')
+units=$(awk -v alone="^($alone)(/|\$)" '{
+  folder = $0; sub("/[^/]*$", "", folder)
+  key = ($0 ~ alone || $0 ~ /_(avx2|avx512|amx|vnni|cuda)/ || folder ~ /cuda/) ? $0 : folder
+  files[key] = files[key] " " $0
+} END { for (key in files) print files[key] }' <<<"$sources" | sort)
 checked=0
-for source in $sources; do
-  case $source in
+while read -r unit; do
+  case $unit in
     lib/exec/cuda/* | lib/offline/cuda/*) echo '#include <cuda_runtime_api.h>' |
       "$clang" "${flags[@]}" -x c++ -fsyntax-only - 2>/dev/null || continue ;;
   esac
-  "$clang" -std=c++20 -fsyntax-only -Wno-everything -Wthread-safety -Werror=thread-safety-analysis \
-    -Werror=thread-safety-attributes -Werror=thread-safety-precise -Werror=thread-safety-reference \
-    -Iinclude -Ilib -I. -Icapi/include "${flags[@]}" "$source" || failed=1
-  checked=$((checked + 1))
-done
+  # shellcheck disable=SC2086  # a list of files
+  printf '#include "%s"\n' $unit |
+    "$clang" -x c++ -std=c++20 -fsyntax-only -Wno-everything -Wthread-safety -Werror=thread-safety-analysis \
+      -Werror=thread-safety-attributes -Werror=thread-safety-precise -Werror=thread-safety-reference \
+      -Iinclude -Ilib -I. -Icapi/include -Icapi/src "${flags[@]}" - || failed=1
+  checked=$((checked + $(wc -w <<<"$unit")))
+done <<<"$units"
 echo "$checked sources checked"
 [ "$checked" -gt 0 ] || failed=1
 exit $failed
