@@ -51,17 +51,35 @@ function(moert_isa_flags)
   set(avx512bf16 ${avx512} -mavx512bf16)
   set(vnni ${avx512} -mavx512vnni -mavx512vbmi)
   set(amx ${avx512bf16} -mavx512vnni -mgfni -mamx-tile -mamx-int8 -mamx-bf16)
+  set(quick "")
+  if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O1" AND CMAKE_BUILD_TYPE STREQUAL "Release")
+    set(quick -O2)  # a build that is quick to compile optimizes kernels all the same
+  endif()
   foreach(source ${ARGN})
     if(source MATCHES "_(avx2|avx512|avx512bf16|vnni|amx)\\.cc$")
-      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${${CMAKE_MATCH_1}}"
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${${CMAKE_MATCH_1}};${quick}"
                                                        SKIP_PRECOMPILE_HEADERS ON)
     endif()
   endforeach()
 endfunction()
 
 # Precompiles what most files of a target include; its own headers are not among them.
+# Where the tools are all that is built, libraries share one.
 function(moert_precompile target)
   if(NOT MOERT_PCH OR MOERT_FUZZ)
+    return()
+  endif()
+  get_target_property(type ${target} TYPE)
+  if(MOERT_TOOLS_ONLY AND type STREQUAL "STATIC_LIBRARY" AND NOT ARGN)
+    if(NOT TARGET moert_headers)
+      file(WRITE ${PROJECT_BINARY_DIR}/headers.cc "// Nothing: for precompiled headers.\n")
+      add_library(moert_headers OBJECT ${PROJECT_BINARY_DIR}/headers.cc)
+      target_link_libraries(moert_headers PRIVATE absl::statusor absl::strings absl::span fmt::fmt)
+      moert_precompile(moert_headers)
+    endif()
+    target_precompile_headers(${target} REUSE_FROM moert_headers)
+    target_compile_options(${target} PRIVATE
+                           $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
     return()
   endif()
   target_precompile_headers(${target} PRIVATE

@@ -19,23 +19,23 @@
 namespace moert::cli {
 namespace {
 
-constexpr char kCommand[] = "moert-run chat";
+constexpr char kChat[] = "moert-run chat";
 
-struct Arguments {
+struct ChatArguments {
   RunOptions run;
   SamplingFlags flags;
   std::string chat_template, system, message;
   int64_t context = 4096;
 };
 
-struct Opened {
+struct ChatSession {
   host::ChatTemplate chat_template;
   host::Tokenizer tokenizer;
   Session session;
   std::unique_ptr<host::Sequence> sequence;
 };
 
-absl::StatusOr<Opened> Open(const Arguments& args) {
+absl::StatusOr<ChatSession> OpenChat(const ChatArguments& args) {
   if (const absl::Status status = args.flags.sampling.Validate(); !status.ok()) {
     return absl::InvalidArgumentError(fmt::format("--{}", std::string(status.message())));
   }
@@ -50,13 +50,13 @@ absl::StatusOr<Opened> Open(const Arguments& args) {
       Session session,
       Session::Open(args.run, std::move(config), std::min(context, MaxPrefillRows(args.run))));
   MOERT_ASSIGN_OR_RETURN(auto sequence, session.decoder->NewSequence(context));
-  return Opened{*std::move(chat_template), std::move(tokenizer), std::move(session),
-                std::move(sequence)};
+  return ChatSession{*std::move(chat_template), std::move(tokenizer), std::move(session),
+                     std::move(sequence)};
 }
 
 class Conversation {
  public:
-  Conversation(const Arguments& args, Opened* opened)
+  Conversation(const ChatArguments& args, ChatSession* opened)
       : args_(args), opened_(*opened), live_(opened->session.engine.get(), args.run.live) {
     Reset();
     report_.command = "chat";
@@ -141,8 +141,8 @@ class Conversation {
     report_.prompt_tokens_per_s = 1e3 * static_cast<double>(prompt_tokens) / r.ttft_ms;
   }
 
-  const Arguments& args_;
-  Opened& opened_;
+  const ChatArguments& args_;
+  ChatSession& opened_;
   Live live_;
   std::vector<host::ChatMessage> messages_;
   std::vector<int32_t> known_;  // tokens that the sequence has
@@ -151,7 +151,7 @@ class Conversation {
   int64_t filling_ = 0;  // tokens while the fast tier filled: the first ones
 };
 
-absl::Status Talk(const Arguments& args, Opened* opened) {
+absl::Status Talk(const ChatArguments& args, ChatSession* opened) {
   Conversation conversation(args, opened);
   if (!args.message.empty()) {
     MOERT_RETURN_IF_ERROR(conversation.Answer(args.message));
@@ -180,10 +180,10 @@ absl::Status Talk(const Arguments& args, Opened* opened) {
 }  // namespace
 
 int ChatMain(int argc, const char* const* argv) {
-  Arguments args;
+  ChatArguments args;
   args.flags.max_tokens = 512;
   args.run.warm = "auto";
-  ArgParser parser(kCommand,
+  ArgParser parser(kChat,
                    "Talks with a model: a message a line from stdin, or one of --message, in the "
                    "checkpoint's chat template.");
   parser.AddString("message", &args.message, "answers this and ends");
@@ -196,15 +196,15 @@ int ChatMain(int argc, const char* const* argv) {
   AddRunFlags(&parser, &args.run);
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const auto taken = UseGenerationConfig(args.run.model, parser, &args.flags.sampling);
-  if (!taken.ok()) return ReportError(kCommand, taken.status());
+  if (!taken.ok()) return ReportError(kChat, taken.status());
   if (!taken->empty() && !args.run.quiet) Print(stderr, "note: {}\n", *taken);
-  absl::StatusOr<Opened> opened = Open(args);
+  absl::StatusOr<ChatSession> opened = OpenChat(args);
   if (!opened.ok()) {
-    ReportError(kCommand, opened.status());
+    ReportError(kChat, opened.status());
     return SetupExitStatus(opened.status());
   }
   const absl::Status status = Talk(args, &*opened);
-  return status.ok() ? kExitOk : ReportError(kCommand, status);
+  return status.ok() ? kExitOk : ReportError(kChat, status);
 }
 
 }  // namespace moert::cli

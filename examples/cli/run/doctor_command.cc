@@ -23,10 +23,10 @@
 namespace moert::cli {
 namespace {
 
-constexpr char kCommand[] = "moert-run doctor";
+constexpr char kDoctor[] = "moert-run doctor";
 using Json = nlohmann::json;
 
-struct Arguments {
+struct DoctorArguments {
   std::string model, positional, cache, json;
   double seconds = 1;
   int64_t context = 4096;
@@ -108,7 +108,7 @@ void ShowAdvice(const Json& r) {
   for (const Json& line : r["advice"]["assumptions"]) Print("  {}\n", line.get<std::string>());
 }
 
-absl::StatusOr<Json> Examine(const Arguments& args) {
+absl::StatusOr<Json> Examine(const DoctorArguments& args) {
   const MemoryLimits memory = ReadMemoryLimits();
   const NvidiaDriver driver = ReadNvidiaDriver();
   const absl::Status cuda = CudaStatus();
@@ -138,7 +138,7 @@ absl::StatusOr<Json> Examine(const Arguments& args) {
   return report;
 }
 
-void Show(const Json& r) {
+void ShowMachine(const Json& r) {
   const auto line = [](const char* name, const std::string& text) {
     Print("  {:<8} {}\n", name, text);
   };
@@ -183,8 +183,8 @@ void Show(const Json& r) {
 }  // namespace
 
 int DoctorMain(int argc, const char* const* argv) {
-  Arguments args;
-  ArgParser parser(kCommand,
+  DoctorArguments args;
+  ArgParser parser(kDoctor,
                    "Says what this machine has (kernels, devices, driver, memory and its limits, "
                    "the disk's rate) and, of a model, what would be fastest here.");
   parser.AddPositional("MODEL", &args.positional,
@@ -199,11 +199,11 @@ int DoctorMain(int argc, const char* const* argv) {
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   if (args.model.empty()) args.model = args.positional;
   const absl::StatusOr<Json> report = Examine(args);
-  if (!report.ok()) return ReportError(kCommand, report.status());
-  if (!args.quiet) Show(*report);
+  if (!report.ok()) return ReportError(kDoctor, report.status());
+  if (!args.quiet) ShowMachine(*report);
   if (args.json.empty()) return kExitOk;
   const absl::Status written = WriteJson(args.json, *report);
-  return written.ok() ? kExitOk : ReportError(kCommand, written);
+  return written.ok() ? kExitOk : ReportError(kDoctor, written);
 }
 
 }  // namespace moert::cli

@@ -16,22 +16,23 @@
 namespace moert::cli {
 namespace {
 
-constexpr char kCommand[] = "moert-run generate";
+constexpr char kGenerate[] = "moert-run generate";
 constexpr int64_t kMaxPromptBytes = int64_t{64} << 20;
 
-struct Arguments {
+struct GenerateArguments {
   RunOptions run;
   std::string prompt, prompt_file;
   SamplingFlags flags;
 };
 
-struct Opened {
+struct GenerateSession {
   host::Tokenizer tokenizer;
   std::vector<int32_t> prompt;
   Session session;
 };
 
-absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
+absl::StatusOr<GenerateSession> OpenGenerate(const GenerateArguments& args,
+                                             const ArgParser& parser) {
   if (parser.Given("prompt") == parser.Given("prompt-file")) {
     return absl::InvalidArgumentError("give one of --prompt and --prompt-file");
   }
@@ -56,10 +57,10 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
   MOERT_ASSIGN_OR_RETURN(
       Session session,
       Session::Open(args.run, std::move(config), std::min(size, MaxPrefillRows(args.run)), size));
-  return Opened{std::move(tokenizer), std::move(prompt), std::move(session)};
+  return GenerateSession{std::move(tokenizer), std::move(prompt), std::move(session)};
 }
 
-absl::Status Run(const Arguments& args, Opened& opened) {
+absl::Status RunGenerate(const GenerateArguments& args, GenerateSession& opened) {
   Session& session = opened.session;
   host::GenerateOptions options = MakeGenerateOptions(args.flags, args.run.seed, session.config);
   const int64_t size = static_cast<int64_t>(opened.prompt.size());
@@ -100,20 +101,20 @@ absl::Status Run(const Arguments& args, Opened& opened) {
 }  // namespace
 
 int GenerateMain(int argc, const char* const* argv) {
-  Arguments args;
-  ArgParser parser(kCommand, "Continues a prompt and streams the text to stdout.");
+  GenerateArguments args;
+  ArgParser parser(kGenerate, "Continues a prompt and streams the text to stdout.");
   parser.AddString("prompt", &args.prompt, "text to continue");
   parser.AddString("prompt-file", &args.prompt_file, "file with the text to continue");
   AddSamplingFlags(&parser, &args.flags);
   AddRunFlags(&parser, &args.run);
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
-  absl::StatusOr<Opened> opened = Open(args, parser);
+  absl::StatusOr<GenerateSession> opened = OpenGenerate(args, parser);
   if (!opened.ok()) {
-    ReportError(kCommand, opened.status());
+    ReportError(kGenerate, opened.status());
     return SetupExitStatus(opened.status());
   }
-  const absl::Status status = Run(args, *opened);
-  return status.ok() ? kExitOk : ReportError(kCommand, status);
+  const absl::Status status = RunGenerate(args, *opened);
+  return status.ok() ? kExitOk : ReportError(kGenerate, status);
 }
 
 }  // namespace moert::cli

@@ -16,14 +16,12 @@
 namespace moert::cli {
 namespace {
 
-constexpr char kCommand[] = "moert-run list";
-using Json = nlohmann::json;
-
-absl::StatusOr<Json> Strategies() {
-  Json list = Json::array();
+constexpr char kList[] = "moert-run list";
+absl::StatusOr<nlohmann::json> Strategies() {
+  nlohmann::json list = nlohmann::json::array();
   for (const StrategyInfo& info : ListStrategies()) {
     MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(info.name));
-    Json keys = Json::array();
+    nlohmann::json keys = nlohmann::json::array();
     for (const StrategyKey& key : info.keys)
       keys.push_back({{"name", key.name}, {"help", key.help}});
     list.push_back({{"name", info.name},
@@ -36,16 +34,16 @@ absl::StatusOr<Json> Strategies() {
   return list;
 }
 
-Json Schemes() {
-  Json list = Json::array();
+nlohmann::json Schemes() {
+  nlohmann::json list = nlohmann::json::array();
   for (const Scheme& scheme : Scheme::All()) {
     list.push_back({{"name", scheme.Name()}, {"weight_bits", scheme.weight_bits}});
   }
   return list;
 }
 
-absl::StatusOr<Json> List(const std::string& what) {
-  Json all;
+absl::StatusOr<nlohmann::json> List(const std::string& what) {
+  nlohmann::json all;
   if (what.empty() || what == "strategies") {
     MOERT_ASSIGN_OR_RETURN(all["strategies"], Strategies());
   }
@@ -57,10 +55,10 @@ absl::StatusOr<Json> List(const std::string& what) {
       fmt::format("'{}' is not a list; legal are strategies, schemes, models and kernels", what));
 }
 
-void Show(const Json& all) {
+void ShowLists(const nlohmann::json& all) {
   for (const auto& [name, list] : all.items()) {
     Print("{}\n", name);
-    for (const Json& item : list) {
+    for (const nlohmann::json& item : list) {
       if (item.is_string()) {
         Print("  {}\n", item.get<std::string>());
       } else if (name == "schemes") {
@@ -79,19 +77,19 @@ void Show(const Json& all) {
 int ListMain(int argc, const char* const* argv) {
   std::string what, json;
   bool quiet = false;
-  ArgParser parser(kCommand,
+  ArgParser parser(kList,
                    "Lists what --strategy, --schemes, --as and --kernels may name, and "
                    "the architectures (model_type) that can be opened.");
   parser.AddPositional("WHAT", &what, "strategies, schemes, models or kernels; none: all", false);
   parser.AddJson(&json);
   parser.AddQuiet(&quiet, "table");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
-  const absl::StatusOr<Json> all = List(what);
-  if (!all.ok()) return ReportError(kCommand, all.status());
-  if (!quiet) Show(*all);
+  const absl::StatusOr<nlohmann::json> all = List(what);
+  if (!all.ok()) return ReportError(kList, all.status());
+  if (!quiet) ShowLists(*all);
   if (json.empty()) return kExitOk;
   const absl::Status written = WriteJson(json, *all);
-  return written.ok() ? kExitOk : ReportError(kCommand, written);
+  return written.ok() ? kExitOk : ReportError(kList, written);
 }
 
 }  // namespace moert::cli

@@ -17,10 +17,10 @@
 namespace moert::cli {
 namespace {
 
-constexpr char kCommand[] = "moert-run ppl";
+constexpr char kPpl[] = "moert-run ppl";
 constexpr int64_t kMaxDecodeRows = 65536;
 
-struct Arguments {
+struct PplArguments {
   RunOptions run;
   std::string tokens;
   int64_t window = 512;
@@ -29,12 +29,12 @@ struct Arguments {
   int64_t limit = 0;
 };
 
-struct Opened {
+struct PplSession {
   std::vector<int32_t> tokens;
   Session session;
 };
 
-absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
+absl::StatusOr<PplSession> OpenPpl(const PplArguments& args, const ArgParser& parser) {
   if (args.batch > 1 && !parser.Given("step-tokens")) {
     return absl::InvalidArgumentError(
         "--batch needs --step-tokens: without it each window is one prefill step");
@@ -62,10 +62,10 @@ absl::StatusOr<Opened> Open(const Arguments& args, const ArgParser& parser) {
     }
   }
   MOERT_ASSIGN_OR_RETURN(Session session, Session::Open(args.run, std::move(config), rows, prompt));
-  return Opened{std::move(tokens), std::move(session)};
+  return PplSession{std::move(tokens), std::move(session)};
 }
 
-absl::Status Run(const Arguments& args, Opened& opened) {
+absl::Status RunPpl(const PplArguments& args, PplSession& opened) {
   host::PerplexityOptions options;
   options.window = args.window;
   options.step_tokens = args.step_tokens;
@@ -107,9 +107,9 @@ absl::Status Run(const Arguments& args, Opened& opened) {
 }  // namespace
 
 int PplMain(int argc, const char* const* argv) {
-  Arguments args;
+  PplArguments args;
   ArgParser parser(
-      kCommand,
+      kPpl,
       "Scores text, or a file of token ids, in windows that do not overlap; the first token of "
       "a window is not scored, a shorter rest at the end is not used.");
   parser.AddString("tokens", &args.tokens, "FILE.u16 or FILE.u32: token ids; any other file: text");
@@ -122,13 +122,13 @@ int PplMain(int argc, const char* const* argv) {
   parser.AddInt64("limit", &args.limit, "uses only the first tokens of the file", 1);
   AddRunFlags(&parser, &args.run);
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
-  absl::StatusOr<Opened> opened = Open(args, parser);
+  absl::StatusOr<PplSession> opened = OpenPpl(args, parser);
   if (!opened.ok()) {
-    ReportError(kCommand, opened.status());
+    ReportError(kPpl, opened.status());
     return SetupExitStatus(opened.status());
   }
-  const absl::Status status = Run(args, *opened);
-  return status.ok() ? kExitOk : ReportError(kCommand, status);
+  const absl::Status status = RunPpl(args, *opened);
+  return status.ok() ? kExitOk : ReportError(kPpl, status);
 }
 
 }  // namespace moert::cli
