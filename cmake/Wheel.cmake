@@ -27,7 +27,7 @@ else()
     target_compile_options(moert_wheel_fmt PRIVATE -fkeep-inline-functions -O1 -g0)
   endif()
   foreach(tool moert-run moert-pack)
-    # What libstdc++ brings and nothing calls would ask for a newer glibc, and so would a static libgcc.
+    # Parts of libstdc++ that nothing calls would ask for a newer glibc, and so would a static libgcc.
     target_link_options(${tool} PRIVATE -static-libstdc++ -Wl,--as-needed -Wl,--gc-sections)
     target_link_libraries(${tool} PRIVATE $<TARGET_NAME_IF_EXISTS:moert_wheel_fmt>)
   endforeach()

@@ -29,7 +29,7 @@ def main():
     flags = [f"-I{folder}" for folder in includes]
     count = failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        # What all C++ frames include is most of a compilation: once for all.
+        # The headers of C++ frames are most of a compilation: once for all.
         header = pathlib.Path(folder) / "all.h"
         lines = {line for frame in FRAMES.glob("*.cc") for line in re.findall('#include "moert/.*', frame.read_text(encoding="utf-8"))}
         header.write_text("\n".join(sorted(lines)) + "\n", encoding="utf-8")
