@@ -72,8 +72,8 @@ struct PolicyTraits {
   /// Prefetch: the router must also run the next layer's gate on this layer's input.
   bool next_gate = false;
   /// Prefetch: predicted_scores should come from the next layer's input as the host predicts it
-  /// from this layer's partial output, in decode steps that can (StepInfo::predict_next). In other
-  /// steps they come from the next layer's gate.
+  /// from this layer's partial output, in decode steps that can (StepInfo::predict_next), while that
+  /// pays. In other steps they come from the next layer's gate.
   bool resident_forward = false;
   /// Placement: see PlacementRule. The planner keeps to them.
   bool backfills = false;
@@ -143,6 +143,7 @@ struct PrefetchSnapshot {
   RoutingView routing = {};
   absl::Span<const float> predicted_scores = {};  // [T, E'] of the next layer's gate, on this
                                                   // layer's input or on a predicted one, or empty
+  bool resident_forward = false;  // on the input that the host predicted (PolicyTraits)
   LayerResidency target = {};
   int64_t window_ns = 0;    // until the target layer asks, stalls excluded: measured
   int64_t transfer_ns = 0;  // one expert of the target layer on the link: measured

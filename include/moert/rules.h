@@ -90,7 +90,7 @@ struct PrefetchRule {
   PrefetchRuleKind kind = PrefetchRuleKind::kNextGate;
   bool wrap = false;              // kNextGate, on the host only: also the next step's first layer
   float alpha = 0;                // kTopScore: scores this share above the threshold; 0: actives
-  bool resident_forward = false;  // kTopScore: see PolicyTraits::resident_forward
+  bool resident_forward = false;  // on the host only: see PolicyTraits::resident_forward
 
   absl::Status Validate() const;
 };

@@ -37,8 +37,12 @@ inline constexpr EwmaOptions kPredictionRecall{.weight = 0.02};
 /// Time of a step with predictions or without. An interruption of the process says nothing about
 /// these costs.
 inline constexpr EwmaOptions kStepTime{.even = 16, .outlier = 2, .trusted = 4};
+/// Time of a step in which a host says what the layers' inputs will be.
+inline constexpr EwmaOptions kAsking{.even = 16};
 /// Share of late prefetches that the routing used. Routing drifts.
 inline constexpr EwmaOptions kLateShare{.even = 50};
+/// Share of a layer's arrivals that a call waits for.
+inline constexpr EwmaOptions kDemanded{.weight = 1.0 / 128};
 /// Experts that a layer's calls bring into its cache; host and device keep it.
 inline constexpr EwmaOptions kInserted{.weight = 1.0 / 64};
 

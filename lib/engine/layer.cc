@@ -151,7 +151,7 @@ void LayerRunner::EndCall(const LayerCall& call, int64_t stalled_ns) {
   if (routing_.top_k != parts_.model->layers[call.context.layer].routing.top_k) return;
   parts_.trace->OnCall({call.context.step, call.context.phase, call.context.layer, call.exec.tokens,
                         call.context.request_ids, routing_.ids, routing_.weights, routing_.scores,
-                        routing_.next_scores, times_});
+                        forward_predicted_ ? gate_scores_ : routing_.next_scores, times_});
 }
 
 void LayerRunner::Span(const LayerCall& call, TimelineTrack track, absl::string_view name,
@@ -226,6 +226,7 @@ absl::Status LayerRunner::BringExperts(const LayerCall& call) {
   flying_.clear();
   again_.clear();
   forward_predicted_ = false;
+  gate_scores_.clear();
   bool forward = WantsForward(call);  // still to be done, behind the first batch
   bool predicted = false;
   size_t next = 0;  // of plan_.load

@@ -193,6 +193,7 @@ class LayerRunner {
   std::vector<ReadyExpert> ready_;
   CallTimes times_;
   bool forward_predicted_ = false;  // next_scores come from the host's prediction
+  std::vector<float> gate_scores_;  // of the next layer's gate, where the host told its input
   std::vector<uint8_t> computed_;   // [E]: of the first batch
   std::vector<int32_t> given_ids_;  // brought from the device
   std::vector<float> given_weights_;

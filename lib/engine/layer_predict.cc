@@ -15,11 +15,11 @@ void LayerRunner::Predict(const LayerCall& call, bool given) {
       ++stats_.predictions_missing;
     }
   }
-  parts_.prefetcher->Predict(call.context, routing_, parts_.clock->now_ns());
+  parts_.prefetcher->Predict(call.context, routing_, parts_.clock->now_ns(), forward_predicted_);
 }
 
 bool LayerRunner::WantsForward(const LayerCall& call) const {
-  if (call.predict_next == nullptr || *call.predict_next == nullptr) return false;
+  if (call.fetch || call.predict_next == nullptr || *call.predict_next == nullptr) return false;
   const PolicyContext& context = call.context;
   if (context.phase != Phase::kDecode || forwarder_ == nullptr ||
       context.layer + 1 == parts_.model->num_layers() ||
@@ -43,6 +43,9 @@ absl::Status LayerRunner::PredictForward(const LayerCall& call,
     forward_predicted_ = false;
   }
   if (!forward_predicted_) ++stats_.policy_fallbacks;
+  parts_.prefetcher->AskedHost(parts_.clock->now_ns() - begin_ns);
+  // A trace has those of the gate, whatever was resident.
+  if (parts_.trace != nullptr) gate_scores_.swap(routing_.next_scores);
   const absl::Status status =
       parts_.executor->ScoreNext(call.exec, forward_predicted_, &routing_.next_scores);
   Span(call, TimelineTrack::kLayers, "predict the next layer's input", begin_ns);

@@ -26,7 +26,7 @@ class CalibratedGate final : public PrefetchPolicy {
     const int64_t scores = scope.max_tokens * scope.model->max_experts();
     return 2 * scores * int64_t{sizeof(float) + 1} +
            PerLayerExpert(scope, 3 + int64_t{sizeof(float)}) + RankedBytes(scope) +
-           scope.model->num_layers() * int64_t{sizeof(HitCurve)} + prefill_->StateBytes(scope);
+           2 * scope.model->num_layers() * int64_t{sizeof(HitCurve)} + prefill_->StateBytes(scope);
   }
 
   void Observe(const LayerEvent& event) override {
@@ -36,6 +36,7 @@ class CalibratedGate final : public PrefetchPolicy {
     last.layer = -1;
     if (last.tokens != event.routing.tokens) return;
     const int experts = static_cast<int>(last.absent.size());
+    Curves& curves = of_[last.forward ? 1 : 0];
     used_.assign(experts, 0);
     for (int64_t t = 0; t < last.tokens; ++t) {
       const auto ids = event.routing.ids.subspan(t * event.routing.top_k, event.routing.top_k);
@@ -43,8 +44,8 @@ class CalibratedGate final : public PrefetchPolicy {
       for (int e = 0; e < experts; ++e) {
         if (!last.absent[e]) continue;
         const int bin = last.bins[t * experts + e];
-        all_.Add(bin, used_[e] != 0);
-        curves_[event.context.layer].Add(bin, used_[e] != 0);
+        curves.all.Add(bin, used_[e] != 0);
+        curves.layers[event.context.layer].Add(bin, used_[e] != 0);
       }
       for (const int32_t e : ids) used_[e] = 0;
     }
@@ -56,16 +57,21 @@ class CalibratedGate final : public PrefetchPolicy {
     if (snapshot.predicted_scores.empty()) return {};
     if (target != snapshot.context.layer + 1 && !rule_.wrap) return {};
     const MoeLayerSpec& layer = snapshot.context.model->layers[target];
-    curves_.resize(snapshot.context.model->layers.size());
+    for (Curves& curves : of_) curves.layers.resize(snapshot.context.model->layers.size());
     SetRatios(snapshot, layer.num_experts, std::min(layer.routing.top_k, layer.num_experts));
     return Candidates(snapshot, layer.num_experts);
   }
 
  private:
+  struct Curves {
+    HitCurve all;
+    std::vector<HitCurve> layers;  // [L]
+  };
   /// A prediction for a layer that has not been routed.
   struct Prediction {
     int layer = -1;
     int64_t tokens = 0;
+    bool forward = false;         // from the input that the host told
     std::vector<float> ratios;    // [T, E], score over the k-th best
     std::vector<uint8_t> bins;    // [T, E], HitCurve::Bin of the ratio
     std::vector<uint8_t> absent;  // [E]
@@ -75,6 +81,7 @@ class CalibratedGate final : public PrefetchPolicy {
     Prediction& made = last_[snapshot.target_layer % 2];
     made.layer = -1;  // until it is whole
     made.tokens = snapshot.routing.tokens;
+    made.forward = snapshot.resident_forward;
     made.ratios.resize(made.tokens * experts);
     made.bins.resize(made.ratios.size());
     made.absent.resize(experts);
@@ -96,7 +103,8 @@ class CalibratedGate final : public PrefetchPolicy {
 
   std::vector<PrefetchCandidate> Candidates(const PrefetchSnapshot& snapshot, int experts) const {
     const Prediction& made = last_[snapshot.target_layer % 2];
-    const HitCurve& curve = curves_[snapshot.target_layer];
+    const Curves& curves = of_[made.forward ? 1 : 0];
+    const HitCurve& curve = curves.layers[snapshot.target_layer];
     std::vector<PrefetchCandidate> ranked;
     for (int e = 0; e < experts; ++e) {
       double unused = 1;
@@ -104,7 +112,7 @@ class CalibratedGate final : public PrefetchPolicy {
       for (int64_t t = 0; t < made.tokens; ++t) {
         const int bin = made.bins[t * experts + e];
         const double guess = HitCurve::Guess(made.ratios[t * experts + e]);
-        const double p = curve.Probability(bin, all_.Probability(bin, guess));
+        const double p = curve.Probability(bin, curves.all.Probability(bin, guess));
         unused *= 1 - p;
         tokens += p;
       }
@@ -121,8 +129,7 @@ class CalibratedGate final : public PrefetchPolicy {
 
   const PrefetchRule rule_;
   const std::unique_ptr<PrefetchPolicy> prefill_;
-  HitCurve all_;
-  std::vector<HitCurve> curves_;  // [L]
+  std::array<Curves, 2> of_;  // of the gate on the last layer's input, and on the one told
   std::array<Prediction, 2> last_;
   std::vector<float> sorted_;  // scratch
   std::vector<uint8_t> used_;

@@ -32,7 +32,8 @@ class HitCurve {
 
 /// PrefetchRuleKind::kNextGate. Decode: every expert with the probability that some token uses it,
 /// best first. Prefill: as MakeNextLayerGate. A layer is measured by itself, on experts that were
-/// absent when they were predicted: what is there is used more often than what is not.
+/// absent when they were predicted: what is there is used more often than what is not. So are
+/// predictions of the host's input (PrefetchRule::resident_forward), which are right more often.
 std::unique_ptr<PrefetchPolicy> MakeCalibratedGate(const PrefetchRule& rule);
 
 }  // namespace moert

@@ -6,8 +6,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "plan/transfer_version.h"
-#include "prefetch/prediction_yield.h"
-#include "prefetch/prefetch_control.h"
+#include "prefetch/prediction_modes.h"
 #include "prefetch/prefetch_rule.h"
 #include "prefetch/window_estimate.h"
 #include "store/version_manager.h"
@@ -45,11 +44,7 @@ LayerPrefetcher::LayerPrefetcher(const PrefetcherParts& parts)
       window_(std::make_unique<WindowEstimate>(parts.model->num_layers(), parts.profile)) {
   // Wishes for other versions are served between steps: what they cost is not in a step's time.
   if (parts.controlled && versions_ == nullptr) {
-    control_ = std::make_unique<PrefetchControl>();
-    // Prompts are too few and too different to compare their times.
-    const PredictionYield::Options prefill{/*look=*/2, /*longest=*/16, /*measured=*/false};
-    yields_ = {PredictionYield(prefill, model_->num_layers()),
-               PredictionYield({}, model_->num_layers())};
+    modes_ = std::make_unique<PredictionModes>(model_->num_layers());
   }
   late_.resize(kRanks);
   recall_.resize(model_->num_layers(), Ewma<running_mean::kPredictionRecall>(0));
@@ -70,12 +65,7 @@ LayerPrefetcher::LayerPrefetcher(const PrefetcherParts& parts)
 LayerPrefetcher::~LayerPrefetcher() = default;
 
 bool LayerPrefetcher::Prefetching(Phase phase) const {
-  // Prefill is exempt: over many tokens the predictions are nearly always right, and its steps are
-  // too few and too different to experiment with.
-  if (policy_ == nullptr) return false;
-  if (control_ == nullptr) return true;
-  return !yields_[static_cast<int>(phase)].resting() &&
-         (phase == Phase::kPrefill || control_->prefetching());
+  return policy_ != nullptr && (modes_ == nullptr || modes_->predicting(phase));
 }
 
 bool LayerPrefetcher::wants_next_gate(Phase phase) const {
@@ -83,13 +73,17 @@ bool LayerPrefetcher::wants_next_gate(Phase phase) const {
 }
 
 bool LayerPrefetcher::wants_resident_forward(Phase phase) const {
-  return Prefetching(phase) && WantsResidentForward(policy_);
+  return Prefetching(phase) && WantsResidentForward(policy_) &&
+         (modes_ == nullptr || modes_->asks());
+}
+
+void LayerPrefetcher::AskedHost(int64_t ns) {
+  if (modes_ != nullptr) modes_->Asked(ns);
 }
 
 void LayerPrefetcher::Resolve(const PolicyContext& context, const RoutingResult& routing) {
   if (policy_ == nullptr) return;
-  PredictionYield* const yield =
-      yields_.empty() ? nullptr : &yields_[static_cast<int>(context.phase)];
+  PredictionYield* const yield = modes_ == nullptr ? nullptr : modes_->yield(context.phase);
   if (yield != nullptr) {
     // These are the misses of the layer before.
     yield->Missed(
@@ -146,13 +140,14 @@ void LayerPrefetcher::Resolve(const PolicyContext& context, const RoutingResult&
 }
 
 void LayerPrefetcher::Predict(const PolicyContext& context, const RoutingResult& routing,
-                              int64_t now_ns) {
+                              int64_t now_ns, bool resident_forward) {
   if (!Prefetching(context.phase)) return;
   PrefetchSnapshot snapshot;
   snapshot.context = context;
   snapshot.target_layer = (context.layer + 1) % model_->num_layers();
   snapshot.routing = routing.view();
   snapshot.predicted_scores = routing.next_scores;
+  snapshot.resident_forward = resident_forward;
   snapshot.window_ns = WindowNs(context, routing, now_ns);
   Rank(&snapshot);
 }
@@ -286,7 +281,7 @@ bool LayerPrefetcher::Begin(const PolicyContext& context, size_t rank, int64_t t
   ++stats_.issued;
   ranked_[rank].waits = false;
   prediction->hidden_ns[key.expert] = hidden_ns;
-  if (!yields_.empty()) yields_[static_cast<int>(context.phase)].Admitted();
+  if (modes_ != nullptr) modes_->yield(context.phase)->Admitted();
   return true;
 }
 
@@ -360,24 +355,12 @@ void LayerPrefetcher::CountServed(const ServedCount& count) {
 void LayerPrefetcher::EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns) {
   if (policy_ == nullptr) return;
   if (context.layer != model_->num_layers() - 1 || context.step != step_) return;
-  if (control_ != nullptr) {
-    PredictionYield& yield = yields_[static_cast<int>(context.phase)];
-    const bool predicted = Prefetching(context.phase);
-    const bool rested = yield.resting();
-    const int64_t ns = now_ns - step_begin_ns_;
-    yield.StepDone(tokens, ns, stalled_ns_ - step_stalled_ns_, predicted);
-    if (context.phase != Phase::kDecode) return;
-    // Steps of a rest say nothing of what control_ compares.
-    if (!rested) control_->StepDone(tokens, ns);
-    if (!rested && yield.resting()) control_->Abandon();
-    stats_.disabled_steps += control_->disabled() || rested;
-    stats_.disabled = control_->disabled() || yield.resting();
-    stats_.trials = control_->trials();
-    stats_.switches = control_->switches();
+  if (modes_ != nullptr) {
+    modes_->StepDone(context.phase, tokens, now_ns - step_begin_ns_, stalled_ns_ - step_stalled_ns_,
+                     &stats_);
   }
   if (context.phase != Phase::kDecode) return;
-  // Nobody counts on a prefetch that is only tried now and then.
-  const bool counts = control_ == nullptr || (!control_->disabled() && !yields_.back().doubted());
+  const bool counts = modes_ == nullptr || modes_->counts();
   for (size_t l = 0; l < outlook_.size(); ++l) {
     outlook_[l] = counts ? measured_[l] : PrefetchOutlook{};
   }

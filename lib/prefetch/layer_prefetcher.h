@@ -18,8 +18,7 @@
 namespace moert {
 
 class LinkEstimate;
-class PredictionYield;
-class PrefetchControl;
+class PredictionModes;
 class VersionManager;
 class WindowEstimate;
 
@@ -51,6 +50,8 @@ class LayerPrefetcher {
 
   bool wants_next_gate(Phase phase) const;
   bool wants_resident_forward(Phase phase) const;
+  /// The host has told a layer's input in `ns`, or that it cannot.
+  void AskedHost(int64_t ns);
   /// [L], in decode steps: kept current; zeros while there is no prefetch. Valid as long as this.
   absl::Span<const PrefetchOutlook> outlook() const { return outlook_; }
 
@@ -58,8 +59,9 @@ class LayerPrefetcher {
   /// it, and forget those that have not started.
   void Resolve(const PolicyContext& context, const RoutingResult& routing);
   /// Ranks and admits for the next layer. Called at `now_ns`, after the layer's own demand loads
-  /// are queued.
-  void Predict(const PolicyContext& context, const RoutingResult& routing, int64_t now_ns);
+  /// are queued. `resident_forward`: routing.next_scores are of an input that the host told.
+  void Predict(const PolicyContext& context, const RoutingResult& routing, int64_t now_ns,
+               bool resident_forward = false);
   /// Brings an expert that the host expects to be used.
   void Hint(const PolicyContext& context, ExpertKey key);
   /// The layer call has waited for loads from begin_ns to now_ns.
@@ -126,13 +128,12 @@ class LayerPrefetcher {
   VersionManager* versions_;
   PrefetchStats stats_;
   std::unique_ptr<WindowEstimate> window_;
-  std::unique_ptr<PrefetchControl> control_;  // null: always on
-  int64_t stalled_ns_ = 0;                    // all that layer calls have waited
+  std::unique_ptr<PredictionModes> modes_;  // null: always on
+  int64_t stalled_ns_ = 0;                  // all that layer calls have waited
   int64_t step_ = -1;
-  int64_t step_begin_ns_ = 0;            // routing of its first layer
-  int64_t step_stalled_ns_ = 0;          // all that was waited before it
-  int64_t routed_ns_ = 0;                // of the layer call
-  std::vector<PredictionYield> yields_;  // by phase; empty: not controlled
+  int64_t step_begin_ns_ = 0;    // routing of its first layer
+  int64_t step_stalled_ns_ = 0;  // all that was waited before it
+  int64_t routed_ns_ = 0;        // of the layer call
   int64_t routed_stalled_ns_ = 0;
   Prediction predictions_[2];
   /// By rank, the last: all from there on.

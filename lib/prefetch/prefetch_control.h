@@ -1,11 +1,11 @@
-// PrefetchControl: finds out by experiment whether prefetching pays, and stops it when it does not
-// (design rule 9). Every cause of a loss is in the measured times: wrong guesses on the link,
-// useful experts evicted, cores taken from the computation.
+// PrefetchControl: finds out by experiment whether prefetching pays, or what a better prediction
+// costs, and stops it when it does not (design rule 9). Every cause of a loss is in the measured
+// times: wrong guesses on the link, useful experts evicted, cores taken from the computation.
 //
-// Decode steps run in the mode that has proven better, prefetching to begin with. Now and then a
-// few of them run in the other mode; their mean time is compared with that of the same number just
-// before and just after, so that slow drifts cancel. A mode that won clearly over several such
-// trials takes over. Trials become rarer while they confirm what is known.
+// Decode steps run in the mode that has proven better, on to begin with. Now and then a few of them
+// run in the other mode; their mean time is compared with that of the same number just before and
+// just after, so that slow drifts cancel. A mode that won clearly over several such trials takes
+// over. Trials become rarer while they confirm what is known.
 #ifndef MOERT_LIB_PREFETCH_PREFETCH_CONTROL_H_
 #define MOERT_LIB_PREFETCH_PREFETCH_CONTROL_H_
 
@@ -16,10 +16,15 @@ namespace moert {
 
 class PrefetchControl {
  public:
-  /// Whether the step that runs or comes next prefetches.
-  bool prefetching() const { return stage_ == Stage::kTrial ? !proven_ : proven_; }
-  /// True while not prefetching is what has proven better.
+  /// `on`: what is taken for better to begin with.
+  explicit PrefetchControl(bool on = true) : proven_(on) {}
+
+  /// Whether the step that runs or comes next does it.
+  bool on() const { return stage_ == Stage::kTrial ? !proven_ : proven_; }
+  /// True while not doing it is what has proven better.
   bool disabled() const { return !proven_; }
+  /// A trial is under way: its steps and those beside it.
+  bool trying() const { return stage_ != Stage::kGap; }
   int64_t trials() const { return trials_; }
   int64_t switches() const { return switches_; }
 
@@ -41,7 +46,7 @@ class PrefetchControl {
   void EndTrial();
   void Rest(int steps);
 
-  bool proven_ = true;  // prefetching
+  bool proven_;
   Stage stage_ = Stage::kGap;
   int left_ = kFirstGap;  // steps of the stage
   int gap_ = kFirstGap;

@@ -19,6 +19,14 @@ StrategyKey MaxGbps() {
   return {"max_gbps", "limit of the bytes moved for transitions, GB/s; 0: none (0)"};
 }
 
+StrategyKey PredictKey() {
+  return {
+      "predict",
+      "what the next layer's gate predicts from in decode steps: forward (this layer's resident "
+      "experts and the host's next attention, where the host offers that and it pays) or gate "
+      "(this layer's input) (forward)"};
+}
+
 // A key of strategies in which every expert is resident and versions move online.
 StrategyKey Interval() { return {"interval_ms", "time between two decisions, ms (200)"}; }
 StrategyKey Beta() {
@@ -41,6 +49,7 @@ RegisteredStrategy Fate() {
          "(75)"},
         {"top", "prefetch this many experts a token instead (by percentile)"},
         Control(),
+        PredictKey(),
         {"wrap", "1: predict the first layer from the last layer of the step before (0)"},
         {"eviction",
          "who leaves: the expert that the gate's scores say will be wanted least (score), or by "
@@ -67,30 +76,28 @@ RegisteredStrategy Fate() {
 }
 
 RegisteredStrategy Importance() {
-  return {{"importance",
-           "lossy: low-score experts that are absent are replaced by resident ones; eviction and "
-           "prefetch by score",
-           {SchemeKey(),
-            {"alpha", "half width of the substitution band, in [0, 1]; 0: exact routing (0.1)"},
-            {"phase", "where experts are replaced: decode or all (decode)"},
-            {"second_pass", "1: also replace by experts that other tokens fetch anyway (0)"},
-            {"max_slots", "cap on the substituted share of each request's slots (1)"},
-            {"max_mass", "cap on the substituted share of each request's routing mass (1)"},
-            {"weights",
-             "weight of a substitute: own (its gate score) or displaced (that of the expert it "
-             "replaces) (own)"},
-            {"predict",
-             "what prefetch predicts from: forward (the resident experts' output through the "
-             "host's next attention, where the host offers it) or gate (the next layer's gate) "
-             "(forward)"},
-            {"n", "iterations that an expert's average score spans (64)"},
-            {"cpu",
-             "misses shared with a CPU beside a GPU: 1 (so that link and CPU end earliest), turns "
-             "(by Algorithm 2), 0 (all are loaded) or auto (0 where the host accepts exact results "
-             "alone, else 1) (auto)"},
-            {"fill", "1: bring in what the CPU computed while the link is idle (1 with cpu=1, else 0)"},
-            Control()}},
-          &BuildImportance};
+  return {
+      {"importance",
+       "lossy: low-score experts that are absent are replaced by resident ones; eviction and "
+       "prefetch by score",
+       {SchemeKey(),
+        {"alpha", "half width of the substitution band, in [0, 1]; 0: exact routing (0.1)"},
+        {"phase", "where experts are replaced: decode or all (decode)"},
+        {"second_pass", "1: also replace by experts that other tokens fetch anyway (0)"},
+        {"max_slots", "cap on the substituted share of each request's slots (1)"},
+        {"max_mass", "cap on the substituted share of each request's routing mass (1)"},
+        {"weights",
+         "weight of a substitute: own (its gate score) or displaced (that of the expert it "
+         "replaces) (own)"},
+        PredictKey(),
+        {"n", "iterations that an expert's average score spans (64)"},
+        {"cpu",
+         "misses shared with a CPU beside a GPU: 1 (so that link and CPU end earliest), turns "
+         "(by Algorithm 2), 0 (all are loaded) or auto (0 where the host accepts exact results "
+         "alone, else 1) (auto)"},
+        {"fill", "1: bring in what the CPU computed while the link is idle (1 with cpu=1, else 0)"},
+        Control()}},
+      &BuildImportance};
 }
 
 RegisteredStrategy Graded() {

@@ -88,9 +88,11 @@ absl::StatusOr<Strategy> BuildFate(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const int64_t top, params.Integer("top", 0, 1, 1 << 20));
   gate.top = static_cast<int>(top);
   MOERT_ASSIGN_OR_RETURN(gate.wrap, params.Flag("wrap", false));
+  MOERT_ASSIGN_OR_RETURN(const int predict, params.OneOf("predict", 0, {"forward", "gate"}));
   const bool as_in_paper = params.Has("percentile") || params.Has("top");
   strategy.prefetch =
-      as_in_paper ? MakeNextLayerGate(gate) : MakePrefetchPolicy({.wrap = gate.wrap});
+      as_in_paper ? MakeNextLayerGate(gate)
+                  : MakePrefetchPolicy({.wrap = gate.wrap, .resident_forward = predict == 0});
   MOERT_ASSIGN_OR_RETURN(strategy.prefetch_control, params.Flag("control", true));
 
   MOERT_ASSIGN_OR_RETURN(const int eviction, params.OneOf("eviction", 0, {"score", "arc"}));

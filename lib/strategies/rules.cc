@@ -62,9 +62,6 @@ absl::Status PrefetchRule::Validate() const {
   if (wrap && kind != PrefetchRuleKind::kNextGate) {
     return absl::InvalidArgumentError("prefetch rule: wrap needs kind kNextGate");
   }
-  if (resident_forward && kind != PrefetchRuleKind::kTopScore) {
-    return absl::InvalidArgumentError("prefetch rule: resident_forward needs kind kTopScore");
-  }
   return absl::OkStatus();
 }
 

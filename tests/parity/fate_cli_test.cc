@@ -1,5 +1,6 @@
-// Transfers in two schemes on a real pack, through the tools: what rho and the phases mean for
-// perplexity and bytes.
+// fate through the tools, on the virtual clock. On a real pack, transfers in two schemes: what rho
+// and the phases mean for perplexity and bytes. Beside importance, which gives the same bits at
+// alpha=0: as fast at every budget and link.
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -73,6 +74,32 @@ TEST_CASE("decode brings w4, but for misses under miss_bits=low") {
   CHECK(hasty["experts"]["low_loads"] > 0);
   CHECK(hasty["nll"] != w4["nll"]);
   CHECK(hasty["stall_ms"]["total"].get<double>() < exact["stall_ms"]["total"].get<double>());
+}
+
+TEST_CASE("decode: fate and auto are not behind importance, which gives the same bits") {
+  const auto run = [](const std::string& strategy, const std::string& machine) {
+    const Outcome run =
+        RunTool("run",
+                "ppl --model " + TinyModelDir() + " --tokens " + EvalDir() +
+                    "/wikitext2.tokens.u16 --limit 512 --window 128 --step-tokens 1 "
+                    "--clock virtual --quiet --json - --strategy " +
+                    strategy + " " + machine,
+                Scratch());
+    INFO(run.err);
+    REQUIRE(run.status == 0);
+    return Json::parse(run.out);
+  };
+  for (const std::string machine :
+       {"--budget 22% --link-gbps 0.35", "--budget 37% --link-gbps 0.25",
+        "--budget 55% --link-gbps 0.15", "--budget 12% --link-gbps 0.5"}) {
+    const Json fate = run("fate", machine), best = run("auto", machine);
+    const Json importance = run("importance:alpha=0", machine);
+    INFO(machine << ": " << fate["tpot_ms"].dump() << " " << importance["tpot_ms"].dump());
+    CHECK(fate["window_nll"] == importance["window_nll"]);
+    CHECK(best["tpot_ms"] == fate["tpot_ms"]);
+    CHECK(fate["tpot_ms"]["mean"].get<double>() <
+          1.01 * importance["tpot_ms"]["mean"].get<double>());
+  }
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // moert-sim as users script it: a trace of moert-run replays to the same counters and the same
-// logical times, under whatever strategy and budget it was recorded.
+// logical times, under whatever strategy and budget it was recorded. Without the host, whose
+// attention a run may predict by, that is.
 #include <sys/wait.h>
 
 #include <cstdlib>
@@ -58,8 +59,8 @@ TEST_CASE("a trace replays to the run's own counters on the virtual clock") {
   CHECK_NOTHROW(Json::parse(ReadWholeFile(trace + ".perfetto.json")));
   for (const char* flags :
        {"--strategy on-demand --budget 20%", "--strategy on-demand --budget 4MiB",
-        "--strategy on-demand+fate.prefetch --budget 40% --link-gbps 0.3",
-        "--strategy fate --budget 50%", "--strategy resident"}) {
+        "--strategy on-demand+fate.prefetch:predict=gate --budget 40% --link-gbps 0.3",
+        "--strategy fate:predict=gate --budget 50%", "--strategy resident"}) {
     INFO(flags);
     // One thread, as in the replay: workspace grows with threads.
     const Json run = RunJson(Ppl(std::string("--step-tokens 1 --threads 1 ") + flags));

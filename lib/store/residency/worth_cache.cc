@@ -26,8 +26,7 @@ class WorthCache : public CachePolicy {
     constexpr int64_t kExpert = UseEstimate::kBytesPerExpert + 2;
     return PerExpert(scope, kExpert) +
            scope.model->num_layers() * int64_t{sizeof(Layer) + sizeof(int64_t)} +
-           PerLayerExpert(scope, sizeof(int32_t)) +
-           dealer_->StateBytes(scope);
+           PerLayerExpert(scope, sizeof(int32_t)) + dealer_->StateBytes(scope);
   }
 
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
@@ -49,12 +48,16 @@ class WorthCache : public CachePolicy {
         layer.least.reset();
         return;
       }
-      case LayerEvent::Kind::kInserted:
+      case LayerEvent::Kind::kInserted: {
         if (layers_.empty()) return;
-        layers_[event.key.layer].pending[event.key.expert] = event.prefetched;
-        ++layers_[event.key.layer].insertions;
+        Layer& layer = layers_[event.key.layer];
+        layer.pending[event.key.expert] = event.prefetched;
+        ++layer.insertions;
+        layer.demanded +=
+            running_mean::kDemanded.weight * ((event.prefetched ? 0 : 1) - layer.demanded);
         Hold(event.key, 1);
         return;
+      }
       case LayerEvent::Kind::kEvicted:
         if (layers_.empty()) return;
         layers_[event.key.layer].pending[event.key.expert] = 0;
@@ -113,6 +116,7 @@ class WorthCache : public CachePolicy {
     std::optional<double> least;   // Least({}), if known
     int insertions = 0;            // since the last call
     double inserted = 1;           // mean of a call
+    double demanded = 1;           // share of those that come because a call waits for them
   };
 
   double Worth(ExpertKey key) const {
@@ -164,7 +168,7 @@ class WorthCache : public CachePolicy {
 };
 
 /// Layers share all slots: who comes takes the place of the expert that is worth least, whatever
-/// its layer.
+/// its layer. Layers whose misses nobody predicts keep more.
 class SharedWorthCache final : public WorthCache {
  public:
   using WorthCache::WorthCache;
@@ -193,11 +197,13 @@ class SharedWorthCache final : public WorthCache {
   }
 
   int Donor(bool for_call) override {
-    const double horizon = Horizon();
+    const double horizon = Horizon(), least_exposed = LeastExposed();
     int donor = -1;
     double least = std::numeric_limits<double>::infinity();
     for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
-      const double worth = Least(l, for_call) * Within(l, horizon);
+      // Less where predictions bring in time who is missing; no one predicts the first layer.
+      const double exposed = std::max(least_exposed, layers_[l].demanded);
+      const double worth = Least(l, for_call) * Within(l, horizon) * exposed;
       if (worth >= least) continue;
       least = worth;
       donor = l;
@@ -227,6 +233,15 @@ class SharedWorthCache final : public WorthCache {
     const int layers = static_cast<int>(layers_.size());
     const int calls = (layer - now_ + layers - 1) % layers + 1;
     return std::max(kLeast, 1 - calls / horizon);
+  }
+
+  /// The least that a miss costs, of what it costs where a call waits for all of it: a transfer
+  /// holds the link. Where calls wait for half of what comes, the link is all that counts.
+  double LeastExposed() const {
+    constexpr double kLeast = 0.3, kBusy = 2;
+    double demanded = 0;
+    for (const Layer& layer : layers_) demanded += layer.demanded;
+    return std::clamp(kBusy * demanded / static_cast<double>(layers_.size()), kLeast, 1.0);
   }
 
   double slots_ = 0;

@@ -171,6 +171,41 @@ TEST_CASE("a host that cannot tell or throws leaves it to the next layer's gate"
   CHECK(engine->stats().prefetch_recalled == plain->stats().prefetch_recalled);
 }
 
+TEST_CASE("fate asks the host, too, and a fetch, which multiplies nothing, does not") {
+  const auto engine = Open(Options("fate"));
+  const auto gate = Open(Options("fate:predict=gate"));
+  HiddenProcess process(64, 3), same(64, 3);
+  Host host, other;
+  host.predict = [&](const PartialOutput& partial) { return host.TellTrueInput(partial); };
+  other.predict = [&](const PartialOutput& partial) { return other.TellTrueInput(partial); };
+  for (int s = 0; s < 30; ++s) {
+    host.Step(engine.get(), &process);
+    other.Step(gate.get(), &same);
+  }
+  CHECK(host.calls == 30 * 3);
+  CHECK(other.calls == 0);
+  CHECK(host.outputs == other.outputs);
+  const EngineStats told = engine->stats(), guessed = gate->stats();
+  CHECK(told.hit_ratio() > guessed.hit_ratio());
+  CHECK(StalledNs(told) < StalledNs(guessed));
+
+  StepInfo info{Phase::kDecode, 1, {}};
+  info.predict_next = [&](const PartialOutput&) { return ++host.calls > 0; };
+  const auto step = engine->BeginStep(info);
+  REQUIRE_OK(step.status());
+  const std::vector<int32_t> ids = {0, 1, 2, 3};
+  const std::vector<float> next = {9, 8, 7, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+  FetchInput input;
+  input.ids = ids;
+  input.next_scores = next;
+  SlotView view;
+  REQUIRE_OK(engine->Fetch(*step, 0, input, &view));
+  REQUIRE_OK(engine->ReleaseFetched(*step, 0));
+  REQUIRE_OK(engine->EndStep(*step));
+  CHECK(host.calls == 30 * 3);
+  CHECK(engine->stats().predictions_next_gate == guessed.predictions_next_gate - 30 * 3 + 1);
+}
+
 TEST_CASE("prefill and layers that have everything do not ask the host") {
   HiddenProcess process(64, 9);
   Host host;

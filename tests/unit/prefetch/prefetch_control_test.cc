@@ -17,7 +17,7 @@ struct Run {
   void Steps(int n, double on, double off, double noise, int64_t rows = 1) {
     std::normal_distribution<double> normal;
     for (int i = 0; i < n; ++i) {
-      const bool prefetching = control.prefetching();
+      const bool prefetching = control.on();
       prefetched += prefetching;
       control.StepDone(rows, static_cast<int64_t>((prefetching ? on : off) + noise * normal(rng)));
     }
@@ -75,8 +75,8 @@ TEST_CASE("steps of different sizes are not compared") {
   for (int i = 0; i < 5000; ++i) {
     const int64_t rows = i % 7 + 1;
     // Any step without prefetch would look faster.
-    control.StepDone(rows, control.prefetching() ? 1000 : 100);
-    REQUIRE(control.prefetching());
+    control.StepDone(rows, control.on() ? 1000 : 100);
+    REQUIRE(control.on());
   }
 }
 

@@ -66,6 +66,11 @@ TEST_CASE("candidates are ranked by the probability that some token uses them") 
   for (const PrefetchCandidate& c : ranked) {
     if (c.key.expert == 1) CHECK(c.probability < before / 2);
   }
+  // Nothing has been seen of the host's predictions.
+  snapshot.resident_forward = true;
+  ranked = gate->Rank(snapshot);
+  CHECK(ranked[0].key.expert == 1);
+  CHECK(ranked[0].probability == before);
   snapshot.predicted_scores = {};
   CHECK(gate->Rank(snapshot).empty());
 }

@@ -31,15 +31,8 @@ struct Call {
 };
 
 struct Fixture {
-  MoeModelSpec model;
-  PolicyContext context;
-  std::unique_ptr<CachePolicy> cache =
-      MakeCachePolicy({.kind = ResidencyRuleKind::kWorth,
-                       .capacity = {CapacityRuleKind::kMeasured, -1, /*transient=*/0}});
-  std::vector<VictimCandidate> candidates;
-
-  Fixture() {
-    for (int l = 0; l < 2; ++l) {
+  explicit Fixture(int layers = 2) {
+    for (int l = 0; l < layers; ++l) {
       MoeLayerSpec layer;
       layer.num_experts = kExperts;
       layer.routing.top_k = 2;
@@ -50,6 +43,12 @@ struct Fixture {
     cache->Capacity({&model, 6, {}});
     for (int e = 0; e < kExperts; ++e) candidates.push_back({{0, e}});
   }
+  MoeModelSpec model;
+  PolicyContext context;
+  std::unique_ptr<CachePolicy> cache =
+      MakeCachePolicy({.kind = ResidencyRuleKind::kWorth,
+                       .capacity = {CapacityRuleKind::kMeasured, -1, /*transient=*/0}});
+  std::vector<VictimCandidate> candidates;
   void Route(const Call& call) { cache->Observe(LayerEvent::Routed(context, call.view)); }
   int Victim(int incoming, bool prefetch, float probability = -1, float hidden = 1) {
     VictimSnapshot snapshot{context, {0, incoming}, prefetch, candidates};
@@ -113,11 +112,11 @@ TEST_CASE("a prefetch is refused where its victim is worth more than it saves") 
   CHECK(f.Victim(0, true, 0.5f, 0.1f) == 0);
 }
 
-/// Two layers whose slots are shared; what is held is told as a store would.
+/// Layers whose slots are shared; what is held is told as a store would.
 struct Shared {
   Fixture f;
 
-  explicit Shared(int64_t pool) {
+  explicit Shared(int64_t pool, int layers = 2) : f(layers) {
     f.cache = MakeCachePolicy({.kind = ResidencyRuleKind::kWorth,
                                .shared_slots = true,
                                .capacity = {CapacityRuleKind::kMeasured}});
@@ -147,6 +146,29 @@ TEST_CASE("the layer gives that holds the expert worth least") {
   CHECK(s.f.cache->Donor(false) == 0);
   s.f.cache->Observe(LayerEvent::Evicted({0, 5}));
   CHECK(s.f.cache->Donor(false) == 1);
+}
+
+TEST_CASE("layers give first whose misses arrive before a call waits for them") {
+  constexpr int kLayers = 8;
+  const Call first({0, 1}, {.4f, .3f, .15f, .1f, .03f, .02f});
+  const Call other({0, 1}, {.4f, .3f, .14f, .09f, .04f, .03f});  // 5 is worth a half more
+  // How a step's experts arrive: those of the first layer on demand, of `predicted` others not.
+  const auto donor = [&](int predicted) {
+    Shared s(1000, kLayers);
+    for (int i = 0; i < 600; ++i) {
+      for (int l = 0; l < kLayers; ++l) {
+        s.Route(l, l == 0 ? first : other);
+        s.f.cache->Observe(LayerEvent::Inserted({l, 4}, l > 0 && l <= predicted));
+        s.f.cache->Observe(LayerEvent::Evicted({l, 4}));
+      }
+    }
+    s.Hold({0, 5});
+    s.Hold({3, 5});
+    return s.f.cache->Donor(/*for_call=*/false);
+  };
+  CHECK(donor(7) == 3);
+  CHECK(donor(0) == 0);
+  CHECK(donor(3) == 0);  // most are waited for: the link is what counts
 }
 
 TEST_CASE("what the running call uses leaves for the call itself alone") {

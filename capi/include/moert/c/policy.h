@@ -103,7 +103,7 @@ typedef struct moert_prefetch_rule {
   moert_prefetch_kind kind;
   int32_t wrap;             /* NEXT_GATE, host only: 1: also the next step's first layer */
   float alpha;              /* TOP_SCORE: scores this share above the threshold, in [0, 1] */
-  int32_t resident_forward; /* TOP_SCORE: 1: see prefetch_wants_resident_forward */
+  int32_t resident_forward; /* host only: 1: see prefetch_wants_resident_forward */
 } moert_prefetch_rule;
 
 /* ---- Residency: how many slots has a layer, and who leaves? */
