@@ -39,8 +39,6 @@ TABLES = {
     "sittings": Table(side_by_side.tables, word="A sitting has one commit and one device"),
     "rivals-grouped": Table(grouped_core.beside, (("gemm-core", "runs", "beside"),), "Rivals in the same call of the machine"),
     "rivals-whole": Table(decoder_page.table, ("decoder",)),
-    "typed-token": Table(lambda: digest.stored("rivals", "llama.cpp with the plug-in, a token"),
-                         word="Typed, without samples, at 145fbbae; llama.cpp in that sitting, ik_llama.cpp in two others"),
     "opening-ways": Table(opening_ways.table, ("opening-ways",)),
     "transformers": Table(transformers_page.table, word="No commit is kept. One H200; accelerate, and bf16 of ours below 100 %, on another H200"),
     # The grouped product

@@ -210,25 +210,31 @@ def table(data):
 
 
 def sittings():
-    return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted(report.DATA.glob("sitting-*.json"))}
+    """Those with a free link first."""
+    found = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(report.DATA.glob("sitting-*.json"))]
+    return sorted(found, key=lambda data: bool(data["link"]))
+
+
+def link(data):
+    return f"link shared with {data['link']['copier_gbps']:g} GB/s" if data["link"] else "link free"
 
 
 def tables():
     """All sittings that are kept, one table each."""
-    texts = [f"{data['question']}\n\n{table(data)}\n\nLost: {'; '.join(lost(data)) or 'none'}." for data in sittings().values()]
+    texts = [f"{data['question']}, {link(data)}:\n\n{table(data)}\n\nLost: {'; '.join(lost(data)) or 'none'}."
+             for data in sittings()]
     return "\n\n".join(texts) or "No sitting is kept yet."
 
 
 def readme_rows():
-    for data in sittings().values():
+    for data in sittings():
         if not data["readme"]:
             continue
         of = medians(data)
         line = lambda s: f"{s} " + ", ".join(figure(of[c][s]) if s in of[c] else "-" for c in of)
         mine, theirs = [s for s in subjects_of(data) if s in data["ours"]], [s for s in subjects_of(data) if s not in data["ours"]]
-        link = f", link shared with {data['link']['copier_gbps']:g} GB/s" if data["link"] else ""
         yield (f"{data['readme']}: {', '.join(of)}, {data['unit']}", "; ".join(map(line, mine)), "; ".join(map(line, theirs)),
-               "; ".join(lost(data)) or "none", f"{data['commit'][:8]}, {data['device']['device']}{link}")
+               "; ".join(lost(data)) or "none", f"{data['commit'][:8]}, {data['device']['device']}, {link(data)}")
 
 
 def main():
