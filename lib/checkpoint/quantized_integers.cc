@@ -26,15 +26,20 @@ unsigned Nibble(uint32_t word, int64_t i) { return (word >> (4 * i)) & 15u; }
 
 }  // namespace
 
+absl::StatusOr<const TensorInfo*> QuantizedWeights::OrderTensor(const StoredMatrix& m) const {
+  const bool packed = FormOf(m.base) == StoredWeights::kPackedInt4;
+  const std::string name = m.base + (packed ? ".weight_g_idx" : ".g_idx");
+  if (checkpoint_->Find(name) == nullptr) return nullptr;
+  return Tensor(name, {DType::kI32}, {m.k});
+}
+
 // g_idx: which group a channel belongs to. Records have groups in order; in another one, their
 // products would need activations that are permuted.
 absl::StatusOr<StoredGroups> QuantizedWeights::ReadOrder(const StoredMatrix& m, ChannelOrder order,
                                                          QuantizedMatrix* q) const {
-  const bool packed = FormOf(m.base) == StoredWeights::kPackedInt4;
-  const std::string name = m.base + (packed ? ".weight_g_idx" : ".g_idx");
   StoredGroups groups = GroupsOf(config_.group, m.k);
-  if (checkpoint_->Find(name) == nullptr) return groups;
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Tensor(name, {DType::kI32}, {m.k}));
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, OrderTensor(m));
+  if (t == nullptr) return groups;
   MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> indices, Whole<int32_t>(*t));
   bool in_order = true;
   for (int64_t i = 0; i < m.k; ++i) {
@@ -83,6 +88,7 @@ absl::Status QuantizedWeights::CheckZeros(const StoredMatrix& m, const TensorInf
 // The widest groups that a record may have: those of the file, or parts of them.
 absl::StatusOr<Scheme> QuantizedWeights::Int4Scheme(const StoredMatrix& m,
                                                     const TensorInfo& scales) const {
+  MOERT_RETURN_IF_ERROR(OrderTensor(m).status());
   for (const int64_t group : {128, 64, 32}) {
     const bool part = config_.group < 0 || config_.group % group == 0;
     if (!part || (m.k % group != 0 && m.k > group)) continue;

@@ -87,6 +87,8 @@ class QuantizedWeights {
   absl::Status ReadScales(const TensorInfo& tensor, bool by_group, const StoredGroups& groups,
                           QuantizedMatrix* q) const;
   static StoredGroups GroupsOf(int64_t channels, int64_t k);
+  /// The tensor that says the group of each channel; null: they lie in order.
+  absl::StatusOr<const TensorInfo*> OrderTensor(const StoredMatrix& m) const;
   /// The groups of an int4 matrix; in another order, `q` gets groups of one channel.
   absl::StatusOr<StoredGroups> ReadOrder(const StoredMatrix& m, ChannelOrder order,
                                          QuantizedMatrix* q) const;

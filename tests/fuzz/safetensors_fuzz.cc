@@ -19,7 +19,13 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       FUZZ_REQUIRE(d >= 0);
       FUZZ_REQUIRE(!__builtin_mul_overflow(elements, d, &elements));
     }
-    FUZZ_REQUIRE(t.elements() == elements);
+    if (t.unknown_type.empty()) {
+      FUZZ_REQUIRE(t.elements() == elements);
+    } else {
+      FUZZ_REQUIRE((t.bytes + 15) / 16 <= elements && t.elements() == t.bytes);
+      FUZZ_REQUIRE(absl::IsUnimplemented((*checkpoint)->Get(t.name).status()));
+      elements = t.bytes;
+    }
     FUZZ_REQUIRE(t.offset >= 8 && t.bytes >= 0);
     FUZZ_REQUIRE(end < 0 || t.offset == end);
     end = t.offset + t.bytes;

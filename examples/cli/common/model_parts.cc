@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/match.h"
+#include "absl/strings/strip.h"
+#include "util/printable.h"
 
 namespace moert::cli {
 namespace {
@@ -42,7 +44,7 @@ void Count(absl::string_view name, const TensorInfo& tensor, std::vector<ModelPa
   if (it == parts->end()) it = parts->insert(parts->end(), ModelPart{std::string(name), 0, 0, {}});
   ++it->tensors;
   it->bytes += tensor.bytes;
-  it->types.insert(std::string(DTypeName(tensor.dtype)));
+  it->types.insert(TypeName(tensor));
 }
 
 void LargestFirst(std::vector<ModelPart>* parts) {
@@ -51,6 +53,14 @@ void LargestFirst(std::vector<ModelPart>* parts) {
 }
 
 }  // namespace
+
+std::string TypeName(const TensorInfo& tensor) {
+  if (tensor.unknown_type.empty()) return std::string(DTypeName(tensor.dtype));
+  absl::string_view name = tensor.unknown_type;
+  absl::ConsumePrefix(&name, "\"");
+  absl::ConsumeSuffix(&name, "\"");
+  return util::Printable(name);
+}
 
 absl::string_view PartOf(absl::string_view tensor) {
   for (const Rule& rule : kRules) {

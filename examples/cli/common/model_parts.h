@@ -37,6 +37,9 @@ struct ModelAccount {
 };
 ModelAccount SumParts(absl::Span<const AccountedTensor> account);
 
+/// "bf16", ..., or what the file calls a type that is not known.
+std::string TypeName(const TensorInfo& tensor);
+
 /// Bytes that the example decoder holds of a dense tensor: quantized weights become bf16.
 int64_t DenseBytes(const TensorInfo& tensor);
 

@@ -234,7 +234,7 @@ absl::StatusOr<json> DescribeFile(const std::string& path) {
   json tensors = json::array();
   for (const TensorInfo& t : checkpoint->tensors()) {
     tensors.push_back({{"name", std::string(t.name)},
-                       {"dtype", std::string(DTypeName(t.dtype))},
+                       {"dtype", TypeName(t)},
                        {"shape", std::vector<int64_t>(t.shape.begin(), t.shape.end())},
                        {"bytes", t.bytes}});
   }

@@ -221,6 +221,29 @@ TEST_CASE("what lies beside attention and nothing reads stops the decoder") {
   CHECK_THAT(std::string(status.message()), Catch::Contains("\"" + stray + "\""));
 }
 
+TEST_CASE("tensors of a type that is not known are left out, or refused where they are needed") {
+  EditCheckpoint tensors = test::ReadForEdit(ArchitectureDir("qwen3_moe"));
+  tensors["model.visual.patch.weight"] = {"F6_E2M3", {4}, std::string(3, 0)};
+  const Edited edited("qwen3_moe", tensors);
+  const auto account = AccountForTensors(*edited.checkpoint, edited.config);
+  REQUIRE_OK(account.status());
+  const auto other = std::find_if(account->begin(), account->end(), [](const AccountedTensor& a) {
+    return a.tensor->name == "model.visual.patch.weight";
+  });
+  REQUIRE(other != account->end());
+  CHECK(other->fate == TensorFate::kLeftOut);
+  ReadAll(*edited.checkpoint, edited.config);
+
+  const std::string expert = FirstExpert(tensors);
+  tensors[expert].dtype = "F4";
+  const Edited needed("qwen3_moe", tensors);
+  const absl::Status status =
+      CheckpointExperts::Create(needed.checkpoint.get(), &needed.config).status();
+  CHECK(absl::IsUnimplemented(status));
+  CHECK_THAT(std::string(status.message()),
+             Catch::Contains(expert) && Catch::Contains("its type \"F4\" is not read"));
+}
+
 TEST_CASE("tensors and files beside an index are named") {
   const EditCheckpoint all = test::ReadForEdit(ArchitectureDir("mixtral"));
   TempDir dir;
