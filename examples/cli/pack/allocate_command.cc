@@ -23,9 +23,9 @@
 namespace moert::cli {
 namespace {
 
-constexpr char kCommand[] = "moert-pack allocate";
+constexpr char kAllocate[] = "moert-pack allocate";
 
-struct Arguments {
+struct AllocateArguments {
   std::string calibration, out, picture, schemes, profile = "h200", granularity = "linear",
                                                   loss = "auto", solver, name, json;
   double bits = 0, gap = 1e-4, seconds = 60;
@@ -49,7 +49,7 @@ constexpr std::pair<const char*, LossMeasure> kMeasures[] = {
     {"end-to-end", LossMeasure::kEndToEnd}};
 
 // The plan's loss by all measures, as they are and squared, so that they can be compared.
-absl::StatusOr<nlohmann::json> Losses(const Arguments& a, const Calibration& c,
+absl::StatusOr<nlohmann::json> Losses(const AllocateArguments& a, const Calibration& c,
                                       const Allocation& found) {
   nlohmann::json losses;
   for (const auto& [name, measure] : kMeasures) {
@@ -66,7 +66,7 @@ absl::StatusOr<nlohmann::json> Losses(const Arguments& a, const Calibration& c,
   return losses;
 }
 
-nlohmann::json Summary(const Arguments& a, const Calibration& c, const Allocation& found) {
+nlohmann::json Summary(const AllocateArguments& a, const Calibration& c, const Allocation& found) {
   const auto weight_of = [](const MoeLayerSpec& l) {
     return static_cast<double>(l.hidden) * static_cast<double>(l.intermediate);
   };
@@ -117,7 +117,7 @@ absl::StatusOr<Allocation> AllocateWithin(const Calibration& c, AllocationOption
 }
 
 // The least that any choice takes: every block in the narrowest scheme.
-absl::Status CheckCapacity(const Arguments& a, const Calibration& c) {
+absl::Status CheckCapacity(const AllocateArguments& a, const Calibration& c) {
   const PackVersion* least = nullptr;
   VersionSize size;
   std::vector<PackVersion> versions;
@@ -144,7 +144,7 @@ absl::Status CheckCapacity(const Arguments& a, const Calibration& c) {
 }
 
 /// Reads the flags of the allocation into a.options.
-absl::Status ReadOptions(const Calibration& c, Arguments& a) {
+absl::Status ReadOptions(const Calibration& c, AllocateArguments& a) {
   AllocationOptions& o = a.options;
   if (a.bits > 0 && a.bytes > 0) {
     return absl::InvalidArgumentError("--bits and --budget exclude each other");
@@ -177,7 +177,7 @@ absl::Status ReadOptions(const Calibration& c, Arguments& a) {
   return absl::OkStatus();
 }
 
-absl::Status Run(Arguments& a) {
+absl::Status RunAllocate(AllocateArguments& a) {
   MOERT_ASSIGN_OR_RETURN(const Calibration c, ReadCalibration(a.calibration, Env::Default()));
   MOERT_RETURN_IF_ERROR(ReadOptions(c, a));
   MOERT_RETURN_IF_ERROR(CheckCapacity(a, c));
@@ -224,9 +224,9 @@ absl::Status Run(Arguments& a) {
 }  // namespace
 
 int AllocateMain(int argc, const char* const* argv) {
-  Arguments a;
+  AllocateArguments a;
   AllocationOptions& o = a.options;
-  ArgParser parser(kCommand,
+  ArgParser parser(kAllocate,
                    "Chooses the scheme of every linear block: the least loss^r time^(1-r) within a "
                    "number of bytes.");
   parser.AddString("calibration", &a.calibration, "file of `moert-pack calibrate`");
@@ -261,11 +261,11 @@ int AllocateMain(int argc, const char* const* argv) {
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   absl::Status status;
   try {
-    status = Run(a);
+    status = RunAllocate(a);
   } catch (const std::bad_alloc&) {
     status = absl::ResourceExhaustedError("out of memory");
   }
-  return status.ok() ? kExitOk : ReportError(kCommand, status);
+  return status.ok() ? kExitOk : ReportError(kAllocate, status);
 }
 
 }  // namespace moert::cli

@@ -16,15 +16,15 @@
 namespace moert::cli {
 namespace {
 
-constexpr char kCommand[] = "moert-pack cache";
+constexpr char kCache[] = "moert-pack cache";
 
-struct Arguments {
+struct CacheArguments {
   std::string model, schemes, method = "rtn", json;
   OpenAsOptions options;
   bool quiet = false;
 };
 
-absl::StatusOr<std::string> Find(Arguments* a) {
+absl::StatusOr<std::string> Find(CacheArguments* a) {
   MOERT_ASSIGN_OR_RETURN(a->options.schemes, ParseSchemes(a->schemes));
   MOERT_ASSIGN_OR_RETURN(a->options.method, ParseQuantMethod(a->method));
   Progress progress("quantizing matrices", !a->quiet);
@@ -38,8 +38,8 @@ absl::StatusOr<std::string> Find(Arguments* a) {
 }  // namespace
 
 int CacheMain(int argc, const char* const* argv) {
-  Arguments a;
-  ArgParser parser(kCommand,
+  CacheArguments a;
+  ArgParser parser(kCache,
                    "Prints the folder of the pack that moert-run --as and the Python package use "
                    "for a checkpoint. Writes it first if it is not there.");
   parser.AddString("model", &a.model, "directory of a Hugging Face checkpoint");
@@ -53,10 +53,10 @@ int CacheMain(int argc, const char* const* argv) {
   parser.AddQuiet(&a.quiet, "progress, no notes");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<std::string> pack = Find(&a);
-  if (!pack.ok()) return ReportError(kCommand, pack.status());
+  if (!pack.ok()) return ReportError(kCache, pack.status());
   if (!a.json.empty()) {
     const absl::Status written = WriteJson(a.json, {{"pack", *pack}});
-    if (!written.ok()) return ReportError(kCommand, written);
+    if (!written.ok()) return ReportError(kCache, written);
   }
   if (a.json != "-") Print("{}\n", *pack);
   return kExitOk;

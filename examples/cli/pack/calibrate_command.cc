@@ -19,18 +19,18 @@
 namespace moert::cli {
 namespace {
 
-constexpr char kCommand[] = "moert-pack calibrate";
+constexpr char kCalibrate[] = "moert-pack calibrate";
 constexpr char kSchemes[] =
     "w8a16_g128,w4a16_g128_asym,w4a16_g-1_asym,w3a16_g128_asym,w3a16_g-1_asym,w2a16_g64_asym,"
     "w2a16_g128_asym,w2a16_g-1_asym";
 
-struct Arguments {
+struct CalibrateArguments {
   CalibrateJob job;
   std::string schemes = kSchemes, tokens, method = "gptq", backend = "auto", json;
   bool quiet = false;
 };
 
-absl::Status Run(Arguments* a) {
+absl::Status RunCalibrate(CalibrateArguments* a) {
   CalibrateJob& job = a->job;
   const auto say = [&](const std::string& line) {
     if (!a->quiet && !line.empty()) Print(stderr, "{}\n", line);
@@ -61,7 +61,7 @@ absl::Status Run(Arguments* a) {
   return status;
 }
 
-absl::Status Report(const Arguments& a) {
+absl::Status ReportCalibration(const CalibrateArguments& a) {
   if (a.json.empty()) return absl::OkStatus();
   MOERT_ASSIGN_OR_RETURN(const Calibration c, ReadCalibration(a.job.out, Env::Default()));
   return WriteJson(a.json, {{"out", a.job.out},
@@ -73,9 +73,9 @@ absl::Status Report(const Arguments& a) {
 }  // namespace
 
 int CalibrateMain(int argc, const char* const* argv) {
-  Arguments a;
+  CalibrateArguments a;
   CalibrateJob& job = a.job;
-  ArgParser parser(kCommand,
+  ArgParser parser(kCalibrate,
                    "Runs a model over calibration tokens and records how often each expert is "
                    "used and what each scheme would cost each of its linear blocks. After an "
                    "interruption, the same command continues.");
@@ -104,9 +104,9 @@ int CalibrateMain(int argc, const char* const* argv) {
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   std::error_code ec;
   if (parser.force()) std::filesystem::remove(job.out, ec);
-  absl::Status status = Run(&a);
-  if (status.ok()) status = Report(a);
-  return status.ok() ? kExitOk : ReportError(kCommand, status);
+  absl::Status status = RunCalibrate(&a);
+  if (status.ok()) status = ReportCalibration(a);
+  return status.ok() ? kExitOk : ReportError(kCalibrate, status);
 }
 
 }  // namespace moert::cli

@@ -29,7 +29,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kCommand[] = "moert-pack info";
+constexpr char kInfo[] = "moert-pack info";
 
 constexpr int64_t kContext = 4096;  // tokens that the host's own memory is shown for
 
@@ -290,7 +290,7 @@ int InfoMain(int argc, const char* const* argv) {
   std::string path, json_path, picture;
   bool quiet = false, all = false;
   PlanOptions options;
-  ArgParser parser(kCommand,
+  ArgParser parser(kInfo,
                    "Describes an expert pack, a checkpoint (and what its experts would take in "
                    "each scheme), or a safetensors file, and what fits into a budget.");
   parser.AddPositional("PACK|DIR|FILE", &path, "what to describe");
@@ -309,15 +309,15 @@ int InfoMain(int argc, const char* const* argv) {
   parser.AddOutput("plot", &picture, "draws the figures: FILE.svg, .png or .pdf (matplotlib)");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<HardwareProfile> machine = LoadProfile(options.profile);
-  if (!machine.ok()) return ReportError(kCommand, machine.status());
+  if (!machine.ok()) return ReportError(kInfo, machine.status());
   options.machine = *machine;
   const absl::StatusOr<json> info = Info(path, options);
-  if (!info.ok()) return ReportError(kCommand, info.status());
+  if (!info.ok()) return ReportError(kInfo, info.status());
   if (!quiet) Show(*info, all);
   const absl::Status written = WriteFigures(json_path, picture, *info);
-  if (!written.ok()) return ReportError(kCommand, written);
+  if (!written.ok()) return ReportError(kInfo, written);
   if (!info->contains("not_read")) return kExitOk;
-  return ReportError(kCommand, absl::InvalidArgumentError((*info)["not_read"].get<std::string>()));
+  return ReportError(kInfo, absl::InvalidArgumentError((*info)["not_read"].get<std::string>()));
 }
 
 }  // namespace moert::cli

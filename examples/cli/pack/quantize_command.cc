@@ -23,7 +23,7 @@
 namespace moert::cli {
 namespace {
 
-constexpr char kCommand[] = "moert-pack quantize";
+constexpr char kQuantize[] = "moert-pack quantize";
 
 // --force replaces a pack, and nothing else.
 absl::Status RemovePack(const std::string& path) {
@@ -42,8 +42,8 @@ absl::Status RemovePack(const std::string& path) {
   return absl::PermissionDeniedError(fmt::format("{}: {}", path, ec.message()));
 }
 
-absl::Status Run(QuantizeJob* job, const std::string& schemes, const std::string& method,
-                 const std::string& backend, bool quiet) {
+absl::Status RunQuantize(QuantizeJob* job, const std::string& schemes, const std::string& method,
+                         const std::string& backend, bool quiet) {
   MOERT_ASSIGN_OR_RETURN(job->method, ParseQuantMethod(method));
   if (job->method == QuantMethod::kGptq && job->token_files.empty()) {
     return absl::InvalidArgumentError(
@@ -109,7 +109,7 @@ int QuantizeMain(int argc, const char* const* argv) {
   QuantizeJob job;
   std::string schemes, plans, tokens, method = "rtn", backend = "auto", json;
   bool quiet = false;
-  ArgParser parser(kCommand,
+  ArgParser parser(kQuantize,
                    "Writes an expert pack: every routed expert in each of some schemes. Routers "
                    "and shared experts stay as they are. After an interruption, the same command "
                    "continues.");
@@ -142,13 +142,13 @@ int QuantizeMain(int argc, const char* const* argv) {
   if (parser.Given("plan")) job.plans = absl::StrSplit(plans, ',');
   if (parser.force()) {
     const absl::Status removed = RemovePack(job.out);
-    if (!removed.ok()) return ReportError(kCommand, removed);
+    if (!removed.ok()) return ReportError(kQuantize, removed);
   }
   const auto begin = std::chrono::steady_clock::now();
-  absl::Status status = Run(&job, schemes, method, backend, quiet);
+  absl::Status status = RunQuantize(&job, schemes, method, backend, quiet);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   if (status.ok()) status = Report(job, took.count(), quiet, json);
-  return status.ok() ? kExitOk : ReportError(kCommand, status);
+  return status.ok() ? kExitOk : ReportError(kQuantize, status);
 }
 
 }  // namespace moert::cli

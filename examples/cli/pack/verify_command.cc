@@ -15,7 +15,7 @@
 namespace moert::cli {
 namespace {
 
-constexpr char kCommand[] = "moert-pack verify";
+constexpr char kVerify[] = "moert-pack verify";
 constexpr size_t kShown = 20;
 
 absl::StatusOr<PackVerification> Verify(const std::string& pack, int threads, bool quiet) {
@@ -33,7 +33,7 @@ int VerifyMain(int argc, const char* const* argv) {
   std::string pack, json;
   int threads = 0;
   bool quiet = false;
-  ArgParser parser(kCommand,
+  ArgParser parser(kVerify,
                    "Reads a whole expert pack and checks every byte of it. Exit status 1 and one "
                    "line for each damaged part if there is any.");
   parser.AddPositional("PACK", &pack, "an expert pack");
@@ -42,19 +42,19 @@ int VerifyMain(int argc, const char* const* argv) {
   parser.AddQuiet(&quiet, "progress, no summary");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
   const absl::StatusOr<PackVerification> result = Verify(pack, threads, quiet);
-  if (!result.ok()) return ReportError(kCommand, result.status());
+  if (!result.ok()) return ReportError(kVerify, result.status());
   for (size_t i = 0; i < result->damage.size() && i < kShown; ++i) {
-    Print(stderr, "{}: {}\n", kCommand, result->damage[i]);
+    Print(stderr, "{}: {}\n", kVerify, result->damage[i]);
   }
   if (result->damage.size() > kShown) {
-    Print(stderr, "{}: and {} more\n", kCommand, result->damage.size() - kShown);
+    Print(stderr, "{}: and {} more\n", kVerify, result->damage.size() - kShown);
   }
   if (!json.empty()) {
     const absl::Status written = WriteJson(json, {{"pack", pack},
                                                   {"records", result->records},
                                                   {"bytes", result->bytes},
                                                   {"damage", result->damage}});
-    if (!written.ok()) return ReportError(kCommand, written);
+    if (!written.ok()) return ReportError(kVerify, written);
   }
   if (!result->damage.empty()) return kExitFailure;
   if (!quiet) {
