@@ -25,7 +25,7 @@ def stored(name, table, columns=None, rows=None):
 def cpu_formats():
     """Rates of today's kernels; where kernels changed the file has the ones before in front."""
     table = data("cpu-kernels")["tables"]["formats, one core"]
-    chosen = [table["columns"].index(c) for c in ("set", "format", "1", "4", "16", "32")]
+    chosen = [table["columns"].index(c) for c in ("set", "format", "1", "8", "32")]
     return experiment.table([table["columns"][i] for i in chosen],
                             [[row[i].split(", ")[-1] for i in chosen] for row in table["rows"]
                              if row[1] not in ("`w8a16_g128`", "`w3a16_g128_asym`", "`w2a16_g64_asym`")])

@@ -71,23 +71,10 @@ def rows(stored):
     return found
 
 
-def budget_rows(stored, model, spec):
-    return [[f"{budget} %"] + [summary(over(stored, (model, budget, link), spec)) for link in LINKS[model]]
-            for budget in BUDGETS]
-
-
 def table():
     stored = lib.load(STORED)["cells"]
     head = ["time over that of `fate`", *(f"{m}: mean (least) of cells" for m in LINKS), "least of a text", "below 0.99"]
     return experiment.table(head, rows(stored))
-
-
-def before_table():
-    stored = lib.load(STORED)["cells"]
-    parts = []
-    for model, links in LINKS.items():
-        parts.append(experiment.table([model, *(f"{link:g} GB/s" for link in links)], budget_rows(stored, model, BEFORE)))
-    return "\n\n".join(parts)
 
 
 def main():
