@@ -18,20 +18,20 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpo
                                                        const HfConfig& config, ThreadPool* pool,
                                                        MoeRunner* moe) {
   std::unique_ptr<Decoder> d(new Decoder(config, pool, moe));
-  const std::string& prefix = config.tensor_prefix;
+  const std::string &prefix = config.tensor_prefix, &body = config.tensor_body;
   const auto norm = [&](const std::string& name) {
     return Norm::Load(checkpoint, name, config.norm, config.hidden_size,
                       static_cast<float>(config.norm_eps));
   };
-  MOERT_ASSIGN_OR_RETURN(
-      d->embedding_, Linear::Load(checkpoint, config.quantization, prefix + "model.embed_tokens",
-                                  config.vocab_size, config.hidden_size, false));
+  MOERT_ASSIGN_OR_RETURN(d->embedding_,
+                         Linear::Load(checkpoint, config.quantization, body + "embed_tokens",
+                                      config.vocab_size, config.hidden_size, false));
   if (!config.tie_word_embeddings) {
     MOERT_ASSIGN_OR_RETURN(
         d->head_, Linear::Load(checkpoint, config.quantization, prefix + "lm_head",
                                config.vocab_size, config.hidden_size, config.lm_head_bias));
   }
-  MOERT_ASSIGN_OR_RETURN(d->final_norm_, norm(prefix + "model.norm"));
+  MOERT_ASSIGN_OR_RETURN(d->final_norm_, norm(body + "norm"));
   d->layers_.resize(config.num_hidden_layers);
   for (int i = 0; i < config.num_hidden_layers; ++i) {
     Layer& layer = d->layers_[i];

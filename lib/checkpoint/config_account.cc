@@ -142,8 +142,12 @@ constexpr const char* kExpertWords[] = {"moe",          "expert", "rout", "topk"
 // Beginnings of names of fields that attention, or what is no language model, has.
 constexpr const char* kOtherParts[] = {"index_", "mtp_", "vision_", "audio_", "attn_", "linear_"};
 
+constexpr char kOnePosition[] = "of pictures: a text's positions are the same in every section";
+
 // Fields of one kind of scaling that a file may have beside another.
 constexpr Known kRopeFields[] = {
+    {"mrope_section", kOnePosition},
+    {"mrope_interleaved", kOnePosition},
     {"type", "rope_type is there, too"},
     {"rope_theta", kOtherScaling},
     {"factor", kOtherScaling},

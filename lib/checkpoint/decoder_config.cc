@@ -56,7 +56,10 @@ void ReadMixers(const FamilyFields& family, HfConfig& config) {
   config.mixers.assign(static_cast<size_t>(config.num_hidden_layers), {});
   const std::string mixers = family.family().Text("mixers");
   if (mixers == "chunks") return ReadChunks(fields, config);
-  if (mixers == "delta_net") return ReadDeltaNet(fields, config);
+  if (mixers == "delta_net") {
+    config.delta_net.separate = family.family().Flag("separate_projections");
+    return ReadDeltaNet(fields, config);
+  }
   ReadSlidingWindow(!family.family().Flag("window_needs_flag"), fields, config);
   if (mixers == "every_other_window" && !fields.Has("layer_types")) {
     for (size_t i = 1; i < config.mixers.size(); i += 2) config.mixers[i] = {};

@@ -113,6 +113,7 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
     MOERT_ASSIGN_OR_RETURN(config, ReadFamily(family, fields, std::move(config)));
   } else {
     config.tensor_prefix = family.Text("nested_prefix");
+    config.tensor_body = family.Text("nested_body", config.tensor_prefix + "model.");
     std::optional<JsonValue> text = object;
     for (const absl::string_view key : absl::StrSplit(family.nested(), '.')) {
       if (text && text->is_object()) text = text->Find(key);
@@ -128,7 +129,9 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
     }
     MOERT_RETURN_IF_ERROR(inner.status());
     MOERT_ASSIGN_OR_RETURN(config, ReadFamily(family, inner, std::move(config)));
-    if (!config.experts_only) fields.Expect("tie_word_embeddings", config.tie_word_embeddings);
+    // The head is the whole model's, and so is this field.
+    config.tie_word_embeddings =
+        fields.Bool("tie_word_embeddings", config.tie_word_embeddings && !config.experts_only);
     AccountForFields(FieldScope::kAround, "", fields, &config.unused);
     MOERT_RETURN_IF_ERROR(fields.status());
   }

@@ -180,7 +180,7 @@ void ReadAllNames(const FamilyFields& family, const MoeLayerSpec& spec, HfConfig
   const auto add = [&](const std::string& layer) {
     for (const JsonValue object : all->elements()) names.push_back(ReadNames(object, layer, spec));
   };
-  if (!layers) add(config.tensor_prefix + "model.layers.{layer}.");
+  if (!layers) add(config.tensor_body + "layers.{layer}.");
   if (layers) {
     for (const JsonValue layer : layers->elements()) add(*layer.AsString());
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <system_error>
 
@@ -24,6 +25,9 @@ namespace {
 
 constexpr char kAttention[] = "attention";
 constexpr char kNorms[] = "norms";
+constexpr std::array kDelta = {"in_proj_qkvz", "in_proj_ba", "out_proj"};
+constexpr std::array kSeparateDelta = {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
+                                       "out_proj"};
 
 // Claims what a decoder reads beside the MoE blocks, as HfConfig describes it.
 class DecoderTensors {
@@ -35,13 +39,13 @@ class DecoderTensors {
         claims_(claims) {}
 
   void Claim() {
-    const std::string& prefix = config_.tensor_prefix;
+    const std::string &prefix = config_.tensor_prefix, &body = config_.tensor_body;
     static constexpr char kEnds[] = "embedding and head";
-    Linear(prefix + "model.embed_tokens", false, kEnds);
+    Linear(body + "embed_tokens", false, kEnds);
     if (!config_.tie_word_embeddings) Linear(prefix + "lm_head", config_.lm_head_bias, kEnds);
-    Norm(prefix + "model.norm");
+    Norm(body + "norm");
     for (int i = 0; i < config_.num_hidden_layers; ++i) {
-      const std::string layer = fmt::format("{}model.layers.{}.", prefix, i);
+      const std::string layer = fmt::format("{}layers.{}.", body, i);
       Norm(layer + "input_layernorm");
       Norm(layer + "post_attention_layernorm");
       Mixer(layer, config_.mixers[static_cast<size_t>(i)].kind);
@@ -93,7 +97,8 @@ class DecoderTensors {
     Linear(name + "o_proj", config_.attention_output_bias, kAttention);
   }
   void DeltaNet(const std::string& name) {
-    for (const char* part : {"in_proj_qkvz", "in_proj_ba", "out_proj"}) {
+    const bool separate = config_.delta_net.separate;
+    for (const char* part : separate ? absl::MakeConstSpan(kSeparateDelta) : kDelta) {
       Linear(name + part, false, kAttention);
     }
     for (const char* part : {"conv1d.weight", "A_log", "dt_bias", "norm.weight"}) {
@@ -123,7 +128,11 @@ std::string WhyLeftOut(const HfConfig& config, absl::string_view name) {
   if (!ours || !(absl::StartsWith(rest, "model.") || absl::StartsWith(rest, "lm_head."))) {
     return fmt::format("of another module, {}", Printable(name.substr(0, name.find('.'))));
   }
-  absl::ConsumePrefix(&rest, "model.");
+  if (absl::string_view of_body = name; absl::ConsumePrefix(&of_body, config.tensor_body)) {
+    rest = of_body;
+  } else {
+    absl::ConsumePrefix(&rest, "model.");
+  }
   const absl::string_view module = rest.substr(0, rest.find('.'));
   for (const char* other : kOtherModules) {
     if (module == other) return fmt::format("of another module, {}", other);

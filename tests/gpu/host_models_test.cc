@@ -30,6 +30,12 @@ TEST_CASE("deepseek_v2, with YaRN and groups of experts") {
 TEST_CASE("deepseek_v2 as V2-Lite is") { CheckParity("deepseek_v2_lite"); }
 TEST_CASE("deepseek_v3, with YaRN") { CheckParity("deepseek_v3"); }
 TEST_CASE("qwen3_next") { CheckParity("qwen3_next"); }
+TEST_CASE("qwen3_5_moe") { CheckParity("qwen3_5_moe"); }
+TEST_CASE("qwen3_vl_moe") { CheckParity("qwen3_vl_moe"); }
+TEST_CASE("glm4_moe_lite") { CheckParity("glm4_moe_lite"); }
+TEST_CASE("solar_open") { CheckParity("solar_open"); }
+TEST_CASE("hy_v3") { CheckParity("hy_v3"); }
+TEST_CASE("deepseek_v3_gptq") { CheckParity("deepseek_v3_gptq"); }
 TEST_CASE("llama4, with chunks, and a layer without RoPE") { CheckParity("llama4"); }
 
 /// Logits of one row a step behind a prompt of 5, of the first `batch` sequences side by side.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "host/blocks/matrix_part.h"
 #include "host/blocks/row_jobs.h"
 #include "util/status_macros.h"
 
@@ -72,13 +73,11 @@ absl::StatusOr<std::unique_ptr<Mixer>> GatedDeltaNet::Load(const Checkpoint& che
   net->values_ = d.value_heads * d.value_dim;
   net->channels_ = 2 * net->keys_ + net->values_;
   const std::string name = LayerPrefix(config, layer) + "linear_attn.";
-  const auto load = [&](const char* part, int64_t out, int64_t in) {
-    return Linear::Load(checkpoint, config.quantization, name + part, out, in, false);
-  };
   const int64_t hidden = config.hidden_size;
-  MOERT_ASSIGN_OR_RETURN(net->in_, load("in_proj_qkvz", 2 * net->keys_ + 2 * net->values_, hidden));
-  MOERT_ASSIGN_OR_RETURN(net->beta_decay_, load("in_proj_ba", 2 * d.value_heads, hidden));
-  MOERT_ASSIGN_OR_RETURN(net->out_, load("out_proj", hidden, net->values_));
+  MOERT_ASSIGN_OR_RETURN(
+      net->in_, Linear::Load(checkpoint, config.quantization, DeltaNetParts(d, name), hidden));
+  MOERT_ASSIGN_OR_RETURN(net->out_, Linear::Load(checkpoint, config.quantization, name + "out_proj",
+                                                 hidden, net->values_, false));
   MOERT_RETURN_IF_ERROR(net->LoadConstants(checkpoint, name, static_cast<float>(config.norm_eps)));
   return net;
 }
@@ -108,13 +107,9 @@ std::unique_ptr<LayerState> GatedDeltaNet::NewState(int64_t) const {
 void GatedDeltaNet::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x,
                             int64_t rows, float* out) {
   projected_.resize(rows * in_.out());
-  coefficients_.resize(rows * beta_decay_.out());
-  raw_.resize(rows * channels_);
   convolved_.resize(rows * channels_);
   mixed_.resize(rows * values_);
   in_.Forward(pool, x, rows, projected_.data());
-  beta_decay_.Forward(pool, x, rows, coefficients_.data());
-  ForEachRow(pool, groups, [&](const RowGroup& g, int64_t i) { Gather(g.first_row + i); });
   ForEachRow(pool, groups, [&](const RowGroup& g, int64_t i) { Convolve(g, i); });
   const auto heads = static_cast<int64_t>(sizes_.value_heads);
   pool->Run(static_cast<int64_t>(groups.size()) * heads, [&](int64_t index, int) {
@@ -126,25 +121,13 @@ void GatedDeltaNet::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups,
   out_.Forward(pool, mixed_.data(), rows, out);
 }
 
-void GatedDeltaNet::Gather(int64_t row) {
-  const int64_t value_part = per_key_ * sizes_.value_dim, key_dim = sizes_.key_dim;
-  const float* from = projected_.data() + row * in_.out();
-  float* const to = raw_.data() + row * channels_;
-  for (int64_t k = 0; k < sizes_.key_heads; ++k) {
-    std::copy_n(from, key_dim, to + k * key_dim);
-    std::copy_n(from + key_dim, key_dim, to + keys_ + k * key_dim);
-    std::copy_n(from + 2 * key_dim, value_part, to + 2 * keys_ + k * value_part);
-    from += 2 * key_dim + 2 * value_part;
-  }
-}
-
 void GatedDeltaNet::Convolve(const RowGroup& group, int64_t index) {
   const int64_t kernel = sizes_.kernel, row = group.first_row + index;
   float* const y = convolved_.data() + row * channels_;
   std::fill(y, y + channels_, 0.0f);
   for (int64_t t = 0; t < kernel; ++t) {
     const int64_t back = kernel - 1 - t;  // positions before this one
-    const float* input = raw_.data() + (row - back) * channels_;
+    const float* input = Projected(row - back);
     if (back > index) {
       if (group.sequence->length() == 0) continue;
       input = State(group)->history() + (kernel - 1 - (back - index)) * channels_;
@@ -166,7 +149,7 @@ void GatedDeltaNet::KeepHistory(const RowGroup& group) {
   float* to = State(group)->next_history();
   for (int64_t i = group.rows - kept; i < group.rows; ++i, to += channels_) {
     if (i >= 0) {
-      std::copy_n(raw_.data() + (group.first_row + i) * channels_, channels_, to);
+      std::copy_n(Projected(group.first_row + i), channels_, to);
     } else if (fresh) {
       std::fill_n(to, channels_, 0.0f);
     } else {
@@ -177,21 +160,20 @@ void GatedDeltaNet::KeepHistory(const RowGroup& group) {
 
 void GatedDeltaNet::Recur(const RowGroup& group, int head) {
   const int64_t key_dim = sizes_.key_dim, value_dim = sizes_.value_dim;
-  const int key_head = head / per_key_, within = head % per_key_;
+  const int key_head = head / per_key_;
   const float* from = State(group)->recurrent() + head * key_dim * value_dim;
   float* const to = State(group)->next_recurrent() + head * key_dim * value_dim;
   if (group.sequence->length() == 0) from = nullptr;
   std::vector<float> delta(value_dim);
   for (int64_t row = group.first_row; row < group.first_row + group.rows; ++row) {
     const float* y = convolved_.data() + row * channels_;
-    // By key head: the betas of its value heads, then their decays.
-    const float* c = coefficients_.data() + row * beta_decay_.out() + key_head * 2 * per_key_;
+    const float* betas = Projected(row) + channels_ + values_;
     Position p;
     p.query = y + key_head * key_dim;
     p.key = y + keys_ + key_head * key_dim;
     p.value = y + 2 * keys_ + head * value_dim;
-    p.beta = Sigmoid(c[within]);
-    p.decay = std::exp(-rate_[head] * Softplus(c[per_key_ + within] + dt_bias_[head]));
+    p.beta = Sigmoid(betas[head]);
+    p.decay = std::exp(-rate_[head] * Softplus(betas[sizes_.value_heads + head] + dt_bias_[head]));
     Update(p, key_dim, value_dim, from, to, delta.data(),
            mixed_.data() + row * values_ + head * value_dim);
     from = to;
@@ -199,12 +181,9 @@ void GatedDeltaNet::Recur(const RowGroup& group, int head) {
 }
 
 void GatedDeltaNet::Gate(int64_t row) {
-  const int64_t value_part = per_key_ * sizes_.value_dim;
   for (int head = 0; head < sizes_.value_heads; ++head) {
     float* const y = mixed_.data() + row * values_ + head * sizes_.value_dim;
-    const float* const gate = projected_.data() + row * in_.out() +
-                              (head / per_key_ + 1) * (2 * sizes_.key_dim + 2 * value_part) -
-                              value_part + head % per_key_ * sizes_.value_dim;
+    const float* const gate = Projected(row) + channels_ + head * sizes_.value_dim;
     norm_.Apply(y, y);
     for (int64_t j = 0; j < sizes_.value_dim; ++j) y[j] *= gate[j] * Sigmoid(gate[j]);
   }

@@ -1,5 +1,5 @@
-// Gated delta net (arXiv 2412.06464) as Qwen3-Next has it: a short convolution, then a matrix a
-// head that each position decays, corrects and reads.
+// Gated delta net (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it: a short convolution, then a
+// matrix a head that each position decays, corrects and reads.
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_GATED_DELTA_NET_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_GATED_DELTA_NET_H_
 
@@ -43,7 +43,7 @@ class GatedDeltaNet final : public Mixer {
 
   std::unique_ptr<LayerState> NewState(int64_t capacity) const override;
   void UseDevice(DeviceProducts* device) override {
-    for (Linear* linear : {&in_, &beta_decay_, &out_}) linear->UseDevice(device);
+    for (Linear* linear : {&in_, &out_}) linear->UseDevice(device);
   }
   void Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x, int64_t rows,
                float* out) override;
@@ -53,8 +53,7 @@ class GatedDeltaNet final : public Mixer {
   DeltaNetState* State(const RowGroup& group) const {
     return static_cast<DeltaNetState*>(group.sequence->layer(layer_));
   }
-  // A row of the convolution's input, gathered from what the projection interleaves by key head.
-  void Gather(int64_t row);
+  const float* Projected(int64_t row) const { return projected_.data() + row * in_.out(); }
   void Convolve(const RowGroup& group, int64_t index);
   void KeepHistory(const RowGroup& group);
   // Runs all rows of a group through one value head.
@@ -67,14 +66,14 @@ class GatedDeltaNet final : public Mixer {
   int64_t keys_ = 0;      // channels of all keys, and of all queries
   int64_t values_ = 0;    // of all values, and of their gates
   int64_t channels_ = 0;  // of the convolution: queries, keys, values
-  Linear in_, beta_decay_, out_;
+  Linear in_;             // the convolution's channels, gates, betas, decays
+  Linear out_;
   std::vector<float> convolution_;     // [kernel, channels]
   std::vector<float> rate_, dt_bias_;  // [value heads]
   Norm norm_;
-  AlignedVector<float> projected_;        // [rows, 2 keys_ + 2 values_]
-  AlignedVector<float> raw_, convolved_;  // [rows, channels_]
-  AlignedVector<float> coefficients_;     // [rows, 2 value heads]
-  AlignedVector<float> mixed_;            // [rows, values_]
+  AlignedVector<float> projected_;  // [rows, in_.out()]
+  AlignedVector<float> convolved_;  // [rows, channels_]
+  AlignedVector<float> mixed_;      // [rows, values_]
 };
 
 }  // namespace moert::host

@@ -41,30 +41,51 @@ void Linear::PackRow(int64_t row, const T* weights, AlignedVector<T>* packed) {
   for (int64_t k = 0; k < in_; ++k) panel[k * kPanelWidth] = weights[k];
 }
 
+template <typename T>
+absl::Status Linear::PackPart(const LinearWeight& weight, const MatrixPart& part, int64_t first,
+                              AlignedVector<T>* packed) {
+  const int64_t rows_at_once = std::max<int64_t>(1, (int64_t{1} << 20) / in_);
+  std::vector<T> rows;
+  for (int64_t row = 0; row < part.out; row += rows_at_once) {
+    const int64_t count = std::min(rows_at_once, part.out - row);
+    rows.resize(count * in_);
+    MOERT_RETURN_IF_ERROR(ReadRows(weight, part, in_, row, count, absl::MakeSpan(rows)));
+    for (int64_t r = 0; r < count; ++r) PackRow(first + row + r, &rows[r * in_], packed);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Linear> Linear::Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
                                     const std::string& name, int64_t out, int64_t in, bool bias) {
-  MOERT_ASSIGN_OR_RETURN(const LinearWeight weight,
-                         LinearWeight::Open(checkpoint, form, name, out, in));
-  Linear linear(out, in, weight.bf16());
-  const int64_t rows_at_once = std::max<int64_t>(1, (int64_t{1} << 20) / in);
-  std::vector<uint16_t> bf16;
-  std::vector<float> f32;
-  for (int64_t row = 0; row < out; row += rows_at_once) {
-    const int64_t rows = std::min(rows_at_once, out - row);
-    if (weight.bf16()) {
-      bf16.resize(rows * in);
-      MOERT_RETURN_IF_ERROR(weight.Read(row, absl::MakeSpan(bf16)));
-      for (int64_t r = 0; r < rows; ++r) linear.PackRow(row + r, &bf16[r * in], &linear.bf16_);
-    } else {
-      f32.resize(rows * in);
-      MOERT_RETURN_IF_ERROR(weight.Read(row, absl::MakeSpan(f32)));
-      for (int64_t r = 0; r < rows; ++r) linear.PackRow(row + r, &f32[r * in], &linear.f32_);
-    }
+  return Load(checkpoint, form, {{name, out, bias}}, in);
+}
+
+absl::StatusOr<Linear> Linear::Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
+                                    const std::vector<MatrixPart>& parts, int64_t in) {
+  int64_t out = 0;
+  bool bf16 = true;
+  std::vector<LinearWeight> weights;
+  std::vector<size_t> weight_of;
+  for (const MatrixPart& part : parts) {
+    out += part.out;
+    const bool opened = !weights.empty() && part.name == parts[weight_of.size() - 1].name;
+    weight_of.push_back(opened ? weights.size() - 1 : weights.size());
+    if (opened) continue;
+    MOERT_ASSIGN_OR_RETURN(LinearWeight weight,
+                           LinearWeight::Open(checkpoint, form, part.name, part.stored_rows(), in));
+    bf16 = bf16 && weight.bf16();
+    weights.push_back(std::move(weight));
   }
-  if (bias) {
-    MOERT_ASSIGN_OR_RETURN(const std::vector<float> b, checkpoint.ReadF32(name + ".bias", {out}));
-    linear.bias_.assign(linear.panels() * kPanelWidth, 0.0f);
-    std::copy(b.begin(), b.end(), linear.bias_.begin());
+  Linear linear(out, in, bf16);
+  int64_t first = 0;
+  for (size_t p = 0; p < parts.size(); first += parts[p++].out) {
+    MOERT_RETURN_IF_ERROR(
+        bf16 ? linear.PackPart(weights[weight_of[p]], parts[p], first, &linear.bf16_)
+             : linear.PackPart(weights[weight_of[p]], parts[p], first, &linear.f32_));
+    if (!parts[p].bias) continue;
+    MOERT_ASSIGN_OR_RETURN(const std::vector<float> bias, ReadBias(checkpoint, parts[p]));
+    linear.bias_.resize(linear.panels() * kPanelWidth);
+    std::copy(bias.begin(), bias.end(), linear.bias_.begin() + first);
   }
   return linear;
 }

@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "host/aligned.h"
+#include "host/blocks/matrix_part.h"
 #include "host/device_products.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/quantization_config.h"
@@ -25,6 +27,9 @@ class Linear {
   /// [out].
   static absl::StatusOr<Linear> Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
                                      const std::string& name, int64_t out, int64_t in, bool bias);
+  /// Of several tensors' rows, one part behind the other.
+  static absl::StatusOr<Linear> Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
+                                     const std::vector<MatrixPart>& parts, int64_t in);
   /// From fp32 weights [out, in] in memory, kept as fp32; `bias` null or [out].
   static Linear FromF32(const float* weights, int64_t out, int64_t in, const float* bias);
 
@@ -52,6 +57,9 @@ class Linear {
   bool ForwardOnDevice(ThreadPool* pool, const float* x, int64_t rows, float* y) const;
   template <typename T>
   void PackRow(int64_t row, const T* weights, AlignedVector<T>* packed);
+  template <typename T>
+  absl::Status PackPart(const LinearWeight& weight, const MatrixPart& part, int64_t first,
+                        AlignedVector<T>* packed);
 
   int64_t out_ = 0;
   int64_t in_ = 0;

@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<Mixer>> LoadMixer(const Checkpoint& checkpoint,
 }
 
 std::string LayerPrefix(const HfConfig& config, int layer) {
-  return fmt::format("{}model.layers.{}.", config.tensor_prefix, layer);
+  return fmt::format("{}layers.{}.", config.tensor_body, layer);
 }
 
 absl::Status CheckPanels(const char* field, int64_t value) {

@@ -16,16 +16,4 @@ std::vector<int64_t> RotationOrder(const RopeConfig& rope, int64_t head_dim) {
   return order;
 }
 
-std::vector<int64_t> RowsOfHeads(int heads, int64_t stride, int64_t first, int64_t count,
-                                 const std::vector<int64_t>& within) {
-  std::vector<int64_t> rows;
-  rows.reserve(static_cast<size_t>(heads * count));
-  for (int64_t h = 0; h < heads; ++h) {
-    for (int64_t i = 0; i < count; ++i) {
-      rows.push_back(h * stride + first + (within.empty() ? i : within[static_cast<size_t>(i)]));
-    }
-  }
-  return rows;
-}
-
 }  // namespace moert::host

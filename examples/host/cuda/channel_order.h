@@ -14,10 +14,6 @@ namespace moert::host {
 /// channels. Empty: as they are.
 std::vector<int64_t> RotationOrder(const RopeConfig& rope, int64_t head_dim);
 
-/// Rows h stride + first + within[i] of each of `heads` heads h. within: empty for 0 to count - 1.
-std::vector<int64_t> RowsOfHeads(int heads, int64_t stride, int64_t first, int64_t count,
-                                 const std::vector<int64_t>& within = {});
-
 }  // namespace moert::host
 
 #endif  // MOERT_EXAMPLES_HOST_CUDA_CHANNEL_ORDER_H_

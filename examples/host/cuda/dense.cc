@@ -20,34 +20,6 @@ absl::StatusOr<Buffer> ToDevice(const std::vector<float>& values) {
   return buffer;
 }
 
-namespace {
-
-/// Rows [first, first + count) of a part, one behind the other.
-absl::Status ReadRows(const LinearWeight& weight, const DeviceMatrix::Part& part, int64_t in,
-                      int64_t first, int64_t count, absl::Span<uint16_t> to) {
-  const auto row = [&](int64_t i) {
-    return part.order.empty() ? first + i : part.order[static_cast<size_t>(first + i)];
-  };
-  for (int64_t i = 0, together = 1; i < count; i += together, together = 1) {
-    while (i + together < count && row(i + together) == row(i) + together) ++together;
-    MOERT_RETURN_IF_ERROR(weight.Read(
-        row(i), to.subspan(static_cast<size_t>(i * in), static_cast<size_t>(together * in))));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<float>> ReadBias(const Checkpoint& checkpoint,
-                                            const DeviceMatrix::Part& part) {
-  const int64_t rows = part.order.empty() ? part.out : part.rows;
-  MOERT_ASSIGN_OR_RETURN(const auto all, checkpoint.ReadF32(part.name + ".bias", {rows}));
-  if (part.order.empty()) return all;
-  std::vector<float> bias;
-  for (const int64_t row : part.order) bias.push_back(all[static_cast<size_t>(row)]);
-  return bias;
-}
-
-}  // namespace
-
 absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
                                                 const QuantizationConfig& form,
                                                 const std::vector<Part>& parts, int64_t in) {
@@ -66,9 +38,9 @@ absl::StatusOr<DeviceMatrix> DeviceMatrix::Load(const Checkpoint& checkpoint,
   std::optional<LinearWeight> weight;
   std::string opened;
   for (const Part& part : parts) {
-    const int64_t stored = part.order.empty() ? part.out : part.rows;
     if (part.name != opened) {
-      MOERT_ASSIGN_OR_RETURN(weight, LinearWeight::Open(checkpoint, form, part.name, stored, in));
+      MOERT_ASSIGN_OR_RETURN(
+          weight, LinearWeight::Open(checkpoint, form, part.name, part.stored_rows(), in));
       opened = part.name;
     }
     for (int64_t row = 0; row < part.out; row += rows_at_once) {

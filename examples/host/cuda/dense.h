@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "host/blocks/matrix_part.h"
 #include "host/cuda/cublas.h"
 #include "host/cuda/few_rows_kernel.h"
 #include "moert/offline/checkpoint.h"
@@ -28,14 +29,8 @@ inline const float* Floats(const gpu::Buffer& buffer) {
 /// rounded to bf16.
 class DeviceMatrix {
  public:
-  struct Part {
-    std::string name;  // of the tensors NAME.weight [out, in] and NAME.bias [out]
-    int64_t out = 0;
-    bool bias = false;
-    /// Which of the tensor's `rows` rows these are, one after the other; empty: all of `out`.
-    std::vector<int64_t> order = {};
-    int64_t rows = 0;
-  };
+  using Part = MatrixPart;
+
   DeviceMatrix() = default;
   /// Weights are stored in `form`, or as floats.
   static absl::StatusOr<DeviceMatrix> Load(const Checkpoint& checkpoint,

@@ -39,19 +39,19 @@ absl::StatusOr<DeviceLayer> LoadLayer(const Checkpoint& checkpoint, const HfConf
 absl::StatusOr<DeviceWeights> DeviceWeights::Load(const Checkpoint& checkpoint,
                                                   const HfConfig& config) {
   DeviceWeights w;
-  const std::string& prefix = config.tensor_prefix;
+  const std::string &prefix = config.tensor_prefix, &body = config.tensor_body;
   MOERT_ASSIGN_OR_RETURN(
       w.embedding,
       DeviceMatrix::Load(checkpoint, config.quantization,
-                         {{prefix + "model.embed_tokens", config.vocab_size}}, config.hidden_size));
+                         {{body + "embed_tokens", config.vocab_size}}, config.hidden_size));
   if (!config.tie_word_embeddings) {
     MOERT_ASSIGN_OR_RETURN(
         w.head, DeviceMatrix::Load(checkpoint, config.quantization,
                                    {{prefix + "lm_head", config.vocab_size, config.lm_head_bias}},
                                    config.hidden_size));
   }
-  MOERT_ASSIGN_OR_RETURN(w.final_norm, DeviceNorm::Load(checkpoint, prefix + "model.norm",
-                                                        config.norm, config.hidden_size));
+  MOERT_ASSIGN_OR_RETURN(
+      w.final_norm, DeviceNorm::Load(checkpoint, body + "norm", config.norm, config.hidden_size));
   for (int i = 0; i < config.num_hidden_layers; ++i) {
     MOERT_ASSIGN_OR_RETURN(DeviceLayer layer, LoadLayer(checkpoint, config, i));
     w.layers.push_back(std::move(layer));

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/blocks/matrix_part.h"
 #include "host/blocks/mixer.h"
 #include "host/cuda/channel_order.h"
 #include "moert/offline/linear_weight.h"
@@ -186,24 +187,9 @@ absl::Status MixerWeights::LoadDeltaNet(const Checkpoint& checkpoint, const HfCo
                                         const std::string& name) {
   const DeltaNetConfig& d = config.delta_net;
   const DeltaWidths widths(d);
-  const int per_key = d.value_heads / d.key_heads;
-  // A key head's query, key, values and their gates stand together; so do its betas and decays.
-  const int64_t values = per_key * d.value_dim, stride = 2 * d.key_dim + 2 * values;
   const int64_t channels = widths.channels();
-  const auto part = [&](int64_t first, int64_t count) {
-    return Part{name + "in_proj_qkvz", d.key_heads * count, false,
-                RowsOfHeads(d.key_heads, stride, first, count), d.key_heads * stride};
-  };
-  const auto coefficients = [&](int64_t first) {
-    return Part{name + "in_proj_ba", d.value_heads, false,
-                RowsOfHeads(d.key_heads, 2 * per_key, first, per_key), 2 * d.value_heads};
-  };
-  MOERT_ASSIGN_OR_RETURN(
-      in, DeviceMatrix::Load(
-              checkpoint, config.quantization,
-              {part(0, d.key_dim), part(d.key_dim, d.key_dim), part(2 * d.key_dim, values),
-               part(2 * d.key_dim + values, values), coefficients(0), coefficients(per_key)},
-              config.hidden_size));
+  MOERT_ASSIGN_OR_RETURN(in, DeviceMatrix::Load(checkpoint, config.quantization,
+                                                DeltaNetParts(d, name), config.hidden_size));
   MOERT_ASSIGN_OR_RETURN(
       out, DeviceMatrix::Load(checkpoint, config.quantization,
                               {{name + "out_proj", config.hidden_size}}, widths.values));

@@ -48,6 +48,7 @@ struct DeltaNetConfig {
   int value_heads = 0;                 // a multiple of key_heads
   int64_t key_dim = 0, value_dim = 0;  // a head's
   int64_t kernel = 0;                  // positions that the convolution sees, its own included
+  bool separate = false;               // in_proj_qkv, _z, _b and _a, not in_proj_qkvz and _ba
 
   friend bool operator==(const DeltaNetConfig&, const DeltaNetConfig&) = default;
 };

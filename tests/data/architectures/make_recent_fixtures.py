@@ -10,6 +10,7 @@ names them, in bf16 (constants that are published in f32 in f32).
 """
 import json
 import os
+import re
 import sys
 import tempfile
 
@@ -17,10 +18,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config,
                           DeepseekV3ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM,
-                          Glm4MoeConfig, Glm4MoeForCausalLM, GptOssConfig, GptOssForCausalLM,
-                          HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM,
+                          Glm4MoeConfig, Glm4MoeForCausalLM, Glm4MoeLiteConfig,
+                          Glm4MoeLiteForCausalLM, GptOssConfig, GptOssForCausalLM,
+                          HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM, HYV3Config, HYV3ForCausalLM,
                           Llama4ForCausalLM, Llama4TextConfig, MiniMaxM2Config,
-                          MiniMaxM2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM)
+                          MiniMaxM2ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig,
+                          Qwen3NextConfig, Qwen3NextForCausalLM, Qwen3VLMoeConfig,
+                          Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeTextConfig,
+                          SolarOpenConfig, SolarOpenForCausalLM)
 
 import fixtures
 
@@ -152,8 +157,60 @@ def hunyuan_v1_moe():
         rope_scaling=dict(type="dynamic", alpha=1000.0, factor=1.0), rms_norm_eps=1e-5)
 
 
+def glm4_moe_lite():
+    return Glm4MoeLiteForCausalLM, Glm4MoeLiteConfig, dict(
+        BASE, **LATENT, model_type="glm4_moe_lite", architectures=["Glm4MoeLiteForCausalLM"],
+        q_lora_rank=24, intermediate_size=48, moe_intermediate_size=16, n_routed_experts=8,
+        n_shared_experts=1, num_experts_per_tok=3, first_k_dense_replace=1, n_group=1, topk_group=1,
+        topk_method="noaux_tc", routed_scaling_factor=1.8, norm_topk_prob=True, rms_norm_eps=1e-5,
+        rope_theta=1000000, rope_scaling=None, partial_rotary_factor=1.0, num_nextn_predict_layers=1)
+
+
+def hy_v3():
+    return HYV3ForCausalLM, HYV3Config, dict(
+        BASE, model_type="hy_v3", architectures=["HYV3ForCausalLM"], head_dim=32,
+        attention_bias=False, intermediate_size=48, moe_intermediate_size=16, num_experts=8,
+        num_experts_per_tok=3, num_shared_experts=1, first_k_dense_replace=1, route_norm=True,
+        router_scaling_factor=2.5, moe_router_use_sigmoid=True, moe_router_enable_expert_bias=True,
+        rms_norm_eps=1e-5, rope_parameters=dict(rope_type="default", rope_theta=11158840.0))
+
+
+def solar_open():
+    return SolarOpenForCausalLM, SolarOpenConfig, dict(
+        BASE, model_type="solar_open", architectures=["SolarOpenForCausalLM"], head_dim=16,
+        moe_intermediate_size=16, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=3,
+        n_group=1, topk_group=1, routed_scaling_factor=1.0, norm_topk_prob=True, rms_norm_eps=1e-5,
+        rope_theta=1000000, partial_rotary_factor=1.0)
+
+
+def qwen3_5_moe():
+    """The text half of a checkpoint for text and pictures, whose names lie below language_model."""
+    return Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, dict(
+        BASE, model_type="qwen3_5_moe_text", full_attention_interval=2, head_dim=32,
+        attention_bias=False, attn_output_gate=True, linear_conv_kernel_dim=4, linear_key_head_dim=8,
+        linear_value_head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4,
+        mamba_ssm_dtype="float32", moe_intermediate_size=16, shared_expert_intermediate_size=32,
+        num_experts=8, num_experts_per_tok=3, rms_norm_eps=1e-6,
+        rope_parameters=dict(rope_type="default", rope_theta=10000000, partial_rotary_factor=0.25,
+                             mrope_interleaved=True, mrope_section=[2, 1, 1]))
+
+
+def qwen3_vl_moe():
+    """The same; the reference is a model for pictures, too, that sees none."""
+    return Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeTextConfig, dict(
+        BASE, model_type="qwen3_vl_moe_text", head_dim=32, attention_bias=False,
+        decoder_sparse_step=1, mlp_only_layers=[], intermediate_size=48, moe_intermediate_size=16,
+        num_experts=8, num_experts_per_tok=3, norm_topk_prob=True, rms_norm_eps=1e-6,
+        rope_theta=5000000,
+        rope_scaling=dict(rope_type="default", mrope_interleaved=True, mrope_section=[8, 4, 4]))
+
+
 FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_gptq, glm4_moe, ernie4_5_moe,
-            minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4, hunyuan_v1_moe]
+            minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4, hunyuan_v1_moe, glm4_moe_lite,
+            hy_v3, solar_open, qwen3_5_moe, qwen3_vl_moe]
+NESTED = {"llama4": "Llama4ForConditionalGeneration",
+          "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+          "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration"}
 
 
 def scale_of(name, p, type_name, tied):
@@ -175,7 +232,7 @@ def scale_of(name, p, type_name, tied):
 
 def randomize(model, generator):
     """Everything rounded to bf16."""
-    around_zero = type(model).__name__.startswith("Qwen3Next")
+    around_zero = type(model).__name__.startswith(("Qwen3Next", "Qwen3_5Moe"))
     tensors = list(model.named_parameters()) + [
         (n, b) for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")]
     with torch.no_grad():
@@ -189,7 +246,7 @@ def randomize(model, generator):
             elif p.dim() == 1 and "e_score" not in name:
                 p.copy_(0.2 * noise)
             else:
-                scale = scale_of(name, p, type(model).__name__, model.config.tie_word_embeddings)
+                scale = scale_of(name, p, type(model).__name__, model.config.get_text_config().tie_word_embeddings)
                 p.copy_(scale * noise)
             p.copy_(p.to(torch.bfloat16).float())
 
@@ -290,6 +347,22 @@ def tipped(model, run):
     return count[0], result
 
 
+def nested(family, name):
+    """What a tensor of the text half is called in a published checkpoint."""
+    if family == "llama4":
+        return "language_model." + name
+    return re.sub(r"^model\.(language_model\.)?", "model.language_model.", name)
+
+
+def whole(config_class, config):
+    """The configuration of a model for pictures, too, as small as can be."""
+    if config_class is not Qwen3VLMoeTextConfig:
+        return config
+    vision = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=2, out_hidden_size=64,
+                  deepstack_visual_indexes=[0])
+    return Qwen3VLMoeConfig(text_config=config.to_dict(), vision_config=vision)
+
+
 def make(build):
     name, best = build.__name__, None
     for seed in fixtures.SEEDS:  # the seed whose routing is least a matter of rounding
@@ -297,6 +370,7 @@ def make(build):
         model_class, config_class, fields = build()
         config = config_class(**{k: v for k, v in fields.items()
                                  if k not in ("model_type", "quantization_config")})
+        config = whole(config_class, config)
         config._attn_implementation = "eager"
         config._experts_implementation = "eager"
         model = model_class(config).float().eval()
@@ -318,10 +392,9 @@ def make(build):
                if n + "_blocks" not in packed and n.replace(".weight", ".qweight") not in packed}
     if packed:
         written["quantization_config"] = fields["quantization_config"]
-    if name == "llama4":
-        fields = dict(model_type="llama4", architectures=["Llama4ForConditionalGeneration"],
-                      text_config=fields)
-        tensors = {"language_model." + n: t for n, t in tensors.items()}
+    if name in NESTED:
+        fields = dict(model_type=name, architectures=[NESTED[name]], text_config=fields)
+        tensors = {nested(name, n): t for n, t in tensors.items() if "visual." not in n}
     for path, content in (("config.json", fields), ("config.transformers5.json", written)):
         fixtures.write_json(os.path.join(folder, path), content)
     stored = {n: (t if n.endswith(PUBLISHED_F32) else t.to(torch.bfloat16)).contiguous()

@@ -137,7 +137,7 @@ TEST_CASE("experts of other modules are left out by name, and change nothing") {
   const EditCheckpoint original = test::ReadForEdit(ArchitectureDir(name));
   const HfConfig config = ConfigOf(ArchitectureDir(name));
   const std::string expert = FirstExpert(original);
-  const std::string prefix = config.tensor_prefix + "model.layers.";
+  const std::string prefix = config.tensor_body + "layers.";
   REQUIRE(expert.rfind(prefix, 0) == 0);
   const std::string within = expert.substr(expert.find('.', prefix.size()));
   EditTensor other = original.at(expert);

@@ -1,0 +1,58 @@
+// Matrices that are made of rows of several tensors, and which rows those are.
+#ifndef MOERT_EXAMPLES_HOST_BLOCKS_MATRIX_PART_H_
+#define MOERT_EXAMPLES_HOST_BLOCKS_MATRIX_PART_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
+#include "moert/offline/linear_weight.h"
+
+namespace moert::host {
+
+struct MatrixPart {
+  std::string name;  // of the tensors NAME.weight [out, in] and NAME.bias [out]
+  int64_t out = 0;
+  bool bias = false;
+  /// Which of the tensor's `rows` rows these are, one after the other; empty: all of `out`.
+  std::vector<int64_t> order = {};
+  int64_t rows = 0;
+
+  int64_t stored_rows() const { return order.empty() ? out : rows; }
+};
+
+/// Rows h stride + first + within[i] of each of `heads` heads h. within: empty for 0 to count - 1.
+std::vector<int64_t> RowsOfHeads(int heads, int64_t stride, int64_t first, int64_t count,
+                                 const std::vector<int64_t>& within = {});
+
+/// The input projection of a delta net, LAYER.linear_attn., in one order whatever the file has:
+/// queries, keys, values, gates of values, betas, decays, each by head.
+std::vector<MatrixPart> DeltaNetParts(const DeltaNetConfig& sizes, const std::string& name);
+
+/// Rows [first, first + count) of a part, one behind the other: bf16 bits, or floats.
+template <typename T>
+absl::Status ReadRows(const LinearWeight& weight, const MatrixPart& part, int64_t in, int64_t first,
+                      int64_t count, absl::Span<T> to) {
+  const auto row = [&](int64_t i) {
+    return part.order.empty() ? first + i : part.order[static_cast<size_t>(first + i)];
+  };
+  for (int64_t i = 0, together = 1; i < count; i += together, together = 1) {
+    while (i + together < count && row(i + together) == row(i) + together) ++together;
+    absl::Status status = weight.Read(
+        row(i), to.subspan(static_cast<size_t>(i * in), static_cast<size_t>(together * in)));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+/// Of a part that has one.
+absl::StatusOr<std::vector<float>> ReadBias(const Checkpoint& checkpoint, const MatrixPart& part);
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_BLOCKS_MATRIX_PART_H_
