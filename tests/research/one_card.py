@@ -8,11 +8,12 @@ CONTEXT = 4096
 EXPERT_BITS = {"mxfp4": 4.25, "w4a16_g128": 4.85}
 DENSE_BITS = {"mxfp4": 8.5, "w4a16_g128": 5.5}
 CARDS = [("8 GB", 8, 272), ("12 GB", 12, 504), ("16 GB", 16, 448), ("24 GB", 24, 936), ("32 GB", 32, 1792)]
-LINKS = [("PCIe 3", 12.5), ("PCIe 4", 25), ("PCIe 5", 50)]  # x16, GB/s of pinned copies
 MEMORIES = [("DDR4-3200", 51.2), ("DDR5-6000", 96)]  # two channels, GB/s at most
 MEMORY_SIZES = (32, 64, 128, 256)
 DEVICE_SHARE, MEMORY_SHARE = 0.6, 0.8  # of those rates that products of one token reach
-LAYER_S = 35e-6  # a layer's kernels beside their bytes, and one hand-over to the CPU
+# A layer of llama.cpp beside its bytes, what the plug-in adds, and what a layer of experts on the CPU adds: of the sitting
+# on an H200 (sitting-llama-cpp-decode.json), all experts on the GPU, and 25 %.
+LAYER_S, SHARED_S, CPU_LAYER_S = 75e-6, 40e-6, 110e-6
 RESERVE = 1  # GB of the card for workspaces and a screen
 
 
@@ -76,20 +77,22 @@ def stock(m, card, share, memory):
     layers = int(share * m["layers"])
     rest = 1 - layers / m["layers"]
     device = DEVICE_SHARE * card[2] * GB
-    seconds = (m["layers"] + m["layers"] - layers) * LAYER_S
+    seconds = m["layers"] * LAYER_S + (m["layers"] - layers) * CPU_LAYER_S
     seconds += (s["dense_token"] + s["token"] * (1 - rest)) / device + s["token"] * rest / (MEMORY_SHARE * memory * GB)
     return 1 / seconds
 
 
-def plug_in(m, card, share, link):
-    """Tokens a second with all experts in pinned RAM, as moert-run doctor reckons: every expert as likely as another, and
-    routing as skewed as the bundled model's, of which a cache of the share r misses (1 - r)^4."""
+def plug_in(m, card, share, memory):
+    """Tokens a second with all experts in pinned RAM. Link and CPU share what is missing, and read no faster together than
+    the memory gives. Every expert is as likely as another, or routing is as skewed as the bundled model's, of which a cache
+    of the share r misses (1 - r)^4."""
     s = sizes(m)
     device = DEVICE_SHARE * card[2] * GB
     rates = []
     for miss in (1 - share, (1 - share) ** 4):
         own = s["dense_token"] + s["token"] * (1 - miss)
-        rates.append(1 / (m["layers"] * LAYER_S + own / device + s["token"] * miss / (link * GB)))
+        missing = s["token"] * miss / (MEMORY_SHARE * memory * GB)
+        rates.append(1 / (m["layers"] * (LAYER_S + SHARED_S) + own / device + missing))
     return rates
 
 
@@ -121,14 +124,14 @@ def speed_table():
     def span(rates):
         low, high = map(text, rates)
         return low if low == high else f"{low}-{high}"
-    columns = [f"plug-in, {', '.join(name for name, _ in LINKS)}", f"stock, {', '.join(name for name, _ in MEMORIES)}"]
+    columns = [f"{who}, {', '.join(name for name, _ in MEMORIES)}" for who in ("plug-in", "stock")]
     lines = ["| model | card | " + " | ".join(columns) + " |", "|---|---|--:|--:|"]
     for m in models():
         for card in CARDS:
             share = room(m, card)
-            if share is None or share >= 1 or share < 0.04:  # a few experts are no cache
+            if share is None or share >= 1:
                 continue
-            ours = ", ".join(span(plug_in(m, card, share, link[1])) for link in LINKS)
+            ours = ", ".join(span(plug_in(m, card, share, memory[1])) for memory in MEMORIES)
             beside = ", ".join(text(stock(m, card, share, memory[1])) for memory in MEMORIES)
             lines.append(f"| {m['name']} | {card[0]} | {ours} | {beside} |")
     return "\n".join(lines)

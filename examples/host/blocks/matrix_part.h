@@ -50,7 +50,7 @@ absl::Status ReadRows(const LinearWeight& weight, const MatrixPart& part, int64_
   return absl::OkStatus();
 }
 
-/// Of a part that has one.
+/// The bias of a part that has one.
 absl::StatusOr<std::vector<float>> ReadBias(const Checkpoint& checkpoint, const MatrixPart& part);
 
 }  // namespace moert::host

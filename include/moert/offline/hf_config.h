@@ -69,8 +69,8 @@ struct HfConfig {
   Activation activation = Activation::kSilu;
   std::vector<bool> is_moe = {};  // by model layer
 
-  /// The beginning of the names of all tensors outside `names`, "" or "language_model."; of those of
-  /// embedding, layers and last norm; and the name of a layer's dense feed-forward block.
+  /// Names of tensors outside `names` begin with tensor_prefix, those of embedding, layers and last
+  /// norm with tensor_body. Then the name of a layer's dense feed-forward block.
   std::string tensor_prefix = {};
   std::string tensor_body = "model.";
   std::string dense_block = "mlp";
