@@ -53,13 +53,24 @@ absl::StatusOr<Promise> Accepted(const EngineOptions& options, const AutoKeys& k
                   keys.loss, PromiseName(*options.promise)));
 }
 
+StrategyChoice Resident(const Blueprint& all, const EngineOptions& options) {
+  return {all.strategy.spec,
+          fmt::format("all {} experts take {} of the budget of {}", all.plan.total_experts,
+                      BytesText(all.plan.own_bytes), BytesText(all.plan.budget_bytes)),
+          options.budget};
+}
+
 /// The outcome of `keys`; `calibration`: losses of versions, null: not known.
 absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOptions& options,
                                       const AutoKeys& keys, const Calibration* calibration) {
   const std::string scheme = keys.scheme.empty() ? "" : ":scheme=" + keys.scheme;
   // The strategy that needs least names errors that all of them share.
   MOERT_ASSIGN_OR_RETURN(const Promise accepted, Accepted(options, keys));
-  MOERT_ASSIGN_OR_RETURN(Blueprint cache, TryStrategy(source, options, "fate" + scheme));
+  auto tried = TryStrategy(source, options, "fate" + scheme);
+  const auto all = TryStrategy(source, options, "resident" + scheme);
+  // Few small experts may take less than what predicts and evicts.
+  if (!tried.ok() && all.ok()) return Resident(*all, options);
+  MOERT_ASSIGN_OR_RETURN(Blueprint cache, std::move(tried));
   const bool shares = accepted >= Promise::kFaithful && cache.backend->cpu_beside(source) &&
                       cache.plan.slots <= kMostSharing * cache.plan.total_experts;
   const std::string cached = WithCpu("fate" + scheme, shares, options);
@@ -70,22 +81,14 @@ absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOp
     MOERT_RETURN_IF_ERROR(CheckSameModel(keys.calibration, calibration->model, source.model()));
   }
   const bool known = calibration != nullptr && calibration->probe_tokens > 0;
-  const auto all = TryStrategy(source, options, "resident" + scheme);
-  if (all.ok() && (keys.loss == 0 || !known)) {
-    return StrategyChoice{
-        all->strategy.spec,
-        fmt::format("all {} experts take {} of the budget of {}", all->plan.total_experts,
-                    BytesText(all->plan.own_bytes), BytesText(all->plan.budget_bytes)),
-        options.budget};
-  }
+  if (all.ok() && (keys.loss == 0 || !known)) return Resident(*all, options);
   EngineOptions bytes = options;
   bytes.budget = Budget::Bytes(cache.plan.budget_bytes);
-  VersionOffers offers(source, bytes, keys.loss, known ? calibration : nullptr,
-                       [&](const std::string& spec) {
-                         const bool caches = absl::StartsWith(spec, "fate");
-                         return TryStrategy(source, bytes,
-                                            caches ? WithCpu(spec, shares, options) : spec);
-                       });
+  VersionOffers offers(
+      source, bytes, keys.loss, known ? calibration : nullptr, [&](const std::string& spec) {
+        const bool caches = absl::StartsWith(spec, "fate");
+        return TryStrategy(source, bytes, caches ? WithCpu(spec, shares, options) : spec);
+      });
   offers.AddExact(all.ok() ? *all : cache);
   if (keys.loss > 0) offers.AddLossy(cache.versions.front());
   StrategyChoice choice = offers.Take();

@@ -105,7 +105,7 @@ TEST_CASE("without a rate no speed is promised") {
 }
 
 TEST_CASE("what a publisher has quantized is never widened or rounded again") {
-  int fixtures = 0;
+  int fixtures = 0, mixed_fixtures = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator(SourceDir() + "/tests/data/quantized")) {
     if (!entry.is_directory()) continue;
@@ -127,10 +127,14 @@ TEST_CASE("what a publisher has quantized is never widened or rounded again") {
     const auto config = ReadModelFacts(dir.path(), 512);
     REQUIRE_OK(config.status());
     CHECK(config->kind == ModelKind::kConfig);
-    CHECK(config->schemes[0].scheme == facts->schemes[0].scheme);
-    CHECK(config->schemes[0].bytes == facts->schemes[0].bytes);
+    // Only the tensors say which experts are stored otherwise than most.
+    const bool mixed = facts->schemes[0].scheme == "stored";
+    CHECK((mixed || config->schemes[0].scheme == facts->schemes[0].scheme));
+    CHECK((mixed || config->schemes[0].bytes == facts->schemes[0].bytes));
+    mixed_fixtures += mixed;
   }
   CHECK(fixtures >= 12);
+  CHECK(mixed_fixtures == 2);
 }
 
 TEST_CASE("a GGUF: llama.cpp, with the plug-in where it does not fit") {
