@@ -158,7 +158,8 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
 absl::Status Checkpoint::OpenFile(const std::string& path, Env* env) {
   MOERT_ASSIGN_OR_RETURN(auto file, env->Open(path, FileAccess::kBuffered));
   MOERT_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(*file));
-  tensors_ = std::move(header.tensors);
+  for (TensorInfo& t : header.tensors) t.file = static_cast<int>(files_.size());
+  tensors_.insert(tensors_.end(), header.tensors.begin(), header.tensors.end());
   storage_.push_back(std::move(header.storage));
   files_.push_back(std::move(file));
   return absl::OkStatus();
@@ -207,16 +208,7 @@ absl::Status Checkpoint::OpenNumbered(const std::string& dir, Env* env) {
         "{}: no checkpoint here: neither model.safetensors nor model.safetensors.index.json{}", dir,
         OtherFiles(dir)));
   }
-  for (const std::string& name : shards) {
-    MOERT_ASSIGN_OR_RETURN(auto file, env->Open(dir + "/" + name, FileAccess::kBuffered));
-    MOERT_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(*file));
-    for (TensorInfo& t : header.tensors) {
-      t.file = static_cast<int>(files_.size());
-      tensors_.push_back(t);
-    }
-    storage_.push_back(std::move(header.storage));
-    files_.push_back(std::move(file));
-  }
+  for (const std::string& name : shards) MOERT_RETURN_IF_ERROR(OpenFile(dir + "/" + name, env));
   const std::vector<uint32_t> order = SortedByName(tensors_);
   for (size_t i = 1; i < order.size(); ++i) {
     const TensorInfo& t = tensors_[order[i]];
