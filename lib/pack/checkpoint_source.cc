@@ -46,9 +46,8 @@ class CheckpointSource final : public ExpertSource {
   int num_versions() const override { return 1; }
   absl::string_view version_name(int) const override { return version_.name; }
   const RecordLayout& layout(int layer, int expert, int) const override {
-    const auto l = static_cast<size_t>(layer), e = static_cast<size_t>(expert);
-    const int format = version_.assignment.empty() ? 0 : version_.assignment[l][e];
-    return layouts_[l][static_cast<size_t>(format)];
+    const auto format = static_cast<size_t>(version_.format_index(layer, expert));
+    return layouts_[static_cast<size_t>(layer)][format];
   }
   int64_t scratch_bytes() const override { return scratch_bytes_; }
 
@@ -102,10 +101,7 @@ PackVersion StoredVersion(const CheckpointExperts& experts) {
   for (int l = 0; l < model.num_layers(); ++l) {
     std::vector<int>& indices = version.assignment.emplace_back();
     for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
-      const ExpertFormat& format = experts.stored(l, e);
-      auto at = std::find(version.formats.begin(), version.formats.end(), format);
-      if (at == version.formats.end()) at = version.formats.insert(at, format);
-      indices.push_back(static_cast<int>(at - version.formats.begin()));
+      indices.push_back(version.AddFormat(experts.stored(l, e)));
     }
   }
   const bool mixed = version.formats.size() > 1 || !version.formats[0].uniform();

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "moert/expert_source.h"
 
 namespace moert::cli {
@@ -44,10 +42,7 @@ std::optional<PackVersion> MixedVersion(const std::string& model_dir) {
   for (int l = 0; l < model.num_layers(); ++l) {
     std::vector<int>& indices = version.assignment.emplace_back();
     for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
-      const ExpertFormat& format = (*source)->layout(l, e, 0).format;
-      auto at = std::find(version.formats.begin(), version.formats.end(), format);
-      if (at == version.formats.end()) at = version.formats.insert(at, format);
-      indices.push_back(static_cast<int>(at - version.formats.begin()));
+      indices.push_back(version.AddFormat((*source)->layout(l, e, 0).format));
     }
   }
   if (version.formats.size() < 2) return std::nullopt;

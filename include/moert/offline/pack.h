@@ -30,10 +30,19 @@ struct PackVersion {
   /// [MoE layer][expert] -> index into formats; empty: formats[0] everywhere.
   std::vector<std::vector<int>> assignment = {};
 
+  int format_index(int layer, int expert) const {
+    if (assignment.empty()) return 0;
+    return assignment[static_cast<size_t>(layer)][static_cast<size_t>(expert)];
+  }
   const ExpertFormat& format(int layer, int expert) const {
-    if (assignment.empty()) return formats[0];
-    return formats[static_cast<size_t>(
-        assignment[static_cast<size_t>(layer)][static_cast<size_t>(expert)])];
+    return formats[static_cast<size_t>(format_index(layer, expert))];
+  }
+  /// The index of a format, which joins the others if it is new.
+  int AddFormat(const ExpertFormat& format) {
+    size_t i = 0;
+    while (i < formats.size() && !(formats[i] == format)) ++i;
+    if (i == formats.size()) formats.push_back(format);
+    return static_cast<int>(i);
   }
   static PackVersion Uniform(const Scheme& s, bool hadamard = false) {
     return {s.Name(), {ExpertFormat::Uniform(s, hadamard)}, {}};
