@@ -9,19 +9,19 @@ import sys
 # Bottom first. Folders, then the public headers that declare what these folders (or hosts) define.
 LAYERS = [
     ("rules", ["lib/rules"], ""),
-    ("base", ["lib/base"], "env machine thread_pool default_thread_pool tensor allocator profile"),
+    ("base", ["lib/base"], "tools/env tools/machine thread_pool tensor allocator tools/profile"),
     ("quant", ["lib/quant"], "scheme"),
     ("model", ["lib/model"], "model"),
     ("kernels", ["kernels"], ""),
     ("gemm", ["lib/gemm"], "mixed_group_gemm"),
-    ("source", ["lib/source"], "expert_source host_source opaque_source pinned_source shared_records"),
+    ("source", ["lib/source"], "source/*"),
     ("checkpoint", ["lib/checkpoint"],
      "offline/attention_config offline/checkpoint offline/gguf offline/hf_config offline/linear_weight "
      "offline/quantization_config offline/rope_config offline/tensor_account offline/tensor_names"),
     ("pack", ["lib/pack"], "offline/calibration offline/pack offline/plan"),
-    ("policy", [], "policy promise rules trace"),  # what policies and sinks are asked and told
+    ("policy", [], "policy promise rules tools/trace"),  # what policies and sinks are asked and told
     ("trace", ["lib/trace"], ""),
-    ("transfer", ["lib/transfer"], "peer_tier"),
+    ("transfer", ["lib/transfer"], "parallel/peer_tier"),
     ("store", ["lib/store"], "expert_store"),
     ("route", ["lib/route"], "router"),
     ("plan", ["lib/plan"], "scheduler"),
@@ -30,10 +30,10 @@ LAYERS = [
     ("options", [], "options backend"),
     ("exec", ["lib/exec"], ""),
     ("offline", ["lib/offline"], "offline/*"),
-    ("engine", ["lib/engine"], "engine auto_strategy stats metrics shard"),
-    ("advise", ["lib/advise"], "prompt_rows version_choice warm_start"),
-    ("parallel", ["lib/parallel"], "collectives expert_parallel placement"),
-    ("replay", ["lib/replay"], "replay parallel_replay"),
+    ("engine", ["lib/engine"], "engine stats tools/auto_strategy tools/metrics parallel/shard"),
+    ("advise", ["lib/advise"], "tools/prompt_rows tools/version_choice tools/warm_start"),
+    ("parallel", ["lib/parallel"], "parallel/collectives parallel/expert_parallel parallel/placement"),
+    ("replay", ["lib/replay"], "tools/replay parallel/parallel_replay"),
     ("capi", ["capi"], ""),
 ]
 # These decide and keep accounts; the arithmetic of products is the business of lib/gemm and lib/exec.

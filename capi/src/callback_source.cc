@@ -6,7 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "guard.h"
-#include "moert/host_source.h"
+#include "moert/source/host_source.h"
 
 namespace moert::capi {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "moert.h"
-#include "moert/expert_source.h"
-#include "moert/host_source.h"
+#include "moert/source/expert_source.h"
+#include "moert/source/host_source.h"
 
 namespace moert::capi {
 

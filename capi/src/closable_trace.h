@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "base/mutex.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 namespace moert::capi {
 

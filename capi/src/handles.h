@@ -12,7 +12,7 @@
 #include "closable_trace.h"
 #include "moert.h"
 #include "moert/engine.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "policy_adapter.h"
 
 namespace moert::capi {

@@ -9,7 +9,7 @@
 #include "handles.h"
 #include "moert.h"
 #include "moert/tensor.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 namespace moert::capi {
 

@@ -5,6 +5,7 @@
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
+#include "moert/expert_store.h"
 #include "quant/packing.h"
 #include "record.h"
 #include "struct_io.h"

@@ -1,4 +1,4 @@
-#include "moert/metrics.h"
+#include "moert/tools/metrics.h"
 
 #include <cstring>
 #include <string>
@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "guard.h"
 #include "handles.h"
+#include "moert/parallel/peer_tier.h"
 #include "struct_io.h"
 
 namespace moert::capi {

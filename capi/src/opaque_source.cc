@@ -1,4 +1,4 @@
-#include "moert/opaque_source.h"
+#include "moert/source/opaque_source.h"
 
 #include <algorithm>
 #include <memory>

@@ -6,9 +6,9 @@
 #include "base/thread_pool.h"
 #include "guard.h"
 #include "moert/backend.h"
-#include "moert/machine.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/scheme.h"
+#include "moert/tools/machine.h"
 #include "struct_io.h"
 
 using namespace moert::capi;

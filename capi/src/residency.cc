@@ -3,6 +3,7 @@
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
+#include "moert/expert_store.h"
 
 using namespace moert::capi;
 

@@ -6,7 +6,7 @@
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
-#include "moert/shard.h"
+#include "moert/parallel/shard.h"
 #include "struct_io.h"
 
 namespace moert::capi {

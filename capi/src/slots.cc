@@ -5,7 +5,7 @@
 #include "guard.h"
 #include "handles.h"
 #include "layer_call.h"
-#include "moert/opaque_source.h"
+#include "moert/source/opaque_source.h"
 #include "struct_io.h"
 #include "tensor_span.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "moert.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 #include "services.h"
 
 namespace moert::capi {

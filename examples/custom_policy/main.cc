@@ -16,10 +16,12 @@
 #include "host/engine_runner.h"
 #include "host/model.h"
 #include "host/perplexity.h"
-#include "moert/default_thread_pool.h"
 #include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
+#include "moert/source/expert_source.h"
+#include "moert/strategy.h"
+#include "moert/thread_pool.h"
 #include "util/status_macros.h"
 
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "moert/engine.h"
-#include "moert/host_source.h"
+#include "moert/source/host_source.h"
 
 namespace {
 

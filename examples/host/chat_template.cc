@@ -10,7 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "host/tokenizer_json.h"
-#include "moert/env.h"
+#include "moert/tools/env.h"
 #include "util/json.h"
 #include "util/status_macros.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "moert/env.h"
+#include "moert/tools/env.h"
 #include "util/json.h"
 #include "util/status_macros.h"
 

@@ -6,7 +6,7 @@
 
 #include "host/tokenizer.h"
 #include "host/tokenizer_json.h"
-#include "moert/env.h"
+#include "moert/tools/env.h"
 #include "util/status_macros.h"
 
 namespace moert::host {

@@ -6,12 +6,12 @@
 #include <cstring>
 #include <vector>
 
-#include "moert/default_thread_pool.h"
 #include "moert/engine.h"
 #include "moert/expert_store.h"
 #include "moert/prefetcher.h"
 #include "moert/router.h"
 #include "moert/strategy.h"
+#include "moert/thread_pool.h"
 #include "tiny_model.h"
 
 namespace {

@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "moert/default_thread_pool.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/router.h"
 #include "moert/scheduler.h"
 #include "moert/strategy.h"
+#include "moert/thread_pool.h"
 #include "tiny_model.h"
 
 namespace {

@@ -3,13 +3,13 @@
 #include <vector>
 
 #include "moert/engine.h"
+#include "moert/source/expert_source.h"
 
 // Sends one token's hidden state through all MoE layers.
 absl::Status Run(const char* model_dir) {
   auto source = moert::OpenModel(model_dir, {});
   if (!source.ok()) return source.status();
-  auto engine =
-      moert::Engine::Create(*std::move(source), {.budget = moert::Budget::Fraction(0.25)});
+  auto engine = moert::Engine::Create(*std::move(source), {.budget = {.fraction = 0.25}});
   if (!engine.ok()) return engine.status();
   const moert::MoeModelSpec& model = (*engine)->model();
   const int64_t hidden = model.layers[0].hidden;

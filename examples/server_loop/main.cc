@@ -18,10 +18,11 @@
 #include <thread>
 
 #include "host/generate.h"
-#include "moert/default_thread_pool.h"
 #include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
+#include "moert/source/expert_source.h"
+#include "moert/thread_pool.h"
 #include "server_loop/server.h"
 #include "util/status_macros.h"
 

@@ -24,16 +24,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "moert/backend.h"
-#include "moert/expert_source.h"
-#include "moert/expert_store.h"
 #include "moert/options.h"
 #include "moert/policy.h"
 #include "moert/stats.h"
 #include "moert/tensor.h"
-#include "moert/trace.h"
 
 namespace moert {
+
+class ExpertSource;
+class Step;
+struct CallTimes;
+struct ExpertView;
+enum class Residency : uint8_t;
 
 /// The known part of a layer's output while its missing experts are still on their way.
 struct PartialOutput {
@@ -164,8 +166,8 @@ struct FetchInput {
   /// from pinned memory, and TakeCpuRows has to follow. Such a call of up to 32 rows does without a
   /// slot for every id: the CPU computes what finds none. Empty: every miss is brought.
   MatrixView cpu_rows = {};
-  /// Whether slot_ids receive, for pairs that the CPU has taken, a slot that can be read and that no
-  /// other pair of the token has, in place of -1: for kernels that compute every pair.
+  /// Whether slot_ids receive, for pairs that the CPU has taken, a slot that can be read and that
+  /// no other pair of the token has, in place of -1: for kernels that compute every pair.
   bool any_slot = false;
 };
 
@@ -189,8 +191,6 @@ struct SlotView {
   /// step. Stays for the engine's life.
   const int32_t* device_slot_of_expert = nullptr;
 };
-
-class Step;
 
 /// Demands of captured layer calls on a host (Engine::graph_needs).
 struct GraphNeeds {

@@ -23,12 +23,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "moert/allocator.h"
-#include "moert/expert_source.h"
 #include "moert/policy.h"
 #include "moert/scheme.h"
 
 namespace moert {
+
+class ExpertSource;
+class HostAllocator;
 
 /// An expert where it lies in the fast tier. Not to be written.
 struct ExpertView {

@@ -11,17 +11,18 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "moert/allocator.h"
 #include "moert/backend.h"
-#include "moert/mixed_group_gemm.h"
-#include "moert/peer_tier.h"
-#include "moert/profile.h"
 #include "moert/promise.h"
-#include "moert/strategy.h"
-#include "moert/thread_pool.h"
-#include "moert/trace.h"
+#include "moert/scheme.h"
+#include "moert/tools/profile.h"
 
 namespace moert {
+
+class HostAllocator;
+class PeerTier;
+class ThreadPool;
+class TraceSink;
+struct Strategy;
 
 enum class ClockKind : int32_t {
   kWall = 0,

@@ -26,8 +26,8 @@
 #include "absl/status/statusor.h"
 #include "moert/expert_store.h"
 #include "moert/policy.h"
-#include "moert/profile.h"
 #include "moert/router.h"
+#include "moert/tools/profile.h"
 
 namespace moert {
 

@@ -20,9 +20,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "moert/expert_source.h"
 #include "moert/model.h"
 #include "moert/policy.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 

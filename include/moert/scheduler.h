@@ -17,7 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "moert/policy.h"
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 
 namespace moert {
 

@@ -1,10 +1,13 @@
-// The threads that execute the CPU kernels. A host with a pool of its own puts it behind this.
+// The threads that execute the CPU kernels: a host's pool, or the library's own.
 #ifndef MOERT_THREAD_POOL_H_
 #define MOERT_THREAD_POOL_H_
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
 
 namespace moert {
 
@@ -23,6 +26,21 @@ class ThreadPool {
   /// done; what they wrote is then visible to the caller. Calls from several threads take turns.
   virtual void Run(int64_t num_jobs, Job job) = 0;
 };
+
+struct ThreadPoolOptions {
+  /// Threads that work, the caller of Run included; 0: one per usable CPU. 1 starts none.
+  int threads = 0;
+  /// How long an idle thread spins before it sleeps. Longer wakes faster between the layers of a
+  /// decode step and burns more CPU when idle. Not used when there are more threads than CPUs.
+  int spin_microseconds = 50;
+  /// Started thread i (1..threads-1) is pinned to cpus[i % size]; empty: not pinned. The caller's
+  /// own thread is never touched.
+  std::vector<int> cpus = {};
+};
+
+/// The library's own pool: fixed threads with work stealing. Run does not allocate. Destroy it from a thread that is not its own
+/// and when no Run is under way. Fails if a thread cannot be started or pinned.
+absl::StatusOr<std::unique_ptr<ThreadPool>> CreateThreadPool(const ThreadPoolOptions& options);
 
 }  // namespace moert
 

@@ -1,4 +1,4 @@
-#include "moert/auto_strategy.h"
+#include "moert/tools/auto_strategy.h"
 
 #include <utility>
 
@@ -10,9 +10,9 @@
 #include "base/status_macros.h"
 #include "engine/blueprint.h"
 #include "fmt/format.h"
-#include "moert/env.h"
 #include "moert/offline/calibration.h"
 #include "moert/strategy_params.h"
+#include "moert/tools/env.h"
 #include "strategies/routing_statistics.h"
 
 namespace moert {

@@ -3,7 +3,7 @@
 #define MOERT_LIB_ADVISE_EXPECTED_STEP_H_
 
 #include "engine/blueprint.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 

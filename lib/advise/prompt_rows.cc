@@ -1,4 +1,4 @@
-#include "moert/prompt_rows.h"
+#include "moert/tools/prompt_rows.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "moert/version_choice.h"
+#include "moert/tools/version_choice.h"
 
 #include <algorithm>
 #include <cmath>

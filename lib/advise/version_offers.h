@@ -11,11 +11,11 @@
 
 #include "absl/status/statusor.h"
 #include "engine/blueprint.h"
-#include "moert/auto_strategy.h"
-#include "moert/expert_source.h"
 #include "moert/offline/calibration.h"
 #include "moert/options.h"
-#include "moert/version_choice.h"
+#include "moert/source/expert_source.h"
+#include "moert/tools/auto_strategy.h"
+#include "moert/tools/version_choice.h"
 
 namespace moert {
 

@@ -1,4 +1,4 @@
-#include "moert/warm_start.h"
+#include "moert/tools/warm_start.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +12,7 @@
 #include "base/exception_status.h"
 #include "base/mutex.h"
 #include "fmt/format.h"
+#include "moert/expert_store.h"
 
 namespace moert {
 namespace {

@@ -6,8 +6,8 @@
 #include "base/printable.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "moert/env.h"
-#include "moert/profile.h"
+#include "moert/tools/env.h"
+#include "moert/tools/profile.h"
 
 namespace moert {
 namespace {

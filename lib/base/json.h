@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "moert/env.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

@@ -1,4 +1,4 @@
-#include "moert/machine.h"
+#include "moert/tools/machine.h"
 
 #include <sys/resource.h>
 

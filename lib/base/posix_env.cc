@@ -9,7 +9,7 @@
 
 #include "base/descriptor.h"
 #include "base/posix_error.h"
-#include "moert/env.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 namespace {

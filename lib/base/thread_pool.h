@@ -1,8 +1,8 @@
-// The built-in pool (moert/default_thread_pool.h).
+// The built-in pool (moert/thread_pool.h).
 #ifndef MOERT_LIB_BASE_THREAD_POOL_H_
 #define MOERT_LIB_BASE_THREAD_POOL_H_
 
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 
 namespace moert {
 

@@ -9,9 +9,9 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/quantized_weights.h"
 #include "checkpoint/tensor_claims.h"
-#include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 

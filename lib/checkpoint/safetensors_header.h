@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/env.h"
 #include "moert/offline/checkpoint.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

@@ -10,8 +10,8 @@
 #include "base/fmt_absl.h"
 #include "base/json_writer.h"
 #include "base/status_macros.h"
-#include "moert/env.h"
 #include "moert/scheme.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 namespace {

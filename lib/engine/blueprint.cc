@@ -13,7 +13,7 @@
 #include "engine/memory_plan.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
-#include "moert/auto_strategy.h"
+#include "moert/tools/auto_strategy.h"
 #include "prefetch/prefetch_rule.h"
 
 namespace moert {

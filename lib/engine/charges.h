@@ -12,7 +12,7 @@
 #include "exec/executor.h"
 #include "exec/model_constants.h"
 #include "moert/engine.h"
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 #include "store/versioned_store.h"
 
 namespace moert {

@@ -15,7 +15,7 @@
 #include "moert/policy.h"
 #include "moert/router.h"
 #include "moert/strategy.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 #include "plan/layer_planner.h"
 #include "prefetch/layer_prefetcher.h"
 #include "store/acquire.h"

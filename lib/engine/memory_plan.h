@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "moert/engine.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "moert/strategy.h"
 
 namespace moert {

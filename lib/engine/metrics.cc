@@ -1,5 +1,5 @@
 // The table of metrics, and the statistics as Prometheus text (exposition format 0.0.4).
-#include "moert/metrics.h"
+#include "moert/tools/metrics.h"
 
 #include <iterator>
 #include <string>

@@ -9,7 +9,7 @@
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "moert/shard.h"
+#include "moert/parallel/shard.h"
 
 namespace moert {
 namespace {

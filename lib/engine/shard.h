@@ -6,8 +6,8 @@
 
 #include "absl/status/statusor.h"
 #include "engine/blueprint.h"
-#include "moert/expert_source.h"
 #include "moert/options.h"
+#include "moert/source/expert_source.h"
 #include "source/shard_source.h"
 
 namespace moert {

@@ -12,7 +12,7 @@
 #include "engine/shard.h"
 #include "fmt/format.h"
 #include "model/check_layer.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "prefetch/prefetch_rule.h"
 
 namespace moert {
@@ -189,7 +189,8 @@ class ShardEngine final : public Engine {
 
 /// Where the library routes, it does so over all experts, as every shard of the model does.
 absl::Status ShardEngine::MakeRouter(EngineOptions* options) {
-  MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options->strategy, options->promise));
+  MOERT_ASSIGN_OR_RETURN(const Strategy strategy,
+                         MakeStrategy(options->strategy, options->promise));
   if (strategy.routing != nullptr) {
     return absl::InvalidArgumentError(
         fmt::format("strategy {}: its routing goes by what is resident here, which other shards do "

@@ -4,6 +4,7 @@
 
 #include "base/status_macros.h"
 #include "moert/engine.h"
+#include "moert/expert_store.h"
 
 namespace moert {
 namespace {

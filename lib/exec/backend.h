@@ -25,12 +25,12 @@
 #include "exec/executor.h"
 #include "exec/model_constants.h"
 #include "moert/backend.h"
-#include "moert/expert_source.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/options.h"
 #include "moert/policy.h"
-#include "moert/profile.h"
 #include "moert/router.h"
+#include "moert/source/expert_source.h"
+#include "moert/tools/profile.h"
 #include "store/block_pool.h"
 #include "transfer/transfer_queue.h"
 
@@ -54,7 +54,7 @@ struct ServedRules {
   double max_low_share = 0;
   double low_patience = 0;
   bool low_stands_by = false;
-  bool spares_low = false;  // see PlacementRule
+  bool spares_low = false;                 // see PlacementRule
   CpuBalance balance = CpuBalance::kNone;  // of what is left, with a CPU
 
   bool prefetch() const { return by_gate; }

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "moert/expert_source.h"
-#include "moert/machine.h"
+#include "moert/source/expert_source.h"
+#include "moert/tools/machine.h"
 
 namespace moert {
 

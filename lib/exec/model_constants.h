@@ -8,8 +8,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/aligned_array.h"
-#include "moert/expert_source.h"
 #include "moert/router.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 

@@ -9,7 +9,7 @@
 
 #include "base/checked_math.h"
 #include "base/status_macros.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "offline/expert_forward.h"
 #include "route/route_token.h"
 

@@ -14,7 +14,6 @@
 #include "base/json_writer.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
-#include "moert/default_thread_pool.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
 #include "moert/offline/plan.h"

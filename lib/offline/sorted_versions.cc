@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 
 namespace moert::offline {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/checkpoint_experts.h"
-#include "moert/expert_source.h"
 #include "moert/offline/pack.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 

@@ -1,5 +1,5 @@
-// Opening expert packs with a choice of how files are read. moert/expert_source.h has the usual
-// way.
+// Opening expert packs with a choice of how files are read. moert/source/expert_source.h has the
+// usual way.
 #ifndef MOERT_LIB_PACK_EXPERT_PACK_H_
 #define MOERT_LIB_PACK_EXPERT_PACK_H_
 
@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "moert/env.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

@@ -1,11 +1,11 @@
-// The cached bf16 pack of an HF checkpoint: OpenModel of moert/expert_source.h.
+// The cached bf16 pack of an HF checkpoint: OpenModel of moert/source/expert_source.h.
 #ifndef MOERT_LIB_PACK_MODEL_CACHE_H_
 #define MOERT_LIB_PACK_MODEL_CACHE_H_
 
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "moert/env.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

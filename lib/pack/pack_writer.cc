@@ -9,7 +9,7 @@
 #include "base/checked_math.h"
 #include "base/hash64.h"
 #include "base/status_macros.h"
-#include "moert/env.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 namespace {
@@ -155,8 +155,8 @@ size_t PackWriter::NumConstantTensors(int layers) const {
   for (int i = 0; i < layers; ++i) {
     const MoeLayerSpec& l = manifest_.model.layers[static_cast<size_t>(i)];
     const RoutingSpec& r = l.routing;
-    for (const bool has : {HasGate(l), r.selection_bias, l.shared_gate, r.logit_bias, r.expert_scales,
-                           r.hash_vocab > 0, l.shared_intermediate > 0}) {
+    for (const bool has : {HasGate(l), r.selection_bias, l.shared_gate, r.logit_bias,
+                           r.expert_scales, r.hash_vocab > 0, l.shared_intermediate > 0}) {
       count += has ? 1 : 0;
     }
   }

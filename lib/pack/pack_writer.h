@@ -13,7 +13,7 @@
 #include "absl/types/span.h"
 #include "base/file_writer.h"
 #include "checkpoint/safetensors_writer.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "pack/pack_manifest.h"
 #include "pack/partial_pack.h"
 

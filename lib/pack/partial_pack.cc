@@ -16,7 +16,7 @@
 #include "base/hash64.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
-#include "moert/env.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 namespace {

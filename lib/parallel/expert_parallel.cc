@@ -1,4 +1,4 @@
-#include "moert/expert_parallel.h"
+#include "moert/parallel/expert_parallel.h"
 
 #include <algorithm>
 #include <string>

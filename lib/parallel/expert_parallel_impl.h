@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "exec/step_fence.h"
-#include "moert/expert_parallel.h"
+#include "moert/parallel/expert_parallel.h"
 #include "parallel/placed_ids.h"
 #include "parallel/row_exchange.h"
 #include "parallel/token_exchange.h"

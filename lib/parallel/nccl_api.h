@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "moert/collectives.h"
+#include "moert/parallel/collectives.h"
 
 namespace moert {
 

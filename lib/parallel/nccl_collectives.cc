@@ -9,7 +9,7 @@
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "moert/collectives.h"
+#include "moert/parallel/collectives.h"
 #include "parallel/nccl_api.h"
 #include "parallel/nccl_communicator.h"
 

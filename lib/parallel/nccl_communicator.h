@@ -15,7 +15,7 @@
 #include "base/exception_status.h"
 #include "base/mutex.h"
 #include "fmt/format.h"
-#include "moert/collectives.h"
+#include "moert/parallel/collectives.h"
 #include "parallel/nccl_api.h"
 
 namespace moert {

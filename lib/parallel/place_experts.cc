@@ -8,8 +8,8 @@
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
-#include "moert/placement.h"
-#include "moert/shard.h"
+#include "moert/parallel/placement.h"
+#include "moert/parallel/shard.h"
 #include "parallel/layer_placement.h"
 
 namespace moert {

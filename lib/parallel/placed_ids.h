@@ -13,7 +13,7 @@
 #include "exec/owned_ids.h"
 #include "moert/engine.h"
 #include "moert/model.h"
-#include "moert/placement.h"
+#include "moert/parallel/placement.h"
 
 namespace moert {
 

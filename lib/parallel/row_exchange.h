@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "exec/row_kernels.h"
-#include "moert/collectives.h"
 #include "moert/engine.h"
 #include "moert/model.h"
+#include "moert/parallel/collectives.h"
 
 namespace moert {
 

@@ -13,7 +13,7 @@
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
-#include "moert/collectives.h"
+#include "moert/parallel/collectives.h"
 
 namespace moert {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "moert/collectives.h"
 #include "moert/model.h"
-#include "moert/placement.h"
+#include "moert/parallel/collectives.h"
+#include "moert/parallel/placement.h"
 #include "source/shard_source.h"
 
 namespace moert {

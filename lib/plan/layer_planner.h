@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "moert/policy.h"
-#include "moert/profile.h"
 #include "moert/router.h"
+#include "moert/tools/profile.h"
 #include "plan/low_answers.h"
 #include "plan/miss_placer.h"
 #include "store/versioned_store.h"

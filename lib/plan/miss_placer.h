@@ -10,8 +10,8 @@
 #include "absl/types/span.h"
 #include "base/ewma.h"
 #include "moert/policy.h"
-#include "moert/profile.h"
 #include "moert/scheduler.h"
+#include "moert/tools/profile.h"
 #include "plan/job_start.h"
 #include "rules/cpu_share.h"
 #include "store/lent_blocks.h"
@@ -58,8 +58,8 @@ class MissPlacer {
   SchedulerStats stats_;
   Ewma<running_mean::kCpuScale> cpu_scale_;  // measured over modelled
   JobStart job_start_;
-  bool cpu_passed_over_ = false;             // since it was measured
-  int64_t modelled_bytes_ = -1;              // that modelled_ is of
+  bool cpu_passed_over_ = false;  // since it was measured
+  int64_t modelled_bytes_ = -1;   // that modelled_ is of
   int64_t modelled_[kMostCpuTokens + 1] = {};
   std::vector<MissView> views_;  // scratch
 };

@@ -11,8 +11,8 @@
 #include "base/ewma.h"
 #include "moert/policy.h"
 #include "moert/prefetcher.h"
-#include "moert/profile.h"
 #include "moert/router.h"
+#include "moert/tools/profile.h"
 #include "store/versioned_store.h"
 
 namespace moert {

@@ -12,7 +12,7 @@
 
 #include "base/ewma.h"
 #include "moert/policy.h"
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 
 namespace moert {
 

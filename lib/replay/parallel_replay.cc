@@ -1,4 +1,4 @@
-#include "moert/parallel_replay.h"
+#include "moert/parallel/parallel_replay.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +10,8 @@
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "moert/engine.h"
-#include "moert/env.h"
-#include "moert/shard.h"
+#include "moert/parallel/shard.h"
+#include "moert/tools/env.h"
 #include "parallel/placed_ids.h"
 #include "replay/replay_loop.h"
 

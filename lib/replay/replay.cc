@@ -1,4 +1,4 @@
-#include "moert/replay.h"
+#include "moert/tools/replay.h"
 
 #include <algorithm>
 #include <optional>

@@ -7,8 +7,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "moert/engine.h"
-#include "moert/replay.h"
-#include "moert/trace.h"
+#include "moert/tools/replay.h"
+#include "moert/tools/trace.h"
 
 namespace moert {
 

@@ -1,5 +1,5 @@
 // Experts that have sizes and no bytes.
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 namespace moert {
 namespace {

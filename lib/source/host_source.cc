@@ -1,4 +1,4 @@
-#include "moert/host_source.h"
+#include "moert/source/host_source.h"
 
 #include <algorithm>
 #include <cstring>

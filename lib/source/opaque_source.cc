@@ -1,4 +1,4 @@
-#include "moert/opaque_source.h"
+#include "moert/source/opaque_source.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,7 +10,7 @@
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "moert/env.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 namespace {

@@ -9,8 +9,8 @@
 #include "base/pinned_memory.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "moert/default_thread_pool.h"
-#include "moert/pinned_source.h"
+#include "moert/source/pinned_source.h"
+#include "moert/thread_pool.h"
 
 namespace moert {
 

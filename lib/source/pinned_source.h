@@ -13,7 +13,7 @@
 
 #include "base/checked_math.h"
 #include "moert/allocator.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "moert/thread_pool.h"
 
 namespace moert {

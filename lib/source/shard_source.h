@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 

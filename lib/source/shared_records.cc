@@ -1,4 +1,4 @@
-#include "moert/shared_records.h"
+#include "moert/source/shared_records.h"
 
 #include <algorithm>
 #include <cctype>

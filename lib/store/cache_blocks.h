@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "store/block_pool.h"
 
 namespace moert {

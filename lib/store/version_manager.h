@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "moert/policy.h"
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 #include "store/versioned_store.h"
 
 namespace moert {

@@ -18,7 +18,8 @@ namespace moert {
 /// In the order of the documentation.
 std::vector<RegisteredStrategy> BuiltinStrategies();
 
-/// The meaning of `auto` where nobody knows the budget: the exact cache (moert/auto_strategy.h).
+/// The meaning of `auto` where nobody knows the budget: the exact cache
+/// (moert/tools/auto_strategy.h).
 absl::StatusOr<Strategy> BuildAuto(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildResident(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildOnDemand(const StrategyContext& context);

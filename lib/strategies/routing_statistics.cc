@@ -7,8 +7,8 @@
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
-#include "moert/env.h"
 #include "moert/offline/calibration.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/printable.h"
 #include "base/status_macros.h"
 #include "moert/offline/checkpoint.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 namespace moert {
 namespace {

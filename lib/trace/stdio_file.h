@@ -14,7 +14,7 @@
 #include "base/file_writer.h"
 #include "base/posix_error.h"
 #include "fmt/format.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 namespace moert {
 

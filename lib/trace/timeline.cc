@@ -5,7 +5,7 @@
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 #include "trace/stdio_file.h"
 
 namespace moert {

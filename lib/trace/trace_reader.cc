@@ -14,8 +14,8 @@
 #include "base/status_macros.h"
 #include "model/config_fields.h"
 #include "model/model_json.h"
-#include "moert/env.h"
-#include "moert/trace.h"
+#include "moert/tools/env.h"
+#include "moert/tools/trace.h"
 #include "trace/trace_format.h"
 
 namespace moert {

@@ -6,7 +6,7 @@
 #include "base/json_writer.h"
 #include "base/status_macros.h"
 #include "model/model_json.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 #include "trace/stdio_file.h"
 #include "trace/trace_format.h"
 

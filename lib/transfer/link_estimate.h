@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "base/ewma.h"
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 
 namespace moert {
 

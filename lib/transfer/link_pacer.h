@@ -9,7 +9,7 @@
 
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 
 namespace moert {
 

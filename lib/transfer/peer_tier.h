@@ -16,7 +16,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "base/mutex.h"
-#include "moert/peer_tier.h"
+#include "moert/parallel/peer_tier.h"
 
 namespace moert {
 

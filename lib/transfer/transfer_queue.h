@@ -20,9 +20,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "base/clock.h"
-#include "moert/expert_source.h"
 #include "moert/policy.h"
-#include "moert/profile.h"
+#include "moert/source/expert_source.h"
+#include "moert/tools/profile.h"
 #include "transfer/link_pacer.h"
 
 namespace moert {

@@ -1,7 +1,7 @@
 // Prints the metrics as docs/reference/metrics.md lists them.
 #include <cstdio>
 
-#include "moert/metrics.h"
+#include "moert/tools/metrics.h"
 
 int main() {
   std::printf("| name | type | what |\n|---|---|---|\n");

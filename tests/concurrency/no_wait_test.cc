@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "moert/engine.h"
 #include "moert/offline/calibration.h"
+#include "moert/tools/trace.h"
 #include "support/calibrations.h"
 #include "support/catch.h"
 #include "support/run_engine.h"

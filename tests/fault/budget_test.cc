@@ -10,6 +10,7 @@
 #include "fault/inject.h"
 #include "fmt/format.h"
 #include "moert/engine.h"
+#include "moert/source/expert_source.h"
 #include "support/catch.h"
 
 namespace moert {

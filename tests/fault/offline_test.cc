@@ -7,7 +7,6 @@
 #include "cli/pack/host_model.h"
 #include "fault/inject.h"
 #include "host/tokenizer.h"
-#include "moert/default_thread_pool.h"
 #include "moert/offline/allocate.h"
 #include "moert/offline/calibrate.h"
 #include "moert/offline/calibration.h"
@@ -16,8 +15,9 @@
 #include "moert/offline/quantize.h"
 #include "moert/offline/token_file.h"
 #include "moert/offline/versions_within.h"
-#include "moert/parallel_replay.h"
-#include "moert/replay.h"
+#include "moert/parallel/parallel_replay.h"
+#include "moert/thread_pool.h"
+#include "moert/tools/replay.h"
 #include "support/catch.h"
 #include "support/measured_calibration.h"
 #include "support/paths.h"
@@ -206,7 +206,8 @@ TEST_CASE("a tokenizer.json of too many values takes no more than its text") {
   const int64_t before = fault_live_bytes();
   const auto tokenizer = host::Tokenizer::Parse(text, "t");
   CHECK(tokenizer.status().code() == absl::StatusCode::kInvalidArgument);
-  CHECK_THAT(std::string(tokenizer.status().message()), Catch::Contains("more than 3000000 values"));
+  CHECK_THAT(std::string(tokenizer.status().message()),
+             Catch::Contains("more than 3000000 values"));
   CHECK(fault_peak_bytes() - before < 100'000);
 }
 

@@ -20,7 +20,7 @@
 #include <string>
 #include <utility>
 
-#include "moert/env.h"
+#include "moert/tools/env.h"
 #include "pack/sealed_json.h"
 
 #define FUZZ_REQUIRE(condition)                                                    \

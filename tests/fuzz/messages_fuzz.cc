@@ -8,8 +8,8 @@
 #include "moert/offline/hf_config.h"
 #include "moert/offline/plan.h"
 #include "moert/offline/token_file.h"
-#include "moert/profile.h"
-#include "moert/trace.h"
+#include "moert/tools/profile.h"
+#include "moert/tools/trace.h"
 #include "pack/pack_manifest.h"
 
 using namespace moert;

@@ -1,6 +1,6 @@
 // A hardware profile.
 #include "fuzz/fuzz.h"
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 
 using namespace moert;
 

@@ -1,6 +1,6 @@
 // A routing trace.
 #include "fuzz/fuzz.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 using namespace moert;
 

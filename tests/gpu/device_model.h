@@ -10,6 +10,7 @@
 #include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
+#include "moert/source/expert_source.h"
 #include "tests/support/architecture_fixture.h"
 #include "tests/support/catch.h"
 

@@ -1,7 +1,7 @@
 // Ranks that are threads of one process, a device each, over NCCL, give what one engine gives; one
 // that fails or does not come fails all, in time. Cases print their seconds; one that is not done
 // after 40 s ends the program and says where the ranks are.
-#include "moert/expert_parallel.h"
+#include "moert/parallel/expert_parallel.h"
 
 #include <dlfcn.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "mixed_source.h"
-#include "moert/pinned_source.h"
+#include "moert/source/pinned_source.h"
 #include "other_capture.h"
 #include "rank_run.h"
 

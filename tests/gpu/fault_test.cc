@@ -2,7 +2,7 @@
 // Engines whose misses the host brings; served_fault_test.cc has the others.
 #include "device_step.h"
 #include "fault_life.h"
-#include "moert/peer_tier.h"
+#include "moert/parallel/peer_tier.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"
 

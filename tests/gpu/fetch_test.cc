@@ -4,6 +4,7 @@
 #include <string>
 
 #include "device_step.h"
+#include "moert/expert_store.h"
 #include "opaque_device.h"
 #include "tests/support/synthetic_source.h"
 

@@ -9,7 +9,7 @@
 #include "device_array.h"
 #include "host/blocks/linear.h"
 #include "host/device_products.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "offline/sensitivity.h"
 
 namespace moert::test {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "device_array.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "offline/dense_lanes.h"
 #include "offline/expert_forward.h"
 #include "offline/gptq.h"

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "device_array.h"
-#include "moert/default_thread_pool.h"
 #include "moert/offline/calibration_model.h"
+#include "moert/thread_pool.h"
 #include "offline/dense_lanes.h"
 #include "offline/expert_mlp.h"
 

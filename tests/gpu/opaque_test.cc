@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "moert/expert_store.h"
 #include "opaque_device.h"
 #include "tests/support/temp_dir.h"
 

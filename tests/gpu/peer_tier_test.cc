@@ -1,12 +1,12 @@
 // Engines that copy from each other what they miss give what one alone gives: on one device, and on
 // two.
-#include "moert/peer_tier.h"
+#include "moert/parallel/peer_tier.h"
 
 #include <string>
 #include <vector>
 
 #include "device_step.h"
-#include "moert/pinned_source.h"
+#include "moert/source/pinned_source.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/shards.h"

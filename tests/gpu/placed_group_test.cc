@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "devices_needed.h"
-#include "moert/expert_parallel.h"
-#include "moert/peer_tier.h"
-#include "moert/pinned_source.h"
+#include "moert/parallel/expert_parallel.h"
+#include "moert/parallel/peer_tier.h"
+#include "moert/source/pinned_source.h"
 #include "rank_run.h"
 
 namespace moert::test {

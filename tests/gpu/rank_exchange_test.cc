@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "moert/expert_parallel.h"
+#include "moert/parallel/expert_parallel.h"
 #include "rank_run.h"
 
 namespace moert::test {

@@ -17,7 +17,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "device_array.h"
 #include "device_step.h"
-#include "moert/expert_parallel.h"
+#include "moert/parallel/expert_parallel.h"
 #include "shard_inputs.h"
 #include "tests/support/catch.h"
 #include "tests/support/ranks.h"

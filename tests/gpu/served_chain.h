@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "device_step.h"
+#include "moert/expert_store.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"

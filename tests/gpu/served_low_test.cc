@@ -4,6 +4,7 @@
 #include <random>
 
 #include "device_array.h"
+#include "moert/strategy.h"
 #include "served_chain.h"
 #include "tests/support/run_engine.h"
 
@@ -36,9 +37,10 @@ class RuleAlone final : public PlacementPolicy {
 
 /// Least recently used, nothing prefetched: eager and captured steps see the same experts.
 absl::StatusOr<Strategy> BuildLowByRule(const StrategyContext& context) {
-  auto graded = MakeStrategy(
-      "graded:lo=low,cpu=0,patience=4,alpha=" + context.params.Text("alpha", "0") + ",loss=" +
-      context.params.Text("loss", "0.1") + ",standby=" + context.params.Text("standby", "1"));
+  auto graded =
+      MakeStrategy("graded:lo=low,cpu=0,patience=4,alpha=" + context.params.Text("alpha", "0") +
+                   ",loss=" + context.params.Text("loss", "0.1") +
+                   ",standby=" + context.params.Text("standby", "1"));
   if (!graded.ok()) return graded.status();
   graded->prefetch = nullptr;
   graded->residency = nullptr;
@@ -126,8 +128,7 @@ TEST_CASE("captured steps answer low what eager ones do, and the bits are theirs
 
 TEST_CASE("a few steps that answer low, for the tools that watch every access") {
   const char* const alpha = GENERATE("0", "0.4");  // without the rule in front, and with it
-  Chain served(std::string("graded:lo=low,cpu=0,loss=0.3,alpha=") + alpha, 0.25,
-               TwoVersions());
+  Chain served(std::string("graded:lo=low,cpu=0,loss=0.3,alpha=") + alpha, 0.25, TwoVersions());
   const EngineStats stats = FewReplays(&served);
   CHECK(stats.low_answers > 0);
   CHECK(stats.worst_low_share <= 0.3 * (1 + 1e-6));
@@ -282,8 +283,7 @@ TEST_CASE("what was answered low is brought while nothing is predicted to be mis
 }
 
 TEST_CASE("no call waits, and a step is one graph launch") {
-  for (const char* strategy :
-       {"graded:lo=low,cpu=0", "graded:lo=low,cpu=0,alpha=0,standby=1"}) {
+  for (const char* strategy : {"graded:lo=low,cpu=0", "graded:lo=low,cpu=0,alpha=0,standby=1"}) {
     Chain served(strategy, 0.75, TwoVersions());
     HiddenProcess process(Shape().hidden, 3);
     for (const int64_t rows : {1, 8}) {

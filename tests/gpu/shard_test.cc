@@ -1,5 +1,5 @@
 // Outputs of shards on a device add up to the output of one engine.
-#include "moert/shard.h"
+#include "moert/parallel/shard.h"
 
 #include <algorithm>
 #include <cmath>

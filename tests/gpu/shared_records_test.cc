@@ -1,6 +1,6 @@
 // One copy of the records in memory that processes share: devices copy from it, each process has a
 // device of its own.
-#include "moert/shared_records.h"
+#include "moert/source/shared_records.h"
 
 #include <spawn.h>
 #include <sys/wait.h>

@@ -11,6 +11,7 @@
 #include "base/bf16.h"
 #include "host/blocks/rope.h"
 #include "host/engine_runner.h"
+#include "moert/source/expert_source.h"
 #include "support/architecture_fixture.h"
 #include "support/edit_checkpoint.h"
 #include "support/paths.h"

@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "moert/engine.h"
-#include "moert/expert_source.h"
+#include "moert/mixed_group_gemm.h"
 #include "moert/offline/checkpoint.h"
+#include "moert/source/expert_source.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 #include "support/tiny_model.h"

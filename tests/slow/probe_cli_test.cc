@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 #include "support/paths.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"

@@ -12,10 +12,11 @@
 
 #include "host/engine_runner.h"
 #include "host/model.h"
-#include "moert/default_thread_pool.h"
 #include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
+#include "moert/source/expert_source.h"
+#include "moert/thread_pool.h"
 #include "support/catch.h"
 #include "support/paths.h"
 

@@ -17,10 +17,10 @@
 #include "host/model.h"
 #include "host/perplexity.h"
 #include "moert/engine.h"
-#include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
-#include "moert/trace.h"
+#include "moert/source/expert_source.h"
+#include "moert/tools/trace.h"
 
 namespace moert::test {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "moert/env.h"
+#include "moert/tools/env.h"
 
 namespace moert::test {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert::test {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "moert/engine.h"
-#include "moert/opaque_source.h"
+#include "moert/source/opaque_source.h"
 
 namespace moert::test {
 

@@ -9,7 +9,7 @@
 
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "support/edit_checkpoint.h"
 #include "support/paths.h"
 #include "support/record_buffer.h"

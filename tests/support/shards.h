@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "moert/shard.h"
+#include "moert/parallel/shard.h"
 
 namespace moert::test {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "moert/engine.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
 

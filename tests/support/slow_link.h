@@ -2,7 +2,7 @@
 #ifndef MOERT_TESTS_SUPPORT_SLOW_LINK_H_
 #define MOERT_TESTS_SUPPORT_SLOW_LINK_H_
 
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 
 namespace moert::test {
 

@@ -7,10 +7,10 @@
 
 #include "checkpoint/checkpoint_experts.h"
 #include "fuzz/fuzz.h"
-#include "moert/expert_source.h"
 #include "moert/offline/calibration.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
+#include "moert/source/expert_source.h"
 
 namespace moert::test {
 

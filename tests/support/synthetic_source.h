@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fmt/format.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "quant/packing.h"
 
 namespace moert::test {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "moert/collectives.h"
 #include "moert/engine.h"
+#include "moert/parallel/collectives.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "moert/model.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 namespace moert::test {
 

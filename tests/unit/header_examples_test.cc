@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "moert.h"
-#include "moert/collectives.h"
 #include "moert/engine.h"
-#include "moert/expert_parallel.h"
 #include "moert/expert_store.h"
-#include "moert/opaque_source.h"
+#include "moert/parallel/collectives.h"
+#include "moert/parallel/expert_parallel.h"
 #include "moert/policy.h"
 #include "moert/prefetcher.h"
 #include "moert/rules.h"
+#include "moert/source/opaque_source.h"
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/ranks.h"

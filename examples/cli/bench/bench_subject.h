@@ -16,8 +16,8 @@
 #include "cli/workload/oracles.h"
 #include "cli/workload/recorded_gates.h"
 #include "cli/workload/shapes.h"
-#include "moert/expert_source.h"
-#include "moert/trace.h"
+#include "moert/source/expert_source.h"
+#include "moert/tools/trace.h"
 #include "nlohmann/json.hpp"
 
 namespace moert::cli {

@@ -23,8 +23,8 @@
 #include "cli/common/plot.h"
 #include "cli/common/report.h"
 #include "cli/probe/read_bandwidth.h"
-#include "moert/default_thread_pool.h"
 #include "moert/mixed_group_gemm.h"
+#include "moert/thread_pool.h"
 #include "util/aligned_buffer.h"
 #include "util/status_macros.h"
 

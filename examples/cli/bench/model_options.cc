@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "moert/strategy.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

@@ -13,8 +13,8 @@
 #include "cli/common/output.h"
 #include "cli/common/progress.h"
 #include "cli/common/report.h"
-#include "moert/default_thread_pool.h"
-#include "moert/profile.h"
+#include "moert/thread_pool.h"
+#include "moert/tools/profile.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

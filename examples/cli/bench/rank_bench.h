@@ -9,9 +9,9 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cli/bench/rank_host.h"
-#include "moert/expert_parallel.h"
-#include "moert/expert_source.h"
 #include "moert/options.h"
+#include "moert/parallel/expert_parallel.h"
+#include "moert/source/expert_source.h"
 
 namespace moert::cli {
 

@@ -12,8 +12,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "moert/collectives.h"
 #include "moert/engine.h"
+#include "moert/parallel/collectives.h"
 
 namespace moert::cli {
 

@@ -7,7 +7,7 @@
 
 #include "cli/bench/step_source.h"
 #include "cli/workload/workload.h"
-#include "moert/shard.h"
+#include "moert/parallel/shard.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

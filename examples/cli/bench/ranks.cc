@@ -14,8 +14,8 @@
 #include "cli/common/output.h"
 #include "cli/common/report.h"
 #include "cli/workload/synthetic_experts.h"
-#include "moert/peer_tier.h"
-#include "moert/shard.h"
+#include "moert/parallel/peer_tier.h"
+#include "moert/parallel/shard.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

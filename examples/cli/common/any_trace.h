@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 namespace moert::cli {
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "moert/env.h"
 #include "moert/offline/calibration.h"
 #include "moert/offline/versions_within.h"
 #include "moert/strategy.h"
+#include "moert/tools/env.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

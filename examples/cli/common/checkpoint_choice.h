@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/auto_strategy.h"
 #include "moert/offline/hf_config.h"
 #include "moert/offline/pack.h"
 #include "moert/offline/quantize.h"
 #include "moert/options.h"
+#include "moert/tools/auto_strategy.h"
 
 namespace moert::cli {
 

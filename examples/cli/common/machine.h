@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "moert/machine.h"
+#include "moert/tools/machine.h"
 
 namespace moert::cli {
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 
 namespace moert::cli {
 

@@ -11,8 +11,8 @@
 
 #include "cli/probe/parts.h"
 #include "cli/workload/shapes.h"
-#include "moert/default_thread_pool.h"
-#include "moert/env.h"
+#include "moert/thread_pool.h"
+#include "moert/tools/env.h"
 #include "util/aligned_buffer.h"
 #include "util/status_macros.h"
 

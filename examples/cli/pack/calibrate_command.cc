@@ -11,9 +11,9 @@
 #include "cli/common/report.h"
 #include "cli/pack/commands.h"
 #include "cli/pack/host_model.h"
-#include "moert/env.h"
 #include "moert/offline/calibrate.h"
 #include "moert/offline/calibration.h"
+#include "moert/tools/env.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

@@ -3,8 +3,8 @@
 #include "absl/strings/str_cat.h"
 #include "cli/common/budget_flag.h"
 #include "cli/common/checkpoint_choice.h"
-#include "moert/auto_strategy.h"
 #include "moert/engine.h"
+#include "moert/tools/auto_strategy.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

@@ -12,7 +12,7 @@
 #include "moert/model.h"
 #include "moert/offline/hf_config.h"
 #include "moert/offline/pack.h"
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 
 namespace moert::cli {
 

@@ -7,8 +7,8 @@
 #include "cli/common/progress.h"
 #include "cli/common/report.h"
 #include "cli/pack/commands.h"
-#include "moert/default_thread_pool.h"
 #include "moert/offline/pack.h"
+#include "moert/thread_pool.h"
 #include "util/bytes_text.h"
 #include "util/status_macros.h"
 

@@ -6,7 +6,7 @@
 
 #include "cli/common/report.h"
 #include "cli/probe/read_bandwidth.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

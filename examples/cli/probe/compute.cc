@@ -13,6 +13,7 @@
 #include "cli/workload/synthetic_experts.h"
 #include "moert/engine.h"
 #include "moert/mixed_group_gemm.h"
+#include "moert/tools/trace.h"
 #include "util/aligned_buffer.h"
 #include "util/rounding.h"
 #include "util/status_macros.h"

@@ -13,7 +13,7 @@
 
 #include "cli/probe/parts.h"
 #include "fmt/format.h"
-#include "moert/env.h"
+#include "moert/tools/env.h"
 #include "util/aligned_buffer.h"
 #include "util/file_writer.h"
 #include "util/status_macros.h"

@@ -9,7 +9,7 @@
 
 #include "cli/probe/parts.h"
 #include "cli/probe/read_bandwidth.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "util/aligned_buffer.h"
 #include "util/status_macros.h"
 

@@ -16,13 +16,13 @@
 #include "host/open_decoder.h"
 #include "host/utf8.h"
 #include "moert/backend.h"
-#include "moert/default_thread_pool.h"
-#include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/open_as.h"
 #include "moert/offline/tensor_account.h"
-#include "moert/prompt_rows.h"
+#include "moert/source/expert_source.h"
 #include "moert/strategy.h"
+#include "moert/thread_pool.h"
+#include "moert/tools/prompt_rows.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {

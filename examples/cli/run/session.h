@@ -13,7 +13,7 @@
 #include "moert/engine.h"
 #include "moert/offline/hf_config.h"
 #include "moert/thread_pool.h"
-#include "moert/warm_start.h"
+#include "moert/tools/warm_start.h"
 
 namespace moert::cli {
 

@@ -10,8 +10,8 @@
 #include "cli/common/machine.h"
 #include "cli/common/output.h"
 #include "cli/common/text_file.h"
-#include "moert/env.h"
 #include "moert/offline/calibration.h"
+#include "moert/tools/env.h"
 #include "util/json.h"
 #include "util/status_macros.h"
 

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "moert/model.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 namespace moert::cli {
 

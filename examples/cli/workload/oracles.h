@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 #include "nlohmann/json.hpp"
 
 namespace moert::cli {

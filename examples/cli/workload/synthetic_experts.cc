@@ -12,8 +12,8 @@
 
 #include "cli/workload/random_vectors.h"
 #include "fmt/format.h"
-#include "moert/default_thread_pool.h"
-#include "moert/env.h"
+#include "moert/thread_pool.h"
+#include "moert/tools/env.h"
 #include "util/aligned_buffer.h"
 #include "util/file_writer.h"
 #include "util/rounding.h"

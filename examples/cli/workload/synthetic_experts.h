@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "cli/workload/shapes.h"
 #include "cli/workload/workload.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 
 namespace moert::cli {
 

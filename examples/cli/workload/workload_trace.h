@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "cli/workload/shapes.h"
 #include "cli/workload/workload.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 namespace moert::cli {
 

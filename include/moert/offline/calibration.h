@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/env.h"
 #include "moert/model.h"
 #include "moert/scheme.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

@@ -14,8 +14,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "moert/env.h"
 #include "moert/tensor.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/env.h"
 #include "moert/scheme.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

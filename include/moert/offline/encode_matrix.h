@@ -1,5 +1,5 @@
 // One weight matrix to its place in a record and back, for hosts that hand over packed records
-// (WeightPart::kRecord of moert/host_source.h) or check what a scheme does to their weights.
+// (WeightPart::kRecord of moert/source/host_source.h) or check what a scheme does to their weights.
 #ifndef MOERT_OFFLINE_ENCODE_MATRIX_H_
 #define MOERT_OFFLINE_ENCODE_MATRIX_H_
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/env.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

@@ -8,12 +8,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/env.h"
 #include "moert/model.h"
 #include "moert/offline/attention_config.h"
 #include "moert/offline/quantization_config.h"
 #include "moert/offline/rope_config.h"
 #include "moert/offline/tensor_names.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

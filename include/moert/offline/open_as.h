@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/expert_source.h"
 #include "moert/offline/pack.h"
 #include "moert/offline/quantize.h"
 #include "moert/scheme.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 

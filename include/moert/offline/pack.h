@@ -1,5 +1,5 @@
 // Expert packs as files: what one holds, and whether every byte of it is intact. Experts are read
-// from a pack through OpenExpertPack (moert/expert_source.h) and written by RunQuantizeJob
+// from a pack through OpenExpertPack (moert/source/expert_source.h) and written by RunQuantizeJob
 // (moert/offline/quantize.h). docs/reference/pack.md describes the format.
 #ifndef MOERT_OFFLINE_PACK_H_
 #define MOERT_OFFLINE_PACK_H_
@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/env.h"
-#include "moert/expert_source.h"
 #include "moert/model.h"
 #include "moert/scheme.h"
+#include "moert/source/expert_source.h"
 #include "moert/thread_pool.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "moert/env.h"
 #include "moert/model.h"
 #include "moert/offline/pack.h"
+#include "moert/tools/env.h"
 
 namespace moert {
 

@@ -16,7 +16,7 @@
 #include "fmt/format.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route/route.h"
-#include "moert/machine.h"
+#include "moert/tools/machine.h"
 
 namespace moert {
 namespace cuda {

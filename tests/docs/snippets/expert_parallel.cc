@@ -1,5 +1,5 @@
 // docs/guide/expert-parallel.md: ExpertParallel.
-#include "moert/expert_parallel.h"
+#include "moert/parallel/expert_parallel.h"
 
 void Run(std::shared_ptr<const moert::ExpertSource> source, moert::EngineOptions options,
          const std::vector<moert::Shard>& shards, std::shared_ptr<moert::Collectives> group, int64_t rows,

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "moert/engine.h"
-#include "moert/opaque_source.h"
+#include "moert/source/opaque_source.h"
 #include "tests/support/opaque_fixture.h"
 #include "tests/support/synthetic_source.h"
 

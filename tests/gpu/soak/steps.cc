@@ -3,6 +3,7 @@
 #include <optional>
 #include <random>
 
+#include "moert/expert_store.h"
 #include "soak.h"
 #include "tests/support/relative_error.h"
 

@@ -1,9 +1,9 @@
 // Quantizes a checkpoint, verifies the pack and says what it holds.
 #include <cstdio>
 
-#include "moert/default_thread_pool.h"
 #include "moert/offline/pack.h"
 #include "moert/offline/quantize.h"
+#include "moert/thread_pool.h"
 
 int main(int argc, char** argv) {
   if (argc != 3) return 2;

@@ -1,5 +1,5 @@
 // Profiles: measured compute rates and what they cost.
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 #include "support/paths.h"
 #include "tests/support/catch.h"
 #include "tests/support/temp_dir.h"

@@ -9,7 +9,7 @@
 #include "host/tokenizer.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 #include "pack/pack_manifest.h"
 #include "support/catch.h"
 #include "support/paths.h"

@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "quant/packing.h"
 #include "support/catch.h"
 #include "support/quantized_fixture.h"

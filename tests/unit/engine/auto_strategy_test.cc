@@ -1,5 +1,5 @@
 // auto: what it chooses, and that it says why.
-#include "moert/auto_strategy.h"
+#include "moert/tools/auto_strategy.h"
 
 #include <algorithm>
 

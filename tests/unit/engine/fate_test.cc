@@ -5,7 +5,7 @@
 #include <random>
 
 #include "fmt/format.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"

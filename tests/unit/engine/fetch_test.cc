@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "moert/engine.h"
+#include "moert/source/expert_source.h"
+#include "moert/strategy.h"
 #include "support/catch.h"
 #include "support/opaque_fixture.h"
 #include "support/synthetic_source.h"

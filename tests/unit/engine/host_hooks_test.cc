@@ -7,7 +7,12 @@
 #include <numeric>
 #include <thread>
 
+#include "moert/allocator.h"
 #include "moert/engine.h"
+#include "moert/expert_store.h"
+#include "moert/strategy.h"
+#include "moert/thread_pool.h"
+#include "moert/source/expert_source.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"

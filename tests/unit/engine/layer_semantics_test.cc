@@ -9,7 +9,7 @@
 
 #include "kernels/reference/expert_mlp.h"
 #include "moert/engine.h"
-#include "moert/host_source.h"
+#include "moert/source/host_source.h"
 #include "support/catch.h"
 
 namespace moert {

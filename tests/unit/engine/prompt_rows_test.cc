@@ -1,5 +1,5 @@
 // Rows of a prompt's steps: more where transfers are not hidden, within the workspace's bound.
-#include "moert/prompt_rows.h"
+#include "moert/tools/prompt_rows.h"
 
 #include "absl/strings/match.h"
 #include "moert/engine.h"

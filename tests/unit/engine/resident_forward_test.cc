@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "moert/engine.h"
+#include "moert/expert_store.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"

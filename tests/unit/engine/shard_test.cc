@@ -1,5 +1,5 @@
 // Outputs of shards add up to the output of one engine.
-#include "moert/shard.h"
+#include "moert/parallel/shard.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "moert/engine.h"
+#include "moert/expert_store.h"
+#include "moert/source/expert_source.h"
 #include "support/catch.h"
 #include "support/expert_record.h"
 #include "support/shards.h"

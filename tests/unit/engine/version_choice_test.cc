@@ -1,5 +1,5 @@
 // The predicted losses of versions, and the one that is taken within an accepted loss.
-#include "moert/version_choice.h"
+#include "moert/tools/version_choice.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,9 +7,9 @@
 
 #include "absl/strings/match.h"
 #include "fmt/format.h"
-#include "moert/auto_strategy.h"
 #include "moert/engine.h"
 #include "moert/offline/pack.h"
+#include "moert/tools/auto_strategy.h"
 #include "support/catch.h"
 #include "support/temp_dir.h"
 

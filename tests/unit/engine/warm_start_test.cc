@@ -1,12 +1,13 @@
 // The fast tier fills by itself after opening: the most popular experts first, free places only,
 // never ahead of what a step needs.
-#include "moert/warm_start.h"
+#include "moert/tools/warm_start.h"
 
 #include <chrono>
 #include <random>
 #include <thread>
 
-#include "moert/trace.h"
+#include "moert/expert_store.h"
+#include "moert/tools/trace.h"
 #include "tests/support/catch.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/synthetic_source.h"

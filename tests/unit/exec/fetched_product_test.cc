@@ -13,7 +13,7 @@
 
 #include "base/spin.h"
 #include "exec/cuda/compute_fence.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "support/catch.h"
 #include "support/opaque_fixture.h"
 #include "support/synthetic_source.h"

@@ -12,7 +12,7 @@
 
 #include "base/spin.h"
 #include "exec/cuda/compute_fence.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 

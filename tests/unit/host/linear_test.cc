@@ -13,7 +13,7 @@
 
 #include "host/blocks/panel_gemm.h"
 #include "host/blocks/rope.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "support/catch.h"
 
 namespace moert::host {

@@ -14,7 +14,7 @@
 #include "kernels/cuda/offline/dense_product.h"
 #include "kernels/cuda/offline/expert_changes.h"
 #include "late_runtime.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "route/grouping.h"
 #include "support/catch.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/pack/host_model.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
 #include "offline/expert_quantizer.h"
 #include "offline/moe_block.h"

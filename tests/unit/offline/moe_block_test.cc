@@ -8,7 +8,7 @@
 
 #include "cli/pack/host_model.h"
 #include "idle_device.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
 #include "offline/expert_forward.h"
 #include "support/catch.h"

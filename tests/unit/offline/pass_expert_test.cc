@@ -9,7 +9,7 @@
 
 #include "cli/pack/host_model.h"
 #include "idle_device.h"
-#include "moert/default_thread_pool.h"
+#include "moert/thread_pool.h"
 #include "offline/expert_quantizer.h"
 #include "support/catch.h"
 

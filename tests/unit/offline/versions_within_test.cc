@@ -6,7 +6,7 @@
 #include <set>
 
 #include "moert/offline/pack.h"
-#include "moert/version_choice.h"
+#include "moert/tools/version_choice.h"
 #include "support/catch.h"
 #include "support/measured_calibration.h"
 

@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "base/bf16.h"
-#include "moert/expert_source.h"
 #include "moert/offline/checkpoint.h"
+#include "moert/source/expert_source.h"
 #include "quant/packing.h"
 #include "support/catch.h"
 #include "support/paths.h"

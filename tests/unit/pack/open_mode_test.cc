@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/temp_dir.h"

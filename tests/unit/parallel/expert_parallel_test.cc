@@ -1,5 +1,5 @@
 // Ranks that are threads give what one engine gives; one that fails or does not come fails all.
-#include "moert/expert_parallel.h"
+#include "moert/parallel/expert_parallel.h"
 
 #include <algorithm>
 #include <chrono>

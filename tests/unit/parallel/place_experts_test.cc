@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "moert/shard.h"
+#include "moert/parallel/shard.h"
 #include "support/catch.h"
 #include "support/layers_alike.h"
 

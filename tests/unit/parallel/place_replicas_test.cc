@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "moert/placement.h"
-#include "moert/shard.h"
+#include "moert/parallel/placement.h"
+#include "moert/parallel/shard.h"
 #include "support/catch.h"
 #include "support/layers_alike.h"
 

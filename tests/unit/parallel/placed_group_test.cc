@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "moert/expert_parallel.h"
+#include "moert/parallel/expert_parallel.h"
 #include "support/catch.h"
 #include "support/ranks.h"
 #include "support/synthetic_source.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "moert/expert_parallel.h"
+#include "moert/parallel/expert_parallel.h"
 #include "support/catch.h"
 #include "support/ranks.h"
 #include "support/shards.h"

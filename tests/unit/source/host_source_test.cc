@@ -1,5 +1,5 @@
 // A host source packs what it is given row by row exactly as the whole matrix would be packed.
-#include "moert/host_source.h"
+#include "moert/source/host_source.h"
 
 #include <atomic>
 #include <cstring>

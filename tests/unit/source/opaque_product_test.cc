@@ -5,8 +5,8 @@
 
 #include "capi/include/moert.h"
 #include "capi/src/handles.h"
-#include "moert/default_thread_pool.h"
-#include "moert/opaque_source.h"
+#include "moert/source/opaque_source.h"
+#include "moert/thread_pool.h"
 #include "tests/support/catch.h"
 #include "tests/support/opaque_fixture.h"
 

@@ -1,12 +1,12 @@
 // Records are read once, into memory of the host's, and found there by whoever asks.
-#include "moert/pinned_source.h"
+#include "moert/source/pinned_source.h"
 
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "moert/opaque_source.h"
+#include "moert/source/opaque_source.h"
 #include "source/shard_source.h"
 #include "support/catch.h"
 #include "support/opaque_fixture.h"

@@ -1,6 +1,6 @@
 // Processes that share one copy of the records: one reads, others wait, another takes over from one
 // that dies, and nothing is left behind.
-#include "moert/shared_records.h"
+#include "moert/source/shared_records.h"
 
 #include <dirent.h>
 #include <fcntl.h>

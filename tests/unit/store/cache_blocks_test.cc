@@ -3,7 +3,7 @@
 
 #include "moert/engine.h"
 #include "moert/expert_store.h"
-#include "moert/opaque_source.h"
+#include "moert/source/opaque_source.h"
 #include "support/catch.h"
 
 namespace moert {

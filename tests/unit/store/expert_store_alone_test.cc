@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "moert/expert_store.h"
+#include "moert/source/expert_source.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 

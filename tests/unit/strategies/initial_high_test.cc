@@ -1,6 +1,7 @@
 // Sets of experts that are high from the start: given in a spec, or by the frequencies of a
 // calibration file.
 #include "moert/engine.h"
+#include "moert/expert_store.h"
 #include "moert/offline/calibration.h"
 #include "support/calibrations.h"
 #include "support/catch.h"

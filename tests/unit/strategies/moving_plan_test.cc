@@ -9,6 +9,7 @@
 
 #include "moert/engine.h"
 #include "moert/offline/calibration.h"
+#include "moert/strategy.h"
 #include "strategies/rung_choice.h"
 #include "support/calibrations.h"
 #include "support/catch.h"

@@ -2,8 +2,8 @@
 // one, and rules that are out of range are refused.
 #include "examples/own_rules/host_fate.h"
 #include "moert/engine.h"
-#include "moert/replay.h"
-#include "moert/trace.h"
+#include "moert/tools/replay.h"
+#include "moert/tools/trace.h"
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/tiny_trace.h"

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "moert/engine.h"
+#include "moert/expert_store.h"
 #include "moert/offline/calibration.h"
 #include "support/calibrations.h"
 #include "support/catch.h"

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "moert/engine.h"
-#include "moert/replay.h"
 #include "moert/strategy.h"
-#include "moert/trace.h"
+#include "moert/tools/replay.h"
+#include "moert/tools/trace.h"
 #include "prefetch/prefetch_rule.h"
 #include "support/catch.h"
 #include "support/run_engine.h"

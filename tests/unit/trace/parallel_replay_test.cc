@@ -1,13 +1,13 @@
 // Several simulated GPUs: one is the plain replay; more have shorter layers, pay for exchanges, and
 // compute every expert once.
-#include "moert/parallel_replay.h"
+#include "moert/parallel/parallel_replay.h"
 
 #include <algorithm>
 #include <functional>
 #include <numeric>
 
 #include "moert/engine.h"
-#include "moert/shard.h"
+#include "moert/parallel/shard.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"

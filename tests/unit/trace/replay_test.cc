@@ -1,11 +1,11 @@
 // A replay takes the decisions of the run that was recorded, at the same logical times.
-#include "moert/replay.h"
+#include "moert/tools/replay.h"
 
 #include <cstring>
 #include <map>
 #include <string>
 
-#include "moert/metrics.h"
+#include "moert/tools/metrics.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"

@@ -4,7 +4,7 @@
 
 #include "base/bf16.h"
 #include "base/hash64.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 #include "support/catch.h"
 #include "support/paths.h"
 #include "support/run_engine.h"

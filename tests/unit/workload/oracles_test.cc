@@ -8,7 +8,7 @@
 
 #include "cli/workload/workload_trace.h"
 #include "moert/engine.h"
-#include "moert/replay.h"
+#include "moert/tools/replay.h"
 #include "tests/support/catch.h"
 
 namespace moert::cli {

@@ -14,7 +14,7 @@
 #include "exec/cuda/memory/device_transfers.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/model.h"
-#include "moert/profile.h"
+#include "moert/tools/profile.h"
 
 namespace moert::cuda {
 

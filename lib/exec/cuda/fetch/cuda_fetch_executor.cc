@@ -7,7 +7,7 @@
 #include "base/spin.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "moert/machine.h"
+#include "moert/tools/machine.h"
 
 namespace moert::cuda {
 namespace {

@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "exec/cuda/cache/answered_jobs.h"
 #include "exec/cuda/memory/device_transfers.h"
-#include "moert/opaque_source.h"
-#include "moert/profile.h"
+#include "moert/source/opaque_source.h"
+#include "moert/tools/profile.h"
 
 namespace moert::cuda {
 

@@ -6,8 +6,8 @@
 #include "absl/types/span.h"
 #include "exec/cuda/products/prompt_plan.h"
 #include "kernels/cuda/device_types.h"
-#include "moert/expert_source.h"
 #include "moert/scheme.h"
+#include "moert/source/expert_source.h"
 
 namespace moert::cuda {
 

@@ -13,7 +13,7 @@
 #include "exec/cuda/compute_fence.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/memory/peer_link.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 #include "moert/thread_pool.h"
 #include "transfer/link_pacer.h"
 #include "transfer/transfer_queue.h"

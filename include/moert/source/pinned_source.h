@@ -1,8 +1,8 @@
 // One copy of the experts in host memory for all GPUs of a process: a source whose records lie in
 // page-locked memory, from which every engine over it copies, whatever its device, each over its
 // device's own link.
-#ifndef MOERT_PINNED_SOURCE_H_
-#define MOERT_PINNED_SOURCE_H_
+#ifndef MOERT_SOURCE_PINNED_SOURCE_H_
+#define MOERT_SOURCE_PINNED_SOURCE_H_
 
 #include <cstdint>
 #include <functional>
@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "moert/allocator.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 
@@ -36,4 +36,4 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> PinRecords(
 
 }  // namespace moert
 
-#endif  // MOERT_PINNED_SOURCE_H_
+#endif  // MOERT_SOURCE_PINNED_SOURCE_H_

@@ -1,6 +1,6 @@
 // The numbers of EngineStats under stable names, for hosts that report them.
-#ifndef MOERT_METRICS_H_
-#define MOERT_METRICS_H_
+#ifndef MOERT_TOOLS_METRICS_H_
+#define MOERT_TOOLS_METRICS_H_
 
 #include "absl/functional/function_ref.h"
 #include "moert/stats.h"
@@ -20,4 +20,4 @@ void VisitMetrics(const EngineStats& stats, absl::FunctionRef<void(const Metric&
 
 }  // namespace moert
 
-#endif  // MOERT_METRICS_H_
+#endif  // MOERT_TOOLS_METRICS_H_

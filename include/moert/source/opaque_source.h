@@ -8,8 +8,8 @@
 //   auto source = MakeOpaqueSource("model.gguf", model, std::move(weights));
 //
 // A record holds its parts one behind the other; layers may differ in their sizes.
-#ifndef MOERT_OPAQUE_SOURCE_H_
-#define MOERT_OPAQUE_SOURCE_H_
+#ifndef MOERT_SOURCE_OPAQUE_SOURCE_H_
+#define MOERT_SOURCE_OPAQUE_SOURCE_H_
 
 #include <array>
 #include <cstddef>
@@ -22,9 +22,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "moert/expert_source.h"
-#include "moert/host_source.h"
 #include "moert/model.h"
+#include "moert/source/expert_source.h"
+#include "moert/source/host_source.h"
 #include "moert/thread_pool.h"
 
 namespace moert {
@@ -110,4 +110,4 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeOpaqueSource(std::string name,
 
 }  // namespace moert
 
-#endif  // MOERT_OPAQUE_SOURCE_H_
+#endif  // MOERT_SOURCE_OPAQUE_SOURCE_H_

@@ -3,8 +3,8 @@
 // `moert-bench probe --json FILE` measures one and `--profile FILE` uses it. The shipped profile
 // "reference" is the logical machine of the virtual clock: quality tables are made with it, so that
 // a run is reproducible to the bit on any machine.
-#ifndef MOERT_PROFILE_H_
-#define MOERT_PROFILE_H_
+#ifndef MOERT_TOOLS_PROFILE_H_
+#define MOERT_TOOLS_PROFILE_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -90,4 +90,4 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path);
 
 }  // namespace moert
 
-#endif  // MOERT_PROFILE_H_
+#endif  // MOERT_TOOLS_PROFILE_H_

@@ -1,8 +1,8 @@
 // Replay: a trace's routing run through an engine that simulates (EngineOptions::simulate): the
 // same strategies, store and planners, on the virtual clock, for machines and models that are not
 // here.
-#ifndef MOERT_REPLAY_H_
-#define MOERT_REPLAY_H_
+#ifndef MOERT_TOOLS_REPLAY_H_
+#define MOERT_TOOLS_REPLAY_H_
 
 #include <cstdint>
 #include <functional>
@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "moert/engine.h"
-#include "moert/trace.h"
+#include "moert/tools/trace.h"
 
 namespace moert {
 
@@ -53,4 +53,4 @@ absl::StatusOr<ReplayResult> Replay(TraceReader* trace, Engine* engine,
 
 }  // namespace moert
 
-#endif  // MOERT_REPLAY_H_
+#endif  // MOERT_TOOLS_REPLAY_H_

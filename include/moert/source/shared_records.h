@@ -1,7 +1,7 @@
 // One copy of the experts in host memory for all processes of a machine, each with a GPU, say: a
 // source whose records lie in memory that they share.
-#ifndef MOERT_SHARED_RECORDS_H_
-#define MOERT_SHARED_RECORDS_H_
+#ifndef MOERT_SOURCE_SHARED_RECORDS_H_
+#define MOERT_SOURCE_SHARED_RECORDS_H_
 
 #include <cstdint>
 #include <functional>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "moert/expert_source.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 
@@ -44,4 +44,4 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> ShareRecords(
 
 }  // namespace moert
 
-#endif  // MOERT_SHARED_RECORDS_H_
+#endif  // MOERT_SOURCE_SHARED_RECORDS_H_

@@ -1,7 +1,7 @@
 // The operating system as libmoert sees it when it reads files. A wrapper that fails or delays
 // calls is how faults are injected; a host with its own storage can supply one.
-#ifndef MOERT_ENV_H_
-#define MOERT_ENV_H_
+#ifndef MOERT_TOOLS_ENV_H_
+#define MOERT_TOOLS_ENV_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -49,4 +49,4 @@ class Env {
 
 }  // namespace moert
 
-#endif  // MOERT_ENV_H_
+#endif  // MOERT_TOOLS_ENV_H_

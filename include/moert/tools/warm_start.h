@@ -3,8 +3,8 @@
 //
 // It uses PrefetchHint: what it asks for moves while the link has nothing better to do, behind
 // every demand load, and few at a time. It fills free places only and evicts nothing.
-#ifndef MOERT_WARM_START_H_
-#define MOERT_WARM_START_H_
+#ifndef MOERT_TOOLS_WARM_START_H_
+#define MOERT_TOOLS_WARM_START_H_
 
 #include <cstdint>
 #include <memory>
@@ -60,4 +60,4 @@ class WarmStart {
 
 }  // namespace moert
 
-#endif  // MOERT_WARM_START_H_
+#endif  // MOERT_TOOLS_WARM_START_H_

@@ -1,7 +1,7 @@
 // Where expert bytes come from: an expert pack, an HF checkpoint through its cached pack, memory,
 // or the host's own read callback.
-#ifndef MOERT_EXPERT_SOURCE_H_
-#define MOERT_EXPERT_SOURCE_H_
+#ifndef MOERT_SOURCE_EXPERT_SOURCE_H_
+#define MOERT_SOURCE_EXPERT_SOURCE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -64,9 +64,9 @@ class ExpertSource {
   /// Memory one ReadRecord call holds besides `dst`, bytes. Part of the budget, once an I/O thread.
   virtual int64_t scratch_bytes() const { return 0; }
 
-  /// The product of opaque records on the CPU (OpaqueWeights::product), its errors with the source's
-  /// name and the layer in front; null: there is none. Lives as long as the source. A source over
-  /// another one has that one's.
+  /// The product of opaque records on the CPU (OpaqueWeights::product), its errors with the
+  /// source's name and the layer in front; null: there is none. Lives as long as the source. A
+  /// source over another one has that one's.
   virtual const std::function<absl::Status(const OpaqueProduct&)>* product() const {
     return nullptr;
   }
@@ -109,4 +109,4 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModel(const std::string& model
 
 }  // namespace moert
 
-#endif  // MOERT_EXPERT_SOURCE_H_
+#endif  // MOERT_SOURCE_EXPERT_SOURCE_H_

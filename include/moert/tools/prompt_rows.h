@@ -3,15 +3,15 @@
 // A step of a prompt uses nearly every expert of every layer, so a prompt of n steps loads what is
 // missing n times. More rows a step are fewer loads, each hidden behind more arithmetic; they cost
 // workspace, which the budget pays for and a cache lacks (EngineOptions::max_tokens_per_forward).
-#ifndef MOERT_PROMPT_ROWS_H_
-#define MOERT_PROMPT_ROWS_H_
+#ifndef MOERT_TOOLS_PROMPT_ROWS_H_
+#define MOERT_TOOLS_PROMPT_ROWS_H_
 
 #include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "moert/expert_source.h"
 #include "moert/options.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 
@@ -30,4 +30,4 @@ absl::StatusOr<PromptRows> ChoosePromptRows(const ExpertSource& source,
 
 }  // namespace moert
 
-#endif  // MOERT_PROMPT_ROWS_H_
+#endif  // MOERT_TOOLS_PROMPT_ROWS_H_

@@ -1,8 +1,8 @@
 // Collectives: what ExpertParallel needs of a communicator, five functions. A host puts its own
 // engine behind them (torch.distributed, MPI, UCX, DeepEP); the library has threads of one process,
 // and NCCL.
-#ifndef MOERT_COLLECTIVES_H_
-#define MOERT_COLLECTIVES_H_
+#ifndef MOERT_PARALLEL_COLLECTIVES_H_
+#define MOERT_PARALLEL_COLLECTIVES_H_
 
 #include <array>
 #include <cstdint>
@@ -75,4 +75,4 @@ absl::StatusOr<std::unique_ptr<Collectives>> MakeNcclCollectives(const NcclOptio
 
 }  // namespace moert
 
-#endif  // MOERT_COLLECTIVES_H_
+#endif  // MOERT_PARALLEL_COLLECTIVES_H_

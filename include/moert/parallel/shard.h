@@ -1,6 +1,6 @@
 // Shards of a model: see Shard in options.h.
-#ifndef MOERT_SHARD_H_
-#define MOERT_SHARD_H_
+#ifndef MOERT_PARALLEL_SHARD_H_
+#define MOERT_PARALLEL_SHARD_H_
 
 #include <vector>
 
@@ -28,4 +28,4 @@ absl::StatusOr<std::vector<Shard>> PlaceExperts(const MoeModelSpec& model,
 
 }  // namespace moert
 
-#endif  // MOERT_SHARD_H_
+#endif  // MOERT_PARALLEL_SHARD_H_

@@ -21,8 +21,8 @@
 // Else a kernel is loaded at its first launch, which may wait for what another rank has enqueued,
 // an all-reduce that this rank has not come to. Nobody goes on then, the timeout's thread included.
 // The library does not set it: loading all kernels at once takes the program's time and memory.
-#ifndef MOERT_EXPERT_PARALLEL_H_
-#define MOERT_EXPERT_PARALLEL_H_
+#ifndef MOERT_PARALLEL_EXPERT_PARALLEL_H_
+#define MOERT_PARALLEL_EXPERT_PARALLEL_H_
 
 #include <cstdint>
 #include <memory>
@@ -31,12 +31,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "moert/collectives.h"
 #include "moert/engine.h"
-#include "moert/expert_source.h"
 #include "moert/options.h"
-#include "moert/placement.h"
-#include "moert/shard.h"
+#include "moert/parallel/collectives.h"
+#include "moert/parallel/placement.h"
+#include "moert/parallel/shard.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 
@@ -117,4 +117,4 @@ class ExpertParallel {
 
 }  // namespace moert
 
-#endif  // MOERT_EXPERT_PARALLEL_H_
+#endif  // MOERT_PARALLEL_EXPERT_PARALLEL_H_

@@ -2,8 +2,9 @@
 //
 // `auto` (EngineOptions::strategy) loads every expert at open where the budget holds them all, else
 // `fate` serves them from a cache. Beside a device, and with slots for less than three quarters of
-// the experts, the CPU then computes some misses (`cpu=1`): results are faithful. Where the host accepts exact ones alone (EngineOptions::promise), or
-// nothing stands beside the CPU, they are exact.
+// the experts, the CPU then computes some misses (`cpu=1`): results are faithful. Where the host
+// accepts exact ones alone (EngineOptions::promise), or nothing stands beside the CPU, they are
+// exact.
 //
 // `auto:loss=X,calibration=FILE` accepts that the share X of perplexity is lost. It takes the
 // version that is expected to be fastest, among those whose loss the calibration predicts to be
@@ -16,15 +17,15 @@
 //
 // The cost model is that of the profile: a step takes its layers' time, and the transfers of the
 // misses that a cache of so many slots is expected to have and that nothing hides.
-#ifndef MOERT_AUTO_STRATEGY_H_
-#define MOERT_AUTO_STRATEGY_H_
+#ifndef MOERT_TOOLS_AUTO_STRATEGY_H_
+#define MOERT_TOOLS_AUTO_STRATEGY_H_
 
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "moert/expert_source.h"
 #include "moert/options.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 
@@ -62,4 +63,4 @@ absl::StatusOr<StrategyChoice> ChooseStrategy(const ExpertSource& source,
 
 }  // namespace moert
 
-#endif  // MOERT_AUTO_STRATEGY_H_
+#endif  // MOERT_TOOLS_AUTO_STRATEGY_H_

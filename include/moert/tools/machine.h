@@ -1,6 +1,6 @@
 // Memory and CPUs that the machine gives this process: a host chooses a budget by them.
-#ifndef MOERT_MACHINE_H_
-#define MOERT_MACHINE_H_
+#ifndef MOERT_TOOLS_MACHINE_H_
+#define MOERT_TOOLS_MACHINE_H_
 
 #include <cstdint>
 #include <string>
@@ -27,4 +27,4 @@ MemoryLimits ReadMemoryLimits(const std::string& root = "");
 
 }  // namespace moert
 
-#endif  // MOERT_MACHINE_H_
+#endif  // MOERT_TOOLS_MACHINE_H_

@@ -3,8 +3,8 @@
 // A sink sees every layer call's routing and every span of time. Two are built in: the routing
 // trace (docs/reference/trace-format.md), which moert-sim replays through the same policies, and a
 // timeline in Chrome's trace JSON, which Perfetto shows.
-#ifndef MOERT_TRACE_H_
-#define MOERT_TRACE_H_
+#ifndef MOERT_TOOLS_TRACE_H_
+#define MOERT_TOOLS_TRACE_H_
 
 #include <cstdint>
 #include <memory>
@@ -15,9 +15,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "moert/expert_source.h"
 #include "moert/model.h"
 #include "moert/policy.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 
@@ -141,4 +141,4 @@ std::shared_ptr<const ExpertSource> MakeSizesSource(const TraceHeader& header);
 
 }  // namespace moert
 
-#endif  // MOERT_TRACE_H_
+#endif  // MOERT_TOOLS_TRACE_H_

@@ -1,9 +1,9 @@
 // Which version of its experts a model is served in where a loss is accepted: what each version is
 // predicted to lose, and the choice among what the budget holds. `auto` asks it
-// (moert/auto_strategy.h); a pure function over a snapshot, for hosts that have offers of their
-// own.
-#ifndef MOERT_VERSION_CHOICE_H_
-#define MOERT_VERSION_CHOICE_H_
+// (moert/tools/auto_strategy.h); a pure function over a snapshot, for hosts that have offers of
+// their own.
+#ifndef MOERT_TOOLS_VERSION_CHOICE_H_
+#define MOERT_TOOLS_VERSION_CHOICE_H_
 
 #include <cstddef>
 #include <optional>
@@ -11,8 +11,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "moert/expert_source.h"
 #include "moert/offline/calibration.h"
+#include "moert/source/expert_source.h"
 
 namespace moert {
 
@@ -42,4 +42,4 @@ absl::StatusOr<double> PredictVersionLoss(const Calibration& calibration,
 
 }  // namespace moert
 
-#endif  // MOERT_VERSION_CHOICE_H_
+#endif  // MOERT_TOOLS_VERSION_CHOICE_H_

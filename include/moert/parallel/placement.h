@@ -1,7 +1,7 @@
 // Placement: which ranks compute which experts of a group that may change it while it runs, and how
 // to choose that by use. Popular experts may have several owners.
-#ifndef MOERT_PLACEMENT_H_
-#define MOERT_PLACEMENT_H_
+#ifndef MOERT_PARALLEL_PLACEMENT_H_
+#define MOERT_PARALLEL_PLACEMENT_H_
 
 #include <cstdint>
 #include <vector>
@@ -47,4 +47,4 @@ absl::StatusOr<ExpertPlacement> PlaceReplicas(const MoeModelSpec& model,
 
 }  // namespace moert
 
-#endif  // MOERT_PLACEMENT_H_
+#endif  // MOERT_PARALLEL_PLACEMENT_H_

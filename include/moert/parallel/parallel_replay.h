@@ -1,8 +1,8 @@
 // Replay on several GPUs: one simulated engine a rank, each with its shard of the experts on a
 // virtual clock of its own; a layer ends when the slowest rank and the exchange are done. For
 // machines that are not here.
-#ifndef MOERT_PARALLEL_REPLAY_H_
-#define MOERT_PARALLEL_REPLAY_H_
+#ifndef MOERT_PARALLEL_PARALLEL_REPLAY_H_
+#define MOERT_PARALLEL_PARALLEL_REPLAY_H_
 
 #include <cstdint>
 #include <memory>
@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "moert/expert_source.h"
 #include "moert/options.h"
-#include "moert/placement.h"
-#include "moert/replay.h"
-#include "moert/trace.h"
+#include "moert/parallel/placement.h"
+#include "moert/source/expert_source.h"
+#include "moert/tools/replay.h"
+#include "moert/tools/trace.h"
 
 namespace moert {
 
@@ -71,4 +71,4 @@ absl::StatusOr<ParallelReplayResult> ReplayParallel(TraceReader* trace,
 
 }  // namespace moert
 
-#endif  // MOERT_PARALLEL_REPLAY_H_
+#endif  // MOERT_PARALLEL_PARALLEL_REPLAY_H_

@@ -1,7 +1,7 @@
 // A source over weights that the host has in its own format: it fills rows of plain matrices, the
 // library packs them.
-#ifndef MOERT_HOST_SOURCE_H_
-#define MOERT_HOST_SOURCE_H_
+#ifndef MOERT_SOURCE_HOST_SOURCE_H_
+#define MOERT_SOURCE_HOST_SOURCE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "moert/expert_source.h"
 #include "moert/model.h"
+#include "moert/source/expert_source.h"
 #include "moert/tensor.h"
 
 namespace moert {
@@ -72,4 +72,4 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeHostSource(std::string name, M
 
 }  // namespace moert
 
-#endif  // MOERT_HOST_SOURCE_H_
+#endif  // MOERT_SOURCE_HOST_SOURCE_H_

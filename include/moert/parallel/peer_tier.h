@@ -1,8 +1,8 @@
 // PeerTier: engines of one process on several GPUs, each over the whole model, as one cache. A miss
 // of one engine that another holds is copied from there, over NVLink where there is one, in place
 // of host memory: several times as fast.
-#ifndef MOERT_PEER_TIER_H_
-#define MOERT_PEER_TIER_H_
+#ifndef MOERT_PARALLEL_PEER_TIER_H_
+#define MOERT_PARALLEL_PEER_TIER_H_
 
 #include <cstdint>
 #include <memory>
@@ -22,4 +22,4 @@ PeerTierStats StatsOf(const PeerTier& tier);
 
 }  // namespace moert
 
-#endif  // MOERT_PEER_TIER_H_
+#endif  // MOERT_PARALLEL_PEER_TIER_H_
