@@ -233,7 +233,7 @@ def readme_rows():
         of = medians(data)
         line = lambda s: f"{s} " + ", ".join(figure(of[c][s]) if s in of[c] else "-" for c in of)
         mine, theirs = [s for s in subjects_of(data) if s in data["ours"]], [s for s in subjects_of(data) if s not in data["ours"]]
-        yield (f"{data['readme']}: {', '.join(of)}, {data['unit']}", "; ".join(map(line, mine)), "; ".join(map(line, theirs)),
+        yield (f"{data['readme']}: {'; '.join(of)}; {data['unit']}", "; ".join(map(line, mine)), "; ".join(map(line, theirs)),
                "; ".join(lost(data)) or "none", f"{data['commit'][:8]}, {data['device']['device']}, {link(data)}")
 
 
