@@ -1,13 +1,17 @@
 #include "moert/tools/machine.h"
 
+#include <sched.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <fstream>
 #include <sstream>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -57,9 +61,30 @@ int64_t CachedFiles(const std::string& folder, absl::string_view prefix) {
   return sum;
 }
 
-// The tightest limit of the process's control group and those above it.
-void ReadControlGroup(const std::string& root, MemoryLimits* limits) {
-  const auto consider = [&](const std::string& folder, bool second) {
+// The folders of the process's control group of `controller` and of those above it, inmost first;
+// `second`: whether they are of version 2.
+template <typename Visit>
+void ForEachControlGroup(const std::string& root, absl::string_view controller, Visit visit) {
+  const std::string text = Text(root + "/proc/self/cgroup");
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() != 3) continue;
+    const bool second = parts[0] == "0";
+    const std::vector<absl::string_view> names = absl::StrSplit(parts[1], ',');
+    if (!second && std::find(names.begin(), names.end(), controller) == names.end()) continue;
+    std::string base = root + "/sys/fs/cgroup";
+    if (!second) absl::StrAppend(&base, "/", controller);
+    for (std::string path = parts[2];; path.resize(path.rfind('/'))) {
+      while (!path.empty() && path.back() == '/') path.pop_back();
+      visit(base + path, second);
+      if (path.find('/') == std::string::npos) break;
+    }
+  }
+}
+
+// The tightest limit of the control groups.
+void ReadMemoryGroups(const std::string& root, MemoryLimits* limits) {
+  ForEachControlGroup(root, "memory", [&](const std::string& folder, bool second) {
     const char* const limit = second ? "/memory.max" : "/memory.limit_in_bytes";
     const char* const used = second ? "/memory.current" : "/memory.usage_in_bytes";
     const int64_t bytes = Number(folder + limit);
@@ -68,19 +93,25 @@ void ReadControlGroup(const std::string& root, MemoryLimits* limits) {
     limits->control_group = bytes;
     limits->control_group_used =
         std::max<int64_t>(0, Number(folder + used) - CachedFiles(folder, second ? "" : "total_"));
-  };
-  for (const absl::string_view line : absl::StrSplit(Text(root + "/proc/self/cgroup"), '\n')) {
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() != 3) continue;
-    const bool second = parts[0] == "0";
-    if (!second && parts[1] != "memory") continue;
-    const std::string base = root + (second ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
-    for (std::string path = parts[2];; path.resize(path.rfind('/'))) {
-      while (!path.empty() && path.back() == '/') path.pop_back();
-      consider(base + path, second);
-      if (path.find('/') == std::string::npos) break;
+  });
+}
+
+// CPUs that a control group may use at a time, of "200000 100000" us in a period; 0: no limit.
+double Quota(const std::string& folder, bool second) {
+  int64_t quota, period;
+  if (second) {
+    const std::string text = Text(folder + "/cpu.max");
+    const std::vector<absl::string_view> parts =
+        absl::StrSplit(absl::StripAsciiWhitespace(text), ' ');
+    if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &quota) ||
+        !absl::SimpleAtoi(parts[1], &period)) {
+      return 0;
     }
+  } else {
+    quota = Number(folder + "/cpu.cfs_quota_us");
+    period = Number(folder + "/cpu.cfs_period_us");
   }
+  return quota > 0 && period > 0 ? static_cast<double>(quota) / static_cast<double>(period) : 0;
 }
 
 }  // namespace
@@ -109,11 +140,31 @@ MemoryLimits ReadMemoryLimits(const std::string& root) {
   const std::string info = Text(root + "/proc/meminfo");
   limits.installed = KilobyteField(info, "MemTotal");
   limits.available = KilobyteField(info, "MemAvailable");
-  ReadControlGroup(root, &limits);
+  ReadMemoryGroups(root, &limits);
   rlimit space{};
   if (root.empty() && ::getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY) {
     limits.address_space = static_cast<int64_t>(space.rlim_cur);
   }
+  return limits;
+}
+
+int CpuLimits::usable() const {
+  if (quota <= 0 || quota >= affinity) return affinity;
+  return std::max(1, static_cast<int>(quota));
+}
+
+CpuLimits ReadCpuLimits(const std::string& root) {
+  CpuLimits limits;
+  cpu_set_t set;
+  if (::sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0) {
+    limits.affinity = CPU_COUNT(&set);
+  } else {
+    limits.affinity = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  }
+  ForEachControlGroup(root, "cpu", [&](const std::string& folder, bool second) {
+    const double quota = Quota(folder, second);
+    if (quota > 0 && (limits.quota == 0 || quota < limits.quota)) limits.quota = quota;
+  });
   return limits;
 }
 

@@ -16,6 +16,7 @@
 #include "base/mutex.h"
 #include "base/spin.h"
 #include "base/status_macros.h"
+#include "moert/tools/machine.h"
 
 namespace moert {
 namespace {
@@ -229,12 +230,7 @@ class WorkStealingPool final : public ThreadPool {
 
 }  // namespace
 
-int UsableCpus() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
-  const unsigned count = std::thread::hardware_concurrency();
-  return count > 0 ? static_cast<int>(count) : 1;
-}
+int UsableCpus() { return ReadCpuLimits().usable(); }
 
 absl::StatusOr<std::unique_ptr<ThreadPool>> CreateThreadPool(const ThreadPoolOptions& options) try {
   constexpr int kMostThreads = 4096;

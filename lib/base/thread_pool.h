@@ -6,7 +6,7 @@
 
 namespace moert {
 
-/// CPUs this process may run on (its affinity mask), at least 1.
+/// Threads that this process may run at a time (moert/tools/machine.h), at least 1.
 int UsableCpus();
 
 }  // namespace moert

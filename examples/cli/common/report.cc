@@ -1,7 +1,6 @@
 #include "cli/common/report.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/utsname.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 
 #include "cli/common/output.h"
 #include "moert/mixed_group_gemm.h"
+#include "moert/tools/machine.h"
 
 namespace moert::cli {
 namespace {
@@ -53,13 +53,10 @@ std::string RateText(double tokens_per_s) {
 }
 
 nlohmann::json DescribeMachine() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  sched_getaffinity(0, sizeof(set), &set);
   utsname system = {};
   uname(&system);
   return {{"cpu", CpuModel()},
-          {"cpus", CPU_COUNT(&set)},
+          {"cpus", ReadCpuLimits().usable()},
           {"isa", MixedGroupGemm::KernelNames()},
           {"huge_pages", FirstLine("/sys/kernel/mm/transparent_hugepage/enabled")},
           {"kernel", fmt::format("{} {}", system.sysname, system.release)}};

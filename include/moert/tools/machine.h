@@ -25,6 +25,18 @@ struct MemoryLimits {
 /// Thread-safe; what cannot be read is unknown.
 MemoryLimits ReadMemoryLimits(const std::string& root = "");
 
+struct CpuLimits {
+  int affinity = 1;  // CPUs that its threads may run on
+  double quota = 0;  // CPUs' time that a container or service may use, the tightest; 0: no limit
+
+  /// Threads that can run at a time without being stopped for the quota; at least 1. A pool has
+  /// so many where nothing else was said.
+  int usable() const;
+};
+
+/// As it is now. `root`: where /proc and /sys are looked for. Thread-safe.
+CpuLimits ReadCpuLimits(const std::string& root = "");
+
 }  // namespace moert
 
 #endif  // MOERT_TOOLS_MACHINE_H_

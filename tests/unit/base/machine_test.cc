@@ -53,5 +53,36 @@ TEST_CASE("memory: what is installed, available, and allowed by control groups")
   CHECK(ReadMemoryLimits(root.path()).usable() == kGiB / 2);
 }
 
+TEST_CASE("CPUs: as many as the affinity mask has, and as control groups have time for") {
+  const test::TempDir root;
+  const CpuLimits bare = ReadCpuLimits(root.path());
+  CHECK(bare.affinity >= 1);
+  CHECK(bare.quota == 0);
+  CHECK(bare.usable() == bare.affinity);
+  CHECK(CpuLimits{16, 2}.usable() == 2);
+  CHECK(CpuLimits{16, 2.5}.usable() == 2);  // a third would be stopped for half of its time
+  CHECK(CpuLimits{16, 0.5}.usable() == 1);
+  CHECK(CpuLimits{4, 12}.usable() == 4);
+
+  Write(root / "proc/self/cgroup", "0::/user/job\n");
+  Write(root / "sys/fs/cgroup/user/job/cpu.max", "max 100000\n");
+  CHECK(ReadCpuLimits(root.path()).quota == 0);
+  Write(root / "sys/fs/cgroup/user/cpu.max", "250000 100000\n");
+  CHECK(ReadCpuLimits(root.path()).quota == 2.5);
+  Write(root / "sys/fs/cgroup/user/job/cpu.max", "50000 50000\n");  // the tightest counts
+  CHECK(ReadCpuLimits(root.path()).quota == 1);
+  Write(root / "sys/fs/cgroup/user/job/cpu.max", "max\n");  // of no known form: no limit there
+  CHECK(ReadCpuLimits(root.path()).quota == 2.5);
+
+  // Version 1.
+  Write(root / "proc/self/cgroup", "7:memory:/a\n3:cpuacct,cpu:/a/b\n0::/\n");
+  Write(root / "sys/fs/cgroup/cpu/a/b/cpu.cfs_quota_us", "-1\n");
+  Write(root / "sys/fs/cgroup/cpu/a/b/cpu.cfs_period_us", "100000\n");
+  CHECK(ReadCpuLimits(root.path()).quota == 0);
+  Write(root / "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "150000\n");
+  Write(root / "sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n");
+  CHECK(ReadCpuLimits(root.path()).quota == 1.5);
+}
+
 }  // namespace
 }  // namespace moert
