@@ -51,6 +51,18 @@ void ReadHeads(bool latent, ConfigFields& fields, HfConfig& config) {
   fields.Int("attention_head_dim", config.head_dim, config.head_dim, config.head_dim);
 }
 
+// Every full_every-th layer sees all positions, unless layer_types says which.
+void ReadFullEvery(const FamilyFields& family, HfConfig& config) {
+  if (family.fields().Has("layer_types")) {
+    const std::string pattern = family.Present("full_every");
+    if (pattern.empty()) return;
+    return WithoutEffect(family.fields(), {pattern.c_str()}, "layer_types is there, too",
+                         &config.unused);
+  }
+  const auto every = static_cast<size_t>(family.Int("full_every", 1, kMaxLayerCount, 1));
+  for (size_t i = every - 1; i < config.mixers.size(); i += every) config.mixers[i] = {};
+}
+
 void ReadMixers(const FamilyFields& family, HfConfig& config) {
   ConfigFields& fields = family.fields();
   config.mixers.assign(static_cast<size_t>(config.num_hidden_layers), {});
@@ -61,9 +73,10 @@ void ReadMixers(const FamilyFields& family, HfConfig& config) {
     return ReadDeltaNet(fields, config);
   }
   ReadSlidingWindow(!family.family().Flag("window_needs_flag"), fields, config);
-  if (mixers == "every_other_window" && !fields.Has("layer_types")) {
-    for (size_t i = 1; i < config.mixers.size(); i += 2) config.mixers[i] = {};
-  }
+  if (family.family().Find("full_every")) ReadFullEvery(family, config);
+  const bool windows = fields.Int("sliding_window", 0, kMaxPositions, 0) > 0;
+  if (!windows || !family.family().Flag("only_windows_rotate")) return;
+  for (MixerConfig& mixer : config.mixers) mixer.rotate = mixer.kind == MixerKind::kWindow;
 }
 
 QkNorm ReadQkNorm(const FamilyFields& family) {

@@ -32,6 +32,18 @@ std::optional<JsonValue> LayerKinds(const FamilyFields& family, const HfConfig& 
   return std::nullopt;
 }
 
+// A list of 0 and 1 or of booleans, or a number of 1.
+std::vector<int64_t> ReadFlags(const char* key, ConfigFields& fields) {
+  const auto list = fields.Find(key);
+  std::vector<int64_t> flags;
+  for (const JsonValue e : list->elements()) {
+    if (!e.is_bool()) break;
+    flags.push_back(*e.AsBool() ? 1 : 0);
+  }
+  if (list->is_array() && flags.size() == list->size()) return flags;
+  return fields.Ints(key, 0, 1, /*scalar_too=*/true);
+}
+
 // From first_moe to last_moe (-1: the last), every moe_step-th, counted from 1 or from an offset.
 void PlaceBySteps(const FamilyFields& family, HfConfig& config) {
   const int64_t layers = config.num_hidden_layers;
@@ -49,9 +61,9 @@ void PlaceBySteps(const FamilyFields& family, HfConfig& config) {
     const bool placed = i >= first && (last < 0 || i <= last) && (i - offset) % step == 0;
     config.is_moe[static_cast<size_t>(i)] = placed && moe.empty();
   }
-  const std::string flags = family.Present("moe_flags");  // a list of 0 and 1, or a number of 1
+  const std::string flags = family.Present("moe_flags");
   if (!flags.empty()) {
-    const std::vector<int64_t> flag = fields.Ints(flags.c_str(), 0, 1, /*scalar_too=*/true);
+    const std::vector<int64_t> flag = ReadFlags(flags.c_str(), fields);
     if (flag.size() > 1 && flag.size() != config.is_moe.size()) {
       return fields.Fail(flags.c_str(), fmt::format("legal is a list of {} numbers", layers));
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The same as make_fixtures.py, for the families whose reference is a newer version of the library.
 
-    pip install torch==2.15.0 transformers==5.23.0 && python3 make_recent_fixtures.py [NAME...]
+    pip install torch==2.15.0 transformers==5.24.0 && python3 make_recent_fixtures.py [NAME...]
 
 NAME/config.json has the fields that published checkpoints of the family have; the reference model is
 built from it, so that the library and libmoert read the same file. NAME/config.transformers5.json is
@@ -18,14 +18,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config,
                           DeepseekV3ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM,
-                          Glm4MoeConfig, Glm4MoeForCausalLM, Glm4MoeLiteConfig,
-                          Glm4MoeLiteForCausalLM, GptOssConfig, GptOssForCausalLM,
-                          HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM, HYV3Config, HYV3ForCausalLM,
-                          Llama4ForCausalLM, Llama4TextConfig, MiniMaxM2Config,
-                          MiniMaxM2ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig,
-                          Qwen3NextConfig, Qwen3NextForCausalLM, Qwen3VLMoeConfig,
-                          Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeTextConfig,
-                          SolarOpenConfig, SolarOpenForCausalLM)
+                          ExaoneMoeConfig, ExaoneMoeForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
+                          Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, GptOssConfig,
+                          GptOssForCausalLM, HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM,
+                          HYV3Config, HYV3ForCausalLM, Llama4ForCausalLM, Llama4TextConfig,
+                          MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen3_5MoeForCausalLM,
+                          Qwen3_5MoeTextConfig, Qwen3NextConfig, Qwen3NextForCausalLM,
+                          Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration,
+                          Qwen3VLMoeTextConfig, SolarOpenConfig, SolarOpenForCausalLM)
 
 import fixtures
 
@@ -175,6 +175,18 @@ def hy_v3():
         rms_norm_eps=1e-5, rope_parameters=dict(rope_type="default", rope_theta=11158840.0))
 
 
+def exaone_moe():
+    return ExaoneMoeForCausalLM, ExaoneMoeConfig, dict(
+        BASE, model_type="exaone_moe", architectures=["ExaoneMoeForCausalLM"], num_hidden_layers=3,
+        head_dim=32, sliding_window=8, sliding_window_pattern="LGL",
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        intermediate_size=48, moe_intermediate_size=16, num_experts=8, num_experts_per_tok=3,
+        num_shared_experts=1, first_k_dense_replace=1, is_moe_layer=[False, True, True], n_group=1,
+        topk_group=1, topk_method="noaux_tc", scoring_func="sigmoid", routed_scaling_factor=2.5,
+        norm_topk_prob=True, rms_norm_eps=1e-5, num_nextn_predict_layers=1,
+        rope_parameters=dict(rope_type="default", rope_theta=1000000))
+
+
 def solar_open():
     return SolarOpenForCausalLM, SolarOpenConfig, dict(
         BASE, model_type="solar_open", architectures=["SolarOpenForCausalLM"], head_dim=16,
@@ -207,7 +219,7 @@ def qwen3_vl_moe():
 
 FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_gptq, glm4_moe, ernie4_5_moe,
             minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4, hunyuan_v1_moe, glm4_moe_lite,
-            hy_v3, solar_open, qwen3_5_moe, qwen3_vl_moe]
+            hy_v3, solar_open, qwen3_5_moe, qwen3_vl_moe, exaone_moe]
 NESTED = {"llama4": "Llama4ForConditionalGeneration",
           "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
           "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration"}
