@@ -12,7 +12,9 @@
 namespace moert::host {
 
 Decoder::Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe)
-    : config_(config), pool_(pool), moe_(moe), rope_(config.rope) {}
+    : config_(config), pool_(pool), moe_(moe), rope_(config.rope) {
+  if (config.window) window_rope_.emplace(config.window->rope);
+}
 
 absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpoint,
                                                        const HfConfig& config, ThreadPool* pool,
@@ -38,7 +40,7 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpo
     const std::string name = LayerPrefix(config, i);
     MOERT_ASSIGN_OR_RETURN(layer.mixer_norm, norm(name + "input_layernorm"));
     MOERT_ASSIGN_OR_RETURN(layer.mlp_norm, norm(name + "post_attention_layernorm"));
-    MOERT_ASSIGN_OR_RETURN(layer.mixer, LoadMixer(checkpoint, config, i, &d->rope_));
+    MOERT_ASSIGN_OR_RETURN(layer.mixer, LoadMixer(checkpoint, config, i, d->RopeOf(i)));
     layer.moe_layer = config.MoeLayerIndex(i);
     if (layer.moe_layer < 0) {
       MOERT_ASSIGN_OR_RETURN(
@@ -66,7 +68,7 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
     rows += added;
     longest = std::max(longest, input.cache->length() + added);
   }
-  rope_.Extend(longest);
+  ExtendRopes(longest);
   normed_.resize(rows * config_.hidden_size);
   delta_.resize(rows * config_.hidden_size);
 
@@ -133,6 +135,16 @@ absl::Status Decoder::RunLayers(absl::Span<const RowGroup> groups, int64_t rows)
   return absl::OkStatus();
 }
 
+const Rope* Decoder::RopeOf(int layer) const {
+  const bool own = window_rope_ && config_.mixers[layer].kind == MixerKind::kWindow;
+  return own ? &*window_rope_ : &rope_;
+}
+
+void Decoder::ExtendRopes(int64_t length) {
+  rope_.Extend(length);
+  if (window_rope_) window_rope_->Extend(length);
+}
+
 void Decoder::Embed(absl::Span<const int32_t> tokens, float* residual) const {
   for (size_t i = 0; i < tokens.size(); ++i) {
     embedding_.Row(tokens[i], residual + static_cast<int64_t>(i) * config_.hidden_size);
@@ -163,7 +175,7 @@ void Decoder::AttentionHalf(int layer, absl::Span<const std::unique_ptr<Sequence
     groups.push_back({sequence.get(), all, rows});
     all += rows;
   }
-  rope_.Extend(rows);
+  ExtendRopes(rows);
   delta_.resize(all * config_.hidden_size);
   l.mixer_norm.Forward(pool_, residual, all, normed);
   l.mixer->Forward(pool_, groups, normed, all, delta_.data());

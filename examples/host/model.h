@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -86,6 +87,8 @@ class Decoder final : public TokenModel {
   };
 
   Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe);
+  const Rope* RopeOf(int layer) const;
+  void ExtendRopes(int64_t length);
   absl::Status RunLayers(absl::Span<const RowGroup> groups, int64_t rows);
   /// Resident-forward prediction: from a part of the output of the MoE block that is being computed
   /// to what the next MoE block's input would then be. The keys and values it stores on the way are
@@ -96,6 +99,7 @@ class Decoder final : public TokenModel {
   ThreadPool* const pool_;
   MoeRunner* const moe_;
   Rope rope_;
+  std::optional<Rope> window_rope_;  // where layers with windows have another one
   Linear embedding_;
   Linear head_;  // empty when tied to the embedding
   Norm final_norm_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "checkpoint/config_account.h"
@@ -51,18 +52,6 @@ void ReadHeads(bool latent, ConfigFields& fields, HfConfig& config) {
   fields.Int("attention_head_dim", config.head_dim, config.head_dim, config.head_dim);
 }
 
-// Every full_every-th layer sees all positions, unless layer_types says which.
-void ReadFullEvery(const FamilyFields& family, HfConfig& config) {
-  if (family.fields().Has("layer_types")) {
-    const std::string pattern = family.Present("full_every");
-    if (pattern.empty()) return;
-    return WithoutEffect(family.fields(), {pattern.c_str()}, "layer_types is there, too",
-                         &config.unused);
-  }
-  const auto every = static_cast<size_t>(family.Int("full_every", 1, kMaxLayerCount, 1));
-  for (size_t i = every - 1; i < config.mixers.size(); i += every) config.mixers[i] = {};
-}
-
 void ReadMixers(const FamilyFields& family, HfConfig& config) {
   ConfigFields& fields = family.fields();
   config.mixers.assign(static_cast<size_t>(config.num_hidden_layers), {});
@@ -72,11 +61,7 @@ void ReadMixers(const FamilyFields& family, HfConfig& config) {
     config.delta_net.separate = family.family().Flag("separate_projections");
     return ReadDeltaNet(fields, config);
   }
-  ReadSlidingWindow(!family.family().Flag("window_needs_flag"), fields, config);
-  if (family.family().Find("full_every")) ReadFullEvery(family, config);
-  const bool windows = fields.Int("sliding_window", 0, kMaxPositions, 0) > 0;
-  if (!windows || !family.family().Flag("only_windows_rotate")) return;
-  for (MixerConfig& mixer : config.mixers) mixer.rotate = mixer.kind == MixerKind::kWindow;
+  ReadSlidingWindow(family, config);
 }
 
 QkNorm ReadQkNorm(const FamilyFields& family) {
@@ -95,25 +80,61 @@ bool HasTemperature(ConfigFields& fields) {
   return fields.Bool("attn_temperature_tuning", true);
 }
 
+// Layers with windows have heads, RoPE and sinks of their own.
+void ReadWindowAttention(const FamilyFields& family, RopeDefaults defaults, HfConfig& config) {
+  ConfigFields& fields = family.fields();
+  const ModelFamily& f = family.family();
+  const int heads = config.num_attention_heads;
+  WindowAttention own;
+  const auto times = static_cast<int64_t>(f.Number("window_kv_times", 1));
+  const std::string given = family.Present("window_kv_heads");
+  own.kv_heads = static_cast<int>(given.empty() ? config.num_key_value_heads * times
+                                                : fields.Int(given.c_str(), 1, heads));
+  if (own.kv_heads > heads || heads % own.kv_heads != 0) {
+    fields.Fail(given.empty() ? "num_key_value_heads" : given.c_str(),
+                fmt::format("legal is what gives layers with windows a divisor of "
+                            "num_attention_heads ({}), which {} is not",
+                            heads, own.kv_heads));
+  }
+  own.head_dim = fields.Int("swa_head_dim", config.head_dim, config.head_dim, config.head_dim);
+  fields.Int("swa_v_head_dim", config.value_dim, config.value_dim, config.value_dim);
+  fields.Int("swa_num_attention_heads", heads, heads, heads);
+  own.sinks = f.Flag("window_sinks");
+  defaults.theta = family.Real("window_rope_theta", 1, 1e12, 10000);
+  defaults.theta_key = "";
+  own.rope = ReadRopeConfig(fields, defaults, &config.unused, "sliding_attention");
+  own.rope.interleaved = config.rope.interleaved;
+  config.window = own;
+}
+
 void ReadAttention(const FamilyFields& family, HfConfig& config) {
   ConfigFields& fields = family.fields();
   const ModelFamily& f = family.family();
   const bool latent = f.Flag("latent_attention");
   ReadHeads(latent, fields, config);
-  config.rope = ReadRopeConfig(
-      fields,
-      {f.Number("rope_theta", 10000), f.Number("partial_rotary", 1), config.max_position_embeddings,
-       latent ? config.latent.rope_dim : config.head_dim},
-      &config.unused);
+  ReadMixers(family, config);
+  RopeDefaults defaults;
+  defaults.theta = f.Number("rope_theta", 10000);
+  defaults.partial = f.Number("partial_rotary", 1);
+  defaults.max_positions = config.max_position_embeddings;
+  defaults.head_dim = latent ? config.latent.rope_dim : config.head_dim;
+  const bool by_type = f.Find("window_rope_theta").has_value();
+  config.rope = ReadRopeConfig(fields, defaults, &config.unused, by_type ? "full_attention" : "");
   config.rope.interleaved = family.Bool("rope_interleaved", false);
   config.attention_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
   if (latent) config.attention_scale *= LatentScale(config.rope);
-  ReadMixers(family, config);
   config.qk_norm = ReadQkNorm(family);
   config.qkv_bias = family.Bool("qkv_bias", false);
   config.attention_output_bias = family.Bool("output_bias", false);
   config.attention_gate = f.Flag("attention_gate");
   config.attention_sinks = f.Flag("attention_sinks");
+  config.sinks_name = f.Text("sinks_name", "sinks");
+  config.value_dim = family.Int("value_dim", 1, kMaxHeadDim, 0);
+  config.value_scale = family.Real("value_scale", 1e-6, 1e6, 1);
+  const bool windows =
+      std::any_of(config.mixers.begin(), config.mixers.end(),
+                  [](const MixerConfig& mixer) { return mixer.kind == MixerKind::kWindow; });
+  if (by_type && windows) ReadWindowAttention(family, defaults, config);
   if (!family.Present("clip_qkv").empty()) config.clip_qkv = family.Real("clip_qkv", 1e-6, 1e6, 0);
   if (f.Flag("temperature") && HasTemperature(fields)) {
     config.temperature.scale = fields.Real("attn_scale", 0, 1e6, 0.1);
@@ -128,7 +149,8 @@ void ReadDecoder(const FamilyFields& family, HfConfig& config) {
   const ModelFamily& f = family.family();
   config.vocab_size = fields.Int("vocab_size", 1, kMaxVocabulary);
   config.max_position_embeddings = fields.Int("max_position_embeddings", 1, kMaxPositions);
-  config.norm_eps = fields.Real("rms_norm_eps", 0.0, 1.0, f.Number("norm_eps", 1e-6));
+  const double eps = fields.Real("layernorm_epsilon", 0.0, 1.0, f.Number("norm_eps", 1e-6));
+  config.norm_eps = fields.Real("rms_norm_eps", 0.0, 1.0, eps);
   const std::string norm = f.Text("norm");
   config.norm = norm == "layer"        ? NormKind::kLayer
                 : norm == "rms_offset" ? NormKind::kRmsOffset

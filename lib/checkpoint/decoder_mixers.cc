@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "checkpoint/config_account.h"
 #include "checkpoint/moe_config.h"
 
 namespace moert {
@@ -27,6 +30,73 @@ void ReadDeltaLayers(ConfigFields& fields, HfConfig& config) {
     }
     (mixer++)->kind = delta ? MixerKind::kDeltaNet : MixerKind::kFull;
   }
+}
+
+void PlaceByTypes(JsonValue types, const MixerConfig& windowed, ConfigFields& fields,
+                  HfConfig& config) {
+  if (!types.is_array() || types.size() != config.mixers.size()) {
+    return fields.Fail("layer_types",
+                       fmt::format("legal is a list of {} names", config.mixers.size()));
+  }
+  auto layer = config.mixers.begin();
+  for (const JsonValue type : types.elements()) {
+    if (type.Is("sliding_attention")) {
+      if (windowed.span == 0) {
+        return fields.Fail("layer_types", "sliding_attention needs a sliding_window in force");
+      }
+      *layer = windowed;
+    } else if (!type.Is("full_attention")) {
+      return fields.Fail("layer_types", "legal names are full_attention and sliding_attention");
+    }
+    ++layer;
+  }
+}
+
+// Positions that a layer with a window sees, its own included; 0: there is no window.
+int64_t WindowWidth(const FamilyFields& family, HfConfig& config) {
+  ConfigFields& fields = family.fields();
+  const std::string before = family.Present("window_before");
+  const int64_t width = fields.Int("sliding_window", 0, kMaxPositions, 0);
+  if (before.empty()) return width;
+  WithoutEffect(fields, {"sliding_window"}, "another field of the window is there, too",
+                &config.unused);
+  return fields.Int(before.c_str(), 0, kMaxPositions - 1) + 1;
+}
+
+// By layer_types; one number a layer; every full_every-th sees all; or the first layers do.
+void PlaceWindows(const FamilyFields& family, const MixerConfig& windowed, HfConfig& config) {
+  ConfigFields& fields = family.fields();
+  const size_t layers = config.mixers.size();
+  const int64_t first = fields.Int("max_window_layers", 0, kMaxLayerCount, 0);
+  const std::string flags = family.Present("window_flags");
+  if (const auto types = fields.Find("layer_types")) {
+    for (const std::string& other : {flags, family.Present("full_every")}) {
+      if (other.empty()) continue;
+      WithoutEffect(fields, {other.c_str()}, "layer_types is there, too", &config.unused);
+    }
+    return PlaceByTypes(*types, windowed, fields, config);
+  }
+  if (!flags.empty()) {
+    const std::vector<int64_t> flag = fields.Ints(flags.c_str(), 0, 1);
+    if (flag.size() != layers || (windowed.span == 0 && std::count(flag.begin(), flag.end(), 1))) {
+      return fields.Fail(
+          flags.c_str(),
+          fmt::format("legal is a list of {} numbers, 1 where there is a window", layers));
+    }
+    for (size_t i = 0; i < layers; ++i) {
+      if (flag[i] != 0) config.mixers[i] = windowed;
+    }
+    return;
+  }
+  if (windowed.span == 0) {
+    const std::string every = family.Present("full_every");
+    if (every.empty()) return;
+    return WithoutEffect(fields, {every.c_str()}, "there is no window", &config.unused);
+  }
+  for (size_t i = static_cast<size_t>(first); i < layers; ++i) config.mixers[i] = windowed;
+  if (!family.family().Find("full_every")) return;
+  const auto every = static_cast<size_t>(family.Int("full_every", 1, kMaxLayerCount, 1));
+  for (size_t i = every - 1; i < layers; i += every) config.mixers[i] = {};
 }
 
 }  // namespace
@@ -78,35 +148,14 @@ void ReadDeltaNet(ConfigFields& fields, HfConfig& config) {
   }
 }
 
-// Which layers look only at the last sliding_window positions.
-void ReadSlidingWindow(bool unflagged, ConfigFields& fields, HfConfig& config) {
-  const size_t layers = static_cast<size_t>(config.num_hidden_layers);
-  config.mixers.assign(layers, {});
-  const int64_t width = fields.Int("sliding_window", 0, kMaxPositions, 0);
-  const bool used = fields.Bool("use_sliding_window", unflagged);
-  const int64_t first = fields.Int("max_window_layers", 0, kMaxLayerCount, 0);
-  const int64_t window = used ? width : 0;
-  const MixerConfig windowed{MixerKind::kWindow, window};
-  if (const auto types = fields.Find("layer_types")) {
-    if (!types->is_array() || types->size() != layers) {
-      return fields.Fail("layer_types", fmt::format("legal is a list of {} names", layers));
-    }
-    auto layer = config.mixers.begin();
-    for (const JsonValue type : types->elements()) {
-      if (type.Is("sliding_attention")) {
-        if (window == 0) {
-          return fields.Fail("layer_types", "sliding_attention needs a sliding_window in force");
-        }
-        *layer = windowed;
-      } else if (!type.Is("full_attention")) {
-        return fields.Fail("layer_types", "legal names are full_attention and sliding_attention");
-      }
-      ++layer;
-    }
-    return;
-  }
-  if (window == 0) return;
-  for (size_t i = static_cast<size_t>(first); i < layers; ++i) config.mixers[i] = windowed;
+void ReadSlidingWindow(const FamilyFields& family, HfConfig& config) {
+  ConfigFields& fields = family.fields();
+  const int64_t width = WindowWidth(family, config);
+  const bool used = fields.Bool("use_sliding_window", !family.family().Flag("window_needs_flag"));
+  const MixerConfig windowed{MixerKind::kWindow, used ? width : 0};
+  PlaceWindows(family, windowed, config);
+  if (width == 0 || !family.family().Flag("only_windows_rotate")) return;
+  for (MixerConfig& mixer : config.mixers) mixer.rotate = mixer.kind == MixerKind::kWindow;
 }
 
 }  // namespace moert

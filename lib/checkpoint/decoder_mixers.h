@@ -2,6 +2,7 @@
 #ifndef MOERT_LIB_CHECKPOINT_DECODER_MIXERS_H_
 #define MOERT_LIB_CHECKPOINT_DECODER_MIXERS_H_
 
+#include "checkpoint/family_fields.h"
 #include "model/config_fields.h"
 #include "moert/offline/hf_config.h"
 
@@ -13,9 +14,8 @@ void ReadChunks(ConfigFields& fields, HfConfig& config);
 /// Qwen3-Next: three layers of gated delta net to one of attention.
 void ReadDeltaNet(ConfigFields& fields, HfConfig& config);
 
-/// Which layers look only at the last sliding_window positions. `unflagged`: without
-/// use_sliding_window the window is in force.
-void ReadSlidingWindow(bool unflagged, ConfigFields& fields, HfConfig& config);
+/// Which layers look only at the last sliding_window positions, and which of them rotate.
+void ReadSlidingWindow(const FamilyFields& family, HfConfig& config);
 
 }  // namespace moert
 

@@ -150,6 +150,39 @@ int HfConfig::MoeLayerIndex(int model_layer) const {
   return static_cast<int>(std::count(is_moe.begin(), is_moe.begin() + model_layer, true));
 }
 
+namespace {
+
+// The attention that the layer has of its own; null: that of all.
+const WindowAttention* Own(const HfConfig& config, int layer) {
+  const auto at = static_cast<size_t>(layer);
+  if (!config.window || at >= config.mixers.size()) return nullptr;
+  return config.mixers[at].kind == MixerKind::kWindow ? &*config.window : nullptr;
+}
+
+}  // namespace
+
+int HfConfig::KvHeads(int layer) const {
+  const WindowAttention* own = Own(*this, layer);
+  return own != nullptr ? own->kv_heads : num_key_value_heads;
+}
+
+int64_t HfConfig::HeadDim(int layer) const {
+  const WindowAttention* own = Own(*this, layer);
+  return own != nullptr ? own->head_dim : head_dim;
+}
+
+int64_t HfConfig::ValueDim(int layer) const { return value_dim > 0 ? value_dim : HeadDim(layer); }
+
+bool HfConfig::HasSinks(int layer) const {
+  const WindowAttention* own = Own(*this, layer);
+  return own != nullptr ? own->sinks : attention_sinks;
+}
+
+const RopeConfig& HfConfig::Rope(int layer) const {
+  const WindowAttention* own = Own(*this, layer);
+  return own != nullptr ? own->rope : rope;
+}
+
 std::vector<std::string> SupportedArchitectures() { return ModelFamily::ModelTypes(); }
 
 absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string& source) try {

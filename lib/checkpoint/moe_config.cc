@@ -38,7 +38,7 @@ std::vector<int64_t> ReadFlags(const char* key, ConfigFields& fields) {
   std::vector<int64_t> flags;
   for (const JsonValue e : list->elements()) {
     if (!e.is_bool()) break;
-    flags.push_back(*e.AsBool() ? 1 : 0);
+    flags.push_back(e.AsBool() ? 1 : 0);
   }
   if (list->is_array() && flags.size() == list->size()) return flags;
   return fields.Ints(key, 0, 1, /*scalar_too=*/true);

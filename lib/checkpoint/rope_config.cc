@@ -105,19 +105,27 @@ void ReadScaling(ConfigFields& fields, ConfigFields& scaling, int64_t max_positi
   }
 }
 
-// The objects of rope_parameters by type of layer, of the types that there are; empty where it is
-// one for all.
-std::vector<JsonMember> ByLayerType(ConfigFields& fields, JsonValue object) {
+// The objects of rope_parameters by type of layer, of `type` or of the types that there are; empty
+// where it is one for all.
+std::vector<JsonMember> ByLayerType(ConfigFields& fields, const char* key, JsonValue object,
+                                    const std::string& type) {
   std::vector<JsonMember> all, used;
   for (const JsonMember& member : object.members()) {
     if (member.value.is_object()) all.push_back(member);
+  }
+  if (!type.empty()) {
+    for (const JsonMember& member : all) {
+      if (*member.key.AsString() == type) return {member};
+    }
+    if (object.size() > 0) fields.Fail(key, fmt::format("legal is one with an object {}", type));
+    return {};
   }
   const auto types = fields.Find("layer_types");
   if (!types) return all;
   for (const JsonMember& member : all) {
     const std::string name = *member.key.AsString();
-    for (const JsonValue type : types->elements()) {
-      if (!type.Is(name)) continue;
+    for (const JsonValue used_type : types->elements()) {
+      if (!used_type.Is(name)) continue;
       used.push_back(member);
       break;
     }
@@ -140,9 +148,9 @@ bool Same(JsonValue a, JsonValue b) {
 }  // namespace
 
 RopeConfig ReadRopeConfig(ConfigFields& fields, const RopeDefaults& defaults,
-                          std::vector<UnusedField>* unused) {
+                          std::vector<UnusedField>* unused, const std::string& type) {
   RopeConfig rope;
-  rope.theta = fields.Real("rope_theta", 1.0, kMaxTheta, defaults.theta);
+  rope.theta = fields.Real(defaults.theta_key, 1.0, kMaxTheta, defaults.theta);
   const bool newer = fields.Has("rope_parameters");
   const char* const key = newer ? "rope_parameters" : "rope_scaling";
   auto object = fields.Find(key);
@@ -157,12 +165,12 @@ RopeConfig ReadRopeConfig(ConfigFields& fields, const RopeDefaults& defaults,
     fields.Fail(key, "legal is an object");
     return rope;
   }
-  const std::vector<JsonMember> types = ByLayerType(fields, *object);
-  for (const JsonMember& type : types) {
-    if (Same(types[0].value, type.value)) continue;
+  const std::vector<JsonMember> types = ByLayerType(fields, key, *object, type);
+  for (const JsonMember& other : types) {
+    if (Same(types[0].value, other.value)) continue;
     fields.Fail(key,
                 fmt::format("legal is the same for all types of layers: those of {} and {} differ",
-                            *types[0].key.AsString(), *type.key.AsString()));
+                            *types[0].key.AsString(), *other.key.AsString()));
   }
   std::string name = key;
   if (!types.empty()) {

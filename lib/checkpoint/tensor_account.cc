@@ -48,7 +48,7 @@ class DecoderTensors {
       const std::string layer = fmt::format("{}layers.{}.", body, i);
       Norm(layer + "input_layernorm");
       Norm(layer + "post_attention_layernorm");
-      Mixer(layer, config_.mixers[static_cast<size_t>(i)].kind);
+      Mixer(layer, i);
       if (config_.MoeLayerIndex(i) >= 0) continue;
       for (const char* part : {".gate_proj", ".up_proj", ".down_proj"}) {
         Linear(absl::StrCat(layer, config_.dense_block, part), false, "dense feed-forward");
@@ -68,7 +68,8 @@ class DecoderTensors {
     claims_->Claim(name + ".weight", kNorms);
     if (config_.norm == NormKind::kLayer) claims_->Claim(name + ".bias", kNorms);
   }
-  void Mixer(const std::string& layer, MixerKind kind) {
+  void Mixer(const std::string& layer, int index) {
+    const MixerKind kind = config_.mixers[static_cast<size_t>(index)].kind;
     if (kind == MixerKind::kDeltaNet) return DeltaNet(layer + "linear_attn.");
     const std::string name = layer + "self_attn.";
     if (config_.latent.kv_rank > 0) return Latent(name);
@@ -81,7 +82,7 @@ class DecoderTensors {
       claims_->Claim(name + (rotated ? "query_layernorm.weight" : "q_norm.weight"), kNorms);
       claims_->Claim(name + (rotated ? "key_layernorm.weight" : "k_norm.weight"), kNorms);
     }
-    if (config_.attention_sinks) claims_->Claim(name + "sinks", kAttention);
+    if (config_.HasSinks(index)) claims_->Claim(name + config_.sinks_name, kAttention);
   }
   void Latent(const std::string& name) {
     if (config_.latent.q_rank > 0) {
@@ -113,8 +114,8 @@ class DecoderTensors {
 };
 
 // Modules of models for more than text that exporters put beside the layers.
-constexpr const char* kOtherModules[] = {"visual", "vision_tower", "vision_model",
-                                         "multi_modal_projector", "mm_projector"};
+constexpr const char* kOtherModules[] = {
+    "visual", "vision_tower", "vision_model", "multi_modal_projector", "mm_projector", "mtp"};
 
 // Why a tensor that nothing claims is left out; empty: nobody knows.
 std::string WhyLeftOut(const HfConfig& config, absl::string_view name) {

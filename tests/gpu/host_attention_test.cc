@@ -105,7 +105,7 @@ struct Problem {
     a.heads = shape.heads;
     a.kv_heads = shape.kv_heads;
     a.head_dim = shape.head_dim;
-    a.layer = kLayer;
+    a.channels_before = int64_t{kLayer} * shape.kv_heads * shape.head_dim;
     a.window = shape.window;
     a.chunk = shape.chunk;
     a.sinks = shape.sinks ? sinks->get() : nullptr;
@@ -271,7 +271,8 @@ struct RotateProblem {
     a.args.heads = a.rope.heads = shape.heads;
     a.args.kv_heads = a.rope.kv_heads = shape.kv_heads;
     a.args.head_dim = a.rope.head_dim = shape.head_dim;
-    a.args.layer = a.rope.layer = kLayer;
+    a.args.channels_before = a.rope.channels_before =
+        int64_t{kLayer} * shape.kv_heads * shape.head_dim;
     a.args.window = shape.window;
     a.rope.bias = shape.bias ? w.get() : nullptr;
     a.rope.q_weight = shape.norm ? w.get() + all : nullptr;

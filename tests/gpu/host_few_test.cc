@@ -275,7 +275,7 @@ struct LayerBench {
     a.args.heads = a.rope.heads = kHeads;
     a.args.kv_heads = a.rope.kv_heads = kKvHeads;
     a.args.head_dim = a.rope.head_dim = kDim;
-    a.args.layer = a.rope.layer = i % kCopies;
+    a.args.channels_before = a.rope.channels_before = int64_t{i % kCopies} * kKvHeads * kDim;
     a.rope.qkv = qkv.get();
     a.rope.q_weight = a.rope.k_weight = weight.get();
     a.rope.norm_eps = kEps;

@@ -164,7 +164,7 @@ TEST_CASE("bias, norms, clipping, rotation and the cache") {
     args.heads = c.heads;
     args.kv_heads = c.kv_heads;
     args.head_dim = c.head_dim;
-    args.layer = layer;
+    args.channels_before = int64_t{layer} * c.kv_heads * c.head_dim;
     REQUIRE(LaunchRope(args, nullptr) == 0);
 
     const auto norm = [](float* v, int n, const float* weight) {

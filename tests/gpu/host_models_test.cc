@@ -36,6 +36,10 @@ TEST_CASE("glm4_moe_lite") { CheckParity("glm4_moe_lite"); }
 TEST_CASE("solar_open") { CheckParity("solar_open"); }
 TEST_CASE("hy_v3") { CheckParity("hy_v3"); }
 TEST_CASE("exaone_moe, with windows, and a layer without RoPE") { CheckParity("exaone_moe"); }
+TEST_CASE(
+    "mimo_v2_flash, with narrow values, and windows that have heads, RoPE and sinks of their own") {
+  CheckParity("mimo_v2_flash");
+}
 TEST_CASE("deepseek_v3_gptq") { CheckParity("deepseek_v3_gptq"); }
 TEST_CASE("llama4, with chunks, and a layer without RoPE") { CheckParity("llama4"); }
 

@@ -92,8 +92,8 @@ TEST_CASE("every fixture gives the reference's logits") {
 
 TEST_CASE("every kind of layer gives the same bits however a sequence is cut into steps") {
   TempDir cache;
-  for (const char* name :
-       {"qwen3_moe", "mixtral", "deepseek_v3", "qwen3_next", "gpt_oss", "llama4"}) {
+  for (const char* name : {"qwen3_moe", "mixtral", "deepseek_v3", "qwen3_next", "gpt_oss", "llama4",
+                           "mimo_v2_flash"}) {
     ArchitectureRun run(ArchitectureDir(name), cache.path(), Options(ActivationNumerics::kF32),
                         false);
     ReferenceCase c = ReadReferenceCase(name, "long");
@@ -166,6 +166,9 @@ TEST_CASE("a configuration means the same as published and as transformers 5 wri
     CHECK(a->delta_net == b->delta_net);
     CHECK(a->rope == b->rope);
     CHECK(a->head_dim == b->head_dim);
+    CHECK(a->value_dim == b->value_dim);
+    CHECK(a->value_scale == b->value_scale);
+    CHECK(a->window == b->window);
     CHECK(a->attention_scale == b->attention_scale);
     CHECK(a->norm_eps == b->norm_eps);
     CHECK(a->is_moe == b->is_moe);

@@ -112,8 +112,11 @@ int64_t HostBytes(const Checkpoint& checkpoint, const HfConfig& config, int64_t 
     if (!engine) bytes += DenseBytes(t);
   }
   const int64_t kept = std::min(tokens, config.max_position_embeddings);
-  return bytes + 2 * int64_t{4} * config.num_hidden_layers * config.num_key_value_heads *
-                     config.head_dim * kept;
+  for (int l = 0; l < config.num_hidden_layers; ++l) {
+    const int64_t channels = config.KvHeads(l) * (config.HeadDim(l) + config.ValueDim(l));
+    bytes += 4 * channels * kept;
+  }
+  return bytes;
 }
 
 }  // namespace moert::cli

@@ -39,10 +39,20 @@ void AddExperts(const ExpertSource& source, const MoeModelSpec& moe, bool stored
   facts->schemes.push_back(std::move(as));
 }
 
+bool HasDeltaNet(const HfConfig& c, int layer) {
+  const auto at = static_cast<size_t>(layer);
+  return at < c.mixers.size() && c.mixers[at].kind == MixerKind::kDeltaNet;
+}
+
+/// Channels of a layer's keys and values at one position.
+int64_t KvChannels(const HfConfig& c, int layer) {
+  return c.KvHeads(layer) * (c.HeadDim(layer) + c.ValueDim(layer));
+}
+
 /// Weights of a layer's mixer.
-int64_t MixerWeights(const HfConfig& c, MixerKind kind) {
+int64_t MixerWeights(const HfConfig& c, int layer) {
   const int64_t hidden = c.hidden_size, heads = c.num_attention_heads;
-  if (kind == MixerKind::kDeltaNet) {
+  if (HasDeltaNet(c, layer)) {
     const DeltaNetConfig& d = c.delta_net;
     const int64_t keys = d.key_heads * d.key_dim, values = d.value_heads * d.value_dim;
     return hidden * (2 * keys + 3 * values);
@@ -54,8 +64,8 @@ int64_t MixerWeights(const HfConfig& c, MixerKind kind) {
     return queries + hidden * (a.kv_rank + a.rope_dim) +
            a.kv_rank * heads * (a.nope_dim + a.value_dim) + heads * a.value_dim * hidden;
   }
-  const int64_t queries = c.attention_gate ? 2 : 1;
-  return hidden * c.head_dim * (heads * (queries + 1) + 2 * int64_t{c.num_key_value_heads});
+  const int64_t queries = (c.attention_gate ? 2 : 1) * c.HeadDim(layer);
+  return hidden * (heads * (queries + c.ValueDim(layer)) + KvChannels(c, layer));
 }
 
 /// Bytes of keys and values, in fp32 as the example decoder keeps them.
@@ -63,10 +73,8 @@ int64_t KvBytes(const HfConfig& c, int64_t tokens) {
   tokens = std::min(tokens, c.max_position_embeddings);
   int64_t channels = 0;
   for (int l = 0; l < c.num_hidden_layers; ++l) {
-    const bool listed = static_cast<size_t>(l) < c.mixers.size();
-    if (listed && c.mixers[static_cast<size_t>(l)].kind == MixerKind::kDeltaNet) continue;
-    channels += c.latent.kv_rank > 0 ? c.latent.kv_rank + c.latent.rope_dim
-                                     : 2 * c.num_key_value_heads * c.head_dim;
+    if (HasDeltaNet(c, l)) continue;
+    channels += c.latent.kv_rank > 0 ? c.latent.kv_rank + c.latent.rope_dim : KvChannels(c, l);
   }
   return 4 * channels * tokens;
 }
@@ -75,8 +83,7 @@ int64_t KvBytes(const HfConfig& c, int64_t tokens) {
 void AddDense(const HfConfig& c, ModelFacts* facts) {
   int64_t weights = 0;
   for (int l = 0; l < c.num_hidden_layers; ++l) {
-    const auto at = static_cast<size_t>(l);
-    weights += MixerWeights(c, at < c.mixers.size() ? c.mixers[at].kind : MixerKind::kFull);
+    weights += MixerWeights(c, l);
     if (c.MoeLayerIndex(l) < 0) weights += 3 * c.hidden_size * c.dense_intermediate;
   }
   for (const MoeLayerSpec& layer : c.moe.layers) {

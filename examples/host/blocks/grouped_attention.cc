@@ -14,39 +14,42 @@ namespace moert::host {
 absl::StatusOr<std::unique_ptr<Mixer>> GroupedAttention::Load(const Checkpoint& checkpoint,
                                                               const HfConfig& config, int layer,
                                                               const Rope* rope) {
-  MOERT_RETURN_IF_ERROR(CheckPanels("head_dim", config.head_dim));
   auto a = std::make_unique<GroupedAttention>();
   a->layer_ = layer;
   a->heads_ = config.num_attention_heads;
-  a->kv_heads_ = config.num_key_value_heads;
-  a->head_dim_ = config.head_dim;
-  a->query_stride_ = config.attention_gate ? 2 * config.head_dim : config.head_dim;
+  a->kv_heads_ = config.KvHeads(layer);
+  a->head_dim_ = config.HeadDim(layer);
+  a->value_dim_ = config.ValueDim(layer);
+  MOERT_RETURN_IF_ERROR(CheckPanels("head_dim", a->head_dim_));
+  MOERT_RETURN_IF_ERROR(CheckPanels("v_head_dim", a->value_dim_));
+  a->query_stride_ = config.attention_gate ? 2 * a->head_dim_ : a->head_dim_;
   a->clip_ = static_cast<float>(config.clip_qkv);
+  a->value_scale_ = static_cast<float>(config.value_scale);
   a->rotate_ = config.mixers[layer].rotate;
   a->temperature_ = config.temperature;
   a->rope_ = rope;
   const std::string name = LayerPrefix(config, layer) + "self_attn.";
-  const int64_t q = a->heads_ * config.head_dim, kv = a->kv_heads_ * config.head_dim;
   const auto load = [&](const char* part, int64_t out, int64_t in, bool bias) {
     return Linear::Load(checkpoint, config.quantization, name + part, out, in, bias);
   };
-  const int64_t hidden = config.hidden_size;
-  MOERT_ASSIGN_OR_RETURN(a->q_,
-                         load("q_proj", a->heads_ * a->query_stride_, hidden, config.qkv_bias));
-  MOERT_ASSIGN_OR_RETURN(a->k_, load("k_proj", kv, hidden, config.qkv_bias));
-  MOERT_ASSIGN_OR_RETURN(a->v_, load("v_proj", kv, hidden, config.qkv_bias));
-  MOERT_ASSIGN_OR_RETURN(a->o_, load("o_proj", hidden, q, config.attention_output_bias));
+  const int64_t hidden = config.hidden_size, values = a->heads_ * a->value_dim_;
+  const bool bias = config.qkv_bias;
+  MOERT_ASSIGN_OR_RETURN(a->q_, load("q_proj", a->heads_ * a->query_stride_, hidden, bias));
+  MOERT_ASSIGN_OR_RETURN(a->k_, load("k_proj", a->kv_heads_ * a->head_dim_, hidden, bias));
+  MOERT_ASSIGN_OR_RETURN(a->v_, load("v_proj", a->kv_heads_ * a->value_dim_, hidden, bias));
+  MOERT_ASSIGN_OR_RETURN(a->o_, load("o_proj", hidden, values, config.attention_output_bias));
   MOERT_RETURN_IF_ERROR(a->LoadNorms(checkpoint, config, name));
   Attend::Shape shape;
   shape.layer = layer;
   shape.heads = a->heads_;
   shape.kv_heads = a->kv_heads_;
-  shape.key_dim = shape.value_dim = config.head_dim;
+  shape.key_dim = a->head_dim_;
+  shape.value_dim = a->value_dim_;
   shape.head_stride = a->query_stride_;
   shape.scale = static_cast<float>(config.attention_scale);
   shape.mixer = config.mixers[layer];
-  if (config.attention_sinks) {
-    MOERT_ASSIGN_OR_RETURN(shape.sinks, checkpoint.ReadF32(name + "sinks", {a->heads_}));
+  if (config.HasSinks(layer)) {
+    MOERT_ASSIGN_OR_RETURN(shape.sinks, checkpoint.ReadF32(name + config.sinks_name, {a->heads_}));
   }
   a->attend_ = Attend(std::move(shape));
   return a;
@@ -69,7 +72,7 @@ absl::Status GroupedAttention::LoadNorms(const Checkpoint& checkpoint, const HfC
 }
 
 std::unique_ptr<LayerState> GroupedAttention::NewState(int64_t capacity) const {
-  return std::make_unique<KvPanels>(kv_heads_, head_dim_, head_dim_, capacity);
+  return std::make_unique<KvPanels>(kv_heads_, head_dim_, value_dim_, capacity);
 }
 
 void GroupedAttention::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x,
@@ -77,7 +80,7 @@ void GroupedAttention::Forward(ThreadPool* pool, absl::Span<const RowGroup> grou
   queries_.resize(rows * q_.out());
   mixed_.resize(rows * o_.in());
   keys_.resize(rows * k_.out());
-  values_.resize(rows * k_.out());
+  values_.resize(rows * v_.out());
   q_.Forward(pool, x, rows, queries_.data());
   k_.Forward(pool, x, rows, keys_.data());
   v_.Forward(pool, x, rows, values_.data());
@@ -102,7 +105,7 @@ void GroupedAttention::Prepare(const RowGroup& group, int64_t index) {
   const int64_t position = group.sequence->length() + index;
   float* q = queries_.data() + row * q_.out();
   float* k = keys_.data() + row * k_.out();
-  float* v = values_.data() + row * k_.out();
+  float* v = values_.data() + row * v_.out();
   if (qk_norm_ == QkNorm::kFull) {
     q_norm_.Apply(q, q);
     k_norm_.Apply(k, k);
@@ -110,7 +113,10 @@ void GroupedAttention::Prepare(const RowGroup& group, int64_t index) {
   if (clip_ > 0.0f) {
     Clip(q, q_.out());
     Clip(k, k_.out());
-    Clip(v, k_.out());
+    Clip(v, v_.out());
+  }
+  if (value_scale_ != 1.0f) {
+    for (int64_t i = 0; i < v_.out(); ++i) v[i] *= value_scale_;
   }
   const int set = rope_->SetOf(group.sequence->max_tokens());
   for (int head = 0; head < heads_; ++head) {
@@ -125,7 +131,7 @@ void GroupedAttention::Prepare(const RowGroup& group, int64_t index) {
   for (int head = 0; head < kv_heads_; ++head) {
     float* h = k + head * head_dim_;
     Finish(k_norm_, set, position, h);
-    cache->Store(head, position, h, v + head * head_dim_);
+    cache->Store(head, position, h, v + head * value_dim_);
   }
 }
 

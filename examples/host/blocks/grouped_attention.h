@@ -41,9 +41,11 @@ class GroupedAttention final : public Mixer {
   int layer_ = 0;
   int heads_ = 0;
   int kv_heads_ = 0;
-  int64_t head_dim_ = 0;
+  int64_t head_dim_ = 0;      // of queries and keys
+  int64_t value_dim_ = 0;     // of a head's values
   int64_t query_stride_ = 0;  // from head to head: a gate may stand behind the query
   float clip_ = 0.0f;
+  float value_scale_ = 1.0f;
   bool rotate_ = true;
   QkNorm qk_norm_ = QkNorm::kNone;
   float l2_eps_ = 0.0f;

@@ -10,7 +10,8 @@ std::vector<int64_t> RowsOfHeads(int heads, int64_t stride, int64_t first, int64
   rows.reserve(static_cast<size_t>(heads * count));
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t i = 0; i < count; ++i) {
-      rows.push_back(h * stride + first + (within.empty() ? i : within[static_cast<size_t>(i)]));
+      const int64_t row = within.empty() ? i : within[static_cast<size_t>(i)];
+      rows.push_back(row == kZeroRow ? kZeroRow : h * stride + first + row);
     }
   }
   return rows;
@@ -48,7 +49,9 @@ absl::StatusOr<std::vector<float>> ReadBias(const Checkpoint& checkpoint, const 
                          checkpoint.ReadF32(part.name + ".bias", {part.stored_rows()}));
   if (part.order.empty()) return all;
   std::vector<float> bias;
-  for (const int64_t row : part.order) bias.push_back(all[static_cast<size_t>(row)]);
+  for (const int64_t row : part.order) {
+    bias.push_back(row == kZeroRow ? 0.0f : all[static_cast<size_t>(row)]);
+  }
   return bias;
 }
 

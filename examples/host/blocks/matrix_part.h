@@ -2,6 +2,7 @@
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_MATRIX_PART_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_MATRIX_PART_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,6 +16,9 @@
 
 namespace moert::host {
 
+/// A row of a part's `order` that is no row of the tensor: zeros.
+constexpr int64_t kZeroRow = -1;
+
 struct MatrixPart {
   std::string name;  // of the tensors NAME.weight [out, in] and NAME.bias [out]
   int64_t out = 0;
@@ -26,7 +30,8 @@ struct MatrixPart {
   int64_t stored_rows() const { return order.empty() ? out : rows; }
 };
 
-/// Rows h stride + first + within[i] of each of `heads` heads h. within: empty for 0 to count - 1.
+/// Rows h stride + first + within[i] of each of `heads` heads h, kZeroRow where within[i] is it.
+/// within: empty for 0 to count - 1.
 std::vector<int64_t> RowsOfHeads(int heads, int64_t stride, int64_t first, int64_t count,
                                  const std::vector<int64_t>& within = {});
 
@@ -42,6 +47,10 @@ absl::Status ReadRows(const LinearWeight& weight, const MatrixPart& part, int64_
     return part.order.empty() ? first + i : part.order[static_cast<size_t>(first + i)];
   };
   for (int64_t i = 0, together = 1; i < count; i += together, together = 1) {
+    if (row(i) == kZeroRow) {
+      std::fill_n(to.begin() + i * in, in, T{});
+      continue;
+    }
     while (i + together < count && row(i + together) == row(i) + together) ++together;
     absl::Status status = weight.Read(
         row(i), to.subspan(static_cast<size_t>(i * in), static_cast<size_t>(together * in)));

@@ -36,10 +36,8 @@ template <int kDim>
 __device__ __forceinline__ void StoreKey(const AttentionArgs& a, const Task& t,
                                          const SequenceCache& cache, bool stores,
                                          const Shared<kDim>& shared) {
-  const int64_t stored =
-      ((static_cast<int64_t>(a.layer) * a.kv_heads + t.kv_head) * cache.capacity +
-       t.input.position) *
-      a.head_dim;
+  const int64_t stored = (a.channels_before + t.kv_head * a.head_dim) * cache.capacity +
+                         int64_t{t.input.position} * a.head_dim;
   const int before = t.input.before;
   for (int i = threadIdx.x; i < a.head_dim; i += kThreads) {
     const uint16_t key = shared.in.keys[before][i], value = shared.in.values[before][i];
@@ -215,7 +213,7 @@ __global__ void __launch_bounds__(kThreads)
   const float scale = rsqrtf(static_cast<float>(a.head_dim)) * 1.44269504f;  // in powers of two
   std::conditional_t<kRotates, DecodeRotation<kDim>, NoRotation> rotation(rope, t, cache.rope_set);
   Keys of;
-  of.base = (static_cast<int64_t>(a.layer) * a.kv_heads + t.kv_head) * cache.capacity * a.head_dim;
+  of.base = (a.channels_before + t.kv_head * a.head_dim) * cache.capacity;
   of.from = t.begin / kPieceKeys * kPieceKeys + (rank + kRanks * warp) * kBlock;
   while (of.from + kBlock <= t.begin) of.from += kStride;
   of.stored = min(t.end, t.fresh);

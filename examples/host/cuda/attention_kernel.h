@@ -24,10 +24,10 @@ struct AttentionArgs {
   int32_t rows = 0;
   int32_t heads = 0;
   int32_t kv_heads = 0;
-  int32_t head_dim = 0;  // a multiple of 16, at most kMaxHeadDim
-  int32_t layer = 0;
-  int32_t window = 0;  // keys a query sees, itself included; 0: all
-  int32_t chunk = 0;   // it sees those of its own chunk of so many; 0: all
+  int32_t head_dim = 0;         // a multiple of 16, at most kMaxHeadDim
+  int64_t channels_before = 0;  // of keys in the attention layers in front
+  int32_t window = 0;           // keys a query sees, itself included; 0: all
+  int32_t chunk = 0;            // it sees those of its own chunk of so many; 0: all
   /// [heads]: a score that takes its share and gives nothing; null: none.
   const float* sinks = nullptr;
 };

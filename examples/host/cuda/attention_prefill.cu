@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) PrefillKernel(const __grid_constant_
   const QueryTile tile = a.inputs.tiles[blockIdx.y];
   const RowInput first = a.inputs.rows[tile.first_row];
   const SequenceCache cache = a.inputs.sequences[first.sequence];
-  const int64_t base = (int64_t{a.layer} * a.kv_heads + kv_head) * cache.capacity * dim;
+  const int64_t base = (a.channels_before + kv_head * dim) * cache.capacity;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, pair = lane % 4 * 2;
   const int rows[2] = {warp * 16 + group, warp * 16 + group + 8};  // of queries in the tile
   uint32_t q[kDim / 16][4];

@@ -61,7 +61,8 @@ struct DecodeRotation {
       if (head >= t.heads + 2 || (head < t.heads && !kQueries)) continue;
       BiasAndClip(rope, PlaceOf(rope, t, head), &x[turn]);
       if (head == t.heads + 1) {
-        x[turn].Write(half, [&](int i, float v) { shared->in.values[j][i] = ToBf16(v); });
+        x[turn].Write(
+            half, [&](int i, float v) { shared->in.values[j][i] = ToBf16(v * rope.value_scale); });
         continue;
       }
       const bool key = head == t.heads;

@@ -28,6 +28,21 @@ absl::Status CheckSize(const char* field, int64_t value, int64_t multiple, int64
                   field, value, multiples, most));
 }
 
+/// Grouped attention's heads: values have room where keys have it.
+absl::Status CheckHeads(const HfConfig& config) {
+  for (int i = 0; i < config.num_hidden_layers; ++i) {
+    MOERT_RETURN_IF_ERROR(CheckSize("head_dim", config.HeadDim(i), 16, kMaxHeadDim));
+    MOERT_RETURN_IF_ERROR(CheckSize("v_head_dim", config.ValueDim(i), 1, config.HeadDim(i)));
+  }
+  const auto long_rope = [](const RopeConfig& rope) { return rope.kind == RopeKind::kLongRope; };
+  if (!config.window || !(long_rope(config.rope) || long_rope(config.window->rope))) {
+    return absl::OkStatus();
+  }
+  return absl::UnimplementedError(
+      "config.json: rope_parameters longrope of some layers; the example decoder runs it on a "
+      "device where all layers have the same, and others with --backend cpu");
+}
+
 /// Parts of latent attention that a step of this shape may need.
 int LatentParts(const StepShape& shape) {
   return LatentPartsFor(int64_t{shape.pieces} * kPieceKeys - 1);
@@ -45,7 +60,7 @@ absl::Status CheckDeviceMixers(const HfConfig& config) {
         CheckSize("linear_key_head_dim", config.delta_net.key_dim, 1, kMaxDeltaKeyDim));
   }
   const LatentAttentionConfig& l = config.latent;
-  if (l.kv_rank == 0) return CheckSize("head_dim", config.head_dim, 16, kMaxHeadDim);
+  if (l.kv_rank == 0) return CheckHeads(config);
   MOERT_RETURN_IF_ERROR(CheckSize("kv_lora_rank", l.kv_rank, 16, kMaxLatentValueDim));
   MOERT_RETURN_IF_ERROR(CheckSize("qk_nope_head_dim", l.nope_dim, 8, int64_t{1} << 16));
   return CheckSize("qk_rope_head_dim", l.rope_dim, 2, kMaxLatentKeyDim - kMaxLatentValueDim);
@@ -58,8 +73,13 @@ absl::Status DeviceMixers::Init(const HfConfig& config, const DeviceWeights& wei
   products_ = products;
   stream_ = stream;
   int attention = 0, nets = 0;
-  for (const MixerConfig& mixer : config.mixers) {
-    place_.push_back(mixer.kind == MixerKind::kDeltaNet ? nets++ : attention++);
+  int64_t channels = 0;
+  for (int i = 0; i < config.num_hidden_layers; ++i) {
+    const bool net = config.mixers[i].kind == MixerKind::kDeltaNet;
+    place_.push_back(net ? nets++ : attention++);
+    channels_before_.push_back(channels);
+    if (!net) channels += config.KvHeads(i) * config.HeadDim(i);
+    widest_head_ = std::max(widest_head_, static_cast<int>(config.HeadDim(i)));
   }
   Carver count;
   Carve(&count, max_rows);
@@ -103,8 +123,7 @@ int64_t DeviceMixers::PartialBytesOf(const StepShape& shape) const {
     return LatentPartialBytes(shape.rows, config_->num_attention_heads,
                               static_cast<int>(config_->latent.kv_rank), LatentParts(shape));
   }
-  return PartialBytes(shape.rows, config_->num_attention_heads, static_cast<int>(config_->head_dim),
-                      shape.pieces);
+  return PartialBytes(shape.rows, config_->num_attention_heads, widest_head_, shape.pieces);
 }
 
 absl::Status DeviceMixers::Reserve(const StepShape& shape,
@@ -134,23 +153,25 @@ RopeArgs DeviceMixers::RopeOf(int layer, const StepInputs& inputs, const StepSha
   rope.norm_full = config_->qk_norm == QkNorm::kFull;
   rope.norm_eps = static_cast<float>(config_->norm_eps);
   rope.clip = static_cast<float>(config_->clip_qkv);
-  rope.frequencies = Floats(weights_->frequencies);
-  rope.factors[0] = weights_->rope_factors[0];
-  rope.factors[1] = weights_->rope_factors[1];
+  const DeviceRope& device_rope = weights_->RopeOf(mixer);
+  rope.frequencies = Floats(device_rope.frequencies);
+  rope.factors[0] = device_rope.factors[0];
+  rope.factors[1] = device_rope.factors[1];
   // Without weights a norm is the same in front of a rotation that keeps lengths.
   rope.norm_last = config_->qk_norm == QkNorm::kPerHeadRotated ||
                    (config_->qk_norm == QkNorm::kPerHeadL2 && rope.factors[0] != 1);
-  rope.rotated = mixer.rotate ? static_cast<int32_t>(config_->rope.dim / 2) : 0;
+  rope.rotated = mixer.rotate ? static_cast<int32_t>(config_->Rope(layer).dim / 2) : 0;
   if (!mixer.rotate) {
     rope.temperature_scale = static_cast<float>(config_->temperature.scale);
     rope.temperature_floor = static_cast<float>(config_->temperature.floor);
   }
   rope.rows = static_cast<int32_t>(shape.rows);
   rope.heads = config_->num_attention_heads;
-  rope.kv_heads = config_->num_key_value_heads;
-  rope.head_dim = static_cast<int32_t>(config_->head_dim);
+  rope.kv_heads = config_->KvHeads(layer);
+  rope.head_dim = static_cast<int32_t>(config_->HeadDim(layer));
+  rope.value_scale = static_cast<float>(config_->value_scale);
   rope.extra = config_->attention_gate ? rope.heads * rope.head_dim : 0;
-  rope.layer = place_[layer];
+  rope.channels_before = channels_before_[layer];
   return rope;
 }
 
@@ -164,9 +185,9 @@ AttentionArgs DeviceMixers::AttentionOf(int layer, const StepInputs& inputs,
   attention.out = mixed_;
   attention.rows = static_cast<int32_t>(shape.rows);
   attention.heads = config_->num_attention_heads;
-  attention.kv_heads = config_->num_key_value_heads;
-  attention.head_dim = static_cast<int32_t>(config_->head_dim);
-  attention.layer = place_[layer];
+  attention.kv_heads = config_->KvHeads(layer);
+  attention.head_dim = static_cast<int32_t>(config_->HeadDim(layer));
+  attention.channels_before = channels_before_[layer];
   attention.window = Span(config_->mixers[layer], MixerKind::kWindow);
   attention.chunk = Span(config_->mixers[layer], MixerKind::kChunk);
   attention.sinks = Floats(w.sinks);
@@ -212,9 +233,9 @@ LatentSizes DeviceMixers::LatentSizesOf(int layer, const StepInputs& inputs,
   s.key_dim = static_cast<int32_t>(LatentKeyDim(l.kv_rank, l.rope_dim));
   s.layer = place_[layer];
   s.eps = kLatentEps;
-  s.frequencies = Floats(weights_->frequencies);
-  s.factors[0] = weights_->rope_factors[0];
-  s.factors[1] = weights_->rope_factors[1];
+  s.frequencies = Floats(weights_->rope.frequencies);
+  s.factors[0] = weights_->rope.factors[0];
+  s.factors[1] = weights_->rope.factors[1];
   return s;
 }
 

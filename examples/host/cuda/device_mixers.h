@@ -57,6 +57,8 @@ class DeviceMixers {
   DenseProducts* products_ = nullptr;
   CUstream_st* stream_ = nullptr;
   std::vector<int> place_;  // by layer: among those of its kind, attention or delta nets
+  std::vector<int64_t> channels_before_;  // by layer: of keys in the attention layers in front
+  int widest_head_ = 0;
 
   // Holds all rows of a step.
   gpu::Buffer memory_;

@@ -56,7 +56,7 @@ absl::StatusOr<DeviceWeights> DeviceWeights::Load(const Checkpoint& checkpoint,
     MOERT_ASSIGN_OR_RETURN(DeviceLayer layer, LoadLayer(checkpoint, config, i));
     w.layers.push_back(std::move(layer));
   }
-  MOERT_RETURN_IF_ERROR(w.LoadFrequencies(config));
+  MOERT_RETURN_IF_ERROR(w.LoadRopes(config));
   return w;
 }
 
@@ -84,21 +84,31 @@ absl::StatusOr<DeviceWeights> DeviceWeights::Random(const HfConfig& config, uint
     }
     w.layers.push_back(std::move(layer));
   }
-  MOERT_RETURN_IF_ERROR(w.LoadFrequencies(config));
+  MOERT_RETURN_IF_ERROR(w.LoadRopes(config));
   return w;
 }
 
-absl::Status DeviceWeights::LoadFrequencies(const HfConfig& config) {
-  const Rope rope(config.rope);
-  const int64_t pairs = (config.latent.kv_rank > 0 ? config.rope.dim : config.head_dim) / 2;
+absl::StatusOr<DeviceRope> DeviceRope::Load(const RopeConfig& config, int64_t pairs) {
+  const Rope rope(config);
+  DeviceRope loaded;
   std::vector<float> all;
   for (int set = 0; set < rope.num_sets(); ++set) {
     std::vector<float> f = rope.inverse_frequencies(set);
     f.resize(static_cast<size_t>(pairs));
     all.insert(all.end(), f.begin(), f.end());
-    rope_factors[set] = rope.attention_factor(set);
+    loaded.factors[set] = rope.attention_factor(set);
   }
-  MOERT_ASSIGN_OR_RETURN(frequencies, ToDevice(all));
+  MOERT_ASSIGN_OR_RETURN(loaded.frequencies, ToDevice(all));
+  return loaded;
+}
+
+absl::Status DeviceWeights::LoadRopes(const HfConfig& config) {
+  const bool latent = config.latent.kv_rank > 0;
+  const int64_t pairs = (latent ? config.rope.dim : config.head_dim) / 2;
+  MOERT_ASSIGN_OR_RETURN(rope, DeviceRope::Load(config.rope, pairs));
+  if (!config.window) return absl::OkStatus();
+  MOERT_ASSIGN_OR_RETURN(window_rope,
+                         DeviceRope::Load(config.window->rope, config.window->head_dim / 2));
   return absl::OkStatus();
 }
 

@@ -21,13 +21,25 @@ struct DeviceLayer {
   DeviceMatrix gate_up, down;  // where moe_layer is -1
 };
 
+struct DeviceRope {
+  gpu::Buffer frequencies;  // fp32 [sets][pairs of a head], zeros behind those that are rotated
+  float factors[2] = {1, 1};
+
+  static absl::StatusOr<DeviceRope> Load(const RopeConfig& config, int64_t pairs);
+};
+
 struct DeviceWeights {
   DeviceMatrix embedding;
   DeviceMatrix head;  // empty when tied to the embedding
   DeviceNorm final_norm;
   std::vector<DeviceLayer> layers;
-  gpu::Buffer frequencies;  // fp32 [sets][pairs of a head], zeros behind those that are rotated
-  float rope_factors[2] = {1, 1};
+  DeviceRope rope;
+  DeviceRope window_rope;  // where layers with windows have another one
+
+  const DeviceRope& RopeOf(const MixerConfig& mixer) const {
+    const bool own = mixer.kind == MixerKind::kWindow && window_rope.frequencies.bytes() > 0;
+    return own ? window_rope : rope;
+  }
 
   const DeviceMatrix& output() const { return head.empty() ? embedding : head; }
 
@@ -37,7 +49,7 @@ struct DeviceWeights {
   static absl::StatusOr<DeviceWeights> Random(const HfConfig& config, uint64_t seed);
 
  private:
-  absl::Status LoadFrequencies(const HfConfig& config);
+  absl::Status LoadRopes(const HfConfig& config);
 };
 
 }  // namespace moert::host

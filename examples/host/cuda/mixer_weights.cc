@@ -1,5 +1,6 @@
 #include "host/cuda/mixer_weights.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <utility>
@@ -47,7 +48,8 @@ MixerWidths MixerWidthsOf(const HfConfig& config, int layer) {
     const int64_t queries = l.q_rank > 0 ? l.q_rank : heads * (l.nope_dim + l.rope_dim);
     return {queries + l.kv_rank + l.rope_dim, heads * l.value_dim};
   }
-  const int64_t q = heads * config.head_dim, kv = config.num_key_value_heads * config.head_dim;
+  const int64_t q = heads * config.HeadDim(layer);
+  const int64_t kv = config.KvHeads(layer) * config.HeadDim(layer);
   return {(config.attention_gate ? 2 * q : q) + 2 * kv, q};
 }
 
@@ -60,6 +62,11 @@ absl::StatusOr<MixerWeights> MixerWeights::Load(const Checkpoint& checkpoint,
     return w;
   }
   const std::string name = prefix + "self_attn.";
+  if (config.latent.kv_rank == 0 && config.ValueDim(layer) != config.HeadDim(layer)) {
+    MOERT_RETURN_IF_ERROR(w.LoadSpreadOut(checkpoint, config, layer, name + "o_proj"));
+    MOERT_RETURN_IF_ERROR(w.LoadGrouped(checkpoint, config, layer, name));
+    return w;
+  }
   MOERT_ASSIGN_OR_RETURN(
       w.out,
       DeviceMatrix::Load(checkpoint, config.quantization,
@@ -70,13 +77,37 @@ absl::StatusOr<MixerWeights> MixerWeights::Load(const Checkpoint& checkpoint,
   return w;
 }
 
+absl::Status MixerWeights::LoadSpreadOut(const Checkpoint& checkpoint, const HfConfig& config,
+                                         int layer, const std::string& name) {
+  if (config.attention_output_bias) {
+    return absl::UnimplementedError(
+        "config.json: v_head_dim differs from head_dim, and o_proj has a bias; the example decoder "
+        "runs such a model with --backend cpu");
+  }
+  const int64_t rows = config.hidden_size * config.num_attention_heads;
+  const int64_t values = config.ValueDim(layer), room = config.HeadDim(layer);
+  MOERT_ASSIGN_OR_RETURN(
+      const LinearWeight weight,
+      LinearWeight::Open(checkpoint, config.quantization, name, config.hidden_size,
+                         config.num_attention_heads * values));
+  std::vector<uint16_t> stored(static_cast<size_t>(rows * values));
+  std::vector<uint16_t> spread(static_cast<size_t>(rows * room));
+  MOERT_RETURN_IF_ERROR(weight.Read(0, absl::MakeSpan(stored)));
+  for (int64_t i = 0; i < rows; ++i) {
+    std::copy_n(stored.begin() + i * values, values, spread.begin() + i * room);
+  }
+  MOERT_ASSIGN_OR_RETURN(
+      out, DeviceMatrix::FromHost(spread, config.hidden_size, config.num_attention_heads * room));
+  return absl::OkStatus();
+}
+
 absl::Status MixerWeights::LoadGrouped(const Checkpoint& checkpoint, const HfConfig& config,
                                        int layer, const std::string& name) {
-  const int heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
-  const int64_t dim = config.head_dim, q = heads * dim, kv = kv_heads * dim;
+  const int heads = config.num_attention_heads, kv_heads = config.KvHeads(layer);
+  const int64_t dim = config.HeadDim(layer), q = heads * dim, kv = kv_heads * dim;
   const int64_t stride = config.attention_gate ? 2 * dim : dim;
   const bool bias = config.qkv_bias;
-  const std::vector<int64_t> rotation = RotationOrder(config.rope, dim);
+  const std::vector<int64_t> rotation = RotationOrder(config.Rope(layer), dim);
   std::vector<Part> parts = {
       {name + "q_proj", q, bias}, {name + "k_proj", kv, bias}, {name + "v_proj", kv, bias}};
   if (config.attention_gate || !rotation.empty()) {
@@ -87,14 +118,21 @@ absl::Status MixerWeights::LoadGrouped(const Checkpoint& checkpoint, const HfCon
     parts[1].order = RowsOfHeads(kv_heads, dim, 0, dim, rotation);
     parts[1].rows = kv;
   }
+  if (const int64_t values = config.ValueDim(layer); values != dim) {
+    std::vector<int64_t> within(static_cast<size_t>(dim), kZeroRow);
+    std::iota(within.begin(), within.begin() + values, 0);
+    parts[2].order = RowsOfHeads(kv_heads, values, 0, dim, within);
+    parts[2].rows = kv_heads * values;
+  }
   if (config.attention_gate) {
     parts.push_back(
         {name + "q_proj", q, bias, RowsOfHeads(heads, stride, dim, dim), heads * stride});
   }
   MOERT_ASSIGN_OR_RETURN(
       in, DeviceMatrix::Load(checkpoint, config.quantization, parts, config.hidden_size));
-  if (config.attention_sinks) {
-    MOERT_ASSIGN_OR_RETURN(const auto scores, checkpoint.ReadF32(name + "sinks", {heads}));
+  if (config.HasSinks(layer)) {
+    MOERT_ASSIGN_OR_RETURN(const auto scores,
+                           checkpoint.ReadF32(name + config.sinks_name, {heads}));
     MOERT_ASSIGN_OR_RETURN(sinks, ToDevice(scores));
   }
   return LoadHeadNorms(checkpoint, config, layer, name);
@@ -102,28 +140,26 @@ absl::Status MixerWeights::LoadGrouped(const Checkpoint& checkpoint, const HfCon
 
 absl::Status MixerWeights::LoadHeadNorms(const Checkpoint& checkpoint, const HfConfig& config,
                                          int layer, const std::string& name) {
+  const int64_t dim = config.HeadDim(layer);
   const bool rotates = config.mixers[layer].rotate;
   const bool behind = config.qk_norm == QkNorm::kPerHeadRotated;
   if (config.qk_norm == QkNorm::kPerHeadL2) {
     if (!rotates) return absl::OkStatus();
-    MOERT_ASSIGN_OR_RETURN(q_norm, DeviceNorm::Ones(config.head_dim));
-    MOERT_ASSIGN_OR_RETURN(k_norm, DeviceNorm::Ones(config.head_dim));
+    MOERT_ASSIGN_OR_RETURN(q_norm, DeviceNorm::Ones(dim));
+    MOERT_ASSIGN_OR_RETURN(k_norm, DeviceNorm::Ones(dim));
     return absl::OkStatus();
   }
   if (config.qk_norm == QkNorm::kNone || (behind && !rotates)) return absl::OkStatus();
   const NormKind kind = config.norm == NormKind::kRmsOffset ? NormKind::kRmsOffset : NormKind::kRms;
-  const std::vector<int64_t> rotation = RotationOrder(config.rope, config.head_dim);
+  const std::vector<int64_t> rotation = RotationOrder(config.Rope(layer), dim);
   const auto load = [&](const char* part, int heads) {
     const int count = config.qk_norm == QkNorm::kFull ? heads : 1;
-    const auto order = rotation.empty()
-                           ? rotation
-                           : RowsOfHeads(count, config.head_dim, 0, config.head_dim, rotation);
-    return DeviceNorm::Load(checkpoint, name + part, kind, count * config.head_dim, order);
+    const auto order = rotation.empty() ? rotation : RowsOfHeads(count, dim, 0, dim, rotation);
+    return DeviceNorm::Load(checkpoint, name + part, kind, count * dim, order);
   };
   MOERT_ASSIGN_OR_RETURN(q_norm,
                          load(behind ? "query_layernorm" : "q_norm", config.num_attention_heads));
-  MOERT_ASSIGN_OR_RETURN(k_norm,
-                         load(behind ? "key_layernorm" : "k_norm", config.num_key_value_heads));
+  MOERT_ASSIGN_OR_RETURN(k_norm, load(behind ? "key_layernorm" : "k_norm", config.KvHeads(layer)));
   return absl::OkStatus();
 }
 
@@ -249,13 +285,14 @@ absl::StatusOr<MixerWeights> MixerWeights::Random(const HfConfig& config, int la
     MOERT_RETURN_IF_ERROR(matrix(&w.value, heads * l.value_dim, l.kv_rank));
     return w;
   }
-  if (config.attention_sinks) {
+  if (config.HasSinks(layer)) {
     MOERT_ASSIGN_OR_RETURN(w.sinks, zeros(heads));
   }
   if (config.qk_norm == QkNorm::kNone) return w;
   const bool full = config.qk_norm == QkNorm::kFull;
-  MOERT_RETURN_IF_ERROR(norm(&w.q_norm, (full ? heads : 1) * config.head_dim));
-  MOERT_RETURN_IF_ERROR(norm(&w.k_norm, (full ? config.num_key_value_heads : 1) * config.head_dim));
+  const int64_t dim = config.HeadDim(layer);
+  MOERT_RETURN_IF_ERROR(norm(&w.q_norm, (full ? heads : 1) * dim));
+  MOERT_RETURN_IF_ERROR(norm(&w.k_norm, (full ? config.KvHeads(layer) : 1) * dim));
   return w;
 }
 

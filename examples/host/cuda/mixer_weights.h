@@ -45,6 +45,9 @@ struct MixerWeights {
  private:
   absl::Status LoadGrouped(const Checkpoint& checkpoint, const HfConfig& config, int layer,
                            const std::string& name);
+  /// The matrix behind, where values have less channels than the keys' room that they are kept in.
+  absl::Status LoadSpreadOut(const Checkpoint& checkpoint, const HfConfig& config, int layer,
+                             const std::string& name);
   absl::Status LoadHeadNorms(const Checkpoint& checkpoint, const HfConfig& config, int layer,
                              const std::string& name);
   absl::Status LoadLatent(const Checkpoint& checkpoint, const HfConfig& config,

@@ -61,10 +61,11 @@ __global__ void __launch_bounds__(kThreads) RopeKernel(const __grid_constant__ R
     const int at = head * dim, kv_head = (head - a.heads) % a.kv_heads;
     const auto get = [&](int i) { return norm_full ? x[at + i] : Channel(a, x, at + i); };
     const int64_t stored =
-        ((static_cast<int64_t>(a.layer) * a.kv_heads + kv_head) * cache.capacity + row.position) *
-        dim;
+        (a.channels_before + kv_head * dim) * cache.capacity + int64_t{row.position} * dim;
     if (head >= a.heads + a.kv_heads) {
-      for (int i = threadIdx.x % 32; i < dim; i += 32) cache.values[stored + i] = ToBf16(get(i));
+      for (int i = threadIdx.x % 32; i < dim; i += 32) {
+        cache.values[stored + i] = ToBf16(get(i) * a.value_scale);
+      }
     } else if (head >= a.heads) {
       RotateHead(a, a.norm_full ? nullptr : a.k_weight, rotation, get,
                  [&](int i, float v) { cache.keys[stored + i] = ToBf16(v); });

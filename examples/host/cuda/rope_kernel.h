@@ -37,7 +37,8 @@ struct RopeArgs {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  int32_t layer = 0;
+  float value_scale = 1;        // of values, as they are stored
+  int64_t channels_before = 0;  // of keys in the attention layers in front
 };
 
 /// A cudaError_t. Keys and values go to the sequences' caches, rounded to bf16.

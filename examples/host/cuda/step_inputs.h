@@ -19,8 +19,8 @@ struct RowInput {
 
 /// The state that a sequence's earlier positions left. Layers count those of their kind alone.
 struct SequenceCache {
-  /// bf16 [attention layers][kv heads][capacity][head_dim]; of latent attention [attention
-  /// layers][capacity][key_dim] and no values.
+  /// bf16 [attention layers][kv heads][capacity][head_dim], values of less channels with zeros
+  /// behind them; of latent attention [attention layers][capacity][key_dim] and no values.
   uint16_t* keys = nullptr;
   uint16_t* values = nullptr;
   int64_t capacity = 0;

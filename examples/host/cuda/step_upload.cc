@@ -22,7 +22,12 @@ absl::StatusOr<std::unique_ptr<DeviceSequence>> DeviceSequence::Create(const HfC
   const int64_t positions = (config.num_hidden_layers - nets) * max_tokens;
   const LatentAttentionConfig& l = config.latent;
   const DeltaNetConfig& d = config.delta_net;
-  const int64_t grouped = positions * config.num_key_value_heads * config.head_dim;
+  int64_t channels = 0;
+  for (int i = 0; i < config.num_hidden_layers; ++i) {
+    if (config.mixers[i].kind == MixerKind::kDeltaNet) continue;
+    channels += config.KvHeads(i) * config.HeadDim(i);
+  }
+  const int64_t grouped = channels * max_tokens;
   const int64_t keys = l.kv_rank > 0 ? positions * LatentKeyDim(l.kv_rank, l.rope_dim) : grouped;
   SequenceCache& cache = sequence->cache_;
   const auto carve = [&](gpu::Carver* c) {

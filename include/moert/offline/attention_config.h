@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "moert/offline/rope_config.h"
+
 namespace moert {
 
 enum class MixerKind : int32_t {
@@ -20,6 +22,16 @@ struct MixerConfig {
   bool rotate = true;  // false: no position embeddings
 
   friend bool operator==(const MixerConfig&, const MixerConfig&) = default;
+};
+
+/// Layers with windows have these instead of the others' (MiMo-V2).
+struct WindowAttention {
+  int kv_heads = 0;
+  int64_t head_dim = 0;  // of queries and keys
+  bool sinks = false;
+  RopeConfig rope = {};
+
+  friend bool operator==(const WindowAttention&, const WindowAttention&) = default;
 };
 
 /// Normalization of queries and keys.

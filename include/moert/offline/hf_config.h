@@ -4,6 +4,7 @@
 #define MOERT_OFFLINE_HF_CONFIG_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,8 @@ struct HfConfig {
   int num_hidden_layers = 0;
   int num_attention_heads = 0;
   int num_key_value_heads = 0;
-  int64_t head_dim = 0;  // of queries and keys
+  int64_t head_dim = 0;   // of queries and keys
+  int64_t value_dim = 0;  // of values; 0: head_dim. Latent attention has its own
   int64_t max_position_embeddings = 0;
   RopeConfig rope = {};
 
@@ -59,9 +61,14 @@ struct HfConfig {
   std::vector<MixerConfig> mixers = {};  // by model layer
   LatentAttentionConfig latent = {};     // instead of keys and values a head
   DeltaNetConfig delta_net = {};
-  double attention_scale = 0;    // what queries times keys are multiplied by
-  bool attention_gate = false;   // q_proj has a gate behind each head's query
-  bool attention_sinks = false;  // self_attn.sinks: a score a head that attends to nothing
+  double attention_scale = 0;        // what queries times keys are multiplied by
+  bool attention_gate = false;       // q_proj has a gate behind each head's query
+  bool attention_sinks = false;      // a score a head that attends to nothing
+  std::string sinks_name = "sinks";  // self_attn.NAME
+  double value_scale = 1;            // of values
+  /// Layers with windows have these instead of num_key_value_heads, head_dim, attention_sinks and
+  /// rope.
+  std::optional<WindowAttention> window = {};
   QueryTemperature temperature = {};
 
   /// Intermediate size of the layers that are not MoE; 0 when there are none.
@@ -86,6 +93,13 @@ struct HfConfig {
 
   /// Index into moe.layers, or -1 for a dense layer.
   int MoeLayerIndex(int model_layer) const;
+
+  // Grouped attention of a layer.
+  int KvHeads(int layer) const;
+  int64_t HeadDim(int layer) const;
+  int64_t ValueDim(int layer) const;
+  bool HasSinks(int layer) const;
+  const RopeConfig& Rope(int layer) const;
 };
 
 /// Parses `text`; `source` begins every error message, which names field, value and legal range.

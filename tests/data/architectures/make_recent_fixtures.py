@@ -22,7 +22,7 @@ from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Con
                           Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, GptOssConfig,
                           GptOssForCausalLM, HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM,
                           HYV3Config, HYV3ForCausalLM, Llama4ForCausalLM, Llama4TextConfig,
-                          MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen3_5MoeForCausalLM,
+                          MiMoV2FlashConfig, MiMoV2FlashForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen3_5MoeForCausalLM,
                           Qwen3_5MoeTextConfig, Qwen3NextConfig, Qwen3NextForCausalLM,
                           Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration,
                           Qwen3VLMoeTextConfig, SolarOpenConfig, SolarOpenForCausalLM)
@@ -187,6 +187,22 @@ def exaone_moe():
         rope_parameters=dict(rope_type="default", rope_theta=1000000))
 
 
+def mimo_v2_flash():
+    """Published files name layers with windows otherwise than the library, which knows their widths."""
+    return MiMoV2FlashForCausalLM, MiMoV2FlashConfig, dict(
+        BASE, model_type="mimo_v2_flash", architectures=["MiMoV2FlashForCausalLM"],
+        num_hidden_layers=3, num_key_value_heads=1, head_dim=48, v_head_dim=32, attention_bias=False,
+        hybrid_layer_pattern=[0, 1, 1], hybrid_block_size=None, sliding_window=7,
+        sliding_window_size=7, attention_chunk_size=7, swa_num_attention_heads=4,
+        swa_num_key_value_heads=2, swa_head_dim=48, swa_v_head_dim=32, swa_rope_theta=10000,
+        rope_theta=5000000, partial_rotary_factor=0.334, attention_value_scale=0.707,
+        add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False, intermediate_size=48,
+        moe_intermediate_size=16, n_routed_experts=8, n_shared_experts=None, num_experts_per_tok=3,
+        moe_layer_freq=[0, 1, 1], n_group=1, topk_group=1, topk_method="noaux_tc",
+        scoring_func="sigmoid", routed_scaling_factor=None, norm_topk_prob=True,
+        layernorm_epsilon=1e-5)
+
+
 def solar_open():
     return SolarOpenForCausalLM, SolarOpenConfig, dict(
         BASE, model_type="solar_open", architectures=["SolarOpenForCausalLM"], head_dim=16,
@@ -219,7 +235,7 @@ def qwen3_vl_moe():
 
 FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_gptq, glm4_moe, ernie4_5_moe,
             minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4, hunyuan_v1_moe, glm4_moe_lite,
-            hy_v3, solar_open, qwen3_5_moe, qwen3_vl_moe, exaone_moe]
+            hy_v3, solar_open, qwen3_5_moe, qwen3_vl_moe, exaone_moe, mimo_v2_flash]
 NESTED = {"llama4": "Llama4ForConditionalGeneration",
           "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
           "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration"}
