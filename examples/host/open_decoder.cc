@@ -1,5 +1,7 @@
 #include "host/open_decoder.h"
 
+#include <fmt/format.h>
+
 #include "host/engine_runner.h"
 #include "host/model.h"
 #include "moert/offline/tensor_account.h"
@@ -60,6 +62,10 @@ absl::StatusOr<OpenedDecoder> OpenDecoder(const Checkpoint& checkpoint, const Hf
   device.graphs = options.graphs;
   MOERT_ASSIGN_OR_RETURN(auto decoder, DeviceDecoder::Load(checkpoint, config, engine, device));
   opened.note = decoder->note();
+  if (config.indexer.heads > 0) {
+    opened.note += fmt::format("{}sequences have at most index_topk ({}) tokens on a device",
+                               opened.note.empty() ? "" : "; ", config.indexer.top_k);
+  }
   opened.model = std::move(decoder);
   return opened;
 #else

@@ -124,15 +124,15 @@ constexpr Known kModelFields[] = {
 
 // Parts of a name that says how something is computed.
 constexpr const char* kModelWords[] = {
-    "moe",     "expert",  "rout",     "topk",      "top_k",  "gat",     "scor",     "norm",
-    "rope",    "rotary",  "attn",     "attention", "head",   "window",  "chunk",    "cap",
-    "scal",    "multip",  "mlp",      "ffn",       "bias",   "act",     "layer",    "hash",
-    "group",   "logit",   "residual", "embed",     "posit",  "alibi",   "hidden",   "intermediate",
-    "latent",  "lora",    "kv",       "conv",      "ssm",    "mamba",   "linear",   "clip",
-    "clamp",   "sink",    "sparse",   "dense",     "offset", "factor",  "temperat", "alpha",
-    "beta",    "dim",     "qk",       "mask",      "causal", "bidirec", "share",    "skip",
-    "eps",     "tie",     "theta",    "per_",      "swa",    "cla",     "mla",      "limit",
-    "quantiz", "compress"};
+    "moe",     "expert",   "rout",     "topk",      "top_k",  "gat",     "scor",     "norm",
+    "rope",    "rotary",   "attn",     "attention", "head",   "window",  "chunk",    "cap",
+    "scal",    "multip",   "mlp",      "ffn",       "bias",   "act",     "layer",    "hash",
+    "group",   "logit",    "residual", "embed",     "posit",  "alibi",   "hidden",   "intermediate",
+    "latent",  "lora",     "kv",       "conv",      "ssm",    "mamba",   "linear",   "clip",
+    "clamp",   "sink",     "sparse",   "dense",     "offset", "factor",  "temperat", "alpha",
+    "beta",    "dim",      "qk",       "mask",      "causal", "bidirec", "share",    "skip",
+    "eps",     "tie",      "theta",    "per_",      "swa",    "cla",     "mla",      "limit",
+    "quantiz", "compress", "index_",   "indexer"};
 
 // The same of MoE blocks alone.
 constexpr const char* kExpertWords[] = {"moe",          "expert", "rout", "topk",     "top_k",

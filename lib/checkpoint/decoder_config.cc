@@ -7,6 +7,7 @@
 
 #include "checkpoint/config_account.h"
 #include "checkpoint/decoder_mixers.h"
+#include "checkpoint/indexer_config.h"
 #include "checkpoint/moe_config.h"
 #include "checkpoint/rope_config.h"
 
@@ -60,6 +61,10 @@ void ReadMixers(const FamilyFields& family, HfConfig& config) {
   if (mixers == "delta_net") {
     config.delta_net.separate = family.family().Flag("separate_projections");
     return ReadDeltaNet(fields, config);
+  }
+  if (mixers == "indexed") {
+    config.indexer.interleaved = family.Bool("index_interleaved", false);
+    return ReadIndexer(fields, config);
   }
   ReadSlidingWindow(family, config);
 }

@@ -69,9 +69,10 @@ class DecoderTensors {
     if (config_.norm == NormKind::kLayer) claims_->Claim(name + ".bias", kNorms);
   }
   void Mixer(const std::string& layer, int index) {
-    const MixerKind kind = config_.mixers[static_cast<size_t>(index)].kind;
-    if (kind == MixerKind::kDeltaNet) return DeltaNet(layer + "linear_attn.");
+    const MixerConfig& mixer = config_.mixers[static_cast<size_t>(index)];
+    if (mixer.kind == MixerKind::kDeltaNet) return DeltaNet(layer + "linear_attn.");
     const std::string name = layer + "self_attn.";
+    if (config_.indexer.heads > 0 && !mixer.shares_index) Indexer(name + "indexer.");
     if (config_.latent.kv_rank > 0) return Latent(name);
     for (const char* part : {"q_proj", "k_proj", "v_proj"}) {
       Linear(name + part, config_.qkv_bias, kAttention);
@@ -96,6 +97,10 @@ class DecoderTensors {
     claims_->Claim(name + "kv_a_layernorm.weight", kNorms);
     Linear(name + "kv_b_proj", false, kAttention);
     Linear(name + "o_proj", config_.attention_output_bias, kAttention);
+  }
+  void Indexer(const std::string& name) {
+    for (const char* part : {"wq_b", "wk", "weights_proj"}) Linear(name + part, false, kAttention);
+    for (const char* part : {"k_norm.weight", "k_norm.bias"}) claims_->Claim(name + part, kNorms);
   }
   void DeltaNet(const std::string& name) {
     const bool separate = config_.delta_net.separate;

@@ -1,6 +1,8 @@
 // Whole models on a device whose layers are not plain attention with RoPE, or not everywhere:
 // against the reference library's numbers, and against themselves in other batches.
+#include <filesystem>
 #include <functional>
+#include <nlohmann/json.hpp>
 
 #include "device_model.h"
 #include "device_parity.h"
@@ -86,6 +88,36 @@ TEST_CASE("a decoded row has the same bits alone and in a batch, eager and repla
     options.decoder.graphs = false;
     DeviceModel eager(ArchitectureDir(name), cache.path(), options);
     CHECK(SameBits(Decoded(&eager, c, 3), together));
+  }
+}
+
+TEST_CASE("with an indexer: sequences in which every row sees all others, and no longer ones") {
+  // The same model, whose rows see more positions than a case has: the CPU's decoder is compared
+  // with the reference where they choose.
+  for (const char* name : {"deepseek_v32", "glm_moe_dsa"}) {
+    INFO(name);
+    TempDir cache, dir;
+    auto fields = nlohmann::json::parse(ReadFile(ArchitectureDir(name) + "/config.json"));
+    fields["index_topk"] = 24;
+    WriteFile(dir / "config.json", fields.dump());
+    std::filesystem::copy_file(ArchitectureDir(name) + "/model.safetensors",
+                               dir / "model.safetensors");
+    const ReferenceCase c = ReadReferenceCase(name, "long");
+    EngineOptions on_cpu;
+    on_cpu.backend = BackendKind::kCpu;
+    on_cpu.activation = ActivationNumerics::kF32;
+    on_cpu.max_tokens_per_forward = 60;
+    ArchitectureRun cpu(dir.path(), cache.path(), on_cpu, false);
+    DeviceModel model(dir.path(), cache.path(), {});
+    const std::vector<float> d =
+        Differences(model.Logits(c, 3), cpu.Logits(c, 3), model.config.vocab_size);
+    CHECK(d[d.size() / 2] < 0.02f);
+    CHECK(d[d.size() * 9 / 10] < 0.03f);
+    const absl::Status longer = model.decoder->NewSequence(25).status();
+    CHECK(absl::IsUnimplemented(longer));
+    CHECK_THAT(std::string(longer.message()), Catch::Contains("index_topk 24") &&
+                                                  Catch::Contains("not 25") &&
+                                                  Catch::Contains("--backend cpu"));
   }
 }
 

@@ -93,7 +93,7 @@ TEST_CASE("every fixture gives the reference's logits") {
 TEST_CASE("every kind of layer gives the same bits however a sequence is cut into steps") {
   TempDir cache;
   for (const char* name : {"qwen3_moe", "mixtral", "deepseek_v3", "qwen3_next", "gpt_oss", "llama4",
-                           "mimo_v2_flash"}) {
+                           "mimo_v2_flash", "glm_moe_dsa"}) {
     ArchitectureRun run(ArchitectureDir(name), cache.path(), Options(ActivationNumerics::kF32),
                         false);
     ReferenceCase c = ReadReferenceCase(name, "long");
@@ -124,7 +124,7 @@ class FailingRunner final : public host::EngineRunner {
 
 TEST_CASE("a step that failed can be repeated: no layer's state has moved") {
   TempDir cache;
-  for (const char* name : {"deepseek_v3", "qwen3_next"}) {
+  for (const char* name : {"deepseek_v3", "qwen3_next", "glm_moe_dsa"}) {
     INFO(name);
     ArchitectureRun run(ArchitectureDir(name), cache.path(), Options(ActivationNumerics::kF32),
                         false);
@@ -163,6 +163,7 @@ TEST_CASE("a configuration means the same as published and as transformers 5 wri
     CHECK(a->moe.layers == b->moe.layers);
     CHECK(a->mixers == b->mixers);
     CHECK(a->latent == b->latent);
+    CHECK(a->indexer == b->indexer);
     CHECK(a->delta_net == b->delta_net);
     CHECK(a->rope == b->rope);
     CHECK(a->head_dim == b->head_dim);

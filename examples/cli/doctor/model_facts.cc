@@ -39,20 +39,30 @@ void AddExperts(const ExpertSource& source, const MoeModelSpec& moe, bool stored
   facts->schemes.push_back(std::move(as));
 }
 
-bool HasDeltaNet(const HfConfig& c, int layer) {
+/// Not all configurations list mixers.
+MixerConfig MixerOf(const HfConfig& c, int layer) {
   const auto at = static_cast<size_t>(layer);
-  return at < c.mixers.size() && c.mixers[at].kind == MixerKind::kDeltaNet;
+  return at < c.mixers.size() ? c.mixers[at] : MixerConfig();
 }
 
 /// Channels of a layer's keys and values at one position.
 int64_t KvChannels(const HfConfig& c, int layer) {
-  return c.KvHeads(layer) * (c.HeadDim(layer) + c.ValueDim(layer));
+  if (c.latent.kv_rank == 0) return c.KvHeads(layer) * (c.HeadDim(layer) + c.ValueDim(layer));
+  const int64_t index_keys = MixerOf(c, layer).shares_index ? 0 : c.indexer.head_dim;
+  return c.latent.kv_rank + c.latent.rope_dim + index_keys;
+}
+
+/// Weights of a layer's indexer; 0 where it has none of its own.
+int64_t IndexerWeights(const HfConfig& c, int layer) {
+  if (MixerOf(c, layer).shares_index) return 0;
+  const IndexerConfig& i = c.indexer;
+  return c.latent.q_rank * i.heads * i.head_dim + c.hidden_size * (i.head_dim + i.heads);
 }
 
 /// Weights of a layer's mixer.
 int64_t MixerWeights(const HfConfig& c, int layer) {
   const int64_t hidden = c.hidden_size, heads = c.num_attention_heads;
-  if (HasDeltaNet(c, layer)) {
+  if (MixerOf(c, layer).kind == MixerKind::kDeltaNet) {
     const DeltaNetConfig& d = c.delta_net;
     const int64_t keys = d.key_heads * d.key_dim, values = d.value_heads * d.value_dim;
     return hidden * (2 * keys + 3 * values);
@@ -61,7 +71,7 @@ int64_t MixerWeights(const HfConfig& c, int layer) {
     const LatentAttentionConfig& a = c.latent;
     const int64_t query = heads * (a.nope_dim + a.rope_dim);
     const int64_t queries = a.q_rank > 0 ? a.q_rank * (hidden + query) : hidden * query;
-    return queries + hidden * (a.kv_rank + a.rope_dim) +
+    return IndexerWeights(c, layer) + queries + hidden * (a.kv_rank + a.rope_dim) +
            a.kv_rank * heads * (a.nope_dim + a.value_dim) + heads * a.value_dim * hidden;
   }
   const int64_t queries = (c.attention_gate ? 2 : 1) * c.HeadDim(layer);
@@ -73,8 +83,7 @@ int64_t KvBytes(const HfConfig& c, int64_t tokens) {
   tokens = std::min(tokens, c.max_position_embeddings);
   int64_t channels = 0;
   for (int l = 0; l < c.num_hidden_layers; ++l) {
-    if (HasDeltaNet(c, l)) continue;
-    channels += c.latent.kv_rank > 0 ? c.latent.kv_rank + c.latent.rope_dim : KvChannels(c, l);
+    if (MixerOf(c, l).kind != MixerKind::kDeltaNet) channels += KvChannels(c, l);
   }
   return 4 * channels * tokens;
 }

@@ -124,10 +124,26 @@ TokenReader HostTokenReader(const std::string& model) {
   };
 }
 
+namespace {
+
+// Layers pass one at a time, so what one has chosen is gone where the next would share it.
+absl::Status CheckWindow(const Checkpoint& checkpoint, const HfConfig& config, int64_t window) {
+  const bool shares = std::any_of(config.mixers.begin(), config.mixers.end(),
+                                  [](const MixerConfig& mixer) { return mixer.shares_index; });
+  if (!shares || window <= config.indexer.top_k) return absl::OkStatus();
+  return absl::UnimplementedError(fmt::format(
+      "{}: config.json: layers share the index_topk ({}) positions that an earlier layer chose, so "
+      "calibration takes --window 2 to {}, not {}",
+      checkpoint.path(), config.indexer.top_k, config.indexer.top_k, window));
+}
+
+}  // namespace
+
 OpenCalibrationModel HostModelOpener(host::DeviceProducts* device) {
   return [device](const Checkpoint& checkpoint, const HfConfig& config, ThreadPool* pool,
                   int64_t window) -> absl::StatusOr<std::unique_ptr<CalibrationModel>> {
     MOERT_RETURN_IF_ERROR(CheckTensors(checkpoint, config));
+    MOERT_RETURN_IF_ERROR(CheckWindow(checkpoint, config, window));
     MOERT_ASSIGN_OR_RETURN(auto decoder, host::Decoder::Load(checkpoint, config, pool, nullptr));
     return MakeHostModel(std::move(decoder), device, window);
   };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "host/blocks/indexed_panels.h"
 #include "host/blocks/kv_panels.h"
 #include "host/blocks/panel_gemm.h"
 
@@ -98,6 +99,11 @@ void Attend::Run(const Block& block, const float* queries, float* mixed,
     const int64_t at = block.rows > 1 ? position + r : position;
     const int head = block.rows > 1 ? block.head : block.head + static_cast<int>(r);
     float* const s = scores + r * padded;
+    const auto chosen = Chosen(*block.group, at - block.group->sequence->length());
+    if (!chosen.empty()) {
+      SoftmaxOfChosen(head, chosen, num_keys, s);
+      continue;
+    }
     const int64_t first = FirstKey(at) - begin, end = at + 1 - begin;
     Softmax(head, s, first, end);
     // A probability of 0 leaves the sums below as they are: masked keys cost time, never bits.
@@ -114,6 +120,25 @@ void Attend::Run(const Block& block, const float* queries, float* mixed,
   g.y = mixed + (first_row * shape_.heads + block.head) * shape_.value_dim;
   g.y_stride = block.rows > 1 ? shape_.heads * shape_.value_dim : shape_.value_dim;
   Panel().f32(g);
+}
+
+absl::Span<const int32_t> Attend::Chosen(const RowGroup& group, int64_t row) const {
+  if (shape_.chooser < 0) return {};
+  const auto* state = static_cast<IndexedPanels*>(group.sequence->layer(shape_.chooser));
+  return state == nullptr ? absl::Span<const int32_t>() : state->chosen().Row(row);
+}
+
+void Attend::SoftmaxOfChosen(int head, absl::Span<const int32_t> chosen, int64_t count,
+                             float* s) const {
+  const auto width = static_cast<int64_t>(chosen.size());
+  for (int64_t i = 0; i < width; ++i) s[i] = s[chosen[i]];  // ascending: never in front of its own
+  Softmax(head, s, 0, width);
+  for (int64_t i = width, end = count; i-- > 0; end = chosen[i]) {
+    const float probability = s[i];
+    std::fill(s + chosen[i], s + end, 0.0f);
+    s[chosen[i]] = probability;
+  }
+  std::fill(s, s + chosen[0], 0.0f);
 }
 
 void Attend::Softmax(int head, float* s, int64_t first, int64_t end) const {

@@ -23,6 +23,7 @@ class Attend {
     int64_t head_stride = 0;             // floats from one head's query to the next's
     float scale = 1.0f;
     MixerConfig mixer;
+    int chooser = -1;  // the layer whose states, IndexedPanels, have what rows see; -1: everything
     std::vector<float> sinks;  // [heads]: a score that takes its share and gives nothing; or empty
   };
 
@@ -49,6 +50,11 @@ class Attend {
   void Run(const Block& block, const float* queries, float* mixed, AlignedVector<float>* scratch);
   // Scores of keys [first, end) become probabilities; before and behind they become 0.
   void Softmax(int head, float* scores, int64_t first, int64_t end) const;
+  // The same for the `chosen` ones of `count` keys alone; the others become 0.
+  void SoftmaxOfChosen(int head, absl::Span<const int32_t> chosen, int64_t count,
+                       float* scores) const;
+  // The positions that a row of a group sees; empty: everything up to its own.
+  absl::Span<const int32_t> Chosen(const RowGroup& group, int64_t row) const;
   // The first position that a query at `position` sees.
   int64_t FirstKey(int64_t position) const;
 

@@ -13,9 +13,9 @@ namespace moert::host {
 
 /// fp32, room for a fixed number of positions, a multiple of 16. Not thread-safe, but different
 /// positions may be written at the same time.
-class KvPanels final : public LayerState {
+class KvPanels : public LayerState {
  public:
-  /// value_dim: a multiple of 16.
+  /// value_dim: a multiple of 16; 0: keys alone.
   KvPanels(int kv_heads, int64_t key_dim, int64_t value_dim, int64_t capacity)
       : key_dim_(key_dim),
         value_dim_(value_dim),

@@ -4,11 +4,23 @@
 #include <string>
 #include <utility>
 
+#include "host/blocks/indexed_panels.h"
 #include "host/blocks/kv_panels.h"
 #include "host/blocks/row_jobs.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
+
+namespace {
+
+// The layer whose indexer chooses for this one; -1: none does.
+int ChooserOf(const HfConfig& config, int layer) {
+  if (config.indexer.heads == 0) return -1;
+  while (config.mixers[layer].shares_index) --layer;
+  return layer;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Mixer>> LatentAttention::Load(const Checkpoint& checkpoint,
                                                              const HfConfig& config, int layer,
@@ -46,6 +58,11 @@ absl::StatusOr<std::unique_ptr<Mixer>> LatentAttention::Load(const Checkpoint& c
   shape.value_dim = l.kv_rank;
   shape.scale = static_cast<float>(config.attention_scale);
   shape.mixer = config.mixers[layer];
+  shape.chooser = ChooserOf(config, layer);
+  if (shape.chooser == layer) {
+    MOERT_ASSIGN_OR_RETURN(
+        a->indexer_, LightningIndexer::Load(checkpoint, config, layer, name + "indexer.", rope));
+  }
   a->attend_ = Attend(std::move(shape));
   return a;
 }
@@ -68,7 +85,9 @@ absl::Status LatentAttention::LoadQueries(const Checkpoint& checkpoint, const Hf
 }
 
 std::unique_ptr<LayerState> LatentAttention::NewState(int64_t capacity) const {
-  return std::make_unique<KvPanels>(1, sizes_.kv_rank + sizes_.rope_dim, sizes_.kv_rank, capacity);
+  const int64_t key_dim = sizes_.kv_rank + sizes_.rope_dim;
+  if (indexer_.empty()) return std::make_unique<KvPanels>(1, key_dim, sizes_.kv_rank, capacity);
+  return std::make_unique<IndexedPanels>(key_dim, sizes_.kv_rank, indexer_.key_dim(), capacity);
 }
 
 void LatentAttention::ProjectQueries(ThreadPool* pool, const float* x, int64_t rows) {
@@ -86,6 +105,7 @@ void LatentAttention::Forward(ThreadPool* pool, absl::Span<const RowGroup> group
                               int64_t rows, float* out) {
   const int64_t key_dim = sizes_.kv_rank + sizes_.rope_dim;
   ProjectQueries(pool, x, rows);
+  if (!indexer_.empty()) indexer_.Forward(pool, groups, x, query_latent_.data(), rows);
   latents_.resize(rows * key_dim);
   kv_down_.Forward(pool, x, rows, latents_.data());
   absorbed_.resize(rows * heads_ * key_dim);

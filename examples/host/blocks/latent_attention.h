@@ -10,6 +10,7 @@
 #include "absl/types/span.h"
 #include "host/blocks/attend.h"
 #include "host/blocks/head_linear.h"
+#include "host/blocks/lightning_indexer.h"
 #include "host/blocks/linear.h"
 #include "host/blocks/mixer.h"
 #include "host/blocks/norm.h"
@@ -32,6 +33,7 @@ class LatentAttention final : public Mixer {
   std::unique_ptr<LayerState> NewState(int64_t capacity) const override;
   void UseDevice(DeviceProducts* device) override {
     for (Linear* linear : {&q_down_, &q_, &kv_down_, &o_}) linear->UseDevice(device);
+    indexer_.UseDevice(device);
   }
   void Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x, int64_t rows,
                float* out) override;
@@ -50,7 +52,8 @@ class LatentAttention final : public Mixer {
   Norm q_norm_;
   Linear q_, kv_down_, o_;
   Norm kv_norm_;
-  HeadLinear key_, value_;  // query -> latent, latent -> output
+  HeadLinear key_, value_;    // query -> latent, latent -> output
+  LightningIndexer indexer_;  // empty: rows see everything, or what an earlier layer has chosen
   Attend attend_;
   AlignedVector<float> query_latent_, queries_, absorbed_, latents_, mixed_latents_, mixed_;
 };

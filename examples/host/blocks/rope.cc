@@ -122,10 +122,10 @@ void Rope::Extend(int64_t length) {
   }
 }
 
-void Rope::Rotate(int set, int64_t position, float* x) const {
+void Rope::Rotate(int set, int64_t position, bool interleaved, float* x) const {
   const float* const cos = sets_[set].table.data() + position * 2 * half_;
   const float* const sin = cos + half_;
-  if (interleaved_) {
+  if (interleaved) {
     for (int64_t i = 0; i < half_; ++i) {
       const float a = x[2 * i], b = x[2 * i + 1];
       x[2 * i] = a * cos[i] - b * sin[i];

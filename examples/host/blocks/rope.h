@@ -27,7 +27,9 @@ class Rope {
   }
 
   /// x: [config.dim], rotated in place.
-  void Rotate(int set, int64_t position, float* x) const;
+  void Rotate(int set, int64_t position, float* x) const { Rotate(set, position, interleaved_, x); }
+  /// The same with other pairs than RopeConfig says.
+  void Rotate(int set, int64_t position, bool interleaved, float* x) const;
 
   /// At most two.
   int num_sets() const { return static_cast<int>(sets_.size()); }

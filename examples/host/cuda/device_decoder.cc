@@ -91,6 +91,7 @@ absl::Status DeviceDecoder::Init(DeviceWeights weights) {
 }
 
 absl::StatusOr<std::unique_ptr<Sequence>> DeviceDecoder::NewSequence(int64_t max_tokens) {
+  MOERT_RETURN_IF_ERROR(CheckDeviceLength(config_, max_tokens));
   DeviceScope scope(options_.device);
   return DeviceSequence::Create(config_, rope_, max_tokens);
 }

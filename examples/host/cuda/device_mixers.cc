@@ -66,6 +66,14 @@ absl::Status CheckDeviceMixers(const HfConfig& config) {
   return CheckSize("qk_rope_head_dim", l.rope_dim, 2, kMaxLatentKeyDim - kMaxLatentValueDim);
 }
 
+absl::Status CheckDeviceLength(const HfConfig& config, int64_t max_tokens) {
+  if (config.indexer.heads == 0 || max_tokens <= config.indexer.top_k) return absl::OkStatus();
+  return absl::UnimplementedError(fmt::format(
+      "config.json: index_topk {}: on a device a sequence has at most as many tokens, so that each "
+      "sees all others, not {}; longer ones run with --backend cpu",
+      config.indexer.top_k, max_tokens));
+}
+
 absl::Status DeviceMixers::Init(const HfConfig& config, const DeviceWeights& weights,
                                 DenseProducts* products, int64_t max_rows, CUstream_st* stream) {
   config_ = &config;

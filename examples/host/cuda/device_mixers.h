@@ -21,6 +21,10 @@ namespace moert::host {
 /// Unimplemented, naming the field, for sizes that the kernels do not take.
 absl::Status CheckDeviceMixers(const HfConfig& config);
 
+/// Unimplemented for sequences in which rows would choose positions: no kernel does. With fewer
+/// tokens each row sees all.
+absl::Status CheckDeviceLength(const HfConfig& config, int64_t max_tokens);
+
 /// The mixers of all layers, with their scratch. One thread at a time.
 class DeviceMixers {
  public:

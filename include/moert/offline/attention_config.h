@@ -20,6 +20,8 @@ struct MixerConfig {
   MixerKind kind = MixerKind::kFull;
   int64_t span = 0;    // kWindow, kChunk: positions; else 0
   bool rotate = true;  // false: no position embeddings
+  /// With an indexer: the positions are those that the last layer with its own has chosen.
+  bool shares_index = false;
 
   friend bool operator==(const MixerConfig&, const MixerConfig&) = default;
 };
@@ -52,6 +54,17 @@ struct LatentAttentionConfig {
   int64_t value_dim = 0;               // a head's
 
   friend bool operator==(const LatentAttentionConfig&, const LatentAttentionConfig&) = default;
+};
+
+/// Lightning indexer (DeepSeek-V3.2, arXiv 2512.02556, Sec. 2.1): small heads score the earlier
+/// positions for a query, and attention sees the best of them alone.
+struct IndexerConfig {
+  int heads = 0;         // 0: the model has none
+  int64_t head_dim = 0;  // of queries and keys; as many channels as attention rotates come first
+  int64_t top_k = 0;     // positions that a query sees
+  bool interleaved = false;  // RoPE's pairs are neighbours
+
+  friend bool operator==(const IndexerConfig&, const IndexerConfig&) = default;
 };
 
 /// Gated delta net (arXiv 2412.06464) with a short convolution before it, as in Qwen3-Next.

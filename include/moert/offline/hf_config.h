@@ -60,6 +60,7 @@ struct HfConfig {
 
   std::vector<MixerConfig> mixers = {};  // by model layer
   LatentAttentionConfig latent = {};     // instead of keys and values a head
+  IndexerConfig indexer = {};            // which positions latent attention sees
   DeltaNetConfig delta_net = {};
   double attention_scale = 0;        // what queries times keys are multiplied by
   bool attention_gate = false;       // q_proj has a gate behind each head's query

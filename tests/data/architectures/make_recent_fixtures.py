@@ -13,16 +13,19 @@ import os
 import re
 import sys
 import tempfile
+import unittest.mock
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config,
-                          DeepseekV3ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM,
-                          ExaoneMoeConfig, ExaoneMoeForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
-                          Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, GptOssConfig,
-                          GptOssForCausalLM, HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM,
-                          HYV3Config, HYV3ForCausalLM, Llama4ForCausalLM, Llama4TextConfig,
-                          MiMoV2FlashConfig, MiMoV2FlashForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen3_5MoeForCausalLM,
+from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV32Config,
+                          DeepseekV32ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM,
+                          Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, ExaoneMoeConfig,
+                          ExaoneMoeForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
+                          Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, GlmMoeDsaConfig,
+                          GlmMoeDsaForCausalLM, GptOssConfig, GptOssForCausalLM, HunYuanMoEV1Config,
+                          HunYuanMoEV1ForCausalLM, HYV3Config, HYV3ForCausalLM, Llama4ForCausalLM,
+                          Llama4TextConfig, MiMoV2FlashConfig, MiMoV2FlashForCausalLM,
+                          MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen3_5MoeForCausalLM,
                           Qwen3_5MoeTextConfig, Qwen3NextConfig, Qwen3NextForCausalLM,
                           Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration,
                           Qwen3VLMoeTextConfig, SolarOpenConfig, SolarOpenForCausalLM)
@@ -76,6 +79,31 @@ def deepseek_v3_gptq():
     return model, config, dict(fields, num_hidden_layers=2, quantization_config=dict(
         quant_method="gptq", bits=4, group_size=-1, sym=False, desc_act=False,
         checkpoint_format="gptq"))
+
+
+def deepseek_v32():
+    """Queries see 6 positions, fewer than either case's prompt has."""
+    return DeepseekV32ForCausalLM, DeepseekV32Config, dict(
+        BASE, **LATENT, model_type="deepseek_v32", architectures=["DeepseekV32ForCausalLM"],
+        num_hidden_layers=3, q_lora_rank=24, index_n_heads=12, index_head_dim=16, index_topk=6,
+        intermediate_size=48, moe_intermediate_size=16, n_routed_experts=16, n_shared_experts=1,
+        num_experts_per_tok=4, first_k_dense_replace=1, moe_layer_freq=1, topk_method="noaux_tc",
+        n_group=4, topk_group=2, routed_scaling_factor=2.5, norm_topk_prob=True,
+        scoring_func="sigmoid", rms_norm_eps=1e-6, rope_theta=10000,
+        rope_scaling=yarn(mscale=1.0, mscale_all_dim=1.0))
+
+
+def glm_moe_dsa():
+    """Layers 1 and 3 see the positions that the layer before has chosen."""
+    return GlmMoeDsaForCausalLM, GlmMoeDsaConfig, dict(
+        BASE, **LATENT, model_type="glm_moe_dsa", architectures=["GlmMoeDsaForCausalLM"],
+        num_hidden_layers=4, q_lora_rank=24, qk_head_dim=24, head_dim=8, index_n_heads=12,
+        index_head_dim=16, index_topk=6, indexer_rope_interleave=True, index_topk_freq=2,
+        index_skip_topk_offset=1, intermediate_size=48, moe_intermediate_size=16,
+        n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=3, first_k_dense_replace=1,
+        moe_layer_freq=1, topk_method="noaux_tc", n_group=1, topk_group=1,
+        routed_scaling_factor=2.5, norm_topk_prob=True, scoring_func="sigmoid", rms_norm_eps=1e-5,
+        rope_parameters=dict(rope_type="default", rope_theta=1000000))
 
 
 def glm4_moe():
@@ -233,9 +261,10 @@ def qwen3_vl_moe():
         rope_scaling=dict(rope_type="default", mrope_interleaved=True, mrope_section=[8, 4, 4]))
 
 
-FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_gptq, glm4_moe, ernie4_5_moe,
-            minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4, hunyuan_v1_moe, glm4_moe_lite,
-            hy_v3, solar_open, qwen3_5_moe, qwen3_vl_moe, exaone_moe, mimo_v2_flash]
+FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_gptq, deepseek_v32, glm_moe_dsa,
+            glm4_moe, ernie4_5_moe, minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4,
+            hunyuan_v1_moe, glm4_moe_lite, hy_v3, solar_open, qwen3_5_moe, qwen3_vl_moe, exaone_moe,
+            mimo_v2_flash]
 NESTED = {"llama4": "Llama4ForConditionalGeneration",
           "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
           "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration"}
@@ -345,8 +374,24 @@ def quantize(model, fields):
     return quantize_gptq(model) if config["quant_method"] == "gptq" else quantize_mxfp4(model)
 
 
+def watch_indexers(model, count):
+    """A context that counts the choices of indexers whose last score is nearly the next one's.
+    Equal ones, as of positions where no head has any, are a matter of the program."""
+    real, chosen = torch.Tensor.topk, getattr(model.config, "index_topk", -1)
+
+    def topk(scores, k, *args, **kwargs):
+        if k == chosen and scores.dim() == 3 and scores.shape[-1] > k:
+            last, other = real(scores, k + 1).values[..., -2:].unbind(-1)
+            gap = torch.where(other > -1e30, last - other, 1.0)
+            count[0] += int((gap < 0.04).sum()) + 1000 * int((gap < 1e-4).sum())
+        return real(scores, k, *args, **kwargs)
+
+    return unittest.mock.patch.object(torch.Tensor, "topk", topk)
+
+
 def tipped(model, run):
-    """How many routing decisions change when the routers' inputs change by one part in 100."""
+    """How many routing decisions change when the routers' inputs change by one part in 100, and how
+    many indexers' might."""
     count, hooks = [0], []
 
     def chosen(out):
@@ -369,7 +414,8 @@ def tipped(model, run):
         if type(module).__name__.endswith(("Router", "Gate")):
             hooks.append(module.register_forward_hook(note))
     assert hooks
-    result = run()
+    with watch_indexers(model, count):
+        result = run()
     for hook in hooks:
         hook.remove()
     return count[0], result

@@ -115,6 +115,99 @@ TEST_CASE("DeepSeek-V3") {
   CHECK(c.names.SelectionBias(3) == "model.layers.3.mlp.gate.e_score_correction_bias");
 }
 
+// Compared with a transcription of GLM-5.2's config.json in a public repository.
+json Glm52() {
+  json j = DeepSeekV3();
+  for (const char* key : {"rope_theta", "rope_scaling", "quantization_config"}) j.erase(key);
+  j.update({{"model_type", "glm_moe_dsa"},
+            {"hidden_size", 6144},
+            {"num_hidden_layers", 78},
+            {"num_attention_heads", 64},
+            {"num_key_value_heads", 64},
+            {"intermediate_size", 12288},
+            {"n_group", 1},
+            {"topk_group", 1},
+            {"q_lora_rank", 2048},
+            {"qk_nope_head_dim", 192},
+            {"v_head_dim", 256},
+            {"rope_interleave", true},
+            {"rope_parameters", {{"rope_theta", 8000000}, {"rope_type", "default"}}},
+            {"index_n_heads", 32},
+            {"index_head_dim", 128},
+            {"index_topk", 2048},
+            {"indexer_rope_interleave", true},
+            {"index_topk_pattern", nullptr},
+            {"index_topk_freq", 4},
+            {"index_skip_topk_offset", 3},
+            {"index_share_for_mtp_iteration", true},
+            {"moe_router_dtype", "float32"}});
+  return j;
+}
+
+TEST_CASE("DeepSeek-V3.2") {
+  json j = DeepSeekV3();
+  j.update({{"model_type", "deepseek_v32"},
+            {"index_n_heads", 64},
+            {"index_head_dim", 128},
+            {"index_topk", 2048}});
+  const HfConfig c = Parse(j);
+  CHECK(BillionsInExperts(c) == Approx(653.9).epsilon(1e-3));
+  CHECK(c.latent == LatentAttentionConfig{512, 1536, 128, 64, 128});
+  CHECK(c.indexer == IndexerConfig{64, 128, 2048, false});
+  for (const MixerConfig& mixer : c.mixers) CHECK(mixer == MixerConfig());
+  CHECK_FALSE(c.experts_only);
+}
+
+TEST_CASE("GLM-5.2: every fourth layer has an indexer, however the file says it") {
+  json j = Glm52();
+  const HfConfig c = Parse(j);
+  CHECK(c.indexer == IndexerConfig{32, 128, 2048, true});
+  std::string letters;
+  json types;
+  for (size_t i = 0; i < c.mixers.size(); ++i) {
+    const bool own = i < 3 || (i - 2) % 4 == 0;
+    CHECK(c.mixers[i].shares_index == !own);
+    letters += own ? 'F' : 'S';
+    types.push_back(own ? "full" : "shared");
+  }
+  for (const char* key : {"index_topk_freq", "index_skip_topk_offset"}) j.erase(key);
+  for (const MixerConfig& mixer : Parse(j).mixers) CHECK_FALSE(mixer.shares_index);
+  j["index_topk_pattern"] = letters;
+  CHECK(Parse(j).mixers == c.mixers);
+  j["index_topk_pattern"] = std::string(78, 'F');
+  j["indexer_types"] = types;
+  CHECK(Parse(j).mixers == c.mixers);
+}
+
+TEST_CASE("indexers that cannot be are refused by name") {
+  struct Case {
+    const char* key;
+    json value;
+    const char* message;
+  };
+  const Case cases[] = {
+      {"index_topk", 0, "index_topk is 0"},
+      {"index_head_dim", 32, "index_head_dim is 32"},  // fewer channels than are rotated
+      {"q_lora_rank", nullptr, "q_lora_rank is missing, legal with an indexer"},
+      {"index_skip_topk_offset", 0, "gives the first layer an indexer of its own"},
+      {"index_topk_pattern", "FS", "legal are 78 letters, F or S"},
+      {"index_topk_pattern", std::string(78, 'f'), "legal are 78 letters, F or S"},
+      {"indexer_types", json::array({"full"}), "legal is a list of 78 names, full or shared"},
+      {"indexer_types", json(78, "dense"), "legal is a list of 78 names, full or shared"},
+      {"indexer_types", json(78, "shared"), "gives the first layer an indexer of its own"},
+      {"layer_types", json(78, "full_attention"), "legal is 78 times indexed_attention"},
+      {"moe_router_dtype", "bfloat16", "legal is float32"},
+      {"index_kpool", 4, "index_kpool"},
+  };
+  for (const Case& k : cases) {
+    INFO(k.key << " " << k.value.dump());
+    json j = Glm52();
+    j[k.key] = k.value;
+    const auto parsed = ParseHfConfig(j.dump(), "c");
+    CHECK_THAT(std::string(parsed.status().message()), Catch::Contains(k.message));
+  }
+}
+
 TEST_CASE("Qwen3-Next-80B-A3B") {
   const HfConfig c = Parse(Qwen3Next());
   CHECK(BillionsInExperts(c) == Approx(77.3).epsilon(1e-3));

@@ -1,0 +1,154 @@
+#include "host/blocks/lightning_indexer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "host/blocks/indexed_panels.h"
+#include "host/blocks/panel_gemm.h"
+#include "host/blocks/row_jobs.h"
+#include "util/rounding.h"
+#include "util/status_macros.h"
+
+namespace moert::host {
+namespace {
+
+constexpr float kKeyEps = 1e-6f;  // of the published code, as in kLatentEps
+// Positions that one job scores: a multiple of the width of a panel.
+constexpr int64_t kSlice = 1024;
+// Scores that are in memory at once.
+constexpr int64_t kScores = int64_t{1} << 24;
+
+IndexedPanels& StateOf(const RowGroup& group, int layer) {
+  return *static_cast<IndexedPanels*>(group.sequence->layer(layer));
+}
+
+}  // namespace
+
+absl::StatusOr<LightningIndexer> LightningIndexer::Load(const Checkpoint& checkpoint,
+                                                        const HfConfig& config, int layer,
+                                                        const std::string& name, const Rope* rope) {
+  LightningIndexer indexer;
+  indexer.layer_ = layer;
+  indexer.sizes_ = config.indexer;
+  indexer.rope_ = rope;
+  const int64_t heads = config.indexer.heads, dim = config.indexer.head_dim;
+  const auto load = [&](const char* part, int64_t out, int64_t in) {
+    return Linear::Load(checkpoint, config.quantization, name + part, out, in, false);
+  };
+  MOERT_ASSIGN_OR_RETURN(indexer.query_, load("wq_b", heads * dim, config.latent.q_rank));
+  MOERT_ASSIGN_OR_RETURN(indexer.key_, load("wk", dim, config.hidden_size));
+  MOERT_ASSIGN_OR_RETURN(indexer.weight_, load("weights_proj", heads, config.hidden_size));
+  MOERT_ASSIGN_OR_RETURN(indexer.key_norm_,
+                         Norm::Load(checkpoint, name + "k_norm", NormKind::kLayer, dim, kKeyEps));
+  return indexer;
+}
+
+void LightningIndexer::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x,
+                               const float* latents, int64_t rows) {
+  keys_.resize(rows * key_.out());
+  key_.Forward(pool, x, rows, keys_.data());
+  ForEachRow(pool, groups, [&](const RowGroup& group, int64_t index) { StoreKey(group, index); });
+  FindChoosers(groups);
+  if (choosers_.empty()) return;
+  queries_.resize(rows * query_.out());
+  weights_.resize(rows * weight_.out());
+  query_.Forward(pool, latents, rows, queries_.data());
+  weight_.Forward(pool, x, rows, weights_.data());
+  ForEachRow(pool, groups,
+             [&](const RowGroup& group, int64_t index) { RotateQueries(group, index); });
+  int64_t longest = 0;
+  for (const Chooser& chooser : choosers_) longest = std::max(longest, chooser.positions());
+  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, kScores / longest));
+  for (size_t i = 0; i < choosers_.size(); i += at_once) {
+    ScoreAndChoose(pool, absl::MakeConstSpan(choosers_).subspan(i, at_once));
+  }
+}
+
+void LightningIndexer::StoreKey(const RowGroup& group, int64_t index) {
+  const int64_t position = group.sequence->length() + index;
+  float* const key = keys_.data() + (group.first_row + index) * sizes_.head_dim;
+  key_norm_.Apply(key, key);
+  rope_->Rotate(rope_->SetOf(group.sequence->max_tokens()), position, sizes_.interleaved, key);
+  StateOf(group, layer_).index_keys().Store(0, position, key, nullptr);
+}
+
+void LightningIndexer::RotateQueries(const RowGroup& group, int64_t index) {
+  const int64_t position = group.sequence->length() + index;
+  const int set = rope_->SetOf(group.sequence->max_tokens());
+  float* const queries = queries_.data() + (group.first_row + index) * query_.out();
+  for (int head = 0; head < sizes_.heads; ++head) {
+    rope_->Rotate(set, position, sizes_.interleaved, queries + head * sizes_.head_dim);
+  }
+}
+
+void LightningIndexer::FindChoosers(absl::Span<const RowGroup> groups) {
+  choosers_.clear();
+  for (const RowGroup& group : groups) {
+    const int64_t first =
+        std::clamp<int64_t>(sizes_.top_k - group.sequence->length(), 0, group.rows);
+    StateOf(group, layer_).chosen().Reset(first, group.rows, sizes_.top_k);
+    for (int64_t i = first; i < group.rows; ++i) choosers_.push_back({&group, i});
+  }
+}
+
+void LightningIndexer::ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser> choosers) {
+  const auto count = static_cast<int64_t>(choosers.size());
+  int64_t longest = 0;
+  for (const Chooser& chooser : choosers) longest = std::max(longest, chooser.positions());
+  const int64_t stride = util::RoundUp(longest, kSlice), slices = stride / kSlice;
+  scores_.resize(count * stride);
+  products_.resize(pool->num_threads());
+  orders_.resize(pool->num_threads());
+  pool->Run(count * slices, [&](int64_t job, int worker) {
+    const Chooser& chooser = choosers[job / slices];
+    const int64_t first = job % slices * kSlice;
+    if (first >= chooser.positions()) return;
+    products_[worker].resize(sizes_.heads * kSlice);
+    Score(chooser, first, products_[worker].data(), scores_.data() + job / slices * stride + first);
+  });
+  pool->Run(count, [&](int64_t i, int worker) {
+    Choose(choosers[i], scores_.data() + i * stride, &orders_[worker]);
+  });
+}
+
+void LightningIndexer::Score(const Chooser& chooser, int64_t first, float* products,
+                             float* scores) const {
+  const KvPanels& keys = StateOf(*chooser.group, layer_).index_keys();
+  // Whole panels: what a position's score is does not depend on how many others there are.
+  const int64_t count = util::RoundUp(std::min(kSlice, chooser.positions() - first), kPanelWidth);
+  PanelGemm g{};
+  g.x = queries_.data() + chooser.row() * query_.out();
+  g.x_stride = g.k = sizes_.head_dim;
+  g.rows = sizes_.heads;
+  g.panels = keys.keys(0) + first / kPanelWidth * keys.key_panel_stride();
+  g.panel_stride = keys.key_panel_stride();
+  g.num_panels = count / kPanelWidth;
+  g.y = products;
+  g.y_stride = count;
+  Panel().f32(g);
+  const float* const weights = weights_.data() + chooser.row() * weight_.out();
+  std::fill(scores, scores + count, 0.0f);
+  for (int head = 0; head < sizes_.heads; ++head) {
+    const float* const product = products + head * count;
+    for (int64_t i = 0; i < count; ++i) scores[i] += weights[head] * std::max(0.0f, product[i]);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    if (std::isnan(scores[i])) scores[i] = -std::numeric_limits<float>::infinity();
+  }
+}
+
+void LightningIndexer::Choose(const Chooser& chooser, const float* scores,
+                              std::vector<int32_t>* order) const {
+  order->resize(chooser.positions());
+  std::iota(order->begin(), order->end(), 0);
+  const auto end = order->begin() + sizes_.top_k;
+  std::nth_element(order->begin(), end, order->end(), [scores](int32_t a, int32_t b) {
+    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+  });
+  std::sort(order->begin(), end);
+  std::copy(order->begin(), end, StateOf(*chooser.group, layer_).chosen().row(chooser.index));
+}
+
+}  // namespace moert::host

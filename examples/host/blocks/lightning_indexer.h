@@ -1,0 +1,76 @@
+// Which earlier positions attention sees: small heads score them for each row, and the best stay
+// (DeepSeek-V3.2, arXiv 2512.02556, Sec. 2.1).
+#ifndef MOERT_EXAMPLES_HOST_BLOCKS_LIGHTNING_INDEXER_H_
+#define MOERT_EXAMPLES_HOST_BLOCKS_LIGHTNING_INDEXER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "host/aligned.h"
+#include "host/blocks/linear.h"
+#include "host/blocks/norm.h"
+#include "host/blocks/rope.h"
+#include "host/device_products.h"
+#include "host/sequence_state.h"
+#include "moert/offline/checkpoint.h"
+#include "moert/offline/hf_config.h"
+#include "moert/thread_pool.h"
+
+namespace moert::host {
+
+/// A position's score is the sum over heads of weight * max(0, query . key). Factors that all
+/// scores share, the Hadamard transform and the rounding to fp8 of the published code are left out:
+/// the first two change no order. Not thread-safe: uses scratch.
+class LightningIndexer {
+ public:
+  LightningIndexer() = default;
+  /// Reads `name`wq_b, wk, k_norm and weights_proj. `layer`: its states are IndexedPanels. `rope`
+  /// is borrowed.
+  static absl::StatusOr<LightningIndexer> Load(const Checkpoint& checkpoint, const HfConfig& config,
+                                               int layer, const std::string& name,
+                                               const Rope* rope);
+
+  bool empty() const { return query_.empty(); }
+  int64_t key_dim() const { return sizes_.head_dim; }
+  void UseDevice(DeviceProducts* device) {
+    for (Linear* linear : {&query_, &key_, &weight_}) linear->UseDevice(device);
+  }
+
+  /// x: [rows, hidden], latents: [rows, q_rank]. Stores the rows' keys, and leaves in each group's
+  /// state which positions its rows see. Rows with at most top_k positions see all of them.
+  void Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x,
+               const float* latents, int64_t rows);
+
+ private:
+  // A row that chooses.
+  struct Chooser {
+    const RowGroup* group;
+    int64_t index;  // within the group
+    int64_t positions() const { return group->sequence->length() + index + 1; }
+    int64_t row() const { return group->first_row + index; }
+  };
+  void FindChoosers(absl::Span<const RowGroup> groups);
+  void StoreKey(const RowGroup& group, int64_t index);
+  void RotateQueries(const RowGroup& group, int64_t index);
+  // Scores of the positions from `first` on, as many as a slice has; `products` is scratch.
+  void Score(const Chooser& chooser, int64_t first, float* products, float* scores) const;
+  void Choose(const Chooser& chooser, const float* scores, std::vector<int32_t>* order) const;
+  void ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser> choosers);
+
+  int layer_ = 0;
+  IndexerConfig sizes_;
+  const Rope* rope_ = nullptr;
+  Linear query_, key_, weight_;
+  Norm key_norm_;
+  std::vector<Chooser> choosers_;
+  AlignedVector<float> queries_, keys_, weights_, scores_;
+  std::vector<AlignedVector<float>> products_;  // by worker
+  std::vector<std::vector<int32_t>> orders_;    // likewise
+};
+
+}  // namespace moert::host
+
+#endif  // MOERT_EXAMPLES_HOST_BLOCKS_LIGHTNING_INDEXER_H_

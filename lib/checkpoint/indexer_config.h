@@ -1,0 +1,16 @@
+// Lightning indexers, as config.json describes them.
+#ifndef MOERT_LIB_CHECKPOINT_INDEXER_CONFIG_H_
+#define MOERT_LIB_CHECKPOINT_INDEXER_CONFIG_H_
+
+#include "model/config_fields.h"
+#include "moert/offline/hf_config.h"
+
+namespace moert {
+
+/// The indexer's sizes, and which layers share what the layer before has chosen. Latent attention's
+/// sizes are there already.
+void ReadIndexer(ConfigFields& fields, HfConfig& config);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_CHECKPOINT_INDEXER_CONFIG_H_
