@@ -53,6 +53,9 @@ struct RoutingSpec {
   /// (StepInfo::token_ids); the logits give their weights (DeepSeek-V4's first layers).
   int64_t hash_vocab = 0;
 
+  /// Whether the host routes: there is no gate.
+  bool external() const { return kind == RoutingKind::kExternal; }
+
   friend bool operator==(const RoutingSpec&, const RoutingSpec&) = default;
 };
 

@@ -279,7 +279,7 @@ absl::StatusOr<LayerConstants> CheckpointExperts::ReadConstants(int layer) const
   const MoeTensorNames& names = names_;
   const int n = l.model_layer;
   LayerConstants c;
-  if (l.routing.kind != RoutingKind::kExternal) {
+  if (!l.routing.external()) {
     MOERT_ASSIGN_OR_RETURN(c.gate,
                            checkpoint_->ReadF32(names.Router(n), {l.num_experts, l.hidden}));
   }

@@ -21,7 +21,7 @@ constexpr char kRouted[] = "routed experts";
 
 // Whether a file has tensors under these names.
 bool Fits(const Checkpoint& checkpoint, const MoeTensorNames& names, const MoeLayerSpec& layer) {
-  if (!names.router.empty() && layer.routing.kind != RoutingKind::kExternal) {
+  if (!names.router.empty() && !layer.routing.external()) {
     return checkpoint.Find(names.Router(layer.model_layer)) != nullptr;
   }
   const std::string prefix = names.ExpertsPrefix(layer.model_layer);
@@ -246,7 +246,7 @@ absl::Status CheckpointExperts::CheckLayer(const MoeLayerSpec& l) {
   const int n = l.model_layer;
   MOERT_RETURN_IF_ERROR(CheckExperts(l));
   if (l.expert_bias) MOERT_RETURN_IF_ERROR(CheckBiases(l));
-  if (l.routing.kind != RoutingKind::kExternal) {
+  if (!l.routing.external()) {
     MOERT_RETURN_IF_ERROR(Check(names_.Router(n), {l.num_experts, l.hidden}, kRouters));
   }
   if (l.routing.logit_bias) {

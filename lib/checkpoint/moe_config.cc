@@ -178,7 +178,7 @@ MoeTensorNames ReadNames(JsonValue object, const std::string& layer, const MoeLa
       names.host.emplace_back(full(*m.key.AsString()), *m.value.AsString());
     }
   }
-  if (spec.routing.kind == RoutingKind::kExternal) {
+  if (spec.routing.external()) {
     for (const std::string& name : {names.router, names.selection_bias}) {
       if (!name.empty()) names.host.emplace_back(name, "the host routes");
     }
@@ -237,7 +237,7 @@ void ReadMoeLayers(const FamilyFields& family, HfConfig& config) {
   if (!family.fields().status().ok()) return;
   ReadAllNames(family, layer, config);
   layer.shared_gate = !config.names.shared_gate.empty();
-  const bool routed = layer.routing.kind != RoutingKind::kExternal;
+  const bool routed = !layer.routing.external();
   layer.routing.logit_bias = routed && !config.names.router_bias.empty();
   layer.routing.expert_scales = routed && !config.names.expert_scales.empty();
   layer.routing.selection_bias = routed && !config.names.selection_bias.empty();

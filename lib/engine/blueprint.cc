@@ -45,7 +45,7 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
   int64_t bytes = 0;
   for (const MoeLayerSpec& l : model.layers) {
     const RoutingSpec& r = l.routing;
-    if (r.kind != RoutingKind::kExternal) {
+    if (!r.external()) {
       bytes += int64_t{4} * l.num_experts * (l.hidden + r.selection_bias + r.logit_bias);
       bytes += 4 * r.hash_vocab * r.top_k;
     }

@@ -196,7 +196,7 @@ absl::StatusOr<bool> EngineImpl::Capturing(const StepState& step) const {
 absl::Status EngineImpl::CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const {
   const RoutingSpec& routing = source_->model().layers[layer].routing;
   if (routed == nullptr) {
-    if (routing.kind != RoutingKind::kExternal) return absl::OkStatus();
+    if (!routing.external()) return absl::OkStatus();
     return absl::FailedPreconditionError(
         fmt::format("layer {}: its routing is the host's: give it (ForwardRouted)", layer));
   }

@@ -140,7 +140,7 @@ absl::Status LayerRunner::SetFetchRouting(const LayerCall& call, const FetchInpu
   GroupByExpert(&r);
   NoteOwnChoice(parts_.store->Layer(layer), &r);
   if (device_ == nullptr) MOERT_RETURN_IF_ERROR(parts_.executor->SetRouting(call.exec, r));
-  const bool gate = parts_.model->layers[next].routing.kind != RoutingKind::kExternal;
+  const bool gate = !parts_.model->layers[next].routing.external();
   if (r.next_scores.empty() && call.exec.hidden.data != nullptr && next > 0 && gate &&
       WantsNextGate(call)) {
     MOERT_RETURN_IF_ERROR(parts_.executor->ScoreNext(call.exec, false, &r.next_scores));

@@ -199,7 +199,7 @@ absl::Status ShardEngine::MakeRouter(EngineOptions* options) {
   }
   const std::vector<MoeLayerSpec>& layers = model().layers;
   const bool external = std::any_of(layers.begin(), layers.end(), [](const MoeLayerSpec& layer) {
-    return layer.routing.kind == RoutingKind::kExternal;
+    return layer.routing.external();
   });
   if (external || !RoutesLayers(*options)) return absl::OkStatus();
   next_gate_ = WantsNextGate(strategy.prefetch.get());

@@ -11,7 +11,7 @@ absl::StatusOr<ModelConstants> ModelConstants::Read(const ExpertSource& source) 
   ModelConstants all;
   for (int l = 0; l < source.model().num_layers(); ++l) {
     MOERT_ASSIGN_OR_RETURN(LayerConstants layer, source.ReadConstants(l));
-    if (source.model().layers[l].routing.kind == RoutingKind::kExternal) {
+    if (source.model().layers[l].routing.external()) {
       layer.gate = {};  // nobody routes by it, and no budget holds it
       layer.selection_bias = {};
     }

@@ -34,7 +34,7 @@ absl::Status CheckPositive(size_t layer, const char* field, float value) {
 absl::Status ValidateRouting(size_t i, const MoeLayerSpec& layer) {
   const RoutingSpec& r = layer.routing;
   MOERT_RETURN_IF_ERROR(CheckRange(i, "routing kind", static_cast<int64_t>(r.kind), 0, 6));
-  if (r.kind == RoutingKind::kExternal) return CheckRange(i, "top_k", r.top_k, 1, kMaxTopK);
+  if (r.external()) return CheckRange(i, "top_k", r.top_k, 1, kMaxTopK);
   MOERT_RETURN_IF_ERROR(
       CheckRange(i, "top_k", r.top_k, 1, std::min<int64_t>(layer.num_experts, kMaxTopK)));
   MOERT_RETURN_IF_ERROR(CheckPositive(i, "scaling", r.scaling));

@@ -170,7 +170,7 @@ absl::StatusOr<LayerConstants> ExpertPack::ReadConstants(int layer) const {
                                      out->size() * sizeof(float)));
       return absl::OkStatus();
     };
-    if (HasGate(l)) {
+    if (!l.routing.external()) {
       MOERT_RETURN_IF_ERROR(read_floats(names.gate, {l.num_experts, l.hidden}, &c.gate));
     }
     if (l.routing.selection_bias) {

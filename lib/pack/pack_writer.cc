@@ -35,8 +35,6 @@ absl::StatusOr<int64_t> SharedBytes(const MoeLayerSpec& l) {
 
 }  // namespace
 
-bool HasGate(const MoeLayerSpec& layer) { return layer.routing.kind != RoutingKind::kExternal; }
-
 ConstantNames::ConstantNames(int layer)
     : gate(fmt::format("layers.{}.gate", layer)),
       selection_bias(fmt::format("layers.{}.selection_bias", layer)),
@@ -51,7 +49,9 @@ absl::StatusOr<std::vector<TensorSpec>> ConstantTensors(const MoeModelSpec& mode
   for (int i = 0; i < model.num_layers(); ++i) {
     const MoeLayerSpec& l = model.layers[static_cast<size_t>(i)];
     const ConstantNames names(i);
-    if (HasGate(l)) tensors.push_back({names.gate, DType::kF32, {l.num_experts, l.hidden}});
+    if (!l.routing.external()) {
+      tensors.push_back({names.gate, DType::kF32, {l.num_experts, l.hidden}});
+    }
     if (l.routing.selection_bias) {
       tensors.push_back({names.selection_bias, DType::kF32, {l.num_experts}});
     }
@@ -155,7 +155,7 @@ size_t PackWriter::NumConstantTensors(int layers) const {
   for (int i = 0; i < layers; ++i) {
     const MoeLayerSpec& l = manifest_.model.layers[static_cast<size_t>(i)];
     const RoutingSpec& r = l.routing;
-    for (const bool has : {HasGate(l), r.selection_bias, l.shared_gate, r.logit_bias,
+    for (const bool has : {!l.routing.external(), r.selection_bias, l.shared_gate, r.logit_bias,
                            r.expert_scales, r.hash_vocab > 0, l.shared_intermediate > 0}) {
       count += has ? 1 : 0;
     }
@@ -310,7 +310,7 @@ absl::Status PackWriter::WriteConstants(int layer, const LayerConstants& c) {
   const MoeLayerSpec& l = manifest_.model.layers[static_cast<size_t>(layer)];
   MOERT_ASSIGN_OR_RETURN(const int64_t shared, SharedBytes(l));
   MOERT_RETURN_IF_ERROR(
-      CheckSize(layer, "gate", c.gate.size(), HasGate(l) ? l.num_experts * l.hidden : 0));
+      CheckSize(layer, "gate", c.gate.size(), l.routing.external() ? 0 : l.num_experts * l.hidden));
   MOERT_RETURN_IF_ERROR(CheckSize(layer, "selection_bias", c.selection_bias.size(),
                                   l.routing.selection_bias ? l.num_experts : 0));
   MOERT_RETURN_IF_ERROR(

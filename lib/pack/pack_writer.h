@@ -93,9 +93,6 @@ absl::StatusOr<std::vector<TensorSpec>> ConstantTensors(const MoeModelSpec& mode
 /// The tensor of one record, its padding included.
 TensorSpec RecordTensor(int layer, int expert, const std::string& version, int64_t bytes);
 
-/// Whether a layer's constants have a gate: not where the host routes.
-bool HasGate(const MoeLayerSpec& layer);
-
 /// Names of the constants' tensors of a layer.
 struct ConstantNames {
   explicit ConstantNames(int layer);

@@ -122,7 +122,7 @@ class HostSource final : public ExpertSource {
       out->resize(static_cast<size_t>(rows * cols));
       return Read({layer, 0, part, 0, 0, rows, cols, DType::kF32, out->data()});
     };
-    const bool gate = spec.routing.kind != RoutingKind::kExternal;
+    const bool gate = !spec.routing.external();
     if (gate) {
       MOERT_RETURN_IF_ERROR(
           floats(WeightPart::kRouter, spec.num_experts, spec.hidden, &constants.gate));

@@ -33,7 +33,7 @@ class Checker {
         return Bad(l, "shared_intermediate is {}, legal is 0: shared experts are the host's",
                    model_.layers[l].shared_intermediate);
       }
-      if (model_.layers[l].routing.kind != RoutingKind::kExternal && weights_.gates == nullptr) {
+      if (!model_.layers[l].routing.external() && weights_.gates == nullptr) {
         return Bad(l, "routing kind {} needs the gate, and there is no `gates` function",
                    RoutingKindName(model_.layers[l].routing.kind));
       }
@@ -183,7 +183,7 @@ class OpaqueSource final : public ExpertSource {
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
     const MoeLayerSpec& spec = model_.layers[layer];
     LayerConstants constants;
-    if (spec.routing.kind == RoutingKind::kExternal) return constants;
+    if (spec.routing.external()) return constants;
     const auto floats = [&](WeightPart part, int64_t rows, int64_t cols, std::vector<float>* out) {
       out->resize(static_cast<size_t>(rows * cols));
       return weights_.gates({layer, 0, part, 0, 0, rows, cols, DType::kF32, out->data()});

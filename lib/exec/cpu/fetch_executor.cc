@@ -11,9 +11,8 @@ namespace moert {
 namespace {
 
 bool HasGates(const MoeModelSpec& model) {
-  return std::any_of(model.layers.begin(), model.layers.end(), [](const MoeLayerSpec& layer) {
-    return layer.routing.kind != RoutingKind::kExternal;
-  });
+  return std::any_of(model.layers.begin(), model.layers.end(),
+                     [](const MoeLayerSpec& layer) { return !layer.routing.external(); });
 }
 
 }  // namespace
