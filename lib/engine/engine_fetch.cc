@@ -148,8 +148,7 @@ absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer,
 }
 
 absl::Status EngineImpl::TakeCpuFailure(StepState* step) {
-  DevicePath* const device = parts_->executor->device_path();
-  absl::Status failure = device != nullptr ? device->cache()->TakeCpuFailure() : absl::OkStatus();
+  absl::Status failure = parts_->executor->device_path()->cache()->TakeCpuFailure();
   step->status.Update(failure);
   return failure;
 }
@@ -169,9 +168,7 @@ absl::Status EngineImpl::TakeCpuRows(StepId step_id, int layer, const MutableMat
         layer, DTypeName(rows.dtype), rows.rows, rows.cols, rows.row_stride, pairs, spec.hidden,
         spec.hidden));
   }
-  DevicePath* const device = parts_->executor->device_path();
-  if (device == nullptr) return absl::OkStatus();
-  absl::Status status = device->cache()->TakeCpuRows(
+  absl::Status status = parts_->executor->device_path()->cache()->TakeCpuRows(
       {layer, step->epoch, step->rows, {}, {}, step->stream, {}}, rows);
   step->status.Update(status);
   status.Update(TakeCpuFailure(step));
@@ -244,13 +241,11 @@ absl::Status EngineImpl::ReleaseFetched(StepId step, int layer) {
     return absl::OkStatus();
   }
   DevicePath* const device = parts_->executor->device_path();
-  if (device != nullptr) {
-    if (device->cache()->owes_cpu_rows(layer)) {
-      return absl::FailedPreconditionError(fmt::format(
-          "layer {}: rows that the CPU computes are not taken yet: TakeCpuRows first", layer));
-    }
-    MOERT_RETURN_IF_ERROR(device->LeaveSlots(found->stream));
+  if (device->cache()->owes_cpu_rows(layer)) {
+    return absl::FailedPreconditionError(fmt::format(
+        "layer {}: rows that the CPU computes are not taken yet: TakeCpuRows first", layer));
   }
+  MOERT_RETURN_IF_ERROR(device->LeaveSlots(found->stream));
   std::erase_if(found->fetched, of_layer);
   if (!parts_->runner->lent()) parts_->store->EndLayerCall(ContextOf(*found, layer));
   return TakeCpuFailure(found);

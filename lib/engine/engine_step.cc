@@ -57,14 +57,13 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) try {
   absl::Cleanup close = [this, epoch = step.epoch]()
                             ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->store->CloseStep(epoch); };
   if (parts_->versions != nullptr) parts_->versions->AfterStepOpened(ContextOf(step, 0));
-  if (DevicePath* const device = parts_->executor->device_path(); device != nullptr) {
-    const bool served = parts_->misses_served.ok() || parts_->runner->serves_fetches();
-    if (served && parts_->executor->cpu_offload() != nullptr) {
-      device->cache()->SetCpuCosts(parts_->scheduler->Costs());
-    }
-    MOERT_RETURN_IF_ERROR(device->OpenStep(parts_->store.get(), step.epoch,
-                                           {step.request_ids, step.token_ids}, step.stream));
+  DevicePath* const device = parts_->executor->device_path();
+  const bool served = parts_->misses_served.ok() || parts_->runner->serves_fetches();
+  if (served && parts_->executor->cpu_offload() != nullptr) {
+    device->cache()->SetCpuCosts(parts_->scheduler->Costs());
   }
+  MOERT_RETURN_IF_ERROR(device->OpenStep(parts_->store.get(), step.epoch,
+                                         {step.request_ids, step.token_ids}, step.stream));
   std::move(close).Cancel();
   std::move(forget).Cancel();
   return id;
@@ -188,9 +187,7 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
 }
 
 absl::StatusOr<bool> EngineImpl::Capturing(const StepState& step) const {
-  DevicePath* const device = parts_->executor->device_path();
-  if (device == nullptr) return false;
-  return device->Capturing(step.stream);
+  return parts_->executor->device_path()->Capturing(step.stream);
 }
 
 absl::Status EngineImpl::CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const {
@@ -207,7 +204,7 @@ absl::Status EngineImpl::CheckRouting(int layer, int64_t rows, const RoutedInput
 }
 
 absl::Status EngineImpl::CheckOnDevice(int layer, int64_t rows, const OnDevice& given) const {
-  if (parts_->executor->device_path() == nullptr) {
+  if (!parts_->executor->device_path()->present()) {
     return absl::InvalidArgumentError(
         fmt::format("layer {}: ids on a device; the {} backend takes them in host memory", layer,
                     BackendName(backend())));
@@ -236,10 +233,9 @@ absl::Status EngineImpl::EndStep(StepId step) try {
   absl::Status status = it->second.status;
   try {
     parts_->runner->TakeSelections();
-    if (DevicePath* const device = parts_->executor->device_path(); device != nullptr) {
-      status.Update(device->CloseStep(it->second.stream));
-      status.Update(device->cache()->TakeCpuFailure());
-    }
+    DevicePath* const device = parts_->executor->device_path();
+    status.Update(device->CloseStep(it->second.stream));
+    status.Update(device->cache()->TakeCpuFailure());
   } catch (...) {
     status.Update(ExceptionStatus("end of a step"));
   }

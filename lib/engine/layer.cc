@@ -23,15 +23,15 @@ GivenRouting OnDevice(const RoutedInput& given) {
 LayerRunner::LayerRunner(const LayerParts& parts)
     : parts_(parts),
       device_(parts.executor->device_path()),
-      device_cache_(device_ != nullptr ? device_->cache() : nullptr),
+      device_cache_(device_->cache()),
       cpu_(parts.executor->cpu_offload()),
       forwarder_(parts.executor->resident_forward()),
-      runs_resident_(device_ != nullptr && parts.trace == nullptr &&
+      runs_resident_(device_->present() && parts.trace == nullptr &&
                      parts.strategy->routing == nullptr && parts.strategy->prefetch == nullptr &&
                      !parts.clock->is_virtual()) {}
 
 absl::Status LayerRunner::CheckRules() const {
-  if (device_ == nullptr) {
+  if (!device_->present()) {
     return absl::FailedPreconditionError("this backend computes on the host");
   }
   if (parts_.trace != nullptr || parts_.clock->is_virtual() || !parts_.strategy->misses_by_rule()) {
@@ -48,9 +48,7 @@ absl::Status LayerRunner::ServeMisses() {
   return status;
 }
 
-absl::Status LayerRunner::TakeBack() {
-  return device_cache_ != nullptr ? device_cache_->TakeBack(parts_.store) : absl::OkStatus();
-}
+absl::Status LayerRunner::TakeBack() { return device_cache_->TakeBack(parts_.store); }
 
 absl::Status LayerRunner::Forward(LayerCall call) {
   // On every way out of this call its experts are unpinned.

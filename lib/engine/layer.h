@@ -89,7 +89,7 @@ class LayerRunner {
   /// Whether the device may serve what is missing in such a call.
   bool Serves(int layer, const FetchInput& input) const;
   /// Whether the store's blocks are lent to the device (DeviceCache::lent).
-  bool lent() const { return device_cache_ != nullptr && device_cache_->lent(); }
+  bool lent() const { return device_cache_->lent(); }
   /// Before the host uses the store: DeviceCache::TakeBack.
   absl::Status TakeBack();
 
@@ -175,7 +175,7 @@ class LayerRunner {
   void Span(const LayerCall& call, TimelineTrack track, absl::string_view name, int64_t begin_ns);
 
   const LayerParts parts_;
-  DevicePath* const device_;          // of the executor, as below; null: it has none
+  DevicePath* const device_;          // of the executor, as below
   DeviceCache* const device_cache_;   // likewise
   CpuOffload* const cpu_;             // likewise
   ResidentForward* const forwarder_;  // likewise

@@ -46,7 +46,6 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   } else {
     MOERT_RETURN_IF_ERROR(BringFetched(call, input, pins));
   }
-  if (device_ == nullptr) return absl::OkStatus();
   MOERT_ASSIGN_OR_RETURN(
       *device_slots,
       device_->PlaceSlots(call.exec, given, resident ? &call.context : nullptr, *parts_.store));
@@ -139,7 +138,7 @@ absl::Status LayerRunner::SetFetchRouting(const LayerCall& call, const FetchInpu
   r.next_scores.assign(input.next_scores.begin(), input.next_scores.end());
   GroupByExpert(&r);
   NoteOwnChoice(parts_.store->Layer(layer), &r);
-  if (device_ == nullptr) MOERT_RETURN_IF_ERROR(parts_.executor->SetRouting(call.exec, r));
+  if (!device_->present()) MOERT_RETURN_IF_ERROR(parts_.executor->SetRouting(call.exec, r));
   const bool gate = !parts_.model->layers[next].routing.external();
   if (r.next_scores.empty() && call.exec.hidden.data != nullptr && next > 0 && gate &&
       WantsNextGate(call)) {

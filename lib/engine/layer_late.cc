@@ -6,7 +6,7 @@ namespace moert {
 
 void LayerRunner::CollectRoutings() {
   PolicyContext context;
-  while (device_ != nullptr && device_->TakeRouting(&context, &late_routing_)) {
+  while (device_->TakeRouting(&context, &late_routing_)) {
     double mass = 0;
     for (const float w : late_routing_.weights) mass += w;
     parts_.router->CountOwnChoice(late_routing_.tokens * late_routing_.top_k, mass);
@@ -18,7 +18,6 @@ void LayerRunner::CollectRoutings() {
 }
 
 void LayerRunner::TakeSelections() {
-  if (device_ == nullptr) return;
   selected_ = selected_ || device_->TakeSelections(&selections_);
   ServedCount added;
   if (!device_cache_->TakeServed(&added)) return;

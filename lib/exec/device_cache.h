@@ -66,14 +66,14 @@ class DeviceCache {
   virtual int64_t lent_slots(int /*layer*/) const { return 0; }
 
   /// Whether the blocks are lent: then nobody may use the store.
-  virtual bool lent() const = 0;
+  virtual bool lent() const { return false; }
   /// Before the host uses the store: takes the blocks back, and waits for replays of open steps.
   /// Replays that follow are right, and bring everything. FailedPrecondition while such a step's
   /// stream is being captured.
-  virtual absl::Status TakeBack(VersionedStore* store) = 0;
+  virtual absl::Status TakeBack(VersionedStore* /*store*/) { return absl::OkStatus(); }
   /// The misses served since this was last asked, as far as their counts have arrived. False:
   /// nothing.
-  virtual bool TakeServed(ServedCount* added) = 0;
+  virtual bool TakeServed(ServedCount* /*added*/) { return false; }
 };
 
 }  // namespace moert

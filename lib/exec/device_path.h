@@ -1,4 +1,5 @@
 // DevicePath: whole layer calls on a device with no host in the way, eager or captured in a graph.
+// The class itself is that of an executor that computes on the host: absent, with nothing to do.
 #ifndef MOERT_LIB_EXEC_DEVICE_PATH_H_
 #define MOERT_LIB_EXEC_DEVICE_PATH_H_
 
@@ -33,33 +34,43 @@ struct SelectionCount {
 class DevicePath {
  public:
   virtual ~DevicePath() = default;
+  virtual bool present() const { return false; }
   /// Never null.
-  virtual DeviceCache* cache() = 0;
+  virtual DeviceCache* cache() {
+    static DeviceCache none;
+    return &none;
+  }
 
   /// Whether calls on the stream are recorded into a graph. Asked once a call: half of a call that
   /// is recorded would be a wrong graph.
-  virtual absl::StatusOr<bool> Capturing(void* stream) const = 0;
+  virtual absl::StatusOr<bool> Capturing(void* /*stream*/) const { return false; }
   /// Before the first call of a step: makes the handles of its epoch, the newest, visible to
   /// captured calls, and what replays have to know of the rows; where misses are served, lends the
   /// blocks. Where there may be captured calls of other strategies the store tracks its changes.
-  virtual absl::Status OpenStep(VersionedStore* store, int64_t epoch, const StepRows& rows,
-                                void* stream) = 0;
+  virtual absl::Status OpenStep(VersionedStore* /*store*/, int64_t /*epoch*/,
+                                const StepRows& /*rows*/, void* /*stream*/) {
+    return absl::OkStatus();
+  }
   /// Behind the last call of a step, replayed graphs included.
-  virtual absl::Status CloseStep(void* stream) = 0;
+  virtual absl::Status CloseStep(void* /*stream*/) { return absl::OkStatus(); }
 
   // Calls for which a usable version of every expert is there, or which are captured while the
   // cache serves misses.
 
   /// Enqueues a whole call. Legal under stream capture. Its routing arrives later. `rule`: other
   /// than kTopK only of a captured call whose misses are served.
-  virtual absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
-                                   const RoutingRule& rule, const VersionedStore& store) = 0;
+  virtual absl::Status RunResident(const ExecutorCall& /*call*/, const PolicyContext& /*context*/,
+                                   const RoutingRule& /*rule*/, const VersionedStore& /*store*/) {
+    return Absent();
+  }
   /// The same with the routing given on the device. An id out of range is taken for -1.
-  virtual absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
-                                const PolicyContext& context, const VersionedStore& store) = 0;
+  virtual absl::Status RunGiven(const ExecutorCall& /*call*/, const GivenRouting& /*given*/,
+                                const PolicyContext& /*context*/, const VersionedStore& /*store*/) {
+    return Absent();
+  }
   /// The routing of the oldest RunResident that was not taken yet and whose results have arrived;
   /// false when there is none. Calls that were captured leave none.
-  virtual bool TakeRouting(PolicyContext* context, RoutingResult* routing) = 0;
+  virtual bool TakeRouting(PolicyContext* /*context*/, RoutingResult* /*routing*/) { return false; }
   /// Selections by replays of captured calls since this was last asked, as far as they have
   /// arrived, about a step late: of each layer its experts, then all of them together. False:
   /// nothing.
@@ -68,24 +79,33 @@ class DevicePath {
   // Calls whose routing is given on the device and may miss something.
 
   /// Brings such a routing to the host, and waits for it.
-  virtual absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
-                                  std::vector<int32_t>* ids, std::vector<float>* weights) = 0;
+  virtual absl::Status BringGiven(const ExecutorCall& /*call*/, const GivenRouting& /*given*/,
+                                  std::vector<int32_t>* /*ids*/, std::vector<float>* /*weights*/) {
+    return Absent();
+  }
   /// Behind BringGiven: the experts that were used, to where the host wants them.
-  virtual absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
-                                  int32_t* to) = 0;
+  virtual absl::Status ReturnUsed(const ExecutorCall& /*call*/, absl::Span<const int32_t> /*used*/,
+                                  int32_t* /*to*/) {
+    return Absent();
+  }
 
   // Calls whose product is the host's (Engine::Fetch).
 
   /// Brings the device's table of the layer's slots up to date and looks up what was given there,
   /// if anything was, on the call's stream. `late`: nobody has seen this routing, TakeRouting
   /// brings it. The table, [E] in device memory.
-  virtual absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call,
-                                                    const GivenRouting& given,
-                                                    const PolicyContext* late,
-                                                    const VersionedStore& store) = 0;
+  virtual absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& /*call*/,
+                                                    const GivenRouting& /*given*/,
+                                                    const PolicyContext* /*late*/,
+                                                    const VersionedStore& /*store*/) {
+    return nullptr;
+  }
   /// Before experts are unpinned that the host's kernels may read: no block is overwritten before
   /// what `stream` was given so far is done.
-  virtual absl::Status LeaveSlots(void* stream) = 0;
+  virtual absl::Status LeaveSlots(void* /*stream*/) { return absl::OkStatus(); }
+
+ private:
+  static absl::Status Absent() { return absl::InternalError("no device"); }
 };
 
 }  // namespace moert

@@ -66,12 +66,16 @@ class ResidentForward {
 /// Under the engine's lock, one call at a time: Check, Route or SetRouting, Multiply once or more,
 /// Combine. Multiply gives an expert the same result in whichever Multiply of a call it is.
 ///
-/// Capabilities of some backends stand beside it; null: this one has none.
+/// Capabilities of some backends stand beside it; null: this one has none. A device path is never
+/// null, but may be absent.
 class Executor {
  public:
   virtual ~Executor() = default;
   virtual ExecutorStats stats() const { return {}; }
-  virtual DevicePath* device_path() { return nullptr; }
+  virtual DevicePath* device_path() {
+    static DevicePath none;
+    return &none;
+  }
   virtual CpuOffload* cpu_offload() { return nullptr; }
   virtual ResidentForward* resident_forward() { return nullptr; }
 

@@ -78,6 +78,7 @@ class CudaExecutor final : public Executor,
   absl::Status JoinCpu(const ExecutorCall& call, int64_t* took_ns) override;
 
   DevicePath* device_path() override { return this; }
+  bool present() const override { return true; }
   DeviceCache* cache() override { return this; }
   absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
                            const RoutingRule& rule, const VersionedStore& store) override;
@@ -213,9 +214,7 @@ class CudaExecutor final : public Executor,
            served_->Predicts(call.layer, call.hidden.rows);
   }
   /// Whether the launch that decides about a captured call also routes it.
-  bool ServesAndRoutes(const ExecutorCall& call) const {
-    return Few(call) && !WeightsInput(call);
-  }
+  bool ServesAndRoutes(const ExecutorCall& call) const { return Few(call) && !WeightsInput(call); }
   /// Multiplies all experts of a captured call: what is there, beside the copies of what is not;
   /// then that. `route`: null, or what PrepareFew made; `rule`: null, or what the decision then
   /// also applies.

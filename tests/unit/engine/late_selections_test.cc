@@ -23,6 +23,7 @@ class CountingDevice final : public Executor, public DevicePath, public DeviceCa
   std::vector<SelectionCount> next;
 
   DevicePath* device_path() override { return this; }
+  bool present() const override { return true; }
   DeviceCache* cache() override { return this; }
   bool TakeSelections(std::vector<SelectionCount>* added) override {
     *added = std::exchange(next, {});

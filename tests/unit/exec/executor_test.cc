@@ -124,7 +124,8 @@ TEST_CASE("what an executor does not override it does not have") {
   SmallestExecutor smallest;
   Executor& executor = smallest;
   CHECK(executor.cpu_offload() == nullptr);
-  CHECK(executor.device_path() == nullptr);
+  CHECK_FALSE(executor.device_path()->present());
+  CHECK_FALSE(executor.device_path()->cache()->lent());
   CHECK(executor.resident_forward() == nullptr);
   std::vector<float> scores;
   CHECK(executor.ScoreNext({}, true, &scores).code() == absl::StatusCode::kInternal);

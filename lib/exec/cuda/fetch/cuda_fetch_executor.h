@@ -39,6 +39,7 @@ class CudaFetchExecutor final : public FetchExecutor,
   ExecutorStats stats() const override { return {host_syncs_, fetch_.captured(), 0, 0}; }
 
   DevicePath* device_path() override { return this; }
+  bool present() const override { return true; }
   DeviceCache* cache() override { return this; }
 
   absl::StatusOr<const int32_t*> PlaceSlots(const ExecutorCall& call, const GivenRouting& given,
