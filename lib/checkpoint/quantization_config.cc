@@ -226,6 +226,14 @@ absl::StatusOr<QuantizationConfig> ReadHfQuantConfig(JsonValue root, const std::
   return config;
 }
 
+int64_t QuantizationConfig::RecordGroup(int64_t k) const {
+  for (const int64_t channels : {128, 64, 32}) {
+    const bool part = group < 0 || group % channels == 0;
+    if (part && (k % channels == 0 || k <= channels)) return channels;
+  }
+  return 0;
+}
+
 absl::string_view StoredWeightsName(StoredWeights form) {
   switch (form) {
     case StoredWeights::kPlain:

@@ -27,7 +27,7 @@ unsigned Nibble(uint32_t word, int64_t i) { return (word >> (4 * i)) & 15u; }
 }  // namespace
 
 absl::StatusOr<const TensorInfo*> QuantizedWeights::OrderTensor(const StoredMatrix& m) const {
-  const bool packed = FormOf(m.base) == StoredWeights::kPackedInt4;
+  const bool packed = config_.form == StoredWeights::kPackedInt4;
   const std::string name = m.base + (packed ? ".weight_g_idx" : ".g_idx");
   if (checkpoint_->Find(name) == nullptr) return nullptr;
   return Tensor(name, {DType::kI32}, {m.k});
@@ -85,13 +85,10 @@ absl::Status QuantizedWeights::CheckZeros(const StoredMatrix& m, const TensorInf
   return absl::OkStatus();
 }
 
-// The widest groups that a record may have: those of the file, or parts of them.
 absl::StatusOr<Scheme> QuantizedWeights::Int4Scheme(const StoredMatrix& m,
                                                     const TensorInfo& scales) const {
   MOERT_RETURN_IF_ERROR(OrderTensor(m).status());
-  for (const int64_t group : {128, 64, 32}) {
-    const bool part = config_.group < 0 || config_.group % group == 0;
-    if (!part || (m.k % group != 0 && m.k > group)) continue;
+  if (const int64_t group = config_.RecordGroup(m.k); group > 0) {
     return Scheme::Parse(fmt::format("w4a16_g{}{}{}", group, config_.symmetric ? "" : "_zp",
                                      scales.dtype == DType::kF16 ? "_f16" : ""));
   }

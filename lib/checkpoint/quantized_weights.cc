@@ -126,8 +126,8 @@ StoredGroups QuantizedWeights::GroupsOf(int64_t channels, int64_t k) {
   return groups;
 }
 
-absl::StatusOr<Scheme> QuantizedWeights::SchemeOf(const StoredMatrix& m) const {
-  switch (FormOf(m.base)) {
+absl::StatusOr<Scheme> QuantizedWeights::SchemeOf(const StoredMatrix& m, StoredWeights form) const {
+  switch (form) {
     case StoredWeights::kPlain:
       return Scheme{};
     case StoredWeights::kFp8:
@@ -150,7 +150,8 @@ absl::StatusOr<Scheme> QuantizedWeights::SchemeOf(const StoredMatrix& m) const {
 
 absl::StatusOr<QuantizedMatrix> QuantizedWeights::Read(const StoredMatrix& m,
                                                        ChannelOrder order) const {
-  MOERT_ASSIGN_OR_RETURN(const Scheme scheme, SchemeOf(m));
+  const StoredWeights form = FormOf(m.base);
+  MOERT_ASSIGN_OR_RETURN(const Scheme scheme, SchemeOf(m, form));
   try {
     QuantizedMatrix q;
     q.rows = m.rows;
@@ -159,7 +160,7 @@ absl::StatusOr<QuantizedMatrix> QuantizedWeights::Read(const StoredMatrix& m,
     q.codes.resize(static_cast<size_t>(m.rows * m.k));
     q.scales.resize(static_cast<size_t>(m.rows * q.groups()));
     absl::Status status;
-    switch (FormOf(m.base)) {
+    switch (form) {
       case StoredWeights::kFp8:
         status = ReadFp8(m, &q);
         break;

@@ -60,7 +60,9 @@ class QuantizedWeights {
   bool Has(const std::string& base) const { return FormOf(base) != StoredWeights::kPlain; }
   /// The scheme whose records hold the matrix as it is, bf16 for floats. Checks types and shapes of
   /// quantized tensors; errors name the tensor.
-  absl::StatusOr<Scheme> SchemeOf(const StoredMatrix& matrix) const;
+  absl::StatusOr<Scheme> SchemeOf(const StoredMatrix& matrix) const {
+    return SchemeOf(matrix, FormOf(matrix.base));
+  }
   /// Names of the tensors that Read reads, those included that a file may lack.
   std::vector<std::string> TensorsOf(const std::string& base) const;
   /// A layout of that scheme's codes, scales and zeros. Errors name the tensor: codes that are no
@@ -95,6 +97,7 @@ class QuantizedWeights {
   absl::Status CheckZeros(const StoredMatrix& m, const TensorInfo& tensor,
                           QuantizedMatrix* q) const;
 
+  absl::StatusOr<Scheme> SchemeOf(const StoredMatrix& m, StoredWeights form) const;
   absl::StatusOr<Scheme> Int4Scheme(const StoredMatrix& m, const TensorInfo& scales) const;
   absl::StatusOr<Scheme> GptqScheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> PackedScheme(const StoredMatrix& m) const;

@@ -8,8 +8,7 @@ namespace moert::cli {
 
 std::string StoredScheme(const QuantizationConfig& q) {
   const std::string zeros = q.symmetric ? "" : "_zp";
-  // Records have groups of at most 128, parts of a file's.
-  const int64_t group = q.group < 0 || q.group % 128 == 0 ? 128 : q.group % 64 == 0 ? 64 : 32;
+  const int64_t group = q.RecordGroup(/*k=*/q.group);
   switch (q.form) {
     case StoredWeights::kPlain:
       return "bf16";

@@ -16,6 +16,7 @@
 #include "moert/offline/hf_config.h"
 #include "moert/offline/pack.h"
 #include "moert/scheme.h"
+#include "moert/source/expert_source.h"
 #include "util/status_macros.h"
 
 namespace moert::cli {
@@ -121,10 +122,14 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> Layout(const std::string& path,
   return MakeLayoutSource(path, config.moe, {PackVersion::Uniform(parsed)});
 }
 
-/// The experts as the file has them.
+/// The experts as the file has them; where it cannot be opened, as its config says.
 absl::StatusOr<std::unique_ptr<ExpertSource>> StoredLayout(const std::string& path,
                                                            const HfConfig& config) {
-  if (auto mixed = MixedVersion(path)) return MakeLayoutSource(path, config.moe, {*mixed});
+  if (config.quantization.form != StoredWeights::kPlain) {
+    OpenModelOptions options;
+    options.mode = OpenMode::kInPlace;
+    if (auto source = OpenModel(path, options); source.ok()) return source;
+  }
   return Layout(path, config, StoredScheme(config.quantization));
 }
 

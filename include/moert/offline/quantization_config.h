@@ -28,6 +28,10 @@ struct QuantizationConfig {
   bool less_one = false;     // kGptq: stored zeros are one less than they are
   bool int8_inputs = false;  // kInt8: activations are quantized, too, a scale a token
 
+  /// The int4 forms: channels of the widest groups of a record of rows of `k` channels, those of
+  /// the file or parts of them; 0: none fits.
+  int64_t RecordGroup(int64_t k) const;
+
   friend bool operator==(const QuantizationConfig&, const QuantizationConfig&) = default;
 };
 
