@@ -79,7 +79,8 @@ struct BlockGemmArgs {
   int64_t groups;
   int64_t group_k16s;  // pieces a group; all of them when there is one group
 };
-using BlockGemmFn = void (*)(const BlockGemmArgs& args);
+using GemmKernel = void(const BlockGemmArgs& args);
+using BlockGemmFn = GemmKernel*;
 
 // Codes of imported schemes become bf16 (or floats), less their zeros, which is exact. Scales
 // multiply the sums of a group, in AMX those of e2m1 the codes, which bf16 holds; the matrix's
@@ -102,114 +103,66 @@ struct TileScale {
 
 /// Packs `k16s` pieces of an activation row, of which the first `valid` channels are read from `x`
 /// and the others are zero, into the operand form of the kernels that it is paired with.
-using PackFn = void (*)(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+using PackKernel = void(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+using PackFn = PackKernel*;
 
 /// out[i] = act(gate[i]) * up[i], i < count; count is a multiple of 16. out may be gate or up.
-using GluFn = void (*)(const float* gate, const float* up, int64_t count, float* out);
+using GluKernel = void(const float* gate, const float* up, int64_t count, float* out);
+using GluFn = GluKernel*;
 
 // Reference (baseline ISA).
-void BlockGemmBf16Reference(const BlockGemmArgs& args);
-void PackF32Reference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackBf16Reference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void BlockGemmFloatW8Reference(const BlockGemmArgs& args);
-void BlockGemmFloatW4Reference(const BlockGemmArgs& args);
-void BlockGemmFloatW3Reference(const BlockGemmArgs& args);
-void BlockGemmFloatW2Reference(const BlockGemmArgs& args);
-void BlockGemmF8Reference(const BlockGemmArgs& args);
-void BlockGemmIntW8Reference(const BlockGemmArgs& args);
-void BlockGemmIntW4Reference(const BlockGemmArgs& args);
-void BlockGemmIntW3Reference(const BlockGemmArgs& args);
-void BlockGemmIntW2Reference(const BlockGemmArgs& args);
-void PackInt8GroupReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackInt8TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackInt4GroupReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackInt4TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackF8TokenReference(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void BlockGemmImportedW4Reference(const BlockGemmArgs& args);
-void BlockGemmImportedF4Reference(const BlockGemmArgs& args);
-void BlockGemmImportedF8Reference(const BlockGemmArgs& args);
-void GluRelu2Reference(const float* gate, const float* up, int64_t count, float* out);
-void GluSiluReference(const float* gate, const float* up, int64_t count, float* out);
-void GluGeluReference(const float* gate, const float* up, int64_t count, float* out);
-void GluGeluTanhReference(const float* gate, const float* up, int64_t count, float* out);
+GemmKernel BlockGemmBf16Reference, BlockGemmFloatW8Reference, BlockGemmFloatW4Reference,
+    BlockGemmFloatW3Reference, BlockGemmFloatW2Reference, BlockGemmF8Reference,
+    BlockGemmIntW8Reference, BlockGemmIntW4Reference, BlockGemmIntW3Reference,
+    BlockGemmIntW2Reference, BlockGemmImportedW4Reference, BlockGemmImportedF4Reference,
+    BlockGemmImportedF8Reference;
+PackKernel PackF32Reference, PackBf16Reference, PackInt8GroupReference, PackInt8TokenReference,
+    PackInt4GroupReference, PackInt4TokenReference, PackF8TokenReference;
+GluKernel GluRelu2Reference, GluSiluReference, GluGeluReference, GluGeluTanhReference;
 
 // Widened bf16 weights, fp32 multiply-add. The operand is fp32, in the order of the weights;
 // `Rounded` packs values rounded to bf16 first.
-void BlockGemmBf16F32Avx2(const BlockGemmArgs& args);
-void PackF32Avx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackRoundedAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void GluSiluAvx2(const float* gate, const float* up, int64_t count, float* out);
-void GluGeluTanhAvx2(const float* gate, const float* up, int64_t count, float* out);
+GemmKernel BlockGemmBf16F32Avx2;
+PackKernel PackF32Avx2, PackRoundedAvx2;
+GluKernel GluSiluAvx2, GluGeluTanhAvx2;
 
-void BlockGemmBf16F32Avx512(const BlockGemmArgs& args);
-void PackF32Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackRoundedAvx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void GluSiluAvx512(const float* gate, const float* up, int64_t count, float* out);
-void GluGeluTanhAvx512(const float* gate, const float* up, int64_t count, float* out);
+GemmKernel BlockGemmBf16F32Avx512;
+PackKernel PackF32Avx512, PackRoundedAvx512;
+GluKernel GluSiluAvx512, GluGeluTanhAvx512;
 
 // bf16 pairs, vdpbf16ps.
-void BlockGemmBf16Avx512Bf16(const BlockGemmArgs& args);
-void PackBf16Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+GemmKernel BlockGemmBf16Avx512Bf16;
+PackKernel PackBf16Avx512;
 
 // Quantized weights, bf16 or fp32 activations; rows carry the sums of each tile behind them.
-void BlockGemmFloatW8Avx512Bf16(const BlockGemmArgs& args);
-void BlockGemmFloatW4Avx512Bf16(const BlockGemmArgs& args);
-void BlockGemmFloatW3Avx512Bf16(const BlockGemmArgs& args);
-void BlockGemmFloatW2Avx512Bf16(const BlockGemmArgs& args);
-void PackSummedBf16Avx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+GemmKernel BlockGemmFloatW8Avx512Bf16, BlockGemmFloatW4Avx512Bf16, BlockGemmFloatW3Avx512Bf16,
+    BlockGemmFloatW2Avx512Bf16;
+PackKernel PackSummedBf16Avx512;
 
-void BlockGemmFloatW8Avx2(const BlockGemmArgs& args);
-void BlockGemmFloatW4Avx2(const BlockGemmArgs& args);
-void BlockGemmFloatW3Avx2(const BlockGemmArgs& args);
-void BlockGemmFloatW2Avx2(const BlockGemmArgs& args);
-void PackSummedF32Avx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackSummedRoundedAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+GemmKernel BlockGemmFloatW8Avx2, BlockGemmFloatW4Avx2, BlockGemmFloatW3Avx2, BlockGemmFloatW2Avx2;
+PackKernel PackSummedF32Avx2, PackSummedRoundedAvx2;
 
 // Quantized weights, integer activations.
-void BlockGemmIntW8Vnni(const BlockGemmArgs& args);
-void BlockGemmIntW4Vnni(const BlockGemmArgs& args);
-void BlockGemmIntW3Vnni(const BlockGemmArgs& args);
-void BlockGemmIntW2Vnni(const BlockGemmArgs& args);
+GemmKernel BlockGemmIntW8Vnni, BlockGemmIntW4Vnni, BlockGemmIntW3Vnni, BlockGemmIntW2Vnni;
 
-void BlockGemmIntW8Avx2(const BlockGemmArgs& args);
-void BlockGemmIntW4Avx2(const BlockGemmArgs& args);
-void BlockGemmIntW3Avx2(const BlockGemmArgs& args);
-void BlockGemmIntW2Avx2(const BlockGemmArgs& args);
-void PackInt8GroupAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackInt8TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackInt4GroupAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void PackInt4TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+GemmKernel BlockGemmIntW8Avx2, BlockGemmIntW4Avx2, BlockGemmIntW3Avx2, BlockGemmIntW2Avx2;
+PackKernel PackInt8GroupAvx2, PackInt8TokenAvx2, PackInt4GroupAvx2, PackInt4TokenAvx2;
 
 // e4m3 activations and weights, which hold no NaN. The operand is values on the e4m3 grid in the
 // order of channels, fp32 or bf16, then TileScale[tiles], whose scale is the row's.
-void BlockGemmF8Avx2(const BlockGemmArgs& args);
-void PackF8TokenAvx2(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
-void BlockGemmF8Avx512Bf16(const BlockGemmArgs& args);
-void PackF8TokenAvx512(const float* x, int64_t valid, int64_t k16s, uint8_t* out);
+GemmKernel BlockGemmF8Avx2, BlockGemmF8Avx512Bf16;
+PackKernel PackF8TokenAvx2, PackF8TokenAvx512;
 
 // Imported schemes; rows as for quantized weights, whose sums are not read.
-void BlockGemmImportedW4Avx2(const BlockGemmArgs& args);
-void BlockGemmImportedF4Avx2(const BlockGemmArgs& args);
-void BlockGemmImportedF8Avx2(const BlockGemmArgs& args);
-void BlockGemmImportedW4Avx512Bf16(const BlockGemmArgs& args);
-void BlockGemmImportedF4Avx512Bf16(const BlockGemmArgs& args);
-void BlockGemmImportedF8Avx512Bf16(const BlockGemmArgs& args);
+GemmKernel BlockGemmImportedW4Avx2, BlockGemmImportedF4Avx2, BlockGemmImportedF8Avx2,
+    BlockGemmImportedW4Avx512Bf16, BlockGemmImportedF4Avx512Bf16, BlockGemmImportedF8Avx512Bf16;
 
 // Wide kernels, AMX: the thread needs the kernel's permission to use tiles (kernel_set.cc); they
 // leave no tile state behind. bf16 activations are packed as for vdpbf16ps.
-void BlockGemmBf16Amx(const BlockGemmArgs& args);
-void BlockGemmFloatW8Amx(const BlockGemmArgs& args);
-void BlockGemmFloatW4Amx(const BlockGemmArgs& args);
-void BlockGemmFloatW3Amx(const BlockGemmArgs& args);
-void BlockGemmFloatW2Amx(const BlockGemmArgs& args);
-void BlockGemmF8Amx(const BlockGemmArgs& args);
-void BlockGemmImportedW4Amx(const BlockGemmArgs& args);
-void BlockGemmImportedF4Amx(const BlockGemmArgs& args);
-void BlockGemmImportedF8Amx(const BlockGemmArgs& args);
-void BlockGemmIntW8Amx(const BlockGemmArgs& args);
-void BlockGemmIntW4Amx(const BlockGemmArgs& args);
-void BlockGemmIntW3Amx(const BlockGemmArgs& args);
-void BlockGemmIntW2Amx(const BlockGemmArgs& args);
+GemmKernel BlockGemmBf16Amx, BlockGemmFloatW8Amx, BlockGemmFloatW4Amx, BlockGemmFloatW3Amx,
+    BlockGemmFloatW2Amx, BlockGemmF8Amx, BlockGemmImportedW4Amx, BlockGemmImportedF4Amx,
+    BlockGemmImportedF8Amx, BlockGemmIntW8Amx, BlockGemmIntW4Amx, BlockGemmIntW3Amx,
+    BlockGemmIntW2Amx;
 
 }  // namespace moert::kernels
 

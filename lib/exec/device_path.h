@@ -105,7 +105,7 @@ class DevicePath {
   virtual absl::Status LeaveSlots(void* /*stream*/) { return absl::OkStatus(); }
 
  private:
-  static absl::Status Absent() { return absl::InternalError("no device"); }
+  static absl::Status Absent() { return absl::InternalError("no whole calls on a device here"); }
 };
 
 }  // namespace moert

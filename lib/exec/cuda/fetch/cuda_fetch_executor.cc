@@ -107,27 +107,12 @@ absl::Status CudaFetchExecutor::StartCpu() {
   return absl::OkStatus();
 }
 
-absl::Status CudaFetchExecutor::RunResident(const ExecutorCall& call, const PolicyContext&,
-                                            const RoutingRule&, const VersionedStore&) {
-  return Check(call, {}, false);
-}
-
-absl::Status CudaFetchExecutor::RunGiven(const ExecutorCall& call, const GivenRouting&,
-                                         const PolicyContext&, const VersionedStore&) {
-  return Check(call, {}, false);
-}
-
 absl::Status CudaFetchExecutor::BeginCpu(const ExecutorCall& call, const RoutingResult&,
                                          absl::Span<const int32_t>) {
   return Check(call, {}, false);
 }
 
 absl::Status CudaFetchExecutor::JoinCpu(const ExecutorCall& call, int64_t*) {
-  return Check(call, {}, false);
-}
-
-absl::Status CudaFetchExecutor::ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t>,
-                                           int32_t*) {
   return Check(call, {}, false);
 }
 

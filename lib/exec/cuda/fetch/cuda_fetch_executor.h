@@ -73,12 +73,6 @@ class CudaFetchExecutor final : public FetchExecutor,
   absl::Status TakeBack(VersionedStore* store) override;
   bool TakeServed(ServedCount* added) override;
 
-  absl::Status RunResident(const ExecutorCall& call, const PolicyContext& context,
-                           const RoutingRule& rule, const VersionedStore& store) override;
-  absl::Status RunGiven(const ExecutorCall& call, const GivenRouting& given,
-                        const PolicyContext& context, const VersionedStore& store) override;
-  absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
-                          int32_t* to) override;
   absl::Status BringGiven(const ExecutorCall& call, const GivenRouting& given,
                           std::vector<int32_t>* ids, std::vector<float>* weights) override;
   absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
