@@ -1,45 +1,36 @@
 #include "store/block_pool.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
-#include "base/numa.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "store/block_memory.h"
 
 namespace moert {
 namespace {
 
-class RamBlockPool final : public BlockPool {
+/// Blocks that are alike, or each of its own size.
+class PlainBlockPool final : public BlockPool {
  public:
-  RamBlockPool(std::byte* base, const BlockSizes& sizes, int64_t limit, BudgetTracker* budget)
-      : BlockPool(sizes, limit), base_(base), budget_(budget) {
+  PlainBlockPool(std::unique_ptr<BlockMemory> memory, const BlockSizes& sizes, int64_t limit,
+                 BudgetTracker* budget)
+      : BlockPool(sizes, limit), memory_(std::move(memory)), budget_(budget) {
     fresh_.reserve(sizes.count());
     warm_.reserve(sizes.count());
     for (int64_t i = sizes.count(); i-- > 0;) fresh_.push_back(static_cast<int32_t>(i));
+    // Streaming through 4 KiB pages costs a TLB miss each. Blocks are taken in order, so that no
+    // more than one huge page reaches beyond those that are held.
+    memory_->MayFillUp(true);
   }
-
-  ~RamBlockPool() override {
-    budget_->Release(held_bytes());
-    munmap(base_, sizes_.Offset(sizes_.count()));
-  }
+  ~PlainBlockPool() override { budget_->Release(held_bytes_); }
 
   int32_t Take() override {
-    if (taken_ >= limit_) return -1;
-    std::vector<int32_t>& list = warm_.empty() ? fresh_ : warm_;
-    if (list.empty()) return -1;
-    const int32_t block = list.back();
-    if (warm_.empty()) {
-      if (!budget_->TryReserve(bytes(block))) return -1;
-      held_bytes_ += bytes(block);
-    }
-    list.pop_back();
+    if (taken_ >= limit_ || (warm_.empty() && !Hold())) return -1;
+    const int32_t block = warm_.back();
+    warm_.pop_back();
     ++taken_;
     return block;
   }
@@ -50,7 +41,10 @@ class RamBlockPool final : public BlockPool {
     ReturnSurplus();
   }
 
-  std::byte* Address(int32_t block) const override { return base_ + sizes_.Offset(block); }
+  std::byte* Address(int32_t block) const override { return memory_->Address(block); }
+  BlockRegion Region(int64_t index) const override {
+    return memory_->contiguous() ? BlockPool::Region(index) : BlockRegion();
+  }
 
   void SetLimit(int64_t blocks) override {
     limit_ = blocks;
@@ -60,30 +54,50 @@ class RamBlockPool final : public BlockPool {
   int64_t held_bytes() const override { return held_bytes_; }
 
  private:
+  /// Makes a fresh block warm.
+  bool Hold() {
+    if (fresh_.empty() || !budget_->TryReserve(bytes(fresh_.back()))) return false;
+    const int32_t block = fresh_.back();
+    const bool held = memory_->Hold(block) != nullptr;
+    refused_by_ = held ? absl::string_view() : kHostRefused;
+    if (!held) {
+      budget_->Release(bytes(block));
+      return false;
+    }
+    held_bytes_ += bytes(block);
+    fresh_.pop_back();
+    warm_.push_back(block);
+    return true;
+  }
+
   /// Held blocks (taken and warm) beyond the limit go back to the system.
   void ReturnSurplus() {
     while (!warm_.empty() && taken_ + static_cast<int64_t>(warm_.size()) > limit_) {
       const int32_t block = warm_.back();
       warm_.pop_back();
-      if (!has_holes_) {
-        // The kernel would fill them up to huge pages again, beyond the budget.
-        madvise(base_, static_cast<size_t>(sizes_.Offset(sizes_.count())), MADV_NOHUGEPAGE);
-        has_holes_ = true;
-      }
-      madvise(Address(block), bytes(block), MADV_DONTNEED);
+      // The kernel would fill holes up to huge pages again, beyond the budget.
+      if (!has_holes_) memory_->MayFillUp(false);
+      has_holes_ = true;
+      memory_->Drop(block);
       budget_->Release(bytes(block));
       held_bytes_ -= bytes(block);
       fresh_.push_back(block);
     }
   }
 
-  std::byte* base_;
-  BudgetTracker* budget_;
+  const std::unique_ptr<BlockMemory> memory_;
+  BudgetTracker* const budget_;
   int64_t held_bytes_ = 0;
   bool has_holes_ = false;      // memory was given back
   std::vector<int32_t> fresh_;  // no memory behind them
   std::vector<int32_t> warm_;   // given back, memory still held
 };
+
+std::unique_ptr<BlockPool> PoolOver(std::unique_ptr<BlockMemory> memory, const BlockSizes& sizes,
+                                    int64_t limit, BudgetTracker* budget) {
+  if (sizes.classes() > 0) return MakeClassedBlockPool(std::move(memory), sizes, limit, budget);
+  return std::make_unique<PlainBlockPool>(std::move(memory), sizes, limit, budget);
+}
 
 }  // namespace
 
@@ -162,31 +176,28 @@ BlockRegion BlockPool::Region(int64_t index) const {
 
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(const BlockSizes& sizes, int64_t limit,
                                                             BudgetTracker* budget, int numa_node) {
-  if (sizes.classes() > 0) {
-    return MakeClassedBlockPool(ClassedMemory::kRam, nullptr, sizes, limit, budget, numa_node);
-  }
   MOERT_RETURN_IF_ERROR(sizes.Check());
-  const int64_t reserved = sizes.Offset(sizes.count());
-  void* base = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED && sizes.alike() && limit > 0 && limit < sizes.count()) {
+  auto memory = MakeRamMemory(sizes, numa_node);
+  if (!memory.ok() && sizes.alike() && limit > 0 && limit < sizes.count()) {
     // Where address space is limited, room for what the budget allows now.
     return MakeRamBlockPool(BlockSizes(sizes.Bytes(0), limit), limit, budget, numa_node);
   }
-  if (base == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        fmt::format("reserving {} bytes of address space: {}", reserved, std::strerror(errno)));
-  }
-  // Advice only: streaming through 4 KiB pages costs a TLB miss each. Blocks are taken in order, so
-  // that no more than one huge page reaches beyond those that are held.
-  madvise(base, static_cast<size_t>(reserved), MADV_HUGEPAGE);
-  absl::Cleanup unmap = [&] { munmap(base, static_cast<size_t>(reserved)); };
-  auto pool = std::make_unique<RamBlockPool>(static_cast<std::byte*>(base), sizes, limit, budget);
-  std::move(unmap).Cancel();
-  if (numa_node >= 0) {
-    MOERT_RETURN_IF_ERROR(BindToNumaNode(base, static_cast<size_t>(reserved), numa_node));
-  }
-  return pool;
+  MOERT_RETURN_IF_ERROR(memory.status());
+  return PoolOver(*std::move(memory), sizes, limit, budget);
+}
+
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeHostBlockPool(HostAllocator* allocator,
+                                                             const BlockSizes& sizes, int64_t limit,
+                                                             BudgetTracker* budget) {
+  MOERT_RETURN_IF_ERROR(sizes.Check());
+  return PoolOver(MakeHostMemory(allocator, sizes), sizes, limit, budget);
+}
+
+absl::StatusOr<std::unique_ptr<BlockPool>> MakeCountingBlockPool(const BlockSizes& sizes,
+                                                                 int64_t limit,
+                                                                 BudgetTracker* budget) {
+  MOERT_RETURN_IF_ERROR(sizes.Check());
+  return PoolOver(MakeNoMemory(), sizes, limit, budget);
 }
 
 }  // namespace moert

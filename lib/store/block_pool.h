@@ -20,6 +20,8 @@
 
 namespace moert {
 
+class BlockMemory;
+
 /// Blocks that are interchangeable: one behind the other, all of one size.
 struct BlockClass {
   int64_t bytes = 0;
@@ -160,12 +162,11 @@ absl::StatusOr<std::unique_ptr<BlockPool>> MakeCountingBlockPool(const BlockSize
                                                                  int64_t limit,
                                                                  BudgetTracker* budget);
 
-/// Blocks in classes: of RAM, of `allocator` where it is not null, or of nothing. `limit_bytes`
-/// bounds what is taken, and memory moves from class to class as they need it.
-enum class ClassedMemory : int8_t { kRam, kCounted };
-absl::StatusOr<std::unique_ptr<BlockPool>> MakeClassedBlockPool(
-    ClassedMemory memory, HostAllocator* allocator, const BlockSizes& sizes, int64_t limit,
-    BudgetTracker* budget, int numa_node = -1);
+/// Blocks in classes over `memory`. The byte limit bounds what is taken, and memory moves from
+/// class to class as they need it.
+std::unique_ptr<BlockPool> MakeClassedBlockPool(std::unique_ptr<BlockMemory> memory,
+                                                const BlockSizes& sizes, int64_t limit,
+                                                BudgetTracker* budget);
 
 }  // namespace moert
 

@@ -1,115 +1,14 @@
 // Blocks in classes of one size each. Every class has address space for all its blocks; memory is
 // held for those that are taken, or were, and moves to another class when that one needs it.
-#include <sys/mman.h>
-
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
 
-#include "base/numa.h"
-#include "base/status_macros.h"
-#include "fmt/format.h"
-#include "moert/scheme.h"
+#include "store/block_memory.h"
 #include "store/block_pool.h"
 
 namespace moert {
 namespace {
-
-/// Memory under blocks.
-class BlockMemory {
- public:
-  virtual ~BlockMemory() = default;
-  /// Null: there is none.
-  virtual std::byte* Hold(int32_t block) = 0;
-  virtual void Drop(int32_t block) = 0;
-  virtual std::byte* Address(int32_t block) const = 0;
-  /// Whether memory between blocks that are held may be held too.
-  virtual void MayFillUp(bool /*may*/) {}
-  /// Whether blocks of a class lie one behind the other.
-  virtual bool contiguous() const = 0;
-};
-
-class RamMemory final : public BlockMemory {
- public:
-  RamMemory(std::byte* base, const BlockSizes& sizes) : base_(base), sizes_(sizes) {}
-  ~RamMemory() override { munmap(base_, static_cast<size_t>(sizes_.Offset(sizes_.count()))); }
-
-  static absl::StatusOr<std::unique_ptr<BlockMemory>> Make(const BlockSizes& sizes, int numa_node) {
-    const int64_t reserved = sizes.Offset(sizes.count());
-    void* base = mmap(nullptr, static_cast<size_t>(reserved), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
-      return absl::ResourceExhaustedError(
-          fmt::format("reserving {} bytes of address space: {}", reserved, std::strerror(errno)));
-    }
-    auto memory = std::make_unique<RamMemory>(static_cast<std::byte*>(base), sizes);
-    memory->MayFillUp(false);
-    if (numa_node >= 0) {
-      MOERT_RETURN_IF_ERROR(BindToNumaNode(base, static_cast<size_t>(reserved), numa_node));
-    }
-    return memory;
-  }
-
-  std::byte* Hold(int32_t block) override { return Address(block); }
-  void Drop(int32_t block) override {
-    madvise(Address(block), static_cast<size_t>(sizes_.Bytes(block)), MADV_DONTNEED);
-  }
-  std::byte* Address(int32_t block) const override { return base_ + sizes_.Offset(block); }
-  /// Huge pages reach beyond the blocks that are held, once a class and around every hole. Reading
-  /// experts through small ones costs TLB misses.
-  void MayFillUp(bool may) override {
-    madvise(base_, static_cast<size_t>(sizes_.Offset(sizes_.count())),
-            may ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-  }
-  bool contiguous() const override { return true; }
-
- private:
-  std::byte* const base_;
-  const BlockSizes sizes_;
-};
-
-class AllocatedMemory final : public BlockMemory {
- public:
-  AllocatedMemory(HostAllocator* allocator, const BlockSizes& sizes)
-      : allocator_(allocator), sizes_(sizes), addresses_(static_cast<size_t>(sizes.count())) {}
-  ~AllocatedMemory() override {
-    for (int32_t block = 0; block < sizes_.count(); ++block) {
-      if (Address(block) != nullptr) Drop(block);
-    }
-  }
-
-  std::byte* Hold(int32_t block) override {
-    auto* memory =
-        static_cast<std::byte*>(allocator_->Allocate(sizes_.Bytes(block), kRecordAlignment));
-    return addresses_[static_cast<size_t>(block)] = memory;
-  }
-  void Drop(int32_t block) override {
-    allocator_->Free(Address(block), sizes_.Bytes(block));
-    addresses_[static_cast<size_t>(block)] = nullptr;
-  }
-  std::byte* Address(int32_t block) const override {
-    return addresses_[static_cast<size_t>(block)];
-  }
-  bool contiguous() const override { return false; }
-
- private:
-  HostAllocator* const allocator_;
-  const BlockSizes sizes_;
-  std::vector<std::byte*> addresses_;  // null: no memory held
-};
-
-class NoMemory final : public BlockMemory {
- public:
-  std::byte* Hold(int32_t block) override { return Address(block); }
-  void Drop(int32_t /*block*/) override {}
-  std::byte* Address(int32_t /*block*/) const override {
-    static std::byte nothing{};
-    return &nothing;
-  }
-  bool contiguous() const override { return false; }
-};
 
 class ClassedBlockPool final : public BlockPool {
  public:
@@ -229,19 +128,10 @@ class ClassedBlockPool final : public BlockPool {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<BlockPool>> MakeClassedBlockPool(
-    ClassedMemory memory, HostAllocator* allocator, const BlockSizes& sizes, int64_t limit,
-    BudgetTracker* budget, int numa_node) {
-  MOERT_RETURN_IF_ERROR(sizes.Check());
-  std::unique_ptr<BlockMemory> made;
-  if (memory == ClassedMemory::kCounted) {
-    made = std::make_unique<NoMemory>();
-  } else if (allocator != nullptr) {
-    made = std::make_unique<AllocatedMemory>(allocator, sizes);
-  } else {
-    MOERT_ASSIGN_OR_RETURN(made, RamMemory::Make(sizes, numa_node));
-  }
-  return std::make_unique<ClassedBlockPool>(std::move(made), sizes, limit, budget);
+std::unique_ptr<BlockPool> MakeClassedBlockPool(std::unique_ptr<BlockMemory> memory,
+                                                const BlockSizes& sizes, int64_t limit,
+                                                BudgetTracker* budget) {
+  return std::make_unique<ClassedBlockPool>(std::move(memory), sizes, limit, budget);
 }
 
 }  // namespace moert

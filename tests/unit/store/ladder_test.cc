@@ -69,8 +69,7 @@ struct Fixture {
   explicit Fixture(int high, int spare = 1) : budget(Bytes(high, spare)) {
     const std::vector<int> versions = {0, 1, 2, 3};
     std::vector<std::unique_ptr<BlockPool>> pools(1);
-    pools[0] = *MakeClassedBlockPool(ClassedMemory::kRam, nullptr,
-                                     BlocksOfVersions(source, versions), kExperts, &budget);
+    pools[0] = *MakeRamBlockPool(BlocksOfVersions(source, versions), kExperts, &budget);
     pools[0]->SetByteLimit(Bytes(high, spare));
     auto held = std::make_unique<HeldQueue>(&source);
     queue = held.get();
