@@ -36,7 +36,8 @@ absl::StatusOr<Scheme> QuantizedWeights::Nvfp4Scheme(const StoredMatrix& m) cons
   return Scheme::Parse("nvfp4");
 }
 
-absl::Status QuantizedWeights::ReadNvfp4(const StoredMatrix& m, QuantizedMatrix* q) const {
+absl::Status QuantizedWeights::ReadNvfp4(const StoredMatrix& m, ChannelOrder,
+                                         QuantizedMatrix* q) const {
   const bool packed = config_.form == StoredWeights::kPackedFp4;
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes,
                          checkpoint_->Get(m.base + (packed ? ".weight_packed" : ".weight")));
@@ -81,7 +82,8 @@ absl::StatusOr<Scheme> QuantizedWeights::Mxfp4Scheme(const StoredMatrix& m) cons
   return Scheme::Parse("mxfp4");
 }
 
-absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, QuantizedMatrix* q) const {
+absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, ChannelOrder,
+                                         QuantizedMatrix* q) const {
   const int64_t groups = m.k / kMxGroup, row_bytes = m.k / 2;
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* blocks, checkpoint_->Get(m.base + "_blocks"));
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + "_scales"));
@@ -123,7 +125,8 @@ absl::StatusOr<Scheme> QuantizedWeights::Fp8Scheme(const StoredMatrix& m) const 
   return Scheme::Parse("fp8_b128");
 }
 
-absl::Status QuantizedWeights::ReadFp8(const StoredMatrix& m, QuantizedMatrix* q) const {
+absl::Status QuantizedWeights::ReadFp8(const StoredMatrix& m, ChannelOrder,
+                                       QuantizedMatrix* q) const {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* weight, checkpoint_->Get(m.base + ".weight"));
   MOERT_ASSIGN_OR_RETURN(q->codes, Whole<uint8_t>(*weight));
   MOERT_ASSIGN_OR_RETURN(const Fp8Scaler scaler, Fp8Scaler::Load(*checkpoint_, *weight));

@@ -211,7 +211,8 @@ absl::StatusOr<Scheme> QuantizedWeights::Int8Scheme(const StoredMatrix& m) const
                                              : "w8a16_g-1");
 }
 
-absl::Status QuantizedWeights::ReadInt8(const StoredMatrix& m, QuantizedMatrix* q) const {
+absl::Status QuantizedWeights::ReadInt8(const StoredMatrix& m, ChannelOrder,
+                                        QuantizedMatrix* q) const {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".weight"));
   MOERT_ASSIGN_OR_RETURN(q->codes, Whole<uint8_t>(*codes));
   for (uint8_t& code : q->codes) code = static_cast<uint8_t>(code ^ 0x80);  // + 128

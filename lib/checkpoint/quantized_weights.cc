@@ -6,6 +6,7 @@
 #include <cmath>
 #include <new>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/checked_math.h"
 #include "base/fmt_absl.h"
@@ -13,30 +14,50 @@
 #include "base/status_macros.h"
 
 namespace moert {
+namespace {
+
+constexpr absl::string_view kZeroPoint = ".weight_zero_point";    // not of symmetric weights
+constexpr absl::string_view kInverseScale = ".weight_scale_inv";  // or .weight_scale
+
+}  // namespace
+
 std::string WeightBase(const std::string& weight) {
   return std::string(absl::StripSuffix(weight, ".weight"));
 }
 
-// The tensor that only a quantized layer has.
-static const char* MarkOf(StoredWeights form) {
-  switch (form) {
-    case StoredWeights::kPlain:
-    case StoredWeights::kFp8:
-      return nullptr;
-    case StoredWeights::kGptq:
-    case StoredWeights::kAwq:
-      return ".qweight";
-    case StoredWeights::kPackedInt4:
-    case StoredWeights::kPackedFp4:
-      return ".weight_packed";
-    case StoredWeights::kInt8:
-      return ".weight_scale";
-    case StoredWeights::kModeloptFp4:
-      return ".weight_scale_2";
-    case StoredWeights::kMxfp4:
-      return "_blocks";
-  }
-  return nullptr;
+/// How one of StoredWeights is stored and read.
+struct QuantizedWeights::Form {
+  const char* mark;              // the tensor that only such a layer has
+  absl::string_view tensors[4];  // all of them, by their suffixes
+  absl::StatusOr<Scheme> (QuantizedWeights::*scheme)(const StoredMatrix& m) const;
+  absl::Status (QuantizedWeights::*read)(const StoredMatrix& m, ChannelOrder order,
+                                         QuantizedMatrix* q) const;
+};
+
+const QuantizedWeights::Form& QuantizedWeights::Of(StoredWeights form) {
+  using Q = QuantizedWeights;
+  static const Form kForms[] = {
+      // In the order of StoredWeights.
+      {nullptr, {".weight"}, &Q::PlainScheme, &Q::ReadPlain},
+      {nullptr, {".weight", kInverseScale}, &Q::Fp8Scheme, &Q::ReadFp8},
+      {".qweight", {".qweight", ".qzeros", ".scales", ".g_idx"}, &Q::GptqScheme, &Q::ReadGptq},
+      {".qweight", {".qweight", ".qzeros", ".scales", ".g_idx"}, &Q::GptqScheme, &Q::ReadGptq},
+      {".weight_packed",
+       {".weight_packed", ".weight_scale", kZeroPoint, ".weight_g_idx"},
+       &Q::PackedScheme,
+       &Q::ReadPacked},
+      {".weight_scale", {".weight", ".weight_scale"}, &Q::Int8Scheme, &Q::ReadInt8},
+      {".weight_packed",
+       {".weight_packed", ".weight_scale", ".weight_global_scale"},
+       &Q::Nvfp4Scheme,
+       &Q::ReadNvfp4},
+      {".weight_scale_2",
+       {".weight", ".weight_scale", ".weight_scale_2"},
+       &Q::Nvfp4Scheme,
+       &Q::ReadNvfp4},
+      {"_blocks", {"_blocks", "_scales"}, &Q::Mxfp4Scheme, &Q::ReadMxfp4},
+  };
+  return kForms[static_cast<size_t>(form)];
 }
 
 StoredWeights QuantizedWeights::FormOf(const std::string& base) const {
@@ -45,41 +66,20 @@ StoredWeights QuantizedWeights::FormOf(const std::string& base) const {
       w != nullptr && w->dtype == DType::kF8E4M3) {
     return StoredWeights::kFp8;
   }
-  const char* const mark = MarkOf(config_.form);
+  const char* const mark = Of(config_.form).mark;
   const bool marked = mark != nullptr && checkpoint_->Find(base + mark) != nullptr;
   return marked ? config_.form : StoredWeights::kPlain;
 }
 
 std::vector<std::string> QuantizedWeights::TensorsOf(const std::string& base) const {
-  const auto with = [&](std::initializer_list<const char*> suffixes) {
-    std::vector<std::string> names;
-    for (const char* suffix : suffixes) names.push_back(base + suffix);
-    return names;
-  };
-  switch (FormOf(base)) {
-    case StoredWeights::kPlain:
-      return with({".weight"});
-    case StoredWeights::kFp8:
-      if (checkpoint_->Find(base + ".weight_scale_inv") == nullptr) {
-        return with({".weight", ".weight_scale"});
-      }
-      return with({".weight", ".weight_scale_inv"});
-    case StoredWeights::kGptq:
-    case StoredWeights::kAwq:
-      return with({".qweight", ".qzeros", ".scales", ".g_idx"});
-    case StoredWeights::kPackedInt4:
-      if (config_.symmetric) return with({".weight_packed", ".weight_scale", ".weight_g_idx"});
-      return with({".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx"});
-    case StoredWeights::kInt8:
-      return with({".weight", ".weight_scale"});
-    case StoredWeights::kPackedFp4:
-      return with({".weight_packed", ".weight_scale", ".weight_global_scale"});
-    case StoredWeights::kModeloptFp4:
-      return with({".weight", ".weight_scale", ".weight_scale_2"});
-    case StoredWeights::kMxfp4:
-      return with({"_blocks", "_scales"});
+  std::vector<std::string> names;
+  for (const absl::string_view suffix : Of(FormOf(base)).tensors) {
+    if (suffix.empty() || (suffix == kZeroPoint && config_.symmetric)) continue;
+    const bool inverse =
+        suffix == kInverseScale && checkpoint_->Find(absl::StrCat(base, suffix)) == nullptr;
+    names.push_back(absl::StrCat(base, inverse ? ".weight_scale" : suffix));
   }
-  return {};
+  return names;
 }
 
 absl::Status QuantizedWeights::Error(const TensorInfo& tensor, const std::string& what) const {
@@ -126,32 +126,14 @@ StoredGroups QuantizedWeights::GroupsOf(int64_t channels, int64_t k) {
   return groups;
 }
 
-absl::StatusOr<Scheme> QuantizedWeights::SchemeOf(const StoredMatrix& m, StoredWeights form) const {
-  switch (form) {
-    case StoredWeights::kPlain:
-      return Scheme{};
-    case StoredWeights::kFp8:
-      return Fp8Scheme(m);
-    case StoredWeights::kGptq:
-    case StoredWeights::kAwq:
-      return GptqScheme(m);
-    case StoredWeights::kPackedInt4:
-      return PackedScheme(m);
-    case StoredWeights::kInt8:
-      return Int8Scheme(m);
-    case StoredWeights::kPackedFp4:
-    case StoredWeights::kModeloptFp4:
-      return Nvfp4Scheme(m);
-    case StoredWeights::kMxfp4:
-      return Mxfp4Scheme(m);
-  }
-  return absl::InternalError("an unknown form of stored weights");
+absl::StatusOr<Scheme> QuantizedWeights::SchemeOf(const StoredMatrix& m) const {
+  return (this->*Of(FormOf(m.base)).scheme)(m);
 }
 
 absl::StatusOr<QuantizedMatrix> QuantizedWeights::Read(const StoredMatrix& m,
                                                        ChannelOrder order) const {
-  const StoredWeights form = FormOf(m.base);
-  MOERT_ASSIGN_OR_RETURN(const Scheme scheme, SchemeOf(m, form));
+  const Form& form = Of(FormOf(m.base));
+  MOERT_ASSIGN_OR_RETURN(const Scheme scheme, (this->*form.scheme)(m));
   try {
     QuantizedMatrix q;
     q.rows = m.rows;
@@ -159,33 +141,7 @@ absl::StatusOr<QuantizedMatrix> QuantizedWeights::Read(const StoredMatrix& m,
     q.group = scheme.group > 0 ? std::min<int64_t>(scheme.group, m.k) : m.k;
     q.codes.resize(static_cast<size_t>(m.rows * m.k));
     q.scales.resize(static_cast<size_t>(m.rows * q.groups()));
-    absl::Status status;
-    switch (form) {
-      case StoredWeights::kFp8:
-        status = ReadFp8(m, &q);
-        break;
-      case StoredWeights::kGptq:
-      case StoredWeights::kAwq:
-        status = ReadGptq(m, order, &q);
-        break;
-      case StoredWeights::kPackedInt4:
-        status = ReadPacked(m, order, &q);
-        break;
-      case StoredWeights::kInt8:
-        status = ReadInt8(m, &q);
-        break;
-      case StoredWeights::kPackedFp4:
-      case StoredWeights::kModeloptFp4:
-        status = ReadNvfp4(m, &q);
-        break;
-      case StoredWeights::kMxfp4:
-        status = ReadMxfp4(m, &q);
-        break;
-      case StoredWeights::kPlain:
-        status = absl::InternalError("plain weights have no codes");
-        break;
-    }
-    if (!status.ok()) return status;
+    MOERT_RETURN_IF_ERROR((this->*form.read)(m, order, &q));
     return q;
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError(

@@ -60,9 +60,7 @@ class QuantizedWeights {
   bool Has(const std::string& base) const { return FormOf(base) != StoredWeights::kPlain; }
   /// The scheme whose records hold the matrix as it is, bf16 for floats. Checks types and shapes of
   /// quantized tensors; errors name the tensor.
-  absl::StatusOr<Scheme> SchemeOf(const StoredMatrix& matrix) const {
-    return SchemeOf(matrix, FormOf(matrix.base));
-  }
+  absl::StatusOr<Scheme> SchemeOf(const StoredMatrix& matrix) const;
   /// Names of the tensors that Read reads, those included that a file may lack.
   std::vector<std::string> TensorsOf(const std::string& base) const;
   /// A layout of that scheme's codes, scales and zeros. Errors name the tensor: codes that are no
@@ -74,6 +72,8 @@ class QuantizedWeights {
   absl::Status CheckOrder(const StoredMatrix& matrix) const;
 
  private:
+  struct Form;
+  static const Form& Of(StoredWeights form);
   absl::StatusOr<const TensorInfo*> Tensor(const std::string& name,
                                            std::initializer_list<DType> types,
                                            const std::vector<int64_t>& shape) const;
@@ -97,20 +97,23 @@ class QuantizedWeights {
   absl::Status CheckZeros(const StoredMatrix& m, const TensorInfo& tensor,
                           QuantizedMatrix* q) const;
 
-  absl::StatusOr<Scheme> SchemeOf(const StoredMatrix& m, StoredWeights form) const;
   absl::StatusOr<Scheme> Int4Scheme(const StoredMatrix& m, const TensorInfo& scales) const;
+  absl::StatusOr<Scheme> PlainScheme(const StoredMatrix&) const { return Scheme{}; }
   absl::StatusOr<Scheme> GptqScheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> PackedScheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Int8Scheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Nvfp4Scheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Mxfp4Scheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Fp8Scheme(const StoredMatrix& m) const;
+  absl::Status ReadPlain(const StoredMatrix&, ChannelOrder, QuantizedMatrix*) const {
+    return absl::InternalError("plain weights have no codes");
+  }
   absl::Status ReadGptq(const StoredMatrix& m, ChannelOrder order, QuantizedMatrix* q) const;
   absl::Status ReadPacked(const StoredMatrix& m, ChannelOrder order, QuantizedMatrix* q) const;
-  absl::Status ReadInt8(const StoredMatrix& m, QuantizedMatrix* q) const;
-  absl::Status ReadNvfp4(const StoredMatrix& m, QuantizedMatrix* q) const;
-  absl::Status ReadMxfp4(const StoredMatrix& m, QuantizedMatrix* q) const;
-  absl::Status ReadFp8(const StoredMatrix& m, QuantizedMatrix* q) const;
+  absl::Status ReadInt8(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
+  absl::Status ReadNvfp4(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
+  absl::Status ReadMxfp4(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
+  absl::Status ReadFp8(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
 
   const Checkpoint* const checkpoint_;
   const QuantizationConfig config_;
