@@ -17,8 +17,8 @@ namespace {
 constexpr float kKeyEps = 1e-6f;  // of the published code, as in kLatentEps
 // Positions that one job scores: a multiple of the width of a panel.
 constexpr int64_t kSlice = 1024;
-// Scores that are in memory at once.
-constexpr int64_t kScores = int64_t{1} << 24;
+// Scores that are in memory at once, in each layer.
+constexpr int64_t kScores = int64_t{1} << 20;
 
 IndexedPanels& StateOf(const RowGroup& group, int layer) {
   return *static_cast<IndexedPanels*>(group.sequence->layer(layer));
