@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "host/blocks/indexed_panels.h"
-#include "host/blocks/kv_panels.h"
 #include "host/blocks/panel_gemm.h"
 
 namespace moert::host {
@@ -22,37 +20,56 @@ int64_t RoundUp(int64_t n) { return (n + kPanelWidth - 1) / kPanelWidth * kPanel
 void Attend::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* queries,
                      float* mixed) {
   blocks_.clear();
-  int64_t most_keys = 0;
-  for (const RowGroup& group : groups) {
-    most_keys = std::max(most_keys, group.sequence->length() + group.rows);
-    Divide(group, pool->num_threads());
-  }
+  for (const RowGroup& group : groups) Divide(group, pool->num_threads());
+  int64_t most_scores = 0;
+  for (const Block& block : blocks_) most_scores = std::max(most_scores, ScoresOf(block));
   scores_.resize(pool->num_threads());
-  for (auto& scores : scores_) scores.resize(kQueriesPerBlock * RoundUp(most_keys));
+  std::vector<Scratch> scratch(scores_.size());
+  for (size_t i = 0; i < scores_.size(); ++i) {
+    scores_[i].resize(most_scores);
+    scratch[i].scores = &scores_[i];
+  }
   pool->Run(static_cast<int64_t>(blocks_.size()), [&](int64_t index, int worker) {
-    Run(blocks_[index], queries, mixed, &scores_[worker]);
+    Run(blocks_[index], queries, mixed, &scratch[worker]);
   });
 }
 
+int64_t Attend::ScoresOf(const Block& block) const {
+  const ChosenPositions* const chosen = ChosenOf(*block.group);
+  const bool chooses = chosen != nullptr && block.first >= chosen->first();
+  const int64_t keys =
+      chooses ? chosen->width() : block.group->sequence->length() + block.first + block.rows;
+  return block.rows * block.heads * RoundUp(keys);
+}
+
 void Attend::Divide(const RowGroup& group, int threads) {
-  if (group.rows >= kManyRows) {
-    for (int64_t first = 0; first < group.rows; first += kQueriesPerBlock) {
-      const int64_t count = std::min(kQueriesPerBlock, group.rows - first);
+  const ChosenPositions* const chosen = ChosenOf(group);
+  const int64_t seeing = chosen == nullptr ? group.rows : chosen->first();  // rows that see all
+  if (seeing >= kManyRows) {
+    for (int64_t first = 0; first < seeing; first += kQueriesPerBlock) {
+      const int64_t count = std::min(kQueriesPerBlock, seeing - first);
       for (int head = 0; head < shape_.heads; ++head) {
         blocks_.push_back({&group, first, count, head, 1});
       }
     }
-    return;
+  } else {
+    DivideRows(group, 0, seeing, kQueriesPerBlock, threads);
   }
+  // All heads of a row see the same positions, which are gathered once a block.
+  DivideRows(group, seeing, group.rows, shape_.heads, threads);
+}
+
+void Attend::DivideRows(const RowGroup& group, int64_t first, int64_t end, int64_t most,
+                        int threads) {
   const int per_key = shape_.heads / shape_.kv_heads;
-  const int64_t share = group.rows * shape_.heads / threads;
+  const int64_t share = (end - first) * shape_.heads / threads;
   const int step =
-      static_cast<int>(std::clamp<int64_t>(share, 1, std::min<int64_t>(per_key, kQueriesPerBlock)));
-  for (int64_t row = 0; row < group.rows; ++row) {
+      static_cast<int>(std::clamp<int64_t>(share, 1, std::min<int64_t>(per_key, most)));
+  for (int64_t row = first; row < end; ++row) {
     for (int key_head = 0; key_head < shape_.kv_heads; ++key_head) {
-      const int end = (key_head + 1) * per_key;
-      for (int head = key_head * per_key; head < end; head += step) {
-        blocks_.push_back({&group, row, 1, head, std::min(step, end - head)});
+      const int end_head = (key_head + 1) * per_key;
+      for (int head = key_head * per_key; head < end_head; head += step) {
+        blocks_.push_back({&group, row, 1, head, std::min(step, end_head - head)});
       }
     }
   }
@@ -70,26 +87,32 @@ int64_t Attend::FirstKey(int64_t position) const {
   }
 }
 
-void Attend::Run(const Block& block, const float* queries, float* mixed,
-                 AlignedVector<float>* scratch) {
-  const KvPanels& cache = *static_cast<KvPanels*>(block.group->sequence->layer(shape_.layer));
+void Attend::Run(const Block& block, const float* queries, float* mixed, Scratch* scratch) {
+  const auto* cache = static_cast<KvPanels*>(block.group->sequence->layer(shape_.layer));
   const int64_t row_stride = shape_.heads * shape_.head_stride;
   const int64_t first_row = block.group->first_row + block.first;
   const int64_t position = block.group->sequence->length() + block.first;
-  const int64_t num_keys = position + block.rows;  // what the block's last row sees
-  const int64_t begin = FirstKey(position) / kPanelWidth * kPanelWidth;
+  int64_t num_keys = position + block.rows;  // what the block's last row sees
+  int64_t begin = FirstKey(position) / kPanelWidth * kPanelWidth;
+  int kv_head = block.head / (shape_.heads / shape_.kv_heads);
+  const ChosenPositions* const choices = ChosenOf(*block.group);
+  const bool chooses = choices != nullptr && block.first >= choices->first();
+  if (chooses) {
+    cache = &Gather(*cache, kv_head, choices->Row(block.first), &scratch->gathered);
+    num_keys = choices->width();
+    begin = kv_head = 0;
+  }
   const int64_t padded = RoundUp(num_keys - begin);
   const int64_t count = block.rows * block.heads;
-  const int kv_head = block.head / (shape_.heads / shape_.kv_heads);
-  float* const scores = scratch->data();
+  float* const scores = scratch->scores->data();
 
   PanelGemm g{};
   g.x = queries + first_row * row_stride + block.head * shape_.head_stride;
   g.x_stride = block.rows > 1 ? row_stride : shape_.head_stride;
   g.rows = count;
   g.k = shape_.key_dim;
-  g.panels = cache.keys(kv_head) + begin / kPanelWidth * cache.key_panel_stride();
-  g.panel_stride = cache.key_panel_stride();
+  g.panels = cache->keys(kv_head) + begin / kPanelWidth * cache->key_panel_stride();
+  g.panel_stride = cache->key_panel_stride();
   g.num_panels = padded / kPanelWidth;
   g.y = scores;
   g.y_stride = padded;
@@ -99,12 +122,8 @@ void Attend::Run(const Block& block, const float* queries, float* mixed,
     const int64_t at = block.rows > 1 ? position + r : position;
     const int head = block.rows > 1 ? block.head : block.head + static_cast<int>(r);
     float* const s = scores + r * padded;
-    const auto chosen = Chosen(*block.group, at - block.group->sequence->length());
-    if (!chosen.empty()) {
-      SoftmaxOfChosen(head, chosen, num_keys, s);
-      continue;
-    }
-    const int64_t first = FirstKey(at) - begin, end = at + 1 - begin;
+    const int64_t first = chooses ? 0 : FirstKey(at) - begin;
+    const int64_t end = chooses ? num_keys : at + 1 - begin;
     Softmax(head, s, first, end);
     // A probability of 0 leaves the sums below as they are: masked keys cost time, never bits.
     std::fill(s, s + first, 0.0f);
@@ -114,31 +133,29 @@ void Attend::Run(const Block& block, const float* queries, float* mixed,
   g.x = scores;
   g.x_stride = padded;
   g.k = num_keys - begin;
-  g.panels = cache.values(kv_head) + begin * kPanelWidth;
-  g.panel_stride = cache.value_panel_stride();
+  g.panels = cache->values(kv_head) + begin * kPanelWidth;
+  g.panel_stride = cache->value_panel_stride();
   g.num_panels = shape_.value_dim / kPanelWidth;
   g.y = mixed + (first_row * shape_.heads + block.head) * shape_.value_dim;
   g.y_stride = block.rows > 1 ? shape_.heads * shape_.value_dim : shape_.value_dim;
   Panel().f32(g);
 }
 
-absl::Span<const int32_t> Attend::Chosen(const RowGroup& group, int64_t row) const {
-  if (shape_.chooser < 0) return {};
+const ChosenPositions* Attend::ChosenOf(const RowGroup& group) const {
+  if (shape_.chooser < 0) return nullptr;
   const auto* state = static_cast<IndexedPanels*>(group.sequence->layer(shape_.chooser));
-  return state == nullptr ? absl::Span<const int32_t>() : state->chosen().Row(row);
+  // Without a state a layer is run alone, in sequences so short that each row sees all.
+  return state == nullptr ? nullptr : &state->chosen();
 }
 
-void Attend::SoftmaxOfChosen(int head, absl::Span<const int32_t> chosen, int64_t count,
-                             float* s) const {
+const KvPanels& Attend::Gather(const KvPanels& cache, int kv_head, absl::Span<const int32_t> chosen,
+                               std::unique_ptr<KvPanels>* gathered) const {
   const auto width = static_cast<int64_t>(chosen.size());
-  for (int64_t i = 0; i < width; ++i) s[i] = s[chosen[i]];  // ascending: never in front of its own
-  Softmax(head, s, 0, width);
-  for (int64_t i = width, end = count; i-- > 0; end = chosen[i]) {
-    const float probability = s[i];
-    std::fill(s + chosen[i], s + end, 0.0f);
-    s[chosen[i]] = probability;
+  if (*gathered == nullptr) {
+    *gathered = std::make_unique<KvPanels>(1, shape_.key_dim, shape_.value_dim, RoundUp(width));
   }
-  std::fill(s, s + chosen[0], 0.0f);
+  for (int64_t i = 0; i < width; ++i) (*gathered)->Copy(cache, kv_head, chosen[i], 0, i);
+  return **gathered;
 }
 
 void Attend::Softmax(int head, float* s, int64_t first, int64_t end) const {

@@ -3,10 +3,13 @@
 #define MOERT_EXAMPLES_HOST_BLOCKS_ATTEND_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "host/aligned.h"
+#include "host/blocks/indexed_panels.h"
+#include "host/blocks/kv_panels.h"
 #include "host/sequence_state.h"
 #include "moert/offline/attention_config.h"
 #include "moert/thread_pool.h"
@@ -45,16 +48,25 @@ class Attend {
     int head;
     int heads;  // 1 unless rows is 1
   };
+  // A worker's. Gathered keys and values of all layers would be many: they last for one call.
+  struct Scratch {
+    AlignedVector<float>* scores = nullptr;
+    std::unique_ptr<KvPanels> gathered;
+  };
   // Adds the blocks of a group, for `threads` threads.
   void Divide(const RowGroup& group, int threads);
-  void Run(const Block& block, const float* queries, float* mixed, AlignedVector<float>* scratch);
+  // Adds rows [first, end) as blocks of one row and at most `most` heads.
+  void DivideRows(const RowGroup& group, int64_t first, int64_t end, int64_t most, int threads);
+  // Floats that a block's scores need.
+  int64_t ScoresOf(const Block& block) const;
+  void Run(const Block& block, const float* queries, float* mixed, Scratch* scratch);
   // Scores of keys [first, end) become probabilities; before and behind they become 0.
   void Softmax(int head, float* scores, int64_t first, int64_t end) const;
-  // The same for the `chosen` ones of `count` keys alone; the others become 0.
-  void SoftmaxOfChosen(int head, absl::Span<const int32_t> chosen, int64_t count,
-                       float* scores) const;
-  // The positions that a row of a group sees; empty: everything up to its own.
-  absl::Span<const int32_t> Chosen(const RowGroup& group, int64_t row) const;
+  // Which positions a group's rows see; null: everything up to their own.
+  const ChosenPositions* ChosenOf(const RowGroup& group) const;
+  // Keys and values of what a row has chosen, side by side; `gathered` receives them.
+  const KvPanels& Gather(const KvPanels& cache, int kv_head, absl::Span<const int32_t> chosen,
+                         std::unique_ptr<KvPanels>* gathered) const;
   // The first position that a query at `position` sees.
   int64_t FirstKey(int64_t position) const;
 

@@ -27,7 +27,9 @@ class ChosenPositions {
   }
   /// Where the positions of a row that chooses go.
   int32_t* row(int64_t row) { return positions_.data() + (row - first_) * width_; }
+  /// The first row that chooses.
   int64_t first() const { return first_; }
+  int64_t width() const { return width_; }
 
  private:
   int64_t first_ = 0, width_ = 0;

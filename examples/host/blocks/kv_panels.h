@@ -3,6 +3,7 @@
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_KV_PANELS_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_KV_PANELS_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "host/aligned.h"
@@ -31,6 +32,22 @@ class KvPanels : public LayerState {
     for (int64_t d = 0; d < key_dim_; ++d) k[d * kPanelWidth] = key[d];
     for (int64_t d = 0; d < value_dim_; ++d) {
       v[d / kPanelWidth * value_panel_stride() + d % kPanelWidth] = value[d];
+    }
+  }
+
+  /// Stores one position of a head of `from`, whose dimensions are the same.
+  void Copy(const KvPanels& from, int from_head, int64_t from_position, int head,
+            int64_t position) {
+    const float* key = from.keys(from_head) + from_position / kPanelWidth * key_panel_stride() +
+                       from_position % kPanelWidth;
+    const float* value = from.values(from_head) + from_position * kPanelWidth;
+    float* k = keys_.data() + head * capacity_ * key_dim_ +
+               position / kPanelWidth * key_panel_stride() + position % kPanelWidth;
+    float* v = values_.data() + head * capacity_ * value_dim_ + position * kPanelWidth;
+    for (int64_t d = 0; d < key_dim_ * kPanelWidth; d += kPanelWidth) k[d] = key[d];
+    for (int64_t panel = 0; panel < value_dim_ / kPanelWidth; ++panel) {
+      std::copy_n(value + panel * from.value_panel_stride(), kPanelWidth,
+                  v + panel * value_panel_stride());
     }
   }
 
