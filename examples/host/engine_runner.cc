@@ -25,6 +25,17 @@ absl::Status EngineRunner::Forward(int moe_layer, const float* x, int64_t rows, 
                         {out, DType::kF32, rows, hidden, hidden});
 }
 
+absl::Status EngineRunner::ForwardRouted(int moe_layer, const float* x, int64_t rows,
+                                         const MoeRouting& routing, float* out) {
+  const int64_t hidden = engine_->model().layers[moe_layer].hidden;
+  RoutedInput input;
+  input.ids = routing.ids;
+  input.weights = routing.weights;
+  input.scores = routing.scores;
+  return step_->ForwardRouted(moe_layer, {x, DType::kF32, rows, hidden, hidden}, input,
+                              {out, DType::kF32, rows, hidden, hidden});
+}
+
 absl::Status EngineRunner::EndStep() { return step_->End(); }
 
 }  // namespace moert::host

@@ -19,6 +19,8 @@ class EngineRunner : public MoeRunner {
 
   absl::Status BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids) override;
   absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) override;
+  absl::Status ForwardRouted(int moe_layer, const float* x, int64_t rows, const MoeRouting& routing,
+                             float* out) override;
   absl::Status EndStep() override;
   void OfferPrediction(PredictNext predict) override { predict_ = std::move(predict); }
   int64_t max_rows() const override { return max_rows_; }

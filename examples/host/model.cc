@@ -1,6 +1,7 @@
 #include "host/model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -36,19 +37,33 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpo
   MOERT_ASSIGN_OR_RETURN(d->final_norm_, norm(body + "norm"));
   d->layers_.resize(config.num_hidden_layers);
   for (int i = 0; i < config.num_hidden_layers; ++i) {
-    Layer& layer = d->layers_[i];
-    const std::string name = LayerPrefix(config, i);
-    MOERT_ASSIGN_OR_RETURN(layer.mixer_norm, norm(name + "input_layernorm"));
-    MOERT_ASSIGN_OR_RETURN(layer.mlp_norm, norm(name + "post_attention_layernorm"));
-    MOERT_ASSIGN_OR_RETURN(layer.mixer, LoadMixer(checkpoint, config, i, d->RopeOf(i)));
-    layer.moe_layer = config.MoeLayerIndex(i);
-    if (layer.moe_layer < 0) {
-      MOERT_ASSIGN_OR_RETURN(
-          layer.mlp, Mlp::Load(checkpoint, config.quantization, name + config.dense_block,
-                               config.hidden_size, config.dense_intermediate, config.activation));
-    }
+    MOERT_RETURN_IF_ERROR(d->LoadLayer(checkpoint, i));
   }
   return d;
+}
+
+absl::Status Decoder::LoadLayer(const Checkpoint& checkpoint, int index) {
+  Layer& layer = layers_[index];
+  const std::string name = LayerPrefix(config_, index);
+  const auto norm = [&](const char* part, Norm* to) -> absl::Status {
+    MOERT_ASSIGN_OR_RETURN(*to,
+                           Norm::Load(checkpoint, name + part, config_.norm, config_.hidden_size,
+                                      static_cast<float>(config_.norm_eps)));
+    return absl::OkStatus();
+  };
+  MOERT_RETURN_IF_ERROR(norm("input_layernorm", &layer.mixer_norm));
+  MOERT_ASSIGN_OR_RETURN(layer.mixer, LoadMixer(checkpoint, config_, index, RopeOf(index)));
+  layer.moe_layer = config_.MoeLayerIndex(index);
+  if (config_.side_experts) {
+    MOERT_ASSIGN_OR_RETURN(layer.beside, SideExperts::Load(checkpoint, config_, index));
+    return absl::OkStatus();
+  }
+  MOERT_RETURN_IF_ERROR(norm("post_attention_layernorm", &layer.mlp_norm));
+  if (layer.moe_layer >= 0) return absl::OkStatus();
+  MOERT_ASSIGN_OR_RETURN(
+      layer.mlp, Mlp::Load(checkpoint, config_.quantization, name + config_.dense_block,
+                           config_.hidden_size, config_.dense_intermediate, config_.activation));
+  return absl::OkStatus();
 }
 
 absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inputs,
@@ -61,10 +76,8 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
     const int64_t added = static_cast<int64_t>(input.tokens.size());
     groups.push_back({static_cast<SequenceState*>(input.cache), rows, added});
     residual_.resize((rows + added) * config_.hidden_size);
-    for (int64_t i = 0; i < added; ++i) {
-      embedding_.Row(input.tokens[i], residual_.data() + (rows + i) * config_.hidden_size);
-      request_ids.push_back(input.request_id);
-    }
+    Embed(input.tokens, residual_.data() + rows * config_.hidden_size);
+    request_ids.insert(request_ids.end(), input.tokens.size(), input.request_id);
     rows += added;
     longest = std::max(longest, input.cache->length() + added);
   }
@@ -72,9 +85,11 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
   normed_.resize(rows * config_.hidden_size);
   delta_.resize(rows * config_.hidden_size);
 
-  moe_->OfferPrediction([this](int moe_layer, const float* partial, float* next_input) {
-    return PredictNext(moe_layer, partial, next_input);
-  });
+  if (!config_.side_experts) {
+    moe_->OfferPrediction([this](int moe_layer, const float* partial, float* next_input) {
+      return PredictNext(moe_layer, partial, next_input);
+    });
+  }
   absl::Status status = moe_->BeginStep(phase, request_ids);
   moe_->OfferPrediction(nullptr);
   MOERT_RETURN_IF_ERROR(status);
@@ -123,6 +138,12 @@ absl::Status Decoder::RunLayers(absl::Span<const RowGroup> groups, int64_t rows)
   for (Layer& layer : layers_) {
     layer.mixer_norm.Forward(pool_, residual_.data(), rows, normed_.data());
     layer.mixer->Forward(pool_, groups, normed_.data(), rows, delta_.data());
+    if (!layer.beside.empty()) {
+      layer.beside.AddMixed(pool_, rows, delta_.data(), residual_.data());
+      MOERT_RETURN_IF_ERROR(
+          layer.beside.Forward(pool_, moe_, layer.moe_layer, rows, residual_.data()));
+      continue;
+    }
     add_delta();
     layer.mlp_norm.Forward(pool_, residual_.data(), rows, normed_.data());
     if (layer.moe_layer >= 0) {
@@ -149,12 +170,17 @@ void Decoder::Embed(absl::Span<const int32_t> tokens, float* residual) const {
   for (size_t i = 0; i < tokens.size(); ++i) {
     embedding_.Row(tokens[i], residual + static_cast<int64_t>(i) * config_.hidden_size);
   }
+  if (config_.embedding_scale == 1) return;
+  const auto scale = static_cast<float>(config_.embedding_scale);
+  const int64_t size = static_cast<int64_t>(tokens.size()) * config_.hidden_size;
+  for (int64_t i = 0; i < size; ++i) residual[i] *= scale;
 }
 
 void Decoder::UseDevice(DeviceProducts* device) {
   for (Layer& layer : layers_) {
     layer.mixer->UseDevice(device);
     layer.mlp.UseDevice(device);
+    layer.beside.UseDevice(device);
   }
   (head_.empty() ? embedding_ : head_).UseDevice(device);
 }
@@ -199,6 +225,12 @@ void Decoder::FinishHidden(int64_t rows, const float* residual, float* hidden) {
 
 void Decoder::Logits(const float* hidden, int64_t rows, float* logits) const {
   (head_.empty() ? embedding_ : head_).Forward(pool_, hidden, rows, logits);
+  if (config_.logit_cap == 0) return;
+  const auto cap = static_cast<float>(config_.logit_cap);
+  pool_->Run(rows, [&](int64_t row, int) {
+    float* const x = logits + row * config_.vocab_size;
+    for (int64_t i = 0; i < config_.vocab_size; ++i) x[i] = cap * std::tanh(x[i] / cap);
+  });
 }
 
 std::unique_ptr<SequenceState> Decoder::MakeSequence(int64_t max_tokens) const {

@@ -15,6 +15,7 @@
 #include "host/blocks/mixer.h"
 #include "host/blocks/mlp.h"
 #include "host/blocks/norm.h"
+#include "host/blocks/side_experts.h"
 #include "host/moe_runner.h"
 #include "host/sequence_state.h"
 #include "host/token_model.h"
@@ -83,10 +84,12 @@ class Decoder final : public TokenModel {
     Norm mixer_norm, mlp_norm;
     std::unique_ptr<Mixer> mixer;
     int moe_layer = -1;
-    Mlp mlp;  // where moe_layer is -1
+    Mlp mlp;             // where moe_layer is -1
+    SideExperts beside;  // instead of mlp_norm and mlp; empty: none
   };
 
   Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe);
+  absl::Status LoadLayer(const Checkpoint& checkpoint, int index);
   const Rope* RopeOf(int layer) const;
   void ExtendRopes(int64_t length);
   absl::Status RunLayers(absl::Span<const RowGroup> groups, int64_t rows);

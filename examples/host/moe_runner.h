@@ -14,6 +14,13 @@ namespace moert::host {
 
 enum class StepPhase { kPrefill, kDecode };
 
+/// A routing that the model's own router gives: of each row k experts, their weights, and
+/// probabilities of all experts.
+struct MoeRouting {
+  absl::Span<const int32_t> ids;
+  absl::Span<const float> weights, scores;
+};
+
 /// One step: BeginStep, Forward for MoE layers 0, 1, ... in order, EndStep. Used by one thread.
 class MoeRunner {
  public:
@@ -25,6 +32,11 @@ class MoeRunner {
   /// fp32 [rows, hidden], dense, 64-byte aligned, not overlapping. `moe_layer` counts MoE layers
   /// only.
   virtual absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) = 0;
+  /// The same with the routing given, for models whose router is the host's.
+  virtual absl::Status ForwardRouted(int moe_layer, const float* x, int64_t rows,
+                                     const MoeRouting& routing, float* out) {
+    return absl::UnimplementedError("this runner of MoE blocks takes no routing of the host's");
+  }
   /// Called after every successful BeginStep, also when a Forward failed.
   virtual absl::Status EndStep() = 0;
 

@@ -7,6 +7,7 @@
 
 #include "checkpoint/config_account.h"
 #include "checkpoint/decoder_mixers.h"
+#include "checkpoint/full_heads.h"
 #include "checkpoint/indexer_config.h"
 #include "checkpoint/moe_config.h"
 #include "checkpoint/rope_config.h"
@@ -85,6 +86,11 @@ bool HasTemperature(ConfigFields& fields) {
   return fields.Bool("attn_temperature_tuning", true);
 }
 
+bool HasWindows(const HfConfig& config) {
+  return std::any_of(config.mixers.begin(), config.mixers.end(),
+                     [](const MixerConfig& mixer) { return mixer.kind == MixerKind::kWindow; });
+}
+
 // Layers with windows have heads, RoPE and sinks of their own.
 void ReadWindowAttention(const FamilyFields& family, RopeDefaults defaults, HfConfig& config) {
   ConfigFields& fields = family.fields();
@@ -123,10 +129,18 @@ void ReadAttention(const FamilyFields& family, HfConfig& config) {
   defaults.partial = f.Number("partial_rotary", 1);
   defaults.max_positions = config.max_position_embeddings;
   defaults.head_dim = latent ? config.latent.rope_dim : config.head_dim;
+  config.value_dim = family.Int("value_dim", 1, kMaxHeadDim, 0);
   const bool by_type = f.Find("window_rope_theta").has_value();
+  if (by_type && HasWindows(config)) ReadWindowAttention(family, defaults, config);
+  if (f.Find("full_head_dim")) ReadFullHeads(family, config);
+  if (!latent) defaults.head_dim = config.head_dim;
+  if (f.Flag("rope_by_kind") && !fields.Has("rope_parameters")) {
+    fields.Fail("rope_parameters", "legal is an object with one for each type of layer");
+  }
   config.rope = ReadRopeConfig(fields, defaults, &config.unused, by_type ? "full_attention" : "");
   config.rope.interleaved = family.Bool("rope_interleaved", false);
-  config.attention_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  config.attention_scale =
+      f.Number("attention_scale", 1.0 / std::sqrt(static_cast<double>(config.head_dim)));
   if (latent) config.attention_scale *= LatentScale(config.rope);
   config.qk_norm = ReadQkNorm(family);
   config.qkv_bias = family.Bool("qkv_bias", false);
@@ -134,12 +148,9 @@ void ReadAttention(const FamilyFields& family, HfConfig& config) {
   config.attention_gate = f.Flag("attention_gate");
   config.attention_sinks = f.Flag("attention_sinks");
   config.sinks_name = f.Text("sinks_name", "sinks");
-  config.value_dim = family.Int("value_dim", 1, kMaxHeadDim, 0);
   config.value_scale = family.Real("value_scale", 1e-6, 1e6, 1);
-  const bool windows =
-      std::any_of(config.mixers.begin(), config.mixers.end(),
-                  [](const MixerConfig& mixer) { return mixer.kind == MixerKind::kWindow; });
-  if (by_type && windows) ReadWindowAttention(family, defaults, config);
+  config.value_norm = f.Flag("value_norm");
+  config.values_are_keys = family.Bool("values_are_keys", false);
   if (!family.Present("clip_qkv").empty()) config.clip_qkv = family.Real("clip_qkv", 1e-6, 1e6, 0);
   if (f.Flag("temperature") && HasTemperature(fields)) {
     config.temperature.scale = fields.Real("attn_scale", 0, 1e6, 0.1);
@@ -160,9 +171,14 @@ void ReadDecoder(const FamilyFields& family, HfConfig& config) {
   config.norm = norm == "layer"        ? NormKind::kLayer
                 : norm == "rms_offset" ? NormKind::kRmsOffset
                                        : NormKind::kRms;
-  config.tie_word_embeddings = fields.Bool("tie_word_embeddings", false);
+  config.tie_word_embeddings = fields.Bool("tie_word_embeddings", f.Flag("tied"));
   config.lm_head_bias = family.Bool("lm_head_bias", false);
-  config.activation = fields.ActivationOf("hidden_act", "silu");
+  config.activation = family.ActivationOf("activation");
+  config.side_experts = f.Flag("side_experts");
+  config.logit_cap = family.Real("logit_cap", 1e-6, 1e6, 0);
+  if (f.Flag("scaled_embedding")) {
+    config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
+  }
   config.bos_token_id = fields.Int("bos_token_id", -1, config.vocab_size - 1, -1);
   config.eos_token_ids = fields.Ints("eos_token_id", 0, config.vocab_size - 1, true);
   config.dense_block = f.Text("dense_block", "mlp");

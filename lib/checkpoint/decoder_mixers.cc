@@ -154,6 +154,7 @@ void ReadSlidingWindow(const FamilyFields& family, HfConfig& config) {
   const bool used = fields.Bool("use_sliding_window", !family.family().Flag("window_needs_flag"));
   const MixerConfig windowed{MixerKind::kWindow, used ? width : 0};
   PlaceWindows(family, windowed, config);
+  if (family.family().Flag("last_sees_all")) config.mixers.back() = {};
   if (width == 0 || !family.family().Flag("only_windows_rotate")) return;
   for (MixerConfig& mixer : config.mixers) mixer.rotate = mixer.kind == MixerKind::kWindow;
 }

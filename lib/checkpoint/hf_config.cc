@@ -58,7 +58,7 @@ absl::StatusOr<HfConfig> ReadFamily(const ModelFamily& description, ConfigFields
                                     HfConfig config) {
   const FamilyFields family(description, fields);
   fields.AlsoIn(description.Text("also_in").c_str());
-  config.experts_only = !description.Flag("decoder");
+  config.experts_only = !description.Flag("decoder") || !family.Holds("decoder_if");
   config.moe.architecture = config.model_type;
   config.hidden_size = family.Int("hidden", 1, kMaxWidth, 0);
   ReadMoePlaces(family, config);
@@ -75,7 +75,7 @@ absl::StatusOr<HfConfig> ReadFamily(const ModelFamily& description, ConfigFields
   const std::string dense_width = description.Text("dense_width", "intermediate_size");
   const bool dense =
       std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end();
-  if (dense && !config.experts_only) {
+  if ((dense || config.side_experts) && !config.experts_only) {
     config.dense_intermediate = fields.Int(dense_width.c_str(), 1, kMaxFfnWidth);
   }
   TakeUnused(family, &config.unused);
@@ -176,6 +176,10 @@ int64_t HfConfig::ValueDim(int layer) const { return value_dim > 0 ? value_dim :
 bool HfConfig::HasSinks(int layer) const {
   const WindowAttention* own = Own(*this, layer);
   return own != nullptr ? own->sinks : attention_sinks;
+}
+
+bool HfConfig::HasValues(int layer) const {
+  return !values_are_keys || mixers[static_cast<size_t>(layer)].kind == MixerKind::kWindow;
 }
 
 const RopeConfig& HfConfig::Rope(int layer) const {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/config_account.h"
@@ -21,6 +22,7 @@ std::optional<RopeKind> ParseKind(const std::string& name) {
   if (name == "linear") return RopeKind::kLinear;
   if (name == "llama3") return RopeKind::kLlama3;
   if (name == "yarn") return RopeKind::kYarn;
+  if (name == "proportional") return RopeKind::kProportional;
   if (name == "longrope" || name == "su") return RopeKind::kLongRope;  // su: its older name
   return std::nullopt;
 }
@@ -78,10 +80,15 @@ void ReadScaling(ConfigFields& fields, ConfigFields& scaling, int64_t max_positi
   }
   const auto kind = ParseKind(name);
   if (!kind) {
-    scaling.Fail(scaling.Has("rope_type") ? "rope_type" : "type",
-                 "legal are default, linear, llama3, yarn, longrope, dynamic with alpha");
+    scaling.Fail(
+        scaling.Has("rope_type") ? "rope_type" : "type",
+        "legal are default, linear, llama3, yarn, longrope, proportional, dynamic with alpha");
   }
   rope.kind = kind.value_or(RopeKind::kDefault);
+  if (rope.kind == RopeKind::kProportional) {
+    rope.factor = scaling.Real("factor", 1.0, kMaxFactor, 1.0);
+    return;
+  }
   if (rope.kind != RopeKind::kDefault) {
     constexpr char kOriginal[] = "original_max_position_embeddings";
     // Phi's configurations keep it beside the object, and then it decides the factor too.
@@ -180,6 +187,9 @@ RopeConfig ReadRopeConfig(ConfigFields& fields, const RopeDefaults& defaults,
   ConfigFields scaling(*object, name);
   rope.dim = ReadDim(fields, &scaling, defaults, unused);
   ReadScaling(fields, scaling, defaults.max_positions, rope);
+  if (rope.kind == RopeKind::kProportional) {
+    rope.turning = std::exchange(rope.dim, defaults.head_dim) / 2;
+  }
   AccountForFields(FieldScope::kRope, name + ".", scaling, unused);
   if (!scaling.status().ok()) fields.Fail(key, std::string(scaling.status().message()));
   return rope;

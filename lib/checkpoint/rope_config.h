@@ -16,7 +16,7 @@ namespace moert {
 struct RopeDefaults {
   double theta = 10000.0;
   const char* theta_key = "rope_theta";  // the field beside the object that has it
-  double partial = 1.0;  // the part of a head's channels that is rotated
+  double partial = 1.0;                  // the part of a head's channels that is rotated
   int64_t max_positions = 0;
   int64_t head_dim = 0;
 };

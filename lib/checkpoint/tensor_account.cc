@@ -25,6 +25,7 @@ namespace {
 
 constexpr char kAttention[] = "attention";
 constexpr char kNorms[] = "norms";
+constexpr char kRouters[] = "routers";
 constexpr std::array kDelta = {"in_proj_qkvz", "in_proj_ba", "out_proj"};
 constexpr std::array kSeparateDelta = {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
                                        "out_proj"};
@@ -49,7 +50,8 @@ class DecoderTensors {
       Norm(layer + "input_layernorm");
       Norm(layer + "post_attention_layernorm");
       Mixer(layer, i);
-      if (config_.MoeLayerIndex(i) >= 0) continue;
+      if (config_.side_experts) SideExperts(layer);
+      if (config_.MoeLayerIndex(i) >= 0 && !config_.side_experts) continue;
       for (const char* part : {".gate_proj", ".up_proj", ".down_proj"}) {
         Linear(absl::StrCat(layer, config_.dense_block, part), false, "dense feed-forward");
       }
@@ -57,6 +59,17 @@ class DecoderTensors {
   }
 
  private:
+  void SideExperts(const std::string& layer) {
+    for (const char* norm :
+         {"pre_feedforward_layernorm", "post_feedforward_layernorm", "post_feedforward_layernorm_1",
+          "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2"}) {
+      Norm(layer + norm);
+    }
+    claims_->Claim(layer + "layer_scalar", kNorms);
+    Linear(layer + "router.proj", false, kRouters);
+    claims_->Claim(layer + "router.scale", kRouters);
+    claims_->Claim(layer + "router.per_expert_scale", kRouters);
+  }
   void Linear(const std::string& name, bool bias, const char* part) {
     for (const std::string& tensor : quantized_.TensorsOf(name)) claims_->Claim(tensor, part);
     if (const TensorInfo* weight = checkpoint_.Find(name + ".weight")) {
@@ -74,9 +87,10 @@ class DecoderTensors {
     const std::string name = layer + "self_attn.";
     if (config_.indexer.heads > 0 && !mixer.shares_index) Indexer(name + "indexer.");
     if (config_.latent.kv_rank > 0) return Latent(name);
-    for (const char* part : {"q_proj", "k_proj", "v_proj"}) {
+    for (const char* part : {"q_proj", "k_proj"}) {
       Linear(name + part, config_.qkv_bias, kAttention);
     }
+    if (config_.HasValues(index)) Linear(name + "v_proj", config_.qkv_bias, kAttention);
     Linear(name + "o_proj", config_.attention_output_bias, kAttention);
     const bool rotated = config_.qk_norm == QkNorm::kPerHeadRotated;
     if (config_.qk_norm != QkNorm::kNone && config_.qk_norm != QkNorm::kPerHeadL2) {

@@ -50,6 +50,14 @@ TEST_CASE(
 TEST_CASE("deepseek_v3_gptq") { CheckParity("deepseek_v3_gptq", kTwoTipped); }
 TEST_CASE("llama4, with chunks, and a layer without RoPE") { CheckParity("llama4"); }
 
+TEST_CASE("gemma4 is refused by name") {
+  const auto config = LoadHfConfig(ArchitectureDir("gemma4"));
+  REQUIRE_OK(config.status());
+  const absl::Status status = host::CheckDeviceMixers(*config);
+  CHECK(absl::IsUnimplemented(status));
+  CHECK_THAT(std::string(status.message()), Catch::Contains("--backend cpu, not on a device"));
+}
+
 /// Logits of one row a step behind a prompt of 5, of the first `batch` sequences side by side.
 std::vector<float> Decoded(DeviceModel* model, const ReferenceCase& c, int64_t batch) {
   const int64_t vocab = model->config.vocab_size, prompt = 5;

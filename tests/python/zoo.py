@@ -66,6 +66,7 @@ OWN = {
     "jamba": dict(attn_layer_period=2, attn_layer_offset=1),
     "kimi_linear": dict(layer_types=_HYBRID),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"] * 2),
+    "mimo_v2_flash": dict(head_dim=24),  # a third of it, which turns, is an even number
     "mistral4": dict(head_dim=16),
     "muse_spark": dict(audio_config=dict(out_hidden_size=64)),
     "nemotron_h": dict(layers_block_type=["mamba", "moe", "attention", "moe"]),

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "host/moe_runner.h"
@@ -37,8 +38,7 @@ class CRunner final : public host::MoeRunner {
   CRunner(const CRunner&) = delete;
   CRunner& operator=(const CRunner&) = delete;
 
-  absl::Status BeginStep(host::StepPhase phase,
-                         absl::Span<const int64_t> request_ids) override {
+  absl::Status BeginStep(host::StepPhase phase, absl::Span<const int64_t> request_ids) override {
     moert_step_options options;
     moert_step_options_init(&options, sizeof(options));
     options.rows = static_cast<int64_t>(request_ids.size());
@@ -49,16 +49,23 @@ class CRunner final : public host::MoeRunner {
   }
 
   absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) override {
-    moert_layer_spec spec;
-    moert_layer_spec_init(&spec, sizeof(spec));
-    moert_error* error = nullptr;
-    const absl::Status known = FromC(moert_engine_layer(engine_, moe_layer, &spec, &error), &error);
-    if (!known.ok()) return known;
-    moert_tensor in, result;
-    moert_tensor_init(&in, const_cast<float*>(x), rows, spec.hidden, MOERT_F32);
-    moert_tensor_init(&result, out, rows, spec.hidden, MOERT_F32);
-    error = nullptr;
-    return FromC(moert_layer_forward(step_, moe_layer, &in, nullptr, &result, &error), &error);
+    return Call(moe_layer, x, rows, nullptr, out);
+  }
+
+  absl::Status ForwardRouted(int moe_layer, const float* x, int64_t rows,
+                             const host::MoeRouting& of, float* out) override {
+    const auto tensor = [rows](const auto& values, moert_dtype type, moert_tensor* to) {
+      const auto columns = static_cast<int64_t>(values.size()) / rows;
+      auto* data = const_cast<std::remove_const_t<std::remove_pointer_t<decltype(values.data())>>*>(
+          values.data());
+      moert_tensor_init(to, data, rows, columns, type);
+    };
+    moert_routing routing;
+    moert_routing_init(&routing, sizeof(routing));
+    tensor(of.ids, MOERT_I32, &routing.ids);
+    tensor(of.weights, MOERT_F32, &routing.weights);
+    tensor(of.scores, MOERT_F32, &routing.scores);
+    return Call(moe_layer, x, rows, &routing, out);
   }
 
   absl::Status EndStep() override {
@@ -69,6 +76,20 @@ class CRunner final : public host::MoeRunner {
   int64_t max_rows() const override { return max_rows_; }
 
  private:
+  absl::Status Call(int moe_layer, const float* x, int64_t rows, const moert_routing* routing,
+                    float* out) {
+    moert_layer_spec spec;
+    moert_layer_spec_init(&spec, sizeof(spec));
+    moert_error* error = nullptr;
+    const absl::Status known = FromC(moert_engine_layer(engine_, moe_layer, &spec, &error), &error);
+    if (!known.ok()) return known;
+    moert_tensor in, result;
+    moert_tensor_init(&in, const_cast<float*>(x), rows, spec.hidden, MOERT_F32);
+    moert_tensor_init(&result, out, rows, spec.hidden, MOERT_F32);
+    error = nullptr;
+    return FromC(moert_layer_forward(step_, moe_layer, &in, routing, &result, &error), &error);
+  }
+
   const int64_t max_rows_;
   moert_engine* engine_ = nullptr;
   moert_step* step_ = nullptr;

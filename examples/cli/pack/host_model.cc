@@ -137,6 +137,16 @@ absl::Status CheckWindow(const Checkpoint& checkpoint, const HfConfig& config, i
       checkpoint.path(), config.indexer.top_k, config.indexer.top_k, window));
 }
 
+// A layer's halves are called one by one, which is how no layer with a dense block beside its
+// experts is divided.
+absl::Status CheckHalves(const Checkpoint& checkpoint, const HfConfig& config) {
+  if (!config.side_experts) return absl::OkStatus();
+  return absl::UnimplementedError(fmt::format(
+      "{}: model_type {}: calibration needs layers whose experts stand alone, not beside a dense "
+      "block; without calibration it is quantized (rtn, hqq)",
+      checkpoint.path(), config.model_type));
+}
+
 }  // namespace
 
 OpenCalibrationModel HostModelOpener(host::DeviceProducts* device) {
@@ -144,6 +154,7 @@ OpenCalibrationModel HostModelOpener(host::DeviceProducts* device) {
                   int64_t window) -> absl::StatusOr<std::unique_ptr<CalibrationModel>> {
     MOERT_RETURN_IF_ERROR(CheckTensors(checkpoint, config));
     MOERT_RETURN_IF_ERROR(CheckWindow(checkpoint, config, window));
+    MOERT_RETURN_IF_ERROR(CheckHalves(checkpoint, config));
     MOERT_ASSIGN_OR_RETURN(auto decoder, host::Decoder::Load(checkpoint, config, pool, nullptr));
     return MakeHostModel(std::move(decoder), device, window);
   };

@@ -25,6 +25,7 @@ absl::StatusOr<std::unique_ptr<Mixer>> GroupedAttention::Load(const Checkpoint& 
   a->query_stride_ = config.attention_gate ? 2 * a->head_dim_ : a->head_dim_;
   a->clip_ = static_cast<float>(config.clip_qkv);
   a->value_scale_ = static_cast<float>(config.value_scale);
+  a->value_norm_ = config.value_norm;
   a->rotate_ = config.mixers[layer].rotate;
   a->temperature_ = config.temperature;
   a->rope_ = rope;
@@ -36,7 +37,9 @@ absl::StatusOr<std::unique_ptr<Mixer>> GroupedAttention::Load(const Checkpoint& 
   const bool bias = config.qkv_bias;
   MOERT_ASSIGN_OR_RETURN(a->q_, load("q_proj", a->heads_ * a->query_stride_, hidden, bias));
   MOERT_ASSIGN_OR_RETURN(a->k_, load("k_proj", a->kv_heads_ * a->head_dim_, hidden, bias));
-  MOERT_ASSIGN_OR_RETURN(a->v_, load("v_proj", a->kv_heads_ * a->value_dim_, hidden, bias));
+  if (config.HasValues(layer)) {
+    MOERT_ASSIGN_OR_RETURN(a->v_, load("v_proj", a->kv_heads_ * a->value_dim_, hidden, bias));
+  }
   MOERT_ASSIGN_OR_RETURN(a->o_, load("o_proj", hidden, values, config.attention_output_bias));
   MOERT_RETURN_IF_ERROR(a->LoadNorms(checkpoint, config, name));
   Attend::Shape shape;
@@ -58,7 +61,7 @@ absl::StatusOr<std::unique_ptr<Mixer>> GroupedAttention::Load(const Checkpoint& 
 absl::Status GroupedAttention::LoadNorms(const Checkpoint& checkpoint, const HfConfig& config,
                                          const std::string& name) {
   qk_norm_ = config.qk_norm;
-  l2_eps_ = static_cast<float>(config.norm_eps);
+  eps_ = static_cast<float>(config.norm_eps);
   if (qk_norm_ == QkNorm::kNone || qk_norm_ == QkNorm::kPerHeadL2) return absl::OkStatus();
   const NormKind kind = config.norm == NormKind::kRmsOffset ? NormKind::kRmsOffset : NormKind::kRms;
   const auto norm = [&](const char* part, int heads) {
@@ -80,10 +83,14 @@ void GroupedAttention::Forward(ThreadPool* pool, absl::Span<const RowGroup> grou
   queries_.resize(rows * q_.out());
   mixed_.resize(rows * o_.in());
   keys_.resize(rows * k_.out());
-  values_.resize(rows * v_.out());
+  values_.resize(rows * kv_heads_ * value_dim_);
   q_.Forward(pool, x, rows, queries_.data());
   k_.Forward(pool, x, rows, keys_.data());
-  v_.Forward(pool, x, rows, values_.data());
+  if (v_.empty()) {
+    std::copy_n(keys_.begin(), values_.size(), values_.begin());
+  } else {
+    v_.Forward(pool, x, rows, values_.data());
+  }
   ForEachRow(pool, groups, [&](const RowGroup& group, int64_t index) { Prepare(group, index); });
   attend_.Forward(pool, groups, queries_.data(), mixed_.data());
   if (query_stride_ > head_dim_) {
@@ -105,7 +112,8 @@ void GroupedAttention::Prepare(const RowGroup& group, int64_t index) {
   const int64_t position = group.sequence->length() + index;
   float* q = queries_.data() + row * q_.out();
   float* k = keys_.data() + row * k_.out();
-  float* v = values_.data() + row * v_.out();
+  const int64_t values = kv_heads_ * value_dim_;
+  float* v = values_.data() + row * values;
   if (qk_norm_ == QkNorm::kFull) {
     q_norm_.Apply(q, q);
     k_norm_.Apply(k, k);
@@ -113,10 +121,10 @@ void GroupedAttention::Prepare(const RowGroup& group, int64_t index) {
   if (clip_ > 0.0f) {
     Clip(q, q_.out());
     Clip(k, k_.out());
-    Clip(v, v_.out());
+    Clip(v, values);
   }
   if (value_scale_ != 1.0f) {
-    for (int64_t i = 0; i < v_.out(); ++i) v[i] *= value_scale_;
+    for (int64_t i = 0; i < values; ++i) v[i] *= value_scale_;
   }
   const int set = rope_->SetOf(group.sequence->max_tokens());
   for (int head = 0; head < heads_; ++head) {
@@ -131,6 +139,7 @@ void GroupedAttention::Prepare(const RowGroup& group, int64_t index) {
   for (int head = 0; head < kv_heads_; ++head) {
     float* h = k + head * head_dim_;
     Finish(k_norm_, set, position, h);
+    if (value_norm_) NormalizeL2(value_dim_, eps_, v + head * value_dim_);
     cache->Store(head, position, h, v + head * value_dim_);
   }
 }
@@ -143,7 +152,7 @@ void GroupedAttention::Finish(const Norm& norm, int set, int64_t position, float
   if (qk_norm_ == QkNorm::kPerHead) norm.Apply(head, head);
   if (!rotate_) return;
   rope_->Rotate(set, position, head);
-  if (qk_norm_ == QkNorm::kPerHeadL2) NormalizeL2(head_dim_, l2_eps_, head);
+  if (qk_norm_ == QkNorm::kPerHeadL2) NormalizeL2(head_dim_, eps_, head);
   if (qk_norm_ == QkNorm::kPerHeadRotated) norm.Apply(head, head);
 }
 

@@ -46,12 +46,13 @@ class GroupedAttention final : public Mixer {
   int64_t query_stride_ = 0;  // from head to head: a gate may stand behind the query
   float clip_ = 0.0f;
   float value_scale_ = 1.0f;
+  bool value_norm_ = false;
   bool rotate_ = true;
   QkNorm qk_norm_ = QkNorm::kNone;
-  float l2_eps_ = 0.0f;
+  float eps_ = 0.0f;  // of norms without weights
   QueryTemperature temperature_;
   const Rope* rope_ = nullptr;
-  Linear q_, k_, v_, o_;
+  Linear q_, k_, v_, o_;  // v_ empty: values are keys, neither normalized nor rotated
   Norm q_norm_, k_norm_;
   Attend attend_;
   AlignedVector<float> queries_, keys_, values_, mixed_;

@@ -20,7 +20,8 @@ std::vector<float> Wavelengths(double theta, int64_t half) {
 }
 
 // Llama 3.1: wavelengths beyond the original context are stretched by factor, those well within it
-// are left, with a linear transition between. Without one where both factors are the same (Llama 4).
+// are left, with a linear transition between. Without one where both factors are the same (Llama
+// 4).
 float Llama3(const RopeConfig& c, float frequency) {
   const double original = static_cast<double>(c.original_max_positions);
   const double wavelength = 2 * kPi / frequency;
@@ -83,6 +84,10 @@ Rope::Rope(const RopeConfig& config)
       break;
     case RopeKind::kLinear:
       for (float& f : set.frequencies) f = static_cast<float>(f / config.factor);
+      break;
+    case RopeKind::kProportional:
+      for (float& f : set.frequencies) f = static_cast<float>(f / config.factor);
+      std::fill(set.frequencies.begin() + config.turning, set.frequencies.end(), 0.0f);
       break;
     case RopeKind::kLlama3:
       for (float& f : set.frequencies) f = Llama3(config, f);

@@ -55,6 +55,12 @@ int Span(const MixerConfig& mixer, MixerKind kind) {
 }  // namespace
 
 absl::Status CheckDeviceMixers(const HfConfig& config) {
+  if (config.side_experts) {
+    return absl::UnimplementedError(fmt::format(
+        "config.json: model_type {}: the example decoder runs experts beside a dense block with "
+        "--backend cpu, not on a device",
+        config.model_type));
+  }
   if (config.delta_net.key_heads > 0) {
     MOERT_RETURN_IF_ERROR(
         CheckSize("linear_key_head_dim", config.delta_net.key_dim, 1, kMaxDeltaKeyDim));

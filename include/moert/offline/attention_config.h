@@ -26,7 +26,7 @@ struct MixerConfig {
   friend bool operator==(const MixerConfig&, const MixerConfig&) = default;
 };
 
-/// Layers with windows have these instead of the others' (MiMo-V2).
+/// Layers with windows have these instead of the others' (MiMo-V2, Gemma 4).
 struct WindowAttention {
   int kv_heads = 0;
   int64_t head_dim = 0;  // of queries and keys

@@ -67,12 +67,20 @@ struct HfConfig {
   bool attention_sinks = false;      // a score a head that attends to nothing
   std::string sinks_name = "sinks";  // self_attn.NAME
   double value_scale = 1;            // of values
+  bool value_norm = false;           // a norm of each head's values, without weights
+  bool values_are_keys =
+      false;  // of layers without a window: k_proj's, neither normalized nor rotated
   /// Layers with windows have these instead of num_key_value_heads, head_dim, attention_sinks and
   /// rope.
   std::optional<WindowAttention> window = {};
   QueryTemperature temperature = {};
 
-  /// Intermediate size of the layers that are not MoE; 0 when there are none.
+  double embedding_scale = 1;
+  double logit_cap = 0;  // 0: none; else logits x are cap tanh(x / cap)
+  /// Gemma 4: experts stand beside a dense block, both of the same input and between norms of their
+  /// own, and the host routes.
+  bool side_experts = false;
+  /// Intermediate size of the dense blocks; 0 when there are none.
   int64_t dense_intermediate = 0;
   Activation activation = Activation::kSilu;
   std::vector<bool> is_moe = {};  // by model layer
@@ -100,6 +108,7 @@ struct HfConfig {
   int64_t HeadDim(int layer) const;
   int64_t ValueDim(int layer) const;
   bool HasSinks(int layer) const;
+  bool HasValues(int layer) const;  // a v_proj
   const RopeConfig& Rope(int layer) const;
 };
 

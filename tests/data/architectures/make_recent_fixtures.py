@@ -20,15 +20,16 @@ from safetensors.torch import load_file, save_file
 from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV32Config,
                           DeepseekV32ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM,
                           Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, ExaoneMoeConfig,
-                          ExaoneMoeForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
-                          Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, GlmMoeDsaConfig,
-                          GlmMoeDsaForCausalLM, GptOssConfig, GptOssForCausalLM, HunYuanMoEV1Config,
-                          HunYuanMoEV1ForCausalLM, HYV3Config, HYV3ForCausalLM, Llama4ForCausalLM,
-                          Llama4TextConfig, MiMoV2FlashConfig, MiMoV2FlashForCausalLM,
-                          MiniMaxM2Config, MiniMaxM2ForCausalLM, Qwen3_5MoeForCausalLM,
-                          Qwen3_5MoeTextConfig, Qwen3NextConfig, Qwen3NextForCausalLM,
-                          Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration,
-                          Qwen3VLMoeTextConfig, SolarOpenConfig, SolarOpenForCausalLM)
+                          ExaoneMoeForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig, Glm4MoeConfig,
+                          Glm4MoeForCausalLM, Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM,
+                          GlmMoeDsaConfig, GlmMoeDsaForCausalLM, GptOssConfig, GptOssForCausalLM,
+                          HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM, HYV3Config, HYV3ForCausalLM,
+                          Llama4ForCausalLM, Llama4TextConfig, MiMoV2FlashConfig,
+                          MiMoV2FlashForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM,
+                          Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3NextConfig,
+                          Qwen3NextForCausalLM, Qwen3VLMoeConfig,
+                          Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeTextConfig, SolarOpenConfig,
+                          SolarOpenForCausalLM)
 
 import fixtures
 
@@ -231,6 +232,24 @@ def mimo_v2_flash():
         layernorm_epsilon=1e-5)
 
 
+def gemma4():
+    """The text half of a checkpoint for text and pictures. The library writes sizes of heads a layer."""
+    return Gemma4ForCausalLM, Gemma4TextConfig, dict(
+        {k: v for k, v in BASE.items() if k != "hidden_act"}, model_type="gemma4_text",
+        num_hidden_layers=3, head_dim=16, global_head_dim=32, num_global_key_value_heads=1,
+        attention_k_eq_v=True, attention_bias=False, sliding_window=8,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        hidden_activation="gelu_pytorch_tanh", intermediate_size=48, enable_moe_block=True,
+        num_experts=8, top_k_experts=3, moe_intermediate_size=16, hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=128, num_kv_shared_layers=0, use_double_wide_mlp=False,
+        use_bidirectional_attention="vision", final_logit_softcapping=5.0, rms_norm_eps=1e-6,
+        rope_parameters=dict(
+            full_attention=dict(rope_type="proportional", partial_rotary_factor=0.25,
+                                rope_theta=1000000.0),
+            sliding_attention=dict(rope_type="default", rope_theta=10000.0)),
+        **{"tie_word_embeddings": True})
+
+
 def solar_open():
     return SolarOpenForCausalLM, SolarOpenConfig, dict(
         BASE, model_type="solar_open", architectures=["SolarOpenForCausalLM"], head_dim=16,
@@ -264,8 +283,9 @@ def qwen3_vl_moe():
 FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_gptq, deepseek_v32, glm_moe_dsa,
             glm4_moe, ernie4_5_moe, minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4,
             hunyuan_v1_moe, glm4_moe_lite, hy_v3, solar_open, qwen3_5_moe, qwen3_vl_moe, exaone_moe,
-            mimo_v2_flash]
-NESTED = {"llama4": "Llama4ForConditionalGeneration",
+            mimo_v2_flash, gemma4]
+NESTED = {"gemma4": "Gemma4ForConditionalGeneration",
+          "llama4": "Llama4ForConditionalGeneration",
           "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
           "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration"}
 
@@ -276,6 +296,8 @@ def scale_of(name, p, type_name, tied):
         return 1.0
     if "conv1d" in name:
         return 0.7
+    if name.endswith(".router.proj.weight"):  # of an input that is normalized and divided by its root
+        return 2.0
     if name.endswith((".gate.weight", ".gate.wg.weight", ".router.weight")):
         return 2 * p.shape[-1] ** -0.5
     if "e_score_correction_bias" in name:
@@ -291,7 +313,8 @@ def randomize(model, generator):
     """Everything rounded to bf16."""
     around_zero = type(model).__name__.startswith(("Qwen3Next", "Qwen3_5Moe"))
     tensors = list(model.named_parameters()) + [
-        (n, b) for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")]
+        (n, b) for n, b in model.named_buffers()
+        if n.endswith(("e_score_correction_bias", "layer_scalar"))]
     with torch.no_grad():
         for name, p in tensors:
             noise = torch.randn(p.shape, generator=generator)
@@ -300,6 +323,10 @@ def randomize(model, generator):
             elif "norm" in name and name.endswith("weight"):
                 zero = around_zero and "linear_attn" not in name
                 p.copy_((0 if zero else 1) + 0.2 * noise)
+                if name.endswith("q_norm.weight") and type(model).__name__.startswith("Gemma4"):
+                    p.mul_(p.shape[0] ** -0.5)  # nothing else divides its scores
+            elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+                p.copy_(1 + 0.2 * noise)
             elif p.dim() == 1 and "e_score" not in name:
                 p.copy_(0.2 * noise)
             else:

@@ -58,6 +58,7 @@ TEST_CASE("a field that may change what is computed is refused by name") {
         "final_logit_softcapping", "embedding_multiplier", "attention_sink_size", "use_router_bias",
         "topk_scaling", "quantization", "compression_config"}) {
     json config = original;
+    if (Text(config).contains(key)) continue;  // this family reads it
     Text(config)[key] = 2;
     const auto parsed = Parse(config);
     INFO(name << ": " << key);

@@ -75,7 +75,7 @@ TEST_CASE("mimo_v2_flash: what would change the numbers is refused by name") {
       {"hybrid_layer_pattern", {0, 1}, "legal is a list of 3 numbers"},
       {"rope_parameters",
        {{"rope_type", "default"}, {"rope_theta", 1e6}},
-       "legal is one with an object full_attention"},
+       "legal is one with an object sliding_attention"},
       {"rope_parameters",
        {{"full_attention", {{"rope_theta", 1e6}}}},
        "legal is one with an object sliding_attention"},
@@ -86,6 +86,63 @@ TEST_CASE("mimo_v2_flash: what would change the numbers is refused by name") {
     j[k.field] = k.value;
     CHECK_THAT(ErrorOf(j), Catch::Contains(k.message));
   }
+}
+
+TEST_CASE("gemma4: layers without a window have heads of their own, and values that are keys") {
+  json j = Fixture("gemma4");
+  const HfConfig c = Parse(j);
+  CHECK(c.mixers[1] == MixerConfig{MixerKind::kWindow, 8});
+  CHECK(c.mixers[2] == MixerConfig{});
+  CHECK(c.KvHeads(1) == 2);
+  CHECK(c.KvHeads(2) == 1);
+  CHECK(c.HeadDim(1) == 16);
+  CHECK(c.HeadDim(2) == 32);
+  CHECK(c.HasValues(1));
+  CHECK_FALSE(c.HasValues(2));
+  CHECK(c.Rope(1).kind == RopeKind::kDefault);
+  CHECK(c.Rope(2).kind == RopeKind::kProportional);
+  CHECK(c.Rope(2).dim == 32);
+  CHECK(c.Rope(2).turning == 4);
+  CHECK(c.attention_scale == 1);
+  CHECK(c.embedding_scale == 8);
+  CHECK(c.logit_cap == 5);
+  CHECK(c.dense_intermediate == 48);
+  CHECK(c.moe.layers[0].routing.kind == RoutingKind::kExternal);
+  j["text_config"]["attention_k_eq_v"] = false;
+  CHECK(Parse(j).KvHeads(2) == 2);
+  CHECK(Parse(j).HasValues(2));
+}
+
+TEST_CASE("gemma4: what would change the numbers is refused by name") {
+  struct Case {
+    const char* field;
+    json value;
+    const char* message;
+  };
+  const json heads = {{"head_dim", 32}, {"num_key_value_heads", 1}};
+  const Case cases[] = {
+      {"rope_parameters", nullptr, "rope_parameters is missing, legal is an object with one for"},
+      {"num_global_key_value_heads", 3, "legal is a multiple of the key heads of layers without"},
+      {"per_layer_config", {{"1", heads}}, "legal are objects of layers without a window"},
+      {"per_layer_config", json::object(), "legal is an object for each layer without a window"},
+      {"per_layer_config", {{"2", {{"window", 1}}}}, "window is 1, a field that is not read"},
+  };
+  for (const Case& k : cases) {
+    INFO(k.field);
+    json j = Fixture("gemma4");
+    j["text_config"][k.field] = k.value;
+    CHECK_THAT(ErrorOf(j), Catch::Contains(k.message));
+  }
+  json j = Fixture("gemma4");
+  CHECK_FALSE(Parse(j).experts_only);
+  j["text_config"]["hidden_size_per_layer_input"] = 16;  // of this variant experts alone are read
+  CHECK(Parse(j).experts_only);
+  j = Fixture("gemma4");
+  j["text_config"]["num_kv_shared_layers"] = 1;
+  CHECK(Parse(j).experts_only);
+  j = Fixture("gemma4");
+  j["text_config"]["per_layer_config"] = {{"2", heads}};
+  CHECK(Parse(j).HeadDim(2) == 32);
 }
 
 }  // namespace

@@ -1,0 +1,107 @@
+#include "host/blocks/side_experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "host/blocks/mixer.h"
+#include "util/status_macros.h"
+
+namespace moert::host {
+
+absl::StatusOr<SideExperts> SideExperts::Load(const Checkpoint& checkpoint, const HfConfig& config,
+                                              int layer) {
+  SideExperts s;
+  const MoeLayerSpec& spec = config.moe.layers[config.MoeLayerIndex(layer)];
+  const int64_t hidden = config.hidden_size;
+  s.hidden_ = hidden;
+  s.experts_ = spec.num_experts;
+  s.top_k_ = spec.routing.top_k;
+  s.eps_ = static_cast<float>(config.norm_eps);
+  const std::string name = LayerPrefix(config, layer);
+  const auto norm = [&](const char* part, Norm* to) -> absl::Status {
+    MOERT_ASSIGN_OR_RETURN(*to, Norm::Load(checkpoint, name + part, config.norm, hidden, s.eps_));
+    return absl::OkStatus();
+  };
+  MOERT_RETURN_IF_ERROR(norm("post_attention_layernorm", &s.behind_mixer_));
+  MOERT_RETURN_IF_ERROR(norm("pre_feedforward_layernorm", &s.before_dense_));
+  MOERT_RETURN_IF_ERROR(norm("post_feedforward_layernorm_1", &s.behind_dense_));
+  MOERT_RETURN_IF_ERROR(norm("pre_feedforward_layernorm_2", &s.before_experts_));
+  MOERT_RETURN_IF_ERROR(norm("post_feedforward_layernorm_2", &s.behind_experts_));
+  MOERT_RETURN_IF_ERROR(norm("post_feedforward_layernorm", &s.behind_));
+  MOERT_ASSIGN_OR_RETURN(
+      s.dense_, Mlp::Load(checkpoint, config.quantization, name + config.dense_block, hidden,
+                          config.dense_intermediate, config.activation));
+  MOERT_ASSIGN_OR_RETURN(s.router_, Linear::Load(checkpoint, config.quantization,
+                                                 name + "router.proj", s.experts_, hidden, false));
+  MOERT_ASSIGN_OR_RETURN(s.router_scale_, checkpoint.ReadF32(name + "router.scale", {hidden}));
+  const float root = 1.0f / std::sqrt(static_cast<float>(hidden));
+  for (float& scale : s.router_scale_) scale *= root;
+  MOERT_ASSIGN_OR_RETURN(s.expert_scale_,
+                         checkpoint.ReadF32(name + "router.per_expert_scale", {s.experts_}));
+  MOERT_ASSIGN_OR_RETURN(const auto scale, checkpoint.ReadF32(name + "layer_scalar", {1}));
+  s.layer_scale_ = scale[0];
+  return s;
+}
+
+void SideExperts::AddMixed(ThreadPool* pool, int64_t rows, float* mixed, float* residual) {
+  behind_mixer_.Forward(pool, mixed, rows, mixed);
+  for (int64_t i = 0; i < rows * hidden_; ++i) residual[i] += mixed[i];
+}
+
+// Probabilities of all experts; the best top_k, whose weights add up to 1 before their scales.
+void SideExperts::RouteRow(int64_t row) {
+  float* const p = scores_.data() + row * experts_;
+  const float highest = *std::max_element(p, p + experts_);
+  double sum = 0;
+  for (int e = 0; e < experts_; ++e) sum += p[e] = std::exp(p[e] - highest);
+  for (int e = 0; e < experts_; ++e) p[e] = static_cast<float>(p[e] / sum);
+  std::vector<int32_t> order(static_cast<size_t>(experts_));
+  std::iota(order.begin(), order.end(), 0);
+  std::partial_sort(order.begin(), order.begin() + top_k_, order.end(),
+                    [p](int32_t a, int32_t b) { return p[a] != p[b] ? p[a] > p[b] : a < b; });
+  float chosen = 0;
+  for (int k = 0; k < top_k_; ++k) chosen += p[order[k]];
+  for (int k = 0; k < top_k_; ++k) {
+    ids_[row * top_k_ + k] = order[k];
+    weights_[row * top_k_ + k] = p[order[k]] / chosen * expert_scale_[order[k]];
+  }
+}
+
+void SideExperts::Route(ThreadPool* pool, int64_t rows, const float* residual) {
+  for (int64_t row = 0; row < rows; ++row) {
+    float* const x = normed_.data() + row * hidden_;
+    std::copy_n(residual + row * hidden_, hidden_, x);
+    NormalizeL2(hidden_, eps_, x);
+    for (int64_t i = 0; i < hidden_; ++i) x[i] *= router_scale_[i];
+  }
+  scores_.resize(rows * experts_);
+  ids_.resize(rows * top_k_);
+  weights_.resize(rows * top_k_);
+  router_.Forward(pool, normed_.data(), rows, scores_.data());
+  for (int64_t row = 0; row < rows; ++row) RouteRow(row);
+}
+
+absl::Status SideExperts::Forward(ThreadPool* pool, MoeRunner* moe, int moe_layer, int64_t rows,
+                                  float* residual) {
+  const int64_t size = rows * hidden_;
+  for (auto* scratch : {&normed_, &dense_out_, &expert_out_}) scratch->resize(size);
+  before_dense_.Forward(pool, residual, rows, normed_.data());
+  dense_.Forward(pool, normed_.data(), rows, dense_out_.data());
+  behind_dense_.Forward(pool, dense_out_.data(), rows, dense_out_.data());
+  Route(pool, rows, residual);
+  before_experts_.Forward(pool, residual, rows, normed_.data());
+  MoeRouting routing;
+  routing.ids = ids_;
+  routing.weights = weights_;
+  routing.scores = scores_;
+  MOERT_RETURN_IF_ERROR(
+      moe->ForwardRouted(moe_layer, normed_.data(), rows, routing, expert_out_.data()));
+  behind_experts_.Forward(pool, expert_out_.data(), rows, expert_out_.data());
+  for (int64_t i = 0; i < size; ++i) dense_out_[i] += expert_out_[i];
+  behind_.Forward(pool, dense_out_.data(), rows, dense_out_.data());
+  for (int64_t i = 0; i < size; ++i) residual[i] = (residual[i] + dense_out_[i]) * layer_scale_;
+  return absl::OkStatus();
+}
+
+}  // namespace moert::host
