@@ -9,7 +9,6 @@ import grouped_core as core
 import origins
 import sharing_h200 as sharing_data
 import side_by_side as sitting
-import transformers_page
 
 SHAPE = "Qwen3-30B-A3B's shape"
 TOKENS = (8, 512, 8192)
@@ -49,32 +48,15 @@ def sharing():
             "; ".join(lost) or "none", ("h200-sharing", "runs"))
 
 
-def decoder():
-    one, eight = digest.data("decoder")["decode"]
-    return ("Whole decoder, 48 layers, w4, all experts in HBM, tokens/s", f"{one['tokens_per_s']:.0f}; batch 8: "
-            f"{eight['tokens_per_s']:,.0f}", "no rival in the same sitting", "the goal of 450 at batch 1", ("decoder",))
-
-
-def transformers():
-    rows = {(r["mode"].split(", experts")[0], transformers_page.share(r)): transformers_page.rate(r["tokens_per_s"]).split(" ")[0]
-            for r in transformers_page.stored()["rows"] if "tokens_per_s" in r}
-    of = lambda mode: rows[mode, "100"]
-    return ("transformers, compiled, all experts in HBM, tokens/s",
-            f"bf16 {of('libmoert, bf16, compiled')}; w4 {of('libmoert, w4a16_g128, compiled')}",
-            f"its own bf16 {of('transformers, compiled')}",
-            f"not compiled: {of('libmoert, w4a16_g128, eager')}, its `batched_mm` {of('transformers, batched_mm')}",
-            ("transformers",))
-
-
 def origin(what, source):
     commits, machines = origins.origin([source])
-    if len(commits) > 1 or len(machines) > 1:
-        raise origins.Refused(f"README, {what}: mixes {', '.join(commits + machines)}")
-    return ", ".join([*(commits or ["commit not kept"]), *(machines or ["NVIDIA H200"])])
+    if len(commits) != 1 or len(machines) > 1:
+        raise origins.Refused(f"README, {what}: one commit and one machine, not {', '.join(commits + machines) or 'none'}")
+    return ", ".join([*commits, *(machines or ["NVIDIA H200"])])
 
 
 def table():
-    rows = [(*cells, origin(cells[0], source)) for *cells, source in (grouped(), decoder(), served(), sharing(), transformers())]
+    rows = [(*cells, origin(cells[0], source)) for *cells, source in (grouped(), served(), sharing())]
     rows += itertools.chain(sitting.readme_rows())
     head = ["what", "libmoert", "beside it", "lost", "measured"]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
