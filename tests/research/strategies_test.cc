@@ -3,6 +3,7 @@
 
 #include "absl/strings/match.h"
 #include "moert/engine.h"
+#include "moert/expert_store.h"
 #include "moert/strategy.h"
 #include "research/strategies/research_strategies.h"
 #include "support/catch.h"

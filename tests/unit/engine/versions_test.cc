@@ -4,6 +4,7 @@
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
+#include "moert/expert_store.h"
 
 namespace moert {
 namespace {
