@@ -1,10 +1,10 @@
 // dynaexq and graded:wait=0 end to end: nothing waits, quality follows the budget, budgets change
 // live.
 #include "absl/strings/match.h"
+#include "moert/expert_store.h"
 #include "support/catch.h"
 #include "support/run_engine.h"
 #include "support/synthetic_source.h"
-#include "moert/expert_store.h"
 
 namespace moert {
 namespace {
