@@ -122,13 +122,14 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> Layout(const std::string& path,
   return MakeLayoutSource(path, config.moe, {PackVersion::Uniform(parsed)});
 }
 
-/// The experts as the file has them; where it cannot be opened, as its config says.
+/// The experts as the config says, unless the tensors have them in several schemes.
 absl::StatusOr<std::unique_ptr<ExpertSource>> StoredLayout(const std::string& path,
                                                            const HfConfig& config) {
   if (config.quantization.form != StoredWeights::kPlain) {
     OpenModelOptions options;
     options.mode = OpenMode::kInPlace;
-    if (auto source = OpenModel(path, options); source.ok()) return source;
+    auto source = OpenModel(path, options);
+    if (source.ok() && (*source)->version_name(0) == "stored") return source;
   }
   return Layout(path, config, StoredScheme(config.quantization));
 }
