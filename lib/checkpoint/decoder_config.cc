@@ -67,6 +67,7 @@ void ReadMixers(const FamilyFields& family, HfConfig& config) {
     config.indexer.interleaved = family.Bool("index_interleaved", false);
     return ReadIndexer(fields, config);
   }
+  if (mixers == "indexed_blocks") return ReadBlockIndexer(fields, config);
   ReadSlidingWindow(family, config);
 }
 
@@ -139,6 +140,7 @@ void ReadAttention(const FamilyFields& family, HfConfig& config) {
   }
   config.rope = ReadRopeConfig(fields, defaults, &config.unused, by_type ? "full_attention" : "");
   config.rope.interleaved = family.Bool("rope_interleaved", false);
+  if (config.indexer.block_size > 0) CheckBlockIndexer(fields, config);
   config.attention_scale =
       f.Number("attention_scale", 1.0 / std::sqrt(static_cast<double>(config.head_dim)));
   if (latent) config.attention_scale *= LatentScale(config.rope);
@@ -173,7 +175,8 @@ void ReadDecoder(const FamilyFields& family, HfConfig& config) {
                                        : NormKind::kRms;
   config.tie_word_embeddings = fields.Bool("tie_word_embeddings", f.Flag("tied"));
   config.lm_head_bias = family.Bool("lm_head_bias", false);
-  config.activation = family.ActivationOf("activation");
+  config.activation = f.Flag("clamped_dense") ? ReadActivation(family)
+                                              : ExpertActivation(family.ActivationOf("activation"));
   config.side_experts = f.Flag("side_experts");
   config.logit_cap = family.Real("logit_cap", 1e-6, 1e6, 0);
   if (f.Flag("scaled_embedding")) {

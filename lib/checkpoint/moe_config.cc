@@ -114,15 +114,6 @@ RoutingSpec ReadRouting(const FamilyFields& family, int experts) {
   return external;
 }
 
-ExpertActivation ReadActivation(const FamilyFields& family) {
-  ExpertActivation a = family.ActivationOf("activation");
-  a.gated = !family.family().Flag("ungated");
-  a.alpha = static_cast<float>(family.Real("alpha", 1e-6, 1e6, 1));
-  a.limit = static_cast<float>(family.Real("limit", 1e-6, 1e6, 0));
-  a.up_offset = static_cast<float>(family.Real("up_offset", 0, 1e6, 0));
-  return a;
-}
-
 // A shared width, or as many experts of some width as shared_experts says; stored as one.
 int64_t ReadShared(const FamilyFields& family, int64_t width) {
   const ModelFamily& f = family.family();
@@ -201,6 +192,15 @@ void ReadAllNames(const FamilyFields& family, const MoeLayerSpec& spec, HfConfig
 }
 
 }  // namespace
+
+ExpertActivation ReadActivation(const FamilyFields& family) {
+  ExpertActivation a = family.ActivationOf("activation");
+  a.gated = !family.family().Flag("ungated");
+  a.alpha = static_cast<float>(family.Real("alpha", 1e-6, 1e6, 1));
+  a.limit = static_cast<float>(family.Real("limit", 1e-6, 1e6, 0));
+  a.up_offset = static_cast<float>(family.Real("up_offset", 0, 1e6, 0));
+  return a;
+}
 
 void ReadMoePlaces(const FamilyFields& family, HfConfig& config) {
   ConfigFields& fields = family.fields();

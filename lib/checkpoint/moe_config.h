@@ -21,6 +21,9 @@ inline constexpr int64_t kMaxFfnWidth = int64_t{1} << 22;
 /// num_hidden_layers, and is_moe by layer.
 void ReadMoePlaces(const FamilyFields& family, HfConfig& config);
 
+/// The activation of experts.
+ExpertActivation ReadActivation(const FamilyFields& family);
+
 /// moe.layers, names and other_names. The sizes of the model are there already.
 void ReadMoeLayers(const FamilyFields& family, HfConfig& config);
 

@@ -85,7 +85,9 @@ class DecoderTensors {
     const MixerConfig& mixer = config_.mixers[static_cast<size_t>(index)];
     if (mixer.kind == MixerKind::kDeltaNet) return DeltaNet(layer + "linear_attn.");
     const std::string name = layer + "self_attn.";
-    if (config_.indexer.heads > 0 && !mixer.shares_index) Indexer(name + "indexer.");
+    if (config_.indexer.heads > 0 && !mixer.shares_index && !mixer.ignores_index) {
+      config_.indexer.block_size > 0 ? BlockIndexer(name) : Indexer(name + "indexer.");
+    }
     if (config_.latent.kv_rank > 0) return Latent(name);
     for (const char* part : {"q_proj", "k_proj"}) {
       Linear(name + part, config_.qkv_bias, kAttention);
@@ -115,6 +117,12 @@ class DecoderTensors {
   void Indexer(const std::string& name) {
     for (const char* part : {"wq_b", "wk", "weights_proj"}) Linear(name + part, false, kAttention);
     for (const char* part : {"k_norm.weight", "k_norm.bias"}) claims_->Claim(name + part, kNorms);
+  }
+  void BlockIndexer(const std::string& name) {
+    for (const char* part : {"index_q_proj", "index_k_proj"}) {
+      Linear(name + part, false, kAttention);
+    }
+    for (const char* part : {"index_q_norm", "index_k_norm"}) Norm(name + part);
   }
   void DeltaNet(const std::string& name) {
     const bool separate = config_.delta_net.separate;

@@ -50,12 +50,16 @@ TEST_CASE(
 TEST_CASE("deepseek_v3_gptq") { CheckParity("deepseek_v3_gptq", kTwoTipped); }
 TEST_CASE("llama4, with chunks, and a layer without RoPE") { CheckParity("llama4"); }
 
-TEST_CASE("gemma4 is refused by name") {
-  const auto config = LoadHfConfig(ArchitectureDir("gemma4"));
-  REQUIRE_OK(config.status());
-  const absl::Status status = host::CheckDeviceMixers(*config);
-  CHECK(absl::IsUnimplemented(status));
-  CHECK_THAT(std::string(status.message()), Catch::Contains("--backend cpu, not on a device"));
+TEST_CASE("models that run on the CPU alone are refused by name") {
+  for (const char* name : {"gemma4", "minimax_m3_vl"}) {
+    INFO(name);
+    const auto config = LoadHfConfig(ArchitectureDir(name));
+    REQUIRE_OK(config.status());
+    const absl::Status status = host::CheckDeviceMixers(*config);
+    CHECK(absl::IsUnimplemented(status));
+    CHECK_THAT(std::string(status.message()), Catch::Contains(name));
+    CHECK_THAT(std::string(status.message()), Catch::Contains("--backend cpu, not on a device"));
+  }
 }
 
 /// Logits of one row a step behind a prompt of 5, of the first `batch` sequences side by side.

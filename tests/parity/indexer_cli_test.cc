@@ -31,7 +31,7 @@ std::string WriteTokens(const char* name, const TempDir& dir) {
 }
 
 TEST_CASE("perplexity of sequences longer than index_topk is the reference's") {
-  for (const char* name : {"deepseek_v32", "glm_moe_dsa"}) {
+  for (const char* name : {"deepseek_v32", "glm_moe_dsa", "minimax_m3_vl"}) {
     TempDir dir;
     const test::ReferenceCase c = test::ReadReferenceCase(name, "long");
     const auto length = static_cast<int64_t>(c.tokens[0].size());
@@ -64,7 +64,7 @@ TEST_CASE("calibration: layers that share choices take windows in which nothing 
     bool legal;
   };
   for (const Case& k : {Case{"deepseek_v32", 24, true}, Case{"glm_moe_dsa", 6, true},
-                        Case{"glm_moe_dsa", 24, false}}) {
+                        Case{"glm_moe_dsa", 24, false}, Case{"minimax_m3_vl", 24, true}}) {
     TempDir dir;
     const Outcome outcome =
         RunTool("pack",
@@ -81,7 +81,7 @@ TEST_CASE("calibration: layers that share choices take windows in which nothing 
 }
 
 TEST_CASE("doctor counts an indexer's weights and keys from config.json alone") {
-  for (const char* name : {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}) {
+  for (const char* name : {"deepseek_v3", "deepseek_v32", "glm_moe_dsa", "minimax_m3_vl"}) {
     INFO(name);
     TempDir dir;
     test::WriteFile(dir / "config.json", test::ReadFile(ArchitectureDir(name) + "/config.json"));

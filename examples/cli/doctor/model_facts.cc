@@ -46,17 +46,25 @@ MixerConfig MixerOf(const HfConfig& c, int layer) {
   return at < c.mixers.size() ? c.mixers[at] : MixerConfig();
 }
 
-/// Channels of a layer's keys and values at one position.
+bool HasIndexer(const HfConfig& c, int layer) {
+  const MixerConfig mixer = MixerOf(c, layer);
+  return c.indexer.heads > 0 && !mixer.shares_index && !mixer.ignores_index;
+}
+
+/// Channels of a layer's keys and values at one position, an indexer's keys among them.
 int64_t KvChannels(const HfConfig& c, int layer) {
-  if (c.latent.kv_rank == 0) return c.KvHeads(layer) * (c.HeadDim(layer) + c.ValueDim(layer));
-  const int64_t index_keys = MixerOf(c, layer).shares_index ? 0 : c.indexer.head_dim;
+  const int64_t index_keys = HasIndexer(c, layer) ? c.indexer.head_dim : 0;
+  if (c.latent.kv_rank == 0) {
+    return c.KvHeads(layer) * (c.HeadDim(layer) + c.ValueDim(layer)) + index_keys;
+  }
   return c.latent.kv_rank + c.latent.rope_dim + index_keys;
 }
 
 /// Weights of a layer's indexer; 0 where it has none of its own.
 int64_t IndexerWeights(const HfConfig& c, int layer) {
-  if (MixerOf(c, layer).shares_index) return 0;
+  if (!HasIndexer(c, layer)) return 0;
   const IndexerConfig& i = c.indexer;
+  if (i.block_size > 0) return c.hidden_size * (i.heads + 1) * i.head_dim;
   return c.latent.q_rank * i.heads * i.head_dim + c.hidden_size * (i.head_dim + i.heads);
 }
 
@@ -76,7 +84,8 @@ int64_t MixerWeights(const HfConfig& c, int layer) {
            a.kv_rank * heads * (a.nope_dim + a.value_dim) + heads * a.value_dim * hidden;
   }
   const int64_t queries = (c.attention_gate ? 2 : 1) * c.HeadDim(layer);
-  return hidden * (heads * (queries + c.ValueDim(layer)) + KvChannels(c, layer));
+  const int64_t kv = c.KvHeads(layer) * (c.HeadDim(layer) + c.ValueDim(layer));
+  return hidden * (heads * (queries + c.ValueDim(layer)) + kv) + IndexerWeights(c, layer);
 }
 
 /// Bytes of keys and values, in fp32 as the example decoder keeps them.

@@ -35,7 +35,7 @@ void Attend::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const 
 }
 
 int64_t Attend::ScoresOf(const Block& block) const {
-  const ChosenPositions* const chosen = ChosenOf(*block.group);
+  const ChosenBlocks* const chosen = ChosenOf(*block.group);
   const bool chooses = chosen != nullptr && block.first >= chosen->first();
   const int64_t keys =
       chooses ? chosen->width() : block.group->sequence->length() + block.first + block.rows;
@@ -43,7 +43,7 @@ int64_t Attend::ScoresOf(const Block& block) const {
 }
 
 void Attend::Divide(const RowGroup& group, int threads) {
-  const ChosenPositions* const chosen = ChosenOf(group);
+  const ChosenBlocks* const chosen = ChosenOf(group);
   const int64_t seeing = chosen == nullptr ? group.rows : chosen->first();  // rows that see all
   if (seeing >= kManyRows) {
     for (int64_t first = 0; first < seeing; first += kQueriesPerBlock) {
@@ -55,7 +55,7 @@ void Attend::Divide(const RowGroup& group, int threads) {
   } else {
     DivideRows(group, 0, seeing, kQueriesPerBlock, threads);
   }
-  // All heads of a row see the same positions, which are gathered once a block.
+  // All heads of a row and a head of keys see the same positions, gathered once a block.
   DivideRows(group, seeing, group.rows, shape_.heads, threads);
 }
 
@@ -95,11 +95,11 @@ void Attend::Run(const Block& block, const float* queries, float* mixed, Scratch
   int64_t num_keys = position + block.rows;  // what the block's last row sees
   int64_t begin = FirstKey(position) / kPanelWidth * kPanelWidth;
   int kv_head = block.head / (shape_.heads / shape_.kv_heads);
-  const ChosenPositions* const choices = ChosenOf(*block.group);
+  const ChosenBlocks* const choices = ChosenOf(*block.group);
   const bool chooses = choices != nullptr && block.first >= choices->first();
   if (chooses) {
-    cache = &Gather(*cache, kv_head, choices->Row(block.first), &scratch->gathered);
-    num_keys = choices->width();
+    num_keys = Gather(*cache, kv_head, *choices, block.first, position, &scratch->gathered);
+    cache = scratch->gathered.get();
     begin = kv_head = 0;
   }
   const int64_t padded = RoundUp(num_keys - begin);
@@ -141,21 +141,26 @@ void Attend::Run(const Block& block, const float* queries, float* mixed, Scratch
   Panel().f32(g);
 }
 
-const ChosenPositions* Attend::ChosenOf(const RowGroup& group) const {
+const ChosenBlocks* Attend::ChosenOf(const RowGroup& group) const {
   if (shape_.chooser < 0) return nullptr;
   const auto* state = static_cast<IndexedPanels*>(group.sequence->layer(shape_.chooser));
   // Without a state a layer is run alone, in sequences so short that each row sees all.
   return state == nullptr ? nullptr : &state->chosen();
 }
 
-const KvPanels& Attend::Gather(const KvPanels& cache, int kv_head, absl::Span<const int32_t> chosen,
-                               std::unique_ptr<KvPanels>* gathered) const {
-  const auto width = static_cast<int64_t>(chosen.size());
+int64_t Attend::Gather(const KvPanels& cache, int kv_head, const ChosenBlocks& choices, int64_t row,
+                       int64_t position, std::unique_ptr<KvPanels>* gathered) const {
   if (*gathered == nullptr) {
-    *gathered = std::make_unique<KvPanels>(1, shape_.key_dim, shape_.value_dim, RoundUp(width));
+    *gathered =
+        std::make_unique<KvPanels>(1, shape_.key_dim, shape_.value_dim, RoundUp(choices.width()));
   }
-  for (int64_t i = 0; i < width; ++i) (*gathered)->Copy(cache, kv_head, chosen[i], 0, i);
-  return **gathered;
+  int64_t count = 0;
+  for (const int64_t block : choices.Row(row, kv_head)) {
+    const int64_t first = block * choices.block_size();
+    const int64_t end = std::min(first + choices.block_size(), position + 1);
+    for (int64_t at = first; at < end; ++at) (*gathered)->Copy(cache, kv_head, at, 0, count++);
+  }
+  return count;
 }
 
 void Attend::Softmax(int head, float* s, int64_t first, int64_t end) const {

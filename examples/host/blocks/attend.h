@@ -63,10 +63,10 @@ class Attend {
   // Scores of keys [first, end) become probabilities; before and behind they become 0.
   void Softmax(int head, float* scores, int64_t first, int64_t end) const;
   // Which positions a group's rows see; null: everything up to their own.
-  const ChosenPositions* ChosenOf(const RowGroup& group) const;
-  // Keys and values of what a row has chosen, side by side; `gathered` receives them.
-  const KvPanels& Gather(const KvPanels& cache, int kv_head, absl::Span<const int32_t> chosen,
-                         std::unique_ptr<KvPanels>* gathered) const;
+  const ChosenBlocks* ChosenOf(const RowGroup& group) const;
+  // Keys and values of what a row at `position` has chosen, side by side, in `gathered`; how many.
+  int64_t Gather(const KvPanels& cache, int kv_head, const ChosenBlocks& choices, int64_t row,
+                 int64_t position, std::unique_ptr<KvPanels>* gathered) const;
   // The first position that a query at `position` sees.
   int64_t FirstKey(int64_t position) const;
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "host/blocks/indexed_panels.h"
 #include "host/blocks/kv_panels.h"
 #include "host/blocks/row_jobs.h"
 #include "util/status_macros.h"
@@ -54,6 +55,10 @@ absl::StatusOr<std::unique_ptr<Mixer>> GroupedAttention::Load(const Checkpoint& 
   if (config.HasSinks(layer)) {
     MOERT_ASSIGN_OR_RETURN(shape.sinks, checkpoint.ReadF32(name + config.sinks_name, {a->heads_}));
   }
+  if (config.indexer.block_size > 0 && !config.mixers[layer].ignores_index) {
+    shape.chooser = layer;
+    MOERT_ASSIGN_OR_RETURN(a->indexer_, BlockIndexer::Load(checkpoint, config, layer, name, rope));
+  }
   a->attend_ = Attend(std::move(shape));
   return a;
 }
@@ -75,7 +80,11 @@ absl::Status GroupedAttention::LoadNorms(const Checkpoint& checkpoint, const HfC
 }
 
 std::unique_ptr<LayerState> GroupedAttention::NewState(int64_t capacity) const {
-  return std::make_unique<KvPanels>(kv_heads_, head_dim_, value_dim_, capacity);
+  if (indexer_.empty()) {
+    return std::make_unique<KvPanels>(kv_heads_, head_dim_, value_dim_, capacity);
+  }
+  return std::make_unique<IndexedPanels>(kv_heads_, head_dim_, value_dim_, indexer_.key_dim(),
+                                         indexer_.block_size(), capacity);
 }
 
 void GroupedAttention::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x,
@@ -92,6 +101,7 @@ void GroupedAttention::Forward(ThreadPool* pool, absl::Span<const RowGroup> grou
     v_.Forward(pool, x, rows, values_.data());
   }
   ForEachRow(pool, groups, [&](const RowGroup& group, int64_t index) { Prepare(group, index); });
+  if (!indexer_.empty()) indexer_.Forward(pool, groups, x, rows);
   attend_.Forward(pool, groups, queries_.data(), mixed_.data());
   if (query_stride_ > head_dim_) {
     ForEachRow(pool, groups, [&](const RowGroup& group, int64_t index) {

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "host/blocks/attend.h"
+#include "host/blocks/block_indexer.h"
 #include "host/blocks/linear.h"
 #include "host/blocks/mixer.h"
 #include "host/blocks/norm.h"
@@ -26,6 +27,7 @@ class GroupedAttention final : public Mixer {
   std::unique_ptr<LayerState> NewState(int64_t capacity) const override;
   void UseDevice(DeviceProducts* device) override {
     for (Linear* linear : {&q_, &k_, &v_, &o_}) linear->UseDevice(device);
+    indexer_.UseDevice(device);
   }
   void Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x, int64_t rows,
                float* out) override;
@@ -54,6 +56,7 @@ class GroupedAttention final : public Mixer {
   const Rope* rope_ = nullptr;
   Linear q_, k_, v_, o_;  // v_ empty: values are keys, neither normalized nor rotated
   Norm q_norm_, k_norm_;
+  BlockIndexer indexer_;  // empty: rows see all, or what the layer's window has
   Attend attend_;
   AlignedVector<float> queries_, keys_, values_, mixed_;
 };

@@ -10,46 +10,64 @@
 
 namespace moert::host {
 
-/// Which positions each row of a group sees. Different rows may be written at the same time.
-class ChosenPositions {
+/// Which blocks of positions each row of a group sees, for each head of keys. Different rows may be
+/// written at the same time.
+class ChosenBlocks {
  public:
-  /// A group's rows from `first` on choose `width` positions each; those in front see all.
-  void Reset(int64_t first, int64_t rows, int64_t width) {
+  /// Blocks have `block_size` positions, 1 where single positions are chosen.
+  ChosenBlocks(int kv_heads, int64_t block_size) : kv_heads_(kv_heads), block_size_(block_size) {}
+
+  /// A group's rows from `first` on choose `count` blocks each; those in front see all.
+  void Reset(int64_t first, int64_t rows, int64_t count) {
     first_ = first;
-    width_ = width;
-    positions_.resize((rows - first) * width);
+    count_ = count;
+    blocks_.resize((rows - first) * kv_heads_ * count);
   }
 
-  /// Ascending; empty: all positions up to the row's own.
-  absl::Span<const int32_t> Row(int64_t row) const {
-    if (row < first_) return {};
-    return absl::MakeConstSpan(positions_).subspan((row - first_) * width_, width_);
+  /// Ascending. `row` is one that chooses.
+  absl::Span<const int32_t> Row(int64_t row, int kv_head) const {
+    return absl::MakeConstSpan(blocks_).subspan(((row - first_) * kv_heads_ + kv_head) * count_,
+                                                count_);
   }
-  /// Where the positions of a row that chooses go.
-  int32_t* row(int64_t row) { return positions_.data() + (row - first_) * width_; }
+  /// Where the blocks of a row that chooses go.
+  int32_t* row(int64_t row, int kv_head) {
+    return blocks_.data() + ((row - first_) * kv_heads_ + kv_head) * count_;
+  }
   /// The first row that chooses.
   int64_t first() const { return first_; }
-  int64_t width() const { return width_; }
+  int64_t block_size() const { return block_size_; }
+  /// Positions that a row sees at most.
+  int64_t width() const { return count_ * block_size_; }
 
  private:
-  int64_t first_ = 0, width_ = 0;
-  std::vector<int32_t> positions_;
+  const int kv_heads_;
+  const int64_t block_size_;
+  int64_t first_ = 0, count_ = 0;
+  std::vector<int32_t> blocks_;
 };
 
 /// Keys and values, the keys that an indexer compares with, and what it chose in the last run.
 class IndexedPanels final : public KvPanels {
  public:
-  IndexedPanels(int64_t key_dim, int64_t value_dim, int64_t index_dim, int64_t capacity)
-      : KvPanels(1, key_dim, value_dim, capacity), index_keys_(1, index_dim, 0, capacity) {}
+  IndexedPanels(int kv_heads, int64_t key_dim, int64_t value_dim, int64_t index_dim,
+                int64_t block_size, int64_t capacity)
+      : KvPanels(kv_heads, key_dim, value_dim, capacity),
+        index_keys_(1, index_dim, 0, capacity),
+        chosen_(kv_heads, block_size) {}
 
   KvPanels& index_keys() { return index_keys_; }
-  ChosenPositions& chosen() { return chosen_; }
-  const ChosenPositions& chosen() const { return chosen_; }
+  ChosenBlocks& chosen() { return chosen_; }
+  const ChosenBlocks& chosen() const { return chosen_; }
 
  private:
   KvPanels index_keys_;
-  ChosenPositions chosen_;
+  ChosenBlocks chosen_;
 };
+
+/// The state of a layer that has an indexer.
+inline IndexedPanels& IndexedState(const RowGroup& group, int layer) {
+  return *static_cast<IndexedPanels*>(group.sequence->layer(layer));
+}
 
 }  // namespace moert::host
 

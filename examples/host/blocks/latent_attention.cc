@@ -87,7 +87,8 @@ absl::Status LatentAttention::LoadQueries(const Checkpoint& checkpoint, const Hf
 std::unique_ptr<LayerState> LatentAttention::NewState(int64_t capacity) const {
   const int64_t key_dim = sizes_.kv_rank + sizes_.rope_dim;
   if (indexer_.empty()) return std::make_unique<KvPanels>(1, key_dim, sizes_.kv_rank, capacity);
-  return std::make_unique<IndexedPanels>(key_dim, sizes_.kv_rank, indexer_.key_dim(), capacity);
+  return std::make_unique<IndexedPanels>(1, key_dim, sizes_.kv_rank, indexer_.key_dim(), 1,
+                                         capacity);
 }
 
 void LatentAttention::ProjectQueries(ThreadPool* pool, const float* x, int64_t rows) {

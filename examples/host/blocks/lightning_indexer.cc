@@ -20,10 +20,6 @@ constexpr int64_t kSlice = 1024;
 // Scores that are in memory at once, in each layer.
 constexpr int64_t kScores = int64_t{1} << 20;
 
-IndexedPanels& StateOf(const RowGroup& group, int layer) {
-  return *static_cast<IndexedPanels*>(group.sequence->layer(layer));
-}
-
 }  // namespace
 
 absl::StatusOr<LightningIndexer> LightningIndexer::Load(const Checkpoint& checkpoint,
@@ -71,7 +67,7 @@ void LightningIndexer::StoreKey(const RowGroup& group, int64_t index) {
   float* const key = keys_.data() + (group.first_row + index) * sizes_.head_dim;
   key_norm_.Apply(key, key);
   rope_->Rotate(rope_->SetOf(group.sequence->max_tokens()), position, sizes_.interleaved, key);
-  StateOf(group, layer_).index_keys().Store(0, position, key, nullptr);
+  IndexedState(group, layer_).index_keys().Store(0, position, key, nullptr);
 }
 
 void LightningIndexer::RotateQueries(const RowGroup& group, int64_t index) {
@@ -88,7 +84,7 @@ void LightningIndexer::FindChoosers(absl::Span<const RowGroup> groups) {
   for (const RowGroup& group : groups) {
     const int64_t first =
         std::clamp<int64_t>(sizes_.top_k - group.sequence->length(), 0, group.rows);
-    StateOf(group, layer_).chosen().Reset(first, group.rows, sizes_.top_k);
+    IndexedState(group, layer_).chosen().Reset(first, group.rows, sizes_.top_k);
     for (int64_t i = first; i < group.rows; ++i) choosers_.push_back({&group, i});
   }
 }
@@ -115,7 +111,7 @@ void LightningIndexer::ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser
 
 void LightningIndexer::Score(const Chooser& chooser, int64_t first, float* products,
                              float* scores) const {
-  const KvPanels& keys = StateOf(*chooser.group, layer_).index_keys();
+  const KvPanels& keys = IndexedState(*chooser.group, layer_).index_keys();
   // Whole panels: what a position's score is does not depend on how many others there are.
   const int64_t count = util::RoundUp(std::min(kSlice, chooser.positions() - first), kPanelWidth);
   PanelGemm g{};
@@ -148,7 +144,8 @@ void LightningIndexer::Choose(const Chooser& chooser, const float* scores,
     return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
   });
   std::sort(order->begin(), end);
-  std::copy(order->begin(), end, StateOf(*chooser.group, layer_).chosen().row(chooser.index));
+  std::copy(order->begin(), end,
+            IndexedState(*chooser.group, layer_).chosen().row(chooser.index, 0));
 }
 
 }  // namespace moert::host

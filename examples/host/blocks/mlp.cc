@@ -1,5 +1,6 @@
 #include "host/blocks/mlp.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "util/status_macros.h"
@@ -22,9 +23,18 @@ float Activate(Activation activation, float x) {
   return 0.0f;
 }
 
+float Activate(const ExpertActivation& activation, float gate, float up) {
+  if (activation.limit > 0) {
+    gate = std::min(gate, activation.limit);
+    up = std::clamp(up, -activation.limit, activation.limit);
+  }
+  const float activated = Activate(activation.function, activation.alpha * gate) / activation.alpha;
+  return activated * (up + activation.up_offset);
+}
+
 absl::StatusOr<Mlp> Mlp::Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
                               const std::string& name, int64_t hidden, int64_t intermediate,
-                              Activation activation) {
+                              const ExpertActivation& activation) {
   Mlp mlp;
   mlp.activation_ = activation;
   MOERT_ASSIGN_OR_RETURN(
@@ -42,7 +52,7 @@ void Mlp::Forward(ThreadPool* pool, const float* x, int64_t rows, float* out) {
   gate_.Forward(pool, x, rows, gated_.data());
   up_.Forward(pool, x, rows, upped_.data());
   for (size_t i = 0; i < gated_.size(); ++i) {
-    gated_[i] = Activate(activation_, gated_[i]) * upped_[i];
+    gated_[i] = Activate(activation_, gated_[i], upped_[i]);
   }
   down_.Forward(pool, gated_.data(), rows, out);
 }

@@ -1,4 +1,5 @@
-// The dense feed-forward block of layers that are not MoE: down(act(gate x) * (up x)).
+// The dense feed-forward block of layers that are not MoE: down(act(gate x) * (up x)),
+// clamped and offset as the activation says.
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_MLP_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_MLP_H_
 
@@ -20,7 +21,7 @@ class Mlp {
   /// Reads `name`.{gate,up,down}_proj.
   static absl::StatusOr<Mlp> Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
                                   const std::string& name, int64_t hidden, int64_t intermediate,
-                                  Activation activation);
+                                  const ExpertActivation& activation);
 
   /// See Linear::UseDevice.
   void UseDevice(DeviceProducts* device) {
@@ -32,12 +33,14 @@ class Mlp {
 
  private:
   Linear gate_, up_, down_;
-  Activation activation_ = Activation::kSilu;
+  ExpertActivation activation_;
   AlignedVector<float> gated_, upped_;
 };
 
 /// act(x)
 float Activate(Activation activation, float x);
+/// A gated activation.
+float Activate(const ExpertActivation& activation, float gate, float up);
 
 }  // namespace moert::host
 

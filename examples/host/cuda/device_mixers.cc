@@ -61,6 +61,13 @@ absl::Status CheckDeviceMixers(const HfConfig& config) {
         "--backend cpu, not on a device",
         config.model_type));
   }
+  if (config.indexer.block_size > 0 || !config.activation.plain()) {
+    return absl::UnimplementedError(
+        fmt::format("config.json: model_type {}: the example decoder runs attention to chosen "
+                    "blocks and clamped "
+                    "dense blocks with --backend cpu, not on a device",
+                    config.model_type));
+  }
   if (config.delta_net.key_heads > 0) {
     MOERT_RETURN_IF_ERROR(
         CheckSize("linear_key_head_dim", config.delta_net.key_dim, 1, kMaxDeltaKeyDim));

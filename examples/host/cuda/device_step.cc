@@ -52,7 +52,7 @@ absl::Status DeviceDecoder::EnqueueLayer(int index, const StepShape& shape, Step
   MOERT_RETURN_IF_ERROR(
       NormedProduct(layer.mlp_norm, layer.gate_up, shape, stream, rounded_, gate_up_));
   RETURN_IF_CUDA_ERROR(LaunchGatedActivation(
-      gate_up_, static_cast<int>(config_.activation), static_cast<int>(shape.rows),
+      gate_up_, static_cast<int>(config_.activation.function), static_cast<int>(shape.rows),
       static_cast<int>(config_.dense_intermediate), activated_, stream_));
   return AddProduct(layer.down, activated_, shape, stream, nullptr);
 }

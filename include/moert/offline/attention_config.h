@@ -22,6 +22,7 @@ struct MixerConfig {
   bool rotate = true;  // false: no position embeddings
   /// With an indexer: the positions are those that the last layer with its own has chosen.
   bool shares_index = false;
+  bool ignores_index = false;  // with an indexer: this layer has none and sees all positions
 
   friend bool operator==(const MixerConfig&, const MixerConfig&) = default;
 };
@@ -57,12 +58,15 @@ struct LatentAttentionConfig {
 };
 
 /// Lightning indexer (DeepSeek-V3.2, arXiv 2512.02556, Sec. 2.1): small heads score the earlier
-/// positions for a query, and attention sees the best of them alone.
+/// positions for a query, and attention sees the best of them alone. With blocks (MiniMax-M3) these
+/// are blocks of positions, each with its best score, and a head for each key head of attention.
 struct IndexerConfig {
   int heads = 0;         // 0: the model has none
   int64_t head_dim = 0;  // of queries and keys; as many channels as attention rotates come first
-  int64_t top_k = 0;     // positions that a query sees
+  int64_t top_k = 0;     // positions, or blocks of them, that a query sees
   bool interleaved = false;  // RoPE's pairs are neighbours
+  int64_t block_size = 0;    // positions; 0: single positions are chosen
+  int64_t local_blocks = 0;  // blocks up to the query's own that it always sees
 
   friend bool operator==(const IndexerConfig&, const IndexerConfig&) = default;
 };

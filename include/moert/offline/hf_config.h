@@ -60,7 +60,7 @@ struct HfConfig {
 
   std::vector<MixerConfig> mixers = {};  // by model layer
   LatentAttentionConfig latent = {};     // instead of keys and values a head
-  IndexerConfig indexer = {};            // which positions latent attention sees
+  IndexerConfig indexer = {};            // which positions attention sees
   DeltaNetConfig delta_net = {};
   double attention_scale = 0;        // what queries times keys are multiplied by
   bool attention_gate = false;       // q_proj has a gate behind each head's query
@@ -82,8 +82,8 @@ struct HfConfig {
   bool side_experts = false;
   /// Intermediate size of the dense blocks; 0 when there are none.
   int64_t dense_intermediate = 0;
-  Activation activation = Activation::kSilu;
-  std::vector<bool> is_moe = {};  // by model layer
+  ExpertActivation activation = {};  // of dense blocks; gated
+  std::vector<bool> is_moe = {};     // by model layer
 
   /// Names of tensors outside `names` begin with tensor_prefix, those of embedding, layers and last
   /// norm with tensor_body. Then the name of a layer's dense feed-forward block.

@@ -26,10 +26,11 @@ from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV32Co
                           HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM, HYV3Config, HYV3ForCausalLM,
                           Llama4ForCausalLM, Llama4TextConfig, MiMoV2FlashConfig,
                           MiMoV2FlashForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM,
-                          Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3NextConfig,
+                          MiniMaxM3VLTextConfig, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3NextConfig,
                           Qwen3NextForCausalLM, Qwen3VLMoeConfig,
                           Qwen3VLMoeForConditionalGeneration, Qwen3VLMoeTextConfig, SolarOpenConfig,
                           SolarOpenForCausalLM)
+from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLForCausalLM
 
 import fixtures
 
@@ -130,6 +131,22 @@ def minimax_m2():
         rotary_dim=16, rope_theta=5000000, use_qk_norm=True, qk_norm_type="per_layer",
         intermediate_size=16, num_local_experts=8, num_experts_per_tok=3, scoring_func="sigmoid",
         use_routing_bias=True, shared_intermediate_size=0, rms_norm_eps=1e-6)
+
+
+def minimax_m3_vl():
+    """The text half, with the names of published checkpoints. Rows see 3 blocks of 3 positions."""
+    return MiniMaxM3VLForCausalLM, MiniMaxM3VLTextConfig, dict(
+        BASE, model_type="minimax_m3_vl_text", num_hidden_layers=3, head_dim=32, rotary_dim=16,
+        partial_rotary_factor=0.5, rope_theta=5000000, use_gemma_norm=True, use_qk_norm=True,
+        qk_norm_type="per_head", hidden_act="swigluoai", swiglu_alpha=1.702, swiglu_limit=2.0,
+        intermediate_size=16, dense_intermediate_size=48, shared_intermediate_size=16,
+        n_shared_experts=1, num_local_experts=8, num_experts_per_tok=3, scoring_func="sigmoid",
+        use_routing_bias=True, routed_scaling_factor=2.0, moe_layer_freq=[0, 1, 1],
+        sparse_attention_config=dict(
+            use_sparse_attention=True, sparse_num_index_heads=2, sparse_index_dim=24,
+            sparse_block_size=3, sparse_topk_blocks=3, sparse_init_block=0, sparse_local_block=1,
+            sparse_score_type="max", sparse_attention_freq=[0, 1, 1],
+            sparse_disable_index_value=[0, 1, 1]), rms_norm_eps=1e-6)
 
 
 def qwen3_next():
@@ -283,9 +300,10 @@ def qwen3_vl_moe():
 FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_gptq, deepseek_v32, glm_moe_dsa,
             glm4_moe, ernie4_5_moe, minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4,
             hunyuan_v1_moe, glm4_moe_lite, hy_v3, solar_open, qwen3_5_moe, qwen3_vl_moe, exaone_moe,
-            mimo_v2_flash, gemma4]
+            mimo_v2_flash, gemma4, minimax_m3_vl]
 NESTED = {"gemma4": "Gemma4ForConditionalGeneration",
           "llama4": "Llama4ForConditionalGeneration",
+          "minimax_m3_vl": "MiniMaxM3SparseForConditionalGeneration",
           "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
           "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration"}
 
@@ -311,7 +329,7 @@ def scale_of(name, p, type_name, tied):
 
 def randomize(model, generator):
     """Everything rounded to bf16."""
-    around_zero = type(model).__name__.startswith(("Qwen3Next", "Qwen3_5Moe"))
+    around_zero = type(model).__name__.startswith(("Qwen3Next", "Qwen3_5Moe", "MiniMaxM3"))
     tensors = list(model.named_parameters()) + [
         (n, b) for n, b in model.named_buffers()
         if n.endswith(("e_score_correction_bias", "layer_scalar"))]
@@ -404,10 +422,11 @@ def quantize(model, fields):
 def watch_indexers(model, count):
     """A context that counts the choices of indexers whose last score is nearly the next one's.
     Equal ones, as of positions where no head has any, are a matter of the program."""
-    real, chosen = torch.Tensor.topk, getattr(model.config, "index_topk", -1)
+    real = torch.Tensor.topk
+    chosen = getattr(model.config, "index_topk", getattr(model.config, "index_topk_blocks", -1))
 
     def topk(scores, k, *args, **kwargs):
-        if k == chosen and scores.dim() == 3 and scores.shape[-1] > k:
+        if k == chosen and scores.dim() >= 3 and scores.shape[-1] > k:
             last, other = real(scores, k + 1).values[..., -2:].unbind(-1)
             gap = torch.where(other > -1e30, last - other, 1.0)
             count[0] += int((gap < 0.04).sum()) + 1000 * int((gap < 1e-4).sum())
@@ -450,9 +469,31 @@ def tipped(model, run):
 
 def nested(family, name):
     """What a tensor of the text half is called in a published checkpoint."""
-    if family == "llama4":
+    if family in ("llama4", "minimax_m3_vl"):
         return "language_model." + name
     return re.sub(r"^model\.(language_model\.)?", "model.language_model.", name)
+
+
+def as_published(tensors):
+    """MiniMax-M3's tensors under the names, and as apart, as published checkpoints have them."""
+    apart = {}
+    for name, t in tensors.items():
+        name = name.replace(".indexer.", ".index_")
+        name = re.sub(r"\.mlp\.(gate|experts|shared_experts)\.", r".block_sparse_moe.\1.", name)
+        name = name.replace("gate.e_score", "e_score")
+        if name.endswith("experts.gate_up_proj"):
+            for e, both in enumerate(t):
+                for part, half in zip(("w1", "w3"), both.chunk(2)):
+                    apart[name.replace("gate_up_proj", f"{e}.{part}.weight")] = half
+        elif name.endswith("experts.down_proj"):
+            for e, down in enumerate(t):
+                apart[name.replace("down_proj", f"{e}.w2.weight")] = down
+        elif name.endswith("gate_up_proj.weight"):
+            for part, half in zip(("gate", "up"), t.chunk(2)):
+                apart[name.replace("gate_up", part)] = half
+        else:
+            apart[name] = t
+    return apart
 
 
 def whole(config_class, config):
@@ -493,6 +534,8 @@ def make(build):
                if n + "_blocks" not in packed and n.replace(".weight", ".qweight") not in packed}
     if packed:
         written["quantization_config"] = fields["quantization_config"]
+    if name == "minimax_m3_vl":
+        tensors = as_published(tensors)
     if name in NESTED:
         fields = dict(model_type=name, architectures=[NESTED[name]], text_config=fields)
         tensors = {nested(name, n): t for n, t in tensors.items() if "visual." not in n}

@@ -17,6 +17,7 @@
 namespace moert {
 namespace {
 
+using host::ChosenBlocks;
 using host::IndexedPanels;
 using host::RowGroup;
 using host::SequenceState;
@@ -61,11 +62,13 @@ struct Indexer {
 
   std::unique_ptr<SequenceState> NewSequence(int64_t tokens) const {
     std::vector<std::unique_ptr<host::LayerState>> layers;
-    layers.push_back(std::make_unique<IndexedPanels>(8, 16, config.indexer.head_dim, tokens + 15));
+    layers.push_back(
+        std::make_unique<IndexedPanels>(1, 8, 16, config.indexer.head_dim, 1, tokens + 15));
     return std::make_unique<SequenceState>(tokens, tokens + 15, std::move(layers));
   }
 
-  // The positions that each position sees. The sequences run side by side in steps of at most `step` positions.
+  // The positions that each position sees. The sequences run side by side in steps of at most
+  // `step` positions.
   std::vector<std::vector<std::vector<int32_t>>> Choose(const std::vector<Inputs>& in,
                                                         int64_t step) {
     std::vector<std::unique_ptr<SequenceState>> states;
@@ -89,7 +92,8 @@ struct Indexer {
       for (size_t g = 0; g < groups.size(); ++g) {
         const auto* state = static_cast<IndexedPanels*>(groups[g].sequence->layer(0));
         for (int64_t i = 0; i < groups[g].rows; ++i) {
-          const auto row = state->chosen().Row(i);
+          const ChosenBlocks& all = state->chosen();
+          const auto row = i < all.first() ? absl::Span<const int32_t>() : all.Row(i, 0);
           chosen[g].emplace_back(row.begin(), row.end());
         }
         groups[g].sequence->Advance(groups[g].rows);
@@ -216,7 +220,7 @@ TEST_CASE("of equal scores the earlier positions, also where none is a number") 
   indexer.indexer.Forward(indexer.pool.get(), {&group, 1}, in.x.data(), in.latents.data(), kRows);
   for (const int64_t row : {kRows - 2, kRows - 1}) {
     INFO(row);
-    const auto chosen = static_cast<IndexedPanels*>(state->layer(0))->chosen().Row(row);
+    const auto chosen = static_cast<IndexedPanels*>(state->layer(0))->chosen().Row(row, 0);
     REQUIRE(static_cast<int64_t>(chosen.size()) == kTopK);
     for (int64_t i = 0; i < kTopK; ++i) CHECK(chosen[i] == i);
   }
