@@ -4,8 +4,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/numa.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -86,7 +88,9 @@ absl::StatusOr<std::unique_ptr<BlockMemory>> MakeRamMemory(const BlockSizes& siz
     return absl::ResourceExhaustedError(
         fmt::format("reserving {} bytes of address space: {}", reserved, std::strerror(errno)));
   }
+  absl::Cleanup unmap = [&] { munmap(base, reserved); };
   auto memory = std::make_unique<RamMemory>(static_cast<std::byte*>(base), sizes);
+  std::move(unmap).Cancel();
   memory->MayFillUp(false);
   if (numa_node >= 0) MOERT_RETURN_IF_ERROR(BindToNumaNode(base, reserved, numa_node));
   return memory;
