@@ -17,8 +17,6 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Positions that one job scores, before they are rounded up to whole blocks and panels.
 constexpr int64_t kBlockSlice = 1024;
-// Scores that are in memory at once, in each layer.
-constexpr int64_t kBlockScores = int64_t{1} << 20;
 
 }  // namespace
 
@@ -57,7 +55,7 @@ void BlockIndexer::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, 
         .index_keys()
         .Store(0, group.sequence->length() + index, key, nullptr);
   });
-  FindChoosers(groups);
+  FindChoosers(groups, layer_, sizes_.top_k * sizes_.block_size, sizes_.top_k, &choosers_);
   if (choosers_.empty()) return;
   queries_.resize(rows * query_.out());
   query_.Forward(pool, x, rows, queries_.data());
@@ -67,10 +65,8 @@ void BlockIndexer::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, 
       Finish(query_norm_, group, index, queries + head * sizes_.head_dim);
     }
   });
-  int64_t most = 0;
-  for (const Chooser& chooser : choosers_) most = std::max(most, BlocksOf(chooser.positions()));
-  const auto at_once =
-      static_cast<size_t>(std::max<int64_t>(1, kBlockScores / (most * sizes_.heads)));
+  const int64_t most = BlocksOf(LongestOf(choosers_)) * sizes_.heads;
+  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, kIndexScores / most));
   for (size_t i = 0; i < choosers_.size(); i += at_once) {
     ScoreAndChoose(pool, absl::MakeConstSpan(choosers_).subspan(i, at_once));
   }
@@ -86,20 +82,9 @@ void BlockIndexer::Finish(const Norm& norm, const RowGroup& group, int64_t index
   rope_->Rotate(rope_->SetOf(group.sequence->max_tokens()), group.sequence->length() + index, head);
 }
 
-void BlockIndexer::FindChoosers(absl::Span<const RowGroup> groups) {
-  choosers_.clear();
-  for (const RowGroup& group : groups) {
-    const int64_t all = sizes_.top_k * sizes_.block_size;  // positions that are seen without choice
-    const int64_t first = std::clamp<int64_t>(all - group.sequence->length(), 0, group.rows);
-    IndexedState(group, layer_).chosen().Reset(first, group.rows, sizes_.top_k);
-    for (int64_t i = first; i < group.rows; ++i) choosers_.push_back({&group, i});
-  }
-}
-
 void BlockIndexer::ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser> choosers) {
   const auto count = static_cast<int64_t>(choosers.size());
-  int64_t longest = 0;
-  for (const Chooser& chooser : choosers) longest = std::max(longest, chooser.positions());
+  const int64_t longest = LongestOf(choosers);
   const int64_t stride = BlocksOf(longest), slices = (longest + slice_ - 1) / slice_;
   const int64_t scratch = sizes_.heads * std::min(slice_, util::RoundUp(longest, kPanelWidth));
   scores_.resize(count * sizes_.heads * stride);
@@ -123,19 +108,10 @@ void BlockIndexer::ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser> ch
 
 void BlockIndexer::Score(const Chooser& chooser, int64_t first, int64_t end, int64_t stride,
                          float* products, float* scores) const {
-  const KvPanels& keys = IndexedState(*chooser.group, layer_).index_keys();
-  // Whole panels: what a position's score is does not depend on how many others there are.
   const int64_t count = util::RoundUp(end - first, kPanelWidth);
-  PanelGemm g{};
-  g.x = queries_.data() + chooser.row() * query_.out();
-  g.x_stride = g.k = sizes_.head_dim;
-  g.rows = sizes_.heads;
-  g.panels = keys.keys(0) + first / kPanelWidth * keys.key_panel_stride();
-  g.panel_stride = keys.key_panel_stride();
-  g.num_panels = count / kPanelWidth;
-  g.y = products;
-  g.y_stride = count;
-  Panel().f32(g);
+  MultiplyIndexKeys(IndexedState(*chooser.group, layer_).index_keys(),
+                    queries_.data() + chooser.row() * query_.out(), sizes_.heads, sizes_.head_dim,
+                    first, count, products);
   for (int head = 0; head < sizes_.heads; ++head) {
     const float* const product = products + head * count;
     for (int64_t at = first; at < end; at += sizes_.block_size) {
@@ -151,15 +127,9 @@ void BlockIndexer::Choose(const Chooser& chooser, int head, float* scores,
                           std::vector<int32_t>* order) const {
   const int64_t blocks = BlocksOf(chooser.positions());
   std::fill(scores + blocks - sizes_.local_blocks, scores + blocks, kInfinity);
-  order->resize(blocks);
-  std::iota(order->begin(), order->end(), 0);
-  const auto end = order->begin() + sizes_.top_k;
-  std::nth_element(order->begin(), end, order->end(), [scores](int32_t a, int32_t b) {
-    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-  });
-  std::sort(order->begin(), end);
-  std::copy(order->begin(), end,
-            IndexedState(*chooser.group, layer_).chosen().row(chooser.index, head));
+  ChooseLargest(absl::MakeConstSpan(scores, blocks), order,
+                {IndexedState(*chooser.group, layer_).chosen().row(chooser.index, head),
+                 static_cast<size_t>(sizes_.top_k)});
 }
 
 }  // namespace moert::host

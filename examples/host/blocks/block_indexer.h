@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "host/aligned.h"
+#include "host/blocks/index_choice.h"
 #include "host/blocks/linear.h"
 #include "host/blocks/norm.h"
 #include "host/blocks/rope.h"
@@ -43,15 +44,7 @@ class BlockIndexer {
   void Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x, int64_t rows);
 
  private:
-  // A row that chooses.
-  struct Chooser {
-    const RowGroup* group;
-    int64_t index;  // within the group
-    int64_t positions() const { return group->sequence->length() + index + 1; }
-    int64_t row() const { return group->first_row + index; }
-  };
   int64_t BlocksOf(int64_t positions) const;
-  void FindChoosers(absl::Span<const RowGroup> groups);
   void Finish(const Norm& norm, const RowGroup& group, int64_t index, float* head) const;
   // Scores of the blocks of positions [first, end), `stride` of them a head; `products` is scratch.
   void Score(const Chooser& chooser, int64_t first, int64_t end, int64_t stride, float* products,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "host/blocks/indexed_panels.h"
 #include "host/blocks/panel_gemm.h"
@@ -17,8 +16,6 @@ namespace {
 constexpr float kKeyEps = 1e-6f;  // of the published code, as in kLatentEps
 // Positions that one job scores: a multiple of the width of a panel.
 constexpr int64_t kSlice = 1024;
-// Scores that are in memory at once, in each layer.
-constexpr int64_t kScores = int64_t{1} << 20;
 
 }  // namespace
 
@@ -46,7 +43,7 @@ void LightningIndexer::Forward(ThreadPool* pool, absl::Span<const RowGroup> grou
   keys_.resize(rows * key_.out());
   key_.Forward(pool, x, rows, keys_.data());
   ForEachRow(pool, groups, [&](const RowGroup& group, int64_t index) { StoreKey(group, index); });
-  FindChoosers(groups);
+  FindChoosers(groups, layer_, sizes_.top_k, sizes_.top_k, &choosers_);
   if (choosers_.empty()) return;
   queries_.resize(rows * query_.out());
   weights_.resize(rows * weight_.out());
@@ -54,9 +51,8 @@ void LightningIndexer::Forward(ThreadPool* pool, absl::Span<const RowGroup> grou
   weight_.Forward(pool, x, rows, weights_.data());
   ForEachRow(pool, groups,
              [&](const RowGroup& group, int64_t index) { RotateQueries(group, index); });
-  int64_t longest = 0;
-  for (const Chooser& chooser : choosers_) longest = std::max(longest, chooser.positions());
-  const auto at_once = static_cast<size_t>(std::max<int64_t>(1, kScores / longest));
+  const auto at_once =
+      static_cast<size_t>(std::max<int64_t>(1, kIndexScores / LongestOf(choosers_)));
   for (size_t i = 0; i < choosers_.size(); i += at_once) {
     ScoreAndChoose(pool, absl::MakeConstSpan(choosers_).subspan(i, at_once));
   }
@@ -79,21 +75,9 @@ void LightningIndexer::RotateQueries(const RowGroup& group, int64_t index) {
   }
 }
 
-void LightningIndexer::FindChoosers(absl::Span<const RowGroup> groups) {
-  choosers_.clear();
-  for (const RowGroup& group : groups) {
-    const int64_t first =
-        std::clamp<int64_t>(sizes_.top_k - group.sequence->length(), 0, group.rows);
-    IndexedState(group, layer_).chosen().Reset(first, group.rows, sizes_.top_k);
-    for (int64_t i = first; i < group.rows; ++i) choosers_.push_back({&group, i});
-  }
-}
-
 void LightningIndexer::ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser> choosers) {
   const auto count = static_cast<int64_t>(choosers.size());
-  int64_t longest = 0;
-  for (const Chooser& chooser : choosers) longest = std::max(longest, chooser.positions());
-  const int64_t stride = util::RoundUp(longest, kSlice), slices = stride / kSlice;
+  const int64_t stride = util::RoundUp(LongestOf(choosers), kSlice), slices = stride / kSlice;
   scores_.resize(count * stride);
   products_.resize(pool->num_threads());
   orders_.resize(pool->num_threads());
@@ -105,25 +89,20 @@ void LightningIndexer::ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser
     Score(chooser, first, products_[worker].data(), scores_.data() + job / slices * stride + first);
   });
   pool->Run(count, [&](int64_t i, int worker) {
-    Choose(choosers[i], scores_.data() + i * stride, &orders_[worker]);
+    const Chooser& chooser = choosers[i];
+    ChooseLargest(absl::MakeConstSpan(scores_.data() + i * stride, chooser.positions()),
+                  &orders_[worker],
+                  {IndexedState(*chooser.group, layer_).chosen().row(chooser.index, 0),
+                   static_cast<size_t>(sizes_.top_k)});
   });
 }
 
 void LightningIndexer::Score(const Chooser& chooser, int64_t first, float* products,
                              float* scores) const {
-  const KvPanels& keys = IndexedState(*chooser.group, layer_).index_keys();
-  // Whole panels: what a position's score is does not depend on how many others there are.
   const int64_t count = util::RoundUp(std::min(kSlice, chooser.positions() - first), kPanelWidth);
-  PanelGemm g{};
-  g.x = queries_.data() + chooser.row() * query_.out();
-  g.x_stride = g.k = sizes_.head_dim;
-  g.rows = sizes_.heads;
-  g.panels = keys.keys(0) + first / kPanelWidth * keys.key_panel_stride();
-  g.panel_stride = keys.key_panel_stride();
-  g.num_panels = count / kPanelWidth;
-  g.y = products;
-  g.y_stride = count;
-  Panel().f32(g);
+  MultiplyIndexKeys(IndexedState(*chooser.group, layer_).index_keys(),
+                    queries_.data() + chooser.row() * query_.out(), sizes_.heads, sizes_.head_dim,
+                    first, count, products);
   const float* const weights = weights_.data() + chooser.row() * weight_.out();
   std::fill(scores, scores + count, 0.0f);
   for (int head = 0; head < sizes_.heads; ++head) {
@@ -133,19 +112,6 @@ void LightningIndexer::Score(const Chooser& chooser, int64_t first, float* produ
   for (int64_t i = 0; i < count; ++i) {
     if (std::isnan(scores[i])) scores[i] = -std::numeric_limits<float>::infinity();
   }
-}
-
-void LightningIndexer::Choose(const Chooser& chooser, const float* scores,
-                              std::vector<int32_t>* order) const {
-  order->resize(chooser.positions());
-  std::iota(order->begin(), order->end(), 0);
-  const auto end = order->begin() + sizes_.top_k;
-  std::nth_element(order->begin(), end, order->end(), [scores](int32_t a, int32_t b) {
-    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-  });
-  std::sort(order->begin(), end);
-  std::copy(order->begin(), end,
-            IndexedState(*chooser.group, layer_).chosen().row(chooser.index, 0));
 }
 
 }  // namespace moert::host

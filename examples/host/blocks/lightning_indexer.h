@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "host/aligned.h"
+#include "host/blocks/index_choice.h"
 #include "host/blocks/linear.h"
 #include "host/blocks/norm.h"
 #include "host/blocks/rope.h"
@@ -45,19 +46,10 @@ class LightningIndexer {
                const float* latents, int64_t rows);
 
  private:
-  // A row that chooses.
-  struct Chooser {
-    const RowGroup* group;
-    int64_t index;  // within the group
-    int64_t positions() const { return group->sequence->length() + index + 1; }
-    int64_t row() const { return group->first_row + index; }
-  };
-  void FindChoosers(absl::Span<const RowGroup> groups);
   void StoreKey(const RowGroup& group, int64_t index);
   void RotateQueries(const RowGroup& group, int64_t index);
   // Scores of the positions from `first` on, as many as a slice has; `products` is scratch.
   void Score(const Chooser& chooser, int64_t first, float* products, float* scores) const;
-  void Choose(const Chooser& chooser, const float* scores, std::vector<int32_t>* order) const;
   void ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser> choosers);
 
   int layer_ = 0;

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "host/blocks/mixer.h"
+#include "moert/router.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
@@ -16,7 +16,9 @@ absl::StatusOr<SideExperts> SideExperts::Load(const Checkpoint& checkpoint, cons
   const int64_t hidden = config.hidden_size;
   s.hidden_ = hidden;
   s.experts_ = spec.num_experts;
-  s.top_k_ = spec.routing.top_k;
+  s.routing_.kind = RoutingKind::kSoftmaxTopK;
+  s.routing_.top_k = spec.routing.top_k;
+  s.routing_.renormalize = true;
   s.eps_ = static_cast<float>(config.norm_eps);
   const std::string name = LayerPrefix(config, layer);
   const auto norm = [&](const char* part, Norm* to) -> absl::Status {
@@ -49,37 +51,30 @@ void SideExperts::AddMixed(ThreadPool* pool, int64_t rows, float* mixed, float* 
   for (int64_t i = 0; i < rows * hidden_; ++i) residual[i] += mixed[i];
 }
 
-// Probabilities of all experts; the best top_k, whose weights add up to 1 before their scales.
-void SideExperts::RouteRow(int64_t row) {
-  float* const p = scores_.data() + row * experts_;
-  const float highest = *std::max_element(p, p + experts_);
-  double sum = 0;
-  for (int e = 0; e < experts_; ++e) sum += p[e] = std::exp(p[e] - highest);
-  for (int e = 0; e < experts_; ++e) p[e] = static_cast<float>(p[e] / sum);
-  std::vector<int32_t> order(static_cast<size_t>(experts_));
-  std::iota(order.begin(), order.end(), 0);
-  std::partial_sort(order.begin(), order.begin() + top_k_, order.end(),
-                    [p](int32_t a, int32_t b) { return p[a] != p[b] ? p[a] > p[b] : a < b; });
-  float chosen = 0;
-  for (int k = 0; k < top_k_; ++k) chosen += p[order[k]];
-  for (int k = 0; k < top_k_; ++k) {
-    ids_[row * top_k_ + k] = order[k];
-    weights_[row * top_k_ + k] = p[order[k]] / chosen * expert_scale_[order[k]];
-  }
+absl::Status SideExperts::RouteRow(int64_t row) {
+  int32_t* const ids = ids_.data() + row * routing_.top_k;
+  float* const weights = weights_.data() + row * routing_.top_k;
+  const auto logits = absl::MakeConstSpan(logits_).subspan(row * experts_, experts_);
+  MOERT_RETURN_IF_ERROR(
+      RouteToken(routing_, logits, {}, scores_.data() + row * experts_, ids, weights));
+  for (int k = 0; k < routing_.top_k; ++k) weights[k] *= expert_scale_[ids[k]];
+  return absl::OkStatus();
 }
 
-void SideExperts::Route(ThreadPool* pool, int64_t rows, const float* residual) {
+absl::Status SideExperts::Route(ThreadPool* pool, int64_t rows, const float* residual) {
   for (int64_t row = 0; row < rows; ++row) {
     float* const x = normed_.data() + row * hidden_;
     std::copy_n(residual + row * hidden_, hidden_, x);
     NormalizeL2(hidden_, eps_, x);
     for (int64_t i = 0; i < hidden_; ++i) x[i] *= router_scale_[i];
   }
+  logits_.resize(rows * experts_);
   scores_.resize(rows * experts_);
-  ids_.resize(rows * top_k_);
-  weights_.resize(rows * top_k_);
-  router_.Forward(pool, normed_.data(), rows, scores_.data());
-  for (int64_t row = 0; row < rows; ++row) RouteRow(row);
+  ids_.resize(rows * routing_.top_k);
+  weights_.resize(rows * routing_.top_k);
+  router_.Forward(pool, normed_.data(), rows, logits_.data());
+  for (int64_t row = 0; row < rows; ++row) MOERT_RETURN_IF_ERROR(RouteRow(row));
+  return absl::OkStatus();
 }
 
 absl::Status SideExperts::Forward(ThreadPool* pool, MoeRunner* moe, int moe_layer, int64_t rows,
@@ -89,7 +84,7 @@ absl::Status SideExperts::Forward(ThreadPool* pool, MoeRunner* moe, int moe_laye
   before_dense_.Forward(pool, residual, rows, normed_.data());
   dense_.Forward(pool, normed_.data(), rows, dense_out_.data());
   behind_dense_.Forward(pool, dense_out_.data(), rows, dense_out_.data());
-  Route(pool, rows, residual);
+  MOERT_RETURN_IF_ERROR(Route(pool, rows, residual));
   before_experts_.Forward(pool, residual, rows, normed_.data());
   MoeRouting routing;
   routing.ids = ids_;

@@ -14,6 +14,7 @@
 #include "host/blocks/mlp.h"
 #include "host/blocks/norm.h"
 #include "host/moe_runner.h"
+#include "moert/model.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
 #include "moert/thread_pool.h"
@@ -39,18 +40,19 @@ class SideExperts {
                        float* residual);
 
  private:
-  void Route(ThreadPool* pool, int64_t rows, const float* residual);
-  void RouteRow(int64_t row);
+  absl::Status Route(ThreadPool* pool, int64_t rows, const float* residual);
+  absl::Status RouteRow(int64_t row);
 
   int64_t hidden_ = 0;
-  int experts_ = 0, top_k_ = 0;
+  int experts_ = 0;
+  RoutingSpec routing_;
   float eps_ = 0;
   Norm behind_mixer_, before_dense_, behind_dense_, before_experts_, behind_experts_, behind_;
   Mlp dense_;
   Linear router_;
   std::vector<float> router_scale_, expert_scale_;
   float layer_scale_ = 1;
-  AlignedVector<float> normed_, dense_out_, expert_out_, scores_;
+  AlignedVector<float> normed_, dense_out_, expert_out_, logits_, scores_;
   std::vector<int32_t> ids_;
   std::vector<float> weights_;
 };
