@@ -19,19 +19,6 @@ inline bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-/// Largest difference of each position, sorted. Logits have a standard deviation of 1.
-inline std::vector<float> Differences(const std::vector<float>& got,
-                                      absl::Span<const float> expected, int64_t vocab) {
-  REQUIRE(got.size() <= expected.size());
-  std::vector<float> out(got.size() / vocab);
-  for (size_t i = 0; i < got.size(); ++i) {
-    const float d = std::fabs(got[i] - expected[i]);
-    out[i / vocab] = d <= out[i / vocab] ? out[i / vocab] : d;  // a NaN stays
-  }
-  std::sort(out.begin(), out.end(), [](float a, float b) { return !(a >= b); });
-  return out;
-}
-
 /// The differences that a fixture may have: of the position in the middle, and of that which `most`
 /// of all positions stay below. A position whose routing decision was tipped by rounding differs by
 /// more.
@@ -56,7 +43,7 @@ inline void CheckParity(const std::string& name, const Tolerance& tolerance = {}
         const int64_t first = batch == 1 ? tolerance.alone : 0;
         const std::vector<float> logits = model.Logits(reference, batch, first);
         const size_t before = first * reference.tokens[0].size() * model.config.vocab_size;
-        const std::vector<float> d = Differences(
+        const std::vector<float> d = SortedDifferences(
             logits, absl::MakeConstSpan(reference.logits).subspan(before), model.config.vocab_size);
         const float high = d[static_cast<size_t>(static_cast<float>(d.size()) * tolerance.most)];
         std::printf("%s %s %s batch %d: median %.4f, %.0f%% %.4f, largest %.4f\n", name.c_str(),

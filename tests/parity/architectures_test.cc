@@ -26,6 +26,7 @@ using test::EditCheckpoint;
 using test::EditTensor;
 using test::ReadReferenceCase;
 using test::ReferenceCase;
+using test::SortedDifferences;
 using test::TempDir;
 
 EngineOptions Options(ActivationNumerics activation) {
@@ -34,17 +35,6 @@ EngineOptions Options(ActivationNumerics activation) {
   options.max_tokens_per_forward = 60;
   options.activation = activation;
   return options;
-}
-
-// Largest difference at each position. Logits have a standard deviation of 1.
-std::vector<float> Differences(const std::vector<float>& got, const std::vector<float>& expected,
-                               int64_t vocab) {
-  REQUIRE(got.size() <= expected.size());
-  std::vector<float> out(got.size() / vocab);
-  for (size_t i = 0; i < got.size(); ++i) {
-    out[i / vocab] = std::max(out[i / vocab], std::fabs(got[i] - expected[i]));
-  }
-  return out;
 }
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
@@ -63,8 +53,8 @@ void CheckParity(const std::string& name) {
         for (const int64_t batch : {3, 1}) {
           INFO(name << " " << which << (minimal ? " minimal" : " resident") << " batch " << batch);
           const std::vector<float> logits = run.Logits(reference, batch);
-          std::vector<float> d = Differences(logits, reference.logits, run.config.vocab_size);
-          std::sort(d.begin(), d.end());
+          const std::vector<float> d =
+              SortedDifferences(logits, reference.logits, run.config.vocab_size);
           if (activation == ActivationNumerics::kF32) {
             CHECK(d.back() < 1e-4f);
           } else {
@@ -245,8 +235,7 @@ void CheckLayout(const std::string& name, const EditCheckpoint& edited, bool exa
   if (exact) {
     CHECK(SameBits(a, b));
   } else {
-    const std::vector<float> d = Differences(b, a, original.config.vocab_size);
-    CHECK(*std::max_element(d.begin(), d.end()) < 1e-4f);
+    CHECK(SortedDifferences(b, a, original.config.vocab_size).back() < 1e-4f);
   }
 }
 

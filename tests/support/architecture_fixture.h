@@ -4,12 +4,14 @@
 #define MOERT_TESTS_SUPPORT_ARCHITECTURE_FIXTURE_H_
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "host/engine_runner.h"
 #include "host/model.h"
 #include "moert/engine.h"
@@ -54,6 +56,29 @@ inline ReferenceCase ReadReferenceCase(const std::string& name, const std::strin
   REQUIRE(logits != nullptr);
   c.logits = *(*file)->ReadF32(logits->name, logits->shape);
   return c;
+}
+
+/// Largest difference of each position, a NaN if there is one. Logits have a standard deviation
+/// of 1.
+inline std::vector<float> Differences(absl::Span<const float> got, absl::Span<const float> expected,
+                                      int64_t vocab) {
+  REQUIRE(got.size() <= expected.size());
+  std::vector<float> out(got.size() / vocab);
+  for (size_t i = 0; i < got.size(); ++i) {
+    const float d = std::fabs(got[i] - expected[i]);
+    float& largest = out[i / vocab];
+    if (!std::isnan(largest) && !(d <= largest)) largest = d;
+  }
+  return out;
+}
+
+/// The same in ascending order, NaNs last.
+inline std::vector<float> SortedDifferences(absl::Span<const float> got,
+                                            absl::Span<const float> expected, int64_t vocab) {
+  std::vector<float> out = Differences(got, expected, vocab);
+  std::sort(out.begin(), out.end(),
+            [](float a, float b) { return a < b || (!std::isnan(a) && std::isnan(b)); });
+  return out;
 }
 
 /// The fixtures: every folder there is.

@@ -190,12 +190,7 @@ TEST_CASE(
   options.max_tokens_per_forward = 60;
   options.activation = ActivationNumerics::kF32;
   test::ArchitectureRun run(dir.path(), cache.path(), options, false);
-  const std::vector<float> got = run.Logits(c, 1);
-  std::vector<float> d(c.tokens[0].size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    float& largest = d[i / run.config.vocab_size];
-    largest = std::max(largest, std::fabs(got[i] - c.logits[i]));
-  }
+  const std::vector<float> d = test::Differences(run.Logits(c, 1), c.logits, run.config.vocab_size);
   CHECK(*std::max_element(d.begin(), d.begin() + all) < 1e-4f);
   CHECK(*std::max_element(d.begin() + all, d.end()) > 0.1f);
 }

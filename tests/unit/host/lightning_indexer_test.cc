@@ -242,12 +242,8 @@ TEST_CASE("behind index_topk positions a model's logits are other ones, in front
     options.max_tokens_per_forward = 60;
     options.activation = ActivationNumerics::kF32;
     test::ArchitectureRun run(dir.path(), cache.path(), options, false);
-    const std::vector<float> got = run.Logits(c, 1);
-    std::vector<float> d(c.tokens[0].size());
-    for (size_t i = 0; i < got.size(); ++i) {
-      float& largest = d[i / run.config.vocab_size];
-      largest = std::max(largest, std::fabs(got[i] - c.logits[i]));
-    }
+    const std::vector<float> d =
+        test::Differences(run.Logits(c, 1), c.logits, run.config.vocab_size);
     CHECK(*std::max_element(d.begin(), d.begin() + top_k) < 1e-4f);
     CHECK(*std::max_element(d.begin() + top_k, d.end()) > 0.1f);
   }
