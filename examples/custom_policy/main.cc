@@ -43,13 +43,13 @@ class CRunner : public moert::host::MoeRunner {
  public:
   CRunner(moert_engine* engine, int64_t hidden) : engine_(engine), hidden_(hidden) {}
 
-  absl::Status BeginStep(moert::host::StepPhase phase,
-                         absl::Span<const int64_t> request_ids) override {
+  absl::Status BeginStep(moert::host::StepPhase phase, const moert::host::StepRows& rows) override {
     moert_step_options options;
     moert_step_options_init(&options, sizeof(options));
     options.phase = phase == moert::host::StepPhase::kDecode ? MOERT_DECODE : MOERT_PREFILL;
-    options.rows = static_cast<int64_t>(request_ids.size());
-    options.request_ids = request_ids.data();
+    options.rows = rows.count();
+    options.request_ids = rows.request_ids.data();
+    options.token_ids = rows.tokens.data();
     return Check(moert_step_begin(engine_, &options, &step_, &error_));
   }
   absl::Status Forward(int layer, const float* x, int64_t rows, float* out) override {

@@ -4,11 +4,12 @@
 
 namespace moert::host {
 
-absl::Status EngineRunner::BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids) {
+absl::Status EngineRunner::BeginStep(StepPhase phase, const StepRows& rows) {
   StepInfo info;
   info.phase = phase == StepPhase::kPrefill ? Phase::kPrefill : Phase::kDecode;
-  info.rows = static_cast<int64_t>(request_ids.size());
-  info.request_ids = request_ids;
+  info.rows = rows.count();
+  info.request_ids = rows.request_ids;
+  info.token_ids = rows.tokens;
   if (predict_ != nullptr) {
     info.predict_next = [predict = predict_](const PartialOutput& partial) {
       return predict(partial.layer, static_cast<const float*>(partial.output.data),

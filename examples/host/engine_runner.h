@@ -17,7 +17,7 @@ class EngineRunner : public MoeRunner {
   /// `engine` is borrowed. max_rows: EngineOptions::max_tokens_per_forward.
   EngineRunner(Engine* engine, int64_t max_rows) : engine_(engine), max_rows_(max_rows) {}
 
-  absl::Status BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids) override;
+  absl::Status BeginStep(StepPhase phase, const StepRows& rows) override;
   absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) override;
   absl::Status ForwardRouted(int moe_layer, const float* x, int64_t rows, const MoeRouting& routing,
                              float* out) override;

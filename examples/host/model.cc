@@ -27,13 +27,15 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpo
                       static_cast<float>(config.norm_eps));
   };
   MOERT_ASSIGN_OR_RETURN(d->embedding_,
-                         Linear::Load(checkpoint, config.quantization, body + "embed_tokens",
+                         Linear::Load(checkpoint, config.quantization, body + config.embedding_name,
                                       config.vocab_size, config.hidden_size, false));
   if (!config.tie_word_embeddings) {
     MOERT_ASSIGN_OR_RETURN(
-        d->head_, Linear::Load(checkpoint, config.quantization, prefix + "lm_head",
+        d->head_, Linear::Load(checkpoint, config.quantization, prefix + config.head_name,
                                config.vocab_size, config.hidden_size, config.lm_head_bias));
   }
+  MOERT_ASSIGN_OR_RETURN(d->last_streams_,
+                         HyperConnection::Load(checkpoint, config, body + "hc_head", true));
   MOERT_ASSIGN_OR_RETURN(d->final_norm_, norm(body + "norm"));
   d->layers_.resize(config.num_hidden_layers);
   for (int i = 0; i < config.num_hidden_layers; ++i) {
@@ -45,20 +47,24 @@ absl::StatusOr<std::unique_ptr<Decoder>> Decoder::Load(const Checkpoint& checkpo
 absl::Status Decoder::LoadLayer(const Checkpoint& checkpoint, int index) {
   Layer& layer = layers_[index];
   const std::string name = LayerPrefix(config_, index);
-  const auto norm = [&](const char* part, Norm* to) -> absl::Status {
+  const auto norm = [&](const std::string& part, Norm* to) -> absl::Status {
     MOERT_ASSIGN_OR_RETURN(*to,
                            Norm::Load(checkpoint, name + part, config_.norm, config_.hidden_size,
                                       static_cast<float>(config_.norm_eps)));
     return absl::OkStatus();
   };
-  MOERT_RETURN_IF_ERROR(norm("input_layernorm", &layer.mixer_norm));
+  MOERT_RETURN_IF_ERROR(norm(config_.mixer_norm_name, &layer.mixer_norm));
+  MOERT_ASSIGN_OR_RETURN(layer.mixer_streams,
+                         HyperConnection::Load(checkpoint, config_, name + "hc_attn", false));
+  MOERT_ASSIGN_OR_RETURN(layer.mlp_streams,
+                         HyperConnection::Load(checkpoint, config_, name + "hc_ffn", false));
   MOERT_ASSIGN_OR_RETURN(layer.mixer, LoadMixer(checkpoint, config_, index, RopeOf(index)));
   layer.moe_layer = config_.MoeLayerIndex(index);
   if (config_.side_experts) {
     MOERT_ASSIGN_OR_RETURN(layer.beside, SideExperts::Load(checkpoint, config_, index));
     return absl::OkStatus();
   }
-  MOERT_RETURN_IF_ERROR(norm("post_attention_layernorm", &layer.mlp_norm));
+  MOERT_RETURN_IF_ERROR(norm(config_.mlp_norm_name, &layer.mlp_norm));
   if (layer.moe_layer >= 0) return absl::OkStatus();
   MOERT_ASSIGN_OR_RETURN(
       layer.mlp, Mlp::Load(checkpoint, config_.quantization, name + config_.dense_block,
@@ -71,13 +77,15 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
   MOERT_RETURN_IF_ERROR(CheckInputs(config_, inputs, moe_->max_rows()));
   std::vector<RowGroup> groups;
   std::vector<int64_t> request_ids;
+  std::vector<int32_t> tokens;
   int64_t rows = 0, longest = 0;
   for (const SequenceInput& input : inputs) {
     const int64_t added = static_cast<int64_t>(input.tokens.size());
     groups.push_back({static_cast<SequenceState*>(input.cache), rows, added});
-    residual_.resize((rows + added) * config_.hidden_size);
-    Embed(input.tokens, residual_.data() + rows * config_.hidden_size);
+    residual_.resize((rows + added) * width());
+    Embed(input.tokens, residual_.data() + rows * width());
     request_ids.insert(request_ids.end(), input.tokens.size(), input.request_id);
+    tokens.insert(tokens.end(), input.tokens.begin(), input.tokens.end());
     rows += added;
     longest = std::max(longest, input.cache->length() + added);
   }
@@ -90,7 +98,7 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
       return PredictNext(moe_layer, partial, next_input);
     });
   }
-  absl::Status status = moe_->BeginStep(phase, request_ids);
+  absl::Status status = moe_->BeginStep(phase, {request_ids, tokens});
   moe_->OfferPrediction(nullptr);
   MOERT_RETURN_IF_ERROR(status);
   status = RunLayers(groups, rows);
@@ -98,33 +106,36 @@ absl::Status Decoder::Step(StepPhase phase, absl::Span<const SequenceInput> inpu
   MOERT_RETURN_IF_ERROR(status);
 
   hidden->resize(rows * config_.hidden_size);
-  final_norm_.Forward(pool_, residual_.data(), rows, hidden->data());
+  final_norm_.Forward(pool_, last_streams_.Collapse(pool_, residual_.data(), rows), rows,
+                      hidden->data());
   for (const RowGroup& group : groups) group.sequence->Advance(group.rows);
   return absl::OkStatus();
 }
 
 bool Decoder::PredictNext(int moe_layer, const float* partial, float* next_input) {
+  const int64_t hidden = config_.hidden_size;
   predicted_residual_ = residual_;
-  predicted_normed_.resize(residual_.size());
-  predicted_delta_.resize(residual_.size());
-  const auto add = [&](const float* delta) {
-    for (size_t i = 0; i < residual_.size(); ++i) predicted_residual_[i] += delta[i];
+  predicted_normed_.resize(rows_ * hidden);
+  predicted_delta_.resize(rows_ * hidden);
+  float *const residual = predicted_residual_.data(), *const delta = predicted_delta_.data();
+  const auto enter = [&](HyperConnection& streams, const Norm& norm, float* normed) {
+    norm.Forward(pool_, streams.Collapse(pool_, residual, rows_), rows_, normed);
   };
-  add(partial);
   size_t i = 0;
   while (layers_[i].moe_layer != moe_layer) ++i;
+  layers_[i].mlp_streams.Expand(pool_, partial, rows_, hidden, residual);
   for (++i; i < layers_.size(); ++i) {
     Layer& layer = layers_[i];
-    layer.mixer_norm.Forward(pool_, predicted_residual_.data(), rows_, predicted_normed_.data());
-    layer.mixer->Forward(pool_, groups_, predicted_normed_.data(), rows_, predicted_delta_.data());
-    add(predicted_delta_.data());
+    enter(layer.mixer_streams, layer.mixer_norm, predicted_normed_.data());
+    layer.mixer->Forward(pool_, groups_, predicted_normed_.data(), rows_, delta);
+    layer.mixer_streams.Expand(pool_, delta, rows_, hidden, residual);
     if (layer.moe_layer >= 0) {
-      layer.mlp_norm.Forward(pool_, predicted_residual_.data(), rows_, next_input);
+      enter(layer.mlp_streams, layer.mlp_norm, next_input);
       return true;
     }
-    layer.mlp_norm.Forward(pool_, predicted_residual_.data(), rows_, predicted_normed_.data());
-    layer.mlp.Forward(pool_, predicted_normed_.data(), rows_, predicted_delta_.data());
-    add(predicted_delta_.data());
+    enter(layer.mlp_streams, layer.mlp_norm, predicted_normed_.data());
+    layer.mlp.Forward(pool_, predicted_normed_.data(), rows_, delta);
+    layer.mlp_streams.Expand(pool_, delta, rows_, hidden, residual);
   }
   return false;
 }
@@ -132,11 +143,14 @@ bool Decoder::PredictNext(int moe_layer, const float* partial, float* next_input
 absl::Status Decoder::RunLayers(absl::Span<const RowGroup> groups, int64_t rows) {
   groups_ = groups;
   rows_ = rows;
-  const auto add_delta = [&] {
-    for (size_t i = 0; i < delta_.size(); ++i) residual_[i] += delta_[i];
+  const auto enter = [&](HyperConnection& streams, const Norm& norm) {
+    norm.Forward(pool_, streams.Collapse(pool_, residual_.data(), rows), rows, normed_.data());
+  };
+  const auto leave = [&](const HyperConnection& streams) {
+    streams.Expand(pool_, delta_.data(), rows, config_.hidden_size, residual_.data());
   };
   for (Layer& layer : layers_) {
-    layer.mixer_norm.Forward(pool_, residual_.data(), rows, normed_.data());
+    enter(layer.mixer_streams, layer.mixer_norm);
     layer.mixer->Forward(pool_, groups, normed_.data(), rows, delta_.data());
     if (!layer.beside.empty()) {
       layer.beside.AddMixed(pool_, rows, delta_.data(), residual_.data());
@@ -144,14 +158,14 @@ absl::Status Decoder::RunLayers(absl::Span<const RowGroup> groups, int64_t rows)
           layer.beside.Forward(pool_, moe_, layer.moe_layer, rows, residual_.data()));
       continue;
     }
-    add_delta();
-    layer.mlp_norm.Forward(pool_, residual_.data(), rows, normed_.data());
+    leave(layer.mixer_streams);
+    enter(layer.mlp_streams, layer.mlp_norm);
     if (layer.moe_layer >= 0) {
       MOERT_RETURN_IF_ERROR(moe_->Forward(layer.moe_layer, normed_.data(), rows, delta_.data()));
     } else {
       layer.mlp.Forward(pool_, normed_.data(), rows, delta_.data());
     }
-    add_delta();
+    leave(layer.mlp_streams);
   }
   return absl::OkStatus();
 }
@@ -167,13 +181,14 @@ void Decoder::ExtendRopes(int64_t length) {
 }
 
 void Decoder::Embed(absl::Span<const int32_t> tokens, float* residual) const {
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    embedding_.Row(tokens[i], residual + static_cast<int64_t>(i) * config_.hidden_size);
-  }
-  if (config_.embedding_scale == 1) return;
+  const int64_t hidden = config_.hidden_size;
   const auto scale = static_cast<float>(config_.embedding_scale);
-  const int64_t size = static_cast<int64_t>(tokens.size()) * config_.hidden_size;
-  for (int64_t i = 0; i < size; ++i) residual[i] *= scale;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    float* const row = residual + static_cast<int64_t>(i) * width();
+    embedding_.Row(tokens[i], row);
+    if (scale != 1) std::for_each_n(row, hidden, [scale](float& x) { x *= scale; });
+    for (int64_t at = hidden; at < width(); at += hidden) std::copy_n(row, hidden, row + at);
+  }
 }
 
 void Decoder::UseDevice(DeviceProducts* device) {

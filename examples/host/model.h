@@ -2,6 +2,7 @@
 #ifndef MOERT_EXAMPLES_HOST_MODEL_H_
 #define MOERT_EXAMPLES_HOST_MODEL_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "host/aligned.h"
+#include "host/blocks/hyper_connection.h"
 #include "host/blocks/linear.h"
 #include "host/blocks/mixer.h"
 #include "host/blocks/mlp.h"
@@ -57,7 +59,7 @@ class Decoder final : public TokenModel {
 
   // The same one layer at a time, for callers that compute the MoE blocks themselves (calibration):
   // Load may then be given no MoE runner. residual, normed: [rows, hidden], rows being the
-  // positions 0.. of a sequence.
+  // positions 0.. of a sequence. Models have one residual stream.
 
   /// From here on dense products of many rows are the device's, borrowed; see Linear::UseDevice.
   void UseDevice(DeviceProducts* device);
@@ -81,6 +83,7 @@ class Decoder final : public TokenModel {
 
  private:
   struct Layer {
+    HyperConnection mixer_streams, mlp_streams;
     Norm mixer_norm, mlp_norm;
     std::unique_ptr<Mixer> mixer;
     int moe_layer = -1;
@@ -91,6 +94,8 @@ class Decoder final : public TokenModel {
   Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe);
   absl::Status LoadLayer(const Checkpoint& checkpoint, int index);
   const Rope* RopeOf(int layer) const;
+  /// Floats of a row's residual streams.
+  int64_t width() const { return config_.hidden_size * std::max(1, config_.hyper.streams); }
   void ExtendRopes(int64_t length);
   absl::Status RunLayers(absl::Span<const RowGroup> groups, int64_t rows);
   /// Resident-forward prediction: from a part of the output of the MoE block that is being computed
@@ -105,11 +110,13 @@ class Decoder final : public TokenModel {
   std::optional<Rope> window_rope_;  // where layers with windows have another one
   Linear embedding_;
   Linear head_;  // empty when tied to the embedding
+  HyperConnection last_streams_;
   Norm final_norm_;
   std::vector<Layer> layers_;
 
-  AlignedVector<float> residual_, normed_, delta_;  // [rows, hidden]
-  AlignedVector<float> hidden_;                     // of the last Run
+  AlignedVector<float> residual_;        // [rows, width()]
+  AlignedVector<float> normed_, delta_;  // [rows, hidden]
+  AlignedVector<float> hidden_;          // of the last Run
   // The groups of the step that runs, for PredictNext.
   absl::Span<const RowGroup> groups_;
   int64_t rows_ = 0;

@@ -14,6 +14,13 @@ namespace moert::host {
 
 enum class StepPhase { kPrefill, kDecode };
 
+/// One request id and one token a row; rows of one request are adjacent, in ascending position.
+struct StepRows {
+  absl::Span<const int64_t> request_ids;
+  absl::Span<const int32_t> tokens;
+  int64_t count() const { return static_cast<int64_t>(request_ids.size()); }
+};
+
 /// A routing that the model's own router gives: of each row k experts, their weights, and
 /// probabilities of all experts.
 struct MoeRouting {
@@ -26,8 +33,7 @@ class MoeRunner {
  public:
   virtual ~MoeRunner() = default;
 
-  /// One request id a row; rows of one request are adjacent, in ascending position.
-  virtual absl::Status BeginStep(StepPhase phase, absl::Span<const int64_t> request_ids) = 0;
+  virtual absl::Status BeginStep(StepPhase phase, const StepRows& rows) = 0;
   /// The block's output, routed and shared experts, before the residual addition. x and out are
   /// fp32 [rows, hidden], dense, 64-byte aligned, not overlapping. `moe_layer` counts MoE layers
   /// only.

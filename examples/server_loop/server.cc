@@ -15,10 +15,9 @@ double MsSince(std::chrono::steady_clock::time_point begin) {
 
 }  // namespace
 
-absl::Status InterruptibleRunner::BeginStep(host::StepPhase phase,
-                                            absl::Span<const int64_t> request_ids) {
+absl::Status InterruptibleRunner::BeginStep(host::StepPhase phase, const host::StepRows& rows) {
   const std::lock_guard lock(mutex_);
-  absl::Status status = EngineRunner::BeginStep(phase, request_ids);
+  absl::Status status = EngineRunner::BeginStep(phase, rows);
   open_ = status.ok();
   return status;
 }

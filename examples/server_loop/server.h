@@ -28,7 +28,7 @@ class InterruptibleRunner : public host::EngineRunner {
   InterruptibleRunner(Engine* engine, int64_t max_rows)
       : EngineRunner(engine, max_rows), engine_(engine) {}
 
-  absl::Status BeginStep(host::StepPhase phase, absl::Span<const int64_t> request_ids) override;
+  absl::Status BeginStep(host::StepPhase phase, const host::StepRows& rows) override;
   absl::Status EndStep() override;
   /// The step in progress, if any, fails with Cancelled as soon as it can.
   void Interrupt();

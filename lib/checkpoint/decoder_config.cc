@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "checkpoint/compressed_config.h"
 #include "checkpoint/config_account.h"
 #include "checkpoint/decoder_mixers.h"
 #include "checkpoint/full_heads.h"
@@ -67,6 +68,7 @@ void ReadMixers(const FamilyFields& family, HfConfig& config) {
     config.indexer.interleaved = family.Bool("index_interleaved", false);
     return ReadIndexer(fields, config);
   }
+  if (mixers == "compressed") return ReadCompressedAttention(fields, config);
   if (mixers == "indexed_blocks") return ReadBlockIndexer(fields, config);
   ReadSlidingWindow(family, config);
 }
@@ -119,18 +121,17 @@ void ReadWindowAttention(const FamilyFields& family, RopeDefaults defaults, HfCo
   config.window = own;
 }
 
-void ReadAttention(const FamilyFields& family, HfConfig& config) {
+// RoPE, and heads where layers of some kind have their own.
+void ReadRopes(const FamilyFields& family, HfConfig& config) {
   ConfigFields& fields = family.fields();
   const ModelFamily& f = family.family();
   const bool latent = f.Flag("latent_attention");
-  ReadHeads(latent, fields, config);
-  ReadMixers(family, config);
   RopeDefaults defaults;
   defaults.theta = f.Number("rope_theta", 10000);
   defaults.partial = f.Number("partial_rotary", 1);
   defaults.max_positions = config.max_position_embeddings;
   defaults.head_dim = latent ? config.latent.rope_dim : config.head_dim;
-  config.value_dim = family.Int("value_dim", 1, kMaxHeadDim, 0);
+  if (config.compressed.q_rank > 0) return ReadCompressedRopes(fields, defaults, config);
   const bool by_type = f.Find("window_rope_theta").has_value();
   if (by_type && HasWindows(config)) ReadWindowAttention(family, defaults, config);
   if (f.Find("full_head_dim")) ReadFullHeads(family, config);
@@ -140,6 +141,16 @@ void ReadAttention(const FamilyFields& family, HfConfig& config) {
   }
   config.rope = ReadRopeConfig(fields, defaults, &config.unused, by_type ? "full_attention" : "");
   config.rope.interleaved = family.Bool("rope_interleaved", false);
+}
+
+void ReadAttention(const FamilyFields& family, HfConfig& config) {
+  ConfigFields& fields = family.fields();
+  const ModelFamily& f = family.family();
+  const bool latent = f.Flag("latent_attention");
+  ReadHeads(latent, fields, config);
+  ReadMixers(family, config);
+  config.value_dim = family.Int("value_dim", 1, kMaxHeadDim, 0);
+  ReadRopes(family, config);
   if (config.indexer.block_size > 0) CheckBlockIndexer(fields, config);
   config.attention_scale =
       f.Number("attention_scale", 1.0 / std::sqrt(static_cast<double>(config.head_dim)));
@@ -179,12 +190,17 @@ void ReadDecoder(const FamilyFields& family, HfConfig& config) {
                                               : ExpertActivation(family.ActivationOf("activation"));
   config.side_experts = f.Flag("side_experts");
   config.logit_cap = family.Real("logit_cap", 1e-6, 1e6, 0);
+  if (f.Flag("hyper_connections")) ReadHyperConnections(fields, config);
   if (f.Flag("scaled_embedding")) {
     config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
   }
   config.bos_token_id = fields.Int("bos_token_id", -1, config.vocab_size - 1, -1);
   config.eos_token_ids = fields.Ints("eos_token_id", 0, config.vocab_size - 1, true);
   config.dense_block = f.Text("dense_block", "mlp");
+  config.embedding_name = f.Text("embedding_name", config.embedding_name);
+  config.head_name = f.Text("head_name", config.head_name);
+  config.mixer_norm_name = f.Text("mixer_norm_name", config.mixer_norm_name);
+  config.mlp_norm_name = f.Text("mlp_norm_name", config.mlp_norm_name);
   ReadAttention(family, config);
 }
 

@@ -110,6 +110,7 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
   MOERT_ASSIGN_OR_RETURN(const ModelFamily family, FindFamily(config.model_type, source));
   config.quantization = ReadQuantizationConfig(fields, &config.unused);
   if (family.nested().empty()) {
+    config.tensor_body = family.Text("body", config.tensor_body);
     MOERT_ASSIGN_OR_RETURN(config, ReadFamily(family, fields, std::move(config)));
   } else {
     config.tensor_prefix = family.Text("nested_prefix");

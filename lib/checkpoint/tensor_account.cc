@@ -42,13 +42,17 @@ class DecoderTensors {
   void Claim() {
     const std::string &prefix = config_.tensor_prefix, &body = config_.tensor_body;
     static constexpr char kEnds[] = "embedding and head";
-    Linear(body + "embed_tokens", false, kEnds);
-    if (!config_.tie_word_embeddings) Linear(prefix + "lm_head", config_.lm_head_bias, kEnds);
+    Linear(body + config_.embedding_name, false, kEnds);
+    if (!config_.tie_word_embeddings) {
+      Linear(prefix + config_.head_name, config_.lm_head_bias, kEnds);
+    }
     Norm(body + "norm");
+    HyperConnection(body + "hc_head");
     for (int i = 0; i < config_.num_hidden_layers; ++i) {
       const std::string layer = fmt::format("{}layers.{}.", body, i);
-      Norm(layer + "input_layernorm");
-      Norm(layer + "post_attention_layernorm");
+      Norm(layer + config_.mixer_norm_name);
+      Norm(layer + config_.mlp_norm_name);
+      for (const char* half : {"hc_attn", "hc_ffn"}) HyperConnection(layer + half);
       Mixer(layer, i);
       if (config_.side_experts) SideExperts(layer);
       if (config_.MoeLayerIndex(i) >= 0 && !config_.side_experts) continue;
@@ -81,9 +85,16 @@ class DecoderTensors {
     claims_->Claim(name + ".weight", kNorms);
     if (config_.norm == NormKind::kLayer) claims_->Claim(name + ".bias", kNorms);
   }
+  void HyperConnection(const std::string& name) {
+    if (config_.hyper.streams == 0) return;
+    for (const char* part : {"_fn", "_base", "_scale"}) {
+      claims_->Claim(name + part, "hyper-connections");
+    }
+  }
   void Mixer(const std::string& layer, int index) {
     const MixerConfig& mixer = config_.mixers[static_cast<size_t>(index)];
     if (mixer.kind == MixerKind::kDeltaNet) return DeltaNet(layer + "linear_attn.");
+    if (config_.compressed.q_rank > 0) return Compressed(layer + "attn.", mixer);
     const std::string name = layer + "self_attn.";
     if (config_.indexer.heads > 0 && !mixer.shares_index && !mixer.ignores_index) {
       config_.indexer.block_size > 0 ? BlockIndexer(name) : Indexer(name + "indexer.");
@@ -113,6 +124,25 @@ class DecoderTensors {
     claims_->Claim(name + "kv_a_layernorm.weight", kNorms);
     Linear(name + "kv_b_proj", false, kAttention);
     Linear(name + "o_proj", config_.attention_output_bias, kAttention);
+  }
+  void Compressed(const std::string& name, const MixerConfig& mixer) {
+    for (const char* part : {"wq_a", "wq_b", "wkv", "wo_a", "wo_b"}) {
+      Linear(name + part, false, kAttention);
+    }
+    for (const char* norm : {"q_norm", "kv_norm"}) Norm(name + norm);
+    claims_->Claim(name + config_.sinks_name, kAttention);
+    if (mixer.kind != MixerKind::kCompressed) return;
+    Compressor(name + "compressor.");
+    if (mixer.ignores_index) return;
+    for (const char* part : {"indexer.wq_b", "indexer.weights_proj"}) {
+      Linear(name + part, false, kAttention);
+    }
+    Compressor(name + "indexer.compressor.");
+  }
+  void Compressor(const std::string& name) {
+    for (const char* part : {"wkv", "wgate"}) Linear(name + part, false, kAttention);
+    claims_->Claim(name + "ape", kAttention);
+    Norm(name + "norm");
   }
   void Indexer(const std::string& name) {
     for (const char* part : {"wq_b", "wk", "weights_proj"}) Linear(name + part, false, kAttention);
@@ -144,23 +174,31 @@ class DecoderTensors {
 constexpr const char* kOtherModules[] = {
     "visual", "vision_tower", "vision_model", "multi_modal_projector", "mm_projector", "mtp"};
 
+// Whether the tensor is of the body of a model whose tensors have no common beginning.
+bool IsInBareBody(const HfConfig& config, absl::string_view name) {
+  if (!config.tensor_body.empty()) return false;
+  const absl::string_view part = name.substr(0, name.find_first_of("._"));
+  return part == "layers" || part == "norm" || part == "hc" || part == config.embedding_name;
+}
+
 // Why a tensor that nothing claims is left out; empty: nobody knows.
 std::string WhyLeftOut(const HfConfig& config, absl::string_view name) {
   if (const char* why = WhyWithoutEffect(name)) return why;
   if (config.experts_only) return kOfTheHost;
   absl::string_view rest = name;
   const bool ours = absl::ConsumePrefix(&rest, config.tensor_prefix);
-  if (ours && absl::StartsWith(rest, "lm_head.") && config.tie_word_embeddings) {
+  const bool head = absl::StartsWith(rest, config.head_name + ".");
+  if (ours && head && config.tie_word_embeddings) {
     return "tie_word_embeddings: the embedding is the head";
   }
-  if (!ours || !(absl::StartsWith(rest, "model.") || absl::StartsWith(rest, "lm_head."))) {
+  const bool model = absl::StartsWith(rest, "model.") || IsInBareBody(config, rest);
+  if (!ours || !(model || head)) {
     return fmt::format("of another module, {}", Printable(name.substr(0, name.find('.'))));
   }
   if (absl::string_view of_body = name; absl::ConsumePrefix(&of_body, config.tensor_body)) {
     rest = of_body;
-  } else {
-    absl::ConsumePrefix(&rest, "model.");
   }
+  absl::ConsumePrefix(&rest, "model.");
   const absl::string_view module = rest.substr(0, rest.find('.'));
   for (const char* other : kOtherModules) {
     if (module == other) return fmt::format("of another module, {}", other);

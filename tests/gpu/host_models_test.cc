@@ -51,7 +51,7 @@ TEST_CASE("deepseek_v3_gptq") { CheckParity("deepseek_v3_gptq", kTwoTipped); }
 TEST_CASE("llama4, with chunks, and a layer without RoPE") { CheckParity("llama4"); }
 
 TEST_CASE("models that run on the CPU alone are refused by name") {
-  for (const char* name : {"gemma4", "minimax_m3_vl"}) {
+  for (const char* name : {"deepseek_v4", "gemma4", "minimax_m3_vl"}) {
     INFO(name);
     const auto config = LoadHfConfig(ArchitectureDir(name));
     REQUIRE_OK(config.status());

@@ -82,7 +82,7 @@ TEST_CASE("every fixture gives the reference's logits") {
 TEST_CASE("every kind of layer gives the same bits however a sequence is cut into steps") {
   TempDir cache;
   for (const char* name : {"qwen3_moe", "mixtral", "deepseek_v3", "qwen3_next", "gpt_oss", "llama4",
-                           "mimo_v2_flash", "glm_moe_dsa", "minimax_m3_vl"}) {
+                           "mimo_v2_flash", "glm_moe_dsa", "minimax_m3_vl", "deepseek_v4"}) {
     ArchitectureRun run(ArchitectureDir(name), cache.path(), Options(ActivationNumerics::kF32),
                         false);
     ReferenceCase c = ReadReferenceCase(name, "long");
@@ -113,7 +113,8 @@ class FailingRunner final : public host::EngineRunner {
 
 TEST_CASE("a step that failed can be repeated: no layer's state has moved") {
   TempDir cache;
-  for (const char* name : {"deepseek_v3", "qwen3_next", "glm_moe_dsa", "minimax_m3_vl"}) {
+  for (const char* name :
+       {"deepseek_v3", "qwen3_next", "glm_moe_dsa", "minimax_m3_vl", "deepseek_v4"}) {
     INFO(name);
     ArchitectureRun run(ArchitectureDir(name), cache.path(), Options(ActivationNumerics::kF32),
                         false);
@@ -153,6 +154,8 @@ TEST_CASE("a configuration means the same as published and as transformers 5 wri
     CHECK(a->mixers == b->mixers);
     CHECK(a->latent == b->latent);
     CHECK(a->indexer == b->indexer);
+    CHECK(a->compressed == b->compressed);
+    CHECK(a->hyper == b->hyper);
     CHECK(a->delta_net == b->delta_net);
     CHECK(a->rope == b->rope);
     CHECK(a->head_dim == b->head_dim);

@@ -92,7 +92,7 @@ class TwoProcessors : public host::MoeRunner {
   // The largest distance of a token's row from what the device alone computes of the same input.
   double worst() const { return worst_; }
 
-  absl::Status BeginStep(host::StepPhase, absl::Span<const int64_t>) override {
+  absl::Status BeginStep(host::StepPhase, const host::StepRows&) override {
     return absl::OkStatus();
   }
   absl::Status EndStep() override { return absl::OkStatus(); }

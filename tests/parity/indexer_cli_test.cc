@@ -31,7 +31,7 @@ std::string WriteTokens(const char* name, const TempDir& dir) {
 }
 
 TEST_CASE("perplexity of sequences longer than index_topk is the reference's") {
-  for (const char* name : {"deepseek_v32", "glm_moe_dsa", "minimax_m3_vl"}) {
+  for (const char* name : {"deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3_vl"}) {
     TempDir dir;
     const test::ReferenceCase c = test::ReadReferenceCase(name, "long");
     const auto length = static_cast<int64_t>(c.tokens[0].size());
@@ -80,8 +80,22 @@ TEST_CASE("calibration: layers that share choices take windows in which nothing 
   }
 }
 
+TEST_CASE("calibration of a model with several residual streams is refused by name") {
+  TempDir dir;
+  const Outcome outcome =
+      RunTool("pack",
+              "calibrate --model " + ArchitectureDir("deepseek_v4") + " --tokens " +
+                  WriteTokens("deepseek_v4", dir) + " --method rtn --quiet --schemes w8a16_g128" +
+                  " --window 24 --out " + dir / "calibration",
+              dir);
+  CHECK(outcome.status != 0);
+  CHECK_THAT(outcome.err, Catch::Contains("model_type deepseek_v4: calibration needs one residual "
+                                          "stream, not hyper-connections"));
+}
+
 TEST_CASE("doctor counts an indexer's weights and keys from config.json alone") {
-  for (const char* name : {"deepseek_v3", "deepseek_v32", "glm_moe_dsa", "minimax_m3_vl"}) {
+  for (const char* name :
+       {"deepseek_v3", "deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3_vl"}) {
     INFO(name);
     TempDir dir;
     test::WriteFile(dir / "config.json", test::ReadFile(ArchitectureDir(name) + "/config.json"));

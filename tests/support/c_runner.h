@@ -38,12 +38,13 @@ class CRunner final : public host::MoeRunner {
   CRunner(const CRunner&) = delete;
   CRunner& operator=(const CRunner&) = delete;
 
-  absl::Status BeginStep(host::StepPhase phase, absl::Span<const int64_t> request_ids) override {
+  absl::Status BeginStep(host::StepPhase phase, const host::StepRows& rows) override {
     moert_step_options options;
     moert_step_options_init(&options, sizeof(options));
-    options.rows = static_cast<int64_t>(request_ids.size());
+    options.rows = rows.count();
     options.phase = phase == host::StepPhase::kPrefill ? MOERT_PREFILL : MOERT_DECODE;
-    options.request_ids = request_ids.data();
+    options.request_ids = rows.request_ids.data();
+    options.token_ids = rows.tokens.data();
     moert_error* error = nullptr;
     return FromC(moert_step_begin(engine_, &options, &step_, &error), &error);
   }

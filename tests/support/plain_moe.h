@@ -53,7 +53,7 @@ class PlainMoe : public host::MoeRunner {
     return absl::OkStatus();
   }
 
-  absl::Status BeginStep(host::StepPhase, absl::Span<const int64_t>) override {
+  absl::Status BeginStep(host::StepPhase, const host::StepRows&) override {
     ++open_steps;
     return absl::OkStatus();
   }

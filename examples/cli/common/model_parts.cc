@@ -35,6 +35,9 @@ constexpr Rule kRules[] = {
     {".attn.", "attention"},
     {"embed_tokens", "embedding and head"},
     {"lm_head", "embedding and head"},
+    {"embed.weight", "embedding and head"},
+    {"head.weight", "embedding and head"},
+    {"hc_", "hyper-connections"},
     {"norm", "norms"},
 };
 

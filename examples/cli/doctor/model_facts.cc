@@ -54,6 +54,10 @@ bool HasIndexer(const HfConfig& c, int layer) {
 /// Channels of a layer's keys and values at one position, an indexer's keys among them.
 int64_t KvChannels(const HfConfig& c, int layer) {
   const int64_t index_keys = HasIndexer(c, layer) ? c.indexer.head_dim : 0;
+  if (c.compressed.q_rank > 0) {
+    const int64_t keys = 2 * c.head_dim, rate = MixerOf(c, layer).rate;
+    return keys + (rate > 0 ? (keys + index_keys) / rate : 0);
+  }
   if (c.latent.kv_rank == 0) {
     return c.KvHeads(layer) * (c.HeadDim(layer) + c.ValueDim(layer)) + index_keys;
   }
@@ -65,7 +69,25 @@ int64_t IndexerWeights(const HfConfig& c, int layer) {
   if (!HasIndexer(c, layer)) return 0;
   const IndexerConfig& i = c.indexer;
   if (i.block_size > 0) return c.hidden_size * (i.heads + 1) * i.head_dim;
-  return c.latent.q_rank * i.heads * i.head_dim + c.hidden_size * (i.head_dim + i.heads);
+  const int64_t rank = c.latent.q_rank + c.compressed.q_rank;
+  const int64_t keys = (c.compressed.q_rank > 0 ? 4 : 1) * i.head_dim;
+  return rank * i.heads * i.head_dim + c.hidden_size * (keys + i.heads);
+}
+
+/// Those of a layer that sees compressed entries, or of its kind.
+int64_t CompressedWeights(const HfConfig& c, int layer) {
+  const CompressedAttentionConfig& a = c.compressed;
+  const int64_t hidden = c.hidden_size, channels = c.num_attention_heads * c.head_dim;
+  const int64_t outputs = a.groups * a.group_rank;
+  const int64_t series = MixerOf(c, layer).rate == 0 ? 0 : HasIndexer(c, layer) ? 2 : 1;
+  return hidden * (a.q_rank + c.head_dim * (1 + 2 * series) + outputs) + a.q_rank * channels +
+         channels * a.group_rank + IndexerWeights(c, layer);
+}
+
+/// Weights of a layer's hyper-connections: in fp32, so each counts for two.
+int64_t StreamWeights(const HfConfig& c) {
+  const int64_t streams = c.hyper.streams;
+  return 2 * 2 * (2 + streams) * streams * streams * c.hidden_size;
 }
 
 /// Weights of a layer's mixer.
@@ -76,6 +98,7 @@ int64_t MixerWeights(const HfConfig& c, int layer) {
     const int64_t keys = d.key_heads * d.key_dim, values = d.value_heads * d.value_dim;
     return hidden * (2 * keys + 3 * values);
   }
+  if (c.compressed.q_rank > 0) return CompressedWeights(c, layer);
   if (c.latent.kv_rank > 0) {
     const LatentAttentionConfig& a = c.latent;
     const int64_t query = heads * (a.nope_dim + a.rope_dim);
@@ -102,7 +125,7 @@ int64_t KvBytes(const HfConfig& c, int64_t tokens) {
 void AddDense(const HfConfig& c, ModelFacts* facts) {
   int64_t weights = 0;
   for (int l = 0; l < c.num_hidden_layers; ++l) {
-    weights += MixerWeights(c, l);
+    weights += MixerWeights(c, l) + StreamWeights(c);
     if (c.MoeLayerIndex(l) < 0) weights += 3 * c.hidden_size * c.dense_intermediate;
   }
   for (const MoeLayerSpec& layer : c.moe.layers) {
@@ -118,7 +141,7 @@ void AddDense(const Checkpoint& checkpoint, const HfConfig& c, ModelFacts* facts
   int64_t table = 0, dense = 0;
   for (const TensorInfo& t : checkpoint.tensors()) {
     if (PartOf(t.name) != kRoutedExperts) dense += DenseBytes(t);
-    if (absl::StrContains(t.name, "embed_tokens")) table += t.bytes;
+    if (absl::StrContains(t.name, c.embedding_name)) table += t.bytes;
   }
   facts->dense_bytes = dense;
   facts->dense_token_bytes = dense - (c.tie_word_embeddings ? 0 : table);

@@ -138,8 +138,14 @@ absl::Status CheckWindow(const Checkpoint& checkpoint, const HfConfig& config, i
 }
 
 // A layer's halves are called one by one, which is how no layer with a dense block beside its
-// experts is divided.
+// experts is divided, and between them there is one residual stream.
 absl::Status CheckHalves(const Checkpoint& checkpoint, const HfConfig& config) {
+  if (config.hyper.streams > 0) {
+    return absl::UnimplementedError(fmt::format(
+        "{}: model_type {}: calibration needs one residual stream, not hyper-connections; without "
+        "calibration it is quantized (rtn, hqq)",
+        checkpoint.path(), config.model_type));
+  }
   if (!config.side_experts) return absl::OkStatus();
   return absl::UnimplementedError(fmt::format(
       "{}: model_type {}: calibration needs layers whose experts stand alone, not beside a dense "

@@ -5,13 +5,12 @@
 #include <string>
 
 #include "host/blocks/matrix_part.h"
+#include "host/blocks/mlp.h"
 #include "host/blocks/row_jobs.h"
 #include "util/status_macros.h"
 
 namespace moert::host {
 namespace {
-
-float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
 // ln(1 + e^x)
 float Softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }

@@ -47,17 +47,23 @@ class ChosenBlocks {
 };
 
 /// Keys and values, the keys that an indexer compares with, and what it chose in the last run.
-class IndexedPanels final : public KvPanels {
+class IndexedPanels : public KvPanels {
  public:
   IndexedPanels(int kv_heads, int64_t key_dim, int64_t value_dim, int64_t index_dim,
                 int64_t block_size, int64_t capacity)
-      : KvPanels(kv_heads, key_dim, value_dim, capacity),
-        index_keys_(1, index_dim, 0, capacity),
-        chosen_(kv_heads, block_size) {}
+      : IndexedPanels(kv_heads, key_dim, value_dim, index_dim, block_size, capacity, capacity) {}
 
   KvPanels& index_keys() { return index_keys_; }
   ChosenBlocks& chosen() { return chosen_; }
   const ChosenBlocks& chosen() const { return chosen_; }
+
+ protected:
+  /// index_capacity: keys of the indexer, a multiple of 16.
+  IndexedPanels(int kv_heads, int64_t key_dim, int64_t value_dim, int64_t index_dim,
+                int64_t block_size, int64_t capacity, int64_t index_capacity)
+      : KvPanels(kv_heads, key_dim, value_dim, capacity),
+        index_keys_(1, index_dim, 0, index_capacity),
+        chosen_(kv_heads, block_size) {}
 
  private:
   KvPanels index_keys_;

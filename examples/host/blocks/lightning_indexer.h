@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "host/aligned.h"
+#include "host/blocks/compressor.h"
 #include "host/blocks/index_choice.h"
 #include "host/blocks/linear.h"
 #include "host/blocks/norm.h"
@@ -24,39 +25,51 @@ namespace moert::host {
 
 /// A position's score is the sum over heads of weight * max(0, query . key). Factors that all
 /// scores share, the Hadamard transform and the rounding to fp8 of the published code are left out:
-/// the first two change no order. Not thread-safe: uses scratch.
+/// the first two change no order. Instead of positions it may score entries that stand for several
+/// (DeepSeek-V4), as far as they are complete. Not thread-safe: uses scratch.
 class LightningIndexer {
  public:
   LightningIndexer() = default;
-  /// Reads `name`wq_b, wk, k_norm and weights_proj. `layer`: its states are IndexedPanels. `rope`
-  /// is borrowed.
+  /// Reads `name`wq_b, weights_proj, and wk and k_norm, or compressor.* where entries are chosen.
+  /// `layer`: its states are IndexedPanels, or CompressedStates. `rope` is borrowed.
   static absl::StatusOr<LightningIndexer> Load(const Checkpoint& checkpoint, const HfConfig& config,
                                                int layer, const std::string& name,
                                                const Rope* rope);
 
   bool empty() const { return query_.empty(); }
   int64_t key_dim() const { return sizes_.head_dim; }
+  CompressorTail NewTail() const;  // of a sequence's entries
   void UseDevice(DeviceProducts* device) {
     for (Linear* linear : {&query_, &key_, &weight_}) linear->UseDevice(device);
+    compressor_.UseDevice(device);
   }
 
   /// x: [rows, hidden], latents: [rows, q_rank]. Stores the rows' keys, and leaves in each group's
-  /// state which positions its rows see. Rows with at most top_k positions see all of them.
+  /// state which positions or entries its rows see. Rows with at most top_k see all of them.
   void Forward(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x,
                const float* latents, int64_t rows);
 
  private:
+  // Reads how keys are made.
+  absl::Status LoadKeys(const Checkpoint& checkpoint, const HfConfig& config,
+                        const std::string& name);
+  void StoreKeys(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x, int64_t rows);
   void StoreKey(const RowGroup& group, int64_t index);
   void RotateQueries(const RowGroup& group, int64_t index);
+  // How many positions or entries a row chooses from.
+  int64_t ChoicesOf(const Chooser& chooser) const { return chooser.positions() / rate_; }
   // Scores of the positions from `first` on, as many as a slice has; `products` is scratch.
   void Score(const Chooser& chooser, int64_t first, float* products, float* scores) const;
   void ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser> choosers);
 
   int layer_ = 0;
   IndexerConfig sizes_;
+  int64_t rate_ = 1;     // positions of an entry
+  int64_t rotated_ = 0;  // the first rotated channel
   const Rope* rope_ = nullptr;
   Linear query_, key_, weight_;
   Norm key_norm_;
+  Compressor compressor_;  // instead of key_ and key_norm_; empty: positions are chosen
   std::vector<Chooser> choosers_;
   AlignedVector<float> queries_, keys_, weights_, scores_;
   std::vector<AlignedVector<float>> products_;  // by worker

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "host/blocks/compressed_attention.h"
 #include "host/blocks/gated_delta_net.h"
 #include "host/blocks/grouped_attention.h"
 #include "host/blocks/latent_attention.h"
@@ -14,6 +15,9 @@ absl::StatusOr<std::unique_ptr<Mixer>> LoadMixer(const Checkpoint& checkpoint,
                                                  const Rope* rope) {
   if (config.mixers[layer].kind == MixerKind::kDeltaNet) {
     return GatedDeltaNet::Load(checkpoint, config, layer);
+  }
+  if (config.compressed.q_rank > 0) {
+    return CompressedAttention::Load(checkpoint, config, layer, rope);
   }
   if (config.latent.kv_rank > 0) return LatentAttention::Load(checkpoint, config, layer, rope);
   return GroupedAttention::Load(checkpoint, config, layer, rope);

@@ -7,6 +7,8 @@
 
 namespace moert::host {
 
+float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
 float Activate(Activation activation, float x) {
   switch (activation) {
     case Activation::kRelu2:

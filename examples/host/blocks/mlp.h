@@ -37,6 +37,7 @@ class Mlp {
   AlignedVector<float> gated_, upped_;
 };
 
+float Sigmoid(float x);
 /// act(x)
 float Activate(Activation activation, float x);
 /// A gated activation.

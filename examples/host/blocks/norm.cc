@@ -50,9 +50,13 @@ void Norm::Apply(const float* x, float* y) const {
   for (size_t i = 0; i < bias_.size(); ++i) y[i] += bias_[i];
 }
 
-void NormalizeL2(int64_t width, float eps, float* x) {
+float InverseRoot(int64_t width, float eps, const float* x) {
   const float square = Sum(x, width, [](float v) { return v * v; }) / width;
-  const float scale = 1.0f / std::sqrt(square + eps);
+  return 1.0f / std::sqrt(square + eps);
+}
+
+void NormalizeL2(int64_t width, float eps, float* x) {
+  const float scale = InverseRoot(width, eps, x);
   for (int64_t i = 0; i < width; ++i) x[i] *= scale;
 }
 

@@ -34,6 +34,9 @@ class Norm {
   std::vector<float> bias_;  // layer norm only
 };
 
+/// 1 over the root of eps plus the mean of the squares of x [width].
+float InverseRoot(int64_t width, float eps, const float* x);
+
 /// Divides x [width] by the root of eps plus the mean of its squares.
 void NormalizeL2(int64_t width, float eps, float* x);
 

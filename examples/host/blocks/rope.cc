@@ -129,19 +129,21 @@ void Rope::Extend(int64_t length) {
 
 void Rope::Rotate(int set, int64_t position, bool interleaved, float* x) const {
   const float* const cos = sets_[set].table.data() + position * 2 * half_;
-  const float* const sin = cos + half_;
-  if (interleaved) {
-    for (int64_t i = 0; i < half_; ++i) {
-      const float a = x[2 * i], b = x[2 * i + 1];
-      x[2 * i] = a * cos[i] - b * sin[i];
-      x[2 * i + 1] = b * cos[i] + a * sin[i];
-    }
-    return;
-  }
+  Turn(cos, cos + half_, 1.0f, interleaved, x);
+}
+
+void Rope::RotateBack(int set, int64_t position, float* x) const {
+  const float* const cos = sets_[set].table.data() + position * 2 * half_;
+  Turn(cos, cos + half_, -1.0f, interleaved_, x);
+}
+
+void Rope::Turn(const float* cos, const float* sin, float sign, bool interleaved, float* x) const {
+  const int64_t step = interleaved ? 2 : 1, other = interleaved ? 1 : half_;
   for (int64_t i = 0; i < half_; ++i) {
-    const float a = x[i], b = x[half_ + i];
-    x[i] = a * cos[i] - b * sin[i];
-    x[half_ + i] = b * cos[i] + a * sin[i];
+    float &a = x[i * step], &b = x[i * step + other];
+    const float c = cos[i], s = sign * sin[i], first = a;
+    a = first * c - b * s;
+    b = b * c + first * s;
   }
 }
 

@@ -30,6 +30,8 @@ class Rope {
   void Rotate(int set, int64_t position, float* x) const { Rotate(set, position, interleaved_, x); }
   /// The same with other pairs than RopeConfig says.
   void Rotate(int set, int64_t position, bool interleaved, float* x) const;
+  /// Undoes Rotate, but for what cosine and sine are scaled by.
+  void RotateBack(int set, int64_t position, float* x) const;
 
   /// At most two.
   int num_sets() const { return static_cast<int>(sets_.size()); }
@@ -43,6 +45,9 @@ class Rope {
     float attention_factor = 1.0f;
     std::vector<float> table;  // [length][cos half, sin half]
   };
+  /// Rotates by what cos and `sign` times sin have: [config.dim / 2] each.
+  void Turn(const float* cos, const float* sin, float sign, bool interleaved, float* x) const;
+
   const int64_t half_;
   const bool interleaved_;
   const int64_t original_positions_;

@@ -55,6 +55,12 @@ int Span(const MixerConfig& mixer, MixerKind kind) {
 }  // namespace
 
 absl::Status CheckDeviceMixers(const HfConfig& config) {
+  if (config.compressed.q_rank > 0 || config.hyper.streams > 0) {
+    return absl::UnimplementedError(fmt::format(
+        "config.json: model_type {}: the example decoder runs attention to compressed entries and "
+        "hyper-connections with --backend cpu, not on a device",
+        config.model_type));
+  }
   if (config.side_experts) {
     return absl::UnimplementedError(fmt::format(
         "config.json: model_type {}: the example decoder runs experts beside a dense block with "

@@ -13,16 +13,20 @@ enum class MixerKind : int32_t {
   kWindow = 1,    // attention to the last `span` positions, the own one included
   kChunk = 2,     // attention within chunks of `span` positions (Llama 4)
   kDeltaNet = 3,  // no attention: a gated delta net (Qwen3-Next)
+  // Attention to the last `span` positions, and to entries that stand for `rate` earlier ones each.
+  // Entries that an indexer chooses from overlap, those of layers that ignore it do not.
+  kCompressed = 4,
 };
 
 /// One layer's.
 struct MixerConfig {
   MixerKind kind = MixerKind::kFull;
-  int64_t span = 0;    // kWindow, kChunk: positions; else 0
+  int64_t span = 0;    // kWindow, kChunk, kCompressed: positions; else 0
   bool rotate = true;  // false: no position embeddings
   /// With an indexer: the positions are those that the last layer with its own has chosen.
   bool shares_index = false;
   bool ignores_index = false;  // with an indexer: this layer has none and sees all positions
+  int64_t rate = 0;            // kCompressed: positions that become an entry; else 0
 
   friend bool operator==(const MixerConfig&, const MixerConfig&) = default;
 };
@@ -55,6 +59,18 @@ struct LatentAttentionConfig {
   int64_t value_dim = 0;               // a head's
 
   friend bool operator==(const LatentAttentionConfig&, const LatentAttentionConfig&) = default;
+};
+
+/// Attention of DeepSeek-V4: one head of keys, which are the values, too; queries and outputs pass
+/// through fewer channels. The last channels of a head are rotated, and rotated back in its output.
+struct CompressedAttentionConfig {
+  int64_t q_rank = 0;      // 0: the model has no such attention
+  int64_t rope_dim = 0;    // a head's last channels
+  int groups = 0;          // of heads, whose outputs are projected apart
+  int64_t group_rank = 0;  // channels of each of these
+
+  friend bool operator==(const CompressedAttentionConfig&,
+                         const CompressedAttentionConfig&) = default;
 };
 
 /// Lightning indexer (DeepSeek-V3.2, arXiv 2512.02556, Sec. 2.1): small heads score the earlier

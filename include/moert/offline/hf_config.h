@@ -24,6 +24,16 @@ enum class NormKind : int32_t {
   kRmsOffset = 2,  // root mean square, its weight is 1 more than what is stored
 };
 
+/// Hyper-connections: several residual streams, which each block reads and writes by weights of the
+/// token (mHC, DeepSeek-V4).
+struct HyperConnectionConfig {
+  int streams = 0;     // 0: one, to which a block's output is added
+  int iterations = 0;  // that make rows and columns of the streams' mixture sum to 1
+  double eps = 0;
+
+  friend bool operator==(const HyperConnectionConfig&, const HyperConnectionConfig&) = default;
+};
+
 /// A field of config.json that changes nothing of what is computed, and why. Those of an object in
 /// it are called "rope_scaling.type".
 struct UnusedField {
@@ -60,7 +70,8 @@ struct HfConfig {
 
   std::vector<MixerConfig> mixers = {};  // by model layer
   LatentAttentionConfig latent = {};     // instead of keys and values a head
-  IndexerConfig indexer = {};            // which positions attention sees
+  CompressedAttentionConfig compressed = {};
+  IndexerConfig indexer = {};  // which positions attention sees
   DeltaNetConfig delta_net = {};
   double attention_scale = 0;        // what queries times keys are multiplied by
   bool attention_gate = false;       // q_proj has a gate behind each head's query
@@ -75,6 +86,7 @@ struct HfConfig {
   std::optional<WindowAttention> window = {};
   QueryTemperature temperature = {};
 
+  HyperConnectionConfig hyper = {};
   double embedding_scale = 1;
   double logit_cap = 0;  // 0: none; else logits x are cap tanh(x / cap)
   /// Gemma 4: experts stand beside a dense block, both of the same input and between norms of their
@@ -90,6 +102,8 @@ struct HfConfig {
   std::string tensor_prefix = {};
   std::string tensor_body = "model.";
   std::string dense_block = "mlp";
+  std::string embedding_name = "embed_tokens", head_name = "lm_head";
+  std::string mixer_norm_name = "input_layernorm", mlp_norm_name = "post_attention_layernorm";
 
   int64_t bos_token_id = -1;  // -1: none
   std::vector<int64_t> eos_token_ids = {};

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV32Config,
                           DeepseekV32ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM,
+                          DeepseekV4Config, DeepseekV4ForCausalLM,
                           Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, ExaoneMoeConfig,
                           ExaoneMoeForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig, Glm4MoeConfig,
                           Glm4MoeForCausalLM, Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM,
@@ -37,7 +38,8 @@ import fixtures
 BASE = dict(fixtures.BASE, hidden_act="silu", torch_dtype="bfloat16")
 LATENT = dict(num_key_value_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8,
               v_head_dim=16, attention_bias=False)
-PUBLISHED_F32 = ("e_score_correction_bias", "A_log", "dt_bias", "linear_attn.norm.weight")
+PUBLISHED_F32 = ("e_score_correction_bias", "A_log", "dt_bias", "linear_attn.norm.weight",
+                 "gate.bias", "attn_sink", ".ape")
 
 
 def yarn(**fields):
@@ -93,6 +95,24 @@ def deepseek_v32():
         n_group=4, topk_group=2, routed_scaling_factor=2.5, norm_topk_prob=True,
         scoring_func="sigmoid", rms_norm_eps=1e-6, rope_theta=10000,
         rope_scaling=yarn(mscale=1.0, mscale_all_dim=1.0))
+
+
+def deepseek_v4():
+    """A layer of each kind: windows alone, entries of 4 positions of which rows see 3, and entries of
+    8 that rows see all. The first layer's experts are chosen by token ids."""
+    return DeepseekV4ForCausalLM, DeepseekV4Config, dict(
+        BASE, model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"],
+        num_hidden_layers=3, num_key_value_heads=1, head_dim=32, qk_rope_head_dim=8, q_lora_rank=24,
+        o_groups=2, o_lora_rank=16, attention_bias=False, sliding_window=5,
+        compress_ratios=[0, 4, 128, 0],
+        compress_rates=dict(compressed_sparse_attention=4, heavily_compressed_attention=8),
+        index_n_heads=12, index_head_dim=16, index_topk=3, hc_mult=3, hc_sinkhorn_iters=4,
+        hc_eps=1e-6, moe_intermediate_size=16, n_routed_experts=8, n_shared_experts=1,
+        num_experts_per_tok=3, num_hash_layers=1, topk_method="noaux_tc", norm_topk_prob=True,
+        routed_scaling_factor=1.5, scoring_func="sqrtsoftplus", swiglu_limit=1.5,
+        rms_norm_eps=1e-6, rope_theta=10000, compress_rope_theta=160000,
+        rope_scaling=dict(type="yarn", factor=16, original_max_position_embeddings=16,
+                          beta_fast=32, beta_slow=1))
 
 
 def glm_moe_dsa():
@@ -297,8 +317,8 @@ def qwen3_vl_moe():
         rope_scaling=dict(rope_type="default", mrope_interleaved=True, mrope_section=[8, 4, 4]))
 
 
-FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_gptq, deepseek_v32, glm_moe_dsa,
-            glm4_moe, ernie4_5_moe, minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4,
+FAMILIES = [deepseek_v2, deepseek_v2_lite, deepseek_v3, deepseek_v3_gptq, deepseek_v32, deepseek_v4,
+            glm_moe_dsa, glm4_moe, ernie4_5_moe, minimax_m2, qwen3_next, gpt_oss, gpt_oss_bf16, llama4,
             hunyuan_v1_moe, glm4_moe_lite, hy_v3, solar_open, qwen3_5_moe, qwen3_vl_moe, exaone_moe,
             mimo_v2_flash, gemma4, minimax_m3_vl]
 NESTED = {"gemma4": "Gemma4ForConditionalGeneration",
@@ -332,9 +352,13 @@ def randomize(model, generator):
     around_zero = type(model).__name__.startswith(("Qwen3Next", "Qwen3_5Moe", "MiniMaxM3"))
     tensors = list(model.named_parameters()) + [
         (n, b) for n, b in model.named_buffers()
-        if n.endswith(("e_score_correction_bias", "layer_scalar"))]
+        if n.endswith(("e_score_correction_bias", "layer_scalar", "tid2eid"))]
     with torch.no_grad():
         for name, p in tensors:
+            if name.endswith("tid2eid"):
+                experts = model.config.n_routed_experts
+                p.copy_(torch.rand(p.shape[0], experts, generator=generator).argsort(1)[:, :p.shape[1]])
+                continue
             noise = torch.randn(p.shape, generator=generator)
             if name.endswith("A_log"):
                 p.copy_(noise.abs().add(0.2).log())
@@ -343,7 +367,8 @@ def randomize(model, generator):
                 p.copy_((0 if zero else 1) + 0.2 * noise)
                 if name.endswith("q_norm.weight") and type(model).__name__.startswith("Gemma4"):
                     p.mul_(p.shape[0] ** -0.5)  # nothing else divides its scores
-            elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+            elif name.endswith(("layer_scalar", "router.scale", "per_expert_scale", "hc.scale",
+                                "hc_scale")):
                 p.copy_(1 + 0.2 * noise)
             elif p.dim() == 1 and "e_score" not in name:
                 p.copy_(0.2 * noise)
@@ -496,6 +521,16 @@ def as_published(tensors):
     return apart
 
 
+def deepseek_names(tensors):
+    """DeepSeek-V4's tensors as published checkpoints call them, made of save_pretrained's names."""
+    renamed = {}
+    for name, t in tensors.items():
+        name = name.removeprefix("model.").replace("embed_tokens", "embed")
+        name = name.replace("hc_head.hc_", "hc_head_").replace("attn.norm.", "attn.kv_norm.")
+        renamed[name] = t
+    return renamed
+
+
 def whole(config_class, config):
     """The configuration of a model for pictures, too, as small as can be."""
     if config_class is not Qwen3VLMoeTextConfig:
@@ -536,13 +571,15 @@ def make(build):
         written["quantization_config"] = fields["quantization_config"]
     if name == "minimax_m3_vl":
         tensors = as_published(tensors)
+    if name == "deepseek_v4":
+        tensors = deepseek_names(tensors)
     if name in NESTED:
         fields = dict(model_type=name, architectures=[NESTED[name]], text_config=fields)
         tensors = {nested(name, n): t for n, t in tensors.items() if "visual." not in n}
     for path, content in (("config.json", fields), ("config.transformers5.json", written)):
         fixtures.write_json(os.path.join(folder, path), content)
-    stored = {n: (t if n.endswith(PUBLISHED_F32) else t.to(torch.bfloat16)).contiguous()
-              for n, t in tensors.items()}
+    stored = {n: (t if n.endswith(PUBLISHED_F32) or "hc_" in n or t.dtype == torch.int64
+                  else t.to(torch.bfloat16)).contiguous() for n, t in tensors.items()}
     stored.update({n: t.contiguous() for n, t in packed.items()})
     save_file(stored, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
     save_file(expected, os.path.join(folder, "expected.safetensors"))
