@@ -2,6 +2,7 @@
 #ifndef MOERT_EXAMPLES_HOST_SEQUENCE_STATE_H_
 #define MOERT_EXAMPLES_HOST_SEQUENCE_STATE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -20,13 +21,15 @@ class LayerState {
   virtual ~LayerState() = default;
   /// The positions of the last run are part of the sequence now.
   virtual void Commit() {}
+  /// Whether it is that of each shorter length, too.
+  virtual bool Rewinds() const { return true; }
 };
 
 class SequenceState final : public Sequence {
  public:
   SequenceState(int64_t max_tokens, int64_t capacity,
                 std::vector<std::unique_ptr<LayerState>> layers)
-      : Sequence(max_tokens, capacity), layers_(std::move(layers)) {}
+      : Sequence(max_tokens, capacity, AllRewind(layers)), layers_(std::move(layers)) {}
 
   LayerState* layer(int index) const { return layers_[index].get(); }
   /// The next `tokens` positions have been run.
@@ -36,6 +39,11 @@ class SequenceState final : public Sequence {
   }
 
  private:
+  static bool AllRewind(const std::vector<std::unique_ptr<LayerState>>& layers) {
+    return std::all_of(layers.begin(), layers.end(),
+                       [](const auto& layer) { return layer == nullptr || layer->Rewinds(); });
+  }
+
   const std::vector<std::unique_ptr<LayerState>> layers_;
 };
 

@@ -16,7 +16,9 @@ namespace moert::host {
 /// A model's state of one sequence: a KV cache of its own kind.
 class Sequence {
  public:
-  Sequence(int64_t max_tokens, int64_t capacity) : max_tokens_(max_tokens), capacity_(capacity) {}
+  /// rewinds: its state has each position apart.
+  Sequence(int64_t max_tokens, int64_t capacity, bool rewinds)
+      : max_tokens_(max_tokens), capacity_(capacity), rewinds_(rewinds) {}
   virtual ~Sequence() = default;
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
@@ -26,11 +28,19 @@ class Sequence {
   int64_t capacity() const { return capacity_; }
   /// The length that the sequence may grow to: some kinds of RoPE depend on it.
   int64_t max_tokens() const { return max_tokens_; }
+  /// Forgets what is behind the first `length` tokens, or all where the state cannot go back part
+  /// of the way.
+  void Rewind(int64_t length) {
+    if (length < length_) length_ = rewinds_ ? length : 0;
+  }
+
+ protected:
   void set_length(int64_t length) { length_ = length; }
 
  private:
   const int64_t max_tokens_;
   const int64_t capacity_;
+  const bool rewinds_;
   int64_t length_ = 0;
 };
 

@@ -95,6 +95,33 @@ TEST_CASE("every kind of layer gives the same bits however a sequence is cut int
   }
 }
 
+TEST_CASE("a sequence goes back to a length, or to its beginning, and gives what a new one gives") {
+  TempDir cache;
+  for (const char* name : {"qwen3_moe", "deepseek_v3", "qwen3_next", "glm_moe_dsa", "gpt_oss",
+                           "minimax_m3_vl", "deepseek_v4"}) {
+    INFO(name);
+    ArchitectureRun run(ArchitectureDir(name), cache.path(), Options(ActivationNumerics::kF32),
+                        false);
+    const ReferenceCase c = ReadReferenceCase(name, "long");
+    const auto all = absl::MakeConstSpan(c.tokens[0]), others = absl::MakeConstSpan(c.tokens[1]);
+    const auto sequence = run.decoder->MakeSequence(24);
+    host::AlignedVector<float> hidden;
+    const auto step = [&](absl::Span<const int32_t> tokens) {
+      const host::SequenceInput input = {sequence.get(), 0, tokens};
+      REQUIRE_OK(run.decoder->Step(host::StepPhase::kPrefill, {&input, 1}, &hidden));
+      return std::vector<float>(hidden.end() - run.config.hidden_size, hidden.end());
+    };
+    const std::vector<float> first = step(all.subspan(0, 17));
+    step(others.subspan(0, 6));
+    sequence->Rewind(sequence->length());
+    CHECK(sequence->length() == 23);
+    sequence->Rewind(11);
+    const bool summed = name == std::string("qwen3_next") || name == std::string("deepseek_v4");
+    REQUIRE(sequence->length() == (summed ? 0 : 11));
+    CHECK(SameBits(step(all.subspan(sequence->length(), 17 - sequence->length())), first));
+  }
+}
+
 // Fails in the last MoE layer of a step, when asked to.
 class FailingRunner final : public host::EngineRunner {
  public:

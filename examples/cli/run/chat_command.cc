@@ -79,7 +79,8 @@ class Conversation {
     host::Sequence* const sequence = opened_.sequence.get();
     size_t same = 0;
     while (same < known_.size() && same + 1 < prompt.size() && known_[same] == prompt[same]) ++same;
-    sequence->set_length(std::min<int64_t>(static_cast<int64_t>(same), sequence->length()));
+    sequence->Rewind(static_cast<int64_t>(same));
+    same = std::min(same, static_cast<size_t>(sequence->length()));
     known_.resize(same);
     host::GenerateOptions options =
         MakeGenerateOptions(args_.flags, args_.run.seed, opened_.session.config);

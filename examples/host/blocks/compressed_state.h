@@ -29,6 +29,7 @@ class CompressedState final : public IndexedPanels {
     tail_.Commit();
     index_tail_.Commit();
   }
+  bool Rewinds() const override { return tail_.empty(); }
 
  private:
   KvPanels entries_;

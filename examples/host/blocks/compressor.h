@@ -34,6 +34,7 @@ class CompressorTail {
   const float* rows() const { return rows_[now_].data(); }
   float* next() { return rows_[1 - now_].data(); }
   void Commit() { now_ = 1 - now_; }
+  bool empty() const { return rows_[0].empty(); }
 
  private:
   int now_ = 0;

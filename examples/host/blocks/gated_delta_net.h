@@ -29,6 +29,7 @@ class DeltaNetState final : public LayerState {
   const float* history() const { return history_[now_].data(); }
   float* next_history() { return history_[1 - now_].data(); }
   void Commit() override { now_ = 1 - now_; }
+  bool Rewinds() const override { return false; }
 
  private:
   int now_ = 0;

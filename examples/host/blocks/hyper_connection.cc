@@ -57,29 +57,29 @@ void HyperConnection::Weigh(const float* streams, float* w) const {
   for (int s = 0; s < streams_; ++s) w[s] = Sigmoid(w[s]) + eps_;
   if (weights() == streams_) return;
   for (int s = streams_; s < 2 * streams_; ++s) w[s] = 2 * Sigmoid(w[s]);
-  Balance(w + 2 * streams_);
+  Balance(w + 2 * int64_t{streams_});
 }
 
 // Sinkhorn and Knopp: rows, by a softmax first, and columns are divided by their sums in turns.
 void HyperConnection::Balance(float* mixture) const {
-  const int n = streams_;
-  const auto divide = [&](int step, int stride) {
-    for (int line = 0; line < n; ++line) {
+  const int64_t n = streams_;
+  const auto divide = [&](int64_t step, int64_t stride) {
+    for (int64_t line = 0; line < n; ++line) {
       float* const first = mixture + line * step;
       float sum = 0.0f;
-      for (int i = 0; i < n; ++i) sum += first[i * stride];
-      for (int i = 0; i < n; ++i) first[i * stride] /= sum + eps_;
+      for (int64_t i = 0; i < n; ++i) sum += first[i * stride];
+      for (int64_t i = 0; i < n; ++i) first[i * stride] /= sum + eps_;
     }
   };
-  for (int row = 0; row < n; ++row) {
+  for (int64_t row = 0; row < n; ++row) {
     float* const x = mixture + row * n;
     const float largest = *std::max_element(x, x + n);
     float sum = 0.0f;
-    for (int i = 0; i < n; ++i) {
+    for (int64_t i = 0; i < n; ++i) {
       x[i] = std::exp(x[i] - largest);
       sum += x[i];
     }
-    for (int i = 0; i < n; ++i) x[i] = x[i] / sum + eps_;
+    for (int64_t i = 0; i < n; ++i) x[i] = x[i] / sum + eps_;
   }
   divide(1, n);
   for (int i = 1; i < iterations_; ++i) {

@@ -15,10 +15,10 @@ using gpu::Buffer;
 absl::StatusOr<std::unique_ptr<DeviceSequence>> DeviceSequence::Create(const HfConfig& config,
                                                                        const Rope& rope,
                                                                        int64_t max_tokens) {
-  std::unique_ptr<DeviceSequence> sequence(new DeviceSequence(max_tokens));
   const int64_t nets =
       std::count_if(config.mixers.begin(), config.mixers.end(),
                     [](const MixerConfig& mixer) { return mixer.kind == MixerKind::kDeltaNet; });
+  std::unique_ptr<DeviceSequence> sequence(new DeviceSequence(max_tokens, nets == 0));
   const int64_t positions = (config.num_hidden_layers - nets) * max_tokens;
   const LatentAttentionConfig& l = config.latent;
   const DeltaNetConfig& d = config.delta_net;

@@ -31,7 +31,7 @@ class DeviceSequence final : public Sequence {
   }
 
  private:
-  explicit DeviceSequence(int64_t max_tokens) : Sequence(max_tokens, max_tokens) {}
+  DeviceSequence(int64_t max_tokens, bool rewinds) : Sequence(max_tokens, max_tokens, rewinds) {}
 
   SequenceCache cache_;
   gpu::Buffer memory_;
