@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <deque>
+#include <initializer_list>
 #include <new>
 #include <system_error>
 #include <vector>
@@ -96,15 +98,21 @@ class Checker {
     } else if (*p_ == '-' || IsDigit(*p_)) {
       after = json_scan::CheckNumber(p_, end_, &error);
     } else {
-      for (const absl::string_view word : {"true", "false", "null"}) {
-        if (absl::string_view(p_, static_cast<size_t>(end_ - p_)).substr(0, word.size()) == word) {
-          after = p_ + word.size();
-        }
-      }
+      after = Word({"true", "false", "null"});
     }
+    if (after == nullptr && limits_.not_finite) after = Word({"Infinity", "-Infinity", "NaN"});
     if (after == nullptr) return Fail(Illegal(error));
     p_ = after;
     return true;
+  }
+
+  // Behind the one of these that begins here; null: none does.
+  const char* Word(std::initializer_list<absl::string_view> words) const {
+    const absl::string_view rest(p_, static_cast<size_t>(end_ - p_));
+    for (const absl::string_view word : words) {
+      if (rest.substr(0, word.size()) == word) return p_ + word.size();
+    }
+    return nullptr;
   }
 
   bool Key() {
@@ -189,7 +197,7 @@ std::optional<double> JsonValue::AsDouble() const {
   const absl::string_view s = text();
   double value = 0;
   const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
-  if (error == std::errc()) return value;
+  if (error == std::errc()) return std::isfinite(value) ? std::optional(value) : std::nullopt;
   // Out of range: too small counts as 0. Only a negative exponent or a leading 0 make it small.
   const bool small =
       s.find("e-") != s.npos || s.find("E-") != s.npos || s[s[0] == '-' ? 1 : 0] == '0';

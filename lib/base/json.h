@@ -21,6 +21,7 @@ struct JsonLimits {
   int64_t max_bytes = 100'000'000;
   int max_depth = 32;
   int64_t max_values = 2'000'000;  // keys are not counted
+  bool not_finite = false;         // Infinity, -Infinity and NaN are values, as Python writes them
 };
 
 struct JsonMember;
@@ -43,7 +44,7 @@ class JsonValue {
   bool AsBool() const { return *text_ == 't'; }
   /// Nothing: not a number without fraction and exponent, or out of range.
   std::optional<int64_t> AsInt() const;
-  /// Nothing: not a number, or beyond what a double holds.
+  /// Nothing: not a finite number, or beyond what a double holds.
   std::optional<double> AsDouble() const;
   /// Nothing: not a string. Escapes are resolved.
   std::optional<std::string> AsString() const;

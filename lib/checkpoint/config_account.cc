@@ -28,6 +28,7 @@ struct Known {
 
 constexpr Known kModelFields[] = {
     {"initializer_range", kTraining},
+    {"tf_legacy_loss", kTraining},
     {"attention_dropout", kTraining},
     {"attn_pdrop", kTraining},
     {"resid_pdrop", kTraining},
@@ -108,6 +109,8 @@ constexpr Known kModelFields[] = {
     {"num_mtp_modules", kFurther},
     {"mtp_transformer_layers", kFurther},
     {"use_mtp", kFurther},
+    {"mtp_num_hidden_layers", kFurther},
+    {"mtp_use_dedicated_embeddings", kFurther},
     {"pretraining_tp", kManner},
     {"ep_size", kManner},
     {"torchscript", kManner},

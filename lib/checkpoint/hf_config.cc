@@ -25,7 +25,7 @@ namespace {
 
 // Every field is looked for in the text: its size is what a lookup costs.
 constexpr JsonLimits kConfigLimits = {
-    .max_bytes = 2'000'000, .max_depth = 16, .max_values = 200'000};
+    .max_bytes = 8'000'000, .max_depth = 16, .max_values = 400'000, .not_finite = true};
 
 // Fields of other families that this one did not ask for, at the value that changes nothing.
 void AccountForOthers(const std::string& dense_width, ConfigFields& fields, HfConfig& config) {
@@ -33,6 +33,9 @@ void AccountForOthers(const std::string& dense_width, ConfigFields& fields, HfCo
     if (key == dense_width) {
       WithoutEffect(fields, {dense_width.c_str()},
                     config.experts_only ? kOfTheHost : "no layer is dense", &config.unused);
+    }
+    if (key == "pruned_heads" && fields.Find("pruned_heads")->size() == 0) {
+      WithoutEffect(fields, {"pruned_heads"}, "no head is pruned", &config.unused);
     }
     if (config.experts_only) continue;
     if (key == "attention_bias" || key == "use_sliding_window") fields.Expect(key.c_str(), false);

@@ -77,7 +77,9 @@ void CheckLayerTypes(ConfigFields& fields, size_t layers) {
   const auto types = fields.Find("layer_types");
   if (!types) return;
   bool same = types->is_array() && types->size() == layers;
-  for (const JsonValue type : types->elements()) same = same && type.Is("indexed_attention");
+  for (const JsonValue type : types->elements()) {
+    same = same && (type.Is("indexed_attention") || type.Is("deepseek_sparse_attention"));
+  }
   if (!same) {
     fields.Fail("layer_types", fmt::format("legal is {} times indexed_attention", layers));
   }

@@ -78,7 +78,8 @@ class Reader {
   // Where no size of blocks is given, the tensors tell whether a scale is of a row or of a matrix.
   QuantizationConfig ReadFp8() {
     const auto block = fields_.Ints("weight_block_size", 0, kMaxGroup);
-    if (fields_.String("fmt", "e4m3") != "e4m3" ||
+    const std::string format = fields_.String("fmt", "e4m3");
+    if ((format != "e4m3" && format != "float8_e4m3fn") ||
         (!block.empty() && block != std::vector<int64_t>{kFp8BlockRows, kFp8BlockCols})) {
       Fail("legal for fp8 are fmt \"e4m3\", and weight_block_size [128, 128] or none");
     }
@@ -180,11 +181,14 @@ class Reader {
 
   QuantizationConfig OfAlgorithm(const std::string& algorithm, int64_t group) {
     if (algorithm == "FP8") return {.form = StoredWeights::kFp8};
-    if (algorithm == "NVFP4" && group == 16) {
+    // The weights are the same whether activations were meant to be rounded or not.
+    if ((algorithm == "NVFP4" || algorithm == "W4A16_NVFP4") && group == 16) {
       return {.form = StoredWeights::kModeloptFp4, .group = group};
     }
-    Fail(fmt::format("modelopt {} in groups of {}: legal are NVFP4 in groups of 16, and FP8",
-                     Printable(algorithm), group));
+    Fail(fmt::format(
+        "modelopt {} in groups of {}: legal are NVFP4 and W4A16_NVFP4 in groups of 16, and "
+        "FP8",
+        Printable(algorithm), group));
     return {};
   }
 

@@ -119,6 +119,27 @@ TEST_CASE("what is not JSON is refused with the place") {
   CHECK(ErrorOf("\xEF\xBB\xBF{}") == "accepted");
 }
 
+TEST_CASE("what Python writes for numbers that are not finite, where that is asked for") {
+  constexpr char kText[] = R"({"a":[0.0, Infinity,-Infinity , NaN],"b":1})";
+  CHECK_THAT(ErrorOf(kText), Catch::StartsWith("f: invalid JSON at byte "));
+  const JsonLimits python = {.not_finite = true};
+  const auto document = JsonDocument::Parse(kText, "f", python);
+  REQUIRE_OK(document.status());
+  const auto list = document->root().Find("a");
+  REQUIRE(list->size() == 4);
+  for (const JsonValue value : list->elements()) {
+    CHECK(value.AsDouble().has_value() == (value.text() == "0.0"));
+    CHECK_FALSE(value.AsInt().has_value());
+    CHECK_FALSE((value.is_null() || value.is_bool() || value.is_string() || value.is_object()));
+  }
+  CHECK(document->root().Find("b")->AsInt() == 1);
+  for (const char* bad :
+       {"{\"a\":Infinit}", "{\"a\":-Inf}", "{\"a\":NaN1}", "{\"a\":--Infinity}"}) {
+    INFO(bad);
+    CHECK_THAT(ErrorOf(bad, python), Catch::StartsWith("f: invalid JSON at byte "));
+  }
+}
+
 TEST_CASE("limits stop the parser") {
   CHECK(ErrorOf("{\"a\":[[[]]]}", {.max_depth = 3}) == "f: nested deeper than 3");
   CHECK(ErrorOf("{\"a\":[[]]}", {.max_depth = 3}) == "accepted");

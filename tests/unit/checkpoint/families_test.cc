@@ -1,9 +1,10 @@
-// Descriptions of families: each is well formed, and each configuration of
-// tests/data/families/configs.json (the defaults of transformers' configuration classes) is read to
-// what the model that transformers makes of it has, or refused by name.
+// Descriptions of families: each is well formed, and each configuration of tests/data/families is
+// read to what the model that transformers makes of it has, or refused by name. configs.json has
+// the defaults of transformers' configuration classes, published.json facts of published files.
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json.h"
 #include "checkpoint/family.h"
 #include "moert/offline/hf_config.h"
 #include "support/catch.h"
@@ -15,9 +16,12 @@ namespace {
 
 using nlohmann::json;
 
+std::string TextOf(const char* file) {
+  return test::ReadFile(SourceDir() + "/tests/data/families/" + file);
+}
+
 const json& Cases() {
-  static const json cases =
-      json::parse(test::ReadFile(SourceDir() + "/tests/data/families/configs.json"));
+  static const json cases = json::parse(TextOf("configs.json"));
   return cases;
 }
 
@@ -145,33 +149,57 @@ TEST_CASE("descriptions are well formed") {
   for (const std::string& type : SupportedArchitectures()) CHECK(types.count(type) == 1);
 }
 
-TEST_CASE("default configurations of transformers") {
+struct Counts {
   int read = 0, refused = 0;
-  for (const auto& [name, model] : Cases().items()) {
+};
+
+void CheckNumbers(const HfConfig& config, JsonValue model) {
+  CHECK(config.moe.num_layers() == model.Find("layers")->AsInt());
+  CHECK(config.moe.layers[0].num_experts == model.Find("experts")->AsInt());
+  int64_t weights = 0;
+  for (const MoeLayerSpec& layer : config.moe.layers) {
+    weights +=
+        (layer.activation.gated ? 3 : 2) * layer.num_experts * layer.hidden * layer.intermediate;
+  }
+  CHECK(weights == model.Find("weights")->AsInt());
+}
+
+// `published`: each says where it is from, and no field of it is unknown.
+Counts CheckAll(const char* file, bool published) {
+  const auto cases = JsonDocument::Parse(TextOf(file), file, {.not_finite = true});
+  REQUIRE_OK(cases.status());
+  Counts counts;
+  for (const JsonMember& model : cases->root().members()) {
+    const std::string name = *model.key.AsString();
     INFO(name);
-    const auto config = ParseHfConfig(model["config"].dump(), name);
-    if (model.contains("refused")) {
-      ++refused;
-      CHECK_THAT(std::string(config.status().message()),
-                 Catch::Contains(model["refused"].get<std::string>()));
+    CHECK(model.value.Find("source").has_value() == published);
+    const auto config = ParseHfConfig(model.value.Find("config")->text(), name);
+    if (const auto refused = model.value.Find("refused")) {
+      ++counts.refused;
+      CHECK_THAT(std::string(config.status().message()), Catch::Contains(*refused->AsString()));
       continue;
     }
     if (!config.ok()) {
       FAIL_CHECK(std::string(config.status().message()));
       continue;
     }
-    ++read;
-    CHECK(config->moe.num_layers() == model["layers"]);
-    CHECK(config->moe.layers[0].num_experts == model["experts"]);
-    int64_t weights = 0;
-    for (const MoeLayerSpec& layer : config->moe.layers) {
-      weights +=
-          (layer.activation.gated ? 3 : 2) * layer.num_experts * layer.hidden * layer.intermediate;
+    ++counts.read;
+    CheckNumbers(*config, model.value);
+    for (size_t i = 0; published && i < config->unused.size(); ++i) {
+      INFO(config->unused[i].key << ": " << config->unused[i].why);
+      CHECK(config->unused[i].why.find("not known") == std::string::npos);
     }
-    CHECK(weights == model["weights"].get<int64_t>());
   }
-  CHECK(read >= 55);
-  CHECK(refused >= 5);
+  return counts;
+}
+
+TEST_CASE("default configurations of transformers, and published ones: more than a hundred") {
+  const Counts defaults = CheckAll("configs.json", false);
+  const Counts published = CheckAll("published.json", true);
+  CHECK(defaults.read >= 55);
+  CHECK(defaults.refused >= 5);
+  CHECK(published.read >= 50);
+  CHECK(defaults.read + published.read >= 100);
 }
 
 // The object of a configuration that describes the experts.

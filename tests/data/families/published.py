@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Writes published.json: facts of published config.json files, and what models of them have.
+
+    pip install torch==2.15.0 transformers==5.24.0 && python3 published.py SOURCE FOLDER
+
+FOLDER has copies of published files, ORGANIZATION--MODEL_config.json each; SOURCE says where they
+come from. Left out is what no reader needs: pictures, sound, lists of layers that are not quantized.
+Expected numbers are those of the model that transformers makes of the file without its weights, and
+products of its sizes where transformers has no such model.
+"""
+import copy
+import json
+import os
+import re
+import sys
+
+import torch
+import transformers
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LEFT_OUT = ("vision_config", "audio_config", "auto_map", "id2label", "label2id", "ignore",
+            "modules_to_not_convert", "exclude_modules", "targets", "image_grid_pinpoints")
+# What the error says of files that are not read.
+REFUSED = {"moonshotai/Kimi-K3": 'model_type is "kimi_k3"', "Qwen/Qwen3.5-27B": '"qwen3_5"',
+           "deepseek-ai/DeepSeek-V4-Flash": 'expert_dtype is "fp4"',
+           "deepseek-ai/DeepSeek-V4-Pro": 'expert_dtype is "fp4"',
+           "nvidia/DeepSeek-V4-Flash-NVFP4": "config_groups is",
+           "nvidia/DeepSeek-V4-Pro-NVFP4": "config_groups is",
+           "nvidia/Gemma-4-31B-IT-NVFP4": "num_experts is missing",
+           "nvidia/MiniMax-M3-NVFP4": "modelopt MXFP8",
+           "nvidia/Nemotron-H-56B-Base-8K": "n_routed_experts is missing"}
+
+
+def facts(value):
+    if isinstance(value, list):
+        return [facts(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {k: facts(v) for k, v in value.items() if k not in LEFT_OUT}
+    layers = kept.get("quantized_layers")
+    if isinstance(layers, dict):  # one of each kind
+        kinds = {json.dumps(v, sort_keys=True): k for k, v in reversed(layers.items())}
+        kept["quantized_layers"] = {k: layers[k] for k in sorted(kinds.values())}
+    return kept
+
+
+def of_transformers(config):
+    """Layers, experts of each and their weights, or None where transformers has no such model."""
+    fields = copy.deepcopy(config)
+    fields.pop("quantization_config", None)
+    for nested in ("text_config", "thinker_config"):
+        if isinstance(fields.get(nested), dict):
+            fields = fields[nested]
+            fields.pop("quantization_config", None)
+    model = None
+    for kind in (transformers.AutoModelForCausalLM, transformers.AutoModel):
+        try:
+            made = transformers.AutoConfig.for_model(**fields)
+            with torch.device("meta"):
+                model = model or kind.from_config(made)
+        except (ValueError, KeyError):
+            continue
+    if model is None:
+        return None
+    weights, layers, experts = 0, set(), set()
+    for name, p in model.named_parameters():
+        found = re.search(r"layers\.(\d+)\..*experts\.(gate_up_proj|up_proj|down_proj)$", name)
+        if not found or p.dim() != 3:
+            continue
+        layers.add(int(found[1]))
+        experts.add(p.shape[0])
+        weights += p.numel()
+    if not layers:
+        return None
+    return dict(layers=len(layers), experts=experts.pop(), weights=weights)
+
+
+def of_sizes(config):
+    c = config.get("text_config", config)
+    layers = c["num_hidden_layers"] - c.get("first_k_dense_replace", 0)
+    experts = c["n_routed_experts"]
+    return dict(layers=layers, experts=experts,
+                weights=layers * experts * 3 * c["hidden_size"] * c["moe_intermediate_size"])
+
+
+def main(source, folder):
+    published = {}
+    for file in sorted(os.listdir(folder)):
+        with open(os.path.join(folder, file)) as f:
+            config = facts(json.load(f))
+        name = file.removesuffix("_config.json").replace("--", "/")
+        made = of_transformers(config) if name not in REFUSED else dict(refused=REFUSED[name])
+        numbers = made or of_sizes(config)
+        print(name, numbers, "" if made else "(of its sizes)")
+        published[name] = dict(source=source, **numbers, config=config)
+    with open(os.path.join(HERE, "published.json"), "w") as f:
+        f.write("{\n" + ",\n".join(f"{json.dumps(n)}: {json.dumps(v, separators=(',', ':'))}"
+                                   for n, v in published.items()) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
