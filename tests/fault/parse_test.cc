@@ -177,7 +177,7 @@ TEST_CASE("a file over its bound is refused unread, with its size and the legal 
   check(256'000'000, [](Env* env) { return ReadManifest("f", env); });
   check(100'000'000, [](Env* env) { return ReadPlan("f", env); });
   check(512'000'000, [](Env* env) { return ReadCalibration("f", env); });
-  check(2'000'000, [](Env* env) { return LoadHfConfig("f", env); });
+  check(8'000'000, [](Env* env) { return LoadHfConfig("f", env); });
 }
 
 std::string Repeat(const std::string& first, const std::string& more, size_t bytes,

@@ -20,7 +20,7 @@ import transformers
 HERE = os.path.dirname(os.path.abspath(__file__))
 LEFT_OUT = ("vision_config", "audio_config", "auto_map", "id2label", "label2id", "ignore",
             "modules_to_not_convert", "exclude_modules", "targets", "image_grid_pinpoints")
-# What the error says of files that are not read.
+# The error of files that are not read, in part.
 REFUSED = {"moonshotai/Kimi-K3": 'model_type is "kimi_k3"', "Qwen/Qwen3.5-27B": '"qwen3_5"',
            "deepseek-ai/DeepSeek-V4-Flash": 'expert_dtype is "fp4"',
            "deepseek-ai/DeepSeek-V4-Pro": 'expert_dtype is "fp4"',
