@@ -23,7 +23,7 @@ absl::Status UseExpert(const moert_lease& lease, int64_t index, Use&& use) {
           return absl::InvalidArgumentError(
               absl::StrCat("index is ", index, ", the lease has ", count, " experts"));
         }
-        return use(views[static_cast<size_t>(index)]);
+        return use(views[index]);
       });
 }
 
@@ -49,7 +49,7 @@ moert_code moert_lease_acquire(moert_step* step, int32_t layer, const int32_t* e
     }
     auto handle = std::make_unique<moert_lease>();
     handle->state = step->state;
-    const auto wanted = absl::MakeConstSpan(experts, static_cast<size_t>(count));
+    const auto wanted = absl::MakeConstSpan(experts, count);
     std::vector<moert::ExpertView> views;
     MOERT_ASSIGN_OR_RETURN(handle->id,
                            step->state->engine->AcquireExperts(step->id, layer, wanted, &views));

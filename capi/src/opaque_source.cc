@@ -113,7 +113,7 @@ absl::Status ReadParts(const moert_opaque_part* parts, uint64_t count, OpaqueWei
     part.file = c.file;
     part.offset = c.offset;
     part.stride = c.stride;
-    weights->layers[static_cast<size_t>(c.layer)].push_back(part);
+    weights->layers[c.layer].push_back(part);
   }
   return absl::OkStatus();
 }

@@ -85,8 +85,8 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
   absl::StatusOr<PrecisionDecision> Transitions(const PrecisionSnapshot& snapshot) {
     const moert_policy_context context = ToC(snapshot.context);
     const moert_precision_snapshot s = ToC(snapshot, &context);
-    promote_.assign(static_cast<size_t>(s.total_experts), 0);
-    demote_.assign(static_cast<size_t>(s.total_experts), 0);
+    promote_.assign(s.total_experts, 0);
+    demote_.assign(s.total_experts, 0);
     int64_t promotes = 0, demotes = 0;
     const bool decided = Decided(c().precision_decide, [&] {
       return c().precision_decide(c().user_data, &s, promote_.data(), &promotes, demote_.data(),
@@ -129,7 +129,7 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
                    std::vector<ExpertKey>* keys) {
     if (count < 0 || count > static_cast<int64_t>(indices.size())) return false;
     for (int64_t i = 0; i < count; ++i) {
-      int64_t rest = indices[static_cast<size_t>(i)];
+      int64_t rest = indices[i];
       int layer = 0;
       while (rest >= 0 && layer < model.num_layers() && rest >= model.layers[layer].num_experts) {
         rest -= model.layers[layer++].num_experts;

@@ -44,7 +44,7 @@ class HostPrefetch final : public PrefetchPolicy, Adapter {
     s.target_capacity = snapshot.target.capacity;
     s.window_ns = snapshot.window_ns;
     s.transfer_ns = snapshot.transfer_ns;
-    ranked_.assign(static_cast<size_t>(s.target_experts), {});
+    ranked_.assign(s.target_experts, {});
     int32_t count = 0;
     const bool decided = Decided(c().prefetch_rank, [&] {
       return c().prefetch_rank(c().user_data, &s, ranked_.data(), s.target_experts, &count);
@@ -52,7 +52,7 @@ class HostPrefetch final : public PrefetchPolicy, Adapter {
     if (decided && count >= 0 && count <= s.target_experts) {
       std::vector<PrefetchCandidate> ranked;
       for (int32_t i = 0; i < count; ++i) {
-        const moert_prediction& p = ranked_[static_cast<size_t>(i)];
+        const moert_prediction& p = ranked_[i];
         ranked.push_back({{s.target_layer, p.expert}, p.score, p.tokens});
       }
       return ranked;

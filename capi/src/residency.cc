@@ -22,8 +22,7 @@ moert_code moert_engine_prefetch(moert_engine* engine, int32_t layer, const int3
     if (count < 0 || count > INT32_MAX) {
       return absl::InvalidArgumentError(absl::StrCat("count is ", count, ", legal is 0 or more"));
     }
-    return engine->state->engine->PrefetchHint(
-        layer, absl::MakeConstSpan(experts, static_cast<size_t>(count)));
+    return engine->state->engine->PrefetchHint(layer, absl::MakeConstSpan(experts, count));
   });
 }
 

@@ -61,7 +61,7 @@ absl::Status ReadRecord(const ExpertSource& source, int32_t layer, int32_t exper
   MOERT_RETURN_IF_ERROR(record.Reset(padded));
   MOERT_RETURN_IF_ERROR(
       source.ReadRecord(layer, expert, version, {record.data(), static_cast<size_t>(padded)}));
-  std::memcpy(dst, record.data(), static_cast<size_t>(bytes));
+  std::memcpy(dst, record.data(), bytes);
   return absl::OkStatus();
 }
 

@@ -51,10 +51,10 @@ absl::StatusOr<StepInfo> ReadStep(const moert_step_options* options, const Engin
   info.phase = static_cast<Phase>(checked.phase);
   info.rows = checked.rows;
   if (checked.request_ids != nullptr) {
-    info.request_ids = absl::MakeConstSpan(checked.request_ids, static_cast<size_t>(checked.rows));
+    info.request_ids = absl::MakeConstSpan(checked.request_ids, checked.rows);
   }
   if (checked.token_ids != nullptr) {
-    info.token_ids = absl::MakeConstSpan(checked.token_ids, static_cast<size_t>(checked.rows));
+    info.token_ids = absl::MakeConstSpan(checked.token_ids, checked.rows);
   }
   if (checked.predict_next != nullptr) {
     info.predict_next = AdaptPredictNext(checked.predict_next, checked.user_data);

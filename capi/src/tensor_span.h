@@ -37,7 +37,7 @@ absl::StatusOr<absl::Span<T>> TensorSpan(absl::string_view name, const moert_ten
   if (tensor.row_stride != cols && rows != 1) {
     return bad(".row_stride is ", tensor.row_stride, ", legal is ", cols, ": contiguous");
   }
-  return absl::MakeSpan(static_cast<T*>(tensor.data), static_cast<size_t>(rows * cols));
+  return absl::MakeSpan(static_cast<T*>(tensor.data), rows * cols);
 }
 
 }  // namespace moert::capi

@@ -143,14 +143,13 @@ absl::StatusOr<ReferenceExpert::Matrix> ReferenceExpert::Widen(const std::byte* 
 double ReferenceExpert::Matrix::Dot(int64_t row, const std::vector<double>& x) const {
   double sum = 0;
   for (int64_t i = 0; i < k; ++i) {
-    sum +=
-        static_cast<double>(weights[static_cast<size_t>(row * k + i)]) * x[static_cast<size_t>(i)];
+    sum += static_cast<double>(weights[row * k + i]) * x[i];
   }
   return sum;
 }
 
 double ReferenceExpert::Matrix::Product(int64_t row, const std::vector<double>& x) const {
-  return Dot(row, x) + (biases.empty() ? 0.0 : biases[static_cast<size_t>(row)]);
+  return Dot(row, x) + (biases.empty() ? 0.0 : biases[row]);
 }
 
 absl::StatusOr<ReferenceExpert> ReferenceExpert::Make(const std::byte* record,
@@ -169,10 +168,10 @@ void ReferenceExpert::Apply(const ExpertActivation& activation, ActivationNumeri
   if (hadamard_) ApplyHadamard(1, gate_.k, input.data());
   const Rounded gate_x = Round(input, gate_.scheme, numerics);
   const Rounded up_x = Round(input, up_.scheme, numerics);
-  std::vector<float> h(static_cast<size_t>(gate_.rows));
+  std::vector<float> h(gate_.rows);
   for (int64_t row = 0; row < gate_.rows; ++row) {
-    h[static_cast<size_t>(row)] = static_cast<float>(ApplyActivation(
-        activation, gate_.Product(row, gate_x.values), up_.Product(row, up_x.values)));
+    h[row] = static_cast<float>(ApplyActivation(activation, gate_.Product(row, gate_x.values),
+                                                up_.Product(row, up_x.values)));
   }
   if (hadamard_) ApplyHadamard(1, down_.k, h.data());
   const Rounded rounded = Round(h, down_.scheme, numerics);

@@ -53,12 +53,11 @@ absl::StatusOr<double> PredictVersionLoss(const Calibration& calibration,
   }
   double nats = 0;
   for (int l = 0; l < model.num_layers(); ++l) {
-    for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+    for (int e = 0; e < model.layers[l].num_experts; ++e) {
       const RecordLayout& layout = source.layout(l, e, version);
       if (layout.opaque()) return absl::NotFoundError("opaque records have no scheme");
-      MOERT_ASSIGN_OR_RETURN(
-          const double lost,
-          ExpertLoss(calibration, calibration.layers[static_cast<size_t>(l)], e, layout.format));
+      MOERT_ASSIGN_OR_RETURN(const double lost,
+                             ExpertLoss(calibration, calibration.layers[l], e, layout.format));
       nats += lost;
     }
   }

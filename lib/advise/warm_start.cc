@@ -35,7 +35,7 @@ struct WarmStart::Impl {
       : engine(e), order(std::move(o)), options(opts) {}
 
   const std::vector<Residency>& Look(Seen* seen, int layer) const {
-    auto& entry = (*seen)[static_cast<size_t>(layer)];
+    auto& entry = (*seen)[layer];
     if (!entry) entry = engine->ResidencyOf(layer).value_or(std::vector<Residency>());
     return *entry;
   }
@@ -45,7 +45,7 @@ struct WarmStart::Impl {
     const auto done = [&](Asked& a) ABSL_NO_THREAD_SAFETY_ANALYSIS {
       const std::vector<Residency>& layer = Look(seen, a.key.layer);
       if (layer.empty()) return true;  // the engine cannot say: a forked process, say
-      const Residency r = layer[static_cast<size_t>(a.key.expert)];
+      const Residency r = layer[a.key.expert];
       if (r != Residency::kAbsent && r != Residency::kArriving) {
         ++stats.arrived;
         return true;
@@ -64,8 +64,7 @@ struct WarmStart::Impl {
     int64_t taken = 0;
     for (size_t e = 0; e < states.size(); ++e) taken += states[e] != Residency::kAbsent;
     for (const Asked& a : asked) {
-      taken +=
-          a.key.layer == layer && states[static_cast<size_t>(a.key.expert)] == Residency::kAbsent;
+      taken += a.key.layer == layer && states[a.key.expert] == Residency::kAbsent;
     }
     return taken < slots / layers + (layer < slots % layers ? 1 : 0);
   }
@@ -91,7 +90,7 @@ struct WarmStart::Impl {
         next = order.size();
         break;
       }
-      if (states[static_cast<size_t>(key.expert)] != Residency::kAbsent) continue;
+      if (states[key.expert] != Residency::kAbsent) continue;
       if (!HasRoom(&seen, key.layer)) continue;
       const int32_t expert = key.expert;
       if (!engine->PrefetchHint(key.layer, {&expert, 1}).ok()) continue;
@@ -140,7 +139,7 @@ absl::StatusOr<std::unique_ptr<WarmStart>> WarmStart::Create(Engine* engine,
   std::vector<ExpertKey> unique;
   for (const ExpertKey& key : order) {
     if (key.layer < 0 || key.layer >= model.num_layers() || key.expert < 0 ||
-        key.expert >= model.layers[static_cast<size_t>(key.layer)].num_experts) {
+        key.expert >= model.layers[key.layer].num_experts) {
       return absl::InvalidArgumentError(
           fmt::format("layer {}, expert {}: the model has none such", key.layer, key.expert));
     }

@@ -77,7 +77,7 @@ absl::Status FileWriter::Append(absl::Span<const std::byte> data) {
     // so.
     if (n == 0) return PosixError(ENOSPC, fmt::format("{}: nothing written at {}", path_, size_));
     size_ += n;
-    data.remove_prefix(static_cast<size_t>(n));
+    data.remove_prefix(n);
   }
   return absl::OkStatus();
 }

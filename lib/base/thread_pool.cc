@@ -122,7 +122,7 @@ class WorkStealingPool final : public ThreadPool {
     state_.store(epoch << 1);
     int spins = 0;
     for (int worker = 1; worker < num_threads_; ++worker) {
-      for (; present_[static_cast<size_t>(worker)].inside.load(); ++spins) {
+      for (; present_[worker].inside.load(); ++spins) {
         if (spins < 2000) {
           Pause();
         } else {
@@ -136,7 +136,7 @@ class WorkStealingPool final : public ThreadPool {
   }
 
   void WorkerLoop(int worker) {
-    std::atomic<bool>& inside = present_[static_cast<size_t>(worker)].inside;
+    std::atomic<bool>& inside = present_[worker].inside;
     uint64_t seen = 0;
     while (WaitForEpoch(&seen)) {
       inside.store(true);
@@ -205,7 +205,7 @@ class WorkStealingPool final : public ThreadPool {
     return false;
   }
 
-  std::atomic<uint64_t>& range(int worker) { return ranges_[static_cast<size_t>(worker)].packed; }
+  std::atomic<uint64_t>& range(int worker) { return ranges_[worker].packed; }
 
   const int num_threads_;
   const std::chrono::microseconds spin_;

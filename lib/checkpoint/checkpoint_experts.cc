@@ -68,14 +68,14 @@ absl::Status CheckpointExperts::ReadMatrix(const std::string& name, int64_t rows
     return absl::OkStatus();
   }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, checkpoint_->Get(name));
-  out->resize(static_cast<size_t>(t->elements()));
+  out->resize(t->elements());
   return checkpoint_->ReadAsBf16(*t, 0, absl::MakeSpan(*out));
 }
 
 // Rows of gate and of up, stored one behind the other or in turns.
 static void SplitRows(const std::vector<uint16_t>& both, int64_t rows, int64_t cols,
                       bool interleaved, std::vector<uint16_t>* gate, std::vector<uint16_t>* up) {
-  gate->resize(static_cast<size_t>(rows * cols));
+  gate->resize(rows * cols);
   up->resize(gate->size());
   const int64_t step = interleaved ? 2 : 1, second = interleaved ? 1 : rows;
   for (int64_t r = 0; r < rows; ++r) {
@@ -87,7 +87,7 @@ static void SplitRows(const std::vector<uint16_t>& both, int64_t rows, int64_t c
 // [rows, cols] -> [cols, rows]
 static void Transpose(absl::Span<const uint16_t> in, int64_t rows, int64_t cols, uint16_t* out) {
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) out[c * rows + r] = in[static_cast<size_t>(r * cols + c)];
+    for (int64_t c = 0; c < cols; ++c) out[c * rows + r] = in[r * cols + c];
   }
 }
 
@@ -97,7 +97,7 @@ absl::Status CheckpointExperts::ReadFused(const ExpertTensors& tensors, const Mo
   // The expert's part of a tensor as [rows, cols], whichever way it is stored.
   const auto read = [&](const TensorInfo& t, bool transposed, int64_t rows, int64_t cols,
                         std::vector<uint16_t>* matrix) -> absl::Status {
-    matrix->resize(static_cast<size_t>(rows * cols));
+    matrix->resize(rows * cols);
     const int64_t first = expert * rows * cols;
     if (!transposed) return checkpoint_->ReadAsBf16(t, first, absl::MakeSpan(*matrix));
     slab.resize(matrix->size());
@@ -121,8 +121,8 @@ absl::Status CheckpointExperts::ReadFused(const ExpertTensors& tensors, const Mo
 }
 
 absl::Status CheckpointExperts::ReadExpert(int layer, int expert, ExpertWeights* out) const {
-  const MoeLayerSpec& spec = config_->moe.layers[static_cast<size_t>(layer)];
-  const ExpertTensors& tensors = tensors_[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = config_->moe.layers[layer];
+  const ExpertTensors& tensors = tensors_[layer];
   if (tensors.fused && !tensors.blocks) return ReadFused(tensors, spec, expert, out);
   std::vector<uint16_t>* const to[] = {&out->gate, &out->up, &out->down};
   std::vector<float> wide;
@@ -145,8 +145,8 @@ absl::Status CheckpointExperts::ReadExpert(int layer, int expert, ExpertWeights*
 
 absl::Status CheckpointExperts::ReadWidened(int layer, int expert, Projection p,
                                             std::vector<float>* out) const {
-  const MoeLayerSpec& spec = config_->moe.layers[static_cast<size_t>(layer)];
-  const ExpertTensors& tensors = tensors_[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = config_->moe.layers[layer];
+  const ExpertTensors& tensors = tensors_[layer];
   const ExpertFormat& format = stored(layer, expert);
   const Scheme& scheme = p == Projection::kGate ? format.gate
                          : p == Projection::kUp ? format.up
@@ -173,8 +173,8 @@ absl::Status CheckpointExperts::ReadBias(const MoeLayerSpec& l, int expert, Proj
                                          std::vector<float>* out) const {
   const bool down = p == Projection::kDown;
   const int64_t rows = down ? l.hidden : l.intermediate;
-  out->resize(static_cast<size_t>(rows));
-  if (!tensors_[static_cast<size_t>(config_->MoeLayerIndex(l.model_layer))].fused) {
+  out->resize(rows);
+  if (!tensors_[config_->MoeLayerIndex(l.model_layer)].fused) {
     MOERT_ASSIGN_OR_RETURN(
         *out, checkpoint_->ReadF32(WeightBase(names_.Expert(l.model_layer, expert, p)) + ".bias",
                                    {rows}));
@@ -185,19 +185,19 @@ absl::Status CheckpointExperts::ReadBias(const MoeLayerSpec& l, int expert, Proj
   MOERT_ASSIGN_OR_RETURN(
       const TensorInfo* t,
       checkpoint_->Get(prefix + (down ? "down_proj_bias" : "gate_up_proj_bias")));
-  std::vector<float> all(static_cast<size_t>(width));
+  std::vector<float> all(width);
   MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(*t, expert * width, absl::MakeSpan(all)));
   const int64_t step = !down && names_.interleaved ? 2 : 1;
   const int64_t first = p != Projection::kUp ? 0 : names_.interleaved ? 1 : rows;
   for (int64_t r = 0; r < rows; ++r) {
-    (*out)[static_cast<size_t>(r)] = all[static_cast<size_t>(first + r * step)];
+    (*out)[r] = all[first + r * step];
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckpointExperts::ReadBiases(int layer, int expert, const RecordLayout& layout,
                                            std::byte* record) const {
-  const MoeLayerSpec& spec = config_->moe.layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = config_->moe.layers[layer];
   if (layout.contents != RecordContents{spec.activation.gated, spec.expert_bias}) {
     return absl::InvalidArgumentError(
         fmt::format("{}: layer {}: a record that is to hold an expert has to be laid out by "
@@ -219,7 +219,7 @@ absl::Status CheckpointExperts::ReadBiases(int layer, int expert, const RecordLa
 
 absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLayout& layout,
                                            std::byte* record) const {
-  const MoeLayerSpec& spec = config_->moe.layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = config_->moe.layers[layer];
   if (layout.format == ExpertFormat::Uniform(Scheme{})) {
     ExpertWeights weights;
     MOERT_RETURN_IF_ERROR(ReadExpert(layer, expert, &weights));
@@ -232,12 +232,12 @@ absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLa
         fmt::format("{}: layer {}, expert {} is stored in {}, not in {}", checkpoint_->path(),
                     layer, expert, format.up.Name(), layout.format.up.Name()));
   }
-  std::memset(record, 0, static_cast<size_t>(layout.bytes));
+  std::memset(record, 0, layout.bytes);
   for (const auto& [p, matrix] :
        {std::pair(Projection::kGate, &layout.gate), std::pair(Projection::kUp, &layout.up),
         std::pair(Projection::kDown, &layout.down)}) {
     if (p == Projection::kGate && !layout.contents.gate) continue;
-    const StoredMatrix m = Stored(spec, expert, p, tensors_[static_cast<size_t>(layer)].blocks);
+    const StoredMatrix m = Stored(spec, expert, p, tensors_[layer].blocks);
     if (matrix->scheme.is_bf16()) {
       std::vector<uint16_t> floats;
       MOERT_RETURN_IF_ERROR(
@@ -275,7 +275,7 @@ absl::Status CheckpointExperts::ReadShared(const MoeLayerSpec& l, ExpertWeights*
 }
 
 absl::StatusOr<LayerConstants> CheckpointExperts::ReadConstants(int layer) const {
-  const MoeLayerSpec& l = config_->moe.layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& l = config_->moe.layers[layer];
   const MoeTensorNames& names = names_;
   const int n = l.model_layer;
   LayerConstants c;
@@ -307,7 +307,7 @@ absl::StatusOr<LayerConstants> CheckpointExperts::ReadConstants(int layer) const
     ExpertWeights shared;
     MOERT_RETURN_IF_ERROR(ReadShared(l, &shared));
     MOERT_ASSIGN_OR_RETURN(c.shared_layout, SharedRecordLayout(l));
-    c.shared_expert.resize(static_cast<size_t>(c.shared_layout.bytes));
+    c.shared_expert.resize(c.shared_layout.bytes);
     MOERT_RETURN_IF_ERROR(PackExpertBf16(c.shared_layout, shared, c.shared_expert.data()));
   }
   return c;
@@ -315,7 +315,7 @@ absl::StatusOr<LayerConstants> CheckpointExperts::ReadConstants(int layer) const
 
 absl::Status PackExpertBf16(const RecordLayout& layout, const ExpertWeights& weights,
                             std::byte* record) {
-  std::memset(record, 0, static_cast<size_t>(layout.bytes));
+  std::memset(record, 0, layout.bytes);
   if (layout.contents.gate) {
     MOERT_RETURN_IF_ERROR(PackMatrixBf16(layout.gate, weights.gate, record));
   }

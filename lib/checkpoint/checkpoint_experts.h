@@ -50,7 +50,7 @@ class CheckpointExperts {
   /// In which schemes the file has an expert: its record holds it as it is. bf16 for floats of any
   /// kind.
   const ExpertFormat& stored(int layer, int expert) const {
-    const std::vector<ExpertFormat>& formats = stored_[static_cast<size_t>(layer)];
+    const std::vector<ExpertFormat>& formats = stored_[layer];
     return formats[formats.size() == 1 ? 0 : static_cast<size_t>(expert)];
   }
   /// Whether records can hold the file's experts as they are: InvalidArgument over an order of

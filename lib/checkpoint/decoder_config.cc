@@ -57,7 +57,7 @@ void ReadHeads(bool latent, ConfigFields& fields, HfConfig& config) {
 
 void ReadMixers(const FamilyFields& family, HfConfig& config) {
   ConfigFields& fields = family.fields();
-  config.mixers.assign(static_cast<size_t>(config.num_hidden_layers), {});
+  config.mixers.assign(config.num_hidden_layers, {});
   const std::string mixers = family.family().Text("mixers");
   if (mixers == "chunks") return ReadChunks(fields, config);
   if (mixers == "delta_net") {

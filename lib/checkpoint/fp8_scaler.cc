@@ -97,7 +97,7 @@ absl::StatusOr<Fp8Scaler> Fp8Scaler::Load(const Checkpoint& checkpoint, const Te
     case Share::kIllegal:
       break;
   }
-  s.scales_.resize(static_cast<size_t>(scales->elements()));
+  s.scales_.resize(scales->elements());
   MOERT_RETURN_IF_ERROR(checkpoint.ReadAsF32(*scales, 0, absl::MakeSpan(s.scales_)));
   if (std::all_of(s.scales_.begin(), s.scales_.end(), [](float f) { return std::isfinite(f); })) {
     return s;
@@ -109,7 +109,7 @@ absl::StatusOr<Fp8Scaler> Fp8Scaler::Load(const Checkpoint& checkpoint, const Te
 
 float Fp8Scaler::ScaleOf(int64_t row, int64_t col) const {
   const int64_t block_row = row / rows_ * scale_rows_ + row % rows_ / block_rows_;
-  return scales_[static_cast<size_t>(block_row * scale_cols_ + col / block_cols_)];
+  return scales_[block_row * scale_cols_ + col / block_cols_];
 }
 
 void Fp8Scaler::Apply(int64_t first, size_t count, float* values) const {

@@ -22,7 +22,7 @@ struct Heads {
 
 bool SeesAll(const HfConfig& config, int64_t layer) {
   if (layer < 0 || layer >= config.num_hidden_layers) return false;
-  return config.mixers[static_cast<size_t>(layer)].kind == MixerKind::kFull;
+  return config.mixers[layer].kind == MixerKind::kFull;
 }
 
 Heads ReadObject(const JsonMember& member, const Heads& others, ConfigFields& fields,

@@ -66,7 +66,7 @@ class Cursor {
   absl::Status Read(void* to, int64_t bytes) {
     if (bytes > left()) return Short();
     if (place_ < begin_ || place_ + bytes > end_) MOERT_RETURN_IF_ERROR(Fill());
-    std::memcpy(to, buffer_.data() + (place_ - begin_), static_cast<size_t>(bytes));
+    std::memcpy(to, buffer_.data() + (place_ - begin_), bytes);
     place_ += bytes;
     return absl::OkStatus();
   }

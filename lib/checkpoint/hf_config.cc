@@ -150,7 +150,7 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
 
 int HfConfig::MoeLayerIndex(int model_layer) const {
   if (model_layer < 0 || model_layer >= num_hidden_layers) return -1;
-  if (!is_moe[static_cast<size_t>(model_layer)]) return -1;
+  if (!is_moe[model_layer]) return -1;
   return static_cast<int>(std::count(is_moe.begin(), is_moe.begin() + model_layer, true));
 }
 
@@ -183,7 +183,7 @@ bool HfConfig::HasSinks(int layer) const {
 }
 
 bool HfConfig::HasValues(int layer) const {
-  return !values_are_keys || mixers[static_cast<size_t>(layer)].kind == MixerKind::kWindow;
+  return !values_are_keys || mixers[layer].kind == MixerKind::kWindow;
 }
 
 const RopeConfig& HfConfig::Rope(int layer) const {

@@ -59,7 +59,7 @@ void PlaceBySteps(const FamilyFields& family, HfConfig& config) {
   const std::vector<int64_t> dense = listed("dense_layers"), moe = listed("moe_layers");
   for (int64_t i = 0; i < layers; ++i) {
     const bool placed = i >= first && (last < 0 || i <= last) && (i - offset) % step == 0;
-    config.is_moe[static_cast<size_t>(i)] = placed && moe.empty();
+    config.is_moe[i] = placed && moe.empty();
   }
   const std::string flags = family.Present("moe_flags");
   if (!flags.empty()) {
@@ -71,8 +71,8 @@ void PlaceBySteps(const FamilyFields& family, HfConfig& config) {
       config.is_moe[i] = flag[std::min(i, flag.size() - 1)] != 0;
     }
   }
-  for (const int64_t i : moe) config.is_moe[static_cast<size_t>(i)] = true;
-  for (const int64_t i : dense) config.is_moe[static_cast<size_t>(i)] = false;
+  for (const int64_t i : moe) config.is_moe[i] = true;
+  for (const int64_t i : dense) config.is_moe[i] = false;
 }
 
 // One letter a layer.
@@ -212,7 +212,7 @@ void ReadMoePlaces(const FamilyFields& family, HfConfig& config) {
                                           1, kMaxLayerCount))
             : static_cast<int>(std::min<size_t>(kinds->size(), kMaxLayerCount));
   if (!fields.status().ok()) return;
-  config.is_moe.assign(static_cast<size_t>(config.num_hidden_layers), true);
+  config.is_moe.assign(config.num_hidden_layers, true);
   const std::string letters = family.Present("layer_letters");
   if (!kinds && !letters.empty()) return PlaceByLetters(letters, family, config);
   PlaceBySteps(family, config);
@@ -250,10 +250,10 @@ void ReadMoeLayers(const FamilyFields& family, HfConfig& config) {
     for (const JsonValue kind : kinds->elements()) hash[place++] = kind.Is("hash_moe");
   }
   for (int i = 0; i < config.num_hidden_layers; ++i) {
-    if (!config.is_moe[static_cast<size_t>(i)]) continue;
+    if (!config.is_moe[i]) continue;
     MoeLayerSpec& added = config.moe.layers.emplace_back(layer);
     added.model_layer = i;
-    if (!hash[static_cast<size_t>(i)] || !routed) continue;
+    if (!hash[i] || !routed) continue;
     added.routing.selection_bias = false;  // the ids choose
     added.routing.hash_vocab = config.vocab_size;
   }

@@ -45,9 +45,8 @@ absl::Status QuantizedWeights::ReadNvfp4(const StoredMatrix& m, ChannelOrder,
   const int64_t row_bytes = CeilDiv<int64_t>(m.k, 2);
   for (int64_t row = 0; row < m.rows; ++row) {
     for (int64_t k = 0; k < m.k; ++k) {
-      const uint8_t byte = bytes[static_cast<size_t>(row * row_bytes + k / 2)];
-      q->codes[static_cast<size_t>(row * m.k + k)] =
-          static_cast<uint8_t>(k % 2 == 0 ? byte & 15 : byte >> 4);
+      const uint8_t byte = bytes[row * row_bytes + k / 2];
+      q->codes[row * m.k + k] = static_cast<uint8_t>(k % 2 == 0 ? byte & 15 : byte >> 4);
     }
   }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
@@ -89,7 +88,7 @@ absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, ChannelOrder,
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + "_scales"));
   const auto part = [&](const TensorInfo& t, int64_t width,
                         std::vector<uint8_t>* bytes) -> absl::Status {
-    bytes->resize(static_cast<size_t>(m.stored_rows * width));
+    bytes->resize(m.stored_rows * width);
     return checkpoint_->ReadBytes(t, m.expert * m.stored_rows * width,
                                   {reinterpret_cast<std::byte*>(bytes->data()), bytes->size()});
   };
@@ -99,19 +98,19 @@ absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, ChannelOrder,
   for (int64_t r = 0; r < m.rows; ++r) {
     const int64_t row = m.first_row + r * m.row_step;
     for (int64_t i = 0; i < row_bytes; ++i) {
-      const uint8_t byte = codes[static_cast<size_t>(row * row_bytes + i)];
-      q->codes[static_cast<size_t>(r * m.k + 2 * i)] = byte & 15;
-      q->codes[static_cast<size_t>(r * m.k + 2 * i + 1)] = static_cast<uint8_t>(byte >> 4);
+      const uint8_t byte = codes[row * row_bytes + i];
+      q->codes[r * m.k + 2 * i] = byte & 15;
+      q->codes[r * m.k + 2 * i + 1] = static_cast<uint8_t>(byte >> 4);
     }
     for (int64_t g = 0; g < groups; ++g) {
-      const uint8_t bits = exponents[static_cast<size_t>(row * groups + g)];
+      const uint8_t bits = exponents[row * groups + g];
       const float scale = DecodeScale(ScaleType::kE8M0, bits);
       if (EncodeScale(ScaleType::kE8M0, scale) != bits) {
         return Error(*scales, fmt::format("row {}, group {} of expert {}: the exponent is {}, at "
                                           "which weights overflow bf16",
                                           row, g, m.expert, bits));
       }
-      q->scales[static_cast<size_t>(r * groups + g)] = scale;
+      q->scales[r * groups + g] = scale;
     }
   }
   return absl::OkStatus();
@@ -133,7 +132,7 @@ absl::Status QuantizedWeights::ReadFp8(const StoredMatrix& m, ChannelOrder,
   const int64_t groups = q->groups();
   for (int64_t r = 0; r < m.rows; ++r) {
     for (int64_t g = 0; g < groups; ++g) {
-      q->scales[static_cast<size_t>(r * groups + g)] = scaler.ScaleOf(r, g * q->group);
+      q->scales[r * groups + g] = scaler.ScaleOf(r, g * q->group);
     }
   }
   return absl::OkStatus();

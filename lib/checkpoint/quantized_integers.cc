@@ -43,7 +43,7 @@ absl::StatusOr<StoredGroups> QuantizedWeights::ReadOrder(const StoredMatrix& m, 
   MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> indices, Whole<int32_t>(*t));
   bool in_order = true;
   for (int64_t i = 0; i < m.k; ++i) {
-    const int32_t group = indices[static_cast<size_t>(i)];
+    const int32_t group = indices[i];
     if (group < 0 || group >= groups.count) {
       return Error(*t, fmt::format("channel {} is in group {} of {}", i, group, groups.count));
     }
@@ -59,7 +59,7 @@ absl::StatusOr<StoredGroups> QuantizedWeights::ReadOrder(const StoredMatrix& m, 
   if (in_order) return groups;
   groups.order = std::move(indices);
   q->group = 1;
-  q->scales.resize(static_cast<size_t>(m.rows * m.k));
+  q->scales.resize(m.rows * m.k);
   return groups;
 }
 
@@ -124,11 +124,11 @@ absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, ChannelOrder orde
   MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> words, Whole<uint32_t>(*codes));
   const int64_t row_words = m.rows / kInWord;
   for (int64_t at = 0; at < static_cast<int64_t>(words.size()); ++at) {
-    const uint32_t word = words[static_cast<size_t>(at)];
+    const uint32_t word = words[at];
     for (int64_t i = 0; i < kInWord; ++i) {
       const int64_t row = awq ? at % row_words * kInWord + kAwqOrder[i] : at % m.rows;
       const int64_t k = awq ? at / row_words : at / m.rows * kInWord + i;
-      q->codes[static_cast<size_t>(row * m.k + k)] = static_cast<uint8_t>(Nibble(word, i));
+      q->codes[row * m.k + k] = static_cast<uint8_t>(Nibble(word, i));
     }
   }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* zeros, checkpoint_->Get(m.base + ".qzeros"));
@@ -141,9 +141,8 @@ absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, ChannelOrder orde
       const int64_t column = row % kInWord;
       const int64_t place =
           awq ? std::find(kAwqOrder, kAwqOrder + kInWord, column) - kAwqOrder : column;
-      const uint32_t word = zero_words[static_cast<size_t>(stored * row_words + row / kInWord)];
-      q->offsets[static_cast<size_t>(row * q->groups() + g)] =
-          static_cast<float>(Nibble(word, place));
+      const uint32_t word = zero_words[stored * row_words + row / kInWord];
+      q->offsets[row * q->groups() + g] = static_cast<float>(Nibble(word, place));
     }
   }
   MOERT_RETURN_IF_ERROR(CheckZeros(m, *zeros, q));
@@ -176,8 +175,8 @@ absl::Status QuantizedWeights::ReadPacked(const StoredMatrix& m, ChannelOrder or
   const int64_t row_words = CeilDiv<int64_t>(m.k, kInWord);
   for (int64_t row = 0; row < m.rows; ++row) {
     for (int64_t k = 0; k < m.k; ++k) {
-      q->codes[static_cast<size_t>(row * m.k + k)] = static_cast<uint8_t>(
-          Nibble(words[static_cast<size_t>(row * row_words + k / kInWord)], k % kInWord));
+      q->codes[row * m.k + k] =
+          static_cast<uint8_t>(Nibble(words[row * row_words + k / kInWord], k % kInWord));
     }
   }
   if (!config_.symmetric) {
@@ -187,10 +186,8 @@ absl::Status QuantizedWeights::ReadPacked(const StoredMatrix& m, ChannelOrder or
     q->offsets.resize(q->scales.size());
     for (int64_t row = 0; row < m.rows; ++row) {
       for (int64_t g = 0; g < q->groups(); ++g) {
-        const uint32_t word =
-            zero_words[static_cast<size_t>(row / kInWord * groups.count + groups.Of(*q, g))];
-        q->offsets[static_cast<size_t>(row * q->groups() + g)] =
-            static_cast<float>(Nibble(word, row % kInWord));
+        const uint32_t word = zero_words[row / kInWord * groups.count + groups.Of(*q, g)];
+        q->offsets[row * q->groups() + g] = static_cast<float>(Nibble(word, row % kInWord));
       }
     }
   }

@@ -105,7 +105,7 @@ absl::StatusOr<const TensorInfo*> QuantizedWeights::Tensor(
 // Stored [groups, rows] (by_group) or [rows, groups].
 absl::Status QuantizedWeights::ReadScales(const TensorInfo& tensor, bool by_group,
                                           const StoredGroups& groups, QuantizedMatrix* q) const {
-  std::vector<float> values(static_cast<size_t>(tensor.elements()));
+  std::vector<float> values(tensor.elements());
   MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(tensor, 0, absl::MakeSpan(values)));
   for (int64_t r = 0; r < q->rows; ++r) {
     for (int64_t g = 0; g < q->groups(); ++g) {
@@ -139,8 +139,8 @@ absl::StatusOr<QuantizedMatrix> QuantizedWeights::Read(const StoredMatrix& m,
     q.rows = m.rows;
     q.k = m.k;
     q.group = scheme.group > 0 ? std::min<int64_t>(scheme.group, m.k) : m.k;
-    q.codes.resize(static_cast<size_t>(m.rows * m.k));
-    q.scales.resize(static_cast<size_t>(m.rows * q.groups()));
+    q.codes.resize(m.rows * m.k);
+    q.scales.resize(m.rows * q.groups());
     MOERT_RETURN_IF_ERROR((this->*form.read)(m, order, &q));
     return q;
   } catch (const std::bad_alloc&) {

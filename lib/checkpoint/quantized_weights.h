@@ -43,7 +43,7 @@ struct StoredGroups {
   std::vector<int32_t> order;  // by channel: its group; empty: they lie in order
   /// The one that group `group` of a matrix is a part of.
   int64_t Of(const QuantizedMatrix& q, int64_t group) const {
-    if (!order.empty()) return order[static_cast<size_t>(group)];
+    if (!order.empty()) return order[group];
     return channels > 0 ? group * q.group / channels : 0;
   }
 };

@@ -188,7 +188,7 @@ absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& 
             fmt::format("{}: tensor \"{}\" is not in {} as the index says", index_path,
                         Printable(name), Printable(shard.file)));
       }
-      listed[static_cast<size_t>(found - header.tensors.data())] = true;
+      listed[found - header.tensors.data()] = true;
       tensors_.push_back(*found);
       tensors_.back().file = static_cast<int>(files_.size());
     }
@@ -287,7 +287,7 @@ absl::StatusOr<std::vector<int32_t>> Checkpoint::ReadI32(absl::string_view name,
                     Printable(t->name), View(DTypeName(t->dtype)), ShapeToString(t->shape),
                     ShapeToString(shape)));
   }
-  std::vector<int32_t> values(static_cast<size_t>(t->elements()));
+  std::vector<int32_t> values(t->elements());
   if (!wide) {
     MOERT_RETURN_IF_ERROR(
         ReadBytes(*t, 0, {reinterpret_cast<std::byte*>(values.data()), values.size() * 4}));
@@ -317,7 +317,7 @@ absl::StatusOr<std::vector<float>> Checkpoint::ReadF32(absl::string_view name,
                                                   file(t->file).path(), Printable(t->name),
                                                   ShapeToString(t->shape), ShapeToString(shape)));
   }
-  std::vector<float> values(static_cast<size_t>(t->elements()));
+  std::vector<float> values(t->elements());
   MOERT_RETURN_IF_ERROR(ReadAsF32(*t, 0, absl::MakeSpan(values)));
   return values;
 } catch (...) {

@@ -65,7 +65,7 @@ absl::StatusOr<std::string> SafetensorsFileStart(const std::vector<TensorSpec>& 
   header += "}";
   const int64_t data =
       RoundUp<int64_t>(kPrefixBytes + static_cast<int64_t>(header.size()), kRecordAlignment);
-  header.resize(static_cast<size_t>(data - kPrefixBytes), ' ');
+  header.resize(data - kPrefixBytes, ' ');
   const uint64_t length = header.size();
   std::string start(kPrefixBytes, '\0');
   std::memcpy(start.data(), &length, sizeof(length));
@@ -134,7 +134,7 @@ absl::Status SafetensorsWriter::Append(absl::Span<const std::byte> data) {
   static constexpr std::byte kZeros[4096] = {};
   for (int64_t left = want - size; left > 0;) {
     const int64_t n = std::min<int64_t>(left, sizeof(kZeros));
-    MOERT_RETURN_IF_ERROR(file_->Append(absl::MakeConstSpan(kZeros, static_cast<size_t>(n))));
+    MOERT_RETURN_IF_ERROR(file_->Append(absl::MakeConstSpan(kZeros, n)));
     left -= n;
   }
   ++next_;

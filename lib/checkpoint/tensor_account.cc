@@ -92,7 +92,7 @@ class DecoderTensors {
     }
   }
   void Mixer(const std::string& layer, int index) {
-    const MixerConfig& mixer = config_.mixers[static_cast<size_t>(index)];
+    const MixerConfig& mixer = config_.mixers[index];
     if (mixer.kind == MixerKind::kDeltaNet) return DeltaNet(layer + "linear_attn.");
     if (config_.compressed.q_rank > 0) return Compressed(layer + "attn.", mixer);
     const std::string name = layer + "self_attn.";

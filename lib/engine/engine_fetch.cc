@@ -139,7 +139,7 @@ absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer,
   MOERT_RETURN_IF_ERROR(TakeBack());
   std::vector<int32_t> every;
   if (experts.empty()) {
-    every.resize(static_cast<size_t>(all));
+    every.resize(all);
     std::iota(every.begin(), every.end(), 0);
     experts = every;
   }
@@ -214,15 +214,15 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
   }
   MOERT_RETURN_IF_ERROR(status);
   const int experts = source_->model().layers[layer].num_experts;
-  fetched.slot_of_expert.assign(static_cast<size_t>(experts), -1);
+  fetched.slot_of_expert.assign(experts, -1);
   for (const ExpertKey key : fetched.pins.keys()) {
-    fetched.slot_of_expert[static_cast<size_t>(key.expert)] =
+    fetched.slot_of_expert[key.expert] =
         region.SlotOf(parts_->store->Resolve(key, step->epoch).record);
   }
   const bool on_host = input.place == Place::kHost;
   for (size_t i = 0; on_host && i < input.slot_ids.size(); ++i) {
     const int32_t e = input.ids[i];
-    input.slot_ids[i] = e < 0 ? -1 : fetched.slot_of_expert[static_cast<size_t>(e)];
+    input.slot_ids[i] = e < 0 ? -1 : fetched.slot_of_expert[e];
   }
   view->parts = PartsOf(region, *parts_->store, layer, experts);
   view->slots = region.slots;

@@ -103,7 +103,7 @@ std::vector<int64_t> OwnBlocks(const ExpertSource& source, const Strategy& strat
   std::vector<int64_t> bytes;
   const MoeModelSpec& model = source.model();
   for (int l = 0; l < model.num_layers(); ++l) {
-    for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+    for (int e = 0; e < model.layers[l].num_experts; ++e) {
       int64_t most = 0;
       for (size_t v = cache ? 0 : 1; v < (cache ? versions.size() : 2); ++v) {
         most = std::max(most, BlockBytes(source.layout(l, e, versions[v])));

@@ -16,7 +16,7 @@ namespace {
 
 absl::StatusOr<std::vector<int32_t>> ExpertsOf(const Shard& shard, const MoeModelSpec& model,
                                                int l) {
-  const int experts = model.layers[static_cast<size_t>(l)].num_experts;
+  const int experts = model.layers[l].num_experts;
   std::vector<int32_t> own;
   if (shard.experts.empty()) {
     const int count = shard.num_experts == 0 ? experts : shard.num_experts;
@@ -25,11 +25,11 @@ absl::StatusOr<std::vector<int32_t>> ExpertsOf(const Shard& shard, const MoeMode
           fmt::format("shard: experts [{}, {}) of layer {}, which has [0, {})", shard.first_expert,
                       int64_t{shard.first_expert} + count, l, experts));
     }
-    own.resize(static_cast<size_t>(count));
+    own.resize(count);
     std::iota(own.begin(), own.end(), shard.first_expert);
     return own;
   }
-  own = shard.experts[static_cast<size_t>(l)];
+  own = shard.experts[l];
   if (own.empty()) {
     return absl::InvalidArgumentError(
         fmt::format("shard: no expert of layer {}; at least one of each layer is needed", l));
@@ -86,15 +86,15 @@ absl::StatusOr<ShardPlan> ResolveShard(const Shard& shard, const MoeModelSpec& m
   ShardPlan plan;
   plan.all_experts = true;
   for (int l = 0; l < model.num_layers(); ++l) {
-    const int64_t channels = model.layers[static_cast<size_t>(l)].intermediate;
+    const int64_t channels = model.layers[l].intermediate;
     if (shard.num_channels > channels - shard.first_channel) {
       return absl::InvalidArgumentError(
           fmt::format("shard: {} channels from {} on: layer {} has {}", shard.num_channels,
                       shard.first_channel, l, channels));
     }
     MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> own, ExpertsOf(shard, model, l));
-    plan.all_experts = plan.all_experts && static_cast<int>(own.size()) ==
-                                               model.layers[static_cast<size_t>(l)].num_experts;
+    plan.all_experts =
+        plan.all_experts && static_cast<int>(own.size()) == model.layers[l].num_experts;
     plan.experts.push_back(std::move(own));
   }
   plan.first_channel = shard.first_channel;
@@ -118,7 +118,7 @@ PartOfModel PartOf(const MoeModelSpec& whole, const MoeModelSpec& part, const Sh
     const MoeLayerSpec& layer = whole.layers[l];
     of.numbering.emplace_back(static_cast<size_t>(layer.num_experts), -1);
     for (size_t i = 0; i < plan->experts[l].size(); ++i) {
-      of.numbering[l][static_cast<size_t>(plan->experts[l][i])] = static_cast<int32_t>(i);
+      of.numbering[l][plan->experts[l][i]] = static_cast<int32_t>(i);
     }
     if (layer.routing.kind == part.layers[l].routing.kind) continue;
     of.gate_bytes +=
@@ -138,21 +138,20 @@ absl::Status CheckShards(const MoeModelSpec& model, absl::Span<const Shard> shar
     plans.push_back(*std::move(plan));
   }
   for (int l = 0; l < model.num_layers(); ++l) {
-    const MoeLayerSpec& layer = model.layers[static_cast<size_t>(l)];
-    std::vector<std::vector<Owner>> owners(static_cast<size_t>(layer.num_experts));
+    const MoeLayerSpec& layer = model.layers[l];
+    std::vector<std::vector<Owner>> owners(layer.num_experts);
     std::vector<Owner> shared;
     for (size_t s = 0; s < plans.size(); ++s) {
       const int64_t begin = plans[s].first_channel;
       const int64_t end =
           plans[s].num_channels == 0 ? layer.intermediate : begin + plans[s].num_channels;
-      for (const int32_t e : plans[s].experts[static_cast<size_t>(l)]) {
-        owners[static_cast<size_t>(e)].push_back({begin, end, s});
+      for (const int32_t e : plans[s].experts[l]) {
+        owners[e].push_back({begin, end, s});
       }
       if (plans[s].shared_experts) shared.push_back({begin, end, s});
     }
     for (int e = 0; e < layer.num_experts; ++e) {
-      MOERT_RETURN_IF_ERROR(CheckCover(std::move(owners[static_cast<size_t>(e)]),
-                                       layer.intermediate,
+      MOERT_RETURN_IF_ERROR(CheckCover(std::move(owners[e]), layer.intermediate,
                                        fmt::format("expert {} of layer {}", e, l)));
     }
     if (layer.shared_intermediate == 0) continue;

@@ -24,14 +24,10 @@ class Numbering {
   Numbering(const ShardPlan& plan, const ExpertNumbering& numbering)
       : own_(plan.experts), local_(numbering) {}
 
-  absl::Span<const int32_t> own(int layer) const { return own_[static_cast<size_t>(layer)]; }
-  int experts(int layer) const {
-    return static_cast<int>(local_[static_cast<size_t>(layer)].size());
-  }
+  absl::Span<const int32_t> own(int layer) const { return own_[layer]; }
+  int experts(int layer) const { return static_cast<int>(local_[layer].size()); }
   /// -1: not here. `e` is an expert of the layer.
-  int32_t Local(int layer, int32_t e) const {
-    return local_[static_cast<size_t>(layer)][static_cast<size_t>(e)];
-  }
+  int32_t Local(int layer, int32_t e) const { return local_[layer][e]; }
 
   /// Ids in [0, E) or -1; InvalidArgument names another.
   absl::StatusOr<std::vector<int32_t>> Ids(int layer, absl::Span<const int32_t> ids) const {
@@ -67,8 +63,7 @@ class Numbering {
     const auto absent = std::find(local.begin(), local.end(), -1);
     if (absent == local.end()) return local;
     return absl::InvalidArgumentError(
-        fmt::format("layer {} expert {} is not of this shard", layer,
-                    ids[static_cast<size_t>(absent - local.begin())]));
+        fmt::format("layer {} expert {} is not of this shard", layer, ids[absent - local.begin()]));
   }
 
  private:
@@ -137,7 +132,7 @@ class ShardEngine final : public Engine {
     MOERT_ASSIGN_OR_RETURN(const std::vector<Residency> own, engine_->ResidencyOf(layer));
     std::vector<Residency> all(static_cast<size_t>(numbers_.experts(layer)), Residency::kAbsent);
     for (size_t i = 0; i < own.size(); ++i) {
-      all[static_cast<size_t>(numbers_.own(layer)[i])] = own[i];
+      all[numbers_.own(layer)[i]] = own[i];
     }
     return all;
   }
@@ -229,13 +224,13 @@ absl::Status ShardEngine::Forward(StepId step, int layer, const MatrixView& hidd
                                   const MutableMatrixView& out) {
   MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
   if (router_ == nullptr) return engine_->Forward(step, layer, hidden, out);  // says why not
-  const MoeLayerSpec& spec = model().layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = model().layers[layer];
   const ExecutorCall call{layer, 0, hidden.rows, hidden, out, nullptr};
   MOERT_RETURN_IF_ERROR(Executor::CheckRows("hidden", hidden, call, spec));
   RoutingResult routing;
   {
     const MutexLock lock(&mu_);
-    x_.resize(static_cast<size_t>(hidden.rows * hidden.cols));
+    x_.resize(hidden.rows * hidden.cols);
     WidenRows(hidden, x_.data());
     const bool next_gate = next_gate_ && Next(layer) != 0;
     MOERT_RETURN_IF_ERROR(
@@ -263,7 +258,7 @@ absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView
   MOERT_ASSIGN_OR_RETURN(const RoutedInput local, Localized(layer, routing, &arrays));
   MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(step, layer, hidden, local, out));
   for (int32_t& used : routing.used_ids) {
-    if (used >= 0) used = numbers_.own(layer)[static_cast<size_t>(used)];
+    if (used >= 0) used = numbers_.own(layer)[used];
   }
   return absl::OkStatus();
 }

@@ -8,7 +8,7 @@ int64_t UnpinnedBytes(const ExpertSource& source, absl::Span<const int> versions
   int64_t bytes = 0;
   for (const int version : versions) {
     for (int l = 0; l < source.model().num_layers(); ++l) {
-      for (int e = 0; e < source.model().layers[static_cast<size_t>(l)].num_experts; ++e) {
+      for (int e = 0; e < source.model().layers[l].num_experts; ++e) {
         if (source.PinnedRecord(l, e, version) != nullptr) continue;
         bytes += RoundUp(source.layout(l, e, version).bytes, kRecordAlignment);
       }

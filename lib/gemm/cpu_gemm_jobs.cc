@@ -71,8 +71,7 @@ Product CpuGemm::ProductOfX(const ExpertProblem& problem, const MatrixLayout& ma
   const uint8_t* const rows =
       packed_x_[InputForm(matrix.scheme, problem.layout->format.hadamard, numerics_)];
   const int64_t row_bytes = sizes_.OperandBytes(kind, hidden_);
-  const auto tokens =
-      problem.tokens.subspan(static_cast<size_t>(range.column_begin), static_cast<size_t>(columns));
+  const auto tokens = problem.tokens.subspan(range.column_begin, columns);
   const int64_t step = columns > 1 ? int64_t{tokens[1]} - tokens[0] : 0;
   bool even = true;
   for (size_t c = 2; c < tokens.size() && even; ++c) even = tokens[c] - tokens[c - 1] == step;
@@ -80,7 +79,7 @@ Product CpuGemm::ProductOfX(const ExpertProblem& problem, const MatrixLayout& ma
   product.stride = even ? step * row_bytes : row_bytes;
   for (size_t c = 0; c < tokens.size() && !even; ++c) {
     std::memcpy(room + static_cast<int64_t>(c) * row_bytes, rows + tokens[c] * row_bytes,
-                static_cast<size_t>(row_bytes));
+                row_bytes);
   }
   return product;
 }
@@ -95,7 +94,7 @@ void CpuGemm::MultiplyX(const ExpertProblem& problem, const MatrixLayout& matrix
     const int form = InputForm(matrix.scheme, problem.layout->format.hadamard, numerics_);
     const int64_t row_bytes = sizes_.OperandBytes(form % kOperandKinds, hidden_);
     for (int c = 0; c < args->columns; ++c) {
-      args->x[c] = packed_x_[form] + problem.tokens[static_cast<size_t>(column + c)] * row_bytes;
+      args->x[c] = packed_x_[form] + problem.tokens[column + c] * row_bytes;
     }
   }
   product.gemm(*args);
@@ -212,7 +211,7 @@ void CpuGemm::PackPiece(const RecordLayout& layout, int64_t block, const float* 
   if (block + 1 == layout.gate.padded_rows / kBlockRows) {
     // The padding that rounds intermediate up to a K tile: zero, for 0 x NaN is NaN.
     const int64_t pieces = layout.down.padded_k / kPieceK;
-    std::memset(row + (block + 1) * piece, 0, static_cast<size_t>((pieces - block - 1) * piece));
+    std::memset(row + (block + 1) * piece, 0, (pieces - block - 1) * piece);
   }
 }
 
@@ -241,7 +240,7 @@ void CpuGemm::DownJob(int64_t job, int thread) const {
       args.columns = static_cast<int>(std::min(down_product.most, range.column_end - column));
       args.tiles_kept = args.tiles[0] != nullptr && column > range.column_begin;
       for (int c = 0; c < args.columns; ++c) {
-        const int64_t row = problem.out_rows[static_cast<size_t>(column + c)];
+        const int64_t row = problem.out_rows[column + c];
         for (int b = 0; b < args.blocks; ++b) {
           PrefetchForWrite(out_ + row * hidden_ + (block + b) * kBlockRows);
         }
@@ -263,7 +262,7 @@ void CpuGemm::Scatter(const ExpertProblem& problem, int64_t block, int blocks, i
     const int64_t first = (block + b) * kBlockRows;
     const int64_t count = std::min<int64_t>(kBlockRows, hidden_ - first);
     for (int c = 0; c < columns; ++c) {
-      const int64_t row = problem.out_rows[static_cast<size_t>(column + c)];
+      const int64_t row = problem.out_rows[column + c];
       float* to = out_ + row * hidden_ + first;
       const float* from = product + (b * kMaxColumns + c) * kBlockRows;
       if (count == kBlockRows) {

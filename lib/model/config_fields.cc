@@ -122,7 +122,7 @@ std::vector<double> ConfigFields::Reals(const char* key, double low, double high
   const auto v = Find(key);
   std::vector<double> values;
   if (v && static_cast<int64_t>(v->size()) == count) {
-    values.reserve(static_cast<size_t>(count));
+    values.reserve(count);
     for (const JsonValue e : v->elements()) {
       const auto d = e.AsDouble();
       if (!d || !(*d >= low && *d <= high)) break;

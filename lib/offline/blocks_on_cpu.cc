@@ -92,7 +92,7 @@ class CpuBlocks final : public ExpertBlocks {
                       QuantizeMatrix(layout, settings_.method, factor, weights, settings_.device));
   }
   Floats Product(const std::vector<float>& w, int64_t out, int64_t in, const Floats& x) const {
-    Floats y(static_cast<size_t>(rows_ * out));
+    Floats y(rows_ * out);
     MatMul(compute_, w, out, in, x.data(), rows_, y.data());
     return y;
   }
@@ -117,7 +117,7 @@ class CpuBlocks final : public ExpertBlocks {
     for (int64_t t = 0; t < rows_; ++t) {
       double row = 0;
       for (int64_t c = 0; c < layer_.hidden; ++c, ++i) row += double{y[i]} * y[i];
-      const double weight = token_weights_[static_cast<size_t>(t)];
+      const double weight = token_weights_[t];
       total += weight * weight * row;
     }
     return std::sqrt(total);

@@ -34,7 +34,7 @@ class DeviceBlocks final : public ExpertBlocks {
     const Scheme& scheme = layout.gate.scheme;
     if (!RoundsActivations(scheme)) return expert_->SetInputs(nullptr, nullptr);
     rounded_x_ = x_;
-    rounded_h_.resize(static_cast<size_t>(rows_ * layer_.intermediate));
+    rounded_h_.resize(rows_ * layer_.intermediate);
     MOERT_RETURN_IF_ERROR(expert_->Hidden(rounded_h_.data()));
     RoundActivations(scheme, layer_.hidden, &rounded_x_);
     RoundActivations(scheme, layer_.intermediate, &rounded_h_);
@@ -61,7 +61,7 @@ class DeviceBlocks final : public ExpertBlocks {
   }
 
   absl::Status Outputs(Floats* y) override {
-    y->resize(static_cast<size_t>(rows_ * layer_.hidden));
+    y->resize(rows_ * layer_.hidden);
     return expert_->Outputs(y->data());
   }
 

@@ -249,9 +249,8 @@ class Measurement {
     absl::Status status = experts_->ReadExpert(l, e, &stored);
     if (status.ok()) status = WidenExpert(stored, &weights);
     if (!status.ok()) return Located(status, l, e);
-    auto found = ExpertSensitivity(config_.moe.layers[static_cast<size_t>(l)], settings, weights,
-                                   tokens.weights, ProbeRows(tokens),
-                                   Compute{single, model_->products()}, x);
+    auto found = ExpertSensitivity(config_.moe.layers[l], settings, weights, tokens.weights,
+                                   ProbeRows(tokens), Compute{single, model_->products()}, x);
     if (!found.ok()) return Located(found.status(), l, e);
     return found;
   }
@@ -277,8 +276,7 @@ class Measurement {
   }
 
   absl::Status RunLayer(int l, bool measure, LayerCalibration* out) {
-    const auto experts =
-        static_cast<size_t>(config_.moe.layers[static_cast<size_t>(l)].num_experts);
+    const auto experts = static_cast<size_t>(config_.moe.layers[l].num_experts);
     out->selections.resize(experts);
     out->weight_sums.resize(experts);
     std::vector<double> squares(experts, 0.0);
@@ -306,7 +304,7 @@ class Measurement {
         },
         [&](int e) {
           if (probe_ != nullptr) {
-            const Change change = std::move(changes[static_cast<size_t>(e)]);
+            const Change change = std::move(changes[e]);
             probe_->AddExpert(change.tokens, change.changes);
           }
           ++done_;

@@ -61,8 +61,8 @@ CalibrationStream::CalibrationStream(const ModelContext& context, int64_t window
     : context_(context), window_(window), hidden_(context.config->hidden_size) {}
 
 void CalibrationStream::Reserve(int64_t rows) {
-  residual_.reserve(static_cast<size_t>(rows * hidden_));
-  normed_.reserve(static_cast<size_t>(rows * hidden_));
+  residual_.reserve(rows * hidden_);
+  normed_.reserve(rows * hidden_);
 }
 
 void CalibrationStream::Add(const float* residual, int64_t rows) {
@@ -81,7 +81,7 @@ void CalibrationStream::RunLayer(int layer, bool dense) {
 }
 
 void CalibrationStream::ToMoe(int moe_layer) {
-  const int layer = context_.config->moe.layers[static_cast<size_t>(moe_layer)].model_layer;
+  const int layer = context_.config->moe.layers[moe_layer].model_layer;
   for (; next_layer_ < layer; ++next_layer_) RunLayer(next_layer_, /*dense=*/true);
   RunLayer(layer, /*dense=*/false);
   next_layer_ = layer + 1;
@@ -100,8 +100,8 @@ const float* CalibrationStream::FinishHidden() {
 double CalibrationStream::Nll() const {
   const int64_t vocab = context_.config->vocab_size;
   const int64_t window = window_;
-  std::vector<float> logits(static_cast<size_t>(window * vocab));
-  std::vector<double> nll(static_cast<size_t>(window));
+  std::vector<float> logits(window * vocab);
+  std::vector<double> nll(window);
   double total = 0;
   for (int64_t row = 0; row < rows_; row += window) {
     context_.model->Logits(window, normed_.data() + row * hidden_, logits.data());
@@ -110,10 +110,9 @@ double CalibrationStream::Nll() const {
       const float largest = *std::max_element(at, at + vocab);
       double sum = 0;
       for (int64_t v = 0; v < vocab; ++v) sum += std::exp(double{at[v]} - largest);
-      nll[static_cast<size_t>(i)] =
-          std::log(sum) + largest - at[tokens_->ids[static_cast<size_t>(row + i + 1)]];
+      nll[i] = std::log(sum) + largest - at[tokens_->ids[row + i + 1]];
     });
-    for (int64_t i = 0; i + 1 < window; ++i) total += nll[static_cast<size_t>(i)];
+    for (int64_t i = 0; i + 1 < window; ++i) total += nll[i];
   }
   return total / static_cast<double>(tokens_->windows() * (window - 1));
 }
@@ -122,9 +121,8 @@ ExpertRows RowsOf(const RoutingResult& routing, int expert) {
   ExpertRows of;
   const size_t e = static_cast<size_t>(expert);
   for (int32_t i = routing.offsets[e]; i < routing.offsets[e + 1]; ++i) {
-    of.rows.push_back(routing.grouped_tokens[static_cast<size_t>(i)]);
-    of.weights.push_back(
-        routing.weights[static_cast<size_t>(routing.grouped_slots[static_cast<size_t>(i)])]);
+    of.rows.push_back(routing.grouped_tokens[i]);
+    of.weights.push_back(routing.weights[routing.grouped_slots[static_cast<size_t>(i)]]);
   }
   return of;
 }

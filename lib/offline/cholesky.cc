@@ -45,7 +45,7 @@ void Invert(int64_t n, int64_t stride, const double* a, double* inverse) {
 
 bool FactorCholesky(int64_t k, double* a, const DenseLanes& lanes) {
   std::vector<double> inverse(kBlock * kBlock), panel(static_cast<size_t>(k * kBlock));
-  std::vector<double> scratch(static_cast<size_t>(DenseScratch(k, kBlock)));
+  std::vector<double> scratch(DenseScratch(k, kBlock));
   for (int64_t begin = 0; begin < k; begin += kBlock) {
     const int64_t n = std::min(kBlock, k - begin), end = begin + n, rest = k - end;
     double* const diagonal = a + begin * k + begin;

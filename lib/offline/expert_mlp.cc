@@ -75,7 +75,7 @@ void MatMul(const Compute& compute, absl::Span<const float> w, int64_t out, int6
 
 Floats GluForward(const Compute& compute, const MoeLayerSpec& layer, const std::vector<float>& gate,
                   const std::vector<float>& up, const float* x, int64_t rows) {
-  Floats h(static_cast<size_t>(rows * layer.intermediate)), upped(h.size());
+  Floats h(rows * layer.intermediate), upped(h.size());
   MatMul(compute, gate, layer.intermediate, layer.hidden, x, rows, h.data());
   MatMul(compute, up, layer.intermediate, layer.hidden, x, rows, upped.data());
   constexpr int64_t kRowsAJob = 64;

@@ -177,7 +177,7 @@ absl::StatusOr<Floats> ForwardRecord(const MoeLayerSpec& layer, const RecordLayo
   Floats h = RoundedGlu(layer, layout, weights, x, rows, compute);
   if (layout.format.hadamard) ApplyHadamard(rows, layer.intermediate, h.data());
   RoundActivations(layout.down.scheme, layer.intermediate, &h);
-  Floats y(static_cast<size_t>(rows * layer.hidden));
+  Floats y(rows * layer.hidden);
   MatMul(compute, weights.down, layer.hidden, layer.intermediate, h.data(), rows, y.data());
   return y;
 }

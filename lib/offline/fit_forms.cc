@@ -60,7 +60,7 @@ std::optional<HqqForm> MakeHqqForm(const Scheme& scheme, const HqqOptions& optio
   for (int i = 0; i < options.scales; ++i) form.shares[i] = HqqShare(options, i);
   const HqqSteps steps = HqqStepsOf(options);
   for (int i = 0; i < options.iterations; ++i) {
-    form.thresholds[i] = steps.thresholds[static_cast<size_t>(i)];
+    form.thresholds[i] = steps.thresholds[i];
   }
   return form;
 }

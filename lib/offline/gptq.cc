@@ -44,20 +44,20 @@ bool Factor(const std::vector<double>& lower, const std::vector<double>& diagona
   for (const double d : diagonal) mean += d / static_cast<double>(k);
   Reverse(k, lower.data(), reversed);
   for (int64_t i = 0; i < k; ++i) {
-    reversed[i * k + i] = diagonal[static_cast<size_t>(k - 1 - i)] + damping * mean;
+    reversed[i * k + i] = diagonal[k - 1 - i] + damping * mean;
   }
   if (!FactorCholesky(k, reversed)) return false;
   factor->shares.assign(lower.size(), 0.0f);
   std::vector<double> divisors(diagonal.size());
   for (int64_t c = 0; c < k; ++c) {
-    divisors[static_cast<size_t>(c)] = reversed[(k - 1 - c) * k + k - 1 - c];
+    divisors[c] = reversed[(k - 1 - c) * k + k - 1 - c];
   }
   for (int64_t j = 0; j < k; ++j) {
     const double* const from = reversed + (k - 1 - j) * k + k - 1;
     float* const to = factor->shares.data() + j * k;
-    to[j] = static_cast<float>(divisors[static_cast<size_t>(j)]);
+    to[j] = static_cast<float>(divisors[j]);
     for (int64_t c = j + 1; c < k; ++c) {
-      const double share = from[-c] / divisors[static_cast<size_t>(c)];
+      const double share = from[-c] / divisors[c];
       if (!std::isfinite(share)) return false;
       to[c] = static_cast<float>(share);
     }
@@ -85,8 +85,8 @@ class Rounding {
     whole_rows_ = q_.group >= q_.k;
     if (whole_rows_) FitColumns(0, q_.k);
     const int64_t block = GptqBlock(layout_, options_);
-    errors_.resize(static_cast<size_t>(q_.rows * block));
-    std::vector<float> scratch(static_cast<size_t>(DenseScratch(q_.rows, block)));
+    errors_.resize(q_.rows * block);
+    std::vector<float> scratch(DenseScratch(q_.rows, block));
     for (int64_t begin = 0; begin < q_.k; begin += block) {
       const int64_t end = std::min(q_.k, begin + block), width = end - begin;
       fitted_ = whole_rows_ || block == q_.group;
@@ -114,7 +114,7 @@ class Rounding {
   /// The scales of all rows' groups that these columns are, up to date.
   void FitColumns(int64_t begin, int64_t end) {
     const int64_t width = end - begin;
-    std::vector<float> columns(static_cast<size_t>(q_.rows * width));
+    std::vector<float> columns(q_.rows * width);
     for (int64_t r = 0; r < q_.rows; ++r) {
       std::copy_n(w_.data() + r * q_.k + begin, width, columns.data() + r * width);
     }
@@ -124,8 +124,7 @@ class Rounding {
   /// The scale of a row's group that begins at `column`. values: its weights, up to date.
   void Fit(int64_t row, int64_t column, const float* values) {
     const int64_t count = std::min(q_.group, q_.k - column);
-    const GroupScale g =
-        FitGroup(scheme_, absl::MakeConstSpan(values, static_cast<size_t>(count)), options_.clip);
+    const GroupScale g = FitGroup(scheme_, absl::MakeConstSpan(values, count), options_.clip);
     const int64_t at = row * q_.groups() + column / q_.group;
     q_.scales[at] = g.scale;
     if (!q_.offsets.empty()) q_.offsets[at] = g.offset;
@@ -138,7 +137,7 @@ class Rounding {
 
   void RoundBlock(int64_t row, int64_t begin, int64_t end) {
     const int64_t rows = std::min(kRows, q_.rows - row), width = end - begin;
-    block_.assign(static_cast<size_t>((width + 1) * kRows), 0.0f);
+    block_.assign((width + 1) * kRows, 0.0f);
     Lanes* const block = reinterpret_cast<Lanes*>(block_.data());
     for (int64_t r = 0; r < rows; ++r) {
       const float* const from = w_.data() + (row + r) * q_.k + begin;
@@ -191,7 +190,7 @@ class Rounding {
     for (int64_t r = 0; r < rows; ++r) {
       if (!fitted_) {
         const int64_t count = std::min(q_.group, q_.k - column);
-        group_.resize(static_cast<size_t>(count));
+        group_.resize(count);
         for (int64_t i = 0; i < count; ++i) group_[i] = values[i][r];
         Fit(row + r, column, group_.data());
       }
@@ -233,8 +232,8 @@ absl::Status InputMoments::Add(absl::Span<const float> x, absl::Span<const float
   for (const float v : x) {
     if (!std::isfinite(v)) return absl::InvalidArgumentError("an input is not finite");
   }
-  std::vector<float> scaled(static_cast<size_t>(kChunk * k_));
-  std::vector<float> scratch(static_cast<size_t>(DenseScratch(k_, kChunk)));
+  std::vector<float> scaled(kChunk * k_);
+  std::vector<float> scratch(DenseScratch(k_, kChunk));
   for (int64_t begin = 0; begin < rows; begin += kChunk) {
     const int64_t count = std::min(kChunk, rows - begin);
     for (int64_t r = 0; r < count; ++r) {
@@ -255,11 +254,11 @@ absl::StatusOr<GptqFactor> FactorMoments(const InputMoments& moments, const Gptq
   const std::vector<double>& lower = moments.lower();
   GptqFactor factor;
   factor.k = moments.k();
-  std::vector<double> diagonal(static_cast<size_t>(factor.k));
+  std::vector<double> diagonal(factor.k);
   double mean = 0;
   for (int64_t i = 0; i < factor.k; ++i) {
-    double& d = diagonal[static_cast<size_t>(i)];
-    d = lower[static_cast<size_t>(i * factor.k + i)];
+    double& d = diagonal[i];
+    d = lower[i * factor.k + i];
     mean += d / static_cast<double>(factor.k);
     factor.dead_columns += d == 0 ? 1 : 0;
   }

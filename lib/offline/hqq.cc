@@ -167,7 +167,7 @@ class HqqLaneFit {
 
  private:
   absl::Span<const float> Values(size_t group) const {
-    return absl::MakeConstSpan(job_->groups[group], static_cast<size_t>(job_->count));
+    return absl::MakeConstSpan(job_->groups[group], job_->count);
   }
 
   /// Gives the lane the next group that has something to try, if there is one.
@@ -254,10 +254,10 @@ void FitUnknown(const MatrixLayout& layout, absl::Span<const float> weights,
   HqqJob whole = {{}, {}, layout.group}, last = {{}, {}, tail};  // a row's last may be smaller
   for (int64_t r = 0; r < layout.rows; ++r) {
     for (int64_t n = 0; n < groups; ++n) {
-      if (fits[static_cast<size_t>(r * groups + n)].Known()) continue;
+      if (fits[r * groups + n].Known()) continue;
       HqqJob& job = n + 1 < groups ? whole : last;
       job.groups.push_back(weights.data() + r * layout.k + n * layout.group);
-      job.fits.push_back(&fits[static_cast<size_t>(r * groups + n)]);
+      job.fits.push_back(&fits[r * groups + n]);
     }
   }
   HqqLaneFit lanes(layout.scheme, options);
@@ -329,7 +329,7 @@ QuantizedMatrix QuantizeHqq(const MatrixLayout& layout, absl::Span<const float> 
   if (!HasPlainCodes(layout.scheme)) return QuantizeRtn(layout, weights, {}, device);
   std::vector<GroupScale> fits;
   if (device != nullptr) fits = device->Hqq(layout, weights, options);
-  fits.resize(static_cast<size_t>(layout.rows * layout.groups()), GroupScale::Unknown());
+  fits.resize(layout.rows * layout.groups(), GroupScale::Unknown());
   if (HqqLaneFit::Can(layout.scheme, options)) {
     FitUnknown(layout, weights, options, absl::MakeSpan(fits));
   }

@@ -161,7 +161,7 @@ absl::Status LayerRounder::ReadOne(size_t i, Chunk* chunk) const {
                          parts_.writer->Layout(layer, e, chunk->part.piece->version));
   chunk->layouts[i] = layout;
   std::vector<std::byte>& record = chunk->records[i];
-  record.assign(static_cast<size_t>(layout.bytes), std::byte{0});
+  record.assign(layout.bytes, std::byte{0});
   const ExpertFormat& stored = experts.stored(layer, e);
   if (layout.format == stored) return experts.ReadRecord(layer, e, layout, record.data());
   MOERT_RETURN_IF_ERROR(experts.ReadBiases(layer, e, layout, record.data()));
@@ -189,12 +189,10 @@ absl::Status LayerRounder::Round(Chunk* chunk) const {
                                              {"up", layout.up, stored.up, &wide.up},
                                              {"down", layout.down, stored.down, &wide.down}}};
     const Encoding encoding = {piece.method, layout.format.hadamard, parts_.device};
-    const absl::Status status =
-        EncodeOne(matrices[static_cast<size_t>(n % 3)], encoding, chunk->records[i].data());
-    outcomes[static_cast<size_t>(n)] =
-        status.ok()
-            ? status
-            : AtExpert(status, parts_.model, piece.layer, chunk->part.begin + static_cast<int>(i));
+    const absl::Status status = EncodeOne(matrices[n % 3], encoding, chunk->records[i].data());
+    outcomes[n] = status.ok() ? status
+                              : AtExpert(status, parts_.model, piece.layer,
+                                         chunk->part.begin + static_cast<int>(i));
   });
   chunk->weights.clear();
   chunk->wide.clear();

@@ -42,7 +42,7 @@ LossProbe::LossProbe(const ModelContext& context, OfflineDevice* device, int64_t
                      int64_t tokens)
     : context_(context), device_(device), tokens_(tokens), copies_(context, window) {
   for (Floats& change : changes_) {
-    change.resize(static_cast<size_t>(tokens_ * copies_.hidden()));
+    change.resize(tokens_ * copies_.hidden());
   }
 }
 
@@ -86,7 +86,7 @@ absl::Status LossProbe::EndLayer(int layer, CalibrationStream* stream) {
   for (Floats& change : changes_) {
     context_.pool->Run(tokens_, [&](int64_t row, int) {
       for (int64_t i = row * hidden; i < (row + 1) * hidden; ++i) {
-        change[static_cast<size_t>(i)] += stream->residual()[i];
+        change[i] += stream->residual()[i];
       }
     });
     copies_.Add(change.data(), tokens_);
@@ -102,29 +102,26 @@ std::vector<std::array<double, 2>> LossProbe::Divergences(const float* hidden) {
   std::vector<double> sums(static_cast<size_t>(copies), 0.0);
   constexpr int64_t kLogits = int64_t{1} << 26;  // in memory at once
   const int64_t most = std::clamp<int64_t>(kLogits / vocab, 1, std::min<int64_t>(tokens_, 1024));
-  Floats logits(static_cast<size_t>(most * vocab));
+  Floats logits(most * vocab);
   std::vector<double> p(logits.size()), p_log_p(static_cast<size_t>(most)), rows(p_log_p.size());
   for (int64_t first = 0; first < tokens_; first += most) {
     const int64_t count = std::min(most, tokens_ - first);
     context_.model->Logits(count, hidden + first * copies_.hidden(), logits.data());
     context_.pool->Run(count, [&](int64_t i, int) {
-      p_log_p[static_cast<size_t>(i)] =
-          Distribution(logits.data() + i * vocab, vocab, p.data() + i * vocab);
+      p_log_p[i] = Distribution(logits.data() + i * vocab, vocab, p.data() + i * vocab);
     });
     for (int64_t copy = 0; copy < copies; ++copy) {
       context_.model->Logits(count, other + (copy * tokens_ + first) * copies_.hidden(),
                              logits.data());
       context_.pool->Run(count, [&](int64_t i, int) {
-        rows[static_cast<size_t>(i)] =
-            Divergence(p.data() + i * vocab, p_log_p[static_cast<size_t>(i)],
-                       logits.data() + i * vocab, vocab);
+        rows[i] = Divergence(p.data() + i * vocab, p_log_p[i], logits.data() + i * vocab, vocab);
       });
       for (int64_t i = 0; i < count; ++i) {
-        sums[static_cast<size_t>(copy)] += rows[static_cast<size_t>(i)];
+        sums[copy] += rows[i];
       }
     }
   }
-  std::vector<std::array<double, 2>> means(static_cast<size_t>(copies / 2));
+  std::vector<std::array<double, 2>> means(copies / 2);
   for (size_t copy = 0; copy < sums.size(); ++copy) {
     means[copy / 2][copy % 2] = sums[copy] / static_cast<double>(tokens_);
   }

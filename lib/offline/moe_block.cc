@@ -24,7 +24,7 @@ constexpr int kExpertsPerThread = 4;
 ExpertRows Undone(const ExpertRows& all, const std::vector<uint8_t>& done) {
   ExpertRows rest;
   for (size_t i = 0; i < all.rows.size(); ++i) {
-    if (done[static_cast<size_t>(all.rows[i])] != 0) continue;
+    if (done[all.rows[i]] != 0) continue;
     rest.rows.push_back(all.rows[i]);
     rest.weights.push_back(all.weights[i]);
   }
@@ -39,9 +39,9 @@ absl::StatusOr<std::unique_ptr<MoeBlocks>> MoeBlocks::Create(const CheckpointExp
   std::unique_ptr<MoeBlocks> blocks(new MoeBlocks(experts, compute));
   std::vector<RouterConstants> routers;
   const int layers = experts->model().num_layers();
-  blocks->constants_.reserve(static_cast<size_t>(layers));  // the router borrows from them
+  blocks->constants_.reserve(layers);  // the router borrows from them
   for (int l = 0; l < layers; ++l) {
-    const MoeLayerSpec& spec = experts->model().layers[static_cast<size_t>(l)];
+    const MoeLayerSpec& spec = experts->model().layers[l];
     if (!spec.activation.gated || spec.expert_bias || spec.routing.weight_input ||
         spec.routing.hash_vocab > 0) {
       return absl::UnimplementedError(fmt::format(
@@ -73,7 +73,7 @@ absl::Status MoeBlocks::Run(int layer, CalibrationStream* stream, ExpertJob job,
 }
 
 absl::Status MoeBlocks::Forward(int layer, CalibrationStream* stream, OfflineDevice* device) {
-  const MoeLayerSpec& spec = experts_->model().layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = experts_->model().layers[layer];
   stream->ToMoe(layer);
   MOERT_RETURN_IF_ERROR(router_->Route(layer, stream->inputs(), stream->rows(), RoutingRule(),
                                        LayerResidency(), {}, /*next_gate=*/false, &routing_));
@@ -105,18 +105,18 @@ absl::Status MoeBlocks::Forward(int layer, CalibrationStream* stream, OfflineDev
 absl::Status MoeBlocks::RunExperts(int layer, CalibrationStream* stream,
                                    const std::vector<uint8_t>* done, ExpertJob job,
                                    ExpertDone expert_done) {
-  const MoeLayerSpec& spec = experts_->model().layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = experts_->model().layers[layer];
   const int chunk = kExpertsPerThread * compute_.pool->num_threads();
   for (int begin = 0; begin < spec.num_experts; begin += chunk) {
-    std::vector<Part> parts(static_cast<size_t>(std::min(chunk, spec.num_experts - begin)));
+    std::vector<Part> parts(std::min(chunk, spec.num_experts - begin));
     compute_.pool->Run(static_cast<int64_t>(parts.size()), [&](int64_t i, int worker) {
-      Part& part = parts[static_cast<size_t>(i)];
+      Part& part = parts[i];
       try {
         part.tokens = RowsOf(routing_, begin + static_cast<int>(i));
         if (done != nullptr) part.tokens = Undone(part.tokens, *done);
         part.values = GatherRows(stream->inputs(), spec.hidden, part.tokens.rows);
-        part.status = job(begin + static_cast<int>(i), part.tokens, &part.values,
-                          single_[static_cast<size_t>(worker)].get());
+        part.status =
+            job(begin + static_cast<int>(i), part.tokens, &part.values, single_[worker].get());
       } catch (const std::bad_alloc&) {
         part.status = absl::ResourceExhaustedError("out of memory");
       }
@@ -177,7 +177,7 @@ void MoeBlocks::CompareWithPrediction(int layer) {
 
 absl::Status MoeBlocks::AddShared(int layer, const float* inputs, int64_t rows,
                                   float* residual) const {
-  MoeLayerSpec spec = experts_->model().layers[static_cast<size_t>(layer)];
+  MoeLayerSpec spec = experts_->model().layers[layer];
   const LayerConstants& c = constants(layer);
   if (spec.shared_intermediate == 0) return absl::OkStatus();
   ExpertMatrices shared;
@@ -188,20 +188,20 @@ absl::Status MoeBlocks::AddShared(int layer, const float* inputs, int64_t rows,
     const int64_t count = std::min(kRowsAtOnce, rows - first);
     const float* const x = inputs + first * spec.hidden;
     const Floats h = GluForward(compute_, spec, shared.gate, shared.up, x, count);
-    Floats y(static_cast<size_t>(count * spec.hidden));
+    Floats y(count * spec.hidden);
     MatMul(compute_, shared.down, spec.hidden, spec.intermediate, h.data(), count, y.data());
     const auto add = [&](int64_t r) {
       float gate = 1.0f;
       if (spec.shared_gate) {
         double dot = 0;
         for (int64_t i = 0; i < spec.hidden; ++i) {
-          dot += double{x[r * spec.hidden + i]} * c.shared_gate[static_cast<size_t>(i)];
+          dot += double{x[r * spec.hidden + i]} * c.shared_gate[i];
         }
         gate = static_cast<float>(1.0 / (1.0 + std::exp(-dot)));
       }
       float* const to = residual + (first + r) * spec.hidden;
       for (int64_t i = 0; i < spec.hidden; ++i) {
-        to[i] += gate * y[static_cast<size_t>(r * spec.hidden + i)];
+        to[i] += gate * y[r * spec.hidden + i];
       }
     };
     compute_.pool->Run(CeilDiv(count, kRowsAJob), [&](int64_t job, int) {

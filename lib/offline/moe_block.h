@@ -41,9 +41,7 @@ class MoeBlocks {
   /// what it can, to the same outcome but for rounding. Says nothing of the next layer's gate.
   absl::Status Forward(int layer, CalibrationStream* stream, OfflineDevice* device);
 
-  const LayerConstants& constants(int layer) const {
-    return constants_[static_cast<size_t>(layer)];
-  }
+  const LayerConstants& constants(int layer) const { return constants_[layer]; }
   /// The routing of the last Run.
   const RoutingResult& routing() const { return routing_; }
   /// Share of the experts of the last Run's tokens that its gate finds when it is given the inputs

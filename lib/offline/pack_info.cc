@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeLayoutSource(
 absl::StatusOr<VersionSize> SizeOf(const MoeModelSpec& model, const PackVersion& version) try {
   VersionSize size;
   for (int l = 0; l < model.num_layers(); ++l) {
-    const MoeLayerSpec& layer = model.layers[static_cast<size_t>(l)];
+    const MoeLayerSpec& layer = model.layers[l];
     for (int e = 0; e < layer.num_experts; ++e) {
       MOERT_ASSIGN_OR_RETURN(const RecordLayout layout,
                              ExpertRecordLayout(layer, version.format(l, e)));

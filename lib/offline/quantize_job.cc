@@ -186,19 +186,19 @@ class Quantization {
 
   // A layer that an earlier run completed: only the calibration tokens have to pass it.
   absl::Status RepeatLayer(int l) {
-    const int64_t experts = config_.moe.layers[static_cast<size_t>(l)].num_experts;
+    const int64_t experts = config_.moe.layers[l].num_experts;
     for (int v = 0; v < static_cast<int>(versions_.size()); ++v) {
-      Version& version = versions_[static_cast<size_t>(v)];
+      Version& version = versions_[v];
       if (version.stream != nullptr) {
-        std::vector<std::vector<std::byte>> records(static_cast<size_t>(experts));
+        std::vector<std::vector<std::byte>> records(experts);
         for (int e = 0; e < experts; ++e) {
-          MOERT_RETURN_IF_ERROR(writer_->ReadRecord(l, e, v, &records[static_cast<size_t>(e)]));
+          MOERT_RETURN_IF_ERROR(writer_->ReadRecord(l, e, v, &records[e]));
         }
         MOERT_RETURN_IF_ERROR(blocks_->Run(
             l, version.stream.get(),
             [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) -> absl::Status {
               MOERT_RETURN_IF_ERROR(CheckWanted(job_.cancelled));
-              return Forward(l, e, v, records[static_cast<size_t>(e)].data(), tokens, single, x);
+              return Forward(l, e, v, records[e].data(), tokens, single, x);
             },
             [](int) { return absl::OkStatus(); }));
       }
@@ -208,8 +208,7 @@ class Quantization {
   }
 
   LayerRounder::Piece PieceOf(int l, int v) const {
-    return {l, config_.moe.layers[static_cast<size_t>(l)].num_experts, v,
-            versions_[static_cast<size_t>(v)].method};
+    return {l, config_.moe.layers[l].num_experts, v, versions_[v].method};
   }
 
   // All layers from `first` on, without a pause between them.
@@ -228,9 +227,8 @@ class Quantization {
   absl::Status WriteLayer(int l) {
     MOERT_RETURN_IF_ERROR(CheckWanted(job_.cancelled));
     for (int v = 0; v < static_cast<int>(versions_.size()); ++v) {
-      MOERT_RETURN_IF_ERROR(versions_[static_cast<size_t>(v)].stream != nullptr
-                                ? WriteCalibrated(l, v)
-                                : rounder_->Write({PieceOf(l, v)}));
+      MOERT_RETURN_IF_ERROR(versions_[v].stream != nullptr ? WriteCalibrated(l, v)
+                                                           : rounder_->Write({PieceOf(l, v)}));
     }
     return FinishLayer(l);
   }
@@ -243,17 +241,17 @@ class Quantization {
 
   // One layer of a version by GPTQ.
   absl::Status WriteCalibrated(int l, int v) {
-    const MoeLayerSpec& layer = config_.moe.layers[static_cast<size_t>(l)];
+    const MoeLayerSpec& layer = config_.moe.layers[l];
     const size_t experts = static_cast<size_t>(layer.num_experts);
     std::vector<std::vector<std::byte>> records(experts);
     std::vector<GptqOutcome> outcomes(experts);
     return blocks_->Run(
-        l, versions_[static_cast<size_t>(v)].stream.get(),
+        l, versions_[v].stream.get(),
         [&](int e, const ExpertRows& tokens, Floats* x, ThreadPool* single) -> absl::Status {
           MOERT_RETURN_IF_ERROR(CheckWanted(job_.cancelled));
-          std::vector<std::byte>& record = records[static_cast<size_t>(e)];
+          std::vector<std::byte>& record = records[e];
           MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer_->Layout(l, e, v));
-          record.assign(static_cast<size_t>(layout.bytes), std::byte{0});
+          record.assign(layout.bytes, std::byte{0});
           ExpertWeights stored;
           ExpertMatrices weights;
           MOERT_RETURN_IF_ERROR(experts_->ReadExpert(l, e, &stored));
@@ -263,14 +261,14 @@ class Quantization {
               PassExpertGptq(layer, layout, weights, tokens.weights, {single, model_->products()},
                              device_.get(), record.data(), x);
           if (!outcome.ok()) return AtExpert(outcome.status(), job_.model, l, e);
-          outcomes[static_cast<size_t>(e)] = *outcome;
+          outcomes[e] = *outcome;
           return absl::OkStatus();
         },
         [&](int e) -> absl::Status {
-          const GptqOutcome& outcome = outcomes[static_cast<size_t>(e)];
+          const GptqOutcome& outcome = outcomes[e];
           gptq_matrices_ += outcome.gptq_matrices;
           fallback_matrices_ += outcome.fallback_matrices;
-          std::vector<std::byte> record = std::move(records[static_cast<size_t>(e)]);
+          std::vector<std::byte> record = std::move(records[e]);
           MOERT_RETURN_IF_ERROR(writer_->WriteRecord(l, e, v, record));
           Advance(3);
           return absl::OkStatus();
@@ -281,10 +279,9 @@ class Quantization {
   absl::Status Forward(int l, int e, int v, const std::byte* record, const ExpertRows& tokens,
                        ThreadPool* single, Floats* x) const {
     MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer_->Layout(l, e, v));
-    MOERT_ASSIGN_OR_RETURN(
-        Floats y, ForwardRecord(config_.moe.layers[static_cast<size_t>(l)], layout, record, x,
-                                static_cast<int64_t>(tokens.rows.size()),
-                                {single, model_->products()}, device_.get()));
+    MOERT_ASSIGN_OR_RETURN(Floats y, ForwardRecord(config_.moe.layers[l], layout, record, x,
+                                                   static_cast<int64_t>(tokens.rows.size()),
+                                                   {single, model_->products()}, device_.get()));
     x->swap(y);
     return absl::OkStatus();
   }

@@ -15,7 +15,7 @@ constexpr int kPowerIntervals = 1024;
 std::vector<float> MakePowers(double norm) {
   std::vector<float> table(kPowerIntervals + 1);
   for (int i = 0; i <= kPowerIntervals; ++i) {
-    table[static_cast<size_t>(i)] = static_cast<float>(std::pow(0.5 * i / kPowerIntervals, norm));
+    table[i] = static_cast<float>(std::pow(0.5 * i / kPowerIntervals, norm));
   }
   return table;
 }

@@ -24,10 +24,9 @@ void AddInt(Hasher64* hasher, int64_t v) {
 
 absl::Status AddRange(const RandomAccessFile& file, int64_t offset, int64_t bytes,
                       Hasher64* hasher) {
-  std::vector<std::byte> buffer(static_cast<size_t>(std::min<int64_t>(bytes, 1 << 20)));
+  std::vector<std::byte> buffer(std::min<int64_t>(bytes, 1 << 20));
   while (bytes > 0) {
-    const auto part =
-        absl::MakeSpan(buffer).subspan(0, static_cast<size_t>(std::min<int64_t>(bytes, 1 << 20)));
+    const auto part = absl::MakeSpan(buffer).subspan(0, std::min<int64_t>(bytes, 1 << 20));
     MOERT_RETURN_IF_ERROR(file.Read(offset, part));
     hasher->Add(part);
     offset += static_cast<int64_t>(part.size());

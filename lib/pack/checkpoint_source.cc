@@ -27,7 +27,7 @@ class CheckpointSource final : public ExpertSource {
     if (!widen) MOERT_RETURN_IF_ERROR(source->experts_->CheckRecords());
     source->version_ = widen ? PackVersion::Uniform(Scheme{}) : StoredVersion(*source->experts_);
     for (int l = 0; l < source->config_.moe.num_layers(); ++l) {
-      const MoeLayerSpec& layer = source->config_.moe.layers[static_cast<size_t>(l)];
+      const MoeLayerSpec& layer = source->config_.moe.layers[l];
       std::vector<RecordLayout>& layouts = source->layouts_.emplace_back();
       for (const ExpertFormat& format : source->version_.formats) {
         MOERT_ASSIGN_OR_RETURN(RecordLayout layout, ExpertRecordLayout(layer, format));
@@ -47,7 +47,7 @@ class CheckpointSource final : public ExpertSource {
   absl::string_view version_name(int) const override { return version_.name; }
   const RecordLayout& layout(int layer, int expert, int) const override {
     const auto format = static_cast<size_t>(version_.format_index(layer, expert));
-    return layouts_[static_cast<size_t>(layer)][format];
+    return layouts_[layer][format];
   }
   int64_t scratch_bytes() const override { return scratch_bytes_; }
 
@@ -77,7 +77,7 @@ class CheckpointSource final : public ExpertSource {
 
   absl::Status CheckKey(int layer, int expert, int version) const {
     if (layer >= 0 && layer < config_.moe.num_layers() && version == 0 && expert >= 0 &&
-        expert < config_.moe.layers[static_cast<size_t>(layer)].num_experts) {
+        expert < config_.moe.layers[layer].num_experts) {
       return absl::OkStatus();
     }
     return absl::InvalidArgumentError(
@@ -100,7 +100,7 @@ PackVersion StoredVersion(const CheckpointExperts& experts) {
   PackVersion version;
   for (int l = 0; l < model.num_layers(); ++l) {
     std::vector<int>& indices = version.assignment.emplace_back();
-    for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+    for (int e = 0; e < model.layers[l].num_experts; ++e) {
       indices.push_back(version.AddFormat(experts.stored(l, e)));
     }
   }

@@ -44,7 +44,7 @@ class ExpertPack final : public ExpertSource {
   const std::string& name() const override { return dir_; }
   int num_versions() const override { return manifest_.num_versions(); }
   absl::string_view version_name(int version) const override {
-    return manifest_.versions[static_cast<size_t>(version)].name;
+    return manifest_.versions[version].name;
   }
   const RecordLayout& layout(int layer, int expert, int version) const override {
     return layouts_[layout_of_[manifest_.RecordIndex(layer, expert, version)]];
@@ -94,7 +94,7 @@ absl::Status ExpertPack::MakeLayouts() {
   std::vector<Shape> shapes;  // of layouts_: hidden, intermediate, gated, biases
   size_t last = 0;
   for (int l = 0; l < manifest_.model.num_layers(); ++l) {
-    const MoeLayerSpec& layer = manifest_.model.layers[static_cast<size_t>(l)];
+    const MoeLayerSpec& layer = manifest_.model.layers[l];
     const Shape shape(layer.hidden, layer.intermediate, layer.activation.gated, layer.expert_bias);
     for (const PackVersion& version : manifest_.versions) {
       for (int e = 0; e < layer.num_experts; ++e) {
@@ -124,7 +124,7 @@ absl::Status ExpertPack::MakeLayouts() {
 
 absl::Status ExpertPack::CheckKey(int layer, int expert, int version) const {
   if (layer >= 0 && layer < manifest_.model.num_layers() && expert >= 0 &&
-      expert < manifest_.model.layers[static_cast<size_t>(layer)].num_experts && version >= 0 &&
+      expert < manifest_.model.layers[layer].num_experts && version >= 0 &&
       version < manifest_.num_versions()) {
     return absl::OkStatus();
   }
@@ -142,10 +142,10 @@ absl::Status ExpertPack::ReadRecord(int layer, int expert, int version,
     return absl::InvalidArgumentError(
         fmt::format("{}: a record of {} bytes was given a buffer of {}", dir_, padded, dst.size()));
   }
-  const RandomAccessFile& file = *files_[static_cast<size_t>(record.file)];
-  MOERT_RETURN_IF_ERROR(file.Read(record.offset, dst.subspan(0, static_cast<size_t>(padded))));
+  const RandomAccessFile& file = *files_[record.file];
+  MOERT_RETURN_IF_ERROR(file.Read(record.offset, dst.subspan(0, padded)));
   // Every time: a disk, a cable or a writer may damage what was right when it was last read.
-  const uint64_t found = Hash64(dst.subspan(0, static_cast<size_t>(record.bytes)));
+  const uint64_t found = Hash64(dst.subspan(0, record.bytes));
   if (found != record.checksum) {
     return absl::DataLossError(fmt::format(
         "{}: tensor \"{}\" (layer {}, expert {}, version {}) is damaged: its checksum "
@@ -158,7 +158,7 @@ absl::Status ExpertPack::ReadRecord(int layer, int expert, int version,
 
 absl::StatusOr<LayerConstants> ExpertPack::ReadConstants(int layer) const {
   MOERT_RETURN_IF_ERROR(CheckKey(layer, 0, 0));
-  const MoeLayerSpec& l = manifest_.model.layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& l = manifest_.model.layers[layer];
   const ConstantNames names(layer);
   try {
     LayerConstants c;
@@ -200,11 +200,11 @@ absl::StatusOr<LayerConstants> ExpertPack::ReadConstants(int layer) const {
             fmt::format("{}: tensor \"{}\": has {} bytes, expected {}", constants_->path(),
                         names.shared_expert, t->bytes, c.shared_layout.bytes));
       }
-      c.shared_expert.resize(static_cast<size_t>(t->bytes));
+      c.shared_expert.resize(t->bytes);
       MOERT_RETURN_IF_ERROR(constants_->ReadBytes(*t, 0, absl::MakeSpan(c.shared_expert)));
       hasher.Add(absl::MakeConstSpan(c.shared_expert));
     }
-    if (hasher.Finish() != manifest_.constants_checksums[static_cast<size_t>(layer)]) {
+    if (hasher.Finish() != manifest_.constants_checksums[layer]) {
       return absl::DataLossError(
           fmt::format("{}: the constants of layer {} (tensors \"layers.{}.*\") are damaged: their "
                       "checksum differs from {}'s",

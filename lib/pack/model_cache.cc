@@ -178,9 +178,9 @@ absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
   int64_t done = 0;
   std::vector<std::byte> record;
   for (int l = 0; l < config.moe.num_layers(); ++l) {
-    for (int e = 0; e < config.moe.layers[static_cast<size_t>(l)].num_experts; ++e) {
+    for (int e = 0; e < config.moe.layers[l].num_experts; ++e) {
       MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, writer->Layout(l, e, 0));
-      record.resize(static_cast<size_t>(layout.bytes));
+      record.resize(layout.bytes);
       MOERT_RETURN_IF_ERROR(experts->ReadRecord(l, e, layout, record.data()));
       MOERT_RETURN_IF_ERROR(writer->WriteRecord(l, e, 0, record));
       if (options.progress != nullptr) options.progress(options.user, ++done, total);

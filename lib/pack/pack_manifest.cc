@@ -83,7 +83,7 @@ absl::StatusOr<PackRecord> ParseRecord(JsonValue v, const PackManifest& m, int64
     return absl::InvalidArgumentError(
         fmt::format("bytes is {}, but its format takes {}", size, bytes));
   }
-  const PackFile& f = m.files[static_cast<size_t>(file)];
+  const PackFile& f = m.files[file];
   const auto end = Checked<int64_t>(bytes).RoundUp(kRecordAlignment).Add(offset).value();
   if (offset % kRecordAlignment != 0 || !end || *end > f.bytes) {
     return absl::InvalidArgumentError(
@@ -132,9 +132,9 @@ absl::Status ParseRecords(JsonValue object, const std::string& source, PackManif
   int64_t last_total = INT64_MAX;
   std::vector<int64_t> totals(m->versions.size(), 0);
   for (int l = 0; l < m->model.num_layers(); ++l) {
-    const MoeLayerSpec& layer = m->model.layers[static_cast<size_t>(l)];
+    const MoeLayerSpec& layer = m->model.layers[l];
     for (int v = 0; v < m->num_versions(); ++v) {
-      const PackVersion& version = m->versions[static_cast<size_t>(v)];
+      const PackVersion& version = m->versions[v];
       for (int e = 0; e < layer.num_experts; ++e) {
         MOERT_ASSIGN_OR_RETURN(const int64_t bytes, sizes.Get(layer, version.format(l, e)));
         auto record = ParseRecord(*entry, *m, bytes);
@@ -144,7 +144,7 @@ absl::Status ParseRecords(JsonValue object, const std::string& source, PackManif
                        std::string(record.status().message()));
         }
         m->records.push_back(*record);
-        totals[static_cast<size_t>(v)] += bytes / kSectionAlignment;
+        totals[v] += bytes / kSectionAlignment;
       }
     }
   }

@@ -42,9 +42,8 @@ struct PackManifest {
   int num_versions() const { return static_cast<int>(versions.size()); }
   /// Layers outermost, then versions, then experts: also the order in the files.
   size_t RecordIndex(int layer, int expert, int version) const {
-    const size_t experts =
-        static_cast<size_t>(model.layers[static_cast<size_t>(layer)].num_experts);
-    return first_record[static_cast<size_t>(layer)] + static_cast<size_t>(version) * experts +
+    const size_t experts = static_cast<size_t>(model.layers[layer].num_experts);
+    return first_record[layer] + static_cast<size_t>(version) * experts +
            static_cast<size_t>(expert);
   }
   /// Fills first_record and returns the number of records; model and versions must be set.

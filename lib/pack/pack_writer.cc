@@ -47,7 +47,7 @@ ConstantNames::ConstantNames(int layer)
 absl::StatusOr<std::vector<TensorSpec>> ConstantTensors(const MoeModelSpec& model) {
   std::vector<TensorSpec> tensors;
   for (int i = 0; i < model.num_layers(); ++i) {
-    const MoeLayerSpec& l = model.layers[static_cast<size_t>(i)];
+    const MoeLayerSpec& l = model.layers[i];
     const ConstantNames names(i);
     if (!l.routing.external()) {
       tensors.push_back({names.gate, DType::kF32, {l.num_experts, l.hidden}});
@@ -116,9 +116,8 @@ absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::CreateResumable(
 }
 
 absl::StatusOr<RecordLayout> PackWriter::Layout(int layer, int expert, int version) const {
-  const MoeLayerSpec& l = manifest_.model.layers[static_cast<size_t>(layer)];
-  return ExpertRecordLayout(l,
-                            manifest_.versions[static_cast<size_t>(version)].format(layer, expert));
+  const MoeLayerSpec& l = manifest_.model.layers[layer];
+  return ExpertRecordLayout(l, manifest_.versions[version].format(layer, expert));
 }
 
 absl::Status PackWriter::PlanFiles(int64_t max_file_bytes) {
@@ -126,7 +125,7 @@ absl::Status PackWriter::PlanFiles(int64_t max_file_bytes) {
   int64_t file_bytes = 0;
   size_t index = 0;
   for (int l = 0; l < manifest_.model.num_layers(); ++l) {
-    const int experts = manifest_.model.layers[static_cast<size_t>(l)].num_experts;
+    const int experts = manifest_.model.layers[l].num_experts;
     for (int v = 0; v < manifest_.num_versions(); ++v) {
       for (int e = 0; e < experts; ++e, ++index) {
         MOERT_ASSIGN_OR_RETURN(const RecordLayout layout, Layout(l, e, v));
@@ -139,7 +138,7 @@ absl::Status PackWriter::PlanFiles(int64_t max_file_bytes) {
           file_bytes = 0;
         }
         planned_.back().tensors.push_back(
-            RecordTensor(l, e, manifest_.versions[static_cast<size_t>(v)].name, layout.bytes));
+            RecordTensor(l, e, manifest_.versions[v].name, layout.bytes));
         file_bytes += padded;
         total_bytes_ = *total;
         manifest_.records[index].bytes = layout.bytes;
@@ -153,7 +152,7 @@ absl::Status PackWriter::PlanFiles(int64_t max_file_bytes) {
 size_t PackWriter::NumConstantTensors(int layers) const {
   size_t count = 0;
   for (int i = 0; i < layers; ++i) {
-    const MoeLayerSpec& l = manifest_.model.layers[static_cast<size_t>(i)];
+    const MoeLayerSpec& l = manifest_.model.layers[i];
     const RoutingSpec& r = l.routing;
     for (const bool has : {!l.routing.external(), r.selection_bias, l.shared_gate, r.logit_bias,
                            r.expert_scales, r.hash_vocab > 0, l.shared_intermediate > 0}) {
@@ -193,8 +192,7 @@ absl::Status PackWriter::Resume() {
     if (index == manifest_.model.num_layers()) {
       return absl::DataLossError(fmt::format("{}: the journal has too many layers", path_));
     }
-    const size_t experts =
-        static_cast<size_t>(manifest_.model.layers[static_cast<size_t>(index)].num_experts);
+    const size_t experts = static_cast<size_t>(manifest_.model.layers[index].num_experts);
     if (layer.records.size() != experts * manifest_.versions.size()) {
       return absl::DataLossError(fmt::format("{}: the journal's layer {} has {} records", path_,
                                              index, layer.records.size()));
@@ -264,9 +262,9 @@ absl::Status PackWriter::ReadRecord(int layer, int expert, int version,
     return absl::FailedPreconditionError(fmt::format("layer {} is not complete", layer));
   }
   const PackRecord& r = manifest_.records[manifest_.RecordIndex(layer, expert, version)];
-  const std::string path = path_ + "/" + manifest_.files[static_cast<size_t>(r.file)].name;
+  const std::string path = path_ + "/" + manifest_.files[r.file].name;
   MOERT_ASSIGN_OR_RETURN(const auto file, Env::Default()->Open(path, FileAccess::kBuffered));
-  record->resize(static_cast<size_t>(r.bytes));
+  record->resize(r.bytes);
   MOERT_RETURN_IF_ERROR(file->Read(r.offset, absl::MakeSpan(*record)));
   if (Hash64(*record) != r.checksum) {
     return absl::DataLossError(
@@ -281,7 +279,7 @@ absl::Status PackWriter::WriteRecord(int layer, int expert, int version,
                                      absl::Span<const std::byte> record) {
   const bool known = layer >= 0 && layer < manifest_.model.num_layers() && version >= 0 &&
                      version < manifest_.num_versions() && expert >= 0 &&
-                     expert < manifest_.model.layers[static_cast<size_t>(layer)].num_experts;
+                     expert < manifest_.model.layers[layer].num_experts;
   if (!known || manifest_.RecordIndex(layer, expert, version) != next_record_) {
     return absl::FailedPreconditionError(fmt::format(
         "record of layer {}, expert {}, version {} is out of order", layer, expert, version));
@@ -307,7 +305,7 @@ absl::Status PackWriter::WriteConstants(int layer, const LayerConstants& c) {
     return absl::FailedPreconditionError(
         fmt::format("constants of layer {} are out of order", layer));
   }
-  const MoeLayerSpec& l = manifest_.model.layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& l = manifest_.model.layers[layer];
   MOERT_ASSIGN_OR_RETURN(const int64_t shared, SharedBytes(l));
   MOERT_RETURN_IF_ERROR(
       CheckSize(layer, "gate", c.gate.size(), l.routing.external() ? 0 : l.num_experts * l.hidden));

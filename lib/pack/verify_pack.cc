@@ -52,9 +52,7 @@ class Verifier {
 
   void Damage(std::string line) { result_.damage.push_back(std::move(line)); }
 
-  const std::string& VersionName(int v) const {
-    return manifest_.versions[static_cast<size_t>(v)].name;
-  }
+  const std::string& VersionName(int v) const { return manifest_.versions[v].name; }
 
   // Compares the first bytes of a file with what a writer puts there for these tensors.
   void CheckStart(const RandomAccessFile& file, const std::vector<TensorSpec>& tensors) {
@@ -72,12 +70,11 @@ class Verifier {
     std::vector<std::vector<TensorSpec>> tensors(files_.size());
     size_t index = 0;
     for (int l = 0; l < manifest_.model.num_layers(); ++l) {
-      const int experts = manifest_.model.layers[static_cast<size_t>(l)].num_experts;
+      const int experts = manifest_.model.layers[l].num_experts;
       for (int v = 0; v < manifest_.num_versions(); ++v) {
         for (int e = 0; e < experts; ++e, ++index) {
           const PackRecord& r = manifest_.records[index];
-          tensors[static_cast<size_t>(r.file)].push_back(
-              RecordTensor(l, e, VersionName(v), r.bytes));
+          tensors[r.file].push_back(RecordTensor(l, e, VersionName(v), r.bytes));
           keys_.push_back({l, v, e});
         }
       }
@@ -102,16 +99,16 @@ class Verifier {
   // Empty: intact. Runs on the pool's threads, which nothing may throw in.
   std::string CheckRecord(size_t index, std::vector<std::byte>* buffer) const {
     const PackRecord& r = manifest_.records[index];
-    const RandomAccessFile& file = *files_[static_cast<size_t>(r.file)];
+    const RandomAccessFile& file = *files_[r.file];
     const Key& key = keys_[index];
     const std::string name =
         fmt::format("{}: tensor \"{}\" (layer {}, expert {}, version {})", file.path(),
                     RecordTensorName(key.layer, key.expert, VersionName(key.version)), key.layer,
                     key.expert, VersionName(key.version));
-    buffer->resize(static_cast<size_t>(RoundUp(r.bytes, kRecordAlignment)));
+    buffer->resize(RoundUp(r.bytes, kRecordAlignment));
     const absl::Status read = file.Read(r.offset, absl::MakeSpan(*buffer));
     if (!read.ok()) return fmt::format("{}: {}", name, read.message());
-    const auto data = absl::MakeConstSpan(*buffer).subspan(0, static_cast<size_t>(r.bytes));
+    const auto data = absl::MakeConstSpan(*buffer).subspan(0, r.bytes);
     if (Hash64(data) != r.checksum) {
       return fmt::format("{} is damaged: its checksum is {:016x}, {} says {:016x}", name,
                          Hash64(data), kManifestFile, r.checksum);
@@ -133,7 +130,7 @@ class Verifier {
       pool_->Run(static_cast<int64_t>(n), [&](int64_t i, int worker) {
         const size_t at = static_cast<size_t>(i);
         try {
-          outcomes[at] = CheckRecord(first + at, &buffers[static_cast<size_t>(worker)]);
+          outcomes[at] = CheckRecord(first + at, &buffers[worker]);
         } catch (const std::bad_alloc&) {
           no_memory = true;
         }

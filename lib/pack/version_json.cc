@@ -46,7 +46,7 @@ absl::StatusOr<std::vector<int>> ParseIndices(JsonValue row, int experts, size_t
     return absl::InvalidArgumentError(fmt::format(" must list {} experts", experts));
   }
   std::vector<int> indices;
-  indices.reserve(static_cast<size_t>(experts));
+  indices.reserve(experts);
   for (const JsonValue e : row.elements()) {
     const auto index = e.AsInt();
     if (!index || *index < 0 || *index >= static_cast<int64_t>(formats)) {

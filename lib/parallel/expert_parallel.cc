@@ -100,7 +100,7 @@ absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const Ma
                                            const MutableMatrixView& out) const {
   const MoeModelSpec& model = engine_->model();
   MOERT_RETURN_IF_ERROR(CheckLayer(model, layer));
-  const MoeLayerSpec& spec = model.layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = model.layers[layer];
   if (hidden.rows != step.rows || out.rows != step.rows || hidden.cols != spec.hidden ||
       out.cols != spec.hidden) {
     return absl::InvalidArgumentError(
@@ -119,7 +119,7 @@ absl::Status ExpertParallelImpl::CheckRouting(const Step& step, int layer,
         fmt::format("layer {}: {} bring their routing", layer,
                     step.placement == TokenPlacement::kPerRank ? "own tokens" : "placed groups"));
   }
-  const MoeLayerSpec& spec = engine_->model().layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = engine_->model().layers[layer];
   const auto pairs = static_cast<size_t>(step.rows * spec.routing.top_k);
   const Place place = on_device() ? Place::kDevice : Place::kHost;
   if (routing->place != place || routing->ids.size() != pairs || routing->weights.size() != pairs) {
@@ -182,7 +182,7 @@ absl::Status ExpertParallelImpl::Replicated(StepId id, const Step& step, int lay
 /// Where a step's rows are summed if not in the caller's output.
 absl::StatusOr<MutableMatrixView> ExpertParallelImpl::Scratch(const Step& step, int64_t cols) {
   if (on_device()) return rows_->Part(step.engine_rows, cols, step.narrow);
-  y_.resize(static_cast<size_t>(step.rows * cols));
+  y_.resize(step.rows * cols);
   return MutableMatrixView{y_.data(), DType::kF32, step.rows, cols, cols};
 }
 
@@ -225,13 +225,13 @@ absl::Status ExpertParallelImpl::OwnOnDevice(StepId id, const Step& step, int la
 absl::Status ExpertParallelImpl::Own(StepId id, const Step& step, int layer,
                                      const MatrixView& hidden, const RoutedInput& routing,
                                      const MutableMatrixView& out) {
-  x_.resize(static_cast<size_t>(step.rows * hidden.cols));
+  x_.resize(step.rows * hidden.cols);
   if (step.rows > 0) WidenRows(hidden, x_.data());
   ExchangedRows received;
   MOERT_RETURN_IF_ERROR(Timed([&] {
     return exchange_.Dispatch(layer, step.rows, x_.data(), routing.ids, routing.weights, &received);
   }));
-  const int64_t k = engine_->model().layers[static_cast<size_t>(layer)].routing.top_k;
+  const int64_t k = engine_->model().layers[layer].routing.top_k;
   MOERT_RETURN_IF_ERROR(Multiply(id, step, layer, k, &received));
   MOERT_RETURN_IF_ERROR(Timed([&] { return exchange_.Combine(y_.data(), x_.data()); }));
   if (step.rows > 0) NarrowRows(x_.data(), out);
@@ -241,11 +241,11 @@ absl::Status ExpertParallelImpl::Own(StepId id, const Step& step, int layer,
 /// Into y_. Calls of a step have as many rows as all ranks together: what is missing has no expert.
 absl::Status ExpertParallelImpl::Multiply(StepId id, const Step& step, int layer, int64_t k,
                                           ExchangedRows* rows) {
-  const int64_t cols = engine_->model().layers[static_cast<size_t>(layer)].hidden;
+  const int64_t cols = engine_->model().layers[layer].hidden;
   if (placed_ != nullptr) placed_->Count(layer, rows->ids);
-  rows->hidden.resize(static_cast<size_t>(step.engine_rows * cols));
-  rows->ids.resize(static_cast<size_t>(step.engine_rows * k), -1);
-  rows->weights.resize(static_cast<size_t>(step.engine_rows * k));
+  rows->hidden.resize(step.engine_rows * cols);
+  rows->ids.resize(step.engine_rows * k, -1);
+  rows->weights.resize(step.engine_rows * k);
   y_.resize(rows->hidden.size());
   RoutedInput routing;
   routing.ids = rows->ids;

@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeRank(
     MOERT_ASSIGN_OR_RETURN(ShardPlan plan, ResolveShard(shard, source->model()));
     plans.push_back(std::move(plan));
   }
-  options.shard = shards[static_cast<size_t>(group->rank())];
+  options.shard = shards[group->rank()];
   return MakeImpl(source, options, plans, group);
 }
 
@@ -92,7 +92,7 @@ absl::Status AllReady(const absl::Status& mine, Collectives* group) {
   const absl::string_view message = mine.message();
   std::copy_n(message.begin(), std::min(message.size(), sizeof(verdict.message) - 1),
               verdict.message);
-  std::vector<Verdict> all(static_cast<size_t>(group->size()));
+  std::vector<Verdict> all(group->size());
   const absl::Status gathered =
       group->AllGather(&verdict, sizeof(verdict), all.data(), /*stream=*/nullptr);
   MOERT_RETURN_IF_ERROR(mine);

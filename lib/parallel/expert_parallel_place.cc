@@ -52,7 +52,7 @@ absl::Status ExpertParallelImpl::MoveExperts(const ExpertPlacement& placement) t
   }
   MOERT_RETURN_IF_ERROR(OrAbort(status));
   const uint64_t mine = OwnersFingerprint(placement);
-  std::vector<uint64_t> all(static_cast<size_t>(group_->size()));
+  std::vector<uint64_t> all(group_->size());
   MOERT_RETURN_IF_ERROR(
       Timed([&] { return group_->AllGather(&mine, sizeof(mine), all.data(), nullptr); }));
   for (size_t r = 0; r < all.size(); ++r) {

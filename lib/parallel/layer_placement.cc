@@ -28,13 +28,13 @@ std::vector<std::vector<int32_t>> LayerPlacement::Place(bool copies) {
 double LayerPlacement::Highest(const std::vector<std::vector<int32_t>>& own) const {
   std::vector<int> owners(loads_.size());
   for (const std::vector<int32_t>& experts : own) {
-    for (const int32_t e : experts) ++owners[static_cast<size_t>(e)];
+    for (const int32_t e : experts) ++owners[e];
   }
   double highest = 0;
   for (size_t r = 0; r < own.size(); ++r) {
     double load = base_load_[r];
     for (const int32_t e : own[r]) {
-      load += loads_[static_cast<size_t>(e)] / owners[static_cast<size_t>(e)];
+      load += loads_[e] / owners[e];
     }
     highest = std::max(highest, load);
   }
@@ -42,7 +42,7 @@ double LayerPlacement::Highest(const std::vector<std::vector<int32_t>>& own) con
 }
 
 bool LayerPlacement::Has(size_t rank, int32_t e) const {
-  if (copies_[static_cast<size_t>(e)] == 1) return false;  // asked of those that have it not
+  if (copies_[e] == 1) return false;  // asked of those that have it not
   return std::find(own_[rank].begin(), own_[rank].end(), e) != own_[rank].end();
 }
 
@@ -54,11 +54,11 @@ void LayerPlacement::Copy() {
   for (; room > 0; --room) {
     int32_t heaviest = -1;
     for (int32_t e = 0; e < static_cast<int32_t>(loads_.size()); ++e) {
-      if (copies_[static_cast<size_t>(e)] == most || Load(e) == 0) continue;
+      if (copies_[e] == most || Load(e) == 0) continue;
       if (heaviest < 0 || Load(e) > Load(heaviest)) heaviest = e;
     }
     if (heaviest < 0) return;
-    ++copies_[static_cast<size_t>(heaviest)];
+    ++copies_[heaviest];
   }
 }
 
@@ -72,7 +72,7 @@ void LayerPlacement::Deal() {
   size_t one_more = room_.one_more;
   for (const int32_t e : heaviest) {
     std::vector<size_t> owners;
-    for (int c = 0; c < copies_[static_cast<size_t>(e)]; ++c) {
+    for (int c = 0; c < copies_[e]; ++c) {
       size_t best = own_.size();
       for (size_t r = 0; r < own_.size(); ++r) {
         const bool has = std::find(owners.begin(), owners.end(), r) != owners.end();
@@ -83,7 +83,7 @@ void LayerPlacement::Deal() {
       if (best == own_.size()) break;
       owners.push_back(best);
     }
-    copies_[static_cast<size_t>(e)] = static_cast<int>(owners.size());
+    copies_[e] = static_cast<int>(owners.size());
     for (const size_t r : owners) {
       if (own_[r].size() == room_.experts[r]) --one_more;
       own_[r].push_back(e);

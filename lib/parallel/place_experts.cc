@@ -47,7 +47,7 @@ absl::Status CheckSharedLoad(double shared_load) {
 
 /// Rank 0 has the shared experts.
 std::vector<double> BaseLoad(const MoeLayerSpec& layer, int ranks, double shared_load) {
-  std::vector<double> load(static_cast<size_t>(ranks));
+  std::vector<double> load(ranks);
   if (layer.shared_intermediate > 0) load[0] = shared_load;
   return load;
 }
@@ -97,10 +97,9 @@ absl::Status CheckReplicaOptions(const MoeModelSpec& model, int ranks,
 /// The experts of each rank.
 std::vector<std::vector<int32_t>> OwnOf(const std::vector<std::vector<int32_t>>& owners,
                                         int ranks) {
-  std::vector<std::vector<int32_t>> own(static_cast<size_t>(ranks));
+  std::vector<std::vector<int32_t>> own(ranks);
   for (size_t e = 0; e < owners.size(); ++e) {
-    for (const int32_t r : owners[e])
-      own[static_cast<size_t>(r)].push_back(static_cast<int32_t>(e));
+    for (const int32_t r : owners[e]) own[r].push_back(static_cast<int32_t>(e));
   }
   return own;
 }
@@ -110,8 +109,7 @@ std::vector<std::vector<int32_t>> OwnersOf(const std::vector<std::vector<int32_t
                                            size_t experts) {
   std::vector<std::vector<int32_t>> owners(experts);
   for (size_t r = 0; r < own.size(); ++r) {
-    for (const int32_t e : own[r])
-      owners[static_cast<size_t>(e)].push_back(static_cast<int32_t>(r));
+    for (const int32_t e : own[r]) owners[e].push_back(static_cast<int32_t>(r));
   }
   return owners;
 }
@@ -131,7 +129,7 @@ absl::StatusOr<std::vector<Shard>> PlaceExperts(const MoeModelSpec& model,
                                                 int ranks, double shared_load) try {
   MOERT_RETURN_IF_ERROR(CheckLoads(model, loads, ranks));
   MOERT_RETURN_IF_ERROR(CheckSharedLoad(shared_load));
-  std::vector<Shard> shards(static_cast<size_t>(ranks));
+  std::vector<Shard> shards(ranks);
   if (ranks == 1) return shards;
   for (size_t l = 0; l < loads.size(); ++l) {
     auto own = LayerPlacement(loads[l], EvenRoom(loads[l].size(), ranks),

@@ -34,7 +34,7 @@ class PlacedIds {
   absl::StatusOr<std::vector<int64_t>> TakeCounts();
 
  private:
-  size_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }
+  size_t First(int layer) const { return first_[layer]; }
   size_t ExpertsOf(int layer) const {
     return first_[static_cast<size_t>(layer) + 1] - First(layer);
   }

@@ -77,8 +77,8 @@ absl::Status RowExchange::AddOwn(const MutableMatrixView& part, void* stream,
                                  const MutableMatrixView& out) {
   const int64_t row_bytes = part.cols * DTypeBytes(part.dtype);
   for (int r = 0; r < group_->size(); ++r) {
-    send_[static_cast<size_t>(r)] = BlockOf(part.rows, r) * row_bytes;
-    receive_[static_cast<size_t>(r)] = out.rows * row_bytes;
+    send_[r] = BlockOf(part.rows, r) * row_bytes;
+    receive_[r] = out.rows * row_bytes;
   }
   MOERT_RETURN_IF_ERROR(group_->AllToAll(part.data, send_, parts_, receive_, stream));
   return kernels_->Add({parts_, part.dtype, group_->size()}, out, stream);

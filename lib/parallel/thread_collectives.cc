@@ -62,7 +62,7 @@ class Group {
   absl::Status Run(int rank, const Call& call) {
     const MutexLock lock(&mu_);
     MOERT_RETURN_IF_ERROR(failure_);
-    calls_[static_cast<size_t>(rank)] = call;
+    calls_[rank] = call;
     const int64_t mine = generation_;
     if (++arrived_ == size()) {
       failure_ = ErrorOr(absl::StatusCode::kInternal, [this] {
@@ -184,8 +184,7 @@ class Group {
         }
         if (bytes == 0) continue;
         std::memcpy(calls_[to].recv + Before(calls_[to].recv_bytes, from),
-                    calls_[from].send + Before(calls_[from].send_bytes, to),
-                    static_cast<size_t>(bytes));
+                    calls_[from].send + Before(calls_[from].send_bytes, to), bytes);
       }
     }
     return absl::OkStatus();

@@ -36,7 +36,7 @@ TokenExchange::TokenExchange(const MoeModelSpec& model, const std::vector<ShardP
     for (size_t r = 0; r < plans.size(); ++r) {
       const auto rank = static_cast<int32_t>(r);
       for (const int32_t e : plans[r].experts[l]) {
-        owners_[l][static_cast<size_t>(e)].push_back(rank);
+        owners_[l][e].push_back(rank);
       }
       if (plans[r].shared_experts && model.layers[l].shared_intermediate > 0) {
         shared_owners_[l].push_back(rank);
@@ -47,7 +47,7 @@ TokenExchange::TokenExchange(const MoeModelSpec& model, const std::vector<ShardP
 
 bool TokenExchange::Computes(size_t rank, size_t layer, int32_t expert, int64_t token) const {
   if (!one_of_) return true;
-  const std::vector<int32_t>& owners = owners_[layer][static_cast<size_t>(expert)];
+  const std::vector<int32_t>& owners = owners_[layer][expert];
   const size_t turn = static_cast<size_t>(token) % owners.size();
   return static_cast<size_t>(owners[turn]) == rank;
 }
@@ -58,12 +58,12 @@ void TokenExchange::ChooseRanks(int layer, int64_t rows, absl::Span<const int32_
   std::vector<uint8_t> chosen(ranks_);
   for (int64_t t = 0; t < rows; ++t) {
     std::fill(chosen.begin(), chosen.end(), 0);
-    for (const int32_t r : shared_owners_[l]) chosen[static_cast<size_t>(r)] = 1;
+    for (const int32_t r : shared_owners_[l]) chosen[r] = 1;
     for (int64_t j = 0; j < k; ++j) {
-      const int32_t e = ids[static_cast<size_t>(t * k + j)];
+      const int32_t e = ids[t * k + j];
       if (e < 0) continue;
-      for (const int32_t r : owners_[l][static_cast<size_t>(e)]) {
-        if (Computes(static_cast<size_t>(r), l, e, t)) chosen[static_cast<size_t>(r)] = 1;
+      for (const int32_t r : owners_[l][e]) {
+        if (Computes(static_cast<size_t>(r), l, e, t)) chosen[r] = 1;
       }
     }
     for (size_t r = 0; r < ranks_; ++r) {
@@ -74,13 +74,13 @@ void TokenExchange::ChooseRanks(int layer, int64_t rows, absl::Span<const int32_
 }
 
 int64_t TokenExchange::CountOthers(absl::Span<const int64_t> counts) const {
-  return Sum(counts) - counts[static_cast<size_t>(group_->rank())];
+  return Sum(counts) - counts[group_->rank()];
 }
 
 absl::Status TokenExchange::Dispatch(int layer, int64_t rows, const float* hidden,
                                      absl::Span<const int32_t> ids, absl::Span<const float> weights,
                                      ExchangedRows* received) {
-  const int64_t k = top_k_[static_cast<size_t>(layer)];
+  const int64_t k = top_k_[layer];
   rows_ = rows;
   ChooseRanks(layer, rows, ids, k);
   std::vector<int64_t> all(ranks_ * ranks_);  // [from, to]
@@ -95,13 +95,13 @@ absl::Status TokenExchange::Dispatch(int layer, int64_t rows, const float* hidde
   // A record is a row of hidden states, its ids and its weights.
   const int64_t hidden_bytes = hidden_ * 4, pair_bytes = k * 4;
   const int64_t record = hidden_bytes + 2 * pair_bytes;
-  std::vector<std::byte> out(static_cast<size_t>(Sum(send_) * record));
+  std::vector<std::byte> out(Sum(send_) * record);
   std::byte* at = out.data();
   const auto put = [&at](const void* from, int64_t bytes) {
-    std::memcpy(at, from, static_cast<size_t>(bytes));
+    std::memcpy(at, from, bytes);
     at += bytes;
   };
-  std::vector<int32_t> own(static_cast<size_t>(k));
+  std::vector<int32_t> own(k);
   for (size_t r = 0; r < ranks_; ++r) {
     for (const int64_t t : to_[r]) {
       for (size_t j = 0; j < own.size(); ++j) {
@@ -114,15 +114,15 @@ absl::Status TokenExchange::Dispatch(int layer, int64_t rows, const float* hidde
     }
   }
   received->rows = Sum(receive_);
-  std::vector<std::byte> in(static_cast<size_t>(received->rows * record));
+  std::vector<std::byte> in(received->rows * record);
   MOERT_RETURN_IF_ERROR(group_->AllToAll(out.data(), Times(send_, record), in.data(),
                                          Times(receive_, record), nullptr));
-  received->hidden.resize(static_cast<size_t>(received->rows * hidden_));
-  received->ids.resize(static_cast<size_t>(received->rows * k));
-  received->weights.resize(static_cast<size_t>(received->rows * k));
+  received->hidden.resize(received->rows * hidden_);
+  received->ids.resize(received->rows * k);
+  received->weights.resize(received->rows * k);
   const std::byte* from = in.data();
   const auto take = [&from](void* to, int64_t bytes) {
-    std::memcpy(to, from, static_cast<size_t>(bytes));
+    std::memcpy(to, from, bytes);
     from += bytes;
   };
   for (int64_t t = 0; t < received->rows; ++t) {
@@ -134,7 +134,7 @@ absl::Status TokenExchange::Dispatch(int layer, int64_t rows, const float* hidde
 }
 
 absl::Status TokenExchange::Combine(const float* computed, float* out) {
-  std::vector<float> parts(static_cast<size_t>(Sum(send_) * hidden_));
+  std::vector<float> parts(Sum(send_) * hidden_);
   MOERT_RETURN_IF_ERROR(group_->AllToAll(computed, Times(receive_, hidden_ * 4), parts.data(),
                                          Times(send_, hidden_ * 4), nullptr));
   std::fill(out, out + rows_ * hidden_, 0.0f);

@@ -28,7 +28,7 @@ void LayerPlanner::Plan(const PolicyContext& context, int64_t epoch, const Routi
   low_.assign(routing.num_experts, 0);
   plan->load_low.assign(routing.num_experts, 0);
   for (std::vector<int32_t>* list : {&plan->ready, &plan->load, &plan->low, &plan->cpu}) {
-    list->reserve(static_cast<size_t>(routing.num_experts));
+    list->reserve(routing.num_experts);
   }
   absl::Cleanup unpin = [&] {  // nothing stays pinned behind an exception
     for (const int32_t e : plan->ready) store_->Unpin({context.layer, e});

@@ -5,12 +5,12 @@ namespace moert {
 void LowAnswers::OpenAccounts(int64_t tokens) {
   number_of_.clear();
   accounts_.clear();
-  account_of_.assign(static_cast<size_t>(tokens), 0);
+  account_of_.assign(tokens, 0);
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t request = request_ids_.empty() ? 0 : request_ids_[t];
     const auto [it, fresh] =
         number_of_.try_emplace(request, static_cast<int32_t>(accounts_.size()));
-    account_of_[static_cast<size_t>(t)] = it->second;
+    account_of_[t] = it->second;
     if (!fresh) continue;
     const SubstitutionAccount& kept = LedgerOf(t);
     accounts_.push_back({kept.mass, kept.mass_substituted});
@@ -47,7 +47,7 @@ bool LowAnswers::Take(int32_t expert) {
 
 void LowAnswers::End() {
   for (int64_t t = 0; t < routing_->tokens; ++t) {
-    const LowAccount& account = accounts_[account_of_[static_cast<size_t>(t)]];
+    const LowAccount& account = accounts_[account_of_[t]];
     SubstitutionAccount& kept = LedgerOf(t);
     kept.mass = account.mass;
     kept.mass_substituted = account.low;

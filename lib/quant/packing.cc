@@ -112,7 +112,7 @@ absl::Status UnpackMatrix(const MatrixLayout& layout, const std::byte* record,
     *out = Dequantize(layout.scheme, codes);
     return absl::OkStatus();
   }
-  out->assign(static_cast<size_t>(layout.rows * layout.k), 0.0f);
+  out->assign(layout.rows * layout.k, 0.0f);
   UnpackBf16(layout, record, out->data());
   return absl::OkStatus();
 }

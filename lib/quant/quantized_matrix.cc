@@ -97,7 +97,7 @@ void PackTiles(const MatrixLayout& m, const QuantizedMatrix& q, uint8_t* tile, i
       const int64_t width = std::min<int64_t>(kKTile, m.k - k0);
       if (rows <= 0 || width <= 0) continue;
       for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(codes[r], q.codes.data() + (row0 + r) * m.k + k0, static_cast<size_t>(width));
+        std::memcpy(codes[r], q.codes.data() + (row0 + r) * m.k + k0, width);
       }
       switch (m.scheme.weight_bits) {
         case 8:
@@ -201,11 +201,11 @@ void PackImportedScales(const MatrixLayout& m, const QuantizedMatrix& q, std::by
   for (int64_t r = 0; r < m.rows; ++r) {
     for (int64_t g = 0; g < q.groups(); ++g) {
       const int64_t at = g * m.padded_rows + r;
-      const float scale = q.scales[static_cast<size_t>(r * q.groups() + g)];
+      const float scale = q.scales[r * q.groups() + g];
       const uint32_t bits = EncodeScale(m.scheme.scales, scale);
-      std::memcpy(record + m.scale_offset + at * width, &bits, static_cast<size_t>(width));
+      std::memcpy(record + m.scale_offset + at * width, &bits, width);
       if (q.offsets.empty()) continue;
-      const float zero = q.offsets[static_cast<size_t>(r * q.groups() + g)];
+      const float zero = q.offsets[r * q.groups() + g];
       record[m.zero_offset() + at] = static_cast<std::byte>(zero);
     }
   }
@@ -219,11 +219,10 @@ void UnpackImportedScales(const MatrixLayout& m, const std::byte* record, Quanti
     for (int64_t g = 0; g < q->groups(); ++g) {
       const int64_t at = g * m.padded_rows + r;
       uint32_t bits = 0;
-      std::memcpy(&bits, record + m.scale_offset + at * width, static_cast<size_t>(width));
-      q->scales[static_cast<size_t>(r * q->groups() + g)] = DecodeScale(m.scheme.scales, bits);
+      std::memcpy(&bits, record + m.scale_offset + at * width, width);
+      q->scales[r * q->groups() + g] = DecodeScale(m.scheme.scales, bits);
       if (q->offsets.empty()) continue;
-      q->offsets[static_cast<size_t>(r * q->groups() + g)] =
-          std::to_integer<int>(record[m.zero_offset() + at]);
+      q->offsets[r * q->groups() + g] = std::to_integer<int>(record[m.zero_offset() + at]);
     }
   }
   if (m.scheme.scales != ScaleType::kE4M3) return;
@@ -299,8 +298,8 @@ QuantizedMatrix MakeQuantizedMatrix(const MatrixLayout& layout) {
   q.rows = layout.rows;
   q.k = layout.k;
   q.group = layout.group;
-  q.codes.assign(static_cast<size_t>(q.rows * q.k), 0);
-  q.scales.assign(static_cast<size_t>(q.rows * q.groups()), 0);
+  q.codes.assign(q.rows * q.k, 0);
+  q.scales.assign(q.rows * q.groups(), 0);
   if (!layout.scheme.symmetric) q.offsets.assign(q.scales.size(), 0);
   return q;
 }

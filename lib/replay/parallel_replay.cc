@@ -45,7 +45,7 @@ class ExchangeCost {
       owners_.emplace_back(static_cast<size_t>(model.layers[l].num_experts));
       for (size_t r = 0; r < shards.size(); ++r) {
         const auto rank = static_cast<int32_t>(r);
-        for (const int32_t e : shards[r].experts[l]) owners_[l][static_cast<size_t>(e)] = {rank};
+        for (const int32_t e : shards[r].experts[l]) owners_[l][e] = {rank};
       }
     }
   }
@@ -57,8 +57,7 @@ class ExchangeCost {
 
  private:
   double RowBytes(const TraceCall& call) const {
-    return static_cast<double>(model_.layers[static_cast<size_t>(call.layer)].hidden *
-                               options_.element_bytes);
+    return static_cast<double>(model_.layers[call.layer].hidden * options_.element_bytes);
   }
 
   /// Within nodes, each GPU ends with a part of the sum; those are summed across nodes; and back.
@@ -84,15 +83,15 @@ class ExchangeCost {
     std::vector<int64_t> near_out(ranks), near_in(ranks), far_out(ranks), far_in(ranks);
     const auto k = static_cast<int64_t>(call.ids.size()) / call.tokens;
     std::vector<uint8_t> chosen(ranks);
-    const std::vector<std::vector<int32_t>>& of_layer = owners_[static_cast<size_t>(call.layer)];
+    const std::vector<std::vector<int32_t>>& of_layer = owners_[call.layer];
     for (int64_t t = 0; t < call.tokens; ++t) {
       const auto home = static_cast<size_t>(t * ranks_ / call.tokens);
       std::fill(chosen.begin(), chosen.end(), 0);
       for (int64_t j = 0; j < k; ++j) {
-        const int32_t e = call.ids[static_cast<size_t>(t * k + j)];
+        const int32_t e = call.ids[t * k + j];
         if (e < 0) continue;
-        const std::vector<int32_t>& owners = of_layer[static_cast<size_t>(e)];
-        chosen[static_cast<size_t>(owners[static_cast<size_t>(t) % owners.size()])] = 1;
+        const std::vector<int32_t>& owners = of_layer[e];
+        chosen[owners[static_cast<size_t>(t) % owners.size()]] = 1;
       }
       for (size_t r = 0; r < ranks; ++r) {
         if (chosen[r] == 0 || r == home) continue;
@@ -217,7 +216,7 @@ absl::Status Check(const MoeModelSpec& model, const ParallelReplayOptions& optio
     return absl::InvalidArgumentError("recorded times are those of one machine: use the profile's");
   }
   for (int l = 0; l < model.num_layers(); ++l) {
-    const int experts = model.layers[static_cast<size_t>(l)].num_experts;
+    const int experts = model.layers[l].num_experts;
     if (experts >= options.gpus * options.nodes) continue;
     return absl::InvalidArgumentError(
         fmt::format("{} x {} GPUs, and layer {} has {} experts: each GPU needs one", options.nodes,
@@ -234,13 +233,13 @@ absl::StatusOr<std::vector<Shard>> OwnedShards(const MoeModelSpec& model, int ra
     return absl::InvalidArgumentError(
         fmt::format("a placement of {} ranks for {} GPUs", placement.ranks, ranks));
   }
-  std::vector<Shard> shards(static_cast<size_t>(ranks));
+  std::vector<Shard> shards(ranks);
   if (ranks == 1) return shards;
   for (const auto& layer : placement.owners) {
     for (Shard& shard : shards) shard.experts.emplace_back();
     for (size_t e = 0; e < layer.size(); ++e) {
       for (const int32_t r : layer[e]) {
-        shards[static_cast<size_t>(r)].experts.back().push_back(static_cast<int32_t>(e));
+        shards[r].experts.back().push_back(static_cast<int32_t>(e));
       }
     }
   }

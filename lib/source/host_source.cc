@@ -119,7 +119,7 @@ class HostSource final : public ExpertSource {
     const MoeLayerSpec& spec = model_.layers[layer];
     LayerConstants constants;
     const auto floats = [&](WeightPart part, int64_t rows, int64_t cols, std::vector<float>* out) {
-      out->resize(static_cast<size_t>(rows * cols));
+      out->resize(rows * cols);
       return Read({layer, 0, part, 0, 0, rows, cols, DType::kF32, out->data()});
     };
     const bool gate = !spec.routing.external();
@@ -145,13 +145,13 @@ class HostSource final : public ExpertSource {
           floats(WeightPart::kExpertScales, 1, spec.num_experts, &constants.expert_scales));
     }
     if (r.hash_vocab > 0) {
-      constants.hash_experts.resize(static_cast<size_t>(r.hash_vocab * r.top_k));
+      constants.hash_experts.resize(r.hash_vocab * r.top_k);
       MOERT_RETURN_IF_ERROR(Read({layer, 0, WeightPart::kHashExperts, 0, 0, r.hash_vocab, r.top_k,
                                   DType::kI32, constants.hash_experts.data()}));
     }
     if (spec.shared_intermediate > 0) {
       MOERT_ASSIGN_OR_RETURN(constants.shared_layout, SharedRecordLayout(spec));
-      constants.shared_expert.resize(static_cast<size_t>(constants.shared_layout.bytes));
+      constants.shared_expert.resize(constants.shared_layout.bytes);
       MOERT_RETURN_IF_ERROR(ReadMatrices(layer, kSharedExpert, constants.shared_layout,
                                          constants.shared_expert.data()));
     }
@@ -179,7 +179,7 @@ class HostSource final : public ExpertSource {
 
   absl::Status ReadMatrices(int layer, int expert, const RecordLayout& layout,
                             std::byte* record) const {
-    std::memset(record, 0, static_cast<size_t>(layout.bytes));  // what lies between the sections
+    std::memset(record, 0, layout.bytes);  // what lies between the sections
     struct Part {
       WeightPart weights, bias;
       const MatrixLayout* matrix;
@@ -199,7 +199,7 @@ class HostSource final : public ExpertSource {
       for (int64_t row = 0; row < matrix->rows; row += step) {
         const int64_t rows = std::min(step, matrix->rows - row);
         WeightRead read{layer, expert, part, 0, row, rows, matrix->k, weights_.dtype};
-        piece.resize(static_cast<size_t>(read.bytes()));
+        piece.resize(read.bytes());
         read.dst = piece.data();
         MOERT_RETURN_IF_ERROR(Read(read));
         MOERT_RETURN_IF_ERROR(Pack(*matrix, row, rows, piece.data(), &widened, record));

@@ -52,7 +52,7 @@ class Checker {
       for (size_t p = 0; p < weights_.layers[l].size(); ++p) {
         const OpaquePart& part = weights_.layers[l][p];
         if (part.file < 0) continue;
-        const RandomAccessFile& file = *files[static_cast<size_t>(part.file)];
+        const RandomAccessFile& file = *files[part.file];
         const auto end = End(l, part).value();
         if (end && *end <= file.size()) continue;
         return Bad(l,
@@ -185,7 +185,7 @@ class OpaqueSource final : public ExpertSource {
     LayerConstants constants;
     if (spec.routing.external()) return constants;
     const auto floats = [&](WeightPart part, int64_t rows, int64_t cols, std::vector<float>* out) {
-      out->resize(static_cast<size_t>(rows * cols));
+      out->resize(rows * cols);
       return weights_.gates({layer, 0, part, 0, 0, rows, cols, DType::kF32, out->data()});
     };
     MOERT_RETURN_IF_ERROR(
@@ -230,11 +230,11 @@ class OpaqueSource final : public ExpertSource {
       std::memcpy(
           read.dst,
           static_cast<const std::byte*>(part.memory) + part.offset + read.expert * part.stride,
-          static_cast<size_t>(part.bytes));
+          part.bytes);
       return absl::OkStatus();
     }
     if (part.file < 0) return weights_.read(read);
-    return files_[static_cast<size_t>(part.file)]->Read(
+    return files_[part.file]->Read(
         part.offset + read.expert * part.stride,
         {static_cast<std::byte*>(read.dst), static_cast<size_t>(part.bytes)});
   }

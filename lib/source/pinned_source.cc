@@ -49,7 +49,7 @@ absl::Status PinnedSource::Read(const ReadOptions& options) {
 absl::Status PinnedSource::ReadLayer(int layer, int version, int64_t bytes, ThreadPool* pool) {
   std::vector<int64_t> at;  // of each expert; those behind do not fit
   int64_t end = 0;
-  for (int e = 0; e < model().layers[static_cast<size_t>(layer)].num_experts; ++e) {
+  for (int e = 0; e < model().layers[layer].num_experts; ++e) {
     const int64_t record = RecordBytes(layer, e, version);
     if (end + record > bytes) break;
     at.push_back(end);

@@ -26,7 +26,7 @@ class PinnedSource final : public ExpertSource {
       first_.push_back(experts_);
       experts_ += layer.num_experts;
     }
-    records_.resize(static_cast<size_t>(experts_ * num_versions()));
+    records_.resize(experts_ * num_versions());
   }
   ~PinnedSource() override {
     for (const auto& [memory, bytes] : memory_) allocator_->Free(memory, bytes);
@@ -57,7 +57,7 @@ class PinnedSource final : public ExpertSource {
     const std::byte* record = records_[Index(layer, expert, version)];
     if (record == nullptr) record = source_->PinnedRecord(layer, expert, version);
     if (record == nullptr) return source_->ReadRecord(layer, expert, version, dst);
-    std::memcpy(dst.data(), record, static_cast<size_t>(layout(layer, expert, version).bytes));
+    std::memcpy(dst.data(), record, layout(layer, expert, version).bytes);
     return absl::OkStatus();
   }
   const std::byte* PinnedRecord(int layer, int expert, int version) const override {
@@ -74,7 +74,7 @@ class PinnedSource final : public ExpertSource {
 
  private:
   size_t Index(int layer, int expert, int version) const {
-    return static_cast<size_t>(experts_ * version + first_[static_cast<size_t>(layer)] + expert);
+    return static_cast<size_t>(experts_ * version + first_[layer] + expert);
   }
   int64_t RecordBytes(int layer, int expert, int version) const {
     if (source_->PinnedRecord(layer, expert, version) != nullptr) return 0;  // there already
@@ -82,7 +82,7 @@ class PinnedSource final : public ExpertSource {
   }
   int64_t LayerBytes(int layer, int version) const {
     int64_t bytes = 0;
-    for (int e = 0; e < model().layers[static_cast<size_t>(layer)].num_experts; ++e) {
+    for (int e = 0; e < model().layers[layer].num_experts; ++e) {
       bytes += RecordBytes(layer, e, version);
     }
     return bytes;

@@ -24,12 +24,11 @@ void SliceRows(const MatrixLayout& from, const std::byte* whole, int64_t first,
                const MatrixLayout& to, std::byte* part) {
   const int64_t row_bytes = from.padded_k * from.scheme.weight_bits / 8;
   std::memcpy(part + to.weight_offset, whole + from.weight_offset + first * row_bytes,
-              static_cast<size_t>(to.weight_bytes));
+              to.weight_bytes);
   const int64_t groups = CeilDiv<int64_t>(from.k, from.group) * ScaleSections(from.scheme);
   for (int64_t g = 0; g < groups; ++g) {
     std::memcpy(part + to.scale_offset + g * to.padded_rows * 2,
-                whole + from.scale_offset + (g * from.padded_rows + first) * 2,
-                static_cast<size_t>(to.padded_rows * 2));
+                whole + from.scale_offset + (g * from.padded_rows + first) * 2, to.padded_rows * 2);
   }
 }
 
@@ -40,7 +39,7 @@ void SliceInputs(const MatrixLayout& from, const std::byte* whole, int64_t first
   for (int64_t block = 0; block < from.padded_rows / kRowTile; ++block) {
     std::memcpy(part + to.weight_offset + block * to.padded_k * unit,
                 whole + from.weight_offset + (block * from.padded_k + first) * unit,
-                static_cast<size_t>(to.padded_k * unit));
+                to.padded_k * unit);
   }
   const int64_t sections = ScaleSections(from.scheme);
   if (sections == 0) return;
@@ -50,7 +49,7 @@ void SliceInputs(const MatrixLayout& from, const std::byte* whole, int64_t first
   for (int64_t s = 0; s < sections; ++s) {
     std::memcpy(part + to.scale_offset + s * to_groups * to.padded_rows * 2,
                 whole + from.scale_offset + (s * from_groups + first_group) * from.padded_rows * 2,
-                static_cast<size_t>(to_groups * to.padded_rows * 2));
+                to_groups * to.padded_rows * 2);
   }
 }
 
@@ -99,8 +98,8 @@ class ShardSource final : public ExpertSource {
 
   absl::Status Init() {
     for (int l = 0; l < model_.num_layers(); ++l) {
-      MoeLayerSpec& layer = model_.layers[static_cast<size_t>(l)];
-      const MoeLayerSpec& whole = source_->model().layers[static_cast<size_t>(l)];
+      MoeLayerSpec& layer = model_.layers[l];
+      const MoeLayerSpec& whole = source_->model().layers[l];
       first_.push_back(total_);
       if (!plan_.all_experts) {
         layer.num_experts = static_cast<int>(Experts(l).size());
@@ -138,8 +137,7 @@ class ShardSource final : public ExpertSource {
   }
   const RecordLayout& layout(int layer, int expert, int version) const override {
     if (!sliced()) return source_->layout(layer, Whole(layer, expert), version);
-    return layouts_[static_cast<size_t>(
-        (first_[static_cast<size_t>(layer)] + expert) * num_versions() + version)];
+    return layouts_[(first_[static_cast<size_t>(layer)] + expert) * num_versions() + version];
   }
 
   absl::Status ReadRecord(int layer, int expert, int version,
@@ -165,7 +163,7 @@ class ShardSource final : public ExpertSource {
 
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
     MOERT_ASSIGN_OR_RETURN(LayerConstants constants, source_->ReadConstants(layer));
-    const MoeLayerSpec& spec = model_.layers[static_cast<size_t>(layer)];
+    const MoeLayerSpec& spec = model_.layers[layer];
     if (!plan_.all_experts) {
       constants.gate = {};
       constants.selection_bias = {};
@@ -176,9 +174,9 @@ class ShardSource final : public ExpertSource {
       constants.shared_layout = {};
     } else if (sliced() && spec.shared_intermediate > 0) {
       MOERT_ASSIGN_OR_RETURN(const RecordLayout part, SharedRecordLayout(spec));
-      std::vector<std::byte> record(static_cast<size_t>(part.bytes));
-      SliceRecord(constants.shared_layout, constants.shared_expert.data(),
-                  shared_first_[static_cast<size_t>(layer)], part, record.data());
+      std::vector<std::byte> record(part.bytes);
+      SliceRecord(constants.shared_layout, constants.shared_expert.data(), shared_first_[layer],
+                  part, record.data());
       constants.shared_expert = std::move(record);
       constants.shared_layout = part;
     }
@@ -187,11 +185,9 @@ class ShardSource final : public ExpertSource {
 
  private:
   bool sliced() const { return plan_.num_channels > 0; }
-  const std::vector<int32_t>& Experts(int layer) const {
-    return plan_.experts[static_cast<size_t>(layer)];
-  }
+  const std::vector<int32_t>& Experts(int layer) const { return plan_.experts[layer]; }
   int Whole(int layer, int expert) const {
-    return plan_.all_experts ? expert : Experts(layer)[static_cast<size_t>(expert)];
+    return plan_.all_experts ? expert : Experts(layer)[expert];
   }
 
   absl::Status Slice(int l, const MoeLayerSpec& whole, MoeLayerSpec* layer) {
@@ -249,7 +245,7 @@ class ShardSource final : public ExpertSource {
 
 void SliceRecord(const RecordLayout& whole, const std::byte* from, int64_t first,
                  const RecordLayout& layout, std::byte* to) {
-  std::memset(to, 0, static_cast<size_t>(layout.bytes));  // what lies between the sections
+  std::memset(to, 0, layout.bytes);  // what lies between the sections
   SliceRows(whole.gate, from, first, layout.gate, to);
   SliceRows(whole.up, from, first, layout.up, to);
   SliceInputs(whole.down, from, first, layout.down, to);

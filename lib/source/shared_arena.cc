@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<SharedArena>> SharedArena::Open(const ArenaOption
 }
 
 SharedArena::~SharedArena() {
-  if (header_ != nullptr) ::munmap(header_, static_cast<size_t>(mapped_));
+  if (header_ != nullptr) ::munmap(header_, mapped_);
   if (file_.get() < 0) return;
   // The last one takes the name along. A process that is attaching at this moment sees to it
   // itself.
@@ -160,8 +160,8 @@ absl::Status SharedArena::Map() {
         fmt::format("{}: other processes have {} bytes there; this one would have {}", o_.path,
                     status.st_size - kHeaderBytes, o_.bytes));
   }
-  void* const at = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ | PROT_WRITE,
-                          MAP_SHARED, file_.get(), 0);
+  void* const at =
+      ::mmap(nullptr, status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
   if (at == MAP_FAILED) return PosixError(errno, o_.path);
   header_ = static_cast<Header*>(at);
   mapped_ = status.st_size;

@@ -48,7 +48,7 @@ absl::StatusOr<uint64_t> RecordsFingerprint(const ExpertSource& source) {
   std::vector<uint64_t> facts;
   AlignedBuffer record;
   for (int l = 0; l < source.model().num_layers(); ++l) {
-    const MoeLayerSpec& layer = source.model().layers[static_cast<size_t>(l)];
+    const MoeLayerSpec& layer = source.model().layers[l];
     for (int v = 0; v < source.num_versions(); ++v) {
       for (int e = 0; e < layer.num_experts; ++e) {
         facts.push_back(static_cast<uint64_t>(source.layout(l, e, v).bytes));

@@ -19,7 +19,7 @@ namespace {
 class RamMemory final : public BlockMemory {
  public:
   RamMemory(std::byte* base, const BlockSizes& sizes) : base_(base), sizes_(sizes) {}
-  ~RamMemory() override { munmap(base_, static_cast<size_t>(sizes_.Offset(sizes_.count()))); }
+  ~RamMemory() override { munmap(base_, sizes_.Offset(sizes_.count())); }
 
   std::byte* Hold(int32_t block) override { return Address(block); }
   void Drop(int32_t block) override {
@@ -52,15 +52,13 @@ class HostMemory final : public BlockMemory {
   std::byte* Hold(int32_t block) override {
     auto* memory =
         static_cast<std::byte*>(allocator_->Allocate(sizes_.Bytes(block), kRecordAlignment));
-    return addresses_[static_cast<size_t>(block)] = memory;
+    return addresses_[block] = memory;
   }
   void Drop(int32_t block) override {
     allocator_->Free(Address(block), sizes_.Bytes(block));
-    addresses_[static_cast<size_t>(block)] = nullptr;
+    addresses_[block] = nullptr;
   }
-  std::byte* Address(int32_t block) const override {
-    return addresses_[static_cast<size_t>(block)];
-  }
+  std::byte* Address(int32_t block) const override { return addresses_[block]; }
 
  private:
   HostAllocator* const allocator_;

@@ -152,7 +152,7 @@ absl::Status BlockSizes::Check() const {
 int32_t BlockPool::TakeFor(int64_t index) {
   if (sizes_.alike()) return Take();
   std::vector<int32_t> others;
-  others.reserve(static_cast<size_t>(limit_ - taken_));  // a taken block must not be lost
+  others.reserve(limit_ - taken_);  // a taken block must not be lost
   int32_t block = Take();
   for (; block >= 0 && block != index; block = Take()) others.push_back(block);
   for (const int32_t other : others) Give(other);

@@ -53,13 +53,13 @@ class BlockSizes {
   bool alike() const { return offsets_.empty() && classes_.empty(); }
   /// Where a block begins; of block count(), where the last ends.
   int64_t Offset(int64_t block) const {
-    if (!offsets_.empty()) return offsets_[static_cast<size_t>(block)];
+    if (!offsets_.empty()) return offsets_[block];
     if (classes_.empty()) return block * bytes_;
-    const Class& c = classes_[static_cast<size_t>(ClassOf(block))];
+    const Class& c = classes_[ClassOf(block)];
     return c.offset + (block - c.first) * c.bytes;
   }
   int64_t Bytes(int64_t block) const {
-    if (!classes_.empty()) return classes_[static_cast<size_t>(ClassOf(block))].bytes;
+    if (!classes_.empty()) return classes_[ClassOf(block)].bytes;
     return offsets_.empty() ? bytes_ : Offset(block + 1) - Offset(block);
   }
 
@@ -73,8 +73,8 @@ class BlockSizes {
   int classes() const { return static_cast<int>(classes_.size()); }
   /// The class of a block; of block count(), the last.
   int ClassOf(int64_t block) const;
-  int ClassFor(int64_t index) const { return class_of_[static_cast<size_t>(index)]; }
-  int64_t first(int c) const { return classes_[static_cast<size_t>(c)].first; }
+  int ClassFor(int64_t index) const { return class_of_[index]; }
+  int64_t first(int c) const { return classes_[c].first; }
   int64_t end(int c) const { return c + 1 < classes() ? first(c + 1) : count_; }
 
  private:

@@ -68,7 +68,7 @@ absl::Status CheckBlockBytes(const ExpertSource& source) {
   std::optional<int64_t> multiple = kRecordAlignment;
   for (int v = 0; v < source.num_versions(); ++v) {
     for (int l = 0; l < model.num_layers(); ++l) {
-      for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+      for (int e = 0; e < model.layers[l].num_experts; ++e) {
         const RecordLayout& layout = source.layout(l, e, v);
         largest = std::max(largest, layout.bytes);
         if (!multiple || *multiple % layout.slot_multiple == 0) continue;
@@ -106,7 +106,7 @@ BlockSizes BlocksOfVersions(const ExpertSource& source, absl::Span<const int> ve
   std::vector<int64_t> bytes;
   for (const int version : versions) {
     for (int l = 0; l < model.num_layers(); ++l) {
-      for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+      for (int e = 0; e < model.layers[l].num_experts; ++e) {
         bytes.push_back(BlockBytes(source.layout(l, e, version)));
       }
     }
@@ -120,7 +120,7 @@ CacheBlocks MeasureCacheBlocks(const ExpertSource& source, absl::Span<const int>
   std::vector<int64_t> bytes, layers;
   int64_t multiple = 1, record = 0;
   for (int l = 0; l < model.num_layers(); ++l) {
-    for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) {
+    for (int e = 0; e < model.layers[l].num_experts; ++e) {
       int64_t most = 0;
       for (const int version : versions) {
         const RecordLayout& layout = source.layout(l, e, version);

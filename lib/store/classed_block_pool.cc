@@ -19,7 +19,7 @@ class ClassedBlockPool final : public BlockPool {
         budget_(budget),
         classes_(static_cast<size_t>(sizes.classes())) {
     for (int c = 0; c < sizes.classes(); ++c) {
-      Class& lists = classes_[static_cast<size_t>(c)];
+      Class& lists = classes_[c];
       const auto count = static_cast<size_t>(sizes.end(c) - sizes.first(c));
       lists.fresh.reserve(count);
       lists.warm.reserve(count);
@@ -36,7 +36,7 @@ class ClassedBlockPool final : public BlockPool {
   void Give(int32_t block) override {
     --taken_;
     taken_bytes_ -= bytes(block);
-    classes_[static_cast<size_t>(sizes_.ClassOf(block))].warm.push_back(block);
+    classes_[sizes_.ClassOf(block)].warm.push_back(block);
     KeepBelow(limit_bytes_);
   }
 
@@ -65,7 +65,7 @@ class ClassedBlockPool final : public BlockPool {
   };
 
   int32_t TakeOf(int c) {
-    Class& lists = classes_[static_cast<size_t>(c)];
+    Class& lists = classes_[c];
     const int64_t size = sizes_.Bytes(sizes_.first(c));
     if (taken_bytes_ + size > limit_bytes_) return -1;
     if (lists.warm.empty() && !Hold(&lists, size)) return -1;

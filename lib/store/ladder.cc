@@ -197,7 +197,7 @@ class Ladder final : public ResidentVersions {
 
   /// Bytes of expert `index` in the version of a rung.
   int64_t BytesIn(int64_t index, int rung) const {
-    return bytes_[static_cast<size_t>(index * store_->num_versions() + VersionOf(rung))];
+    return bytes_[index * store_->num_versions() + VersionOf(rung)];
   }
   int64_t Growth(ExpertKey key, int from, int to) const {
     return BytesIn(Index(key), to) - BytesIn(Index(key), from);

@@ -20,18 +20,18 @@ bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
   PolicyContext context;
   context.model = &model;
   for (context.layer = 0; context.layer < model.num_layers(); ++context.layer) {
-    LentLayer& loan = (*layers)[static_cast<size_t>(context.layer)];
+    LentLayer& loan = (*layers)[context.layer];
     loan.tick = tick_;
-    for (int e = 0; e < model.layers[static_cast<size_t>(context.layer)].num_experts; ++e) {
+    for (int e = 0; e < model.layers[context.layer].num_experts; ++e) {
       const Entry& entry = At({context.layer, e});
       if (entry.active < 0) continue;
       // The age of an unused arrival counts from when it came.
-      loan.slots.push_back({entry.versions[static_cast<size_t>(entry.active)].block, e,
+      loan.slots.push_back({entry.versions[entry.active].block, e,
                             std::max(entry.last_used, entry.inserted), entry.tokens});
     }
   }
   const auto lend_up_to = [&](int l, int most) {
-    std::vector<LentSlot>& slots = (*layers)[static_cast<size_t>(l)].slots;
+    std::vector<LentSlot>& slots = (*layers)[l].slots;
     while (static_cast<int>(slots.size()) < most && LendFree(l, &slots)) {
     }
   };
@@ -45,7 +45,7 @@ bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
 void VersionedStore::DropAllLow() {
   const MoeModelSpec& model = source_->model();
   for (int l = 0; l < model.num_layers(); ++l) {
-    for (int e = 0; e < model.layers[static_cast<size_t>(l)].num_experts; ++e) DropLow({l, e});
+    for (int e = 0; e < model.layers[l].num_experts; ++e) DropLow({l, e});
   }
 }
 
@@ -100,14 +100,14 @@ void VersionedStore::LendUse(std::vector<LentLayer>* layers) const {
 
 void VersionedStore::TakeBack(absl::Span<const LentLayer> layers) {
   for (int l = 0; l < static_cast<int>(layers.size()); ++l) {
-    const LentLayer& loan = layers[static_cast<size_t>(l)];
+    const LentLayer& loan = layers[l];
     tick_ = std::max(tick_, loan.tick);
-    std::vector<uint8_t> there(source_->model().layers[static_cast<size_t>(l)].num_experts, 0);
+    std::vector<uint8_t> there(source_->model().layers[l].num_experts, 0);
     for (const LentSlot& slot : loan.slots) {
-      if (slot.expert >= 0) there[static_cast<size_t>(slot.expert)] = 1;
+      if (slot.expert >= 0) there[slot.expert] = 1;
     }
     for (int e = 0; e < static_cast<int>(there.size()); ++e) {
-      if (there[static_cast<size_t>(e)] == 0) ForgetLent({l, e});
+      if (there[e] == 0) ForgetLent({l, e});
     }
     held_[l] = 0;
     for (const LentSlot& slot : loan.slots) TakeBackSlot(l, slot);

@@ -34,7 +34,7 @@ VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVer
   usable_.resize(total, 0);
   in_flight_.resize(total, 0);
   held_.resize(source->model().num_layers(), 0);
-  candidates_.reserve(static_cast<size_t>(total));
+  candidates_.reserve(total);
   SetCapacity(pools_[0]->limit());
 }
 

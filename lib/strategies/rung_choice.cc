@@ -36,8 +36,7 @@ RungChoice::RungChoice(absl::Span<const double> loss, absl::Span<const int64_t> 
 
 int RungChoice::TakenAt(const Expert& expert, int rung) const {
   int taken = 0;
-  while (taken + 1 < expert.count &&
-         steps_[static_cast<size_t>(expert.first + taken + 1)].rung <= rung) {
+  while (taken + 1 < expert.count && steps_[expert.first + taken + 1].rung <= rung) {
     ++taken;
   }
   return taken;
@@ -82,7 +81,7 @@ std::vector<uint8_t> RungChoice::Choose(absl::Span<const UseBand> uses,
   SpendRest(uses, capacity - bytes, &taken);
   std::vector<uint8_t> chosen;
   for (size_t i = 0; i < experts_.size(); ++i) {
-    chosen.push_back(steps_[static_cast<size_t>(experts_[i].first + taken[i])].rung);
+    chosen.push_back(steps_[experts_[i].first + taken[i]].rung);
   }
   return chosen;
 }

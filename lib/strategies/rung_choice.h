@@ -48,13 +48,11 @@ class RungChoice {
  private:
   /// The highest step that is no higher than a rung.
   int TakenAt(const Expert& expert, int rung) const;
-  double Saved(const Expert& expert, int step) const {
-    return steps_[static_cast<size_t>(expert.first + step)].saved;
-  }
+  double Saved(const Expert& expert, int step) const { return steps_[expert.first + step].saved; }
   /// Steps taken at a price, from `taken`.
   int Priced(const Expert& expert, const UseBand& use, int taken, double price) const;
   int64_t Bytes(const Expert& expert, int taken) const {
-    return steps_[static_cast<size_t>(expert.first + taken)].bytes;
+    return steps_[expert.first + taken].bytes;
   }
   void SpendRest(absl::Span<const UseBand> uses, int64_t left, std::vector<int>* taken) const;
 

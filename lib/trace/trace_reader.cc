@@ -184,7 +184,7 @@ class Reader final : public TraceReader {
     }
     if (offset_ < chunk_begin_ || offset_ + size > chunk_end_) {
       const int64_t want = std::min(std::max(size, kChunkBytes), file_->size() - offset_);
-      chunk_.resize(static_cast<size_t>(want));
+      chunk_.resize(want);
       chunk_begin_ = chunk_end_ = 0;
       MOERT_RETURN_IF_ERROR(file_->Read(offset_, absl::MakeSpan(chunk_)));
       chunk_begin_ = offset_;
@@ -258,7 +258,7 @@ class Reader final : public TraceReader {
     MOERT_RETURN_IF_ERROR(LoadScores(
         "predicted scores", flags & trace::kHasNextScores ? tokens * next : 0, &p, &next_scores_));
     // A value that makes no sense is named above; the checksum finds damage that does make sense.
-    const auto hashed = absl::MakeConstSpan(call_begin, static_cast<size_t>(p - call_begin));
+    const auto hashed = absl::MakeConstSpan(call_begin, p - call_begin);
     if (checksum_bytes_ > 0 && Load<uint64_t>(p) != Hash64(hashed)) {
       return Damaged(fmt::format("call {} at byte {}", calls_, offset_));
     }

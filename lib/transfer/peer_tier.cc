@@ -25,13 +25,13 @@ void PeerTier::Leave(Holder holder, absl::FunctionRef<void(Copy)> wait) {
   const MutexLock lock(&mu_);
   WithdrawLocked(holder, {0, std::numeric_limits<Address>::max()}, wait);
   std::erase_if(readings_, [&](const Reading& reading) { return reading.by == holder; });
-  members_[static_cast<size_t>(holder)].here = false;
+  members_[holder].here = false;
   --here_;
 }
 
 void PeerTier::Publish(Holder holder, int64_t record, const std::byte* at, int64_t bytes) {
   const MutexLock lock(&mu_);
-  Member& member = members_[static_cast<size_t>(holder)];
+  Member& member = members_[holder];
   const Block block = BlockAt(at, bytes);
   Forget(&member, block);
   // It is found where it came to last.
@@ -64,7 +64,7 @@ void PeerTier::Withdraw(Holder holder, const std::byte* at, int64_t bytes,
 
 void PeerTier::WithdrawLocked(Holder holder, const Block& block,
                               absl::FunctionRef<void(Copy)> wait) {
-  Forget(&members_[static_cast<size_t>(holder)], block);
+  Forget(&members_[holder], block);
   for (const Reading& reading : readings_) {
     if (reading.from == holder && reading.block.Overlaps(block)) wait(reading.copy);
   }

@@ -23,7 +23,7 @@ class ReaderQueue final : public TransferQueue {
   ReaderQueue(const ExpertSource* source, const Clock* clock, int threads,
               std::shared_ptr<LinkPacer> pacer)
       : source_(source), clock_(clock), pacer_(std::move(pacer)) {
-    threads_.reserve(static_cast<size_t>(threads));
+    threads_.reserve(threads);
   }
 
   absl::Status Start(int threads) {

@@ -13,7 +13,7 @@ class VirtualLink final : public TransferQueue {
  public:
   VirtualLink(const ExpertSource* source, VirtualClock* clock, const HardwareProfile* profile)
       : source_(source), clock_(clock), profile_(profile) {
-    active_.reserve(static_cast<size_t>(profile->link_streams));
+    active_.reserve(profile->link_streams);
   }
 
   void Submit(const Transfer& transfer) override {

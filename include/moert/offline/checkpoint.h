@@ -58,7 +58,7 @@ class Checkpoint {
   const std::string& path() const { return path_; }
   /// Tensors of shards that the index does not name: they are no part of the checkpoint.
   const std::vector<std::string>& unlisted() const { return unlisted_; }
-  const RandomAccessFile& file(int index) const { return *files_[static_cast<size_t>(index)]; }
+  const RandomAccessFile& file(int index) const { return *files_[index]; }
   int num_files() const { return static_cast<int>(files_.size()); }
 
   /// Reads bytes [offset, offset + dst.size()) of a tensor. Blocking.

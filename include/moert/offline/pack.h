@@ -32,10 +32,10 @@ struct PackVersion {
 
   int format_index(int layer, int expert) const {
     if (assignment.empty()) return 0;
-    return assignment[static_cast<size_t>(layer)][static_cast<size_t>(expert)];
+    return assignment[layer][expert];
   }
   const ExpertFormat& format(int layer, int expert) const {
-    return formats[static_cast<size_t>(format_index(layer, expert))];
+    return formats[format_index(layer, expert)];
   }
   /// The index of a format, which joins the others if it is new.
   int AddFormat(const ExpertFormat& format) {

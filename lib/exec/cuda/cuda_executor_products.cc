@@ -13,8 +13,7 @@ PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
   const auto bytes = static_cast<uint64_t>(InputRows(call) *
                                            std::max(extent_.prompt_x_stride(), extent_.x_stride()));
   if (prompt_ctas_ == 0 || bytes >> 32 != 0) return {};
-  return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows,
-                    extent_.routed[static_cast<size_t>(call.layer)]);
+  return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows, extent_.routed[call.layer]);
 }
 
 std::optional<CudaExecutor::PromptRows> CudaExecutor::RowsForPrompt(

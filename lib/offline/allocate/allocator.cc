@@ -98,7 +98,7 @@ class Allocator {
   std::vector<Item> Items(int first, int last) const {
     std::vector<Item> items;
     for (int l = first; l < last; ++l) {
-      const int experts = c_.model.layers[static_cast<size_t>(l)].num_experts;
+      const int experts = c_.model.layers[l].num_experts;
       if (o_.granularity == Granularity::kLayer) {
         items.push_back({l, 0, experts - 1, kGate | kUp | kDown});
         continue;
@@ -126,11 +126,11 @@ class Allocator {
     const LayerCalibration& layer = c_.layers[l];
     for (int e = item.first_expert; e <= item.last_expert; ++e) {
       const double tokens = static_cast<double>(o_.batch) *
-                            static_cast<double>(layer.selections[static_cast<size_t>(e)]) /
+                            static_cast<double>(layer.selections[e]) /
                             static_cast<double>(c_.tokens);
       for (int b = 0; b < kLinearBlocks; ++b) {
         if (!(item.blocks & (1 << b))) continue;
-        const int64_t bytes = sizes_[l][static_cast<size_t>(b)][scheme];
+        const int64_t bytes = sizes_[l][b][scheme];
         option.bytes += bytes;
         option.loss +=
             std::pow(Unit(layer, b) * layer.Delta(e, b, scheme, c_.schemes.size()), power_);
@@ -172,7 +172,7 @@ class Allocator {
     }
   }
   double WeightsOfItem(const Item& item) const {
-    const MoeLayerSpec& layer = c_.model.layers[static_cast<size_t>(item.layer)];
+    const MoeLayerSpec& layer = c_.model.layers[item.layer];
     const int matrices = __builtin_popcount(static_cast<unsigned>(item.blocks)) *
                          (item.last_expert - item.first_expert + 1);
     return static_cast<double>(layer.hidden * layer.intermediate * matrices);
@@ -199,10 +199,9 @@ class Allocator {
     };
     MOERT_ASSIGN_OR_RETURN(const ProductSolution s, MinimizeProduct(problem, solver));
     for (size_t i = 0; i < items.size(); ++i) {
-      const Scheme& scheme = c_.schemes[candidates_[static_cast<size_t>(s.choice[i])]];
+      const Scheme& scheme = c_.schemes[candidates_[s.choice[i]]];
       for (int e = items[i].first_expert; e <= items[i].last_expert; ++e) {
-        ExpertFormat& format =
-            formats_[static_cast<size_t>(items[i].layer)][static_cast<size_t>(e)];
+        ExpertFormat& format = formats_[items[i].layer][e];
         if (items[i].blocks & kGate) format.gate = scheme;
         if (items[i].blocks & kUp) format.up = scheme;
         if (items[i].blocks & kDown) format.down = scheme;
@@ -229,8 +228,7 @@ class Allocator {
     if (o_.per_layer) {
       for (int l = 0; l < layers; ++l) {
         const double share =
-            static_cast<double>(WeightsOf(c_.model.layers[static_cast<size_t>(l)])) /
-            static_cast<double>(weights);
+            static_cast<double>(WeightsOf(c_.model.layers[l])) / static_cast<double>(weights);
         const int64_t capacity = WholeBytes(share * static_cast<double>(o_.capacity));
         MOERT_RETURN_IF_ERROR(Solve(l, l + 1, capacity, normal, &total));
       }
@@ -262,7 +260,7 @@ class Allocator {
     total.version = version;
     int64_t weights = 0;
     for (int l = 0; l < c_.model.num_layers(); ++l) {
-      const MoeLayerSpec& layer = c_.model.layers[static_cast<size_t>(l)];
+      const MoeLayerSpec& layer = c_.model.layers[l];
       weights += WeightsOf(layer);
       for (int e = 0; e < layer.num_experts; ++e) {
         const ExpertFormat& format = version.format(l, e);

@@ -85,13 +85,13 @@ void Load(const ChoiceProblem& problem, const Core& core, const Units& units, Cb
   std::vector<double> values, cost, low(static_cast<size_t>(columns), 0.0),
       high(static_cast<size_t>(columns), 1.0), known;
   for (const Column& c : core.columns) {
-    const auto& option = problem.items[static_cast<size_t>(c.item)][static_cast<size_t>(c.option)];
+    const auto& option = problem.items[c.item][c.option];
     indices.push_back(static_cast<int>(indices.size()));
     row_of.insert(row_of.end(), {c.item, rows - 1});
     values.insert(values.end(), {1.0, static_cast<double>(option.bytes) / units.byte});
     starts.push_back(static_cast<CoinBigIndex>(row_of.size()));
     cost.push_back(option.cost / units.cost);
-    known.push_back(core.known.choice[static_cast<size_t>(c.item)] == c.option ? 1.0 : 0.0);
+    known.push_back(core.known.choice[c.item] == c.option ? 1.0 : 0.0);
   }
   std::vector<double> row_low(static_cast<size_t>(rows), 1.0), row_high(row_low);
   row_low.back() = -std::numeric_limits<double>::max();
@@ -109,11 +109,11 @@ void TakeBetter(const ChoiceProblem& problem, const Core& core, const double* x,
   found.choice.assign(problem.items.size(), -1);
   for (size_t c = 0; c < core.columns.size(); ++c) {
     const Column& column = core.columns[c];
-    if (x[c] > 0.5) found.choice[static_cast<size_t>(column.item)] = column.option;
+    if (x[c] > 0.5) found.choice[column.item] = column.option;
   }
   for (size_t i = 0; i < found.choice.size(); ++i) {
     if (found.choice[i] < 0) return;
-    const auto& option = problem.items[i][static_cast<size_t>(found.choice[i])];
+    const auto& option = problem.items[i][found.choice[i]];
     found.cost += option.cost;
     found.bytes += option.bytes;
   }

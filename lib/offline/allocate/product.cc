@@ -36,7 +36,7 @@ class Sweep {
     planes_.push_back({loss_weight, time_weight, found.bound});
     ProductSolution s;
     for (size_t i = 0; i < problem_.items.size(); ++i) {
-      const auto& option = problem_.items[i][static_cast<size_t>(found.choice[i])];
+      const auto& option = problem_.items[i][found.choice[i]];
       s.loss += option.loss;
       s.time += option.time;
       s.bytes += option.bytes;

@@ -23,7 +23,7 @@ struct Upgrade {
 std::vector<int> Hull(const std::vector<Option>& options) {
   std::vector<int> order(options.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-  const auto at = [&](int i) -> const Option& { return options[static_cast<size_t>(i)]; };
+  const auto at = [&](int i) -> const Option& { return options[i]; };
   std::sort(order.begin(), order.end(), [&](int a, int b) {
     if (at(a).bytes != at(b).bytes) return at(a).bytes < at(b).bytes;
     if (at(a).cost != at(b).cost) return at(a).cost < at(b).cost;
@@ -52,7 +52,7 @@ void FillUp(const ChoiceProblem& problem, ChoiceSolution* s) {
     std::vector<Upgrade> steps;
     for (size_t i = 0; i < problem.items.size(); ++i) {
       const auto& options = problem.items[i];
-      const Option& now = options[static_cast<size_t>(s->choice[i])];
+      const Option& now = options[s->choice[i]];
       Upgrade best;
       for (size_t k = 0; k < options.size(); ++k) {
         const double saved = now.cost - options[k].cost;
@@ -67,7 +67,7 @@ void FillUp(const ChoiceProblem& problem, ChoiceSolution* s) {
                      [](const Upgrade& a, const Upgrade& b) { return a.saved > b.saved; });
     for (const Upgrade& step : steps) {
       if (s->bytes + step.bytes > problem.capacity) continue;
-      s->choice[static_cast<size_t>(step.item)] = step.to;
+      s->choice[step.item] = step.to;
       s->bytes += step.bytes;
     }
   }
@@ -83,11 +83,11 @@ absl::StatusOr<ChoiceSolution> SolveByRelaxation(const ChoiceProblem& problem) {
     const auto& options = problem.items[i];
     const std::vector<int> hull = Hull(options);
     s.choice.push_back(hull[0]);
-    s.bytes += options[static_cast<size_t>(hull[0])].bytes;
-    relaxed += options[static_cast<size_t>(hull[0])].cost;
+    s.bytes += options[hull[0]].bytes;
+    relaxed += options[hull[0]].cost;
     for (size_t h = 1; h < hull.size(); ++h) {
-      const Option& from = options[static_cast<size_t>(hull[h - 1])];
-      const Option& to = options[static_cast<size_t>(hull[h])];
+      const Option& from = options[hull[h - 1]];
+      const Option& to = options[hull[h]];
       steps.push_back({static_cast<int>(i), hull[h], from.cost - to.cost, to.bytes - from.bytes});
     }
   }
@@ -108,17 +108,17 @@ absl::StatusOr<ChoiceSolution> SolveByRelaxation(const ChoiceProblem& problem) {
       relaxed -= step.rate() * static_cast<double>(left);
     }
     if (!full) relaxed -= step.saved;
-    char& stop = stopped[static_cast<size_t>(step.item)];
+    char& stop = stopped[step.item];
     if (stop || step.bytes > left) {
       stop = 1;
       continue;
     }
-    s.choice[static_cast<size_t>(step.item)] = step.to;
+    s.choice[step.item] = step.to;
     s.bytes += step.bytes;
   }
   FillUp(problem, &s);
   for (size_t i = 0; i < problem.items.size(); ++i) {
-    s.cost += problem.items[i][static_cast<size_t>(s.choice[i])].cost;
+    s.cost += problem.items[i][s.choice[i]].cost;
   }
   s.bound = std::min(relaxed, s.cost);  // rounding of the sums aside, it is
   return s;

@@ -98,7 +98,7 @@ absl::Status BlockForward::UploadChoice() {
   std::vector<float> weights;
   weights.reserve(routing.grouped_slots.size());
   for (const int32_t slot : routing.grouped_slots) {
-    weights.push_back(routing.weights[static_cast<size_t>(slot)]);
+    weights.push_back(routing.weights[slot]);
   }
   return OnLanes(1, [&](int64_t, ExpertLane* lane) -> absl::Status {
     MOERT_RETURN_IF_ERROR(lane->Upload(routing.grouped_tokens.data(), count, chosen_rows_));
@@ -147,7 +147,7 @@ absl::Status BlockForward::RunExperts(int64_t first, int64_t count) {
     const absl::Status loaded =
         OnLanes(static_cast<int64_t>(size), [&](int64_t i, ExpertLane* lane) -> absl::Status {
           ExpertWeights w;
-          absl::Status& status = read[static_cast<size_t>(i)];
+          absl::Status& status = read[i];
           status = read_(choices[begin + static_cast<size_t>(i)].expert, &w);
           MOERT_RETURN_IF_ERROR(status);
           uint16_t* to = weights + 3 * i * matrix;
@@ -198,7 +198,7 @@ absl::Status BlockForward::Multiply(const Choice& choice, const uint16_t* weight
 BlockForward::Choice BlockForward::ChoiceOf(int expert, int64_t first, int64_t count) const {
   const RoutingResult& routing = block_.routing;
   const auto rows = routing.grouped_tokens.begin();  // an expert's ascend
-  const auto begin = rows + routing.offsets[static_cast<size_t>(expert)];
+  const auto begin = rows + routing.offsets[expert];
   const auto end = rows + routing.offsets[static_cast<size_t>(expert) + 1];
   const auto from = std::lower_bound(begin, end, first);
   const auto to = std::lower_bound(from, end, first + count);
@@ -207,7 +207,7 @@ BlockForward::Choice BlockForward::ChoiceOf(int expert, int64_t first, int64_t c
 
 absl::Status BlockForward::OnLanes(
     int64_t jobs, absl::FunctionRef<absl::Status(int64_t job, ExpertLane* lane)> work) {
-  std::vector<absl::Status> statuses(static_cast<size_t>(jobs));
+  std::vector<absl::Status> statuses(jobs);
   pool_->Run(jobs, [&](int64_t job, int) {
     const cuda::DeviceScope scope(device_);
     ExpertLane* const lane = lanes_.Take();
@@ -221,7 +221,7 @@ absl::Status BlockForward::OnLanes(
     }
     status.Update(cuda::ToStatus(cudaStreamSynchronize(lane->stream), "cudaStreamSynchronize"));
     lanes_.Return(lane);
-    statuses[static_cast<size_t>(job)] = status;
+    statuses[job] = status;
   });
   for (const absl::Status& status : statuses) MOERT_RETURN_IF_ERROR(status);
   return absl::OkStatus();

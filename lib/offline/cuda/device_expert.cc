@@ -122,7 +122,7 @@ class CudaExpert final : public DeviceExpert {
 
   absl::StatusOr<InputMoments> Moments(bool down) override {
     const int64_t k = down ? intermediate_ : hidden_;
-    std::vector<double> lower(static_cast<size_t>(k * k));
+    std::vector<double> lower(k * k);
     MOERT_RETURN_IF_ERROR(On([&]() -> absl::Status {
       MOERT_RETURN_IF_ERROR(Grow(&lane_.moments, k * k * static_cast<int64_t>(sizeof(double))));
       auto* const h = reinterpret_cast<double*>(lane_.moments.data());
@@ -253,7 +253,7 @@ class CudaExpert final : public DeviceExpert {
     }
     MOERT_CUDA_RETURN_IF_ERROR(
         cuda::LaunchSquareSums(change_.y_change, less, rows_, hidden_, change_.sums, lane_.stream));
-    sums_.resize(static_cast<size_t>(rows_));
+    sums_.resize(rows_);
     MOERT_RETURN_IF_ERROR(lane_.Download(change_.sums, rows_, sums_.data()));
     double total = 0;
     for (size_t t = 0; t < sums_.size(); ++t) {

@@ -63,7 +63,7 @@ class Rounding {
     MOERT_RETURN_IF_ERROR(Grow(&room_.host,
                                FitBytes() + rows * group * static_cast<int64_t>(sizeof(float)),
                                PinnedOrPageable));
-    scales_.assign(static_cast<size_t>(rows * layout_.groups()), GroupScale());
+    scales_.assign(rows * layout_.groups(), GroupScale());
     MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(room_.weights.data(), matrix_.original,
                                                static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
                                                stream_));
@@ -88,7 +88,7 @@ class Rounding {
     }
     const int64_t group = begin / layout_.group, groups = layout_.groups();
     for (int64_t r = 0; r < layout_.rows; ++r) {
-      scales_[static_cast<size_t>(r * groups + group)] = found[r];
+      scales_[r * groups + group] = found[r];
     }
     return absl::OkStatus();
   }
@@ -103,9 +103,8 @@ class Rounding {
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(stream_));
     for (int64_t r = 0; r < layout_.rows; ++r) {
       if (found[r].Known()) continue;
-      found[r] = FitGroup(layout_.scheme,
-                          absl::MakeConstSpan(values + r * count, static_cast<size_t>(count)),
-                          options_.clip);
+      found[r] =
+          FitGroup(layout_.scheme, absl::MakeConstSpan(values + r * count, count), options_.clip);
     }
     // The next fits are copied over these behind this copy, in the order of the stream.
     MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(Fits(), found, static_cast<size_t>(FitBytes()),

@@ -76,7 +76,7 @@ class AverageScore final : public CachePolicy {
   void LendUse(int layer, int experts, LentLayer* loan) const override {
     if (layers_.empty()) {
       loan->scores.resize(static_cast<size_t>(window_) * static_cast<size_t>(experts));
-      loan->sums.resize(static_cast<size_t>(experts));
+      loan->sums.resize(experts);
       return;
     }
     loan->calls = layers_[layer].calls;

@@ -79,7 +79,7 @@ class WorthCache : public CachePolicy {
   }
 
   void LendUse(int layer, int experts, LentLayer* loan) const override {
-    loan->use.resize(static_cast<size_t>(experts));
+    loan->use.resize(experts);
     if (layers_.empty()) return;
     const Layer& mine = layers_[layer];
     loan->calls = mine.use.calls();

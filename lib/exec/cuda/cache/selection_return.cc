@@ -3,7 +3,7 @@
 namespace moert::cuda {
 
 absl::Status SelectionReturn::Init(SelectionTally* tally, int64_t rows) {
-  seen_.resize(static_cast<size_t>(rows));
+  seen_.resize(rows);
   return copy_.Init(tally, rows * static_cast<int64_t>(sizeof(SelectionTally)));
 }
 

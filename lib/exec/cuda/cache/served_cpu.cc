@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<ServedCpu>> ServedCpu::Create(const Parts& parts)
   bool weighted = false;
   const std::string version(parts.records->version_name(parts.version));
   for (int l = 0; l < parts.model->num_layers(); ++l) {
-    const MoeLayerSpec& layer = parts.model->layers[static_cast<size_t>(l)];
+    const MoeLayerSpec& layer = parts.model->layers[l];
     weighted |= layer.routing.weight_input;
     std::vector<HostExpert>& experts = cpu->experts_.emplace_back();
     for (int e = 0; e < layer.num_experts; ++e) {
@@ -45,8 +45,8 @@ absl::StatusOr<std::unique_ptr<ServedCpu>> ServedCpu::Create(const Parts& parts)
         [](const MoeLayerSpec& a, const MoeLayerSpec& b) { return a.hidden < b.hidden; });
     cpu->weighted_ = AlignedArray<float>(cpu->most_pairs() * widest->hidden);
   }
-  cpu->tokens_of_.reserve(static_cast<size_t>(cpu->most_pairs()));
-  cpu->out_rows_.reserve(static_cast<size_t>(cpu->most_pairs()));
+  cpu->tokens_of_.reserve(cpu->most_pairs());
+  cpu->out_rows_.reserve(cpu->most_pairs());
   return cpu;
 }
 
@@ -63,7 +63,7 @@ absl::Status ServedCpu::Multiply(int64_t* modelled_ns) {
 
 int64_t ServedCpu::FillProblems() {
   const CpuJob& job = *memory().job;
-  const MoeLayerSpec& layer = parts_.model->layers[static_cast<size_t>(job.layer)];
+  const MoeLayerSpec& layer = parts_.model->layers[job.layer];
   tokens_of_.clear();
   out_rows_.clear();
   problems_.clear();
@@ -75,14 +75,13 @@ int64_t ServedCpu::FillProblems() {
   size_t first = 0;
   for (int32_t i = 0; i < job.experts; ++i) {
     const CpuJobExpert& given = memory().experts[i];
-    const HostExpert& expert =
-        experts_[static_cast<size_t>(job.layer)][static_cast<size_t>(given.expert)];
+    const HostExpert& expert = experts_[job.layer][given.expert];
     const auto count = static_cast<size_t>(given.pairs);
     const auto rows = absl::MakeConstSpan(out_rows_).subspan(first, count);
     const auto tokens = absl::MakeConstSpan(tokens_of_).subspan(first, count);
     problems_.push_back({expert.record, expert.layout, layer.activation,
                          layer.routing.weight_input ? rows : tokens, rows});
-    modelled_ns += expert_ns_[static_cast<size_t>(job.layer)][count];
+    modelled_ns += expert_ns_[job.layer][count];
     first += count;
   }
   return modelled_ns;
@@ -92,7 +91,7 @@ const float* ServedCpu::Inputs(int64_t* rows) {
   const CpuJob& job = *memory().job;
   const float* x = WidenedRows();
   *rows = job.tokens;
-  if (!parts_.model->layers[static_cast<size_t>(job.layer)].routing.weight_input) {
+  if (!parts_.model->layers[job.layer].routing.weight_input) {
     return x;
   }
   // A row of its own for every pair, its token's times its weight.

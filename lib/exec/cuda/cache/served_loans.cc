@@ -25,9 +25,8 @@ void ServedMisses::PlaceLoan(int layer, const LentLayer& loan, VersionedStore* s
                           loan.inserted};
   table_.prefetch[layer] = LayerPrefetch{};
   ServedExpert* experts = table_.experts + First(layer);
-  std::fill_n(experts, model_->layers[static_cast<size_t>(layer)].num_experts, ServedExpert{});
-  std::fill_n(table_.slots + First(layer), model_->layers[static_cast<size_t>(layer)].num_experts,
-              nullptr);
+  std::fill_n(experts, model_->layers[layer].num_experts, ServedExpert{});
+  std::fill_n(table_.slots + First(layer), model_->layers[layer].num_experts, nullptr);
   for (size_t s = 0; s < loan.slots.size(); ++s) {
     const LentSlot& slot = loan.slots[s];
     table_.slots[First(layer) + static_cast<int64_t>(s)] =
@@ -46,7 +45,7 @@ absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
   // Taken back at once if it does not get there: the device goes on without slots.
   lent_ = true;
   for (int l = 0; l < model_->num_layers(); ++l) {
-    PlaceLoan(l, loans_[static_cast<size_t>(l)], store);
+    PlaceLoan(l, loans_[l], store);
   }
   const absl::Status status = Copy(/*to_device=*/true, /*layers_alone=*/false, stream);
   if (!status.ok()) {
@@ -81,18 +80,18 @@ void ServedMisses::TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loa
   loan->use.assign(table_.use + First(layer), table_.use + First(layer) + loan->use.size());
   std::copy_n(table_.sums + First(layer), loan->sums.size(), loan->sums.begin());
   std::copy_n(ScoresOf(table_, layer), loan->scores.size(), loan->scores.begin());
-  const int num_experts = model_->layers[static_cast<size_t>(layer)].num_experts;
+  const int num_experts = model_->layers[layer].num_experts;
   std::vector<int32_t> held(static_cast<size_t>(num_experts), -1);  // by place
-  const bool whole = unfinished_[static_cast<size_t>(layer)] == 0;
+  const bool whole = unfinished_[layer] == 0;
   for (int e = 0; whole && e < num_experts; ++e) {
-    if (experts[e].slot >= 0) held[static_cast<size_t>(experts[e].slot)] = e;
+    if (experts[e].slot >= 0) held[experts[e].slot] = e;
   }
   loan->slots.clear();
   for (int s = 0; s < num_experts; ++s) {
     const auto place = blocks.find(table_.slots[First(layer) + s]);
     if (place == blocks.end()) continue;  // no slot
     LentSlot slot{place->second};
-    slot.expert = held[static_cast<size_t>(s)];
+    slot.expert = held[s];
     if (slot.expert >= 0) {
       slot.last_used = experts[slot.expert].last_used;
       slot.tokens = experts[slot.expert].tokens;
@@ -108,7 +107,7 @@ absl::Status ServedMisses::TakeBack(VersionedStore* store) {
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
   const BlockPlaces blocks = PlacesOf(store);
   for (int l = 0; l < model_->num_layers(); ++l) {
-    TakeLoan(l, blocks, &loans_[static_cast<size_t>(l)]);
+    TakeLoan(l, blocks, &loans_[l]);
     table_.layers[l].lent = 0;
   }
   // Replays of the steps that are open now find the host in charge.

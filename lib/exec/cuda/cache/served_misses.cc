@@ -111,7 +111,7 @@ absl::StatusOr<std::vector<ServedRecord>> ServedMisses::RecordsOf(int version) c
   constexpr int64_t kWord = 16;  // of the copies
   std::vector<ServedRecord> placed;
   for (int l = 0; l < model_->num_layers(); ++l) {
-    for (int e = 0; e < model_->layers[static_cast<size_t>(l)].num_experts; ++e) {
+    for (int e = 0; e < model_->layers[l].num_experts; ++e) {
       const RecordLayout& layout = records_->layout(l, e, version);
       const std::byte* host = records_->KeptRecord({l, e}, version);
       cudaPointerAttributes seen{};
@@ -139,7 +139,7 @@ absl::Status ServedMisses::PlaceLow(const VersionedStore& store, int version) {
   std::vector<ServedRecord> placed;
   if (rules_.low_stands_by) {
     for (int l = 0; l < model_->num_layers(); ++l) {
-      for (int e = 0; e < model_->layers[static_cast<size_t>(l)].num_experts; ++e) {
+      for (int e = 0; e < model_->layers[l].num_experts; ++e) {
         const moert::ExpertHandle handle = store.Standby({l, e});
         // Nothing is brought for no bytes.
         placed.push_back({reinterpret_cast<const uint8_t*>(handle.record), 0,
@@ -157,13 +157,12 @@ bool ServedMisses::Predicts(int layer, int64_t tokens) const {
   const int next = layer + 1;
   if (!rules_.prefetch() || next == model_->num_layers() || tokens > kFewTokens) return false;
   return constants_->layer(next).gate != nullptr &&
-         model_->layers[static_cast<size_t>(next)].hidden ==
-             model_->layers[static_cast<size_t>(layer)].hidden;
+         model_->layers[next].hidden == model_->layers[layer].hidden;
 }
 
 ServeMissesArgs ServedMisses::Args(const Call& call) const {
   const int layer = call.layer;
-  const MoeLayerSpec& spec = model_->layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = model_->layers[layer];
   ServeMissesArgs args;
   args.experts = spec.num_experts;
   args.counts = call.groups.counts;
@@ -236,7 +235,7 @@ PredictArgs ServedMisses::PredictionOf(int layer, const Call& call) const {
 SlotLenders ServedMisses::LendersOf(int layer) const {
   SlotLenders lenders;
   if (!gives_slots_) return lenders;
-  const MoeLayerSpec& spec = model_->layers[static_cast<size_t>(layer)];
+  const MoeLayerSpec& spec = model_->layers[layer];
   lenders.layers = model_->num_layers();
   lenders.mine = layer;
   lenders.fewest = ExpertsOfAToken(spec);

@@ -135,7 +135,7 @@ class ServedMisses {
   absl::Status AwaitRows(int layer, const MutableMatrixView& out, cudaStream_t stream) const;
   /// That the device has for a layer; 0: nothing is lent.
   int64_t slots(int layer) const {
-    return lent_ ? static_cast<int64_t>(loans_[static_cast<size_t>(layer)].slots.size()) : 0;
+    return lent_ ? static_cast<int64_t>(loans_[layer].slots.size()) : 0;
   }
 
   /// Behind a step: see LateCopy.
@@ -172,7 +172,7 @@ class ServedMisses {
   /// Those that decide about calls of few tokens.
   absl::Status LoadDecisions(ServeMissesArgs args);
   absl::Status ForgetPredictions() const;
-  int64_t First(int layer) const { return first_[static_cast<size_t>(layer)]; }
+  int64_t First(int layer) const { return first_[layer]; }
   float* ScoresOf(const ServedTable& table, int layer) const {
     return table.scores + First(layer) * rules_.score_window;
   }

@@ -264,7 +264,7 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
   // Also behind a failure, and where nothing was fetched: what is taken back has to have been lent.
   status.Update(fence_->Pass(stream));
   MOERT_RETURN_IF_ERROR(status);
-  return fits ? served_slots_ + first_[static_cast<size_t>(call.layer)] : nullptr;
+  return fits ? served_slots_ + first_[call.layer] : nullptr;
 }
 
 absl::Status CudaFetchExecutor::ServeFetch(const ExecutorCall& call, const GivenRouting& given,
@@ -274,7 +274,7 @@ absl::Status CudaFetchExecutor::ServeFetch(const ExecutorCall& call, const Given
   host.tokens = static_cast<int32_t>(call.tokens);
   host.given = given;
   host.region = region;
-  host.table = served_slots_ + first_[static_cast<size_t>(call.layer)];
+  host.table = served_slots_ + first_[call.layer];
   host.hidden = RowsOf(call.hidden);
   host.next_scores = next_scores_;
   const bool shares = Shares(given);

@@ -142,7 +142,7 @@ absl::Status BringRouting(const GivenRouting& given, int experts, cudaStream_t s
                           cudaEvent_t arrived, std::vector<int32_t>* ids,
                           std::vector<float>* weights) {
   const auto bytes = static_cast<size_t>(given.pairs) * 4;
-  ids->resize(static_cast<size_t>(given.pairs));
+  ids->resize(given.pairs);
   weights->resize(given.weights != nullptr ? static_cast<size_t>(given.pairs) : 0);
   MOERT_CUDA_RETURN_IF_ERROR(
       cudaMemcpyAsync(ids->data(), given.ids, bytes, cudaMemcpyDeviceToHost, stream));

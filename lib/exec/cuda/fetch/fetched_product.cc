@@ -13,7 +13,7 @@ absl::StatusOr<std::unique_ptr<FetchedProduct>> FetchedProduct::Create(const Par
   std::unique_ptr<FetchedProduct> product(new FetchedProduct(parts, tokens));
   const MoeModelSpec& model = parts.source->model();
   for (int l = 0; l < model.num_layers(); ++l) {
-    const MoeLayerSpec& layer = model.layers[static_cast<size_t>(l)];
+    const MoeLayerSpec& layer = model.layers[l];
     for (int e = 0; e < layer.num_experts; ++e) {
       if (parts.records->KeptRecord({l, e}, parts.version) != nullptr) continue;
       return absl::FailedPreconditionError(
@@ -21,15 +21,15 @@ absl::StatusOr<std::unique_ptr<FetchedProduct>> FetchedProduct::Create(const Par
     }
   }
   MOERT_RETURN_IF_ERROR(product->Init(model, tokens));
-  product->experts_.reserve(static_cast<size_t>(product->most_pairs()));
-  product->row_of_.reserve(static_cast<size_t>(product->most_pairs()));
+  product->experts_.reserve(product->most_pairs());
+  product->row_of_.reserve(product->most_pairs());
   return product;
 }
 
 absl::Status FetchedProduct::Multiply(int64_t* modelled_ns) {
   const CpuJob& job = *memory().job;
   const ExpertSource& source = *parts_.source;
-  const int top_k = source.model().layers[static_cast<size_t>(job.layer)].routing.top_k;
+  const int top_k = source.model().layers[job.layer].routing.top_k;
   experts_.clear();
   row_of_.clear();
   for (int32_t i = 0; i < job.pairs; ++i) row_of_.push_back(memory().slots[i] / top_k);

@@ -37,7 +37,7 @@ absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, const int32
     return absl::OkStatus();
   };
   for (int l = 0; l < model.num_layers(); ++l) {
-    const MoeLayerSpec& spec = model.layers[static_cast<size_t>(l)];
+    const MoeLayerSpec& spec = model.layers[l];
     const LayerConstants& host = parts.constants->layer(l);
     LayerOnDevice d;
     d.first_handle = handle;

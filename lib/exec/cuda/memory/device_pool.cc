@@ -83,7 +83,7 @@ class DevicePool final : public BlockPool {
     granule_bytes_ = static_cast<int64_t>(granularity);
     granules_.resize(GranulesFor(sizes_.count()));
     reserved_ = static_cast<int64_t>(granules_.size()) * granule_bytes_;
-    MOERT_CUDA_RETURN_IF_ERROR(memory_.reserve(&base_, static_cast<size_t>(reserved_), 0, 0, 0));
+    MOERT_CUDA_RETURN_IF_ERROR(memory_.reserve(&base_, reserved_, 0, 0, 0));
     free_.reserve(sizes_.count());
     for (int64_t i = 0; i < sizes_.count(); ++i) free_.push_back(static_cast<int32_t>(i));
     return absl::OkStatus();  // ascending: a heap already

@@ -357,8 +357,7 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
   absl::Status status;
   if (from == nullptr) {
     std::byte* into = place != nullptr ? place : staging.buffer.data();
-    status = source_->ReadRecord(layer, expert, version,
-                                 absl::MakeSpan(into, static_cast<size_t>(rounded)));
+    status = source_->ReadRecord(layer, expert, version, absl::MakeSpan(into, rounded));
     from = into;
   }
   if (status.ok()) status = Copy(id, from, bytes, dst.data(), staging.done);

@@ -13,7 +13,7 @@ absl::Status DeviceSource::KeepAll(int version, ThreadPool* pool) {
   std::vector<ExpertKey> missing;
   int64_t bytes = 0;
   for (int l = 0; l < model().num_layers(); ++l) {
-    for (int e = 0; e < model().layers[static_cast<size_t>(l)].num_experts; ++e) {
+    for (int e = 0; e < model().layers[l].num_experts; ++e) {
       if (Kept({l, e}, version)) continue;
       missing.push_back({l, e});
       bytes += RoundUp(layout(l, e, version).bytes, kRecordAlignment);
@@ -42,8 +42,8 @@ absl::Status DeviceSource::Keep(ExpertKey key, int version) {
   if (place == nullptr) {
     return absl::FailedPreconditionError("host_budget, or what may be pinned, is used up");
   }
-  MOERT_RETURN_IF_ERROR(source_->ReadRecord(key.layer, key.expert, version,
-                                            absl::MakeSpan(place, static_cast<size_t>(rounded))));
+  MOERT_RETURN_IF_ERROR(
+      source_->ReadRecord(key.layer, key.expert, version, absl::MakeSpan(place, rounded)));
   const MutexLock lock(&mu_);
   kept_[Id(key.layer, key.expert, version)] = place;
   return absl::OkStatus();

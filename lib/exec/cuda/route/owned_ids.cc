@@ -54,7 +54,7 @@ class CudaOwnedIds final : public OwnedIds {
 
   absl::StatusOr<std::vector<int64_t>> TakeCounts() override {
     const DeviceScope scope(device_);
-    std::vector<int64_t> counts(static_cast<size_t>(experts_));
+    std::vector<int64_t> counts(experts_);
     const size_t bytes = counts.size() * sizeof(counts[0]);
     MOERT_RETURN_IF_ERROR(CopyNow(counts.data(), counts_, bytes, cudaMemcpyDeviceToHost));
     MOERT_RETURN_IF_ERROR(FillNow(counts_, 0, bytes));
