@@ -1,7 +1,6 @@
-#include <algorithm>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "guard.h"
 #include "handles.h"
 #include "layer_call.h"
@@ -136,8 +135,8 @@ moert_code moert_layer_copy(moert_step* step, int32_t layer, const int32_t* expe
     MOERT_RETURN_IF_ERROR(CheckLayer(*step, layer));
     if (experts != nullptr && num_experts == 0) return absl::OkStatus();
     if (num_experts < 0 || (experts == nullptr && num_experts > 0)) {
-      return absl::InvalidArgumentError(
-          fmt::format("num_experts is {}, legal is 0 or more, and 0 without experts", num_experts));
+      return moert::InvalidArgument("num_experts is {}, legal is 0 or more, and 0 without experts",
+                                    num_experts);
     }
     const absl::Span<const int32_t> named(experts, static_cast<size_t>(num_experts));
     moert::SlotView view;

@@ -1,5 +1,4 @@
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "base/aligned_buffer.h"

@@ -1,6 +1,5 @@
 // Sources from files.
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"

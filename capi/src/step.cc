@@ -112,8 +112,8 @@ moert_code moert_step_end(moert_step* step, moert_error** error) {
     if (!ended.ok() || unfinished == 0) return ended;
     return absl::FailedPreconditionError(
         absl::StrCat(unfinished,
-                     " split calls of the step are not finished: call "
-                     "moert_layer_finish on each before moert_step_end (the step has ended)"));
+                     " split calls of the step are not finished: call moert_layer_finish on each "
+                     "before moert_step_end (the step has ended)"));
   });
 }
 

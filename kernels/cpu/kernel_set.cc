@@ -9,6 +9,8 @@
 #if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "base/errors.h"
 #endif
 #endif
 
@@ -274,9 +276,7 @@ OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics) {
 }
 
 WeightKind WeightKindOf(const Scheme& scheme) {
-  if (scheme.imported()) {
-    return scheme.fp4 ? kImportedF4 : scheme.fp8 ? kImportedF8 : kImportedW4;
-  }
+  if (scheme.imported()) return scheme.fp4 ? kImportedF4 : scheme.fp8 ? kImportedF8 : kImportedW4;
   if (scheme.fp8) return kF8Weights;
   switch (scheme.weight_bits) {
     case 8:
@@ -299,9 +299,8 @@ absl::StatusOr<const KernelSet*> FindKernelSet(absl::string_view name) {
     if (name == set->name) return set;
     legal += fmt::format(", {}", set->name);
   }
-  return absl::InvalidArgumentError(
-      fmt::format("unknown CPU kernel set '{}', legal on this machine: {}",
-                  fmt::string_view(name.data(), name.size()), legal));
+  return InvalidArgument("unknown CPU kernel set '{}', legal on this machine: {}",
+                         fmt::string_view(name.data(), name.size()), legal);
 }
 
 }  // namespace moert::kernels

@@ -1,6 +1,5 @@
 // Imported schemes in the "reference" set: weights as the exact products of scales and codes,
 // summed in double precision.
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 

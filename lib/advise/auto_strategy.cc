@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "advise/version_offers.h"
 #include "base/bytes_text.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
@@ -22,8 +23,7 @@ namespace {
 std::string WhatIsMissing(const AutoKeys& keys) {
   if (!keys.calibration.empty()) {
     return fmt::format(
-        "; {} has no end-to-end loss: make it without --probe-tokens 0 to be served "
-        "fewer bits",
+        "; {} has no end-to-end loss: make it without --probe-tokens 0 to be served fewer bits",
         keys.calibration);
   }
   return "; to be served fewer bits give calibration=FILE of `moert-pack calibrate --method hqq`";
@@ -47,10 +47,10 @@ std::string WithCpu(const std::string& fate, bool shares, const EngineOptions& o
 absl::StatusOr<Promise> Accepted(const EngineOptions& options, const AutoKeys& keys) {
   if (!options.promise.has_value()) return keys.loss > 0 ? Promise::kLossy : Promise::kFaithful;
   if (keys.loss == 0 || *options.promise == Promise::kLossy) return *options.promise;
-  return absl::InvalidArgumentError(
-      fmt::format("strategy auto: loss={:g} is lossy, and the host accepts what is {}: accept "
-                  "lossy results (EngineOptions::promise), or leave loss out",
-                  keys.loss, PromiseName(*options.promise)));
+  return InvalidArgument(
+      "strategy auto: loss={:g} is lossy, and the host accepts what is {}: accept lossy results "
+      "(EngineOptions::promise), or leave loss out",
+      keys.loss, PromiseName(*options.promise));
 }
 
 StrategyChoice Resident(const Blueprint& all, const EngineOptions& options) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/bytes_text.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "engine/blueprint.h"
@@ -65,10 +66,7 @@ std::string Why(const Blueprint& b, int64_t rows, const PromptStep& step) {
 
 absl::StatusOr<PromptRows> ChoosePromptRows(const ExpertSource& source,
                                             const EngineOptions& options, int64_t tokens) try {
-  if (tokens < 1) {
-    return absl::InvalidArgumentError(
-        fmt::format("a prompt of {} tokens: must be 1 or more", tokens));
-  }
+  if (tokens < 1) return InvalidArgument("a prompt of {} tokens: must be 1 or more", tokens);
   int64_t rows = std::min(tokens, options.max_tokens_per_forward);
   MOERT_ASSIGN_OR_RETURN(Blueprint chosen, WithRows(source, options, rows));
   PromptStep step = ExpectedPromptStep(source, chosen, rows);

@@ -5,7 +5,6 @@
 
 #include "base/exception_status.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "strategies/routing_statistics.h"
 
 namespace moert {

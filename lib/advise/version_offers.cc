@@ -1,7 +1,5 @@
 #include "advise/version_offers.h"
 
-#include <algorithm>
-
 #include "advise/expected_step.h"
 #include "base/bytes_text.h"
 #include "base/fmt_absl.h"
@@ -88,8 +86,8 @@ void VersionOffers::Add(const Blueprint& b, double loss, double low_share,
   const ExpectedTimes expected = ExpectedStep(source_, b, low_share, served);
   offers_.push_back({b.strategy.spec, expected.ms(), loss});
   whys_.push_back(fmt::format(
-      "room for {} of {} experts in {}: {}{}; {:.3g} ms a token expected by the profile {}, "
-      "{:.3g} of them waiting",
+      "room for {} of {} experts in {}: {}{}; {:.3g} ms a token expected by the profile {}, {:.3g} "
+      "of them waiting",
       b.plan.slots, b.plan.total_experts, BytesText(b.plan.budget_bytes), what,
       served && low_share > 0 ? ", answered by the device in steps that can be captured" : "",
       expected.ms(), b.profile.name, expected.waits_ms));

@@ -9,9 +9,9 @@
 #include <tuple>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/mutex.h"
-#include "fmt/format.h"
 #include "moert/expert_store.h"
 
 namespace moert {
@@ -131,8 +131,7 @@ absl::StatusOr<std::unique_ptr<WarmStart>> WarmStart::Create(Engine* engine,
                                                              WarmStartOptions options) try {
   if (engine == nullptr) return absl::InvalidArgumentError("engine: must not be null");
   if (options.in_flight < 1 || options.in_flight > 64) {
-    return absl::InvalidArgumentError(
-        fmt::format("in_flight {}: must be in [1, 64]", options.in_flight));
+    return InvalidArgument("in_flight {}: must be in [1, 64]", options.in_flight);
   }
   const MoeModelSpec& model = engine->model();
   std::set<std::pair<int, int>> seen;
@@ -140,8 +139,7 @@ absl::StatusOr<std::unique_ptr<WarmStart>> WarmStart::Create(Engine* engine,
   for (const ExpertKey& key : order) {
     if (key.layer < 0 || key.layer >= model.num_layers() || key.expert < 0 ||
         key.expert >= model.layers[key.layer].num_experts) {
-      return absl::InvalidArgumentError(
-          fmt::format("layer {}, expert {}: the model has none such", key.layer, key.expert));
+      return InvalidArgument("layer {}, expert {}: the model has none such", key.layer, key.expert);
     }
     if (seen.emplace(key.layer, key.expert).second) unique.push_back(key);
   }

@@ -1,9 +1,10 @@
 #include "base/aligned_buffer.h"
 
-#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <cstdlib>
+
+#include "base/errors.h"
 
 namespace moert {
 
@@ -17,7 +18,7 @@ absl::Status AlignedBuffer::Reset(int64_t bytes) {
   const int64_t alignment = bytes >= kHugePage ? kHugePage : 4096;
   void* block = nullptr;
   if (posix_memalign(&block, static_cast<size_t>(alignment), static_cast<size_t>(bytes)) != 0) {
-    return absl::ResourceExhaustedError(fmt::format("no memory for {} bytes", bytes));
+    return ResourceExhausted("no memory for {} bytes", bytes);
   }
   // Advice only: streaming through 4 KiB pages costs a TLB miss each.
   if (bytes >= kHugePage) madvise(block, static_cast<size_t>(bytes), MADV_HUGEPAGE);

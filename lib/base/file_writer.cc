@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "base/errors.h"
 #include "base/folder.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
@@ -36,8 +37,7 @@ absl::StatusOr<Descriptor> CreateFile(const std::string& path, bool replace, int
       if (::ftruncate(fd.get(), 0) != 0) return PosixError(errno, fmt::format("{}: empty", path));
       return fd;
     }
-    return absl::AlreadyExistsError(
-        fmt::format("{}: is there, and is no regular file that could be replaced", path));
+    return AlreadyExists("{}: is there, and is no regular file that could be replaced", path);
   }
   if (fd.get() < 0) return PosixError(errno, fmt::format("{}: create", path));
   return fd;
@@ -57,8 +57,7 @@ absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Resume(const std::string
   struct stat st {};
   if (::fstat(fd, &st) != 0) return PosixError(errno, fmt::format("{}: stat", path));
   if (st.st_size < size) {
-    return absl::DataLossError(
-        fmt::format("{}: has {} bytes, {} were written before", path, st.st_size, size));
+    return DataLoss("{}: has {} bytes, {} were written before", path, st.st_size, size);
   }
   if (::ftruncate(fd, size) != 0) return PosixError(errno, fmt::format("{}: truncate", path));
   if (::lseek(fd, size, SEEK_SET) != size) return PosixError(errno, fmt::format("{}: seek", path));
@@ -67,7 +66,7 @@ absl::StatusOr<std::unique_ptr<FileWriter>> FileWriter::Resume(const std::string
 }
 
 absl::Status FileWriter::Append(absl::Span<const std::byte> data) {
-  if (fd_.get() < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
+  if (fd_.get() < 0) return FailedPrecondition("{}: already closed", path_);
   while (!data.empty()) {
     const ssize_t n =
         ::write(fd_.get(), data.data(), std::min<size_t>(data.size(), size_t{1} << 30));
@@ -87,13 +86,13 @@ absl::Status FileWriter::Append(absl::string_view text) {
 }
 
 absl::Status FileWriter::Sync() {
-  if (fd_.get() < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
+  if (fd_.get() < 0) return FailedPrecondition("{}: already closed", path_);
   if (::fsync(fd_.get()) != 0) return PosixError(errno, fmt::format("{}: fsync", path_));
   return absl::OkStatus();
 }
 
 absl::Status FileWriter::Close() {
-  if (fd_.get() < 0) return absl::FailedPreconditionError(fmt::format("{}: already closed", path_));
+  if (fd_.get() < 0) return FailedPrecondition("{}: already closed", path_);
   const int synced = ::fsync(fd_.get());
   const int sync_error = errno;
   const int closed = ::close(fd_.Release());
@@ -108,9 +107,7 @@ absl::StatusOr<std::unique_ptr<AtomicDirectory>> AtomicDirectory::Create(
   std::string name = final_path;
   while (name.size() > 1 && name.back() == '/') name.pop_back();
   struct stat st {};
-  if (::lstat(name.c_str(), &st) == 0) {
-    return absl::AlreadyExistsError(fmt::format("{}: already exists", name));
-  }
+  if (::lstat(name.c_str(), &st) == 0) return AlreadyExists("{}: already exists", name);
   // Not mkdtemp: that makes a private folder, but a finished pack is as public as any file, and the
   // umask cannot be read without changing it for the whole process.
   for (int attempt = 0;; ++attempt) {
@@ -140,7 +137,7 @@ absl::Status AtomicDirectory::Commit() {
   if (::rename(path_.c_str(), final_path_.c_str()) != 0) {
     const int error = errno;
     if (error == ENOTEMPTY || error == EEXIST || error == ENOTDIR) {
-      return absl::AlreadyExistsError(fmt::format("{}: already exists", final_path_));
+      return AlreadyExists("{}: already exists", final_path_);
     }
     return PosixError(error, fmt::format("{}: rename from {}", final_path_, path_));
   }

@@ -1,11 +1,11 @@
 #include <cmath>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/json.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "moert/tools/env.h"
 #include "moert/tools/profile.h"
 
@@ -19,9 +19,8 @@ absl::Status ReadNumber(JsonValue object, const std::string& path, const char* n
   if (!field) return absl::OkStatus();
   const auto number = field->AsDouble();
   if (!number || !(*number >= low && *number <= high)) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: field '{}' is {}: must be a number in [{}, {}]", path, name,
-                    Printable(field->text()), low, high));
+    return InvalidArgument("{}: field '{}' is {}: must be a number in [{}, {}]", path, name,
+                           Printable(field->text()), low, high);
   }
   *value = *number;
   return absl::OkStatus();
@@ -34,20 +33,19 @@ absl::Status ReadComputeRates(JsonValue object, const std::string& path,
   if (!field) return absl::OkStatus();
   constexpr size_t kMaxRates = 1000;
   if (!field->is_array() || field->size() > kMaxRates) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: field 'compute' must be a list of at most {} rates", path, kMaxRates));
+    return InvalidArgument("{}: field 'compute' must be a list of at most {} rates", path,
+                           kMaxRates);
   }
   for (const JsonValue row : field->elements()) {
     if (!row.Find("tokens") || !row.Find("weight_bytes_per_s")) {
-      return absl::InvalidArgumentError(fmt::format(
-          "{}: field 'compute': a rate is {{\"tokens\", \"weight_bytes_per_s\"}}", path));
+      return InvalidArgument(
+          "{}: field 'compute': a rate is {{\"tokens\", \"weight_bytes_per_s\"}}", path);
     }
     double tokens = 0, rate = 0;
     MOERT_RETURN_IF_ERROR(ReadNumber(row, path, "tokens", 1, 1e9, &tokens));
     MOERT_RETURN_IF_ERROR(ReadNumber(row, path, "weight_bytes_per_s", 1, 1e15, &rate));
     if (!rates->empty() && !(tokens > static_cast<double>(rates->back().tokens))) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: field 'compute': tokens {} must ascend", path, tokens));
+      return InvalidArgument("{}: field 'compute': tokens {} must ascend", path, tokens);
     }
     rates->push_back({std::llround(tokens), rate});
   }
@@ -61,14 +59,13 @@ absl::Status ReadVersionRates(JsonValue object, const std::string& path, const c
   if (!field) return absl::OkStatus();
   constexpr size_t kMaxVersions = 100;
   if (!field->is_object() || field->size() > kMaxVersions) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{}: field '{}' must be an object of at most {} versions", path, name, kMaxVersions));
+    return InvalidArgument("{}: field '{}' must be an object of at most {} versions", path, name,
+                           kMaxVersions);
   }
   for (const JsonMember& m : field->members()) {
     HardwareProfile::VersionRates v{*m.key.AsString(), {}};
     if (!m.value.is_object()) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: field '{}': '{}' is no object", path, name, Printable(v.version)));
+      return InvalidArgument("{}: field '{}': '{}' is no object", path, name, Printable(v.version));
     }
     MOERT_RETURN_IF_ERROR(ReadComputeRates(m.value, path, &v.rates));
     versions->push_back(std::move(v));
@@ -135,10 +132,10 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) try {
   MOERT_ASSIGN_OR_RETURN(const JsonDocument document, JsonDocument::Read(Env::Default(), path));
   const JsonValue json = document.root();
   if (json.Find("missing")) {
-    return absl::InvalidArgumentError(fmt::format(
+    return InvalidArgument(
         "{}: its probe was cut short (field 'missing'): run moert-bench probe again, with more "
         "--seconds",
-        path));
+        path);
   }
   HardwareProfile p;
   p.name = path;
@@ -173,8 +170,8 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) try {
       ReadNumber(json, path, "cpu_next_token_share", 0, 1000, &p.cpu_next_token_share));
   if (const auto field = json.Find("cpu_executor")) {
     if (!field->is_bool()) {
-      return absl::InvalidArgumentError(fmt::format(
-          "{}: field 'cpu_executor' is {}: must be true or false", path, Printable(field->text())));
+      return InvalidArgument("{}: field 'cpu_executor' is {}: must be true or false", path,
+                             Printable(field->text()));
     }
     p.cpu_executor = field->AsBool();
   }

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/json_scan.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
@@ -272,18 +273,17 @@ absl::StatusOr<JsonDocument> JsonDocument::Parse(std::string text, const std::st
                                                  const JsonLimits& limits) {
   const auto limit = std::min<int64_t>(limits.max_bytes, UINT32_MAX);
   if (static_cast<int64_t>(text.size()) > limit) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: has {} bytes, legal is at most {}", source, text.size(), limit));
+    return InvalidArgument("{}: has {} bytes, legal is at most {}", source, text.size(), limit);
   }
   try {
     // A byte order mark.
     if (text.compare(0, 3, "\xEF\xBB\xBF") == 0) std::fill_n(text.begin(), 3, ' ');
     if (std::string error = Checker(text, limits).Run(); !error.empty()) {
-      return absl::InvalidArgumentError(fmt::format("{}: {}", source, error));
+      return InvalidArgument("{}: {}", source, error);
     }
     return JsonDocument(std::move(text));
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory while parsing", source));
+    return ResourceExhausted("{}: out of memory while parsing", source);
   }
 }
 
@@ -291,8 +291,8 @@ absl::StatusOr<JsonDocument> JsonDocument::Read(Env* env, const std::string& pat
                                                 const JsonLimits& limits) {
   MOERT_ASSIGN_OR_RETURN(const auto file, env->Open(path, FileAccess::kBuffered));
   if (file->size() > limits.max_bytes) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: has {} bytes, legal is at most {}", path, file->size(), limits.max_bytes));
+    return InvalidArgument("{}: has {} bytes, legal is at most {}", path, file->size(),
+                           limits.max_bytes);
   }
   try {
     std::string text(static_cast<size_t>(file->size()), '\0');
@@ -300,7 +300,7 @@ absl::StatusOr<JsonDocument> JsonDocument::Read(Env* env, const std::string& pat
         file->Read(0, absl::MakeSpan(reinterpret_cast<std::byte*>(text.data()), text.size())));
     return Parse(std::move(text), path, limits);
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory while reading", path));
+    return ResourceExhausted("{}: out of memory while reading", path);
   }
 }
 

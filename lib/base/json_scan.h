@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "absl/strings/string_view.h"
-
 namespace moert::json_scan {
 
 inline bool IsSpace(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }

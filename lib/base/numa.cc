@@ -15,7 +15,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
-#include "base/status_macros.h"
+#include "base/errors.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 
@@ -51,22 +51,20 @@ std::vector<int> NumaNodes() {
 absl::StatusOr<std::vector<int>> NumaCpus(int node) {
   const std::vector<int> nodes = NumaNodes();
   if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) {
-    return absl::InvalidArgumentError(
-        fmt::format("numa_node {}: this machine has {}; -1 leaves it to the system", node,
-                    fmt::join(nodes, ", ")));
+    return InvalidArgument("numa_node {}: this machine has {}; -1 leaves it to the system", node,
+                           fmt::join(nodes, ", "));
   }
   cpu_set_t usable;
   CPU_ZERO(&usable);
   if (sched_getaffinity(0, sizeof(usable), &usable) != 0) {
-    return absl::UnavailableError(fmt::format("sched_getaffinity: {}", std::strerror(errno)));
+    return Unavailable("sched_getaffinity: {}", std::strerror(errno));
   }
   std::vector<int> cpus = ReadList(fmt::format("/sys/devices/system/node/node{}/cpulist", node));
   const bool told = !cpus.empty();
   for (int cpu = 0; !told && cpu < CPU_SETSIZE; ++cpu) cpus.push_back(cpu);
   std::erase_if(cpus, [&](int cpu) { return cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, &usable); });
   if (!cpus.empty()) return cpus;
-  return absl::FailedPreconditionError(
-      fmt::format("numa_node {}: this process may use none of its CPUs", node));
+  return FailedPrecondition("numa_node {}: this process may use none of its CPUs", node);
 }
 
 absl::Status BindToNumaNode(void* memory, size_t bytes, int node) {
@@ -76,8 +74,7 @@ absl::Status BindToNumaNode(void* memory, size_t bytes, int node) {
   if (syscall(SYS_mbind, memory, bytes, MPOL_BIND, nodes.data(), kMostNodes, 0) == 0) {
     return absl::OkStatus();
   }
-  return absl::UnavailableError(
-      fmt::format("memory of numa_node {}: mbind: {}", node, std::strerror(errno)));
+  return Unavailable("memory of numa_node {}: mbind: {}", node, std::strerror(errno));
 }
 
 }  // namespace moert

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/descriptor.h"
+#include "base/errors.h"
 #include "base/posix_error.h"
 #include "moert/tools/env.h"
 
@@ -24,8 +25,8 @@ class PosixFile final : public RandomAccessFile {
 
   absl::Status Read(int64_t offset, absl::Span<std::byte> dst) const override {
     if (offset < 0 || offset > size_ || static_cast<int64_t>(dst.size()) > size_ - offset) {
-      return absl::OutOfRangeError(fmt::format("{}: cannot read {} bytes at {}: the file has {}",
-                                               path_, dst.size(), offset, size_));
+      return OutOfRange("{}: cannot read {} bytes at {}: the file has {}", path_, dst.size(),
+                        offset, size_);
     }
     const bool aligned =
         ((static_cast<uint64_t>(offset) | dst.size() | reinterpret_cast<uintptr_t>(dst.data())) %
@@ -44,9 +45,8 @@ class PosixFile final : public RandomAccessFile {
       }
       if (n < 0) return PosixError(errno, fmt::format("{}: read at {}", path_, offset));
       if (n == 0) {
-        return absl::OutOfRangeError(
-            fmt::format("{}: the file was truncated while in use: no data at {}", path_,
-                        offset + static_cast<int64_t>(done)));
+        return OutOfRange("{}: the file was truncated while in use: no data at {}", path_,
+                          offset + static_cast<int64_t>(done));
       }
       done += static_cast<size_t>(n);
       if (done % static_cast<size_t>(kDirectAlignment) != 0) direct = false;
@@ -69,9 +69,7 @@ class PosixEnv final : public Env {
     if (fd.get() < 0) return PosixError(errno, fmt::format("{}: open", path));
     struct stat st {};
     if (::fstat(fd.get(), &st) != 0) return PosixError(errno, fmt::format("{}: stat", path));
-    if (!S_ISREG(st.st_mode)) {
-      return absl::InvalidArgumentError(fmt::format("{}: not a regular file", path));
-    }
+    if (!S_ISREG(st.st_mode)) return InvalidArgument("{}: not a regular file", path);
     Descriptor direct_fd;
 #ifdef O_DIRECT
     if (access == FileAccess::kDirect) {

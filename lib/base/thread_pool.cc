@@ -1,6 +1,5 @@
 #include "base/thread_pool.h"
 
-#include <fmt/format.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -12,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/mutex.h"
 #include "base/spin.h"
@@ -67,8 +67,8 @@ class WorkStealingPool final : public ThreadPool {
       try {
         threads_.emplace_back([this, worker] { WorkerLoop(worker); });
       } catch (const std::system_error& error) {
-        return absl::ResourceExhaustedError(
-            fmt::format("cannot start thread {} of {}: {}", worker, num_threads_, error.what()));
+        return ResourceExhausted("cannot start thread {} of {}: {}", worker, num_threads_,
+                                 error.what());
       }
       if (cpus.empty()) continue;
       const int cpu = cpus[static_cast<size_t>(worker) % cpus.size()];
@@ -76,8 +76,7 @@ class WorkStealingPool final : public ThreadPool {
       CPU_ZERO(&set);
       CPU_SET(static_cast<size_t>(cpu), &set);
       if (pthread_setaffinity_np(threads_.back().native_handle(), sizeof(set), &set) != 0) {
-        return absl::InvalidArgumentError(
-            fmt::format("cannot pin a thread to CPU {}: not usable by this process", cpu));
+        return InvalidArgument("cannot pin a thread to CPU {}: not usable by this process", cpu);
       }
     }
     return absl::OkStatus();
@@ -235,17 +234,16 @@ int UsableCpus() { return ReadCpuLimits().usable(); }
 absl::StatusOr<std::unique_ptr<ThreadPool>> CreateThreadPool(const ThreadPoolOptions& options) try {
   constexpr int kMostThreads = 4096;
   if (options.threads < 0 || options.threads > kMostThreads) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} threads: legal are 0 (one per CPU) to {}", options.threads, kMostThreads));
+    return InvalidArgument("{} threads: legal are 0 (one per CPU) to {}", options.threads,
+                           kMostThreads);
   }
   if (options.spin_microseconds < 0) {
-    return absl::InvalidArgumentError(
-        fmt::format("spin_microseconds is {}, must not be negative", options.spin_microseconds));
+    return InvalidArgument("spin_microseconds is {}, must not be negative",
+                           options.spin_microseconds);
   }
   for (const int cpu : options.cpus) {
     if (cpu < 0 || cpu >= CPU_SETSIZE) {
-      return absl::InvalidArgumentError(
-          fmt::format("CPU {} to pin to: legal are 0 to {}", cpu, CPU_SETSIZE - 1));
+      return InvalidArgument("CPU {} to pin to: legal are 0 to {}", cpu, CPU_SETSIZE - 1);
     }
   }
   const int usable = UsableCpus();

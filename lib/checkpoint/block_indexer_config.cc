@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "checkpoint/config_account.h"
@@ -34,17 +33,16 @@ std::vector<bool> ReadLayers(ConfigFields& fields, HfConfig& config) {
       legal = legal && (chooses.back() || type.Is("full_attention"));
     }
     if (legal) return chooses;
-    fields.Fail(kAttentionTypes, fmt::format("legal is a list of {} names, full_attention or "
-                                             "minimax_m3_sparse",
-                                             layers));
+    fields.Fail(
+        kAttentionTypes,
+        fmt::format("legal is a list of {} names, full_attention or minimax_m3_sparse", layers));
     return {};
   }
   const std::vector<int64_t> flags = fields.Ints(kBlockFlags, 0, 1);
   if (!flags.empty() && flags.size() != layers) {
-    fields.Fail(kBlockFlags,
-                fmt::format("legal is a list of {} numbers, 1 where a layer chooses what "
-                            "it sees",
-                            layers));
+    fields.Fail(
+        kBlockFlags,
+        fmt::format("legal is a list of {} numbers, 1 where a layer chooses what it sees", layers));
     return {};
   }
   chooses.assign(layers, false);
@@ -60,9 +58,9 @@ void CheckNoValues(ConfigFields& fields, const std::vector<bool>& chooses) {
   bool legal = disabled.size() == chooses.size();
   for (size_t i = 0; legal && i < chooses.size(); ++i) legal = !chooses[i] || disabled[i] != 0;
   if (!legal) {
-    fields.Fail(kKey, fmt::format("legal is a list of {} numbers, 1 where sparse_attention_freq "
-                                  "has a 1",
-                                  chooses.size()));
+    fields.Fail(kKey,
+                fmt::format("legal is a list of {} numbers, 1 where sparse_attention_freq has a 1",
+                            chooses.size()));
   }
 }
 

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "absl/strings/str_cat.h"
 #include "base/bf16.h"
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
@@ -20,10 +20,10 @@ namespace {
 absl::Status CheckScales(const MatrixLayout& layout, const QuantizedMatrix& q) {
   for (const float scale : q.scales) {
     if (layout.scheme.imported() || RoundToBf16(scale) == scale) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("the scale {} is no bf16 number, as those of {} are; open the checkpoint "
-                    "widened to bf16, or quantize it to another scheme",
-                    scale, layout.scheme.Name()));
+    return InvalidArgument(
+        "the scale {} is no bf16 number, as those of {} are; open the checkpoint widened to bf16, "
+        "or quantize it to another scheme",
+        scale, layout.scheme.Name());
   }
   return absl::OkStatus();
 }
@@ -199,11 +199,11 @@ absl::Status CheckpointExperts::ReadBiases(int layer, int expert, const RecordLa
                                            std::byte* record) const {
   const MoeLayerSpec& spec = config_->moe.layers[layer];
   if (layout.contents != RecordContents{spec.activation.gated, spec.expert_bias}) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: layer {}: a record that is to hold an expert has to be laid out by "
-                    "ExpertRecordLayout: gate {}, biases {}; this one: gate {}, biases {}",
-                    checkpoint_->path(), layer, spec.activation.gated, spec.expert_bias,
-                    layout.contents.gate, layout.contents.biases));
+    return InvalidArgument(
+        "{}: layer {}: a record that is to hold an expert has to be laid out by "
+        "ExpertRecordLayout: gate {}, biases {}; this one: gate {}, biases {}",
+        checkpoint_->path(), layer, spec.activation.gated, spec.expert_bias, layout.contents.gate,
+        layout.contents.biases);
   }
   if (!spec.expert_bias) return absl::OkStatus();
   std::vector<float> bias;
@@ -228,9 +228,9 @@ absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLa
   }
   const ExpertFormat& format = stored(layer, expert);
   if (!(layout.format == format)) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: layer {}, expert {} is stored in {}, not in {}", checkpoint_->path(),
-                    layer, expert, format.up.Name(), layout.format.up.Name()));
+    return InvalidArgument("{}: layer {}, expert {} is stored in {}, not in {}",
+                           checkpoint_->path(), layer, expert, format.up.Name(),
+                           layout.format.up.Name());
   }
   std::memset(record, 0, layout.bytes);
   for (const auto& [p, matrix] :

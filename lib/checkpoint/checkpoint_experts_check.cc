@@ -1,14 +1,13 @@
 // CheckpointExperts: which tensors a model's experts are in, and whether they are what config.json
 // says.
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <functional>
 #include <set>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
@@ -54,9 +53,8 @@ absl::Status CheckpointExperts::Check(const std::string& name, absl::Span<const 
   claims_.Claim(scales, part);
   const std::string& file = checkpoint_->file(t->file).path();
   if (absl::MakeConstSpan(t->shape) != shape) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: tensor \"{}\": its shape is {}, config.json implies {}", file, name,
-                    ShapeToString(t->shape), ShapeToString(shape)));
+    return InvalidArgument("{}: tensor \"{}\": its shape is {}, config.json implies {}", file, name,
+                           ShapeToString(t->shape), ShapeToString(shape));
   }
   return checkpoint_->CheckWeightType(*t);
 }
@@ -93,12 +91,11 @@ absl::StatusOr<ExpertTensors> CheckpointExperts::FindFused(const MoeLayerSpec& l
     MOERT_RETURN_IF_ERROR(CheckFused(l, &found));
     return found;
   }
-  return absl::NotFoundError(fmt::format(
-      "{}: tensor \"{}\" is missing, and so is the one of all experts: {} or {} "
-      "with {}, and {}",
+  return NotFound(
+      "{}: tensor \"{}\" is missing, and so is the one of all experts: {} or {} with {}, and {}",
       checkpoint_->path(),
       names_.Expert(l.model_layer, 0, l.activation.gated ? Projection::kGate : Projection::kUp),
-      wanted[0], wanted[1], wanted[2], wanted[3]));
+      wanted[0], wanted[1], wanted[2], wanted[3]);
 }
 
 absl::Status CheckpointExperts::CheckFused(const MoeLayerSpec& l, ExpertTensors* found) const {
@@ -123,13 +120,12 @@ absl::Status CheckpointExperts::CheckFused(const MoeLayerSpec& l, ExpertTensors*
     if (t == nullptr) continue;
     if (!straight && !found->transposed) {
       const std::string& file = checkpoint_->file(t->file).path();
-      return absl::InvalidArgumentError(fmt::format(
+      return InvalidArgument(
           "{}: tensor \"{}\": its shape is {}; config.json implies {} experts, hidden size {} and "
           "expert width {}: gate and up [{}, {}, {}] (together [{}, {}, {}]) with down [{}, {}, "
-          "{}], or "
-          "all with the last two sizes swapped",
+          "{}], or all with the last two sizes swapped",
           file, Printable(t->name), ShapeToString(t->shape), e, h, w, e, w, h, e, 2 * w, h, e, h,
-          w));
+          w);
     }
     MOERT_RETURN_IF_ERROR(checkpoint_->CheckWeightType(*t));
   }

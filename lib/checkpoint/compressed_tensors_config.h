@@ -2,8 +2,6 @@
 #ifndef MOERT_LIB_CHECKPOINT_COMPRESSED_TENSORS_CONFIG_H_
 #define MOERT_LIB_CHECKPOINT_COMPRESSED_TENSORS_CONFIG_H_
 
-#include <string>
-
 #include "absl/status/statusor.h"
 #include "model/config_fields.h"
 #include "moert/offline/quantization_config.h"

@@ -1,7 +1,5 @@
 #include "checkpoint/config_account.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "absl/strings/ascii.h"

@@ -1,10 +1,8 @@
 #include "checkpoint/family.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
-#include "base/printable.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 
 namespace moert {
@@ -26,7 +24,7 @@ absl::StatusOr<ModelFamily> ModelFamily::Load(absl::string_view name) {
       break;
     }
     if (documents.size() == before || documents.size() > FamilyTexts().size()) {
-      return absl::InternalError(fmt::format("no family is called {}, or it is like itself", next));
+      return Internal("no family is called {}, or it is like itself", next);
     }
     const auto like = documents.back().root().Find("like");
     next = like ? like->AsString().value_or("") : next == kCommon ? "" : kCommon;

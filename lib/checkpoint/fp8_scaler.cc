@@ -1,11 +1,10 @@
 #include "checkpoint/fp8_scaler.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/printable.h"
@@ -48,11 +47,11 @@ absl::StatusOr<const TensorInfo*> Checkpoint::Fp8Scales(const TensorInfo& weight
   if (scales == nullptr) scales = Find(std::string(weight.name) + "_scale");
   if (scales == nullptr) return nullptr;
   if (IsFloat(scales->dtype) && ShareOf(weight, *scales) != Share::kIllegal) return scales;
-  return absl::InvalidArgumentError(fmt::format(
+  return InvalidArgument(
       "{}: tensor \"{}\": it is {} {}, legal for the scales of {} are f32, bf16, f16 and f8_e8m0 "
       "of shape {}, one a row, or one",
       file(scales->file).path(), Printable(scales->name), DTypeName(scales->dtype),
-      ShapeToString(scales->shape), ShapeToString(weight.shape), ShapeToString(BlocksOf(weight))));
+      ShapeToString(scales->shape), ShapeToString(weight.shape), ShapeToString(BlocksOf(weight)));
 } catch (...) {
   return ExceptionStatus(path_);
 }
@@ -63,11 +62,11 @@ absl::Status Checkpoint::CheckWeightType(const TensorInfo& tensor) const try {
   }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, Fp8Scales(tensor));
   if (scales != nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format(
+  return InvalidArgument(
       "{}: tensor \"{}\": its type is {}, legal are bf16, f16, f32, and f8_e4m3 with scales in "
       "{}_scale_inv or {}_scale",
       file(tensor.file).path(), Printable(tensor.name), DTypeName(tensor.dtype),
-      Printable(tensor.name), Printable(tensor.name)));
+      Printable(tensor.name), Printable(tensor.name));
 } catch (...) {
   return ExceptionStatus(path_);
 }
@@ -102,9 +101,8 @@ absl::StatusOr<Fp8Scaler> Fp8Scaler::Load(const Checkpoint& checkpoint, const Te
   if (std::all_of(s.scales_.begin(), s.scales_.end(), [](float f) { return std::isfinite(f); })) {
     return s;
   }
-  return absl::InvalidArgumentError(fmt::format("{}: tensor \"{}\": a scale is not finite",
-                                                checkpoint.file(scales->file).path(),
-                                                Printable(scales->name)));
+  return InvalidArgument("{}: tensor \"{}\": a scale is not finite",
+                         checkpoint.file(scales->file).path(), Printable(scales->name));
 }
 
 float Fp8Scaler::ScaleOf(int64_t row, int64_t col) const {

@@ -90,9 +90,9 @@ void ReadFullHeads(const FamilyFields& family, HfConfig& config) {
                             heads.kv_heads));
   }
   if (heads.head_dim % 2 != 0) {
-    fields.Fail("head_dim", fmt::format("legal is an even number, also for layers without a window "
-                                        "({})",
-                                        heads.head_dim));
+    fields.Fail("head_dim",
+                fmt::format("legal is an even number, also for layers without a window ({})",
+                            heads.head_dim));
   }
   config.head_dim = heads.head_dim;
   config.num_key_value_heads = heads.kv_heads;

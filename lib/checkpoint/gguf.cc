@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
@@ -88,7 +89,7 @@ class Cursor {
     return text;
   }
   absl::Status Error(const std::string& what) const {
-    return absl::InvalidArgumentError(fmt::format("{}: {}", path(), what));
+    return InvalidArgument("{}: {}", path(), what);
   }
   absl::Status Short() const {
     return Error(
@@ -235,8 +236,7 @@ absl::Status ReadFile(const std::string& path, Env* env, Values* values,
     MOERT_ASSIGN_OR_RETURN(GgufTensor tensor, ReadTensor(&in, &offset));
     if (offset > static_cast<uint64_t>(file->size()) || tensor.bytes > file->size()) {
       return in.Error(
-          fmt::format("tensor {}: bytes {} to {} lie beyond the file's {}; fetch it "
-                      "again",
+          fmt::format("tensor {}: bytes {} to {} lie beyond the file's {}; fetch it again",
                       Printable(tensor.name), offset, offset + tensor.bytes, file->size()));
     }
     end = std::max(end, static_cast<int64_t>(offset) + tensor.bytes);
@@ -244,8 +244,7 @@ absl::Status ReadFile(const std::string& path, Env* env, Values* values,
   }
   if (end > in.left()) {
     return in.Error(
-        fmt::format("the file of {} bytes is cut short: its tensors end at byte {}; "
-                    "fetch it again",
+        fmt::format("the file of {} bytes is cut short: its tensors end at byte {}; fetch it again",
                     file->size(), in.place() + end));
   }
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "absl/strings/str_split.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/json.h"
 #include "base/printable.h"
@@ -94,15 +95,15 @@ absl::StatusOr<HfConfig> ReadFamily(const ModelFamily& description, ConfigFields
 absl::StatusOr<ModelFamily> FindFamily(const std::string& model_type, const std::string& source) {
   absl::StatusOr<ModelFamily> family = ModelFamily::Of(model_type);
   if (absl::IsNotFound(family.status())) {
-    return absl::UnimplementedError(fmt::format(
-        "{}: model_type is \"{}\", which is not supported; supported are: {}; {}", source,
-        Printable(model_type), fmt::join(SupportedArchitectures(), ", "), kOtherWays));
+    return Unimplemented("{}: model_type is \"{}\", which is not supported; supported are: {}; {}",
+                         source, Printable(model_type), fmt::join(SupportedArchitectures(), ", "),
+                         kOtherWays);
   }
   MOERT_RETURN_IF_ERROR(family.status());
   const std::string refused = family->Text("refused");
   if (refused.empty()) return family;
-  return absl::UnimplementedError(fmt::format("{}: model_type is \"{}\", which is not read: {}; {}",
-                                              source, model_type, refused, kOtherWays));
+  return Unimplemented("{}: model_type is \"{}\", which is not read: {}; {}", source, model_type,
+                       refused, kOtherWays);
 }
 
 absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
@@ -140,8 +141,8 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
     MOERT_RETURN_IF_ERROR(fields.status());
   }
   if (const absl::Status s = config.moe.Validate(); !s.ok()) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: {}", source, fmt::string_view(s.message().data(), s.message().size())));
+    return InvalidArgument("{}: {}", source,
+                           fmt::string_view(s.message().data(), s.message().size()));
   }
   return config;
 }

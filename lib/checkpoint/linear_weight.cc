@@ -1,10 +1,9 @@
 #include "moert/offline/linear_weight.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "base/bf16.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
@@ -33,9 +32,9 @@ absl::StatusOr<LinearWeight> LinearWeight::Open(const Checkpoint& checkpoint,
   MOERT_ASSIGN_OR_RETURN(w.tensor_, checkpoint.Get(name + ".weight"));
   const int64_t expected[] = {rows, cols};
   if (w.tensor_->shape != absl::MakeConstSpan(expected)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{}: tensor \"{}\" is {}, expected {}", checkpoint.path(), Printable(w.tensor_->name),
-        ShapeToString(w.tensor_->shape), ShapeToString(expected)));
+    return InvalidArgument("{}: tensor \"{}\" is {}, expected {}", checkpoint.path(),
+                           Printable(w.tensor_->name), ShapeToString(w.tensor_->shape),
+                           ShapeToString(expected));
   }
   MOERT_RETURN_IF_ERROR(checkpoint.CheckWeightType(*w.tensor_));
   w.checkpoint_ = &checkpoint;
@@ -50,8 +49,8 @@ absl::Status LinearWeight::CheckRange(int64_t first, size_t count) const {
   if (first >= 0 && first * cols_ <= size && static_cast<int64_t>(count) <= size - first * cols_) {
     return absl::OkStatus();
   }
-  return absl::OutOfRangeError(
-      fmt::format("{} values from row {} on asked of {} in rows of {}", count, first, size, cols_));
+  return OutOfRange("{} values from row {} on asked of {} in rows of {}", count, first, size,
+                    cols_);
 }
 
 absl::Status LinearWeight::Read(int64_t first, absl::Span<uint16_t> dst) const try {

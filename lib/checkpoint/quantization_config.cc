@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "base/errors.h"
 #include "base/printable.h"
 #include "checkpoint/compressed_tensors_config.h"
 #include "checkpoint/config_account.h"
@@ -202,9 +203,9 @@ class Reader {
 
 absl::Status CheckInt4(int64_t bits, int64_t group) {
   if (bits == 4 && (group == -1 || (group > 0 && group % 32 == 0))) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format(
+  return InvalidArgument(
       "{} bits in groups of {}: legal are 4 bits in groups of a multiple of 32, or of -1, a row",
-      bits, group));
+      bits, group);
 }
 
 QuantizationConfig ReadQuantizationConfig(ConfigFields& fields, std::vector<UnusedField>* unused) {
@@ -223,7 +224,7 @@ absl::StatusOr<QuantizationConfig> ReadHfQuantConfig(JsonValue root, const std::
   ConfigFields fields(root, path);
   const auto object = fields.Find(kQuantization);
   if (!object || !object->is_object()) {
-    return absl::InvalidArgumentError(fmt::format("{}: quantization is not an object", path));
+    return InvalidArgument("{}: quantization is not an object", path);
   }
   const QuantizationConfig config = Reader(kQuantization, *object, &fields, unused).Read(kModelopt);
   if (!fields.status().ok()) return fields.status();

@@ -106,9 +106,11 @@ absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, ChannelOrder,
       const uint8_t bits = exponents[row * groups + g];
       const float scale = DecodeScale(ScaleType::kE8M0, bits);
       if (EncodeScale(ScaleType::kE8M0, scale) != bits) {
-        return Error(*scales, fmt::format("row {}, group {} of expert {}: the exponent is {}, at "
-                                          "which weights overflow bf16",
-                                          row, g, m.expert, bits));
+        return Error(
+            *scales,
+            fmt::format(
+                "row {}, group {} of expert {}: the exponent is {}, at which weights overflow bf16",
+                row, g, m.expert, bits));
       }
       q->scales[r * groups + g] = scale;
     }

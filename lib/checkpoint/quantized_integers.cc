@@ -49,12 +49,12 @@ absl::StatusOr<StoredGroups> QuantizedWeights::ReadOrder(const StoredMatrix& m, 
     }
     in_order = in_order && group == (config_.group > 0 ? i / config_.group : 0);
     if (in_order || order == ChannelOrder::kAny) continue;
-    return Error(*t,
-                 fmt::format("channel {} is in group {}: channels were quantized in another "
-                             "order (act-order, desc_act), which records do not have; moert-run "
-                             "--as and moert-pack quantize round the experts anew, and widened "
-                             "they are bf16 (--as bf16)",
-                             i, group));
+    return Error(
+        *t, fmt::format(
+                "channel {} is in group {}: channels were quantized in another order (act-order, "
+                "desc_act), which records do not have; moert-run --as and moert-pack quantize "
+                "round the experts anew, and widened they are bf16 (--as bf16)",
+                i, group));
   }
   if (in_order) return groups;
   groups.order = std::move(indices);

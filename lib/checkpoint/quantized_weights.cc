@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
@@ -83,9 +84,8 @@ std::vector<std::string> QuantizedWeights::TensorsOf(const std::string& base) co
 }
 
 absl::Status QuantizedWeights::Error(const TensorInfo& tensor, const std::string& what) const {
-  return absl::InvalidArgumentError(fmt::format("{}: tensor \"{}\": {}",
-                                                checkpoint_->file(tensor.file).path(),
-                                                Printable(tensor.name), what));
+  return InvalidArgument("{}: tensor \"{}\": {}", checkpoint_->file(tensor.file).path(),
+                         Printable(tensor.name), what);
 }
 
 absl::StatusOr<const TensorInfo*> QuantizedWeights::Tensor(
@@ -144,8 +144,7 @@ absl::StatusOr<QuantizedMatrix> QuantizedWeights::Read(const StoredMatrix& m,
     MOERT_RETURN_IF_ERROR((this->*form.read)(m, order, &q));
     return q;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        fmt::format("{}: out of memory for {}", checkpoint_->path(), Printable(m.base)));
+    return ResourceExhausted("{}: out of memory for {}", checkpoint_->path(), Printable(m.base));
   }
 }
 

@@ -60,9 +60,9 @@ int64_t ReadDim(ConfigFields& fields, ConfigFields* scaling, const RopeDefaults&
   if (scaling != nullptr) partial = scaling->Real(kPart, 0, 1, partial);
   const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * partial);
   if (dim < 2 || dim % 2 != 0) {
-    fields.Fail(kPart, fmt::format("legal is what makes an even number of at least 2 of head_dim "
-                                   "({})",
-                                   head_dim));
+    fields.Fail(
+        kPart,
+        fmt::format("legal is what makes an even number of at least 2 of head_dim ({})", head_dim));
   }
   return dim;
 }

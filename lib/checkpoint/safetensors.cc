@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/bf16.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/json.h"
 #include "base/printable.h"
@@ -94,11 +95,11 @@ absl::Status ReadConverted(const Checkpoint& checkpoint, const TensorInfo& tenso
     case DType::kF8E8M0:
       break;
     default:
-      return absl::InvalidArgumentError(fmt::format(
+      return InvalidArgument(
           "{}: tensor \"{}\": dtype {} cannot be read as floating point, legal are f32, bf16, f16, "
           "f8_e4m3, f8_e8m0",
           checkpoint.file(tensor.file).path(), Printable(tensor.name),
-          View(DTypeName(tensor.dtype))));
+          View(DTypeName(tensor.dtype)));
   }
   Fp8Scaler scaler;
   std::vector<float> scaled;
@@ -184,9 +185,8 @@ absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& 
       const std::string name = *key.AsString();
       const TensorInfo* found = FindByName(header.tensors, by_name, name);
       if (found == nullptr) {
-        return absl::InvalidArgumentError(
-            fmt::format("{}: tensor \"{}\" is not in {} as the index says", index_path,
-                        Printable(name), Printable(shard.file)));
+        return InvalidArgument("{}: tensor \"{}\" is not in {} as the index says", index_path,
+                               Printable(name), Printable(shard.file));
       }
       listed[found - header.tensors.data()] = true;
       tensors_.push_back(*found);
@@ -204,17 +204,16 @@ absl::Status Checkpoint::OpenSharded(const std::string& dir, const std::string& 
 absl::Status Checkpoint::OpenNumbered(const std::string& dir, Env* env) {
   MOERT_ASSIGN_OR_RETURN(const std::vector<std::string> shards, NumberedShards(dir));
   if (shards.empty()) {
-    return absl::NotFoundError(fmt::format(
+    return NotFound(
         "{}: no checkpoint here: neither model.safetensors nor model.safetensors.index.json{}", dir,
-        OtherFiles(dir)));
+        OtherFiles(dir));
   }
   for (const std::string& name : shards) MOERT_RETURN_IF_ERROR(OpenFile(dir + "/" + name, env));
   const std::vector<uint32_t> order = SortedByName(tensors_);
   for (size_t i = 1; i < order.size(); ++i) {
     const TensorInfo& t = tensors_[order[i]];
     if (t.name != tensors_[order[i - 1]].name) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("{}: tensor \"{}\" is in two shards", dir, Printable(t.name)));
+    return InvalidArgument("{}: tensor \"{}\" is in two shards", dir, Printable(t.name));
   }
   return absl::OkStatus();
 }
@@ -228,11 +227,10 @@ const TensorInfo* Checkpoint::Find(absl::string_view name) const {
 absl::StatusOr<const TensorInfo*> Checkpoint::Get(absl::string_view name) const try {
   if (const TensorInfo* t = Find(name); t != nullptr) {
     if (t->unknown_type.empty()) return t;
-    return absl::UnimplementedError(fmt::format("{}: tensor \"{}\": its type {} is not read",
-                                                file(t->file).path(), Printable(name),
-                                                Printable(t->unknown_type)));
+    return Unimplemented("{}: tensor \"{}\": its type {} is not read", file(t->file).path(),
+                         Printable(name), Printable(t->unknown_type));
   }
-  return absl::NotFoundError(fmt::format("{}: tensor \"{}\" is missing", path_, Printable(name)));
+  return NotFound("{}: tensor \"{}\" is missing", path_, Printable(name));
 } catch (...) {
   return ExceptionStatus(path_);
 }
@@ -241,9 +239,8 @@ absl::Status Checkpoint::ReadBytes(const TensorInfo& tensor, int64_t offset,
                                    absl::Span<std::byte> dst) const try {
   if (offset < 0 || offset > tensor.bytes ||
       static_cast<int64_t>(dst.size()) > tensor.bytes - offset) {
-    return absl::OutOfRangeError(fmt::format("{}: tensor \"{}\": {} bytes at {} asked of {}",
-                                             file(tensor.file).path(), Printable(tensor.name),
-                                             dst.size(), offset, tensor.bytes));
+    return OutOfRange("{}: tensor \"{}\": {} bytes at {} asked of {}", file(tensor.file).path(),
+                      Printable(tensor.name), dst.size(), offset, tensor.bytes);
   }
   return file(tensor.file).Read(tensor.offset + offset, dst);
 } catch (...) {
@@ -282,10 +279,9 @@ absl::StatusOr<std::vector<int32_t>> Checkpoint::ReadI32(absl::string_view name,
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Get(name));
   const bool wide = t->dtype == DType::kI64;
   if (absl::MakeConstSpan(t->shape) != shape || (!wide && t->dtype != DType::kI32)) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: tensor \"{}\": it is {} {}, expected i32 or i64 {}", file(t->file).path(),
-                    Printable(t->name), View(DTypeName(t->dtype)), ShapeToString(t->shape),
-                    ShapeToString(shape)));
+    return InvalidArgument("{}: tensor \"{}\": it is {} {}, expected i32 or i64 {}",
+                           file(t->file).path(), Printable(t->name), View(DTypeName(t->dtype)),
+                           ShapeToString(t->shape), ShapeToString(shape));
   }
   std::vector<int32_t> values(t->elements());
   if (!wide) {
@@ -298,9 +294,8 @@ absl::StatusOr<std::vector<int32_t>> Checkpoint::ReadI32(absl::string_view name,
       ReadBytes(*t, 0, {reinterpret_cast<std::byte*>(raw.data()), raw.size() * 8}));
   for (size_t i = 0; i < raw.size(); ++i) {
     if (raw[i] < INT32_MIN || raw[i] > INT32_MAX) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: tensor \"{}\": element {} is {}, legal are 32 bits",
-                      file(t->file).path(), Printable(t->name), i, raw[i]));
+      return InvalidArgument("{}: tensor \"{}\": element {} is {}, legal are 32 bits",
+                             file(t->file).path(), Printable(t->name), i, raw[i]);
     }
     values[i] = static_cast<int32_t>(raw[i]);
   }
@@ -313,9 +308,8 @@ absl::StatusOr<std::vector<float>> Checkpoint::ReadF32(absl::string_view name,
                                                        absl::Span<const int64_t> shape) const try {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Get(name));
   if (absl::MakeConstSpan(t->shape) != shape) {
-    return absl::InvalidArgumentError(fmt::format("{}: tensor \"{}\": its shape is {}, expected {}",
-                                                  file(t->file).path(), Printable(t->name),
-                                                  ShapeToString(t->shape), ShapeToString(shape)));
+    return InvalidArgument("{}: tensor \"{}\": its shape is {}, expected {}", file(t->file).path(),
+                           Printable(t->name), ShapeToString(t->shape), ShapeToString(shape));
   }
   std::vector<float> values(t->elements());
   MOERT_RETURN_IF_ERROR(ReadAsF32(*t, 0, absl::MakeSpan(values)));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/json.h"
 #include "base/printable.h"
@@ -48,8 +49,7 @@ void ParseDType(JsonValue code, TensorInfo* t) {
 }
 
 absl::Status TensorError(const std::string& path, absl::string_view name, const std::string& what) {
-  return absl::InvalidArgumentError(
-      fmt::format("{}: tensor \"{}\": {}", path, Printable(name), what));
+  return InvalidArgument("{}: tensor \"{}\": {}", path, Printable(name), what);
 }
 
 // Where the data of `t` begins. Its size is known, unless its type is not: then offsets tell it.
@@ -57,9 +57,7 @@ absl::Status ParseOffset(const std::string& path, JsonValue offsets, int64_t dat
                          TensorInfo* tensor) {
   TensorInfo& t = *tensor;
   const auto error = [&](const std::string& what) { return TensorError(path, t.name, what); };
-  if (!offsets.is_array() || offsets.size() != 2) {
-    return error("data_offsets must be two integers");
-  }
+  if (!offsets.is_array() || offsets.size() != 2) return error("data_offsets must be two integers");
   const auto first = offsets.elements().begin();
   auto second = first;
   ++second;
@@ -130,29 +128,25 @@ absl::Status CheckCoverage(const std::string& path, const std::vector<TensorInfo
   int64_t end = 0;
   for (const TensorInfo& t : tensors) {
     if (t.offset != end) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: tensor \"{}\": starts at {}, but {} ends at {} ({})", path,
-                      Printable(t.name), t.offset, end == 0 ? "nothing" : "the one before it", end,
-                      t.offset < end ? "overlap" : "gap"));
+      return InvalidArgument("{}: tensor \"{}\": starts at {}, but {} ends at {} ({})", path,
+                             Printable(t.name), t.offset,
+                             end == 0 ? "nothing" : "the one before it", end,
+                             t.offset < end ? "overlap" : "gap");
     }
     end = t.offset + t.bytes;
   }
   if (end != data_bytes) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: the last tensor ends at {}, but the file holds {} bytes of data", path,
-                    end, data_bytes));
+    return InvalidArgument("{}: the last tensor ends at {}, but the file holds {} bytes of data",
+                           path, end, data_bytes);
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckMetadata(const std::string& path, JsonValue metadata) {
-  if (!metadata.is_object()) {
-    return absl::InvalidArgumentError(fmt::format("{}: __metadata__ is not an object", path));
-  }
+  if (!metadata.is_object()) return InvalidArgument("{}: __metadata__ is not an object", path);
   for (const JsonMember& m : metadata.members()) {
     if (m.value.is_string()) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("{}: __metadata__ {} is not a string", path, Printable(m.key.text())));
+    return InvalidArgument("{}: __metadata__ {} is not a string", path, Printable(m.key.text()));
   }
   return absl::OkStatus();
 }
@@ -184,20 +178,19 @@ absl::Status CheckOtherFormats(const std::string& path, absl::string_view begin,
   if (legal && begin.size() > kPrefixBytes && begin[kPrefixBytes] == '{') return absl::OkStatus();
   const absl::string_view text = begin.substr(0, kPrefixBytes);
   if (text == "version ") {
-    return absl::InvalidArgumentError(fmt::format(
+    return InvalidArgument(
         "{}: a Git LFS pointer, not the file that it stands for: fetch it with `git lfs pull`, or "
         "download the file itself",
-        path));
+        path);
   }
   if (text.substr(0, 4) == "GGUF") {
-    return absl::UnimplementedError(
-        fmt::format("{}: a GGUF file, and safetensors files are read; {}", path, kGgufWays));
+    return Unimplemented("{}: a GGUF file, and safetensors files are read; {}", path, kGgufWays);
   }
   if (text.substr(0, 2) == "PK" || static_cast<unsigned char>(text[0]) == 0x80) {
-    return absl::UnimplementedError(fmt::format(
+    return Unimplemented(
         "{}: a PyTorch file (pickle), and safetensors files are read: save the model with "
         "safe_serialization",
-        path));
+        path);
   }
   return absl::OkStatus();
 }
@@ -205,8 +198,7 @@ absl::Status CheckOtherFormats(const std::string& path, absl::string_view begin,
 absl::StatusOr<SafetensorsHeader> Parse(const RandomAccessFile& file) {
   const std::string& path = file.path();
   if (file.size() < kPrefixBytes) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: {} bytes is too short for a safetensors file", path, file.size()));
+    return InvalidArgument("{}: {} bytes is too short for a safetensors file", path, file.size());
   }
   std::string begin(static_cast<size_t>(std::min(file.size(), kPrefixBytes + 1)), '\0');
   MOERT_RETURN_IF_ERROR(
@@ -217,16 +209,15 @@ absl::StatusOr<SafetensorsHeader> Parse(const RandomAccessFile& file) {
                      static_cast<int64_t>(length) <= file.size() - kPrefixBytes;
   MOERT_RETURN_IF_ERROR(CheckOtherFormats(path, begin, legal));
   if (!legal) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: a header of {} bytes, legal is up to {} and within the file's {} bytes",
-                    path, length, kMaxHeaderBytes, file.size()));
+    return InvalidArgument(
+        "{}: a header of {} bytes, legal is up to {} and within the file's {} bytes", path, length,
+        kMaxHeaderBytes, file.size());
   }
   std::string text(static_cast<size_t>(length), '\0');
   MOERT_RETURN_IF_ERROR(file.Read(
       kPrefixBytes, absl::MakeSpan(reinterpret_cast<std::byte*>(text.data()), text.size())));
   if (text.empty() || text[0] != '{') {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: the safetensors header does not start with {{", path));
+    return InvalidArgument("{}: the safetensors header does not start with {{", path);
   }
   MOERT_ASSIGN_OR_RETURN(JsonDocument document,
                          JsonDocument::Parse(std::move(text), path, {.max_depth = 4}));

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/json_writer.h"
 #include "base/status_macros.h"
@@ -54,9 +55,7 @@ absl::StatusOr<std::string> SafetensorsFileStart(const std::vector<TensorSpec>& 
   for (const TensorSpec& t : tensors) {
     const auto bytes = TensorBytes(t);
     const auto next = bytes ? CheckedAdd<int64_t>(end, *bytes) : std::nullopt;
-    if (!next || *next < end) {
-      return absl::InvalidArgumentError(fmt::format("tensor \"{}\": its size overflows", t.name));
-    }
+    if (!next || *next < end) return InvalidArgument("tensor \"{}\": its size overflows", t.name);
     header += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
                           header.size() == 1 ? "" : ",", JsonWriter().String(t.name).Take(),
                           DTypeCode(t.dtype), fmt::join(t.shape, ","), end, *next);
@@ -76,15 +75,13 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Plan(
     const std::string& path, std::vector<TensorSpec> tensors) {
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter);
   const auto start = SafetensorsFileStart(tensors);
-  if (!start.ok()) {
-    return absl::InvalidArgumentError(fmt::format("{}: {}", path, start.status().message()));
-  }
+  if (!start.ok()) return InvalidArgument("{}: {}", path, start.status().message());
   writer->start_ = *start;
   int64_t end = static_cast<int64_t>(writer->start_.size());
   for (const TensorSpec& t : tensors) {
     writer->offsets_.push_back(end);
     const auto next = CheckedAdd<int64_t>(end, *TensorBytes(t));
-    if (!next) return absl::InvalidArgumentError(fmt::format("{}: its size overflows", path));
+    if (!next) return InvalidArgument("{}: its size overflows", path);
     end = *next;
   }
   writer->offsets_.push_back(end);
@@ -104,15 +101,14 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Resume(
     const std::string& path, std::vector<TensorSpec> tensors, size_t written) {
   MOERT_ASSIGN_OR_RETURN(auto writer, Plan(path, std::move(tensors)));
   if (written > writer->tensors_.size()) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: has {} tensors, not {}", path, writer->tensors_.size(), written));
+    return InvalidArgument("{}: has {} tensors, not {}", path, writer->tensors_.size(), written);
   }
   std::string found(writer->start_.size(), '\0');
   MOERT_ASSIGN_OR_RETURN(const auto old, Env::Default()->Open(path, FileAccess::kBuffered));
   const absl::Status read =
       old->Read(0, absl::MakeSpan(reinterpret_cast<std::byte*>(found.data()), found.size()));
   if (!read.ok() || found != writer->start_) {
-    return absl::DataLossError(fmt::format("{}: not the file that was begun here", path));
+    return DataLoss("{}: not the file that was begun here", path);
   }
   MOERT_ASSIGN_OR_RETURN(writer->file_, FileWriter::Resume(path, writer->offsets_[written]));
   writer->next_ = written;
@@ -121,14 +117,13 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Resume(
 
 absl::Status SafetensorsWriter::Append(absl::Span<const std::byte> data) {
   if (next_ == tensors_.size()) {
-    return absl::FailedPreconditionError(
-        fmt::format("{}: all tensors are already written", file_->path()));
+    return FailedPrecondition("{}: all tensors are already written", file_->path());
   }
   const int64_t want = offsets_[next_ + 1] - offsets_[next_];
   const int64_t size = static_cast<int64_t>(data.size());
   if (size > want) {
-    return absl::InvalidArgumentError(fmt::format("{}: tensor \"{}\" has {} bytes, got {}",
-                                                  file_->path(), tensors_[next_].name, want, size));
+    return InvalidArgument("{}: tensor \"{}\" has {} bytes, got {}", file_->path(),
+                           tensors_[next_].name, want, size);
   }
   MOERT_RETURN_IF_ERROR(file_->Append(data));
   static constexpr std::byte kZeros[4096] = {};
@@ -143,8 +138,8 @@ absl::Status SafetensorsWriter::Append(absl::Span<const std::byte> data) {
 
 absl::Status SafetensorsWriter::Finish() {
   if (next_ != tensors_.size()) {
-    return absl::FailedPreconditionError(
-        fmt::format("{}: tensor \"{}\" was not written", file_->path(), tensors_[next_].name));
+    return FailedPrecondition("{}: tensor \"{}\" was not written", file_->path(),
+                              tensors_[next_].name);
   }
   return file_->Close();
 }

@@ -1,12 +1,11 @@
 #include "checkpoint/shard_index.h"
 
-#include <fmt/format.h>
-
 #include <map>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "base/errors.h"
 #include "base/folder.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
@@ -21,22 +20,19 @@ constexpr size_t kMaxShards = 10'000;
 absl::StatusOr<std::vector<ShardFile>> ReadShardIndex(const JsonDocument& index,
                                                       const std::string& path) {
   const auto map = index.root().Find("weight_map");
-  if (!map || !map->is_object()) {
-    return absl::InvalidArgumentError(fmt::format("{}: weight_map is not an object", path));
-  }
+  if (!map || !map->is_object()) return InvalidArgument("{}: weight_map is not an object", path);
   // Counted first: lists of exactly the size they need.
   std::map<std::string, size_t> counts;
   for (const JsonMember& m : map->members()) {
     // Shards lie beside their index; anything else is an attempt to read other files.
     const auto file = m.value.AsString();
     if (!file || !IsPlainFileName(*file)) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: tensor {}: its file must be a plain file name in the same folder", path,
-                      Printable(m.key.text())));
+      return InvalidArgument("{}: tensor {}: its file must be a plain file name in the same folder",
+                             path, Printable(m.key.text()));
     }
     ++counts[*file];
     if (counts.size() > kMaxShards) {
-      return absl::InvalidArgumentError(fmt::format("{}: more than {} shards", path, kMaxShards));
+      return InvalidArgument("{}: more than {} shards", path, kMaxShards);
     }
   }
   std::vector<ShardFile> shards;
@@ -70,13 +66,12 @@ absl::StatusOr<std::vector<std::string>> NumberedShards(const std::string& dir) 
     if (total == 0) total = of;
     // Names are in order: each number comes once, none is left out.
     if (of == total && number == shards.size()) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("{}: {} is not shard {} of {}, and there is no index", dir, Printable(name),
-                    shards.size(), total));
+    return InvalidArgument("{}: {} is not shard {} of {}, and there is no index", dir,
+                           Printable(name), shards.size(), total);
   }
   if (shards.size() == total) return shards;
-  return absl::InvalidArgumentError(fmt::format(
-      "{}: {} of {} shards are there, and there is no index", dir, shards.size(), total));
+  return InvalidArgument("{}: {} of {} shards are there, and there is no index", dir, shards.size(),
+                         total);
 }
 
 }  // namespace moert

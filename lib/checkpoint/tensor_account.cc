@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/folder.h"
 #include "base/printable.h"
@@ -241,11 +242,11 @@ absl::StatusOr<std::vector<AccountedTensor>> AccountForTensors(const Checkpoint&
 
 absl::Status CheckTensors(const Checkpoint& checkpoint, const HfConfig& config) try {
   if (config.experts_only) {
-    return absl::UnimplementedError(fmt::format(
+    return Unimplemented(
         "{}: model_type {}: its experts are read (OpenModel, moert-pack quantize), but no decoder "
         "here has the rest of the model; other ways: moert.from_pretrained in Python "
         "(docs/guide/python.md), or a host that calls each layer's experts (docs/guide/hosts.md)",
-        checkpoint.path(), config.model_type));
+        checkpoint.path(), config.model_type);
   }
   MOERT_ASSIGN_OR_RETURN(const auto account, AccountForTensors(checkpoint, config));
   for (const AccountedTensor& a : account) {

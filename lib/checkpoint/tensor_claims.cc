@@ -1,10 +1,9 @@
 #include "checkpoint/tensor_claims.h"
 
-#include <fmt/format.h>
-
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
+#include "base/errors.h"
 #include "base/printable.h"
 
 namespace moert {
@@ -58,11 +57,11 @@ const char* HostTensor(const MoeTensorNames& names, const MoeModelSpec& model,
 }
 
 absl::Status UnreadTensor(const Checkpoint& checkpoint, const TensorInfo& tensor) {
-  return absl::InvalidArgumentError(
-      fmt::format("{}: tensor \"{}\": nothing reads it, and without it the model may compute "
-                  "something else; moert-pack info lists what is read. Where config.json does not "
-                  "describe these weights, it is that of another model",
-                  checkpoint.file(tensor.file).path(), Printable(tensor.name)));
+  return InvalidArgument(
+      "{}: tensor \"{}\": nothing reads it, and without it the model may compute something else; "
+      "moert-pack info lists what is read. Where config.json does not describe these weights, it "
+      "is that of another model",
+      checkpoint.file(tensor.file).path(), Printable(tensor.name));
 }
 
 }  // namespace moert

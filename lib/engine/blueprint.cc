@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/bytes_text.h"
-#include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
@@ -31,9 +31,8 @@ absl::StatusOr<std::vector<int>> ServedVersions(const ExpertSource& source,
   for (const std::string& name : strategy.versions) {
     const auto it = std::find(known.begin(), known.end(), name);
     if (it == known.end()) {
-      return absl::InvalidArgumentError(
-          fmt::format("strategy {}: {} has no version '{}'; it has: {}", strategy.spec,
-                      source.name(), name, fmt::join(known, ", ")));
+      return InvalidArgument("strategy {}: {} has no version '{}'; it has: {}", strategy.spec,
+                             source.name(), name, fmt::join(known, ", "));
     }
     served.push_back(static_cast<int>(it - known.begin()));
   }
@@ -108,20 +107,20 @@ int64_t TableBytes(const Blueprint& b, const PolicyScope& scope, const MemoryPla
 absl::Status CheckOrder(const ExpertSource& source, const Blueprint& b) {
   if (!b.shared_pool()) return absl::OkStatus();
   if (!b.backend->block_classes()) {
-    return absl::InvalidArgumentError(fmt::format(
+    return InvalidArgument(
         "strategy {} serves {} versions: blocks of several sizes in one pool are for backend cpu; "
         "dynaexq serves two versions on any",
-        b.strategy.spec, b.versions.size()));
+        b.strategy.spec, b.versions.size());
   }
   for (size_t v = 1; v < b.versions.size(); ++v) {
     const int64_t more = LargestBlock(source, b.versions[v - 1]);
     const int64_t fewer = LargestBlock(source, b.versions[v]);
     if (more > fewer) continue;
-    return absl::InvalidArgumentError(fmt::format(
+    return InvalidArgument(
         "strategy {}: its versions must be named most bits first: an expert takes {} in {} and {} "
         "in {}",
         b.strategy.spec, BytesText(more), b.strategy.versions[v - 1], BytesText(fewer),
-        b.strategy.versions[v]));
+        b.strategy.versions[v]);
   }
   return absl::OkStatus();
 }
@@ -174,10 +173,10 @@ HardwareProfile EffectiveProfile(const EngineOptions& options) {
 absl::Status CheckPromise(const Strategy& strategy, std::optional<Promise> accepted) {
   if (!accepted.has_value() || strategy.promise() <= *accepted) return absl::OkStatus();
   const absl::string_view least = PromiseName(*accepted);
-  return absl::InvalidArgumentError(fmt::format(
+  return InvalidArgument(
       "strategy '{}' is {}, and the host accepts what is {}: accept more (EngineOptions::promise), "
       "or take 'fate' or 'auto', which keep to it",
-      strategy.spec, PromiseName(strategy.promise()), least));
+      strategy.spec, PromiseName(strategy.promise()), least);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "base/bytes_text.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
@@ -107,8 +108,7 @@ absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> exper
   const int num_experts = source_->model().layers[layer].num_experts;
   for (const int32_t e : experts) {
     if (e < 0 || e >= num_experts) {
-      return absl::InvalidArgumentError(
-          fmt::format("layer {} expert {}: must be in [0, {})", layer, e, num_experts));
+      return InvalidArgument("layer {} expert {}: must be in [0, {})", layer, e, num_experts);
     }
   }
   {

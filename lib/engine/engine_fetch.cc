@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
@@ -76,10 +77,10 @@ absl::Status EngineImpl::CheckFetched(int layer, const StepState& step, const Fe
         {input.ids.size(), weights, input.slot_ids.size(), "slot_ids", !input.scores.empty()}));
   }
   if ((!there || !blueprint_->strategy.graph_safe()) && capturing) {
-    return absl::FailedPreconditionError(fmt::format(
+    return FailedPrecondition(
         "the stream is being captured: {}",
         there ? fmt::format("strategy {} needs the host in every layer call", strategy())
-              : "ids in host memory are read once, not at replay"));
+              : "ids in host memory are read once, not at replay");
   }
   return absl::OkStatus();
 }
@@ -89,10 +90,10 @@ absl::Status EngineImpl::CheckReleased(int layer, bool served) const {
   for (const auto& [id, step] : steps_) {
     for (const Fetched& fetched : step.fetched) {
       if (served && fetched.layer != layer) continue;
-      return absl::FailedPreconditionError(
-          fmt::format("layer {}: a fetch that the device served is not released yet, and this call "
-                      "could give its slots to others: release it first",
-                      fetched.layer));
+      return FailedPrecondition(
+          "layer {}: a fetch that the device served is not released yet, and this call could give "
+          "its slots to others: release it first",
+          fetched.layer);
     }
   }
   return absl::OkStatus();
@@ -109,8 +110,8 @@ absl::Status EngineImpl::CopyLayer(StepId step_id, int layer, absl::Span<const i
   for (const int32_t e : experts) {
     const int all = source_->model().layers[layer].num_experts;
     if (e >= 0 && e < all) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("experts of layer {}: {} does not exist, legal is 0 to {}", layer, e, all - 1));
+    return InvalidArgument("experts of layer {}: {} does not exist, legal is 0 to {}", layer, e,
+                           all - 1);
   }
   const TurnLock lock(&turns_, &mu_);
   try {
@@ -162,11 +163,11 @@ absl::Status EngineImpl::TakeCpuRows(StepId step_id, int layer, const MutableMat
   const int64_t pairs = step->rows * spec.routing.top_k;
   if (rows.data == nullptr || rows.dtype != DType::kF32 || rows.rows != pairs ||
       rows.cols != spec.hidden || rows.row_stride < rows.cols) {
-    return absl::InvalidArgumentError(fmt::format(
+    return InvalidArgument(
         "rows of layer {}: {} [{}, {}] with a stride of {}; takes f32 [{}, {}] with a stride of at "
         "least {}",
         layer, DTypeName(rows.dtype), rows.rows, rows.cols, rows.row_stride, pairs, spec.hidden,
-        spec.hidden));
+        spec.hidden);
   }
   absl::Status status = parts_->executor->device_path()->cache()->TakeCpuRows(
       {layer, step->epoch, step->rows, {}, {}, step->stream, {}}, rows);
@@ -179,9 +180,9 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
                                      SlotView* view) {
   MOERT_ASSIGN_OR_RETURN(StepState* const step, FindStep(step_id));
   if (serves_versions()) {
-    return absl::FailedPreconditionError(fmt::format(
+    return FailedPrecondition(
         "strategy {} serves several versions of an expert: Fetch needs one that serves one",
-        strategy()));
+        strategy());
   }
   MOERT_RETURN_IF_ERROR(CheckReleased(layer, parts_->runner->Serves(layer, input)));
   MOERT_ASSIGN_OR_RETURN(const SlotRegion region, parts_->store->Slots(layer));
@@ -237,13 +238,11 @@ absl::Status EngineImpl::ReleaseFetched(StepId step, int layer) {
   const TurnLock lock(&turns_, &mu_);
   MOERT_ASSIGN_OR_RETURN(StepState* const found, FindStep(step));
   const auto of_layer = [layer](const Fetched& f) { return f.layer == layer; };
-  if (std::none_of(found->fetched.begin(), found->fetched.end(), of_layer)) {
-    return absl::OkStatus();
-  }
+  if (std::none_of(found->fetched.begin(), found->fetched.end(), of_layer)) return absl::OkStatus();
   DevicePath* const device = parts_->executor->device_path();
   if (device->cache()->owes_cpu_rows(layer)) {
-    return absl::FailedPreconditionError(fmt::format(
-        "layer {}: rows that the CPU computes are not taken yet: TakeCpuRows first", layer));
+    return FailedPrecondition(
+        "layer {}: rows that the CPU computes are not taken yet: TakeCpuRows first", layer);
   }
   MOERT_RETURN_IF_ERROR(device->LeaveSlots(found->stream));
   std::erase_if(found->fetched, of_layer);

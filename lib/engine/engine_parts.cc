@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "engine/memory_plan.h"
-#include "fmt/format.h"
 #include "plan/placement_rule.h"
 #include "store/block_pool.h"
 
@@ -200,8 +200,8 @@ class Builder {
     OpenProgress progress{0, model_.total_experts()};
     for (int l = 0; l <= layer; ++l) progress.loaded_experts += model_.layers[l].num_experts;
     if (options_.open_progress(progress)) return absl::OkStatus();
-    return absl::CancelledError(fmt::format("open_progress gave up after {} of {} experts",
-                                            progress.loaded_experts, progress.total_experts));
+    return Cancelled("open_progress gave up after {} of {} experts", progress.loaded_experts,
+                     progress.total_experts);
   }
 
   absl::Status PreloadAll(VersionedStore* store) const {

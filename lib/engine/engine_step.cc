@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
@@ -14,17 +15,15 @@ namespace moert {
 absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   if (info.rows < 1 || info.rows > options_.max_tokens_per_forward) {
-    return absl::InvalidArgumentError(
-        fmt::format("step of {} rows: must be in [1, {}] (max_tokens_per_forward)", info.rows,
-                    options_.max_tokens_per_forward));
+    return InvalidArgument("step of {} rows: must be in [1, {}] (max_tokens_per_forward)",
+                           info.rows, options_.max_tokens_per_forward);
   }
   if (!info.request_ids.empty() && static_cast<int64_t>(info.request_ids.size()) != info.rows) {
-    return absl::InvalidArgumentError(
-        fmt::format("step of {} rows has {} request ids", info.rows, info.request_ids.size()));
+    return InvalidArgument("step of {} rows has {} request ids", info.rows,
+                           info.request_ids.size());
   }
   if (!info.token_ids.empty() && static_cast<int64_t>(info.token_ids.size()) != info.rows) {
-    return absl::InvalidArgumentError(
-        fmt::format("step of {} rows has {} token ids", info.rows, info.token_ids.size()));
+    return InvalidArgument("step of {} rows has {} token ids", info.rows, info.token_ids.size());
   }
   const TurnLock lock(&turns_, &mu_);
   StepState begun;
@@ -80,10 +79,8 @@ void EngineImpl::ForgetStep(StepId id) {
 absl::StatusOr<EngineImpl::StepState*> EngineImpl::FindStep(StepId id) {
   const auto it = steps_.find(id);
   if (it != steps_.end()) return &it->second;
-  if (id < 1 || id >= next_step_) {
-    return absl::InvalidArgumentError(fmt::format("there is no step {}", id));
-  }
-  return absl::FailedPreconditionError(fmt::format("step {} has ended", id));
+  if (id < 1 || id >= next_step_) return InvalidArgument("there is no step {}", id);
+  return FailedPrecondition("step {} has ended", id);
 }
 
 absl::Status EngineImpl::Forward(StepId step, int layer, const MatrixView& hidden,
@@ -146,10 +143,9 @@ bool EngineImpl::LacksScores() {
 
 void EngineImpl::LogLackingScores() const {
   Log(LogLevel::kWarning,
-      fmt::format(
-          "strategy {} predicts by scores of the next layer's router, and the host's routing "
-          "has none: nothing is prefetched; give next_scores with each call",
-          strategy()));
+      fmt::format("strategy {} predicts by scores of the next layer's router, and the host's "
+                  "routing has none: nothing is prefetched; give next_scores with each call",
+                  strategy()));
 }
 
 absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& hidden,
@@ -173,10 +169,10 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
   const bool on_host = routed != nullptr && routed->place == Place::kHost;
   MOERT_ASSIGN_OR_RETURN(call.exec.capturing, Capturing(step));
   if ((on_host || !graph_needs_.capturable) && call.exec.capturing) {
-    return absl::FailedPreconditionError(fmt::format(
+    return FailedPrecondition(
         "the stream is being captured: strategy {} needs the host in {}", strategy(),
         on_host ? "calls that bring their routing in host memory"
-                : fmt::format("every layer call (graph_needs): {}", graph_needs_.obstacle)));
+                : fmt::format("every layer call (graph_needs): {}", graph_needs_.obstacle));
   }
   if (!call.exec.capturing) MOERT_RETURN_IF_ERROR(TakeBack());
   ApplyHints();
@@ -194,8 +190,8 @@ absl::Status EngineImpl::CheckRouting(int layer, int64_t rows, const RoutedInput
   const RoutingSpec& routing = source_->model().layers[layer].routing;
   if (routed == nullptr) {
     if (!routing.external()) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        fmt::format("layer {}: its routing is the host's: give it (ForwardRouted)", layer));
+    return FailedPrecondition("layer {}: its routing is the host's: give it (ForwardRouted)",
+                              layer);
   }
   if (routed->place == Place::kHost) return absl::OkStatus();
   return CheckOnDevice(layer, rows,
@@ -205,22 +201,20 @@ absl::Status EngineImpl::CheckRouting(int layer, int64_t rows, const RoutedInput
 
 absl::Status EngineImpl::CheckOnDevice(int layer, int64_t rows, const OnDevice& given) const {
   if (!parts_->executor->device_path()->present()) {
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: ids on a device; the {} backend takes them in host memory", layer,
-                    BackendName(backend())));
+    return InvalidArgument("layer {}: ids on a device; the {} backend takes them in host memory",
+                           layer, BackendName(backend()));
   }
   const int top_k = source_->model().layers[layer].routing.top_k;
   const auto pairs = static_cast<size_t>(rows * top_k);
   if (given.ids != pairs || given.weights != pairs ||
       (given.written != 0 && given.written != pairs)) {
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: {} ids, {} weights, {} {} on the device; takes [{}, {}], {} or none",
-                    layer, given.ids, given.weights, given.written, given.written_name, rows, top_k,
-                    given.written_name));
+    return InvalidArgument(
+        "layer {}: {} ids, {} weights, {} {} on the device; takes [{}, {}], {} or none", layer,
+        given.ids, given.weights, given.written, given.written_name, rows, top_k,
+        given.written_name);
   }
   if (given.scores) {
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: scores beside ids on the device; give none", layer));
+    return InvalidArgument("layer {}: scores beside ids on the device; give none", layer);
   }
   return absl::OkStatus();
 }
@@ -271,9 +265,7 @@ absl::Status EngineImpl::CancelStep(StepId step) try {
   MOERT_RETURN_IF_ERROR(CheckProcess());
   const MutexLock lock(&cancel_mu_);
   const auto it = cancel_flags_.find(step);
-  if (it == cancel_flags_.end()) {
-    return absl::FailedPreconditionError(fmt::format("step {} is not open", step));
-  }
+  if (it == cancel_flags_.end()) return FailedPrecondition("step {} is not open", step);
   it->second->store(true, std::memory_order_relaxed);
   return absl::OkStatus();
 } catch (...) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -263,11 +264,11 @@ absl::Status LayerRunner::NoBlockLeft(const LayerCall& call, size_t waiting) con
     return TooMany(call.context.layer, most + static_cast<int64_t>(waiting), most);
   }
   const absl::string_view by = parts_.store->pool(0).refused_by();
-  return absl::ResourceExhaustedError(fmt::format(
+  return ResourceExhausted(
       "layer {}: no block of the budget is free for a missing expert: {}", call.context.layer,
       by.empty()
           ? "leases or fetches hold them; release some, or raise the budget"
-          : fmt::format("{}, though the budget has room", fmt::string_view(by.data(), by.size()))));
+          : fmt::format("{}, though the budget has room", fmt::string_view(by.data(), by.size())));
 }
 
 void LayerRunner::StartLoads(const LayerCall& call, size_t* next) {
@@ -302,8 +303,7 @@ absl::Status LayerRunner::CollectArrived(const LayerCall& call) {
     absl::Status status = parts_.store->TakeFailure({call.context.layer, *it});
     if (status.ok() && LoadAgain(*it)) continue;
     if (status.ok()) {
-      status = absl::InternalError(
-          fmt::format("expert {} of layer {} arrived and is gone", *it, call.context.layer));
+      status = Internal("expert {} of layer {} arrived and is gone", *it, call.context.layer);
     }
     failure.Update(status);
   }

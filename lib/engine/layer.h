@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "base/clock.h"
 #include "engine/charges.h"
 #include "exec/executor.h"

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "engine/layer.h"
-#include "fmt/format.h"
 #include "route/grouping.h"
 #include "store/lent_blocks.h"
 
@@ -107,14 +107,13 @@ absl::Status LayerRunner::SetFetchRouting(const LayerCall& call, const FetchInpu
   const int next_experts = parts_.model->layers[next].num_experts;
   const int64_t pairs = static_cast<int64_t>(input.ids.size());
   if (pairs == 0 || pairs % tokens != 0) {
-    return absl::InvalidArgumentError(
-        fmt::format("ids of layer {}: {} values; takes the same number for each of {} rows", layer,
-                    pairs, tokens));
+    return InvalidArgument("ids of layer {}: {} values; takes the same number for each of {} rows",
+                           layer, pairs, tokens);
   }
   const auto check = [&](const char* what, size_t size, int64_t wanted) {
     if (size == 0 || static_cast<int64_t>(size) == wanted) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        fmt::format("{} of layer {}: {} values; takes {} or none", what, layer, size, wanted));
+    return InvalidArgument("{} of layer {}: {} values; takes {} or none", what, layer, size,
+                           wanted);
   };
   MOERT_RETURN_IF_ERROR(check("weights", input.weights.size(), pairs));
   MOERT_RETURN_IF_ERROR(check("slot_ids", input.slot_ids.size(), pairs));
@@ -122,10 +121,9 @@ absl::Status LayerRunner::SetFetchRouting(const LayerCall& call, const FetchInpu
   MOERT_RETURN_IF_ERROR(check("next_scores", input.next_scores.size(), tokens * next_experts));
   for (int64_t i = 0; i < pairs; ++i) {
     if (input.ids[i] >= -1 && input.ids[i] < experts) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("ids of layer {}, token {}: expert {} does not exist; legal are [0, {}) and "
-                    "-1: none",
-                    layer, i * tokens / pairs, input.ids[i], experts));
+    return InvalidArgument(
+        "ids of layer {}, token {}: expert {} does not exist; legal are [0, {}) and -1: none",
+        layer, i * tokens / pairs, input.ids[i], experts);
   }
   RoutingResult& r = routing_;
   r.tokens = tokens;
@@ -158,10 +156,10 @@ absl::Status LayerRunner::CheckRoom(int layer) const {
 }
 
 absl::Status LayerRunner::TooMany(int layer, int64_t wanted, int64_t most) const {
-  return absl::ResourceExhaustedError(fmt::format(
+  return ResourceExhausted(
       "layer {}: {} distinct experts are asked for, {} fit beside what is pinned: ask for at most "
       "{} at once and release them before the next, or give a larger budget",
-      layer, wanted, most, most));
+      layer, wanted, most, most);
 }
 
 }  // namespace moert

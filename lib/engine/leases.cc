@@ -2,9 +2,9 @@
 
 #include <utility>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 
 namespace moert {
 
@@ -14,8 +14,8 @@ absl::StatusOr<LeaseId> Leases::Acquire(StepId step, int64_t epoch, const Policy
   const int num_experts = context.model->layers[context.layer].num_experts;
   for (const int32_t e : experts) {
     if (e < 0 || e >= num_experts) {
-      return absl::InvalidArgumentError(
-          fmt::format("layer {} expert {}: must be in [0, {})", context.layer, e, num_experts));
+      return InvalidArgument("layer {} expert {}: must be in [0, {})", context.layer, e,
+                             num_experts);
     }
   }
   Lease lease{step, Pins(store_), {}};
@@ -32,11 +32,8 @@ absl::StatusOr<LeaseId> Leases::Acquire(StepId step, int64_t epoch, const Policy
 }
 
 absl::Status Leases::Ended(LeaseId id) const {
-  if (id < 1 || id >= next_) {
-    return absl::InvalidArgumentError(fmt::format("there is no lease {}", id));
-  }
-  return absl::FailedPreconditionError(
-      fmt::format("lease {} has ended: it was released, or its step ended", id));
+  if (id < 1 || id >= next_) return InvalidArgument("there is no lease {}", id);
+  return FailedPrecondition("lease {} has ended: it was released, or its step ended", id);
 }
 
 absl::Status Leases::Use(LeaseId id,

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"

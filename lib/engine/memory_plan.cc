@@ -4,8 +4,7 @@
 #include <cmath>
 
 #include "base/bytes_text.h"
-#include "base/checked_math.h"
-#include "base/status_macros.h"
+#include "base/errors.h"
 #include "fmt/format.h"
 #include "store/cache_blocks.h"
 
@@ -81,16 +80,14 @@ absl::Status ApplyBudget(const Budget& budget, const Strategy& strategy, const M
     const double all = static_cast<double>(own ? plan->own_bytes : plan->all_bytes);
     plan->budget_bytes = plan->fixed_bytes() + static_cast<int64_t>(budget.fraction * all);
   } else {
-    return absl::InvalidArgumentError(
-        fmt::format("budget fraction {}: must be in (0, 1]", budget.fraction));
+    return InvalidArgument("budget fraction {}: must be in (0, 1]", budget.fraction);
   }
   if (plan->budget_bytes < plan->minimum_bytes) {
     const std::string budget_text = BytesText(plan->budget_bytes);
     std::string minimum = BytesText(plan->minimum_bytes);
     if (minimum == budget_text) minimum = fmt::format("{} bytes", plan->minimum_bytes);
-    return absl::InvalidArgumentError(
-        fmt::format("strategy {}: budget of {} is below the minimum of {}: {}", strategy.spec,
-                    budget_text, minimum, plan->ToString()));
+    return InvalidArgument("strategy {}: budget of {} is below the minimum of {}: {}",
+                           strategy.spec, budget_text, minimum, plan->ToString());
   }
   DealSlots(strategy, model, plan);
   return absl::OkStatus();
@@ -119,8 +116,7 @@ int64_t HighExperts(const MemoryPlan& plan) { return plan.slots - plan.spare; }
 std::string MemoryPlan::ToString() const {
   std::string text = fmt::format(
       "{} gates and shared experts + {} tables + {} workspace + {}{} smallest pools = {}; {} "
-      "experts "
-      "of {} take {}",
+      "experts of {} take {}",
       BytesText(constant_bytes), BytesText(table_bytes), BytesText(workspace_bytes),
       device ? "" : BytesText(policy_bytes) + " policies + ",
       BytesText(minimum_bytes - fixed_bytes()), BytesText(minimum_bytes), total_experts,

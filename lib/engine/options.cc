@@ -1,5 +1,6 @@
 #include "moert/options.h"
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/numa.h"
 #include "base/status_macros.h"
@@ -10,7 +11,7 @@ namespace {
 
 template <typename T>
 absl::Status OutOf(const char* legal, const char* field, T value) {
-  return absl::InvalidArgumentError(fmt::format("{} = {}: must be in {}", field, value, legal));
+  return InvalidArgument("{} = {}: must be in {}", field, value, legal);
 }
 
 absl::Status CheckRange(const char* field, int64_t value, int64_t least, int64_t most) {

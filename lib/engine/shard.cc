@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -21,9 +22,8 @@ absl::StatusOr<std::vector<int32_t>> ExpertsOf(const Shard& shard, const MoeMode
   if (shard.experts.empty()) {
     const int count = shard.num_experts == 0 ? experts : shard.num_experts;
     if (shard.first_expert < 0 || count < 1 || count > experts - shard.first_expert) {
-      return absl::InvalidArgumentError(
-          fmt::format("shard: experts [{}, {}) of layer {}, which has [0, {})", shard.first_expert,
-                      int64_t{shard.first_expert} + count, l, experts));
+      return InvalidArgument("shard: experts [{}, {}) of layer {}, which has [0, {})",
+                             shard.first_expert, int64_t{shard.first_expert} + count, l, experts);
     }
     own.resize(count);
     std::iota(own.begin(), own.end(), shard.first_expert);
@@ -31,13 +31,12 @@ absl::StatusOr<std::vector<int32_t>> ExpertsOf(const Shard& shard, const MoeMode
   }
   own = shard.experts[l];
   if (own.empty()) {
-    return absl::InvalidArgumentError(
-        fmt::format("shard: no expert of layer {}; at least one of each layer is needed", l));
+    return InvalidArgument("shard: no expert of layer {}; at least one of each layer is needed", l);
   }
   for (size_t i = 0; i < own.size(); ++i) {
     if (own[i] < 0 || own[i] >= experts || (i > 0 && own[i] <= own[i - 1])) {
-      return absl::InvalidArgumentError(fmt::format(
-          "shard: expert {} of layer {}: legal are ascending ones in [0, {})", own[i], l, experts));
+      return InvalidArgument("shard: expert {} of layer {}: legal are ascending ones in [0, {})",
+                             own[i], l, experts);
     }
   }
   return own;
@@ -55,15 +54,14 @@ absl::Status CheckCover(std::vector<Owner> owners, int64_t channels, const std::
   int64_t covered = 0;
   for (size_t i = 0; i < owners.size(); ++i) {
     if (owners[i].begin < covered) {
-      return absl::InvalidArgumentError(fmt::format("shards {} and {} overlap: both own {}",
-                                                    owners[i - 1].shard, owners[i].shard, what));
+      return InvalidArgument("shards {} and {} overlap: both own {}", owners[i - 1].shard,
+                             owners[i].shard, what);
     }
     if (owners[i].begin > covered) break;
     covered = owners[i].end;
   }
   if (covered == channels) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("no shard owns {} (channels from {} on, of {})", what, covered, channels));
+  return InvalidArgument("no shard owns {} (channels from {} on, of {})", what, covered, channels);
 }
 
 }  // namespace
@@ -73,24 +71,22 @@ absl::StatusOr<ShardPlan> ResolveShard(const Shard& shard, const MoeModelSpec& m
     return absl::InvalidArgumentError("shard: experts by range and by list; one of them");
   }
   if (!shard.experts.empty() && shard.experts.size() != model.layers.size()) {
-    return absl::InvalidArgumentError(fmt::format("shard: experts of {} layers, the model has {}",
-                                                  shard.experts.size(), model.layers.size()));
+    return InvalidArgument("shard: experts of {} layers, the model has {}", shard.experts.size(),
+                           model.layers.size());
   }
   if (shard.first_channel < 0 || shard.num_channels < 0 ||
       (shard.num_channels == 0 && shard.first_channel != 0)) {
-    return absl::InvalidArgumentError(
-        fmt::format("shard: first_channel {}, num_channels {}: must be 0 or more, and both 0 for "
-                    "all",
-                    shard.first_channel, shard.num_channels));
+    return InvalidArgument(
+        "shard: first_channel {}, num_channels {}: must be 0 or more, and both 0 for all",
+        shard.first_channel, shard.num_channels);
   }
   ShardPlan plan;
   plan.all_experts = true;
   for (int l = 0; l < model.num_layers(); ++l) {
     const int64_t channels = model.layers[l].intermediate;
     if (shard.num_channels > channels - shard.first_channel) {
-      return absl::InvalidArgumentError(
-          fmt::format("shard: {} channels from {} on: layer {} has {}", shard.num_channels,
-                      shard.first_channel, l, channels));
+      return InvalidArgument("shard: {} channels from {} on: layer {} has {}", shard.num_channels,
+                             shard.first_channel, l, channels);
     }
     MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> own, ExpertsOf(shard, model, l));
     plan.all_experts =

@@ -5,12 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/mutex.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
 #include "engine/engine_impl.h"
 #include "engine/shard.h"
-#include "fmt/format.h"
 #include "model/check_layer.h"
 #include "moert/thread_pool.h"
 #include "prefetch/prefetch_rule.h"
@@ -35,9 +35,9 @@ class Numbering {
     local.reserve(ids.size());
     for (const int32_t e : ids) {
       if (e < -1 || e >= experts(layer)) {
-        return absl::InvalidArgumentError(
-            fmt::format("layer {}: expert {} does not exist; legal are [0, {}) and -1: not here",
-                        layer, e, experts(layer)));
+        return InvalidArgument(
+            "layer {}: expert {} does not exist; legal are [0, {}) and -1: not here", layer, e,
+            experts(layer));
       }
       local.push_back(e < 0 ? -1 : Local(layer, e));
     }
@@ -49,8 +49,7 @@ class Numbering {
     std::vector<float> here;
     const auto width = static_cast<size_t>(experts(layer));
     if (all.size() % width != 0) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: {} values; takes {} a row", what, all.size(), width));
+      return InvalidArgument("{}: {} values; takes {} a row", what, all.size(), width);
     }
     for (size_t row = 0; row < all.size(); row += width) {
       for (const int32_t e : own(layer)) here.push_back(all[row + static_cast<size_t>(e)]);
@@ -62,8 +61,8 @@ class Numbering {
     MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> local, Ids(layer, ids));
     const auto absent = std::find(local.begin(), local.end(), -1);
     if (absent == local.end()) return local;
-    return absl::InvalidArgumentError(
-        fmt::format("layer {} expert {} is not of this shard", layer, ids[absent - local.begin()]));
+    return InvalidArgument("layer {} expert {} is not of this shard", layer,
+                           ids[absent - local.begin()]);
   }
 
  private:
@@ -187,10 +186,10 @@ absl::Status ShardEngine::MakeRouter(EngineOptions* options) {
   MOERT_ASSIGN_OR_RETURN(const Strategy strategy,
                          MakeStrategy(options->strategy, options->promise));
   if (strategy.routing != nullptr) {
-    return absl::InvalidArgumentError(
-        fmt::format("strategy {}: its routing goes by what is resident here, which other shards do "
-                    "not know; choose one that does not substitute",
-                    strategy.spec));
+    return InvalidArgument(
+        "strategy {}: its routing goes by what is resident here, which other shards do not know; "
+        "choose one that does not substitute",
+        strategy.spec);
   }
   const std::vector<MoeLayerSpec>& layers = model().layers;
   const bool external = std::any_of(layers.begin(), layers.end(), [](const MoeLayerSpec& layer) {

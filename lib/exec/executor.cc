@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "absl/strings/string_view.h"
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 
 namespace moert {
 namespace {
@@ -27,14 +27,13 @@ absl::Status Executor::CheckRows(absl::string_view what, const MatrixView& rows,
   if (rows.data == nullptr || rows.rows != call.tokens || rows.cols != layer.hidden ||
       rows.row_stride < rows.cols ||
       rows.row_stride > std::numeric_limits<ptrdiff_t>::max() / kMaxElementBytes / rows.rows) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: [{}, {}] with row stride {}{}; layer {} of this step takes [{}, {}]", what,
-                    rows.rows, rows.cols, rows.row_stride, rows.data == nullptr ? " at null" : "",
-                    call.layer, call.tokens, layer.hidden));
+    return InvalidArgument(
+        "{}: [{}, {}] with row stride {}{}; layer {} of this step takes [{}, {}]", what, rows.rows,
+        rows.cols, rows.row_stride, rows.data == nullptr ? " at null" : "", call.layer, call.tokens,
+        layer.hidden);
   }
   if (rows.dtype != DType::kF32 && rows.dtype != DType::kBF16 && rows.dtype != DType::kF16) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: dtype {}; legal: f32, bf16, f16", what, DTypeName(rows.dtype)));
+    return InvalidArgument("{}: dtype {}; legal: f32, bf16, f16", what, DTypeName(rows.dtype));
   }
   return absl::OkStatus();
 }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "base/aligned_array.h"
 #include "moert/router.h"
 #include "moert/source/expert_source.h"

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <limits>
 
-#include "base/checked_math.h"
 #include "gemm/cpu_gemm.h"
 #include "quant/f8_group.h"
 #include "quant/hadamard.h"

@@ -3,7 +3,7 @@
 #define MOERT_LIB_MODEL_CHECK_LAYER_H_
 
 #include "absl/status/status.h"
-#include "fmt/format.h"
+#include "base/errors.h"
 #include "moert/model.h"
 
 namespace moert {
@@ -11,8 +11,7 @@ namespace moert {
 /// InvalidArgument unless `layer` is one of the model's.
 inline absl::Status CheckLayer(const MoeModelSpec& model, int layer) {
   if (layer >= 0 && layer < model.num_layers()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("layer {}: must be in [0, {})", layer, model.num_layers()));
+  return InvalidArgument("layer {}: must be in [0, {})", layer, model.num_layers());
 }
 
 }  // namespace moert

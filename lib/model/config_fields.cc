@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
+#include "base/errors.h"
 #include "base/json_scan.h"
 #include "base/printable.h"
 
@@ -43,8 +43,7 @@ void ConfigFields::AlsoIn(const char* key) {
 
 void ConfigFields::Fail(const char* key, const std::string& what) {
   if (!status_.ok()) return;
-  status_ = absl::InvalidArgumentError(
-      fmt::format("{}: {} is {}, {}", source_, key, Show(Find(key)), what));
+  status_ = InvalidArgument("{}: {} is {}, {}", source_, key, Show(Find(key)), what);
 }
 
 void ConfigFields::Expect(const char* key, bool value) {

@@ -1,10 +1,9 @@
 #include "moert/model.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 
@@ -21,14 +20,14 @@ constexpr int64_t kMaxVocabulary = int64_t{1} << 24;
 
 absl::Status CheckRange(size_t layer, const char* field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("MoE layer {}: {} is {}, legal is {} to {}", layer, field, value, low, high));
+  return InvalidArgument("MoE layer {}: {} is {}, legal is {} to {}", layer, field, value, low,
+                         high);
 }
 
 absl::Status CheckPositive(size_t layer, const char* field, float value) {
   if (std::isfinite(value) && value > 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("MoE layer {}: {} is {}, legal is a finite number above 0", layer, field, value));
+  return InvalidArgument("MoE layer {}: {} is {}, legal is a finite number above 0", layer, field,
+                         value);
 }
 
 absl::Status ValidateRouting(size_t i, const MoeLayerSpec& layer) {
@@ -40,33 +39,31 @@ absl::Status ValidateRouting(size_t i, const MoeLayerSpec& layer) {
   MOERT_RETURN_IF_ERROR(CheckPositive(i, "scaling", r.scaling));
   MOERT_RETURN_IF_ERROR(CheckRange(i, "num_groups", r.num_groups, 1, layer.num_experts));
   if (layer.num_experts % r.num_groups != 0) {
-    return absl::InvalidArgumentError(
-        fmt::format("MoE layer {}: num_groups is {}, legal is a divisor of num_experts ({})", i,
-                    r.num_groups, layer.num_experts));
+    return InvalidArgument("MoE layer {}: num_groups is {}, legal is a divisor of num_experts ({})",
+                           i, r.num_groups, layer.num_experts);
   }
   MOERT_RETURN_IF_ERROR(CheckRange(i, "top_groups", r.top_groups, 1, r.num_groups));
   const int64_t eligible = int64_t{layer.num_experts} / r.num_groups * r.top_groups;
   if (r.top_k > eligible) {
-    return absl::InvalidArgumentError(
-        fmt::format("MoE layer {}: top_k is {}, but {} of {} groups hold only {} experts", i,
-                    r.top_k, r.top_groups, r.num_groups, eligible));
+    return InvalidArgument("MoE layer {}: top_k is {}, but {} of {} groups hold only {} experts", i,
+                           r.top_k, r.top_groups, r.num_groups, eligible);
   }
   MOERT_RETURN_IF_ERROR(CheckRange(i, "hash_vocab", r.hash_vocab, 0, kMaxVocabulary));
   if (r.kind == RoutingKind::kTopKSoftmax || r.kind == RoutingKind::kSparseMixer ||
       r.kind == RoutingKind::kTopKSigmoid) {
     const absl::string_view kind = RoutingKindName(r.kind);
     if (r.num_groups != 1 || r.selection_bias) {
-      return absl::InvalidArgumentError(fmt::format(
+      return InvalidArgument(
           "MoE layer {}: {} is set, but {} routing knows neither groups nor a selection bias", i,
-          r.num_groups != 1 ? "num_groups" : "selection_bias", kind));
+          r.num_groups != 1 ? "num_groups" : "selection_bias", kind);
     }
   }
   if (r.kind == RoutingKind::kSparseMixer) {
     MOERT_RETURN_IF_ERROR(CheckRange(i, "top_k of sparsemixer routing", r.top_k, 2, 2));
     MOERT_RETURN_IF_ERROR(CheckPositive(i, "sparsemixer_eps", r.sparsemixer_eps));
     if (r.hash_vocab > 0) {
-      return absl::InvalidArgumentError(fmt::format(
-          "MoE layer {}: hash_vocab is set, but sparsemixer weighs only what it chose itself", i));
+      return InvalidArgument(
+          "MoE layer {}: hash_vocab is set, but sparsemixer weighs only what it chose itself", i);
     }
   }
   return absl::OkStatus();
@@ -75,17 +72,17 @@ absl::Status ValidateRouting(size_t i, const MoeLayerSpec& layer) {
 absl::Status ValidateActivation(size_t i, const ExpertActivation& a) {
   MOERT_RETURN_IF_ERROR(CheckRange(i, "activation", static_cast<int64_t>(a.function), 0, 3));
   if (a.function == Activation::kSilu ? !(std::isfinite(a.alpha) && a.alpha > 0) : a.alpha != 1) {
-    return absl::InvalidArgumentError(
-        fmt::format("MoE layer {}: activation alpha is {}, legal is {}", i, a.alpha,
-                    a.function == Activation::kSilu ? "a finite number above 0" : "1: not silu"));
+    return InvalidArgument(
+        "MoE layer {}: activation alpha is {}, legal is {}", i, a.alpha,
+        a.function == Activation::kSilu ? "a finite number above 0" : "1: not silu");
   }
   const bool legal = std::isfinite(a.limit) && a.limit >= 0 && std::isfinite(a.up_offset) &&
                      (a.gated || (a.limit == 0 && a.up_offset == 0));
   if (legal) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("MoE layer {}: activation limit is {} and up_offset {}: legal are finite "
-                  "numbers, the limit not below 0; both 0 without a gate",
-                  i, a.limit, a.up_offset));
+  return InvalidArgument(
+      "MoE layer {}: activation limit is {} and up_offset {}: legal are finite numbers, the limit "
+      "not below 0; both 0 without a gate",
+      i, a.limit, a.up_offset);
 }
 
 }  // namespace
@@ -105,8 +102,7 @@ int64_t MoeModelSpec::total_experts() const {
 absl::Status MoeModelSpec::Validate() const {
   const int64_t count = static_cast<int64_t>(layers.size());
   if (count < 1 || count > kMaxLayers) {
-    return absl::InvalidArgumentError(
-        fmt::format("number of MoE layers is {}, legal is 1 to {}", count, kMaxLayers));
+    return InvalidArgument("number of MoE layers is {}, legal is 1 to {}", count, kMaxLayers);
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     const MoeLayerSpec& l = layers[i];
@@ -115,16 +111,14 @@ absl::Status MoeModelSpec::Validate() const {
     MOERT_RETURN_IF_ERROR(CheckRange(i, "num_experts", l.num_experts, 1, kMaxExperts));
     MOERT_RETURN_IF_ERROR(CheckRange(i, "hidden", l.hidden, 1, kMaxHidden));
     if (l.hidden != layers[0].hidden) {
-      return absl::InvalidArgumentError(
-          fmt::format("MoE layer {}: hidden is {}, legal is {} as in the first layer", i, l.hidden,
-                      layers[0].hidden));
+      return InvalidArgument("MoE layer {}: hidden is {}, legal is {} as in the first layer", i,
+                             l.hidden, layers[0].hidden);
     }
     MOERT_RETURN_IF_ERROR(CheckRange(i, "intermediate", l.intermediate, 1, kMaxIntermediate));
     MOERT_RETURN_IF_ERROR(
         CheckRange(i, "shared_intermediate", l.shared_intermediate, 0, kMaxIntermediate));
     if (l.shared_gate && l.shared_intermediate == 0) {
-      return absl::InvalidArgumentError(
-          fmt::format("MoE layer {}: shared_gate is true, but shared_intermediate is 0", i));
+      return InvalidArgument("MoE layer {}: shared_gate is true, but shared_intermediate is 0", i);
     }
     MOERT_RETURN_IF_ERROR(ValidateActivation(i, l.activation));
     MOERT_RETURN_IF_ERROR(ValidateRouting(i, l));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "absl/strings/str_cat.h"
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "model/config_fields.h"
@@ -117,7 +118,7 @@ absl::StatusOr<MoeModelSpec> ModelFromJson(JsonValue object, const std::string& 
     model.layers.push_back(layer);
   }
   if (const absl::Status s = model.Validate(); !s.ok()) {
-    return absl::InvalidArgumentError(fmt::format("{}: {}", source, s.message()));
+    return InvalidArgument("{}: {}", source, s.message());
   }
   return model;
 }

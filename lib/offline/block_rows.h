@@ -2,7 +2,6 @@
 #ifndef MOERT_LIB_OFFLINE_BLOCK_ROWS_H_
 #define MOERT_LIB_OFFLINE_BLOCK_ROWS_H_
 
-#include <cstdint>
 #include <functional>
 
 #include "absl/status/status.h"

@@ -1,7 +1,6 @@
 #include <cmath>
 #include <utility>
 
-#include "base/status_macros.h"
 #include "offline/activation_rounding.h"
 #include "offline/expert_blocks.h"
 #include "quant/hadamard.h"

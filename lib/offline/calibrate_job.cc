@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/file_writer.h"
 #include "base/hash64.h"
@@ -43,7 +44,7 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   MOERT_RETURN_IF_ERROR(writer->Append(text));
   MOERT_RETURN_IF_ERROR(writer->Close());
   std::filesystem::rename(part, path, ec);
-  if (ec) return absl::InternalError(fmt::format("{}: {}", path, ec.message()));
+  if (ec) return Internal("{}: {}", path, ec.message());
   return absl::OkStatus();
 }
 
@@ -62,8 +63,7 @@ class WriterLock {
     fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
     if (fd_ < 0) return PosixError(errno, fmt::format("{}: open", path));
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      return absl::FailedPreconditionError(
-          fmt::format("{}: another process is writing this calibration", path));
+      return FailedPrecondition("{}: another process is writing this calibration", path);
     }
     return absl::OkStatus();
   }
@@ -156,10 +156,9 @@ class Measurement {
       MOERT_RETURN_IF_ERROR(
           file->Read(0, absl::MakeSpan(reinterpret_cast<std::byte*>(text.data()), text.size())));
       if (text.size() >= job.size() && text.compare(0, job.size(), job) != 0) {
-        return absl::FailedPreconditionError(
-            fmt::format("{} is of another calibration: other tokens, schemes or model; remove it "
-                        "to begin anew",
-                        partial_));
+        return FailedPrecondition(
+            "{} is of another calibration: other tokens, schemes or model; remove it to begin anew",
+            partial_);
       }
       if (text.size() >= job.size()) {
         good = static_cast<int64_t>(job.size());

@@ -1,10 +1,9 @@
 #include "offline/calibration_stream.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "moert/offline/token_file.h"
 
@@ -18,8 +17,8 @@ absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::s
     MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
                            reader ? reader(file, vocab_size) : ReadTokenFile(file, vocab_size));
     if (static_cast<int64_t>(ids.size()) < window) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: {} tokens are fewer than one window of {}", file, ids.size(), window));
+      return InvalidArgument("{}: {} tokens are fewer than one window of {}", file, ids.size(),
+                             window);
     }
     read.push_back(std::move(ids));
   }
@@ -37,8 +36,7 @@ absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::s
     if (!any) break;
   }
   if (tokens.ids.empty()) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} calibration tokens are fewer than one window of {}", count, window));
+    return InvalidArgument("{} calibration tokens are fewer than one window of {}", count, window);
   }
   return tokens;
 }

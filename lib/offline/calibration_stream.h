@@ -4,12 +4,9 @@
 #define MOERT_LIB_OFFLINE_CALIBRATION_STREAM_H_
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "moert/offline/calibration_model.h"
 #include "moert/offline/hf_config.h"
 #include "moert/offline/token_file.h"

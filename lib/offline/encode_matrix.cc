@@ -1,10 +1,9 @@
 #include "moert/offline/encode_matrix.h"
 
-#include <fmt/format.h>
-
 #include <bit>
 #include <cstdint>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "offline/encode_matrix_on.h"
 #include "offline/hqq.h"
@@ -38,8 +37,8 @@ namespace offline {
 absl::Status EncodeMatrixOn(OfflineDevice* device, const MatrixLayout& layout, QuantMethod method,
                             absl::Span<const float> weights, std::byte* record) {
   if (static_cast<int64_t>(weights.size()) != layout.rows * layout.k) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} weights for a matrix of {} x {}", weights.size(), layout.rows, layout.k));
+    return InvalidArgument("{} weights for a matrix of {} x {}", weights.size(), layout.rows,
+                           layout.k);
   }
   if (!AllFinite(weights)) return absl::InvalidArgumentError("a weight is not finite");
   if (layout.scheme.is_bf16()) return PackMatrixBf16(layout, weights, record);

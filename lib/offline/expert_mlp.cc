@@ -1,13 +1,12 @@
 #include "offline/expert_mlp.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "base/bf16.h"
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "quant/packing.h"
 
@@ -18,9 +17,7 @@ absl::Status Widen(const char* name, const std::vector<uint16_t>& from, std::vec
   to->resize(from.size());
   for (size_t i = 0; i < from.size(); ++i) {
     (*to)[i] = Bf16ToF32(from[i]);
-    if (!std::isfinite((*to)[i])) {
-      return absl::InvalidArgumentError(fmt::format("{}: a weight is not finite", name));
-    }
+    if (!std::isfinite((*to)[i])) return InvalidArgument("{}: a weight is not finite", name);
   }
   return absl::OkStatus();
 }

@@ -1,12 +1,11 @@
 #include "offline/gptq.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
 
+#include "base/errors.h"
 #include "offline/cholesky.h"
 #include "offline/dense_lanes.h"
 #include "offline/offline_device.h"
@@ -270,9 +269,9 @@ absl::StatusOr<GptqFactor> FactorMoments(const InputMoments& moments, const Gptq
   for (int i = 0; i < options.damping_attempts; ++i, damping *= 10) {
     if (Factor(lower, diagonal, damping, reversed.data(), &factor)) return factor;
   }
-  return absl::FailedPreconditionError(fmt::format(
+  return FailedPrecondition(
       "the second moments of {} tokens cannot be factored, not even with a damping of {}",
-      moments.tokens(), damping / 10));
+      moments.tokens(), damping / 10);
 }
 
 int64_t GptqBlock(const MatrixLayout& layout, const GptqOptions& options) {
@@ -285,8 +284,8 @@ absl::StatusOr<QuantizedMatrix> QuantizeGptq(const MatrixLayout& layout,
                                              const GptqFactor& factor, const GptqOptions& options,
                                              OfflineDevice* device) {
   if (factor.k != layout.k) {
-    return absl::InvalidArgumentError(
-        fmt::format("a matrix with {} inputs was given the moments of {}", layout.k, factor.k));
+    return InvalidArgument("a matrix with {} inputs was given the moments of {}", layout.k,
+                           factor.k);
   }
   for (const float v : weights) {
     if (!std::isfinite(v)) return absl::InvalidArgumentError("a weight is not finite");

@@ -35,9 +35,7 @@ struct Encoding {
 
 absl::Status EncodeWide(const MatrixLayout& layout, const Encoding& encoding,
                         absl::Span<float> weights, std::byte* record) {
-  if (layout.scheme.is_bf16() && !encoding.hadamard) {
-    return PackMatrixBf16(layout, weights, record);
-  }
+  if (layout.scheme.is_bf16() && !encoding.hadamard) return PackMatrixBf16(layout, weights, record);
   try {
     if (encoding.hadamard) ApplyHadamard(layout.rows, layout.k, weights.data());
     return EncodeMatrixOn(encoding.device, layout, encoding.method, weights, record);
@@ -48,9 +46,7 @@ absl::Status EncodeWide(const MatrixLayout& layout, const Encoding& encoding,
 
 absl::Status EncodeStored(const MatrixLayout& layout, const Encoding& encoding,
                           const std::vector<uint16_t>& weights, std::byte* record) {
-  if (layout.scheme.is_bf16() && !encoding.hadamard) {
-    return PackMatrixBf16(layout, weights, record);
-  }
+  if (layout.scheme.is_bf16() && !encoding.hadamard) return PackMatrixBf16(layout, weights, record);
   try {
     const auto wide = std::make_unique_for_overwrite<float[]>(weights.size());
     Bf16ToF32(weights.data(), static_cast<int64_t>(weights.size()), wide.get());

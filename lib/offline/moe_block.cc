@@ -1,13 +1,12 @@
 #include "offline/moe_block.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <new>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "moert/thread_pool.h"
 #include "offline/expert_forward.h"
@@ -44,10 +43,10 @@ absl::StatusOr<std::unique_ptr<MoeBlocks>> MoeBlocks::Create(const CheckpointExp
     const MoeLayerSpec& spec = experts->model().layers[l];
     if (!spec.activation.gated || spec.expert_bias || spec.routing.weight_input ||
         spec.routing.hash_vocab > 0) {
-      return absl::UnimplementedError(fmt::format(
+      return Unimplemented(
           "layer {}: calibration does not know experts without a gate or with biases, weighted "
           "inputs, or experts by token id; quantize with method rtn or hqq",
-          l));
+          l);
     }
     MOERT_ASSIGN_OR_RETURN(LayerConstants constants, experts->ReadConstants(l));
     blocks->constants_.push_back(std::move(constants));

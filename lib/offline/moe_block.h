@@ -3,7 +3,6 @@
 #ifndef MOERT_LIB_OFFLINE_MOE_BLOCK_H_
 #define MOERT_LIB_OFFLINE_MOE_BLOCK_H_
 
-#include <functional>
 #include <memory>
 #include <vector>
 

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 namespace moert {
 
 absl::StatusOr<std::unique_ptr<OfflineDevice>> OpenOfflineDevice(BackendKind backend,

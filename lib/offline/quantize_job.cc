@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_split.h"
 #include "base/bytes_text.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/hash64.h"
 #include "base/json.h"
@@ -88,8 +89,7 @@ class Quantization {
     for (const std::string& path : job_.plans) {
       MOERT_ASSIGN_OR_RETURN(Plan plan, ReadPlan(path, Env::Default()));
       if (!(plan.model == config_.moe)) {
-        return absl::InvalidArgumentError(
-            fmt::format("{} is a plan for another model than {}", path, job_.model));
+        return InvalidArgument("{} is a plan for another model than {}", path, job_.model);
       }
       MOERT_ASSIGN_OR_RETURN(JsonDocument summary,
                              JsonDocument::Parse(std::move(plan.summary_json), path));
@@ -333,8 +333,7 @@ absl::StatusOr<QuantMethod> ParseQuantMethod(absl::string_view name) try {
   for (const QuantMethod method : {QuantMethod::kRtn, QuantMethod::kHqq, QuantMethod::kGptq}) {
     if (name == QuantMethodName(method)) return method;
   }
-  return absl::InvalidArgumentError(
-      fmt::format("\"{}\" is no method; legal are rtn, hqq and gptq", std::string(name)));
+  return InvalidArgument("\"{}\" is no method; legal are rtn, hqq and gptq", std::string(name));
 } catch (...) {
   return ExceptionStatus(name);
 }
@@ -344,7 +343,7 @@ absl::StatusOr<std::vector<Scheme>> ParseSchemes(absl::string_view list) try {
   for (const auto& name : absl::StrSplit(list, ',')) {
     MOERT_ASSIGN_OR_RETURN(const Scheme scheme, Scheme::Parse(name));
     if (std::find(schemes.begin(), schemes.end(), scheme) != schemes.end()) {
-      return absl::InvalidArgumentError(fmt::format("{} is listed twice", scheme.Name()));
+      return InvalidArgument("{} is listed twice", scheme.Name());
     }
     schemes.push_back(scheme);
   }

@@ -1,10 +1,9 @@
 #include "offline/sorted_versions.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "moert/offline/pack.h"
 
@@ -16,8 +15,8 @@ absl::StatusOr<std::vector<PackVersion>> SortedVersions(const MoeModelSpec& mode
   for (PackVersion& version : versions) {
     for (const auto& [bytes, other] : sized) {
       if (other.name == version.name) {
-        return absl::InvalidArgumentError(
-            fmt::format("two versions are called {}: plans need names of their own", version.name));
+        return InvalidArgument("two versions are called {}: plans need names of their own",
+                               version.name);
       }
     }
     MOERT_ASSIGN_OR_RETURN(const VersionSize size, SizeOf(model, version));

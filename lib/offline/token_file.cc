@@ -1,7 +1,6 @@
 #include "moert/offline/token_file.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "base/descriptor.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 
@@ -24,9 +24,7 @@ constexpr int64_t kMaxTokenFileBytes = int64_t{4} << 30;
 /// Opens a regular file, or a pipe with a writer: without O_NONBLOCK a pipe's open waits for one.
 /// The bytes that had to be read to see that are in *begun.
 absl::StatusOr<Descriptor> OpenTokens(const std::string& path, std::string* begun) {
-  const auto error = [&](const char* what) {
-    return absl::InvalidArgumentError(fmt::format("{}: {}", path, what));
-  };
+  const auto error = [&](const char* what) { return InvalidArgument("{}: {}", path, what); };
   Descriptor fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   struct stat info {};
   if (fd.get() < 0 || ::fstat(fd.get(), &info) != 0) return error(std::strerror(errno));
@@ -52,9 +50,7 @@ absl::StatusOr<std::string> ReadBytes(const std::string& path, int64_t max_bytes
   std::string bytes;
   MOERT_ASSIGN_OR_RETURN(Descriptor fd, OpenTokens(path, &bytes));
   std::unique_ptr<FILE, int (*)(FILE*)> file(::fdopen(fd.get(), "rb"), std::fclose);
-  if (file == nullptr) {
-    return absl::InvalidArgumentError(fmt::format("{}: {}", path, std::strerror(errno)));
-  }
+  if (file == nullptr) return InvalidArgument("{}: {}", path, std::strerror(errno));
   (void)fd.Release();
   char buffer[1 << 16];
   while (static_cast<int64_t>(bytes.size()) < read_bytes) {
@@ -62,14 +58,11 @@ absl::StatusOr<std::string> ReadBytes(const std::string& path, int64_t max_bytes
     const size_t got = std::fread(buffer, 1, want, file.get());
     bytes.append(buffer, got);
     if (static_cast<int64_t>(bytes.size()) > max_bytes) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: larger than the limit of {} bytes", path, max_bytes));
+      return InvalidArgument("{}: larger than the limit of {} bytes", path, max_bytes);
     }
     if (got < want) break;
   }
-  if (std::ferror(file.get())) {
-    return absl::InvalidArgumentError(fmt::format("{}: {}", path, std::strerror(errno)));
-  }
+  if (std::ferror(file.get())) return InvalidArgument("{}: {}", path, std::strerror(errno));
   return bytes;
 }
 
@@ -81,12 +74,10 @@ absl::StatusOr<std::vector<int32_t>> ReadTokenFile(const std::string& path, int6
   const int64_t wanted =
       limit > 0 && limit < kMaxTokenFileBytes / width ? width * limit : kMaxTokenFileBytes + 1;
   MOERT_ASSIGN_OR_RETURN(const std::string bytes, ReadBytes(path, kMaxTokenFileBytes, wanted));
-  if (bytes.empty()) return absl::InvalidArgumentError(fmt::format("{}: is empty", path));
+  if (bytes.empty()) return InvalidArgument("{}: is empty", path);
   if (static_cast<int64_t>(bytes.size()) % width != 0) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: {} bytes, no multiple of {}: not a file of "
-                    "uint{} ids",
-                    path, bytes.size(), width, 8 * width));
+    return InvalidArgument("{}: {} bytes, no multiple of {}: not a file of uint{} ids", path,
+                           bytes.size(), width, 8 * width);
   }
   std::vector<int32_t> ids(bytes.size() / static_cast<size_t>(width));
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -97,8 +88,8 @@ absl::StatusOr<std::vector<int32_t>> ReadTokenFile(const std::string& path, int6
             << (8 * b);
     }
     if (id >= static_cast<uint64_t>(vocab_size)) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: token {} at index {} is not in 0..{}", path, id, i, vocab_size - 1));
+      return InvalidArgument("{}: token {} at index {} is not in 0..{}", path, id, i,
+                             vocab_size - 1);
     }
     ids[i] = static_cast<int32_t>(id);
   }

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
 #include <new>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/json.h"
 #include "base/json_writer.h"
@@ -26,7 +26,7 @@ absl::Status Error(const std::string& source, const absl::Status& why) {
   return absl::Status(why.code(), fmt::format("{}: {}", source, std::string(why.message())));
 }
 absl::Status Error(const std::string& source, const std::string& what) {
-  return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
+  return InvalidArgument("{}: {}", source, what);
 }
 
 void WriteLayer(const LayerCalibration& layer, JsonWriter* out) {

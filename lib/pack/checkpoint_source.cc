@@ -1,12 +1,11 @@
 #include "pack/checkpoint_source.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <new>
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
 #include "moert/offline/checkpoint.h"
@@ -56,14 +55,12 @@ class CheckpointSource final : public ExpertSource {
     MOERT_RETURN_IF_ERROR(CheckKey(layer, expert, version));
     const RecordLayout& layout = this->layout(layer, expert, version);
     if (static_cast<int64_t>(dst.size()) < layout.bytes) {
-      return absl::InvalidArgumentError(
-          fmt::format("a record of {} bytes does not fit into {}", layout.bytes, dst.size()));
+      return InvalidArgument("a record of {} bytes does not fit into {}", layout.bytes, dst.size());
     }
     try {
       return experts_->ReadRecord(layer, expert, layout, dst.data());
     } catch (const std::bad_alloc&) {
-      return absl::ResourceExhaustedError(
-          fmt::format("{}: out of memory for layer {}, expert {}", name_, layer, expert));
+      return ResourceExhausted("{}: out of memory for layer {}, expert {}", name_, layer, expert);
     }
   }
 
@@ -80,8 +77,8 @@ class CheckpointSource final : public ExpertSource {
         expert < config_.moe.layers[layer].num_experts) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(
-        fmt::format("{}: has no layer {}, expert {}, version {}", name_, layer, expert, version));
+    return InvalidArgument("{}: has no layer {}, expert {}, version {}", name_, layer, expert,
+                           version);
   }
 
   const std::string name_;

@@ -1,9 +1,5 @@
 #include "pack/expert_pack.h"
 
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <cstring>
 #include <deque>
 #include <new>
 #include <tuple>
@@ -11,6 +7,7 @@
 #include <vector>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/hash64.h"
@@ -30,9 +27,8 @@ class ExpertPack final : public ExpertSource {
                                                             const ExpertPackOptions& options) {
     MOERT_ASSIGN_OR_RETURN(PackManifest manifest, ReadManifest(dir, options.env));
     if (!options.source_identity.empty() && manifest.source_identity != options.source_identity) {
-      return absl::DataLossError(fmt::format("{}: made from checkpoint \"{}\", not from \"{}\"",
-                                             dir, manifest.source_identity,
-                                             options.source_identity));
+      return DataLoss("{}: made from checkpoint \"{}\", not from \"{}\"", dir,
+                      manifest.source_identity, options.source_identity);
     }
     std::unique_ptr<ExpertPack> pack(new ExpertPack(dir, std::move(manifest)));
     MOERT_RETURN_IF_ERROR(pack->OpenFiles(options));
@@ -72,9 +68,8 @@ class ExpertPack final : public ExpertSource {
 absl::Status ExpertPack::OpenFiles(const ExpertPackOptions& options) {
   const auto check_size = [](const RandomAccessFile& file, int64_t bytes) {
     if (file.size() == bytes) return absl::OkStatus();
-    return absl::DataLossError(fmt::format("{}: the file has {} bytes, {} says {}{}", file.path(),
-                                           file.size(), kManifestFile, bytes,
-                                           file.size() < bytes ? " (truncated)" : ""));
+    return DataLoss("{}: the file has {} bytes, {} says {}{}", file.path(), file.size(),
+                    kManifestFile, bytes, file.size() < bytes ? " (truncated)" : "");
   };
   for (const PackFile& f : manifest_.files) {
     MOERT_ASSIGN_OR_RETURN(auto file, options.env->Open(dir_ + "/" + f.name,
@@ -108,8 +103,7 @@ absl::Status ExpertPack::MakeLayouts() {
         }
         if (last == layouts_.size()) {
           if (last > UINT16_MAX) {
-            return absl::InvalidArgumentError(
-                fmt::format("{}: more than {} distinct record layouts", dir_, UINT16_MAX));
+            return InvalidArgument("{}: more than {} distinct record layouts", dir_, UINT16_MAX);
           }
           MOERT_ASSIGN_OR_RETURN(RecordLayout layout, ExpertRecordLayout(layer, format));
           layouts_.push_back(layout);
@@ -128,8 +122,8 @@ absl::Status ExpertPack::CheckKey(int layer, int expert, int version) const {
       version < manifest_.num_versions()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      fmt::format("{}: there is no layer {}, expert {}, version {}", dir_, layer, expert, version));
+  return InvalidArgument("{}: there is no layer {}, expert {}, version {}", dir_, layer, expert,
+                         version);
 }
 
 absl::Status ExpertPack::ReadRecord(int layer, int expert, int version,
@@ -139,19 +133,19 @@ absl::Status ExpertPack::ReadRecord(int layer, int expert, int version,
   const PackRecord& record = manifest_.records[index];
   const int64_t padded = RoundUp(record.bytes, kRecordAlignment);
   if (static_cast<int64_t>(dst.size()) < padded) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: a record of {} bytes was given a buffer of {}", dir_, padded, dst.size()));
+    return InvalidArgument("{}: a record of {} bytes was given a buffer of {}", dir_, padded,
+                           dst.size());
   }
   const RandomAccessFile& file = *files_[record.file];
   MOERT_RETURN_IF_ERROR(file.Read(record.offset, dst.subspan(0, padded)));
   // Every time: a disk, a cable or a writer may damage what was right when it was last read.
   const uint64_t found = Hash64(dst.subspan(0, record.bytes));
   if (found != record.checksum) {
-    return absl::DataLossError(fmt::format(
-        "{}: tensor \"{}\" (layer {}, expert {}, version {}) is damaged: its checksum "
-        "is {:016x}, {} says {:016x}",
+    return DataLoss(
+        "{}: tensor \"{}\" (layer {}, expert {}, version {}) is damaged: its checksum is {:016x}, "
+        "{} says {:016x}",
         file.path(), RecordTensorName(layer, expert, std::string(version_name(version))), layer,
-        expert, version_name(version), found, kManifestFile, record.checksum));
+        expert, version_name(version), found, kManifestFile, record.checksum);
   }
   return absl::OkStatus();
 }
@@ -196,24 +190,22 @@ absl::StatusOr<LayerConstants> ExpertPack::ReadConstants(int layer) const {
       MOERT_ASSIGN_OR_RETURN(c.shared_layout, SharedRecordLayout(l));
       MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, constants_->Get(names.shared_expert));
       if (t->bytes != c.shared_layout.bytes) {
-        return absl::InvalidArgumentError(
-            fmt::format("{}: tensor \"{}\": has {} bytes, expected {}", constants_->path(),
-                        names.shared_expert, t->bytes, c.shared_layout.bytes));
+        return InvalidArgument("{}: tensor \"{}\": has {} bytes, expected {}", constants_->path(),
+                               names.shared_expert, t->bytes, c.shared_layout.bytes);
       }
       c.shared_expert.resize(t->bytes);
       MOERT_RETURN_IF_ERROR(constants_->ReadBytes(*t, 0, absl::MakeSpan(c.shared_expert)));
       hasher.Add(absl::MakeConstSpan(c.shared_expert));
     }
     if (hasher.Finish() != manifest_.constants_checksums[layer]) {
-      return absl::DataLossError(
-          fmt::format("{}: the constants of layer {} (tensors \"layers.{}.*\") are damaged: their "
-                      "checksum differs from {}'s",
-                      constants_->path(), layer, layer, kManifestFile));
+      return DataLoss(
+          "{}: the constants of layer {} (tensors \"layers.{}.*\") are damaged: their checksum "
+          "differs from {}'s",
+          constants_->path(), layer, layer, kManifestFile);
     }
     return c;
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        fmt::format("{}: out of memory for the constants of layer {}", dir_, layer));
+    return ResourceExhausted("{}: out of memory for the constants of layer {}", dir_, layer);
   }
 }
 
@@ -224,7 +216,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& 
   try {
     return ExpertPack::Open(dir, options);
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(fmt::format("{}: out of memory while opening", dir));
+    return ResourceExhausted("{}: out of memory while opening", dir);
   }
 }
 

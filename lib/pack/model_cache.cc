@@ -7,11 +7,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -19,8 +17,8 @@
 #include "absl/strings/strip.h"
 #include "base/bytes_text.h"
 #include "base/descriptor.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
-#include "base/file_writer.h"
 #include "base/fmt_absl.h"
 #include "base/folder.h"
 #include "base/posix_error.h"
@@ -54,8 +52,8 @@ class CacheLock {
         Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)));
     if (lock.fd_.get() < 0) {
       if (errno != ELOOP) return lock;
-      return absl::FailedPreconditionError(
-          fmt::format("{}: is a symbolic link, a lock must not be one; {}", path, kRemedy));
+      return FailedPrecondition("{}: is a symbolic link, a lock must not be one; {}", path,
+                                kRemedy);
     }
     if (::flock(lock.fd_.get(), LOCK_EX | LOCK_NB) == 0) return lock;
     if (errno == EWOULDBLOCK && options.log != nullptr) {
@@ -129,10 +127,10 @@ absl::Status CheckFolder(const std::string& dir, const OpenModelOptions& options
   struct stat st {};
   if (::stat(dir.c_str(), &st) != 0) return PosixError(errno, fmt::format("{}: stat", dir));
   if ((st.st_mode & S_IWOTH) != 0) {
-    return absl::FailedPreconditionError(
-        fmt::format("{}: everybody may write this folder (mode {:o}), so packs in it cannot be "
-                    "trusted; chmod o-w it, or name another (cache_dir, --cache DIR)",
-                    dir, st.st_mode & 07777));
+    return FailedPrecondition(
+        "{}: everybody may write this folder (mode {:o}), so packs in it cannot be trusted; chmod "
+        "o-w it, or name another (cache_dir, --cache DIR)",
+        dir, st.st_mode & 07777);
   }
   const bool others = st.st_uid != ::geteuid() && st.st_uid != 0;
   if (options.log != nullptr && (others || (st.st_mode & S_IWGRP) != 0)) {
@@ -148,9 +146,8 @@ absl::Status CheckSpace(const std::string& dir, int64_t bytes) {
   if (::statvfs(dir.c_str(), &vfs) != 0) return absl::OkStatus();  // then writing will tell
   const uint64_t available = uint64_t{vfs.f_bavail} * uint64_t{vfs.f_frsize};
   if (available >= static_cast<uint64_t>(bytes)) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      fmt::format("{}: the pack needs {}, {} are free; {}", dir, BytesText(bytes),
-                  BytesText(static_cast<int64_t>(available)), kRemedy));
+  return ResourceExhausted("{}: the pack needs {}, {} are free; {}", dir, BytesText(bytes),
+                           BytesText(static_cast<int64_t>(available)), kRemedy);
 }
 
 absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
@@ -169,10 +166,10 @@ absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
   MOERT_RETURN_IF_ERROR(
       CheckSpace(fs::path(pack_dir).parent_path().string(), writer->total_bytes()));
   if (options.log != nullptr) {
-    options.log(options.user,
-                fmt::format("packing {} as {} into {} ({}, once; opened in place, nothing is "
-                            "written)",
-                            model_dir, version, pack_dir, BytesText(writer->total_bytes())));
+    options.log(
+        options.user,
+        fmt::format("packing {} as {} into {} ({}, once; opened in place, nothing is written)",
+                    model_dir, version, pack_dir, BytesText(writer->total_bytes())));
   }
   const int64_t total = config.moe.total_experts();
   int64_t done = 0;
@@ -200,7 +197,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCached(const std::string& pack
   pack_options.source_identity = identity;
   MOERT_ASSIGN_OR_RETURN(auto source, OpenExpertPack(pack_dir, pack_options));
   if (!(source->model() == config.moe)) {
-    return absl::DataLossError(fmt::format("{}: not the model that it is cached for", pack_dir));
+    return DataLoss("{}: not the model that it is cached for", pack_dir);
   }
   return source;
 }
@@ -219,8 +216,7 @@ absl::StatusOr<std::string> CacheDirectoryName(const std::string& requested) {
   if (xdg != nullptr && xdg[0] == '/') return std::string(xdg) + "/moert";
   const char* home = std::getenv("HOME");
   if (home != nullptr && home[0] == '/') return std::string(home) + "/.cache/moert";
-  return absl::FailedPreconditionError(
-      fmt::format("neither XDG_CACHE_HOME nor HOME names a folder; {}", kRemedy));
+  return FailedPrecondition("neither XDG_CACHE_HOME nor HOME names a folder; {}", kRemedy);
 }
 
 bool HasCacheDirectory(const std::string& requested) {

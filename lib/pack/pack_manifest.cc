@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/json.h"
@@ -29,7 +30,7 @@ constexpr size_t kMaxFiles = 65536;
 constexpr size_t kMaxRecords = 2'000'000;
 
 absl::Status Error(const std::string& source, const std::string& what) {
-  return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
+  return InvalidArgument("{}: {}", source, what);
 }
 
 absl::StatusOr<JsonValue> List(JsonValue object, const char* key, const std::string& source,
@@ -76,20 +77,15 @@ absl::StatusOr<PackRecord> ParseRecord(JsonValue v, const PackManifest& m, int64
         "file, offset and bytes must be integers, checksum 16 hex digits");
   }
   if (file >= static_cast<int64_t>(m.files.size())) {
-    return absl::InvalidArgumentError(
-        fmt::format("file is {}, but there are {}", file, m.files.size()));
+    return InvalidArgument("file is {}, but there are {}", file, m.files.size());
   }
-  if (size != bytes) {
-    return absl::InvalidArgumentError(
-        fmt::format("bytes is {}, but its format takes {}", size, bytes));
-  }
+  if (size != bytes) return InvalidArgument("bytes is {}, but its format takes {}", size, bytes);
   const PackFile& f = m.files[file];
   const auto end = Checked<int64_t>(bytes).RoundUp(kRecordAlignment).Add(offset).value();
   if (offset % kRecordAlignment != 0 || !end || *end > f.bytes) {
-    return absl::InvalidArgumentError(
-        fmt::format("offset is {}, legal is a multiple of {} with {} bytes before the end of {} at "
-                    "{}",
-                    offset, kRecordAlignment, bytes, Printable(f.name), f.bytes));
+    return InvalidArgument(
+        "offset is {}, legal is a multiple of {} with {} bytes before the end of {} at {}", offset,
+        kRecordAlignment, bytes, Printable(f.name), f.bytes);
   }
   return PackRecord{static_cast<int>(file), offset, size, *checksum};
 }
@@ -163,10 +159,10 @@ absl::StatusOr<PackManifest> Parse(JsonValue object, const std::string& source) 
   const int64_t format_version = fields.Int("format_version", 0, INT32_MAX);
   MOERT_RETURN_IF_ERROR(fields.status());
   if (format_version != kPackFormatVersion) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: is of pack format version {}, this build reads version {}: quantize the "
-                    "model again, or use the release that wrote the pack",
-                    source, format_version, kPackFormatVersion));
+    return InvalidArgument(
+        "{}: is of pack format version {}, this build reads version {}: quantize the model again, "
+        "or use the release that wrote the pack",
+        source, format_version, kPackFormatVersion);
   }
   PackManifest m;
   m.source_identity = fields.String("source_identity", "");

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/hash64.h"
 #include "base/status_macros.h"
 #include "moert/tools/env.h"
@@ -21,8 +22,8 @@ absl::Span<const std::byte> AsBytes(const std::vector<T>& v) {
 
 absl::Status CheckSize(int layer, const char* what, size_t got, int64_t want) {
   if (static_cast<int64_t>(got) == want) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("constants of layer {}: {} has {} entries, expected {}", layer, what, got, want));
+  return InvalidArgument("constants of layer {}: {} has {} entries, expected {}", layer, what, got,
+                         want);
 }
 
 int FolderMode(const PackDescription& description) { return description.owner_only ? 0700 : 0777; }
@@ -190,12 +191,12 @@ absl::Status PackWriter::Resume() {
   for (const PartialPack::DoneLayer& layer : partial_->done()) {
     const int index = next_constants_;
     if (index == manifest_.model.num_layers()) {
-      return absl::DataLossError(fmt::format("{}: the journal has too many layers", path_));
+      return DataLoss("{}: the journal has too many layers", path_);
     }
     const size_t experts = static_cast<size_t>(manifest_.model.layers[index].num_experts);
     if (layer.records.size() != experts * manifest_.versions.size()) {
-      return absl::DataLossError(fmt::format("{}: the journal's layer {} has {} records", path_,
-                                             index, layer.records.size()));
+      return DataLoss("{}: the journal's layer {} has {} records", path_, index,
+                      layer.records.size());
     }
     for (const uint64_t checksum : layer.records) {
       manifest_.records[next_record_++].checksum = checksum;
@@ -246,7 +247,7 @@ absl::Status PackWriter::CommitLayer(int layer) {
                          : manifest_.records.size();
   if (partial_ == nullptr || layer != layers_done() || next_record_ != end ||
       next_constants_ != layer + 1) {
-    return absl::FailedPreconditionError(fmt::format("layer {} is not complete", layer));
+    return FailedPrecondition("layer {} is not complete", layer);
   }
   MOERT_RETURN_IF_ERROR(records_->Sync());
   MOERT_RETURN_IF_ERROR(constants_->Sync());
@@ -259,7 +260,7 @@ absl::Status PackWriter::CommitLayer(int layer) {
 absl::Status PackWriter::ReadRecord(int layer, int expert, int version,
                                     std::vector<std::byte>* record) {
   if (layer < 0 || layer >= layers_done()) {
-    return absl::FailedPreconditionError(fmt::format("layer {} is not complete", layer));
+    return FailedPrecondition("layer {} is not complete", layer);
   }
   const PackRecord& r = manifest_.records[manifest_.RecordIndex(layer, expert, version)];
   const std::string path = path_ + "/" + manifest_.files[r.file].name;
@@ -267,10 +268,9 @@ absl::Status PackWriter::ReadRecord(int layer, int expert, int version,
   record->resize(r.bytes);
   MOERT_RETURN_IF_ERROR(file->Read(r.offset, absl::MakeSpan(*record)));
   if (Hash64(*record) != r.checksum) {
-    return absl::DataLossError(
-        fmt::format("{}: the record of layer {}, expert {}, version {} is damaged; remove the "
-                    "unfinished pack",
-                    path, layer, expert, version));
+    return DataLoss(
+        "{}: the record of layer {}, expert {}, version {} is damaged; remove the unfinished pack",
+        path, layer, expert, version);
   }
   return absl::OkStatus();
 }
@@ -281,14 +281,13 @@ absl::Status PackWriter::WriteRecord(int layer, int expert, int version,
                      version < manifest_.num_versions() && expert >= 0 &&
                      expert < manifest_.model.layers[layer].num_experts;
   if (!known || manifest_.RecordIndex(layer, expert, version) != next_record_) {
-    return absl::FailedPreconditionError(fmt::format(
-        "record of layer {}, expert {}, version {} is out of order", layer, expert, version));
+    return FailedPrecondition("record of layer {}, expert {}, version {} is out of order", layer,
+                              expert, version);
   }
   PackRecord& entry = manifest_.records[next_record_];
   if (static_cast<int64_t>(record.size()) != entry.bytes) {
-    return absl::InvalidArgumentError(
-        fmt::format("record of layer {}, expert {}, version {} has {} bytes, expected {}", layer,
-                    expert, version, record.size(), entry.bytes));
+    return InvalidArgument("record of layer {}, expert {}, version {} has {} bytes, expected {}",
+                           layer, expert, version, record.size(), entry.bytes);
   }
   const size_t file = manifest_.files.size();
   if (file < planned_.size() && planned_[file].first_record == next_record_) {
@@ -302,8 +301,7 @@ absl::Status PackWriter::WriteRecord(int layer, int expert, int version,
 
 absl::Status PackWriter::WriteConstants(int layer, const LayerConstants& c) {
   if (layer != next_constants_ || layer >= manifest_.model.num_layers()) {
-    return absl::FailedPreconditionError(
-        fmt::format("constants of layer {} are out of order", layer));
+    return FailedPrecondition("constants of layer {} are out of order", layer);
   }
   const MoeLayerSpec& l = manifest_.model.layers[layer];
   MOERT_ASSIGN_OR_RETURN(const int64_t shared, SharedBytes(l));
@@ -336,9 +334,9 @@ absl::Status PackWriter::WriteConstants(int layer, const LayerConstants& c) {
 
 absl::Status PackWriter::Finish() {
   if (next_record_ != manifest_.records.size() || next_constants_ != manifest_.model.num_layers()) {
-    return absl::FailedPreconditionError(fmt::format(
+    return FailedPrecondition(
         "the pack is not complete: {} of {} records and the constants of {} of {} layers written",
-        next_record_, manifest_.records.size(), next_constants_, manifest_.model.num_layers()));
+        next_record_, manifest_.records.size(), next_constants_, manifest_.model.num_layers());
   }
   MOERT_RETURN_IF_ERROR(NextFile());
   MOERT_RETURN_IF_ERROR(constants_->Finish());

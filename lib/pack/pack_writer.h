@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/file_writer.h"
 #include "checkpoint/safetensors_writer.h"
 #include "moert/source/expert_source.h"
 #include "pack/pack_manifest.h"

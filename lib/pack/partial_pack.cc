@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/folder.h"
 #include "base/hash64.h"
@@ -85,7 +86,7 @@ std::optional<PartialPack::DoneLayer> ParseLayer(absl::string_view text, size_t 
 absl::StatusOr<std::string> ReadText(const std::string& path) {
   MOERT_ASSIGN_OR_RETURN(const auto file, Env::Default()->Open(path, FileAccess::kBuffered));
   if (file->size() > kMaxJournalBytes) {
-    return absl::DataLossError(fmt::format("{}: {} bytes are no journal", path, file->size()));
+    return DataLoss("{}: {} bytes are no journal", path, file->size());
   }
   std::string text(static_cast<size_t>(file->size()), '\0');
   MOERT_RETURN_IF_ERROR(
@@ -113,7 +114,7 @@ absl::StatusOr<std::unique_ptr<PartialPack>> PartialPack::Open(const std::string
   const std::string path = name + ".partial";
   if (Exists(name)) {
     if (!Exists(path + "/pack")) RemoveTree(path);  // a writer died between its last two steps
-    return absl::AlreadyExistsError(fmt::format("{}: already exists", name));
+    return AlreadyExists("{}: already exists", name);
   }
   MOERT_RETURN_IF_ERROR(MakeFolder(path, mode));
   const std::string lock_path = path + "/lock";
@@ -121,7 +122,7 @@ absl::StatusOr<std::unique_ptr<PartialPack>> PartialPack::Open(const std::string
   if (lock < 0) return PosixError(errno, fmt::format("{}: open", lock_path));
   std::unique_ptr<PartialPack> partial(new PartialPack(path, name, mode, lock));
   if (::flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    return absl::AbortedError(fmt::format("{}: another process is writing this pack", path));
+    return Aborted("{}: another process is writing this pack", path);
   }
   if (Exists(path + "/journal") && Exists(partial->pack_path())) {
     MOERT_RETURN_IF_ERROR(partial->ReadJournal(job));
@@ -153,10 +154,10 @@ absl::Status PartialPack::ReadJournal(uint64_t job) {
   absl::string_view rest = text;
   const auto first = TakeLine(&rest);
   if (!first || *first != fmt::format("{} {:016x}", kMagic, job)) {
-    return absl::FailedPreconditionError(
-        fmt::format("{}: holds an unfinished pack of another model or with other settings; repeat "
-                    "that command to complete it, or remove the folder",
-                    path_));
+    return FailedPrecondition(
+        "{}: holds an unfinished pack of another model or with other settings; repeat that command "
+        "to complete it, or remove the folder",
+        path_);
   }
   int64_t intact = static_cast<int64_t>(text.size() - rest.size());
   while (const auto line = TakeLine(&rest)) {
@@ -181,7 +182,7 @@ absl::Status PartialPack::Commit() {
   if (::rename(pack_path().c_str(), final_path_.c_str()) != 0) {
     const int error = errno;
     if (error == ENOTEMPTY || error == EEXIST || error == ENOTDIR) {
-      return absl::AlreadyExistsError(fmt::format("{}: already exists", final_path_));
+      return AlreadyExists("{}: already exists", final_path_);
     }
     return PosixError(error, fmt::format("{}: rename from {}", final_path_, pack_path()));
   }

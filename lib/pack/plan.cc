@@ -4,6 +4,7 @@
 
 #include <new>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/json.h"
 #include "base/json_writer.h"
@@ -18,7 +19,7 @@ namespace {
 constexpr char kFormatName[] = "moert plan";
 
 absl::Status Error(const std::string& source, const std::string& what) {
-  return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
+  return InvalidArgument("{}: {}", source, what);
 }
 
 absl::StatusOr<Plan> Parse(JsonValue object, const std::string& source) {
@@ -32,9 +33,7 @@ absl::StatusOr<Plan> Parse(JsonValue object, const std::string& source) {
   }
   const auto model = f.Find("model");
   const auto assigned = f.Find("version");
-  if (!model || !assigned) {
-    return Error(source, "model and version must be there");
-  }
+  if (!model || !assigned) return Error(source, "model and version must be there");
   Plan plan;
   plan.source_identity = f.String("source_identity");
   MOERT_RETURN_IF_ERROR(f.status());
@@ -75,8 +74,8 @@ std::string PlanToJson(const Plan& plan) {
   JsonWriter model;
   WriteModel(plan.model, &model);
   std::string out = fmt::format(
-      "{{\n\"format\": \"{}\",\n\"format_version\": {},\n\"source_identity\": {},\n"
-      "\"summary\": {},\n\"model\": {},\n\"version\": ",
+      "{{\n\"format\": \"{}\",\n\"format_version\": {},\n\"source_identity\": {},\n\"summary\": "
+      "{},\n\"model\": {},\n\"version\": ",
       kFormatName, kPlanFormatVersion, JsonWriter().String(plan.source_identity).Take(),
       summary.ok() ? JsonWriter().Copy(summary->root()).Take() : "{}", model.Take());
   JsonWriter version;

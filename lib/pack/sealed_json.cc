@@ -4,9 +4,9 @@
 
 #include <charconv>
 
+#include "base/errors.h"
 #include "base/hash64.h"
 #include "base/json_scan.h"
-#include "base/json_writer.h"
 
 namespace moert {
 namespace {
@@ -88,8 +88,7 @@ absl::Status CheckSeal(const JsonDocument& document, const std::string& source) 
   }
   const uint64_t found = Seal(root);
   if (found == *sealed) return absl::OkStatus();
-  return absl::DataLossError(
-      fmt::format("{}: damaged: its checksum is {:016x}, it says {:016x}", source, found, *sealed));
+  return DataLoss("{}: damaged: its checksum is {:016x}, it says {:016x}", source, found, *sealed);
 }
 
 }  // namespace moert

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "model/config_fields.h"
@@ -13,14 +14,14 @@ constexpr char kHadamard[] = "hadamard";
 constexpr size_t kMaxFormats = 4096;
 
 absl::Status Error(const std::string& source, const std::string& what) {
-  return absl::InvalidArgumentError(fmt::format("{}: {}", source, what));
+  return InvalidArgument("{}: {}", source, what);
 }
 
 absl::StatusOr<ExpertFormat> ParseFormat(JsonValue v, const std::string& source) {
   const auto error = [&] {
-    return Error(source, fmt::format("a format is not a list of three scheme names, and \"{}\" "
-                                     "if so stored",
-                                     kHadamard));
+    return Error(
+        source, fmt::format("a format is not a list of three scheme names, and \"{}\" if so stored",
+                            kHadamard));
   };
   Scheme schemes[3];
   size_t count = 0;
@@ -43,14 +44,14 @@ absl::StatusOr<ExpertFormat> ParseFormat(JsonValue v, const std::string& source)
 // One index an expert. The message does not say which layer it is; the caller does.
 absl::StatusOr<std::vector<int>> ParseIndices(JsonValue row, int experts, size_t formats) {
   if (!row.is_array() || row.size() != static_cast<size_t>(experts)) {
-    return absl::InvalidArgumentError(fmt::format(" must list {} experts", experts));
+    return InvalidArgument(" must list {} experts", experts);
   }
   std::vector<int> indices;
   indices.reserve(experts);
   for (const JsonValue e : row.elements()) {
     const auto index = e.AsInt();
     if (!index || *index < 0 || *index >= static_cast<int64_t>(formats)) {
-      return absl::InvalidArgumentError(fmt::format(": legal is 0 to {}", formats - 1));
+      return InvalidArgument(": legal is 0 to {}", formats - 1);
     }
     indices.push_back(static_cast<int>(*index));
   }

@@ -1,15 +1,14 @@
 #include "moert/parallel/expert_parallel.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "model/check_layer.h"
 #include "parallel/expert_parallel_impl.h"
 
@@ -25,10 +24,10 @@ ExpertParallelImpl::~ExpertParallelImpl() {
 
 absl::Status ExpertParallelImpl::CheckTotal(int64_t rows) const {
   if (rows <= max_rows_) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format(
-      "a step of {} rows of all ranks: one rank may be asked for all of them, and takes "
-      "{} (max_tokens_per_forward)",
-      rows, max_rows_));
+  return InvalidArgument(
+      "a step of {} rows of all ranks: one rank may be asked for all of them, and takes {} "
+      "(max_tokens_per_forward)",
+      rows, max_rows_);
 }
 
 absl::Status ExpertParallelImpl::CheckRows(const StepInfo& info, TokenPlacement placement,
@@ -48,10 +47,10 @@ absl::Status ExpertParallelImpl::CheckRows(const StepInfo& info, TokenPlacement 
     total += all[2 * r];
     const bool same = placement == TokenPlacement::kPerRank || all[2 * r] == info.rows;
     if (same && all[2 * r + 1] == mine[1]) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("ranks disagree about a step: rank {} has {} {} rows, rank {} {} {} rows",
-                    group_->rank(), info.rows, mine[1] == 0 ? "replicated" : "own", r, all[2 * r],
-                    all[2 * r + 1] == 0 ? "replicated" : "own"));
+    return InvalidArgument(
+        "ranks disagree about a step: rank {} has {} {} rows, rank {} {} {} rows", group_->rank(),
+        info.rows, mine[1] == 0 ? "replicated" : "own", r, all[2 * r],
+        all[2 * r + 1] == 0 ? "replicated" : "own");
   }
   if (placement == TokenPlacement::kReplicated) return absl::OkStatus();
   *engine_rows = std::max<int64_t>(total, 1);
@@ -103,9 +102,9 @@ absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const Ma
   const MoeLayerSpec& spec = model.layers[layer];
   if (hidden.rows != step.rows || out.rows != step.rows || hidden.cols != spec.hidden ||
       out.cols != spec.hidden) {
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: hidden [{}, {}], out [{}, {}]; this rank's step takes [{}, {}]",
-                    layer, hidden.rows, hidden.cols, out.rows, out.cols, step.rows, spec.hidden));
+    return InvalidArgument(
+        "layer {}: hidden [{}, {}], out [{}, {}]; this rank's step takes [{}, {}]", layer,
+        hidden.rows, hidden.cols, out.rows, out.cols, step.rows, spec.hidden);
   }
   // A placed group looks at the routing of replicated tokens too.
   if (step.placement == TokenPlacement::kReplicated && placed_ == nullptr) return absl::OkStatus();
@@ -115,29 +114,27 @@ absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const Ma
 absl::Status ExpertParallelImpl::CheckRouting(const Step& step, int layer,
                                               const RoutedInput* routing) const {
   if (routing == nullptr) {
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: {} bring their routing", layer,
-                    step.placement == TokenPlacement::kPerRank ? "own tokens" : "placed groups"));
+    return InvalidArgument(
+        "layer {}: {} bring their routing", layer,
+        step.placement == TokenPlacement::kPerRank ? "own tokens" : "placed groups");
   }
   const MoeLayerSpec& spec = engine_->model().layers[layer];
   const auto pairs = static_cast<size_t>(step.rows * spec.routing.top_k);
   const Place place = on_device() ? Place::kDevice : Place::kHost;
   if (routing->place != place || routing->ids.size() != pairs || routing->weights.size() != pairs) {
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: {} ids, {} weights; this rank's step takes [{}, {}] {}", layer,
-                    routing->ids.size(), routing->weights.size(), step.rows, spec.routing.top_k,
-                    place == Place::kHost ? "in host memory" : "on the device"));
+    return InvalidArgument("layer {}: {} ids, {} weights; this rank's step takes [{}, {}] {}",
+                           layer, routing->ids.size(), routing->weights.size(), step.rows,
+                           spec.routing.top_k,
+                           place == Place::kHost ? "in host memory" : "on the device");
   }
   if (!routing->used_ids.empty()) {
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: used_ids: they are not brought back from other ranks", layer));
+    return InvalidArgument("layer {}: used_ids: they are not brought back from other ranks", layer);
   }
   if (place == Place::kDevice) return absl::OkStatus();
   for (const int32_t e : routing->ids) {
     if (e >= -1 && e < spec.num_experts) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("layer {}: expert {} does not exist; legal are [0, {}) and -1: none", layer, e,
-                    spec.num_experts));
+    return InvalidArgument("layer {}: expert {} does not exist; legal are [0, {}) and -1: none",
+                           layer, e, spec.num_experts);
   }
   return absl::OkStatus();
 }
@@ -146,9 +143,7 @@ absl::Status ExpertParallelImpl::Forward(StepId id, int layer, const MatrixView&
                                          const RoutedInput* routing,
                                          const MutableMatrixView& out) try {
   const auto found = steps_.find(id);
-  if (found == steps_.end()) {
-    return OrAbort(absl::FailedPreconditionError(fmt::format("step {} is not open", id)));
-  }
+  if (found == steps_.end()) return OrAbort(FailedPrecondition("step {} is not open", id));
   const Step& step = found->second;
   MOERT_RETURN_IF_ERROR(OrAbort(CheckCall(step, layer, hidden, routing, out)));
   if (step.placement == TokenPlacement::kReplicated) {

@@ -1,10 +1,10 @@
 // A group is made: ranks tell each other how they fared.
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "engine/shard.h"
@@ -32,8 +32,8 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeRank(
     const std::shared_ptr<const ExpertSource>& source, EngineOptions options,
     absl::Span<const Shard> shards, const std::shared_ptr<Collectives>& group) {
   if (static_cast<int>(shards.size()) != group->size()) {
-    return absl::InvalidArgumentError(fmt::format(
-        "{} shards for a group of {} ranks: each rank has one", shards.size(), group->size()));
+    return InvalidArgument("{} shards for a group of {} ranks: each rank has one", shards.size(),
+                           group->size());
   }
   MOERT_RETURN_IF_ERROR(CheckShards(source->model(), shards));
   std::vector<ShardPlan> plans;
@@ -52,8 +52,8 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakePlacedRank(
   const MoeModelSpec& model = source->model();
   MOERT_RETURN_IF_ERROR(CheckPlacement(model, placement));
   if (placement.ranks != group->size()) {
-    return absl::InvalidArgumentError(
-        fmt::format("a placement of {} ranks; the group has {}", placement.ranks, group->size()));
+    return InvalidArgument("a placement of {} ranks; the group has {}", placement.ranks,
+                           group->size());
   }
   const bool shared = std::any_of(model.layers.begin(), model.layers.end(),
                                   [](const MoeLayerSpec& l) { return l.shared_intermediate > 0; });

@@ -3,10 +3,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/hash64.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "parallel/expert_parallel_impl.h"
 
 namespace moert {
@@ -39,16 +39,16 @@ absl::Status ExpertParallelImpl::CheckPlaced() const {
     return absl::FailedPreconditionError("the group's experts lie in shards, which do not move");
   }
   if (steps_.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(fmt::format(
-      "step {} is open; owners are changed and loads taken between steps", steps_.begin()->first));
+  return FailedPrecondition("step {} is open; owners are changed and loads taken between steps",
+                            steps_.begin()->first);
 }
 
 absl::Status ExpertParallelImpl::MoveExperts(const ExpertPlacement& placement) try {
   absl::Status status = CheckPlaced();
   status.Update(CheckPlacement(engine_->model(), placement));
   if (status.ok() && placement.ranks != group_->size()) {
-    status = absl::InvalidArgumentError(
-        fmt::format("a placement of {} ranks; the group has {}", placement.ranks, group_->size()));
+    status = InvalidArgument("a placement of {} ranks; the group has {}", placement.ranks,
+                             group_->size());
   }
   MOERT_RETURN_IF_ERROR(OrAbort(status));
   const uint64_t mine = OwnersFingerprint(placement);
@@ -57,8 +57,8 @@ absl::Status ExpertParallelImpl::MoveExperts(const ExpertPlacement& placement) t
       Timed([&] { return group_->AllGather(&mine, sizeof(mine), all.data(), nullptr); }));
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r] == mine) continue;
-    return OrAbort(absl::InvalidArgumentError(
-        fmt::format("ranks were given different placements: {} and {}", group_->rank(), r)));
+    return OrAbort(
+        InvalidArgument("ranks were given different placements: {} and {}", group_->rank(), r));
   }
   MOERT_RETURN_IF_ERROR(OrAbort(AwaitSteps()));
   MOERT_RETURN_IF_ERROR(OrAbort(placed_->Set(placement)));

@@ -2,8 +2,8 @@
 
 #include <dlfcn.h>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 
 namespace moert {
 namespace {
@@ -16,8 +16,7 @@ class Finder {
   template <typename F>
   Finder& operator()(const char* name, F* f) {
     void* symbol = dlsym(library_, name);
-    if (symbol == nullptr)
-      status_.Update(absl::UnavailableError(fmt::format("{}: no {}", of_, name)));
+    if (symbol == nullptr) status_.Update(Unavailable("{}: no {}", of_, name));
     *f = reinterpret_cast<F>(symbol);
     return *this;
   }
@@ -60,18 +59,15 @@ absl::Status FindDriver(void* library, NcclApi* n) {
 
 absl::StatusOr<NcclApi> Load() {
   void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return absl::UnavailableError(fmt::format("NCCL: {}: install libnccl2", dlerror()));
-  }
+  if (library == nullptr) return Unavailable("NCCL: {}: install libnccl2", dlerror());
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (driver == nullptr) return absl::UnavailableError(fmt::format("CUDA: {}", dlerror()));
+  if (driver == nullptr) return Unavailable("CUDA: {}", dlerror());
   NcclApi n;
   // An old one may lack what is looked for.
   int version = 0;
   MOERT_RETURN_IF_ERROR(Finder(library, "NCCL")("ncclGetVersion", &n.GetVersion).status());
   if (n.GetVersion(&version) != kNcclSuccess || version < kOldestNccl) {
-    return absl::UnavailableError(
-        fmt::format("NCCL: version {} is older than {}", version, kOldestNccl));
+    return Unavailable("NCCL: version {} is older than {}", version, kOldestNccl);
   }
   MOERT_RETURN_IF_ERROR(FindNccl(library, &n));
   MOERT_RETURN_IF_ERROR(FindDriver(driver, &n));

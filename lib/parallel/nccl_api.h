@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "moert/parallel/collectives.h"
 

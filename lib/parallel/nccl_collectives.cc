@@ -6,9 +6,9 @@
 #include <memory>
 #include <numeric>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "moert/parallel/collectives.h"
 #include "parallel/nccl_api.h"
 #include "parallel/nccl_communicator.h"
@@ -131,9 +131,8 @@ absl::Status NcclCollectives::AllToAll(const void* send, absl::Span<const int64_
                                        void* stream) {
   const auto ranks = static_cast<size_t>(o_.size);
   if (send_bytes.size() != ranks || recv_bytes.size() != ranks) {
-    return absl::InvalidArgumentError(
-        fmt::format("all_to_all: {} counts to send, {} to receive; the group has {} ranks",
-                    send_bytes.size(), recv_bytes.size(), o_.size));
+    return InvalidArgument("all_to_all: {} counts to send, {} to receive; the group has {} ranks",
+                           send_bytes.size(), recv_bytes.size(), o_.size);
   }
   const auto sum = [](absl::Span<const int64_t> bytes) {
     return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
@@ -167,8 +166,7 @@ absl::StatusOr<NcclId> MakeNcclId() try {
   MOERT_ASSIGN_OR_RETURN(const NcclApi* const nccl, LoadNccl());
   NcclUniqueId id{};
   if (const NcclResult result = nccl->GetUniqueId(&id); result != kNcclSuccess) {
-    return absl::UnavailableError(
-        fmt::format("NCCL: a unique id: {}", nccl->GetErrorString(result)));
+    return Unavailable("NCCL: a unique id: {}", nccl->GetErrorString(result));
   }
   NcclId bytes;
   std::copy(std::begin(id.internal), std::end(id.internal), bytes.begin());
@@ -179,12 +177,10 @@ absl::StatusOr<NcclId> MakeNcclId() try {
 
 absl::StatusOr<std::unique_ptr<Collectives>> MakeNcclCollectives(const NcclOptions& options) try {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
-    return absl::InvalidArgumentError(
-        fmt::format("NCCL: rank {} of {}: must be in [0, size)", options.rank, options.size));
+    return InvalidArgument("NCCL: rank {} of {}: must be in [0, size)", options.rank, options.size);
   }
   if (options.timeout_ns < 1) {
-    return absl::InvalidArgumentError(
-        fmt::format("NCCL: timeout_ns {}: must be 1 or more", options.timeout_ns));
+    return InvalidArgument("NCCL: timeout_ns {}: must be 1 or more", options.timeout_ns);
   }
   MOERT_ASSIGN_OR_RETURN(const NcclApi* const nccl, LoadNccl());
   int device = options.device;
@@ -197,7 +193,7 @@ absl::StatusOr<std::unique_ptr<Collectives>> MakeNcclCollectives(const NcclOptio
   }
   CudaContext context = nullptr;
   if (nccl->PrimaryCtxRetain(&context, device) != kCudaSuccess) {
-    return absl::InvalidArgumentError(fmt::format("NCCL: device {} does not exist", device));
+    return InvalidArgument("NCCL: device {} does not exist", device);
   }
   auto rank = std::make_unique<NcclCollectives>(nccl, options, device, context);
   MOERT_RETURN_IF_ERROR(rank->Init());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
 
 namespace moert {
@@ -56,8 +57,8 @@ absl::Status NcclCommunicator::Connect() {
   NcclConfig config;
   const NcclResult result = api_->CommInitRankConfig(&comm_, o_.size, id, o_.rank, &config);
   if (comm_ == nullptr) {
-    return absl::UnavailableError(
-        fmt::format("NCCL: a communicator of {} ranks: {}", o_.size, api_->GetErrorString(result)));
+    return Unavailable("NCCL: a communicator of {} ranks: {}", o_.size,
+                       api_->GetErrorString(result));
   }
   return Settle("a communicator", result);
 }
@@ -69,9 +70,9 @@ absl::Status NcclCommunicator::Borrow() {
     return absl::InvalidArgumentError("NCCL: communicator: cannot be asked for its size");
   }
   if (size != o_.size || rank != o_.rank) {
-    return absl::InvalidArgumentError(
-        fmt::format("NCCL: communicator: it has rank {} of {}, the options say rank {} of {}", rank,
-                    size, o_.rank, o_.size));
+    return InvalidArgument(
+        "NCCL: communicator: it has rank {} of {}, the options say rank {} of {}", rank, size,
+        o_.rank, o_.size);
   }
   comm_ = o_.communicator;
   return absl::OkStatus();

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -18,23 +19,22 @@ namespace {
 absl::Status CheckLoads(const MoeModelSpec& model, absl::Span<const std::vector<double>> loads,
                         int ranks) {
   if (loads.size() != model.layers.size()) {
-    return absl::InvalidArgumentError(
-        fmt::format("loads of {} layers; the model has {}", loads.size(), model.layers.size()));
+    return InvalidArgument("loads of {} layers; the model has {}", loads.size(),
+                           model.layers.size());
   }
   for (size_t l = 0; l < loads.size(); ++l) {
     const int experts = model.layers[l].num_experts;
     if (ranks < 1 || ranks > experts) {
-      return absl::InvalidArgumentError(fmt::format(
-          "{} ranks: must be in [1, {}], an expert of layer {} for each", ranks, experts, l));
+      return InvalidArgument("{} ranks: must be in [1, {}], an expert of layer {} for each", ranks,
+                             experts, l);
     }
     if (loads[l].size() != static_cast<size_t>(experts)) {
-      return absl::InvalidArgumentError(fmt::format("loads of {} experts in layer {}, which has {}",
-                                                    loads[l].size(), l, experts));
+      return InvalidArgument("loads of {} experts in layer {}, which has {}", loads[l].size(), l,
+                             experts);
     }
     for (size_t e = 0; e < loads[l].size(); ++e) {
       if (std::isfinite(loads[l][e]) && loads[l][e] >= 0) continue;
-      return absl::InvalidArgumentError(
-          fmt::format("load {} of layer {} expert {}: must be 0 or more", loads[l][e], l, e));
+      return InvalidArgument("load {} of layer {} expert {}: must be 0 or more", loads[l][e], l, e);
     }
   }
   return absl::OkStatus();
@@ -42,7 +42,7 @@ absl::Status CheckLoads(const MoeModelSpec& model, absl::Span<const std::vector<
 
 absl::Status CheckSharedLoad(double shared_load) {
   if (std::isfinite(shared_load) && shared_load >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format("shared_load {}: must be 0 or more", shared_load));
+  return InvalidArgument("shared_load {}: must be 0 or more", shared_load);
 }
 
 /// Rank 0 has the shared experts.
@@ -68,28 +68,26 @@ absl::StatusOr<RankRoom> RoomOf(const MoeLayerSpec& layer, int ranks,
     all += room.experts.back();
   }
   if (all >= experts) return room;
-  return absl::InvalidArgumentError(fmt::format("capacity: room for {} experts; layer {} has {}",
-                                                all, layer.model_layer, experts));
+  return InvalidArgument("capacity: room for {} experts; layer {} has {}", all, layer.model_layer,
+                         experts);
 }
 
 absl::Status CheckReplicaOptions(const MoeModelSpec& model, int ranks,
                                  const ReplicaOptions& options) {
   MOERT_RETURN_IF_ERROR(CheckSharedLoad(options.shared_load));
   if (!options.capacity.empty() && options.capacity.size() != static_cast<size_t>(ranks)) {
-    return absl::InvalidArgumentError(
-        fmt::format("capacity of {} ranks; there are {}", options.capacity.size(), ranks));
+    return InvalidArgument("capacity of {} ranks; there are {}", options.capacity.size(), ranks);
   }
   for (const int each : options.capacity) {
     if (each >= 0) continue;
-    return absl::InvalidArgumentError(fmt::format("capacity {}: must be 0 or more", each));
+    return InvalidArgument("capacity {}: must be 0 or more", each);
   }
   if (!(options.gain >= 0 && options.gain <= 1)) {
-    return absl::InvalidArgumentError(fmt::format("gain {}: must be in [0, 1]", options.gain));
+    return InvalidArgument("gain {}: must be in [0, 1]", options.gain);
   }
   if (options.previous == nullptr) return absl::OkStatus();
   if (options.previous->ranks != ranks) {
-    return absl::InvalidArgumentError(
-        fmt::format("previous: of {} ranks; there are {}", options.previous->ranks, ranks));
+    return InvalidArgument("previous: of {} ranks; there are {}", options.previous->ranks, ranks);
   }
   return CheckPlacement(model, *options.previous);
 }
@@ -145,25 +143,22 @@ absl::StatusOr<std::vector<Shard>> PlaceExperts(const MoeModelSpec& model,
 
 absl::Status CheckPlacement(const MoeModelSpec& model, const ExpertPlacement& placement) try {
   if (placement.owners.size() != model.layers.size()) {
-    return absl::InvalidArgumentError(
-        fmt::format("placement: owners in {} layers; the model has {}", placement.owners.size(),
-                    model.layers.size()));
+    return InvalidArgument("placement: owners in {} layers; the model has {}",
+                           placement.owners.size(), model.layers.size());
   }
   for (size_t l = 0; l < placement.owners.size(); ++l) {
     if (placement.owners[l].size() != static_cast<size_t>(model.layers[l].num_experts)) {
-      return absl::InvalidArgumentError(
-          fmt::format("placement: owners of {} experts in layer {}, which has {}",
-                      placement.owners[l].size(), l, model.layers[l].num_experts));
+      return InvalidArgument("placement: owners of {} experts in layer {}, which has {}",
+                             placement.owners[l].size(), l, model.layers[l].num_experts);
     }
     for (size_t e = 0; e < placement.owners[l].size(); ++e) {
       const std::vector<int32_t>& owners = placement.owners[l][e];
       bool right = !owners.empty() && owners.front() >= 0 && owners.back() < placement.ranks;
       for (size_t i = 1; i < owners.size(); ++i) right = right && owners[i - 1] < owners[i];
       if (right) continue;
-      return absl::InvalidArgumentError(
-          fmt::format("placement: layer {} expert {}: owners [{}]: ranks of [0, {}), ascending, "
-                      "at least one",
-                      l, e, fmt::join(owners, ", "), placement.ranks));
+      return InvalidArgument(
+          "placement: layer {} expert {}: owners [{}]: ranks of [0, {}), ascending, at least one",
+          l, e, fmt::join(owners, ", "), placement.ranks);
     }
   }
   return absl::OkStatus();

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
@@ -119,9 +120,8 @@ class Group {
     for (size_t r = 0; r < calls_.size(); ++r) {
       if (calls_[r].operation == Operation::kNone) missing.push_back(r);
     }
-    return absl::DeadlineExceededError(fmt::format("{}: rank {} of {} did not come within {} ms",
-                                                   Name(operation), fmt::join(missing, ", "),
-                                                   calls_.size(), timeout_ / 1'000'000));
+    return DeadlineExceeded("{}: rank {} of {} did not come within {} ms", Name(operation),
+                            fmt::join(missing, ", "), calls_.size(), timeout_ / 1'000'000);
   }
 
   absl::Status Execute() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -129,9 +129,8 @@ class Group {
     for (size_t r = 1; r < calls_.size(); ++r) {
       const Call& call = calls_[r];
       if (call.operation == first.operation && call.size == first.size) continue;
-      return absl::InvalidArgumentError(
-          fmt::format("ranks disagree: rank 0 calls {} of {}, rank {} {} of {}",
-                      Name(first.operation), first.size, r, Name(call.operation), call.size));
+      return InvalidArgument("ranks disagree: rank 0 calls {} of {}, rank {} {} of {}",
+                             Name(first.operation), first.size, r, Name(call.operation), call.size);
     }
     switch (first.operation) {
       case Operation::kAllReduce:
@@ -178,9 +177,8 @@ class Group {
       for (size_t from = 0; from < calls_.size(); ++from) {
         const int64_t bytes = calls_[from].send_bytes[to];
         if (bytes != calls_[to].recv_bytes[from]) {
-          return absl::InvalidArgumentError(
-              fmt::format("all_to_all: rank {} sends {} bytes to rank {}, which expects {}", from,
-                          bytes, to, calls_[to].recv_bytes[from]));
+          return InvalidArgument("all_to_all: rank {} sends {} bytes to rank {}, which expects {}",
+                                 from, bytes, to, calls_[to].recv_bytes[from]);
         }
         if (bytes == 0) continue;
         std::memcpy(calls_[to].recv + Before(calls_[to].recv_bytes, from),
@@ -228,9 +226,8 @@ class ThreadCollectives final : public Collectives {
     MOERT_RETURN_IF_ERROR(CheckHost(stream));
     const auto ranks = static_cast<size_t>(size_);
     if (send_bytes.size() != ranks || recv_bytes.size() != ranks) {
-      return absl::InvalidArgumentError(
-          fmt::format("all_to_all: {} counts to send, {} to receive; the group has {} ranks",
-                      send_bytes.size(), recv_bytes.size(), size_));
+      return InvalidArgument("all_to_all: {} counts to send, {} to receive; the group has {} ranks",
+                             send_bytes.size(), recv_bytes.size(), size_);
     }
     return group_->Run(rank_, {Operation::kAllToAll, static_cast<const std::byte*>(send),
                                static_cast<std::byte*>(recv), 0, send_bytes, recv_bytes});
@@ -257,12 +254,9 @@ absl::StatusOr<std::vector<std::unique_ptr<Collectives>>> MakeThreadCollectives(
     int size, int64_t timeout_ns) try {
   constexpr int kMostRanks = 1024;
   if (size < 1 || size > kMostRanks) {
-    return absl::InvalidArgumentError(
-        fmt::format("a group of {} ranks: must be in [1, {}]", size, kMostRanks));
+    return InvalidArgument("a group of {} ranks: must be in [1, {}]", size, kMostRanks);
   }
-  if (timeout_ns < 1) {
-    return absl::InvalidArgumentError(fmt::format("timeout_ns {}: must be 1 or more", timeout_ns));
-  }
+  if (timeout_ns < 1) return InvalidArgument("timeout_ns {}: must be 1 or more", timeout_ns);
   auto group = std::make_shared<Group>(size, timeout_ns);
   std::vector<std::unique_ptr<Collectives>> ranks;
   for (int r = 0; r < size; ++r) {

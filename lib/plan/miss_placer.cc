@@ -4,9 +4,9 @@
 #include <optional>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "plan/placement_rule.h"
 
 namespace moert {
@@ -180,8 +180,7 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(PlacementPolicy* po
   for (const auto& [field, rate] : {std::pair("link_bytes_per_s", profile.link_bytes_per_s),
                                     {"cpu_weight_bytes_per_s", profile.cpu_weight_bytes_per_s}}) {
     if (rate > 0) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("profile {}: {} is {}; must be positive", profile.name, field, rate));
+    return InvalidArgument("profile {}: {} is {}; must be positive", profile.name, field, rate);
   }
   if (policy != nullptr && policy->rule().has_value()) {
     MOERT_RETURN_IF_ERROR(policy->rule()->Validate());

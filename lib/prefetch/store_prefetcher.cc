@@ -1,10 +1,10 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "model/check_layer.h"
 #include "moert/prefetcher.h"
 #include "prefetch/layer_prefetcher.h"
@@ -48,9 +48,8 @@ absl::Status Prefetcher::Impl::Check(int layer, const RoutingResult& routing) co
   if (routing.num_experts == experts && static_cast<int>(routing.counts.size()) == experts) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      fmt::format("routing of layer {}: {} experts, {} counts; takes {} of each", layer,
-                  routing.num_experts, routing.counts.size(), experts));
+  return InvalidArgument("routing of layer {}: {} experts, {} counts; takes {} of each", layer,
+                         routing.num_experts, routing.counts.size(), experts);
 }
 
 void Prefetcher::Impl::Attach() {
@@ -115,8 +114,7 @@ absl::Status Prefetcher::Predict(int layer, Phase phase, const RoutingResult& ro
   if (absl::Status status = impl_->Check(layer, routing); !status.ok()) return status;
   const MutexLock lock(&impl_->store->mu);
   if (impl_->context.layer != layer || impl_->context.phase != phase || impl_->tokens == 0) {
-    return absl::FailedPreconditionError(
-        fmt::format("layer {}: Observe its routing first, in the same phase", layer));
+    return FailedPrecondition("layer {}: Observe its routing first, in the same phase", layer);
   }
   impl_->ahead.Predict(impl_->context, routing, impl_->store->clock.now_ns());
   return absl::OkStatus();

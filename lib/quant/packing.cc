@@ -1,12 +1,11 @@
 #include "quant/packing.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
 #include "base/bf16.h"
+#include "base/errors.h"
 #include "quant/quantized_matrix.h"
 
 namespace moert {
@@ -32,12 +31,10 @@ constexpr Place FragmentPlace(int64_t lane, int64_t v) {
 
 absl::Status CheckBf16(const MatrixLayout& m, size_t count) {
   if (!m.scheme.is_bf16()) {
-    return absl::InvalidArgumentError(
-        fmt::format("PackMatrixBf16 got a layout of scheme {}", m.scheme.Name()));
+    return InvalidArgument("PackMatrixBf16 got a layout of scheme {}", m.scheme.Name());
   }
   if (static_cast<int64_t>(count) != m.rows * m.k) {
-    return absl::InvalidArgumentError(
-        fmt::format("a matrix of {} x {} was given {} weights", m.rows, m.k, count));
+    return InvalidArgument("a matrix of {} x {} was given {} weights", m.rows, m.k, count);
   }
   return absl::OkStatus();
 }

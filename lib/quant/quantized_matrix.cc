@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/bf16.h"
+#include "base/errors.h"
 #include "fmt/format.h"
 
 namespace moert {
@@ -145,8 +146,8 @@ uint8_t Largest(const std::vector<uint8_t>& codes) {
 
 absl::Status CheckMatrix(const MatrixLayout& m, const QuantizedMatrix& q) {
   const auto bad = [&](const std::string& what) {
-    return absl::InvalidArgumentError(
-        fmt::format("packing a {} x {} matrix as {}: {}", m.rows, m.k, m.scheme.Name(), what));
+    return InvalidArgument("packing a {} x {} matrix as {}: {}", m.rows, m.k, m.scheme.Name(),
+                           what);
   };
   if (m.scheme.is_bf16()) return bad("bf16 matrices have no codes");
   const size_t groups = static_cast<size_t>(q.rows * q.groups());
@@ -166,11 +167,11 @@ absl::Status CheckMatrix(const MatrixLayout& m, const QuantizedMatrix& q) {
           zero == std::floor(zero)) {
         continue;
       }
-      return bad(fmt::format(
-          "row {}, group {}: scale {} and zero {}: legal are a finite value of the scheme's "
-          "scale type and an integer in [0, {}]",
-          i / static_cast<size_t>(q.groups()), i % static_cast<size_t>(q.groups()), scale, zero,
-          kMostZero));
+      return bad(
+          fmt::format("row {}, group {}: scale {} and zero {}: legal are a finite value of the "
+                      "scheme's scale type and an integer in [0, {}]",
+                      i / static_cast<size_t>(q.groups()), i % static_cast<size_t>(q.groups()),
+                      scale, zero, kMostZero));
     }
     if (!std::isfinite(q.matrix_scale)) return bad("the scale of the matrix is not finite");
   }
@@ -350,9 +351,7 @@ absl::Status PackMatrix(const MatrixLayout& m, const QuantizedMatrix& q, std::by
 }
 
 absl::Status UnpackCodes(const MatrixLayout& m, const std::byte* record, QuantizedMatrix* q) {
-  if (m.scheme.is_bf16()) {
-    return absl::InvalidArgumentError("a bf16 matrix has no codes");
-  }
+  if (m.scheme.is_bf16()) return absl::InvalidArgumentError("a bf16 matrix has no codes");
   *q = MakeQuantizedMatrix(m);
   const uint8_t* tiles = reinterpret_cast<const uint8_t*>(record + m.weight_offset);
   const int64_t tiles_per_row = m.padded_k / kKTile;

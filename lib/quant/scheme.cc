@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
@@ -38,8 +39,7 @@ constexpr Scheme Fp8Blocks() {
 constexpr auto kBF16 = ScaleType::kBF16, kF16 = ScaleType::kF16;
 
 absl::Status TooLarge(int64_t rows, int64_t k) {
-  return absl::InvalidArgumentError(
-      fmt::format("a weight matrix of {} x {} is too large: its size overflows", rows, k));
+  return InvalidArgument("a weight matrix of {} x {} is too large: its size overflows", rows, k);
 }
 
 // Appends the sections of one matrix at *end and moves *end past them.
@@ -146,8 +146,7 @@ absl::StatusOr<Scheme> Scheme::Parse(absl::string_view name) try {
     if (!legal.empty()) legal += ", ";
     legal += candidate;
   }
-  return absl::InvalidArgumentError(
-      fmt::format("unknown scheme \"{}\", legal are: {}", Printable(name), legal));
+  return InvalidArgument("unknown scheme \"{}\", legal are: {}", Printable(name), legal);
 } catch (...) {
   return ExceptionStatus(name);
 }
@@ -184,9 +183,8 @@ absl::StatusOr<RecordLayout> MakeRecordLayout(int64_t hidden, int64_t intermedia
                                               const ExpertFormat& format,
                                               const RecordContents& contents) {
   if (hidden <= 0 || intermediate <= 0) {
-    return absl::InvalidArgumentError(
-        fmt::format("expert dimensions must be positive: hidden is {}, intermediate is {}", hidden,
-                    intermediate));
+    return InvalidArgument("expert dimensions must be positive: hidden is {}, intermediate is {}",
+                           hidden, intermediate);
   }
   RecordLayout layout;
   layout.format = format;

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/json.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "moert/engine.h"
 #include "moert/parallel/shard.h"
 #include "moert/tools/env.h"
@@ -25,8 +24,7 @@ absl::Status ReadRate(const JsonValue& json, const std::string& path, const char
   if (!field) return absl::OkStatus();
   const double read = field->is_number() ? field->AsDouble().value_or(-1) : -1;
   if (!(read >= least && read <= kMost)) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: field '{}' must be a number in [{}, {}]", path, name, least, kMost));
+    return InvalidArgument("{}: field '{}' must be a number in [{}, {}]", path, name, least, kMost);
   }
   *value = read;
   return absl::OkStatus();
@@ -208,7 +206,7 @@ absl::Status Check(const MoeModelSpec& model, const ParallelReplayOptions& optio
   constexpr int kMost = 1024;
   const auto check = [kMost](const char* name, int value) {
     if (value >= 1 && value <= kMost) return absl::OkStatus();
-    return absl::InvalidArgumentError(fmt::format("{} {}: must be in [1, {}]", name, value, kMost));
+    return InvalidArgument("{} {}: must be in [1, {}]", name, value, kMost);
   };
   MOERT_RETURN_IF_ERROR(check("gpus", options.gpus));
   MOERT_RETURN_IF_ERROR(check("nodes", options.nodes));
@@ -218,9 +216,8 @@ absl::Status Check(const MoeModelSpec& model, const ParallelReplayOptions& optio
   for (int l = 0; l < model.num_layers(); ++l) {
     const int experts = model.layers[l].num_experts;
     if (experts >= options.gpus * options.nodes) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("{} x {} GPUs, and layer {} has {} experts: each GPU needs one", options.nodes,
-                    options.gpus, l, experts));
+    return InvalidArgument("{} x {} GPUs, and layer {} has {} experts: each GPU needs one",
+                           options.nodes, options.gpus, l, experts);
   }
   return absl::OkStatus();
 }
@@ -230,8 +227,7 @@ absl::StatusOr<std::vector<Shard>> OwnedShards(const MoeModelSpec& model, int ra
                                                const ExpertPlacement& placement) {
   MOERT_RETURN_IF_ERROR(CheckPlacement(model, placement));
   if (placement.ranks != ranks) {
-    return absl::InvalidArgumentError(
-        fmt::format("a placement of {} ranks for {} GPUs", placement.ranks, ranks));
+    return InvalidArgument("a placement of {} ranks for {} GPUs", placement.ranks, ranks);
   }
   std::vector<Shard> shards(ranks);
   if (ranks == 1) return shards;
@@ -258,8 +254,7 @@ absl::StatusOr<std::vector<Shard>> ShardsOf(const MoeModelSpec& model,
     return shards;
   }
   if (static_cast<int>(options.shards.size()) != ranks) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} shards for {} GPUs", options.shards.size(), ranks));
+    return InvalidArgument("{} shards for {} GPUs", options.shards.size(), ranks);
   }
   for (const Shard& shard : options.shards) {
     if (ranks == 1 || (!shard.experts.empty() && shard.num_channels == 0)) continue;

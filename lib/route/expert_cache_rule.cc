@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/errors.h"
 #include "base/fmt_absl.h"
-#include "fmt/format.h"
 #include "route/route_token.h"
 
 namespace moert {
@@ -197,27 +197,26 @@ class ExpertCache {
 
 absl::Status CheckExpertCacheRule(const RoutingSpec& spec) {
   if (spec.kind != RoutingKind::kSparseMixer) return absl::OkStatus();
-  return absl::InvalidArgumentError(fmt::format(
+  return InvalidArgument(
       "substitution by the expert-cache rule needs a score of every expert, and {} routing has "
       "none: its weights are two softmaxes over different subsets; legal kinds: {}, {}, {}",
       RoutingKindName(spec.kind), RoutingKindName(RoutingKind::kSoftmaxTopK),
-      RoutingKindName(RoutingKind::kTopKSoftmax), RoutingKindName(RoutingKind::kSigmoidGrouped)));
+      RoutingKindName(RoutingKind::kTopKSoftmax), RoutingKindName(RoutingKind::kSigmoidGrouped));
 }
 
 absl::Status ApplyExpertCacheRule(const RoutingRule& rule, const ExpertCacheCall& call,
                                   SubstitutionLedger* ledger, ExpertCacheOutcome* outcome) {
   if (const absl::Status status = CheckExpertCacheRule(*call.spec); !status.ok()) return status;
   if (!(rule.alpha >= 0 && rule.alpha <= 1)) {
-    return absl::InvalidArgumentError(
-        fmt::format("expert-cache rule: alpha = {}: must be in [0, 1]", rule.alpha));
+    return InvalidArgument("expert-cache rule: alpha = {}: must be in [0, 1]", rule.alpha);
   }
   const size_t tokens = static_cast<size_t>(call.tokens);
   if (call.scores.size() != tokens * call.num_experts ||
       call.resident.size() != static_cast<size_t>(call.num_experts)) {
-    return absl::InvalidArgumentError(
-        fmt::format("expert-cache rule: {} scores and {} residency bits for {} tokens of {} "
-                    "experts; the routing must come with the scores of all experts",
-                    call.scores.size(), call.resident.size(), tokens, call.num_experts));
+    return InvalidArgument(
+        "expert-cache rule: {} scores and {} residency bits for {} tokens of {} experts; the "
+        "routing must come with the scores of all experts",
+        call.scores.size(), call.resident.size(), tokens, call.num_experts);
   }
   ExpertCache(rule, call, ledger, outcome).Run();
   return absl::OkStatus();

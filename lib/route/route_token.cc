@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "absl/container/inlined_vector.h"
+#include "base/errors.h"
 #include "base/fmt_absl.h"
-#include "fmt/format.h"
 #include "moert/router.h"
 
 namespace moert {
@@ -118,16 +118,15 @@ void MaskUnselectedGroups(const RoutingSpec& spec, absl::Span<float> keys) {
 absl::Status CheckTokenIds(int layer, const RoutingSpec& spec, int64_t tokens,
                            absl::Span<const int32_t> token_ids) {
   if (static_cast<int64_t>(token_ids.size()) != tokens) {
-    return absl::InvalidArgumentError(fmt::format(
+    return InvalidArgument(
         "layer {} routes by token ids: the step has {}, and {} rows; give token_ids when the step "
         "begins",
-        layer, token_ids.size(), tokens));
+        layer, token_ids.size(), tokens);
   }
   for (size_t t = 0; t < token_ids.size(); ++t) {
     if (token_ids[t] >= 0 && token_ids[t] < spec.hash_vocab) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("token_ids[{}] is {}: legal for layer {} is 0 to {}", t, token_ids[t], layer,
-                    spec.hash_vocab - 1));
+    return InvalidArgument("token_ids[{}] is {}: legal for layer {} is 0 to {}", t, token_ids[t],
+                           layer, spec.hash_vocab - 1);
   }
   return absl::OkStatus();
 }
@@ -180,10 +179,10 @@ absl::Status RouteToken(const RoutingSpec& spec, absl::Span<const float> logits,
       return absl::OkStatus();
     }
     default:
-      return absl::InvalidArgumentError(
-          fmt::format("routing kind {} is none of softmax_topk, topk_softmax, sigmoid_grouped, "
-                      "sparsemixer, sqrt_softplus_grouped, topk_sigmoid",
-                      static_cast<int32_t>(spec.kind)));
+      return InvalidArgument(
+          "routing kind {} is none of softmax_topk, topk_softmax, sigmoid_grouped, sparsemixer, "
+          "sqrt_softplus_grouped, topk_sigmoid",
+          static_cast<int32_t>(spec.kind));
   }
   for (int j = 0; j < k; ++j) weights[j] = scores[ids[j]];
   NormalizeWeights(spec, absl::MakeSpan(weights, k));

@@ -5,10 +5,10 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/inlined_vector.h"
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "base/thread_pool.h"
-#include "fmt/format.h"
 #include "model/check_layer.h"
 #include "route/expert_cache_rule.h"
 #include "route/gate_dots.h"
@@ -27,15 +27,14 @@ absl::Status CheckConstants(int l, const MoeLayerSpec& layer, const RouterConsta
   const int64_t experts = layer.num_experts;
   const auto check = [l](const char* what, size_t found, int64_t wanted) {
     if (static_cast<int64_t>(found) == wanted) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        fmt::format("{} of layer {}: {} values; takes {}", what, l, found, wanted));
+    return InvalidArgument("{} of layer {}: {} values; takes {}", what, l, found, wanted);
   };
   MOERT_RETURN_IF_ERROR(
       check("expert scales", c.expert_scales.size(), r.expert_scales ? experts : 0));
   if (c.gate.empty()) return absl::OkStatus();
   if (static_cast<int64_t>(c.gate.size()) != experts * layer.hidden) {
-    return absl::InvalidArgumentError(fmt::format("gate of layer {}: {} values; takes [{}, {}]", l,
-                                                  c.gate.size(), experts, layer.hidden));
+    return InvalidArgument("gate of layer {}: {} values; takes [{}, {}]", l, c.gate.size(), experts,
+                           layer.hidden);
   }
   MOERT_RETURN_IF_ERROR(
       check("selection bias", c.selection_bias.size(), r.selection_bias ? experts : 0));
@@ -46,10 +45,10 @@ absl::Status CheckConstants(int l, const MoeLayerSpec& layer, const RouterConsta
     const auto first = c.hash_experts.begin() + static_cast<int64_t>(i) / r.top_k * r.top_k;
     const auto here = c.hash_experts.begin() + static_cast<int64_t>(i);
     if (*here >= 0 && *here < experts && std::find(first, here, *here) == here) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("experts by token id of layer {}, token id {}: legal are {} distinct ones in "
-                    "[0, {}), found {}",
-                    l, static_cast<int64_t>(i) / r.top_k, r.top_k, experts, *here));
+    return InvalidArgument(
+        "experts by token id of layer {}, token id {}: legal are {} distinct ones in [0, {}), "
+        "found {}",
+        l, static_cast<int64_t>(i) / r.top_k, r.top_k, experts, *here);
   }
   return absl::OkStatus();
 }
@@ -69,8 +68,8 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Create(const MoeModelSpec* model
                                                        std::vector<absl::Span<const float>> biases,
                                                        ThreadPool* pool) try {
   if (gates.size() != biases.size()) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} gates and {} biases: one of each a layer", gates.size(), biases.size()));
+    return InvalidArgument("{} gates and {} biases: one of each a layer", gates.size(),
+                           biases.size());
   }
   std::vector<RouterConstants> layers;
   for (size_t l = 0; l < gates.size(); ++l) layers.push_back({gates[l], biases[l], {}, {}, {}});
@@ -85,8 +84,8 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Create(const MoeModelSpec* model
   if (model == nullptr) return absl::InvalidArgumentError("model: must not be null");
   MOERT_RETURN_IF_ERROR(model->Validate());
   if (layers.size() != model->layers.size()) {
-    return absl::InvalidArgumentError(fmt::format("gates of {} layers: the model has {} MoE layers",
-                                                  layers.size(), model->num_layers()));
+    return InvalidArgument("gates of {} layers: the model has {} MoE layers", layers.size(),
+                           model->num_layers());
   }
   for (size_t l = 0; l < layers.size(); ++l) {
     const absl::Status status = CheckConstants(static_cast<int>(l), model->layers[l], layers[l]);
@@ -127,8 +126,7 @@ RouterStats Router::stats() const {
 absl::Status Router::CheckLayer(int layer, bool gate) const {
   MOERT_RETURN_IF_ERROR(moert::CheckLayer(*model_, layer));
   if (!gate || !layers_[layer].gate.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      fmt::format("layer {} has no gate: it takes given routings only", layer));
+  return FailedPrecondition("layer {} has no gate: it takes given routings only", layer);
 }
 
 int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_t tokens) {
@@ -260,9 +258,8 @@ absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int3
     if (static_cast<int64_t>(size) == tokens * cols || (size == 0 && may_be_empty)) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(fmt::format("{} of layer {}: {} values; takes [{}, {}]{}",
-                                                  what, layer, size, tokens, cols,
-                                                  may_be_empty ? " or none" : ""));
+    return InvalidArgument("{} of layer {}: {} values; takes [{}, {}]{}", what, layer, size, tokens,
+                           cols, may_be_empty ? " or none" : "");
   };
   MOERT_RETURN_IF_ERROR(check("ids", ids.size(), k, false));
   MOERT_RETURN_IF_ERROR(check("weights", weights.size(), k, false));
@@ -274,12 +271,12 @@ absl::Status Router::RouteGiven(int layer, int64_t tokens, absl::Span<const int3
         std::find(ids.begin() + first, ids.begin() + slot, ids[slot]) != ids.begin() + slot;
     const bool absent = ids[slot] == -1 && rule.kind == RoutingRuleKind::kTopK;
     if (absent || (ids[slot] >= 0 && ids[slot] < experts && !repeated)) continue;
-    return absl::InvalidArgumentError(fmt::format(
+    return InvalidArgument(
         "ids of layer {}, token {}: expert {} {}; legal are {} distinct ones in [0, {}){}", layer,
         slot / k, ids[slot], repeated && ids[slot] != -1 ? "comes twice" : "does not exist", k,
         experts,
         rule.kind == RoutingRuleKind::kTopK ? ", or -1: not here"
-                                            : ": a rule that substitutes needs all of them"));
+                                            : ": a rule that substitutes needs all of them");
   }
   r->tokens = tokens;
   r->top_k = k;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/bf16.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
@@ -247,26 +248,25 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeHostSource(std::string name, M
                                                              HostWeights weights) try {
   MOERT_RETURN_IF_ERROR(model.Validate());
   if (weights.read == nullptr) {
-    return absl::InvalidArgumentError(fmt::format("{}: a host source needs a read function", name));
+    return InvalidArgument("{}: a host source needs a read function", name);
   }
   if (weights.dtype != DType::kF32 && weights.dtype != DType::kBF16 &&
       weights.dtype != DType::kF16) {
-    return absl::InvalidArgumentError(fmt::format("{}: weights of dtype {}; legal: f32, bf16, f16",
-                                                  name, DTypeName(weights.dtype)));
+    return InvalidArgument("{}: weights of dtype {}; legal: f32, bf16, f16", name,
+                           DTypeName(weights.dtype));
   }
   const bool records = !weights.schemes.empty();
   if (weights.pinned_record != nullptr && !records) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: pinned_record without schemes; packed records alone can be pinned", name));
+    return InvalidArgument("{}: pinned_record without schemes; packed records alone can be pinned",
+                           name);
   }
   if (!records) weights.schemes = {"bf16"};
   std::vector<Version> versions;
   for (const std::string& scheme : weights.schemes) {
     MOERT_ASSIGN_OR_RETURN(Version version, MakeVersion(scheme, model));
     if (!versions.empty() && version.layouts[0].bytes > versions.back().layouts[0].bytes) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: scheme {} is larger than {} before it; the most bits come first", name,
-                      version.name, versions.back().name));
+      return InvalidArgument("{}: scheme {} is larger than {} before it; the most bits come first",
+                             name, version.name, versions.back().name);
     }
     versions.push_back(std::move(version));
   }

@@ -1,11 +1,11 @@
 #include "moert/source/opaque_source.h"
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
@@ -23,9 +23,8 @@ class Checker {
 
   absl::Status Check() const {
     if (weights_.layers.size() != model_.layers.size()) {
-      return absl::InvalidArgumentError(fmt::format("{}: parts of {} layers, the model has {}",
-                                                    name_, weights_.layers.size(),
-                                                    model_.layers.size()));
+      return InvalidArgument("{}: parts of {} layers, the model has {}", name_,
+                             weights_.layers.size(), model_.layers.size());
     }
     for (size_t l = 0; l < weights_.layers.size(); ++l) {
       const std::vector<OpaquePart>& parts = weights_.layers[l];
@@ -68,8 +67,8 @@ class Checker {
  private:
   template <typename... Args>
   absl::Status Bad(size_t layer, fmt::format_string<Args...> format, Args&&... args) const {
-    return absl::InvalidArgumentError(fmt::format(
-        "{} layer {}: {}", name_, layer, fmt::format(format, std::forward<Args>(args)...)));
+    return InvalidArgument("{} layer {}: {}", name_, layer,
+                           fmt::format(format, std::forward<Args>(args)...));
   }
 
   // Where the last expert's bytes end, from the beginning of the memory or file.

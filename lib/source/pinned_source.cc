@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "base/bytes_text.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/pinned_memory.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "moert/source/pinned_source.h"
 #include "moert/thread_pool.h"
 
@@ -39,7 +39,7 @@ absl::Status PinnedSource::Read(const ReadOptions& options) {
       MOERT_RETURN_IF_ERROR(ReadLayer(l, v, bytes, pool.get()));
       done += bytes;
       if (options.progress == nullptr || options.progress(done, total)) continue;
-      return absl::CancelledError(fmt::format("reading the records of {} was cancelled", name()));
+      return Cancelled("reading the records of {} was cancelled", name());
     }
   }
   return absl::OkStatus();
@@ -59,8 +59,8 @@ absl::Status PinnedSource::ReadLayer(int layer, int version, int64_t bytes, Thre
   memory_.reserve(memory_.size() + 1);
   auto* const memory = static_cast<std::byte*>(allocator_->Allocate(end, kRecordAlignment));
   if (memory == nullptr) {
-    return absl::ResourceExhaustedError(
-        fmt::format("{} of page-locked memory for layer {} of {}", BytesText(end), layer, name()));
+    return ResourceExhausted("{} of page-locked memory for layer {} of {}", BytesText(end), layer,
+                             name());
   }
   memory_.emplace_back(memory, end);
   if (pool == nullptr) {
@@ -94,8 +94,7 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> PinRecords(
     std::shared_ptr<const ExpertSource> source, const PinOptions& options) try {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
   if (options.bytes < -1) {
-    return absl::InvalidArgumentError(
-        fmt::format("bytes {}: must be 0 or more, or -1: all", options.bytes));
+    return InvalidArgument("bytes {}: must be 0 or more, or -1: all", options.bytes);
   }
   std::shared_ptr<HostAllocator> allocator = options.allocator;
   if (allocator == nullptr) {

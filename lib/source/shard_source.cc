@@ -7,6 +7,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "quant/hadamard.h"
@@ -63,8 +64,8 @@ absl::Status CheckCut(const RecordLayout& record, int layer) {
   if (record.contents.biases) why = "with biases";
   if (!record.contents.gate) why = "without a gate";
   if (why.empty()) return absl::OkStatus();
-  return absl::UnimplementedError(fmt::format(
-      "shard: layer {}: experts {} cannot be cut by channels; shard by experts", layer, why));
+  return Unimplemented("shard: layer {}: experts {} cannot be cut by channels; shard by experts",
+                       layer, why);
 }
 
 /// Whether channels [first, first + count) of `intermediate` can be cut out of a record.
@@ -86,9 +87,9 @@ absl::Status CheckSlice(const ExpertFormat& format, int64_t intermediate, int64_
       (!format.hadamard || HadamardBlock(count) == HadamardBlock(intermediate))) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      fmt::format("shard: channels [{}, {}) of {}: begin and end have to be multiples of {} ({})",
-                  first, end, where, unit, why));
+  return InvalidArgument(
+      "shard: channels [{}, {}) of {}: begin and end have to be multiples of {} ({})", first, end,
+      where, unit, why);
 }
 
 class ShardSource final : public ExpertSource {
@@ -105,13 +106,13 @@ class ShardSource final : public ExpertSource {
         layer.num_experts = static_cast<int>(Experts(l).size());
         const RoutingSpec& routing = whole.routing;
         if (routing.logit_bias || routing.expert_scales || routing.hash_vocab > 0) {
-          return absl::UnimplementedError(fmt::format(
+          return Unimplemented(
               "shard: layer {} has {}, which an engine over some experts does not route by yet; "
               "give the layer the routing kind external, or shard by channels",
               l,
               routing.logit_bias      ? "a bias of the router's logits"
               : routing.expert_scales ? "scales of experts"
-                                      : "experts by token id"));
+                                      : "experts by token id");
         }
         RoutingSpec external;
         external.kind = RoutingKind::kExternal;
@@ -193,8 +194,8 @@ class ShardSource final : public ExpertSource {
   absl::Status Slice(int l, const MoeLayerSpec& whole, MoeLayerSpec* layer) {
     const int64_t first = plan_.first_channel, count = plan_.num_channels;
     if (first > whole.intermediate || count > whole.intermediate - first) {
-      return absl::InvalidArgumentError(fmt::format(
-          "shard: {} channels from {} on: layer {} has {}", count, first, l, whole.intermediate));
+      return InvalidArgument("shard: {} channels from {} on: layer {} has {}", count, first, l,
+                             whole.intermediate);
     }
     layer->intermediate = count;
     for (int e = 0; e < layer->num_experts; ++e) {
@@ -205,9 +206,8 @@ class ShardSource final : public ExpertSource {
               "shard: the records are opaque, the library cannot slice them");
         }
         if (record.down.k != whole.intermediate) {
-          return absl::InvalidArgumentError(
-              fmt::format("shard: layer {} version {} has {} channels, the layer {}", l,
-                          version_name(v).data(), record.down.k, whole.intermediate));
+          return InvalidArgument("shard: layer {} version {} has {} channels, the layer {}", l,
+                                 version_name(v).data(), record.down.k, whole.intermediate);
         }
         MOERT_RETURN_IF_ERROR(CheckCut(record, l));
         MOERT_RETURN_IF_ERROR(CheckSlice(record.format, whole.intermediate, first, count,
@@ -222,9 +222,9 @@ class ShardSource final : public ExpertSource {
     shared_first_.push_back(first * shared / whole.intermediate);
     if (shared == 0) return absl::OkStatus();
     if (first * shared % whole.intermediate != 0 || count * shared % whole.intermediate != 0) {
-      return absl::InvalidArgumentError(
-          fmt::format("shard: channels [{}, {}) of {}: {} shared channels do not divide likewise",
-                      first, first + count, whole.intermediate, shared));
+      return InvalidArgument(
+          "shard: channels [{}, {}) of {}: {} shared channels do not divide likewise", first,
+          first + count, whole.intermediate, shared);
     }
     layer->shared_intermediate = count * shared / whole.intermediate;
     return CheckSlice(ExpertFormat::Uniform(Scheme{}), shared, shared_first_.back(),

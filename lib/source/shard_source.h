@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "moert/source/expert_source.h"
 

@@ -8,10 +8,10 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <new>
 #include <thread>
 
+#include "base/errors.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
@@ -105,9 +105,8 @@ absl::Status SharedArena::LockToAttach() {
     if (error != EAGAIN) {
       status = PosixError(error, o_.path + ": locking it");
     } else if (std::chrono::steady_clock::now() - begin > std::chrono::nanoseconds(o_.timeout_ns)) {
-      status = absl::DeadlineExceededError(
-          fmt::format("{}: another process fills it, {} of {} bytes after {} ms", o_.path,
-                      DoneBytes(), o_.bytes, o_.timeout_ns / 1'000'000));
+      status = DeadlineExceeded("{}: another process fills it, {} of {} bytes after {} ms", o_.path,
+                                DoneBytes(), o_.bytes, o_.timeout_ns / 1'000'000);
     } else if (o_.waiting != nullptr && !o_.waiting(DoneBytes())) {
       status = absl::CancelledError(o_.path + ": waiting was cancelled");
     }
@@ -156,9 +155,8 @@ absl::Status SharedArena::Map() {
   struct stat status {};
   if (::fstat(file_.get(), &status) != 0) return PosixError(errno, o_.path);
   if (status.st_size != kHeaderBytes + o_.bytes) {
-    return absl::FailedPreconditionError(
-        fmt::format("{}: other processes have {} bytes there; this one would have {}", o_.path,
-                    status.st_size - kHeaderBytes, o_.bytes));
+    return FailedPrecondition("{}: other processes have {} bytes there; this one would have {}",
+                              o_.path, status.st_size - kHeaderBytes, o_.bytes);
   }
   void* const at =
       ::mmap(nullptr, status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
@@ -173,8 +171,7 @@ absl::Status SharedArena::CheckHeader() const {
       header_->bytes == o_.bytes) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(
-      fmt::format("{}: other processes have other records there", o_.path));
+  return FailedPrecondition("{}: other processes have other records there", o_.path);
 }
 
 /// Whether the path still leads to this file.

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/aligned_buffer.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/hash64.h"
 #include "base/pinned_memory.h"
@@ -69,16 +69,14 @@ absl::Status Check(const SharedRecordsOptions& options) {
     return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
   });
   if (options.name.empty() || options.name.size() > 128 || !plain) {
-    return absl::InvalidArgumentError(fmt::format(
-        "name \"{}\": must be 1 to 128 letters, digits, '-', '_' or '.'", options.name));
+    return InvalidArgument("name \"{}\": must be 1 to 128 letters, digits, '-', '_' or '.'",
+                           options.name);
   }
   if (options.processes < 1) {
-    return absl::InvalidArgumentError(
-        fmt::format("processes {}: must be 1 or more", options.processes));
+    return InvalidArgument("processes {}: must be 1 or more", options.processes);
   }
   if (options.timeout_ns < 0) {
-    return absl::InvalidArgumentError(
-        fmt::format("timeout_ns {}: must be 0 or more", options.timeout_ns));
+    return InvalidArgument("timeout_ns {}: must be 0 or more", options.timeout_ns);
   }
   return absl::OkStatus();
 }

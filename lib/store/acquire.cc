@@ -1,7 +1,7 @@
 #include "store/acquire.h"
 
+#include "base/errors.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 
 namespace moert {
 
@@ -34,9 +34,8 @@ absl::Status Acquire(VersionedStore* store, int64_t epoch, const PolicyContext& 
       if (!store->StartLoad(key, 0, LoadReason::kDemand, context)) break;
     }
     if (!wait()) {
-      return absl::ResourceExhaustedError(
-          fmt::format("layer {} expert {}: every block of the budget is pinned or leased",
-                      context.layer, missing.front().expert));
+      return ResourceExhausted("layer {} expert {}: every block of the budget is pinned or leased",
+                               context.layer, missing.front().expert);
     }
     for (const ExpertKey key : missing) {
       if (store->Resolve(key, epoch).record != nullptr || store->Arriving(key)) continue;

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/errors.h"
 #include "base/numa.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "moert/scheme.h"
 
 namespace moert {
@@ -83,8 +83,8 @@ absl::StatusOr<std::unique_ptr<BlockMemory>> MakeRamMemory(const BlockSizes& siz
   void* base = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
-    return absl::ResourceExhaustedError(
-        fmt::format("reserving {} bytes of address space: {}", reserved, std::strerror(errno)));
+    return ResourceExhausted("reserving {} bytes of address space: {}", reserved,
+                             std::strerror(errno));
   }
   absl::Cleanup unmap = [&] { munmap(base, reserved); };
   auto memory = std::make_unique<RamMemory>(static_cast<std::byte*>(base), sizes);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "store/block_memory.h"
@@ -135,8 +136,7 @@ absl::Status BlockSizes::Check() const {
   int64_t total = 0;
   if (!classes_.empty()) {
     if (!overflow_ && count_ <= INT32_MAX) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        fmt::format("pool of {} classes of blocks: sizes out of range", classes_.size()));
+    return InvalidArgument("pool of {} classes of blocks: sizes out of range", classes_.size());
   }
   const bool good =
       count_ > 0 && count_ <= INT32_MAX &&
@@ -161,11 +161,10 @@ int32_t BlockPool::TakeFor(int64_t index) {
 
 absl::Status NoMemoryFor(int layer, int expert, const BlockPool& pool) {
   const absl::string_view by = pool.refused_by();
-  return absl::ResourceExhaustedError(fmt::format(
-      "no memory for layer {} expert {}: {}", layer, expert,
-      by.empty()
-          ? "the budget has no room"
-          : fmt::format("{}, though the budget has room", fmt::string_view(by.data(), by.size()))));
+  return ResourceExhausted("no memory for layer {} expert {}: {}", layer, expert,
+                           by.empty() ? "the budget has no room"
+                                      : fmt::format("{}, though the budget has room",
+                                                    fmt::string_view(by.data(), by.size())));
 }
 
 BlockRegion BlockPool::Region(int64_t index) const {

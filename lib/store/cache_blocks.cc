@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/checked_math.h"
-#include "fmt/format.h"
+#include "base/errors.h"
 #include "moert/scheme.h"
 
 namespace moert {
@@ -82,10 +82,10 @@ absl::Status CheckBlockBytes(const ExpertSource& source) {
                          .Mul(model.total_experts() + kMostSpare)
                          .value();
   if (bytes && *bytes <= kMostBytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("{}: {} experts of up to {} bytes, in blocks that are multiples of every part's "
-                  "stride_multiple, take too many bytes to count: legal is up to {}",
-                  source.name(), model.total_experts(), largest, kMostBytes));
+  return InvalidArgument(
+      "{}: {} experts of up to {} bytes, in blocks that are multiples of every part's "
+      "stride_multiple, take too many bytes to count: legal is up to {}",
+      source.name(), model.total_experts(), largest, kMostBytes);
 }
 
 int64_t BlockBytes(const RecordLayout& layout) {

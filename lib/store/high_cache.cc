@@ -5,7 +5,6 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "store/block_pool.h"
 #include "store/version_manager.h"
 

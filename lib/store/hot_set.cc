@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "store/block_pool.h"
 #include "store/resident_versions.h"
 
@@ -90,18 +90,18 @@ class HotSet final : public ResidentVersions {
     std::vector<int64_t> room = Room();
     for (const ExpertKey key : initial.promote) {
       if (!Legal(key)) {
-        return absl::InvalidArgumentError(fmt::format(
+        return InvalidArgument(
             "initially high: layer {} expert {} does not exist in a model of {} MoE layers",
-            key.layer, key.expert, model_->num_layers()));
+            key.layer, key.expert, model_->num_layers());
       }
       if (RungOf(key)) {
-        return absl::InvalidArgumentError(fmt::format(
-            "initially high: layer {} expert {} is named twice", key.layer, key.expert));
+        return InvalidArgument("initially high: layer {} expert {} is named twice", key.layer,
+                               key.expert);
       }
       if (room[GroupOf(key.layer)]-- == 0) {
-        return absl::InvalidArgumentError(
-            fmt::format("initially high: more experts of layer {} than the {} the budget holds",
-                        key.layer, capacity_[key.layer]));
+        return InvalidArgument(
+            "initially high: more experts of layer {} than the {} the budget holds", key.layer,
+            capacity_[key.layer]);
       }
       SetRung(key, 1);
     }

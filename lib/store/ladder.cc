@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "store/block_pool.h"
 #include "store/resident_versions.h"
 
@@ -80,16 +80,16 @@ class Ladder final : public ResidentVersions {
     }
     for (const ExpertKey key : initial.promote) {
       if (!Legal(key) || RungOf(key) == top()) {
-        return absl::InvalidArgumentError(fmt::format(
+        return InvalidArgument(
             "initial versions: layer {} expert {} does not exist, or is promoted beyond the "
             "highest of {} versions",
-            key.layer, key.expert, store_->num_versions()));
+            key.layer, key.expert, store_->num_versions());
       }
       SetRung(key, RungOf(key) + 1);
     }
     if (const int64_t taken = Taken(rung_); taken > capacity_bytes_) {
-      return absl::InvalidArgumentError(fmt::format(
-          "initial versions: they take {} bytes, the budget holds {}", taken, capacity_bytes_));
+      return InvalidArgument("initial versions: they take {} bytes, the budget holds {}", taken,
+                             capacity_bytes_);
     }
     return absl::OkStatus();
   }

@@ -1,7 +1,6 @@
 #include "store/resident_versions.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/status_macros.h"
 #include "store/block_pool.h"

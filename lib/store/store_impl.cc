@@ -1,13 +1,11 @@
 #include "store/store_impl.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
-#include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "model/check_layer.h"
 #include "store/acquire.h"
 #include "store/block_pool.h"
@@ -22,13 +20,11 @@ constexpr int kMaxIoThreads = 16;
 absl::Status Check(const ExpertSource* source, const ExpertStoreOptions& options) {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
   if (options.version < 0 || options.version >= source->num_versions()) {
-    return absl::InvalidArgumentError(fmt::format("version {}: {} has versions 0 to {}",
-                                                  options.version, source->name(),
-                                                  source->num_versions() - 1));
+    return InvalidArgument("version {}: {} has versions 0 to {}", options.version, source->name(),
+                           source->num_versions() - 1);
   }
   if (options.io_threads < 1 || options.io_threads > kMaxIoThreads) {
-    return absl::InvalidArgumentError(
-        fmt::format("io_threads {}: must be in [1, {}]", options.io_threads, kMaxIoThreads));
+    return InvalidArgument("io_threads {}: must be in [1, {}]", options.io_threads, kMaxIoThreads);
   }
   const std::optional<ResidencyRule> rule =
       options.residency == nullptr ? std::nullopt : options.residency->rule();
@@ -48,9 +44,9 @@ absl::StatusOr<std::shared_ptr<ExpertStore::Impl>> ExpertStore::Impl::Create(
   const CacheBlocks blocks = MeasureCacheBlocks(*source, {options.version}, BlockKind::kClasses);
   impl->block_bytes = blocks.largest;
   if (options.budget_bytes < impl->block_bytes) {
-    return absl::InvalidArgumentError(fmt::format(
-        "budget_bytes {}: one expert of {} takes {}, all {} of them {}", options.budget_bytes,
-        source->name(), impl->block_bytes, total, blocks.all_bytes));
+    return InvalidArgument("budget_bytes {}: one expert of {} takes {}, all {} of them {}",
+                           options.budget_bytes, source->name(), impl->block_bytes, total,
+                           blocks.all_bytes);
   }
   impl->slots = SlotsOf(options.budget_bytes, blocks.all_bytes, total);
   impl->budget.SetLimit(options.budget_bytes);
@@ -78,8 +74,7 @@ absl::Status ExpertStore::Impl::CheckKey(ExpertKey key) const {
   MOERT_RETURN_IF_ERROR(CheckLayer(model(), key.layer));
   const int experts = model().layers[key.layer].num_experts;
   if (key.expert >= 0 && key.expert < experts) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      fmt::format("layer {} expert {}: must be in [0, {})", key.layer, key.expert, experts));
+  return InvalidArgument("layer {} expert {}: must be in [0, {})", key.layer, key.expert, experts);
 }
 
 PolicyContext ExpertStore::Impl::BeginCall(int layer, Phase phase) {

@@ -1,5 +1,4 @@
 // VersionedStore as a cache: experts come, and make room for others.
-#include "absl/cleanup/cleanup.h"
 #include "store/block_pool.h"
 #include "store/versioned_store.h"
 #include "transfer/transfer_queue.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
-#include "fmt/format.h"
+#include "base/errors.h"
 #include "store/block_pool.h"
 #include "store/versioned_store.h"
 
@@ -51,9 +51,9 @@ absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
   const int64_t pinned = std::count_if(entries_.begin(), entries_.end(),
                                        [](const Entry& entry) { return entry.pins > 0; });
   if (pinned > slots) {
-    return absl::FailedPreconditionError(fmt::format(
+    return FailedPrecondition(
         "{} experts are in use by layer calls, leases or fetches, the new budget holds {}", pinned,
-        slots));
+        slots);
   }
   std::vector<int> before = capacity_;
   absl::Cleanup keep = [&] { PutBack(std::move(before)); };
@@ -89,10 +89,10 @@ absl::StatusOr<SlotRegion> VersionedStore::Slots(int layer) const {
     good = region.base == base && region.stride == first.stride;
   }
   if (!good) {
-    return absl::FailedPreconditionError(fmt::format(
-        "layer {}: its slots have no constant stride: {}", layer,
-        first.base == nullptr ? "they come from the host's allocator, or the engine simulates"
-                              : "its experts differ in size"));
+    return FailedPrecondition("layer {}: its slots have no constant stride: {}", layer,
+                              first.base == nullptr
+                                  ? "they come from the host's allocator, or the engine simulates"
+                                  : "its experts differ in size");
   }
   return SlotRegion{first.base, first.stride, first.blocks == 1 ? experts : first.blocks};
 }

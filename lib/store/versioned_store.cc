@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
-#include "fmt/format.h"
 #include "store/block_pool.h"
 #include "transfer/link_estimate.h"
 #include "transfer/transfer_queue.h"
@@ -103,9 +102,7 @@ absl::Status VersionedStore::LoadStandby() {
   standby_.assign(entries_.size(), -1);
   for (int l = 0; l < model.num_layers(); ++l) {
     for (int e = 0; e < model.layers[l].num_experts; ++e) {
-      if (!StartVersion({l, e}, kLow, LoadReason::kBackground)) {
-        return NoMemoryFor(l, e, pool(1));
-      }
+      if (!StartVersion({l, e}, kLow, LoadReason::kBackground)) return NoMemoryFor(l, e, pool(1));
     }
     while (Wait()) {
     }

@@ -1,7 +1,6 @@
 #include "strategies/arc.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "store/state_bytes.h"
 namespace moert {

@@ -1,8 +1,8 @@
 // The built-in strategies as users see them: names, one-sentence summaries, keys.
 #include "strategies/builtin.h"
 
+#include "base/errors.h"
 #include "base/fmt_absl.h"
-#include "fmt/format.h"
 
 namespace moert {
 namespace {
@@ -205,8 +205,7 @@ absl::Status RefuseKeys(absl::string_view strategy, const StrategyParams& params
                         std::initializer_list<const char*> keys, absl::string_view setting) {
   for (const char* key : keys) {
     if (!params.Has(key)) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("strategy {}: key '{}' has no effect with {}", strategy, key, setting));
+    return InvalidArgument("strategy {}: key '{}' has no effect with {}", strategy, key, setting);
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
@@ -137,10 +138,9 @@ absl::Status CheckEffect(const Composition& composition, absl::string_view spec)
     if (!Fills(composition.strategy, seam)) continue;
     const absl::string_view why = WhyInert(composition.strategy, seam);
     if (why.empty()) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("strategy '{}': the {} policy of '{}' would have no effect: '{}' {}; {}", spec,
-                    kSeamNames[seam], composition.filler[seam], composition.serving, why,
-                    Instead(composition, seam)));
+    return InvalidArgument("strategy '{}': the {} policy of '{}' would have no effect: '{}' {}; {}",
+                           spec, kSeamNames[seam], composition.filler[seam], composition.serving,
+                           why, Instead(composition, seam));
   }
   return absl::OkStatus();
 }
@@ -152,23 +152,21 @@ absl::Status CheckVersions(const Strategy& from, bool with_precision, const Stra
       from.versions == into.versions) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      fmt::format("strategy '{}': the versions it names ({}) would be ignored; name them in the "
-                  "first strategy, '{}:scheme=...'",
-                  from.spec, fmt::join(from.versions, ", "), NameOf(into.spec)));
+  return InvalidArgument(
+      "strategy '{}': the versions it names ({}) would be ignored; name them in the first "
+      "strategy, '{}:scheme=...'",
+      from.spec, fmt::join(from.versions, ", "), NameOf(into.spec));
 }
 
 /// "A+B.seam": that seam of B.
 absl::Status AddSeam(absl::string_view name, Strategy* from, Composition* into) {
   const auto it = std::find(kSeamNames.begin(), kSeamNames.end(), name);
   if (it == kSeamNames.end()) {
-    return absl::InvalidArgumentError(
-        fmt::format("unknown seam '{}'; seams are: {}", name, fmt::join(kSeamNames, ", ")));
+    return InvalidArgument("unknown seam '{}'; seams are: {}", name, fmt::join(kSeamNames, ", "));
   }
   const auto seam = static_cast<Seam>(it - kSeamNames.begin());
   if (!Fills(*from, seam)) {
-    return absl::InvalidArgumentError(
-        fmt::format("strategy '{}' leaves its {} seam at the default", from->spec, name));
+    return InvalidArgument("strategy '{}' leaves its {} seam at the default", from->spec, name);
   }
   MOERT_RETURN_IF_ERROR(CheckVersions(*from, seam == kPrecision, into->strategy));
   TakeSeam(seam, from, into);
@@ -184,24 +182,22 @@ absl::Status AddAll(Strategy* from, Composition* into) {
         from->preload || !FillsAny(into->strategy)
             ? fmt::format("write '{}'", spec)
             : fmt::format("put it first, as in '{}+{}'", spec, into->strategy.spec);
-    return absl::InvalidArgumentError(
-        fmt::format("strategy '{0}': how it keeps experts is no seam, so '+{0}' would lose it; "
-                    "{1}{2}",
-                    name, instead, FillsAny(*from) ? ", or name one of its seams" : ""));
+    return InvalidArgument(
+        "strategy '{0}': how it keeps experts is no seam, so '+{0}' would lose it; {1}{2}", name,
+        instead, FillsAny(*from) ? ", or name one of its seams" : "");
   }
   MOERT_RETURN_IF_ERROR(CheckVersions(*from, Fills(*from, kPrecision), into->strategy));
   if (!FillsAny(*from)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "strategy '{0}' leaves every seam at its default, so '+{0}' would have no effect", name));
+    return InvalidArgument(
+        "strategy '{0}' leaves every seam at its default, so '+{0}' would have no effect", name);
   }
   for (int i = 0; i < kSeams; ++i) {
     const auto seam = static_cast<Seam>(i);
     if (!Fills(*from, seam)) continue;
     if (Fills(into->strategy, seam)) {
-      return absl::InvalidArgumentError(
-          fmt::format("strategies '{0}' and '{1}' both fill the {2} seam; name one, as in "
-                      "'{0}+{1}.{2}'",
-                      into->strategy.spec, from->spec, kSeamNames[seam]));
+      return InvalidArgument(
+          "strategies '{0}' and '{1}' both fill the {2} seam; name one, as in '{0}+{1}.{2}'",
+          into->strategy.spec, from->spec, kSeamNames[seam]);
     }
     TakeSeam(seam, from, into);
   }

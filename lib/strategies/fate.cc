@@ -3,9 +3,9 @@
 // layers, which the gate predicts worst, get their slots first (Fate Sec. 4). With one scheme it is
 // exact; with `low` transfers are in the right number of bits (hybrid_bits.h) and it is not; with
 // cpu=1 a CPU computes some misses, and it is faithful.
+#include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "prefetch/next_layer_gate.h"
 #include "prefetch/prefetch_rule.h"
 #include "store/residency/cache_policy.h"
@@ -21,18 +21,14 @@ absl::Status AddHybridBits(const StrategyParams& params, Strategy* strategy) {
   if (!params.Has("low")) {
     for (const char* key : {"rho", "miss_bits", "low_hits"}) {
       if (params.Has(key)) {
-        return absl::InvalidArgumentError(
-            fmt::format("strategy fate: {} needs a second scheme, low=NAME", key));
+        return InvalidArgument("strategy fate: {} needs a second scheme, low=NAME", key);
       }
     }
     return absl::OkStatus();
   }
   const std::string high = params.Text("scheme", "w4a16_g128");
   const std::string low = params.Text("low", "");
-  if (high == low) {
-    return absl::InvalidArgumentError(
-        fmt::format("strategy fate: scheme and low are both {}", high));
-  }
+  if (high == low) return InvalidArgument("strategy fate: scheme and low are both {}", high);
   HybridBitsOptions options;
   MOERT_ASSIGN_OR_RETURN(options.rho, params.Number("rho", options.rho, 0, 1));
   MOERT_ASSIGN_OR_RETURN(const int miss, params.OneOf("miss_bits", 0, {"high", "low"}));

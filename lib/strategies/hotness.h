@@ -2,7 +2,6 @@
 #ifndef MOERT_LIB_STRATEGIES_HOTNESS_H_
 #define MOERT_LIB_STRATEGIES_HOTNESS_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

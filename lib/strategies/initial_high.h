@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "moert/strategy.h"
 #include "strategies/routing_statistics.h"
 

@@ -8,14 +8,15 @@
 #include <utility>
 
 #include "absl/strings/str_split.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
+#include "store/state_bytes.h"
 #include "strategies/builtin.h"
 #include "strategies/hotness.h"
 #include "strategies/routing_statistics.h"
 #include "strategies/rung_choice.h"
-#include "store/state_bytes.h"
 #include "strategies/transition_keys.h"
 
 namespace moert {
@@ -115,10 +116,10 @@ absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context) {
   s.serving = Serving::kHotSet;
   s.versions = absl::StrSplit(params.Text("versions", ""), '/');
   if (s.versions.size() < 3 || s.versions.size() > 4) {
-    return absl::InvalidArgumentError(fmt::format(
+    return InvalidArgument(
         "strategy dynaexq: versions={} names {}: it takes three or four, most bits first, as in "
         "w8a16_g128/w4a16_g128/w2a16_g64_asym; of two, give hi= and lo=",
-        fmt::join(s.versions, "/"), s.versions.size()));
+        fmt::join(s.versions, "/"), s.versions.size());
   }
   if (context.calibration == nullptr) {
     return absl::InvalidArgumentError(

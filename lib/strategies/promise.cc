@@ -1,7 +1,7 @@
 #include "moert/promise.h"
 
+#include "base/errors.h"
 #include "base/fmt_absl.h"
-#include "fmt/format.h"
 
 namespace moert {
 
@@ -21,10 +21,10 @@ absl::StatusOr<Promise> ParsePromise(absl::string_view name) {
   for (const Promise promise : {Promise::kExact, Promise::kFaithful, Promise::kLossy}) {
     if (name == PromiseName(promise)) return promise;
   }
-  return absl::InvalidArgumentError(
-      fmt::format("promise '{}': must be exact (the same bits at any budget), faithful (the "
-                  "model's own routing and precision; a CPU may compute beside a GPU) or lossy",
-                  name));
+  return InvalidArgument(
+      "promise '{}': must be exact (the same bits at any budget), faithful (the model's own "
+      "routing and precision; a CPU may compute beside a GPU) or lossy",
+      name);
 }
 
 }  // namespace moert

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
 #include "base/mutex.h"
@@ -31,18 +32,14 @@ bool LegalName(const std::string& name) {
 
 absl::Status CheckInfo(const StrategyInfo& info) {
   constexpr char kLegal[] = "must begin with a-z and consist of a-z, 0-9, '-' and '_'";
-  if (!LegalName(info.name)) {
-    return absl::InvalidArgumentError(fmt::format("strategy name '{}': {}", info.name, kLegal));
-  }
+  if (!LegalName(info.name)) return InvalidArgument("strategy name '{}': {}", info.name, kLegal);
   std::vector<std::string> seen;
   for (const StrategyKey& key : info.keys) {
     if (!LegalName(key.name)) {
-      return absl::InvalidArgumentError(
-          fmt::format("strategy {}: key '{}': {}", info.name, key.name, kLegal));
+      return InvalidArgument("strategy {}: key '{}': {}", info.name, key.name, kLegal);
     }
     if (std::find(seen.begin(), seen.end(), key.name) != seen.end()) {
-      return absl::InvalidArgumentError(
-          fmt::format("strategy {}: key '{}' is declared twice", info.name, key.name));
+      return InvalidArgument("strategy {}: key '{}' is declared twice", info.name, key.name);
     }
     seen.push_back(key.name);
   }
@@ -60,13 +57,12 @@ class Registry {
     MOERT_RETURN_IF_ERROR(CheckInfo(strategy.info));
     const std::string& name = strategy.info.name;
     if (strategy.builder == nullptr) {
-      return absl::InvalidArgumentError(fmt::format("strategy {}: builder must not be null", name));
+      return InvalidArgument("strategy {}: builder must not be null", name);
     }
     const MutexLock lock(&mu_);
     for (const auto& other : table_) {
       if (other->info.name == name) {
-        return absl::AlreadyExistsError(
-            fmt::format("strategy '{}' is registered already; choose another name", name));
+        return AlreadyExists("strategy '{}' is registered already; choose another name", name);
       }
     }
     table_.push_back(std::make_unique<const RegisteredStrategy>(std::move(strategy)));
@@ -131,11 +127,10 @@ absl::Status CheckRenamedKeys(absl::string_view name, absl::string_view keys) {
   if (name != "importance" && name != "graded") return absl::OkStatus();
   for (const absl::string_view key : absl::StrSplit(keys, ',')) {
     if (!absl::StartsWith(key, "balancer=")) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("strategy {}: '{}' is spelled 'cpu={}' now", name, key,
-                    key == "balancer=0"   ? "0"
-                    : key == "balancer=1" ? "turns"
-                                          : "1"));
+    return InvalidArgument("strategy {}: '{}' is spelled 'cpu={}' now", name, key,
+                           key == "balancer=0"   ? "0"
+                           : key == "balancer=1" ? "turns"
+                                                 : "1");
   }
   return absl::OkStatus();
 }
@@ -167,11 +162,9 @@ absl::StatusOr<Strategy> BuildOne(const std::string& spec, std::optional<Promise
     return strategy;
   }
   const std::string spelling = TodaysSpelling(parts.first, parts.second);
-  if (!spelling.empty()) {
-    return absl::InvalidArgumentError(fmt::format("strategy '{}' {}", spec, spelling));
-  }
-  return absl::InvalidArgumentError(
-      fmt::format("unknown strategy '{}'; there are: {}", parts.first, fmt::join(names, ", ")));
+  if (!spelling.empty()) return InvalidArgument("strategy '{}' {}", spec, spelling);
+  return InvalidArgument("unknown strategy '{}'; there are: {}", parts.first,
+                         fmt::join(names, ", "));
 }
 
 }  // namespace moert

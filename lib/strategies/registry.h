@@ -4,10 +4,8 @@
 
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "moert/strategy.h"
 
 namespace moert {

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
@@ -39,8 +40,8 @@ absl::StatusOr<int> SchemeOf(const RoutingStatistics& statistics, const std::str
   const auto at = std::find(schemes.begin(), schemes.end(), version);
   if (at != schemes.end()) return static_cast<int>(at - schemes.begin());
   if (version == "bf16") return -1;
-  return absl::InvalidArgumentError(fmt::format(
-      "{}: {} was not calibrated, only {}", statistics.file, version, fmt::join(schemes, ", ")));
+  return InvalidArgument("{}: {} was not calibrated, only {}", statistics.file, version,
+                         fmt::join(schemes, ", "));
 }
 
 }  // namespace
@@ -73,21 +74,19 @@ absl::Status CheckSameModel(const RoutingStatistics& statistics, const MoeModelS
 absl::Status CheckSameModel(const std::string& file, const MoeModelSpec& theirs,
                             const MoeModelSpec& model) {
   if (theirs.num_layers() != model.num_layers()) {
-    return absl::InvalidArgumentError(fmt::format("{}: is of a model of {} MoE layers, not of {}",
-                                                  file, theirs.num_layers(), model.num_layers()));
+    return InvalidArgument("{}: is of a model of {} MoE layers, not of {}", file,
+                           theirs.num_layers(), model.num_layers());
   }
   for (size_t l = 0; l < model.layers.size(); ++l) {
     const MoeLayerSpec& a = theirs.layers[l];
     const MoeLayerSpec& b = model.layers[l];
     if (a.num_experts != b.num_experts) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: layer {} has {} experts there and {} in the model", file, l,
-                      a.num_experts, b.num_experts));
+      return InvalidArgument("{}: layer {} has {} experts there and {} in the model", file, l,
+                             a.num_experts, b.num_experts);
     }
     if (a.hidden != b.hidden || a.intermediate != b.intermediate) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: experts of layer {} are {} x {} there and {} x {} in the model", file, l,
-                      a.hidden, a.intermediate, b.hidden, b.intermediate));
+      return InvalidArgument("{}: experts of layer {} are {} x {} there and {} x {} in the model",
+                             file, l, a.hidden, a.intermediate, b.hidden, b.intermediate);
     }
   }
   return absl::OkStatus();

@@ -1,6 +1,7 @@
 #include "moert/rules.h"
 
 #include "absl/strings/string_view.h"
+#include "base/errors.h"
 #include "fmt/format.h"
 
 namespace moert {
@@ -8,9 +9,8 @@ namespace {
 
 template <typename T>
 absl::Status Outside(absl::string_view field, T value, absl::string_view legal) {
-  return absl::InvalidArgumentError(fmt::format("{} is {}; must be {}",
-                                                fmt::string_view(field.data(), field.size()), value,
-                                                fmt::string_view(legal.data(), legal.size())));
+  return InvalidArgument("{} is {}; must be {}", fmt::string_view(field.data(), field.size()),
+                         value, fmt::string_view(legal.data(), legal.size()));
 }
 
 /// By number: a host may have made it from one.
@@ -43,8 +43,8 @@ absl::Status ResidencyRule::Validate() const {
   }
   if (shared_slots && kind != ResidencyRuleKind::kWorth) {
     return absl::InvalidArgumentError(
-        "residency rule: shared_slots needs kind kWorth, which "
-        "compares experts of different layers");
+        "residency rule: shared_slots needs kind kWorth, which compares experts of different "
+        "layers");
   }
   if (capacity.shallow < -1) {
     return Outside("residency rule: capacity.shallow", capacity.shallow, "at least -1");

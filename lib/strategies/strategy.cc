@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/errors.h"
 #include "fmt/format.h"
 #include "plan/placement_rule.h"
 #include "store/versioned_store.h"
@@ -65,7 +66,7 @@ bool Strategy::misses_by_rule() const {
 
 absl::Status Strategy::Validate() const {
   const auto invalid = [&](const std::string& why) {
-    return absl::InvalidArgumentError(fmt::format("strategy {}: {}", spec, why));
+    return InvalidArgument("strategy {}: {}", spec, why);
   };
   absl::Status rules = ValidateRule(prefetch.get());
   rules.Update(ValidateRule(residency.get()));

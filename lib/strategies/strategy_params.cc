@@ -4,6 +4,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "base/errors.h"
 #include "fmt/format.h"
 #include "fmt/ranges.h"
 
@@ -18,17 +19,15 @@ absl::StatusOr<StrategyParams> StrategyParams::Parse(absl::string_view strategy,
   for (const absl::string_view item : absl::StrSplit(text, ',')) {
     const std::pair<std::string, std::string> kv = absl::StrSplit(item, absl::MaxSplits('=', 1));
     if (std::find(legal.begin(), legal.end(), kv.first) == legal.end()) {
-      return absl::InvalidArgumentError(
-          fmt::format("strategy {}: unknown key '{}'; it takes {}", params.strategy_, kv.first,
-                      legal.empty() ? "none" : fmt::format("{}", fmt::join(legal, ", "))));
+      return InvalidArgument("strategy {}: unknown key '{}'; it takes {}", params.strategy_,
+                             kv.first,
+                             legal.empty() ? "none" : fmt::format("{}", fmt::join(legal, ", ")));
     }
     if (kv.second.empty()) {
-      return absl::InvalidArgumentError(
-          fmt::format("strategy {}: key '{}' needs a value", params.strategy_, kv.first));
+      return InvalidArgument("strategy {}: key '{}' needs a value", params.strategy_, kv.first);
     }
     if (!params.values_.emplace(kv.first, kv.second).second) {
-      return absl::InvalidArgumentError(
-          fmt::format("strategy {}: key '{}' is given twice", params.strategy_, kv.first));
+      return InvalidArgument("strategy {}: key '{}' is given twice", params.strategy_, kv.first);
     }
   }
   return params;
@@ -45,8 +44,8 @@ absl::StatusOr<double> StrategyParams::Number(const std::string& key, double fal
   if (it == values_.end()) return fallback;
   double value = 0;
   if (!absl::SimpleAtod(it->second, &value) || !(value >= low && value <= high)) {
-    return absl::InvalidArgumentError(fmt::format(
-        "strategy {}: {}={}: must be a number in [{}, {}]", strategy_, key, it->second, low, high));
+    return InvalidArgument("strategy {}: {}={}: must be a number in [{}, {}]", strategy_, key,
+                           it->second, low, high);
   }
   return value;
 }
@@ -57,9 +56,8 @@ absl::StatusOr<int64_t> StrategyParams::Integer(const std::string& key, int64_t 
   if (it == values_.end()) return fallback;
   int64_t value = 0;
   if (!absl::SimpleAtoi(it->second, &value) || value < low || value > high) {
-    return absl::InvalidArgumentError(
-        fmt::format("strategy {}: {}={}: must be an integer in [{}, {}]", strategy_, key,
-                    it->second, low, high));
+    return InvalidArgument("strategy {}: {}={}: must be an integer in [{}, {}]", strategy_, key,
+                           it->second, low, high);
   }
   return value;
 }
@@ -79,10 +77,10 @@ absl::StatusOr<std::vector<ExpertKey>> StrategyParams::Experts(const std::string
     for (const absl::string_view number : absl::StrSplit(of_layer, '-', absl::SkipEmpty())) {
       ExpertKey expert{layer, 0};
       if (!absl::SimpleAtoi(number, &expert.expert) || expert.expert < 0) {
-        return absl::InvalidArgumentError(
-            fmt::format("strategy {}: {}: '{}' of layer {} is no expert; write 0-3-7/1-2 for "
-                        "experts 0, 3, 7 of layer 0 and 1, 2 of layer 1",
-                        strategy_, key, std::string(number), layer));
+        return InvalidArgument(
+            "strategy {}: {}: '{}' of layer {} is no expert; write 0-3-7/1-2 for experts 0, 3, 7 "
+            "of layer 0 and 1, 2 of layer 1",
+            strategy_, key, std::string(number), layer);
       }
       experts.push_back(expert);
     }
@@ -97,9 +95,8 @@ absl::StatusOr<int> StrategyParams::OneOf(const std::string& key, int fallback,
   if (it == values_.end()) return fallback;
   const auto found = std::find(legal.begin(), legal.end(), it->second);
   if (found == legal.end()) {
-    return absl::InvalidArgumentError(fmt::format("strategy {}: {}={}: must be one of {}",
-                                                  strategy_, key, it->second,
-                                                  fmt::join(legal, ", ")));
+    return InvalidArgument("strategy {}: {}={}: must be one of {}", strategy_, key, it->second,
+                           fmt::join(legal, ", "));
   }
   return static_cast<int>(found - legal.begin());
 }

@@ -1,7 +1,5 @@
 #include "strategies/transition_keys.h"
 
-#include <utility>
-
 #include "base/status_macros.h"
 #include "strategies/routing_statistics.h"
 

@@ -1,9 +1,9 @@
 // Recorded decode routing of trained models: three tensors of a safetensors file.
-#include <fmt/format.h>
 
 #include <cmath>
 #include <new>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
@@ -31,9 +31,8 @@ class RecordedRouting final : public TraceReader {
     }
     if (first.routing.kind != RoutingKind::kSoftmaxTopK &&
         first.routing.kind != RoutingKind::kTopKSoftmax) {
-      return absl::InvalidArgumentError(
-          fmt::format("{}: weights of {} routing do not follow from its scores", file_->path(),
-                      std::string(RoutingKindName(first.routing.kind))));
+      return InvalidArgument("{}: weights of {} routing do not follow from its scores",
+                             file_->path(), std::string(RoutingKindName(first.routing.kind)));
     }
     MOERT_ASSIGN_OR_RETURN(ids_, file_->Get("topk_ids"));
     MOERT_ASSIGN_OR_RETURN(scores_, file_->Get("scores"));
@@ -51,9 +50,9 @@ class RecordedRouting final : public TraceReader {
     for (const auto& [tensor, shape] : {std::pair(ids_, want_ids), std::pair(scores_, want_scores),
                                         std::pair(predicted_, want_predicted)}) {
       if (tensor->shape == shape) continue;
-      return absl::InvalidArgumentError(
-          fmt::format("{}: {} is {}, the model wants {}", file_->path(), Printable(tensor->name),
-                      ShapeToString(tensor->shape), ShapeToString(shape)));
+      return InvalidArgument("{}: {} is {}, the model wants {}", file_->path(),
+                             Printable(tensor->name), ShapeToString(tensor->shape),
+                             ShapeToString(shape));
     }
     return Rewind();
   }
@@ -118,17 +117,15 @@ class RecordedRouting final : public TraceReader {
         bool repeated = false;
         for (size_t j = i / k * k; j < i; ++j) repeated = repeated || step_ids_[j] == step_ids_[i];
         if (step_ids_[i] < experts && !repeated) continue;
-        return absl::InvalidArgumentError(fmt::format("{}: step {}: expert {} {}", file_->path(),
-                                                      step_, step_ids_[i],
-                                                      repeated ? "comes twice" : "does not exist"));
+        return InvalidArgument("{}: step {}: expert {} {}", file_->path(), step_, step_ids_[i],
+                               repeated ? "comes twice" : "does not exist");
       }
       step_scores_.resize(layers * experts);
       MOERT_RETURN_IF_ERROR(
           file_->ReadAsF32(*scores_, step_ * layers * experts, absl::MakeSpan(step_scores_)));
       for (const float s : step_scores_) {
         if (std::isfinite(s)) continue;
-        return absl::InvalidArgumentError(
-            fmt::format("{}: step {}: a score is not finite", file_->path(), step_));
+        return InvalidArgument("{}: step {}: a score is not finite", file_->path(), step_);
       }
       step_predicted_.resize((layers - 1) * experts);
       MOERT_RETURN_IF_ERROR(file_->ReadAsF32(*predicted_, step_ * (layers - 1) * experts,

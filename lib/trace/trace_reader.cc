@@ -8,6 +8,7 @@
 
 #include "base/bf16.h"
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/hash64.h"
 #include "base/json.h"
@@ -34,8 +35,7 @@ absl::StatusOr<TraceVersion> ParseVersion(JsonValue object, const MoeModelSpec& 
   MOERT_RETURN_IF_ERROR(fields.status());
   const auto bytes = fields.Find("bytes");
   if (!bytes || !bytes->is_array() || bytes->size() != model.layers.size()) {
-    return absl::InvalidArgumentError(
-        fmt::format("{}: bytes must be a list of {} layers", source, model.layers.size()));
+    return InvalidArgument("{}: bytes must be a list of {} layers", source, model.layers.size());
   }
   const auto read = [](JsonValue value) {
     const int64_t b = value.AsInt().value_or(-1);
@@ -51,9 +51,8 @@ absl::StatusOr<TraceVersion> ParseVersion(JsonValue object, const MoeModelSpec& 
     }
     for (const int64_t b : row) {
       if (b > 0) continue;
-      return absl::InvalidArgumentError(
-          fmt::format("{}: bytes of layer {} must be a size or {} sizes in [1, {}]", source, l,
-                      experts, kMaxRecordBytes));
+      return InvalidArgument("{}: bytes of layer {} must be a size or {} sizes in [1, {}]", source,
+                             l, experts, kMaxRecordBytes);
     }
   }
   return version;
@@ -76,8 +75,8 @@ absl::StatusOr<TraceHeader> ParseHeader(std::string text, const std::string& pat
   MOERT_ASSIGN_OR_RETURN(header.model, ModelFromJson(*model, path + ": model"));
   for (const MoeLayerSpec& layer : header.model.layers) {
     if (layer.num_experts <= UINT16_MAX + 1) continue;
-    return absl::InvalidArgumentError(
-        fmt::format("{}: {} experts in a layer, a trace holds 65536", path, layer.num_experts));
+    return InvalidArgument("{}: {} experts in a layer, a trace holds 65536", path,
+                           layer.num_experts);
   }
   const auto versions = fields.Find("versions");
   const int64_t count =
@@ -86,9 +85,8 @@ absl::StatusOr<TraceHeader> ParseHeader(std::string text, const std::string& pat
     return absl::InvalidArgumentError(path + ": versions must be a list of 1 to 64");
   }
   if (count * header.model.total_experts() > kMaxSizes) {
-    return absl::InvalidArgumentError(fmt::format("{}: {} versions of {} experts, the limit is {}",
-                                                  path, count, header.model.total_experts(),
-                                                  kMaxSizes));
+    return InvalidArgument("{}: {} versions of {} experts, the limit is {}", path, count,
+                           header.model.total_experts(), kMaxSizes);
   }
   for (const JsonValue entry : versions->elements()) {
     MOERT_ASSIGN_OR_RETURN(TraceVersion version, ParseVersion(entry, header.model,
@@ -167,11 +165,10 @@ class Reader final : public TraceReader {
 
  private:
   absl::Status Bad(const std::string& what) const {
-    return absl::InvalidArgumentError(fmt::format("{}: {}", file_->path(), what));
+    return InvalidArgument("{}: {}", file_->path(), what);
   }
   absl::Status Damaged(const std::string& what) const {
-    return absl::DataLossError(
-        fmt::format("{}: {} is damaged: its checksum differs", file_->path(), what));
+    return DataLoss("{}: {} is damaged: its checksum differs", file_->path(), what);
   }
   absl::Status BadCall(const std::string& what) const {
     return Bad(fmt::format("call {} at byte {}: {}", calls_, offset_, what));

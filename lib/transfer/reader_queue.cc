@@ -9,10 +9,10 @@
 #include <thread>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/mutex.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {
@@ -31,8 +31,8 @@ class ReaderQueue final : public TransferQueue {
       try {
         threads_.emplace_back([this] { Serve(); });
       } catch (const std::system_error& e) {
-        return absl::ResourceExhaustedError(
-            fmt::format("cannot start reader thread {} of {}: {}", i + 1, threads, e.what()));
+        return ResourceExhausted("cannot start reader thread {} of {}: {}", i + 1, threads,
+                                 e.what());
       }
     }
     return absl::OkStatus();

@@ -1,6 +1,5 @@
 // The simulated link of the virtual clock: some transfers at once, in the order of service.
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "base/exception_status.h"

@@ -5,7 +5,6 @@
 
 #include <cuda_runtime.h>
 
-#include "base/ewma.h"
 #include "kernels/cuda/cache/answer_low.cuh"
 #include "kernels/cuda/cache/give_to_cpu.cuh"
 #include "kernels/cuda/cache/known_call.cuh"

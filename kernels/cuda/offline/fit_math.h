@@ -4,7 +4,6 @@
 #ifndef MOERT_KERNELS_CUDA_OFFLINE_FIT_MATH_H_
 #define MOERT_KERNELS_CUDA_OFFLINE_FIT_MATH_H_
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 

@@ -4,8 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdint>
-
 namespace moert::cuda {
 
 template <typename T, int kCount>

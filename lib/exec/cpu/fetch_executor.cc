@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/errors.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 
 namespace moert {
 namespace {
@@ -59,9 +59,8 @@ FetchExecutor::FetchExecutor(const ExecutorParts& parts) : parts_(parts) {
 
 absl::Status FetchExecutor::Check(const ExecutorCall& /*call*/, const MoeLayerSpec& /*layer*/,
                                   bool /*routed*/) const {
-  return absl::FailedPreconditionError(
-      fmt::format("the records of {} are opaque, their product is the host's: use Fetch",
-                  parts_.source->name()));
+  return FailedPrecondition("the records of {} are opaque, their product is the host's: use Fetch",
+                            parts_.source->name());
 }
 
 absl::Status FetchExecutor::Route(const ExecutorCall& call, const RoutingRequest& /*request*/,

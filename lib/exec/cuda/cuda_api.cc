@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "base/bytes_text.h"
+#include "base/errors.h"
 #include "fmt/format.h"
 
 namespace moert::cuda {
@@ -30,7 +31,7 @@ struct Contexts {
     if (error == cudaSuccess && result == cudaDriverEntryPointSuccess && p != nullptr) {
       *f = reinterpret_cast<F>(p);
     } else {
-      status.Update(absl::UnavailableError(fmt::format("CUDA: this driver has no {}", name)));
+      status.Update(Unavailable("CUDA: this driver has no {}", name));
     }
   }
   Contexts() {
@@ -52,13 +53,13 @@ absl::StatusOr<CUcontext> PrimaryContext(int device) {
   constexpr int kMostDevices = 128;
   static std::atomic<CUcontext> retained[kMostDevices];
   if (device < 0 || device >= kMostDevices) {
-    return absl::InvalidArgumentError(fmt::format("CUDA: device {} does not exist", device));
+    return InvalidArgument("CUDA: device {} does not exist", device);
   }
   CUcontext context = retained[device].load(std::memory_order_acquire);
   if (context != nullptr) return context;
   if (!Driver().status.ok()) return Driver().status;
   if (Driver().retain(&context, device) != CUDA_SUCCESS) {
-    return absl::UnavailableError(fmt::format("CUDA: device {} gives no context", device));
+    return Unavailable("CUDA: device {} gives no context", device);
   }
   retained[device].store(context, std::memory_order_release);
   return context;
@@ -83,7 +84,7 @@ DeviceScope::DeviceScope(int device) {
   if (!context.ok()) {
     status_ = context.status();
   } else if (Driver().push(*context) != CUDA_SUCCESS) {
-    status_ = absl::UnavailableError(fmt::format("CUDA: device {} gives no context", device));
+    status_ = Unavailable("CUDA: device {} gives no context", device);
   }
 }
 
@@ -129,8 +130,7 @@ absl::StatusOr<Buffer> Buffer::Pinned(int64_t bytes) {
   void* p = nullptr;
   if (const int64_t limit = pinning_limit.load(); limit >= 0) {
     if (bytes > limit) {
-      return absl::ResourceExhaustedError(
-          fmt::format("pinning {} of host memory is refused", BytesText(bytes)));
+      return ResourceExhausted("pinning {} of host memory is refused", BytesText(bytes));
     }
     pinning_limit.store(limit - bytes);
   }
@@ -151,10 +151,7 @@ absl::StatusOr<Buffer> Buffer::Pageable(int64_t bytes) {
   const size_t rounded = (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
   Buffer b;
   b.data_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded));
-  if (b.data_ == nullptr) {
-    return absl::ResourceExhaustedError(
-        fmt::format("no memory for {} of staging", BytesText(bytes)));
-  }
+  if (b.data_ == nullptr) return ResourceExhausted("no memory for {} of staging", BytesText(bytes));
   b.bytes_ = bytes;
   b.kind_ = Kind::kPageable;
   return b;

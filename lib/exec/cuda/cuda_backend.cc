@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "exec/backend.h"
 #include "exec/cuda/cache/cpu_experts.h"
@@ -13,7 +14,6 @@
 #include "exec/cuda/memory/device_pool.h"
 #include "exec/cuda/memory/device_transfers.h"
 #include "exec/host_records.h"
-#include "fmt/format.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route/route.h"
 #include "moert/tools/machine.h"
@@ -51,9 +51,9 @@ class CudaBackend final : public Backend {
     for (int l = 0; l < model.num_layers(); ++l) {
       const MoeLayerSpec& layer = model.layers[l];
       if (layer.num_experts > kMaxExperts || layer.routing.top_k > kMaxTopK) {
-        return absl::UnimplementedError(
-            fmt::format("layer {}: {} experts, top {}: the cuda backend takes at most {}, top {}",
-                        l, layer.num_experts, layer.routing.top_k, kMaxExperts, kMaxTopK));
+        return Unimplemented(
+            "layer {}: {} experts, top {}: the cuda backend takes at most {}, top {}", l,
+            layer.num_experts, layer.routing.top_k, kMaxExperts, kMaxTopK);
       }
       for (int e = 0; e < layer.num_experts; ++e) {
         for (const int version : versions) {
@@ -86,9 +86,8 @@ class CudaBackend final : public Backend {
   absl::StatusOr<int64_t> WorkspaceBytes(const ExecutorSize& size) const override {
     constexpr int64_t kMostTokens = 262140;  // 65535 tiles of 4 rows: a grid's second dimension
     if (size.max_tokens > kMostTokens) {
-      return absl::InvalidArgumentError(
-          fmt::format("max_tokens_per_forward is {}, the cuda backend takes at most {}",
-                      size.max_tokens, kMostTokens));
+      return InvalidArgument("max_tokens_per_forward is {}, the cuda backend takes at most {}",
+                             size.max_tokens, kMostTokens);
     }
     constexpr int64_t kPools = 2;  // of an engine, at most
     if (IsOpaque(*size.source)) {
@@ -173,8 +172,8 @@ absl::Status CudaStatus() {
   const cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess) {
     cudaGetLastError();
-    return absl::UnavailableError(fmt::format("no CUDA device: {}; the cpu backend works without",
-                                              cudaGetErrorString(error)));
+    return Unavailable("no CUDA device: {}; the cpu backend works without",
+                       cudaGetErrorString(error));
   }
   if (devices == 0) return absl::UnavailableError("no CUDA device; the cpu backend works without");
   return absl::OkStatus();

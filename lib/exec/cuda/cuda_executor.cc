@@ -1,7 +1,6 @@
 #include "exec/cuda/cuda_executor.h"
 
 #include <algorithm>
-#include <iterator>
 #include <vector>
 
 #include "base/rows.h"

@@ -240,9 +240,7 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
       request.rule.kind == RoutingRuleKind::kTopK || Spec(call).routing.hash_vocab > 0;
   MOERT_RETURN_IF_ERROR(BringTokenIds(call));
   if (!own_choice) {
-    if (!DeviceRule::Executes(Spec(call), request.rule)) {
-      return RouteOnHost(call, request, routing);
-    }
+    if (!DeviceRule::Executes(Spec(call), request.rule)) return RouteOnHost(call, request, routing);
     // The rule goes by the table.
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(*request.store, call.layer, call.epoch, stream));
   }

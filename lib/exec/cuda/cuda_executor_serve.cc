@@ -25,9 +25,7 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   if (parts_.versions.size() != versions || !store.pool(0).alike()) {
     return absl::FailedPreconditionError("its experts are served in several versions or sizes");
   }
-  if (options_.paced) {
-    return absl::FailedPreconditionError("its link is paced (link_gbps)");
-  }
+  if (options_.paced) return absl::FailedPreconditionError("its link is paced (link_gbps)");
   for (const MoeLayerSpec& layer : model_.layers) {
     if (!rules.ruled || DeviceRule::Serves(layer)) continue;
     return absl::FailedPreconditionError(

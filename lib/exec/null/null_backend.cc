@@ -1,7 +1,6 @@
 // The null backend, for simulation: policies decide, blocks are counted and logical time passes,
 // but no record is read, no memory held and nothing multiplied. It plans memory as the CPU backend
 // does, so that budgets mean what they mean in a real run.
-#include <algorithm>
 
 #include "exec/backend.h"
 #include "exec/cpu/cpu_workspace.h"

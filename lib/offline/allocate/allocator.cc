@@ -1,4 +1,3 @@
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -7,6 +6,7 @@
 #include <random>
 
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "moert/offline/allocate.h"
@@ -72,8 +72,7 @@ class Allocator {
     for (const Scheme& s : wanted) {
       const auto at = std::find(c_.schemes.begin(), c_.schemes.end(), s);
       if (at == c_.schemes.end()) {
-        return absl::InvalidArgumentError(
-            fmt::format("{} was not calibrated, only {}", s.Name(), known));
+        return InvalidArgument("{} was not calibrated, only {}", s.Name(), known);
       }
       candidates_.push_back(static_cast<size_t>(at - c_.schemes.begin()));
     }

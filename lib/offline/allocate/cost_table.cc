@@ -1,11 +1,10 @@
 #include "moert/offline/cost_table.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/json.h"
 #include "base/status_macros.h"
@@ -84,8 +83,7 @@ absl::StatusOr<double> CostTable::Seconds(const Scheme& scheme, int64_t bytes,
     const double per_use = used > 0 ? tokens / used : 1;
     return used * static_cast<double>(bytes) / RateAt(rate.points, per_use);
   }
-  return absl::NotFoundError(
-      fmt::format("cost table {} has no rate for {}; it has {}", name, scheme.Name(), known));
+  return NotFound("cost table {} has no rate for {}; it has {}", name, scheme.Name(), known);
 }
 
 absl::StatusOr<CostTable> LoadCostTable(const std::string& name, Env* env) try {

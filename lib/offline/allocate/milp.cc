@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <limits>
 #include <memory>
-#include <string>
 
 #include "base/exception_status.h"
 #include "base/status_macros.h"

@@ -1,8 +1,7 @@
-#include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
+#include "base/errors.h"
 #include "offline/allocate/multiple_choice.h"
 
 namespace moert {
@@ -92,8 +91,8 @@ absl::StatusOr<ChoiceSolution> SolveByRelaxation(const ChoiceProblem& problem) {
     }
   }
   if (s.bytes > problem.capacity) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} bytes hold no choice: the smallest takes {}", problem.capacity, s.bytes));
+    return InvalidArgument("{} bytes hold no choice: the smallest takes {}", problem.capacity,
+                           s.bytes);
   }
   // Steps of one item are in order, for its hull is convex; equal rates keep the order of items.
   std::stable_sort(steps.begin(), steps.end(),

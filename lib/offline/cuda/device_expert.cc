@@ -1,6 +1,5 @@
 #include "offline/cuda/device_expert.h"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>

@@ -1,7 +1,6 @@
 #include "offline/cuda/gptq_rounding.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/status_macros.h"
 #include "kernels/cuda/offline/dense_product.h"

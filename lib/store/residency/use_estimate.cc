@@ -1,7 +1,5 @@
 #include "store/residency/use_estimate.h"
 
-#include <algorithm>
-
 namespace moert {
 
 UseEstimate::UseEstimate(int experts) : use_(experts), worth_(experts, 0) {

@@ -7,11 +7,11 @@
 #include <chrono>
 #include <system_error>
 
+#include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/rows.h"
 #include "base/spin.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "plan/layer_planner.h"
 
 namespace moert::cuda {
@@ -48,15 +48,14 @@ absl::StatusOr<std::unique_ptr<CpuExperts>> CpuExperts::Create(const MoeModelSpe
   try {
     c->thread_ = std::thread([p = c.get()] { p->Serve(); });
   } catch (const std::system_error& e) {
-    return absl::ResourceExhaustedError(fmt::format("starting a thread: {}", e.what()));
+    return ResourceExhausted("starting a thread: {}", e.what());
   }
   if (!cpus.empty()) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpus[0], &set);
     if (pthread_setaffinity_np(c->thread_.native_handle(), sizeof(set), &set) != 0) {
-      return absl::InvalidArgumentError(
-          fmt::format("cannot pin a thread to CPU {}: not usable by this process", cpus[0]));
+      return InvalidArgument("cannot pin a thread to CPU {}: not usable by this process", cpus[0]);
     }
   }
   return c;

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <string>
-#include <utility>
 
+#include "base/errors.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 
 namespace moert::cuda {
 namespace {
@@ -28,8 +27,7 @@ absl::StatusOr<std::unique_ptr<ServedCpu>> ServedCpu::Create(const Parts& parts)
     for (int e = 0; e < layer.num_experts; ++e) {
       const std::byte* record = parts.records->KeptRecord({l, e}, parts.version);
       if (record == nullptr) {
-        return absl::FailedPreconditionError(
-            fmt::format("layer {} expert {}: its record is not in host memory", l, e));
+        return FailedPrecondition("layer {} expert {}: its record is not in host memory", l, e);
       }
       experts.push_back({e, record, &parts.records->layout(l, e, parts.version)});
     }
@@ -91,9 +89,7 @@ const float* ServedCpu::Inputs(int64_t* rows) {
   const CpuJob& job = *memory().job;
   const float* x = WidenedRows();
   *rows = job.tokens;
-  if (!parts_.model->layers[job.layer].routing.weight_input) {
-    return x;
-  }
+  if (!parts_.model->layers[job.layer].routing.weight_input) return x;
   // A row of its own for every pair, its token's times its weight.
   *rows = job.pairs;
   WeightRows(x, tokens_of_, memory().weights, job.cols, weighted_.data());

@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "base/aligned_array.h"
 #include "exec/cuda/cache/answered_jobs.h"
 #include "exec/cuda/memory/device_transfers.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "store/lent_blocks.h"
 
 namespace moert::cuda {
@@ -24,9 +24,9 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
   int64_t total = 0;
   for (const MoeLayerSpec& layer : model->layers) {
     if (layer.num_experts > kFewExperts) {
-      return absl::FailedPreconditionError(
-          fmt::format("a layer has {} experts: the device serves misses of layers of at most {}",
-                      layer.num_experts, kFewExperts));
+      return FailedPrecondition(
+          "a layer has {} experts: the device serves misses of layers of at most {}",
+          layer.num_experts, kFewExperts);
     }
     first_.push_back(total);
     total += layer.num_experts;
@@ -122,10 +122,9 @@ absl::StatusOr<std::vector<ServedRecord>> ServedMisses::RecordsOf(int version) c
       const void* const mapped = seen.devicePointer;
       const bool aligned = reinterpret_cast<uintptr_t>(mapped) % kWord == 0;
       if (mapped == nullptr || !aligned || layout.bytes % kWord != 0) {
-        return absl::FailedPreconditionError(
-            fmt::format("layer {} expert {}: the device cannot read its record where it lies in "
-                        "host memory",
-                        l, e));
+        return FailedPrecondition(
+            "layer {} expert {}: the device cannot read its record where it lies in host memory", l,
+            e);
       }
       const int64_t format = layout.opaque() ? 0 : constants_->FormatOf(&layout);
       placed.push_back(

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "base/errors.h"
 #include "base/spin.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "moert/tools/machine.h"
 
 namespace moert::cuda {
@@ -94,11 +94,11 @@ absl::Status CudaFetchExecutor::Init() {
 
 absl::Status CudaFetchExecutor::StartCpu() {
   if (parts().source->product() == nullptr) {
-    return absl::FailedPreconditionError(fmt::format(
+    return FailedPrecondition(
         "strategy gives misses to the CPU, and the records of {} are opaque: give the source a "
         "product (OpaqueWeights::product, moert_opaque_options.product), or a strategy that brings "
         "every miss, such as fate or on-demand",
-        parts().source->name()));
+        parts().source->name());
   }
   // The thread alone is used here.
   const auto spin = parts().pool->num_threads() < UsableCpus() ? kSpinWithDevice : kSpinAlone;
@@ -193,8 +193,8 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
     const std::byte* const slot = store.Resolve(key, call.epoch).record;
     const std::byte* const from = slot != nullptr ? slot : records_->KeptRecord(key, version);
     if (from == nullptr) {
-      return absl::FailedPreconditionError(fmt::format(
-          "layer {} expert {}: its record is not in pinned memory (host_budget)", call.layer, e));
+      return FailedPrecondition(
+          "layer {} expert {}: its record is not in pinned memory (host_budget)", call.layer, e);
     }
     (slot != nullptr ? copies_within_ : copies_)
         .Add(to + e * stride, from,

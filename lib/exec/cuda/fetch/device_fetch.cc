@@ -1,7 +1,5 @@
 #include "exec/cuda/fetch/device_fetch.h"
 
-#include <algorithm>
-
 #include "base/rows.h"
 #include "base/status_macros.h"
 

@@ -1,10 +1,9 @@
 #include "exec/cuda/fetch/fetched_product.h"
 
 #include <algorithm>
-#include <utility>
 
+#include "base/errors.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 
 namespace moert::cuda {
 
@@ -16,8 +15,7 @@ absl::StatusOr<std::unique_ptr<FetchedProduct>> FetchedProduct::Create(const Par
     const MoeLayerSpec& layer = model.layers[l];
     for (int e = 0; e < layer.num_experts; ++e) {
       if (parts.records->KeptRecord({l, e}, parts.version) != nullptr) continue;
-      return absl::FailedPreconditionError(
-          fmt::format("layer {} expert {}: its record is not in host memory", l, e));
+      return FailedPrecondition("layer {} expert {}: its record is not in host memory", l, e);
     }
   }
   MOERT_RETURN_IF_ERROR(product->Init(model, tokens));

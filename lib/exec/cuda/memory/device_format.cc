@@ -1,7 +1,7 @@
 #include "exec/cuda/memory/device_format.h"
 
+#include "base/errors.h"
 #include "base/status_macros.h"
-#include "fmt/format.h"
 #include "kernels/cpu/kernel_set.h"
 
 namespace moert::cuda {
@@ -34,10 +34,10 @@ absl::StatusOr<Packing> PackingOf(const Scheme& s) {
     if (s.weight_bits == 8 && s.group < 0) return Packing::kW8A8;
     if (s.weight_bits == 4) return Packing::kW4A8;
   }
-  return absl::UnimplementedError(fmt::format(
+  return Unimplemented(
       "scheme {}: the cuda backend executes bf16; w8, w4, w3, w2 with 16-bit activations; w8a8, "
       "w8a8_fp8, and symmetric w4 with 8- or 4-bit activations; fp8_b128, mxfp4, nvfp4",
-      s.Name()));
+      s.Name());
 }
 
 absl::StatusOr<DeviceMatrix> MakeDeviceMatrix(const MatrixLayout& m, bool hadamard,
@@ -64,10 +64,10 @@ absl::StatusOr<DeviceMatrix> MakeDeviceMatrix(const MatrixLayout& m, bool hadama
   }
   const bool whole = m.group >= m.k;
   if (!whole && m.group % 128 != 0 && !(m.group == 64 && d.packing == Packing::kW2)) {
-    return absl::UnimplementedError(fmt::format(
+    return Unimplemented(
         "scheme {}: groups of {}; the cuda backend has groups of multiples of 128, and of 64 for "
         "2-bit weights",
-        s.Name(), m.group));
+        s.Name(), m.group);
   }
   d.group_k16s = whole ? 4 * d.k64s : static_cast<int32_t>(m.group / 16);
   if (!s.symmetric) d.zero_offset = m.scale_offset + m.scale_bytes / 2;
@@ -84,9 +84,8 @@ absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout,
   MOERT_ASSIGN_OR_RETURN(f.up, MakeDeviceMatrix(layout.up, hadamard, numerics));
   MOERT_ASSIGN_OR_RETURN(f.down, MakeDeviceMatrix(layout.down, hadamard, numerics));
   if (!(layout.gate.scheme == layout.up.scheme)) {
-    return absl::UnimplementedError(
-        fmt::format("gate in {} and up in {}: the cuda backend takes one scheme for both",
-                    layout.gate.scheme.Name(), layout.up.scheme.Name()));
+    return Unimplemented("gate in {} and up in {}: the cuda backend takes one scheme for both",
+                         layout.gate.scheme.Name(), layout.up.scheme.Name());
   }
   return f;
 }

@@ -6,10 +6,9 @@
 #include <functional>
 #include <vector>
 
-#include "base/bytes_text.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_api.h"
-#include "fmt/format.h"
 
 namespace moert::cuda {
 namespace {
@@ -32,7 +31,7 @@ struct VirtualMemory {
     MOERT_CUDA_RETURN_IF_ERROR(
         cudaGetDriverEntryPointByVersion(name, &p, 12000, cudaEnableDefault, &result));
     if (result != cudaDriverEntryPointSuccess || p == nullptr) {
-      return absl::UnavailableError(fmt::format("CUDA: this driver has no {}", name));
+      return Unavailable("CUDA: this driver has no {}", name);
     }
     *f = reinterpret_cast<F>(p);
     return absl::OkStatus();

@@ -3,9 +3,9 @@
 
 #include "base/bytes_text.h"
 #include "base/checked_math.h"
+#include "base/errors.h"
 #include "base/status_macros.h"
 #include "exec/cuda/memory/device_transfers.h"
-#include "fmt/format.h"
 
 namespace moert::cuda {
 
@@ -21,9 +21,9 @@ absl::Status DeviceSource::KeepAll(int version, ThreadPool* pool) {
   }
   if (missing.empty()) return absl::OkStatus();
   if (host_budget_ < bytes) {
-    return absl::FailedPreconditionError(fmt::format(
+    return FailedPrecondition(
         "records are read as they are needed: a host_budget of {} would hold all from the start",
-        BytesText(bytes)));
+        BytesText(bytes));
   }
   std::vector<absl::Status> kept(missing.size());
   pool->Run(static_cast<int64_t>(missing.size()), [&](int64_t i, int) {

@@ -1,7 +1,5 @@
 #include "exec/row_kernels.h"
 
-#include <utility>
-
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_api.h"
 #include "kernels/cuda/route/exchange_rows.h"

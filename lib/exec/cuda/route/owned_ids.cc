@@ -1,7 +1,5 @@
 #include "exec/owned_ids.h"
 
-#include <utility>
-
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_api.h"
 #include "kernels/cuda/route/exchange_rows.h"
