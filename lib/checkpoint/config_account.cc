@@ -175,6 +175,7 @@ constexpr Known kQuantizationFields[] = {
     {"ignore", kTensors},
     {"ignored_layers", kTensors},
     {"exclude_modules", kTensors},
+    {"moe_quant_algo", kTensors},
     {"lm_head", kTensors},
     {"desc_act", kTensors},
     {"static_groups", kTensors},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/strip.h"
 #include "base/checked_math.h"
 #include "base/errors.h"
 #include "base/exception_status.h"
@@ -45,6 +46,10 @@ absl::StatusOr<const TensorInfo*> Checkpoint::Fp8Scales(const TensorInfo& weight
   if (weight.dtype != DType::kF8E4M3 || weight.shape.size() < 2) return nullptr;
   const TensorInfo* scales = Find(std::string(weight.name) + "_scale_inv");
   if (scales == nullptr) scales = Find(std::string(weight.name) + "_scale");
+  if (absl::string_view base = weight.name;
+      scales == nullptr && absl::ConsumeSuffix(&base, ".weight")) {
+    scales = Find(std::string(base) + ".scale");
+  }
   if (scales == nullptr) return nullptr;
   if (IsFloat(scales->dtype) && ShareOf(weight, *scales) != Share::kIllegal) return scales;
   return InvalidArgument(

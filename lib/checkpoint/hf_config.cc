@@ -76,6 +76,10 @@ absl::StatusOr<HfConfig> ReadFamily(const ModelFamily& description, ConfigFields
   MOERT_RETURN_IF_ERROR(fields.status());
   ReadMoeLayers(family, config);
   family.Expect();
+  if (description.Find("fp4_experts_if") && family.Holds("fp4_experts_if") &&
+      config.quantization.form == StoredWeights::kFp8) {
+    config.quantization.form = StoredWeights::kMxfp4Rows;
+  }
   const std::string dense_width = description.Text("dense_width", "intermediate_size");
   const bool dense =
       std::find(config.is_moe.begin(), config.is_moe.end(), false) != config.is_moe.end();

@@ -43,7 +43,10 @@ class Reader {
 
  private:
   QuantizationConfig ReadMethod(const std::string& method) {
-    if (method == "fp8" || method == "fbgemm_fp8") return ReadFp8();
+    if (method == "fp8" || method == "fbgemm_fp8") {
+      const QuantizationConfig fp8 = ReadFp8();
+      return fields_.Has("quantized_layers") ? ReadModelopt() : fp8;
+    }
     if (method == "gptq") return ReadGptq();
     if (method == "awq") return ReadAwq();
     if (method == "auto-round" || method == "intel/auto-round") return ReadAutoRound();
@@ -154,9 +157,8 @@ class Reader {
     }
     const std::string algorithm = fields_.String("quant_algo", "");
     const auto layers = fields_.Find("quantized_layers");
-    if (algorithm != "MIXED_PRECISION") {
-      return OfAlgorithm(algorithm, fields_.Int("group_size", 1, kMaxGroup, 16));
-    }
+    const int64_t group = fields_.Int("group_size", 1, kMaxGroup, 16);
+    if (algorithm != "MIXED_PRECISION") return OfAlgorithm(algorithm, group);
     if (layers && layers->is_object()) return ReadMixed(*layers);
     Fail("MIXED_PRECISION without quantized_layers");
     return {};
@@ -259,6 +261,8 @@ absl::string_view StoredWeightsName(StoredWeights form) {
       return "modelopt nvfp4";
     case StoredWeights::kMxfp4:
       return "mxfp4";
+    case StoredWeights::kMxfp4Rows:
+      return "mxfp4 and fp8";
   }
   return "invalid";
 }

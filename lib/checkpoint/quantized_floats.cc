@@ -83,7 +83,6 @@ absl::StatusOr<Scheme> QuantizedWeights::Mxfp4Scheme(const StoredMatrix& m) cons
 
 absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, ChannelOrder,
                                          QuantizedMatrix* q) const {
-  const int64_t groups = m.k / kMxGroup, row_bytes = m.k / 2;
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* blocks, checkpoint_->Get(m.base + "_blocks"));
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + "_scales"));
   const auto part = [&](const TensorInfo& t, int64_t width,
@@ -93,8 +92,16 @@ absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, ChannelOrder,
                                   {reinterpret_cast<std::byte*>(bytes->data()), bytes->size()});
   };
   std::vector<uint8_t> codes, exponents;
-  MOERT_RETURN_IF_ERROR(part(*blocks, row_bytes, &codes));
-  MOERT_RETURN_IF_ERROR(part(*scales, groups, &exponents));
+  MOERT_RETURN_IF_ERROR(part(*blocks, m.k / 2, &codes));
+  MOERT_RETURN_IF_ERROR(part(*scales, m.k / kMxGroup, &exponents));
+  return UnpackMxfp4(m, codes, *scales, exponents, q);
+}
+
+absl::Status QuantizedWeights::UnpackMxfp4(const StoredMatrix& m, const std::vector<uint8_t>& codes,
+                                           const TensorInfo& scales,
+                                           const std::vector<uint8_t>& exponents,
+                                           QuantizedMatrix* q) const {
+  const int64_t groups = m.k / kMxGroup, row_bytes = m.k / 2;
   for (int64_t r = 0; r < m.rows; ++r) {
     const int64_t row = m.first_row + r * m.row_step;
     for (int64_t i = 0; i < row_bytes; ++i) {
@@ -106,11 +113,9 @@ absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, ChannelOrder,
       const uint8_t bits = exponents[row * groups + g];
       const float scale = DecodeScale(ScaleType::kE8M0, bits);
       if (EncodeScale(ScaleType::kE8M0, scale) != bits) {
-        return Error(
-            *scales,
-            fmt::format(
-                "row {}, group {} of expert {}: the exponent is {}, at which weights overflow bf16",
-                row, g, m.expert, bits));
+        return Error(scales, fmt::format("row {}, group {} of expert {}: the exponent is {}, at "
+                                         "which weights overflow bf16",
+                                         row, g, m.expert, bits));
       }
       q->scales[r * groups + g] = scale;
     }
@@ -118,11 +123,34 @@ absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, ChannelOrder,
   return absl::OkStatus();
 }
 
+// DeepSeek-V4: a matrix a tensor. e2m1 codes [rows, k / 2], the lower channel in the low bits, and
+// exponents [rows, k / 32].
+absl::StatusOr<Scheme> QuantizedWeights::Mxfp4RowsScheme(const StoredMatrix& m) const {
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes,
+                         Tensor(m.base + ".weight", {DType::kI8, DType::kU8}, {m.rows, m.k / 2}));
+  if (m.k % kMxGroup != 0) {
+    return Error(*codes, fmt::format("{} channels are not whole groups of 32", m.k));
+  }
+  MOERT_RETURN_IF_ERROR(
+      Tensor(m.base + ".scale", {DType::kF8E8M0}, {m.rows, m.k / kMxGroup}).status());
+  return Scheme::Parse("mxfp4");
+}
+
+absl::Status QuantizedWeights::ReadMxfp4Rows(const StoredMatrix& m, ChannelOrder,
+                                             QuantizedMatrix* q) const {
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".weight"));
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".scale"));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, Whole<uint8_t>(*codes));
+  MOERT_ASSIGN_OR_RETURN(const std::vector<uint8_t> exponents, Whole<uint8_t>(*scales));
+  return UnpackMxfp4(m, bytes, *scales, exponents, q);
+}
+
 absl::StatusOr<Scheme> QuantizedWeights::Fp8Scheme(const StoredMatrix& m) const {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* weight,
                          Tensor(m.base + ".weight", {DType::kF8E4M3}, {m.rows, m.k}));
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Fp8Scales(*weight));
-  if (scales == nullptr) return Error(*weight, "it has neither weight_scale_inv nor weight_scale");
+  if (scales == nullptr)
+    return Error(*weight, "it has neither weight_scale_inv nor weight_scale nor scale");
   return Scheme::Parse("fp8_b128");
 }
 

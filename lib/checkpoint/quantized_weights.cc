@@ -18,7 +18,8 @@ namespace moert {
 namespace {
 
 constexpr absl::string_view kZeroPoint = ".weight_zero_point";    // not of symmetric weights
-constexpr absl::string_view kInverseScale = ".weight_scale_inv";  // or .weight_scale
+constexpr absl::string_view kInverseScale = ".weight_scale_inv";  // or one of the others
+constexpr absl::string_view kOtherScales[] = {".weight_scale", ".scale"};
 
 }  // namespace
 
@@ -57,6 +58,7 @@ const QuantizedWeights::Form& QuantizedWeights::Of(StoredWeights form) {
        &Q::Nvfp4Scheme,
        &Q::ReadNvfp4},
       {"_blocks", {"_blocks", "_scales"}, &Q::Mxfp4Scheme, &Q::ReadMxfp4},
+      {".scale", {".weight", ".scale"}, &Q::Mxfp4RowsScheme, &Q::ReadMxfp4Rows},
   };
   return kForms[static_cast<size_t>(form)];
 }
@@ -76,9 +78,12 @@ std::vector<std::string> QuantizedWeights::TensorsOf(const std::string& base) co
   std::vector<std::string> names;
   for (const absl::string_view suffix : Of(FormOf(base)).tensors) {
     if (suffix.empty() || (suffix == kZeroPoint && config_.symmetric)) continue;
-    const bool inverse =
-        suffix == kInverseScale && checkpoint_->Find(absl::StrCat(base, suffix)) == nullptr;
-    names.push_back(absl::StrCat(base, inverse ? ".weight_scale" : suffix));
+    std::string name = absl::StrCat(base, suffix);
+    for (const absl::string_view other : kOtherScales) {
+      if (suffix != kInverseScale || checkpoint_->Find(name) != nullptr) break;
+      name = absl::StrCat(base, other);
+    }
+    names.push_back(std::move(name));
   }
   return names;
 }

@@ -104,6 +104,7 @@ class QuantizedWeights {
   absl::StatusOr<Scheme> Int8Scheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Nvfp4Scheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Mxfp4Scheme(const StoredMatrix& m) const;
+  absl::StatusOr<Scheme> Mxfp4RowsScheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Fp8Scheme(const StoredMatrix& m) const;
   absl::Status ReadPlain(const StoredMatrix&, ChannelOrder, QuantizedMatrix*) const {
     return absl::InternalError("plain weights have no codes");
@@ -113,6 +114,11 @@ class QuantizedWeights {
   absl::Status ReadInt8(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
   absl::Status ReadNvfp4(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
   absl::Status ReadMxfp4(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
+  absl::Status ReadMxfp4Rows(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
+  /// Rows first_row, first_row + row_step, ... of codes and exponents, which lie behind each other.
+  absl::Status UnpackMxfp4(const StoredMatrix& m, const std::vector<uint8_t>& codes,
+                           const TensorInfo& scales, const std::vector<uint8_t>& exponents,
+                           QuantizedMatrix* q) const;
   absl::Status ReadFp8(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
 
   const Checkpoint* const checkpoint_;

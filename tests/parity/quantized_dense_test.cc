@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_replace.h"
 #include "base/bf16.h"
 #include "moert/offline/linear_weight.h"
 #include "moert/offline/tensor_account.h"
@@ -43,7 +44,8 @@ std::vector<std::string> Forms() {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(QuantizedDir(""))) {
     const std::string name = entry.path().filename();
-    if (entry.is_directory() && name != "mxfp4") names.push_back(name);  // mxfp4: experts alone
+    // In fp4 there are experts alone.
+    if (entry.is_directory() && name != "mxfp4" && name != "fp4_rows") names.push_back(name);
   }
   return names;
 }
@@ -130,6 +132,19 @@ TEST_CASE("attention in every quantized form") {
     CHECK(logits[0] != logits[1]);
     CHECK(logits == Logits(plain));
   }
+}
+
+TEST_CASE("fp8 whose scales are called as DeepSeek-V4's are") {
+  EditCheckpoint renamed;
+  for (const auto& [name, tensor] : WholeModel("fp8_blocks", true)) {
+    std::string to = name;
+    absl::StrReplaceAll({{"weight_scale_inv", "scale"}}, &to);
+    renamed[to] = tensor;
+  }
+  TempDir scale, inverse;
+  Write(scale, "fp8_blocks", renamed);
+  Write(inverse, "fp8_blocks", WholeModel("fp8_blocks", true));
+  CHECK(Logits(scale) == Logits(inverse));
 }
 
 TEST_CASE("rows of a linear layer") {

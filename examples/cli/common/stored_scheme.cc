@@ -25,6 +25,7 @@ std::string StoredScheme(const QuantizationConfig& q) {
     case StoredWeights::kModeloptFp4:
       return "nvfp4";
     case StoredWeights::kMxfp4:
+    case StoredWeights::kMxfp4Rows:
       return "mxfp4";
   }
   return "bf16";

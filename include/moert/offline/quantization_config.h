@@ -19,6 +19,7 @@ enum class StoredWeights : int32_t {
   kPackedFp4 = 6,    // compressed-tensors, format nvfp4-pack-quantized
   kModeloptFp4 = 7,  // modelopt: NVFP4
   kMxfp4 = 8,        // mxfp4: gpt-oss
+  kMxfp4Rows = 9,    // fp8 with expert_dtype fp4: experts of deepseek_v4, among fp8 of the others
 };
 
 struct QuantizationConfig {

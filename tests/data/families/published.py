@@ -22,10 +22,6 @@ LEFT_OUT = ("vision_config", "audio_config", "auto_map", "id2label", "label2id",
             "modules_to_not_convert", "exclude_modules", "targets", "image_grid_pinpoints")
 # The error of files that are not read, in part.
 REFUSED = {"moonshotai/Kimi-K3": 'model_type is "kimi_k3"', "Qwen/Qwen3.5-27B": '"qwen3_5"',
-           "deepseek-ai/DeepSeek-V4-Flash": 'expert_dtype is "fp4"',
-           "deepseek-ai/DeepSeek-V4-Pro": 'expert_dtype is "fp4"',
-           "nvidia/DeepSeek-V4-Flash-NVFP4": "config_groups is",
-           "nvidia/DeepSeek-V4-Pro-NVFP4": "config_groups is",
            "nvidia/Gemma-4-31B-IT-NVFP4": "num_experts is missing",
            "nvidia/MiniMax-M3-NVFP4": "modelopt MXFP8",
            "nvidia/Nemotron-H-56B-Base-8K": "n_routed_experts is missing"}

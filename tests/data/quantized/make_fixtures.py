@@ -25,6 +25,15 @@ CONFIG = {
     "moe_intermediate_size": WIDTH, "norm_topk_prob": True,
     "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
 }
+V4 = {
+    "model_type": "deepseek_v4", "vocab_size": 32, "hidden_size": HIDDEN, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64, "qk_rope_head_dim": 8,
+    "q_lora_rank": 32, "o_groups": 2, "o_lora_rank": 16, "sliding_window": 8,
+    "compress_ratios": [0], "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
+    "n_routed_experts": EXPERTS, "n_shared_experts": 0, "num_experts_per_tok": 1,
+    "num_hash_layers": 0, "moe_intermediate_size": WIDTH, "swiglu_limit": 10.0,
+    "scoring_func": "sqrtsoftplus", "norm_topk_prob": True, "tie_word_embeddings": False,
+    "expert_dtype": "fp4"}
 TYPES = {"float32": "F32", "float16": "F16", "uint8": "U8", "int8": "I8", "int32": "I32"}
 
 
@@ -47,12 +56,19 @@ class F8:
         return np.where(s == 1, -value, value).astype(np.float32)
 
 
+class E8m0:
+    """Powers of two: 2^(bits - 127)."""
+
+    def __init__(self, bits):
+        self.bits = bits.astype(np.uint8)
+
+
 def write(path, tensors):
     header, data = {}, b""
     for name, t in tensors.items():
-        array = t.bits if isinstance(t, (Bf16, F8)) else t
-        kind = "BF16" if isinstance(t, Bf16) else "F8_E4M3" if isinstance(t, F8) else \
-            TYPES[str(array.dtype)]
+        kinds = {Bf16: "BF16", F8: "F8_E4M3", E8m0: "F8_E8M0"}
+        array = t.bits if type(t) in kinds else t
+        kind = kinds.get(type(t)) or TYPES[str(array.dtype)]
         raw = np.ascontiguousarray(array).tobytes()
         header[name] = {"dtype": kind, "shape": list(array.shape),
                         "data_offsets": [len(data), len(data) + len(raw)]}
@@ -343,11 +359,40 @@ def mxfp4(out, name, seed):
     save(out, name, config, tensors, places, expected)
 
 
+def fp4_rows(out, name, seed):
+    """DeepSeek-V4: weight = FP4_TABLE[code] * scale of 32 channels, the lower channel in the low
+    nibble (cast_e2m1fn_to_e4m3fn of its inference code). The last expert's matrices are fp8, each
+    with the scale of its block."""
+    rng = np.random.default_rng(seed)
+    prefix = "layers.0.ffn."
+    tensors, places, expected = {prefix + "gate.weight": router(rng)}, [], []
+    tensors[prefix + "gate.bias"] = rng.normal(0, 1, EXPERTS).astype(np.float32)
+    for e in range(EXPERTS):
+        for part, projection in enumerate(("w1", "w3", "w2")):
+            rows, k = (HIDDEN, WIDTH) if part == 2 else (WIDTH, HIDDEN)
+            base = f"{prefix}experts.{e}.{projection}."
+            if e == EXPERTS - 1:
+                made, values = fp8(rng, rows, k)
+                exponents = rng.integers(115, 125, made["weight_scale_inv"].shape)
+                values = made["weight"].wide() * np.repeat(np.repeat(np.ldexp(
+                    np.float32(1), exponents - 127), 128, 0), 128, 1)[:rows, :k]
+                tensors[base + "weight"] = made["weight"]
+            else:
+                codes = rng.integers(0, 256, (rows, k // 2)).astype(np.uint8)
+                exponents = rng.integers(115, 125, (rows, k // 32))
+                values = np.ldexp(E2M1[nibbles_of(codes)], np.repeat(exponents - 127, 32, 1))
+                tensors[base + "weight"] = codes.view(np.int8)
+            tensors[base + "scale"] = E8m0(exponents)
+            sample(rng, e, part, values, places, expected)
+    save(out, name, {**V4, "quantization_config": FORMS["fp8_blocks"][1]}, tensors, places, expected)
+
+
 def main():
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
     for i, name in enumerate(FORMS):
         separate(out, name, 100 + i)
     mxfp4(out, "mxfp4", 200)
+    fp4_rows(out, "fp4_rows", 201)
 
 
 if __name__ == "__main__":

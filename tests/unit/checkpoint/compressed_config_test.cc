@@ -88,7 +88,7 @@ TEST_CASE("deepseek_v4: what would change the numbers is refused by name") {
       {kPublished, "num_key_value_heads", 2, "num_key_value_heads is 2, legal is 1"},
       {kPublished, "attention_bias", true, "attention_bias"},
       {kPublished, "compress_norm", true, "compress_norm"},
-      {kPublished, "expert_dtype", "fp4", "expert_dtype"},
+      {kPublished, "expert_dtype", "int4", "expert_dtype is \"int4\", legal are fp4, fp8"},
       {kWritten, "layer_types", json(3, "full_attention"), "legal is a list of 3 names"},
       {kWritten, "layer_types", json(2, "sliding_attention"), "legal is a list of 3 names"},
       {kWritten, "partial_rotary_factor", 0.5, "qk_rope_head_dim is 8, legal is"},

@@ -54,6 +54,7 @@ const Form kForms[] = {
     {"fp8_tensor", "fp8_b128"},
     {"gptq_some", "w4a16_g128_f16", "bf16"},
     {"modelopt_mixed", "nvfp4", "fp8_b128"},
+    {"fp4_rows", "mxfp4", "fp8_b128"},
 };
 
 struct Expected {
@@ -172,7 +173,7 @@ TEST_CASE("OpenModel keeps the file's scheme, or widens it") {
 }
 
 TEST_CASE("experts of one layer in two schemes, in place and in a pack") {
-  for (const char* name : {"gptq_some", "modelopt_mixed"}) {
+  for (const char* name : {"gptq_some", "modelopt_mixed", "fp4_rows"}) {
     for (const OpenMode mode : {OpenMode::kInPlace, OpenMode::kPack}) {
       INFO(name);
       TempDir cache;
@@ -256,6 +257,7 @@ TEST_CASE("damaged quantized files name the tensor") {
     t->shape.back() *= 4;
   };
   const std::string mx = "model.layers.0.mlp.experts.gate_up_proj_";
+  const std::string w1 = "layers.0.ffn.experts.0.w1.";
   const Case cases[] = {
       {"gptq_g128", kGate0 + "qweight", flat, "gptq int4 weights take i32 [32, 32]"},
       {"gptq_g128", kGate0 + "qweight", as_u8, "gptq int4 weights take i32"},
@@ -292,6 +294,10 @@ TEST_CASE("damaged quantized files name the tensor") {
       {"mxfp4", mx + "blocks", flat, "mxfp4 weights take u8 [2, 64, 8, 16]"},
       {"mxfp4", mx + "scales", [](EditTensor* t) { t->bytes[0] = '\xfe'; }, "overflow bf16"},
       {"mxfp4", mx + "bias", flat, "its shape is [128]"},
+      {"fp4_rows", w1 + "weight", flat, "mxfp4 and fp8 weights take i8 or u8 [32, 128]"},
+      {"fp4_rows", w1 + "scale", flat, "mxfp4 and fp8 weights take f8_e8m0 [32, 8]"},
+      {"fp4_rows", w1 + "scale", [](EditTensor* t) { t->bytes[0] = '\xfe'; }, "overflow bf16"},
+      {"fp4_rows", "layers.0.ffn.experts.1.w1.scale", flat, "legal for the scales of"},
   };
   for (const Case& c : cases) {
     INFO(c.form << " " << c.tensor << ": " << c.message);
