@@ -49,6 +49,7 @@ OWN = {
     "bailing_hybrid": dict(layer_group_size=2),
     "dbrx": dict(attn_config=dict(clip_qkv=8.0, rope_theta=10000.0), ffn_config=dict(hidden_size=64)),
     "deepseek_ocr2": dict(text_config=dict(mlp_layer_types=_SPARSE, num_key_value_heads=4)),
+    "deepseek_v4": dict(num_key_value_heads=1, head_dim=16, qk_rope_head_dim=8, o_groups=2),
     "dots3_note": dict(**{"swa_" + key: value for key, value in dict(
         num_attention_heads=4, num_key_value_heads=4, q_lora_rank=24, kv_lora_rank=16, head_dim=16,
         qk_nope_head_dim=8, v_head_dim=16).items()}, num_key_value_heads=4, head_dim=16),
