@@ -1,5 +1,7 @@
 #include "base/json_scan.h"
 
+#include "absl/strings/string_view.h"
+
 namespace moert::json_scan {
 namespace {
 

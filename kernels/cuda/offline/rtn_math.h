@@ -3,6 +3,8 @@
 #ifndef MOERT_KERNELS_CUDA_OFFLINE_RTN_MATH_H_
 #define MOERT_KERNELS_CUDA_OFFLINE_RTN_MATH_H_
 
+#include <cmath>
+
 #include "kernels/cuda/offline/fit_math.h"
 
 namespace moert::cuda {
