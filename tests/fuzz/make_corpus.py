@@ -47,6 +47,17 @@ COMMON = dict(vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_h
               num_key_value_heads=1, max_position_embeddings=64, rms_norm_eps=1e-5)
 LATENT = dict(kv_lora_rank=4, q_lora_rank=4, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=4)
 CONFIGS = {
+    "deepseek_v4_published": dict(
+        COMMON, model_type="deepseek_v4", hidden_size=32, num_hidden_layers=3, head_dim=16,
+        qk_rope_head_dim=4, q_lora_rank=4, o_groups=2, o_lora_rank=16, sliding_window=8,
+        compress_ratios=[0, 4, 128, 0], compress_rates=dict(compressed_sparse_attention=2),
+        compress_rate_hca=8, index_n_heads=2, index_head_dim=4, index_topk=2, hc_mult=2,
+        hc_sinkhorn_iters=3, n_routed_experts=2, n_shared_experts=0, num_experts_per_tok=1,
+        num_hash_layers=1, moe_intermediate_size=32, swiglu_limit=7.0, scoring_func="sqrtsoftplus",
+        expert_dtype="fp4", compress_rope_theta=160000,
+        rope_scaling=dict(type="yarn", factor=16, original_max_position_embeddings=16),
+        quantization_config=dict(quant_method="fp8", fmt="float8_e4m3fn",
+                                 weight_block_size=[128, 128])),
     "qwen2_moe": dict(COMMON, model_type="qwen2_moe", num_experts=2, num_experts_per_tok=1,
                       moe_intermediate_size=4, shared_expert_intermediate_size=4, intermediate_size=8,
                       mlp_only_layers=[], decoder_sparse_step=1, qkv_bias=True),
@@ -272,6 +283,13 @@ def models():
         mlp + ".router.weight": ("F32", [2, 32]), mlp + ".router.bias": ("BF16", [2]), **mxfp4,
         mlp + ".experts.gate_up_proj_bias": ("BF16", [2, 64]),
         mlp + ".experts.down_proj_bias": ("BF16", [2, 32])}
+    rows = {f"layers.{l}.ffn.experts.{e}.{w}.{part}": (dtype, [32, width])
+            for l in range(3) for e in range(2) for w in ("w1", "w2", "w3")
+            for part, dtype, width in (("weight", "I8", 16), ("scale", "F8_E8M0", 1))}
+    yield "fp4_rows", "deepseek_v4_published", {
+        "layers.0.ffn.gate.tid2eid": ("I64", [32, 1], bytes(8)), **rows,
+        **{f"layers.{l}.ffn.gate.weight": ("F32", [2, 32]) for l in range(3)},
+        **{f"layers.{l}.ffn.gate.bias": ("F32", [2]) for l in (1, 2)}}
     block = "model.layers.0.block_sparse_moe"
     yield "mixtral", "mixtral", {**experts(block + ".experts", ("w1", "w3", "w2")),
                                  block + ".gate.weight": ("BF16", [2, 8])}
@@ -460,6 +478,10 @@ def main():
     for name in ("deepseek_v4", "ernie4_5_vl_moe", "granitemoe", "longcat_flash", "mimo_v2_flash",
                  "nemotron_h", "qwen3_omni_moe"):
         write("hf_config", name + ".json", dump(published[name]["config"]))
+    with open(os.path.join(ROOT, "tests", "data", "families", "published.json")) as f:
+        published = json.load(f)  # Infinity, forms by layer
+    for name in ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "nvidia/DeepSeek-V4-Flash-NVFP4"):
+        write("hf_config", name.split("/")[1] + ".json", dump(published[name]["config"]))
     for name, config, tensors in models():
         write("model", name, dump(CONFIGS[config]).encode() + b"\0" + safetensors(tensors))
     for name, text in hf_quant_configs():
