@@ -70,6 +70,12 @@ double LongRopeFactor(const RopeConfig& c, double mscale) {
                    std::log(c.factor) / std::log(static_cast<double>(c.original_max_positions)));
 }
 
+void TurnPair(float cos, float sin, float* a, float* b) {
+  const float x = *a, y = *b;
+  *a = x * cos - y * sin;
+  *b = y * cos + x * sin;
+}
+
 }  // namespace
 
 Rope::Rope(const RopeConfig& config)
@@ -128,22 +134,20 @@ void Rope::Extend(int64_t length) {
 }
 
 void Rope::Rotate(int set, int64_t position, bool interleaved, float* x) const {
-  const float* const cos = sets_[set].table.data() + position * 2 * half_;
-  Turn(cos, cos + half_, 1.0f, interleaved, x);
+  Turn(set, position, interleaved, 1.0f, x);
 }
 
 void Rope::RotateBack(int set, int64_t position, float* x) const {
-  const float* const cos = sets_[set].table.data() + position * 2 * half_;
-  Turn(cos, cos + half_, -1.0f, interleaved_, x);
+  Turn(set, position, interleaved_, -1.0f, x);
 }
 
-void Rope::Turn(const float* cos, const float* sin, float sign, bool interleaved, float* x) const {
-  const int64_t step = interleaved ? 2 : 1, other = interleaved ? 1 : half_;
-  for (int64_t i = 0; i < half_; ++i) {
-    float &a = x[i * step], &b = x[i * step + other];
-    const float c = cos[i], s = sign * sin[i], first = a;
-    a = first * c - b * s;
-    b = b * c + first * s;
+void Rope::Turn(int set, int64_t position, bool interleaved, float sign, float* x) const {
+  const float* const cos = sets_[set].table.data() + position * 2 * half_;
+  const float* const sin = cos + half_;
+  if (interleaved) {
+    for (int64_t i = 0; i < half_; ++i) TurnPair(cos[i], sign * sin[i], x + 2 * i, x + 2 * i + 1);
+  } else {
+    for (int64_t i = 0; i < half_; ++i) TurnPair(cos[i], sign * sin[i], x + i, x + half_ + i);
   }
 }
 

@@ -45,8 +45,8 @@ class Rope {
     float attention_factor = 1.0f;
     std::vector<float> table;  // [length][cos half, sin half]
   };
-  /// Rotates by what cos and `sign` times sin have: [config.dim / 2] each.
-  void Turn(const float* cos, const float* sin, float sign, bool interleaved, float* x) const;
+  /// Forward, or back where `sign` is -1.
+  void Turn(int set, int64_t position, bool interleaved, float sign, float* x) const;
 
   const int64_t half_;
   const bool interleaved_;

@@ -84,8 +84,10 @@ absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout,
   MOERT_ASSIGN_OR_RETURN(f.up, MakeDeviceMatrix(layout.up, hadamard, numerics));
   MOERT_ASSIGN_OR_RETURN(f.down, MakeDeviceMatrix(layout.down, hadamard, numerics));
   if (!(layout.gate.scheme == layout.up.scheme)) {
-    return Unimplemented("gate in {} and up in {}: the cuda backend takes one scheme for both",
-                         layout.gate.scheme.Name(), layout.up.scheme.Name());
+    return Unimplemented(
+        "gate in {} and up in {}: the cuda backend takes one scheme for both; widened to bf16 they "
+        "run (OpenModelOptions::widen, --as bf16)",
+        layout.gate.scheme.Name(), layout.up.scheme.Name());
   }
   return f;
 }
