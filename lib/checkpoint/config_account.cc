@@ -176,6 +176,8 @@ constexpr Known kQuantizationFields[] = {
     {"ignored_layers", kTensors},
     {"exclude_modules", kTensors},
     {"moe_quant_algo", kTensors},
+    {"weight_per_tensor", kTensors},
+    {"act_per_tensor", "activations are not rounded to fp8"},
     {"lm_head", kTensors},
     {"desc_act", kTensors},
     {"static_groups", kTensors},
