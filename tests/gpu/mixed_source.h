@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 #include "device_step.h"
 #include "kernels/reference/expert_mlp.h"
@@ -32,11 +33,24 @@ struct Shape {
   Activation activation = Activation::kSilu;
 };
 
-/// "+h": in the Hadamard domain.
+/// "+h": in the Hadamard domain. "+b": 128 rows share the scales of a group, as published fp8 has
+/// them.
 inline ExpertFormat FormatOf(const std::string& name) {
-  const bool hadamard = name.size() > 2 && name.substr(name.size() - 2) == "+h";
-  return ExpertFormat::Uniform(*Scheme::Parse(hadamard ? name.substr(0, name.size() - 2) : name),
-                               hadamard);
+  return ExpertFormat::Uniform(*Scheme::Parse(name.substr(0, name.find('+'))),
+                               absl::EndsWith(name, "+h"));
+}
+inline QuantizedMatrix Quantized(const std::string& name, const MatrixLayout& m,
+                                 const std::vector<float>& weights) {
+  constexpr int64_t kRows = 128;
+  QuantizedMatrix q = QuantizeRtn(m, absl::MakeConstSpan(weights), {.grid = 1});
+  if (!absl::EndsWith(name, "+b")) return q;
+  for (int64_t r = 0; r < q.rows; ++r) {
+    const int64_t first = r / kRows * kRows;
+    for (int64_t g = 0; g < q.groups(); ++g) {
+      q.scales[r * q.groups() + g] = q.scales[first * q.groups() + g];
+    }
+  }
+  return q;
 }
 
 /// work(i) for every i below count.
@@ -97,7 +111,7 @@ class MixedSource final : public ExpertSource {
       std::byte* record = records_[i / 3].data();
       if (i % 3 == 0 && !layout.contents.gate) return absl::OkStatus();  // up's in its place
       if (m.scheme.is_bf16()) return PackMatrixBf16(m, absl::MakeConstSpan(weights[i]), record);
-      return PackMatrix(m, QuantizeRtn(m, absl::MakeConstSpan(weights[i]), {.grid = 1}), record);
+      return PackMatrix(m, Quantized(schemes[i / 3 % schemes.size()], m, weights[i]), record);
     }));
     experts_.resize(layouts_.size());
     REQUIRE_OK(OnAllThreads(layouts_.size(), [&](size_t e) -> absl::Status {

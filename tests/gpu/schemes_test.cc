@@ -174,6 +174,11 @@ TEST_CASE("fp8_b128 by fp8") {
   check({256, 192, 9, 3}, {"fp8_b128", "fp8_b128+h", "bf16"}, {40, 300, 900});
   check({256, 192, 9, 3}, {"fp8_b128", "bf16"}, {40, 300, 900});
   check({256, 192, 9, 3}, {"fp8_b128", "w8a8", "w8a8_fp8", "mxfp4"}, {40, 300, 900});
+  // Rows that share scales, beside rows that do not, and where a matrix ends within a tile.
+  check({384, 256, 4, 2}, {"fp8_b128+b"}, {120, 180, 300, 513, 1200});
+  check({256, 384, 6, 2}, {"fp8_b128+b", "fp8_b128"}, {40, 300, 900});
+  check({192, 144, 4, 2}, {"fp8_b128+b"}, {129, 300, 900});
+  check({1040, 336, 3, 2}, {"fp8_b128+b"}, {90, 129});
 }
 
 TEST_CASE("prompts of asymmetric schemes") {

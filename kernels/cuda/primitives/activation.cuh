@@ -46,7 +46,10 @@ __device__ __forceinline__ float Activate(const DeviceActivation& a, float gate,
 /// act(gate) * up, silu or gelu's tanh form, by fast instructions.
 __device__ __forceinline__ float Activated(bool silu, float gate, float up) {
   const float x = silu ? gate : 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
-  return __fdividef(gate, 1.0f + __expf(-x)) * up;
+  float e, r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.4426950408889634f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+  return gate * r * up;
 }
 
 }  // namespace moert::cuda

@@ -30,6 +30,12 @@ __device__ __forceinline__ void BringBlocks(uint32_t to, const uint8_t* from, in
   }
 }
 
+/// How often a run comes, see HasWholeStages.
+template <typename Ring>
+__device__ __forceinline__ int Times(uint32_t run) {
+  return Ring::kWhole && run < Ring::kRun ? 2 : 1;
+}
+
 /// Row blocks of the weights of one tile after another: those of helper `helper`.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost>& ring,
@@ -60,9 +66,13 @@ __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost
       Await(ring.Empty(place.stage), place.parity ^ 1);
       // A lane that brings nothing arrives too: else the ring could leave it behind, where it waits
       // for a phase that was long ago.
-      ArriveExpecting(full, there >= kCount ? kCount * run : there > 0 ? there * run : 0);
-      BringBlocks<kCount, Ring::kRun>(ring.Weights(place.stage) + helper * kCount * Ring::kRun,
-                                      weights, k64_bytes, there, run, full);
+      const int times = Times<Ring>(run);
+      ArriveExpecting(full, times * (there >= kCount ? kCount * run : there > 0 ? there * run : 0));
+      for (int i = 0; i < times; ++i) {
+        BringBlocks<kCount, Ring::kRun>(
+            ring.Weights(place.stage) + helper * kCount * Ring::kRun + i * run, weights, k64_bytes,
+            there, run, full);
+      }
       weights += Ring::kRun;
       place.Next();
     }
@@ -134,7 +144,7 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
       const uint32_t tokens = kGateUp ? 0 : min(kPieces, pieces - k * kPieces) * columns * 128;
       const StageFloats<kPacking, kGateUp, kPieces> floats(slot, k * kPieces, columns);
       const uint32_t weight_bytes =
-          PromptHelpers(kGateUp, kMost) == 0 ? kMatrices * blocks * run : 0;
+          PromptHelpers(kGateUp, kMost) == 0 ? Times<Ring>(run) * kMatrices * blocks * run : 0;
       ArriveExpecting(full, weight_bytes + tokens + floats.bytes + scales.Bytes(k));
       if constexpr (!kGateUp) {
         BulkCopy(ring.Tokens(place.stage), slot.h + k * (kPieces * columns * 128), tokens, full);
@@ -143,9 +153,11 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
       if constexpr (PromptHelpers(kGateUp, kMost) == 0) {
 #pragma unroll
         for (int m = 0; m < kMatrices; ++m) {
-          BringBlocks<kBlocks, Ring::kRun>(ring.Weights(place.stage) + m * kBlocks * Ring::kRun,
-                                           weights + (m != 0 ? second : 0), k64_bytes, blocks, run,
-                                           full);
+          for (int i = 0; i < Times<Ring>(run); ++i) {
+            BringBlocks<kBlocks, Ring::kRun>(
+                ring.Weights(place.stage) + m * kBlocks * Ring::kRun + i * run,
+                weights + (m != 0 ? second : 0), k64_bytes, blocks, run, full);
+          }
         }
         weights += Ring::kRun;
       }

@@ -7,6 +7,7 @@
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/pipeline.cuh"
 #include "kernels/cuda/prompt/prompt_ring.cuh"
+#include "kernels/cuda/prompt/prompt_store.cuh"
 #include "kernels/cuda/prompt/prompt_warp.cuh"
 #include "quant/f8_group.h"
 
@@ -48,12 +49,7 @@ struct PromptQuantizedH {
     constexpr int kWords = (kColumns / 8 + 1) / 2;
     const int block = slot.row_tile * Warp::kOfGate + RowBlock();
     const bool there = block < slot.row_blocks;
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
-      if (kEights && i % 4 >= 2) continue;
-      d[0][i] = there ? Activated(silu, d[0][i], kEights ? d[0][i + 2] : d[Warp::kBlocks - 1][i])
-                      : 0.0f;
-    }
+    PromptStore<true, kMost, kGroups>::template Activate<kColumns>(silu, there, d);
     if constexpr (kEights) Barrier();  // groups that exchange use the same memory
     uint32_t exponents[kWords];
     OfWarp<kColumns>(d[0], exponents);

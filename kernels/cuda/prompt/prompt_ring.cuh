@@ -30,12 +30,13 @@ struct PromptSlot {
   int32_t row_tile;
   int32_t columns;  // 0: there are no more tiles
   int32_t count;
-  PromptScaleForm form;     // of imported packings
+  PromptScaleForm form;                  // of imported packings
   float scales_of[PromptPlaces(kMost)];  // int8: of the columns' activations
-  int64_t h_row;            // int8, gate and up: of the first column in wide_h
-  const float* of_columns;  // down: of the unit, see PromptGemmArgs
-  int32_t zero_distance;    // of packings with zeros
-  int32_t bias;             // as TileMatrix
+  int64_t h_row;                         // int8, gate and up: of the first column in wide_h
+  const float* of_columns;               // down: of the unit, see PromptGemmArgs
+  int32_t zero_distance;                 // of packings with zeros
+  int32_t bias;                          // as TileMatrix
+  int32_t same;  // fp8 by fp8: whether rows have the same scales, see SameScales
   /// By column; gate and up: where x's row begins, by GatherPlace; down: the slot.
   alignas(16) uint32_t rows[PromptPlaces(kMost)];
 };
@@ -57,6 +58,12 @@ MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
   return p == Packing::kW4A8 || p == Packing::kF8BlockF8 || HasZeros(p);
 }
 
+/// Whether all stages have whole pieces: the last one's weights come twice where it has only 64 k.
+/// The activations behind them are zeros.
+MOERT_HOST_DEVICE constexpr bool HasWholeStages(Packing p, int most) {
+  return p == Packing::kF8BlockF8 && most == 112;
+}
+
 /// How stages lie in shared memory.
 template <Packing kPacking, int kMost>
 struct PromptRing {
@@ -67,6 +74,7 @@ struct PromptRing {
   static constexpr int kRun = kPieces * kPiece;                            // likewise
   static constexpr int kWeights = kRowBlocks * kRun;  // without the scales behind them
   static constexpr int kPieceScales = PromptScaleBytes(kPacking, kRowBlocks);
+  static constexpr bool kWhole = HasWholeStages(kPacking, kMost);
   static constexpr int kPieceFloats = HasColumnFloats(kPacking) ? kMost * 4 : 0;
   static constexpr int kStageBytes = kWeights + kPieces * (kPieceScales + kPieceFloats);
   static constexpr int kTokens = kPieces * kMost * 128;

@@ -43,6 +43,31 @@ __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const Promp
   part();
 }
 
+/// Whether every 128 rows of a tile have the same scales of fp8_b128, as files with blocks of 128
+/// by 128 do and those with a scale a channel do not. By a warp.
+template <bool kGateUp, int kMost>
+__device__ __forceinline__ bool SameScales(const TileMatrix& m, int row_tile) {
+  constexpr int kRows = 128, kBlocks = kRows / 16;
+  const int first = row_tile * PromptRowBlocks(kMost) / (kGateUp ? 2 : 1);
+  const int groups = (m.k64s + 1) / 2;
+  const int lane = threadIdx.x % 32;
+  bool same = true;
+  for (int half = 0; half < PromptRowBlocks(kMost) / kBlocks; ++half) {
+    const int block = first + (kGateUp ? 0 : half * kBlocks);
+    const int mine = block + lane / 4 < m.row_blocks ? lane : 0;  // of padding: the first
+    if (block >= m.row_blocks) break;
+    const uint8_t* scales =
+        m.scales + (kGateUp && half != 0 ? m.second_scales : 0) + int64_t{block} * 64;
+#pragma unroll 4
+    for (int g = 0; g < groups; ++g, scales += m.row_blocks * 64) {
+      const float of_all = __ldcg(reinterpret_cast<const float*>(scales));
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(scales) + mine);
+      same = same && v.x == of_all && v.y == of_all && v.z == of_all && v.w == of_all;
+    }
+  }
+  return __all_sync(~0u, same);
+}
+
 /// Where the rows of a tile's columns lie, and their scales, by a warp.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const PromptUnit& unit,
@@ -110,8 +135,11 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
     const PromptUnit& unit = table.units[tile & 0xffffu];
     const int count = unit.count, columns = unit.columns;
     const bool is_long = unit.matrix[kProduct].k64s >= kLong;
-    if (lane == 0) {
-      FillSlot<kPacking, kGateUp>(args, unit, static_cast<int>(tile >> 16), &slot);
+    const int row_tile = static_cast<int>(tile >> 16);
+    if (lane == 0) FillSlot<kPacking, kGateUp>(args, unit, row_tile, &slot);
+    if constexpr (HasWholeStages(kPacking, kMost)) {
+      const bool same = SameScales<kGateUp, kMost>(unit.matrix[kProduct], row_tile);
+      if (lane == 0) slot.same = same ? 1 : 0;
     }
     FillRows<kPacking, kGateUp>(args, unit, count, columns, &slot);
     __syncwarp();

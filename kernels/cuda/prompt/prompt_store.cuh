@@ -3,6 +3,7 @@
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_STORE_CUH_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/pipeline.cuh"
@@ -83,13 +84,37 @@ struct PromptStore {
     });
   }
 
+  /// d[0] = act(gate) * up; zeros where rows are of padding. Halves keep up between.
+  template <int kColumns>
+  __device__ __forceinline__ static void Activate(bool silu, bool there, Sums<kColumns>& d) {
+    const auto all = [&](auto is_silu) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) {
+        if (kEights && i % 4 >= 2) continue;
+        const float up = kEights ? d[0][i + 2] : d[kBlocks - 1][i];
+        d[0][i] = Activated(decltype(is_silu)::value, d[0][i], up);
+        asm volatile("" : "+f"(d[0][i]));  // one after the other: all at once want more registers
+      }
+    };
+    if (silu) {
+      all(std::true_type{});
+    } else {
+      all(std::false_type{});
+    }
+    if (there) return;
+#pragma unroll
+    for (float& v : d[0]) v = 0;
+  }
+
   /// act(gate) * up as floats, before they are quantized.
   template <int kColumns>
   __device__ __forceinline__ void WideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
-                                        int64_t stride, const Sums<kColumns>& d) const {
+                                        int64_t stride, Sums<kColumns>& d) const {
     const int block =
         slot.row_tile * Warp::kOfGate + (kEights ? of.EightRowBlock() : of.RowBlock(0));
     if (block >= slot.row_blocks) return;
+    Activate<kColumns>(silu, true, d);
+    const int count = slot.count;
     float* const to = wide_h + slot.h_row * stride + block * 16 +
                       (kEights ? of.Eight() % 2 * 8 : 0) + (of.lane >> 2);
 #pragma unroll
@@ -97,13 +122,9 @@ struct PromptStore {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int column = 8 * j + 2 * (of.lane & 3) + c;
-        if (column >= slot.count) continue;
-        if constexpr (kEights) {
-          to[column * stride] = Activated(silu, d[0][4 * j + c], d[0][4 * j + 2 + c]);
-        } else {
-          to[column * stride] = Activated(silu, d[0][4 * j + c], d[1][4 * j + c]);
-          to[column * stride + 8] = Activated(silu, d[0][4 * j + 2 + c], d[1][4 * j + 2 + c]);
-        }
+        if (column >= count) continue;
+        to[column * stride] = d[0][4 * j + c];
+        if constexpr (!kEights) to[column * stride + 8] = d[0][4 * j + 2 + c];
       }
     }
   }
@@ -113,15 +134,14 @@ struct PromptStore {
   __device__ __forceinline__ void H(const PromptSlot<kMost>& slot, bool silu,
                                     Sums<kColumns>& d) const {
     if constexpr (kEights) {
-      HalvesOfH<kColumns>(slot, silu, d[0]);
+      const bool there = slot.row_tile * Warp::kOfGate + of.EightRowBlock() < slot.row_blocks;
+      Activate<kColumns>(silu, there, d);
+      HalvesOfH<kColumns>(slot, d[0]);
     } else {
       const bool there = slot.row_tile * Warp::kOfGate + of.RowBlock(0) < slot.row_blocks;
       const int piece = slot.row_tile * 2 + of.group;
       if (piece * 4 >= slot.row_blocks) return;  // all of the group
-#pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) {
-        d[0][i] = there ? Activated(silu, d[0][i], d[1][i]) : 0.0f;
-      }
+      Activate<kColumns>(silu, there, d);
       uint8_t* const h = slot.h + int64_t{piece} * slot.columns * 128;
       Channels<kColumns>(d[0], [&](int column, uint32_t in_row) {
         return h + column * 128 + ((in_row ^ (column & 7)) * 16);
@@ -133,13 +153,16 @@ struct PromptStore {
   template <int kColumns>
   __device__ __forceinline__ void Out(const PromptSlot<kMost>& slot, uint16_t* out, int64_t stride,
                                       const Sums<kColumns>& d) const {
+    const int count = slot.count;
+    const auto row_bytes = static_cast<uint32_t>(stride) * 2;
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      const int64_t first = ((slot.row_tile * kGroups + of.group) * kBlocks + b) * 64;
-      Channels<kColumns>(d[b], [&](int column, uint32_t in_row) -> uint8_t* {
-        const int64_t channel = first + in_row * 8;
-        if (column >= slot.count || channel >= stride) return nullptr;
-        return reinterpret_cast<uint8_t*>(out + slot.rows[column] * stride + channel);
+      const int channel = ((slot.row_tile * kGroups + of.group) * kBlocks + b) * 64 +
+                          static_cast<int>(of.lane & 7) * 8;  // of the lane's pieces
+      const int last = channel < stride ? count : 0;
+      uint8_t* const first = reinterpret_cast<uint8_t*>(out + channel);
+      Channels<kColumns>(d[b], [&](int column, uint32_t) -> uint8_t* {
+        return column < last ? first + uint64_t{slot.rows[column]} * row_bytes : nullptr;
       });
     }
   }
@@ -221,25 +244,33 @@ struct PromptStore {
         }
       }
       WarpGroupBarrier(of.group);
+      // Places, then what goes there, then all stores: one by one, each would wait for its own.
+      constexpr int kPieces = kAtOnce / 16;
+      uint8_t* at[kPieces];
+      uint4 v[kPieces];
 #pragma unroll
-      for (int i = 0; i < kAtOnce / 16; ++i) {
+      for (int i = 0; i < kPieces; ++i) {
+        const int column = from + i * 16 + thread / 8;
+        at[i] = column < kColumns ? to(column, piece) : nullptr;
+      }
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
         const uint32_t row = i * 16 + thread / 8;
-        const int column = from + static_cast<int>(row);
-        if (column >= kColumns) continue;
-        if (uint8_t* const at = to(column, piece)) {
-          *reinterpret_cast<uint4*>(at) =
-              LoadShared16(staging + row * 128 + ((piece ^ (row & 7)) * 16));
-        }
+        if (from + i * 16 >= kColumns) continue;
+        v[i] = LoadShared16(staging + row * 128 + ((piece ^ (row & 7)) * 16));
+      }
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        if (from + i * 16 < kColumns && at[i] != nullptr) *reinterpret_cast<uint4*>(at[i]) = v[i];
       }
     }
   }
 
   /// A warp has eight channels of every column, a group 32.
   template <int kColumns>
-  __device__ __forceinline__ void HalvesOfH(const PromptSlot<kMost>& slot, bool silu,
+  __device__ __forceinline__ void HalvesOfH(const PromptSlot<kMost>& slot,
                                             const float (&d)[kColumns / 2]) const {
     const int group = of.group, warp = of.warp, lane = of.lane;
-    const bool there = slot.row_tile * Warp::kOfGate + of.EightRowBlock() < slot.row_blocks;
     const int of_row = slot.row_tile * (kGroups / 2) + group / 2;  // which 64 channels of h
     if (of_row * 4 >= slot.row_blocks) return;                     // all of the group
     uint8_t* const h = slot.h + int64_t{of_row} * slot.columns * 128;
@@ -254,13 +285,7 @@ struct PromptStore {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const bool odd = c / 8 + j == kColumns / 8;  // one beyond the last eight columns
-          const float* at = d + (odd ? 0 : c / 8 + j) * 4;
-          float two[2];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            two[i] = there && !odd ? Activated(silu, at[i], at[2 + i]) : 0.0f;
-          }
-          v[j] = PackBf16(two[0], two[1]);
+          v[j] = odd ? 0 : PackBf16(d[(c / 8 + j) * 4], d[(c / 8 + j) * 4 + 1]);
         }
         const uint32_t row = c - from + (lane & 15);
         StoreTransposed2(staging + row * 64 + ((of.Eight() ^ ((row >> 1) & 3)) * 16), v[0], v[1]);

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/primitives/wgmma.cuh"
-#include "kernels/cuda/prompt/prompt_halves.cuh"
+#include "kernels/cuda/prompt/prompt_chains.cuh"
 #include "kernels/cuda/prompt/prompt_imported.cuh"
 #include "kernels/cuda/prompt/prompt_int8.cuh"
 #include "kernels/cuda/prompt/prompt_ring.cuh"
@@ -26,6 +26,7 @@ struct PromptConsumer {
   static constexpr bool kHalves = Warp::kHalves;
   static constexpr bool kImported = IsImported(kPacking);
   static constexpr bool k8Bits = Is8Bit(kPacking);
+  static constexpr bool kOfGateUp = kGateUp;
   static constexpr bool kF8 = kPacking == Packing::kF8;
   static constexpr bool kE4m3 = IsE4m3(kPacking);
   using Sum = std::conditional_t<kE4m3, float, int32_t>;  // of products in 8 bits
@@ -89,7 +90,7 @@ struct PromptConsumer {
     if constexpr (kF8 && kBlocks == 1 && kParts == 1) {
       MultiplyTwoSumsAhead<kColumns>(slot, d);
     } else if constexpr (kE4m3 && kBlocks == 2) {
-      PromptHalves<PromptConsumer, PromptSlot<kMost>, kColumns>(*this, slot, d).Multiply();
+      PromptChains<PromptConsumer, PromptSlot<kMost>, kColumns>(*this, slot, d).Multiply();
     } else if constexpr (kPacking == Packing::kW4A8 || kE4m3) {
       MultiplyTwoSums<kColumns>(slot, d);
     } else if constexpr (k8Bits) {

@@ -35,6 +35,24 @@ absl::StatusOr<Buffer> RandomWeights(int64_t bytes) {
   return weights;
 }
 
+/// Scales of fp8_b128 as published files have them: 128 rows share those of a group.
+absl::Status ShareScales(const cuda::DeviceMatrix& m, std::byte* record) {
+  if (m.packing != cuda::Packing::kF8Block) return absl::OkStatus();
+  constexpr int kBlocks = 128 / 16;  // of 16 rows
+  std::mt19937 rng(2);
+  std::vector<float> scales;
+  for (int g = 0; g < (m.k64s + 1) / 2; ++g) {
+    float scale = 0;
+    for (int b = 0; b < m.row_blocks; ++b) {
+      if (b % kBlocks == 0) scale = 0x1p-8f * static_cast<float>(1 + rng() % 8);
+      scales.insert(scales.end(), 16, scale);
+    }
+  }
+  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(record + m.scale_offset, scales.data(),
+                                        scales.size() * sizeof(float), cudaMemcpyHostToDevice));
+  return absl::OkStatus();
+}
+
 /// Experts of every token: drawn by popularity, without repetition.
 std::vector<int32_t> DrawExperts(int tokens, int experts, int top_k, double zipf,
                                  std::mt19937_64* rng) {
@@ -109,7 +127,12 @@ absl::Status GemmBench::PlaceRecords() {
   MOERT_ASSIGN_OR_RETURN(weights_, RandomWeights(end));
   for (size_t i = 0; i < handles.size(); ++i) {
     if (i % (spec_.num_experts + 1) == static_cast<size_t>(spec_.num_experts)) continue;
-    handles[i].record = reinterpret_cast<const uint8_t*>(weights_.data()) + begins[i];
+    std::byte* const record = weights_.data() + begins[i];
+    handles[i].record = reinterpret_cast<const uint8_t*>(record);
+    const cuda::DeviceFormat& format = device_formats_[handles[i].format];
+    for (const cuda::DeviceMatrix* m : {&format.gate, &format.up, &format.down}) {
+      MOERT_RETURN_IF_ERROR(ShareScales(*m, record));
+    }
   }
   const auto bytes = static_cast<int64_t>(handles.size() * sizeof(handles[0]));
   MOERT_ASSIGN_OR_RETURN(handles_, Buffer::Device(bytes));
