@@ -23,6 +23,7 @@ import report
 
 JSON = report.DATA / "gemm-core.json"
 TOKENS = (1, 8, 32, 128, 512, 2048, 8192)
+FP8 = "q30-fp8"  # with --numerics fp8: fp8_b128 by fp8
 BIT8 = ("w8a8", "w4a8_g128", "fp8_b128")  # that the chip could multiply in 8 bits
 PEAK = {True: 1500e12, False: 790e12}     # operations a second that it reaches, by that
 FIELDS = ("shape", "scheme", "tokens", "zipf", "weight_bytes", "experts", "gemms_us", "layer_us", "of_copy", "tflops")
@@ -53,7 +54,7 @@ def store(folder):
 def renew(folder):
     stored = load()
     runs = stored["runs"]
-    runs.update({name: kept(folder / f"{name}.json") for name in runs if (folder / f"{name}.json").is_file()})
+    runs.update({name: kept(folder / f"{name}.json") for name in (*runs, FP8) if (folder / f"{name}.json").is_file()})
     JSON.write_text(json.dumps(stored, separators=(",", ":")) + "\n")
 
 
@@ -94,7 +95,8 @@ def core():
     tables = [grid((name,), tokens) for name in ("q30", "qwen1.5-moe", "deepseek-v2-lite", "qwen3-next-80b", "mixtral")]
     shown = [line for text in tables[1:] for line in text.split("\n")[2:] if "| w4a16_g128 |" in line]
     main = [line for line in tables[0].split("\n") if not re.search("w4a8_g128|w2a16", line)]
-    return "\n".join([*main, *shown])
+    by_fp8 = [line.replace("| fp8_b128 |", "| fp8_b128 by fp8 |") for line in grid((FP8,), tokens).split("\n")[2:]]
+    return "\n".join([*main, *by_fp8, *shown])
 
 
 def bits(run, row):

@@ -199,14 +199,19 @@ def lost(data):
 
 
 def table(data):
+    """A program names its setting once where it is the best in all cells."""
+    turns = {(c, s): values_of(data, c, s, "turns") for c in cells_of(data) for s in subjects_of(data)}
+    settings = {s: {name for c in cells_of(data) for name in turns[c, s]} for s in subjects_of(data)}
+    head = [f"{s}, `{next(iter(settings[s]))}`" if len(settings[s]) == 1 else s for s in subjects_of(data)]
     rows = []
     for cell in cells_of(data):
         row = [cell]
         for subject in subjects_of(data):
-            (setting, values), = values_of(data, cell, subject, "turns").items()
-            row.append(f"{figure(statistics.median(values))} ({figure(min(values))} to {figure(max(values))}), `{setting}`")
+            (setting, values), = turns[cell, subject].items()
+            text = f"{figure(statistics.median(values))} ({figure(min(values))} to {figure(max(values))})"
+            row.append(text if len(settings[subject]) == 1 else f"{text}, `{setting}`")
         rows.append(row)
-    return experiment.table([data["unit"], *subjects_of(data)], rows)
+    return experiment.table([data["unit"], *head], rows)
 
 
 def sittings():

@@ -42,7 +42,17 @@ class Turns(unittest.TestCase):
         self.assertEqual(sitting.lost(self.data), ["small to rival (7)"])
 
     def test_the_table_has_spread_and_setting(self):
-        self.assertIn("| large | 8.5 (8 to 9), `fast` | 7 (7 to 7), `works` |", sitting.table(self.data))
+        table = sitting.table(self.data)
+        self.assertIn("| tokens/s | ours, `fast` | rival, `works` |", table)
+        self.assertIn("| large | 8.5 (8 to 9) | 7 (7 to 7) |", table)
+
+    def test_cells_name_settings_that_differ(self):
+        for sample in self.data["samples"]:
+            if (sample["cell"], sample["subject"], sample["part"]) == ("small", "ours", "turns"):
+                sample["setting"] = "slow"
+        table = sitting.table(self.data)
+        self.assertIn("| tokens/s | ours | rival, `works` |", table)
+        self.assertIn("| large | 8.5 (8 to 9), `fast` | 7 (7 to 7) |", table)
 
 
 class Kept(unittest.TestCase):
