@@ -3,7 +3,7 @@
 # installs, and installs nothing that is there. Run as root, or with sudo available.
 #   --tools   only what the command line tools need (a compiler, CMake, libraries)
 #   --tests   also the test framework
-#   --all     also what some tests skip without: the ABI check, Rust, Go, doxygen, spelling; ccache; the
+#   --all     also what some tests skip without: the ABI check, Rust, bindgen, Go, doxygen, spelling; ccache; the
 #             exact solver of moert-pack allocate
 set -euo pipefail
 
@@ -19,6 +19,8 @@ case "${1:-}" in
     optional=(abigail-tools ccache coinor-libcbc-dev)
     # A tool that is there under another name (rustup's cargo) is not installed again.
     command -v cargo >/dev/null || optional+=(cargo)
+    command -v bindgen >/dev/null || optional+=(bindgen)
+    command -v rustfmt >/dev/null || optional+=(rustfmt)
     command -v go >/dev/null || optional+=(golang-go)
     command -v doxygen >/dev/null || optional+=(doxygen)
     command -v codespell >/dev/null || optional+=(codespell)
