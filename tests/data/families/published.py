@@ -22,8 +22,6 @@ LEFT_OUT = ("vision_config", "audio_config", "auto_map", "id2label", "label2id",
             "modules_to_not_convert", "exclude_modules", "targets", "image_grid_pinpoints")
 # The error of files that are not read, in part.
 REFUSED = {"moonshotai/Kimi-K3": 'model_type is "kimi_k3"', "Qwen/Qwen3.5-27B": '"qwen3_5"',
-           "Qwen/Qwen3.8-2.4T-A95B": "output_gate_type is",
-           "Qwen/Qwen3.8-2.4T-A95B-FP8": "output_gate_type is",
            "meta-models/Muse-Glimmer-30B": '"muse_glimmer"',
            "poolside/Laguna-XS.2-FP8": "transform_config is",
            "nvidia/Gemma-4-31B-IT-NVFP4": "num_experts is missing",
