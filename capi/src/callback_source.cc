@@ -6,7 +6,6 @@
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "guard.h"
-#include "moert/source/host_source.h"
 
 namespace moert::capi {
 namespace {

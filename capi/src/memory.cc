@@ -1,14 +1,15 @@
-#include "memory.h"
-
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
+#include "moert.h"
+#include "moert/engine.h"
 #include "options.h"
 #include "struct_io.h"
 
 namespace moert::capi {
+namespace {
 
-moert_memory ToC(const MemoryPlan& plan) {
+moert_memory MemoryOf(const MemoryPlan& plan) {
   moert_memory memory{};
   memory.budget_bytes = plan.budget_bytes;
   memory.constant_bytes = plan.constant_bytes;
@@ -28,6 +29,7 @@ moert_memory ToC(const MemoryPlan& plan) {
   return memory;
 }
 
+}  // namespace
 }  // namespace moert::capi
 
 using namespace moert::capi;
@@ -45,7 +47,7 @@ moert_code moert_memory_plan(const moert_source* source, const moert_engine_opti
     MOERT_ASSIGN_OR_RETURN(const ParsedOptions parsed, ReadOptions(options));
     MOERT_ASSIGN_OR_RETURN(const moert::MemoryPlan plan,
                            moert::Engine::Plan(*source->source, parsed.options));
-    return WriteStruct(ToC(plan), memory, "memory");
+    return WriteStruct(MemoryOf(plan), memory, "memory");
   });
 }
 
@@ -53,7 +55,7 @@ moert_code moert_engine_memory(const moert_engine* engine, moert_memory* memory,
                                moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
-    return WriteStruct(ToC(engine->state->engine->memory()), memory, "memory");
+    return WriteStruct(MemoryOf(engine->state->engine->memory()), memory, "memory");
   });
 }
 

@@ -1,9 +1,7 @@
 #include "moert/source/opaque_source.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
-#include <vector>
 
 #include "base/status_macros.h"
 #include "callback_source.h"

@@ -10,9 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
-#include "shard.h"
 #include "struct_io.h"
-#include "trace_sink.h"
 
 namespace moert::capi {
 namespace {

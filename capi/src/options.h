@@ -8,6 +8,7 @@
 #include "closable_trace.h"
 #include "moert.h"
 #include "moert/options.h"
+#include "moert/tools/trace.h"
 #include "policy_adapter.h"
 #include "services.h"
 
@@ -31,6 +32,12 @@ struct ParsedOptions {
 absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options);
 
 Budget ToBudget(int64_t bytes, double fraction);
+
+/// Checks what the engine cannot see. `name` is for messages.
+absl::StatusOr<Shard> ReadShard(const moert_shard* shard, const char* name);
+
+std::shared_ptr<TraceSink> AdaptTraceSink(const moert_trace_sink& sink,
+                                          std::shared_ptr<const Ownership> ownership);
 
 }  // namespace moert::capi
 

@@ -3,7 +3,6 @@
 
 #include "plan/placement_rule.h"
 #include "policy_seams.h"
-#include "policy_views.h"
 
 namespace moert::capi {
 namespace {

@@ -2,7 +2,6 @@
 
 #include "base/status_macros.h"
 #include "policy_seams.h"
-#include "policy_views.h"
 
 namespace moert::capi {
 namespace {

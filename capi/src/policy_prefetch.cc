@@ -1,7 +1,6 @@
 #include <vector>
 
 #include "policy_seams.h"
-#include "policy_views.h"
 #include "prefetch/prefetch_rule.h"
 
 namespace moert::capi {

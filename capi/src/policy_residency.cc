@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "policy_seams.h"
-#include "policy_views.h"
 
 namespace moert::capi {
 namespace {

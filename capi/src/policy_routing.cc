@@ -5,7 +5,6 @@
 #include "base/status_macros.h"
 #include "layer_spec.h"
 #include "policy_seams.h"
-#include "policy_views.h"
 
 namespace moert::capi {
 namespace {

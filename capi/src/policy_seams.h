@@ -90,6 +90,11 @@ std::unique_ptr<PrecisionPolicy> AdaptPrecision(std::shared_ptr<HostPolicies> ho
 std::unique_ptr<PlacementPolicy> AdaptPlacement(std::shared_ptr<HostPolicies> host,
                                                 std::unique_ptr<PlacementPolicy> fallback);
 
+moert_policy_context ToC(const PolicyContext& context);
+moert_routing_view ToC(const RoutingView& routing);
+moert_precision_snapshot ToC(const PrecisionSnapshot& snapshot,
+                             const moert_policy_context* context);
+
 }  // namespace moert::capi
 
 #endif  // MOERT_CAPI_SRC_POLICY_SEAMS_H_

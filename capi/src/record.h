@@ -2,6 +2,7 @@
 #ifndef MOERT_CAPI_SRC_RECORD_H_
 #define MOERT_CAPI_SRC_RECORD_H_
 
+#include "absl/strings/string_view.h"
 #include "moert.h"
 #include "moert/scheme.h"
 
@@ -9,6 +10,9 @@ namespace moert::capi {
 
 /// The scheme's name is static.
 moert_matrix ToC(const MatrixLayout& matrix);
+
+/// The same text, NUL-terminated, for ever. For names, of which a process has few. Thread-safe.
+const char* Intern(absl::string_view text);
 
 }  // namespace moert::capi
 

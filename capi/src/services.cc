@@ -3,7 +3,6 @@
 #include <atomic>
 #include <exception>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "struct_io.h"

@@ -1,12 +1,10 @@
-#include "shard.h"
-
-#include <vector>
+#include "moert/parallel/shard.h"
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
-#include "moert/parallel/shard.h"
+#include "options.h"
 #include "struct_io.h"
 
 namespace moert::capi {

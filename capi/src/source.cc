@@ -6,7 +6,6 @@
 #include "callback_source.h"
 #include "guard.h"
 #include "handles.h"
-#include "intern.h"
 #include "layer_spec.h"
 #include "record.h"
 #include "struct_io.h"

@@ -1,9 +1,5 @@
 #include "moert/strategy.h"
 
-#include <memory>
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/mutex.h"

@@ -1,8 +1,7 @@
-#include "trace_sink.h"
-
 #include <string>
 #include <utility>
 
+#include "options.h"
 #include "struct_io.h"
 
 namespace moert::capi {

@@ -1,18 +1,33 @@
 // The "reference" kernel set: what every other set is compared with, and what runs on CPUs that
 // have none. Packed activations are plain fp32 rows.
+#include <cmath>
 #include <cstring>
 
 #include "base/bf16.h"
 #include "kernels/cpu/block_gemm.h"
-#include "kernels/reference/expert_mlp.h"
 #include "kernels/reference/fragment.h"
+#include "moert/model.h"
 
 namespace moert::kernels {
 namespace {
 
+double Activate(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kSilu:
+      return x / (1.0 + std::exp(-x));
+    case Activation::kGelu:
+      return 0.5 * x * (1.0 + std::erf(x * 0.70710678118654752440));
+    case Activation::kGeluTanh:
+      return 0.5 * x * (1.0 + std::tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+    case Activation::kRelu2:
+      return x > 0 ? x * x : 0;
+  }
+  return 0;
+}
+
 void Glu(Activation activation, const float* gate, const float* up, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = static_cast<float>(ApplyActivation(activation, gate[i]) * up[i]);
+    out[i] = static_cast<float>(Activate(activation, gate[i]) * up[i]);
   }
 }
 

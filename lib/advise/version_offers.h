@@ -19,6 +19,18 @@
 
 namespace moert {
 
+/// The cost model of `auto`: what a decode step of one token is expected to take, ms.
+struct ExpectedTimes {
+  double layers_ms = 0;
+  double waits_ms = 0;
+  double ms() const { return layers_ms + waits_ms; }
+};
+
+/// `low_share`: of the routing mass, that low versions may answer. `served`: a device answers
+/// misses.
+ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, double low_share,
+                           bool served);
+
 /// A blueprint of `options` with another strategy.
 absl::StatusOr<Blueprint> TryStrategy(const ExpertSource& source, EngineOptions options,
                                       const std::string& spec);

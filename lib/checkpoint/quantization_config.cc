@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <string>
-
 #include "base/errors.h"
 #include "base/printable.h"
 #include "checkpoint/compressed_tensors_config.h"

@@ -4,9 +4,7 @@
 
 #include <cmath>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "checkpoint/config_account.h"
 

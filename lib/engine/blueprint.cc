@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
-#include <string>
 
 #include "base/bytes_text.h"
 #include "base/errors.h"

@@ -1,7 +1,6 @@
 #include "moert/engine.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "base/bytes_text.h"
@@ -11,7 +10,6 @@
 #include "engine/engine_impl.h"
 #include "engine/memory_plan.h"
 #include "engine/shard.h"
-#include "engine/shard_engine.h"
 #include "fmt/format.h"
 #include "model/check_layer.h"
 

@@ -4,6 +4,7 @@
 #define MOERT_LIB_ENGINE_ENGINE_IMPL_H_
 
 #include <atomic>
+#include <cstdint>
 #include <list>
 #include <map>
 #include <memory>
@@ -13,14 +14,19 @@
 
 #include "base/fork.h"
 #include "base/mutex.h"
-#include "base/turn_lock.h"
 #include "engine/blueprint.h"
 #include "engine/engine_parts.h"
-#include "engine/fetched.h"
-#include "engine/stats.h"
 #include "moert/engine.h"
+#include "store/acquire.h"
 
 namespace moert {
+
+/// Experts that a call of Engine::Fetch pinned for a step. They are unpinned when it dies.
+struct Fetched {
+  int layer = 0;
+  Pins pins;
+  std::vector<int32_t> slot_of_expert;  // [E], -1: not of this call
+};
 
 class EngineImpl final : public Engine {
  public:

@@ -14,12 +14,13 @@
 #include "exec/model_constants.h"
 #include "moert/engine.h"
 #include "moert/router.h"
+#include "moert/stats.h"
 #include "plan/layer_planner.h"
 #include "prefetch/layer_prefetcher.h"
 #include "store/budget_tracker.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"
-#include "transfer/link_estimate.h"
+#include "transfer/link_pacer.h"
 
 namespace moert {
 
@@ -51,6 +52,12 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngineParts(const ExpertSource*
 /// the fast tier, experts do behind a call. Neither is to wait until memory is mapped under them:
 /// the pools of such strategies hold theirs.
 void HoldPools(const Blueprint& blueprint, VersionedStore* store);
+
+/// Counted since the parts were made. fixed_bytes: of the budget, what is no pool.
+EngineStats CollectStats(const EngineParts& parts, int64_t fixed_bytes);
+
+/// Decisions of policies that were replaced by the default.
+int64_t CollectFallbacks(const EngineParts& parts);
 
 }  // namespace moert
 

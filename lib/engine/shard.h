@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/blueprint.h"
+#include "moert/engine.h"
 #include "moert/options.h"
 #include "moert/source/expert_source.h"
 #include "source/shard_source.h"
@@ -22,6 +23,12 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> SourceOfShard(
 /// How `part`, the model of the shard's source, lies in the whole one. The shard is one that
 /// ResolveShard takes.
 PartOfModel PartOf(const MoeModelSpec& whole, const MoeModelSpec& part, const Shard& shard);
+
+/// `part` is the source of the shard, `whole` the model's, `plan` says what it owns: not all.
+absl::StatusOr<std::unique_ptr<Engine>> MakeShardEngine(std::shared_ptr<const ExpertSource> whole,
+                                                        std::shared_ptr<const ExpertSource> part,
+                                                        const ShardPlan& plan,
+                                                        const EngineOptions& options);
 
 }  // namespace moert
 

@@ -1,4 +1,3 @@
-#include "engine/shard_engine.h"
 
 #include <algorithm>
 #include <string>

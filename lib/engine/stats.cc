@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "engine/stats.h"
+#include "engine/engine_parts.h"
 
 namespace moert {
 namespace {

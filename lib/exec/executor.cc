@@ -1,9 +1,7 @@
 #include "exec/executor.h"
 
-#include <cstddef>
 #include <limits>
 
-#include "absl/strings/string_view.h"
 #include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"

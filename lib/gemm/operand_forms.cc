@@ -1,6 +1,5 @@
 #include "gemm/operand_forms.h"
 
-#include <algorithm>
 #include <atomic>
 #include <iterator>
 

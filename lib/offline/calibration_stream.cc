@@ -5,7 +5,6 @@
 
 #include "base/errors.h"
 #include "base/status_macros.h"
-#include "moert/offline/token_file.h"
 
 namespace moert::offline {
 

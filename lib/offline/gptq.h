@@ -10,11 +10,16 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "offline/dense_lanes.h"
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 #include "quant/quantized_matrix.h"
 
 namespace moert {
+
+/// a: [k, k] row-major, of which only the lower triangle is read; it becomes the factor, and what
+/// is above it has no meaning. False if the matrix is not positive definite.
+bool FactorCholesky(int64_t k, double* a, const DenseLanes& lanes = *DenseLaneSets()[0]);
 
 class OfflineDevice;
 

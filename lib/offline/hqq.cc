@@ -4,7 +4,6 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
-#include <vector>
 
 #include "base/bf16.h"
 #include "offline/hqq_lanes.h"

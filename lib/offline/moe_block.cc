@@ -8,7 +8,6 @@
 #include "base/checked_math.h"
 #include "base/errors.h"
 #include "base/status_macros.h"
-#include "moert/thread_pool.h"
 #include "offline/expert_forward.h"
 #include "route/route_token.h"
 

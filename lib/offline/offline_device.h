@@ -14,11 +14,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "checkpoint/checkpoint_experts.h"
 #include "moert/backend.h"
 #include "moert/model.h"
+#include "moert/router.h"
 #include "moert/scheme.h"
 #include "moert/thread_pool.h"
-#include "offline/block_rows.h"
 #include "offline/device_expert.h"
 #include "offline/gptq.h"
 #include "offline/hqq.h"
@@ -26,6 +27,17 @@
 #include "quant/quantized_matrix.h"
 
 namespace moert {
+
+/// All borrowed.
+struct BlockRows {
+  const MoeLayerSpec& layer;
+  const RoutingResult& routing;
+  const float* inputs;  // [routing.tokens, hidden], like residual
+  float* residual;
+};
+
+/// The weights of an expert of that block, all finite. Called by many threads at once.
+using ExpertReader = std::function<absl::Status(int expert, ExpertWeights* out)>;
 
 /// Thread-safe.
 class OfflineDevice {

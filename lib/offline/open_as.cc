@@ -12,7 +12,6 @@
 #include "base/hash64.h"
 #include "base/json_writer.h"
 #include "base/status_macros.h"
-#include "moert/offline/pack.h"
 #include "moert/tools/env.h"
 #include "offline/cancelled.h"
 #include "pack/expert_pack.h"

@@ -7,7 +7,6 @@
 
 #include "base/errors.h"
 #include "base/status_macros.h"
-#include "checkpoint/checkpoint_experts.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
 

@@ -27,7 +27,6 @@
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
 #include "moert/source/expert_source.h"
-#include "moert/tools/env.h"
 #include "pack/checkpoint_source.h"
 #include "pack/expert_pack.h"
 #include "pack/pack_writer.h"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "base/errors.h"

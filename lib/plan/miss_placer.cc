@@ -1,6 +1,5 @@
 #include "plan/miss_placer.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 

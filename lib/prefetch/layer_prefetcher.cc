@@ -10,7 +10,7 @@
 #include "prefetch/prefetch_rule.h"
 #include "prefetch/window_estimate.h"
 #include "store/version_manager.h"
-#include "transfer/link_estimate.h"
+#include "transfer/link_pacer.h"
 
 namespace moert {
 namespace {

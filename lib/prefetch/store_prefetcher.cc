@@ -9,7 +9,7 @@
 #include "moert/prefetcher.h"
 #include "prefetch/layer_prefetcher.h"
 #include "store/store_impl.h"
-#include "transfer/link_estimate.h"
+#include "transfer/link_pacer.h"
 
 namespace moert {
 

@@ -1,8 +1,6 @@
 #include "source/pinned_source.h"
 
 #include <algorithm>
-#include <utility>
-#include <vector>
 
 #include "base/bytes_text.h"
 #include "base/errors.h"
@@ -10,7 +8,6 @@
 #include "base/pinned_memory.h"
 #include "base/status_macros.h"
 #include "moert/source/pinned_source.h"
-#include "moert/thread_pool.h"
 
 namespace moert {
 

@@ -1,10 +1,7 @@
 #include "store/block_pool.h"
 
 #include <algorithm>
-#include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
 #include "base/errors.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"

@@ -7,7 +7,6 @@
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "model/check_layer.h"
-#include "store/acquire.h"
 #include "store/block_pool.h"
 #include "store/cache_blocks.h"
 #include "transfer/transfer_queue.h"

@@ -1,12 +1,9 @@
 #include "store/versioned_store.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/cleanup/cleanup.h"
-#include "store/block_pool.h"
-#include "transfer/link_estimate.h"
-#include "transfer/transfer_queue.h"
+#include "transfer/link_pacer.h"
 
 namespace moert {
 

@@ -5,7 +5,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "store/block_pool.h"
 #include "store/versioned_store.h"
-#include "transfer/link_estimate.h"
+#include "transfer/link_pacer.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {

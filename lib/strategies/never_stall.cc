@@ -6,7 +6,7 @@
 // replaces: by average score over many iterations. An LRU cache (`graded:wait=0+fate.residency` and
 // the like are possible) would exchange experts at every token and hold few that are used again.
 #include "base/status_macros.h"
-#include "store/residency/average_score.h"
+#include "store/residency/cache_policy.h"
 #include "strategies/builtin.h"
 
 namespace moert {

@@ -2,7 +2,6 @@
 #include "moert/strategy.h"
 
 #include <algorithm>
-#include <string>
 
 #include "base/errors.h"
 #include "fmt/format.h"

@@ -16,13 +16,13 @@
 #include "absl/strings/match.h"
 #include "absl/synchronization/mutex.h"
 #include "device_step.h"
-#include "kernels/reference/expert_mlp.h"
 #include "moert/router.h"
 #include "moert/source/expert_source.h"
 #include "offline/rtn.h"
 #include "quant/packing.h"
 #include "route/route_token.h"
 #include "tests/support/catch.h"
+#include "tests/support/reference_expert.h"
 #include "tests/support/synthetic_source.h"
 
 namespace moert::test {
@@ -115,7 +115,7 @@ class MixedSource final : public ExpertSource {
     }));
     experts_.resize(layouts_.size());
     REQUIRE_OK(OnAllThreads(layouts_.size(), [&](size_t e) -> absl::Status {
-      auto expert = kernels::ReferenceExpert::Make(records_[e].data(), layouts_[e]);
+      auto expert = test::ReferenceExpert::Make(records_[e].data(), layouts_[e]);
       if (expert.ok()) experts_[e] = *std::move(expert);
       return expert.status();
     }));
@@ -209,7 +209,7 @@ class MixedSource final : public ExpertSource {
       const std::vector<float> weights = RandomMatrix(*m, rng);
       REQUIRE_OK(PackMatrixBf16(*m, absl::MakeConstSpan(weights), constants_.shared_expert.data()));
     }
-    shared_ = *kernels::ReferenceExpert::Make(constants_.shared_expert.data(), layout);
+    shared_ = *test::ReferenceExpert::Make(constants_.shared_expert.data(), layout);
   }
 
   double GateDot(const std::vector<float>& gate, int64_t row, const float* x) const {
@@ -247,7 +247,7 @@ class MixedSource final : public ExpertSource {
     const int64_t hidden = layer.hidden;
     std::vector<int32_t> ids(layer.routing.top_k);
     std::vector<float> weights(layer.routing.top_k), result(hidden), bound(hidden);
-    const auto add = [&](const kernels::ReferenceExpert& expert, const float* x, double weight) {
+    const auto add = [&](const test::ReferenceExpert& expert, const float* x, double weight) {
       expert.Apply(layer.activation, numerics, x, result.data(), bound.data());
       for (int64_t c = 0; c < hidden; ++c) {
         out[c] += weight * result[c];
@@ -272,8 +272,8 @@ class MixedSource final : public ExpertSource {
   std::string name_ = "mixed";
   std::vector<RecordLayout> layouts_;
   std::vector<std::vector<std::byte>> records_;
-  std::vector<kernels::ReferenceExpert> experts_;
-  kernels::ReferenceExpert shared_;
+  std::vector<test::ReferenceExpert> experts_;
+  test::ReferenceExpert shared_;
   LayerConstants constants_;
 };
 

@@ -7,8 +7,8 @@
 #include "kernels/cuda/few/few_work.cuh"
 #include "kernels/cuda/few/group_share.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/route/add_to_tally.cuh"
 #include "kernels/cuda/route/choose_experts.cuh"
-#include "kernels/cuda/route/selection_tally.cuh"
 
 namespace moert::cuda {
 namespace {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device_types.h"
+
 struct CUstream_st;
 
 namespace moert::cuda {
@@ -19,6 +21,17 @@ int LaunchGatherRows(const float* from, const int32_t* rows, int64_t first, int6
 /// No row comes twice.
 int LaunchAddRows(const float* from, const int32_t* rows, const float* weights, int64_t first,
                   int64_t count, int64_t columns, float* to, CUstream_st* stream);
+
+// Operations on an expert's rows between its products while the effects of quantizing it are
+// measured (lib/offline/sensitivity.h).
+
+/// out[i] = act(gate[i], up[i]), less[i] taken off if it is not null. A cudaError_t.
+int LaunchActivate(const DeviceActivation& activation, const float* gate, const float* up,
+                   const float* less, float* out, int64_t count, CUstream_st* stream);
+
+/// sums[r] = sum over c of rows[r, c]^2; `less`, if not null, is taken off rows first, in place.
+int LaunchSquareSums(float* rows, const float* less, int64_t count, int64_t columns, double* sums,
+                     CUstream_st* stream);
 
 }  // namespace moert::cuda
 

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device_types.h"
+
 namespace moert::cuda {
 
 __device__ __forceinline__ void AddTo(uint64_t* sum, int64_t more) {
@@ -15,6 +17,18 @@ __device__ __forceinline__ void AddTo(uint64_t* sum, int64_t more) {
 __device__ __forceinline__ void RaiseTo(double* most, double value) {
   atomicMax(reinterpret_cast<unsigned long long*>(most),
             static_cast<unsigned long long>(__double_as_longlong(value)));
+}
+
+/// `t` and what one call gave an expert.
+__device__ __forceinline__ SelectionTally WithCall(SelectionTally t, int slots, float mass) {
+  t.slots += slots;
+  ++t.calls;
+  t.mass += mass;
+  return t;
+}
+/// By one thread.
+__device__ __forceinline__ void AddCall(SelectionTally* to, int slots, float mass) {
+  *to = WithCall(*to, slots, mass);
 }
 
 }  // namespace moert::cuda

@@ -13,7 +13,6 @@
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/prompt/prompt_gemm.h"
-#include "kernels/cuda/route/quantize_rows.h"
 #include "kernels/cuda/route/weighted_row.cuh"
 #include "quant/f8_group.h"
 #include "quant/hadamard.h"

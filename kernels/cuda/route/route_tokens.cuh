@@ -4,10 +4,10 @@
 
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/route/add_to_tally.cuh"
 #include "kernels/cuda/route/choose_experts.cuh"
 #include "kernels/cuda/route/chunk_ranks.cuh"
 #include "kernels/cuda/route/expert_tiles.cuh"
-#include "kernels/cuda/route/selection_tally.cuh"
 
 namespace moert::cuda {
 

@@ -6,7 +6,6 @@
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
-#include "kernels/cuda/route/quantize_rows.h"
 #include "kernels/cuda/route/rows.h"
 #include "kernels/cuda/route/weighted_row.cuh"
 

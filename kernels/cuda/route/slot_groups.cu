@@ -4,9 +4,9 @@
 #include "kernels/cuda/primitives/cta_sums.cuh"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/route/add_to_tally.cuh"
 #include "kernels/cuda/route/chunk_ranks.cuh"
 #include "kernels/cuda/route/route.h"
-#include "kernels/cuda/route/selection_tally.cuh"
 #include "kernels/cuda/route/top_k.cuh"
 
 namespace moert::cuda {

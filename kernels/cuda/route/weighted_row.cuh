@@ -28,6 +28,10 @@ inline unsigned NumRows(const DeviceRows& x, const RowWeights& w) {
   return static_cast<unsigned>(x.rows + w.pairs);
 }
 
+/// Operands other than plain bf16: see rows.h, whose LaunchPackRows calls this.
+int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
+                      CUstream_st* stream, const RowWeights& weights);
+
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_ROUTE_WEIGHTED_ROW_CUH_

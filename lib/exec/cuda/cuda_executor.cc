@@ -1,7 +1,6 @@
 #include "exec/cuda/cuda_executor.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "base/rows.h"
 #include "base/spin.h"

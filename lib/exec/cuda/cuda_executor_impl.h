@@ -11,7 +11,6 @@
 #include "exec/cuda/cache/cpu_experts.h"
 #include "exec/cuda/cache/device_rule.h"
 #include "exec/cuda/cache/routing_return.h"
-#include "exec/cuda/cache/selection_return.h"
 #include "exec/cuda/cache/served_cpu.h"
 #include "exec/cuda/cache/served_misses.h"
 #include "exec/cuda/cuda_api.h"

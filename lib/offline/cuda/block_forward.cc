@@ -9,7 +9,6 @@
 #include "exec/cuda/route/device_routing.h"
 #include "kernels/cuda/offline/block_rows.h"
 #include "kernels/cuda/offline/dense_product.h"
-#include "kernels/cuda/offline/expert_changes.h"
 
 namespace moert::offline {
 namespace {

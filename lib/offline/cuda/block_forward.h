@@ -13,9 +13,9 @@
 #include "absl/status/status.h"
 #include "exec/cuda/cuda_api.h"
 #include "moert/thread_pool.h"
-#include "offline/block_rows.h"
 #include "offline/cuda/device_expert.h"
 #include "offline/cuda/lanes.h"
+#include "offline/offline_device.h"
 
 namespace moert::offline {
 

@@ -6,8 +6,8 @@
 
 #include "base/status_macros.h"
 #include "exec/cuda/route/device_routing.h"
+#include "kernels/cuda/offline/block_rows.h"
 #include "kernels/cuda/offline/dense_product.h"
-#include "kernels/cuda/offline/expert_changes.h"
 
 namespace moert::offline {
 namespace {

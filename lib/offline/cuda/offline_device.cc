@@ -3,16 +3,12 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <memory>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include "base/mutex.h"
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_api.h"
 #include "kernels/cuda/offline/fit_groups.h"
-#include "moert/backend.h"
 #include "offline/cuda/block_forward.h"
 #include "offline/cuda/device_expert.h"
 #include "offline/cuda/gptq_rounding.h"

@@ -1,11 +1,14 @@
-#include "store/residency/average_score.h"
-
+// average-score(n): the expert with the lowest average router score over the last n iterations
+// leaves (importance paper Sec. 5.3). All experts' scores count, chosen or not: one that nearly
+// made it is likely to be used next, or to serve as a substitute. Experts the current layer still
+// needs are pinned and never candidates, which is the paper's shield.
 #include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "rules/expert_use.h"
+#include "store/residency/cache_policy.h"
 #include "store/residency/capacity.h"
 #include "store/state_bytes.h"
 

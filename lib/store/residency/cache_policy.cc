@@ -3,10 +3,6 @@
 #include <optional>
 #include <vector>
 
-#include "store/residency/average_score.h"
-#include "store/residency/least_recently_used.h"
-#include "store/residency/worth_cache.h"
-
 namespace moert {
 namespace {
 

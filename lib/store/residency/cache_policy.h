@@ -31,6 +31,18 @@ std::unique_ptr<CachePolicy> MakeCachePolicy(const ResidencyRule& rule);
 /// recently used.
 std::unique_ptr<CachePolicy> CarryOut(ResidencyPolicy* policy);
 
+/// ResidencyRuleKind::kAverageScore. `entry_margin` >= 0: a prefetched expert only enters if its
+/// average is higher by that share. A device refuses no prefetch, so there is no rule for that.
+std::unique_ptr<CachePolicy> MakeAverageScore(const ResidencyRule& rule, double entry_margin = -1);
+
+std::unique_ptr<CachePolicy> MakeLeastRecentlyUsed(const ResidencyRule& rule);
+
+/// ResidencyRuleKind::kWorth. The expert worth least leaves; what a prefetch brought, not before
+/// the routing it was meant for. A prefetch that says how likely it is wanted
+/// (VictimSnapshot::probability) is refused where what it saves is less than the uses that its
+/// victim would have had.
+std::unique_ptr<CachePolicy> MakeWorthCache(const ResidencyRule& rule);
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_STORE_RESIDENCY_CACHE_POLICY_H_

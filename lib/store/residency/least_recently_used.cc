@@ -1,10 +1,9 @@
-#include "store/residency/least_recently_used.h"
-
 #include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "store/residency/cache_policy.h"
 #include "store/residency/capacity.h"
 
 namespace moert {

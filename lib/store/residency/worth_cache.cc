@@ -1,5 +1,4 @@
-#include "store/residency/worth_cache.h"
-
+// WorthCache: a cache that keeps the experts which the next calls will want most, by UseEstimate.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "base/ewma.h"
+#include "store/residency/cache_policy.h"
 #include "store/residency/capacity.h"
 #include "store/residency/use_estimate.h"
 #include "store/state_bytes.h"

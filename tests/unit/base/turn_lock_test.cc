@@ -1,9 +1,8 @@
-#include "base/turn_lock.h"
-
 #include <algorithm>
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "support/catch.h"
 
 namespace moert {

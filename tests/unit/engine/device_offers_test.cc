@@ -2,7 +2,6 @@
 #include <memory>
 
 #include "absl/strings/match.h"
-#include "advise/expected_step.h"
 #include "advise/version_offers.h"
 #include "exec/host_records.h"
 #include "support/catch.h"

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/reference/expert_mlp.h"
 #include "moert/engine.h"
 #include "moert/source/host_source.h"
 #include "support/catch.h"
+#include "tests/support/reference_expert.h"
 
 namespace moert {
 namespace {
@@ -91,7 +91,7 @@ std::vector<double> Expert(const MoeLayerSpec& spec, int layer, int expert,
     const double u = Dot(up, i, x) + up_bias[static_cast<size_t>(i)];
     const double g = Dot(gate, i, x) + gate_bias[static_cast<size_t>(i)];
     h[static_cast<size_t>(i)] =
-        kernels::ApplyActivation(spec.activation, spec.activation.gated ? g : u, u);
+        test::ApplyActivation(spec.activation, spec.activation.gated ? g : u, u);
   }
   for (int64_t i = 0; i < spec.hidden; ++i) {
     y[static_cast<size_t>(i)] = Dot(down, i, h) + down_bias[static_cast<size_t>(i)];

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "kernels/reference/expert_mlp.h"
 #include "tests/support/catch.h"
 #include "tests/support/expert_record.h"
+#include "tests/support/reference_expert.h"
 
 namespace moert {
 namespace {
@@ -70,9 +70,9 @@ void CheckAgainstOracle(MixedGroupGemm* gemm, ActivationNumerics numerics,
   std::vector<float> tolerance(static_cast<size_t>(hidden));
   double worst = 0;
   for (int64_t row = 0; row < n; ++row) {
-    REQUIRE_OK(kernels::ReferenceExpertMlp(expert.record(), expert.layout, activation, numerics,
-                                           x.data() + row * hidden, expected.data(),
-                                           tolerance.data()));
+    REQUIRE_OK(test::ReferenceExpertMlp(expert.record(), expert.layout, activation, numerics,
+                                        x.data() + row * hidden, expected.data(),
+                                        tolerance.data()));
     for (int64_t i = 0; i < hidden; ++i) {
       const float got = out[static_cast<size_t>(row * hidden + i)];
       const auto at = static_cast<size_t>(i);
@@ -118,8 +118,8 @@ TEST_CASE("the tolerance is tight enough to see one wrong weight and unrounded a
   const std::vector<float> x = RandomRows(1, hidden, 2);
   std::vector<float> right(128), scale(128), wrong(128);
   const auto oracle = [&](ActivationNumerics numerics, std::vector<float>* out, float* tolerance) {
-    REQUIRE_OK(kernels::ReferenceExpertMlp(expert.record(), expert.layout, Activation::kSilu,
-                                           numerics, x.data(), out->data(), tolerance));
+    REQUIRE_OK(test::ReferenceExpertMlp(expert.record(), expert.layout, Activation::kSilu, numerics,
+                                        x.data(), out->data(), tolerance));
   };
   const auto exceeds = [&] {
     for (size_t i = 0; i < right.size(); ++i) {

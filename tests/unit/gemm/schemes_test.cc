@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "kernels/reference/expert_mlp.h"
 #include "moert/mixed_group_gemm.h"
 #include "tests/support/catch.h"
 #include "tests/support/expert_record.h"
+#include "tests/support/reference_expert.h"
 
 namespace moert {
 namespace {
@@ -65,9 +65,9 @@ double WorstError(MixedGroupGemm* gemm, ActivationNumerics numerics, const Exper
   double worst = 0;
   for (int64_t row = 0; row < n; ++row) {
     if (n > 3 && row % 15 != 0 && row != n - 1) continue;  // the oracle is slow
-    REQUIRE_OK(kernels::ReferenceExpertMlp(expert.record(), expert.layout, Activation::kSilu,
-                                           numerics, x.data() + row * hidden, expected.data(),
-                                           tolerance.data()));
+    REQUIRE_OK(test::ReferenceExpertMlp(expert.record(), expert.layout, Activation::kSilu, numerics,
+                                        x.data() + row * hidden, expected.data(),
+                                        tolerance.data()));
     for (size_t i = 0; i < expected.size(); ++i) {
       const double got = out[static_cast<size_t>(row * hidden) + i];
       const double error = std::abs(got - expected[i]) / (tolerance[i] + 1e-6);

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/bf16.h"
-#include "kernels/reference/expert_mlp.h"
 #include "kernels/reference/fragment.h"
 #include "tests/support/catch.h"
+#include "tests/support/reference_expert.h"
 
 namespace moert::kernels {
 namespace {
@@ -34,7 +34,7 @@ TEST_CASE("gated activations agree with the definition over the whole range") {
                                          out.data());
   double worst = 0;
   for (size_t i = 0; i < gate.size(); ++i) {
-    const double expected = ApplyActivation(activation, gate[i]) * up[i];
+    const double expected = test::ApplyActivation(activation, gate[i]) * up[i];
     // Relative where the result is of the input's size; far on the negative side, where e^x is
     // clamped or cancels, what is left is below any sum's last bit.
     const double tolerance = 2e-6 * std::abs(expected) + 1e-7 * std::abs(up[i]);

@@ -12,7 +12,6 @@
 #include "exec/cuda/route/device_routing.h"
 #include "kernels/cuda/offline/block_rows.h"
 #include "kernels/cuda/offline/dense_product.h"
-#include "kernels/cuda/offline/expert_changes.h"
 #include "late_runtime.h"
 #include "moert/thread_pool.h"
 #include "route/grouping.h"

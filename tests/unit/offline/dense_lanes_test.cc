@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "offline/cholesky.h"
+#include "offline/gptq.h"
 #include "support/catch.h"
 
 namespace moert {

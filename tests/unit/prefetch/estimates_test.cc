@@ -1,7 +1,7 @@
 // The two times whose ratio bounds a prefetch: the window and a transfer, as measured.
 #include "prefetch/window_estimate.h"
 #include "tests/support/catch.h"
-#include "transfer/link_estimate.h"
+#include "transfer/link_pacer.h"
 
 namespace moert {
 namespace {

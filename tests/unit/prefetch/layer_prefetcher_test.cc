@@ -7,7 +7,7 @@
 #include "strategies/arc.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"
-#include "transfer/link_estimate.h"
+#include "transfer/link_pacer.h"
 #include "transfer/transfer_queue.h"
 
 namespace moert {

@@ -1,6 +1,5 @@
 // Whether the host is asked for the next layer's input: where it costs nothing, or less than it
 // spares.
-#include "prefetch/prediction_source.h"
 
 #include <random>
 #include <vector>

@@ -1,6 +1,5 @@
 // The worth of experts for slots: who leaves, and which prefetch is refused.
-#include "store/residency/worth_cache.h"
-
+#include "store/residency/cache_policy.h"
 #include "store/residency/use_estimate.h"
 #include "tests/support/catch.h"
 

@@ -9,12 +9,32 @@
 #include "absl/status/status.h"
 #include "exec/cuda/cache/device_rule.h"
 #include "exec/cuda/cuda_api.h"
+#include "exec/cuda/memory/late_copy.h"
 #include "exec/cuda/workspace.h"
+#include "exec/executor.h"
+#include "kernels/cuda/device_types.h"
 #include "moert/model.h"
 #include "moert/policy.h"
 #include "moert/router.h"
 
 namespace moert::cuda {
+
+/// How the selections of captured calls come to the host. A graph's own kernels count them in
+/// device memory (SelectionTally in kernels/cuda/device_types.h), and the counts follow behind each
+/// step. One caller at a time.
+class SelectionReturn {
+ public:
+  /// `tally`: [rows] in device memory, borrowed; set to nothing.
+  absl::Status Init(SelectionTally* tally, int64_t rows);
+  /// See LateCopy::Bring.
+  absl::Status Bring(cudaStream_t stream) { return copy_.Bring(stream); }
+  /// [rows], what was added since it was last asked; false: nothing, or it has not arrived.
+  bool Take(std::vector<SelectionCount>* added);
+
+ private:
+  LateCopy copy_;
+  std::vector<SelectionTally> seen_;  // [rows]
+};
 
 /// A routing in host memory: where its parts lie in a mirror that begins at `at`.
 struct RoutingMirror {

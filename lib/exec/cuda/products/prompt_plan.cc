@@ -1,10 +1,8 @@
 #include "exec/cuda/products/prompt_plan.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "exec/cuda/route/device_routing.h"
-#include "kernels/cuda/prompt/prompt_gemm.h"
 #include "kernels/tuning/prompt.h"
 
 namespace moert::cuda {

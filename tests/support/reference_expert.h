@@ -1,6 +1,6 @@
 // The oracle: one expert applied to one token, in the plainest arithmetic.
-#ifndef MOERT_KERNELS_REFERENCE_EXPERT_MLP_H_
-#define MOERT_KERNELS_REFERENCE_EXPERT_MLP_H_
+#ifndef MOERT_TESTS_SUPPORT_REFERENCE_EXPERT_H_
+#define MOERT_TESTS_SUPPORT_REFERENCE_EXPERT_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "moert/model.h"
 #include "moert/scheme.h"
 
-namespace moert::kernels {
+namespace moert::test {
 
 /// act(x), in double precision: silu x / (1 + e^-x), gelu x / 2 (1 + erf(x / sqrt 2)), gelu's tanh
 /// approximation, or relu2 max(x, 0)^2.
@@ -55,6 +55,6 @@ absl::Status ReferenceExpertMlp(const std::byte* record, const RecordLayout& lay
                                 const ExpertActivation& activation, ActivationNumerics numerics,
                                 const float* x, float* out, float* tolerance = nullptr);
 
-}  // namespace moert::kernels
+}  // namespace moert::test
 
-#endif  // MOERT_KERNELS_REFERENCE_EXPERT_MLP_H_
+#endif  // MOERT_TESTS_SUPPORT_REFERENCE_EXPERT_H_

@@ -1,4 +1,4 @@
-#include "kernels/reference/expert_mlp.h"
+#include "tests/support/reference_expert.h"
 
 #include <algorithm>
 #include <bit>
@@ -12,7 +12,7 @@
 #include "quant/hadamard.h"
 #include "quant/packing.h"
 
-namespace moert::kernels {
+namespace moert::test {
 namespace {
 
 // A rounded row: the values that enter the product, and for each how far apart two neighbours are.
@@ -65,7 +65,7 @@ Rounded RoundGroups(const std::vector<float>& x) {
 
 Rounded Round(const std::vector<float>& x, const Scheme& scheme, ActivationNumerics numerics) {
   const size_t all = x.size();
-  if (TakesF8Group(scheme, numerics)) return RoundGroups(x);
+  if (kernels::TakesF8Group(scheme, numerics)) return RoundGroups(x);
   if (scheme.fp8 && scheme.act_bits == 8) return Quantize(x, all, 448, true);
   if (scheme.act_bits < 16) {
     return Quantize(x, scheme.group > 0 ? 128 : all, scheme.act_bits == 8 ? 127 : 7, false);
@@ -176,7 +176,7 @@ void ReferenceExpert::Apply(const ExpertActivation& activation, ActivationNumeri
   const Rounded rounded = Round(h, down_.scheme, numerics);
   const bool bf16 =
       numerics != ActivationNumerics::kF32 && down_.scheme.act_bits == 16 &&
-      !TakesF8Group(down_.scheme, numerics) &&
+      !kernels::TakesF8Group(down_.scheme, numerics) &&
       (down_.scheme.is_bf16() || down_.scheme.imported() || numerics == ActivationNumerics::kBF16);
   for (int64_t row = 0; row < down_.rows; ++row) {
     out[row] = static_cast<float>(down_.Product(row, rounded.values));
@@ -195,4 +195,4 @@ absl::Status ReferenceExpertMlp(const std::byte* record, const RecordLayout& lay
   return absl::OkStatus();
 }
 
-}  // namespace moert::kernels
+}  // namespace moert::test
