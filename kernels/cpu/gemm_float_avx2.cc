@@ -61,9 +61,7 @@ template <int kBits, bool kHigh, int C>
   for (int b = 0; b < 4; ++b) {
     const __m256 code = CodeOf<kBits, kHigh>(word, b);
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) {
-      acc[c] = _mm256_fmadd_ps(code, Spread(column[c], piece, b), acc[c]);
-    }
+    for (int c = 0; c < C; ++c) acc[c] = _mm256_fmadd_ps(code, Spread(column[c], piece, b), acc[c]);
   }
 }
 

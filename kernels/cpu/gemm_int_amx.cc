@@ -133,9 +133,7 @@ void Flush(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t coun
     FetchScales(args, b, at);
     const __m512 scale = _mm512_permutexvar_ps(order, Widen(args.scales[b] + at));
     __m512 offset = scale;
-    if constexpr (!kSymmetric) {
-      offset = _mm512_permutexvar_ps(order, Widen(args.offsets[b] + at));
-    }
+    if constexpr (!kSymmetric) offset = _mm512_permutexvar_ps(order, Widen(args.offsets[b] + at));
     for (int c = 0; c < args.columns; ++c) {
       const auto* scales = reinterpret_cast<const TileScale*>(args.x[c] + tiles * kTileK) + begin;
       const int64_t row = (b * kMaxColumns + c) * kBlockRows;

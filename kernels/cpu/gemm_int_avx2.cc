@@ -39,9 +39,7 @@ template <int kField, int kPlaneBit>
 template <int C>
 [[gnu::always_inline]] inline void Add16(__m256i (&acc)[C], __m256i codes, const __m256i (&x)[C]) {
 #pragma GCC unroll 4
-  for (int c = 0; c < C; ++c) {
-    acc[c] = _mm256_add_epi16(acc[c], _mm256_maddubs_epi16(codes, x[c]));
-  }
+  for (int c = 0; c < C; ++c) acc[c] = _mm256_add_epi16(acc[c], _mm256_maddubs_epi16(codes, x[c]));
 }
 
 // Two pieces of 2- and 3-bit codes. Codes of 2 bits in rows 2j+8, 2j+9 are taken where they lie,

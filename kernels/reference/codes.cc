@@ -24,9 +24,7 @@ TileCodes ReadTile(int bits, const uint8_t* tile) {
             code = (tile[(piece * 32 + lane) * 4 + b] >> (half * 4)) & 15u;
           } else {
             code = (tile[(piece / 2 * 32 + lane) * 4 + b] >> (2 * field)) & 3u;
-            if (bits == 3) {
-              code |= ((tile[256 + lane * 4 + b] >> (piece * 2 + half)) & 1u) << 2;
-            }
+            if (bits == 3) code |= ((tile[256 + lane * 4 + b] >> (piece * 2 + half)) & 1u) << 2;
           }
           codes.at[row][k] = static_cast<uint8_t>(code);
         }

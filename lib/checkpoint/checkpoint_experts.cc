@@ -189,9 +189,7 @@ absl::Status CheckpointExperts::ReadBias(const MoeLayerSpec& l, int expert, Proj
   MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(*t, expert * width, absl::MakeSpan(all)));
   const int64_t step = !down && names_.interleaved ? 2 : 1;
   const int64_t first = p != Projection::kUp ? 0 : names_.interleaved ? 1 : rows;
-  for (int64_t r = 0; r < rows; ++r) {
-    (*out)[r] = all[first + r * step];
-  }
+  for (int64_t r = 0; r < rows; ++r) (*out)[r] = all[first + r * step];
   return absl::OkStatus();
 }
 

@@ -101,9 +101,7 @@ class DecoderTensors {
       config_.indexer.block_size > 0 ? BlockIndexer(name) : Indexer(name + "indexer.");
     }
     if (config_.latent.kv_rank > 0) return Latent(name);
-    for (const char* part : {"q_proj", "k_proj"}) {
-      Linear(name + part, config_.qkv_bias, kAttention);
-    }
+    for (const char* part : {"q_proj", "k_proj"}) Linear(name + part, config_.qkv_bias, kAttention);
     if (config_.HasValues(index)) Linear(name + "v_proj", config_.qkv_bias, kAttention);
     Linear(name + "o_proj", config_.attention_output_bias, kAttention);
     const bool rotated = config_.qk_norm == QkNorm::kPerHeadRotated;

@@ -129,9 +129,7 @@ class ShardEngine final : public Engine {
     MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
     MOERT_ASSIGN_OR_RETURN(const std::vector<Residency> own, engine_->ResidencyOf(layer));
     std::vector<Residency> all(static_cast<size_t>(numbers_.experts(layer)), Residency::kAbsent);
-    for (size_t i = 0; i < own.size(); ++i) {
-      all[numbers_.own(layer)[i]] = own[i];
-    }
+    for (size_t i = 0; i < own.size(); ++i) all[numbers_.own(layer)[i]] = own[i];
     return all;
   }
   absl::Status SetBudget(const Budget& budget) override { return engine_->SetBudget(budget); }

@@ -152,9 +152,7 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
     }
   }
   if (plan.packs_at_once) PackBehindLast(plan);
-  if (job + 1 == FirstJob(gate_up_jobs_, thread + 1)) {
-    FetchFirst(&Plan::down, down_jobs_, thread);
-  }
+  if (job + 1 == FirstJob(gate_up_jobs_, thread + 1)) FetchFirst(&Plan::down, down_jobs_, thread);
 }
 
 void CpuGemm::PackBehindLast(const Plan& plan) const {

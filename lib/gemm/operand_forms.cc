@@ -60,9 +60,7 @@ int64_t OperandSizes::Workspace(int64_t rows, int64_t slots, int64_t hidden, int
   }
   bytes += TransformBytes(hidden, forms) + GatherBytes(slots, hidden, forms) +
            RoomForKept(slots, hidden, widest, forms);
-  if (forms.keeps_h) {
-    bytes += slots * RoundUp(widest, kKTile) * static_cast<int64_t>(sizeof(float));
-  }
+  if (forms.keeps_h) bytes += slots * RoundUp(widest, kKTile) * static_cast<int64_t>(sizeof(float));
   return bytes + PlanBytes(slots) +
          RoundUp(slots * static_cast<int64_t>(sizeof(std::atomic<int64_t>)), 64);
 }

@@ -23,9 +23,7 @@ struct DenseBlock {
     for (int64_t p = 0; p < depth; ++p, a += kRows, b += kColumns) {
       Vector right[kVectors];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        right[v] = *reinterpret_cast<const Loose*>(b + v * kLanes);
-      }
+      for (int v = 0; v < kVectors; ++v) right[v] = *reinterpret_cast<const Loose*>(b + v * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8

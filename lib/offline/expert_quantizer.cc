@@ -68,9 +68,7 @@ absl::Status EncodeBlock(DeviceExpert* expert, Projection block, const MatrixLay
       MOERT_RETURN_IF_ERROR(PackMatrix(layout, q, record));
     }
   }
-  if (!encoded) {
-    MOERT_RETURN_IF_ERROR(Encode(layout, factor, weights, device, record, outcome));
-  }
+  if (!encoded) MOERT_RETURN_IF_ERROR(Encode(layout, factor, weights, device, record, outcome));
   std::vector<float> stored;
   MOERT_RETURN_IF_ERROR(UnpackMatrix(layout, record, &stored));
   return expert->SetWeights(block, stored);

@@ -100,15 +100,11 @@ bool Factor(const std::vector<double>& lower, const std::vector<double>& diagona
   double mean = 0;
   for (const double d : diagonal) mean += d / static_cast<double>(k);
   Reverse(k, lower.data(), reversed);
-  for (int64_t i = 0; i < k; ++i) {
-    reversed[i * k + i] = diagonal[k - 1 - i] + damping * mean;
-  }
+  for (int64_t i = 0; i < k; ++i) reversed[i * k + i] = diagonal[k - 1 - i] + damping * mean;
   if (!FactorCholesky(k, reversed)) return false;
   factor->shares.assign(lower.size(), 0.0f);
   std::vector<double> divisors(diagonal.size());
-  for (int64_t c = 0; c < k; ++c) {
-    divisors[c] = reversed[(k - 1 - c) * k + k - 1 - c];
-  }
+  for (int64_t c = 0; c < k; ++c) divisors[c] = reversed[(k - 1 - c) * k + k - 1 - c];
   for (int64_t j = 0; j < k; ++j) {
     const double* const from = reversed + (k - 1 - j) * k + k - 1;
     float* const to = factor->shares.data() + j * k;

@@ -156,9 +156,7 @@ void HqqZerosAvx512(const HqqGroups& g, HqqCandidates* c, const HqqQueue& queue)
   double most[kHqqLanes];
   for (double& m : most) m = __builtin_inf();
   while (p.active != 0) {
-    if (!PassOfZeros<false>(g, &p, means, squares)) {
-      PassOfZeros<true>(g, &p, means, squares);
-    }
+    if (!PassOfZeros<false>(g, &p, means, squares)) PassOfZeros<true>(g, &p, means, squares);
     for (int i = 0; i < kHqqLanes; ++i) {
       if ((p.active >> i & 1) == 0) continue;
       Lane& lane = p.lane[i];
@@ -231,9 +229,7 @@ void HqqScalesAvx512(const HqqGroups& g, HqqCandidates* c, const HqqQueue& queue
   Pass p(g, *c);
   alignas(64) double dots[kHqqLanes], squares[kHqqLanes];
   while (p.active != 0) {
-    if (!PassOfScales<false>(g, &p, dots, squares)) {
-      PassOfScales<true>(g, &p, dots, squares);
-    }
+    if (!PassOfScales<false>(g, &p, dots, squares)) PassOfScales<true>(g, &p, dots, squares);
     for (int i = 0; i < kHqqLanes; ++i) {
       if ((p.active >> i & 1) == 0) continue;
       Lane& lane = p.lane[i];

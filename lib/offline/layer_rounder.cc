@@ -128,9 +128,7 @@ absl::StatusOr<LayerRounder::Chunk> LayerRounder::Read(const Part& part) const t
   // One reader alone is slower than the threads that round.
   const auto some = [&](size_t first) -> absl::Status {
     try {
-      for (size_t i = first; i < count; i += kReaders) {
-        MOERT_RETURN_IF_ERROR(ReadOne(i, &chunk));
-      }
+      for (size_t i = first; i < count; i += kReaders) MOERT_RETURN_IF_ERROR(ReadOne(i, &chunk));
       return absl::OkStatus();
     } catch (...) {
       return ExceptionStatus(parts_.model);

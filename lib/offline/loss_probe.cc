@@ -41,9 +41,7 @@ double Divergence(const double* p, double p_log_p, const float* logits, int64_t 
 LossProbe::LossProbe(const ModelContext& context, OfflineDevice* device, int64_t window,
                      int64_t tokens)
     : context_(context), device_(device), tokens_(tokens), copies_(context, window) {
-  for (Floats& change : changes_) {
-    change.resize(tokens_ * copies_.hidden());
-  }
+  for (Floats& change : changes_) change.resize(tokens_ * copies_.hidden());
 }
 
 absl::StatusOr<std::unique_ptr<LossProbe>> LossProbe::Create(const ModelContext& context,
@@ -116,9 +114,7 @@ std::vector<std::array<double, 2>> LossProbe::Divergences(const float* hidden) {
       context_.pool->Run(count, [&](int64_t i, int) {
         rows[i] = Divergence(p.data() + i * vocab, p_log_p[i], logits.data() + i * vocab, vocab);
       });
-      for (int64_t i = 0; i < count; ++i) {
-        sums[copy] += rows[i];
-      }
+      for (int64_t i = 0; i < count; ++i) sums[copy] += rows[i];
     }
   }
   std::vector<std::array<double, 2>> means(copies / 2);

@@ -198,9 +198,7 @@ absl::Status MoeBlocks::AddShared(int layer, const float* inputs, int64_t rows,
         gate = static_cast<float>(1.0 / (1.0 + std::exp(-dot)));
       }
       float* const to = residual + (first + r) * spec.hidden;
-      for (int64_t i = 0; i < spec.hidden; ++i) {
-        to[i] += gate * y[r * spec.hidden + i];
-      }
+      for (int64_t i = 0; i < spec.hidden; ++i) to[i] += gate * y[r * spec.hidden + i];
     };
     compute_.pool->Run(CeilDiv(count, kRowsAJob), [&](int64_t job, int) {
       const int64_t begin = job * kRowsAJob, end = std::min(count, begin + kRowsAJob);

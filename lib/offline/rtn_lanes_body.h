@@ -206,16 +206,12 @@ void LeastSums(const float* values, int count, int outer, const RtnRanges& r, fl
     for (; i < outer; i += V::kLanes) {
       const auto v = V::Load(values + i);
 #pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) {
-        sum[j] = AddOuter<V>(V::Fma(v, factor[j], shift[j]), top, sum[j]);
-      }
+      for (int j = 0; j < N; ++j) sum[j] = AddOuter<V>(V::Fma(v, factor[j], shift[j]), top, sum[j]);
     }
     for (; i < whole; i += V::kLanes) {
       const auto v = V::Load(values + i);
 #pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) {
-        sum[j] = AddInner<V>(V::Fma(v, factor[j], shift[j]), sum[j]);
-      }
+      for (int j = 0; j < N; ++j) sum[j] = AddInner<V>(V::Fma(v, factor[j], shift[j]), sum[j]);
     }
     for (int j = 0; i < count && j < N; ++j) {
       const auto v = V::LoadFirst(values + i, count - i);

@@ -51,9 +51,7 @@ absl::StatusOr<ExpertChanges> ExpertSensitivity(
   if (const auto blocks = BlocksOnDevice(layer, settings, weights, *x)) {
     changes = measure(blocks.get());
   }
-  if (!changes.ok()) {
-    changes = measure(BlocksOnCpu(layer, settings, weights, compute, *x).get());
-  }
+  if (!changes.ok()) changes = measure(BlocksOnCpu(layer, settings, weights, compute, *x).get());
   MOERT_RETURN_IF_ERROR(changes.status());
   for (const double d : changes->delta) {
     if (!std::isfinite(d)) {

@@ -52,9 +52,7 @@ absl::StatusOr<LayerCalibration> LayerFromJson(JsonValue object, int num_experts
   layer.delta =
       f.Reals("delta", 0, kMaxNorm,
               static_cast<int64_t>(num_experts) * kLinearBlocks * static_cast<int64_t>(schemes));
-  if (f.Has("loss_per_square")) {
-    layer.loss_per_square = f.Reals("loss_per_square", 0, kMaxNorm, 2);
-  }
+  if (f.Has("loss_per_square")) layer.loss_per_square = f.Reals("loss_per_square", 0, kMaxNorm, 2);
   MOERT_RETURN_IF_ERROR(f.status());
   if (layer.selections.size() != static_cast<size_t>(num_experts)) {
     return Error(source, fmt::format("selections has {} entries for {} experts",

@@ -35,9 +35,7 @@ TokenExchange::TokenExchange(const MoeModelSpec& model, const std::vector<ShardP
     shared_owners_.emplace_back();
     for (size_t r = 0; r < plans.size(); ++r) {
       const auto rank = static_cast<int32_t>(r);
-      for (const int32_t e : plans[r].experts[l]) {
-        owners_[l][e].push_back(rank);
-      }
+      for (const int32_t e : plans[r].experts[l]) owners_[l][e].push_back(rank);
       if (plans[r].shared_experts && model.layers[l].shared_intermediate > 0) {
         shared_owners_[l].push_back(rank);
       }

@@ -234,9 +234,7 @@ absl::StatusOr<std::vector<Shard>> OwnedShards(const MoeModelSpec& model, int ra
   for (const auto& layer : placement.owners) {
     for (Shard& shard : shards) shard.experts.emplace_back();
     for (size_t e = 0; e < layer.size(); ++e) {
-      for (const int32_t r : layer[e]) {
-        shards[r].experts.back().push_back(static_cast<int32_t>(e));
-      }
+      for (const int32_t r : layer[e]) shards[r].experts.back().push_back(static_cast<int32_t>(e));
     }
   }
   for (size_t r = 0; r < shards.size(); ++r) shards[r].shared_experts = r == 0;

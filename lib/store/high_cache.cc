@@ -181,9 +181,7 @@ class HighCache final : public VersionManager {
   /// each wish the coming step can start.
   void MakeRoom(PolicyContext context) {
     std::vector<int> free(model_->num_layers());
-    for (int l = 0; l < model_->num_layers(); ++l) {
-      free[l] = store_->capacity(l) - store_->held(l);
-    }
+    for (int l = 0; l < model_->num_layers(); ++l) free[l] = store_->capacity(l) - store_->held(l);
     const int64_t bytes = chosen_.empty() ? 1 : store_->layout(chosen_[0].key, kHigh).bytes;
     const int64_t window_ns =
         model_->num_layers() * profile_->LayerNs(context.phase == Phase::kPrefill, last_tokens_);

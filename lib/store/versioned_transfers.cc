@@ -95,9 +95,7 @@ void VersionedStore::PublishOne(const TransferDone& done) {
     }
     UpdateVisible(done.key);
   }
-  if (driver_.link != nullptr) {
-    driver_.link->Observe(done.bytes, done.started_ns, done.finished_ns);
-  }
+  if (driver_.link != nullptr) driver_.link->Observe(done.bytes, done.started_ns, done.finished_ns);
   if (inserted) residency_->Observe(LayerEvent::Inserted(done.key, prefetched));
   if (!done.status.ok() && reloading) residency_->Observe(LayerEvent::Evicted(done.key));
   if (trace_ != nullptr) {

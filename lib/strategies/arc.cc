@@ -70,9 +70,7 @@ class Arc final : public ResidencyPolicy {
       return LeastRecentlyUsed(snapshot.candidates);
     }
     allowed_.assign(snapshot.context.model->layers[layer].num_experts, 0);
-    for (const VictimCandidate& candidate : snapshot.candidates) {
-      allowed_[candidate.key.expert] = 1;
-    }
+    for (const VictimCandidate& candidate : snapshot.candidates) allowed_[candidate.key.expert] = 1;
     const int incoming = snapshot.incoming.layer == layer ? snapshot.incoming.expert : -1;
     const int victim = layers_[layer].Victim(incoming, allowed_);
     const auto it = std::find_if(

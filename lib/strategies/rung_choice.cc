@@ -36,9 +36,7 @@ RungChoice::RungChoice(absl::Span<const double> loss, absl::Span<const int64_t> 
 
 int RungChoice::TakenAt(const Expert& expert, int rung) const {
   int taken = 0;
-  while (taken + 1 < expert.count && steps_[expert.first + taken + 1].rung <= rung) {
-    ++taken;
-  }
+  while (taken + 1 < expert.count && steps_[expert.first + taken + 1].rung <= rung) ++taken;
   return taken;
 }
 

@@ -128,9 +128,8 @@ class RecordedRouting final : public TraceReader {
         return InvalidArgument("{}: step {}: a score is not finite", file_->path(), step_);
       }
       step_predicted_.resize((layers - 1) * experts);
-      MOERT_RETURN_IF_ERROR(file_->ReadAsF32(*predicted_, step_ * (layers - 1) * experts,
-                                             absl::MakeSpan(step_predicted_)));
-      return absl::OkStatus();
+      return file_->ReadAsF32(*predicted_, step_ * (layers - 1) * experts,
+                                             absl::MakeSpan(step_predicted_));
     } catch (const std::bad_alloc&) {
       return absl::ResourceExhaustedError(file_->path() + ": out of memory");
     }

@@ -73,9 +73,7 @@ __device__ __forceinline__ LowAnswered AnswerLow(const ServeMissesArgs& args, co
   const int rank = asks ? RankOf(scratch.missing, all, MissKey(count, e)) : 0;
   if (asks) scratch.places[rank] = e;
   __syncthreads();
-  if (e == 0) {
-    asked = TakeInOrder(call, pairs, counts, all, scratch.places, *args.tally);
-  }
+  if (e == 0) asked = TakeInOrder(call, pairs, counts, all, scratch.places, *args.tally);
   __syncthreads();
   answered.all = asked;
   answered.mine = asks && scratch.places[rank] != 0;

@@ -48,9 +48,7 @@ __device__ __forceinline__ void SettleAll(LayerPrefetch& list, const Known& know
     if (late) atomicAdd(fill ? &sums->late_fills : &sums->late, 1);
     if (arrived || late) atomicAdd(&sums->inserted, 1);
     if ((arrived || late) && fill) atomicAdd(&sums->fills, 1);
-    if ((end == PrefetchEnd::kBroken || (arrived && !wanted)) && !fill) {
-      atomicAdd(&sums->wasted, 1);
-    }
+    if ((end == PrefetchEnd::kBroken || (arrived && !wanted)) && !fill) atomicAdd(&sums->wasted, 1);
     if (end != PrefetchEnd::kNothing) {
       held[record.slot] = arrived || late ? 1 : 0;
       if (record.victim >= 0) atomicAdd(&sums->evicted, 1);

@@ -158,9 +158,7 @@ __device__ __forceinline__ void PrefetchBiases(const TileMatrix& m, int product,
   if (m.bias == 0 || item >= range.end) return;
   const uint8_t* const at = m.weights + m.bias + item * (product == 0 ? 64 : 128);
   PrefetchToL1(at);
-  if (product == 0 && m.second_weights != 0) {
-    PrefetchToL1(at + SecondBias(m.row_blocks));
-  }
+  if (product == 0 && m.second_weights != 0) PrefetchToL1(at + SecondBias(m.row_blocks));
 }
 
 /// Scales that an item's sums have all in common, when they are there.

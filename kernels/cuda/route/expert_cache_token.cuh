@@ -248,9 +248,7 @@ class Token {
   __device__ uint32_t AtHand(const uint32_t* resident, const uint32_t* top) const {
     uint32_t at_hand = 0;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      at_hand |= ((resident[i] | top[i]) >> lane_ & 1) << i;
-    }
+    for (int i = 0; i < kPerLane; ++i) at_hand |= ((resident[i] | top[i]) >> lane_ & 1) << i;
     return Candidates() & at_hand;
   }
 

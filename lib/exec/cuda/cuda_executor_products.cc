@@ -211,14 +211,10 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase,
   // products.
   if (status.ok() && served_->Shares(misses)) {
     status = served_->AwaitCpu(misses, w_.out, extent_.hidden, stream);
-    if (status.ok()) {
-      status = TileProducts(call, false, served.cpu.tiles, shares, served_->cpu());
-    }
+    if (status.ok()) status = TileProducts(call, false, served.cpu.tiles, shares, served_->cpu());
   }
   if (status.ok()) status = TileProducts(call, false, w_.table, shares, stream);
-  if (status.ok()) {
-    status = TileProducts(call, false, served.late_tiles, shares, served_->copies());
-  }
+  if (status.ok()) status = TileProducts(call, false, served.late_tiles, shares, served_->copies());
   status.Update(served_->Join(stream));
   return status;
 }

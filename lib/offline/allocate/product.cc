@@ -68,9 +68,7 @@ class Sweep {
           const double value = h.loss_weight * loss + h.time_weight * time;
           return value >= h.bound - 1e-9 * (std::fabs(h.bound) + std::fabs(value));
         });
-        if (inside) {
-          least = std::min(least, Objective(std::max(loss, 0.0), std::max(time, 0.0)));
-        }
+        if (inside) least = std::min(least, Objective(std::max(loss, 0.0), std::max(time, 0.0)));
       }
     }
     return std::isfinite(least) ? least : 0;

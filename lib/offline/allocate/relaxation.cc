@@ -116,9 +116,7 @@ absl::StatusOr<ChoiceSolution> SolveByRelaxation(const ChoiceProblem& problem) {
     s.bytes += step.bytes;
   }
   FillUp(problem, &s);
-  for (size_t i = 0; i < problem.items.size(); ++i) {
-    s.cost += problem.items[i][s.choice[i]].cost;
-  }
+  for (size_t i = 0; i < problem.items.size(); ++i) s.cost += problem.items[i][s.choice[i]].cost;
   s.bound = std::min(relaxed, s.cost);  // rounding of the sums aside, it is
   return s;
 }

@@ -96,9 +96,7 @@ absl::Status BlockForward::UploadChoice() {
   const auto count = static_cast<int64_t>(routing.grouped_tokens.size());
   std::vector<float> weights;
   weights.reserve(routing.grouped_slots.size());
-  for (const int32_t slot : routing.grouped_slots) {
-    weights.push_back(routing.weights[slot]);
-  }
+  for (const int32_t slot : routing.grouped_slots) weights.push_back(routing.weights[slot]);
   return OnLanes(1, [&](int64_t, ExpertLane* lane) -> absl::Status {
     MOERT_RETURN_IF_ERROR(lane->Upload(routing.grouped_tokens.data(), count, chosen_rows_));
     return lane->Upload(weights.data(), count, chosen_weights_);

@@ -86,9 +86,7 @@ class Rounding {
       MOERT_RETURN_IF_ERROR(FitOnHost(begin, count, found));
     }
     const int64_t group = begin / layout_.group, groups = layout_.groups();
-    for (int64_t r = 0; r < layout_.rows; ++r) {
-      scales_[r * groups + group] = found[r];
-    }
+    for (int64_t r = 0; r < layout_.rows; ++r) scales_[r * groups + group] = found[r];
     return absl::OkStatus();
   }
 

@@ -98,9 +98,7 @@ absl::Status RoutingReturn::Enqueue(const Workspace& w, Mirror* mirror, cudaStre
   };
   MOERT_CUDA_RETURN_IF_ERROR(bring(host.ids, w.ids, host.pairs));
   MOERT_CUDA_RETURN_IF_ERROR(bring(host.weights, w.weights, host.pairs));
-  if (!mirror->given) {
-    MOERT_CUDA_RETURN_IF_ERROR(bring(host.scores, w.scores, host.num_scores));
-  }
+  if (!mirror->given) MOERT_CUDA_RETURN_IF_ERROR(bring(host.scores, w.scores, host.num_scores));
   if (mirror->next_gate) {
     MOERT_CUDA_RETURN_IF_ERROR(bring(host.next_scores, w.next_scores, host.num_next_scores));
   }

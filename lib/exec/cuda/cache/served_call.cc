@@ -38,9 +38,7 @@ absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
   const ServeMissesArgs args = DecisionOf(call);
   const std::optional<PredictArgs> prediction = PredictionBeside(call, args);
   const PredictArgs* const next = prediction ? &*prediction : nullptr;
-  if (next == nullptr && call.next_scores != nullptr) {
-    MOERT_RETURN_IF_ERROR(Predict(call, stream));
-  }
+  if (next == nullptr && call.next_scores != nullptr) MOERT_RETURN_IF_ERROR(Predict(call, stream));
   const auto decide = [&] {
     if (call.route == nullptr) return LaunchServeMisses(args, stream);
     return call.rule == nullptr ? LaunchRouteAndServe(*call.route, args, stream, next)

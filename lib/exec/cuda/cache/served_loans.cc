@@ -44,9 +44,7 @@ absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
   records_->LeavePeers();  // the device writes the blocks from here on
   // Taken back at once if it does not get there: the device goes on without slots.
   lent_ = true;
-  for (int l = 0; l < model_->num_layers(); ++l) {
-    PlaceLoan(l, loans_[l], store);
-  }
+  for (int l = 0; l < model_->num_layers(); ++l) PlaceLoan(l, loans_[l], store);
   const absl::Status status = Copy(/*to_device=*/true, /*layers_alone=*/false, stream);
   if (!status.ok()) {
     store->TakeBack(loans_);

@@ -8,9 +8,7 @@ namespace {
 
 int64_t Entries(const ExpertNumbering& numbering) {
   int64_t entries = 0;
-  for (const std::vector<int32_t>& layer : numbering) {
-    entries += static_cast<int64_t>(layer.size());
-  }
+  for (const std::vector<int32_t>& layer : numbering) entries += static_cast<int64_t>(layer.size());
   return entries;
 }
 
