@@ -5,7 +5,7 @@
 
 #include "base/bf16.h"
 #include "kernels/cpu/block_gemm.h"
-#include "kernels/reference/fragment.h"
+#include "kernels/reference/codes.h"
 #include "moert/model.h"
 
 namespace moert::kernels {

@@ -8,7 +8,7 @@
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "plan/transfer_version.h"
+#include "plan/layer_planner.h"
 
 namespace moert {
 namespace {

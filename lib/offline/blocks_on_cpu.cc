@@ -1,8 +1,8 @@
 #include <cmath>
 #include <utility>
 
-#include "offline/activation_rounding.h"
-#include "offline/expert_blocks.h"
+#include "offline/expert_mlp.h"
+#include "offline/sensitivity.h"
 #include "quant/hadamard.h"
 
 namespace moert::offline {

@@ -1,8 +1,8 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "offline/activation_rounding.h"
-#include "offline/expert_blocks.h"
+#include "offline/expert_mlp.h"
+#include "offline/sensitivity.h"
 
 namespace moert::offline {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "base/errors.h"
 #include "base/exception_status.h"
-#include "offline/encode_matrix_on.h"
+#include "offline/expert_quantizer.h"
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 #include "quant/packing.h"

@@ -49,6 +49,14 @@ Floats GluForward(const Compute& compute, const MoeLayerSpec& layer, const std::
 /// Rows of a [*, columns] matrix, one behind the other.
 Floats GatherRows(const float* from, int64_t columns, absl::Span<const int32_t> rows);
 
+/// Whether a scheme rounds activations.
+inline bool RoundsActivations(const Scheme& scheme) { return scheme.act_bits != 16 || scheme.fp8; }
+
+/// Rounds rows of k values in place: a scale per 128 channels for schemes in groups, per row for
+/// those per channel, e4m3 for fp8 (moert/mixed_group_gemm.h). Schemes with 16-bit activations
+/// leave them as they are.
+void RoundActivations(const Scheme& scheme, int64_t k, Floats* x);
+
 }  // namespace moert::offline
 
 #endif  // MOERT_LIB_OFFLINE_EXPERT_MLP_H_

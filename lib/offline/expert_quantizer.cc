@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "offline/activation_rounding.h"
-#include "offline/encode_matrix_on.h"
 #include "offline/expert_forward.h"
+#include "offline/expert_mlp.h"
 #include "offline/hqq.h"
 #include "offline/rtn.h"
 #include "quant/hadamard.h"

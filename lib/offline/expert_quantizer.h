@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "checkpoint/checkpoint_experts.h"
 #include "moert/model.h"
 #include "moert/offline/encode_matrix.h"
@@ -74,6 +75,10 @@ absl::StatusOr<GptqOutcome> PassExpertGptq(const MoeLayerSpec& layer, const Reco
                                            absl::Span<const float> token_weights,
                                            const Compute& compute, OfflineDevice* device,
                                            std::byte* record, Floats* x);
+
+/// As EncodeMatrix, to the same bytes, with a device's help; it may be null. Throws std::bad_alloc.
+absl::Status EncodeMatrixOn(OfflineDevice* device, const MatrixLayout& layout, QuantMethod method,
+                            absl::Span<const float> weights, std::byte* record);
 
 }  // namespace moert::offline
 

@@ -12,7 +12,7 @@
 #include "base/exception_status.h"
 #include "base/status_macros.h"
 #include "offline/cancelled.h"
-#include "offline/encode_matrix_on.h"
+#include "offline/expert_quantizer.h"
 #include "quant/hadamard.h"
 #include "quant/packing.h"
 

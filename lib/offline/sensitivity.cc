@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "offline/expert_blocks.h"
 
 namespace moert::offline {
 namespace {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "moert/policy.h"
 #include "moert/router.h"
 #include "moert/tools/profile.h"
@@ -109,6 +110,15 @@ class LayerPlanner {
   std::vector<int32_t> backfill_;  // scratch
   std::vector<float> mass_;        // scratch, [E]
 };
+
+/// The version that a transfer into a cache of several brings: the precision policy's choice,
+/// checked, an index into the served versions. `counts` [E]: tokens of every expert of the layer,
+/// true or predicted. `resident` >= 0: the version that is there and may be replaced. Without a
+/// policy, and for an illegal answer, which is counted in *fallbacks: what is there, else 0, the
+/// best.
+int TransferVersion(PrecisionPolicy* policy, const PolicyContext& context, ExpertKey key,
+                    absl::Span<const int32_t> counts, bool prefetch, int num_versions,
+                    int64_t* fallbacks, int resident = -1);
 
 }  // namespace moert
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "absl/cleanup/cleanup.h"
-#include "plan/transfer_version.h"
+#include "plan/layer_planner.h"
 #include "prefetch/prediction_modes.h"
 #include "prefetch/prefetch_rule.h"
 #include "prefetch/window_estimate.h"

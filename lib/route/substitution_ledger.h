@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "absl/types/span.h"
+#include "moert/policy.h"
 
 namespace moert {
 
@@ -55,6 +56,12 @@ class SubstitutionLedger {
   double worst_slot_share_ = 0;
   double worst_mass_share_ = 0;
 };
+
+/// Accounts of requests: those that a ledger keeps, and those of a call.
+inline int64_t AccountBytes(const PolicyScope& scope) {
+  constexpr int64_t kAccount = sizeof(SubstitutionAccount) + 56;  // in a map, sorted by age
+  return (SubstitutionLedger::kMostRequests + scope.max_tokens) * kAccount;
+}
 
 }  // namespace moert
 

@@ -1,5 +1,5 @@
 // Which misses of a call the CPU multiplies, where the device serves them: the balancer's rules
-// (plan/balancer.h), over costs that the host sets.
+// (plan/placement_rule.h), over costs that the host sets.
 #ifndef MOERT_LIB_RULES_CPU_SHARE_H_
 #define MOERT_LIB_RULES_CPU_SHARE_H_
 

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "moert/strategy.h"
+#include "strategies/hotness.h"
 #include "strategies/registry.h"
 
 namespace moert {
@@ -46,6 +47,13 @@ absl::StatusOr<std::unique_ptr<PlacementPolicy>> BuildSharing(const StrategyCont
 
 /// The expert-cache rule in decode, displaced weight bounded for every request.
 std::unique_ptr<RoutingPolicy> MakeExpertCacheRouting(double alpha, double max_mass_share);
+
+/// Keys of strategies in which every expert is resident and versions move online: `interval_ms`,
+/// `hi_fraction`, `spare` and `max_gbps`.
+absl::StatusOr<TransitionOptions> ReadTransitions(const StrategyParams& params);
+
+/// `beta` and `memory`; the prior is the calibration's.
+absl::StatusOr<Hotness> ReadHotness(const StrategyContext& context);
 
 }  // namespace moert
 

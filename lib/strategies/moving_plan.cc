@@ -17,7 +17,6 @@
 #include "strategies/hotness.h"
 #include "strategies/routing_statistics.h"
 #include "strategies/rung_choice.h"
-#include "strategies/transition_keys.h"
 
 namespace moert {
 namespace {

@@ -2,7 +2,6 @@
 #include "base/numa.h"
 #include "exec/backend.h"
 #include "exec/cpu/cpu_executor.h"
-#include "exec/cpu/cpu_workspace.h"
 #include "exec/cpu/fetch_executor.h"
 
 namespace moert {

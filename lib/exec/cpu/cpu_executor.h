@@ -49,6 +49,10 @@ class CpuExecutor final : public Executor, public ResidentForward {
   std::vector<ExpertProblem> problems_;
 };
 
+/// Bytes that its calls take beside the expert pools. `io_threads` read records into scratch memory
+/// of the source.
+int64_t CpuWorkspaceBytes(const ExecutorSize& size, int io_threads);
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_EXEC_CPU_CPU_EXECUTOR_H_

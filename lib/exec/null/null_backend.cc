@@ -3,7 +3,7 @@
 // does, so that budgets mean what they mean in a real run.
 
 #include "exec/backend.h"
-#include "exec/cpu/cpu_workspace.h"
+#include "exec/cpu/cpu_executor.h"
 #include "plan/layer_planner.h"
 
 namespace moert {

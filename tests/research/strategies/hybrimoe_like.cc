@@ -5,7 +5,7 @@
 //  - its cache by Minus Recent Score is taken as published: S <- a TopP(s) + (1 - a) S with TopP
 //    keeping the 2k highest scores, lowest S leaves;
 //  - its scheduling simulation of CPU, link and GPU queues is replaced by the split of the misses
-//    that is done earliest, the link taking those with most tokens (plan/balancer.h); cached
+//    that is done earliest, the link taking those with most tokens (plan/placement_rule.h); cached
 //    experts are never moved to an idle CPU. Where the CPU is always earlier, what it computed is
 //    brought into slots that nobody holds (HybriMoE begins with a full cache; this is in the
 //    baseline's favour). `cpu=turns` is Algorithm 2 of the importance paper;

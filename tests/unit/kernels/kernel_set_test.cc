@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/bf16.h"
-#include "kernels/reference/fragment.h"
+#include "kernels/reference/codes.h"
 #include "tests/support/catch.h"
 #include "tests/support/reference_expert.h"
 

@@ -1,5 +1,4 @@
 // Algorithm 2 of the importance paper against its listing, over all small cases.
-#include "plan/balancer.h"
 
 #include <algorithm>
 #include <numeric>

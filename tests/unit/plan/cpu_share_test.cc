@@ -6,7 +6,6 @@
 #include <random>
 #include <vector>
 
-#include "plan/balancer.h"
 #include "plan/miss_placer.h"
 #include "plan/placement_rule.h"
 #include "tests/support/catch.h"

@@ -20,7 +20,7 @@
 #include "exec/cuda/memory/copy_batch.h"
 #include "exec/cuda/memory/device_model.h"
 #include "exec/cuda/memory/device_transfers.h"
-#include "exec/side_stream.h"
+#include "exec/step_fence.h"
 
 namespace moert::cuda {
 
