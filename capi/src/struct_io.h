@@ -15,58 +15,34 @@
 namespace moert::capi {
 
 /// The size a struct had when it was first released; a smaller struct_size was never legal.
+constexpr uint64_t FirstSize(const moert_probe_info*) { return 56; }
+constexpr uint64_t FirstSize(const moert_strategy_info*) { return 32; }
+constexpr uint64_t FirstSize(const moert_layer_spec*) { return 80; }
+constexpr uint64_t FirstSize(const moert_open_options*) { return 40; }
+constexpr uint64_t FirstSize(const moert_source_callbacks*) { return 56; }
+constexpr uint64_t FirstSize(const moert_record_info*) { return 272; }
+constexpr uint64_t FirstSize(const moert_engine_options*) { return 152; }
+constexpr uint64_t FirstSize(const moert_policies*) { return 160; }
+constexpr uint64_t FirstSize(const moert_thread_pool*) { return 40; }
+constexpr uint64_t FirstSize(const moert_allocator*) { return 40; }
+constexpr uint64_t FirstSize(const moert_logger*) { return 32; }
+constexpr uint64_t FirstSize(const moert_trace_sink*) { return 48; }
+constexpr uint64_t FirstSize(const moert_call_times*) { return 56; }
+constexpr uint64_t FirstSize(const moert_memory*) { return 104; }
+constexpr uint64_t FirstSize(const moert_step_options*) { return 56; }
+constexpr uint64_t FirstSize(const moert_routing*) { return 224; }
+constexpr uint64_t FirstSize(const moert_shard*) { return 64; }
+constexpr uint64_t FirstSize(const moert_fetch*) { return 208; }
+constexpr uint64_t FirstSize(const moert_slots*) { return 224; }
+constexpr uint64_t FirstSize(const moert_opaque_part*) { return 64; }
+constexpr uint64_t FirstSize(const moert_opaque_options*) { return 64; }
+constexpr uint64_t FirstSize(const moert_completion*) { return 32; }
+constexpr uint64_t FirstSize(const moert_expert_view*) { return 272; }
+constexpr uint64_t FirstSize(const moert_stats*) { return 120; }
+constexpr uint64_t FirstSize(const moert_graph_needs*) { return 24; }
+constexpr uint64_t FirstSize(const void*) { return 0; }
 template <typename T>
-inline constexpr uint64_t kFirstSize = 0;
-template <>
-inline constexpr uint64_t kFirstSize<moert_probe_info> = 56;
-template <>
-inline constexpr uint64_t kFirstSize<moert_strategy_info> = 32;
-template <>
-inline constexpr uint64_t kFirstSize<moert_layer_spec> = 80;
-template <>
-inline constexpr uint64_t kFirstSize<moert_open_options> = 40;
-template <>
-inline constexpr uint64_t kFirstSize<moert_source_callbacks> = 56;
-template <>
-inline constexpr uint64_t kFirstSize<moert_record_info> = 272;
-template <>
-inline constexpr uint64_t kFirstSize<moert_engine_options> = 152;
-template <>
-inline constexpr uint64_t kFirstSize<moert_policies> = 160;
-template <>
-inline constexpr uint64_t kFirstSize<moert_thread_pool> = 40;
-template <>
-inline constexpr uint64_t kFirstSize<moert_allocator> = 40;
-template <>
-inline constexpr uint64_t kFirstSize<moert_logger> = 32;
-template <>
-inline constexpr uint64_t kFirstSize<moert_trace_sink> = 48;
-template <>
-inline constexpr uint64_t kFirstSize<moert_call_times> = 56;
-template <>
-inline constexpr uint64_t kFirstSize<moert_memory> = 104;
-template <>
-inline constexpr uint64_t kFirstSize<moert_step_options> = 56;
-template <>
-inline constexpr uint64_t kFirstSize<moert_routing> = 224;
-template <>
-inline constexpr uint64_t kFirstSize<moert_shard> = 64;
-template <>
-inline constexpr uint64_t kFirstSize<moert_fetch> = 208;
-template <>
-inline constexpr uint64_t kFirstSize<moert_slots> = 224;
-template <>
-inline constexpr uint64_t kFirstSize<moert_opaque_part> = 64;
-template <>
-inline constexpr uint64_t kFirstSize<moert_opaque_options> = 64;
-template <>
-inline constexpr uint64_t kFirstSize<moert_completion> = 32;
-template <>
-inline constexpr uint64_t kFirstSize<moert_expert_view> = 272;
-template <>
-inline constexpr uint64_t kFirstSize<moert_stats> = 120;
-template <>
-inline constexpr uint64_t kFirstSize<moert_graph_needs> = 24;
+inline constexpr uint64_t kFirstSize = FirstSize(static_cast<const T*>(nullptr));
 
 /// No struct comes near it: a larger size is a value that nobody set.
 inline constexpr uint64_t kMostSize = 1 << 16;

@@ -4,6 +4,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "base/printable.h"
 
@@ -20,107 +22,40 @@ constexpr char kTensors[] = "the tensors tell";
 constexpr char kOtherScaling[] = "of another kind of scaling";
 
 struct Known {
-  const char* key;
   const char* why;
+  absl::string_view keys;  // with spaces between them
 };
 
 constexpr Known kModelFields[] = {
-    {"initializer_range", kTraining},
-    {"tf_legacy_loss", kTraining},
-    {"attention_dropout", kTraining},
-    {"attn_pdrop", kTraining},
-    {"resid_pdrop", kTraining},
-    {"embd_pdrop", kTraining},
-    {"dropout", kTraining},
-    {"hidden_dropout", kTraining},
-    {"hidden_dropout_prob", kTraining},
-    {"classifier_dropout", kTraining},
-    {"router_aux_loss_coef", kTraining},
-    {"router_z_loss_coef", kTraining},
-    {"aux_loss_alpha", kTraining},
-    {"seq_aux", kTraining},
-    {"router_jitter_noise", kTraining},
-    {"input_jitter_noise", kTraining},
-    {"gradient_checkpointing", kTraining},
-    {"pad_token_id", kGeneration},
-    {"sep_token_id", kGeneration},
-    {"unk_token_id", kGeneration},
-    {"eod_token_id", kGeneration},
-    {"decoder_start_token_id", kGeneration},
-    {"forced_bos_token_id", kGeneration},
-    {"forced_eos_token_id", kGeneration},
-    {"max_length", kGeneration},
-    {"max_new_tokens", kGeneration},
-    {"min_length", kGeneration},
-    {"do_sample", kGeneration},
-    {"early_stopping", kGeneration},
-    {"num_beams", kGeneration},
-    {"num_beam_groups", kGeneration},
-    {"diversity_penalty", kGeneration},
-    {"temperature", kGeneration},
-    {"top_k", kGeneration},
-    {"top_p", kGeneration},
-    {"typical_p", kGeneration},
-    {"repetition_penalty", kGeneration},
-    {"length_penalty", kGeneration},
-    {"no_repeat_ngram_size", kGeneration},
-    {"encoder_no_repeat_ngram_size", kGeneration},
-    {"bad_words_ids", kGeneration},
-    {"num_return_sequences", kGeneration},
-    {"remove_invalid_values", kGeneration},
-    {"exponential_decay_length_penalty", kGeneration},
-    {"suppress_tokens", kGeneration},
-    {"begin_suppress_tokens", kGeneration},
-    {"cache_implementation", kGeneration},
-    {"tokenizer_class", kGeneration},
-    {"prefix", kGeneration},
-    {"model_max_length", kGeneration},
-    {"max_tokenizer_truncation", kGeneration},
-    {"architectures", kOrigin},
-    {"auto_map", kOrigin},
-    {"model_type", kOrigin},
-    {"torch_dtype", kOrigin},
-    {"dtype", kOrigin},
-    {"transformers_version", kOrigin},
-    {"unsloth_version", kOrigin},
-    {"_name_or_path", kOrigin},
-    {"_commit_hash", kOrigin},
-    {"task_specific_params", kOrigin},
-    {"id2label", kOrigin},
-    {"label2id", kOrigin},
-    {"problem_type", kOrigin},
-    {"finetuning_task", kOrigin},
-    {"is_decoder", kOrigin},
-    {"is_encoder_decoder", kOrigin},
-    {"add_cross_attention", kOrigin},
-    {"cross_attention_hidden_size", kOrigin},
-    {"tie_encoder_decoder", kOrigin},
-    {"use_cache", kOutputs},
-    {"return_dict", kOutputs},
-    {"return_dict_in_generate", kOutputs},
-    {"output_scores", kOutputs},
-    {"output_attentions", kOutputs},
-    {"output_hidden_states", kOutputs},
-    {"output_router_logits", kOutputs},
-    {"original_max_position_embeddings", kOtherScaling},
-    {"num_nextn_predict_layers", kFurther},
-    {"num_mtp_modules", kFurther},
-    {"mtp_transformer_layers", kFurther},
-    {"use_mtp", kFurther},
-    {"mtp_num_hidden_layers", kFurther},
-    {"mtp_use_dedicated_embeddings", kFurther},
-    {"pretraining_tp", kManner},
-    {"ep_size", kManner},
-    {"torchscript", kManner},
-    {"use_bfloat16", kManner},
-    {"chunk_size_feed_forward", kManner},
-    {"attn_implementation", kManner},
-    {"_attn_implementation", kManner},
-    {"_attn_implementation_autoset", kManner},
-    {"_flash_attn_2_enabled", kManner},
-    {"_experts_implementation", kManner},
-    {"for_llm_compressor", kManner},
-    {"fuse_rope", kManner},
+    {kTraining,
+     "initializer_range tf_legacy_loss attention_dropout attn_pdrop resid_pdrop embd_pdrop "
+     "dropout hidden_dropout hidden_dropout_prob classifier_dropout router_aux_loss_coef "
+     "router_z_loss_coef aux_loss_alpha seq_aux router_jitter_noise input_jitter_noise "
+     "gradient_checkpointing"},
+    {kGeneration,
+     "pad_token_id sep_token_id unk_token_id eod_token_id decoder_start_token_id "
+     "forced_bos_token_id forced_eos_token_id max_length max_new_tokens min_length do_sample "
+     "early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p "
+     "typical_p repetition_penalty length_penalty no_repeat_ngram_size "
+     "encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values "
+     "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
+     "cache_implementation tokenizer_class prefix model_max_length max_tokenizer_truncation"},
+    {kOrigin,
+     "architectures auto_map model_type torch_dtype dtype transformers_version unsloth_version "
+     "_name_or_path _commit_hash task_specific_params id2label label2id problem_type "
+     "finetuning_task is_decoder is_encoder_decoder add_cross_attention "
+     "cross_attention_hidden_size tie_encoder_decoder"},
+    {kOutputs,
+     "use_cache return_dict return_dict_in_generate output_scores output_attentions "
+     "output_hidden_states output_router_logits"},
+    {kOtherScaling, "original_max_position_embeddings"},
+    {kFurther,
+     "num_nextn_predict_layers num_mtp_modules mtp_transformer_layers use_mtp "
+     "mtp_num_hidden_layers mtp_use_dedicated_embeddings"},
+    {kManner,
+     "pretraining_tp ep_size torchscript use_bfloat16 chunk_size_feed_forward "
+     "attn_implementation _attn_implementation _attn_implementation_autoset "
+     "_flash_attn_2_enabled _experts_implementation for_llm_compressor fuse_rope"},
 };
 
 // Parts of a name that says how something is computed.
@@ -147,95 +82,35 @@ constexpr char kOnePosition[] = "of pictures: a text's positions are the same in
 
 // Fields of one kind of scaling that a file may have beside another.
 constexpr Known kRopeFields[] = {
-    {"mrope_section", kOnePosition},
-    {"mrope_interleaved", kOnePosition},
-    {"type", "rope_type is there, too"},
-    {"rope_theta", kOtherScaling},
-    {"factor", kOtherScaling},
-    {"alpha", kOtherScaling},
-    {"beta_fast", kOtherScaling},
-    {"beta_slow", kOtherScaling},
-    {"mscale", kOtherScaling},
-    {"mscale_all_dim", kOtherScaling},
-    {"truncate", kOtherScaling},
-    {"attention_factor", kOtherScaling},
-    {"original_max_position_embeddings", kOtherScaling},
-    {"low_freq_factor", kOtherScaling},
-    {"high_freq_factor", kOtherScaling},
-    {"short_factor", kOtherScaling},
-    {"long_factor", kOtherScaling},
-    {"short_mscale", kOtherScaling},
-    {"long_mscale", kOtherScaling},
-    {"partial_rotary_factor", "rotary_dim is there, too"},
+    {kOnePosition, "mrope_section mrope_interleaved"},
+    {"rope_type is there, too", "type"},
+    {kOtherScaling,
+     "rope_theta factor alpha beta_fast beta_slow mscale mscale_all_dim truncate "
+     "attention_factor original_max_position_embeddings low_freq_factor high_freq_factor "
+     "short_factor long_factor short_mscale long_mscale"},
+    {"rotary_dim is there, too", "partial_rotary_factor"},
 };
 
 constexpr Known kQuantizationFields[] = {
-    {"modules_to_not_convert", kTensors},
-    {"modules_in_block_to_quantize", kTensors},
-    {"ignore", kTensors},
-    {"ignored_layers", kTensors},
-    {"exclude_modules", kTensors},
-    {"moe_quant_algo", kTensors},
-    {"weight_per_tensor", kTensors},
-    {"act_per_tensor", "activations are not rounded to fp8"},
-    {"lm_head", kTensors},
-    {"desc_act", kTensors},
-    {"static_groups", kTensors},
-    {"fmt", kTensors},
-    {"scale_fmt", kTensors},
-    {"dynamic", kTensors},
-    {"extra_config", kTensors},
-    {"to_quant_block_names", kTensors},
-    {"activation_scale_ub", "activations are not rounded to fp8"},
-    {"act_data_type", "activations are not rounded"},
-    {"act_dynamic", "activations are not rounded"},
-    {"act_group_size", "activations are not rounded"},
-    {"act_sym", "activations are not rounded"},
-    {"activation_scheme", "activations are not rounded to fp8"},
-    {"kv_cache_scheme", "keys and values are not quantized"},
-    {"kv_cache_quant_algo", "keys and values are not quantized"},
-    {"version", kOrigin},
-    {"quantization_status", kOrigin},
-    {"global_compression_ratio", kOrigin},
-    {"model_name_or_path", kOrigin},
-    {"model_file_base_name", kOrigin},
-    {"is_marlin_format", kManner},
-    {"backend", kManner},
-    {"use_exllama", kManner},
-    {"exllama_config", kManner},
-    {"disable_exllama", kManner},
-    {"max_input_length", kManner},
-    {"use_cuda_fp16", kManner},
-    {"do_fuse", kManner},
-    {"fuse_max_seq_len", kManner},
-    {"modules_to_fuse", kManner},
-    {"damp_percent", kTraining},
-    {"damp_auto_increment", kTraining},
-    {"true_sequential", kTraining},
-    {"block_name_to_quantize", kTraining},
-    {"module_name_preceding_first_block", kTraining},
-    {"cache_block_outputs", kTraining},
-    {"batch_size", kTraining},
-    {"dataset", kTraining},
-    {"model_seqlen", kTraining},
-    {"tokenizer", kTraining},
-    {"act_group_aware", kTraining},
-    {"amp", kTraining},
-    {"enable_minmax_tuning", kTraining},
-    {"enable_norm_bias_tuning", kTraining},
-    {"enable_quanted_input", kTraining},
-    {"gradient_accumulate_steps", kTraining},
-    {"iters", kTraining},
-    {"low_gpu_mem_usage", kTraining},
-    {"lr", kTraining},
-    {"minmax_lr", kTraining},
-    {"nsamples", kTraining},
-    {"scale_dtype", kTraining},
-    {"seqlen", kTraining},
-    {"autoround_version", kOrigin},
-    {"meta", kOrigin},
-    {"quantizer", kOrigin},
-    {"producer", kOrigin},
+    {kTensors,
+     "modules_to_not_convert modules_in_block_to_quantize ignore ignored_layers exclude_modules "
+     "moe_quant_algo weight_per_tensor lm_head desc_act static_groups fmt scale_fmt dynamic "
+     "extra_config to_quant_block_names"},
+    {"activations are not rounded to fp8", "act_per_tensor activation_scale_ub activation_scheme"},
+    {"activations are not rounded", "act_data_type act_dynamic act_group_size act_sym"},
+    {"keys and values are not quantized", "kv_cache_scheme kv_cache_quant_algo"},
+    {kOrigin,
+     "version quantization_status global_compression_ratio model_name_or_path "
+     "model_file_base_name autoround_version meta quantizer producer"},
+    {kManner,
+     "is_marlin_format backend use_exllama exllama_config disable_exllama max_input_length "
+     "use_cuda_fp16 do_fuse fuse_max_seq_len modules_to_fuse"},
+    {kTraining,
+     "damp_percent damp_auto_increment true_sequential block_name_to_quantize "
+     "module_name_preceding_first_block cache_block_outputs batch_size dataset model_seqlen "
+     "tokenizer act_group_aware amp enable_minmax_tuning enable_norm_bias_tuning "
+     "enable_quanted_input gradient_accumulate_steps iters low_gpu_mem_usage lr minmax_lr "
+     "nsamples scale_dtype seqlen"},
 };
 
 // Another value of these than the harmless one is refused where it is read.
@@ -272,8 +147,10 @@ void AccountForFields(FieldScope scope, const std::string& prefix, ConfigFields&
                       std::vector<UnusedField>* unused) {
   const Scope of = ScopeOf(scope);
   for (const std::string& key : fields.Unasked()) {
-    const auto known = std::find_if(of.known.begin(), of.known.end(),
-                                    [&](const Known& k) { return key == k.key; });
+    const auto known = std::find_if(of.known.begin(), of.known.end(), [&](const Known& k) {
+      const std::vector<absl::string_view> keys = absl::StrSplit(k.keys, ' ');
+      return std::find(keys.begin(), keys.end(), key) != keys.end();
+    });
     if (known != of.known.end()) {
       unused->push_back({prefix + key, known->why});
       continue;

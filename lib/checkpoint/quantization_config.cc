@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/enum_name.h"
 #include "base/errors.h"
 #include "base/printable.h"
 #include "checkpoint/compressed_tensors_config.h"
@@ -240,29 +241,17 @@ int64_t QuantizationConfig::RecordGroup(int64_t k) const {
 }
 
 absl::string_view StoredWeightsName(StoredWeights form) {
-  switch (form) {
-    case StoredWeights::kPlain:
-      return "plain";
-    case StoredWeights::kFp8:
-      return "fp8";
-    case StoredWeights::kGptq:
-      return "gptq int4";
-    case StoredWeights::kAwq:
-      return "awq int4";
-    case StoredWeights::kPackedInt4:
-      return "compressed-tensors int4";
-    case StoredWeights::kInt8:
-      return "compressed-tensors int8";
-    case StoredWeights::kPackedFp4:
-      return "compressed-tensors nvfp4";
-    case StoredWeights::kModeloptFp4:
-      return "modelopt nvfp4";
-    case StoredWeights::kMxfp4:
-      return "mxfp4";
-    case StoredWeights::kMxfp4Rows:
-      return "mxfp4 and fp8";
-  }
-  return "invalid";
+  constexpr std::array<absl::string_view, 10> kNames = {"plain",
+                                                        "fp8",
+                                                        "gptq int4",
+                                                        "awq int4",
+                                                        "compressed-tensors int4",
+                                                        "compressed-tensors int8",
+                                                        "compressed-tensors nvfp4",
+                                                        "modelopt nvfp4",
+                                                        "mxfp4",
+                                                        "mxfp4 and fp8"};
+  return EnumName(kNames, form);
 }
 
 }  // namespace moert

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/enum_name.h"
 #include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
@@ -127,37 +128,15 @@ absl::Status MoeModelSpec::Validate() const {
 }
 
 absl::string_view RoutingKindName(RoutingKind kind) {
-  switch (kind) {
-    case RoutingKind::kSoftmaxTopK:
-      return "softmax_topk";
-    case RoutingKind::kTopKSoftmax:
-      return "topk_softmax";
-    case RoutingKind::kSigmoidGrouped:
-      return "sigmoid_grouped";
-    case RoutingKind::kSparseMixer:
-      return "sparsemixer";
-    case RoutingKind::kSqrtSoftplusGrouped:
-      return "sqrt_softplus_grouped";
-    case RoutingKind::kTopKSigmoid:
-      return "topk_sigmoid";
-    case RoutingKind::kExternal:
-      return "external";
-  }
-  return "invalid";
+  constexpr std::array<absl::string_view, 7> kNames = {
+      "softmax_topk",          "topk_softmax", "sigmoid_grouped", "sparsemixer",
+      "sqrt_softplus_grouped", "topk_sigmoid", "external"};
+  return EnumName(kNames, kind);
 }
 
 absl::string_view ActivationName(Activation a) {
-  switch (a) {
-    case Activation::kSilu:
-      return "silu";
-    case Activation::kGelu:
-      return "gelu";
-    case Activation::kGeluTanh:
-      return "gelu_tanh";
-    case Activation::kRelu2:
-      return "relu2";
-  }
-  return "invalid";
+  constexpr std::array<absl::string_view, 4> kNames = {"silu", "gelu", "gelu_tanh", "relu2"};
+  return EnumName(kNames, a);
 }
 
 absl::StatusOr<RecordLayout> ExpertRecordLayout(const MoeLayerSpec& layer,

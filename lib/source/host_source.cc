@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/bf16.h"
+#include "base/enum_name.h"
 #include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/fmt_absl.h"
@@ -18,36 +19,15 @@ namespace {
 // Rows of a matrix are asked for in pieces of about this size: few calls, little scratch.
 constexpr int64_t kPieceBytes = 256 << 10;
 
-const char* PartName(WeightPart part) {
-  switch (part) {
-    case WeightPart::kGateProj:
-      return "gate_proj";
-    case WeightPart::kUpProj:
-      return "up_proj";
-    case WeightPart::kDownProj:
-      return "down_proj";
-    case WeightPart::kRouter:
-      return "router";
-    case WeightPart::kSelectionBias:
-      return "selection bias";
-    case WeightPart::kSharedGate:
-      return "shared expert's gate";
-    case WeightPart::kRecord:
-      return "record";
-    case WeightPart::kLogitBias:
-      return "logit bias";
-    case WeightPart::kExpertScales:
-      return "expert scales";
-    case WeightPart::kHashExperts:
-      return "experts by token id";
-    case WeightPart::kGateBias:
-      return "gate bias";
-    case WeightPart::kUpBias:
-      return "up bias";
-    case WeightPart::kDownBias:
-      return "down bias";
-  }
-  return "invalid";
+absl::string_view PartName(WeightPart part) {
+  constexpr std::array<absl::string_view, 13> kNames = {"gate_proj",      "up_proj",
+                                                        "down_proj",      "router",
+                                                        "selection bias", "shared expert's gate",
+                                                        "record",         "logit bias",
+                                                        "expert scales",  "experts by token id",
+                                                        "gate bias",      "up bias",
+                                                        "down bias"};
+  return EnumName(kNames, part);
 }
 
 struct Version {
