@@ -28,9 +28,8 @@ moert_completion DefaultCompletion() {
 }
 
 absl::Status WrongEventfd(int fd, absl::string_view what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("completion.eventfd is ", fd, ", ", what,
-                   "; legal is -1, or what eventfd(2) returns with EFD_NONBLOCK"));
+  return Illegal("completion.eventfd is ", fd, ", ", what,
+                 "; legal is -1, or what eventfd(2) returns with EFD_NONBLOCK");
 }
 
 /// The target of Notify: an eventfd, so that no write raises SIGPIPE, that does not block, so that

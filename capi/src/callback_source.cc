@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
 #include "guard.h"
@@ -56,9 +55,8 @@ absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeCallbackSource(
   }
   if (callbacks.weights_dtype != MOERT_F32 && callbacks.weights_dtype != MOERT_BF16 &&
       callbacks.weights_dtype != MOERT_F16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("callbacks.weights_dtype is ", callbacks.weights_dtype,
-                     ", legal is MOERT_F32, MOERT_BF16 or MOERT_F16"));
+    return Illegal("callbacks.weights_dtype is ", callbacks.weights_dtype,
+                   ", legal is MOERT_F32, MOERT_BF16 or MOERT_F16");
   }
   if (callbacks.pinned_record != nullptr && callbacks.schemes == nullptr) {
     return absl::InvalidArgumentError(

@@ -3,12 +3,14 @@
 #ifndef MOERT_CAPI_SRC_GUARD_H_
 #define MOERT_CAPI_SRC_GUARD_H_
 
+#include <cstdint>
 #include <exception>
 #include <new>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "moert.h"
 
 struct moert_error {
@@ -52,6 +54,22 @@ moert_code Guard(const char* origin, moert_error** error, Body&& body) noexcept 
 
 inline absl::Status NullArgument(const char* name) {
   return absl::InvalidArgumentError(absl::StrCat(name, ": must not be NULL"));
+}
+
+/// InvalidArgument, its message the arguments one behind the other.
+template <typename... Args>
+absl::Status Illegal(const Args&... args) {
+  return absl::InvalidArgumentError(absl::StrCat(args...));
+}
+
+/// Whether a value that messages call `name` is in [low, high].
+inline absl::Status CheckRange(absl::string_view name, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return absl::OkStatus();
+  return Illegal(name, " is ", value, ", legal is ", low, " to ", high);
+}
+inline absl::Status CheckFlag(absl::string_view name, int64_t value) {
+  if (value == 0 || value == 1) return absl::OkStatus();
+  return Illegal(name, " is ", value, ", legal is 0 or 1");
 }
 
 /// In a body given to Guard.

@@ -1,4 +1,3 @@
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
@@ -60,12 +59,10 @@ absl::Status ReadHiddenStates(const moert_step& step, const moert_tensor* x,
   MOERT_RETURN_IF_ERROR(CheckPlace("x", *x, backend));
   MOERT_RETURN_IF_ERROR(CheckPlace("out", *out, backend));
   if (x->dtype != MOERT_F32 && x->dtype != MOERT_BF16 && x->dtype != MOERT_F16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("x.dtype is ", x->dtype, ", legal is MOERT_F32, MOERT_BF16 or MOERT_F16"));
+    return Illegal("x.dtype is ", x->dtype, ", legal is MOERT_F32, MOERT_BF16 or MOERT_F16");
   }
   if (x->dtype != out->dtype) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("out.dtype is ", out->dtype, ", that of x is ", x->dtype));
+    return Illegal("out.dtype is ", out->dtype, ", that of x is ", x->dtype);
   }
   arguments->x = {x->data, static_cast<DType>(x->dtype), x->rows, x->cols, x->row_stride};
   arguments->out = {out->data, static_cast<DType>(out->dtype), out->rows, out->cols,
@@ -78,9 +75,8 @@ absl::Status ReadHiddenStates(const moert_step& step, const moert_tensor* x,
 absl::Status CheckPlace(const char* name, const moert_tensor& tensor, BackendKind backend) {
   const moert_place legal = backend == BackendKind::kCuda ? MOERT_DEVICE : MOERT_HOST;
   if (tensor.place == legal) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, ".place is ", tensor.place, " (", PlaceName(tensor.place), "), the ",
-                   BackendName(backend), " backend takes ", PlaceName(legal)));
+  return Illegal(name, ".place is ", tensor.place, " (", PlaceName(tensor.place), "), the ",
+                 BackendName(backend), " backend takes ", PlaceName(legal));
 }
 
 absl::StatusOr<LayerArguments> ReadLayerCall(const moert_step* step, int32_t layer,
@@ -88,10 +84,7 @@ absl::StatusOr<LayerArguments> ReadLayerCall(const moert_step* step, int32_t lay
                                              const moert_tensor* out) {
   MOERT_REQUIRE_NOT_NULL(step);
   const MoeModelSpec& model = step->state->engine->model();
-  if (layer < 0 || layer >= model.num_layers()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("layer is ", layer, ", legal is 0 to ", model.num_layers() - 1));
-  }
+  MOERT_RETURN_IF_ERROR(CheckRange("layer", layer, 0, model.num_layers() - 1));
   LayerArguments arguments;
   MOERT_RETURN_IF_ERROR(ReadHiddenStates(*step, x, out, &arguments));
   if (routing == nullptr) return arguments;

@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "guard.h"
 #include "struct_io.h"
 
 namespace moert::capi {
@@ -45,19 +45,14 @@ moert_layer_spec ToC(const MoeLayerSpec& layer) {
 }
 
 absl::StatusOr<MoeLayerSpec> FromC(const moert_layer_spec& spec) {
-  const auto flag = [](const char* name, int32_t value) {
-    return value == 0 || value == 1 ? absl::OkStatus()
-                                    : absl::InvalidArgumentError(absl::StrCat(
-                                          "layers[].", name, " is ", value, ", legal is 0 or 1"));
-  };
-  MOERT_RETURN_IF_ERROR(flag("shared_gate", spec.shared_gate));
-  MOERT_RETURN_IF_ERROR(flag("renormalize", spec.renormalize));
-  MOERT_RETURN_IF_ERROR(flag("selection_bias", spec.selection_bias));
-  MOERT_RETURN_IF_ERROR(flag("logit_bias", spec.logit_bias));
-  MOERT_RETURN_IF_ERROR(flag("weight_input", spec.weight_input));
-  MOERT_RETURN_IF_ERROR(flag("expert_scales", spec.expert_scales));
-  MOERT_RETURN_IF_ERROR(flag("ungated", spec.ungated));
-  MOERT_RETURN_IF_ERROR(flag("expert_bias", spec.expert_bias));
+  MOERT_RETURN_IF_ERROR(CheckFlag("layers[].shared_gate", spec.shared_gate));
+  MOERT_RETURN_IF_ERROR(CheckFlag("layers[].renormalize", spec.renormalize));
+  MOERT_RETURN_IF_ERROR(CheckFlag("layers[].selection_bias", spec.selection_bias));
+  MOERT_RETURN_IF_ERROR(CheckFlag("layers[].logit_bias", spec.logit_bias));
+  MOERT_RETURN_IF_ERROR(CheckFlag("layers[].weight_input", spec.weight_input));
+  MOERT_RETURN_IF_ERROR(CheckFlag("layers[].expert_scales", spec.expert_scales));
+  MOERT_RETURN_IF_ERROR(CheckFlag("layers[].ungated", spec.ungated));
+  MOERT_RETURN_IF_ERROR(CheckFlag("layers[].expert_bias", spec.expert_bias));
   if (spec.reserved != 0) return absl::InvalidArgumentError("layers[].reserved is not 0");
   MoeLayerSpec layer;
   layer.hidden = spec.hidden;
@@ -88,23 +83,18 @@ absl::StatusOr<MoeLayerSpec> FromC(const moert_layer_spec& spec) {
 }
 
 absl::Status WriteLayer(const MoeModelSpec& model, int32_t index, moert_layer_spec* out) {
-  if (index < 0 || index >= model.num_layers()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("layer is ", index, ", legal is 0 to ", model.num_layers() - 1));
-  }
+  MOERT_RETURN_IF_ERROR(CheckRange("layer", index, 0, model.num_layers() - 1));
   return WriteStruct(ToC(model.layers[index]), out, "spec");
 }
 
 absl::StatusOr<MoeModelSpec> ReadLayers(const moert_layer_spec* layers, uint64_t count) {
   if (layers == nullptr) return absl::InvalidArgumentError("layers: must not be NULL");
   if (count < 1 || count > kMaxLayers) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_layers is ", count, ", legal is 1 to ", kMaxLayers));
+    return Illegal("num_layers is ", count, ", legal is 1 to ", kMaxLayers);
   }
   const uint64_t stride = layers->struct_size;
   if (stride > kMaxStride || stride % alignof(moert_layer_spec) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("layers[0].struct_size is ", stride,
-                                                   ", which is no size of moert_layer_spec"));
+    return Illegal("layers[0].struct_size is ", stride, ", which is no size of moert_layer_spec");
   }
   MoeModelSpec model;
   model.architecture = "host";
@@ -112,8 +102,8 @@ absl::StatusOr<MoeModelSpec> ReadLayers(const moert_layer_spec* layers, uint64_t
   for (uint64_t i = 0; i < count; ++i) {
     const auto* in = reinterpret_cast<const moert_layer_spec*>(bytes + i * stride);
     if (in->struct_size != stride) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "layers[", i, "].struct_size is ", in->struct_size, ", that of layers[0] is ", stride));
+      return Illegal("layers[", i, "].struct_size is ", in->struct_size, ", that of layers[0] is ",
+                     stride);
     }
     moert_layer_spec spec = ToC(MoeLayerSpec{});
     MOERT_RETURN_IF_ERROR(ReadStruct(in, "layers[]", &spec));

@@ -20,8 +20,7 @@ absl::Status UseExpert(const moert_lease& lease, int64_t index, Use&& use) {
       lease.id, [&](absl::Span<const moert::ExpertView> views) -> absl::Status {
         const int64_t count = static_cast<int64_t>(views.size());
         if (index < 0 || index >= count) {
-          return absl::InvalidArgumentError(
-              absl::StrCat("index is ", index, ", the lease has ", count, " experts"));
+          return Illegal("index is ", index, ", the lease has ", count, " experts");
         }
         return use(views[index]);
       });
@@ -44,9 +43,7 @@ moert_code moert_lease_acquire(moert_step* step, int32_t layer, const int32_t* e
     MOERT_REQUIRE_NOT_NULL(step);
     MOERT_REQUIRE_NOT_NULL(experts);
     MOERT_REQUIRE_NOT_NULL(lease);
-    if (count < 1 || count > INT32_MAX) {
-      return absl::InvalidArgumentError(absl::StrCat("count is ", count, ", legal is 1 or more"));
-    }
+    if (count < 1 || count > INT32_MAX) return Illegal("count is ", count, ", legal is 1 or more");
     auto handle = std::make_unique<moert_lease>();
     handle->state = step->state;
     const auto wanted = absl::MakeConstSpan(experts, count);
@@ -89,13 +86,9 @@ moert_code moert_lease_read(const moert_lease* lease, int64_t index, moert_part 
                                           : part == MOERT_PART_UP_PROJ   ? &v.layout->up
                                           : part == MOERT_PART_DOWN_PROJ ? &v.layout->down
                                                                          : nullptr;
-      if (matrix == nullptr) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("part is ", part, ", legal are the three projections"));
-      }
+      if (matrix == nullptr) return Illegal("part is ", part, ", legal are the three projections");
       if (count != static_cast<uint64_t>(matrix->rows * matrix->k)) {
-        return absl::InvalidArgumentError(absl::StrCat("count is ", count, ", the matrix is [",
-                                                       matrix->rows, ", ", matrix->k, "]"));
+        return Illegal("count is ", count, ", the matrix is [", matrix->rows, ", ", matrix->k, "]");
       }
       std::vector<float> widened;
       MOERT_RETURN_IF_ERROR(moert::UnpackMatrix(*matrix, v.record, &widened));

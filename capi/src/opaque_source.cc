@@ -84,8 +84,7 @@ absl::Status Multiply(const Callbacks& callbacks, const OpaqueProduct& cpp) {
 absl::Status ReadParts(const moert_opaque_part* parts, uint64_t count, OpaqueWeights* weights) {
   MOERT_REQUIRE_NOT_NULL(parts);
   if (count < 1 || count > kMaxParts) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("num_parts is ", count, ", legal is 1 to ", kMaxParts));
+    return Illegal("num_parts is ", count, ", legal is 1 to ", kMaxParts);
   }
   const uint64_t stride = parts->struct_size;
   MOERT_RETURN_IF_ERROR(CheckSize(*parts, "parts[0]"));
@@ -93,16 +92,13 @@ absl::Status ReadParts(const moert_opaque_part* parts, uint64_t count, OpaqueWei
   for (uint64_t i = 0; i < count; ++i) {
     const auto* in = reinterpret_cast<const moert_opaque_part*>(bytes + i * stride);
     if (in->struct_size != stride) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "parts[", i, "].struct_size is ", in->struct_size, ", that of parts[0] is ", stride));
+      return Illegal("parts[", i, "].struct_size is ", in->struct_size, ", that of parts[0] is ",
+                     stride);
     }
     moert_opaque_part c = DefaultPart();
     MOERT_RETURN_IF_ERROR(ReadStruct(in, "parts[]", &c));
     const auto layers = static_cast<int64_t>(weights->layers.size());
-    if (c.layer < 0 || c.layer >= layers) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parts[", i, "].layer is ", c.layer, ", legal is 0 to ", layers - 1));
-    }
+    MOERT_RETURN_IF_ERROR(CheckRange(absl::StrCat("parts[", i, "].layer"), c.layer, 0, layers - 1));
     OpaquePart part;
     part.bytes = c.bytes;
     part.alignment = c.alignment;
@@ -119,13 +115,11 @@ absl::Status ReadParts(const moert_opaque_part* parts, uint64_t count, OpaqueWei
 absl::Status ReadFiles(const moert_opaque_options& c, OpaqueWeights* weights) {
   if (c.num_files == 0) return absl::OkStatus();
   if (c.files == nullptr || c.num_files < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("options.num_files is ", c.num_files,
-                                                   c.files == nullptr ? ", files is NULL" : ""));
+    return Illegal("options.num_files is ", c.num_files,
+                   c.files == nullptr ? ", files is NULL" : "");
   }
   for (int64_t i = 0; i < c.num_files; ++i) {
-    if (c.files[i] == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat("options.files[", i, "]: must not be NULL"));
-    }
+    if (c.files[i] == nullptr) return Illegal("options.files[", i, "]: must not be NULL");
     weights->files.emplace_back(c.files[i]);
   }
   return absl::OkStatus();

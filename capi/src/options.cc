@@ -7,9 +7,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "base/status_macros.h"
+#include "guard.h"
 #include "struct_io.h"
 
 namespace moert::capi {
@@ -32,12 +32,6 @@ moert_engine_options Defaults() {
   return options;
 }
 
-absl::Status CheckEnum(const char* name, int32_t value, int32_t last) {
-  if (value >= 0 && value <= last) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("options.", name, " is ", value, ", legal is 0 to ", last));
-}
-
 /// "0-3,8"
 absl::StatusOr<std::vector<int>> ParseCpus(absl::string_view text) {
   std::vector<int> cpus;
@@ -48,9 +42,8 @@ absl::StatusOr<std::vector<int>> ParseCpus(absl::string_view text) {
     const bool numbers = absl::SimpleAtoi(ends.first, &first) &&
                          absl::SimpleAtoi(range ? ends.second : ends.first, &last);
     if (!numbers || first < 0 || last < first || last >= CPU_SETSIZE) {
-      return absl::InvalidArgumentError(absl::StrCat("options.cpus is '", text, "': '", item,
-                                                     "' is no CPU or range of CPUs below ",
-                                                     CPU_SETSIZE));
+      return Illegal("options.cpus is '", text, "': '", item, "' is no CPU or range of CPUs below ",
+                     CPU_SETSIZE);
     }
     for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
   }
@@ -100,17 +93,15 @@ Budget ToBudget(int64_t bytes, double fraction) {
 absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
   moert_engine_options c = Defaults();
   if (options != nullptr) MOERT_RETURN_IF_ERROR(ReadStruct(options, "options", &c));
-  MOERT_RETURN_IF_ERROR(CheckEnum("numerics", c.numerics, MOERT_NUMERICS_FP8));
-  MOERT_RETURN_IF_ERROR(CheckEnum("clock", c.clock, MOERT_CLOCK_SIMULATION));
-  MOERT_RETURN_IF_ERROR(CheckEnum("backend", c.backend, MOERT_BACKEND_CUDA));
+  MOERT_RETURN_IF_ERROR(CheckRange("options.numerics", c.numerics, 0, MOERT_NUMERICS_FP8));
+  MOERT_RETURN_IF_ERROR(CheckRange("options.clock", c.clock, 0, MOERT_CLOCK_SIMULATION));
+  MOERT_RETURN_IF_ERROR(CheckRange("options.backend", c.backend, 0, MOERT_BACKEND_CUDA));
   ParsedOptions parsed;
   EngineOptions& result = parsed.options;
   if (c.strategy != nullptr) result.strategy = c.strategy;
   if (c.promise != nullptr) {
     const absl::StatusOr<Promise> promise = ParsePromise(c.promise);
-    if (!promise.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("options.", promise.status().message()));
-    }
+    if (!promise.ok()) return Illegal("options.", promise.status().message());
     result.promise = *promise;
   }
   result.budget = ToBudget(c.budget_bytes, c.budget_fraction);
@@ -133,10 +124,7 @@ absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
   }
   if (c.trace_path != nullptr) parsed.trace.routing = c.trace_path;
   if (c.timeline_path != nullptr) parsed.trace.timeline = c.timeline_path;
-  if (c.trace_replace != 0 && c.trace_replace != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("options.trace_replace is ", c.trace_replace, ", legal is 0 or 1"));
-  }
+  MOERT_RETURN_IF_ERROR(CheckFlag("options.trace_replace", c.trace_replace));
   if (c.trace_replace == 1) parsed.trace.existing = Existing::kReplace;
   if (c.shard != nullptr) {
     MOERT_ASSIGN_OR_RETURN(result.shard, ReadShard(c.shard, "options.shard"));
@@ -148,8 +136,7 @@ absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
     };
   }
   if (c.numa_node < -1 || c.numa_node > INT32_MAX) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("options.numa_node is ", c.numa_node, ", legal is a node or -1"));
+    return Illegal("options.numa_node is ", c.numa_node, ", legal is a node or -1");
   }
   result.numa_node = static_cast<int>(c.numa_node);
   MOERT_RETURN_IF_ERROR(ReadServices(c, &parsed));

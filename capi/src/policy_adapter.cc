@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/mutex.h"
+#include "guard.h"
 #include "policy_seams.h"
 #include "struct_io.h"
 
@@ -38,8 +38,7 @@ void PoliciesOfStrategies::Note(std::shared_ptr<HostPolicies> policies) {
 absl::Status InstallPolicies(std::shared_ptr<HostPolicies> policies, Strategy* strategy) {
   const moert_policies& c = policies->c;
   if (c.state_bytes < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("policies.state_bytes is ", c.state_bytes, ", legal is 0 or more"));
+    return Illegal("policies.state_bytes is ", c.state_bytes, ", legal is 0 or more");
   }
   policies->counted = false;
   if (absl::Status status = InstallRules(policies, strategy); !status.ok()) return status;

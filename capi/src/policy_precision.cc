@@ -1,6 +1,7 @@
 #include <vector>
 
 #include "base/status_macros.h"
+#include "guard.h"
 #include "policy_seams.h"
 
 namespace moert::capi {
@@ -76,9 +77,8 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
     }));
     PrecisionDecision decision;
     if (Keys(*snapshot.context.model, promote_, count, &decision.promote)) return decision;
-    return absl::InvalidArgumentError(
-        absl::StrCat("precision_initial: ", count, " indices, legal are at most ", promote_.size(),
-                     ", each from 0 to ", static_cast<int64_t>(promote_.size()) - 1));
+    return Illegal("precision_initial: ", count, " indices, legal are at most ", promote_.size(),
+                   ", each from 0 to ", static_cast<int64_t>(promote_.size()) - 1);
   }
 
   absl::StatusOr<PrecisionDecision> Transitions(const PrecisionSnapshot& snapshot) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/status_macros.h"
+#include "guard.h"
 #include "plan/placement_rule.h"
 #include "policy_seams.h"
 #include "prefetch/prefetch_rule.h"
@@ -89,8 +90,7 @@ class HostRules final : Adapter {
 };
 
 absl::Status Beside(const char* rule, const char* member) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("policies: ", rule, " and ", member, " decide the same; give one of them"));
+  return Illegal("policies: ", rule, " and ", member, " decide the same; give one of them");
 }
 
 absl::Status CheckMembers(const moert_policies& c) {

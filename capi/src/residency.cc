@@ -19,9 +19,7 @@ moert_code moert_engine_prefetch(moert_engine* engine, int32_t layer, const int3
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
     MOERT_REQUIRE_NOT_NULL(experts);
-    if (count < 0 || count > INT32_MAX) {
-      return absl::InvalidArgumentError(absl::StrCat("count is ", count, ", legal is 0 or more"));
-    }
+    if (count < 0 || count > INT32_MAX) return Illegal("count is ", count, ", legal is 0 or more");
     return engine->state->engine->PrefetchHint(layer, absl::MakeConstSpan(experts, count));
   });
 }
@@ -34,8 +32,7 @@ moert_code moert_engine_residency(const moert_engine* engine, int32_t layer, uin
     MOERT_ASSIGN_OR_RETURN(const std::vector<moert::Residency> all,
                            engine->state->engine->ResidencyOf(layer));
     if (count != static_cast<int64_t>(all.size())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("count is ", count, ", layer ", layer, " has ", all.size(), " experts"));
+      return Illegal("count is ", count, ", layer ", layer, " has ", all.size(), " experts");
     }
     std::transform(all.begin(), all.end(), states,
                    [](moert::Residency r) { return static_cast<uint8_t>(r); });

@@ -4,7 +4,7 @@
 #include <exception>
 #include <string>
 
-#include "absl/strings/str_cat.h"
+#include "guard.h"
 #include "struct_io.h"
 
 namespace moert::capi {
@@ -63,9 +63,7 @@ class CAllocator final : public HostAllocator {
   const Owned<moert_allocator> c_;
 };
 
-absl::Status Missing(const char* member) {
-  return absl::InvalidArgumentError(absl::StrCat(member, ": must not be NULL"));
-}
+absl::Status Missing(const char* member) { return Illegal(member, ": must not be NULL"); }
 
 }  // namespace
 
@@ -73,8 +71,7 @@ absl::StatusOr<std::shared_ptr<ThreadPool>> AdaptThreadPool(
     const moert_thread_pool& pool, std::shared_ptr<const Ownership> ownership) {
   if (pool.run == nullptr) return Missing("thread_pool.run");
   if (pool.num_threads < 1 || pool.num_threads > 1024) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("thread_pool.num_threads is ", pool.num_threads, ", legal is 1 to 1024"));
+    return Illegal("thread_pool.num_threads is ", pool.num_threads, ", legal is 1 to 1024");
   }
   return std::shared_ptr<ThreadPool>(std::make_shared<CThreadPool>(pool, std::move(ownership)));
 }

@@ -19,18 +19,15 @@ moert_shard Whole() {
 }
 
 absl::Status CheckNumber(const char* name, const char* field, int64_t value, int64_t most) {
-  if (value >= 0 && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, ".", field, " is ", value, ", legal is 0 to ", most));
+  return CheckRange(absl::StrCat(name, ".", field), value, 0, most);
 }
 
 absl::Status ReadList(const moert_shard& c, const char* name, Shard* shard) {
   for (int64_t i = 0; i < c.expert_list_size;) {
     const int64_t count = c.expert_list[i++];
     if (count < 0 || count > c.expert_list_size - i) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ".expert_list[", i - 1, "] is ", count, " experts of layer ",
-                       shard->experts.size(), ", and ", c.expert_list_size - i, " values follow"));
+      return Illegal(name, ".expert_list[", i - 1, "] is ", count, " experts of layer ",
+                     shard->experts.size(), ", and ", c.expert_list_size - i, " values follow");
     }
     shard->experts.emplace_back(c.expert_list + i, c.expert_list + i + count);
     i += count;
@@ -49,13 +46,12 @@ absl::StatusOr<Shard> ReadShard(const moert_shard* shard, const char* name) {
   MOERT_RETURN_IF_ERROR(CheckNumber(name, "expert_list_size", c.expert_list_size, INT32_MAX));
   const bool range = c.expert_list == nullptr;
   if (range && c.num_experts == 0 && c.first_expert != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, ".first_expert is ", c.first_expert,
-        ", and num_experts is 0, which means all from 0 on: give the number of experts"));
+    return Illegal(name, ".first_expert is ", c.first_expert,
+                   ", and num_experts is 0, which means all from 0 on: give the number of experts");
   }
   if (!range && c.expert_list_size == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, ".expert_list_size is 0, legal is a number for each layer and its experts"));
+    return Illegal(name,
+                   ".expert_list_size is 0, legal is a number for each layer and its experts");
   }
   Shard result;
   result.first_expert = static_cast<int>(c.first_expert);
@@ -81,8 +77,7 @@ moert_code moert_shards_check(const moert_source* source, const moert_shard* sha
     MOERT_REQUIRE_NOT_NULL(source);
     MOERT_REQUIRE_NOT_NULL(shards);
     if (num_shards < 1 || num_shards > kMaxShards) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("num_shards is ", num_shards, ", legal is 1 to ", kMaxShards));
+      return Illegal("num_shards is ", num_shards, ", legal is 1 to ", kMaxShards);
     }
     MOERT_RETURN_IF_ERROR(CheckSize(*shards, "shards[0]"));
     const auto* bytes = reinterpret_cast<const unsigned char*>(shards);

@@ -27,10 +27,7 @@ absl::StatusOr<FetchInput> ReadFetch(const moert_fetch& c, const moert_step& ste
   const int64_t next = model.layers[(layer + 1) % model.num_layers()].num_experts;
   const int64_t k = c.ids.cols;
   constexpr int64_t kMaxK = 65536;
-  if (k < 1 || k > kMaxK) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("fetch.ids.cols is ", k, ", legal is 1 to ", kMaxK));
-  }
+  MOERT_RETURN_IF_ERROR(CheckRange("fetch.ids.cols", k, 1, kMaxK));
   FetchInput input;
   const moert_place place = c.ids.place == MOERT_DEVICE ? MOERT_DEVICE : MOERT_HOST;
   if (place == MOERT_DEVICE) {
@@ -49,10 +46,7 @@ absl::StatusOr<FetchInput> ReadFetch(const moert_fetch& c, const moert_step& ste
                                                              MOERT_I32, step.rows, k, true, place));
   MOERT_ASSIGN_OR_RETURN(input.hidden, RowsOf("fetch.hidden", c.hidden, step));
   MOERT_ASSIGN_OR_RETURN(input.cpu_rows, RowsOf("fetch.cpu_rows", c.cpu_rows, step));
-  if (c.any_slot != 0 && c.any_slot != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("fetch.any_slot is ", c.any_slot, ", legal is 0 or 1"));
-  }
+  MOERT_RETURN_IF_ERROR(CheckFlag("fetch.any_slot", c.any_slot));
   input.any_slot = c.any_slot == 1;
   return input;
 }
@@ -72,10 +66,7 @@ moert_slots ToC(const SlotView& view) {
 }
 
 absl::Status CheckLayer(const moert_step& step, int32_t layer) {
-  const int layers = step.state->engine->model().num_layers();
-  if (layer >= 0 && layer < layers) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("layer is ", layer, ", legal is 0 to ", layers - 1));
+  return CheckRange("layer", layer, 0, step.state->engine->model().num_layers() - 1);
 }
 
 }  // namespace

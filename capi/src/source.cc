@@ -19,17 +19,12 @@ moert_source_callbacks DefaultCallbacks() {
   return callbacks;
 }
 
-absl::Status CheckRange(const char* name, int32_t value, int64_t count) {
-  if (value >= 0 && value < count) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " is ", value, ", legal is 0 to ", count - 1));
-}
-
 absl::Status CheckRecord(const ExpertSource& source, int32_t layer, int32_t expert,
                          int32_t version) {
-  MOERT_RETURN_IF_ERROR(CheckRange("layer", layer, source.model().num_layers()));
-  MOERT_RETURN_IF_ERROR(CheckRange("expert", expert, source.model().layers[layer].num_experts));
-  return CheckRange("version", version, source.num_versions());
+  MOERT_RETURN_IF_ERROR(CheckRange("layer", layer, 0, source.model().num_layers() - 1));
+  MOERT_RETURN_IF_ERROR(
+      CheckRange("expert", expert, 0, source.model().layers[layer].num_experts - 1));
+  return CheckRange("version", version, 0, source.num_versions() - 1);
 }
 
 moert_record_info InfoOf(const RecordLayout& layout, absl::string_view version) {
@@ -52,8 +47,7 @@ absl::Status ReadRecord(const ExpertSource& source, int32_t layer, int32_t exper
   const int64_t bytes = source.layout(layer, expert, version).bytes;
   const int64_t padded = (bytes + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
   if (dst_bytes < static_cast<uint64_t>(bytes)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("dst_bytes is ", dst_bytes, ", the record takes ", bytes));
+    return Illegal("dst_bytes is ", dst_bytes, ", the record takes ", bytes);
   }
   AlignedBuffer record;
   MOERT_RETURN_IF_ERROR(record.Reset(padded));

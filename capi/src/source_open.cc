@@ -1,7 +1,6 @@
 // Sources from files.
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "guard.h"
 #include "handles.h"
@@ -23,7 +22,7 @@ void Progress(void* user, int64_t done, int64_t total) {
 absl::Status CheckFolder(const char* name, const char* folder) {
   if (folder == nullptr) return NullArgument(name);
   if (*folder != 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " is empty, legal is a folder"));
+  return Illegal(name, " is empty, legal is a folder");
 }
 
 absl::StatusOr<OpenMode> ModeOf(moert_open_mode mode) {
@@ -35,9 +34,8 @@ absl::StatusOr<OpenMode> ModeOf(moert_open_mode mode) {
     case MOERT_OPEN_IN_PLACE:
       return OpenMode::kInPlace;
     default:
-      return absl::InvalidArgumentError(absl::StrCat(
-          "options.mode is ", mode,
-          ", legal is MOERT_OPEN_PACK_IF_THERE, MOERT_OPEN_PACK or MOERT_OPEN_IN_PLACE"));
+      return Illegal("options.mode is ", mode,
+                     ", legal is MOERT_OPEN_PACK_IF_THERE, MOERT_OPEN_PACK or MOERT_OPEN_IN_PLACE");
   }
 }
 
@@ -61,10 +59,7 @@ moert_code moert_source_open(const char* model_dir, const moert_open_options* op
     if (options != nullptr) MOERT_RETURN_IF_ERROR(ReadStruct(options, "options", &checked));
     moert::OpenModelOptions cpp;
     if (checked.cache_dir != nullptr) cpp.cache_dir = checked.cache_dir;
-    if (checked.widen != 0 && checked.widen != 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("options.widen is ", checked.widen, ", legal is 0 or 1"));
-    }
+    MOERT_RETURN_IF_ERROR(CheckFlag("options.widen", checked.widen));
     cpp.widen = checked.widen != 0;
     MOERT_ASSIGN_OR_RETURN(cpp.mode, ModeOf(checked.mode));
     if (checked.log != nullptr) cpp.log = &Log;

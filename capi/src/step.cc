@@ -35,13 +35,9 @@ absl::StatusOr<StepInfo> ReadStep(const moert_step_options* options, const Engin
   moert_step_options checked = DefaultStep();
   if (options != nullptr) MOERT_RETURN_IF_ERROR(ReadStruct(options, "options", &checked));
   if (checked.phase != MOERT_PREFILL && checked.phase != MOERT_DECODE) {
-    return absl::InvalidArgumentError(absl::StrCat("options.phase is ", checked.phase,
-                                                   ", legal is MOERT_PREFILL or MOERT_DECODE"));
+    return Illegal("options.phase is ", checked.phase, ", legal is MOERT_PREFILL or MOERT_DECODE");
   }
-  if (checked.rows < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("options.rows is ", checked.rows, ", legal is 1 or more"));
-  }
+  if (checked.rows < 1) return Illegal("options.rows is ", checked.rows, ", legal is 1 or more");
   if (checked.stream != nullptr && engine.backend() == BackendKind::kCpu) {
     return absl::InvalidArgumentError(
         "options.stream: the CPU backend has no streams, it must be NULL");

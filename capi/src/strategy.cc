@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/mutex.h"
+#include "base/status_macros.h"
 #include "guard.h"
 #include "struct_io.h"
 
@@ -59,10 +60,7 @@ int32_t moert_strategy_count(void) {
 moert_code moert_strategy_at(int32_t index, moert_strategy_info* info, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     const std::vector<const Text*> all = Strategies();
-    if (index < 0 || static_cast<size_t>(index) >= all.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("index is ", index, ", legal is 0 to ", all.size() - 1));
-    }
+    MOERT_RETURN_IF_ERROR(CheckRange("index", index, 0, static_cast<int64_t>(all.size()) - 1));
     moert_strategy_info value{};
     value.name = all[index]->name.c_str();
     value.summary = all[index]->summary.c_str();

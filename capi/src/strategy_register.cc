@@ -28,10 +28,7 @@ absl::StatusOr<std::vector<StrategyKey>> ReadKeys(const char* text) {
   for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const std::pair<std::string, std::string> parts =
         absl::StrSplit(line, absl::MaxSplits(": ", 1));
-    if (parts.second.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("info.keys: '", line, "' is no \"key: meaning\" line"));
-    }
+    if (parts.second.empty()) return Illegal("info.keys: '", line, "' is no \"key: meaning\" line");
     keys.push_back({parts.first, parts.second});
   }
   return keys;
@@ -47,9 +44,7 @@ absl::StatusOr<Strategy> Build(const std::string& name, moert_strategy_factory f
   MOERT_RETURN_IF_ERROR(FromCallback(factory(user, &params, &made, &failure), failure,
                                      absl::StrCat("strategy ", name)));
   policies->owns = true;  // whatever fails from here on
-  if (made.base == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("strategy ", name, ": base: must not be NULL"));
-  }
+  if (made.base == nullptr) return Illegal("strategy ", name, ": base: must not be NULL");
   MOERT_ASSIGN_OR_RETURN(Strategy strategy, MakeStrategy(made.base));
   MOERT_RETURN_IF_ERROR(InstallPolicies(policies, &strategy));
   PoliciesOfStrategies::Note(std::move(policies));

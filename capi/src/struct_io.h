@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include "guard.h"
 #include "moert.h"
 
 namespace moert::capi {
@@ -64,24 +64,22 @@ void InitStruct(T* out, uint64_t size, T defaults) {
 template <SizedStruct T>
 absl::Status CheckSize(const T& in, const char* name) {
   if (in.struct_size >= kFirstSize<T> && in.struct_size <= kMostSize) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, ".struct_size is ", in.struct_size,
-                                                 ", legal is ", kFirstSize<T>, " to ", kMostSize,
-                                                 ": call its _init function"));
+  return Illegal(name, ".struct_size is ", in.struct_size, ", legal is ", kFirstSize<T>, " to ",
+                 kMostSize, ": call its _init function");
 }
 
 /// Overwrites `value`, which holds defaults, with what the caller's struct has. Bytes beyond ours
 /// belong to a newer header: they may only be zero, because we would ignore what they ask for.
 template <SizedStruct T>
 absl::Status ReadStruct(const T* in, const char* name, T* value) {
-  if (in == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, ": must not be NULL"));
+  if (in == nullptr) return Illegal(name, ": must not be NULL");
   if (absl::Status status = CheckSize(*in, name); !status.ok()) return status;
   const uint64_t size = in->struct_size;
   const auto* bytes = reinterpret_cast<const unsigned char*>(in);
   for (uint64_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": byte ", i, " is set, but this library (", moert_version_string(),
-                       ") knows only the first ", sizeof(T)));
+      return Illegal(name, ": byte ", i, " is set, but this library (", moert_version_string(),
+                     ") knows only the first ", sizeof(T));
     }
   }
   std::memcpy(static_cast<void*>(value), bytes, std::min<uint64_t>(size, sizeof(T)));
@@ -92,7 +90,7 @@ absl::Status ReadStruct(const T* in, const char* name, T* value) {
 /// Fills the caller's struct as far as it reaches, zeros what is newer than us.
 template <SizedStruct T>
 absl::Status WriteStruct(const T& value, T* out, const char* name) {
-  if (out == nullptr) return absl::InvalidArgumentError(absl::StrCat(name, ": must not be NULL"));
+  if (out == nullptr) return Illegal(name, ": must not be NULL");
   if (absl::Status status = CheckSize(*out, name); !status.ok()) return status;
   InitStruct(out, out->struct_size, value);
   return absl::OkStatus();

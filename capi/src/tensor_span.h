@@ -3,8 +3,8 @@
 #define MOERT_CAPI_SRC_TENSOR_SPAN_H_
 
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "guard.h"
 #include "moert.h"
 
 namespace moert::capi {
@@ -15,9 +15,7 @@ template <typename T>
 absl::StatusOr<absl::Span<T>> TensorSpan(absl::string_view name, const moert_tensor& tensor,
                                          moert_dtype dtype, int64_t rows, int64_t cols,
                                          bool may_be_empty, moert_place place = MOERT_HOST) {
-  const auto bad = [name](auto... what) {
-    return absl::InvalidArgumentError(absl::StrCat(name, what...));
-  };
+  const auto bad = [name](auto... what) { return Illegal(name, what...); };
   if (tensor.data == nullptr) {
     if (may_be_empty && tensor.rows == 0 && tensor.cols == 0) return absl::Span<T>();
     return bad(".data: must not be NULL");

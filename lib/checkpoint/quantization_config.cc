@@ -188,8 +188,7 @@ class Reader {
       return {.form = StoredWeights::kModeloptFp4, .group = group};
     }
     Fail(fmt::format(
-        "modelopt {} in groups of {}: legal are NVFP4 and W4A16_NVFP4 in groups of 16, and "
-        "FP8",
+        "modelopt {} in groups of {}: legal are NVFP4 and W4A16_NVFP4 in groups of 16, and FP8",
         Printable(algorithm), group));
     return {};
   }
