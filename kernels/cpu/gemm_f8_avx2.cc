@@ -5,23 +5,13 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/quantized_avx2.h"
 
 namespace moert::kernels {
 namespace {
 
-// Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
-
-constexpr int64_t kAhead = 8192;  // bytes of weights fetched ahead, kept in L1
-constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
 constexpr int64_t kOperand = 64;  // bytes of a piece of x
 constexpr int64_t kTileBytes = 1024;
-constexpr int kColumnsAtOnce = 4;
-
-// Codes in the high bytes of 16-bit lanes, the low ones zero, 2^-8 times as large in binary16.
-[[gnu::always_inline]] inline __m256i HalfOf(__m256i codes) {
-  return _mm256_and_si256(_mm256_srai_epi16(codes, 1),
-                          _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-}
 
 // The four channels from 4 i on of a piece, for rows j and j + 8.
 [[gnu::always_inline]] inline __m256 Spread(const uint8_t* column, int64_t piece, int i) {
@@ -50,7 +40,7 @@ void AddTiles(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t 
   for (int64_t piece = 0; piece < tiles * kTilePieces; ++piece, w += 256) {
 #pragma GCC unroll 8
     for (int j = 0; j < J; ++j) {
-      const __m256i words = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + j * 32));
+      const __m256i words = Load(w + j * 32);
       const __m256i low = HalfOf(_mm256_shuffle_epi8(words, first));
       const __m256i high = HalfOf(_mm256_shuffle_epi8(words, second));
       const __m256 codes[4] = {_mm256_cvtph_ps(_mm256_castsi256_si128(low)),
@@ -75,15 +65,10 @@ void AddTiles(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t 
 
 void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset,
              __m256 (*sums)[8]) {
-  if (count == 1) {
-    AddTiles<8, 1>(w, tiles, x, x_offset, 0, sums);
-  } else if (count == 2) {
-    for (int j = 0; j < 8; j += 4) AddTiles<4, 2>(w, tiles, x, x_offset, j, sums);
-  } else if (count == 3) {
-    for (int j = 0; j < 8; j += 2) AddTiles<2, 3>(w, tiles, x, x_offset, j, sums);
-  } else {
-    for (int j = 0; j < 8; j += 2) AddTiles<2, 4>(w, tiles, x, x_offset, j, sums);
-  }
+  ByColumns<8>(
+      count, [&]<int J, int C>(int j) __attribute__((always_inline)) {
+        AddTiles<J, C>(w, tiles, x, x_offset, j, sums);
+      });
 }
 
 // -> rows 0..7 and 8..15.
@@ -94,11 +79,6 @@ void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x
       _mm256_hadd_ps(_mm256_hadd_ps(sums[4], sums[5]), _mm256_hadd_ps(sums[6], sums[7]));
   rows[0] = _mm256_permute2f128_ps(a, b, 0x20);
   rows[1] = _mm256_permute2f128_ps(a, b, 0x31);
-}
-
-__m256 Widen(const uint16_t* bf16) {
-  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bf16));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
 }  // namespace
@@ -120,16 +100,14 @@ void BlockGemmF8Avx2(const BlockGemmArgs& args) {
       for (int64_t tile = begin; tile < begin + count; tile += kChunk) {
         const int64_t chunk = begin + count - tile < kChunk ? begin + count - tile : kChunk;
         const uint8_t* w = args.weights[b] + tile * kTileBytes;
-        for (int64_t line = 0; line < chunk * kTileBytes; line += 64) {
-          _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
-        }
+        FetchWeights(w, chunk * kTileBytes);
         for (int c = 0; c < args.columns; c += kColumnsAtOnce) {
           const int some = args.columns - c < kColumnsAtOnce ? args.columns - c : kColumnsAtOnce;
           Columns(some, w, chunk, args.x + c, tile * kTilePieces * kOperand, sums + c);
         }
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
-      _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
+      FetchScales(args, b, at);
       for (int half = 0; half < 2; ++half) {
         const __m256 scale = _mm256_mul_ps(Widen(args.scales[b] + at + half * 8), undo);
         for (int c = 0; c < args.columns; ++c) {
@@ -143,9 +121,7 @@ void BlockGemmF8Avx2(const BlockGemmArgs& args) {
       const auto* scales =
           reinterpret_cast<const TileScale*>(args.x[c] + tiles * kTilePieces * kOperand);
       const __m256 x_scale = _mm256_set1_ps(scales[0].scale);
-      float* to = args.out + (b * kMaxColumns + c) * kBlockRows;
-      _mm256_store_ps(to, _mm256_mul_ps(out[c][0], x_scale));
-      _mm256_store_ps(to + 8, _mm256_mul_ps(out[c][1], x_scale));
+      StoreRows(args, b, c, _mm256_mul_ps(out[c][0], x_scale), _mm256_mul_ps(out[c][1], x_scale));
     }
   }
 }

@@ -89,36 +89,12 @@ template <int kBits, bool kF8>
         StorePairs(_mm512_srli_epi16(quads[t], 4), tables.high, pairs + 2 * kAmxBytes);
       }
     }
-  } else if constexpr (kBits == 4) {
-    const __m512i none = _mm512_setzero_si512();
-    // Words of rows g (low nibbles) and g + 8: g = 0..3 in `a`, 4..7 in `b`.
-    __m512i a = Load(w), b = Load(w + 64);
-    StorePiece<4, 0>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none, none,
-                     tables.low, to);
-    a = Load(w + 128), b = Load(w + 192);
-    StorePiece<4, 1>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none, none,
-                     tables.low, to);
-    a = Load(w + 256), b = Load(w + 320);
-    StorePiece<4, 2>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none, none,
-                     tables.low, to);
-    a = Load(w + 384), b = Load(w + 448);
-    StorePiece<4, 3>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none, none,
-                     tables.low, to);
   } else {
-    __m512i plane_first = _mm512_setzero_si512(), plane_second = plane_first;
-    if constexpr (kBits == 3) {
-      const __m512i a = Load(w + 256), b = Load(w + 320);
-      plane_first = _mm512_unpacklo_epi32(a, b);
-      plane_second = _mm512_unpackhi_epi32(a, b);
-    }
-    __m512i a = Load(w), b = Load(w + 64);
-    __m512i first = _mm512_unpacklo_epi32(a, b), second = _mm512_unpackhi_epi32(a, b);
-    StorePiece<kBits, 0>(first, second, plane_first, plane_second, tables.low, to);
-    StorePiece<kBits, 1>(first, second, plane_first, plane_second, tables.low, to);
-    a = Load(w + 128), b = Load(w + 192);
-    first = _mm512_unpacklo_epi32(a, b), second = _mm512_unpackhi_epi32(a, b);
-    StorePiece<kBits, 2>(first, second, plane_first, plane_second, tables.low, to);
-    StorePiece<kBits, 3>(first, second, plane_first, plane_second, tables.low, to);
+    ByQuads<kBits>(
+        w, [&]<int kPiece>(__m512i first, __m512i second, __m512i plane_first,
+                           __m512i plane_second) __attribute__((always_inline)) {
+          StorePiece<kBits, kPiece>(first, second, plane_first, plane_second, tables.low, to);
+        });
   }
 }
 

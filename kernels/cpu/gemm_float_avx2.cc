@@ -6,21 +6,12 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/quantized_avx2.h"
 
 namespace moert::kernels {
 namespace {
 
-constexpr int kScalesAhead = 32;  // rows whose scales are fetched ahead: a cache line
-
-// Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
-
-constexpr int64_t kAhead = 8192;  // bytes of weights fetched ahead, kept in L1
 constexpr int64_t kOperand = 64;  // bytes of a piece of x
-constexpr int kColumnsAtOnce = 4;
-
-[[gnu::always_inline]] inline __m256i Load(const uint8_t* p) {
-  return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-}
 
 // Byte b's channels of a piece, for two rows: lane g * 4 + t.
 [[gnu::always_inline]] inline __m256 Spread(const uint8_t* column, int64_t piece, int b) {
@@ -162,25 +153,14 @@ void Bytes(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_o
 template <int kBits>
 void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset,
              __m256 (*sums)[2][4]) {
-  if constexpr (kBits == 8) {
-    if (count == 1) {
-      Bytes<8, 1>(w, tiles, x, x_offset, 0, sums);
-    } else if (count == 2) {
-      for (int j = 0; j < 8; j += 4) Bytes<4, 2>(w, tiles, x, x_offset, j, sums);
-    } else if (count == 3) {
-      for (int j = 0; j < 8; j += 2) Bytes<2, 3>(w, tiles, x, x_offset, j, sums);
-    } else {
-      for (int j = 0; j < 8; j += 2) Bytes<2, 4>(w, tiles, x, x_offset, j, sums);
-    }
-  } else if (count == 1) {
-    SmallCodes<kBits, 4, 1>(w, tiles, x, x_offset, 0, sums);
-  } else if (count == 2) {
-    for (int j = 0; j < 4; j += 2) SmallCodes<kBits, 2, 2>(w, tiles, x, x_offset, j, sums);
-  } else if (count == 3) {
-    for (int j = 0; j < 4; ++j) SmallCodes<kBits, 1, 3>(w, tiles, x, x_offset, j, sums);
-  } else {
-    for (int j = 0; j < 4; ++j) SmallCodes<kBits, 1, 4>(w, tiles, x, x_offset, j, sums);
-  }
+  ByColumns<kBits == 8 ? 8 : 4>(
+      count, [&]<int J, int C>(int j) __attribute__((always_inline)) {
+        if constexpr (kBits == 8) {
+          Bytes<J, C>(w, tiles, x, x_offset, j, sums);
+        } else {
+          SmallCodes<kBits, J, C>(w, tiles, x, x_offset, j, sums);
+        }
+      });
 }
 
 [[gnu::always_inline]] inline __m256 Combine(__m256 a, __m256 b) {
@@ -216,11 +196,6 @@ void Rows(const __m256 (&sums)[2][4], __m256* rows) {
   rows[1] = _mm256_permutevar8x32_ps(rows[1], order);
 }
 
-__m256 Widen(const uint16_t* bf16) {
-  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bf16));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-
 template <int kBits>
 void Gemm(const BlockGemmArgs& args) {
   const int64_t tiles = args.k16s / kTilePieces;
@@ -232,22 +207,14 @@ void Gemm(const BlockGemmArgs& args) {
       const int64_t left = tiles - begin;
       const int64_t count = left < args.flush_tiles ? left : args.flush_tiles;
       const uint8_t* w = args.weights[b] + begin * kBits * 128;
-      for (int64_t line = 0; line < count * kBits * 128; line += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
-      }
+      FetchWeights(w, count * kBits * 128);
       __m256 sums[kNarrowColumns][2][4];
       for (int c = 0; c < args.columns; c += kColumnsAtOnce) {
         const int some = args.columns - c < kColumnsAtOnce ? args.columns - c : kColumnsAtOnce;
         Columns<kBits>(some, w, count, args.x + c, begin * kTilePieces * kOperand, sums + c);
       }
       const int64_t at = begin / args.group_tiles * args.scale_stride;
-      // Fetches scales of the row blocks that follow, as no hardware prefetcher would: lines lie a
-      // row apart.
-      _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
-      if (args.offsets[b] != nullptr) {
-        _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead),
-                     _MM_HINT_T0);
-      }
+      FetchScales(args, b, at);
       const bool symmetric = args.offsets[b] == nullptr;
       __m256 scale[2], offset[2];
       for (int half = 0; half < 2; ++half) {
@@ -271,11 +238,7 @@ void Gemm(const BlockGemmArgs& args) {
         out[c][1] = _mm256_fnmadd_ps(offset[1], _mm256_set1_ps(sum), out[c][1]);
       }
     }
-    for (int c = 0; c < args.columns; ++c) {
-      float* to = args.out + (b * kMaxColumns + c) * kBlockRows;
-      _mm256_store_ps(to, out[c][0]);
-      _mm256_store_ps(to + 8, out[c][1]);
-    }
+    for (int c = 0; c < args.columns; ++c) StoreRows(args, b, c, out[c][0], out[c][1]);
   }
 }
 

@@ -7,30 +7,23 @@
 
 #include "kernels/cpu/block_gemm.h"
 #include "kernels/cpu/imported_codes.h"
+#include "kernels/cpu/quantized_avx2.h"
 
 namespace moert::kernels {
 namespace {
 
-// Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
-
 using Codes = ImportedCodes;
 
 constexpr int64_t kOperand = 64;  // bytes of a piece of x
-constexpr int kColumnsAtOnce = 4;
 constexpr int64_t kChunk = 32;  // pieces that stay in the L1 cache for all columns
 constexpr int kSums = 16;       // accumulators of a column
-
-[[gnu::always_inline]] inline __m256i Load(const uint8_t* p) {
-  return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-}
 
 // 16 scales as floats, times `factor`.
 void ReadScales(const uint8_t* from, int form, float factor, float* scales) {
   for (int64_t row = 0; row < kBlockRows; row += 8) {
     __m256 values;
     if (form == kScaleBF16) {
-      const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + row * 2));
-      values = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+      values = Widen(reinterpret_cast<const uint16_t*>(from + row * 2));
     } else if (form == kScaleF16) {
       values = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + row * 2)));
     } else if (form == kScaleF32) {
@@ -171,12 +164,6 @@ void Nibbles(const Chunk& chunk, const uint8_t* const* x, int j0, __m256 (*total
       }
     }
   }
-}
-
-// Codes in the high bytes of 16-bit lanes, the low ones zero, 2^-8 times as large in binary16.
-[[gnu::always_inline]] inline __m256i HalfOf(__m256i codes) {
-  return _mm256_and_si256(_mm256_srai_epi16(codes, 1),
-                          _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
 }
 
 // acc of row j (0) and j + 8 (1) += the codes of a piece, 8 channels at a time.

@@ -90,36 +90,12 @@ template <int kBits, bool kSymmetric>
       Store(quads + 128, _mm512_shuffle_i32x4(even01, even23, 0xdd));
       Store(quads + 192, _mm512_shuffle_i32x4(odd01, odd23, 0xdd));
     }
-  } else if constexpr (kBits == 4) {
-    const __m512i none = _mm512_setzero_si512();
-    // Words of rows g (low nibbles) and g + 8: g = 0..3 in `a`, 4..7 in `b`.
-    __m512i a = Load(w), b = Load(w + 64);
-    StorePiece<4, kSymmetric, 0>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none,
-                                 none, to);
-    a = Load(w + 128), b = Load(w + 192);
-    StorePiece<4, kSymmetric, 1>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none,
-                                 none, to);
-    a = Load(w + 256), b = Load(w + 320);
-    StorePiece<4, kSymmetric, 2>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none,
-                                 none, to);
-    a = Load(w + 384), b = Load(w + 448);
-    StorePiece<4, kSymmetric, 3>(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b), none,
-                                 none, to);
   } else {
-    __m512i plane_first = _mm512_setzero_si512(), plane_second = plane_first;
-    if constexpr (kBits == 3) {
-      const __m512i a = Load(w + 256), b = Load(w + 320);
-      plane_first = _mm512_unpacklo_epi32(a, b);
-      plane_second = _mm512_unpackhi_epi32(a, b);
-    }
-    __m512i a = Load(w), b = Load(w + 64);
-    __m512i first = _mm512_unpacklo_epi32(a, b), second = _mm512_unpackhi_epi32(a, b);
-    StorePiece<kBits, kSymmetric, 0>(first, second, plane_first, plane_second, to);
-    StorePiece<kBits, kSymmetric, 1>(first, second, plane_first, plane_second, to);
-    a = Load(w + 128), b = Load(w + 192);
-    first = _mm512_unpacklo_epi32(a, b), second = _mm512_unpackhi_epi32(a, b);
-    StorePiece<kBits, kSymmetric, 2>(first, second, plane_first, plane_second, to);
-    StorePiece<kBits, kSymmetric, 3>(first, second, plane_first, plane_second, to);
+    ByQuads<kBits>(
+        w, [&]<int kPiece>(__m512i first, __m512i second, __m512i plane_first,
+                           __m512i plane_second) __attribute__((always_inline)) {
+          StorePiece<kBits, kSymmetric, kPiece>(first, second, plane_first, plane_second, to);
+        });
   }
 }
 

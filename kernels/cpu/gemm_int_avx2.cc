@@ -6,20 +6,12 @@
 #include <immintrin.h>
 
 #include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/quantized_avx2.h"
 
 namespace moert::kernels {
 namespace {
 
-// Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
-
-constexpr int kScalesAhead = 32;    // rows whose scales are fetched ahead: a cache line
-constexpr int64_t kAhead = 8192;    // bytes of weights fetched ahead, kept in L1
 constexpr int64_t kChunkTiles = 2;  // that 16 bits can hold; and that stay in L1 for all columns
-constexpr int kColumnsAtOnce = 4;
-
-[[gnu::always_inline]] inline __m256i Load(const uint8_t* p) {
-  return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-}
 
 // The 16 codes of a piece of a column for two rows: lane g * 4 + t.
 [[gnu::always_inline]] inline __m256i Spread(const uint8_t* column, int64_t piece) {
@@ -176,27 +168,14 @@ void Bytes(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_o
 template <int kBits>
 void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset,
              __m256i (*sums)[2][4]) {
-  if constexpr (kBits == 8) {
-    if (count == 1) {
-      Bytes<8, 1>(w, tiles, x, x_offset, 0, sums);
-    } else if (count == 2) {
-      for (int j = 0; j < 8; j += 4) Bytes<4, 2>(w, tiles, x, x_offset, j, sums);
-    } else if (count == 3) {
-      for (int j = 0; j < 8; j += 2) Bytes<2, 3>(w, tiles, x, x_offset, j, sums);
-    } else {
-      for (int j = 0; j < 8; j += 2) Bytes<2, 4>(w, tiles, x, x_offset, j, sums);
-    }
-  } else {
-    if (count == 1) {
-      SmallCodes<kBits, 4, 1>(w, tiles, x, x_offset, 0, sums);
-    } else if (count == 2) {
-      for (int j = 0; j < 4; j += 2) SmallCodes<kBits, 2, 2>(w, tiles, x, x_offset, j, sums);
-    } else if (count == 3) {
-      for (int j = 0; j < 4; ++j) SmallCodes<kBits, 1, 3>(w, tiles, x, x_offset, j, sums);
-    } else {
-      for (int j = 0; j < 4; ++j) SmallCodes<kBits, 1, 4>(w, tiles, x, x_offset, j, sums);
-    }
-  }
+  ByColumns<kBits == 8 ? 8 : 4>(
+      count, [&]<int J, int C>(int j) __attribute__((always_inline)) {
+        if constexpr (kBits == 8) {
+          Bytes<J, C>(w, tiles, x, x_offset, j, sums);
+        } else {
+          SmallCodes<kBits, J, C>(w, tiles, x, x_offset, j, sums);
+        }
+      });
 }
 
 // Codes of 8 bits have sums[j / 4][j % 4]: row j in even lanes, row j + 8 in odd ones, 4 of each.
@@ -245,11 +224,6 @@ template <int kBits, bool kHigh>
   rows[1] = _mm256_permutevar8x32_epi32(rows[1], order);
 }
 
-__m256 Widen(const uint16_t* bf16) {
-  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bf16));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
-}
-
 // A flush's part of the weights' scales, for 16 rows.
 struct RowScales {
   __m256 scale[2], offset[2];
@@ -257,12 +231,7 @@ struct RowScales {
 };
 
 [[gnu::always_inline]] inline RowScales ScalesOf(const BlockGemmArgs& args, int b, int64_t at) {
-  // Fetches scales of the row blocks that follow, as no hardware prefetcher would: lines lie a row
-  // apart.
-  _mm_prefetch(reinterpret_cast<const char*>(args.scales[b] + at + kScalesAhead), _MM_HINT_T0);
-  if (args.offsets[b] != nullptr) {
-    _mm_prefetch(reinterpret_cast<const char*>(args.offsets[b] + at + kScalesAhead), _MM_HINT_T0);
-  }
+  FetchScales(args, b, at);
   RowScales scales;
   scales.symmetric = args.offsets[b] == nullptr;
   for (int half = 0; half < 2; ++half) {
@@ -295,12 +264,6 @@ template <int kBits>
   }
 }
 
-[[gnu::always_inline]] inline void Fetch(const uint8_t* w, int64_t bytes) {
-  for (int64_t line = 0; line < bytes; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
-  }
-}
-
 // One column: everything stays in registers from the codes to the scaled sums.
 template <int kBits>
 void GemmOne(const BlockGemmArgs& args) {
@@ -319,7 +282,7 @@ void GemmOne(const BlockGemmArgs& args) {
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) low[j][0] = high[j][0] = _mm256_setzero_si256();
         for (int64_t i = tile; i < end; ++i, w += kBits * 128) {
-          Fetch(w, kBits * 128);
+          FetchWeights(w, kBits * 128);
           AddTile<kBits, 4, 1>(w, x, (begin + i) * kTilePieces, low, high);
         }
         const __m256i lows[4] = {low[0][0], low[1][0], low[2][0], low[3][0]};
@@ -331,9 +294,7 @@ void GemmOne(const BlockGemmArgs& args) {
       Flush<kBits>(rows, x_scales + begin, count,
                    ScalesOf(args, b, begin / args.group_tiles * args.scale_stride), out);
     }
-    float* to = args.out + b * kMaxColumns * kBlockRows;
-    _mm256_store_ps(to, out[0]);
-    _mm256_store_ps(to + 8, out[1]);
+    StoreRows(args, b, 0, out[0], out[1]);
   }
 }
 
@@ -360,7 +321,7 @@ void Gemm(const BlockGemmArgs& args) {
       for (int64_t tile = 0; tile < count; tile += kChunkTiles) {
         const int64_t chunk = count - tile < kChunkTiles ? count - tile : kChunkTiles;
         const uint8_t* from = w + tile * kBits * 128;
-        Fetch(from, chunk * kBits * 128);
+        FetchWeights(from, chunk * kBits * 128);
         for (int c = 0; c < args.columns; c += kColumnsAtOnce) {
           const int some = args.columns - c < kColumnsAtOnce ? args.columns - c : kColumnsAtOnce;
           Columns<kBits>(some, from, chunk, args.x + c, (begin + tile) * kTileK, sums + c);
@@ -379,11 +340,7 @@ void Gemm(const BlockGemmArgs& args) {
                      scales, out[c]);
       }
     }
-    for (int c = 0; c < args.columns; ++c) {
-      float* to = args.out + (b * kMaxColumns + c) * kBlockRows;
-      _mm256_store_ps(to, out[c][0]);
-      _mm256_store_ps(to + 8, out[c][1]);
-    }
+    for (int c = 0; c < args.columns; ++c) StoreRows(args, b, c, out[c][0], out[c][1]);
   }
 }
 

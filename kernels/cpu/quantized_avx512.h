@@ -40,6 +40,36 @@ template <int kBits>
   }
 }
 
+// Words of a tile of codes of up to 4 bits, by quads of input channels: store<kPiece>(first,
+// second, plane_first, plane_second) is given those of quads 0 and 1 of a piece, and of quads 2
+// and 3.
+template <int kBits, class StorePiece>
+[[gnu::always_inline]] static inline void ByQuads(const uint8_t* w, const StorePiece& store) {
+  const auto first = [](const uint8_t* p) __attribute__((always_inline)) {
+    return _mm512_unpacklo_epi32(Load(p), Load(p + 64));
+  };
+  const auto second = [](const uint8_t* p) __attribute__((always_inline)) {
+    return _mm512_unpackhi_epi32(Load(p), Load(p + 64));
+  };
+  const __m512i none = _mm512_setzero_si512();
+  if constexpr (kBits == 4) {
+    // Words of rows g (low nibbles) and g + 8: g = 0..3 in the first 64 bytes, then 4..7.
+    store.template operator()<0>(first(w), second(w), none, none);
+    store.template operator()<1>(first(w + 128), second(w + 128), none, none);
+    store.template operator()<2>(first(w + 256), second(w + 256), none, none);
+    store.template operator()<3>(first(w + 384), second(w + 384), none, none);
+  } else {
+    const __m512i plane_first = kBits == 3 ? first(w + 256) : none;
+    const __m512i plane_second = kBits == 3 ? second(w + 256) : none;
+    __m512i a = first(w), b = second(w);
+    store.template operator()<0>(a, b, plane_first, plane_second);
+    store.template operator()<1>(a, b, plane_first, plane_second);
+    a = first(w + 128), b = second(w + 128);
+    store.template operator()<2>(a, b, plane_first, plane_second);
+    store.template operator()<3>(a, b, plane_first, plane_second);
+  }
+}
+
 // Codes as bf16, looked up by the low 5 bits of a 16-bit lane.
 struct CodeTables {
   __m512i low;   // codes of up to 4 bits less their middle; of 8 bits, the low nibble
