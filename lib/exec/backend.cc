@@ -1,5 +1,7 @@
 #include "exec/backend.h"
 
+#include "base/checked_math.h"
+
 namespace moert {
 
 absl::string_view BackendName(BackendKind kind) {
@@ -22,5 +24,28 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& option
 }
 
 bool RoutesLayers(const EngineOptions& options) { return !options.simulate; }
+
+int64_t UnpinnedBytes(const ExpertSource& source, absl::Span<const int> versions) {
+  int64_t bytes = 0;
+  for (const int version : versions) {
+    for (int l = 0; l < source.model().num_layers(); ++l) {
+      for (int e = 0; e < source.model().layers[l].num_experts; ++e) {
+        if (source.PinnedRecord(l, e, version) != nullptr) continue;
+        bytes += RoundUp(source.layout(l, e, version).bytes, kRecordAlignment);
+      }
+    }
+  }
+  return bytes;
+}
+
+int64_t PinnedLimit(int64_t host_budget, const MemoryLimits& machine) {
+  const int64_t spare = machine.usable();
+  return host_budget >= 0 ? host_budget : spare - spare / 8;
+}
+
+bool HostHoldsAll(const ExpertSource& source, absl::Span<const int> versions, int64_t host_budget) {
+  const int64_t bytes = UnpinnedBytes(source, versions);
+  return bytes == 0 || bytes <= host_budget;
+}
 
 }  // namespace moert

@@ -30,6 +30,7 @@
 #include "moert/policy.h"
 #include "moert/router.h"
 #include "moert/source/expert_source.h"
+#include "moert/tools/machine.h"
 #include "moert/tools/profile.h"
 #include "store/block_pool.h"
 #include "transfer/transfer_queue.h"
@@ -153,6 +154,18 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const EngineOptions& opt
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& options);
 /// Decisions and logical time only: blocks are counted, nothing is read or multiplied.
 absl::StatusOr<std::unique_ptr<Backend>> MakeNullBackend(const EngineOptions& options);
+
+/// Records that lie in page-locked host memory from the start, where a device reads them.
+/// Bytes of those that the source does not have there.
+int64_t UnpinnedBytes(const ExpertSource& source, absl::Span<const int> versions);
+
+/// The most that may be pinned: `host_budget` (EngineOptions), or, where none is given, what the
+/// machine can spare less an eighth of it. None where that is unknown.
+int64_t PinnedLimit(int64_t host_budget, const MemoryLimits& machine);
+
+/// Whether all records of `versions` do: those that the source has there, and the others within
+/// `host_budget`. Where none is given they are kept as they are read.
+bool HostHoldsAll(const ExpertSource& source, absl::Span<const int> versions, int64_t host_budget);
 
 }  // namespace moert
 

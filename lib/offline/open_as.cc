@@ -16,7 +16,7 @@
 #include "offline/cancelled.h"
 #include "pack/expert_pack.h"
 #include "pack/model_cache.h"
-#include "pack/version_json.h"
+#include "pack/pack_manifest.h"
 
 namespace moert {
 namespace {

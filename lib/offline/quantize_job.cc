@@ -29,7 +29,7 @@
 #include "offline/sorted_versions.h"
 #include "pack/model_cache.h"
 #include "pack/pack_writer.h"
-#include "pack/version_json.h"
+#include "pack/pack_manifest.h"
 
 namespace moert::offline {
 namespace {

@@ -19,7 +19,6 @@
 #include "model/config_fields.h"
 #include "model/model_json.h"
 #include "pack/sealed_json.h"
-#include "pack/version_json.h"
 
 namespace moert {
 namespace {

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/json.h"
+#include "base/json_writer.h"
 #include "moert/model.h"
 #include "moert/offline/pack.h"
 #include "moert/scheme.h"
@@ -61,6 +63,13 @@ std::string ManifestToJson(const PackManifest& manifest);
 /// version, aligned, of the size that its layout says, inside its file as the manifest describes
 /// it.
 absl::StatusOr<PackManifest> ReadManifest(const std::string& dir, Env* env);
+
+/// A PackVersion as JSON, for moert.json and plans.
+void WriteVersion(const PackVersion& version, JsonWriter* out);
+
+/// Names, formats and one legal index an expert of `model`. `source` begins the messages.
+absl::StatusOr<PackVersion> VersionFromJson(JsonValue object, const MoeModelSpec& model,
+                                            const std::string& source);
 
 }  // namespace moert
 

@@ -11,7 +11,7 @@
 #include "base/status_macros.h"
 #include "model/config_fields.h"
 #include "model/model_json.h"
-#include "pack/version_json.h"
+#include "pack/pack_manifest.h"
 
 namespace moert {
 namespace {

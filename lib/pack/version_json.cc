@@ -1,4 +1,4 @@
-#include "pack/version_json.h"
+#include "pack/pack_manifest.h"
 
 #include <fmt/format.h>
 

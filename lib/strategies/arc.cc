@@ -124,7 +124,8 @@ void ArcLists::Append(int e, List list) {
 void ArcLists::Adapt(List ghost) {
   const List other = ghost == kB1 ? kB2 : kB1;
   // The expert itself counts as a member of its list, also when a prefetch has taken it out.
-  const double step = std::max(1.0, size_[other] / std::max(1.0, static_cast<double>(size_[ghost])));
+  const double step =
+      std::max(1.0, size_[other] / std::max(1.0, static_cast<double>(size_[ghost])));
   p_ = std::clamp<double>(ghost == kB1 ? p_ + step : p_ - step, 0, capacity_);
 }
 

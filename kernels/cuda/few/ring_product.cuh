@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cuda/few/ring_scales.cuh"
 #include "kernels/cuda/few/weight_ring.cuh"
 #include "kernels/cuda/primitives/dequant.cuh"
 #include "kernels/cuda/primitives/mma.cuh"

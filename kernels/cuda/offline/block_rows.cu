@@ -66,7 +66,6 @@ int LaunchAddRows(const float* from, const int32_t* rows, const float* weights, 
 
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kRowsOfCta = kThreads / 32;
 
 /// As moert::offline::Activate: not by fast instructions, for differences are taken of it.

@@ -13,7 +13,6 @@
 #include "exec/cuda/memory/device_format.h"
 #include "exec/cuda/memory/device_pool.h"
 #include "exec/cuda/memory/device_transfers.h"
-#include "exec/host_records.h"
 #include "kernels/cuda/device_types.h"
 #include "kernels/cuda/route/route.h"
 #include "moert/tools/machine.h"

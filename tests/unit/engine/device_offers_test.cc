@@ -3,7 +3,7 @@
 
 #include "absl/strings/match.h"
 #include "advise/version_offers.h"
-#include "exec/host_records.h"
+#include "exec/backend.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 

@@ -1,6 +1,6 @@
 // Which records count as held by the host: those that the source has pinned, others within a
 // budget.
-#include "exec/host_records.h"
+#include "exec/backend.h"
 
 #include <set>
 

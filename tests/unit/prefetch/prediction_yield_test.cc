@@ -1,5 +1,5 @@
 // Predictions rest while they save less than they cost, and come back when they repay.
-#include "prefetch/prediction_yield.h"
+#include "prefetch/prediction_modes.h"
 
 #include "tests/support/catch.h"
 

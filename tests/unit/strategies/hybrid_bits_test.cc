@@ -1,5 +1,5 @@
 // Which version a transfer brings (Fate Sec. 4.5), and what becomes of low copies, end to end.
-#include "strategies/hybrid_bits.h"
+#include "strategies/builtin.h"
 
 #include <cstring>
 
