@@ -2,7 +2,6 @@
 #ifndef MOERT_LIB_BASE_ENUM_NAME_H_
 #define MOERT_LIB_BASE_ENUM_NAME_H_
 
-#include <array>
 #include <cstddef>
 
 #include "absl/strings/string_view.h"
@@ -11,7 +10,7 @@ namespace moert {
 
 /// "invalid" where `value` is none of the enumerators.
 template <typename Enum, size_t N>
-constexpr absl::string_view EnumName(const std::array<absl::string_view, N>& names, Enum value) {
+constexpr absl::string_view EnumName(const absl::string_view (&names)[N], Enum value) {
   const auto index = static_cast<size_t>(value);
   return index < N ? names[index] : absl::string_view("invalid");
 }

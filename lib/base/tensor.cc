@@ -5,9 +5,9 @@
 namespace moert {
 
 absl::string_view DTypeName(DType t) {
-  constexpr std::array<absl::string_view, 16> kNames = {
-      "f32",     "bf16",    "f16",  "f8_e4m3", "u8",  "i32", "i64", "i8",
-      "f8_e8m0", "f8_e5m2", "bool", "i16",     "u16", "u32", "u64", "f64"};
+  constexpr absl::string_view kNames[] = {"f32", "bf16", "f16",     "f8_e4m3", "u8",   "i32",
+                                          "i64", "i8",   "f8_e8m0", "f8_e5m2", "bool", "i16",
+                                          "u16", "u32",  "u64",     "f64"};
   return EnumName(kNames, t);
 }
 

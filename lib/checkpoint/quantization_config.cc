@@ -240,16 +240,16 @@ int64_t QuantizationConfig::RecordGroup(int64_t k) const {
 }
 
 absl::string_view StoredWeightsName(StoredWeights form) {
-  constexpr std::array<absl::string_view, 10> kNames = {"plain",
-                                                        "fp8",
-                                                        "gptq int4",
-                                                        "awq int4",
-                                                        "compressed-tensors int4",
-                                                        "compressed-tensors int8",
-                                                        "compressed-tensors nvfp4",
-                                                        "modelopt nvfp4",
-                                                        "mxfp4",
-                                                        "mxfp4 and fp8"};
+  constexpr absl::string_view kNames[] = {"plain",
+                                          "fp8",
+                                          "gptq int4",
+                                          "awq int4",
+                                          "compressed-tensors int4",
+                                          "compressed-tensors int8",
+                                          "compressed-tensors nvfp4",
+                                          "modelopt nvfp4",
+                                          "mxfp4",
+                                          "mxfp4 and fp8"};
   return EnumName(kNames, form);
 }
 

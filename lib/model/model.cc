@@ -128,14 +128,14 @@ absl::Status MoeModelSpec::Validate() const {
 }
 
 absl::string_view RoutingKindName(RoutingKind kind) {
-  constexpr std::array<absl::string_view, 7> kNames = {
+  constexpr absl::string_view kNames[] = {
       "softmax_topk",          "topk_softmax", "sigmoid_grouped", "sparsemixer",
       "sqrt_softplus_grouped", "topk_sigmoid", "external"};
   return EnumName(kNames, kind);
 }
 
 absl::string_view ActivationName(Activation a) {
-  constexpr std::array<absl::string_view, 4> kNames = {"silu", "gelu", "gelu_tanh", "relu2"};
+  constexpr absl::string_view kNames[] = {"silu", "gelu", "gelu_tanh", "relu2"};
   return EnumName(kNames, a);
 }
 

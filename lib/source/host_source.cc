@@ -20,13 +20,13 @@ namespace {
 constexpr int64_t kPieceBytes = 256 << 10;
 
 absl::string_view PartName(WeightPart part) {
-  constexpr std::array<absl::string_view, 13> kNames = {"gate_proj",      "up_proj",
-                                                        "down_proj",      "router",
-                                                        "selection bias", "shared expert's gate",
-                                                        "record",         "logit bias",
-                                                        "expert scales",  "experts by token id",
-                                                        "gate bias",      "up bias",
-                                                        "down bias"};
+  constexpr absl::string_view kNames[] = {"gate_proj",      "up_proj",
+                                          "down_proj",      "router",
+                                          "selection bias", "shared expert's gate",
+                                          "record",         "logit bias",
+                                          "expert scales",  "experts by token id",
+                                          "gate bias",      "up bias",
+                                          "down bias"};
   return EnumName(kNames, part);
 }
 
