@@ -3,7 +3,6 @@
 #include "handles.h"
 #include "layer_call.h"
 #include "struct_io.h"
-#include "tensor_span.h"
 
 namespace moert::capi {
 namespace {

@@ -6,6 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "guard.h"
 #include "handles.h"
 #include "moert.h"
 #include "moert/tensor.h"
@@ -30,6 +32,35 @@ absl::StatusOr<LayerArguments> ReadLayerCall(const moert_step* step, int32_t lay
                                              const moert_tensor* out);
 
 absl::Status RunLayer(Engine* engine, StepId step, int32_t layer, const LayerArguments& arguments);
+
+/// rows * cols elements of `tensor`, which messages call `name` and lies at `place`; empty if it
+/// may be and is.
+template <typename T>
+absl::StatusOr<absl::Span<T>> TensorSpan(absl::string_view name, const moert_tensor& tensor,
+                                         moert_dtype dtype, int64_t rows, int64_t cols,
+                                         bool may_be_empty, moert_place place = MOERT_HOST) {
+  const auto bad = [name](auto... what) { return Illegal(name, what...); };
+  if (tensor.data == nullptr) {
+    if (may_be_empty && tensor.rows == 0 && tensor.cols == 0) return absl::Span<T>();
+    return bad(".data: must not be NULL");
+  }
+  if (tensor.place != place) {
+    return bad(".place is ", tensor.place, ", legal is ",
+               place == MOERT_HOST ? "MOERT_HOST" : "MOERT_DEVICE, as that of ids");
+  }
+  if (tensor.dtype != dtype) {
+    return bad(".dtype is ", tensor.dtype, ", legal is ",
+               dtype == MOERT_I32 ? "MOERT_I32" : "MOERT_F32");
+  }
+  if (tensor.rows != rows || tensor.cols != cols) {
+    return bad(": [", tensor.rows, ", ", tensor.cols, "]; this layer of this step takes [", rows,
+               ", ", cols, "]");
+  }
+  if (tensor.row_stride != cols && rows != 1) {
+    return bad(".row_stride is ", tensor.row_stride, ", legal is ", cols, ": contiguous");
+  }
+  return absl::MakeSpan(static_cast<T*>(tensor.data), rows * cols);
+}
 
 }  // namespace moert::capi
 

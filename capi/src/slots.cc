@@ -6,7 +6,6 @@
 #include "layer_call.h"
 #include "moert/source/opaque_source.h"
 #include "struct_io.h"
-#include "tensor_span.h"
 
 namespace moert::capi {
 namespace {

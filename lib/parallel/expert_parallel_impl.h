@@ -11,7 +11,6 @@
 #include "exec/step_fence.h"
 #include "moert/parallel/expert_parallel.h"
 #include "parallel/placed_ids.h"
-#include "parallel/row_exchange.h"
 #include "parallel/token_exchange.h"
 
 namespace moert {

@@ -1,4 +1,4 @@
-#include "store/block_memory.h"
+#include "store/block_pool.h"
 
 #include <sys/mman.h>
 

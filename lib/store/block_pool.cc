@@ -5,7 +5,6 @@
 #include "base/errors.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
-#include "store/block_memory.h"
 
 namespace moert {
 namespace {

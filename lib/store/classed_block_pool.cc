@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "store/block_memory.h"
 #include "store/block_pool.h"
 
 namespace moert {

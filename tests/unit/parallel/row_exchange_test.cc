@@ -1,6 +1,6 @@
 // Rows of ranks on devices, with host memory in a device's place: all of them are gathered, and
 // sums come out in the ranks' order, wherever blocks end.
-#include "parallel/row_exchange.h"
+#include "parallel/token_exchange.h"
 
 #include <cstring>
 #include <random>

@@ -1,5 +1,5 @@
 // Low answers are bounded for every request by itself; a device decides as the host.
-#include "plan/low_answers.h"
+#include "plan/layer_planner.h"
 
 #include <algorithm>
 #include <random>

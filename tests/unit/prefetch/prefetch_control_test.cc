@@ -1,5 +1,5 @@
 // The control finds the faster mode, keeps it, and rarely tries the other.
-#include "prefetch/prefetch_control.h"
+#include "prefetch/prediction_modes.h"
 
 #include <random>
 
