@@ -2,7 +2,7 @@
 #ifndef MOERT_LIB_CHECKPOINT_COMPRESSED_CONFIG_H_
 #define MOERT_LIB_CHECKPOINT_COMPRESSED_CONFIG_H_
 
-#include "checkpoint/rope_config.h"
+#include "checkpoint/decoder_config.h"
 #include "model/config_fields.h"
 #include "moert/offline/hf_config.h"
 

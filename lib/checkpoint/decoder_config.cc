@@ -7,11 +7,7 @@
 
 #include "checkpoint/compressed_config.h"
 #include "checkpoint/config_account.h"
-#include "checkpoint/decoder_mixers.h"
-#include "checkpoint/full_heads.h"
-#include "checkpoint/indexer_config.h"
 #include "checkpoint/moe_config.h"
-#include "checkpoint/rope_config.h"
 
 namespace moert {
 namespace {

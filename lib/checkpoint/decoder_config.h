@@ -2,12 +2,57 @@
 #ifndef MOERT_LIB_CHECKPOINT_DECODER_CONFIG_H_
 #define MOERT_LIB_CHECKPOINT_DECODER_CONFIG_H_
 
-#include "checkpoint/family_fields.h"
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/family.h"
+#include "model/config_fields.h"
+#include "moert/offline/hf_config.h"
+#include "moert/offline/rope_config.h"
 
 namespace moert {
 
 /// Sizes, attention, norms, RoPE. The number of layers is there already.
 void ReadDecoder(const FamilyFields& family, HfConfig& config);
+
+/// Llama 4: attention in chunks, but for layers without RoPE, which see everything.
+void ReadChunks(ConfigFields& fields, HfConfig& config);
+
+/// Qwen3-Next: three layers of gated delta net to one of attention.
+void ReadDeltaNet(ConfigFields& fields, HfConfig& config);
+
+/// Which layers look only at the last sliding_window positions, and which of them rotate.
+void ReadSlidingWindow(const FamilyFields& family, HfConfig& config);
+
+/// Size and number of heads that layers without a window have of their own (Gemma 4): two fields of
+/// the model as published, or an object for each of these layers as transformers 5 writes it.
+/// `config` has those of the others before.
+void ReadFullHeads(const FamilyFields& family, HfConfig& config);
+
+/// A lightning indexer's sizes, and which layers share what the layer before has chosen. Latent
+/// attention's sizes are there already.
+void ReadIndexer(ConfigFields& fields, HfConfig& config);
+
+/// The same of an indexer that chooses blocks of positions, and which layers have one. Sizes of
+/// attention's heads are there already.
+void ReadBlockIndexer(ConfigFields& fields, HfConfig& config);
+/// RoPE is there, too: an indexer rotates as many channels.
+void CheckBlockIndexer(ConfigFields& fields, const HfConfig& config);
+
+/// An architecture's defaults, and sizes of the model.
+struct RopeDefaults {
+  double theta = 10000.0;
+  const char* theta_key = "rope_theta";  // the field beside the object that has it
+  double partial = 1.0;                  // the part of a head's channels that is rotated
+  int64_t max_positions = 0;
+  int64_t head_dim = 0;
+};
+
+/// rope_parameters may have an object for each type of layer. Without a `type` all that layer_types
+/// names must agree. Errors stay in `fields`; what changes nothing is added to `unused`.
+RopeConfig ReadRopeConfig(ConfigFields& fields, const RopeDefaults& defaults,
+                          std::vector<UnusedField>* unused, const std::string& type = "");
 
 }  // namespace moert
 

@@ -1,10 +1,9 @@
-#include "checkpoint/decoder_mixers.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "checkpoint/config_account.h"
+#include "checkpoint/decoder_config.h"
 #include "checkpoint/moe_config.h"
 
 namespace moert {

@@ -1,5 +1,3 @@
-#include "checkpoint/full_heads.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "checkpoint/config_account.h"
+#include "checkpoint/decoder_config.h"
 #include "checkpoint/moe_config.h"
 
 namespace moert {

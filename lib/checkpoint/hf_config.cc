@@ -15,10 +15,9 @@
 #include "base/status_macros.h"
 #include "checkpoint/config_account.h"
 #include "checkpoint/decoder_config.h"
-#include "checkpoint/family_fields.h"
+#include "checkpoint/family.h"
 #include "checkpoint/moe_config.h"
 #include "checkpoint/other_files.h"
-#include "checkpoint/other_ways.h"
 #include "checkpoint/quantization_config.h"
 
 namespace moert {

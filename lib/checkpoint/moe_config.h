@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "checkpoint/family_fields.h"
+#include "checkpoint/family.h"
 
 namespace moert {
 

@@ -8,7 +8,6 @@
 
 #include "base/folder.h"
 #include "base/printable.h"
-#include "checkpoint/other_ways.h"
 
 namespace moert {
 namespace {

@@ -1,5 +1,3 @@
-#include "checkpoint/rope_config.h"
-
 #include <fmt/format.h>
 
 #include <cmath>
@@ -7,6 +5,7 @@
 #include <utility>
 
 #include "checkpoint/config_account.h"
+#include "checkpoint/decoder_config.h"
 
 namespace moert {
 namespace {

@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "base/printable.h"
 #include "base/status_macros.h"
-#include "checkpoint/other_ways.h"
+#include "checkpoint/other_files.h"
 
 namespace moert {
 namespace {

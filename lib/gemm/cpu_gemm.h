@@ -45,9 +45,9 @@ inline int InputForm(const Scheme& scheme, bool hadamard, ActivationNumerics num
 struct Forms {
   bool x[kInputForms] = {};
   bool h[kOperandKinds] = {};
-  bool keeps_h = false;  // whether some h is kept in fp32 before it is packed
+  bool keeps_h = false;   // whether some h is kept in fp32 before it is packed
   bool copies_x = false;  // whether some x is transformed or rounded before it is packed
-  bool apart = false;  // whether some gate and up are two products
+  bool apart = false;     // whether some gate and up are two products
 
   void Add(const ExpertFormat& format, ActivationNumerics numerics) {
     x[InputForm(format.gate, format.hadamard, numerics)] = true;

@@ -17,10 +17,10 @@ namespace moert {
 /// costs, and stops it when it does not (design rule 9). Every cause of a loss is in the measured
 /// times: wrong guesses on the link, useful experts evicted, cores taken from the computation.
 ///
-/// Decode steps run in the mode that has proven better, on to begin with. Now and then a few of them
-/// run in the other mode; their mean time is compared with that of the same number just before and
-/// just after, so that slow drifts cancel. A mode that won clearly over several such trials takes
-/// over. Trials become rarer while they confirm what is known.
+/// Decode steps run in the mode that has proven better, on to begin with. Now and then a few of
+/// them run in the other mode; their mean time is compared with that of the same number just before
+/// and just after, so that slow drifts cancel. A mode that won clearly over several such trials
+/// takes over. Trials become rarer while they confirm what is known.
 class PrefetchControl {
  public:
   /// `on`: what is taken for better to begin with.

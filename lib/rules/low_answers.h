@@ -1,5 +1,6 @@
 // How much of each request's routing mass low versions may answer, and do: the arithmetic behind
-// plan/layer_planner.h and behind misses that a device serves (serve_misses.h), the same to the bit.
+// plan/layer_planner.h and behind misses that a device serves (serve_misses.h), the same to the
+// bit.
 #ifndef MOERT_LIB_RULES_LOW_ANSWERS_H_
 #define MOERT_LIB_RULES_LOW_ANSWERS_H_
 

@@ -1,5 +1,3 @@
-#include "store/block_pool.h"
-
 #include <sys/mman.h>
 
 #include <cerrno>
@@ -12,6 +10,7 @@
 #include "base/numa.h"
 #include "base/status_macros.h"
 #include "moert/scheme.h"
+#include "store/block_pool.h"
 
 namespace moert {
 namespace {

@@ -1,13 +1,12 @@
 // Rows of ranks on devices, with host memory in a device's place: all of them are gathered, and
 // sums come out in the ranks' order, wherever blocks end.
-#include "parallel/token_exchange.h"
-
 #include <cstring>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "base/bf16.h"
+#include "parallel/token_exchange.h"
 #include "support/catch.h"
 #include "support/ranks.h"
 

@@ -1,10 +1,9 @@
 // Low answers are bounded for every request by itself; a device decides as the host.
-#include "plan/layer_planner.h"
-
 #include <algorithm>
 #include <random>
 
 #include "kernels/cuda/cache/serve_misses.h"
+#include "plan/layer_planner.h"
 #include "route/grouping.h"
 #include "support/served_call.h"
 #include "tests/support/catch.h"

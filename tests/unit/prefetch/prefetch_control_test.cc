@@ -1,8 +1,7 @@
 // The control finds the faster mode, keeps it, and rarely tries the other.
-#include "prefetch/prediction_modes.h"
-
 #include <random>
 
+#include "prefetch/prediction_modes.h"
 #include "tests/support/catch.h"
 
 namespace moert {
