@@ -1,5 +1,3 @@
-#include "call_queue.h"
-
 #include <deque>
 #include <system_error>
 #include <thread>
@@ -7,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/exception_status.h"
+#include "handles.h"
 
 namespace moert::capi {
 

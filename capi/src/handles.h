@@ -4,11 +4,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "base/fork.h"
-#include "call_queue.h"
+#include "base/mutex.h"
 #include "closable_trace.h"
 #include "moert.h"
 #include "moert/engine.h"
@@ -16,6 +19,39 @@
 #include "policy_adapter.h"
 
 namespace moert::capi {
+
+/// The result of one call. Thread-safe.
+class Ticket {
+ public:
+  bool done() const;
+  absl::Status Wait() const;
+  void Complete(absl::Status status);
+
+ private:
+  mutable Mutex mu_;
+  mutable CondVar changed_;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+};
+
+/// Layer calls that run while the host does something else: one thread, which the first Submit
+/// starts; first come, first served. Thread-safe.
+class CallQueue {
+ public:
+  CallQueue();
+  /// Waits for calls that were submitted, unless it is destroyed by one of their completions.
+  ~CallQueue();
+
+  /// Runs `call`, completes the ticket, then calls `done` (may be null) with the result. The ticket
+  /// is given to `accepted` before `call` can begin, once nothing can fail any more.
+  absl::Status Submit(std::function<absl::Status()> call,
+                      std::function<void(const absl::Status&)> done,
+                      absl::FunctionRef<void(std::shared_ptr<Ticket>)> accepted);
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;
+};
 
 /// An engine and what serves it, shared by all handles that need them: a host whose objects die in
 /// any order (garbage collectors) is safe.
@@ -45,11 +81,9 @@ struct EngineState {
 struct moert_source {
   std::shared_ptr<const moert::ExpertSource> source;
 };
-
 struct moert_engine {
   std::shared_ptr<moert::capi::EngineState> state;
 };
-
 struct moert_step {
   std::shared_ptr<moert::capi::EngineState> state;
   moert::StepId id = 0;
@@ -57,13 +91,11 @@ struct moert_step {
   // Split calls that were begun and are not finished; they may outlive the step.
   std::shared_ptr<std::atomic<int64_t>> unfinished;
 };
-
 struct moert_call {
   std::shared_ptr<moert::capi::EngineState> state;
   std::shared_ptr<moert::capi::Ticket> ticket;
   std::shared_ptr<std::atomic<int64_t>> unfinished;  // its step's
 };
-
 struct moert_lease {
   std::shared_ptr<moert::capi::EngineState> state;
   moert::LeaseId id = 0;

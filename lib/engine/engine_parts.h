@@ -23,7 +23,7 @@
 #include "plan/layer_planner.h"
 #include "prefetch/layer_prefetcher.h"
 #include "store/acquire.h"
-#include "store/budget_tracker.h"
+#include "store/block_pool.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"
 #include "transfer/link_pacer.h"

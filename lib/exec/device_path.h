@@ -9,13 +9,26 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "exec/executor_call.h"
 #include "moert/policy.h"
 #include "moert/router.h"
+#include "moert/tensor.h"
 #include "rules/cpu_share.h"
 #include "store/versioned_store.h"
 
 namespace moert {
+
+/// One layer call, as executors and what stands beside them see it. The matrices lie where the
+/// backend computes.
+struct ExecutorCall {
+  int layer = 0;
+  int64_t epoch = 0;  // of the step, see VersionedStore::OpenStep
+  int64_t tokens = 0;
+  MatrixView hidden;  // [tokens, hidden]
+  MutableMatrixView out;
+  void* stream = nullptr;               // orders the call on a device
+  absl::Span<const int32_t> token_ids;  // [tokens], or empty: not told
+  bool capturing = false;               // DevicePath::Capturing of the stream
+};
 
 /// A routing that the host left in device memory: [tokens, top_k].
 struct GivenRouting {

@@ -11,7 +11,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "exec/device_path.h"
-#include "exec/executor_call.h"
 #include "moert/model.h"
 #include "moert/policy.h"
 #include "moert/router.h"

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "base/status_macros.h"
-#include "offline/expert_forward.h"
 #include "offline/expert_mlp.h"
 #include "offline/hqq.h"
+#include "offline/moe_block.h"
 #include "offline/rtn.h"
 #include "quant/hadamard.h"
 #include "quant/packing.h"

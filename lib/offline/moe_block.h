@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/checkpoint_experts.h"
+#include "moert/model.h"
 #include "moert/router.h"
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
@@ -17,6 +18,11 @@
 #include "offline/offline_device.h"
 
 namespace moert::offline {
+
+/// The outputs of an unquantized expert, on the CPU or a device. Turns x [rows, hidden] into the
+/// expert's outputs. `device` may be null.
+absl::Status ForwardExpert(const MoeLayerSpec& layer, const ExpertMatrices& weights,
+                           const Compute& compute, OfflineDevice* device, Floats* x);
 
 class MoeBlocks {
  public:

@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "exec/owned_ids.h"
+#include "exec/row_kernels.h"
 #include "moert/engine.h"
 #include "moert/model.h"
 #include "moert/parallel/placement.h"

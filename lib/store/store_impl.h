@@ -10,7 +10,7 @@
 #include "base/mutex.h"
 #include "moert/expert_store.h"
 #include "store/acquire.h"
-#include "store/budget_tracker.h"
+#include "store/block_pool.h"
 #include "store/versioned_store.h"
 
 namespace moert {

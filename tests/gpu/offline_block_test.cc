@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "offline/cuda/lanes.h"
-#include "offline/expert_forward.h"
 #include "offline/expert_quantizer.h"
+#include "offline/moe_block.h"
 #include "offline/offline_device.h"
 #include "offline_faults.h"
 #include "offline_inputs.h"

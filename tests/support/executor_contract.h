@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "exec/backend.h"
-#include "store/budget_tracker.h"
+#include "store/block_pool.h"
 #include "store/residency/cache_policy.h"
 #include "tests/support/catch.h"
 #include "tests/support/synthetic_source.h"

@@ -6,8 +6,8 @@
 
 #include "kernels/cuda/route/add_to_tally.cuh"
 #include "kernels/cuda/route/choose_experts.cuh"
-#include "kernels/cuda/route/chunk_ranks.cuh"
 #include "kernels/cuda/route/expert_tiles.cuh"
+#include "kernels/cuda/route/top_k.cuh"
 
 namespace moert::cuda {
 

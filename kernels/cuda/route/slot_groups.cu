@@ -5,7 +5,6 @@
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/route/add_to_tally.cuh"
-#include "kernels/cuda/route/chunk_ranks.cuh"
 #include "kernels/cuda/route/route.h"
 #include "kernels/cuda/route/top_k.cuh"
 

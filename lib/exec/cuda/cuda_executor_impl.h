@@ -18,7 +18,6 @@
 #include "exec/cuda/fetch/device_fetch.h"
 #include "exec/cuda/memory/device_model.h"
 #include "exec/cuda/memory/residency_table.h"
-#include "exec/cuda/memory/shard_numbers.h"
 #include "exec/cuda/workspace.h"
 #include "kernels/cuda/few/few_products.h"
 #include "kernels/cuda/route/route.h"

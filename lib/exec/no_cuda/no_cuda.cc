@@ -1,7 +1,6 @@
 // Stands in for the CUDA backend in builds without it.
-#include "exec/backend.h"
-#include "exec/owned_ids.h"
 #include "base/pinned_memory.h"
+#include "exec/backend.h"
 #include "exec/row_kernels.h"
 #include "exec/step_fence.h"
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "store/block_pool.h"
-#include "store/budget_tracker.h"
 #include "store/residency/cache_policy.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"

@@ -10,7 +10,6 @@
 #include "idle_device.h"
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
-#include "offline/expert_forward.h"
 #include "support/catch.h"
 #include "support/tiny_model.h"
 

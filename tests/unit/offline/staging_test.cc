@@ -1,6 +1,4 @@
 // Copies by way of pinned memory, over a runtime that copies as late as it may.
-#include "offline/cuda/staging.h"
-
 #include <algorithm>
 #include <functional>
 #include <random>
@@ -8,6 +6,7 @@
 
 #include "host/cuda/staged_copies.h"
 #include "late_runtime.h"
+#include "offline/cuda/lanes.h"
 #include "support/catch.h"
 
 namespace moert {

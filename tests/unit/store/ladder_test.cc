@@ -5,7 +5,6 @@
 #include <random>
 
 #include "store/block_pool.h"
-#include "store/budget_tracker.h"
 #include "store/cache_blocks.h"
 #include "store/residency/cache_policy.h"
 #include "store/version_manager.h"

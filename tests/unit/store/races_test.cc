@@ -9,7 +9,6 @@
 #include <random>
 
 #include "store/block_pool.h"
-#include "store/budget_tracker.h"
 #include "store/residency/cache_policy.h"
 #include "store/version_manager.h"
 #include "store/versioned_store.h"

@@ -1,7 +1,6 @@
-#include "exec/owned_ids.h"
-
 #include "base/status_macros.h"
 #include "exec/cuda/cuda_api.h"
+#include "exec/row_kernels.h"
 #include "kernels/cuda/route/exchange_rows.h"
 
 namespace moert {

@@ -1,4 +1,4 @@
-#include "offline/cuda/staging.h"
+#include "offline/cuda/lanes.h"
 
 #include <algorithm>
 #include <cstring>
