@@ -19,10 +19,15 @@ shift
 export SOURCE_DATE_EPOCH LC_ALL=C.UTF-8 TZ=UTC
 map="\"-ffile-prefix-map=$source=.\""  # quoted for the shell of the build, as in make-deb.sh
 
+# GPUs on which a wheel with CUDA starts without a compiler at work: compute capability 8.0, 8.6 and 8.9, 9.0, 12.0.
+# Others compile for minutes, once.
+architectures='80-real;90a-real;120-real;90-virtual'
+
 # wheel FOLDER CUDA
 wheel() {
   rm -rf "${out:?}/$1"
   python3 -m pip wheel --verbose --no-deps --wheel-dir "$out/$1" "$source" -C "cmake.define.MOERT_CUDA=$2" \
+    -C "cmake.define.MOERT_CUDA_ARCHITECTURES=$architectures" \
     -C cmake.define.CMAKE_UNITY_BUILD=ON -C "cmake.define.CMAKE_C_FLAGS=$map" \
     -C "cmake.define.CMAKE_CXX_FLAGS=$map"
   if command -v auditwheel >/dev/null; then
