@@ -1,7 +1,7 @@
 # For a wheel: Abseil inside, whatever the system's package names in its CMake targets; and no CBC, which
 # has no static library.
 set(MOERT_HAVE_CBC OFF)
-set(queue absl::status absl::statusor absl::strings absl::span absl::flat_hash_map)
+set(queue absl::status absl::statusor absl::strings absl::span)
 set(seen "")
 while(queue)
   list(POP_FRONT queue item)

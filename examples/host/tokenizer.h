@@ -5,10 +5,12 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -16,6 +18,16 @@
 #include "host/pre_tokenizer.h"
 
 namespace moert::host {
+
+/// Finds a text without a copy of it.
+struct TextHash {
+  using is_transparent = void;
+  size_t operator()(absl::string_view text) const {
+    return std::hash<std::string_view>()({text.data(), text.size()});
+  }
+};
+/// The standard library's map stays whole where memory ends while it grows; Abseil's does not.
+using TextIds = std::unordered_map<std::string, int32_t, TextHash, std::equal_to<>>;
 
 /// Text <-> token ids. Encoding over bytes is lossless: DecodeBytes(Encode(text)) == text, invalid
 /// UTF-8 included, unless an added token strips white space. Tokenizers that write spaces as U+2581
@@ -98,14 +110,14 @@ class Tokenizer {
   bool byte_fallback_ = false;  // symbols are characters, spaces are U+2581
   bool split_spaces_ = false;
   Prepend prepend_ = Prepend::kNever;
-  std::vector<int32_t> before_, after_;              // what EncodePrompt puts around a text
-  std::vector<std::string> bytes_;                   // by id
-  std::vector<bool> known_;                          // by id: ids may have holes
-  std::array<int32_t, 256> byte_ids_{};              // the token of each single byte; -1: none
-  absl::flat_hash_map<std::string, int32_t> whole_;  // bytes -> id, when ignore_merges
-  absl::flat_hash_map<std::string, int32_t> chars_;  // one character -> id, when byte_fallback
-  absl::flat_hash_map<uint64_t, Merge> merges_;      // left id << 32 | right id
-  std::vector<AddedToken> added_;                    // longest first
+  std::vector<int32_t> before_, after_;         // what EncodePrompt puts around a text
+  std::vector<std::string> bytes_;              // by id
+  std::vector<bool> known_;                     // by id: ids may have holes
+  std::array<int32_t, 256> byte_ids_{};         // the token of each single byte; -1: none
+  TextIds whole_;                               // bytes -> id, when ignore_merges
+  TextIds chars_;                               // one character -> id, when byte_fallback
+  std::unordered_map<uint64_t, Merge> merges_;  // left id << 32 | right id
+  std::vector<AddedToken> added_;               // longest first
   std::array<std::vector<int32_t>, 256> added_by_first_byte_;  // indices of added_
 };
 

@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -82,7 +81,7 @@ class TokenizerJsonReader {
 
   const std::string& name_;
   const ByteAlphabet alphabet_;
-  absl::flat_hash_map<std::string, int32_t> ids_;
+  TextIds ids_;
   bool byte_level_ahead_ = false;  // the pre-tokenizer has a ByteLevel stage
   bool byte_level_ = false;        // it was read
   bool spaces_marked_ = false;     // something replaces spaces by U+2581
