@@ -254,7 +254,12 @@ absl::Status CheckpointExperts::CheckLayer(const MoeLayerSpec& l) {
   if (l.routing.selection_bias) {
     MOERT_RETURN_IF_ERROR(Check(names_.SelectionBias(n), BiasShape(l), kRouters));
   }
-  if (l.routing.hash_vocab > 0) claims_.Claim(names_.HashExperts(n), kRouters);
+  if (l.routing.hash_vocab > 0) {
+    MOERT_ASSIGN_OR_RETURN(
+        const TensorInfo* table,
+        checkpoint_->GetIntegers(names_.HashExperts(n), {l.routing.hash_vocab, l.routing.top_k}));
+    claims_.Claim(table, kRouters);
+  }
   return CheckShared(l);
 }
 

@@ -273,16 +273,24 @@ absl::Status Checkpoint::ReadAsBf16(const TensorInfo& tensor, int64_t first,
   return ExceptionStatus(path_);
 }
 
+absl::StatusOr<const TensorInfo*> Checkpoint::GetIntegers(absl::string_view name,
+                                                          absl::Span<const int64_t> shape) const
+    try {
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Get(name));
+  const bool integers = t->dtype == DType::kI64 || t->dtype == DType::kI32;
+  if (integers && absl::MakeConstSpan(t->shape) == shape) return t;
+  return InvalidArgument("{}: tensor \"{}\": it is {} {}, expected i32 or i64 {}",
+                         file(t->file).path(), Printable(t->name), View(DTypeName(t->dtype)),
+                         ShapeToString(t->shape), ShapeToString(shape));
+} catch (...) {
+  return ExceptionStatus(path_);
+}
+
 absl::StatusOr<std::vector<int32_t>> Checkpoint::ReadI32(absl::string_view name,
                                                          absl::Span<const int64_t> shape) const
     try {
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, Get(name));
+  MOERT_ASSIGN_OR_RETURN(const TensorInfo* t, GetIntegers(name, shape));
   const bool wide = t->dtype == DType::kI64;
-  if (absl::MakeConstSpan(t->shape) != shape || (!wide && t->dtype != DType::kI32)) {
-    return InvalidArgument("{}: tensor \"{}\": it is {} {}, expected i32 or i64 {}",
-                           file(t->file).path(), Printable(t->name), View(DTypeName(t->dtype)),
-                           ShapeToString(t->shape), ShapeToString(shape));
-  }
   std::vector<int32_t> values(t->elements());
   if (!wide) {
     MOERT_RETURN_IF_ERROR(

@@ -78,7 +78,10 @@ class Checkpoint {
   /// A whole tensor of the shape that the caller expects, row-major.
   absl::StatusOr<std::vector<float>> ReadF32(absl::string_view name,
                                              absl::Span<const int64_t> shape) const;
-  /// The same of i32, or of i64 whose values fit.
+  /// A tensor of i32 or i64 and of that shape; InvalidArgument if it is of others.
+  absl::StatusOr<const TensorInfo*> GetIntegers(absl::string_view name,
+                                                absl::Span<const int64_t> shape) const;
+  /// All of it. i64 has to fit.
   absl::StatusOr<std::vector<int32_t>> ReadI32(absl::string_view name,
                                                absl::Span<const int64_t> shape) const;
 
