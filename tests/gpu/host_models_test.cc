@@ -1,12 +1,11 @@
 // Whole models on a device whose layers are not plain attention with RoPE, or not everywhere:
 // against the reference library's numbers, and against themselves in other batches.
-#include <filesystem>
 #include <functional>
-#include <nlohmann/json.hpp>
 
 #include "device_model.h"
 #include "device_parity.h"
 #include "host/cuda/device_mixers.h"
+#include "tests/support/changed_model.h"
 #include "tests/support/temp_dir.h"
 
 namespace moert::test {
@@ -118,11 +117,9 @@ TEST_CASE("with an indexer: sequences in which every row sees all others, and no
   for (const auto& [name, tolerance] : cases) {
     INFO(name);
     TempDir cache, dir;
-    auto fields = nlohmann::json::parse(ReadFile(ArchitectureDir(name) + "/config.json"));
+    auto fields = ConfigFieldsOf(name);
     fields["index_topk"] = 24;
-    WriteFile(dir / "config.json", fields.dump());
-    std::filesystem::copy_file(ArchitectureDir(name) + "/model.safetensors",
-                               dir / "model.safetensors");
+    CopyModelWith(name, fields, dir);
     const ReferenceCase c = ReadReferenceCase(name, "long");
     EngineOptions on_cpu;
     on_cpu.backend = BackendKind::kCpu;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -14,7 +13,7 @@
 #include "host/blocks/indexed_panels.h"
 #include "support/architecture_fixture.h"
 #include "support/catch.h"
-#include "support/temp_dir.h"
+#include "support/changed_model.h"
 
 namespace moert {
 namespace {
@@ -175,22 +174,12 @@ TEST_CASE("where no score is a number, the earliest blocks and the local one") {
 TEST_CASE(
     "behind the chosen blocks' positions a model's logits are other ones, in front the same") {
   constexpr char kModel[] = "minimax_m3_vl";
-  test::TempDir cache, dir;
-  auto fields = nlohmann::json::parse(test::ReadFile(ArchitectureDir(kModel) + "/config.json"));
+  auto fields = test::ConfigFieldsOf(kModel);
   nlohmann::json& sparse = fields["text_config"]["sparse_attention_config"];
   const int64_t all =
       sparse["sparse_topk_blocks"].get<int64_t>() * sparse["sparse_block_size"].get<int64_t>();
   sparse["sparse_topk_blocks"] = 8;
-  test::WriteFile(dir / "config.json", fields.dump());
-  std::filesystem::copy_file(ArchitectureDir(kModel) + "/model.safetensors",
-                             dir / "model.safetensors");
-  const test::ReferenceCase c = test::ReadReferenceCase(kModel, "long");
-  EngineOptions options;
-  options.threads = 1;
-  options.max_tokens_per_forward = 60;
-  options.activation = ActivationNumerics::kF32;
-  test::ArchitectureRun run(dir.path(), cache.path(), options, false);
-  const std::vector<float> d = test::Differences(run.Logits(c, 1), c.logits, run.config.vocab_size);
+  const std::vector<float> d = test::DifferencesWith(kModel, fields);
   CHECK(*std::max_element(d.begin(), d.begin() + all) < 1e-4f);
   CHECK(*std::max_element(d.begin() + all, d.end()) > 0.1f);
 }

@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
@@ -14,7 +12,7 @@
 #include "host/blocks/compressed_state.h"
 #include "support/architecture_fixture.h"
 #include "support/catch.h"
-#include "support/temp_dir.h"
+#include "support/changed_model.h"
 
 namespace moert {
 namespace {
@@ -267,20 +265,10 @@ TEST_CASE("each kind of layer gives what plain loops give, in any steps and on a
 TEST_CASE(
     "behind the chosen entries' positions a model's logits are other ones, in front the same") {
   constexpr char kModel[] = "deepseek_v4";
-  test::TempDir cache, dir;
-  auto fields = nlohmann::json::parse(test::ReadFile(ArchitectureDir(kModel) + "/config.json"));
+  auto fields = test::ConfigFieldsOf(kModel);
   const int64_t all = (fields["index_topk"].get<int64_t>() + 1) * 4 - 1;
   fields["index_topk"] = 8;
-  test::WriteFile(dir / "config.json", fields.dump());
-  std::filesystem::copy_file(ArchitectureDir(kModel) + "/model.safetensors",
-                             dir / "model.safetensors");
-  const test::ReferenceCase c = test::ReadReferenceCase(kModel, "long");
-  EngineOptions options;
-  options.threads = 1;
-  options.max_tokens_per_forward = 60;
-  options.activation = ActivationNumerics::kF32;
-  test::ArchitectureRun run(dir.path(), cache.path(), options, false);
-  const std::vector<float> d = test::Differences(run.Logits(c, 1), c.logits, run.config.vocab_size);
+  const std::vector<float> d = test::DifferencesWith(kModel, fields);
   CHECK(*std::max_element(d.begin(), d.begin() + all) < 1e-4f);
   CHECK(*std::max_element(d.begin() + all, d.end()) > 0.1f);
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
@@ -12,7 +11,7 @@
 #include "host/blocks/indexed_panels.h"
 #include "support/architecture_fixture.h"
 #include "support/catch.h"
-#include "support/temp_dir.h"
+#include "support/changed_model.h"
 
 namespace moert {
 namespace {
@@ -22,7 +21,6 @@ using host::IndexedPanels;
 using host::RowGroup;
 using host::SequenceState;
 using test::ArchitectureDir;
-using test::ReadReferenceCase;
 
 // More than one slice of scores, and sequences of which none ends with a panel.
 constexpr int64_t kLengths[] = {2500, 1031};
@@ -229,21 +227,10 @@ TEST_CASE("of equal scores the earlier positions, also where none is a number") 
 TEST_CASE("behind index_topk positions a model's logits are other ones, in front the same") {
   for (const char* name : {"deepseek_v32", "glm_moe_dsa"}) {
     INFO(name);
-    test::TempDir cache, dir;
-    auto fields = nlohmann::json::parse(test::ReadFile(ArchitectureDir(name) + "/config.json"));
+    auto fields = test::ConfigFieldsOf(name);
     const int64_t top_k = fields["index_topk"];
     fields["index_topk"] = 24;
-    test::WriteFile(dir / "config.json", fields.dump());
-    std::filesystem::copy_file(ArchitectureDir(name) + "/model.safetensors",
-                               dir / "model.safetensors");
-    const test::ReferenceCase c = ReadReferenceCase(name, "long");
-    EngineOptions options;
-    options.threads = 1;
-    options.max_tokens_per_forward = 60;
-    options.activation = ActivationNumerics::kF32;
-    test::ArchitectureRun run(dir.path(), cache.path(), options, false);
-    const std::vector<float> d =
-        test::Differences(run.Logits(c, 1), c.logits, run.config.vocab_size);
+    const std::vector<float> d = test::DifferencesWith(name, fields);
     CHECK(*std::max_element(d.begin(), d.begin() + top_k) < 1e-4f);
     CHECK(*std::max_element(d.begin() + top_k, d.end()) > 0.1f);
   }
