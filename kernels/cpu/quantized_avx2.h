@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/block_gemm.h"
+#include "kernels/cpu/fetch_scales.h"
 
 namespace moert::kernels {
 
@@ -35,17 +36,6 @@ constexpr int kColumnsAtOnce = 4;
   constexpr int64_t kAhead = 8192;
   for (int64_t line = 0; line < bytes; line += 64) {
     _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + line), _MM_HINT_T0);
-  }
-}
-
-// Scales (and offsets) of the row blocks that follow, as no hardware prefetcher would: lines lie a
-// row apart.
-[[gnu::always_inline]] static inline void FetchScales(const BlockGemmArgs& args, int block,
-                                                      int64_t at) {
-  constexpr int kRowsAhead = 32;  // a cache line
-  _mm_prefetch(reinterpret_cast<const char*>(args.scales[block] + at + kRowsAhead), _MM_HINT_T0);
-  if (args.offsets[block] != nullptr) {
-    _mm_prefetch(reinterpret_cast<const char*>(args.offsets[block] + at + kRowsAhead), _MM_HINT_T0);
   }
 }
 
