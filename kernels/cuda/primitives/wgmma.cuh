@@ -62,7 +62,6 @@ __device__ __forceinline__ void PinRegisters(int32_t (&d)[kInts]) {
 #define MOERT_LIST12 MOERT_R0 ", %8, %9, %10, %11"
 #define MOERT_LIST20 MOERT_LIST16 ", %16, %17, %18, %19"
 #define MOERT_LIST24 MOERT_LIST16 ", " MOERT_R16
-#define MOERT_LIST28 MOERT_LIST24 ", %24, %25, %26, %27"
 #define MOERT_LIST32 MOERT_LIST16 ", " MOERT_R8TO(16, 24)
 #define MOERT_LIST36 MOERT_LIST32 ", %32, %33, %34, %35"
 #define MOERT_LIST48 MOERT_LIST32 ", " MOERT_R8TO(32, 40)
@@ -80,7 +79,6 @@ __device__ __forceinline__ void PinRegisters(int32_t (&d)[kInts]) {
 #define MOERT_D16(C, i) MOERT_D8(C, i), MOERT_D8(C, i + 8)
 #define MOERT_D20(C, i) MOERT_D16(C, i), MOERT_D4(C, i + 16)
 #define MOERT_D24(C, i) MOERT_D16(C, i), MOERT_D8(C, i + 16)
-#define MOERT_D28(C, i) MOERT_D24(C, i), MOERT_D4(C, i + 24)
 #define MOERT_D32(C, i) MOERT_D16(C, i), MOERT_D16(C, i + 16)
 #define MOERT_D36(C, i) MOERT_D32(C, i), MOERT_D4(C, i + 32)
 #define MOERT_D48(C, i) MOERT_D32(C, i), MOERT_D16(C, i + 32)
@@ -179,7 +177,6 @@ MOERT_WGMMA_F8(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
 #undef MOERT_LIST12
 #undef MOERT_LIST20
 #undef MOERT_LIST72
-#undef MOERT_LIST28
 #undef MOERT_LIST36
 #undef MOERT_LIST52
 #undef MOERT_LIST56
@@ -187,7 +184,6 @@ MOERT_WGMMA_F8(160, 80, "%80", "%81", "%82", "%83", "%84", "%85")
 #undef MOERT_D12
 #undef MOERT_D20
 #undef MOERT_D72
-#undef MOERT_D28
 #undef MOERT_D36
 #undef MOERT_D52
 #undef MOERT_D56
