@@ -173,8 +173,11 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
   MemoryPlan plan = memory();
   MOERT_RETURN_IF_ERROR(ApplyBudget(budget, blueprint_->strategy, source_->model(), &plan));
   MOERT_RETURN_IF_ERROR(TakeBack());
-  coming_.reset();
-  if (parts_->versions == nullptr || steps_.empty()) return TakePlan(plan);
+  if (parts_->versions == nullptr || steps_.empty()) {
+    MOERT_RETURN_IF_ERROR(TakePlan(plan));
+    coming_.reset();
+    return absl::OkStatus();
+  }
   // Open steps go on with the versions that they have.
   coming_ = plan;
   AdvancePlan();
@@ -183,10 +186,11 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
 
 absl::Status EngineImpl::TakePlan(const MemoryPlan& plan) {
   // Growing: the limit first, so that blocks may be taken; shrinking: after they were given back.
-  const int64_t old_bytes = memory().budget_bytes;
+  // On the way to a plan that was given up, the limit may be above the present plan's.
+  const int64_t old_bytes = parts_->budget->limit();
   absl::Cleanup keep = [this, old_bytes]()
                            ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->budget->SetLimit(old_bytes); };
-  if (plan.budget_bytes > old_bytes) parts_->budget->SetLimit(plan.budget_bytes);
+  parts_->budget->SetLimit(std::max(old_bytes, plan.budget_bytes));
   MOERT_RETURN_IF_ERROR(
       parts_->versions == nullptr
           ? parts_->store->SetSlots(plan.slots, plan.budget_bytes - plan.fixed_bytes())

@@ -17,24 +17,25 @@ constexpr int kLow = 1;
 
 class HotSet final : public ResidentVersions {
  public:
-  using ResidentVersions::ResidentVersions;
+  HotSet(const MoeModelSpec* model, PrecisionPolicy* policy, const TransitionOptions& options,
+         VersionedStore* store)
+      : ResidentVersions(model, policy, options, store),
+        slots_(store->pool(kHigh).limit()),
+        low_slots_(store->pool(kLow).limit()) {}
 
   absl::Status Resize(int64_t high, int64_t slots, int64_t low_slots) override {
     // A failure leaves the old size; experts that were demoted by then are promoted again later.
     std::vector<int32_t> before = Dealt(high);
     capacity_.swap(before);
-    const int64_t old_slots = store_->pool(kHigh).limit();
-    const int64_t old_low_slots = store_->pool(kLow).limit();
+    const int64_t old_slots = slots_, old_low_slots = low_slots_;
     absl::Cleanup keep = [&] {
       capacity_.swap(before);
-      store_->pool(kHigh).SetLimit(old_slots);
-      store_->pool(kLow).SetLimit(old_low_slots);
+      SetSlots(old_slots, old_low_slots);
     };
     ForgetQueued();
     // Blocks above a lowered limit stay with who has them and are freed when given back, which pays
     // for the low blocks the demotions below take.
-    store_->pool(kHigh).SetLimit(slots);
-    store_->pool(kLow).SetLimit(low_slots);
+    SetSlots(slots, low_slots);
     // An expert whose switch failed keeps its old version: no reason to refuse a budget.
     (void)Drain();
     const std::vector<double> worth = WorthInHigh();
@@ -53,8 +54,7 @@ class HotSet final : public ResidentVersions {
         }
       }
     }
-    store_->pool(kHigh).SetLimit(slots);
-    store_->pool(kLow).SetLimit(low_slots);
+    SetSlots(slots, low_slots);
     std::move(keep).Cancel();
     return absl::OkStatus();
   }
@@ -62,9 +62,7 @@ class HotSet final : public ResidentVersions {
   bool Aim(int64_t high, int64_t slots, int64_t low_slots) override {
     ForgetQueued();
     capacity_ = Dealt(high);
-    // As in Resize: what is given back pays for what comes.
-    store_->pool(kHigh).SetLimit(slots);
-    store_->pool(kLow).SetLimit(low_slots);
+    SetSlots(slots, low_slots);  // as in Resize: what is given back pays for what comes
     const std::vector<double> worth = WorthInHigh();
     std::vector<int64_t> room = Room();
     for (int l = 0; l < model_->num_layers(); l = NextGroup(l)) {
@@ -81,6 +79,22 @@ class HotSet final : public ResidentVersions {
 
  private:
   void SetRoom(int64_t high) override { capacity_ = Dealt(high); }
+
+  /// Behind a budget that grew, experts are low in more blocks than planned until promotions have
+  /// caught up: high blocks of as many bytes cannot be had, and hold no memory, until then.
+  void FitPools() override {
+    BlockPool& high = store_->pool(kHigh);
+    const BlockPool& low = store_->pool(kLow);
+    const int64_t beyond = std::max<int64_t>(0, low.taken() - low_slots_) * low.bytes(0);
+    const int64_t paying = (beyond + high.bytes(0) - 1) / high.bytes(0);
+    high.SetLimit(std::max<int64_t>(0, slots_ - paying));
+  }
+  void SetSlots(int64_t slots, int64_t low_slots) {
+    slots_ = slots;
+    low_slots_ = low_slots;
+    store_->pool(kLow).SetLimit(low_slots);
+    FitPools();
+  }
 
   /// The policy's initial high set, filled up with each layer's first experts.
   absl::Status ChooseInitial() override {
@@ -178,6 +192,10 @@ class HotSet final : public ResidentVersions {
                      [&](ExpertKey a, ExpertKey b) { return worth[Index(a)] < worth[Index(b)]; });
     return members;
   }
+
+  // The plan's blocks of each pool.
+  int64_t slots_;
+  int64_t low_slots_;
 };
 
 }  // namespace

@@ -26,7 +26,10 @@ class ResidentVersions : public VersionManager {
 
   absl::Status Preload(int64_t high) final;
   void BeforeStep(const PolicyContext& context) final;
-  void AfterStepOpened(const PolicyContext& context) final { StartQueued(context.now_ns); }
+  void AfterStepOpened(const PolicyContext& context) final {
+    FitPools();
+    StartQueued(context.now_ns);
+  }
   void AfterStep(const PolicyContext& context) final;
   void OnRouting(const PolicyContext& context, const RoutingView& routing) final;
 
@@ -39,6 +42,8 @@ class ResidentVersions : public VersionManager {
   virtual absl::Status ChooseInitial() = 0;
   /// Queues what the policy decided, as far as there is room.
   virtual void Decide(const PrecisionDecision& decision) = 0;
+  /// After blocks have been reclaimed: each pool gets what the others leave it.
+  virtual void FitPools() {}
   /// The bytes that promotions which start now may add together, and those of one, in any unit.
   virtual int64_t GrowthRoom() const { return 0; }
   virtual int64_t GrowthOf(ExpertKey /*key*/) const { return 0; }

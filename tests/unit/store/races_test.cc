@@ -48,7 +48,7 @@ struct Script final : PrecisionPolicy {
 
 /// One layer of experts in exactly one version each: `high` high ones and the spare blocks.
 struct Fixture {
-  SyntheticSource source{SyntheticShape{1, kExperts, 2, 64, 48, 0, false, false, true}};
+  SyntheticSource source{SyntheticShape{1, kExperts, 2, 64, 96, 0, false, false, true}};
   BudgetTracker budget;
   std::unique_ptr<CachePolicy> lru = MakeCachePolicy({});
   Script script;
@@ -252,6 +252,40 @@ TEST_CASE("budget change against promotion: shrinking under a promotion in fligh
   }
   CHECK(f.Version(4) == kHigh);
   CHECK(f.Version(2) == kHigh);
+}
+
+TEST_CASE("a smaller budget behind a larger one that nobody has used yet") {
+  Fixture f(1);
+  const auto resize = [&](int high) {
+    const int64_t bytes = f.Bytes(high, 1);
+    f.budget.SetLimit(std::max(f.budget.limit(), bytes));
+    REQUIRE_OK(f.manager->Resize(high, high + 1, kExperts - high + 1));
+    f.budget.SetLimit(bytes);
+    f.Check();
+  };
+  resize(5);
+  CHECK(f.store->pool(kLow).taken() == 5);  // in more blocks than the two of the plan
+  f.source.set_broken(true);
+  f.script.next = {{{0, 1}, {0, 2}, {0, 3}, {0, 4}, {0, 5}}, {}};
+  f.Step();
+  REQUIRE(f.queue->waiting() == 3);
+  while (f.queue->waiting() > 0) f.queue->Finish(0);
+  f.source.set_broken(false);
+  f.Step();
+  // The high blocks keep their memory, since the limit covers it, and the low ones are as many.
+  CHECK(f.Highs() == 1);
+  CHECK(f.store->pool(kHigh).held_bytes() == 4 * f.Block(kHigh));
+  resize(3);
+  CHECK(f.Highs() == 1);
+  // Promotions catch up, and then all blocks of the plan can be had again.
+  f.script.next = {{{0, 2}, {0, 3}}, {}};
+  f.Step();
+  for (int i = 0; i < 3; ++i) {
+    while (f.queue->waiting() > 0) f.queue->Finish(0);
+    f.Step();
+  }
+  CHECK(f.Highs() == 3);
+  CHECK(f.store->pool(kHigh).limit() == 4);
 }
 
 TEST_CASE("a smaller budget demotes what is worth least") {
