@@ -75,7 +75,8 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
   const int lane = threadIdx.x % 32;
   const int32_t* list = unit.slots;
   const auto fill = [&](int c) {
-    const int of = __ldcg(list + min(c + lane, count - 1));
+    const int in_unit = min(c + lane, count - 1);  // columns of padding are as the last one
+    const int of = __ldcg(list + in_unit);
     if constexpr (kGateUp) {
       const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
       slot->rows[GatherPlace(kMost, c + lane)] =
@@ -88,7 +89,7 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
       slot->rows[c + lane] = of;
       if constexpr (HasRowScales(kPacking)) {
         slot->scales_of[c + lane] =
-            __ldcg(args.h_columns + unit.h_row * args.h_columns_stride + c + lane);
+            __ldcg(args.h_columns + unit.h_row * args.h_columns_stride + in_unit);
       }
     }
   };

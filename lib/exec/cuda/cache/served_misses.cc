@@ -62,8 +62,11 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
 absl::Status ServedMisses::ForgetPredictions() const {
   const PredictionMemory& predictions = on_device_.predictions;
   const auto layers = static_cast<size_t>(model_->num_layers());
+  const auto experts = static_cast<size_t>(model_->total_experts());
   MOERT_RETURN_IF_ERROR(
       FillNow(predictions.curves, 0, (layers + 1) * kHitBins * sizeof(HitCounts)));
+  MOERT_RETURN_IF_ERROR(FillNow(predictions.bins, 0, experts * kFewTokens));
+  MOERT_RETURN_IF_ERROR(FillNow(predictions.wanted, 0, experts * sizeof(predictions.wanted[0])));
   return FillNow(predictions.calls, 0, layers * sizeof(PredictedCall));
 }
 
