@@ -136,7 +136,10 @@ void EngineImpl::LogCall(int layer, const absl::Status& status, int64_t fallback
 }
 
 bool EngineImpl::LacksScores() {
-  if (said_lacking_ || parts_->runner->stats().predictions_missing == 0) return false;
+  // For two whole steps: a host may begin with calls that want no prediction.
+  const int64_t predicted_layers = source_->model().num_layers() - 1;
+  const int64_t missing = parts_->runner->stats().predictions_missing;
+  if (said_lacking_ || missing == 0 || missing < 2 * predicted_layers) return false;
   said_lacking_ = true;
   return true;
 }

@@ -55,7 +55,8 @@ struct LayerStats {
   // Layer calls whose experts were predicted, by what.
   int64_t predictions_resident_forward = 0;
   int64_t predictions_next_gate = 0;
-  int64_t predictions_missing = 0;  // wanted, and the host's routing had no scores for them
+  // Wanted, and the host's routing had no scores for them; since experts were predicted last.
+  int64_t predictions_missing = 0;
   // Time a call could not go on, by reason, in the engine's clock.
   int64_t stall_miss_ns = 0;
   int64_t stall_queue_ns = 0;

@@ -30,7 +30,10 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
   if (Serves(call.context.layer, input)) {
     MOERT_ASSIGN_OR_RETURN(*device_slots,
                            device_cache_->FetchServed(call.exec, given, parts_.store));
-    if (*device_slots != nullptr) return absl::OkStatus();
+    if (*device_slots != nullptr) {
+      stats_.predictions_missing = 0;  // the device predicts
+      return absl::OkStatus();
+    }
   }
   MOERT_RETURN_IF_ERROR(TakeBack());
   const bool resident = there && runs_resident_ && NothingMissing(call.context.layer);

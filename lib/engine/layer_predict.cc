@@ -11,6 +11,7 @@ void LayerRunner::Predict(const LayerCall& call, bool given) {
     const bool last = call.context.layer + 1 == parts_.model->num_layers();
     if (!routing_.next_scores.empty()) {
       ++(forward_predicted_ ? stats_.predictions_resident_forward : stats_.predictions_next_gate);
+      stats_.predictions_missing = 0;
     } else if (given && !last) {
       ++stats_.predictions_missing;
     }

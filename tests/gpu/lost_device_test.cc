@@ -48,6 +48,7 @@ TEST_CASE("a device that is lost is an error of every call, and engines go") {
   shape.top_k = 4;
   shape.hidden = 192;
   shape.intermediate = 128;
+  shape.low_version = true;
   const auto source = std::make_shared<SyntheticSource>(shape);
   DeviceRowsBuffer device(kRows * shape.hidden);
   device.Set(HiddenProcess(shape.hidden, 7).Next(kRows));
