@@ -396,6 +396,14 @@ def hf_quant_configs():
         yield name, dump(dict(producer=dict(name="modelopt", version="0.40.0"), quantization=quantization))
 
 
+def generation_configs():
+    yield "greedy", dump(dict(eos_token_id=[1, 2], transformers_version="4.57.0"))
+    yield "sampled", dump(dict(do_sample=True, temperature=0.7, top_p=0.8, min_p=0.05, top_k=20,
+                               repetition_penalty=1.05))
+    yield "negative", dump(dict(do_sample=True, temperature=-1, top_k=-1e300))
+    yield "words", dump(dict(do_sample=True, temperature="hot", top_k=None))
+
+
 def messages():
     """A byte that chooses the reader of messages_fuzz.cc, then a file that is refused over a name: one
     that turns text round, with control characters of two kinds."""
@@ -486,6 +494,8 @@ def main():
         write("model", name, dump(CONFIGS[config]).encode() + b"\0" + safetensors(tensors))
     for name, text in hf_quant_configs():
         write("hf_quant_config", name + ".json", text)
+    for name, text in generation_configs():
+        write("generation", name + ".json", text)
     for name, text in tokenizers():
         write("tokenizer", name + ".json", text.encode("utf-8", "surrogateescape"))
     write("safetensors", "all_types", safetensors({
