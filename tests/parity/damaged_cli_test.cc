@@ -19,35 +19,83 @@ using test::ReadFile;
 using test::TempDir;
 using test::WriteFile;
 
-TEST_CASE("damaged checkpoints: status 0 or 2, and 2 comes with a message") {
-  const std::string model = SourceDir() + "/tests/data/architectures/xverse";
-  TempDir scratch, dir, cache;
+struct Counts {
+  int refused = 0, read = 0;
+};
+
+/// A command over a damaged model reads it, or refuses it with a message.
+void RunDamaged(const char* tool, const std::string& command, const TempDir& scratch,
+                Counts* counts) {
+  const Outcome outcome = test::RunTool(tool, command, scratch);
+  INFO(command << "\n" << outcome.err);
+  REQUIRE((outcome.status == 0 || outcome.status == 2));
+  ++(outcome.status == 2 ? counts->refused : counts->read);
+  if (outcome.status == 2) REQUIRE_FALSE(outcome.err.empty());
+}
+
+std::string Tokens(const TempDir& scratch) {
   std::string tokens;
   for (int i = 0; i < 16; ++i) tokens += {static_cast<char>(7 * i % 128), '\0'};
   WriteFile(scratch / "tokens.u16", tokens);
+  return " --tokens " + scratch / "tokens.u16" + " --window 8 --threads 1 --quiet";
+}
+
+TEST_CASE("damaged checkpoints: status 0 or 2, and 2 comes with a message") {
+  // Plain ones, experts by token, blocks of MXFP4, all linear layers in GPTQ or FP8, nested fields.
+  const char* const models[] = {"xverse",        "xverse",       "xverse", "deepseek_v4",
+                                "xverse",        "gpt_oss",      "xverse", "deepseek_v3_gptq",
+                                "qwen3_moe_fp8", "minimax_m3_vl"};
+  TempDir scratch, dir, cache;
+  const std::string tokens = Tokens(scratch);
   test::Mutator mutator(11);
-  int refused = 0, read = 0;
-  for (int i = 0; i < 60; ++i) {
+  Counts counts;
+  for (int i = 0; i < 100; ++i) {
+    const std::string model =
+        SourceDir() + "/tests/data/architectures/" + models[i / 2 % std::size(models)];
     const std::string name = i % 2 == 0 ? "config.json" : "model.safetensors";
     const std::string other = i % 2 == 0 ? "model.safetensors" : "config.json";
     WriteFile(dir / name, mutator.Damage(ReadFile(model + "/" + name)));
     WriteFile(dir / other, ReadFile(model + "/" + other));
-    const std::string command =
-        i % 3 == 0 ? "info " + dir.path() + " --budget 8MiB"
-                   : "ppl --model " + dir.path() + " --tokens " + scratch / "tokens.u16" +
-                         " --window 8 --threads 1 --quiet --cache " + cache.path();
-    const Outcome outcome = test::RunTool(i % 3 == 0 ? "pack" : "run", command, scratch);
-    INFO(i << ": " << command << "\n" << outcome.err);
-    REQUIRE((outcome.status == 0 || outcome.status == 2));
-    if (outcome.status == 2) {
-      ++refused;
-      REQUIRE_FALSE(outcome.err.empty());
+    if (i % 3 == 0) {
+      RunDamaged("pack", "info " + dir.path() + " --budget 8MiB", scratch, &counts);
     } else {
-      ++read;
+      RunDamaged("run", "ppl --model " + dir.path() + " --cache " + cache.path() + tokens, scratch,
+                 &counts);
     }
   }
-  CHECK(refused > 20);
-  CHECK(read > 0);
+  CHECK(counts.refused > 60);
+  CHECK(counts.read > 2);
+}
+
+TEST_CASE("damaged files beside a configuration: status 0 or 2, and 2 comes with a message") {
+  const std::string fixture = SourceDir() + "/tests/data/quantized/nvfp4_modelopt";
+  TempDir scratch, dir;
+  const std::string config = ReadFile(fixture + "/config.json");
+  const size_t own = config.find(",\n \"quantization_config\"");
+  REQUIRE(own != std::string::npos);
+  WriteFile(dir / "config.json", config.substr(0, own) + "}");
+  WriteFile(dir / "model-00001-of-00001.safetensors", ReadFile(fixture + "/model.safetensors"));
+  const std::pair<std::string, std::string> files[] = {
+      {dir / "hf_quant_config.json",
+       R"({"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["a"]}})"},
+      {dir / "generation_config.json", R"({"do_sample": true, "eos_token_id": [1, 2]})"},
+  };
+  for (const auto& [path, text] : files) WriteFile(path, text);
+  const std::string command =
+      "quantize --force --schemes nvfp4 --model " + dir.path() + " --out " + scratch / "pack";
+  Counts counts;
+  RunDamaged("pack", command, scratch, &counts);
+  REQUIRE(counts.read == 1);
+  test::Mutator mutator(12);
+  for (const auto& [path, text] : files) {
+    for (int i = 0; i < 15; ++i) {
+      WriteFile(path, mutator.Damage(text));
+      RunDamaged("pack", command, scratch, &counts);
+    }
+    WriteFile(path, text);
+  }
+  CHECK(counts.refused > 15);
+  CHECK(counts.read > 1);
 }
 
 TEST_CASE("a Git LFS pointer: status 2 from every tool that opens checkpoints") {

@@ -2,6 +2,9 @@
 // numbers at and beyond the edges, by other types, by long and deep ones, or is left out; checksums
 // are made right again, so that nothing else refuses the file. Each is refused with an error that
 // is the input's fault, or read; never more memory than twice the intact file's and the file's own.
+// Checkpoints: unit/checkpoint/hostile_checkpoints_test.cc.
+#include "support/hostile_values.h"
+
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -11,8 +14,6 @@
 #include "host/chat_template.h"
 #include "host/tokenizer.h"
 #include "moert/offline/calibration.h"
-#include "moert/offline/checkpoint.h"
-#include "moert/offline/hf_config.h"
 #include "moert/offline/plan.h"
 #include "moert/offline/token_file.h"
 #include "moert/source/expert_source.h"
@@ -21,7 +22,6 @@
 #include "pack/calibration_lines.h"
 #include "pack/sealed_json.h"
 #include "support/catch.h"
-#include "support/heap_peak.h"
 #include "support/paths.h"
 #include "support/record_buffer.h"
 #include "support/small_inputs.h"
@@ -32,124 +32,15 @@ namespace moert {
 namespace {
 
 using nlohmann::json;
+using test::Attack;
+using test::Dump;
 using test::ReadFile;
-using test::ReadQuantized;
 using test::TempDir;
 using test::WriteFile;
 
 const std::string kData = SourceDir() + "/tests/data/";
 const std::string kCorpus = SourceDir() + "/tests/fuzz/corpus/";
 
-using Reader = std::function<absl::Status(const std::string& bytes)>;
-using Pointer = json::json_pointer;
-
-std::vector<json> HostileValues() {
-  json deep = json::array();
-  for (int i = 0; i < 100; ++i) deep = json::array({deep});
-  return {-1,
-          0,
-          1,
-          65537,
-          2147483648,
-          9007199254740993,
-          INT64_MAX,
-          INT64_MIN,
-          UINT64_MAX,
-          1e308,
-          -0.5,
-          "",
-          "../../../etc/passwd",
-          "\x1b[2J\x01",
-          std::string(70'000, 'x'),
-          true,
-          nullptr,
-          json::array(),
-          json::object(),
-          json::array({json::array({0})}),
-          json(std::vector<int>(3000, 0)),
-          deep};
-}
-
-/// Where values are: all members, and the first and last element of lists.
-void Places(const json& value, const Pointer& at, std::vector<Pointer>* places) {
-  if (value.is_object()) {
-    for (const auto& [key, member] : value.items()) {
-      places->push_back(at / key);
-      Places(member, at / key, places);
-    }
-  } else if (value.is_array() && !value.empty()) {
-    for (const size_t i : {size_t{0}, value.size() - 1}) {
-      places->push_back(at / i);
-      Places(value[i], at / i, places);
-      if (value.size() == 1) break;
-    }
-  }
-}
-
-/// `most` of all replacements and removals, spread evenly.
-std::vector<json> Variants(const json& intact, size_t most) {
-  std::vector<Pointer> places;
-  Places(intact, Pointer(), &places);
-  const std::vector<json> values = HostileValues();
-  const size_t all = places.size() * (values.size() + 1);
-  const size_t count = std::min(most, all);
-  std::vector<json> variants;
-  for (size_t i = 0; i < count; ++i) {
-    const size_t n = i * all / count;
-    const Pointer& place = places[n / (values.size() + 1)];
-    const size_t which = n % (values.size() + 1);
-    json variant = intact;
-    if (which < values.size()) {
-      variant[place] = values[which];
-    } else if (variant[place.parent_pointer()].is_object()) {
-      variant[place.parent_pointer()].erase(place.back());
-    } else {
-      variant[place.parent_pointer()].erase(variant[place.parent_pointer()].size() - 1);
-    }
-    variants.push_back(std::move(variant));
-  }
-  return variants;
-}
-
-/// Heap over the file's bytes: the library's bound, and that of the examples' trees.
-constexpr int64_t kText = 3, kTree = 24;
-
-int files = 0, refusals = 0;  // of all cases
-
-/// How many were refused. `make`: the file of a text.
-int Attack(const std::string& name, const json& intact, size_t most,
-           const std::function<std::string(const json&)>& make, const Reader& read,
-           int64_t of_size = kText) {
-  const std::string whole = make(intact);
-  INFO(name);
-  REQUIRE_OK(read(whole));  // also what is made once
-  const test::HeapPeak usual;
-  REQUIRE_OK(read(whole));
-  const int64_t intact_bytes = usual.bytes();
-  int refused = 0;
-  for (const json& variant : Variants(intact, most)) {
-    const std::string bytes = make(variant);
-    INFO(name << ": " << json::diff(intact, variant).dump().substr(0, 200));
-    const test::HeapPeak heap;
-    const absl::Status status = read(bytes);
-    const auto size = static_cast<int64_t>(bytes.size());
-    CHECK(heap.bytes() <= 2 * intact_bytes + of_size * size + 65536);
-    ++files;
-    if (status.ok()) continue;
-    INFO(std::string(status.message()));
-    CHECK(status.code() != absl::StatusCode::kInternal);
-    CHECK(status.code() != absl::StatusCode::kUnknown);
-    CHECK(status.code() != absl::StatusCode::kResourceExhausted);
-    CHECK(!status.message().empty());
-    CHECK(status.message().size() < 4096);
-    CHECK(status.message().find('\x1b') == absl::string_view::npos);
-    ++refused;
-  }
-  refusals += refused;
-  return refused;
-}
-
-std::string Dump(const json& value) { return value.dump(); }
 std::string Sealed(const json& value) {
   json open = value;
   if (!open.is_object()) return open.dump();
@@ -238,69 +129,6 @@ TEST_CASE("profiles and traces") {
         }) > 150);
 }
 
-TEST_CASE("configurations") {
-  int refused = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(kData + "architectures")) {
-    if (!entry.is_directory()) continue;
-    const json config = json::parse(ReadFile(entry.path().string() + "/config.json"));
-    refused += Attack(entry.path().filename(), config, 150, Dump, [](const std::string& text) {
-      return ParseHfConfig(text, "config.json").status();
-    });
-  }
-  CHECK(refused > 500);
-}
-
-std::string Safetensors(const json& header, const std::string& data) {
-  const std::string text = header.dump();
-  const uint64_t length = text.size();
-  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text + data;
-}
-
-TEST_CASE("quantized checkpoints: headers and configurations") {
-  int refused = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(kData + "quantized")) {
-    if (!entry.is_directory()) continue;
-    const std::string name = entry.path().filename();
-    const std::string config = ReadFile(entry.path().string() + "/config.json");
-    const std::string file = ReadFile(entry.path().string() + "/model.safetensors");
-    uint64_t length = 0;
-    std::memcpy(&length, file.data(), sizeof(length));
-    const json header = json::parse(file.substr(sizeof(length), length));
-    const std::string data = file.substr(sizeof(length) + length);
-    refused += Attack(
-        name + " header", header, 60, [&](const json& value) { return Safetensors(value, data); },
-        [&](const std::string& bytes) { return ReadQuantized(config, bytes); });
-    refused += Attack(name + " config", json::parse(config), 60, Dump,
-                      [&](const std::string& bytes) { return ReadQuantized(bytes, file); });
-  }
-  CHECK(refused > 700);
-}
-
-TEST_CASE("indices of shards") {
-  const TempDir dir;
-  const std::string shard = ReadFile(kCorpus + "safetensors/all_types");
-  WriteFile(dir / "model-00001.safetensors", shard);
-  WriteFile(dir / "model-00002.safetensors", shard);
-  const auto whole = Checkpoint::Open(dir / "model-00001.safetensors");
-  REQUIRE_OK(whole.status());
-  json map;
-  for (const TensorInfo& t : (*whole)->tensors()) {
-    map[std::string(t.name)] = fmt::format("model-0000{}.safetensors", map.size() % 2 + 1);
-  }
-  const json index = {{"metadata", {{"total_size", 1}}}, {"weight_map", map}};
-  CHECK(Attack("index", index, 300, Dump, [&](const std::string& bytes) -> absl::Status {
-          WriteFile(dir / "model.safetensors.index.json", bytes);
-          const auto read = Checkpoint::Open(dir.path());
-          if (!read.ok()) return read.status();
-          for (const TensorInfo& t : (*read)->tensors()) {
-            std::vector<std::byte> tensor(static_cast<size_t>(t.bytes));
-            const absl::Status status = (*read)->ReadBytes(t, 0, absl::MakeSpan(tensor));
-            if (!status.ok()) return status;
-          }
-          return absl::OkStatus();
-        }) > 150);
-}
-
 TEST_CASE("tokenizers") {
   int refused = 0;
   for (const char* name : {"tokenizer/byte_level", "tokenizer/metaspace", "tokenizer/fallback"}) {
@@ -328,7 +156,7 @@ TEST_CASE("chat templates and token files") {
               if (!read.ok()) return read.status();
               return read->Render({{host::ChatMessage::Role::kUser, "Hello"}}).status();
             },
-            kTree) > 20);
+            test::kTree) > 20);
   // Every length around the edges, and ids beyond the vocabulary.
   for (const char* name : {"t.u16", "t.u32"}) {
     for (size_t size = 0; size < 20; ++size) {
@@ -339,8 +167,8 @@ TEST_CASE("chat templates and token files") {
         const auto ids = ReadTokenFile(dir / name, 100, 0);
         const size_t width = name[3] == '3' ? 4 : 2;
         CHECK(ids.ok() == (size > 0 && size % width == 0 && fill == '\0'));
-        ++files;
-        refusals += !ids.ok();
+        ++test::files;
+        test::refusals += !ids.ok();
       }
     }
   }
@@ -348,9 +176,9 @@ TEST_CASE("chat templates and token files") {
 
 TEST_CASE("their number") {
   // As docs/internals/testing.md says; of a run of all cases.
-  if (files > 1000) {
-    CHECK(files > 6900);
-    CHECK(refusals > 5600);
+  if (test::files > 1000) {
+    CHECK(test::files > 2300);
+    CHECK(test::refusals > 1900);
   }
 }
 
