@@ -29,18 +29,19 @@ static unsigned next_random(void) {
   return state >> 8;
 }
 
+static int8_t next_weight(void) { return (int8_t)((int)(next_random() % 255) - 127); }
+
 static void fill_weights(void) {
   int l, e, r, k;
   for (l = 0; l < kLayers; ++l) {
     for (e = 0; e < kExperts; ++e) {
       for (r = 0; r < kInner; ++r) {
         all_up[l][e].scale[r] = 0.001f * (float)(1 + next_random() % 9);
-        for (k = 0; k < kHidden; ++k) all_up[l][e].rows[r][k] = (int8_t)(next_random() % 255 - 127);
+        for (k = 0; k < kHidden; ++k) all_up[l][e].rows[r][k] = next_weight();
       }
       for (r = 0; r < kHidden; ++r) {
         all_down[l][e].scale[r] = 0.001f * (float)(1 + next_random() % 9);
-        for (k = 0; k < kInner; ++k)
-          all_down[l][e].rows[r][k] = (int8_t)(next_random() % 255 - 127);
+        for (k = 0; k < kInner; ++k) all_down[l][e].rows[r][k] = next_weight();
       }
     }
   }
