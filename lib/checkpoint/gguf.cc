@@ -236,8 +236,8 @@ absl::Status ReadFile(const std::string& path, Env* env, Values* values,
     MOERT_ASSIGN_OR_RETURN(GgufTensor tensor, ReadTensor(&in, &offset));
     if (offset > static_cast<uint64_t>(file->size()) || tensor.bytes > file->size()) {
       return in.Error(
-          fmt::format("tensor {}: bytes {} to {} lie beyond the file's {}; fetch it again",
-                      Printable(tensor.name), offset, offset + tensor.bytes, file->size()));
+          fmt::format("tensor {}: {} bytes from {} on lie beyond the file's {}; fetch it again",
+                      Printable(tensor.name), tensor.bytes, offset, file->size()));
     }
     end = std::max(end, static_cast<int64_t>(offset) + tensor.bytes);
     tensors->push_back(std::move(tensor));

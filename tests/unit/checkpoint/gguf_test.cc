@@ -81,6 +81,9 @@ TEST_CASE("hostile GGUF files are errors that say what is wrong") {
   file = TinyGguf();
   file.tensors[0].offset = uint64_t{1} << 62;
   CHECK_THAT(says(file.Bytes()), Catch::Contains("beyond the file"));
+  file.tensors[0].offset = UINT64_MAX;
+  CHECK_THAT(says(file.Bytes()),
+             Catch::Contains("bytes from 18446744073709551615 on lie beyond the file"));
   file = TinyGguf();
   file.strings = uint64_t{1} << 60;  // a list of as many
   CHECK_THAT(says(file.Bytes()), Catch::Contains("ends within its header"));
