@@ -10,47 +10,42 @@ import experiment
 import origins
 import report
 
-NAMES = {"bf16": "bf16", "w4a16_g128": "w4"}
+NAMES = {("qwen3-30b", "bf16"): "30B, bf16", ("qwen3-30b", "w4a16_g128"): "30B, w4",
+         ("qwen3-next-80b", "bf16"): "Next, bf16", ("qwen3-next-80b", "w4a16_g128"): "Next, w4"}
+SHOWN = (1, 8, 64, 256, 2048, 8192)  # rows of a step
 
 
 def load():
     return json.loads((report.DATA / "several-gpus.json").read_text(encoding="utf-8"))["runs"]
 
 
-def cells(wanted):
-    """((scheme, phase, rows, budget), the row of one rank and of the others) of the runs that `wanted` takes."""
-    for run in filter(wanted, load()):
-        found = {}
-        for row in run["rows"]:
-            key = (NAMES[run["scheme"]], row["phase"], row["rows"], row["budget"])
-            found.setdefault(key, []).append(row)
-        yield from found.items()
-
-
-
-SHOWN = (1, 8, 64, 8192)  # rows of a step
+def shown(run):
+    """Whether the table shows it; others are of sentences beside it."""
+    return "copies" not in run["command"] and not (run["placement"] == "popular" and "25%" in run["command"])
 
 
 def origin():
-    """Of the runs that the table shows."""
-    shown = [r for r in load() if r["placement"] == "ranges" or any(row["phase"] == "prefill" and row.get("replayed") for row in r["rows"])]
-    return origins.commits_and_machines(shown)
+    return origins.commits_and_machines([run for run in load() if shown(run)])
 
 
 def two_gpus():
-    """Decode by ranges of experts, then prompts in a graph, placed by use. A row a size and budget, a column a scheme."""
+    """A row a size and budget, a column a shape and scheme: of one GPU and of two."""
     found = {}
-    for place in ("ranges", "popular"):
-        for (scheme, phase, count, budget), (one, *several) in cells(lambda r, p=place: r["placement"] == p):
-            two = several[0]
-            if count not in SHOWN or (place == "popular") != (phase == "prefill" and two["replayed"]) or (place == "ranges" and phase != "decode"):
+    for run in filter(shown, load()):
+        cells = {}
+        for row in run["rows"]:
+            cells.setdefault((row["phase"], row["rows"], row["budget"]), []).append(row)
+        for (phase, count, budget), (one, two) in cells.items():
+            if count not in SHOWN or (phase == "prefill" and not two["replayed"]):
                 continue
-            row = found.setdefault((f"{phase if phase == 'decode' else 'prompt'}, {count}", budget), {})
+            name = f"{phase if phase == 'decode' else 'prompt'}, {count}"
             times = ", ".join(f"{r['step_ms']['median']:.2f}" for r in (one, two))
-            row[scheme] = f"{times}; {two['speedup']:.2f}, {max(0, 100 * two['exchange_share']):.0f}"
-    schemes = list(dict.fromkeys(s for row in found.values() for s in row))
-    return experiment.table(["rows of a step", "budget a GPU", *schemes],
-                            [[*head, *(row.get(s, "-") for s in schemes)] for head, row in found.items()])
+            text = f"{times}; {two['speedup']:.2f}, {max(0, 100 * two['exchange_share']):.0f}"
+            found.setdefault((phase, count, name, budget), {}).setdefault(NAMES[run["shape"].split(":")[0], run["scheme"]], text)
+    rows = [found[key] for key in sorted(found, key=lambda k: (k[0], k[1], -int(k[3].rstrip("%"))))]
+    heads = [key[2:] for key in sorted(found, key=lambda k: (k[0], k[1], -int(k[3].rstrip("%"))))]
+    return experiment.table(["rows of a step", "budget a GPU", *NAMES.values()],
+                            [[*head, *(row.get(name, "-") for name in NAMES.values())] for head, row in zip(heads, rows)])
 
 
 def main():
