@@ -11,16 +11,14 @@ share batches as they happen to meet, which changes last bits of llama.cpp's own
 full, and their first probabilities are those of the request alone but for such bits.
 """
 import concurrent.futures
-import http.client
-import json
 import os
 import pathlib
 import random
 import re
-import signal
-import subprocess
 import sys
 import time
+
+from running_server import RunningServer
 
 SLOTS = 4
 CONTEXT = 256  # of each slot
@@ -30,7 +28,7 @@ def prompt(count, seed=0):
     return [3 + (i * 37 + seed * 11) % 256 for i in range(count)]
 
 
-class Server:
+class Server(RunningServer):
     """A running llama-server. With a budget, the plug-in is loaded."""
 
     def __init__(self, program, model, log, plugin=None, budget=None, gpu=False):
@@ -40,48 +38,12 @@ class Server:
             environment.update(GGML_BACKEND_PATH=plugin, MOERT_BUDGET=budget)
             if not gpu:  # named, as experts that all fit are llama.cpp's otherwise
                 environment["MOERT_STRATEGY"] = "on-demand"
-        self.log = pathlib.Path(log)
         command = [program, "--model", model, "--host", "127.0.0.1", "--port", "0", "--parallel", SLOTS,
                    "--ctx-size", SLOTS * CONTEXT, "--threads", 2, "--context-shift", "--no-repack",
                    "--cache-ram", 0, "--slot-prompt-similarity", 0, "--no-warmup", "--offline"]
         if gpu:
             command += ["--n-gpu-layers", 99] + (["--cpu-moe"] if budget else [])
-        with open(log, "wb") as output:
-            self.process = subprocess.Popen([str(word) for word in command], env=environment,
-                                            stdout=output, stderr=output)
-        self.port = self.wait_for_port()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-    def wait_for_port(self):
-        for _ in range(600):
-            found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.log.read_text())
-            if found:
-                self.port = int(found[1])
-                if self.get("/health")[0] == 200:
-                    return self.port
-            assert self.process.poll() is None, self.log.read_text()
-            time.sleep(0.1)
-        raise AssertionError("the server does not start: " + self.log.read_text())
-
-    def connect(self, method, path, body=None):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
-        return connection
-
-    def get(self, path, method="GET", body=None):
-        """(status, content)"""
-        connection = self.connect(method, path, body)
-        reply = connection.getresponse()
-        content = json.loads(reply.read())
-        connection.close()
-        return reply.status, content
+        super().__init__(command, environment, log)
 
     def complete(self, tokens, count, **options):
         """The answer to one prompt, or the list of answers to a list of them."""
@@ -104,12 +66,6 @@ class Server:
                 return
             time.sleep(0.1)
         raise AssertionError("slots go on with requests that nobody waits for")
-
-    def end(self):
-        """What the server and the plug-in said."""
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(60) == 0, self.log.read_text()
-        return self.log.read_text()
 
 
 def request(tokens, count, **options):
