@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,13 +38,37 @@ ggml_type GgmlOf(made::Type type) {
   }
 }
 
+// Bytes, and words that no text has: a server takes every text.
+void SetVocabulary(gguf_context* file, int64_t size) {
+  constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6;  // llama.cpp's numbers
+  std::vector<std::string> tokens = {"<unk>", "<s>", "</s>"};
+  std::vector<int32_t> kinds = {kUnknown, kControl, kControl};
+  for (int byte = 0; byte < 256; ++byte) {
+    char text[8];
+    std::snprintf(text, sizeof text, "<0x%02X>", static_cast<unsigned>(byte));
+    tokens.emplace_back(text);
+  }
+  kinds.resize(tokens.size(), kByte);
+  while (std::ssize(tokens) < size) tokens.push_back("word" + std::to_string(tokens.size()));
+  kinds.resize(tokens.size(), kNormal);
+  std::vector<const char*> texts;
+  for (const std::string& token : tokens) texts.push_back(token.c_str());
+  const std::vector<float> scores(tokens.size());
+  gguf_set_val_str(file, "tokenizer.ggml.model", "llama");
+  gguf_set_arr_str(file, "tokenizer.ggml.tokens", texts.data(), texts.size());
+  gguf_set_arr_data(file, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores.data(), scores.size());
+  gguf_set_arr_data(file, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, kinds.data(), kinds.size());
+  gguf_set_val_u32(file, "tokenizer.ggml.bos_token_id", 1);
+  gguf_set_val_u32(file, "tokenizer.ggml.eos_token_id", 2);
+}
+
 void SetValues(const Shape& of, gguf_context* file, int layers) {
   const auto key = [&](const char* name) { return std::string(of.architecture) + "." + name; };
   const auto number = [&](const char* name, int64_t value) {
     gguf_set_val_u32(file, key(name).c_str(), static_cast<uint32_t>(value));
   };
   gguf_set_val_str(file, "general.architecture", of.architecture);
-  gguf_set_val_str(file, "tokenizer.ggml.model", "no_vocab");
+  SetVocabulary(file, of.vocabulary);
   number("vocab_size", of.vocabulary);
   number("block_count", layers);
   number("context_length", 32768);
