@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""First evenings on three emulated machines with a real GPU: our command line and Python, expected beside measured speed.
+
+    tests/research/first_evening_gpu.py --build build/cuda [--gbps 25] [--folder DIR] [--json FILE]
+
+A checkpoint of Qwen3-30B-A3B's layers with random weights stands for a published model: the card holds the same share of
+its experts, and pinned RAM the share that the machine's RAM holds. Another program moves pinned memory to the device at
+--gbps meanwhile, so that a faster link stands for PCIe 4; 0: none does. `moert-bench probe` measures the link that is
+left; the time of a layer is that of the same command when everything is on the card. The simulator, told both and a
+recorded run's routing, expects a speed; the wall clock measures it: medians, as first steps load code. Records that RAM has no room for come from the file,
+at the rate of its reads here: the page cache's, where the machine has more RAM than the emulated one.
+"""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+import side_by_side
+from first_evening import MACHINES, ROOT, Tools, compare, finish, run
+
+SHAPE = ["--hidden", "2048", "--intermediate", "768", "--experts", "128", "--top-k", "8", "--heads", "32", "--head-dim", "128"]
+PIECE = 9 << 20  # bytes: an expert in bf16
+
+
+def file_rate(paths, count=200):
+    """Bytes a second of reads of one expert each, in any order."""
+    places, buffer = random.Random(1), bytearray(PIECE)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open(path, "rb", buffering=0)) for path in paths]
+        begin = time.perf_counter()
+        for _ in range(count):
+            file = places.choice(files)
+            os.preadv(file.fileno(), [buffer], places.randrange(max(1, os.fstat(file.fileno()).st_size - PIECE)))
+        return count * PIECE / (time.perf_counter() - begin)
+
+
+def made_checkpoint(folder, layers):
+    path = folder / f"layers-{layers}"
+    if not path.exists():
+        subprocess.run([sys.executable, ROOT / "tests/slow/make_checkpoint.py", path, "--layers", str(layers), *SHAPE], check=True)
+    return path
+
+
+def measured_profile(tools, folder):
+    """The machine as probe sees it, its time of a layer replaced by the model's own; the model's routing."""
+    profile, trace = folder / "machine.json", folder / "routing.trace"
+    run([str(tools.bin / "moert-bench"), "probe", "--backend", "cuda", "--dir", str(folder), "--file-size", "64MiB",
+         "--seconds", "20", "--repeats", "3", "--tokens", "1,2", "--schemes", "bf16", "--quiet", "--json", str(profile)])
+    whole = ["--budget", "100%", "--strategy", "on-demand"]
+    own = tools.score(*whole)["tpot_ms"]["p50"]
+    tools.score(*whole, "--trace", str(trace))
+    known = json.loads(profile.read_text())
+    known.update(decode_layer_ns=1e6 * own / tools.layers, compute=[], version_compute={}, cpu_executor=False)
+    return known, own, trace
+
+
+def evening(tools, machine, folder, known, own, trace):
+    print(machine.title())
+    share = f"{100 * machine.share:.0f}%"
+    link, disk = known["link_bytes_per_s"], file_rate(pathlib.Path(tools.model).glob("*.safetensors"))
+    profile, report = folder / "evening.json", folder / "sim.json"
+    profile.write_text(json.dumps({**known, "link_bytes_per_s": 1 / (1 / link + (1 - machine.pinned) / disk)}))
+    run([str(tools.bin / "moert-sim"), "--trace", str(trace), "--profile", str(profile), "--strategy", "on-demand",
+         "--budget", share, "--force", "--json", str(report)])
+    flags = ["--budget", share, "--strategy", "on-demand"]
+    if machine.pinned < 1:
+        flags += ["--host-budget", str(int(machine.pinned * tools.experts_bytes))]
+    measured = 1e3 / tools.score(*flags)["tpot_ms"]["p50"]
+    tools.python(*flags)
+    return compare(machine, 1e3 / json.loads(report.read_text())["tpot_ms"]["p50"], measured, link_gbps=link * 1e-9,
+                   file_gbps=disk * 1e-9, pinned=machine.pinned, own_ms=own)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/cuda")
+    parser.add_argument("--gbps", type=float, default=25, help="taken from the link")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--folder", type=pathlib.Path, help="where the checkpoint is kept")
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    options.copier = options.build / "lab/moert-copier" if options.gbps > 0 else None
+    with tempfile.TemporaryDirectory() as name, side_by_side.copier(options):
+        folder = pathlib.Path(name)
+        model = made_checkpoint(options.folder or folder, options.layers)
+        tools = Tools(options.build / "bin", options.build / "capi/libmoert.so", model, options.tokens, "--backend", "cuda")
+        run([str(tools.bin / "moert-run"), "doctor", "--model", str(model), "--seconds", "0.2"])
+        known = measured_profile(tools, folder)
+        rows = [evening(tools, machine, folder, *known) for machine in MACHINES]
+    finish(rows, options.json)
+
+
+if __name__ == "__main__":
+    main()
