@@ -34,8 +34,8 @@ def commands_of(page):
 def prepared(work, plugin, model):
     """A home with the plug-in and a folder with the model, as the page names them."""
     shutil.rmtree(work, ignore_errors=True)
-    (work / "home/moert").mkdir(parents=True)
-    (work / "home/moert/libggml-moert.so").symlink_to(plugin)
+    (work / "home").mkdir(parents=True)
+    (work / "home/moert").symlink_to(plugin.parent)
     if model is None:
         subprocess.run([sys.executable, HERE / "trained_gguf.py", HERE.parents[2] / "examples/models/tiny-moe",
                         work / "MODEL.gguf"], check=True)
