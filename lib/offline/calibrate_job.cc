@@ -129,7 +129,8 @@ class Measurement {
     if (job_.probe_tokens == 0 || config_.moe.layers.empty()) return absl::OkStatus();
     MOERT_ASSIGN_OR_RETURN(probe_index_, ProbeScheme(config_.moe.layers[0], result_.schemes));
     result_.probe_scheme = result_.schemes[probe_index_];
-    result_.probe_tokens = std::min(CeilDiv(job_.probe_tokens, window) * window, result_.tokens);
+    // Both are whole windows.
+    result_.probe_tokens = CeilDiv(std::min(job_.probe_tokens, result_.tokens), window) * window;
     MOERT_ASSIGN_OR_RETURN(probe_, LossProbe::Create(context, experts_.get(), device_.get(), window,
                                                      result_.probe_tokens));
     return absl::OkStatus();
@@ -351,6 +352,10 @@ namespace moert {
 absl::Status RunCalibrateJob(const CalibrateJob& job) {
   if (!job.open_model) {
     return absl::InvalidArgumentError("CalibrateJob::open_model is null: who runs the model?");
+  }
+  if (job.probe_tokens < 0) {
+    return InvalidArgument("CalibrateJob::probe_tokens is {}, legal are 0 or more",
+                           job.probe_tokens);
   }
   try {
     return offline::Measurement::Run(job);

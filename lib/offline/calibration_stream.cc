@@ -11,6 +11,10 @@ namespace moert::offline {
 absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::string>& files,
                                                         int64_t vocab_size, int64_t window,
                                                         int64_t count, const TokenReader& reader) {
+  if (window < 1 || count < 0) {
+    return InvalidArgument(
+        "{} calibration tokens in windows of {}: legal are 0 or more in 1 or more", count, window);
+  }
   std::vector<std::vector<int32_t>> read;
   for (const std::string& file : files) {
     MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> ids,

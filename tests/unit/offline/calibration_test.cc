@@ -108,6 +108,10 @@ TEST_CASE("calibration tokens: windows of each file in turn, cut to the amount a
   CHECK_FALSE(ReadCalibrationTokens(files, 4096, 4, 3).ok());
   CHECK_FALSE(ReadCalibrationTokens(files, 4096, 6, 0).ok());  // b is shorter
   CHECK_FALSE(ReadCalibrationTokens(files, 104, 4, 0).ok());   // a token beyond the vocabulary
+  for (const auto& [window, count] : {std::pair<int64_t, int64_t>{0, 0}, {-4, 0}, {4, -1}}) {
+    const auto refused = ReadCalibrationTokens(files, 4096, window, count).status();
+    CHECK_THAT(std::string(refused.message()), Catch::Contains("legal are"));
+  }
 }
 
 // One random expert, and inputs some of whose channels go together (what GPTQ lives on).

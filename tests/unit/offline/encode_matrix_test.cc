@@ -73,6 +73,9 @@ TEST_CASE("methods have names, and jobs that need the model say so") {
   calibrate.out = dir / "calibration";
   calibrate.token_files = {EvalDir() + "/gsm8k.tokens.u16"};
   CHECK_THAT(std::string(RunCalibrateJob(calibrate).message()), Catch::Contains("open_model"));
+  calibrate.open_model = [](auto&&...) { return absl::InternalError("it is opened"); };
+  calibrate.probe_tokens = INT64_MIN;
+  CHECK_THAT(std::string(RunCalibrateJob(calibrate).message()), Catch::Contains("legal are 0"));
   QuantizeJob quantize;
   quantize.model = calibrate.model;
   quantize.out = dir / "pack";
