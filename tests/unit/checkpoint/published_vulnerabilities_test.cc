@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "fuzz/fuzz.h"
+#include "host/chat_template.h"
 #include "host/tokenizer.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/hf_config.h"
@@ -60,6 +61,12 @@ absl::Status Tokens(const char* pointer, json value) {
   return host::Tokenizer::Parse(tokenizer.dump(), "tokenizer.json").status();
 }
 
+absl::Status Chat(const char* chat_template) {
+  const test::TempDir dir;
+  test::WriteFile(dir / "tokenizer_config.json", json{{"chat_template", chat_template}}.dump());
+  return host::ChatTemplate::LoadModel(dir.path()).status();
+}
+
 absl::Status Trace(size_t at, const std::string& bytes) {
   std::string trace = ReadFile(kCorpus + "trace/two_windows.trace");
   trace.replace(at, bytes.size(), bytes);
@@ -86,6 +93,7 @@ TEST_CASE("the files that are made hostile are legal before") {
   REQUIRE_OK(Config("vocab_size", 32));
   REQUIRE_OK(Tokens("/model/vocab/zz", 264));
   REQUIRE_OK(Trace(FirstCall(), ""));
+  REQUIRE_OK(Chat("{{ '<|im_start|>user' }}{{ '<|im_end|>' }}"));
   fuzz::MemoryEnv env(ReadFile(kCorpus + "manifest/two_versions.json"));
   REQUIRE_OK(ReadManifest("pack", &env).status());
 }
@@ -180,6 +188,9 @@ TEST_CASE("what was a vulnerability elsewhere is an error that names the cause")
        "non-negative integers"},
       {"audio.cpp#138", "the same in a configuration", [] { return Config("num_experts", -2); },
        "num_experts is -2, legal is an integer from 1"},
+      {"CVE-2024-34359 (llama-cpp-python)", "a chat template is run as a program",
+       [] { return Chat("{{ ''.__class__.__mro__[1].__subclasses__() }}"); },
+       "none of those that are known"},
       {"resource exhaustion (safetensors)", "a header of very many entries",
        [&] { return Weights(many, 0); }, "more than 2000000 values"},
       {"resource exhaustion (JSON)", "a parser that recurses runs out of stack",
@@ -194,7 +205,7 @@ TEST_CASE("what was a vulnerability elsewhere is an error that names the cause")
     INFO(c.vulnerability << ": " << c.cause);
     const absl::Status status = c.read();
     REQUIRE_FALSE(status.ok());
-    CHECK(status.code() == absl::StatusCode::kInvalidArgument);
+    CHECK((absl::IsInvalidArgument(status) || absl::IsUnimplemented(status)));
     CHECK_THAT(std::string(status.message()), Catch::Contains(c.message));
   }
 }
