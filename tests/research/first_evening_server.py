@@ -102,17 +102,27 @@ def doctor(options):
 def on_the_cpu(options, host):
     disk = doctor(options)["disk_bytes_per_s"]
     experts, token = EXPERT * EXPERTS * options.layers, EXPERT * TOP_K * options.layers
-    own = 1e-3 * host.ms(MOERT_BUDGET="100%", MOERT_STRATEGY="on-demand")
-    byte = (1e-3 * host.ms(MOERT_BUDGET=f"{100 * QUARTER:.0f}%") - own) / (token * misses(QUARTER))
-    beside = host.memory - QUARTER * experts + options.model.stat().st_size - experts + SLACK
-    print(f"a token with all experts {1e3 * own:.1f} ms; missing bytes come at {1e-9 / byte:.2f} GB/s, from the disk at "
-          f"{1e-9 * disk:.2f}\n")
+    seconds = {}  # a token, of the fastest round
+
+    def measure(key, share, **more):
+        found = 1e-3 * host.ms(MOERT_BUDGET=f"{100 * share:.0f}%", MOERT_STRATEGY="on-demand", **more)
+        seconds[key] = min(found, seconds.get(key, found))
+
+    for _ in range(options.rounds):
+        measure("all", 1)
+        measure("quarter", QUARTER)
+        beside = host.memory - QUARTER * experts + options.model.stat().st_size - experts + SLACK
+        for machine in MACHINES:
+            print(machine.title())
+            measure(machine.name, machine.share, group=int(beside + (machine.share + machine.pinned) * experts))
+    byte = (seconds["quarter"] - seconds["all"]) / (token * misses(QUARTER))
+    print(f"a token with all experts {1e3 * seconds['all']:.1f} ms; missing bytes come at {1e-9 / byte:.2f} GB/s, from the "
+          f"disk at {1e-9 * disk:.2f}\n")
     for machine in MACHINES:
         print(machine.title())
-        expected = 1 / (own + token * misses(machine.share) * (byte + (1 - machine.pinned) / disk))
-        ram = int(beside + (machine.share + machine.pinned) * experts)
-        measured = 1e3 / host.ms(MOERT_BUDGET=f"{100 * machine.share:.0f}%", group=ram)
-        yield compare(machine, expected, measured, own_ms=1e3 * own, missing_gbps=1e-9 / byte, disk_gbps=1e-9 * disk)
+        expected = 1 / (seconds["all"] + token * misses(machine.share) * (byte + (1 - machine.pinned) / disk))
+        yield compare(machine, expected, 1 / seconds[machine.name], own_ms=1e3 * seconds["all"], missing_gbps=1e-9 / byte,
+                      disk_gbps=1e-9 * disk)
 
 
 def on_the_gpu(options, host):
@@ -143,6 +153,7 @@ def main():
     parser.add_argument("--copier", type=pathlib.Path)
     parser.add_argument("--gbps", type=float, default=25, help="taken from the link")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=1, help="on the CPU: the fastest counts, other programs only slow down")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     options.plugin = options.plugin.resolve()
