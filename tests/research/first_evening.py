@@ -37,6 +37,11 @@ class Machine:
     way: str  # that brings missing experts
     rate: float  # its GB/s
 
+    @property
+    def from_file(self):
+        """The share of missing experts that RAM has not: it keeps those that are asked for, which the card has not."""
+        return max(0.0, 1 - self.share - self.pinned) / (1 - self.share)
+
     def title(self):
         return (f"## {self.name}: {self.model['name']}, {100 * self.share:.0f} % of its experts on the card, the others by "
                 f"{self.way} at {self.rate} GB/s\n")

@@ -65,12 +65,10 @@ def evening(tools, machine, folder, known, own, trace):
     share = f"{100 * machine.share:.0f}%"
     link, disk = known["link_bytes_per_s"], file_rate(pathlib.Path(tools.model).glob("*.safetensors"))
     profile, report = folder / "evening.json", folder / "sim.json"
-    profile.write_text(json.dumps({**known, "link_bytes_per_s": 1 / (1 / link + (1 - machine.pinned) / disk)}))
+    profile.write_text(json.dumps({**known, "link_bytes_per_s": 1 / (1 / link + machine.from_file / disk)}))
     run([str(tools.bin / "moert-sim"), "--trace", str(trace), "--profile", str(profile), "--strategy", "on-demand",
          "--budget", share, "--force", "--json", str(report)])
-    flags = ["--budget", share, "--strategy", "on-demand"]
-    if machine.pinned < 1:
-        flags += ["--host-budget", str(int(machine.pinned * tools.experts_bytes))]
+    flags = ["--budget", share, "--strategy", "on-demand", "--host-budget", str(int(machine.pinned * tools.experts_bytes))]
     measured = 1e3 / tools.score(*flags)["tpot_ms"]["p50"]
     tools.python(*flags)
     return compare(machine, 1e3 / json.loads(report.read_text())["tpot_ms"]["p50"], measured, link_gbps=link * 1e-9,

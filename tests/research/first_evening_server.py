@@ -135,7 +135,7 @@ def on_the_gpu(options, host):
           f"file {file * 1e-9:.1f}\n")
     for machine in MACHINES:
         print(machine.title())
-        byte = 1 / (link + cpu) + (1 - machine.pinned) / file - 1 / device  # seconds of one that is missing
+        byte = 1 / (link + cpu) + machine.from_file / file - 1 / device  # seconds of one that is missing
         expected = 1 / (own + options.layers * one_card.SHARED_S + token * misses(machine.share) * byte)
         pinned = {"MOERT_PINNED": int(machine.pinned * EXPERT * EXPERTS * options.layers)} if machine.pinned < 1 else {}
         measured = 1e3 / host.ms("--cpu-moe", MOERT_BUDGET=f"{100 * machine.share:.0f}%", **pinned)
