@@ -67,7 +67,8 @@ class Host:
         within = self.group(group)
         if environment:
             environment["GGML_BACKEND_PATH"] = self.options.plugin
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "MOERT_STATS": "1", **environment}
+        inherited = {k: v for k, v in os.environ.items() if k != "GGML_BACKEND_PATH"}
+        environment = {**inherited, "OMP_WAIT_POLICY": "passive", "MOERT_STATS": "1", **environment}
         command = [*within, str(self.options.server), "-m", self.model, *self.words, *words, "--no-warmup", "--port", "0",
                    "--offline", "--parallel", "1", "--ctx-size", "2048"]
         with RunningServer(command, {k: str(v) for k, v in environment.items()}, self.folder / "log") as server:

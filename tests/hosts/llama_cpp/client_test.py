@@ -72,6 +72,7 @@ def main():
     assert budgets == 1, start
     environment = {**os.environ, "HOME": str(work / "home"), "PATH": f"{program.parent}:{os.environ['PATH']}",
                    "LLAMA_ARG_PORT": "0", "OMP_WAIT_POLICY": "passive", "MOERT_STATS": "1"}
+    environment.pop("GGML_BACKEND_PATH", None)
     with RunningServer(start, environment, work / "with.log", work) as server:
         found = answers(server)
         if shutil.which("curl"):
