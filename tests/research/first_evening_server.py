@@ -8,10 +8,10 @@ FILE is of big_gguf, routed as trained models were recorded to: N of Qwen3-30B-A
 model, of which the budget is the share that the card holds. A client of the chat API (`openai` where it is installed)
 asks; speeds are the server's own `timings`. What a cache of a share misses is known of such files (docs/internals/testing.md).
 
-On the CPU the time of a token with all experts in libmoert is measured, and with a quarter of them the time of a byte that
-is missing; other shares are expected from both. RAM is a control group's, where one can be made: what the server and the
-file have beside experts, and the experts that card and RAM have room for; the file is read into it once before. What it has
-no room for comes from the disk, at the rate that doctor measures.
+On the CPU the time of a token without the plug-in is measured, and with a budget of a quarter the time of a byte that is
+missing; other shares are expected from both. The file is read once before, so that it is in the page cache. RAM is a
+control group's, where one can be made: what the server and the file have beside experts, and the experts that card and
+RAM have room for. What it has no room for comes from the disk, at the rate that doctor measures.
 
 With --gpu, one_card.py's sum is expected, from rates of this machine: llama.cpp with all experts on the GPU, what the
 plug-in adds to a layer, and the bytes of misses by the link and the CPU together. The link is what doctor measures beside
@@ -105,18 +105,22 @@ def on_the_cpu(options, host):
     experts, token = EXPERT * EXPERTS * options.layers, EXPERT * TOP_K * options.layers
     seconds = {}  # a token, of the fastest round
 
-    def measure(key, share, **more):
-        found = 1e-3 * host.ms(MOERT_BUDGET=f"{100 * share:.0f}%", MOERT_STRATEGY="on-demand", **more)
+    def measure(key, **more):
+        found = 1e-3 * host.ms(**more)
         seconds[key] = min(found, seconds.get(key, found))
 
     for _ in range(options.rounds):
-        measure("all", 1)
-        measure("quarter", QUARTER)
+        subprocess.run(["cat", options.model], stdout=subprocess.DEVNULL, check=True)
+        measure("all")
+        measure("quarter", MOERT_BUDGET=f"{100 * QUARTER:.0f}%")
         beside = host.memory - QUARTER * experts + options.model.stat().st_size - experts + SLACK
         for machine in MACHINES:
             print(machine.title())
-            measure(machine.name, machine.share, group=int(beside + (machine.share + machine.pinned) * experts))
+            measure(machine.name, MOERT_BUDGET=f"{100 * machine.share:.0f}%",
+                    group=int(beside + (machine.share + machine.pinned) * experts))
     byte = (seconds["quarter"] - seconds["all"]) / (token * misses(QUARTER))
+    if byte <= 0:
+        sys.exit("a budget of a quarter costs nothing: other programs keep this machine busy, try more --rounds")
     print(f"a token with all experts {1e3 * seconds['all']:.1f} ms; missing bytes come at {1e-9 / byte:.2f} GB/s, from the "
           f"disk at {1e-9 * disk:.2f}\n")
     for machine in MACHINES:
