@@ -2,7 +2,7 @@
 // accelerator beside the CPU: llama.cpp gives it the expert tensors that are to stay in RAM, and
 // the products over them. The experts themselves live in libmoert, under a budget.
 //
-//   GGML_BACKEND_PATH=libggml-moert.so MOERT_BUDGET=8GiB llama-cli -m model.gguf --cpu-moe
+//   GGML_BACKEND_PATH=libggml-moert.so MOERT_BUDGET=8GiB llama-cli -m model.gguf -ot exps=CPU
 //
 // The tables below are ggml's interface of a backend (ggml-backend-impl.h); what they do is in
 // buffers.cc, claims.cc and runner.cc.

@@ -143,7 +143,7 @@ def on_the_gpu(options, host):
         byte = 1 / (link + cpu) + machine.from_file / file - 1 / device  # seconds of one that is missing
         expected = 1 / (own + options.layers * one_card.SHARED_S + token * misses(machine.share) * byte)
         pinned = {"MOERT_PINNED": int(machine.pinned * EXPERT * EXPERTS * options.layers)} if machine.pinned < 1 else {}
-        measured = 1e3 / host.ms("--cpu-moe", MOERT_BUDGET=f"{100 * machine.share:.0f}%", **pinned)
+        measured = 1e3 / host.ms("-ot", "exps=CPU", MOERT_BUDGET=f"{100 * machine.share:.0f}%", **pinned)
         yield compare(machine, expected, measured, own_ms=1e3 * own, link_gbps=link * 1e-9, cpu_gbps=cpu * 1e-9)
 
 

@@ -114,10 +114,11 @@ std::vector<std::string> Commands(const ModelFacts& f, const Placement& p, bool 
   if (f.kind == ModelKind::kGguf) {
     const std::string flags = on_device ? " -ngl 99" : "";
     if (whole) return {fmt::format("llama-server -m {}{}", f.path, flags)};
+    // -ot: at such an option every llama.cpp of shared libraries loads backends.
     return {
         fmt::format("GGML_BACKEND_PATH=PLUGIN/libggml-moert.so MOERT_BUDGET={} llama-server -m "
-                    "{}{} --no-warmup",
-                    budget, f.path, on_device ? flags + " --cpu-moe" : "")};
+                    "{}{} -ot exps=CPU --no-warmup",
+                    budget, f.path, flags)};
   }
   std::vector<std::string> commands;
   const std::string as = p.as.stored ? "" : " --as " + p.as.scheme;

@@ -42,7 +42,7 @@ class Server(RunningServer):
                    "--ctx-size", SLOTS * CONTEXT, "--threads", 2, "--context-shift", "--no-repack",
                    "--cache-ram", 0, "--slot-prompt-similarity", 0, "--no-warmup", "--offline"]
         if gpu:
-            command += ["--n-gpu-layers", 99] + (["--cpu-moe"] if budget else [])
+            command += ["--n-gpu-layers", 99] + (["--override-tensor", "exps=CPU"] if budget else [])
         super().__init__(command, environment, log)
 
     def complete(self, tokens, count, **options):
