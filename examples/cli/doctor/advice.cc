@@ -73,6 +73,7 @@ Placement Place(const ModelFacts& f, const ExpertsAs& as, const Room& room, cons
     p.tiers.device = Share(free, as.bytes);
     p.tiers.memory =
         std::min(1 - p.tiers.device, p.tiers.device < 1 ? Share(room.memory, as.bytes) : 0.0);
+    p.pins_all = p.tiers.device < 1 && as.bytes <= room.memory;
   } else {
     const int64_t free = room.memory - f.dense_bytes - f.kv_bytes - fixed;
     p.budget = std::min(free, as.bytes) + fixed;
@@ -106,6 +107,10 @@ std::string SpeedText(const Speed& s) {
 }
 
 std::string BudgetText(int64_t bytes) { return fmt::format("{}M", bytes >> 20); }
+/// Room for all records, which are aligned.
+std::string PinnedText(const ExpertsAs& as) {
+  return BudgetText(as.bytes + as.bytes / 64 + (1 << 20));
+}
 
 /// The device that runs the placement.
 std::vector<std::string> Commands(const ModelFacts& f, const Placement& p, bool on_device) {
@@ -122,13 +127,15 @@ std::vector<std::string> Commands(const ModelFacts& f, const Placement& p, bool 
   }
   std::vector<std::string> commands;
   const std::string as = p.as.stored ? "" : " --as " + p.as.scheme;
-  const std::string strategy = whole ? "--strategy resident" : "--strategy auto --budget " + budget;
+  const std::string pinned = p.pins_all ? " --host-budget " + PinnedText(p.as) : "";
+  const std::string strategy =
+      whole ? "--strategy resident" : "--strategy auto --budget " + budget + pinned;
   commands.push_back(fmt::format("moert-run chat --model {}{} {}", f.path, as, strategy));
   if (f.stored.empty()) {
-    commands.push_back(fmt::format("python: moert.from_pretrained(\"{}\", budget=\"{}\"{}{})",
-                                   f.path, budget,
-                                   p.as.stored ? "" : fmt::format(", experts=\"{}\"", p.as.scheme),
-                                   on_device ? ", device=\"cuda\"" : ""));
+    commands.push_back(fmt::format(
+        "python: moert.from_pretrained(\"{}\", budget=\"{}\"{}{}{})", f.path, budget,
+        p.as.stored ? "" : fmt::format(", experts=\"{}\"", p.as.scheme),
+        on_device ? ", device=\"cuda\"" : "", p.pins_all ? ", host_budget=\"all\"" : ""));
   }
   return commands;
 }

@@ -33,7 +33,8 @@ struct Speed {
 struct Placement {
   ExpertsAs as;
   Tiers tiers;
-  int64_t budget = 0;  // of the fast tier, fixed parts included
+  int64_t budget = 0;     // of the fast tier, fixed parts included
+  bool pins_all = false;  // beside a GPU that lacks some, RAM has room for all experts
   Speed speed;
 };
 

@@ -18,7 +18,7 @@ struct FitMatrix {
   int group;
   int64_t stride;  // of rows, in elements
 
-  MOERT_HOST_DEVICE int groups() const { return static_cast<int>((k + group - 1) / group); }
+  MOERT_FIT_FUNCTION int groups() const { return static_cast<int>((k + group - 1) / group); }
 };
 
 /// A CTA holds the values of a group in shared memory.

@@ -8,9 +8,9 @@
 #include <cstring>
 
 #ifdef __CUDACC__
-#define MOERT_HOST_DEVICE __host__ __device__ __forceinline__
+#define MOERT_FIT_FUNCTION __host__ __device__ __forceinline__
 #else
-#define MOERT_HOST_DEVICE inline
+#define MOERT_FIT_FUNCTION inline
 #endif
 
 namespace moert::cuda {
@@ -22,33 +22,33 @@ struct Fit {
   float offset;
 };
 
-MOERT_HOST_DEVICE uint32_t BitsOf(float x) {
+MOERT_FIT_FUNCTION uint32_t BitsOf(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
   return bits;
 }
-MOERT_HOST_DEVICE float FloatOf(uint32_t bits) {
+MOERT_FIT_FUNCTION float FloatOf(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof(x));
   return x;
 }
-MOERT_HOST_DEVICE Fit Undecided() { return {FloatOf(0x7fc00000u), 0}; }
-MOERT_HOST_DEVICE bool Decided(const Fit& fit) { return fit.scale == fit.scale; }
+MOERT_FIT_FUNCTION Fit Undecided() { return {FloatOf(0x7fc00000u), 0}; }
+MOERT_FIT_FUNCTION bool Decided(const Fit& fit) { return fit.scale == fit.scale; }
 
 /// The nearest bf16 of a finite value.
-MOERT_HOST_DEVICE float NearestBf16(float x) {
+MOERT_FIT_FUNCTION float NearestBf16(float x) {
   const uint32_t bits = BitsOf(x);
   return FloatOf((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
 }
 /// |x| < 2^22, to nearest even.
-MOERT_HOST_DEVICE float NearestWhole(float x) {
+MOERT_FIT_FUNCTION float NearestWhole(float x) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
   return (x + kMagic) - kMagic;
 }
-MOERT_HOST_DEVICE float Clamped(float x, float low, float high) {
+MOERT_FIT_FUNCTION float Clamped(float x, float low, float high) {
   return x < low ? low : x > high ? high : x;
 }
-MOERT_HOST_DEVICE bool IsFinite(float x) { return (BitsOf(x) & 0x7f800000u) != 0x7f800000u; }
+MOERT_FIT_FUNCTION bool IsFinite(float x) { return (BitsOf(x) & 0x7f800000u) != 0x7f800000u; }
 
 }  // namespace moert::cuda
 

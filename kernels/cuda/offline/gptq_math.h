@@ -12,7 +12,7 @@ struct RoundingForm {
   float top, middle;  // integers: codes are 0..top; symmetric: the code of zero
   float largest;      // floats: of the codes' magnitudes
 
-  MOERT_HOST_DEVICE bool floats() const {
+  MOERT_FIT_FUNCTION bool floats() const {
     return codes == RangeForm::kF4 || codes == RangeForm::kF8;
   }
 };
@@ -23,7 +23,7 @@ struct RoundedWeight {
 };
 
 /// The exponent and mantissa bits of a magnitude that the type has.
-MOERT_HOST_DEVICE uint8_t FloatCode(float magnitude, int mantissa, int lowest) {
+MOERT_FIT_FUNCTION uint8_t FloatCode(float magnitude, int mantissa, int lowest) {
   const uint32_t bits = BitsOf(magnitude);
   const int exponent = static_cast<int>(bits >> 23) - 127;
   if (exponent < lowest) {  // in steps of the lowest exponent; zero too
@@ -35,7 +35,7 @@ MOERT_HOST_DEVICE uint8_t FloatCode(float magnitude, int mantissa, int lowest) {
                               fraction);
 }
 
-MOERT_HOST_DEVICE RoundedWeight RoundFloat(const RoundingForm& form, float scale, float weight) {
+MOERT_FIT_FUNCTION RoundedWeight RoundFloat(const RoundingForm& form, float scale, float weight) {
   if (!(scale > 0)) return {0, scale * 0.0f};
   const bool f8 = form.codes == RangeForm::kF8;
   const int mantissa = f8 ? 3 : 1, lowest = f8 ? -6 : 0;
@@ -50,8 +50,8 @@ MOERT_HOST_DEVICE RoundedWeight RoundFloat(const RoundingForm& form, float scale
           scale * (negative ? -nearest : nearest)};
 }
 
-MOERT_HOST_DEVICE RoundedWeight RoundWeight(const RoundingForm& form, const Fit& fit,
-                                            float weight) {
+MOERT_FIT_FUNCTION RoundedWeight RoundWeight(const RoundingForm& form, const Fit& fit,
+                                             float weight) {
   if (form.floats()) return RoundFloat(form, fit.scale, weight);
   // A weight is scale * (code - zero) - before.
   const float zero = form.codes == RangeForm::kSymmetric    ? form.middle

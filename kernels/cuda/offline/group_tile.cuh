@@ -19,7 +19,7 @@ inline int TileGroups(const FitMatrix& m) {
   return fit < 1 ? 1 : fit > kMostTileGroups ? kMostTileGroups : fit;
 }
 /// An odd distance: lanes that read the same place of different groups meet no bank twice.
-MOERT_HOST_DEVICE int TilePitch(const FitMatrix& m) { return m.group | 1; }
+MOERT_FIT_FUNCTION int TilePitch(const FitMatrix& m) { return m.group | 1; }
 
 struct GroupRange {
   int count;  // values; 0: there is no such group

@@ -27,8 +27,8 @@ struct HqqCandidate {
 };
 
 /// False: there is nothing to try.
-MOERT_HOST_DEVICE bool BeginHqq(const HqqForm& form, float low, float high, int candidate,
-                                HqqCandidate* c) {
+MOERT_FIT_FUNCTION bool BeginHqq(const HqqForm& form, float low, float high, int candidate,
+                                 HqqCandidate* c) {
   const float share = form.shares[candidate];
   c->least = HUGE_VAL;
   c->iteration = 0;
@@ -48,8 +48,8 @@ MOERT_HOST_DEVICE bool BeginHqq(const HqqForm& form, float low, float high, int 
 
 /// One iteration over the group's values. False: it was the last one.
 template <bool kSymmetric>
-MOERT_HOST_DEVICE bool IterateHqq(const HqqForm& form, const float* values, int count,
-                                  HqqCandidate* c) {
+MOERT_FIT_FUNCTION bool IterateHqq(const HqqForm& form, const float* values, int count,
+                                   HqqCandidate* c) {
   const float inverse = 1 / c->scale, threshold = form.thresholds[c->iteration];
   double absolute = 0, sum = 0, squares = 0;
   bool within = true;
@@ -83,7 +83,7 @@ MOERT_HOST_DEVICE bool IterateHqq(const HqqForm& form, const float* values, int 
 }
 
 /// A candidate's result, as it will be stored. A scale of 0: nothing that can be stored.
-MOERT_HOST_DEVICE Fit StoredHqq(const HqqForm& form, const HqqCandidate& c) {
+MOERT_FIT_FUNCTION Fit StoredHqq(const HqqForm& form, const HqqCandidate& c) {
   const float scale = NearestBf16(form.symmetric ? c.best : c.scale);
   const float offset = form.symmetric ? 0 : NearestBf16(c.best * c.scale);
   if (!(scale > 0) || !IsFinite(scale) || !IsFinite(offset)) return {0, 0};
@@ -91,8 +91,8 @@ MOERT_HOST_DEVICE Fit StoredHqq(const HqqForm& form, const HqqCandidate& c) {
 }
 
 /// The sum of squared errors under a fit.
-MOERT_HOST_DEVICE double HqqError(const HqqForm& form, const Fit& fit, const float* values,
-                                  int count) {
+MOERT_FIT_FUNCTION double HqqError(const HqqForm& form, const Fit& fit, const float* values,
+                                   int count) {
   const float inverse = 1 / fit.scale, zero = form.symmetric ? form.middle : fit.offset * inverse;
   const float before = form.symmetric ? form.middle : 0;
   double sum = 0;
@@ -105,7 +105,7 @@ MOERT_HOST_DEVICE double HqqError(const HqqForm& form, const Fit& fit, const flo
 }
 
 /// Whether a group with these extremes can be searched here. Zeros among them may have either sign.
-MOERT_HOST_DEVICE bool CanFitHqq(float low, float high) {
+MOERT_FIT_FUNCTION bool CanFitHqq(float low, float high) {
   return high > low && low != 0 && high != 0;
 }
 

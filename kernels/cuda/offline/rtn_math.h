@@ -24,21 +24,21 @@ struct RangeForm {
   float shares[kMost];    // of the whole range
   float relative, added;  // what a sum may be off: of itself, and besides for each value
 
-  MOERT_HOST_DEVICE bool floats() const { return codes == kF4 || codes == kF8; }
+  MOERT_FIT_FUNCTION bool floats() const { return codes == kF4 || codes == kF8; }
 };
 
 /// |x|^2.4 within a relative 3e-6.
-MOERT_HOST_DEVICE float Power24(float x) { return exp2f(2.4f * log2f(fabsf(x))); }
+MOERT_FIT_FUNCTION float Power24(float x) { return exp2f(2.4f * log2f(fabsf(x))); }
 
 // Floats of few bits: in which steps values of a magnitude lie.
-MOERT_HOST_DEVICE float StepAt(float magnitude, int mantissa, int lowest) {
+MOERT_FIT_FUNCTION float StepAt(float magnitude, int mantissa, int lowest) {
   const int exponent = static_cast<int>(BitsOf(magnitude) >> 23) - 127;
   return FloatOf(static_cast<uint32_t>((exponent > lowest ? exponent : lowest) - mantissa + 127)
                  << 23);
 }
 
 /// A scale as it is stored. Not a number where only the CPU knows.
-MOERT_HOST_DEVICE float StoredScale(RangeForm::Scales type, float scale) {
+MOERT_FIT_FUNCTION float StoredScale(RangeForm::Scales type, float scale) {
   constexpr float kLeastF16 = 6.103515625e-5f, kMostF16 = 65504, kMostE4M3 = 448;
   const uint32_t bits = BitsOf(scale);
   switch (type) {
@@ -66,7 +66,7 @@ MOERT_HOST_DEVICE float StoredScale(RangeForm::Scales type, float scale) {
 }
 
 /// The scale and zero that span a share of [low, high], as they will be stored.
-MOERT_HOST_DEVICE Fit SpanningFit(const RangeForm& form, float low, float high, float share) {
+MOERT_FIT_FUNCTION Fit SpanningFit(const RangeForm& form, float low, float high, float share) {
   low *= share;
   high *= share;
   const float most = -low > high ? -low : high;
@@ -88,8 +88,8 @@ MOERT_HOST_DEVICE Fit SpanningFit(const RangeForm& form, float low, float high, 
 }
 
 /// The sum of |error|^2.4, in steps (floats: in the largest values) of the fit's own.
-MOERT_HOST_DEVICE float ErrorInSteps(const RangeForm& form, const Fit& fit, const float* values,
-                                     int count) {
+MOERT_FIT_FUNCTION float ErrorInSteps(const RangeForm& form, const Fit& fit, const float* values,
+                                      int count) {
   constexpr int kPart = 16;  // sums of sums lose less
   const float inverse = 1 / fit.scale;
   const float zero = form.codes == RangeForm::kOffsets      ? fit.offset * inverse
@@ -126,8 +126,8 @@ struct RtnError {
 };
 
 /// In units that all candidates share; `first`: the first one's scale. Infinite: no candidate.
-MOERT_HOST_DEVICE RtnError ErrorOfRange(const RangeForm& form, const Fit& fit, float first,
-                                        const float* values, int count) {
+MOERT_FIT_FUNCTION RtnError ErrorOfRange(const RangeForm& form, const Fit& fit, float first,
+                                         const float* values, int count) {
   if (!(fit.scale > 0)) return {HUGE_VALF, 0};
   const float unit = Power24(fit.scale / first);
   const float sum = ErrorInSteps(form, fit, values, count);
@@ -135,14 +135,14 @@ MOERT_HOST_DEVICE RtnError ErrorOfRange(const RangeForm& form, const Fit& fit, f
 }
 
 /// Whether bounds hold for a group with this first candidate, and for one of its candidates.
-MOERT_HOST_DEVICE bool CanFitRtn(float first) { return first > 1e-28f && first < 1e28f; }
-MOERT_HOST_DEVICE bool CanFitRtn(const RangeForm& form, const Fit& fit) {
+MOERT_FIT_FUNCTION bool CanFitRtn(float first) { return first > 1e-28f && first < 1e28f; }
+MOERT_FIT_FUNCTION bool CanFitRtn(const RangeForm& form, const Fit& fit) {
   return Decided(fit) && (fit.scale > 1e-30f || (form.floats() && fit.scale == 0));
 }
 
 /// The fit of least error, if the bounds tell: of candidates with the same bits any will do.
-MOERT_HOST_DEVICE bool MayBeBetter(const RtnError& error, const Fit& fit, const RtnError& best,
-                                   const Fit& best_fit) {
+MOERT_FIT_FUNCTION bool MayBeBetter(const RtnError& error, const Fit& fit, const RtnError& best,
+                                    const Fit& best_fit) {
   const bool same =
       BitsOf(fit.scale) == BitsOf(best_fit.scale) && BitsOf(fit.offset) == BitsOf(best_fit.offset);
   return !same && error.error - error.slack <= best.error + best.slack;

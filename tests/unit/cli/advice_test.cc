@@ -81,11 +81,15 @@ TEST_CASE("on a GPU: what it lacks comes over the link, or from files where RAM 
   CHECK(half.placements[0].tiers.memory == Approx(0.5));
   CHECK(half.placements[0].speed.least == Approx(1 / (layers + 1.5 / memory + 0.5 / 20)));
   CHECK(half.placements[0].speed.most > half.placements[0].speed.least);
+  // RAM has room for every record, pinned before the first token.
+  CHECK_THAT(Text(half), Catch::Contains("--strategy auto --budget 8192M --host-budget 16641M"));
+  CHECK_THAT(Text(all), !Catch::Contains("--host-budget"));
   // A quarter in RAM is another quarter from files.
   const Advice files = Advise(Facts(), {4 * kGiB, 10 * kGiB}, RatesOf(20.0 * kGiB));
   CHECK(files.placements[0].tiers.disk == Approx(0.25));
   CHECK(files.placements[0].speed.least ==
         Approx(1 / (layers + 1.5 / memory + 0.5 / 20 + 0.25 / 1)));
+  CHECK_THAT(Text(files), !Catch::Contains("--host-budget"));
   // The dense parts do not fit the card: the CPU.
   const Advice small = Advise(Facts(), {32 * kGiB, kGiB}, RatesOf(20.0 * kGiB));
   CHECK_FALSE(small.on_device);
@@ -157,6 +161,15 @@ TEST_CASE("a GGUF: llama.cpp, with the plug-in where it does not fit") {
                        !Catch::Contains("GGML_BACKEND_PATH"));
   const int64_t less = facts->dense_bytes + facts->kv_bytes + facts->schemes[0].bytes / 2;
   CHECK_THAT(Text(Advise(*facts, {less, 0}, rates)), Catch::Contains("GGML_BACKEND_PATH"));
+}
+
+TEST_CASE("beside a GPU Python pins all, where RAM has room") {
+  ModelFacts facts = Facts();
+  facts.stored.clear();
+  CHECK_THAT(Text(Advise(facts, {32 * kGiB, 10 * kGiB}, RatesOf(20.0 * kGiB))),
+             Catch::Contains("device=\"cuda\", host_budget=\"all\")"));
+  CHECK_THAT(Text(Advise(facts, {8 * kGiB, 10 * kGiB}, RatesOf(20.0 * kGiB))),
+             !Catch::Contains("host_budget"));
 }
 
 TEST_CASE("floats: as stored first, then the widest scheme that fits") {
