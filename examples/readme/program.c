@@ -22,7 +22,7 @@ int main(int argc, char **argv) {
   for (int layer = 0; layer < moert_engine_layer_count(engine); ++layer)
     TRY(moert_layer_forward(step, layer, &x, NULL, &y, &error));
   TRY(moert_step_end(step, &error));
-  data += spec.hidden;
-  printf("last layer: %.3g %.3g %.3g ...\n", data[0], data[1], data[2]);
-  moert_engine_destroy(engine); moert_source_destroy(source); return 0;
+  const float *out = y.data;
+  printf("last layer: %.3g %.3g %.3g ...\n", out[0], out[1], out[2]);
+  free(data); moert_engine_destroy(engine); moert_source_destroy(source); return 0;
 }
