@@ -129,7 +129,7 @@ class Measurement {
     if (job_.probe_tokens == 0 || config_.moe.layers.empty()) return absl::OkStatus();
     MOERT_ASSIGN_OR_RETURN(probe_index_, ProbeScheme(config_.moe.layers[0], result_.schemes));
     result_.probe_scheme = result_.schemes[probe_index_];
-    // Both are whole windows.
+    // All tokens are whole windows.
     result_.probe_tokens = CeilDiv(std::min(job_.probe_tokens, result_.tokens), window) * window;
     MOERT_ASSIGN_OR_RETURN(probe_, LossProbe::Create(context, experts_.get(), device_.get(), window,
                                                      result_.probe_tokens));

@@ -40,12 +40,17 @@ absl::Status Drive(Engine* engine, int steps, std::vector<float>* outputs) {
   return status;
 }
 
+size_t FreeBytes() {
+  size_t free = 0, total = 0;
+  REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+  return free;
+}
+
 /// All of the device's memory but so much.
 class Taken {
  public:
   explicit Taken(size_t leave) {
-    size_t free = 0, total = 0;
-    REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+    const size_t free = FreeBytes();
     REQUIRE(free > leave);
     REQUIRE(cudaMalloc(&memory_, free - leave) == cudaSuccess);
   }
@@ -56,12 +61,6 @@ class Taken {
  private:
   void* memory_ = nullptr;
 };
-
-size_t FreeBytes() {
-  size_t free = 0, total = 0;
-  REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
-  return free;
-}
 
 TEST_CASE("another program has the card's memory: an engine is refused, and nothing stays behind") {
   const auto source = std::make_shared<SyntheticSource>(Shape());

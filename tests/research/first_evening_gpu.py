@@ -89,7 +89,7 @@ def main():
         folder = pathlib.Path(name)
         model = made_checkpoint(options.folder or folder, options.layers)
         tools = Tools(options.build / "bin", options.build / "capi/libmoert.so", model, options.tokens, "--backend", "cuda")
-        run([str(tools.bin / "moert-run"), "doctor", "--model", str(model), "--seconds", "0.2"])
+        tools.doctor()
         known = measured_profile(tools, folder)
         rows = [evening(tools, machine, folder, *known) for machine in MACHINES]
     finish(rows, options.json)

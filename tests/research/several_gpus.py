@@ -38,14 +38,14 @@ def two_gpus():
         for (phase, count, budget), (one, two) in cells.items():
             if count not in SHOWN or (phase == "prefill" and not two["replayed"]):
                 continue
-            name = f"{phase if phase == 'decode' else 'prompt'}, {count}"
             times = ", ".join(f"{r['step_ms']['median']:.2f}" for r in (one, two))
             text = f"{times}; {two['speedup']:.2f}, {max(0, 100 * two['exchange_share']):.0f}"
-            found.setdefault((phase, count, name, budget), {}).setdefault(NAMES[run["shape"].split(":")[0], run["scheme"]], text)
-    rows = [found[key] for key in sorted(found, key=lambda k: (k[0], k[1], -int(k[3].rstrip("%"))))]
-    heads = [key[2:] for key in sorted(found, key=lambda k: (k[0], k[1], -int(k[3].rstrip("%"))))]
+            found.setdefault((phase, count, budget), {}).setdefault(NAMES[run["shape"].split(":")[0], run["scheme"]], text)
+    order = sorted(found, key=lambda k: (k[0], k[1], -int(k[2].rstrip("%"))))
     return experiment.table(["rows of a step", "budget a GPU", *NAMES.values()],
-                            [[*head, *(row.get(name, "-") for name in NAMES.values())] for head, row in zip(heads, rows)])
+                            [[f"{'decode' if phase == 'decode' else 'prompt'}, {count}", budget,
+                              *(found[phase, count, budget].get(name, "-") for name in NAMES.values())]
+                             for phase, count, budget in order])
 
 
 def main():

@@ -129,6 +129,13 @@ inline int Attack(const std::string& name, const nlohmann::json& intact, size_t 
   return refused;
 }
 
+/// As docs/internals/testing.md says; of a run of all of a program's cases.
+inline void CheckNumbers(int more_than, int refused_more_than) {
+  if (files <= 1000) return;
+  CHECK(files > more_than);
+  CHECK(refusals > refused_more_than);
+}
+
 inline std::string Dump(const nlohmann::json& value) { return value.dump(); }
 
 }  // namespace moert::test

@@ -260,13 +260,7 @@ TEST_CASE("generation_config.json, as the library and the example host read it")
             test::kTree) > 60);
 }
 
-TEST_CASE("their number") {
-  // As docs/internals/testing.md says; of a run of all cases.
-  if (test::files > 1000) {
-    CHECK(test::files > 12000);
-    CHECK(test::refusals > 9000);
-  }
-}
+TEST_CASE("their number") { test::CheckNumbers(12000, 9000); }
 
 }  // namespace
 }  // namespace moert

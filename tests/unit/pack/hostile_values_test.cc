@@ -174,13 +174,7 @@ TEST_CASE("chat templates and token files") {
   }
 }
 
-TEST_CASE("their number") {
-  // As docs/internals/testing.md says; of a run of all cases.
-  if (test::files > 1000) {
-    CHECK(test::files > 2300);
-    CHECK(test::refusals > 1900);
-  }
-}
+TEST_CASE("their number") { test::CheckNumbers(2300, 1900); }
 
 }  // namespace
 }  // namespace moert
