@@ -75,6 +75,18 @@ def compare(machine, expected, measured, **more):
             "expected_tokens_per_s": expected, "measured_tokens_per_s": measured, **more}
 
 
+def table():
+    """The evenings on a GPU that docs/results/data keeps."""
+    kept = json.loads((ROOT / "docs/results/data/first-evenings.json").read_text(encoding="utf-8"))
+    lines = ["| card, RAM | for | on the card | llama-server, expected | measured | our tools, expected | measured |",
+             "|---|---|--:|--:|--:|--:|--:|"]
+    for server, tools in zip(kept["llama-server"], kept["tools"]):
+        speeds = [row[f"{word}_tokens_per_s"] for row in (server, tools) for word in ("expected", "measured")]
+        lines.append(f"| {server['machine'].replace(' card', '').replace(' of RAM', '')} | {server['model']} | "
+                     f"{100 * server['share']:.0f} % | " + " | ".join(f"{speed:,.0f}" for speed in speeds) + " |")
+    return "\n".join(lines)
+
+
 def finish(rows, path):
     """Keeps the rows, and fails where a speed is far from what was expected."""
     if path:

@@ -13,6 +13,7 @@ import sys
 import decoder_page
 import digest
 import envelope_h200
+import first_evening
 import frontier_page
 import grouped_core
 import one_card
@@ -70,6 +71,7 @@ TABLES = {
     # One card
     "one-card-bytes": Table(one_card.bytes_table, word=SHAPES), "one-card-share": Table(one_card.share_table, word=SHAPES),
     "one-card-speed": Table(one_card.speed_table, word="Arithmetic, not measured: no consumer card was at hand"),
+    "first-evenings": Table(first_evening.table, ("first-evenings",)),
     # The rest
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices"),
     "cpu-formats": Table(digest.cpu_formats, word="Typed, at 3f6c4253. Two cores of a Xeon with AMX that others loaded"),

@@ -1,8 +1,8 @@
 // Writes a GGUF in the shape of Qwen3-30B-A3B with random weights, fast: experts in q4_0, the rest
 // in q8_0 and f32.
 //   big_gguf FILE LAYERS recorded|uniform|SKEW [THREADS [WORD ...]]
-// Words: mxfp4, the experts' format; gpt-oss, the shape of gpt-oss-20b, in mxfp4; routers, of a
-// file that is there, those alone.
+// Words: mxfp4, the experts' format; gpt-oss, the shape of gpt-oss-20b, in mxfp4; gpt-oss-120b;
+// deepseek-v3, the shape of its experts; routers, of a file that is there, those alone.
 // `recorded` routes as trained models were recorded to (made_model.h); `uniform` is the hard case.
 #include <fcntl.h>
 #include <ggml.h>
@@ -119,6 +119,8 @@ int main(int argc, char** argv) {
   for (int i = 5; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "gpt-oss") shape = made::GptOss();
+    if (word == "gpt-oss-120b") shape = made::GptOss(128);
+    if (word == "deepseek-v3") shape = made::DeepSeekV3Experts();
     if (word == "mxfp4") shape.type = made::Type::kMxfp4;
     if (word == "routers") routers = true;
   }

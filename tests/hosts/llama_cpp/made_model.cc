@@ -91,7 +91,11 @@ uint16_t Half(float value) {
 
 }  // namespace
 
-Shape GptOss() { return {"gpt-oss", 2880, 2880, 32, 4, 201088, 64, 64, 8, Type::kMxfp4, true}; }
+Shape GptOss(int64_t experts) {
+  return {"gpt-oss", 2880, 2880, experts, 4, 201088, 64, 64, 8, Type::kMxfp4, true};
+}
+
+Shape DeepSeekV3Experts() { return {"qwen3moe", 7168, 2048, 256, 8, 129280, 128, 128, 8}; }
 
 std::vector<Tensor> Tensors(const Shape& of, int layers, const Routing& routing) {
   const double root = std::sqrt(static_cast<double>(of.hidden));

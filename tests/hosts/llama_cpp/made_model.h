@@ -38,7 +38,8 @@ struct Shape {
   Type type = Type::kQ4;  // of the experts
   bool gpt_oss = false;
 };
-Shape GptOss();
+Shape GptOss(int64_t experts = 32);  // 128: of gpt-oss-120b
+Shape DeepSeekV3Experts();           // and their router, in qwen3moe's decoder
 
 inline constexpr float kCommon = 20;  // first element of every embedding; the others are N(0, 1)
 
