@@ -3,8 +3,8 @@
 # llama.cpp plug-ins. Prints sizes, SHA-256, and the glibc that each binary needs. The same tree and tools
 # give the same bytes.
 #   cmake/make-release.sh FOLDER [source|plugins|deb|wheel|cuda-wheel]...    without a part: all but cuda-wheel
-# FOLDER/files has the result. auditwheel, where it is installed, gives wheels the name of the glibc they
-# need (manylinux_2_X); without it they keep linux_x86_64, which PyPI does not take.
+# FOLDER/files has the result. Binaries are linked for glibc 2.28 and checked for it. auditwheel, where it
+# is installed, names wheels so; without it they keep linux_x86_64, which PyPI does not take.
 set -euo pipefail
 if [ $# -lt 1 ]; then
   echo "usage: cmake/make-release.sh FOLDER [source|plugins|deb|wheel|cuda-wheel]..." >&2
@@ -18,6 +18,10 @@ shift
 : "${SOURCE_DATE_EPOCH:=$(git -C "$source" log -1 --format=%ct)}"
 export SOURCE_DATE_EPOCH LC_ALL=C.UTF-8 TZ=UTC
 map="\"-ffile-prefix-map=$source=.\""  # quoted for the shell of the build, as in make-deb.sh
+glibc=2.28
+python3 "$source/cmake/glibc/link_folder.py" "$out/glibc" $glibc
+# The system's own shared libraries take newer symbols, and may.
+export LDFLAGS="-L\"$out/glibc\" -Wl,--allow-shlib-undefined"
 
 # GPUs on which a wheel with CUDA starts without a compiler at work: compute capability 8.0, 8.6 and 8.9, 9.0, 12.0.
 # Others compile for minutes, once.
@@ -31,7 +35,8 @@ wheel() {
     -C cmake.define.CMAKE_UNITY_BUILD=ON -C "cmake.define.CMAKE_C_FLAGS=$map" \
     -C "cmake.define.CMAKE_CXX_FLAGS=$map"
   if command -v auditwheel >/dev/null; then
-    auditwheel repair --wheel-dir "$out/$1" "$out/$1"/moert-*-linux_x86_64.whl
+    auditwheel repair --only-plat --plat "manylinux_${glibc/./_}_x86_64" --wheel-dir "$out/$1" \
+      "$out/$1"/moert-*-linux_x86_64.whl
     rm -f "$out/$1"/moert-*-linux_x86_64.whl
   else
     echo "make-release: auditwheel is not installed, the wheel keeps the name linux_x86_64"
@@ -73,17 +78,23 @@ for part in "$@"; do
   esac
 done
 
-# The newest symbol version of glibc that a file takes.
+# The newest symbol version of glibc that a file takes. A newer one than is promised fails.
 glibc_of() { objdump -T "$1" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1; }
 rm -rf "$out/unpacked"
 for wheel in "$out"/files/*wheel/*.whl; do
   [ ! -e "$wheel" ] || python3 -m zipfile -e "$wheel" "$out/unpacked/$(basename "$(dirname "$wheel")")"
 done
-for binary in "$out"/prefix/lib*/libmoert.so.?.* "$out"/plugins/ggml-*/*.so* "$out"/deb/bin/moert-run \
-              "$out"/unpacked/*/moert/libmoert.so "$out"/unpacked/*/moert/bin/moert-*; do
-  [ ! -e "$binary" ] || echo "$(realpath --relative-to="$out" "$binary") needs $(glibc_of "$binary")"
+newer=0
+for binary in "$out"/prefix/lib*/libmoert.so.?.* "$out"/plugins/ggml-*/*.so* "$out"/deb/bin/moert-* \
+              "$out"/deb/capi/libmoert.so.?.* "$out"/unpacked/*/moert/libmoert.so \
+              "$out"/unpacked/*/moert/bin/moert-*; do
+  [ -e "$binary" ] || continue
+  needs=$(glibc_of "$binary")
+  echo "$(realpath --relative-to="$out" "$binary") needs $needs"
+  printf '%s\n' "$needs" "GLIBC_$glibc" | sort -CV || newer=1
 done
 rm -rf "$out/unpacked"
+[ $newer = 0 ] || { echo "make-release: a binary needs a newer glibc than $glibc" >&2; exit 1; }
 cd "$out/files"
 find . -type f -printf '%P: %s bytes\n' | sort
 find . -type f -printf '%P\0' | sort -z | xargs -0 sha256sum
