@@ -3,8 +3,9 @@
 # llama.cpp plug-ins. Prints sizes, SHA-256, and the glibc that each binary needs. The same tree and tools
 # give the same bytes.
 #   cmake/make-release.sh FOLDER [source|plugins|deb|wheel|cuda-wheel]...    without a part: all but cuda-wheel
-# FOLDER/files has the result. Binaries are linked for glibc 2.28 and checked for it. auditwheel, where it
-# is installed, names wheels so; without it they keep linux_x86_64, which PyPI does not take.
+# FOLDER/files has the result. Wheels and plug-ins are linked for glibc 2.28 and checked for it; packages for
+# this Debian, as their dependencies are. auditwheel, where it is installed, names wheels by the glibc;
+# without it they keep linux_x86_64, which PyPI does not take.
 set -euo pipefail
 if [ $# -lt 1 ]; then
   echo "usage: cmake/make-release.sh FOLDER [source|plugins|deb|wheel|cuda-wheel]..." >&2
@@ -63,7 +64,7 @@ for part in "$@"; do
     wheel) wheel wheel OFF ;;
     cuda-wheel) wheel cuda-wheel ON ;;
     deb)
-      "$source/cmake/make-deb.sh" "$out/deb" -DCMAKE_UNITY_BUILD=ON
+      env -u LDFLAGS "$source/cmake/make-deb.sh" "$out/deb" -DCMAKE_UNITY_BUILD=ON
       cp "$out"/deb/packages/*.deb "$out/files" ;;
     plugins)
       library
@@ -85,9 +86,8 @@ for wheel in "$out"/files/*wheel/*.whl; do
   [ ! -e "$wheel" ] || python3 -m zipfile -e "$wheel" "$out/unpacked/$(basename "$(dirname "$wheel")")"
 done
 newer=0
-for binary in "$out"/prefix/lib*/libmoert.so.?.* "$out"/plugins/ggml-*/*.so* "$out"/deb/bin/moert-* \
-              "$out"/deb/capi/libmoert.so.?.* "$out"/unpacked/*/moert/libmoert.so \
-              "$out"/unpacked/*/moert/bin/moert-*; do
+for binary in "$out"/prefix/lib*/libmoert.so.?.* "$out"/plugins/ggml-*/*.so* \
+              "$out"/unpacked/*/moert/libmoert.so "$out"/unpacked/*/moert/bin/moert-*; do
   [ -e "$binary" ] || continue
   needs=$(glibc_of "$binary")
   echo "$(realpath --relative-to="$out" "$binary") needs $needs"
