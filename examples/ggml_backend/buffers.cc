@@ -82,7 +82,8 @@ bool AllFit(const Options& options, int64_t bytes) {
   const int64_t reserve = std::max(free / 8, int64_t{1} << 30);
   const bool may = options.budget_fraction == 1 || options.budget_bytes >= bytes ||
                    (options.budget_fraction == 0 && options.budget_bytes == 0);
-  return may && options.strategy.empty() && bytes <= free - reserve;
+  const bool ours = !options.strategy.empty() || !options.budget_file.empty();
+  return may && !ours && bytes <= free - reserve;
 }
 
 }  // namespace

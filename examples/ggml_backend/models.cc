@@ -116,7 +116,10 @@ Store* Model::store() {
 bool Model::OpenOn(Gpu* gpu) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::string error;
-  if (opened_) return store_ != nullptr && store_->on_device();
+  if (opened_) {
+    MakeRoom();
+    return store_ != nullptr && store_->on_device();
+  }
   if (Open(gpu, &error)) return opened_ = true;
   Say("%s: the CPU multiplies experts, not the GPU: %s", stem_.c_str(), error.c_str());
   return false;
@@ -128,8 +131,18 @@ bool Model::Open(Gpu* gpu, std::string* error) {
     *error = "a layer of them is more than ggml's CUDA kernels can address";
     return false;
   }
-  store_ = Store::Open(stem_, layers, file_, options_, gpu, error);
+  Options options = options_;
+  std::string wrong;
+  if (!options.budget_file.empty() &&
+      !budget_file_.Read(&options.budget_bytes, &options.budget_fraction, &wrong)) {
+    Say("%s: the budget is that of the start: %s", stem_.c_str(), wrong.c_str());
+  }
+  const int64_t free = gpu != nullptr ? gpu->FreeBytes() : FreeMemory();
+  store_ = Store::Open(stem_, layers, file_, options, gpu, error);
   if (store_ == nullptr) return false;
+  const bool named = options.budget_bytes > 0 || options.budget_fraction > 0;
+  if (!named) reserve_ = FreeReserve(free);
+  said_ = store_->budget_bytes();
   Say("%s: %zu layers, %s of experts, a budget of %s%s", stem_.c_str(), layers.size(),
       BytesText(store_->all_bytes()).c_str(), BytesText(store_->budget_bytes()).c_str(),
       gpu == nullptr                 ? ""
@@ -147,6 +160,45 @@ bool Model::Open(Gpu* gpu, std::string* error) {
         stem_.c_str());
   }
   return true;
+}
+
+// A context comes, which llama.cpp gives memory after this. Where it is refused the budget stays.
+void Model::MakeRoom() {
+  std::string error;
+  if (store_ == nullptr || reserve_ == 0) return;
+  const MemoryNow now = store_->Memory();
+  store_->SetBudget(std::max(now.least, now.budget / 2), 0, &error);
+}
+
+void Model::Adapt() {
+  int64_t bytes = 0;
+  double fraction = 0;
+  std::string error;
+  if (!options_.budget_file.empty()) {
+    if (!budget_file_.ReadChanged(&bytes, &fraction, &error)) {
+      if (!error.empty()) Say("%s: the budget stays: %s", stem_.c_str(), error.c_str());
+      return;
+    }
+  } else if (reserve_ > 0) {
+    const MemoryNow now = store_->Memory();
+    bytes = FollowFree(now, reserve_);
+    if (bytes == now.budget) return;
+  } else {
+    return;
+  }
+  const int64_t before = store_->budget_bytes();
+  if (!store_->SetBudget(bytes, fraction, &error)) {
+    if (error == refused_) return;
+    Say("%s: the budget stays %s: %s", stem_.c_str(), BytesText(before).c_str(), error.c_str());
+    refused_ = error;
+    return;
+  }
+  // One that follows what is free is said where it is another order.
+  const int64_t now = store_->budget_bytes();
+  const bool little = options_.budget_file.empty() && now < 2 * said_ && now > said_ / 2;
+  if (now == before || little) return;
+  Say("%s: a budget of %s from now on", stem_.c_str(), BytesText(now).c_str());
+  said_ = now;
 }
 
 void Model::Close() {

@@ -39,7 +39,8 @@ class Model {
         file_(std::move(file)),
         used_(used),
         options_(options),
-        statistics_(options.statistics_file, stem_) {}
+        statistics_(options.statistics_file, stem_),
+        budget_file_(options.budget_file) {}
   ~Model();
 
   const std::string& stem() const { return stem_; }
@@ -55,7 +56,10 @@ class Model {
   /// is left to try. Takes the lock.
   bool OpenOn(Gpu* gpu);
   /// A call of one of its layers begins. Needs the lock, and the store.
-  void Count(int layer, int64_t tokens) { statistics_.Count(layer, tokens, *store_); }
+  void Count(int layer, int64_t tokens) {
+    if (layer == 0 && due_(EverySecond::Time::clock::now())) Adapt();
+    statistics_.Count(layer, tokens, *store_);
+  }
   /// Needs the lock. No more products over this model's tensors.
   void Close();
 
@@ -63,6 +67,10 @@ class Model {
   std::vector<Layer> Arrange(Gpu* gpu);
   int UsedExperts(int block) const;
   bool Open(Gpu* gpu, std::string* error);
+  // Where nobody named a budget, halves it: it grows again into what is left.
+  void MakeRoom();
+  // Takes the budget that holds from now on.
+  void Adapt();
 
   const std::string stem_;  // of the GGUF's path, without the number of a split file
   const std::shared_ptr<const GgufModel> file_;
@@ -73,6 +81,11 @@ class Model {
   std::unique_ptr<Store> store_;
   bool opened_ = false;
   StatsFile statistics_;
+  EverySecond due_;
+  BudgetFile budget_file_;
+  int64_t reserve_ = 0;  // memory that a budget which nobody named leaves free
+  int64_t said_ = 0;     // the last budget that was said
+  std::string refused_;  // why one was not taken, which has been said
 };
 
 /// Opens all models that are loaded; false: one of them is not on the GPU.

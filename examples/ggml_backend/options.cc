@@ -11,6 +11,8 @@
 #include <iterator>
 #include <string_view>
 
+#include "live_budget.h"
+
 namespace moert_ggml {
 namespace {
 
@@ -70,9 +72,9 @@ bool ReadThreads(const char* text, int* threads) {
 
 // A name that nobody reads is a mistake.
 void NameUnknown() {
-  static constexpr std::string_view kKnown[] = {"BUDGET",     "CPU",        "DISABLE", "EXACT",
-                                                "GPU",        "IO_THREADS", "PINNED",  "STATS",
-                                                "STATS_FILE", "STRATEGY"};
+  static constexpr std::string_view kKnown[] = {"BUDGET", "BUDGET_FILE", "CPU",        "DISABLE",
+                                                "EXACT",  "GPU",         "IO_THREADS", "PINNED",
+                                                "STATS",  "STATS_FILE",  "STRATEGY"};
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
     if (text.substr(0, 6) != "MOERT_") continue;
@@ -84,12 +86,22 @@ void NameUnknown() {
 
 }  // namespace
 
+bool ReadBudget(const char* text, int64_t* bytes, double* fraction) {
+  return ReadBytes(text, bytes, fraction);
+}
+
 bool ReadOptions(Options* options, std::string* error) {
   NameUnknown();
-  if (!ReadBytes(Value("MOERT_BUDGET"), &options->budget_bytes, &options->budget_fraction)) {
-    *error = std::string("MOERT_BUDGET is \"") + Value("MOERT_BUDGET") +
-             "\", legal is a size such as 8G (8GiB) or 512M, a number of bytes, or a share of the "
-             "experts such as 25%";
+  options->budget_file = Value("MOERT_BUDGET_FILE");
+  if (!options->budget_file.empty()) {
+    if (!BudgetFile(options->budget_file)
+             .Read(&options->budget_bytes, &options->budget_fraction, error)) {
+      return false;
+    }
+  } else if (!ReadBudget(Value("MOERT_BUDGET"), &options->budget_bytes,
+                         &options->budget_fraction)) {
+    *error =
+        std::string("MOERT_BUDGET is \"") + Value("MOERT_BUDGET") + "\", legal is " + kLegalBudget;
     return false;
   }
   if (!ReadBytes(Value("MOERT_PINNED"), &options->pinned_bytes, nullptr)) {

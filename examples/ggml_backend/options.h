@@ -12,6 +12,8 @@ struct Options {
   /// is set: what is free less a reserve.
   int64_t budget_bytes = 0;
   double budget_fraction = 0;
+  /// MOERT_BUDGET_FILE: has a budget in MOERT_BUDGET's place, and is read again as it changes.
+  std::string budget_file;
   /// MOERT_PINNED: RAM that experts may take beside a GPU, bytes as above; 0: for all of them.
   int64_t pinned_bytes = 0;
   int io_threads = 8;           // MOERT_IO_THREADS: experts that are read at once, 1 to 16
@@ -26,6 +28,11 @@ struct Options {
 
 /// False: a value is not legal, and `error` names the variable, its value and what is.
 bool ReadOptions(Options* options, std::string* error);
+
+inline constexpr char kLegalBudget[] =
+    "a size such as 8G (8GiB) or 512M, a number of bytes, or a share of the experts such as 25%";
+/// False: `text` is no budget.
+bool ReadBudget(const char* text, int64_t* bytes, double* fraction);
 
 /// One line to stderr, with the plug-in's name in front.
 void Say(const char* format, ...) __attribute__((format(printf, 1, 2)));

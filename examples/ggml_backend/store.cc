@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -170,6 +171,39 @@ void Store::Release() {
   held_ = false;
 }
 
+bool Store::SetBudget(int64_t bytes, double fraction, std::string* error) {
+  EndStep();
+  const double share = fraction * static_cast<double>(all_bytes_);
+  const bool much = bytes > most_bytes_ || share > static_cast<double>(most_bytes_ - fixed_bytes_);
+  moert_error* failure = nullptr;
+  if (moert_engine_set_budget(engine_, much ? most_bytes_ : bytes, much ? 0 : fraction, &failure) !=
+      MOERT_OK) {
+    *error = Message(failure);
+    return false;
+  }
+  moert_stats stats;
+  moert_stats_init(&stats, sizeof stats);
+  if (moert_engine_stats(engine_, &stats, nullptr) == MOERT_OK) budget_bytes_ = stats.budget_bytes;
+  small_ = false;
+  return true;
+}
+
+MemoryNow Store::Memory() const {
+  MemoryNow now;
+  now.budget = budget_bytes_;
+  now.least = least_bytes_;
+  now.most = useful_;
+  const auto add = [](void* held, const char* name, double value) {
+    if (std::strcmp(name, "moert_fixed_bytes") == 0 || std::strcmp(name, "moert_pool_bytes") == 0) {
+      *static_cast<int64_t*>(held) += static_cast<int64_t>(value);
+    }
+  };
+  moert_metrics_visit(engine_, add, &now.held, nullptr);
+  const int64_t free = gpu_ != nullptr ? gpu_->FreeBytes() : FreeMemory();
+  now.free = free > 0 ? free : -1;
+  return now;
+}
+
 std::string Store::Metrics(const std::string& label) const {
   uint64_t needed = 0;
   moert_metrics_prometheus(engine_, label.c_str(), nullptr, 0, &needed, nullptr);
@@ -187,15 +221,16 @@ std::string Store::Statistics() const {
   moert_stats_init(&stats, sizeof stats);
   if (moert_engine_stats(engine_, &stats, nullptr) != MOERT_OK) return "";
   char text[400];
-  std::snprintf(text, sizeof text,
-                "%lld lookups, %lld resident, %lld prefetched, %lld late, %lld by the CPU, %lld loads, "
-                "%lld prefetches, %s read, at most %s held of %s, %.3f s stalled",
-                static_cast<long long>(stats.lookups), static_cast<long long>(stats.hits_resident),
-                static_cast<long long>(stats.hits_prefetched), static_cast<long long>(stats.late),
-                static_cast<long long>(stats.cpu_computed), static_cast<long long>(stats.loads), static_cast<long long>(stats.prefetches),
-                BytesText(stats.bytes_loaded).c_str(), BytesText(stats.peak_bytes).c_str(),
-                BytesText(stats.budget_bytes).c_str(),
-                static_cast<double>(stats.stalled_ns) * 1e-9);
+  std::snprintf(
+      text, sizeof text,
+      "%lld lookups, %lld resident, %lld prefetched, %lld late, %lld by the CPU, %lld loads, "
+      "%lld prefetches, %s read, at most %s held of %s, %.3f s stalled",
+      static_cast<long long>(stats.lookups), static_cast<long long>(stats.hits_resident),
+      static_cast<long long>(stats.hits_prefetched), static_cast<long long>(stats.late),
+      static_cast<long long>(stats.cpu_computed), static_cast<long long>(stats.loads),
+      static_cast<long long>(stats.prefetches), BytesText(stats.bytes_loaded).c_str(),
+      BytesText(stats.peak_bytes).c_str(), BytesText(stats.budget_bytes).c_str(),
+      static_cast<double>(stats.stalled_ns) * 1e-9);
   std::string all = text;
   if (beside_ > 0) {
     std::snprintf(text, sizeof text, "; %lld experts came beside the cache",

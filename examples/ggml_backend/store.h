@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gguf_model.h"
+#include "live_budget.h"
 #include "options.h"
 #include "staging.h"
 #include "stream_plan.h"
@@ -113,6 +114,11 @@ class Store {
   /// Bytes of slots for all experts, and the budget for all that the library holds.
   int64_t all_bytes() const { return all_bytes_; }
   int64_t budget_bytes() const { return budget_bytes_; }
+  /// Another budget, between two tokens, in bytes or, with 0, as a share of the experts. False:
+  /// `error` says why, and the old one holds.
+  bool SetBudget(int64_t bytes, double fraction, std::string* error);
+  /// The GPU's memory where the experts are there, else RAM.
+  MemoryNow Memory() const;
   /// "hits 812 of 1024, ...".
   std::string Statistics() const;
   /// All of them as Prometheus has them.
@@ -143,7 +149,10 @@ class Store {
   int64_t hidden_ = 0;
   int64_t all_bytes_ = 0;
   int64_t budget_bytes_ = 0;
-  bool staged_ = true;  // unless it was refused
+  int64_t fixed_bytes_ = 0;              // of a budget, that is not of slots
+  int64_t least_bytes_ = 0;              // the smallest legal budget
+  int64_t most_bytes_ = 0, useful_ = 0;  // the largest one; that of all experts, if that is less
+  bool staged_ = true;                   // unless it was refused
   bool small_ = false;
   int64_t beside_ = 0;  // experts that Stage has brought
   int64_t calls_ = 0;

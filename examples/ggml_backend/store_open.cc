@@ -171,10 +171,24 @@ int64_t FreeBudget(const moert_memory& all, int64_t available) {
   return std::min(all.budget_bytes, available - FreeReserve(available));
 }
 
+// Bytes that may be pinned: for all experts, as far as RAM goes.
+int64_t PinnedBytes(const std::string& name, const Options& options, int64_t experts) {
+  if (options.pinned_bytes > 0) return options.pinned_bytes;
+  const int64_t all = experts + experts / 8 + (int64_t{1} << 30), available = FreeMemory();
+  const int64_t most = available == 0 ? all : available - FreeReserve(available);
+  if (most < experts) {
+    Say("%s: RAM has room for %s of experts beside what is left to others: further ones are read "
+        "from the file",
+        name.c_str(), BytesText(most).c_str());
+  }
+  return std::min(all, most);
+}
+
 // Makes the engine's budget one of bytes: what is asked for, of the slots' own bytes, as far as it
 // can be used.
-bool SetBudget(const moert_source* source, const std::vector<Layer>& layers, const Options& options,
-               Gpu* gpu, moert_engine_options* engine, moert_memory* plan, std::string* error) {
+bool PlanBudget(const moert_source* source, const std::vector<Layer>& layers,
+                const Options& options, Gpu* gpu, moert_engine_options* engine, moert_memory* plan,
+                std::string* error) {
   engine->budget_bytes = options.budget_bytes;
   if (options.budget_fraction > 0) engine->budget_fraction = options.budget_fraction;
   moert_memory_init(plan, sizeof *plan);
@@ -186,6 +200,10 @@ bool SetBudget(const moert_source* source, const std::vector<Layer>& layers, con
   engine->budget_bytes = plan->budget_bytes;
   if (options.budget_bytes == 0 && options.budget_fraction == 0) {
     engine->budget_bytes = FreeBudget(*plan, gpu != nullptr ? gpu->FreeBytes() : FreeMemory());
+    // Keys and values come behind this; the budget then grows into what they leave.
+    if (gpu != nullptr && engine->budget_bytes < plan->budget_bytes) {
+      engine->budget_bytes = std::max(plan->minimum_bytes, engine->budget_bytes / 2);
+    }
   }
   if (gpu == nullptr) return true;
   const int64_t most = FixedBytes(*plan) + MostSlotBytes(layers);
@@ -248,9 +266,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
     // They read all experts into pinned memory now, and multiply later: beside llama.cpp's own
     // thread and one that the driver may need.
     engine.threads = store->product_ == nullptr ? 0 : std::max(1, Machine().cpus - 2);
-    engine.host_budget_bytes = options.pinned_bytes > 0
-                                   ? options.pinned_bytes
-                                   : expert_bytes + expert_bytes / 8 + (int64_t{1} << 30);
+    engine.host_budget_bytes = PinnedBytes(name, options, expert_bytes);
   }
   moert_logger logger;
   moert_logger_init(&logger, sizeof logger);
@@ -263,7 +279,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   store->gpu_ = gpu;
   moert_memory plan;
   moert_error* failure = nullptr;
-  const bool budgeted = SetBudget(source, layers, options, gpu, &engine, &plan, error);
+  const bool budgeted = PlanBudget(source, layers, options, gpu, &engine, &plan, error);
   const bool made =
       budgeted && moert_engine_create(source, &engine, &store->engine_, &failure) == MOERT_OK;
   if (budgeted && !made) *error = Message(failure);
@@ -272,6 +288,10 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   if (std::string_view(moert_engine_promise(store->engine_)) == "exact") store->product_ = nullptr;
   store->all_bytes_ = plan.all_bytes;
   store->budget_bytes_ = engine.budget_bytes;
+  store->fixed_bytes_ = FixedBytes(plan);
+  store->least_bytes_ = plan.minimum_bytes;
+  store->most_bytes_ = gpu == nullptr ? INT64_MAX : FixedBytes(plan) + MostSlotBytes(layers);
+  store->useful_ = std::min(FixedBytes(plan) + plan.all_bytes, store->most_bytes_);
   if (gpu != nullptr) {
     store->Fill(layers, static_cast<double>(engine.budget_bytes - FixedBytes(plan)) /
                             static_cast<double>(plan.all_bytes));

@@ -1,5 +1,7 @@
 #include "exec/backend.h"
 
+#include <algorithm>
+
 #include "base/checked_math.h"
 
 namespace moert {
@@ -46,6 +48,26 @@ int64_t PinnedLimit(int64_t host_budget, const MemoryLimits& machine) {
 bool HostHoldsAll(const ExpertSource& source, absl::Span<const int> versions, int64_t host_budget) {
   const int64_t bytes = UnpinnedBytes(source, versions);
   return bytes == 0 || bytes <= host_budget;
+}
+
+std::vector<ExpertKey> RecordsToKeep(const ExpertSource& source, int version, int64_t host_budget) {
+  const int64_t lacking = UnpinnedBytes(source, {version}) - host_budget;
+  int64_t left = host_budget - std::max<int64_t>(lacking, 0);
+  const std::vector<MoeLayerSpec>& layers = source.model().layers;
+  std::vector<ExpertKey> keep;
+  bool more = true;
+  for (int e = 0; more; ++e) {
+    more = false;
+    for (int l = 0; l < source.model().num_layers(); ++l) {
+      if (e >= layers[l].num_experts) continue;
+      more = true;
+      if (source.PinnedRecord(l, e, version) != nullptr) continue;
+      left -= RoundUp(source.layout(l, e, version).bytes, kRecordAlignment);
+      if (left < 0) return keep;
+      keep.push_back({l, e});
+    }
+  }
+  return keep;
 }
 
 }  // namespace moert

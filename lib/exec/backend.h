@@ -167,6 +167,12 @@ int64_t PinnedLimit(int64_t host_budget, const MemoryLimits& machine);
 /// `host_budget`. Where none is given they are kept as they are read.
 bool HostHoldsAll(const ExpertSource& source, absl::Span<const int> versions, int64_t host_budget);
 
+/// Records of a version that the source does not have there, to be read before any call: all of
+/// them where `host_budget` holds them. Else, of all layers alike, so many that as much of the
+/// budget is left as bytes do not fit: calls fill that with what they name first. None where no
+/// budget is given.
+std::vector<ExpertKey> RecordsToKeep(const ExpertSource& source, int version, int64_t host_budget);
+
 }  // namespace moert
 
 #endif  // MOERT_LIB_EXEC_BACKEND_H_

@@ -62,6 +62,9 @@ double DeviceSeconds(const ModelFacts& f, const Placement& p, const Rates& rates
          Seconds(token * (1 - hits.first), link) + Seconds(token * (1 - hits.second), rates.disk);
 }
 
+/// Room for all records, which are aligned.
+int64_t PinnedBytes(const ExpertsAs& as) { return as.bytes + as.bytes / 64 + (1 << 20); }
+
 Placement Place(const ModelFacts& f, const ExpertsAs& as, const Room& room, const Rates& rates,
                 bool on_device) {
   Placement p;
@@ -73,7 +76,9 @@ Placement Place(const ModelFacts& f, const ExpertsAs& as, const Room& room, cons
     p.tiers.device = Share(free, as.bytes);
     p.tiers.memory =
         std::min(1 - p.tiers.device, p.tiers.device < 1 ? Share(room.memory, as.bytes) : 0.0);
-    p.pins_all = p.tiers.device < 1 && as.bytes <= room.memory;
+    if (p.tiers.device < 1 && as.bytes / 2 < room.memory) {
+      p.pinned = std::min(room.memory, PinnedBytes(as));
+    }
   } else {
     const int64_t free = room.memory - f.dense_bytes - f.kv_bytes - fixed;
     p.budget = std::min(free, as.bytes) + fixed;
@@ -107,10 +112,6 @@ std::string SpeedText(const Speed& s) {
 }
 
 std::string BudgetText(int64_t bytes) { return fmt::format("{}M", bytes >> 20); }
-/// Room for all records, which are aligned.
-std::string PinnedText(const ExpertsAs& as) {
-  return BudgetText(as.bytes + as.bytes / 64 + (1 << 20));
-}
 
 /// The device that runs the placement.
 std::vector<std::string> Commands(const ModelFacts& f, const Placement& p, bool on_device) {
@@ -127,15 +128,19 @@ std::vector<std::string> Commands(const ModelFacts& f, const Placement& p, bool 
   }
   std::vector<std::string> commands;
   const std::string as = p.as.stored ? "" : " --as " + p.as.scheme;
-  const std::string pinned = p.pins_all ? " --host-budget " + PinnedText(p.as) : "";
+  const std::string pinned = p.pinned > 0 ? " --host-budget " + BudgetText(p.pinned) : "";
+  const std::string in_python = p.pinned == 0 ? ""
+                                : p.pinned >= PinnedBytes(p.as)
+                                    ? ", host_budget=\"all\""
+                                    : fmt::format(", host_budget={}", p.pinned);
   const std::string strategy =
       whole ? "--strategy resident" : "--strategy auto --budget " + budget + pinned;
   commands.push_back(fmt::format("moert-run chat --model {}{} {}", f.path, as, strategy));
   if (f.stored.empty()) {
-    commands.push_back(fmt::format(
-        "python: moert.from_pretrained(\"{}\", budget=\"{}\"{}{}{})", f.path, budget,
-        p.as.stored ? "" : fmt::format(", experts=\"{}\"", p.as.scheme),
-        on_device ? ", device=\"cuda\"" : "", p.pins_all ? ", host_budget=\"all\"" : ""));
+    commands.push_back(fmt::format("python: moert.from_pretrained(\"{}\", budget=\"{}\"{}{}{})",
+                                   f.path, budget,
+                                   p.as.stored ? "" : fmt::format(", experts=\"{}\"", p.as.scheme),
+                                   on_device ? ", device=\"cuda\"" : "", in_python));
   }
   return commands;
 }

@@ -33,8 +33,10 @@ struct Speed {
 struct Placement {
   ExpertsAs as;
   Tiers tiers;
-  int64_t budget = 0;     // of the fast tier, fixed parts included
-  bool pins_all = false;  // beside a GPU that lacks some, RAM has room for all experts
+  int64_t budget = 0;  // of the fast tier, fixed parts included
+  // Beside a GPU that lacks some, RAM that experts are read into before the first token: for all of
+  // them, or, where it has room for half at least, as much as there is.
+  int64_t pinned = 0;
   Speed speed;
 };
 

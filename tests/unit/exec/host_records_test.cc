@@ -1,10 +1,9 @@
 // Which records count as held by the host: those that the source has pinned, others within a
 // budget.
-#include "exec/backend.h"
-
 #include <set>
 
 #include "base/checked_math.h"
+#include "exec/backend.h"
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 
@@ -47,6 +46,28 @@ TEST_CASE("all records of all versions must be pinned, or within the budget toge
   CHECK(HostHoldsAll(source, both, 3 * bytes(1)));
   source.pinned.insert({{0, 1}, {1, 1}, {2, 1}});
   CHECK(HostHoldsAll(source, both, 0));
+}
+
+TEST_CASE("a budget that does not hold all leaves room for what calls name first") {
+  PartlyPinned source(SyntheticShape{3, 12, 3, 64, 48, 32});
+  const int64_t each = RoundUp(source.layout(0, 0, 0).bytes, kRecordAlignment);
+  const auto kept = [&](int64_t budget) { return RecordsToKeep(source, 0, budget); };
+  CHECK(kept(36 * each).size() == 36);
+  CHECK(kept(100 * each).size() == 36);
+  CHECK(kept(36 * each - 1).size() == 35);
+  CHECK(kept(30 * each).size() == 24);
+  CHECK(kept(27 * each).size() == 18);
+  for (const int64_t few : {int64_t{-1}, int64_t{0}, 18 * each}) CHECK(kept(few).empty());
+  std::vector<int> of_layer(3);
+  for (const ExpertKey key : kept(27 * each)) {
+    ++of_layer[static_cast<size_t>(key.layer)];
+    CHECK(key.expert < 6);
+  }
+  CHECK(of_layer == std::vector<int>{6, 6, 6});
+  source.pinned = {{1, 0}};
+  CHECK(kept(24 * each).size() == 24);
+  for (const ExpertKey key : kept(20 * each)) CHECK(key.layer != 1);
+  CHECK(kept(20 * each).size() == 16);
 }
 
 TEST_CASE("what may be pinned is bounded, also where nobody said by what") {

@@ -53,8 +53,8 @@ class DeviceSource final : public ExpertSource {
   bool Kept(ExpertKey key, int source_version) const;
   /// Where that is, for as long as this lives; null: not kept.
   const std::byte* KeptRecord(ExpertKey key, int source_version) const;
-  /// OK when every record of a version is kept. Reads them, with all threads of `pool`, where a
-  /// host budget was given and holds them; FailedPrecondition where it does not or there is none.
+  /// OK when every record of a version is kept. Reads RecordsToKeep with all threads of `pool`.
+  /// FailedPrecondition where the host budget does not hold all, or none was given.
   absl::Status KeepAll(int version, ThreadPool* pool);
   /// A copy that Begin began.
   struct Copying {

@@ -1,35 +1,28 @@
-// DeviceSource: all records of a version in pinned memory from the start.
+// DeviceSource: records of a version in pinned memory from the start.
 #include <vector>
 
 #include "base/bytes_text.h"
 #include "base/checked_math.h"
 #include "base/errors.h"
 #include "base/status_macros.h"
+#include "exec/backend.h"
 #include "exec/cuda/memory/device_transfers.h"
 
 namespace moert::cuda {
 
 absl::Status DeviceSource::KeepAll(int version, ThreadPool* pool) {
-  std::vector<ExpertKey> missing;
-  int64_t bytes = 0;
-  for (int l = 0; l < model().num_layers(); ++l) {
-    for (int e = 0; e < model().layers[l].num_experts; ++e) {
-      if (Kept({l, e}, version)) continue;
-      missing.push_back({l, e});
-      bytes += RoundUp(layout(l, e, version).bytes, kRecordAlignment);
-    }
-  }
-  if (missing.empty()) return absl::OkStatus();
-  if (host_budget_ < bytes) {
-    return FailedPrecondition(
-        "records are read as they are needed: a host_budget of {} would hold all from the start",
-        BytesText(bytes));
-  }
+  std::vector<ExpertKey> missing = RecordsToKeep(*source_, version, host_budget_);
+  std::erase_if(missing, [&](ExpertKey key) { return Kept(key, version); });
   std::vector<absl::Status> kept(missing.size());
   pool->Run(static_cast<int64_t>(missing.size()), [&](int64_t i, int) {
     const auto at = static_cast<size_t>(i);
     kept[at] = Keep(missing[at], version);
   });
+  if (!HostHoldsAll(*source_, {version}, host_budget_)) {
+    return FailedPrecondition(
+        "records are read as they are needed: a host_budget of {} would hold all from the start",
+        BytesText(UnpinnedBytes(*source_, {version})));
+  }
   absl::Status status;
   for (const absl::Status& s : kept) status.Update(s);
   return status;
