@@ -54,13 +54,8 @@ class CudaBackend final : public Backend {
             "layer {}: {} experts, top {}: the cuda backend takes at most {}, top {}", l,
             layer.num_experts, layer.routing.top_k, kMaxExperts, kMaxTopK);
       }
-      for (int e = 0; e < layer.num_experts; ++e) {
-        for (const int version : versions) {
-          MOERT_RETURN_IF_ERROR(MakeDeviceFormat(source.layout(l, e, version)).status());
-        }
-      }
     }
-    return absl::OkStatus();
+    return CheckDeviceFormats(source, versions);
   }
 
   bool cpu_beside(const ExpertSource& source) const override {

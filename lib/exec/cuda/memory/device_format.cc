@@ -1,5 +1,7 @@
 #include "exec/cuda/memory/device_format.h"
 
+#include <string>
+
 #include "base/errors.h"
 #include "base/status_macros.h"
 #include "kernels/cpu/kernel_set.h"
@@ -85,11 +87,26 @@ absl::StatusOr<DeviceFormat> MakeDeviceFormat(const RecordLayout& layout,
   MOERT_ASSIGN_OR_RETURN(f.down, MakeDeviceMatrix(layout.down, hadamard, numerics));
   if (!(layout.gate.scheme == layout.up.scheme)) {
     return Unimplemented(
-        "gate in {} and up in {}: the cuda backend takes one scheme for both; widened to bf16 they "
-        "run (OpenModelOptions::widen, --as bf16)",
+        "gate in {} and up in {}: the cuda backend takes one scheme for both; they run widened to "
+        "bf16 (OpenModelOptions::widen, --as bf16), rounded anew (--as SCHEME), or as they are on "
+        "the CPU (--backend cpu)",
         layout.gate.scheme.Name(), layout.up.scheme.Name());
   }
   return f;
+}
+
+absl::Status CheckDeviceFormats(const ExpertSource& source, absl::Span<const int> versions) {
+  const MoeModelSpec& model = source.model();
+  for (int l = 0; l < model.num_layers(); ++l) {
+    for (int e = 0; e < model.layers[l].num_experts; ++e) {
+      for (const int version : versions) {
+        const absl::Status status = MakeDeviceFormat(source.layout(l, e, version)).status();
+        if (status.ok()) continue;
+        return Unimplemented("layer {}, expert {}: {}", l, e, std::string(status.message()));
+      }
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<const int> versions,

@@ -15,6 +15,9 @@ namespace moert::cuda {
 absl::StatusOr<DeviceFormat> MakeDeviceFormat(
     const RecordLayout& layout, ActivationNumerics numerics = ActivationNumerics::kBF16);
 
+/// The same for all experts of a model, naming the first that has none.
+absl::Status CheckDeviceFormats(const ExpertSource& source, absl::Span<const int> versions);
+
 /// The products of a model read these.
 struct OperandUse {
   bool x[kOperands] = {};
