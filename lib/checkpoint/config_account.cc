@@ -28,18 +28,16 @@ struct Known {
 
 constexpr Known kModelFields[] = {
     {kTraining,
-     "initializer_range tf_legacy_loss attention_dropout attn_pdrop resid_pdrop embd_pdrop "
-     "dropout hidden_dropout hidden_dropout_prob classifier_dropout router_aux_loss_coef "
+     "initializer_range tf_legacy_loss attn_pdrop resid_pdrop embd_pdrop router_aux_loss_coef "
      "router_z_loss_coef aux_loss_alpha seq_aux router_jitter_noise input_jitter_noise "
      "gradient_checkpointing"},
     {kGeneration,
-     "pad_token_id sep_token_id unk_token_id eod_token_id decoder_start_token_id "
-     "forced_bos_token_id forced_eos_token_id max_length max_new_tokens min_length do_sample "
-     "early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p "
-     "typical_p repetition_penalty length_penalty no_repeat_ngram_size "
-     "encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values "
-     "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
-     "cache_implementation tokenizer_class prefix model_max_length max_tokenizer_truncation"},
+     "max_length max_new_tokens min_length do_sample early_stopping num_beams num_beam_groups "
+     "diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty "
+     "no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences "
+     "remove_invalid_values exponential_decay_length_penalty suppress_tokens "
+     "begin_suppress_tokens cache_implementation tokenizer_class prefix model_max_length "
+     "max_tokenizer_truncation"},
     {kOrigin,
      "architectures auto_map model_type torch_dtype dtype transformers_version unsloth_version "
      "_name_or_path _commit_hash task_specific_params id2label label2id problem_type "
@@ -141,6 +139,19 @@ Scope ScopeOf(FieldScope scope) {
   return {kModelFields, kModelWords, false};
 }
 
+bool HasOneOf(const std::string& key, absl::Span<const char* const> words) {
+  const std::string lower = absl::AsciiStrToLower(key);
+  return std::any_of(words.begin(), words.end(),
+                     [&](const char* word) { return absl::StrContains(lower, word); });
+}
+
+// Why a field whose name tells enough changes nothing, else null.
+const char* WhyByName(const std::string& key) {
+  if (absl::StrContains(key, "dropout")) return kTraining;
+  if (absl::EndsWith(key, "_id") && !HasOneOf(key, kExpertWords)) return kGeneration;
+  return nullptr;
+}
+
 }  // namespace
 
 void AccountForFields(FieldScope scope, const std::string& prefix, ConfigFields& fields,
@@ -155,6 +166,10 @@ void AccountForFields(FieldScope scope, const std::string& prefix, ConfigFields&
       unused->push_back({prefix + key, known->why});
       continue;
     }
+    if (const char* why = of.strict ? nullptr : WhyByName(key)) {
+      unused->push_back({prefix + Printable(key), why});
+      continue;
+    }
     if (scope == FieldScope::kAround) {
       unused->push_back({prefix + key, "of what is around the language model"});
       continue;
@@ -162,11 +177,7 @@ void AccountForFields(FieldScope scope, const std::string& prefix, ConfigFields&
     const bool other = scope == FieldScope::kExperts &&
                        std::any_of(std::begin(kOtherParts), std::end(kOtherParts),
                                    [&](const char* part) { return absl::StartsWith(key, part); });
-    const bool computes =
-        !other &&
-        (of.strict || std::any_of(of.words.begin(), of.words.end(), [&](const char* word) {
-           return absl::StrContains(absl::AsciiStrToLower(key), word);
-         }));
+    const bool computes = !other && (of.strict || HasOneOf(key, of.words));
     if (!computes) {
       unused->push_back(
           {prefix + Printable(key), scope == FieldScope::kExperts ? kOfTheHost : kUnknown});

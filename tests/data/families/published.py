@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Writes published.json: facts of published config.json files, and what models of them have.
 
-    pip install torch==2.15.0 transformers==5.24.0 && python3 published.py SOURCE FOLDER
+    pip install torch==2.15.0 transformers==5.24.0 && python3 published.py [SOURCE FOLDER]...
 
 FOLDER has copies of published files, ORGANIZATION--MODEL_config.json each; SOURCE says where they
-come from. Left out is what no reader needs: pictures, sound, lists of layers that are not quantized.
-Expected numbers are those of the model that transformers makes of the file without its weights, and
-products of its sizes where transformers has no such model.
+come from. They are added to those that published.json has. Left out is what no reader needs:
+pictures, sound, lists of layers that are not quantized, fields that the source added. Expected
+numbers, of all files, are those of the model that transformers makes of the file without its
+weights, and products of its sizes where transformers has no such model.
 """
 import copy
 import json
@@ -26,7 +27,12 @@ REFUSED = {"moonshotai/Kimi-K3": 'model_type is "kimi_k3"', "Qwen/Qwen3.5-27B": 
            "poolside/Laguna-XS.2-FP8": "transform_config is",
            "nvidia/Gemma-4-31B-IT-NVFP4": "num_experts is missing",
            "nvidia/MiniMax-M3-NVFP4": "modelopt MXFP8",
-           "nvidia/Nemotron-H-56B-Base-8K": "n_routed_experts is missing"}
+           "nvidia/Nemotron-H-56B-Base-8K": "n_routed_experts is missing",
+           "deepseek-ai/deepseek-vl2-tiny": 'model_type is "deepseek_vl_v2"',
+           "inclusionAI/Ming-Lite-Omni": 'model_type is "bailingmm"',
+           "openbmb/MiniCPM-MoE-8x2B": 'model_type is "minicpm"'}
+# Fields that are not of the published file.
+ADDED = {"databricks/dbrx-base": ("move_model_to_device", "pretraining_tp")}
 
 
 def facts(value):
@@ -75,22 +81,45 @@ def of_transformers(config):
 
 def of_sizes(config):
     c = config.get("text_config", config)
-    layers = c["num_hidden_layers"] - c.get("first_k_dense_replace", 0)
-    experts = c["n_routed_experts"]
-    return dict(layers=layers, experts=experts,
-                weights=layers * experts * 3 * c["hidden_size"] * c["moe_intermediate_size"])
+
+    def first(*names):
+        return next(c[n] for n in names if n in c)
+
+    if "ffn_config" in c:  # dbrx
+        layers, hidden, width = c["n_layers"], c["d_model"], c["ffn_config"]["ffn_hidden_size"]
+        experts = c["ffn_config"]["moe_num_experts"]
+    else:
+        layers = c["num_hidden_layers"] - c.get("first_k_dense_replace", 0)
+        hidden, width = c["hidden_size"], first("moe_intermediate_size", "intermediate_size")
+        width = width[0] if isinstance(width, list) else width
+        experts = first("n_routed_experts", "num_experts", "num_local_experts")
+    return dict(layers=layers, experts=experts, weights=layers * experts * 3 * hidden * width)
 
 
-def main(source, folder):
-    published = {}
+def read(source, folder):
+    added = {}
     for file in sorted(os.listdir(folder)):
+        name = file.removesuffix("_config.json").replace("--", "/")
         with open(os.path.join(folder, file)) as f:
             config = facts(json.load(f))
-        name = file.removesuffix("_config.json").replace("--", "/")
+        for field in ADDED.get(name, ()):
+            del config[field]
+        added[name] = dict(source=source, config=config)
+    return added
+
+
+def main(*arguments):
+    with open(os.path.join(HERE, "published.json")) as f:
+        models = json.load(f)
+    for source, folder in zip(arguments[::2], arguments[1::2], strict=True):
+        models.update(read(source, folder))
+    published = {}
+    for name, model in sorted(models.items()):
+        config = model["config"]
         made = of_transformers(config) if name not in REFUSED else dict(refused=REFUSED[name])
         numbers = made or of_sizes(config)
         print(name, numbers, "" if made else "(of its sizes)")
-        published[name] = dict(source=source, **numbers, config=config)
+        published[name] = dict(source=model["source"], **numbers, config=config)
     with open(os.path.join(HERE, "published.json"), "w") as f:
         f.write("{\n" + ",\n".join(f"{json.dumps(n)}: {json.dumps(v, separators=(',', ':'))}"
                                    for n, v in published.items()) + "\n}\n")

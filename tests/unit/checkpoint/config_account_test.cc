@@ -79,6 +79,23 @@ TEST_CASE("a field whose name says nothing of computing is listed") {
   CHECK_THAT(field->why, Catch::Contains("not known"));
 }
 
+TEST_CASE("dropout and ids of tokens change nothing, whatever else the name says") {
+  json config = ReadJson(ArchitectureDir("mixtral") + "/config.json");
+  config["expert_dropout"] = 0.1;
+  config["mask_init_id"] = 13;
+  const auto parsed = Parse(config);
+  REQUIRE_OK(parsed.status());
+  for (const auto& [key, why] :
+       {std::pair{"expert_dropout", "training"}, {"mask_init_id", "tokens"}}) {
+    const UnusedField* field = Find(*parsed, key);
+    REQUIRE(field != nullptr);
+    CHECK_THAT(field->why, Catch::Contains(why));
+  }
+  config["router_token_id"] = 13;
+  CHECK_THAT(std::string(Parse(config).status().message()),
+             Catch::Contains("router_token_id is 13"));
+}
+
 TEST_CASE("routing that a family does not have is refused by name") {
   struct Case {
     const char* fixture;
@@ -98,6 +115,7 @@ TEST_CASE("routing that a family does not have is refused by name") {
       {"gpt_oss", "experts_per_token", 1},
       {"hunyuan_v1_moe", "norm_topk_prob", false},
       {"hunyuan_v1_moe", "group_limited_greedy", true},
+      {"hunyuan_v1_moe", "routed_scaling_factor", 2.5},
       {"minimax_m2", "use_routing_bias", false},
       {"minimax_m2", "attn_type_list", json::array({1, 0})},
       {"qwen3_moe", "mlp_bias", true},

@@ -260,7 +260,7 @@ TEST_CASE("generation_config.json, as the library and the example host read it")
             test::kTree) > 60);
 }
 
-TEST_CASE("their number") { test::CheckNumbers(12000, 9000); }
+TEST_CASE("their number") { test::CheckNumbers(13000, 9500); }
 
 }  // namespace
 }  // namespace moert
