@@ -214,7 +214,8 @@ TEST_CASE("text is scored as its tokens are, whatever holds them") {
 }
 
 TEST_CASE("the first open makes no second copy, and computes what a pack computes") {
-  const std::string flags = "--prompt 'The city' --max-tokens 12 --budget 25% --strategy on-demand --json - --quiet ";
+  const std::string flags =
+      "--prompt 'The city' --max-tokens 12 --budget 25% --strategy on-demand --json - --quiet ";
   const std::string cache = Scratch() / "empty-cache";
   const std::string model = " --model " + TinyModelDir() + " --cache " + cache + " ";
   const Json in_place = Json::parse(Run("run", "generate" + model + flags).out);
@@ -290,7 +291,8 @@ TEST_CASE("chat draws as generation_config.json asks, where no flag says otherwi
   const Outcome same = Run("run", chat + "--temperature 0.7 --top-p 0.9");
   CHECK(Json::parse(same.out)["tokens"] == Json::parse(published.out)["tokens"]);
   CHECK(Json::parse(greedy.out)["tokens"] != Json::parse(published.out)["tokens"]);
-  test::WriteFile(model + "/generation_config.json", R"({"do_sample": true, "temperature": "hot"})");
+  test::WriteFile(model + "/generation_config.json",
+                  R"({"do_sample": true, "temperature": "hot"})");
   const Outcome wrong = Run("run", chat);
   CHECK(wrong.status == 2);
   CHECK_THAT(wrong.err, Catch::Contains("generation_config.json: temperature: legal is a number"));
@@ -330,8 +332,12 @@ TEST_CASE("doctor says what there is and what would be fastest") {
   REQUIRE(model.status == 0);
   CHECK_THAT(model.out, Catch::Contains("bf16 *") && Catch::Contains("100 % in RAM") &&
                             Catch::Contains("exactly as published; every expert stays") &&
-                            Catch::Contains("moert-run chat --model") &&
+                            Catch::Contains("moert-run generate --prompt \"...\" --model") &&
                             Catch::Contains("measured here, now: memory "));
+  // What it says to type is what runs.
+  const size_t line = model.out.find("moert-run generate");
+  const std::string typed = model.out.substr(line, model.out.find('\n', line) - line);
+  CHECK(Run("run", typed.substr(10) + " --max-tokens 2 --quiet").status == 0);
   const Json advice =
       Json::parse(Run("run", "doctor --seconds 0.05 --quiet --json -" + Model()).out);
   const Json& speed = advice["advice"]["placements"][0]["tokens_per_s"];

@@ -135,7 +135,8 @@ std::vector<std::string> Commands(const ModelFacts& f, const Placement& p, bool 
                                     : fmt::format(", host_budget={}", p.pinned);
   const std::string strategy =
       whole ? "--strategy resident" : "--strategy auto --budget " + budget + pinned;
-  commands.push_back(fmt::format("moert-run chat --model {}{} {}", f.path, as, strategy));
+  const char* const way = f.chats ? "chat" : "generate --prompt \"...\"";
+  commands.push_back(fmt::format("moert-run {} --model {}{} {}", way, f.path, as, strategy));
   if (f.stored.empty()) {
     commands.push_back(fmt::format("python: moert.from_pretrained(\"{}\", budget=\"{}\"{}{}{})",
                                    f.path, budget,

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "cli/common/model_parts.h"
 #include "cli/common/stored_scheme.h"
+#include "host/chat_template.h"
 #include "moert/engine.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/gguf.h"
@@ -186,6 +187,7 @@ absl::StatusOr<ModelFacts> ReadFolder(const std::string& path, int64_t context) 
   if (!checkpoint.ok() && !absl::IsNotFound(checkpoint.status())) return checkpoint.status();
   if (checkpoint.ok()) {
     facts.kind = ModelKind::kCheckpoint;
+    facts.chats = !absl::IsNotFound(host::ChatTemplate::LoadModel(path).status());
     AddDense(**checkpoint, config, &facts);
   } else {
     AddDense(config, &facts);

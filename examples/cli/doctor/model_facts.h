@@ -25,6 +25,7 @@ struct ModelFacts {
   std::string path;
   std::string architecture;
   std::string stored;  // in what form a quantized file has its weights; empty: floats
+  bool chats = true;   // false: a whole checkpoint that brings no chat template
   int layers = 0, moe_layers = 0;
   int64_t experts = 0;  // of a layer
   int64_t top_k = 0;

@@ -26,7 +26,8 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
   AddPromise(parser, &o->promise);
   parser->AddString("budget", &o->budget,
                     "memory for experts: 512MiB, 8GiB (everything), or 25% of the experts");
-  parser->AddSize("host-budget", &o->host_budget, "pinned host memory of the cuda backend");
+  parser->AddSizeOrAll("host-budget", &o->host_budget,
+                       "pinned host memory of the cuda backend; all: for every expert");
   parser->AddChoice("backend", &o->backend, {"cpu", "cuda", "auto"}, "where experts execute");
   parser->AddInt("threads", &o->threads, "compute threads; 0: one a core", 0, 1024);
   parser->AddDouble("link-gbps", &o->link_gbps, "paces transfers to this rate, GB/s");

@@ -6,7 +6,7 @@ day_test.py SERVER PLUGIN MODEL WORK_DIR [FAKE_GPU]
 FAKE_GPU: a folder with a stand-in for CUDA, whose free memory moves in the budget's place.
 
 Agents send growing conversations with tools and results of tools, ask for short answers, whole or as they come, and begin
-anew where a slot is full. MOERT_BUDGET_FILE has another budget every two seconds. No request fails, a question asked alone
+anew where a slot is full. MOERT_BUDGET_FILE has another budget every second or so. No request fails, a question asked alone
 has the same answer at every budget, and what the server holds at the smallest budget does not grow from round to round.
 """
 import concurrent.futures
@@ -17,6 +17,7 @@ import pathlib
 import re
 import sys
 import threading
+import time
 
 import chat_client
 from running_server import RunningServer
@@ -27,7 +28,7 @@ TURNS, ROUNDS = 200, 4
 # The first is also that of the comparisons.
 BUDGETS = ["8%", "60%", "25%", "100%", "15%"]
 FREE_BYTES = ["1000000", "9000000", "30000000", "2000000", "20000000"]
-INTERVAL = 2  # seconds
+INTERVAL, TOOL = 1.2, 0.5  # seconds: of a budget, of an agent's tool
 GROWTH = 4 << 20  # bytes: heaps are not returned to the byte
 TOOLS = [{"type": "function", "function": {
     "name": "read_file", "description": "Returns lines of a file",
@@ -52,6 +53,7 @@ class Agent:
         if not self.messages or self.tokens > CONTEXT // 2:
             self.messages = [{"role": "system", "content": text(self.number, 24)}]
         if number % 3 == 2:
+            time.sleep(TOOL)
             self.messages += [CALL, {"role": "tool", "tool_call_id": "call_1", "content": text(number, 40)}]
         else:
             self.messages.append({"role": "user", "content": text(number, 12)})
@@ -91,7 +93,7 @@ class Moving:
         new.replace(self.path)
 
     def move(self):
-        for text in itertools.cycle(self.texts):
+        for text in itertools.cycle(self.texts[1:] + self.texts[:1]):
             self.set(text)
             if self.stopping.wait(INTERVAL):
                 return
@@ -110,7 +112,7 @@ class Moving:
 def rest(server, expected):
     """At the smallest budget, alone: the answer, and the bytes that are held."""
     for _ in range(4):  # budgets are looked at once a second, and a followed one gives back bit by bit
-        threading.Event().wait(1.1)
+        time.sleep(1.1)
         answer = chat_client.answer(server, QUESTION, 16)[0]
         assert expected in (None, answer), (answer, expected)
     return answer, server.memory()
