@@ -334,7 +334,7 @@ TEST_CASE("doctor says what there is and what would be fastest") {
                             Catch::Contains("exactly as published; every expert stays") &&
                             Catch::Contains("moert-run generate --prompt \"...\" --model") &&
                             Catch::Contains("measured here, now: memory "));
-  // What it says to type is what runs.
+  // The command that it names runs.
   const size_t line = model.out.find("moert-run generate");
   const std::string typed = model.out.substr(line, model.out.find('\n', line) - line);
   CHECK(Run("run", typed.substr(10) + " --max-tokens 2 --quiet").status == 0);
