@@ -1,7 +1,11 @@
 #include "claims.h"
 
+#include <mutex>
+
 #include "buffers.h"
+#include "gguf_model.h"
 #include "layer_call.h"
+#include "options.h"
 
 namespace moert_ggml {
 namespace {
@@ -87,8 +91,21 @@ bool Claims(const ggml_tensor* node, ggml_backend_dev_t inner) {
   return (bias || ClaimingProduct(node) != nullptr) && ggml_backend_dev_supports_op(inner, node);
 }
 
+void SayIfNotMapped(const ggml_tensor* node) {
+  static std::once_flag once;
+  if (!IsProduct(node) || IsAsked(node->src[0]) || node->src[0]->extra != nullptr ||
+      BlockOfExperts(node->src[0]->name) < 0) {
+    return;
+  }
+  std::call_once(once, [] {
+    Say("the model was loaded without mmap: its experts are in RAM already and are not cached. "
+        "llama.cpp maps files by default but for integrated GPUs; -lm mmap asks for it");
+  });
+}
+
 bool ClaimsForGpu(const ggml_tensor* node, ggml_backend_dev_t inner) {
   if (IsView(node->op)) return true;
+  SayIfNotMapped(node);
   const ggml_tensor* product = ClaimingProduct(node);
   return product != nullptr && ExpertsOf(product) != nullptr &&
          ggml_backend_dev_supports_op(inner, node);

@@ -12,6 +12,9 @@ bool Claims(const ggml_tensor* node, ggml_backend_dev_t inner);
 /// The same of a GPU: experts that are in no store stay the CPU's.
 bool ClaimsForGpu(const ggml_tensor* node, ggml_backend_dev_t inner);
 
+/// Says once that llama.cpp read experts into memory of its own, where a product names such.
+void SayIfNotMapped(const ggml_tensor* node);
+
 }  // namespace moert_ggml
 
 #endif  // MOERT_EXAMPLES_GGML_BACKEND_CLAIMS_H_

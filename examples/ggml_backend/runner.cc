@@ -5,23 +5,12 @@
 
 #include "buffers.h"
 #include "chunks.h"
+#include "claims.h"
 
 namespace moert_ggml {
 namespace {
 
 constexpr int kGraphNodes = 1024;
-
-// Experts that llama.cpp read into memory of its own.
-void SayNotMapped(const ggml_tensor* node) {
-  static std::once_flag once;
-  if (node->op != GGML_OP_MUL_MAT_ID || !IsOurs(node->src[0]->buffer) ||
-      node->src[0]->extra != nullptr || BlockOfExperts(node->src[0]->name) < 0) {
-    return;
-  }
-  std::call_once(once, [] {
-    Say("the model was loaded without mmap: its experts are in RAM already and are not cached");
-  });
-}
 
 }  // namespace
 
@@ -33,7 +22,7 @@ ggml_status Runner::Compute(ggml_cgraph* graph) {
   for (int i = 0; i < count; ++i) {
     ggml_tensor* node = ggml_graph_node(graph, i);
     if (ExpertsOf(node) == nullptr || ggml_is_empty(node)) {
-      SayNotMapped(node);
+      SayIfNotMapped(node);
       Append(node);
       if (nodes_.room() && ggml_graph_n_nodes(pending_) < kGraphNodes) continue;
       if (const ggml_status status = Flush(); status != GGML_STATUS_SUCCESS) return status;

@@ -283,6 +283,8 @@ for budget in 25% 4%; do
 done
 for mode in override reload two; do beside 25% "$beside_model" stock.logits cpu_moe "$mode"; done
 # Where it is not to be, or cannot, the CPU goes on, and one line says why.
+beside 25% "$beside_model" stock.logits cpu_moe no_mmap
+[ "$(grep -c '^moert: .*in RAM already' with.log)" = 1 ] || fail "a GPU without mmap: $(cat with.log)"
 MOERT_GPU=0 beside 25% "$beside_model" stock.logits cpu_moe
 ! grep -q 'on the GPU' with.log || fail "MOERT_GPU=0: $(cat with.log)"
 beside 1KiB "$beside_model" stock.logits cpu_moe
