@@ -80,10 +80,9 @@ bool AllFit(const Options& options, int64_t bytes) {
   if (gpu == nullptr) return false;
   const int64_t free = gpu->FreeBytes();
   const int64_t reserve = std::max(free / 8, int64_t{1} << 30);
-  const bool may = options.budget_fraction == 1 || options.budget_bytes >= bytes ||
-                   (options.budget_fraction == 0 && options.budget_bytes == 0);
-  const bool ours = !options.strategy.empty() || !options.budget_file.empty();
-  return may && !ours && bytes <= free - reserve;
+  const bool may =
+      options.budget_fraction == 1 || options.budget_bytes >= bytes || !options.names_budget();
+  return may && !options.keeps_all() && bytes <= free - reserve;
 }
 
 }  // namespace

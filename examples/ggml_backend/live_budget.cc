@@ -71,8 +71,7 @@ bool BudgetFile::ReadChanged(int64_t* bytes, double* fraction, std::string* erro
 int64_t FollowFree(const MemoryNow& now, int64_t reserve) {
   if (now.free < 0) return now.budget;
   const int64_t left = now.free - (now.budget - now.held);  // when the budget is used
-  const bool low = left<reserve / 2, high = left> 2 * reserve;
-  if (!low && !high) return now.budget;
+  if (left >= reserve / 2 && left <= 2 * reserve) return now.budget;
   return std::clamp(now.budget + left - reserve, now.least, std::max(now.least, now.most));
 }
 

@@ -137,11 +137,8 @@ bool Model::Open(Gpu* gpu, std::string* error) {
       !budget_file_.Read(&options.budget_bytes, &options.budget_fraction, &wrong)) {
     Say("%s: the budget is that of the start: %s", stem_.c_str(), wrong.c_str());
   }
-  const int64_t free = gpu != nullptr ? gpu->FreeBytes() : FreeMemory();
   store_ = Store::Open(stem_, layers, file_, options, gpu, error);
   if (store_ == nullptr) return false;
-  const bool named = options.budget_bytes > 0 || options.budget_fraction > 0;
-  if (!named) reserve_ = FreeReserve(free);
   said_ = store_->budget_bytes();
   Say("%s: %zu layers, %s of experts, a budget of %s%s", stem_.c_str(), layers.size(),
       BytesText(store_->all_bytes()).c_str(), BytesText(store_->budget_bytes()).c_str(),
@@ -165,7 +162,7 @@ bool Model::Open(Gpu* gpu, std::string* error) {
 // A context comes, which llama.cpp gives memory after this. Where it is refused the budget stays.
 void Model::MakeRoom() {
   std::string error;
-  if (store_ == nullptr || reserve_ == 0) return;
+  if (store_ == nullptr || store_->reserve() == 0) return;
   const MemoryNow now = store_->Memory();
   store_->SetBudget(std::max(now.least, now.budget / 2), 0, &error);
 }
@@ -179,9 +176,9 @@ void Model::Adapt() {
       if (!error.empty()) Say("%s: the budget stays: %s", stem_.c_str(), error.c_str());
       return;
     }
-  } else if (reserve_ > 0) {
+  } else if (store_->reserve() > 0) {
     const MemoryNow now = store_->Memory();
-    bytes = FollowFree(now, reserve_);
+    bytes = FollowFree(now, store_->reserve());
     if (bytes == now.budget) return;
   } else {
     return;

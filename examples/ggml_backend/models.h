@@ -83,7 +83,6 @@ class Model {
   StatsFile statistics_;
   EverySecond due_;
   BudgetFile budget_file_;
-  int64_t reserve_ = 0;  // memory that a budget which nobody named leaves free
   int64_t said_ = 0;     // the last budget that was said
   std::string refused_;  // why one was not taken, which has been said
 };

@@ -24,6 +24,10 @@ struct Options {
   bool shares = true;     // MOERT_CPU=0: beside a GPU the CPU computes nothing of what is missing
   bool exact = false;     // MOERT_EXACT=1: nor then, and results keep their bits
   bool disabled = false;  // MOERT_DISABLE=1
+
+  bool names_budget() const { return budget_bytes > 0 || budget_fraction > 0; }
+  /// Experts stay in libmoert where all fit, too.
+  bool keeps_all() const { return !strategy.empty() || !budget_file.empty(); }
 };
 
 /// False: a value is not legal, and `error` names the variable, its value and what is.

@@ -41,7 +41,7 @@ std::shared_ptr<const GgufModel> ModelOf(const ggml_tensor* tensor) {
 }  // namespace
 
 bool LeftToStock(const ggml_tensor* weight, const Options& options) {
-  if (!options.strategy.empty() || !options.budget_file.empty()) return false;
+  if (options.keeps_all()) return false;
   static auto* loading = new Loading;
   const std::lock_guard<std::mutex> lock(loading->mutex);
   const bool first = loading->asked.empty();

@@ -199,7 +199,7 @@ MemoryNow Store::Memory() const {
     }
   };
   moert_metrics_visit(engine_, add, &now.held, nullptr);
-  const int64_t free = gpu_ != nullptr ? gpu_->FreeBytes() : FreeMemory();
+  const int64_t free = FreeBytes(gpu_);
   now.free = free > 0 ? free : -1;
   return now;
 }

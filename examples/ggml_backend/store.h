@@ -54,6 +54,8 @@ int64_t FreeMemory();
 /// The part of it that is left to the context and everybody else: an eighth, at least 1 GiB, at
 /// most a half.
 int64_t FreeReserve(int64_t available);
+/// The GPU's free memory, or, where `gpu` is null, RAM's; 0: not known.
+int64_t FreeBytes(const Gpu* gpu);
 
 /// Not thread-safe: the caller holds its model's lock.
 class Store {
@@ -119,6 +121,8 @@ class Store {
   bool SetBudget(int64_t bytes, double fraction, std::string* error);
   /// The GPU's memory where the experts are there, else RAM.
   MemoryNow Memory() const;
+  /// The part of it that a budget which nobody named leaves free; 0: somebody named one.
+  int64_t reserve() const { return reserve_; }
   /// "hits 812 of 1024, ...".
   std::string Statistics() const;
   /// All of them as Prometheus has them.
@@ -151,6 +155,7 @@ class Store {
   int64_t budget_bytes_ = 0;
   int64_t fixed_bytes_ = 0;              // of a budget, that is not of slots
   int64_t least_bytes_ = 0;              // the smallest legal budget
+  int64_t reserve_ = 0;                  // see reserve()
   int64_t most_bytes_ = 0, useful_ = 0;  // the largest one; that of all experts, if that is less
   bool staged_ = true;                   // unless it was refused
   bool small_ = false;

@@ -165,30 +165,29 @@ int64_t MostSlotBytes(const std::vector<Layer>& layers) {
   return block < INT64_MAX / kBlocks ? block * kBlocks : INT64_MAX / 2;
 }
 
-// Without MOERT_BUDGET: all experts, or what is free but for a reserve.
-int64_t FreeBudget(const moert_memory& all, int64_t available) {
-  if (available == 0) return all.budget_bytes;  // not known
-  return std::min(all.budget_bytes, available - FreeReserve(available));
+// As much of `wanted` as leaves a reserve free.
+int64_t WithinFree(int64_t wanted, int64_t available) {
+  if (available == 0) return wanted;  // not known
+  return std::min(wanted, available - FreeReserve(available));
 }
 
 // Bytes that may be pinned: for all experts, as far as RAM goes.
 int64_t PinnedBytes(const std::string& name, const Options& options, int64_t experts) {
   if (options.pinned_bytes > 0) return options.pinned_bytes;
-  const int64_t all = experts + experts / 8 + (int64_t{1} << 30), available = FreeMemory();
-  const int64_t most = available == 0 ? all : available - FreeReserve(available);
+  const int64_t most = WithinFree(experts + experts / 8 + (int64_t{1} << 30), FreeMemory());
   if (most < experts) {
     Say("%s: RAM has room for %s of experts beside what is left to others: further ones are read "
         "from the file",
         name.c_str(), BytesText(most).c_str());
   }
-  return std::min(all, most);
+  return most;
 }
 
 // Makes the engine's budget one of bytes: what is asked for, of the slots' own bytes, as far as it
 // can be used.
 bool PlanBudget(const moert_source* source, const std::vector<Layer>& layers,
-                const Options& options, Gpu* gpu, moert_engine_options* engine, moert_memory* plan,
-                std::string* error) {
+                const Options& options, Gpu* gpu, int64_t available, moert_engine_options* engine,
+                moert_memory* plan, std::string* error) {
   engine->budget_bytes = options.budget_bytes;
   if (options.budget_fraction > 0) engine->budget_fraction = options.budget_fraction;
   moert_memory_init(plan, sizeof *plan);
@@ -198,8 +197,8 @@ bool PlanBudget(const moert_source* source, const std::vector<Layer>& layers,
     return false;
   }
   engine->budget_bytes = plan->budget_bytes;
-  if (options.budget_bytes == 0 && options.budget_fraction == 0) {
-    engine->budget_bytes = FreeBudget(*plan, gpu != nullptr ? gpu->FreeBytes() : FreeMemory());
+  if (!options.names_budget()) {
+    engine->budget_bytes = WithinFree(plan->budget_bytes, available);
     // Keys and values come behind this; the budget then grows into what they leave.
     if (gpu != nullptr && engine->budget_bytes < plan->budget_bytes) {
       engine->budget_bytes = std::max(plan->minimum_bytes, engine->budget_bytes / 2);
@@ -218,6 +217,8 @@ bool PlanBudget(const moert_source* source, const std::vector<Layer>& layers,
 }  // namespace
 
 int64_t FreeMemory() { return Machine().memory_available_bytes; }
+
+int64_t FreeBytes(const Gpu* gpu) { return gpu != nullptr ? gpu->FreeBytes() : FreeMemory(); }
 
 int64_t FreeReserve(int64_t available) {
   return std::min(std::max(available / 8, int64_t{1} << 30), available / 2);
@@ -279,7 +280,9 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   store->gpu_ = gpu;
   moert_memory plan;
   moert_error* failure = nullptr;
-  const bool budgeted = PlanBudget(source, layers, options, gpu, &engine, &plan, error);
+  const int64_t available = FreeBytes(gpu);
+  if (!options.names_budget()) store->reserve_ = FreeReserve(available);
+  const bool budgeted = PlanBudget(source, layers, options, gpu, available, &engine, &plan, error);
   const bool made =
       budgeted && moert_engine_create(source, &engine, &store->engine_, &failure) == MOERT_OK;
   if (budgeted && !made) *error = Message(failure);

@@ -52,6 +52,25 @@ class DeviceRowsBuffer {
   cudaStream_t stream_ = nullptr;
 };
 
+/// A step whose layers all read the same rows and write to the same place.
+inline absl::Status RunLayers(Engine* engine, Phase phase, int64_t rows,
+                              const DeviceRowsBuffer& device) {
+  const int64_t hidden = engine->model().layers[0].hidden;
+  StepInfo info;
+  info.phase = phase;
+  info.rows = rows;
+  info.stream = device.stream();
+  const auto step = engine->BeginStep(info);
+  if (!step.ok()) return step.status();
+  absl::Status status;
+  for (int l = 0; l < engine->model().num_layers() && status.ok(); ++l) {
+    status = engine->Forward(*step, l, {device.x(), DType::kF32, rows, hidden, hidden},
+                             {device.y(), DType::kF32, rows, hidden, hidden});
+  }
+  status.Update(engine->EndStep(*step));
+  return status;
+}
+
 /// As RunStep, in device memory.
 inline absl::Status RunDeviceStep(Engine* engine, Phase phase, std::vector<float> x, int64_t rows,
                                   DeviceRowsBuffer* device, std::vector<float>* outputs,

@@ -31,31 +31,15 @@ EngineOptions Options(const std::string& strategy) {
   return o;
 }
 
-absl::Status RunLayers(Engine* engine, Phase phase, const DeviceRowsBuffer& device) {
-  const int64_t hidden = Shape().hidden;
-  StepInfo info;
-  info.phase = phase;
-  info.rows = kRows;
-  info.stream = device.stream();
-  const auto step = engine->BeginStep(info);
-  if (!step.ok()) return step.status();
-  absl::Status status;
-  for (int l = 0; l < engine->model().num_layers() && status.ok(); ++l) {
-    status = engine->Forward(*step, l, {device.x(), DType::kF32, kRows, hidden, hidden},
-                             {device.y(), DType::kF32, kRows, hidden, hidden});
-  }
-  status.Update(engine->EndStep(*step));
-  return status;
-}
-
 Outcome RunSteps(Engine* engine) {
   HiddenProcess process(Shape().hidden, 7);
   Outcome outcome;
   for (int s = 0; s < kSteps; ++s) {
     DeviceRowsBuffer device(kRows * Shape().hidden);
     device.Set(process.Next(kRows));
-    outcome.status = InEngine(
-        [&] { return RunLayers(engine, s == 0 ? Phase::kPrefill : Phase::kDecode, device); });
+    outcome.status = InEngine([&] {
+      return RunLayers(engine, s == 0 ? Phase::kPrefill : Phase::kDecode, kRows, device);
+    });
     const std::vector<float> y = device.Get();
     if (!outcome.status.ok()) break;
     outcome.Add(y);

@@ -13,23 +13,8 @@ namespace {
 
 constexpr int64_t kRows = 4;
 
-SyntheticShape Shape() {
-  SyntheticShape shape;
-  shape.layers = 3;
-  shape.experts = 16;
-  shape.top_k = 4;
-  shape.hidden = 192;
-  shape.intermediate = 128;
-  shape.low_version = true;
-  return shape;
-}
-
-StepInfo StepOf(const DeviceRowsBuffer& device) {
-  StepInfo info;
-  info.rows = kRows;
-  info.stream = device.stream();
-  return info;
-}
+const SyntheticShape kShape{
+    .experts = 16, .top_k = 4, .hidden = 192, .intermediate = 128, .low_version = true};
 
 absl::StatusOr<std::unique_ptr<Engine>> Open(const std::shared_ptr<SyntheticSource>& source,
                                              const std::string& strategy) {
@@ -41,24 +26,14 @@ absl::StatusOr<std::unique_ptr<Engine>> Open(const std::shared_ptr<SyntheticSour
   return Engine::Create(source, options);
 }
 
-/// All layers of one step, and what the device says at its end.
 absl::Status Step(Engine* engine, const DeviceRowsBuffer& device) {
-  const int64_t hidden = Shape().hidden;
-  const auto step = engine->BeginStep(StepOf(device));
-  if (!step.ok()) return step.status();
-  absl::Status status;
-  for (int l = 0; l < engine->model().num_layers() && status.ok(); ++l) {
-    status = engine->Forward(*step, l, {device.x(), DType::kF32, kRows, hidden, hidden},
-                             {device.y(), DType::kF32, kRows, hidden, hidden});
-  }
-  status.Update(engine->EndStep(*step));
-  return status;
+  return RunLayers(engine, Phase::kPrefill, kRows, device);
 }
 
 TEST_CASE("a device that is lost is an error of every call, and engines go") {
-  const auto source = std::make_shared<SyntheticSource>(Shape());
-  DeviceRowsBuffer device(kRows * Shape().hidden);
-  device.Set(HiddenProcess(Shape().hidden, 7).Next(kRows));
+  const auto source = std::make_shared<SyntheticSource>(kShape);
+  DeviceRowsBuffer device(kRows * kShape.hidden);
+  device.Set(HiddenProcess(kShape.hidden, 7).Next(kRows));
   std::vector<std::unique_ptr<Engine>> engines;
   for (const char* strategy :
        {"on-demand", "fate", "fate:cpu=1", "resident:scheme=low",
@@ -70,7 +45,10 @@ TEST_CASE("a device that is lost is an error of every call, and engines go") {
     engines.push_back(*std::move(engine));
   }
   // A step that is open when it happens.
-  const auto open = engines[0]->BeginStep(StepOf(device));
+  StepInfo info;
+  info.rows = kRows;
+  info.stream = device.stream();
+  const auto open = engines[0]->BeginStep(info);
   REQUIRE_OK(open.status());
 
   REQUIRE(LaunchTrap(device.stream()) == cudaSuccess);

@@ -14,15 +14,7 @@ namespace {
 
 constexpr int64_t kRows = 4;
 
-SyntheticShape Shape() {
-  SyntheticShape shape;
-  shape.layers = 3;
-  shape.experts = 16;
-  shape.top_k = 4;
-  shape.hidden = 192;
-  shape.intermediate = 128;
-  return shape;
-}
+const SyntheticShape kShape{.experts = 16, .top_k = 4, .hidden = 192, .intermediate = 128};
 
 /// Driver calls for contexts, which tests do not link.
 struct Driver {
@@ -52,7 +44,7 @@ CUcontext Current(const Driver& driver) {
 /// Steps whose engine calls find `own` current, and leave it so.
 void Drive(const Driver& driver, CUcontext runtime, CUcontext own, Engine* engine,
            DeviceRowsBuffer* device, std::vector<float>* outputs) {
-  const int64_t hidden = Shape().hidden;
+  const int64_t hidden = kShape.hidden;
   HiddenProcess process(hidden, 7);
   for (int s = 0; s < 4; ++s) {
     StepInfo info;
@@ -78,14 +70,14 @@ void Drive(const Driver& driver, CUcontext runtime, CUcontext own, Engine* engin
 }
 
 TEST_CASE("a context of the host's own making stays the thread's, and outputs are the same") {
-  const auto source = std::make_shared<SyntheticSource>(Shape());
+  const auto source = std::make_shared<SyntheticSource>(kShape);
   const std::string strategy = GENERATE("on-demand", "fate");
   EngineOptions options;
   options.backend = BackendKind::kCuda;
   options.strategy = strategy;
   options.budget = Budget::Fraction(0.5);
   options.max_tokens_per_forward = kRows;
-  DeviceRowsBuffer device(kRows * Shape().hidden);  // makes the runtime's context
+  DeviceRowsBuffer device(kRows * kShape.hidden);  // makes the runtime's context
   const Driver driver;
   const CUcontext runtime = Current(driver);
   CUcontext own = nullptr;

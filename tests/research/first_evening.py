@@ -20,6 +20,7 @@ import sys
 import tempfile
 
 import one_card
+import origins
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples/models/tiny-moe"
@@ -77,7 +78,7 @@ def compare(machine, expected, measured, **more):
 
 def table():
     """The evenings on a GPU that docs/results/data keeps."""
-    kept = json.loads((ROOT / "docs/results/data/first-evenings.json").read_text(encoding="utf-8"))
+    kept = origins.load("first-evenings")
     lines = ["| card, RAM | for | on the card | llama-server, expected | measured | our tools, expected | measured |",
              "|---|---|--:|--:|--:|--:|--:|"]
     for server, tools in zip(kept["llama-server"], kept["tools"]):

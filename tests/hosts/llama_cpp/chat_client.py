@@ -15,11 +15,15 @@ def answer(server, text, count, stream=False, temperature=0):
             "temperature": temperature, "stream": stream}
     extra = {"ignore_eos": True, "cache_prompt": False}
     events = list(by_openai(server, body, extra) if openai else by_http(server, {**body, **extra}))
-    part = "delta" if stream else "message"
-    said = "".join(choice[part].get("content") or "" for event in events for choice in event["choices"])
+    said = text_of(events, stream)
     timings = next(event["timings"] for event in reversed(events) if event.get("timings"))
     assert timings["predicted_n"] == count, timings
     return said, timings
+
+
+def text_of(events, stream):
+    part = "delta" if stream else "message"
+    return "".join(choice[part].get("content") or "" for event in events for choice in event["choices"])
 
 
 def by_openai(server, body, extra):
@@ -35,7 +39,11 @@ def by_http(server, body):
     assert reply.status == 200, reply.read()
     if not body["stream"]:
         yield json.loads(reply.read())
-    for line in reply if body["stream"] else ():
+    line = b""
+    for line in filter(None, map(bytes.strip, reply)) if body["stream"] else ():
         if line.startswith(b"data: {"):
-            yield json.loads(line[len(b"data: "):])
+            event = json.loads(line[len(b"data: "):])
+            assert "error" not in event, event
+            yield event
+    assert not body["stream"] or line == b"data: [DONE]", line
     connection.close()

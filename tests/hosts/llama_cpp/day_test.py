@@ -11,7 +11,6 @@ has the same answer at every budget, and what the server holds at the smallest b
 """
 import concurrent.futures
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -57,27 +56,12 @@ class Agent:
             self.messages += [CALL, {"role": "tool", "tool_call_id": "call_1", "content": text(number, 40)}]
         else:
             self.messages.append({"role": "user", "content": text(number, 12)})
-        body = {"messages": self.messages, "max_tokens": 8, "tools": TOOLS, "stream": number % 2 == 1, "temperature": 0.8,
-                "seed": number, "cache_prompt": True}
-        reply, self.tokens = self.stream(body) if body["stream"] else self.whole(body)
-        self.messages.append({"role": "assistant", "content": reply})
-
-    def whole(self, body):
-        status, content = self.server.get("/v1/chat/completions", "POST", body)
-        assert status == 200, content
-        return content["choices"][0]["message"]["content"] or "", content["usage"]["total_tokens"]
-
-    def stream(self, body):
-        connection = self.server.connect("POST", "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})
-        reply = connection.getresponse()
-        assert reply.status == 200, reply.read()
-        lines = [line[6:].strip() for line in reply.read().decode().splitlines() if line.startswith("data: ")]
-        connection.close()
-        assert lines[-1] == "[DONE]", lines[-3:]
-        events = [json.loads(line) for line in lines[:-1]]
-        assert not any("error" in event for event in events), events
-        said = "".join(c["delta"].get("content") or "" for event in events for c in event["choices"])
-        return said, next(event["usage"]["total_tokens"] for event in events if event.get("usage"))
+        stream = number % 2 == 1
+        body = {"messages": self.messages, "max_tokens": 8, "tools": TOOLS, "stream": stream, "temperature": 0.8,
+                "seed": number, "cache_prompt": True, **({"stream_options": {"include_usage": True}} if stream else {})}
+        events = list(chat_client.by_http(self.server, body))
+        self.tokens = next(event["usage"]["total_tokens"] for event in events if event.get("usage"))
+        self.messages.append({"role": "assistant", "content": chat_client.text_of(events, stream)})
 
 
 class Moving:
