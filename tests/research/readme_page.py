@@ -2,8 +2,6 @@
 
 A row has one commit and one machine, or the check refuses it (origins.py).
 """
-import itertools
-
 import digest
 import grouped_core as core
 import origins
@@ -57,6 +55,6 @@ def origin(what, source):
 
 def table():
     rows = [(*cells, origin(cells[0], source)) for *cells, source in (grouped(), served(), sharing())]
-    rows += itertools.chain(sitting.readme_rows())
+    rows += (row for data in sitting.sittings() for row in sitting.readme_rows(data))
     head = ["what", "libmoert", "beside it", "lost", "measured"]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))

@@ -37,19 +37,24 @@ def runs():
                    ["--graph", "--attention-us", str(TWO_TRANSFERS[shape])], RIVALS)
 
 
+def run(bench, shape, flags, strategies, repeats=4):
+    """What moert-bench measured of one shape."""
+    command = [bench, "decode", "--backend", "cuda", "--synthetic", shape, "--schemes", "w4a16_g128", "--strategy",
+               ";".join(strategies), "--budget", BUDGETS, "--workload", "mixed", "--warm", "96", "--steps", "24",
+               "--repeats", str(repeats), *flags, "--quiet", "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
 def measure(options):
     data = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
     begin = time.monotonic()
     for name, shape, flags, strategies in runs():
         if name in data["runs"] or time.monotonic() - begin > options.seconds:
             continue
-        command = [options.bench, "decode", "--backend", "cuda", "--synthetic", shape, "--schemes", "w4a16_g128",
-                   "--strategy", ";".join(strategies), "--budget", BUDGETS, "--workload", "mixed", "--warm", "96",
-                   "--steps", "24", "--repeats", "4", *flags, "--quiet", "--json", "-"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-        keep(data, name, json.loads(done.stdout))
+        keep(data, name, run(options.bench, shape, flags, strategies))
         options.out.write_text(json.dumps(data, indent=1) + "\n")
 
 

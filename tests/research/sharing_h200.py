@@ -37,24 +37,28 @@ def name_of(workload, batch, threads, link):
     return f"{link} {workload} {batch}" + (f" {threads} threads" if threads else "")
 
 
+def run(bench, workload, batch, threads=0, repeats=5):
+    """A run as it is kept."""
+    command = [bench, "decode", "--backend", "cuda", "--synthetic", "qwen3-30b:12", "--schemes", "w4a16_g128",
+               "--strategy", f"{ALONE};{SHARED}", "--budget", BUDGETS, "--workload", workload, "--batch", str(batch),
+               "--graph", "--warm", "96" if batch < 8 else "48", "--steps", "24", "--repeats", str(repeats),
+               "--threads", str(threads), "--quiet", "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
+    result = json.loads(done.stdout)
+    return {"commit": result["commit"], "device": result["device"], "command": report.command_of(result["command"]),
+            "cells": {f"{g['budget']} {v['strategy']}": {"ms": v["repetition_ms"], "hits": v["hit_ratio"]}
+                      for g in result["groups"] for v in g["variants"]}}
+
+
 def measure(options, link):
     data = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
     for workload, batch, threads in runs():
         name = name_of(workload, batch, threads, link)
         if not any(word in name for word in options.words):
             continue
-        command = [options.bench, "decode", "--backend", "cuda", "--synthetic", "qwen3-30b:12", "--schemes",
-                   "w4a16_g128", "--strategy", f"{ALONE};{SHARED}", "--budget", BUDGETS, "--workload", workload,
-                   "--batch", str(batch), "--graph", "--warm", "96" if batch < 8 else "48", "--steps", "24",
-                   "--repeats", "5", "--threads", str(threads), "--quiet", "--json", "-"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-        result = json.loads(done.stdout)
-        data["runs"][name] = {
-            "commit": result["commit"], "device": result["device"], "command": report.command_of(result["command"]),
-            "cells": {f"{g['budget']} {v['strategy']}": {"ms": v["repetition_ms"], "hits": v["hit_ratio"]}
-                      for g in result["groups"] for v in g["variants"]}}
+        data["runs"][name] = run(options.bench, workload, batch, threads)
         options.out.write_text(json.dumps(data, indent=1) + "\n")
         print(name, {k: round(time(c), 3) for k, c in data["runs"][name]["cells"].items()}, flush=True)
 

@@ -5,17 +5,23 @@
     side_by_side.py --show FILE
 
 PLAN is a JSON file (tests/research/sittings): a question, its cells, and the programs with the settings that are
-tried of each. First every setting of every program runs once in each cell, and the best is taken. Then the
-programs take turns, the first of a round another each time. FILE keeps the samples of both parts, the commands,
-versions, the commit and the device. The tables take docs/results/data/sitting-*.json.
+tried of each. First every setting of a program that has several runs once in each cell, and the best is taken.
+Then the programs take turns, the first of a round another each time. FILE keeps the samples of both parts, the
+commands, versions, the commit and the device; samples that it has are not measured again, so that a sitting which
+was cut short goes on. The tables take docs/results/data/sitting-*.json.
 
 A command is a list of words with {KEY}s, from --set, from the cell and from the setting; a word that is one {KEY}
-of a list becomes its words. The program prints JSON, and `sample` is the path of its figure or figures there.
+of a list becomes its words. The program prints JSON, at least as its last line, and `sample` is the path of its
+figure or figures there. A command that several cells share runs once a round. Programs and settings with `cells`
+take part in the cells whose names hold one of these words. In place of `cells` a plan may have `axes`: a cell is one
+entry of each.
 With --copier another program moves pinned memory to the device at that rate meanwhile, in pieces of 256 KiB, so
 that a faster link stands for a slower one. The tree must be committed and the device otherwise idle.
 """
 import argparse
 import contextlib
+import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -48,6 +54,15 @@ def at(value, path):
     return [float(v) for v in value] if isinstance(value, list) else [float(value)]
 
 
+def figures(text):
+    """The JSON that a program printed, alone or as its last line."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        lines = [line for line in text.splitlines() if line.startswith(("{", "["))]
+        return json.loads(lines[-1] if lines else text)
+
+
 def output(command, env=None):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                           env={**os.environ, **(env or {})})
@@ -69,19 +84,26 @@ def cpu():
 class Sitting:
     def __init__(self, plan, values, data, save):
         self.plan, self.values, self.data, self.save = plan, values, data, save
+        self.cells = cells_planned(plan)
         self.sign = 1 if plan["better"] == "more" else -1
+        self.printed = {}  # what a command printed in a round, for other cells that share it
 
     def run(self, cell, subject, setting, part, number):
         """Keeps a run's figures; a setting that fails in the sweep is kept as failed."""
+        kept = {"cell": cell, "subject": subject["name"], "setting": setting, "part": part, "round": number}
+        if any(kept.items() <= sample.items() for sample in self.data["samples"]):
+            return
         chosen = subject["settings"][setting]
-        values = {**self.values, **self.plan["cells"][cell], **chosen.get("values", {})}
+        values = {**self.values, **self.cells[cell], **chosen.get("values", {})}
         values = {k: filled([v], self.values)[0] if isinstance(v, str) else v for k, v in values.items()}
         command = filled(subject["command"], values)
         env = {k: filled([v], values)[0] for k, v in {**subject.get("env", {}), **chosen.get("env", {})}.items()}
-        kept = {"cell": cell, "subject": subject["name"], "setting": setting, "part": part, "round": number,
-                "command": without_folders(" ".join([*(f"{k}={v}" for k, v in env.items()), *command]))}
+        line = " ".join([*(f"{k}={v}" for k, v in env.items()), *command])
+        kept["command"] = without_folders(line)
         try:
-            kept["values"] = at(json.loads(output(command, env)), subject["sample"])
+            if (line, part, number) not in self.printed:
+                self.printed[line, part, number] = figures(output(command, env))
+            kept["values"] = at(self.printed[line, part, number], filled([subject["sample"]], values)[0])
         except (RuntimeError, ValueError, KeyError, IndexError) as error:
             if part == "turns":
                 raise
@@ -90,23 +112,38 @@ class Sitting:
         self.save()
         print(cell, subject["name"], setting, kept.get("values") or f"failed: {kept['failed']}", flush=True)
 
-    def best(self, cell, subject):
+    def best(self, cell, subject, settings):
+        if len(settings) == 1:
+            return settings[0]
         found = values_of(self.data, cell, subject["name"], "sweep")
         if not found:
             raise SystemExit(f"{cell}: no setting of {subject['name']} ran")
         return max(found, key=lambda s: self.sign * statistics.median(found[s]))
 
     def measure(self, cells, rounds):
-        subjects = self.plan["subjects"]
         for cell in cells:
-            for subject in subjects:
-                for setting in subject["settings"]:
+            chosen = []
+            for subject in (s for s in self.plan["subjects"] if takes_part(s, cell)):
+                settings = [name for name, of in subject["settings"].items() if takes_part(of, cell)]
+                for setting in settings if len(settings) > 1 else ():
                     self.run(cell, subject, setting, "sweep", 0)
-            chosen = [(s, self.best(cell, s)) for s in subjects]
+                chosen.append((subject, self.best(cell, subject, settings)))
             for number in range(rounds):
                 first = number % len(chosen)
                 for subject, setting in chosen[first:] + chosen[:first]:
                     self.run(cell, subject, setting, "turns", number)
+
+
+def cells_planned(plan):
+    """{name: values}"""
+    crossed = itertools.product(*(axis.items() for axis in plan.get("axes", [])))
+    of_axes = {", ".join(name for name, _ in parts): {k: v for _, values in parts for k, v in values.items()}
+               for parts in crossed if parts}
+    return plan.get("cells", of_axes)
+
+
+def takes_part(of, cell):
+    return any(word in cell for word in of.get("cells", [""]))
 
 
 def values_of(data, cell, subject, part):
@@ -119,14 +156,14 @@ def values_of(data, cell, subject, part):
 
 
 def device(options):
-    """The one device, if no other program uses it."""
+    """The one device, if no other program uses it; `card` tells two of a kind apart."""
     if options.device:
         return options.device
     query = ["nvidia-smi", "--format=csv,noheader", f"--id={os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"]
     if output([*query, "--query-compute-apps=pid"]).strip():
         raise SystemExit("the device is in use: a sitting needs it alone")
-    name, driver = output([*query, "--query-gpu=name,driver_version"]).strip().split(", ")
-    return {"device": name, "driver": driver}
+    name, driver, card = output([*query, "--query-gpu=name,driver_version,uuid"]).strip().split(", ")
+    return {"device": name, "driver": driver, "card": hashlib.sha256(card.encode()).hexdigest()[:8]}
 
 
 def commit():
@@ -153,17 +190,28 @@ def copier(options):
         process.wait()
 
 
+def take_over(kept, now):
+    """Goes on with a sitting that was cut short, of this commit on this device."""
+    same = all(kept[key] == now[key] for key in ("question", "commit", "device", "link"))
+    if not same or {**kept["versions"], **now["versions"]} != {**now["versions"], **kept["versions"]}:
+        raise SystemExit("the file is of another sitting: of another commit, device, link or program")
+    now["versions"], now["samples"] = {**kept["versions"], **now["versions"]}, kept["samples"]
+
+
 def measure(options):
     plan = json.loads(options.plan.read_text(encoding="utf-8"))
+    plan["subjects"] = [s for s in plan["subjects"] if s["name"] not in options.without]
     values = dict(pair.split("=", 1) for pair in options.set)
     versions = {s["name"]: output(filled(s["version"], values)).strip() for s in plan["subjects"] if "version" in s}
     data = {"question": plan["question"], "unit": plan["unit"], "better": plan["better"],
-            "readme": plan.get("readme", ""), "ours": [s["name"] for s in plan["subjects"] if s.get("ours")],
+            "readme": plan.get("readme", {}), "ours": [s["name"] for s in plan["subjects"] if s.get("ours")],
             "commit": commit(), "device": device(options), "machine": {"cpu": cpu(), "cpus": os.cpu_count()},
             "link": {"copier_gbps": options.gbps, "piece_kib": PIECE_KIB} if options.copier else {},
             "rounds": options.rounds, "versions": versions, "samples": []}
+    if options.out.exists():
+        take_over(json.loads(options.out.read_text(encoding="utf-8")), data)
     save = lambda: options.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    cells = [c for c in plan["cells"] if not options.cells or any(word in c for word in options.cells)]
+    cells = [c for c in cells_planned(plan) if not options.cells or any(word in c for word in options.cells)]
     with copier(options):
         Sitting(plan, values, data, save).measure(cells, options.rounds)
     print(table(data))
@@ -207,6 +255,9 @@ def table(data):
     for cell in cells_of(data):
         row = [cell]
         for subject in subjects_of(data):
+            if not turns[cell, subject]:
+                row.append("-")
+                continue
             (setting, values), = turns[cell, subject].items()
             text = f"{figure(statistics.median(values))} ({figure(min(values))} to {figure(max(values))})"
             row.append(text if len(settings[subject]) == 1 else f"{text}, `{setting}`")
@@ -231,15 +282,19 @@ def tables():
     return "\n\n".join(texts) or "No sitting is kept yet."
 
 
-def readme_rows():
-    for data in sittings():
-        if not data["readme"]:
+def readme_rows(data):
+    """A row for each group of cells: `readme` of the plan has a group's title by the words that its cells begin with."""
+    of, ours = medians(data), set(data["ours"])
+    for words, title in data["readme"].items():
+        cells = [c for c in of if c.startswith(words)]
+        if not cells:
             continue
-        of = medians(data)
-        line = lambda s: f"{s} " + ", ".join(figure(of[c][s]) if s in of[c] else "-" for c in of)
-        mine, theirs = [s for s in subjects_of(data) if s in data["ours"]], [s for s in subjects_of(data) if s not in data["ours"]]
-        yield (f"{data['readme']}: {'; '.join(of)}; {data['unit']}", "; ".join(map(line, mine)), "; ".join(map(line, theirs)),
-               "; ".join(lost(data)) or "none", f"{data['commit'][:8]}, {data['device']['device']}, {link(data)}")
+        line = lambda s: f"{s} " + ", ".join(figure(of[c][s]) if s in of[c] else "-" for c in cells)
+        told = lambda subjects: "; ".join(line(s) for s in subjects if any(s in of[c] for c in cells))
+        mine, theirs = ([s for s in subjects_of(data) if (s in ours) == own] for own in (True, False))
+        without = [text.removeprefix(words) for text in lost(data) if text.startswith(words)]
+        yield (f"{title}: {'; '.join(c.removeprefix(words) for c in cells)}; {data['unit']}", told(mine), told(theirs),
+               "; ".join(without) or "none", f"{data['commit'][:8]}, {data['device']['device']}, {link(data)}")
 
 
 def main():
@@ -250,6 +305,7 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cells", nargs="+", default=[], metavar="WORD")
+    parser.add_argument("--without", nargs="+", default=[], metavar="NAME", help="programs that do not take part")
     parser.add_argument("--copier")
     parser.add_argument("--gbps", type=float, default=25)
     parser.add_argument("--device", type=json.loads, help="what is written for the device, in place of asking it")

@@ -55,6 +55,27 @@ class Turns(unittest.TestCase):
         self.assertIn("| large | 8.5 (8 to 9), `fast` | 7 (7 to 7) |", table)
 
 
+class SharedCommands(unittest.TestCase):
+    def test_cells_that_share_a_command_run_it_once_a_round_and_none_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            log = pathlib.Path(folder) / "log"
+            text = "echo {size} >> {log}; echo text; echo '{\"one\": 1, \"two\": 2}'"
+            both = {"command": ["sh", "-c", text]}
+            of = {"better": "more", "axes": [{"first": {"path": "one"}, "second": {"path": "two"}}, {"small": {"size": 3}}],
+                  "subjects": [{"name": "ours", "ours": True, "sample": "{path}", "settings": {"it": {}}, **both},
+                               {"name": "rival", "cells": ["first"], "sample": "two", "settings": {"it": {}}, **both}]}
+            data = {"better": "more", "ours": ["ours"], "samples": []}
+            cells = list(sitting.cells_planned(of))
+            self.assertEqual(cells, ["first, small", "second, small"])
+            for _ in range(2):
+                sitting.Sitting(of, {"log": str(log)}, data, lambda: None).measure(cells, rounds=2)
+            self.assertEqual(log.read_text(), "3\n3\n")
+            self.assertEqual(sitting.medians(data), {"first, small": {"ours": 1, "rival": 2}, "second, small": {"ours": 2}})
+            data |= {"readme": {"first, ": "First", "none": "None"}, "unit": "u", "commit": "0123456789", "device": {"device": "GPU"}, "link": {}}
+            self.assertEqual([*sitting.readme_rows(data)],
+                             [("First: small; u", "ours 1", "rival 2", "small to rival (2)", "01234567, GPU, link free")])
+
+
 class Kept(unittest.TestCase):
     def test_no_folder_is_kept(self):
         self.assertEqual(sitting.without_folders("A=/x/y/z.so /opt/bench -m /m/a.gguf -ot blk/x"), "A=z.so bench -m a.gguf -ot blk/x")
