@@ -5,8 +5,9 @@
     readme_sitting.py --take DIR    puts what a sitting left into docs/results/data
 
 DIRs: a build of preset cuda; bin of a llama.cpp b11434 that loads backends (llama-bench, llama-batched-bench); for
-recorded.gguf and uniform.gguf of big_gguf, 16 layers; the kernels of grouped_rivals.py. --plugin is the plug-in for
-that llama.cpp, --python one that has FreeToken, after its `bench bw --model recorded.gguf --cpu-threads 13`.
+recorded.gguf and uniform.gguf of big_gguf, 16 layers, and for part bf16, which README does not show, bf16.gguf of 8; the
+kernels of grouped_rivals.py. --plugin is the plug-in for that llama.cpp, --python one that has FreeToken, after its
+`bench bw --model FILE --cpu-threads 13` for recorded.gguf and bf16.gguf.
 Parts that the output has are not measured again, so that a sitting may have several calls.
 """
 import argparse
@@ -22,8 +23,8 @@ import sharing_h200
 import side_by_side
 
 HERE = pathlib.Path(__file__).resolve().parent
-PARTS = ("grouped", "served", "sharing", "rivals", "shared")
-SITTINGS = {"rivals": "sitting-readme.json", "shared": "sitting-readme-shared.json"}
+SITTINGS = {"rivals": "sitting-readme.json", "shared": "sitting-readme-shared.json", "bf16": "sitting-freetoken-bf16.json"}
+PARTS = ("grouped", "served", "sharing", *SITTINGS)
 TOKENS, SCHEMES, ROUNDS = "8,512,8192", "bf16,w4a16_g128", 3
 
 
@@ -58,10 +59,11 @@ def sharing(options):
 def beside(options, part):
     values = {"llama_bench": options.llama / "llama-bench", "batched_bench": options.llama / "llama-batched-bench",
               "plugin": options.plugin, "recorded": options.models / "recorded.gguf",
-              "uniform": options.models / "uniform.gguf", "python": options.python,
+              "uniform": options.models / "uniform.gguf", "bf16": options.models / "bf16.gguf", "python": options.python,
               "freetoken_decode": HERE / "freetoken_decode.py", "llama_cpp_version": "b11434",
               "freetoken_version": "FreeToken 0.2.1"}
-    command = [sys.executable, HERE / "side_by_side.py", HERE / "sittings" / "readme.json", "--out", options.out / SITTINGS[part],
+    plan = "freetoken-bf16.json" if part == "bf16" else "readme.json"
+    command = [sys.executable, HERE / "side_by_side.py", HERE / "sittings" / plan, "--out", options.out / SITTINGS[part],
                "--rounds", ROUNDS, *(word for pair in values.items() for word in ("--set", "=".join(map(str, pair))))]
     if part == "shared":
         command += ["--cells", "decode, 25 %", "--copier", options.build / "lab" / "moert-copier"]
@@ -90,7 +92,7 @@ def take(folder):
     parts = {path.stem.removeprefix("readme-"): json.loads(path.read_text(encoding="utf-8"))
              for path in sorted(folder.glob("readme-*.json"))}
     (report.DATA / "readme.json").write_text(json.dumps(parts, indent=1) + "\n", encoding="utf-8")
-    for name in SITTINGS.values():
+    for name in (name for name in SITTINGS.values() if (folder / name).exists()):
         (report.DATA / name).write_text((folder / name).read_text(encoding="utf-8"), encoding="utf-8")
 
 

@@ -224,7 +224,8 @@ def cells_of(data):
 
 
 def subjects_of(data):
-    return list(dict.fromkeys(s["subject"] for s in data["samples"]))
+    """Ours first."""
+    return sorted(dict.fromkeys(s["subject"] for s in data["samples"]), key=lambda name: name not in data["ours"])
 
 
 def figure(value):

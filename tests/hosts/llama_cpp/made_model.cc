@@ -67,7 +67,7 @@ uint64_t Next(uint64_t* state) {
 }
 
 struct Block {
-  size_t bytes, scale;  // of 32 values, of their scale
+  size_t bytes, scale;  // of 32 values, of their scale; all of them where there is none
   float levels;         // deviation of uniform random bits, in scales
 };
 Block BlockOf(Type type) {
@@ -76,6 +76,8 @@ Block BlockOf(Type type) {
       return {34, 2, 73.9f};
     case Type::kQ4:
       return {18, 2, 4.61f};
+    case Type::kBf16:
+      return {64, 64, 18918.6f};
     default:
       return {17, 1, 2.93f};
   }
@@ -183,6 +185,10 @@ void Filler::FillFloats(int64_t count, float* out) {
 void Filler::FillBlocks(int64_t blocks, char* out) {
   const Block of = BlockOf(tensor_.type);
   const float scale = tensor_.deviation / of.levels;
+  if (tensor_.type == Type::kBf16) {
+    FillBf16(scale, static_cast<size_t>(blocks) * of.bytes, out);
+    return;
+  }
   const uint16_t half = Half(scale);
   // A scale of MXFP4 is a power of two: the two nearest, so often that mean squares are right.
   int power;
@@ -196,6 +202,16 @@ void Filler::FillBlocks(int64_t blocks, char* out) {
     for (size_t at = of.scale; at < of.bytes; at += 8) {
       const uint64_t bits = Next(&state_);
       std::memcpy(out + at, &bits, 8);
+    }
+  }
+}
+
+void Filler::FillBf16(float scale, size_t bytes, char* out) {
+  for (const char* end = out + bytes; out < end;) {
+    const uint64_t bits = Next(&state_);
+    for (int i = 0; i < 64; i += 16, out += 2) {
+      const float value = scale * static_cast<float>(static_cast<int16_t>(bits >> i));
+      std::memcpy(out, reinterpret_cast<const char*>(&value) + 2, 2);
     }
   }
 }

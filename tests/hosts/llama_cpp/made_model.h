@@ -29,7 +29,7 @@ struct Routing {
 };
 inline constexpr Routing kRecorded{.skew = 0.8f};
 
-enum class Type { kF32, kQ8, kQ4, kMxfp4 };
+enum class Type { kF32, kQ8, kQ4, kMxfp4, kBf16 };
 
 struct Shape {
   const char* architecture = "qwen3moe";
@@ -70,6 +70,7 @@ class Filler {
  private:
   void FillFloats(int64_t count, float* out);
   void FillBlocks(int64_t blocks, char* out);
+  void FillBf16(float scale, size_t bytes, char* out);
   void SetCommon(int64_t count, char* out) const;
   void ClearFirst(int64_t first, int64_t count, char* out) const;
 

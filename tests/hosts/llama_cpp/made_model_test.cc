@@ -44,6 +44,11 @@ std::vector<float> ValuesOf(const made::Tensor& tensor) {
         value = OfHalf(at) * static_cast<float>(static_cast<signed char>(at[2 + i]));
         continue;
       }
+      if (tensor.type == Type::kBf16) {
+        value = 0;
+        std::memcpy(reinterpret_cast<char*>(&value) + 2, at + 2 * i, 2);
+        continue;
+      }
       const size_t data = tensor.type == Type::kQ4 ? 2 : 1;
       const auto byte = static_cast<unsigned char>(at[data + i % 16]);
       const int nibble = i < 16 ? byte & 15 : byte >> 4;
@@ -189,7 +194,7 @@ Measured Measure(const made::Routing& routing, Type type) {
 }  // namespace
 
 TEST_CASE("a made-up model routes as recorded models do") {
-  const Type type = GENERATE(Type::kQ4, Type::kMxfp4);
+  const Type type = GENERATE(Type::kQ4, Type::kMxfp4, Type::kBf16);
   const Measured found = Measure(made::kRecorded, type);
   CAPTURE(found.overlap, found.hits[0], found.hits[1], found.hits[2]);
   CHECK(std::abs(found.overlap - 0.805) < 0.03);
