@@ -14,6 +14,7 @@ DEVICE_SHARE, MEMORY_SHARE = 0.6, 0.8  # of those rates that products of one tok
 # A layer of llama.cpp beside its bytes, what the plug-in adds, and what a layer of experts on the CPU adds: of the sitting
 # on an H200 (sitting-llama-cpp-decode.json), all experts on the GPU, and 25 %.
 LAYER_S, SHARED_S, CPU_LAYER_S = 75e-6, 40e-6, 110e-6
+LEAST_SHARE = 0.05  # with fewer experts on the card both programs are as fast as the RAM
 RESERVE = 1  # GB of the card for workspaces and a screen
 
 
@@ -129,7 +130,7 @@ def speed_table():
     for m in models():
         for card in CARDS:
             share = room(m, card)
-            if share is None or share >= 1:
+            if share is None or share >= 1 or share < LEAST_SHARE:
                 continue
             ours = ", ".join(span(plug_in(m, card, share, memory[1])) for memory in MEMORIES)
             beside = ", ".join(text(stock(m, card, share, memory[1])) for memory in MEMORIES)

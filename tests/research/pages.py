@@ -21,7 +21,6 @@ import opening_ways
 import papers_page
 import readme_page
 import report
-import same_bits
 import several_gpus
 import sharing_h200
 import side_by_side
@@ -60,7 +59,6 @@ TABLES = {
     # The envelope and the frontier
     "envelope-exact": Table(digest.envelope_exact, ("envelope",), ENVELOPE),
     "envelope-auto": Table(digest.envelope_auto, ("envelope",), "As above"),
-    "same-bits": Table(same_bits.table, ("same-bits",), "`fate`, before, is of 979e70ff, the others of 9ff48f13"),
     "envelope-h200": Table(envelope_h200.stored_table, (lambda: envelope_h200.origin("cells"),)),
     "envelope-h200-recorded": Table(envelope_h200.stored_recorded, (lambda: envelope_h200.origin("recorded"),)),
     "envelope-h200-bounded": Table(envelope_h200.stored_bounded, (lambda: envelope_h200.origin("bounded"),)),
