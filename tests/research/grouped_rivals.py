@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rivals of the grouped product on one GPU, in Qwen3-30B-A3B's shape: a line of JSON for each number of tokens.
 
-    grouped_rivals.py FOLDER [--tokens 8,512,8192] [--repeats 7]
+    grouped_rivals.py FOLDER [--tokens 8,512,8192] [--programs triton_bf16,torch_bf16,marlin_w4] [--repeats 7]
 
 FOLDER holds what is not ours. fused_moe_kernels.py: fused_moe_kernel of aphrodite-engine's fused_moe.py at b42eeec22,
 under `import torch, triton, triton.language as tl`, and its two tuned configurations for E=128, N=768 on an H200,
@@ -9,7 +9,8 @@ each comma, equals sign and bracket of their names replaced by `_`. marlin_moe.s
 u4b8 in groups of 128, behind `int moe_marlin_w4(...)`, called as below.
 
 Times are microseconds of gate and up, and down, in a CUDA graph over six copies of a layer's weights, each with its own
-uniform routing. Rivals' sorting and alignment are outside. Marlin has the best of its five block sizes.
+uniform routing. Rivals' sorting, alignment and quantizing are outside. Marlin has the best of its five block sizes.
+deepgemm_fp8, of the package deep_gemm, has its contiguous layout: an expert's rows are padded to its alignment.
 """
 import argparse
 import ctypes
@@ -127,6 +128,28 @@ def torch_time(rows, first, second, repeats):
     return timed(product, repeats)
 
 
+def deepgemm_time(rows, first, second, repeats):
+    import deep_gemm
+    block = deep_gemm.get_mk_alignment_for_contiguous_layout()
+    calls = []
+    for ids in rows.ids:
+        slots, experts, _ = aligned(ids, block)
+        padded = slots == ids.numel()
+        experts = experts.repeat_interleave(block).masked_fill_(padded, -1)
+        x, h = (torch.randn(slots.numel(), width, device="cuda").to(torch.float8_e4m3fn) for width in (HIDDEN, INTERMEDIATE))
+        of_rows = [deep_gemm.get_mn_major_tma_aligned_tensor(torch.ones(slots.numel(), width // GROUP, device="cuda"))
+                   for width in (HIDDEN, INTERMEDIATE)]
+        calls.append((experts, (x, of_rows[0]), (h, of_rows[1]), empty(slots.numel(), 2 * INTERMEDIATE), empty(slots.numel(), HIDDEN)))
+    of_weights = [torch.ones(EXPERTS, n // GROUP, k // GROUP, device="cuda")
+                  for n, k in ((2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))]
+
+    def product(copy):
+        experts, x, h, gate_up, y = calls[copy]
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(x, (first[copy], of_weights[0]), gate_up, experts)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(h, (second[copy], of_weights[1]), y, experts)
+    return timed(product, repeats)
+
+
 class Marlin:
     def __init__(self, library):
         self.call = ctypes.CDLL(str(library)).moe_marlin_w4
@@ -146,6 +169,9 @@ class Marlin:
         if status:
             raise RuntimeError(f"marlin: CUDA error {status}")
 
+    def best(self, rows, repeats):
+        return min((self.time(rows, block, repeats) for block in MARLIN_BLOCKS), key=lambda time: time["median"])
+
     def time(self, rows, block, repeats):
         blocks = [aligned(ids, block) for ids in rows.ids]
 
@@ -155,31 +181,37 @@ class Marlin:
         return timed(product, repeats)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path)
-    parser.add_argument("--tokens", default="8,512,8192")
-    parser.add_argument("--repeats", type=int, default=7)
-    options = parser.parse_args()
+def programs(options):
+    """{name: times of rows}"""
     sys.path.insert(0, str(options.folder))
     from fused_moe_kernels import fused_moe_kernel
     tuned = "E_128_N_768_device_name_NVIDIA_H200"
     configs = [json.loads((options.folder / f"{tuned}{name}.json").read_text())
                for name in ("", "_dtype_fp8_w8a8_block_shape__128_128_")]
+    weights = [[torch.randn(EXPERTS, n, k, device="cuda", dtype=BF16) * 0.02 for _ in range(COPIES)]
+               for n, k in ((2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))]
+    weights8 = [[w.to(torch.float8_e4m3fn) for w in of] for of in weights]
+    marlin = Marlin(options.folder / "marlin_moe.so") if "marlin_w4" in options.programs else None
+    n = options.repeats
+    return {"triton_bf16": lambda rows: triton_time(fused_moe_kernel, configs[0], rows, *weights, n),
+            "triton_fp8": lambda rows: triton_time(fused_moe_kernel, configs[1], rows, *weights8, n, fp8=True),
+            "torch_bf16": lambda rows: torch_time(rows, *weights, n),
+            "deepgemm_fp8": lambda rows: deepgemm_time(rows, *weights8, n),
+            "marlin_w4": lambda rows: marlin.best(rows, n)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--tokens", default="8,512,8192")
+    parser.add_argument("--programs", default="triton_bf16,torch_bf16,marlin_w4")
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
     torch.manual_seed(0)
-    first = [torch.randn(EXPERTS, 2 * INTERMEDIATE, HIDDEN, device="cuda", dtype=BF16) * 0.02 for _ in range(COPIES)]
-    second = [torch.randn(EXPERTS, HIDDEN, INTERMEDIATE, device="cuda", dtype=BF16) * 0.02 for _ in range(COPIES)]
-    first8, second8 = ([w.to(torch.float8_e4m3fn) for w in of] for of in (first, second))
-    marlin = Marlin(options.folder / "marlin_moe.so")
+    of = programs(options)
     for tokens in map(int, options.tokens.split(",")):
         rows = Rows(tokens)
-        blocks = {block: marlin.time(rows, block, options.repeats) for block in MARLIN_BLOCKS}
-        print(json.dumps({
-            "shape": "qwen3-30b", "T": tokens,
-            "triton_bf16": triton_time(fused_moe_kernel, configs[0], rows, first, second, options.repeats),
-            "triton_fp8": triton_time(fused_moe_kernel, configs[1], rows, first8, second8, options.repeats, fp8=True),
-            "torch_bf16": torch_time(rows, first, second, options.repeats),
-            "marlin_w4": min(blocks.values(), key=lambda time: time["median"]), "blocks": blocks}), flush=True)
+        print(json.dumps({"T": tokens, **{name: of[name](rows) for name in options.programs.split(",")}}), flush=True)
 
 
 if __name__ == "__main__":

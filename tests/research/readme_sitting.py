@@ -5,9 +5,9 @@
     readme_sitting.py --take DIR    puts what a sitting left into docs/results/data
 
 DIRs: a build of preset cuda; bin of a llama.cpp b11434 that loads backends (llama-bench, llama-batched-bench); for
-recorded.gguf and uniform.gguf of big_gguf, 16 layers, and for part bf16, which README does not show, bf16.gguf of 8; the
-kernels of grouped_rivals.py. --plugin is the plug-in for that llama.cpp, --python one that has FreeToken, after its
-`bench bw --model FILE --cpu-threads 13` for recorded.gguf and bf16.gguf.
+recorded.gguf and uniform.gguf of big_gguf, 16 layers; the kernels of grouped_rivals.py. --plugin is the plug-in for that
+llama.cpp, --python one that has FreeToken, after its `bench bw --model recorded.gguf --cpu-threads 13`. README does not
+show parts fp8 and bf16: fp8 needs the package deep_gemm, bf16 a bf16.gguf of 8 layers and its `bench bw`.
 Parts that the output has are not measured again, so that a sitting may have several calls.
 """
 import argparse
@@ -24,22 +24,31 @@ import side_by_side
 
 HERE = pathlib.Path(__file__).resolve().parent
 SITTINGS = {"rivals": "sitting-readme.json", "shared": "sitting-readme-shared.json", "bf16": "sitting-freetoken-bf16.json"}
-PARTS = ("grouped", "served", "sharing", *SITTINGS)
-TOKENS, SCHEMES, ROUNDS = "8,512,8192", "bf16,w4a16_g128", 3
+PARTS = ("grouped", "served", "sharing", "fp8", *SITTINGS)
+ROUNDS = 3
+
+
+def rounds(options, tokens, ours, programs):
+    """Rounds of our products and the rivals', in turns."""
+    bench = [options.build / "bin" / "moert-bench", "gemm", "--backend", "cuda", "--shape", "qwen3-30b", "--zipf", "0", "--batch",
+             tokens, *ours, "--repeats", "7", "--quiet", "--json", options.out / "gemm.tmp"]
+    rivals = [options.python, HERE / "grouped_rivals.py", options.kernels, "--tokens", tokens, "--programs", programs]
+    found = []
+    for _ in range(ROUNDS):
+        side_by_side.output(list(map(str, bench)))
+        lines = side_by_side.output(list(map(str, rivals))).splitlines()
+        found.append({"ours": grouped_core.kept(options.out / "gemm.tmp"),
+                      "rivals": [json.loads(line) for line in lines if line.startswith("{")]})
+    (options.out / "gemm.tmp").unlink()
+    return {"rounds": found}
 
 
 def grouped(options):
-    """Rounds of our products and the rivals', in turns."""
-    bench = [options.build / "bin" / "moert-bench", "gemm", "--backend", "cuda", "--shape", "qwen3-30b", "--zipf", "0", "--batch",
-             TOKENS, "--schemes", SCHEMES, "--repeats", "7", "--quiet", "--json", options.out / "gemm.tmp"]
-    rivals = [options.python, HERE / "grouped_rivals.py", options.kernels, "--tokens", TOKENS]
-    rounds = []
-    for _ in range(ROUNDS):
-        side_by_side.output(list(map(str, bench)))
-        found = side_by_side.output(list(map(str, rivals)))
-        rounds.append({"ours": grouped_core.kept(options.out / "gemm.tmp"), "rivals": [json.loads(line) for line in found.splitlines()]})
-    (options.out / "gemm.tmp").unlink()
-    return {"rounds": rounds}
+    return rounds(options, "8,512,8192", ("--schemes", "bf16,w4a16_g128"), "triton_bf16,torch_bf16,marlin_w4")
+
+
+def fp8(options):
+    return rounds(options, "512,2048,8192", ("--schemes", "fp8_b128", "--numerics", "fp8"), "triton_fp8,deepgemm_fp8")
 
 
 def served(options):
@@ -84,14 +93,17 @@ def measure(options):
         path = options.out / f"readme-{part}.json"
         if not path.exists():
             data = {"card": card["card"], **globals()[part](options)}
-            path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(data) + "\n", encoding="utf-8")
         print(path.name, "is there", flush=True)
 
 
 def take(folder):
     parts = {path.stem.removeprefix("readme-"): json.loads(path.read_text(encoding="utf-8"))
              for path in sorted(folder.glob("readme-*.json"))}
+    of_others = parts.pop("fp8", None)
     (report.DATA / "readme.json").write_text(json.dumps(parts, indent=1) + "\n", encoding="utf-8")
+    if of_others:
+        (report.DATA / "grouped-fp8.json").write_text(json.dumps(of_others, indent=1) + "\n", encoding="utf-8")
     for name in (name for name in SITTINGS.values() if (folder / name).exists()):
         (report.DATA / name).write_text((folder / name).read_text(encoding="utf-8"), encoding="utf-8")
 
