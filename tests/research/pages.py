@@ -37,18 +37,18 @@ TABLES = {
     "readme": Table(readme_page.table, word="in the rows", shown=False),
     "architecture": Table(digest.architecture, word="in its head", shown=False),
     # Beside other programs
-    "sittings": Table(side_by_side.tables, word="A sitting has one commit and one device"),
+    "sittings": Table(side_by_side.tables, word="A sitting has one commit and one device, an NVIDIA H200"),
     "rivals-grouped": Table(grouped_core.beside, (("gemm-core", "runs", "beside"),), "Rivals in the same call of the machine"),
     "rivals-whole": Table(decoder_page.table, ("decoder",)),
     "opening-ways": Table(opening_ways.table, ("opening-ways",)),
     "transformers": Table(transformers_page.table, word="No commit is kept. One H200; accelerate, and bf16 of ours below 100 %, on another H200"),
     # The grouped product
     "core-set": Table(grouped_core.core, tuple(("gemm-core", "runs", r) for r in (
-        "q30", "qwen1.5-moe", "deepseek-v2-lite", "qwen3-next-80b", "mixtral"))),
+        "q30", grouped_core.FP8, "qwen1.5-moe", "deepseek-v2-lite", "qwen3-next-80b", "mixtral"))),
     "core-plans": Table(grouped_core.plans, tuple(("gemm-core", "runs", r) for r in ("q30-plans", "q30-plan-5-a8", "q30-plans2")),
                         "`-two` and `-4.25-a8` are of bea63d51, the others of 78ce6196; ratios are within a commit"),
     # Papers
-    "papers": Table(papers_page.headlines, word="From the tables below, which name their commits, and from `h200-importance.json`, "
+    "papers": Table(papers_page.headlines, word="From the tables below and those of plans, which name their commits, and from `h200-importance.json`, "
                     "which mixes ccc9a9c0 and eb2a7808"),
     "fate-served": Table(papers_page.served_table, (("h200-served", "runs"), ("h200-served", "device"))),
     "fate-window": Table(papers_page.window_table, (("h200-served", "runs"), ("h200-served", "device"))),

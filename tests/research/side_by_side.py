@@ -278,7 +278,7 @@ def link(data):
 
 def tables():
     """All sittings that are kept, one table each."""
-    texts = [f"{data['question']}, {link(data)}:\n\n{table(data)}\n\nLost: {'; '.join(lost(data)) or 'none'}."
+    texts = [f"{data['question']}, {link(data)}, at {data['commit'][:8]}:\n\n{table(data)}\n\nLost: {'; '.join(lost(data)) or 'none'}."
              for data in sittings()]
     return "\n\n".join(texts) or "No sitting is kept yet."
 
