@@ -29,6 +29,9 @@ State& GetState() {
   return *state;
 }
 
+// The `extra` of factors.
+char factors_mark;
+
 const char* Name(ggml_backend_buffer_type_t /*type*/) { return "MOERT"; }
 
 // Memory of the CPU's, under our name: activations, and weights that are not mapped.
@@ -52,6 +55,7 @@ ggml_status InitTensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
   MappedBuffer* mapped = state.mapped.at(buffer).get();
   if (mapped->all_fit && PlaceTensor(mapped, tensor, Gpu::Get())) return GGML_STATUS_SUCCESS;
   AddTensor(mapped, tensor, state.options);
+  if (!mapped->all_fit && AreFactorsOfExperts(tensor->name)) tensor->extra = &factors_mark;
   return GGML_STATUS_SUCCESS;
 }
 
@@ -108,6 +112,11 @@ ggml_backend_buffer_type_t MakeBufferType(ggml_backend_dev_t device, const Optio
 
 bool IsOurs(const ggml_backend_buffer* buffer) {
   return buffer != nullptr && buffer->buft == &GetState().type;
+}
+
+bool AreFactors(const ggml_tensor* tensor) {
+  if (tensor->view_src != nullptr) tensor = tensor->view_src;
+  return IsOurs(tensor->buffer) && tensor->extra == &factors_mark;
 }
 
 ggml_backend_buffer_t MapBuffer(void* address, size_t size) {

@@ -18,6 +18,9 @@ ggml_backend_buffer_type_t MakeBufferType(ggml_backend_dev_t device, const Optio
 /// Whether a buffer (or null) is of that type.
 bool IsOurs(const ggml_backend_buffer* buffer);
 
+/// Whether a tensor, or what it is a view of, has factors of experts that are in a store.
+bool AreFactors(const ggml_tensor* tensor);
+
 /// Whether a tensor of experts, or a bias, that llama.cpp is about to load stays its own.
 bool StaysWithStock(const ggml_tensor* weight);
 /// Experts that a token of the model uses that is being loaded: the file's number, or the user's.

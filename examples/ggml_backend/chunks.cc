@@ -40,7 +40,8 @@ ggml_status Chunks::Run(Store* store) {
 bool Chunks::KeepInputs() {
   for (int i = call_.first; i <= call_.last; ++i) {
     const ggml_tensor* node = call_.node(i);
-    if (IsView(node)) continue;
+    // Factors are weights.
+    if (IsView(node) || node->op == GGML_OP_REPEAT || node->op == GGML_OP_GET_ROWS) continue;
     const bool product = node->op == GGML_OP_MUL_MAT_ID;
     for (int s = 0; s < GGML_MAX_SRC; ++s) {
       const ggml_tensor* source = node->src[s];
@@ -88,7 +89,7 @@ ggml_status Chunks::RunLot(const moert_slots& slots) {
   if (expert_ids_ == nullptr || slot_ids_ == nullptr) return GGML_STATUS_ALLOC_FAILED;
   for (int i = call_.first; i <= call_.last; ++i) {
     ggml_tensor* node = call_.node(i);
-    if (!call_.Makes(node)) continue;  // a view of something else
+    if (!call_.Makes(node)) continue;  // a view of something else, or factors for all tokens
     ggml_tensor* made = MakeNode(node, slots);
     if (made == nullptr) return GGML_STATUS_ALLOC_FAILED;
     made_[node] = made;
@@ -102,6 +103,7 @@ ggml_status Chunks::RunLot(const moert_slots& slots) {
 
 ggml_tensor* Chunks::MakeNode(ggml_tensor* node, const moert_slots& slots) {
   if (node->op == GGML_OP_MUL_MAT_ID) return MakeProduct(node, slots);
+  if (node->op == GGML_OP_GET_ROWS) return MakeFactors(node);
   return IsView(node) ? MakeView(node) : MakeElementWise(node);
 }
 
@@ -128,6 +130,10 @@ ggml_tensor* Chunks::MakeView(const ggml_tensor* node) {
                                    source->nb[1], source->nb[2], static_cast<size_t>(offset));
   made->buffer = source->buffer;
   return made;
+}
+
+ggml_tensor* Chunks::MakeFactors(const ggml_tensor* node) {
+  return Gather(FactorsOf(node, call_.ids), expert_);
 }
 
 ggml_tensor* Chunks::MakeElementWise(const ggml_tensor* node) {
@@ -162,19 +168,25 @@ ggml_tensor* Chunks::Rows(const ggml_tensor* tensor) {
     const int64_t choice = pair_[i] % top_k;
     rows[i] = static_cast<int32_t>(token * all->ne[1] + choice % all->ne[1]);
   }
+  ggml_tensor* made = Gather(all, rows);
+  if (made != nullptr) made_[tensor] = made;
+  return made;
+}
+
+ggml_tensor* Chunks::Gather(const ggml_tensor* from, const std::vector<int32_t>& rows) {
   Workspace& nodes = runner_.nodes_;
   ggml_context* context = nodes.context();
-  ggml_tensor* index = nodes.New(GGML_TYPE_I32, rows.data(), static_cast<int64_t>(rows.size()));
+  const auto count = static_cast<int64_t>(rows.size());
+  ggml_tensor* index = nodes.New(GGML_TYPE_I32, rows.data(), count);
   if (index == nullptr) return nullptr;
-  ggml_tensor* flat = ggml_reshape_2d(context, all, all->ne[0], all->ne[1] * all->ne[2]);
-  flat->buffer = all->buffer;
+  ggml_tensor* flat = ggml_reshape_2d(context, const_cast<ggml_tensor*>(from), from->ne[0],
+                                      from->ne[1] * from->ne[2]);
+  flat->buffer = from->view_src != nullptr ? from->view_src->buffer : from->buffer;
   ggml_tensor* gathered = ggml_get_rows(context, flat, index);
   if (!nodes.Place(gathered)) return nullptr;
   Append(gathered);
-  ggml_tensor* made =
-      ggml_reshape_3d(context, gathered, all->ne[0], 1, static_cast<int64_t>(rows.size()));
+  ggml_tensor* made = ggml_reshape_3d(context, gathered, from->ne[0], 1, count);
   made->buffer = gathered->buffer;
-  made_[tensor] = made;
   return made;
 }
 

@@ -29,9 +29,12 @@ class Chunks {
   ggml_tensor* MakeNode(ggml_tensor* node, const moert_slots& slots);
   ggml_tensor* MakeProduct(const ggml_tensor* node, const moert_slots& slots);
   ggml_tensor* MakeView(const ggml_tensor* node);
+  ggml_tensor* MakeFactors(const ggml_tensor* node);
   ggml_tensor* MakeElementWise(const ggml_tensor* node);
   // The lot's rows of a tensor [n, k or 1, T]: [n, 1, pairs].
   ggml_tensor* Rows(const ggml_tensor* tensor);
+  // `rows` of a tensor, [n, 1, rows]; null: there is no memory.
+  ggml_tensor* Gather(const ggml_tensor* from, const std::vector<int32_t>& rows);
   // To the rows of a result of the graph.
   bool PutBack(ggml_tensor* node, ggml_tensor* lot);
   bool UsedInCall(const ggml_tensor* tensor) const;

@@ -71,6 +71,12 @@ const ggml_tensor* ClaimingProduct(const ggml_tensor* node) {
   }
 }
 
+// Whether a node repeats factors of experts that are in a store, or takes rows of them.
+bool TakesFactors(const ggml_tensor* node) {
+  if (node->op == GGML_OP_GET_ROWS) node = node->src[0];
+  return node->op == GGML_OP_REPEAT && AreFactors(node->src[0]);
+}
+
 // Whether llama.cpp is loading a model and asks where a weight may lie: it has no memory yet.
 bool IsAsked(const ggml_tensor* weight) {
   return IsOurs(weight->buffer) && ggml_backend_buffer_get_size(weight->buffer) == 0;
@@ -88,7 +94,8 @@ bool Claims(const ggml_tensor* node, ggml_backend_dev_t inner) {
   }
   // The biases of experts may be in our buffer, too.
   const bool bias = biased && IsOurs(weight->buffer);
-  return (bias || ClaimingProduct(node) != nullptr) && ggml_backend_dev_supports_op(inner, node);
+  const bool claimed = bias || TakesFactors(node) || ClaimingProduct(node) != nullptr;
+  return claimed && ggml_backend_dev_supports_op(inner, node);
 }
 
 void SayIfNotMapped(const ggml_tensor* node) {
@@ -107,8 +114,8 @@ bool ClaimsForGpu(const ggml_tensor* node, ggml_backend_dev_t inner) {
   if (IsView(node->op)) return true;
   SayIfNotMapped(node);
   const ggml_tensor* product = ClaimingProduct(node);
-  return product != nullptr && ExpertsOf(product) != nullptr &&
-         ggml_backend_dev_supports_op(inner, node);
+  const bool in_store = product != nullptr && ExpertsOf(product) != nullptr;
+  return (in_store || TakesFactors(node)) && ggml_backend_dev_supports_op(inner, node);
 }
 
 }  // namespace moert_ggml

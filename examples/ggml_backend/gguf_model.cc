@@ -94,7 +94,9 @@ bool BeginsAsGguf(const std::string& path) {
 
 }  // namespace
 
-int BlockOfExperts(const char* name) {
+namespace {
+
+int BlockOf(const char* name, std::string_view suffix) {
   int block = -1;
   char kind[16] = "";
   int end = 0;
@@ -103,8 +105,14 @@ int BlockOfExperts(const char* name) {
   const std::string_view what = kind;
   const bool known =
       what == "up_exps" || what == "gate_exps" || what == "down_exps" || what == "gate_up_exps";
-  return known && rest == ".weight" ? block : -1;
+  return known && rest == suffix ? block : -1;
 }
+
+}  // namespace
+
+int BlockOfExperts(const char* name) { return BlockOf(name, ".weight"); }
+
+bool AreFactorsOfExperts(const char* name) { return BlockOf(name, ".scale") >= 0; }
 
 GgufModel GgufModel::Read(const std::string& path) {
   GgufModel model;

@@ -75,6 +75,8 @@ class GgufModel {
 
 /// Block of "blk.3.ffn_up_exps.weight": 3; -1: not a tensor of experts.
 int BlockOfExperts(const char* name);
+/// Whether it is the name of factors, one an expert: "blk.3.ffn_up_exps.scale".
+bool AreFactorsOfExperts(const char* name);
 
 }  // namespace moert_ggml
 

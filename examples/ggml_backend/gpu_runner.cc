@@ -335,7 +335,8 @@ bool GpuRunner::ReplaceSources(ggml_cgraph* graph) {
       ggml_tensor* source = node->src[s];
       if (source == nullptr) continue;
       ggml_tensor* by = inputs_.InputOf(source);
-      if (by == nullptr && IsOurs(source->buffer) && ExpertsOf(node) == nullptr) {
+      const bool weight = IsOurs(source->buffer) && ExpertsOf(node) == nullptr && !IsView(node);
+      if (by == nullptr && weight) {
         by = OnDevice(source);
         if (by == nullptr) return false;
       }
@@ -346,9 +347,12 @@ bool GpuRunner::ReplaceSources(ggml_cgraph* graph) {
 }
 
 ggml_tensor* GpuRunner::OnDevice(ggml_tensor* weight) {
-  ggml_tensor*& copy = weights_[weight];
+  // Graphs come and go with their views, weights stay.
+  ggml_tensor*& copy = weights_[weight->view_src != nullptr ? weight->view_src : weight];
   if (copy != nullptr) return copy;
   ggml_tensor* made = kept_.Copy(weight);
+  made->op = GGML_OP_NONE;
+  made->src[0] = made->view_src = nullptr;
   if (!kept_.Place(made)) return nullptr;
   made->extra = nullptr;
   ggml_backend_tensor_set(made, weight->data, 0, ggml_nbytes(weight));

@@ -20,6 +20,16 @@ bool IsView(const ggml_tensor* node) {
   return node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_NONE;
 }
 
+const ggml_tensor* FactorsOf(const ggml_tensor* rows, const ggml_tensor* ids) {
+  if (rows->op != GGML_OP_GET_ROWS || rows->src[1] != ids) return nullptr;
+  const ggml_tensor* repeated = rows->src[0];
+  if (repeated->op != GGML_OP_REPEAT) return nullptr;
+  const ggml_tensor* factors = repeated->src[0];
+  const bool one_each = factors->type == GGML_TYPE_F32 && factors->ne[0] == 1 &&
+                        ggml_nelements(factors) == factors->ne[1] && ggml_is_contiguous(factors);
+  return one_each && repeated->ne[1] == factors->ne[1] ? factors : nullptr;
+}
+
 LayerCall::LayerCall(ggml_cgraph* graph, int first)
     : graph(graph),
       first(first),
@@ -42,9 +52,9 @@ LayerCall::LayerCall(ggml_cgraph* graph, int first)
       last = i;
     } else if (IsView(next)) {
       if (Makes(next->src[0])) made_.push_back(next);
-    } else if (IsElementWise(next)) {
+    } else if (IsElementWise(next) || FactorsOf(next, ids) != nullptr) {
       made_.push_back(next);
-    } else {
+    } else if (!RepeatsFactors(i)) {
       break;
     }
   }
@@ -64,6 +74,12 @@ bool LayerCall::Joins(const ggml_tensor* product) const {
 
 bool LayerCall::Makes(const ggml_tensor* tensor) const {
   return std::find(made_.begin(), made_.end(), tensor) != made_.end();
+}
+
+bool LayerCall::RepeatsFactors(int i) const {
+  if (i + 1 == ggml_graph_n_nodes(graph)) return false;
+  const ggml_tensor* next = node(i + 1);
+  return next->src[0] == node(i) && FactorsOf(next, ids) != nullptr;
 }
 
 // One result row for a (token, expert) pair, from rows of the same pair.

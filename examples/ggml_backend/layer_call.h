@@ -16,8 +16,13 @@ ExpertTensor* ExpertsOf(const ggml_tensor* node);
 /// VIEW, RESHAPE and the like: nothing to compute.
 bool IsView(const ggml_tensor* node);
 
+/// The factors of all experts, [1, experts], if `rows` [1, k, T] are those that `ids` name; else
+/// null. llama.cpp repeats them for every token and then gets rows.
+const ggml_tensor* FactorsOf(const ggml_tensor* rows, const ggml_tensor* ids);
+
 /// Nodes [first, last] of a graph: products over experts of one layer, and over adapters of theirs,
-/// by the same ids, and element-wise nodes over their results. Up, gate, GLU and down, usually.
+/// by the same ids, factors of experts by these ids, and element-wise nodes over all of them. Up,
+/// gate, GLU and down, usually.
 struct LayerCall {
   /// `first` is a product.
   LayerCall(ggml_cgraph* graph, int first);
@@ -42,6 +47,8 @@ struct LayerCall {
   // Whether a product over experts is of this layer, by the same ids.
   bool Joins(const ggml_tensor* product) const;
   bool IsElementWise(const ggml_tensor* node) const;
+  // Whether node i repeats factors of which the next takes rows.
+  bool RepeatsFactors(int i) const;
 
   std::vector<const ggml_tensor*> made_;
 };

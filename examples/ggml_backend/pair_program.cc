@@ -18,6 +18,13 @@ float Number(const ggml_tensor* node, int at) {
   return ggml_get_op_params_f32(node, static_cast<uint32_t>(at));
 }
 
+// A tensor that has a row or a number for each expert, which a node adds to rows or multiplies them
+// by; null: there is none.
+const ggml_tensor* PerExpert(const ggml_tensor* node, const ggml_tensor* ids) {
+  if (node->op == GGML_OP_ADD_ID) return node->src[1];
+  return node->op == GGML_OP_MUL ? FactorsOf(node->src[1], ids) : nullptr;
+}
+
 // Rows of pairs one behind the other, [n, k, T].
 bool HasPairRows(const LayerCall& call, const ggml_tensor* t) {
   return t->type == GGML_TYPE_F32 && t->ne[1] == call.top_k() && t->ne[2] == call.tokens() &&
@@ -45,7 +52,9 @@ std::vector<int64_t> PairProgram::KeyOf(const LayerCall& call) {
     const ggml_tensor* node = call.node(i);
     key.insert(key.end(), {node->op, node->ne[0], node->src[0]->type, node->src[0]->ne[0]});
     for (size_t p = 0; p < 4; ++p) key.push_back(node->op_params[p]);
-    if (node->op == GGML_OP_ADD_ID) key.push_back(reinterpret_cast<intptr_t>(node->src[1]->data));
+    if (const ggml_tensor* same = PerExpert(node, call.ids)) {
+      key.push_back(reinterpret_cast<intptr_t>(same->data));
+    }
   }
   return key;
 }
@@ -61,7 +70,8 @@ std::shared_ptr<const PairProgram> PairProgram::Make(const LayerCall& call,
   if (!one_row || call.reach != call.last || !ggml_is_contiguous(out)) return nullptr;
   for (int i = call.first; i <= call.last; ++i) {
     const ggml_tensor* node = call.node(i);
-    if (!IsView(node) && !program->Add(call, node, kernels)) return nullptr;
+    const bool factors = node->op == GGML_OP_REPEAT || FactorsOf(node, call.ids) != nullptr;
+    if (!IsView(node) && !factors && !program->Add(call, node, kernels)) return nullptr;
   }
   program->key_ = KeyOf(call);
   program->nodes_.clear();
@@ -135,8 +145,8 @@ bool PairProgram::Add(const LayerCall& call, const ggml_tensor* node, const CpuK
   Step step;
   step.op = node->op;
   step.width = node->ne[0];
-  const bool biased = node->op == GGML_OP_ADD_ID;
-  step.binary = node->src[1] != nullptr && !biased;
+  const ggml_tensor* per_expert = PerExpert(node, call.ids);
+  step.binary = node->src[1] != nullptr && per_expert == nullptr;
   if (!Find(call, node->src[0], &step.a) || step.a.step < 0) return false;
   if (step.binary && (!Find(call, node->src[1], &step.b) || step.b.step < 0)) return false;
   if (node->op == GGML_OP_UNARY) step.kind = ggml_get_unary_op(node);
@@ -149,11 +159,10 @@ bool PairProgram::Add(const LayerCall& call, const ggml_tensor* node, const CpuK
     step.number[0] = Number(node, 0);
     step.number[1] = Number(node, 1);
   }
-  if (biased) {
-    const ggml_tensor* bias = node->src[1];
-    if (bias->type != GGML_TYPE_F32 || !ggml_is_contiguous(bias)) return false;
-    step.bias.resize(static_cast<size_t>(ggml_nelements(bias)));
-    ggml_backend_tensor_get(bias, step.bias.data(), 0, ggml_nbytes(bias));
+  if (per_expert != nullptr) {
+    if (per_expert->type != GGML_TYPE_F32 || !ggml_is_contiguous(per_expert)) return false;
+    step.per_expert.resize(static_cast<size_t>(ggml_nelements(per_expert)));
+    ggml_backend_tensor_get(per_expert, step.per_expert.data(), 0, ggml_nbytes(per_expert));
   } else if (!KnowsPairMath(step.op, step.kind)) {
     return false;
   }
@@ -245,9 +254,13 @@ class PairProgram::Runner {
 
   void ComputeRow(const Step& step, int64_t pair, float* out) const {
     const float* a = RowOf(step.a, pair);
-    if (step.op == GGML_OP_ADD_ID) {
+    if (!step.per_expert.empty()) {
       const int64_t expert = job_.experts[expert_of_[static_cast<size_t>(pair)]].expert;
-      const float* bias = step.bias.data() + expert * step.width;
+      if (step.op == GGML_OP_MUL) {
+        for (int64_t i = 0; i < step.width; ++i) out[i] = a[i] * step.per_expert[expert];
+        return;
+      }
+      const float* bias = step.per_expert.data() + expert * step.width;
       for (int64_t i = 0; i < step.width; ++i) out[i] = a[i] + bias[i];
       return;
     }

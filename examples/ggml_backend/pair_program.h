@@ -67,7 +67,8 @@ class PairProgram {
     ggml_vec_dot_t vec_dot = nullptr;
     ggml_from_float_t pack = nullptr;  // null: fp32 as it is
     size_t packed_bytes = 0;           // of one row of the input
-    std::vector<float> bias;           // [experts, width]
+    // Added or multiplied by expert: a bias, [experts, width], or a factor, [experts].
+    std::vector<float> per_expert;
   };
   class Runner;
 

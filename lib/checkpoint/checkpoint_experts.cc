@@ -215,13 +215,51 @@ absl::Status CheckpointExperts::ReadBiases(int layer, int expert, const RecordLa
   return absl::OkStatus();
 }
 
+absl::Status CheckpointExperts::PackTensor(const TensorInfo& tensor, const MatrixLayout& layout,
+                                           std::byte* record) const {
+  constexpr int64_t kElements = int64_t{1} << 17;  // stay in a core's cache
+  const int64_t step = std::max<int64_t>(kElements / layout.k / kRowTile, 1) * kRowTile;
+  std::vector<uint16_t> rows(std::min(step, layout.rows) * layout.k);
+  for (int64_t first = 0; first < layout.rows; first += step) {
+    const int64_t count = std::min(step, layout.rows - first);
+    const absl::Span<uint16_t> some(rows.data(), count * layout.k);
+    MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsBf16(tensor, first * layout.k, some));
+    MOERT_RETURN_IF_ERROR(PackRowsBf16(layout, first, some, record));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointExperts::PackTensors(const MoeLayerSpec& layer, int expert,
+                                            const RecordLayout& layout, std::byte* record) const {
+  std::memset(record, 0, layout.bytes);
+  for (const auto& [p, matrix] :
+       {std::pair(Projection::kGate, &layout.gate), std::pair(Projection::kUp, &layout.up),
+        std::pair(Projection::kDown, &layout.down)}) {
+    if (p == Projection::kGate && !layout.contents.gate) continue;
+    const std::string name = names_.Expert(layer.model_layer, expert, p);
+    if (quantized_.Has(WeightBase(name))) {
+      std::vector<uint16_t> widened;
+      MOERT_RETURN_IF_ERROR(ReadMatrix(name, matrix->rows, matrix->k, &widened));
+      MOERT_RETURN_IF_ERROR(PackMatrixBf16(*matrix, widened, record));
+      continue;
+    }
+    MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint_->Get(name));
+    MOERT_RETURN_IF_ERROR(PackTensor(*tensor, *matrix, record));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLayout& layout,
                                            std::byte* record) const {
   const MoeLayerSpec& spec = config_->moe.layers[layer];
   if (layout.format == ExpertFormat::Uniform(Scheme{})) {
-    ExpertWeights weights;
-    MOERT_RETURN_IF_ERROR(ReadExpert(layer, expert, &weights));
-    MOERT_RETURN_IF_ERROR(PackExpertBf16(layout, weights, record));
+    if (tensors_[layer].fused || tensors_[layer].blocks) {
+      ExpertWeights weights;
+      MOERT_RETURN_IF_ERROR(ReadExpert(layer, expert, &weights));
+      MOERT_RETURN_IF_ERROR(PackExpertBf16(layout, weights, record));
+    } else {
+      MOERT_RETURN_IF_ERROR(PackTensors(spec, expert, layout, record));
+    }
     return ReadBiases(layer, expert, layout, record);
   }
   const ExpertFormat& format = stored(layer, expert);

@@ -96,6 +96,12 @@ class CheckpointExperts {
   absl::Status ReadShared(const MoeLayerSpec& layer, ExpertWeights* out) const;
   absl::Status ReadMatrix(const std::string& name, int64_t rows, int64_t k,
                           std::vector<uint16_t>* out) const;
+  /// The matrices of an expert that has a tensor for each, as bf16.
+  absl::Status PackTensors(const MoeLayerSpec& layer, int expert, const RecordLayout& layout,
+                           std::byte* record) const;
+  /// A tensor of floats that is a matrix, some rows at a time.
+  absl::Status PackTensor(const TensorInfo& tensor, const MatrixLayout& layout,
+                          std::byte* record) const;
   absl::Status ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer, int expert,
                          ExpertWeights* out) const;
 

@@ -259,12 +259,12 @@ absl::Status Checkpoint::ReadAsF32(const TensorInfo& tensor, int64_t first,
 
 absl::Status Checkpoint::ReadAsBf16(const TensorInfo& tensor, int64_t first,
                                     absl::Span<uint16_t> dst) const try {
+  if (tensor.dtype == DType::kBF16) {
+    return ReadBytes(tensor, first * 2,
+                     absl::MakeSpan(reinterpret_cast<std::byte*>(dst.data()), dst.size() * 2));
+  }
   return ReadConverted(*this, tensor, first, dst,
                        [](DType dtype, const std::byte* raw, size_t n, uint16_t* out) {
-                         if (dtype == DType::kBF16) {
-                           std::memcpy(out, raw, n * 2);
-                           return;
-                         }
                          for (size_t i = 0; i < n; ++i) {
                            out[i] = F32ToBf16(ElementToF32(dtype, raw, i));
                          }

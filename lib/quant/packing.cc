@@ -1,8 +1,11 @@
 #include "quant/packing.h"
 
+#include <emmintrin.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <type_traits>
 
 #include "base/bf16.h"
 #include "base/errors.h"
@@ -39,17 +42,44 @@ absl::Status CheckBf16(const MatrixLayout& m, size_t count) {
   return absl::OkStatus();
 }
 
+// A whole block of bf16 weights, rows of which are `stride` apart. Lane 4 g + t takes pair t of
+// rows g and g + 8, then pair t + 4 of both.
+void PackBlock(const uint16_t* weights, int64_t stride, std::byte* out) {
+  auto* to = reinterpret_cast<__m128i*>(out);
+  for (int64_t g = 0; g < kRowTile / 2; ++g, to += 4) {
+    const auto* upper = reinterpret_cast<const __m128i*>(weights + g * stride);
+    const auto* lower = reinterpret_cast<const __m128i*>(weights + (g + kRowTile / 2) * stride);
+    const __m128i a0 = _mm_loadu_si128(upper), a1 = _mm_loadu_si128(upper + 1);
+    const __m128i b0 = _mm_loadu_si128(lower), b1 = _mm_loadu_si128(lower + 1);
+    const __m128i low0 = _mm_unpacklo_epi32(a0, b0), low1 = _mm_unpacklo_epi32(a1, b1);
+    const __m128i high0 = _mm_unpackhi_epi32(a0, b0), high1 = _mm_unpackhi_epi32(a1, b1);
+    _mm_storeu_si128(to, _mm_unpacklo_epi64(low0, low1));
+    _mm_storeu_si128(to + 1, _mm_unpackhi_epi64(low0, low1));
+    _mm_storeu_si128(to + 2, _mm_unpacklo_epi64(high0, high1));
+    _mm_storeu_si128(to + 3, _mm_unpackhi_epi64(high0, high1));
+  }
+}
+
 // Row by row of a block: the 16 values of a row go, in pairs, to two registers of four lanes each.
+// Rows [first, first + rows) of a matrix, `first` being that of a block.
 template <typename T, typename ToBf16>
-void Pack(const MatrixLayout& m, const T* weights, std::byte* record, ToBf16 to_bf16) {
-  std::byte* out = record + m.weight_offset;
+void Pack(const MatrixLayout& m, int64_t first, int64_t rows, const T* weights, std::byte* record,
+          ToBf16 to_bf16) {
+  std::byte* out = record + m.weight_offset + first * m.padded_k * int64_t{sizeof(uint16_t)};
   uint32_t block[kLanes * 4];
-  for (int64_t row0 = 0; row0 < m.padded_rows; row0 += kRowTile) {
+  for (int64_t row0 = 0; row0 < rows; row0 += kRowTile) {
     for (int64_t k0 = 0; k0 < m.padded_k; k0 += kBlockK) {
       const int64_t count = std::clamp<int64_t>(m.k - k0, 0, kBlockK);
+      if constexpr (std::is_same_v<T, uint16_t>) {
+        if (count == kBlockK && row0 + kRowTile <= rows) {
+          PackBlock(weights + row0 * m.k + k0, m.k, out);
+          out += sizeof(block);
+          continue;
+        }
+      }
       for (int64_t r = 0; r < kRowTile; ++r) {
         uint16_t values[kBlockK] = {};
-        if (row0 + r < m.rows) {
+        if (row0 + r < rows) {
           const T* row = weights + (row0 + r) * m.k + k0;
           for (int64_t i = 0; i < count; ++i) values[i] = to_bf16(row[i]);
         }
@@ -90,14 +120,26 @@ void UnpackBf16(const MatrixLayout& m, const std::byte* record, float* out) {
 absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const uint16_t> weights,
                             std::byte* record) {
   if (absl::Status s = CheckBf16(layout, weights.size()); !s.ok()) return s;
-  Pack(layout, weights.data(), record, [](uint16_t v) { return v; });
+  return PackRowsBf16(layout, 0, weights, record);
+}
+
+absl::Status PackRowsBf16(const MatrixLayout& layout, int64_t first,
+                          absl::Span<const uint16_t> rows, std::byte* record) {
+  const auto count = static_cast<int64_t>(rows.size()) / std::max<int64_t>(layout.k, 1);
+  const int64_t end = first + count;
+  if (!layout.scheme.is_bf16() || static_cast<int64_t>(rows.size()) != count * layout.k ||
+      first % kRowTile != 0 || end > layout.rows || (end % kRowTile != 0 && end != layout.rows)) {
+    return InvalidArgument("{} weights from row {} are not whole blocks of rows of {} x {} in {}",
+                           rows.size(), first, layout.rows, layout.k, layout.scheme.Name());
+  }
+  Pack(layout, first, count, rows.data(), record, [](uint16_t v) { return v; });
   return absl::OkStatus();
 }
 
 absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const float> weights,
                             std::byte* record) {
   if (absl::Status s = CheckBf16(layout, weights.size()); !s.ok()) return s;
-  Pack(layout, weights.data(), record, [](float v) { return F32ToBf16(v); });
+  Pack(layout, 0, layout.rows, weights.data(), record, [](float v) { return F32ToBf16(v); });
   return absl::OkStatus();
 }
 

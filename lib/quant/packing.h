@@ -26,7 +26,10 @@ namespace moert {
 /// Padding is zeroed. Little-endian hosts only, as the format is.
 absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const uint16_t> weights,
                             std::byte* record);
-/// The same from fp32, rounded to nearest even.
+/// The same of some rows: from `first` on, a multiple of kRowTile, to where `rows` ends.
+absl::Status PackRowsBf16(const MatrixLayout& layout, int64_t first,
+                          absl::Span<const uint16_t> rows, std::byte* record);
+/// The whole matrix from fp32, rounded to nearest even.
 absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const float> weights,
                             std::byte* record);
 

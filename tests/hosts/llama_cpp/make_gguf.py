@@ -2,7 +2,8 @@
 """Writes a tiny GGUF model with random weights: make_gguf.py LAYOUT FILE [key=value ...]
 
 LAYOUT is qwen3moe, mixtral, deepseek2 or gpt-oss, or lora: an adapter of qwen3moe's experts. Keys
-and their defaults: layers=3 experts=16 top_k=4 hidden=256 ff=256 seed=1 split=1 header=0 sparse=0.
+and their defaults: layers=3 experts=16 top_k=4 hidden=256 ff=256 seed=1 split=1 header=0 sparse=0
+scale=0. With scale=1 every expert has a factor, as those of NVFP4 files and of Gemma 4 have.
 With split=N there are N files, which llama.cpp reads as one: FILE-00001-of-0000N.gguf, where FILE is
 without its .gguf. With header=1 the first of them has no tensors. With sparse=1 experts are zeros
 that take no space on the disk. Matrices are F16 (quantize them with llama.cpp), the rest F32. The
@@ -160,6 +161,8 @@ def experts(model, block, bias=False):
         model.matrix(f'{block}.ffn_{name}_exps.weight', cols, rows, o['experts'])
         if bias:
             model.vector(f'{block}.ffn_{name}_exps.bias', rows, o['experts'], around=0.0)
+        if o['scale']:
+            model.vector(f'{block}.ffn_{name}_exps.scale', o['experts'])
 
 
 def qwen3moe(options):
@@ -274,7 +277,7 @@ def main(arguments):
     layouts = {'qwen3moe': qwen3moe, 'mixtral': mixtral, 'deepseek2': deepseek2, 'gpt-oss': gpt_oss,
                'lora': lora}
     options = dict(layers=3, experts=16, top_k=4, hidden=256, ff=256, seed=1, split=1, header=0,
-                   sparse=0)
+                   sparse=0, scale=0)
     if len(arguments) < 2 or arguments[0] not in layouts:
         sys.exit(__doc__)
     for argument in arguments[2:]:

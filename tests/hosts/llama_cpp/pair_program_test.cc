@@ -90,6 +90,14 @@ class LayerGraph {
     bias->buffer = buffer_;
     return ggml_add_id(context_, rows, bias, ids_);
   }
+  /// As llama.cpp multiplies rows by a factor of their expert.
+  ggml_tensor* Scaled(ggml_tensor* rows) {
+    ggml_tensor* factors = Random(ggml_new_tensor_1d(context_, GGML_TYPE_F32, kExperts));
+    factors->buffer = buffer_;
+    ggml_tensor* all = ggml_reshape_3d(context_, factors, 1, kExperts, 1);
+    all = ggml_repeat_4d(context_, all, 1, kExperts, kTokens, 1);
+    return ggml_mul(context_, rows, ggml_get_rows(context_, all, ids_));
+  }
   ggml_tensor* Columns(ggml_tensor* rows, int64_t first, int64_t width) {
     return ggml_view_3d(context_, rows, width, rows->ne[1], rows->ne[2], rows->nb[1], rows->nb[2],
                         static_cast<size_t>(first) * sizeof(float));
@@ -270,6 +278,11 @@ TEST_CASE("experts without a gate, clamps and scales") {
           return ggml_mul(l.context(), ggml_silu(l.context(), gate),
                           ggml_add(l.context(), up, gate));
         }) < kExact);
+  CHECK(ErrorOf([](LayerGraph& l) {
+          ggml_tensor* up = l.Bias(l.Scaled(l.Product(l.x(), kInner)));
+          ggml_tensor* gate = l.Scaled(l.Product(l.x(), kInner));
+          return ggml_swiglu_split(l.context(), gate, up);
+        }) < kExact);
 }
 
 TEST_CASE("a layer with a node that is not known here has no program") {
@@ -277,6 +290,15 @@ TEST_CASE("a layer with a node that is not known here has no program") {
   ggml_tensor* inner = ggml_elu(layer.context(), layer.Product(layer.x(), kInner));
   layer.Compute(layer.Product(inner, kHidden));
   CHECK(PairProgram::Make(layer.Call(), Kernels()) == nullptr);
+}
+
+TEST_CASE("programs of layers with other factors have other keys") {
+  LayerGraph one(GGML_TYPE_F32), other(GGML_TYPE_F32);
+  const auto compute = [](LayerGraph& l) {
+    l.Compute(l.Product(l.Scaled(l.Product(l.x(), kInner)), kHidden));
+    return PairProgram::KeyOf(l.Call());
+  };
+  CHECK(compute(one) != compute(other));
 }
 
 TEST_CASE("programs of other layers have other keys") {

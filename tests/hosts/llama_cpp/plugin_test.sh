@@ -135,6 +135,15 @@ for budget in 60% 25% 4%; do  # at the last two some at a time
   [ "$(lookups)" -lt $((plain_lookups * 5 / 4)) ] ||
     fail "an adapter at $budget: $(lookups) lookups, $plain_lookups without"
 done
+# A factor of every expert costs no more reads either.
+python3 "$here/make_gguf.py" qwen3moe scaled.gguf scale=1
+"$host" logits scaled.gguf scaled.logits
+cmp -s scaled.logits stock.logits && fail "the factors change nothing"
+for budget in 60% 25% 4%; do
+  same "$budget" scaled.gguf scaled.logits
+  [ "$(lookups)" -lt $((plain_lookups * 5 / 4)) ] ||
+    fail "factors at $budget: $(lookups) lookups, $plain_lookups without"
+done
 # An evaluation callback sees the same, inputs included.
 "$host" logits "$model" seen.logits callback
 same 25% "$model" seen.logits callback
@@ -267,6 +276,7 @@ grep -q 'layer calls of few tokens' with.log || fail "two experts a token: $(cat
 for budget in 60% 25% 4%; do beside "$budget" qwen3moe.f16.gguf stock.logits cpu_moe callback; done
 "$host" logits qwen3moe.f16.gguf stock.logits lora
 for budget in 60% 4%; do beside "$budget" qwen3moe.f16.gguf stock.logits cpu_moe lora; done
+for budget in 60% 4%; do beside "$budget" scaled.gguf scaled.logits cpu_moe; done
 # More experts than ggml's kernels count blocks of at once: it is the slots that count.
 python3 "$here/make_gguf.py" qwen3moe sparse.gguf layers=11 experts=64 hidden=1024 ff=1024 sparse=1
 "$host" logits sparse.gguf stock.logits

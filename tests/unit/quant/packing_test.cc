@@ -49,6 +49,25 @@ TEST_CASE("bf16 fragment order, register by register") {
     REQUIRE(record[static_cast<size_t>(i)] == std::byte{0});
 }
 
+TEST_CASE("rows that are packed in parts are those of the whole") {
+  const RecordLayout l = Layout(72, 100);
+  const MatrixLayout& m = l.gate;
+  const std::vector<uint16_t> w = Pattern(m.rows * m.k);
+  std::vector<std::byte> whole(static_cast<size_t>(l.bytes)), parts(whole.size());
+  REQUIRE_OK(PackMatrixBf16(m, w, whole.data()));
+  const absl::Span<const uint16_t> all(w);
+  for (int64_t first = 0; first < m.rows; first += 48) {
+    REQUIRE_OK(PackRowsBf16(m, first, all.subspan(first * m.k, 48 * m.k), parts.data()));
+  }
+  CHECK(parts == whole);
+  const auto refused = [&](int64_t first, int64_t rows) {
+    return std::string(PackRowsBf16(m, first, all.first(rows * m.k), parts.data()).message());
+  };
+  CHECK_THAT(refused(8, 16), Catch::Contains("from row 8"));
+  CHECK_THAT(refused(0, 17), Catch::Contains("whole blocks"));
+  CHECK_THAT(refused(96, 16), Catch::Contains("100 x 72"));
+}
+
 TEST_CASE("packing and unpacking give the weights back, padding is zero") {
   for (const auto& [hidden, intermediate] :
        {std::pair<int64_t, int64_t>{128, 64}, {100, 20}, {1, 1}, {65, 17}}) {
