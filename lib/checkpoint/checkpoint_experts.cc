@@ -86,8 +86,15 @@ static void SplitRows(const std::vector<uint16_t>& both, int64_t rows, int64_t c
 
 // [rows, cols] -> [cols, rows]
 static void Transpose(absl::Span<const uint16_t> in, int64_t rows, int64_t cols, uint16_t* out) {
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) out[c * rows + r] = in[r * cols + c];
+  constexpr int64_t kBlock = 32;  // in both directions, for the caches
+  for (int64_t r0 = 0; r0 < rows; r0 += kBlock) {
+    const int64_t r1 = std::min(rows, r0 + kBlock);
+    for (int64_t c0 = 0; c0 < cols; c0 += kBlock) {
+      const int64_t c1 = std::min(cols, c0 + kBlock);
+      for (int64_t c = c0; c < c1; ++c) {
+        for (int64_t r = r0; r < r1; ++r) out[c * rows + r] = in[r * cols + c];
+      }
+    }
   }
 }
 
@@ -215,36 +222,62 @@ absl::Status CheckpointExperts::ReadBiases(int layer, int expert, const RecordLa
   return absl::OkStatus();
 }
 
-absl::Status CheckpointExperts::PackTensor(const TensorInfo& tensor, const MatrixLayout& layout,
-                                           std::byte* record) const {
+absl::StatusOr<CheckpointExperts::TensorRows> CheckpointExperts::RowsOf(const MoeLayerSpec& layer,
+                                                                        int expert,
+                                                                        Projection p) const {
+  const ExpertTensors& tensors = tensors_[config_->MoeLayerIndex(layer.model_layer)];
+  if (!tensors.fused) {
+    MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor,
+                           checkpoint_->Get(names_.Expert(layer.model_layer, expert, p)));
+    return TensorRows{tensor};
+  }
+  const int64_t matrix = layer.hidden * layer.intermediate;
+  if (p == Projection::kDown) return TensorRows{tensors.down, expert * matrix};
+  if (tensors.gate_up == nullptr) {
+    return TensorRows{p == Projection::kGate ? tensors.gate : tensors.up, expert * matrix};
+  }
+  const int64_t up = names_.interleaved ? layer.hidden : matrix;
+  return TensorRows{tensors.gate_up, 2 * expert * matrix + (p == Projection::kUp ? up : 0),
+                    names_.interleaved ? 2 : 1};
+}
+
+absl::Status CheckpointExperts::PackRows(const TensorRows& from, const MatrixLayout& layout,
+                                         std::byte* record) const {
   constexpr int64_t kElements = int64_t{1} << 17;  // stay in a core's cache
-  const int64_t step = std::max<int64_t>(kElements / layout.k / kRowTile, 1) * kRowTile;
-  std::vector<uint16_t> rows(std::min(step, layout.rows) * layout.k);
-  for (int64_t first = 0; first < layout.rows; first += step) {
-    const int64_t count = std::min(step, layout.rows - first);
-    const absl::Span<uint16_t> some(rows.data(), count * layout.k);
-    MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsBf16(tensor, first * layout.k, some));
-    MOERT_RETURN_IF_ERROR(PackRowsBf16(layout, first, some, record));
+  const int64_t k = layout.k, apart = from.step * k;
+  const int64_t most = std::max<int64_t>(kElements / apart / kRowTile, 1) * kRowTile;
+  std::vector<uint16_t> rows(std::min(most, layout.rows) * apart);
+  for (int64_t first = 0; first < layout.rows; first += most) {
+    const int64_t count = std::min(most, layout.rows - first);
+    MOERT_RETURN_IF_ERROR(
+        checkpoint_->ReadAsBf16(*from.tensor, from.first + first * apart,
+                                absl::MakeSpan(rows.data(), (count - 1) * apart + k)));
+    for (int64_t r = 1; r < count && apart > k; ++r) {
+      std::copy_n(rows.begin() + r * apart, k, rows.begin() + r * k);
+    }
+    MOERT_RETURN_IF_ERROR(
+        PackRowsBf16(layout, first, absl::MakeConstSpan(rows.data(), count * k), record));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckpointExperts::PackTensors(const MoeLayerSpec& layer, int expert,
                                             const RecordLayout& layout, std::byte* record) const {
+  const bool fused = tensors_[config_->MoeLayerIndex(layer.model_layer)].fused;
   std::memset(record, 0, layout.bytes);
   for (const auto& [p, matrix] :
        {std::pair(Projection::kGate, &layout.gate), std::pair(Projection::kUp, &layout.up),
         std::pair(Projection::kDown, &layout.down)}) {
     if (p == Projection::kGate && !layout.contents.gate) continue;
     const std::string name = names_.Expert(layer.model_layer, expert, p);
-    if (quantized_.Has(WeightBase(name))) {
+    if (!fused && quantized_.Has(WeightBase(name))) {
       std::vector<uint16_t> widened;
       MOERT_RETURN_IF_ERROR(ReadMatrix(name, matrix->rows, matrix->k, &widened));
       MOERT_RETURN_IF_ERROR(PackMatrixBf16(*matrix, widened, record));
       continue;
     }
-    MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor, checkpoint_->Get(name));
-    MOERT_RETURN_IF_ERROR(PackTensor(*tensor, *matrix, record));
+    MOERT_ASSIGN_OR_RETURN(const TensorRows rows, RowsOf(layer, expert, p));
+    MOERT_RETURN_IF_ERROR(PackRows(rows, *matrix, record));
   }
   return absl::OkStatus();
 }
@@ -253,7 +286,8 @@ absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLa
                                            std::byte* record) const {
   const MoeLayerSpec& spec = config_->moe.layers[layer];
   if (layout.format == ExpertFormat::Uniform(Scheme{})) {
-    if (tensors_[layer].fused || tensors_[layer].blocks) {
+    const ExpertTensors& tensors = tensors_[layer];
+    if (tensors.blocks || tensors.transposed || tensors.down_transposed) {
       ExpertWeights weights;
       MOERT_RETURN_IF_ERROR(ReadExpert(layer, expert, &weights));
       MOERT_RETURN_IF_ERROR(PackExpertBf16(layout, weights, record));

@@ -96,12 +96,19 @@ class CheckpointExperts {
   absl::Status ReadShared(const MoeLayerSpec& layer, ExpertWeights* out) const;
   absl::Status ReadMatrix(const std::string& name, int64_t rows, int64_t k,
                           std::vector<uint16_t>* out) const;
-  /// The matrices of an expert that has a tensor for each, as bf16.
+  /// The rows of a matrix in a tensor of floats, `step` rows apart from element `first` on.
+  struct TensorRows {
+    const TensorInfo* tensor = nullptr;
+    int64_t first = 0;
+    int64_t step = 1;
+  };
+  absl::StatusOr<TensorRows> RowsOf(const MoeLayerSpec& layer, int expert, Projection p) const;
+  /// The matrices of an expert whose rows lie in tensors as they are, as bf16.
   absl::Status PackTensors(const MoeLayerSpec& layer, int expert, const RecordLayout& layout,
                            std::byte* record) const;
-  /// A tensor of floats that is a matrix, some rows at a time.
-  absl::Status PackTensor(const TensorInfo& tensor, const MatrixLayout& layout,
-                          std::byte* record) const;
+  /// One of them, some rows at a time.
+  absl::Status PackRows(const TensorRows& from, const MatrixLayout& layout,
+                        std::byte* record) const;
   absl::Status ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer, int expert,
                          ExpertWeights* out) const;
 
