@@ -7,11 +7,13 @@ A checkpoint of Qwen3-30B-A3B's layers with random weights stands for a publishe
 its experts, and pinned RAM the share that the machine's RAM holds. Another program moves pinned memory to the device at
 --gbps meanwhile, so that a faster link stands for PCIe 4; 0: none does. `moert-bench probe` measures the link that is
 left; the time of a layer is that of the same command when everything is on the card. The simulator, told both and a
-recorded run's routing, expects a speed; the wall clock measures it: medians, as first steps load code, and means. Records that RAM has no room for come from the file,
-at the rate of its reads here: the page cache's, where the machine has more RAM than the emulated one.
+recorded run's routing, expects a speed; the wall clock measures it: medians, as first steps load code, and means. Records
+that RAM has no room for come from the file, at the rate at which the library reads experts here: from the page cache,
+where the machine has more RAM than the emulated one.
 """
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import pathlib
@@ -24,7 +26,8 @@ import time
 import side_by_side
 from first_evening import MACHINES, ROOT, Tools, compare, finish, run
 
-SHAPE = ["--hidden", "2048", "--intermediate", "768", "--experts", "128", "--top-k", "8", "--heads", "32", "--head-dim", "128"]
+EXPERTS = 128
+SHAPE = ["--hidden", "2048", "--intermediate", "768", "--experts", str(EXPERTS), "--top-k", "8", "--heads", "32", "--head-dim", "128"]
 PIECE = 9 << 20  # bytes: an expert in bf16
 
 
@@ -38,6 +41,24 @@ def file_rate(paths, count=200):
             file = places.choice(files)
             os.preadv(file.fileno(), [buffer], places.randrange(max(1, os.fstat(file.fileno()).st_size - PIECE)))
         return count * PIECE / (time.perf_counter() - begin)
+
+
+def record_rate(tools, count=100):
+    """Bytes a second at which the library reads experts of a checkpoint one after the other, in any order."""
+    library, places = ctypes.CDLL(str(tools.library)), random.Random(1)
+    library.moert_source_read.argtypes = [ctypes.c_void_p, *[ctypes.c_int32] * 3, ctypes.c_void_p, ctypes.c_uint64,
+                                          ctypes.c_void_p]
+    source, record = ctypes.c_void_p(), ctypes.create_string_buffer(PIECE)
+    codes = [library.moert_source_open(os.fsencode(tools.model), None, ctypes.byref(source), None)]
+    begin = time.perf_counter()
+    for _ in range(count):
+        layer, expert = places.randrange(tools.layers), places.randrange(EXPERTS)
+        codes.append(library.moert_source_read(source, layer, expert, 0, record, PIECE, None))
+    seconds = time.perf_counter() - begin
+    library.moert_source_destroy(source)
+    if any(codes):
+        sys.exit(f"{tools.model}: experts cannot be read: codes {set(codes)}")
+    return count * PIECE / seconds
 
 
 def made_checkpoint(folder, layers):
@@ -63,7 +84,7 @@ def measured_profile(tools, folder):
 def evening(tools, machine, folder, known, own, trace):
     print(machine.title())
     share = f"{100 * machine.share:.0f}%"
-    link, disk = known["link_bytes_per_s"], file_rate(pathlib.Path(tools.model).glob("*.safetensors"))
+    link, disk = known["link_bytes_per_s"], record_rate(tools)
     profile, report = folder / "evening.json", folder / "sim.json"
     from_file = 1 - machine.pinned  # RAM is filled when the engine opens, whatever the card will have
     profile.write_text(json.dumps({**known, "link_bytes_per_s": 1 / (1 / link + from_file / disk)}))
