@@ -112,7 +112,9 @@ int32_t moert_engine_exact(const moert_engine* engine) {
 }
 
 int32_t moert_engine_graph_safe(const moert_engine* engine) {
-  return engine != nullptr && engine->state->engine->graph_needs().capturable;
+  if (engine == nullptr) return 0;
+  const moert::GraphNeeds& needs = engine->state->engine->graph_needs();
+  return needs.capturable && needs.max_rows == 0;
 }
 
 void moert_graph_needs_init(moert_graph_needs* needs, uint64_t size) {
@@ -127,9 +129,15 @@ moert_code moert_engine_graph_needs(const moert_engine* engine, moert_graph_need
     MOERT_REQUIRE_NOT_NULL(engine);
     const moert::GraphNeeds& from = engine->state->engine->graph_needs();
     moert_graph_needs to{};
-    to.capturable = from.capturable;
+    const bool told = needs != nullptr && needs->struct_size >= sizeof *needs;
+    to.capturable = from.capturable && (from.max_rows == 0 || told);
+    to.max_rows = from.max_rows;
     to.eager_every = from.eager_every;
     to.obstacle = from.obstacle.c_str();
+    if (from.capturable && to.capturable == 0) {
+      to.obstacle =
+          "captured calls have few rows at most, and this moert_graph_needs has no max_rows";
+    }
     return WriteStruct(to, needs, "needs");
   });
 }

@@ -154,17 +154,19 @@ struct FetchInput {
   /// expert is present and the strategy does not prefetch nothing waits for the host, all of the
   /// layer's experts are pinned, and the call can be captured; next_scores are not read then.
   /// Where the strategy is on-demand or fate and a host_budget keeps every record of opaque experts
-  /// in pinned memory the device also brings what is missing, with no wait, if the layer has a slot
-  /// for every id. For one token it has, if MemoryPlan::slots is at least the sum of min(top_k, E)
-  /// over all layers and no lease pins an expert. Other calls that find fewer slots than ids wait
-  /// for the device (EngineStats::host_syncs). fate prefetches for one token whose hidden is given.
-  /// SlotView::slot_of_expert is -1 then, and the fetch has to be released before the next of its
-  /// layer, and before anything else is asked of the engine: FailedPrecondition.
+  /// in pinned memory, or the call has cpu_rows, the device also brings what is missing, with no
+  /// wait, if the layer has a slot for every id. For one token it has, if MemoryPlan::slots is at
+  /// least the sum of min(top_k, E) over all layers and no lease pins an expert. Other calls that
+  /// find fewer slots than ids wait for the device (EngineStats::host_syncs). fate prefetches for
+  /// one token whose hidden is given. SlotView::slot_of_expert is -1 then, and the fetch has to be
+  /// released before the next of its layer, and before anything else is asked of the engine:
+  /// FailedPrecondition.
   Place place = Place::kHost;
   /// With ids on the device: [rows, hidden], the input of the experts there, or empty. Where the
   /// strategy shares misses with the CPU, that may compute some pairs by OpaqueWeights::product
   /// from pinned memory, and TakeCpuRows has to follow. Such a call of up to 32 rows does without a
-  /// slot for every id: the CPU computes what finds none. Empty: every miss is brought.
+  /// slot for every id: the CPU computes what finds none. Empty: every miss is brought, and where
+  /// pinned memory does not hold every record the call waits on the host.
   MatrixView cpu_rows = {};
   /// Whether slot_ids receive, for pairs that the CPU has taken, a slot that can be read and that
   /// no other pair of the token has, in place of -1: for kernels that compute every pair.
@@ -194,7 +196,7 @@ struct SlotView {
 
 /// Demands of captured layer calls on a host (Engine::graph_needs).
 struct GraphNeeds {
-  /// Layer calls (Forward, of any number of rows) may be recorded into a CUDA graph, and the graph
+  /// Layer calls (Forward, of up to max_rows rows) may be recorded into a CUDA graph, and the graph
   /// launched between BeginStep and EndStep of later steps, on the step's stream, while residency
   /// changes underneath. Nothing waits for a graph that is launched elsewhere. A usable version of
   /// every expert is guaranteed, or the device brings what is missing itself, and nothing has to
@@ -207,6 +209,9 @@ struct GraphNeeds {
   /// Between replays, one step of so many has to run eagerly: the strategy evicts by scores, which
   /// replays do not leave. 0: none has to.
   int eager_every = 0;
+  /// Rows of a captured call, at most; 0: any number. Where pinned memory does not hold every
+  /// record (EngineOptions::host_budget) the CPU has part in each, and in no larger one.
+  int64_t max_rows = 0;
 };
 
 class Engine {
@@ -283,10 +288,10 @@ class Engine {
   /// from host memory. No slot changes hands, and no policy sees it. `to` takes view->slots times
   /// the stride of a part, bytes, and is memory of the host's where the backend computes; null:
   /// *view alone is filled, with offsets in place of addresses. On CUDA copies are enqueued on the
-  /// step's stream, and nothing waits but for what the device served before. FailedPrecondition
-  /// where a record is in neither place (EngineOptions::host_budget), or a fetch that the device
-  /// served is not released. Unimplemented for other records, shards and strategies of several
-  /// versions.
+  /// step's stream, and nothing waits but for what the device served before, and until records are
+  /// read that are in neither place (EngineOptions::host_budget). FailedPrecondition where these
+  /// would be read in a capture, or a fetch that the device served is not released. Unimplemented
+  /// for other records, shards and strategies of several versions.
   virtual absl::Status CopyLayer(StepId step, int layer, absl::Span<const int32_t> experts,
                                  std::byte* to, SlotView* view) = 0;
 

@@ -35,8 +35,15 @@ struct EngineStats {
   // Jobs of the CPU that captured calls took back, since a deadline had passed: their lookups are
   // loads.
   int64_t cpu_taken_back = 0;
-  int64_t upgrades = 0;  // low copies that began to be replaced by the best version in place
-  int64_t fills = 0;     // loads behind a call of what it did without
+  // Where pinned memory does not hold every record and a device serves misses: lookups of
+  // cpu_computed whose records were elsewhere, bytes that were read for these, and records that
+  // came into pinned memory in place of others.
+  int64_t cpu_below = 0;
+  int64_t cpu_read_bytes = 0;
+  int64_t pinned_swaps = 0;
+  int64_t pinned_bytes = 0;  // beside the budget, for records, as it is now
+  int64_t upgrades = 0;      // low copies that began to be replaced by the best version in place
+  int64_t fills = 0;         // loads behind a call of what it did without
 
   // Prefetch.
   int64_t prefetch_issued = 0;     // began to move

@@ -58,6 +58,7 @@ bool DeviceServes(const ExpertSource& source, const EngineOptions& options, cons
   ExecutorSize size;
   size.source = &source;
   size.versions = b.versions;
+  size.served = b.served();
   return options.clock == ClockKind::kWall && options.trace == nullptr &&
          b.backend->ServesMisses(size);
 }

@@ -17,7 +17,10 @@ namespace moert {
 namespace {
 
 GraphNeeds GraphNeedsOf(const Strategy& strategy, const EngineParts& parts) {
-  if (parts.misses_served.ok()) return {.capturable = true};
+  if (parts.misses_served.ok()) {
+    return {.capturable = true,
+            .max_rows = parts.executor->device_path()->cache()->most_captured_rows()};
+  }
   if (!strategy.graph_safe() || !parts.runner->runs_resident()) {
     return {.obstacle = std::string(parts.misses_served.message())};
   }
@@ -59,6 +62,8 @@ absl::StatusOr<std::unique_ptr<EngineImpl>> EngineImpl::Create(
     engine->Log(LogLevel::kInfo, fmt::format("{} was chosen by {}: {}", engine->strategy(),
                                              options.strategy, engine->blueprint_->why));
   }
+  const std::string notice = engine->blueprint_->backend->TakeNotice();
+  if (!notice.empty()) engine->Log(LogLevel::kWarning, notice);
   return engine;
 }
 

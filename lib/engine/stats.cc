@@ -56,6 +56,8 @@ void Add(const PlanStats& scheduler, EngineStats* s) {
   s->worst_low_share = scheduler.worst_low_share;
   s->cpu_computed = scheduler.cpu_computed;
   s->cpu_taken_back = scheduler.cpu_taken_back;
+  s->cpu_below = scheduler.cpu_below;
+  s->cpu_read_bytes = scheduler.cpu_read_bytes;
   s->late -= scheduler.cpu_computed_late;
   s->fills = scheduler.fills;
   s->balance_load_ns = scheduler.balance_load_ns;
@@ -83,6 +85,8 @@ void Add(const LayerStats& layer, EngineStats* s) {
 void Add(const ExecutorStats& executor, EngineStats* s) {
   s->host_syncs = executor.host_syncs;
   s->graph_captured = executor.graph_captured;
+  s->pinned_swaps = executor.pinned_swaps;
+  s->pinned_bytes = executor.pinned_bytes;
   s->worst_slot_share = std::max(s->worst_slot_share, executor.worst_slot_share);
   s->worst_mass_share = std::max(s->worst_mass_share, executor.worst_mass_share);
   s->worst_low_share = std::max(s->worst_low_share, executor.worst_low_share);

@@ -53,6 +53,8 @@ class DeviceCache {
   virtual absl::Status ServeMisses(const VersionedStore& /*store*/) {
     return absl::FailedPreconditionError("this backend asks the host about misses");
   }
+  /// Then: rows of such a call, at most; 0: any number.
+  virtual int64_t most_captured_rows() const { return 0; }
   /// The cost of misses now, where a CPU takes some of them: by this captured calls share them.
   /// Before DevicePath::OpenStep.
   virtual void SetCpuCosts(const CpuCosts& /*costs*/) {}
@@ -71,7 +73,7 @@ class DeviceCache {
     return nullptr;
   }
   /// Engine::TakeCpuRows; and whether one of the layer is owed. TakeCpuFailure: the first error of
-  /// the CPU's products since it was last asked.
+  /// the CPU's products, for which nobody else could stand in, since it was last asked.
   virtual absl::Status TakeCpuRows(const ExecutorCall& /*call*/,
                                    const MutableMatrixView& /*rows*/) {
     return absl::OkStatus();

@@ -49,6 +49,9 @@ struct ExecutorStats {
   double worst_slot_share = 0;
   double worst_mass_share = 0;
   double worst_low_share = 0;
+  // Pinned memory for records beside the fast tier, and records that came there in place of others.
+  int64_t pinned_bytes = 0;
+  int64_t pinned_swaps = 0;
 };
 
 /// Resident-forward prediction, between two Multiply of a call.

@@ -154,7 +154,8 @@ void LayerPlanner::Backfill(const PolicyContext& context, const LayerPlan& plan)
     const bool free = store_->HasFreeSlot(context.layer);
     if (!always && !free) return;
     if (store_->in_flight() > (free ? 1 : 0)) return;
-    if (store_->Arriving(key)) continue;
+    // A prefetch may have brought it meanwhile.
+    if (store_->Arriving(key) || store_->Latest(key).version >= 0) continue;
     stats_.fills += store_->StartLoad(key, 0, LoadReason::kBackground, context);
   }
 }

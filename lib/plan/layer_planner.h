@@ -92,6 +92,8 @@ struct PlanStats : SchedulerStats {
   double mass_low = 0;         // routing weight of these, as it entered the sum
   double worst_low_share = 0;  // of any one request, under a bound
   int64_t cpu_taken_back = 0;  // jobs of the CPU that a device took back
+  int64_t cpu_below = 0;       // of cpu_computed: from records beside pinned memory
+  int64_t cpu_read_bytes = 0;  // read for these
   int64_t fills = 0;           // loads behind a call of what it did without
 };
 
@@ -119,6 +121,8 @@ class LayerPlanner {
     stats_.mass_low += count.mass_low;
     stats_.fills += count.fills;
     stats_.cpu_taken_back += count.cpu_taken_back;
+    stats_.cpu_below += count.cpu_below;
+    stats_.cpu_read_bytes += count.cpu_read_bytes;
     placer_.CountServed(count);
   }
   /// The cost of its misses now, all taken for alike.

@@ -74,6 +74,12 @@ struct ServedCount {
   // its jobs took, and what the profile says they take.
   int64_t cpu_computed = 0;
   int64_t cpu_taken_back = 0;
+  // Among cpu_computed those whose records the device cannot read; the bytes that were read for
+  // these from the source; and experts whose rows did not come, though nobody else could compute
+  // them.
+  int64_t cpu_below = 0;
+  int64_t cpu_read_bytes = 0;
+  int64_t cpu_lost = 0;
   int64_t cpu_jobs = 0;  // that it answered
   int64_t cpu_took_ns = 0;
   int64_t cpu_modelled_ns = 0;

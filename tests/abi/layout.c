@@ -177,11 +177,12 @@ ABI_FIELD(moert_shard, num_channels, 48);
 ABI_FIELD(moert_shard, shared_experts, 56);
 ABI_LAST(moert_shard, shared_experts, 8);
 
-ABI_SIZE(moert_graph_needs, 24);
+ABI_SIZE(moert_graph_needs, 32);
 ABI_FIELD(moert_graph_needs, capturable, 8);
 ABI_FIELD(moert_graph_needs, eager_every, 12);
 ABI_FIELD(moert_graph_needs, obstacle, 16);
-ABI_LAST(moert_graph_needs, obstacle, 8);
+ABI_FIELD(moert_graph_needs, max_rows, 24);
+ABI_LAST(moert_graph_needs, max_rows, 8);
 
 ABI_SIZE(moert_memory, 128);
 ABI_FIELD(moert_memory, budget_bytes, 8);

@@ -118,16 +118,17 @@ Outcome Replay(Engine* engine, int layers, int eager = 1) {
   return outcome;
 }
 
-/// All of its records are in pinned memory.
+/// By default all of its records are in pinned memory.
 absl::StatusOr<std::unique_ptr<Engine>> OpenServed(const char* strategy,
                                                    const SyntheticShape& shape, double fraction,
-                                                   const HardwareProfile& profile = {}) {
+                                                   const HardwareProfile& profile = {},
+                                                   int64_t host_budget = int64_t{64} << 20) {
   EngineOptions o;
   o.backend = BackendKind::kCuda;
   o.strategy = strategy;
   o.budget = Budget::Fraction(fraction);
   o.max_tokens_per_forward = kRows;
-  o.host_budget = int64_t{64} << 20;
+  o.host_budget = host_budget;
   o.profile = profile;
   return Engine::Create(std::make_shared<SyntheticSource>(shape), o);
 }
@@ -152,6 +153,26 @@ TEST_CASE("faults of captured steps whose misses the device serves, and prefetch
     life.warm = 4;
     SweepCudaFaults(life);
   }
+}
+
+TEST_CASE("faults of captured steps while records come into pinned memory and leave it") {
+  const auto open = [] {
+    SyntheticShape shape = Shape();
+    shape.layers = 1;  // others would route what the CPU rounds
+    return OpenServed("on-demand:cpu=1", shape, 0.2, {}, int64_t{2} << 20);
+  };
+  {
+    const auto engine = open();
+    REQUIRE_OK(engine.status());
+    REQUIRE((*engine)->graph_needs().capturable);
+    for (int s = 0; s < 4; ++s) REQUIRE_OK(Replay(engine->get(), 1).status);
+    CHECK((*engine)->stats().cpu_below > 0);
+  }
+  const auto drive = [](Engine* engine) { return Replay(engine, 1); };
+  FaultedLife life{"beside pinned memory", open, drive, 1};
+  life.warm = 4;
+  life.tolerance = 1e-4;
+  SweepCudaFaults(life);
 }
 
 TEST_CASE("faults of captured steps whose misses device and CPU share") {

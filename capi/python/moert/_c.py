@@ -93,7 +93,7 @@ Memory = _struct(
     "Memory", "i64 budget_bytes minimum_bytes constant_bytes table_bytes workspace_bytes",
     "i64 block_bytes slots low_block_bytes low_slots spare_slots own_bytes total_experts",
     "i64 all_bytes policy_bytes pinned_bytes")
-GraphNeeds = _struct("GraphNeeds", "i32 capturable eager_every", "str obstacle")
+GraphNeeds = _struct("GraphNeeds", "i32 capturable eager_every", "str obstacle", "i64 max_rows")
 PredictNext = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int32, c.POINTER(Tensor), c.POINTER(Tensor))
 Progress = c.CFUNCTYPE(None, c.c_void_p, c.c_int64, c.c_int64)
 VisitMetric = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_double)

@@ -90,13 +90,14 @@ class _Replacement(torch.nn.Module):
         self._passes, self._layer, self._ranks = passes, layer, ranks
         self._last = layer + 1 == passes.engine.layers
         needs = passes.engine.graph_needs()  # a compiled call is replayed at every step
-        self._graphs = bool(needs.capturable) and needs.eager_every == 0
+        graphs = bool(needs.capturable) and needs.eager_every == 0
+        self._graph_rows = min(_GRAPH_ROWS, needs.max_rows or _GRAPH_ROWS) if graphs else 0
 
     def _compiled(self, operators, x, sequences, *routing):
         """The call as torch.compile sees it. operators: (on the host, in a graph)."""
         on_host, in_graph = operators
         number = self._passes.number
-        if not self._graphs or x.shape[0] > _GRAPH_ROWS:
+        if x.shape[0] > self._graph_rows:
             return on_host(x, *routing, number, self._layer, sequences)
         if self._layer == 0:
             x = torch_ops.hold(x, number, sequences)

@@ -131,12 +131,12 @@ class Engine(Handle):
 
     @property
     def graph_safe(self):
-        """True: layer calls may be recorded into a CUDA graph."""
+        """True: layer calls of any number of rows may be recorded into a CUDA graph."""
         return bool(lib.moert_engine_graph_safe(self._handle))
 
     def graph_needs(self):
         """What recording layer calls into CUDA graphs asks of the host, as GraphNeeds: eager_every,
-        and where they cannot be recorded the obstacle."""
+        max_rows (0: any), and where they cannot be recorded the obstacle."""
         value = _c.init(_c.GraphNeeds)
         check(lib.moert_engine_graph_needs, self._handle, c.byref(value))
         return value

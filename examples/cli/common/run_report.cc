@@ -63,7 +63,10 @@ void AddCounters(const EngineStats& s, Json* report) {
                   {"bytes_loaded", s.bytes_loaded},
                   {"evictions", s.evictions},
                   {"low_answers", s.low_answers},
-                  {"cpu_computed", s.cpu_computed}};
+                  {"cpu_computed", s.cpu_computed},
+                  {"cpu_below", s.cpu_below},
+                  {"cpu_read_bytes", s.cpu_read_bytes}};
+  j["pinned"] = {{"bytes", s.pinned_bytes}, {"swaps", s.pinned_swaps}};
   j["prefetch"] = {
       {"issued", s.prefetch_issued},
       {"cancelled", s.prefetch_cancelled},

@@ -188,11 +188,13 @@ func (e *Engine) GraphSafe() (safe bool) {
 }
 
 // GraphNeeds is what captured layer calls ask of a host. EagerEvery: of so many steps one has to run
-// eagerly between replays; 0: none. Obstacle: why they cannot be captured.
+// eagerly between replays; 0: none. Obstacle: why they cannot be captured. MaxRows: of a captured
+// call, at most; 0: any number.
 type GraphNeeds struct {
 	Capturable bool
 	EagerEvery int
 	Obstacle   string
+	MaxRows    int64
 }
 
 // GraphNeeds of the engine; they do not change.
@@ -205,7 +207,7 @@ func (e *Engine) GraphNeeds() (GraphNeeds, error) {
 		obstacle = C.GoString(c.obstacle)
 		return code
 	})
-	return GraphNeeds{c.capturable != 0, int(c.eager_every), obstacle}, err
+	return GraphNeeds{c.capturable != 0, int(c.eager_every), obstacle, int64(c.max_rows)}, err
 }
 
 // SetBudget evicts to fit before it returns. bytes 0: the fraction decides.

@@ -87,6 +87,7 @@ absl::Status DeviceDecoder::Init(DeviceWeights weights) {
   const GraphNeeds& needs = engine_->graph_needs();
   graphs_allowed_ = options_.graphs && needs.capturable;
   eager_every_ = needs.eager_every;
+  graph_rows_ = needs.max_rows;
   return absl::OkStatus();
 }
 
@@ -135,7 +136,8 @@ absl::Status DeviceDecoder::Run(StepPhase phase, absl::Span<const SequenceInput>
 }
 
 absl::Status DeviceDecoder::Execute(StepPhase phase, const StepShape& shape, StepId step) {
-  if (!graphs_allowed_ || phase != StepPhase::kDecode || !WithLogits(shape)) {
+  const bool too_many = graph_rows_ > 0 && shape.rows > graph_rows_;
+  if (!graphs_allowed_ || too_many || phase != StepPhase::kDecode || !WithLogits(shape)) {
     return EnqueueStep(shape, step);
   }
   const StepGraphs::Shape key{shape.rows, shape.pieces};

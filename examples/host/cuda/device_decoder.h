@@ -116,6 +116,7 @@ class DeviceDecoder final : public TokenModel {
   StepUpload upload_;
   StepGraphs graphs_;
   bool graphs_allowed_ = false;
+  int64_t graph_rows_ = 0;   // of a step that is recorded, at most; 0: any
   int64_t eager_every_ = 0;  // 0: never; else each so many-th step of a recorded shape runs eagerly
   int64_t turn_ = 0;
   int64_t replays_ = 0;

@@ -7,11 +7,8 @@
 namespace moert::cuda {
 namespace {
 
-/// The clock should end the wait long before: a look across the link takes about a microsecond.
-constexpr int kMostLooks = 1 << 23;
-
 __device__ CpuAnswer Await(const AwaitCpuArgs& args, CpuCall call) {
-  if (args.owed != 0) call.deadline += kOwedNs;
+  call.deadline += ExtraNs(call, args.owed != 0);
   CpuAnswer found = CpuAnswer::kNone;
   if (call.lost != 0) return found;
   for (int look = 0; look < kMostLooks; ++look) {
@@ -52,7 +49,8 @@ __device__ __forceinline__ void LoseRows(const AwaitCpuArgs& args, int pairs) {
   const int all = pairs * args.cols;
   for (int i = threadIdx.x; i < all; i += kTileThreads) {
     const int row = i / args.cols;
-    args.out[args.slots[row] * args.out_stride + (i - row * args.cols)] = __int_as_float(0x7fc00000);
+    args.out[args.slots[row] * args.out_stride + (i - row * args.cols)] =
+        __int_as_float(0x7fc00000);
   }
 }
 
@@ -61,6 +59,11 @@ __device__ void Count(const AwaitCpuArgs& args, const CpuCall& call, CpuAnswer a
   SettleJob(args.call, answer);
   if (answer == CpuAnswer::kRows) {
     tally.on_cpu += call.experts;
+    tally.below += call.below;
+    return;
+  }
+  if (call.below > 0) {  // of a failure the host knows
+    if (answer == CpuAnswer::kNone) tally.lost += call.experts;
     return;
   }
   if (args.owed != 0) {  // of a failure the host knows
@@ -89,9 +92,8 @@ __global__ void __launch_bounds__(kTileThreads)
   }
   __syncthreads();
   if (answer == CpuAnswer::kRows) {
-    const bool aligned =
-        (reinterpret_cast<uintptr_t>(args.out) % sizeof(float4) | args.out_stride % 4 |
-         args.cols % 4) == 0;
+    const bool aligned = (reinterpret_cast<uintptr_t>(args.out) % sizeof(float4) |
+                          args.out_stride % 4 | args.cols % 4) == 0;
     if (aligned) {
       FetchRows<float4>(args, call.pairs);
     } else {
@@ -100,8 +102,9 @@ __global__ void __launch_bounds__(kTileThreads)
     if (!owed) MakeNoTiles(tiles.table, tiles.shares);
     return;
   }
-  if (owed) {
+  if (owed || call.below > 0) {
     LoseRows(args, call.pairs);
+    if (!owed) MakeNoTiles(tiles.table, tiles.shares);
     return;
   }
   const auto of = [&](int e) {

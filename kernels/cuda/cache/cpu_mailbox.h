@@ -30,7 +30,13 @@
 //
 // Where the product is the host's (Engine::Fetch), nobody but the CPU can multiply what it was
 // given: the deadline is kOwedNs later, and rows that have not come by then are NaN. It is given
-// every miss for which the layer has no slot; while it is late for an earlier job those are NaN, too.
+// every miss for which the layer has no slot; while it is late for an earlier job those are NaN,
+// too.
+//
+// Where the host keeps not all records in pinned memory (CpuShareArgs::reads_below), the CPU is
+// given every miss whose record is elsewhere: it reads that, and then multiplies. The decision
+// waits for an earlier job, the call for the rows, kReadNs longer each; rows that do not come are
+// NaN.
 #ifndef MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_
 #define MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_
 
@@ -46,6 +52,11 @@ struct CUstream_st;
 namespace moert::cuda {
 
 static_assert(kMostCpuTokens == kFewTokens);
+
+/// How much longer the device waits for rows that nobody else can compute, and for those whose
+/// records have to be read from a disk first.
+constexpr uint64_t kOwedNs = 2'000'000'000;
+constexpr uint64_t kReadNs = 10'000'000'000;
 
 /// In mapped host memory. Jobs are numbered from 1 on.
 struct CpuMailbox {
@@ -82,8 +93,8 @@ struct alignas(16) CpuCall {
   int64_t bytes = 0;      // of the experts' records
   int32_t experts = 0;    // 0: this call gave none
   int32_t pairs = 0;
-  int32_t lost = 0;  // 1: they could be given to nobody
-  int32_t unused = 0;
+  int32_t lost = 0;   // 1: they could be given to nobody
+  int32_t below = 0;  // of the experts: those whose records the device cannot read
 };
 
 enum class CpuAnswer : int32_t {
@@ -106,6 +117,10 @@ MOERT_HOST_DEVICE inline void PostJob(CpuMailbox* mailbox, CpuCall* call, uint64
   call->deadline = now_ns + static_cast<uint64_t>(CpuPatience(planned_ns));
   ++call->posted;
   StoreReleaseSystem(&mailbox->posted, call->posted);
+}
+/// How much later than the deadline a job's rows may come. `owed`: the product is the host's.
+MOERT_HOST_DEVICE inline uint64_t ExtraNs(const CpuCall& call, bool owed) {
+  return call.below > 0 ? kReadNs : owed ? kOwedNs : 0;
 }
 /// Behind a look at the mailbox: whether to look again.
 MOERT_HOST_DEVICE inline bool KeepsLooking(const CpuCall& call, CpuAnswer found, uint64_t now_ns) {
@@ -139,6 +154,7 @@ struct CpuJob {
   int32_t dtype = 0;  // of x, as DeviceRows
   int32_t experts = 0;
   int32_t pairs = 0;  // of all of them
+  int32_t below = 0;  // of the experts: those that nobody else can compute
 };
 /// A job and its rows, in mapped host memory.
 struct CpuJobMemory {
@@ -157,6 +173,7 @@ struct CpuShareArgs {
   const CpuCosts* costs = nullptr;
   int32_t by_completion = 0;  // else in turns
   int32_t spares_low = 0;     // what it computes sooner than a load is not answered low
+  int32_t reads_below = 0;    // not every record is where the device can read it
   int32_t layer = 0;
   DeviceRows x;
   const float* weights = nullptr;  // [tokens, top_k]; null: ones
@@ -166,9 +183,6 @@ struct CpuShareArgs {
 };
 
 struct ServedTally;
-
-/// How much longer the device waits for rows that nobody else can compute.
-constexpr uint64_t kOwedNs = 2'000'000'000;
 
 struct AwaitCpuArgs {
   CpuCall* call = nullptr;

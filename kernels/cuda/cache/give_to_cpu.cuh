@@ -30,20 +30,34 @@ struct GivenToCpu {
 };
 /// The room that a call's misses find.
 struct RoomForMisses {
-  int free = 0;      // slots of nobody
-  int idle = 0;      // experts that may leave
-  int coming = 0;    // records on their way that the call wants
-  bool cpu = false;  // it is idle; else it is given only what finds no slot and nobody else computes
+  int free = 0;    // slots of nobody
+  int idle = 0;    // experts that may leave
+  int coming = 0;  // records on their way that the call wants
+  bool cpu =
+      false;  // it is idle; else it is given only what finds no slot and nobody else computes
 };
-/// `miss`: the thread's expert is missing. By all threads; the scratch is free again.
-__device__ __forceinline__ GivenToCpu GiveToCpu(const ServeMissesArgs& args, bool miss, int count,
-                                                const RoomForMisses& room, RankScratch& scratch) {
+/// `miss`: the thread's expert is missing; `below`: and its record is where the device cannot read
+/// it, as of `all_below` experts. By all threads; the scratch is free again.
+__device__ __forceinline__ GivenToCpu GiveToCpu(const ServeMissesArgs& args, bool miss, bool below,
+                                                int all_below, int count, const RoomForMisses& room,
+                                                RankScratch& scratch) {
   __shared__ int loaded, listed;
+  __shared__ unsigned long long owed;
   const int e = threadIdx.x;
   GivenToCpu given;
-  if (e == 0) listed = 0;
+  if (e == 0) {
+    listed = loaded = 0;
+    owed = 0;
+  }
+  given.mine = below;
+  given.all = all_below;
+  miss = miss && !below;
   const int misses = __syncthreads_count(miss ? 1 : 0);
   if (misses == 0) return given;
+  if (below) {
+    atomicAdd(&owed, static_cast<unsigned long long>(args.cpu.costs->tokens[count] +
+                                                     args.cpu.costs->read));
+  }
   if (miss) scratch.missing[atomicAdd(&listed, 1)] = MissKey(count, e);
   __syncthreads();
   const int rank = miss ? RankOf(scratch.missing, misses, MissKey(count, e)) : 0;
@@ -51,15 +65,16 @@ __device__ __forceinline__ GivenToCpu GiveToCpu(const ServeMissesArgs& args, boo
   __syncthreads();
   if (e == 0) {
     const CpuCosts& costs = *args.cpu.costs;
-    loaded = room.cpu ? MissesLoaded(costs, args.cpu.by_completion != 0, scratch.places, misses,
-                                     room.free, room.coming * costs.load / 2)
-                      : misses;
+    loaded = room.cpu
+                 ? MissesLoaded(costs, args.cpu.by_completion != 0, scratch.places, misses,
+                                room.free, room.coming * costs.load / 2, static_cast<int64_t>(owed))
+                 : misses;
     // The host's product reads slots alone.
     if (args.ids != nullptr && loaded > room.free + room.idle) loaded = room.free + room.idle;
   }
   __syncthreads();
-  given.mine = miss && rank >= loaded;
-  given.all = misses - loaded;
+  given.mine = below || (miss && rank >= loaded);
+  given.all = all_below + misses - loaded;
   return given;
 }
 
@@ -113,10 +128,11 @@ __device__ __forceinline__ void CopyRowsOut(const CpuShareArgs& cpu) {
   }
 }
 
-/// Writes the job of those that were given, and posts it, unless it is `lost`: the CPU has another
-/// one. record: of the thread's expert. By all threads.
+/// Writes the job of those that were given, `below` of them for want of a record, and posts it,
+/// unless it is `lost`: the CPU has another one. record: of the thread's expert. By all threads.
 __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const GivenToCpu& given,
-                                          const ServedRecord& record, int count, bool lost) {
+                                          const ServedRecord& record, int below, int count,
+                                          bool lost) {
   __shared__ unsigned long long planned, bytes;
   __shared__ Several<int, 2> sums[32];
   const CpuShareArgs& cpu = args.cpu;
@@ -132,7 +148,8 @@ __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const Giv
   const int pairs = all.v[1];
   if (given.mine) {
     EnterJob(args, count, before.v[0], before.v[1], lost);
-    atomicAdd(&planned, static_cast<unsigned long long>(cpu.costs->tokens[count]));
+    const int64_t read = record.host == nullptr ? cpu.costs->read : 0;
+    atomicAdd(&planned, static_cast<unsigned long long>(cpu.costs->tokens[count] + read));
     atomicAdd(&bytes, static_cast<unsigned long long>(record.bytes));
   }
   if (!lost) CopyRowsOut(cpu);
@@ -143,11 +160,30 @@ __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const Giv
   call.experts = given.all;
   call.pairs = pairs;
   call.lost = lost ? 1 : 0;
+  call.below = below;
   if (lost) return;
-  *cpu.memory.job = {cpu.layer, cpu.x.rows, cpu.x.cols, cpu.x.dtype, given.all, pairs};
+  *cpu.memory.job = {cpu.layer, cpu.x.rows, cpu.x.cols, cpu.x.dtype, given.all, pairs, below};
   // The host sees the writes of all threads before it sees the number.
   __threadfence_system();
   PostJob(cpu.memory.mailbox, &call, ClockNs(), static_cast<int64_t>(planned));
+}
+
+/// Looks should end by the clock long before: one across the link takes about a microsecond.
+constexpr int kMostLooks = 1 << 23;
+
+/// Whether the CPU has answered its last job, or has within kReadNs. By all threads.
+__device__ __forceinline__ bool AwaitIdleCpu(const CpuShareArgs& cpu) {
+  __shared__ bool idle;
+  if (threadIdx.x == 0) {
+    const CpuCall call = *cpu.call;
+    const uint64_t deadline = ClockNs() + kReadNs;
+    idle = CpuIdle(*cpu.memory.mailbox, call);
+    for (int look = 0; !idle && look < kMostLooks && ClockNs() < deadline; ++look) {
+      idle = CpuIdle(*cpu.memory.mailbox, call);
+    }
+  }
+  __syncthreads();
+  return idle;
 }
 
 /// GiveToCpu and PostGiven. No part of the decision's own code: most calls miss nothing, and what
@@ -155,11 +191,14 @@ __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const Giv
 static __device__ __noinline__ GivenToCpu ShareMisses(const ServeMissesArgs& args, bool miss,
                                                       int count, const RoomForMisses& room,
                                                       RankScratch& scratch) {
-  const GivenToCpu given = GiveToCpu(args, miss, count, room, scratch);
-  if (given.all == 0) return given;
   ServedRecord record{};
-  if (given.mine) record = args.records[threadIdx.x];
-  PostGiven(args, given, record, count, !room.cpu);
+  if (miss) record = args.records[threadIdx.x];
+  const bool below = miss && record.host == nullptr;
+  const int all_below = args.cpu.reads_below != 0 ? __syncthreads_count(below ? 1 : 0) : 0;
+  const GivenToCpu given = GiveToCpu(args, miss, below, all_below, count, room, scratch);
+  if (given.all == 0) return given;
+  const bool posts = room.cpu || (all_below > 0 && AwaitIdleCpu(args.cpu));
+  PostGiven(args, given, record, all_below, count, !posts);
   return given;
 }
 

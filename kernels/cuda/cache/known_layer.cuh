@@ -40,6 +40,7 @@ struct KnownLayer {
   ExpertUse use;
   double sum = 0;
   unsigned long long slot = 0;
+  bool readable = false;  // its record, by the device
   uint32_t wanted = 0;
   uint4 bins{};  // of the first 16 tokens
   int settled = 1;
@@ -58,6 +59,7 @@ __device__ __forceinline__ KnownLayer LoadLayer(const PredictArgs& args) {
   if (e >= args.routing.num_experts) return known;
   known.row = LoadFresh(args.rows + e);
   known.slot = __ldcg(reinterpret_cast<const unsigned long long*>(args.slots + e));
+  known.readable = args.records[e].host != nullptr;
   if (args.window > 0) {
     known.sum = __ldcg(args.sums + e);
   } else if (args.use != nullptr) {

@@ -134,7 +134,7 @@ __device__ __forceinline__ void ListNothing(const PredictArgs& args) {
 
 /// How the thread's expert, and the slot of its number, stand before the call; and all of them.
 struct Prospects {
-  bool present, candidate, free, idle;
+  bool present, absent, candidate, free, idle;  // absent: and it can be brought
   int candidates, num_free, num_idle;
 };
 
@@ -175,8 +175,7 @@ __device__ __forceinline__ int ListCandidates(const PredictArgs& args, const Ser
 __device__ __forceinline__ int ListFill(const PredictArgs& args, const ServedExpert* rows,
                                         const Prospects& p, int most, PredictScratch& scratch) {
   const int e = threadIdx.x;
-  const bool absent = e < args.routing.num_experts && !p.present;
-  const int fill = FindFill(absent, p.num_free, p.idle, scratch);
+  const int fill = FindFill(p.absent, p.num_free, p.idle, scratch);
   if (fill >= 0 && most == 0) RankPlaces(rows, 1, p.free, p.num_free, p.idle, scratch);
   if (e == fill) {
     args.prefetch->records[0] = Listed(args, scratch.places[0], scratch.victims[0], true);
@@ -197,9 +196,9 @@ __device__ __forceinline__ void ScoreTokens(const PredictArgs& args, float* kept
   }
 }
 
-/// The whole prediction of a layer. The table and the outcome of the last prediction are read before
-/// the kernels in front have ended: decisions that write them have ended in front of the last
-/// weighted sum (known_call.cuh). kept: room for the scores in shared memory, or null. By all
+/// The whole prediction of a layer. The table and the outcome of the last prediction are read
+/// before the kernels in front have ended: decisions that write them have ended in front of the
+/// last weighted sum (known_call.cuh). kept: room for the scores in shared memory, or null. By all
 /// threads of whole warps, at least as many as experts.
 template <int kPerLane>
 __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept,
@@ -234,7 +233,8 @@ __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept
     scratch.probability[e] = probability;
     if (p.present) scratch.held[rows[e].slot] = 1;
   }
-  p.candidate = is_expert && !p.present && probability >= args.least;
+  p.absent = is_expert && !p.present && known.readable;
+  p.candidate = p.absent && probability >= args.least;
   p.candidates = __syncthreads_count(p.candidate);
   const bool fills = args.fills != 0 && layer.elsewhere != 0;
   if (p.candidates == 0 && !fills) {  // as most often

@@ -149,19 +149,21 @@ struct AnsweredElsewhere {
 /// Those that lower versions answer, and of the others those that the CPU computes: misses no more.
 /// given: as DecideCall; late: prefetched records that the call waits for. By all threads.
 template <bool kPlain, typename Slot>
-__device__ __forceinline__ AnsweredElsewhere AnswerElsewhere(
-    const ServeMissesArgs& args, const ServeMissesArgs& given, const Known& known, int count,
-    const CallPairs<Slot>& pairs, const LowCall& low_call, const int32_t& late, ServeTable& table,
-    Standing* mine) {
+__device__ __forceinline__ AnsweredElsewhere
+AnswerElsewhere(const ServeMissesArgs& args, const ServeMissesArgs& given, const Known& known,
+                int count, const CallPairs<Slot>& pairs, const LowCall& low_call,
+                const int32_t& late, ServeTable& table, Standing* mine) {
   const bool cpu = args.cpu.call != nullptr && known.layer.lent != 0;
   const bool shares = cpu && table.cpu_idle;
+  const bool reads = args.cpu.call != nullptr && args.cpu.reads_below != 0;
   AnsweredElsewhere elsewhere;
   if (!kPlain && low_call.accounts != nullptr) {
     const bool asks = mine->miss && !(shares && SparedByCpu(args.cpu, count));
     elsewhere.low = AnswerLow(args, low_call, pairs, table.counts, asks, count, table.ranks);
     if (elsewhere.low.mine) mine->miss = false;
   }
-  if ((shares || (cpu && args.ids != nullptr)) && __syncthreads_or(mine->miss ? 1 : 0) != 0) {
+  if ((shares || reads || (cpu && args.ids != nullptr)) &&
+      __syncthreads_or(mine->miss ? 1 : 0) != 0) {
     RoomForMisses room;
     room.free = __syncthreads_count(mine->free ? 1 : 0);
     room.idle = __syncthreads_count(mine->idle ? 1 : 0);
@@ -267,6 +269,8 @@ __device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args,
                                                table.ranks.places, miss_rank, victim_rank);
     decided.placed =
         Place(args, mine, elsewhere, record, lent, coming, count, miss_rank, after, table.slots);
+    const bool took = count > 0 && known.row.slot < 0 && !elsewhere.mine();
+    if (args.taken != nullptr && took) ++args.taken[e];
   }
   AddMissed(record, mine.miss || elsewhere.low.mine, &sums.words);
   decided.call = call;
@@ -303,7 +307,8 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args,
                                            const LowCall& low_call, ServeScratch& scratch) {
   __shared__ CallSums sums;
   const int e = threadIdx.x;
-  Decided decided = DecideSlots<kPlain>(args, given, known, count, pairs, low_call, sums, scratch.table);
+  Decided decided =
+      DecideSlots<kPlain>(args, given, known, count, pairs, low_call, sums, scratch.table);
   PlacedExpert& placed = decided.placed;
   const bool lends = args.lenders.layers > 0 && known.layer.lent != 0;
   if (lends) FindLeast(placed.at != nullptr, decided.worth, sums.spare);

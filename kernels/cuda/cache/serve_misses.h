@@ -2,17 +2,18 @@
 // behind top-k by one CTA, with no host.
 //
 // Three rules, over the slots that a layer owns: who leaves is the expert that is worth least
-// (ExpertUse), or the one of the lowest average score (ScoreSums), or the one unused for longest. An
-// expert of the call never leaves, misses wanted by
-// more tokens come first, and a miss for which no slot is left is multiplied where it lies, in
-// mapped host memory. So a call of any size is right with any number of slots, and while the host
-// owns the slots (ServedLayer::lent is 0) every expert of a call is such a miss and nothing
-// changes. By worth, where a policy's layers share their slots, a call that would push somebody out
-// takes one slot of the layer whose least expert is worth less, if there is one (SlotLenders).
+// (ExpertUse), or the one of the lowest average score (ScoreSums), or the one unused for longest.
+// An expert of the call never leaves, misses wanted by more tokens come first, and a miss for which
+// no slot is left is multiplied where it lies, in mapped host memory. So a call of any size is
+// right with any number of slots, and while the host owns the slots (ServedLayer::lent is 0) every
+// expert of a call is such a miss and nothing changes. By worth, where a policy's layers share
+// their slots, a call that would push somebody out takes one slot of the layer whose least expert
+// is worth less, if there is one (SlotLenders).
 //
 // Where experts have a lower version (LowVersions), misses that weigh little in their requests are
 // answered by it, from where it lies. Where a CPU computes beside the device (cpu_mailbox.h), it
-// takes some of the others. Both are brought by nobody and push nobody out.
+// takes some of the others, and all whose records the device cannot read. They are brought by
+// nobody and push nobody out.
 //
 // The functions below are the whole decision. The kernel calls each for its thread's expert; a unit
 // test calls them on the host and compares them with the store's.
@@ -40,7 +41,7 @@ struct alignas(16) ServedExpert {
   int32_t slot = -1;      // of the layer; -1: absent
 };
 
-/// Where the record of an expert lies in mapped host memory.
+/// Where the record of an expert lies in mapped host memory; null: the device cannot read it.
 struct ServedRecord {
   const uint8_t* host = nullptr;
   int64_t bytes = 0;
@@ -98,6 +99,10 @@ struct ServedTally {
   // loads.
   uint64_t on_cpu = 0;
   uint64_t taken_back = 0;
+  // Among on_cpu those whose records the device cannot read; and experts that it did not compute in
+  // time, though nobody else could.
+  uint64_t below = 0;
+  uint64_t lost = 0;
 };
 
 /// A record on its way into a slot.
@@ -230,9 +235,9 @@ struct alignas(8) PredictedCall {
   int32_t routed = 0;  // it came, and `wanted` is known
 };
 
-/// The effect of a call on an expert, behind its ranks. `miss_rank` counts if it is wanted and missing,
-/// `victim_rank` if it is there and idle. places: [free + idle]: slots of nobody, then those of the
-/// idle experts by victim rank. Returns its slot now, -1: none.
+/// The effect of a call on an expert, behind its ranks. `miss_rank` counts if it is wanted and
+/// missing, `victim_rank` if it is there and idle. places: [free + idle]: slots of nobody, then
+/// those of the idle experts by victim rank. Returns its slot now, -1: none.
 struct ServedCounts {
   int32_t misses = 0;
   int32_t free = 0;      // slots of nobody
@@ -326,6 +331,8 @@ struct ServeMissesArgs {
   uint8_t* const* slots = nullptr;        // [experts] where they lie; null: none
   const ExpertHandle* shared = nullptr;   // the shared expert's, or of no record
   ServedTally* tally = nullptr;
+  uint32_t* taken =
+      nullptr;  // [experts] counts how often each record was read in host memory; or null
   // For the rest of the call. [experts + 1] each, the shared expert last: those that can be
   // multiplied at once and those that the copies bring; no record: not in this wave.
   ExpertHandle* ready = nullptr;
@@ -341,7 +348,7 @@ struct ServeMissesArgs {
   int32_t top_k = 1;
   SlotLenders lenders;
   int32_t answers_low = 0;  // whether misses may be
-  LowVersions low;        // not of a call whose product is the host's
+  LowVersions low;          // not of a call whose product is the host's
   CpuShareArgs cpu;
   // Where records are prefetched; else null.
   LayerPrefetch* prefetch = nullptr;
@@ -362,8 +369,8 @@ struct ServeMissesArgs {
   const int32_t* ids = nullptr;  // [pairs]; one that is not in [0, experts) is none. Or null
   int32_t pairs = 0;             //
   int32_t* found = nullptr;      // [pairs] receives slots, -1: none. Or null
-  int32_t any_slot = 0;          // if so, of a pair that the CPU is given one that its token has not
-  int32_t* table = nullptr;      // [experts] receives the slot of every expert that is there, or -1
+  int32_t any_slot = 0;      // if so, of a pair that the CPU is given one that its token has not
+  int32_t* table = nullptr;  // [experts] receives the slot of every expert that is there, or -1
   const uint8_t* base = nullptr;  //
   int64_t stride = 1;
 };

@@ -97,9 +97,11 @@ class CudaBackend final : public Backend {
   bool ServesMisses(const ExecutorSize& size) const override {
     const auto few = [](const MoeLayerSpec& layer) { return layer.num_experts <= kFewExperts; };
     const std::vector<MoeLayerSpec>& layers = size.source->model().layers;
+    // Beside pinned memory the CPU computes, of one version.
+    const bool beside = size.served.cpu() && size.versions.size() == 1;
     return options_.link_gbps == 0 && !IsOpaque(*size.source) &&
            std::all_of(layers.begin(), layers.end(), few) &&
-           HostHoldsAll(*size.source, size.versions, options_.host_budget);
+           (beside || HostHoldsAll(*size.source, size.versions, options_.host_budget));
   }
 
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit,

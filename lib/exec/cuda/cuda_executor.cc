@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/errors.h"
 #include "base/rows.h"
 #include "base/spin.h"
 #include "base/status_macros.h"
@@ -108,6 +109,14 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
   DeviceScope scope(device_);
   const cudaStream_t stream = Stream(call);
   const bool capturing = call.capturing;
+  const bool few = Few(call);
+  const bool served = capturing && served_ != nullptr;
+  if (served && served_->reads_below() && !few) {
+    return FailedPrecondition(
+        "the stream is being captured: a call of {} rows, where pinned memory does not hold every "
+        "record (host_budget): the CPU has part in calls of up to {}",
+        call.hidden.rows, kFewTokens);
+  }
   if (capturing) {
     // The handles are read at replay, from the table as OpenStep keeps it.
     captured_ = true;
@@ -115,8 +124,6 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(store, call.layer, call.epoch, stream));
   }
-  const bool few = Few(call);
-  const bool served = capturing && served_ != nullptr;
   const bool at_once = served && ServesAndRoutes(call);
   LastRouting last;
   const auto bring = [&]() -> absl::Status {
@@ -206,12 +213,11 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const 
       MOERT_RETURN_IF_ERROR(fence_->Enter(order));
       MOERT_RETURN_IF_ERROR(served_ != nullptr ? served_->Lend(store, order)
                                                : table_.SyncNewest(store, epoch, order));
-      if (served_cpu_ != nullptr) {
-        cpu_->Watch();
-        const absl::Status set = served_->SetCosts(cpu_costs_, order);
-        if (!set.ok()) {
+      if (served_ != nullptr) {
+        const absl::Status prepared = PrepareServed(order);
+        if (!prepared.ok()) {
           (void)fence_->Pass(order);  // of what was lent
-          return set;
+          return prepared;
         }
       }
       if (served_ != nullptr && parts_.served.by_request()) {

@@ -50,9 +50,13 @@ class CudaExecutor final : public Executor,
 
   ExecutorStats stats() const override {
     const LostShares replayed = served_ != nullptr ? served_->worst_shares() : LostShares{};
-    return {host_syncs_, captured_ || fetch_.captured(),
+    return {host_syncs_,
+            captured_ || fetch_.captured(),
             std::max(returned_.worst_slot_share(), replayed.slots),
-            std::max(returned_.worst_mass_share(), replayed.mass), replayed.low};
+            std::max(returned_.worst_mass_share(), replayed.mass),
+            replayed.low,
+            options_.records->pinned_bytes(),
+            options_.records->swaps()};
   }
 
   absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
@@ -87,10 +91,15 @@ class CudaExecutor final : public Executor,
   absl::Status ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
                           int32_t* to) override;
   absl::Status ServeMisses(const VersionedStore& store) override;
+  int64_t most_captured_rows() const override {
+    const bool few = served_ != nullptr && served_->reads_below() && extent_.tokens > kFewTokens;
+    return few ? kFewTokens : 0;
+  }
   bool lent() const override { return served_ != nullptr && served_->lent(); }
   absl::Status TakeBack(VersionedStore* store) override;
   void SetCpuCosts(const CpuCosts& costs) override { cpu_costs_ = costs; }
   bool TakeServed(ServedCount* added) override;
+  absl::Status TakeCpuFailure() override;
   absl::StatusOr<bool> Capturing(void* stream) const override { return IsCapturing(stream); }
   bool TakeRouting(PolicyContext* context, RoutingResult* routing) override;
   bool TakeSelections(std::vector<SelectionCount>* added) override;
@@ -129,6 +138,8 @@ class CudaExecutor final : public Executor,
   /// By the model's own choice.
   absl::Status RouteOnDevice(const ExecutorCall& call);
   absl::Status LoadRule();
+  /// In front of a step with captured calls: what the device has to know of the host.
+  absl::Status PrepareServed(cudaStream_t stream);
   ExpertCacheArgs RuleOf(const ExecutorCall& call, const RoutingRule& rule) const;
   /// Behind it, in a capture.
   absl::Status ApplyRule(const ExecutorCall& call, const RoutingRule& rule);
@@ -247,6 +258,7 @@ class CudaExecutor final : public Executor,
   std::unique_ptr<ServedMisses> served_;   // null: the host serves misses
   std::unique_ptr<ServedCpu> served_cpu_;  // null: the device gives the CPU none
   CpuCosts cpu_costs_;
+  bool lost_ = false;                       // rows that only the CPU could have computed
   std::vector<cudaStream_t> open_streams_;  // of open steps, where it is not null
   bool given_ = false;                      // the call's routing is the host's
   std::vector<int32_t> token_ids_;          // what w_.token_ids holds or will

@@ -13,6 +13,9 @@ PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
   const auto bytes = static_cast<uint64_t>(InputRows(call) *
                                            std::max(extent_.prompt_x_stride(), extent_.x_stride()));
   if (prompt_ctas_ == 0 || bytes >> 32 != 0) return {};
+  // The CPU has no part in calls with such products, and has to have one.
+  const bool below = call.capturing && served_ != nullptr && served_->reads_below();
+  if (below && call.hidden.rows <= kFewTokens) return {};
   return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows, extent_.routed[call.layer]);
 }
 

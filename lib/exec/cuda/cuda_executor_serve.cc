@@ -33,9 +33,10 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   }
   DeviceScope scope(device_);
   const int version = parts_.versions[0];
-  MOERT_RETURN_IF_ERROR(options_.records->KeepAll(version, parts_.pool));
+  MOERT_RETURN_IF_ERROR(
+      KeepRecords(options_.records, version, rules.cpu() && versions == 1, parts_.pool));
   auto served = std::make_unique<ServedMisses>();
-  MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, *options_.records, version, rules,
+  MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, options_.records, version, rules,
                                      w_.served, table_.rows(0) + model_.layers[0].num_experts));
   if (rules.low()) {
     const int low = parts_.versions[1];
@@ -44,8 +45,9 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   }
   std::unique_ptr<ServedCpu> cpu;
   if (rules.cpu()) {
-    MOERT_ASSIGN_OR_RETURN(cpu, ServedCpu::Create({&model_, options_.records, version, parts_.gemm,
-                                                   parts_.profile, parts_.max_tokens}));
+    MOERT_ASSIGN_OR_RETURN(
+        cpu, ServedCpu::Create({&model_, options_.records, version, parts_.gemm, parts_.pool,
+                                parts_.profile, parts_.max_tokens}));
     MOERT_RETURN_IF_ERROR(served->ShareMisses(cpu->memory()));
   }
   if (rules.by_request()) MOERT_RETURN_IF_ERROR(LoadRule());
@@ -78,8 +80,29 @@ bool CudaExecutor::TakeServed(ServedCount* added) {
   if (served_ == nullptr) return false;
   DeviceScope scope(device_);
   if (!served_->TakeCounts(added)) return false;
-  if (served_cpu_ != nullptr) served_cpu_->TakeTimes(added);
+  if (served_cpu_ == nullptr) return true;
+  served_cpu_->TakeTimes(added);
+  added->cpu_read_bytes = served_cpu_->records()->TakeReadBytes();
+  lost_ = lost_ || added->cpu_lost > 0;
   return true;
+}
+
+absl::Status CudaExecutor::TakeCpuFailure() {
+  if (served_cpu_ == nullptr) return absl::OkStatus();
+  const absl::Status failure = served_cpu_->TakeOwedFailure();
+  if (!std::exchange(lost_, false) || !failure.ok()) return failure;
+  return absl::DeadlineExceededError(
+      "the CPU did not read and multiply records beside pinned memory within ten seconds: rows "
+      "of a captured layer call are lost");
+}
+
+absl::Status CudaExecutor::PrepareServed(cudaStream_t stream) {
+  if (served_cpu_ != nullptr) {
+    cpu_->Watch();
+    cpu_costs_.read = served_cpu_->records()->read_ns();
+    MOERT_RETURN_IF_ERROR(served_->SetCosts(cpu_costs_, stream));
+  }
+  return open_streams_.empty() ? served_->MoveRecords(stream) : absl::OkStatus();
 }
 
 }  // namespace moert::cuda

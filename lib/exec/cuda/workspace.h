@@ -165,6 +165,7 @@ struct ServedBuffers {
   ServedRecord* records;  // as the table's experts
   ServedRecord* low;      // of the lower version, likewise; null: it answers nothing
   ServedTally* tally;     // [layers]
+  uint32_t* taken;        // as the table's experts; null: the CPU takes nothing
   ExpertHandle* ready;    // [experts + 1]
   ExpertHandle* late;     // [experts + 1]
   RecordCopy* copies;     // [experts]
@@ -178,6 +179,7 @@ struct ServedBuffers {
     records = c->Take<ServedRecord>(model.total_experts());
     low = e.served.low() ? c->Take<ServedRecord>(model.total_experts()) : nullptr;
     tally = c->Take<ServedTally>(model.num_layers());
+    taken = e.served.cpu() ? c->Take<uint32_t>(model.total_experts()) : nullptr;
     ready = c->Take<ExpertHandle>(e.experts + 1);
     late = c->Take<ExpertHandle>(e.experts + 1);
     copies = c->Take<RecordCopy>(e.experts);

@@ -188,6 +188,29 @@ TEST_CASE("a job is given only what ends earlier with its start") {
   CHECK(LoadedByCompletion(costs, tokens, 3, 0) == 3);
 }
 
+TEST_CASE("a CPU that owes what nobody else can compute is given less beside it") {
+  CpuCosts costs;
+  costs.load = 50;
+  costs.tokens[1] = 10;
+  const int32_t tokens[] = {1, 1, 1};
+  CHECK(LoadedByCompletion(costs, tokens, 3, 0, 15) == 0);  // 45 by the CPU, 50 beside 35
+  CHECK(LoadedByCompletion(costs, tokens, 3, 0, 45) == 1);
+  CHECK(LoadedByCompletion(costs, tokens, 3, 0, 100) == 2);
+  CHECK(LoadedByCompletion(costs, tokens, 3, 0, 1000) == 3);
+  // A job is there anyway: its start is nobody's reason to load.
+  costs.start = 150;
+  CHECK(LoadedByCompletion(costs, tokens, 3, 0) == 3);
+  CHECK(LoadedByCompletion(costs, tokens, 3, 0, 1) == 3);
+  costs.load = 500;
+  CHECK(LoadedByCompletion(costs, tokens, 3, 0, 1) == 0);
+  CHECK(LoadedInTurns(costs, tokens, 3, 0) == 1);
+  CHECK(LoadedInTurns(costs, tokens, 3, 2000) == 3);
+  for (const bool by_completion : {false, true}) {
+    CHECK(MissesLoaded(costs, by_completion, tokens, 3, 0, 0, 5000) == 3);
+    CHECK(MissesLoaded(costs, by_completion, tokens, 0, 0, 0, 5000) == 0);
+  }
+}
+
 TEST_CASE("the start of a job is found where jobs differ, and no scale has it twice") {
   Placer p;
   MissPlacer placer(p.policy.get(), &p.profile, &p.link, "w4");

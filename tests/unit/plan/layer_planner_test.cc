@@ -109,6 +109,24 @@ TEST_CASE("time on the CPU: by tokens and version, and as measured") {
   CHECK(f.CpuNs(&scheduler, 1) == Approx(3 * bytes).epsilon(0.01));
 }
 
+TEST_CASE("what came while the CPU computed it is no fill") {
+  Fixture f;
+  LayerPlanner scheduler = f.Make("other");
+  PolicyContext context;
+  context.model = &f.source.model();
+  f.CpuNs(&scheduler, 1);  // expert 3 is the CPU's
+  f.plan.backfill = Backfill::kAlways;
+  const auto fills = [&] {
+    scheduler.Backfill(context, f.plan);
+    while (f.store->Wait()) {
+    }
+    CHECK(f.store->stats().loads == scheduler.stats().fills);
+    return scheduler.stats().fills;
+  };
+  CHECK(fills() == 1);
+  CHECK(fills() == 1);  // it is there
+}
+
 TEST_CASE("a thread that was interrupted is no slow CPU") {
   Fixture f;
   LayerPlanner scheduler = f.Make("other");

@@ -149,20 +149,23 @@ MOERT_API const char *moert_engine_strategy(const moert_engine *engine);
 MOERT_API const char *moert_engine_promise(const moert_engine *engine);
 /* 1: the promise is "exact"; 0 for NULL. Thread-safe. */
 MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
-/* 1: layer calls may be recorded into a CUDA graph, and the graph launched between step_begin and
- * step_end of later steps, on the step's stream; nothing waits for one that is launched
- * elsewhere. 0: layer calls on a stream that is being captured fail with
+/* 1: layer calls of any number of rows may be recorded into a CUDA graph, and the graph launched
+ * between step_begin and step_end of later steps, on the step's stream; nothing waits for one that
+ * is launched elsewhere. 0: layer calls on a stream that is being captured fail with
  * FAILED_PRECONDITION; always so on the CPU backend. The same for an engine's life. Thread-safe. */
 MOERT_API int32_t moert_engine_graph_safe(const moert_engine *engine);
 /* The host's part in recording layer calls into CUDA graphs, and between replays. The same for an
  * engine's life. */
 typedef struct moert_graph_needs {
   uint64_t struct_size;
-  int32_t capturable;  /* moert_engine_graph_safe */
+  int32_t capturable;  /* layer calls may be recorded, of up to max_rows rows */
   int32_t eager_every; /* between replays one step of so many has to run eagerly: the strategy evicts
                         * by scores, which replays do not leave. 0: none has to */
   const char *obstacle; /* not capturable: what stands against it, such as records that pinned memory
                          * does not hold (host_budget_bytes); else "". Lives as long as the engine */
+  int64_t max_rows; /* of a call that is recorded; 0: any number. Where pinned memory does not hold
+                     * every record (host_budget_bytes) the CPU has part in each, and in no larger
+                     * one. A caller without this field is told of no such engine. Since 0.2 */
 } moert_graph_needs;
 
 MOERT_API void moert_graph_needs_init(moert_graph_needs *needs, uint64_t size);

@@ -14,12 +14,12 @@ MOERT_BEGIN_C
  * on the step's stream. Where every expert is there and the strategy does not prefetch nothing
  * waits for the host, the whole layer is pinned, and the call can be captured
  * (moert_engine_graph_safe). With opaque records, strategy on-demand or fate and a
- * host_budget_bytes that keeps them all the device also brings what is missing, and nothing waits,
- * if the layer has a slot for every id: slot_of_expert is -1 then, and the fetch has to be released
- * before the next of its layer and before anything else is asked of the engine. For one token it
- * has, if the budget's slots hold min(top_k, E) experts of every layer at once and no lease pins
- * one; other calls that find fewer slots than ids wait. fate prefetches for one token whose
- * `hidden` is given. */
+ * host_budget_bytes that keeps them all, or with cpu_rows, the device also brings what is missing,
+ * and nothing waits, if the layer has a slot for every id: slot_of_expert is -1 then, and the fetch
+ * has to be released before the next of its layer and before anything else is asked of the engine.
+ * For one token it has, if the budget's slots hold min(top_k, E) experts of every layer at once and
+ * no lease pins one; other calls that find fewer slots than ids wait. fate prefetches for one token
+ * whose `hidden` is given. */
 typedef struct moert_fetch {
   uint64_t struct_size;
   moert_tensor ids;         /* [T, k] i32 in [0, E), or -1: none */
@@ -89,10 +89,11 @@ MOERT_API moert_code moert_slots_release(moert_step *step, int32_t layer, moert_
  * of the engine changes hands and no policy sees it. `to` has slots->slots * slots->stride[0] bytes,
  * aligned as the parts are, where the backend computes; NULL: slots alone is filled, with offsets in
  * place of addresses. On CUDA copies are enqueued on the step's stream. Thread-safe. Blocks on the
- * CPU; on CUDA only where the device has served misses since it was last asked. Fails:
- * INVALID_ARGUMENT; FAILED_PRECONDITION where a record is in neither place (host_budget_bytes), or a
- * fetch that the device served is not released; UNIMPLEMENTED for other records, shards and
- * strategies of several versions; the source's errors. Since 0.1. */
+ * CPU; on CUDA only where the device has served misses since it was last asked, and until records
+ * are read that are in neither place (host_budget_bytes). Fails: INVALID_ARGUMENT;
+ * FAILED_PRECONDITION where these would be read in a capture, or a fetch that the device served is
+ * not released; UNIMPLEMENTED for other records, shards and strategies of several versions; the
+ * source's errors. Since 0.1. */
 MOERT_API moert_code moert_layer_copy(moert_step *step, int32_t layer, const int32_t *experts,
                                       int64_t num_experts, void *to, moert_slots *slots,
                                       moert_error **error);

@@ -1094,6 +1094,7 @@ pub struct moert_graph_needs {
     pub capturable: i32,
     pub eager_every: i32,
     pub obstacle: *const ::std::os::raw::c_char,
+    pub max_rows: i64,
 }
 extern "C" {
     pub fn moert_graph_needs_init(needs: *mut moert_graph_needs, size: u64);

@@ -22,6 +22,8 @@ pub struct GraphNeeds {
     pub eager_every: i32,
     /// Why layer calls cannot be captured; empty where they can.
     pub obstacle: String,
+    /// Rows of a captured call, at most; 0: any number.
+    pub max_rows: i64,
 }
 
 /// Zeros and None mean the library's defaults. Engines of this crate run on the CPU backend: slices
@@ -226,6 +228,7 @@ impl Engine {
             capturable: c.capturable != 0,
             eager_every: c.eager_every,
             obstacle: text(c.obstacle),
+            max_rows: c.max_rows,
         })
     }
 

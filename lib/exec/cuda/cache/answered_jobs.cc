@@ -41,10 +41,10 @@ void AnsweredJobs::Carve(int64_t tokens, int64_t hidden, Carver* carver) {
 void AnsweredJobs::Answer() {
   const uint64_t job = PostedJob(*memory_.mailbox);
   const auto begin = std::chrono::steady_clock::now();
-  int64_t modelled_ns = 0;
+  int64_t modelled_ns = 0, read_ns = 0;
   absl::Status status;
   try {
-    status = Multiply(&modelled_ns);
+    status = Multiply(&modelled_ns, &read_ns);
   } catch (...) {  // a host's product or thread pool, or no memory
     status = ExceptionStatus("the product on the CPU");
   }
@@ -52,10 +52,11 @@ void AnsweredJobs::Answer() {
   {
     const MutexLock lock(&mu_);
     failure_.Update(status);
+    if (memory_.job->below > 0) owed_failure_.Update(status);
     if (status.ok()) {
       ++times_.jobs;
       times_.modelled_ns += modelled_ns;
-      times_.took_ns += took.count();
+      times_.took_ns += took.count() - read_ns;
     }
   }
   // Behind this the device may end the step, and the host ask for the failure.
@@ -80,6 +81,11 @@ void AnsweredJobs::TakeTimes(ServedCount* added) {
 absl::Status AnsweredJobs::TakeFailure() {
   const MutexLock lock(&mu_);
   return std::exchange(failure_, absl::OkStatus());
+}
+
+absl::Status AnsweredJobs::TakeOwedFailure() {
+  const MutexLock lock(&mu_);
+  return std::exchange(owed_failure_, absl::OkStatus());
 }
 
 }  // namespace moert::cuda

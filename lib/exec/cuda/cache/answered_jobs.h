@@ -25,8 +25,9 @@ class AnsweredJobs : public PostedJobs {
 
   /// Adds the time of the jobs answered since this was last asked, and their time by the profile.
   void TakeTimes(ServedCount* added);
-  /// The first failure since it was last asked.
+  /// The first failure since it was last asked; of jobs that nobody else could do.
   absl::Status TakeFailure();
+  absl::Status TakeOwedFailure();
 
  protected:
   /// For calls of the model's layers with up to `tokens` rows.
@@ -37,8 +38,9 @@ class AnsweredJobs : public PostedJobs {
   const float* WidenedRows();
 
  private:
-  /// Writes the rows of the job. Adds what its experts take by the profile.
-  virtual absl::Status Multiply(int64_t* modelled_ns) = 0;
+  /// Writes the rows of the job. Adds what its experts take by the profile, and what the reading of
+  /// their records took.
+  virtual absl::Status Multiply(int64_t* modelled_ns, int64_t* read_ns) = 0;
   void Carve(int64_t tokens, int64_t hidden, Carver* carver);
 
   struct Times {
@@ -53,7 +55,7 @@ class AnsweredJobs : public PostedJobs {
   AlignedArray<float> widened_;
   Mutex mu_;
   Times times_ ABSL_GUARDED_BY(mu_);
-  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  absl::Status failure_ ABSL_GUARDED_BY(mu_), owed_failure_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace moert::cuda

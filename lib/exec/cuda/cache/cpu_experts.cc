@@ -166,14 +166,17 @@ void CpuExperts::Serve() {
 
 bool CpuExperts::Rest() {
   // A device wakes nobody. Steps may last, and nobody says when one has ended.
-  constexpr std::chrono::microseconds kNap{50};
+  constexpr std::chrono::microseconds kNap{50}, kLongNap{5'000};
   constexpr std::chrono::seconds kNapping{1};
   const auto begin = std::chrono::steady_clock::now();
-  const bool naps = jobs_.load(std::memory_order_acquire) != nullptr;
+  const PostedJobs* const jobs = jobs_.load(std::memory_order_acquire);
+  const bool naps = jobs != nullptr, owed = naps && jobs->Owed();
   const MutexLock lock(&mu_);
   while (!stopping_ && !Begun() && !Posted() && !watched_) {
     if (naps && std::chrono::steady_clock::now() < begin + kNapping) {
       work_.WaitFor(&mu_, kNap);
+    } else if (owed) {
+      work_.WaitFor(&mu_, kLongNap);
     } else {
       work_.Wait(&mu_);
     }

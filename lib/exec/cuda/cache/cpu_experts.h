@@ -48,6 +48,8 @@ class PostedJobs {
   /// Whether one is to be answered.
   virtual bool Waiting() const = 0;
   virtual void Answer() = 0;
+  /// Whether a device may wait for one that nobody else can do: then somebody always looks.
+  virtual bool Owed() const { return false; }
 };
 
 /// One caller at a time: BringRows, then TakeRows or SetRows, Begin, Join.

@@ -19,21 +19,15 @@ absl::StatusOr<std::unique_ptr<ServedCpu>> ServedCpu::Create(const Parts& parts)
   std::unique_ptr<ServedCpu> cpu(new ServedCpu(parts));
   const int64_t tokens = std::min<int64_t>(parts.max_tokens, kMostCpuTokens);
   bool weighted = false;
+  MOERT_RETURN_IF_ERROR(cpu->records_.Check());
   const std::string version(parts.records->version_name(parts.version));
   for (int l = 0; l < parts.model->num_layers(); ++l) {
     const MoeLayerSpec& layer = parts.model->layers[l];
     weighted |= layer.routing.weight_input;
-    std::vector<HostExpert>& experts = cpu->experts_.emplace_back();
-    for (int e = 0; e < layer.num_experts; ++e) {
-      const std::byte* record = parts.records->KeptRecord({l, e}, parts.version);
-      if (record == nullptr) {
-        return FailedPrecondition("layer {} expert {}: its record is not in host memory", l, e);
-      }
-      experts.push_back({e, record, &parts.records->layout(l, e, parts.version)});
-    }
+    const int64_t bytes = parts.records->layout(l, 0, parts.version).bytes;
     std::vector<int64_t>& ns = cpu->expert_ns_.emplace_back(1, 0);
     for (int64_t t = 1; t <= tokens; ++t) {
-      ns.push_back(parts.profile->CpuExpertNs(experts.front().layout->bytes, t, version));
+      ns.push_back(parts.profile->CpuExpertNs(bytes, t, version));
     }
   }
   MOERT_RETURN_IF_ERROR(cpu->Init(*parts.model, tokens));
@@ -52,11 +46,25 @@ bool ServedCpu::Waiting() const {
   return AnsweredJobs::Waiting() && !paused.load(std::memory_order_relaxed);
 }
 
-absl::Status ServedCpu::Multiply(int64_t* modelled_ns) {
+absl::Status ServedCpu::Multiply(int64_t* modelled_ns, int64_t* read_ns) {
   *modelled_ns = FillProblems();
   int64_t rows = 0;
   const float* x = Inputs(&rows);
-  return parts_.gemm->Run(x, rows, memory().job->cols, problems_, memory().rows);
+  const absl::Status status = MultiplyFound(x, rows);
+  *read_ns = records_.EndJob();
+  return status;
+}
+
+absl::Status ServedCpu::MultiplyFound(const float* x, int64_t rows) {
+  const CpuJob& job = *memory().job;
+  const auto experts = absl::MakeConstSpan(memory().experts, job.experts);
+  for (size_t first = 0; first < experts.size(); first += found_.size()) {
+    MOERT_RETURN_IF_ERROR(records_.Find(job.layer, experts.subspan(first), &found_));
+    const auto problems = absl::MakeSpan(problems_).subspan(first, found_.size());
+    for (size_t i = 0; i < found_.size(); ++i) problems[i].record = found_[i];
+    MOERT_RETURN_IF_ERROR(parts_.gemm->Run(x, rows, job.cols, problems, memory().rows));
+  }
+  return absl::OkStatus();
 }
 
 int64_t ServedCpu::FillProblems() {
@@ -73,12 +81,11 @@ int64_t ServedCpu::FillProblems() {
   size_t first = 0;
   for (int32_t i = 0; i < job.experts; ++i) {
     const CpuJobExpert& given = memory().experts[i];
-    const HostExpert& expert = experts_[job.layer][given.expert];
     const auto count = static_cast<size_t>(given.pairs);
     const auto rows = absl::MakeConstSpan(out_rows_).subspan(first, count);
     const auto tokens = absl::MakeConstSpan(tokens_of_).subspan(first, count);
-    problems_.push_back({expert.record, expert.layout, layer.activation,
-                         layer.routing.weight_input ? rows : tokens, rows});
+    problems_.push_back({nullptr, &parts_.records->layout(job.layer, given.expert, parts_.version),
+                         layer.activation, layer.routing.weight_input ? rows : tokens, rows});
     modelled_ns += expert_ns_[job.layer][count];
     first += count;
   }

@@ -10,9 +10,11 @@
 #include "absl/status/statusor.h"
 #include "base/aligned_array.h"
 #include "exec/cuda/cache/answered_jobs.h"
+#include "exec/cuda/cache/job_records.h"
 #include "exec/cuda/memory/device_transfers.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/model.h"
+#include "moert/thread_pool.h"
 #include "moert/tools/profile.h"
 
 namespace moert::cuda {
@@ -21,9 +23,10 @@ class ServedCpu final : public AnsweredJobs {
  public:
   struct Parts {
     const MoeModelSpec* model = nullptr;
-    const DeviceSource* records = nullptr;  // keeps all of `version`
+    DeviceSource* records = nullptr;  // keeps all of `version`, or moves
     int version = 0;
     MixedGroupGemm* gemm = nullptr;  // nobody else uses it while a job is answered
+    ThreadPool* pool = nullptr;      // likewise
     const HardwareProfile* profile = nullptr;
     int64_t max_tokens = 0;  // of a call
   };
@@ -31,24 +34,31 @@ class ServedCpu final : public AnsweredJobs {
   static absl::StatusOr<std::unique_ptr<ServedCpu>> Create(const Parts& parts);
 
   bool Waiting() const override;
+  bool Owed() const override { return parts_.records->moves(); }
+  JobRecords* records() { return &records_; }
 
   /// For tests: from now on no job is answered, or again.
   static void Pause(bool paused);
 
  private:
-  explicit ServedCpu(const Parts& parts) : parts_(parts) {}
-  absl::Status Multiply(int64_t* modelled_ns) override;
+  explicit ServedCpu(const Parts& parts)
+      : parts_(parts), records_(parts.records, parts.version, parts.pool) {}
+  absl::Status Multiply(int64_t* modelled_ns, int64_t* read_ns) override;
+  /// The same of problems_, whose records are found some at a time.
+  absl::Status MultiplyFound(const float* x, int64_t rows);
   /// The rows of x that the job's pairs read.
   const float* Inputs(int64_t* rows);
-  /// The job's experts with their pairs. Returns what they take by the profile.
+  /// The job's experts with their pairs, but for their records. Returns what they take by the
+  /// profile.
   int64_t FillProblems();
 
   const Parts parts_;
-  std::vector<std::vector<HostExpert>> experts_;  // [layers][experts]
-  std::vector<std::vector<int64_t>> expert_ns_;   // [layers][pairs], by the profile
+  JobRecords records_;
+  std::vector<std::vector<int64_t>> expert_ns_;  // [layers][pairs], by the profile
   AlignedArray<float> weighted_;  // [pairs, hidden], of layers whose weights multiply inputs
   std::vector<int32_t> tokens_of_, out_rows_;
   std::vector<ExpertProblem> problems_;
+  std::vector<const std::byte*> found_;
 };
 
 }  // namespace moert::cuda

@@ -10,16 +10,17 @@
 namespace moert::cuda {
 
 ServedMisses::~ServedMisses() {
+  if (moved_ != nullptr) cudaEventDestroy(moved_);
   if (own_ != nullptr) cudaStreamDestroy(own_);
 }
 
 absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on_device,
-                                const DeviceSource& records, int version, const ServedRules& rules,
+                                DeviceSource* records, int version, const ServedRules& rules,
                                 const ServedBuffers& buffers, const ExpertHandle* first_shared) {
   model_ = model;
   constants_ = on_device;
   rules_ = rules;
-  records_ = &records;
+  records_ = records;
   on_device_ = buffers;
   int64_t total = 0;
   for (const MoeLayerSpec& layer : model->layers) {
@@ -47,6 +48,7 @@ absl::Status ServedMisses::Init(const MoeModelSpec* model, const DeviceModel* on
   MOERT_ASSIGN_OR_RETURN(const std::vector<ServedRecord> placed, RecordsOf(version));
   MOERT_RETURN_IF_ERROR(CopyNow(on_device_.records, placed.data(),
                                 placed.size() * sizeof(placed[0]), cudaMemcpyHostToDevice));
+  if (records->moves()) MOERT_RETURN_IF_ERROR(InitMoving(placed));
   MOERT_RETURN_IF_ERROR(FillNow(on_device_.table.layers, 0, static_cast<size_t>(table_bytes_)));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking));
   MOERT_RETURN_IF_ERROR(branch_.Init());
@@ -110,28 +112,33 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<ServedRecord>> ServedMisses::RecordsOf(int version) const {
+const uint8_t* ServedMisses::Mapped(const std::byte* host, int64_t bytes) const {
   constexpr int64_t kWord = 16;  // of the copies
+  if (host == nullptr) return nullptr;
+  cudaPointerAttributes seen{};
+  if (cudaPointerGetAttributes(&seen, host) != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  const bool aligned = reinterpret_cast<uintptr_t>(seen.devicePointer) % kWord == 0;
+  return aligned && bytes % kWord == 0 ? static_cast<const uint8_t*>(seen.devicePointer) : nullptr;
+}
+
+absl::StatusOr<std::vector<ServedRecord>> ServedMisses::RecordsOf(int version) const {
   std::vector<ServedRecord> placed;
   for (int l = 0; l < model_->num_layers(); ++l) {
     for (int e = 0; e < model_->layers[l].num_experts; ++e) {
       const RecordLayout& layout = records_->layout(l, e, version);
       const std::byte* host = records_->KeptRecord({l, e}, version);
-      cudaPointerAttributes seen{};
-      if (cudaPointerGetAttributes(&seen, host) != cudaSuccess) {
-        cudaGetLastError();
-        seen.devicePointer = nullptr;
-      }
-      const void* const mapped = seen.devicePointer;
-      const bool aligned = reinterpret_cast<uintptr_t>(mapped) % kWord == 0;
-      if (mapped == nullptr || !aligned || layout.bytes % kWord != 0) {
+      const uint8_t* const mapped = Mapped(host, layout.bytes);
+      const bool below = host == nullptr && records_->moves();
+      if (mapped == nullptr && !below) {
         return FailedPrecondition(
             "layer {} expert {}: the device cannot read its record where it lies in host memory", l,
             e);
       }
       const int64_t format = layout.opaque() ? 0 : constants_->FormatOf(&layout);
-      placed.push_back(
-          {static_cast<const uint8_t*>(mapped), layout.bytes, static_cast<int32_t>(format)});
+      placed.push_back({mapped, layout.bytes, static_cast<int32_t>(format)});
     }
   }
   return placed;
@@ -174,6 +181,7 @@ ServeMissesArgs ServedMisses::Args(const Call& call) const {
   args.slots = on_device_.table.slots + First(layer);
   args.shared = call.shared;
   args.tally = on_device_.tally + layer;
+  if (reads_below()) args.taken = on_device_.taken + First(layer);
   args.ready = on_device_.ready;
   args.late = on_device_.late;
   args.copies = on_device_.copies;
@@ -249,6 +257,7 @@ SlotLenders ServedMisses::LendersOf(int layer) const {
 }
 
 bool ServedMisses::TakeCounts(ServedCount* added) {
+  CountTaken();
   const auto* now = reinterpret_cast<const ServedTally*>(tally_.Take());
   if (now == nullptr) return false;
   *added = {};
@@ -279,12 +288,15 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
     added->late_fills += more(&ServedTally::late_fills);
     added->cpu_computed += more(&ServedTally::on_cpu);
     added->cpu_taken_back += more(&ServedTally::taken_back);
+    added->cpu_below += more(&ServedTally::below);
+    added->cpu_lost += more(&ServedTally::lost);
     seen_[l] = now[l];
   }
   if (!rules_.low_stands_by) added->low_loads = added->low_answers;
   added->loads += added->low_loads;
   // The CPU's part of a call may arrive behind the call's lookups.
-  return added->lookups > 0 || added->cpu_computed > 0 || added->cpu_taken_back > 0;
+  return added->lookups > 0 || added->cpu_computed > 0 || added->cpu_taken_back > 0 ||
+         added->cpu_lost > 0;
 }
 
 }  // namespace moert::cuda

@@ -109,13 +109,14 @@ class ServedMisses {
   ServedMisses(const ServedMisses&) = delete;
   ServedMisses& operator=(const ServedMisses&) = delete;
 
-  /// Every record of `version` must be kept by `records`; FailedPrecondition where the device
-  /// cannot read one. `on_device`: null where nothing is multiplied here. `first_shared`: the
+  /// Every record of `version` must be kept by `records`, unless it moves them: then calls of few
+  /// tokens have to share with the CPU. FailedPrecondition where the device cannot read one that is
+  /// kept. `on_device`: null where nothing is multiplied here. `first_shared`: the
   /// handle of layer 0's shared expert. All borrowed. Where misses are answered low, needs a
   /// PlaceLow behind it.
-  absl::Status Init(const MoeModelSpec* model, const DeviceModel* on_device,
-                    const DeviceSource& records, int version, const ServedRules& rules,
-                    const ServedBuffers& buffers, const ExpertHandle* first_shared);
+  absl::Status Init(const MoeModelSpec* model, const DeviceModel* on_device, DeviceSource* records,
+                    int version, const ServedRules& rules, const ServedBuffers& buffers,
+                    const ExpertHandle* first_shared);
   /// Where the records of the lower version lie: in `store`, where they stand by, else in host
   /// memory, where `records` must keep all of `version`.
   absl::Status PlaceLow(const VersionedStore& store, int version);
@@ -123,6 +124,11 @@ class ServedMisses {
   /// set.
   absl::Status ShareMisses(const CpuJobMemory& memory);
   absl::Status SetCosts(const CpuCosts& costs, cudaStream_t stream);
+  /// Whether some records may be where the device cannot read them.
+  bool reads_below() const { return records_->moves(); }
+  /// In front of a step, while no other one is open: the device hears which records came into
+  /// pinned memory and left it.
+  absl::Status MoveRecords(cudaStream_t stream);
 
   /// Whether the device decides who is in the slots.
   bool lent() const { return lent_; }
@@ -200,7 +206,10 @@ class ServedMisses {
   }
 
   /// Behind a step: see LateCopy.
-  absl::Status BringCounts(cudaStream_t stream) { return tally_.Bring(stream); }
+  absl::Status BringCounts(cudaStream_t stream) {
+    if (reads_below()) MOERT_RETURN_IF_ERROR(taken_.Bring(stream));
+    return tally_.Bring(stream);
+  }
   /// Counts added since it was last asked; false: none, or they have not arrived.
   bool TakeCounts(ServedCount* added);
 
@@ -209,6 +218,12 @@ class ServedMisses {
 
   /// Where they lie in host memory, as the table's experts.
   absl::StatusOr<std::vector<ServedRecord>> RecordsOf(int version) const;
+  /// The same of memory of a record, as the device sees it; null: it does not.
+  const uint8_t* Mapped(const std::byte* host, int64_t bytes) const;
+  absl::Status InitMoving(const std::vector<ServedRecord>& placed);
+  void CountTaken();
+  /// Changes placed_ by what comes and goes now.
+  void TurnRecords();
   /// All of the table, or of its layers alone.
   absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
   /// Behind `stream`: what the next layer will want.
@@ -241,7 +256,15 @@ class ServedMisses {
   const MoeModelSpec* model_ = nullptr;
   const DeviceModel* constants_ = nullptr;
   ServedRules rules_;
-  const DeviceSource* records_ = nullptr;
+  DeviceSource* records_ = nullptr;
+  // Where records move: the table of these as the device has it or will, and how often it read
+  // them.
+  Buffer placed_;  // pinned
+  cudaEvent_t moved_ = nullptr;
+  bool moving_ = false;                       // what was let go may still be read
+  size_t untold_begin_ = 0, untold_end_ = 0;  // rows that the device has not been told yet
+  LateCopy taken_;
+  std::vector<uint32_t> seen_taken_;
   ServedBuffers on_device_{};
   Buffer memory_;  // pinned: the table on its way
   ServedTable table_{};

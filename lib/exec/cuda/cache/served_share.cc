@@ -12,7 +12,7 @@ namespace {
 bool Alike(const CpuCosts& a, const CpuCosts& b) {
   constexpr int64_t kShare = 16;
   const auto near = [](int64_t x, int64_t y) { return std::abs(x - y) * kShare <= std::abs(x); };
-  return near(a.load, b.load) &&
+  return near(a.load, b.load) && near(a.read, b.read) &&
          std::equal(std::begin(a.tokens), std::end(a.tokens), std::begin(b.tokens), near);
 }
 
@@ -49,6 +49,7 @@ CpuShareArgs ServedMisses::ShareOf(const Call& call) const {
   args.costs = cpu.costs;
   args.by_completion = rules_.balance == CpuBalance::kByCompletion ? 1 : 0;
   args.spares_low = rules_.spares_low ? 1 : 0;
+  args.reads_below = reads_below() ? 1 : 0;
   args.layer = call.layer;
   args.x = call.x;
   args.weights = call.weights;

@@ -160,7 +160,9 @@ absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch,
     MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(order));
     if (!capturing) {
       MOERT_RETURN_IF_ERROR(fence_->Enter(order));
+      cpu_costs_.read = product_->records()->read_ns();
       absl::Status set = served_->SetCosts(cpu_costs_, order);
+      if (set.ok()) set = served_->MoveRecords(order);
       set.Update(fence_->Pass(order));
       MOERT_RETURN_IF_ERROR(set);
     }
@@ -186,6 +188,7 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
   const absl::Cleanup clear = [&] {
     copies_.Clear();
     copies_within_.Clear();
+    copies_read_.Clear();
   };
   for (const int32_t e : experts) {
     const ExpertKey key{call.layer, e};
@@ -193,8 +196,8 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
     const std::byte* const slot = store.Resolve(key, call.epoch).record;
     const std::byte* const from = slot != nullptr ? slot : records_->KeptRecord(key, version);
     if (from == nullptr) {
-      return FailedPrecondition(
-          "layer {} expert {}: its record is not in pinned memory (host_budget)", call.layer, e);
+      copies_read_.Add(key, to + e * stride);
+      continue;
     }
     (slot != nullptr ? copies_within_ : copies_)
         .Add(to + e * stride, from,
@@ -205,8 +208,20 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
   return status;
 }
 
-// Copies within the device may wait for kernels that fill it. The link does not wait for them.
 absl::Status CudaFetchExecutor::EnqueueCopies(cudaStream_t stream) {
+  MOERT_RETURN_IF_ERROR(EnqueueKept(stream));
+  if (copies_read_.empty()) return absl::OkStatus();
+  MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream));
+  if (capturing) {
+    return absl::FailedPreconditionError(
+        "the stream is being captured: records that pinned memory does not hold (host_budget) are "
+        "read once, not at replay");
+  }
+  return copies_read_.Enqueue(records_->source(), parts().versions[0], parts().pool, stream);
+}
+
+// Copies within the device may wait for kernels that fill it. The link does not wait for them.
+absl::Status CudaFetchExecutor::EnqueueKept(cudaStream_t stream) {
   const bool within = !copies_within_.empty();
   if (within) MOERT_RETURN_IF_ERROR(side_->Fork(stream));
   absl::Status status = copies_.Enqueue(stream);
@@ -223,8 +238,9 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
   if (paced_) return absl::FailedPreconditionError("its link is paced (link_gbps)");
   DeviceScope scope(device_);
   const int version = parts().versions[0];
-  MOERT_RETURN_IF_ERROR(records_->KeepAll(version, parts().pool));
   ServedRules rules = parts().served;
+  MOERT_RETURN_IF_ERROR(
+      KeepRecords(records_, version, cpu_ != nullptr && rules.cpu(), parts().pool));
   if (rules.score_window > 0) {
     return absl::FailedPreconditionError("its experts leave by scores, which nobody gives");
   }
@@ -235,7 +251,7 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
   if (rules.by_gate) MOERT_RETURN_IF_ERROR(on_device_.Init(parts()));
   auto served = std::make_unique<ServedMisses>();
   MOERT_RETURN_IF_ERROR(
-      served->Init(&model_, &on_device_, *records_, version, rules, served_buffers_, no_shared_));
+      served->Init(&model_, &on_device_, records_, version, rules, served_buffers_, no_shared_));
   if (cpu_ != nullptr && rules.cpu()) {
     MOERT_ASSIGN_OR_RETURN(
         auto product, FetchedProduct::Create({parts().source, records_, version, parts().profile,
@@ -251,6 +267,7 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
 absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall& call,
                                                               const GivenRouting& given,
                                                               VersionedStore* store) {
+  if (served_->reads_below() && !Shares(given)) return nullptr;  // nobody would compute some
   DeviceScope scope(device_);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   if (served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
@@ -306,7 +323,7 @@ absl::Status CudaFetchExecutor::TakeCpuFailure() {
   absl::Status failure = product_->TakeFailure();
   if (std::exchange(late_, false) && failure.ok()) {
     failure = absl::DeadlineExceededError(
-        "the product on the CPU did not end within two seconds: rows of a layer call are lost");
+        "the product on the CPU did not end in time: rows of a layer call are lost");
   }
   return failure;
 }
@@ -325,7 +342,8 @@ bool CudaFetchExecutor::TakeServed(ServedCount* added) {
   if (!served_->TakeCounts(added)) return false;
   if (product_ != nullptr) {
     product_->TakeTimes(added);
-    late_ = late_ || added->cpu_taken_back > 0;
+    added->cpu_read_bytes = product_->records()->TakeReadBytes();
+    late_ = late_ || added->cpu_taken_back > 0 || added->cpu_lost > 0;
   }
   return true;
 }

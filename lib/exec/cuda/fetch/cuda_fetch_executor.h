@@ -20,6 +20,7 @@
 #include "exec/cuda/memory/copy_batch.h"
 #include "exec/cuda/memory/device_model.h"
 #include "exec/cuda/memory/device_transfers.h"
+#include "exec/cuda/memory/read_copies.h"
 #include "exec/step_fence.h"
 
 namespace moert::cuda {
@@ -36,7 +37,12 @@ class CudaFetchExecutor final : public FetchExecutor,
   /// Device memory of calls of up to `max_tokens` rows.
   static int64_t Bytes(const MoeModelSpec& model, int64_t max_tokens, const ServedRules& rules);
 
-  ExecutorStats stats() const override { return {host_syncs_, fetch_.captured(), 0, 0}; }
+  ExecutorStats stats() const override {
+    ExecutorStats stats{host_syncs_, fetch_.captured(), 0, 0};
+    stats.pinned_bytes = records_->pinned_bytes();
+    stats.pinned_swaps = records_->swaps();
+    return stats;
+  }
 
   DevicePath* device_path() override { return this; }
   bool present() const override { return true; }
@@ -87,7 +93,9 @@ class CudaFetchExecutor final : public FetchExecutor,
   absl::Status StartCpu();
   absl::Status ServeFetch(const ExecutorCall& call, const GivenRouting& given,
                           const SlotRegion& region);
+  /// Those of CopyRecords.
   absl::Status EnqueueCopies(cudaStream_t stream);
+  absl::Status EnqueueKept(cudaStream_t stream);
 
   std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
   const MoeModelSpec& model_;
@@ -108,6 +116,7 @@ class CudaFetchExecutor final : public FetchExecutor,
   RoutingReturn returned_;
   DeviceFetch fetch_;
   CopyBatch copies_, copies_within_;  // of CopyRecords: from the host, and from slots
+  ReadCopies copies_read_;            // likewise: from the source
   std::unique_ptr<SideStream> side_;  // of the latter
   cudaEvent_t arrived_ = nullptr;
   int64_t host_syncs_ = 0;

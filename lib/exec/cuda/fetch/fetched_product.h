@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "exec/cuda/cache/answered_jobs.h"
+#include "exec/cuda/cache/job_records.h"
 #include "exec/cuda/memory/device_transfers.h"
 #include "moert/source/opaque_source.h"
 #include "moert/tools/profile.h"
@@ -19,8 +20,8 @@ namespace moert::cuda {
 class FetchedProduct final : public AnsweredJobs {
  public:
   struct Parts {
-    const ExpertSource* source = nullptr;   // has a product
-    const DeviceSource* records = nullptr;  // keeps all of `version`
+    const ExpertSource* source = nullptr;  // has a product
+    DeviceSource* records = nullptr;       // keeps all of `version`, or moves
     int version = 0;
     const HardwareProfile* profile = nullptr;
     ThreadPool* pool = nullptr;
@@ -31,13 +32,24 @@ class FetchedProduct final : public AnsweredJobs {
 
   /// Most rows of a job.
   int64_t max_tokens() const { return max_tokens_; }
+  bool Owed() const override { return parts_.records->moves(); }
+  JobRecords* records() { return &records_; }
 
  private:
-  FetchedProduct(const Parts& parts, int64_t max_tokens) : parts_(parts), max_tokens_(max_tokens) {}
-  absl::Status Multiply(int64_t* modelled_ns) override;
+  FetchedProduct(const Parts& parts, int64_t max_tokens)
+      : parts_(parts),
+        max_tokens_(max_tokens),
+        records_(parts.records, parts.version, parts.pool) {}
+  absl::Status Multiply(int64_t* modelled_ns, int64_t* read_ns) override;
+  /// The job, whose records are found some at a time.
+  absl::Status MultiplyFound(const float* x, int64_t* modelled_ns);
+  /// Experts of the job from one on, whose records were found. Returns how many pairs they have.
+  int64_t FillExperts(size_t first, int64_t* modelled_ns);
 
   const Parts parts_;
   const int64_t max_tokens_;
+  JobRecords records_;
+  std::vector<const std::byte*> found_;
   std::vector<OpaqueProduct::Expert> experts_;
   std::vector<int32_t> row_of_;
 };

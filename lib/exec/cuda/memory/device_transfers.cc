@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/bytes_text.h"
 #include "base/checked_math.h"
 #include "base/fmt_absl.h"
@@ -193,6 +194,7 @@ DeviceSource::~DeviceSource() {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
   }
+  if (left_ != nullptr) cudaEventDestroy(left_);
   for (Staging& staging : idle_) cudaEventDestroy(staging.done);
   for (cudaEvent_t event : events_) cudaEventDestroy(event);
 }
@@ -350,8 +352,15 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
   {
     const MutexLock lock(&mu_);
     from = Pinned(layer, expert, version);
+    if (from != nullptr) reading_.push_back(id);  // it stays until the copy is done
   }
+  const absl::Cleanup read = [&, kept = from != nullptr] {
+    const MutexLock lock(&mu_);
+    if (kept) reading_.erase(std::find(reading_.begin(), reading_.end(), id));
+  };
   std::byte* place = from == nullptr ? Reserve(rounded) : nullptr;
+  const bool spare = from == nullptr && place == nullptr && version == moving_version_;
+  if (spare) place = set_->TakePlace(rounded);
   MOERT_ASSIGN_OR_RETURN(Staging staging,
                          TakeStaging(from == nullptr && place == nullptr ? rounded : 0));
   absl::Status status;
@@ -364,7 +373,8 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
   const MutexLock lock(&mu_);
   // A failed read leaves a hole in the arena: failures are rare and the next read takes a new
   // place.
-  if (status.ok() && place != nullptr) kept_[id] = place;
+  if (status.ok() && place != nullptr) KeepAt({layer, expert}, version, place);
+  if (!status.ok() && spare && place != nullptr) set_->GiveBack(place);
   idle_.push_back(std::move(staging));
   return status;
 }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -15,6 +16,7 @@
 #include "exec/cuda/memory/peer_link.h"
 #include "moert/source/expert_source.h"
 #include "moert/thread_pool.h"
+#include "store/pinned_set.h"
 #include "transfer/link_pacer.h"
 #include "transfer/transfer_queue.h"
 
@@ -56,6 +58,27 @@ class DeviceSource final : public ExpertSource {
   /// OK when every record of a version is kept. Reads RecordsToKeep with all threads of `pool`.
   /// FailedPrecondition where the host budget does not hold all, or none was given.
   absl::Status KeepAll(int version, ThreadPool* pool);
+
+  // Where it does not: a device reads the records that are kept, a CPU all of them, and those that
+  // are kept change by what is used (PinnedSet). Records of one version.
+
+  /// From here on. Before the first transfer.
+  absl::Status MoveByUse(int version);
+  bool moves() const { return set_ != nullptr; }
+  /// For a product on the CPU, by one thread: where a record lies in pinned memory, or a place to
+  /// read it into. EndRead has to follow where it was read, EndJob in any case.
+  PinnedSet::Found Find(ExpertKey key);
+  void EndRead(ExpertKey key, bool ok) { set_->EndRead(Number(key), ok); }
+  void EndJob() { set_->EndJob(); }
+  /// The device has read the record of this number, which counts all experts.
+  void Use(int32_t number) { set_->Use(number); }
+  /// In front of a step: what the device has to be told, by numbers. Then, behind all that was
+  /// enqueued so far, Left, until it is true.
+  std::vector<PinnedSet::Change> Turn();
+  bool Left();
+  int64_t swaps() const { return set_ != nullptr ? set_->swaps() : 0; }
+  /// The source below.
+  const ExpertSource& source() const { return *source_; }
   /// A copy that Begin began.
   struct Copying {
     cudaEvent_t event = nullptr;  // behind it, to be given back by ReturnEvent
@@ -68,6 +91,13 @@ class DeviceSource final : public ExpertSource {
 
   /// A notice for the person who runs the host, given once; empty: none.
   std::string TakeNotice() const;
+  /// One for whoever gave a host budget, unless there is one already.
+  void NoticeBudget(std::string notice) const;
+  /// Bytes of pinned memory for records.
+  int64_t pinned_bytes() const {
+    const MutexLock lock(&mu_);
+    return pinned_bytes_;
+  }
 
   const MoeModelSpec& model() const override { return source_->model(); }
   const std::string& name() const override { return source_->name(); }
@@ -105,6 +135,12 @@ class DeviceSource final : public ExpertSource {
     const auto it = kept_.find(Id(layer, expert, version));
     return it != kept_.end() ? it->second : nullptr;
   }
+  int32_t Number(ExpertKey key) const { return first_[key.layer] + key.expert; }
+  ExpertKey KeyOf(int32_t number) const;
+  bool Reads(int32_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Its place in the arena has been filled.
+  void KeepAt(ExpertKey key, int version, std::byte* place) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Reads a record into the arena.
   absl::Status Keep(ExpertKey key, int version);
   /// A place for a record in the pinned arena, or null when the host budget is spent.
@@ -134,7 +170,20 @@ class DeviceSource final : public ExpertSource {
   mutable std::unordered_map<int64_t, ComputeFence::Ticket> tickets_ ABSL_GUARDED_BY(mu_);
   mutable std::vector<Staging> idle_ ABSL_GUARDED_BY(mu_);
   std::vector<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);
+
+  std::unique_ptr<PinnedSet> set_;  // null: what is kept stays
+  int moving_version_ = -1;
+  int64_t largest_ = 0;         // record, with its alignment
+  std::vector<int32_t> first_;  // of each layer, of all experts
+  cudaEvent_t left_ = nullptr;  // behind copies from places that were let go
+  bool unmarked_ = false;       // it could not be recorded
+  mutable std::vector<int64_t> reading_ ABSL_GUARDED_BY(mu_);  // kept records that are being copied
 };
+
+/// For a device that serves misses of `version`: keeps all of its records, or, where the host
+/// budget does not hold them and a CPU shares the misses, those that are used. FailedPrecondition:
+/// why neither.
+absl::Status KeepRecords(DeviceSource* records, int version, bool shared, ThreadPool* pool);
 
 /// `inner` reads through `source`, which is kept alive here. Demand loads of kept records bypass it
 /// when `direct_clock`, the engine's, is not null: legal where transfers take what time they take.

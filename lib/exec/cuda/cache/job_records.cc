@@ -1,0 +1,112 @@
+#include "exec/cuda/cache/job_records.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "absl/cleanup/cleanup.h"
+#include "base/checked_math.h"
+#include "base/errors.h"
+#include "base/exception_status.h"
+#include "base/status_macros.h"
+
+namespace moert::cuda {
+namespace {
+
+/// Records that are read at once where pinned memory has no place for them.
+constexpr size_t kMostScratch = 8;
+
+}  // namespace
+
+absl::Status JobRecords::Check() const {
+  const MoeModelSpec& model = records_->model();
+  for (int l = 0; l < model.num_layers() && !records_->moves(); ++l) {
+    for (int e = 0; e < model.layers[l].num_experts; ++e) {
+      if (records_->KeptRecord({l, e}, version_) != nullptr) continue;
+      return FailedPrecondition("layer {} expert {}: its record is not in host memory", l, e);
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::byte* JobRecords::Room(ExpertKey key, std::byte* place) {
+  if (place != nullptr) return place;
+  if (scratch_used_ == kMostScratch) return nullptr;
+  const int64_t bytes =
+      RoundUp(records_->layout(key.layer, key.expert, version_).bytes, kRecordAlignment);
+  if (scratch_used_ == scratch_.size()) scratch_.emplace_back();
+  Buffer& buffer = scratch_[scratch_used_];
+  if (buffer.bytes() < bytes) {
+    absl::StatusOr<Buffer> made = Buffer::Pageable(bytes);
+    if (!made.ok()) return nullptr;
+    buffer = *std::move(made);
+  }
+  ++scratch_used_;
+  return buffer.data();
+}
+
+absl::Status JobRecords::Find(int layer, absl::Span<const CpuJobExpert> experts,
+                              std::vector<const std::byte*>* found) {
+  found->clear();
+  reads_.clear();
+  scratch_used_ = 0;
+  for (const CpuJobExpert& expert : experts) {
+    const ExpertKey key{layer, expert.expert};
+    if (!records_->moves()) {
+      found->push_back(records_->KeptRecord(key, version_));
+      continue;
+    }
+    const PinnedSet::Found at = records_->Find(key);
+    std::byte* to = at.place;
+    if (!at.there) {
+      to = Room(key, at.place);
+      if (to == nullptr) break;
+      reads_.push_back({key, to, at.place != nullptr});
+    }
+    found->push_back(to);
+  }
+  MOERT_RETURN_IF_ERROR(ReadAll());
+  if (!found->empty()) return absl::OkStatus();
+  return absl::ResourceExhaustedError("no memory to read a record for the CPU");
+}
+
+absl::Status JobRecords::ReadAll() {
+  if (reads_.empty()) return absl::OkStatus();
+  const auto begin = std::chrono::steady_clock::now();
+  // A failure is told, too.
+  done_.assign(reads_.size(), absl::UnknownError("not read"));
+  const absl::Cleanup end = [&] {
+    for (size_t i = 0; i < reads_.size(); ++i) {
+      if (reads_[i].placed) records_->EndRead(reads_[i].key, done_[i].ok());
+    }
+  };
+  pool_->Run(std::ssize(reads_), [&](int64_t i, int) {
+    const Read& read = reads_[static_cast<size_t>(i)];
+    try {
+      const int64_t bytes = records_->layout(read.key.layer, read.key.expert, version_).bytes;
+      done_[static_cast<size_t>(i)] = records_->source().ReadRecord(
+          read.key.layer, read.key.expert, version_,
+          {read.to, static_cast<size_t>(RoundUp(bytes, kRecordAlignment))});
+      bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    } catch (...) {
+      done_[static_cast<size_t>(i)] = ExceptionStatus("reading a record for the CPU");
+    }
+  });
+  Measure(std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count());
+  absl::Status status;
+  for (const absl::Status& done : done_) status.Update(done);
+  return status;
+}
+
+void JobRecords::Measure(int64_t took_ns) {
+  constexpr int64_t kLast = 16;  // reads that count as much as all before them
+  job_ns_ += took_ns;
+  const int64_t each = took_ns / std::ssize(reads_), mean = read_ns();
+  read_ns_.store(mean == 0 ? each : mean + (each - mean) / kLast, std::memory_order_relaxed);
+}
+
+int64_t JobRecords::EndJob() {
+  if (records_->moves()) records_->EndJob();
+  return std::exchange(job_ns_, 0);
+}
+
+}  // namespace moert::cuda
