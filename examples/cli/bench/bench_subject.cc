@@ -70,6 +70,8 @@ absl::Status BenchSubject::MakeExperts(const std::string& workload, const Device
   if (gates_.has_value()) synthetic.gate = [this](int layer) { return gates_->Gate(layer); };
   if (device != nullptr) {
     synthetic.memory_bytes = kPinnedBytes;
+  }
+  if (device != nullptr && o_->host_budget.empty()) {
     synthetic.pin = [device](std::byte* data, int64_t bytes) { return device->Pin(data, bytes); };
   }
   Progress progress("writing experts", !o_->quiet);

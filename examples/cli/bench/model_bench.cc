@@ -79,6 +79,8 @@ absl::Status ModelBench::Open() {
     MOERT_RETURN_IF_ERROR(ParseBudget(budget).status());
   }
   MOERT_RETURN_IF_ERROR(subject_.Open(o_, device_.get()));
+  MOERT_ASSIGN_OR_RETURN(engine_options_.host_budget,
+                         ParseHostBudget(o_.host_budget, ExpertBytes(*subject_.experts())));
   if (device_ != nullptr) {
     read_bytes_per_s_ = device_->ReadBytesPerSecond();
   } else if (o_.clock == "wall") {
@@ -271,6 +273,7 @@ json ModelBench::Describe() const {
               {"device", device_ != nullptr ? device_->Describe() : json(nullptr)},
               {"context", device_ != nullptr ? json(o_.context) : json(nullptr)},
               {"source", o_.directory.empty() ? "memory" : "disk"},
+              {"host_budget", engine_options_.host_budget},
               {"clock", o_.clock},
               {"profile", o_.profile},
               {"threads", o_.threads},

@@ -25,6 +25,9 @@ void AddModelBenchFlags(ArgParser* parser, ModelBenchOptions* o) {
       "warmed up is high then");
   parser->AddChoice("backend", &o->backend, {"cpu", "cuda"}, "where experts execute");
   parser->AddString("budget", &o->budget, "SIZE or PERCENT, comma-separated");
+  parser->AddString("host-budget", &o->host_budget,
+                    "cuda: pinned memory that keeps experts, SIZE, PERCENT of theirs, all; others "
+                    "are read from memory that is not pinned. Without it all lie in pinned memory");
   parser->AddString("schemes", &o->schemes, "stored versions, comma-separated, most bits first");
   parser->AddInt("mixed", &o->mixed,
                  "versions more, mixed-0 and on, of schemes drawn for each linear block", 0, 1000);
@@ -83,8 +86,12 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const ModelBenchOptions& o) {
   if (o.on_device() && o.clock != "wall") {
     return absl::InvalidArgumentError("--backend cuda: on the wall clock only (--clock wall)");
   }
-  if (o.on_device() && !o.directory.empty()) {
-    return absl::InvalidArgumentError("--backend cuda: experts lie in pinned memory; no --dir");
+  if (o.on_device() && !o.directory.empty() && o.host_budget.empty()) {
+    return absl::InvalidArgumentError(
+        "--backend cuda: experts lie in pinned memory; with --dir give a --host-budget");
+  }
+  if (!o.on_device() && !o.host_budget.empty()) {
+    return absl::InvalidArgumentError("--host-budget: of --backend cuda");
   }
   EngineOptions e;
   e.backend = o.on_device() ? BackendKind::kCuda : BackendKind::kCpu;

@@ -18,6 +18,7 @@ struct ModelBenchOptions {
   std::string workload = "steady";
   std::string strategy = "on-demand";
   std::string budget = "40%";
+  std::string host_budget;
   std::string schemes = "bf16";
   int mixed = 0;
   std::string mixed_schemes;

@@ -53,7 +53,9 @@ class Rank {
     MOERT_ASSIGN_OR_RETURN(parallel_,
                            ExpertParallel::Create(run_.source, options, run_.shards, group_));
     parallel_->SetExchange(run_.sums);
-    replays_ = run_.graph && host_->stream() != nullptr && engine()->graph_needs().capturable;
+    const GraphNeeds& needs = engine()->graph_needs();
+    replays_ = run_.graph && host_->stream() != nullptr && needs.capturable &&
+               (needs.max_rows == 0 || steps_[0].rows <= needs.max_rows);
     return absl::OkStatus();
   }
 

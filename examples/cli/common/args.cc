@@ -124,15 +124,6 @@ void ArgParser::AddSize(std::string name, int64_t* bytes, std::string help) {
       });
 }
 
-void ArgParser::AddSizeOrAll(std::string name, int64_t* bytes, std::string help) {
-  Add(std::move(name), "SIZE|all", "", std::move(help), [bytes](absl::string_view text) {
-    const absl::StatusOr<int64_t> parsed =
-        text == "all" ? absl::StatusOr<int64_t>(kAllBytes) : ParseSize(text);
-    if (parsed.ok()) *bytes = *parsed;
-    return parsed.status();
-  });
-}
-
 void ArgParser::AddChoice(std::string name, std::string* value, std::vector<std::string> choices,
                           std::string help) {
   std::string shape = absl::StrJoin(choices, "|");

@@ -42,9 +42,6 @@ class ArgParser {
   void AddIntList(std::string name, std::vector<int>* value, std::string help, int min = INT32_MIN);
   /// Bytes: see ParseSize.
   void AddSize(std::string name, int64_t* bytes, std::string help);
-  /// The same, or "all": kAllBytes, more than there are.
-  void AddSizeOrAll(std::string name, int64_t* bytes, std::string help);
-  static constexpr int64_t kAllBytes = int64_t{1} << 62;
   /// One of `choices`; the error lists them.
   void AddChoice(std::string name, std::string* value, std::vector<std::string> choices,
                  std::string help);

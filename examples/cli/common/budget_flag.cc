@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
 #include "cli/common/args.h"
+#include "util/rounding.h"
 
 namespace moert::cli {
 
@@ -28,6 +29,30 @@ absl::StatusOr<Budget> ParseBudget(absl::string_view text) {
                     std::string(text)));
   }
   return Budget::Bytes(*bytes);
+}
+
+absl::StatusOr<int64_t> ParseHostBudget(absl::string_view text, int64_t expert_bytes) {
+  constexpr int64_t kAll = int64_t{1} << 62;  // more than there are
+  if (text.empty()) return -1;
+  if (text == "all") return kAll;
+  if (text == "0") return 0;
+  const absl::StatusOr<Budget> budget = ParseBudget(text);
+  if (!budget.ok()) {
+    return absl::InvalidArgumentError(
+        fmt::format("--host-budget: {}; or 0, or all", std::string(budget.status().message())));
+  }
+  return budget->bytes.value_or(
+      static_cast<int64_t>(budget->fraction * static_cast<double>(expert_bytes)));
+}
+
+int64_t ExpertBytes(const ExpertSource& experts) {
+  int64_t bytes = 0;
+  for (int l = 0; l < experts.model().num_layers(); ++l) {
+    for (int e = 0; e < experts.model().layers[l].num_experts; ++e) {
+      bytes += util::RoundUp(experts.layout(l, e, 0).bytes, kRecordAlignment);
+    }
+  }
+  return bytes;
 }
 
 }  // namespace moert::cli

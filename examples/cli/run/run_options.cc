@@ -26,8 +26,8 @@ void AddRunFlags(ArgParser* parser, RunOptions* o) {
   AddPromise(parser, &o->promise);
   parser->AddString("budget", &o->budget,
                     "memory for experts: 512MiB, 8GiB (everything), or 25% of the experts");
-  parser->AddSizeOrAll("host-budget", &o->host_budget,
-                       "pinned host memory of the cuda backend; all: for every expert");
+  parser->AddString("host-budget", &o->host_budget,
+                    "cuda: pinned memory for experts, SIZE or PERCENT of theirs; all: for each");
   parser->AddChoice("backend", &o->backend, {"cpu", "cuda", "auto"}, "where experts execute");
   parser->AddInt("threads", &o->threads, "compute threads; 0: one a core", 0, 1024);
   parser->AddDouble("link-gbps", &o->link_gbps, "paces transfers to this rate, GB/s");
@@ -80,7 +80,7 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& o) {
   e.backend = o.backend == "cuda"  ? BackendKind::kCuda
               : o.backend == "cpu" ? BackendKind::kCpu
                                    : BackendKind::kAuto;
-  e.host_budget = o.host_budget;
+  MOERT_RETURN_IF_ERROR(ParseHostBudget(o.host_budget, /*expert_bytes=*/0).status());
   e.activation = o.dtype == "f32"    ? ActivationNumerics::kF32
                  : o.dtype == "int8" ? ActivationNumerics::kInt8
                  : o.dtype == "fp8"  ? ActivationNumerics::kFp8

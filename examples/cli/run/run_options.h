@@ -21,7 +21,7 @@ struct RunOptions {
   std::string strategy = "auto";
   std::string promise;  // empty: as the strategy says
   std::string budget = "100%";
-  int64_t host_budget = -1;
+  std::string host_budget;
   std::string backend = "auto";
   int threads = 0;
   double link_gbps = 0.0;
@@ -46,7 +46,7 @@ void AddRunFlags(ArgParser* parser, RunOptions* options);
 /// Tokens of a prompt that one step takes at most.
 int64_t MaxPrefillRows(const RunOptions& options);
 
-/// The engine's options: everything but the sizes of steps.
+/// The engine's options: everything but host_budget, and the sizes of steps.
 absl::StatusOr<EngineOptions> MakeEngineOptions(const RunOptions& options);
 
 }  // namespace moert::cli

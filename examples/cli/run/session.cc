@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_join.h"
+#include "cli/common/budget_flag.h"
 #include "cli/common/checkpoint_choice.h"
 #include "cli/common/interrupt.h"
 #include "cli/common/machine.h"
@@ -217,6 +218,8 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   engine_options.max_tokens_per_forward = max_rows;
   MOERT_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
   MOERT_ASSIGN_OR_RETURN(auto experts, OpenExperts(options, s.config, &engine_options));
+  MOERT_ASSIGN_OR_RETURN(engine_options.host_budget,
+                         ParseHostBudget(options.host_budget, ExpertBytes(*experts)));
   MOERT_RETURN_IF_ERROR(CheckVersions(options, *experts));
   MOERT_RETURN_IF_ERROR(SizeSteps(options, *experts, prompt, &engine_options));
   WarnOfMemory(options, engine_options, *experts, *checkpoint, s.config);
@@ -236,7 +239,7 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   MOERT_RETURN_IF_ERROR(PrepareWarmStart(options, *experts, &engine_options, &s));
   MOERT_ASSIGN_OR_RETURN(s.engine, Engine::Create(std::move(experts), engine_options));
   MOERT_RETURN_IF_ERROR(BeginWarmStart(options, &s));
-  if (s.engine->backend() == BackendKind::kCpu && options.host_budget >= 0 && !options.quiet) {
+  if (s.engine->backend() == BackendKind::kCpu && !options.host_budget.empty() && !options.quiet) {
     Print(stderr, "note: --host-budget has no effect on the cpu backend\n");
   }
   Progress progress("reading dense weights", !options.quiet);

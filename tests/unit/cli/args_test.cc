@@ -12,7 +12,7 @@ struct Options {
   int64_t rows = 7;
   double rate = 0.5;
   std::vector<int> list = {1, 2};
-  int64_t budget = 0, pinned = -1;
+  int64_t budget = 0;
   std::string backend = "cpu";
   bool quiet = false;
   std::string input;
@@ -35,7 +35,6 @@ Parsed Parse(std::vector<const char*> argv, bool require_name = false) {
   parser.AddDouble("rate", &o.rate, "rate");
   parser.AddIntList("list", &o.list, "list", 0);
   parser.AddSize("budget", &o.budget, "budget");
-  parser.AddSizeOrAll("pinned", &o.pinned, "pinned");
   parser.AddChoice("backend", &o.backend, {"cpu", "cuda"}, "backend");
   parser.AddSwitch("quiet", &o.quiet, "quiet");
   parser.AddPositional("INPUT", &o.input, "input");
@@ -61,10 +60,6 @@ TEST_CASE("every kind of flag is read, in both spellings") {
   CHECK(p.options.rate == 1000.0);
   CHECK(p.options.list == std::vector<int>{4, 0, 9});
   CHECK(p.options.budget == 1610612736);
-  CHECK(p.options.pinned == -1);
-  CHECK(Parse({"x", "--pinned", "8GiB"}).options.pinned == int64_t{8} << 30);
-  CHECK(Parse({"x", "--pinned", "all"}).options.pinned == ArgParser::kAllBytes);
-  CHECK(Mentions(Parse({"x", "--pinned", "most"}).status, "--pinned"));
   CHECK(p.options.backend == "cuda");
   CHECK(p.options.quiet);
   CHECK(p.options.input == "in");

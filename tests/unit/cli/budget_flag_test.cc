@@ -31,5 +31,17 @@ TEST_CASE("bad budgets: an error that shows the value and what is legal") {
   }
 }
 
+TEST_CASE("pinned memory is a size, a share of the experts, all, or none") {
+  CHECK(*ParseHostBudget("", 1000) == -1);
+  CHECK(*ParseHostBudget("0", 1000) == 0);
+  CHECK(*ParseHostBudget("8GiB", 1000) == int64_t{8} << 30);
+  CHECK(*ParseHostBudget("25%", 1000) == 250);
+  CHECK(*ParseHostBudget("all", 1000) > int64_t{1} << 60);
+  const absl::Status bad = ParseHostBudget("most", 1000).status();
+  CHECK(bad.code() == absl::StatusCode::kInvalidArgument);
+  CHECK_THAT(std::string(bad.message()),
+             Catch::Contains("--host-budget: 'most'") && Catch::Contains("all"));
+}
+
 }  // namespace
 }  // namespace moert::cli

@@ -198,7 +198,8 @@ class DeviceRunner final : public StepRunner {
     if (known != replays_.end() && rows_ == step.rows) return known->second;
     if (rows_ != step.rows) DropReplays();
     rows_ = step.rows;
-    if (!engine->graph_needs().capturable) return nullptr;
+    const GraphNeeds& needs = engine->graph_needs();
+    if (!needs.capturable || (needs.max_rows > 0 && step.rows > needs.max_rows)) return nullptr;
     // A first eager step loads every kernel.
     MOERT_ASSIGN_OR_RETURN(const StepId eager, Begin(engine, step));
     absl::Status status = Layers(engine, eager, step, false);
