@@ -95,7 +95,6 @@ TEST_CASE("replays have the outputs of an engine that pins all, whatever is pinn
         CHECK(stats.cpu_below > 0);
         CHECK(stats.cpu_read_bytes > 0);
         CHECK(stats.graph_captured);
-        CHECK(stats.cpu_taken_back < 10);  // by a thread that lost its CPU
         if (pinned == 0) {
           CHECK(stats.hits_resident + stats.loads == 0);
           CHECK(stats.pinned_bytes == 0);
