@@ -69,7 +69,8 @@ TABLES = {
     # One card
     "one-card-bytes": Table(one_card.bytes_table, word=SHAPES), "one-card-share": Table(one_card.share_table, word=SHAPES),
     "one-card-speed": Table(one_card.speed_table, word="Arithmetic, not measured: no consumer card was at hand"),
-    "first-evenings": Table(first_evening.table, ("first-evenings",)),
+    "first-evenings": Table(first_evening.table, ("first-evenings",),
+                            word="llama-server at 6e7ed894, our tools at ca590bc9"),
     # The rest
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices"),
     "cpu-formats": Table(digest.cpu_formats, word="Typed, at 3f6c4253. Two cores of a Xeon with AMX that others loaded"),
