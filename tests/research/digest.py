@@ -95,12 +95,6 @@ def envelope_exact():
     return f"{table}\n\n{envelope_behind()}"
 
 
-def envelope_auto():
-    columns = ["", "cells", "as fast as the fastest, or faster", "within 1 %", "mean", "least", "largest share lost"]
-    return experiment.table(columns, envelope.auto_rows(envelope_cells()))
-
-
-
 def behind_text(cells):
     values = envelope.shares(cells, "exact", envelope.OURS, envelope.EXACT_RIVALS)
     return (f"In {len(values)} cells, {sum(v < 0.99 for v in values)} are below 0.99, {sum(v < 0.95 for v in values)} below 0.95. "

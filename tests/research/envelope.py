@@ -210,18 +210,6 @@ def auto_rows(stored):
     return rows
 
 
-def auto_behind(stored):
-    """[what, share, cell, the fastest other] of the cells in which `auto` is behind at all, the worst first."""
-    found = []
-    for what, auto, rivals in auto_comparisons():
-        for cell in cells("auto"):
-            value = over(stored, cell, auto, rivals)
-            if value is not None and value < 1:
-                best = min((r for r in rivals if stored.get(name_of(cell, r))), key=lambda r: stored[name_of(cell, r)][0])
-                found.append((what, value, cell, best))
-    return sorted(found, key=lambda f: f[1])
-
-
 def behind(stored):
     """Cells in which ours is more than 1 % behind the best rival, the worst first."""
     found = [(over(stored, c, OURS, EXACT_RIVALS), c) for c in cells("exact")]

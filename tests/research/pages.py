@@ -58,7 +58,6 @@ TABLES = {
     "sharing": Table(sharing_h200.table, (("h200-sharing", "runs"),)),
     # The envelope and the frontier
     "envelope-exact": Table(digest.envelope_exact, ("envelope",), ENVELOPE),
-    "envelope-auto": Table(digest.envelope_auto, ("envelope",), "As above"),
     "envelope-h200": Table(envelope_h200.stored_table, (lambda: envelope_h200.origin("cells"),)),
     "envelope-h200-recorded": Table(envelope_h200.stored_recorded, (lambda: envelope_h200.origin("recorded"),)),
     "envelope-h200-bounded": Table(envelope_h200.stored_bounded, (lambda: envelope_h200.origin("bounded"),)),
