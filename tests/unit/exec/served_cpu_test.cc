@@ -78,8 +78,12 @@ class Fixture {
     pool_ = *CreateThreadPool({.threads = 2});
     gemm_ = *MixedGroupGemm::Create(pool_.get(), "auto", ActivationNumerics::kBF16);
     own_ = *MixedGroupGemm::Create(pool_.get(), "auto", ActivationNumerics::kBF16);
-    auto served =
-        ServedCpu::Create({&source_.model(), &records_, 0, gemm_.get(), &profile_, kTokens});
+    auto served = ServedCpu::Create({.model = &source_.model(),
+                                     .records = &records_,
+                                     .gemm = gemm_.get(),
+                                     .pool = pool_.get(),
+                                     .profile = &profile_,
+                                     .max_tokens = kTokens});
     REQUIRE_OK(served.status());
     served_ = *std::move(served);
     auto cpu = CpuExperts::Create(source_.model(), gemm_.get(), kTokens, kSpinAlone, {});
