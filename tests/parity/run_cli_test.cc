@@ -148,7 +148,7 @@ TEST_CASE("the JSON object has exactly the documented keys") {
       "prefetch",       "routing",    "precision",     "balance",
       "stall_ms",       "host_syncs", "tokens_scored", "policy_fallbacks",
       "graph_captured", "window_nll", "tokens_per_s",  "prompt_tokens_per_s",
-      "promise"};
+      "promise",        "pinned"};
   const Json generate = RunJson("generate" + Model() + "--prompt Hello --max-tokens 4");
   const Json ppl = RunJson("ppl" + Model() + Tokens("gsm8k") + "--limit 512 --step-tokens 64");
   for (const Json& run : {generate, ppl}) {
@@ -156,7 +156,9 @@ TEST_CASE("the JSON object has exactly the documented keys") {
     REQUIRE(Keys(run["tpot_ms"]) == std::set<std::string>{"mean", "p50", "p99"});
     REQUIRE(Keys(run["experts"]) ==
             std::set<std::string>{"lookups", "hits", "late", "hit_ratio", "loads", "low_loads",
-                                  "bytes_loaded", "evictions", "low_answers", "cpu_computed"});
+                                  "bytes_loaded", "evictions", "low_answers", "cpu_computed",
+                                  "cpu_below", "cpu_read_bytes"});
+    REQUIRE(Keys(run["pinned"]) == std::set<std::string>{"bytes", "swaps"});
     REQUIRE(Keys(run["experts"]["hits"]) == std::set<std::string>{"resident", "prefetched"});
     REQUIRE(Keys(run["prefetch"]) ==
             std::set<std::string>{"issued", "cancelled", "useful", "accuracy", "recall",
