@@ -136,8 +136,10 @@ std::vector<int32_t> PinnedSet::Candidates() const {
   for (const int32_t p : spares_) {
     if (places_[p].state == State::kRead) candidates.push_back(p);
   }
-  std::sort(candidates.begin(), candidates.end(),
-            [&](int32_t a, int32_t b) { return Prospect(a) > Prospect(b); });
+  std::sort(candidates.begin(), candidates.end(), [&](int32_t a, int32_t b) {
+    mu_.AssertHeld();
+    return Prospect(a) > Prospect(b);
+  });
   return candidates;
 }
 
@@ -150,8 +152,10 @@ std::vector<int32_t> PinnedSet::Victims(size_t most, absl::FunctionRef<bool(int3
     if (!held(places_[p].record)) victims.push_back(p);
   }
   const auto end = victims.begin() + static_cast<int64_t>(std::min(most, victims.size()));
-  std::partial_sort(victims.begin(), end, victims.end(),
-                    [&](int32_t a, int32_t b) { return LastUse(a) < LastUse(b); });
+  std::partial_sort(victims.begin(), end, victims.end(), [&](int32_t a, int32_t b) {
+    mu_.AssertHeld();
+    return LastUse(a) < LastUse(b);
+  });
   victims.erase(end, victims.end());
   return victims;
 }
