@@ -222,21 +222,21 @@ absl::Status CheckpointExperts::ReadBiases(int layer, int expert, const RecordLa
   return absl::OkStatus();
 }
 
-absl::StatusOr<CheckpointExperts::TensorRows> CheckpointExperts::RowsOf(const MoeLayerSpec& layer,
-                                                                        int expert,
+absl::StatusOr<CheckpointExperts::TensorRows> CheckpointExperts::RowsOf(int layer, int expert,
                                                                         Projection p) const {
-  const ExpertTensors& tensors = tensors_[config_->MoeLayerIndex(layer.model_layer)];
+  const MoeLayerSpec& spec = config_->moe.layers[layer];
+  const ExpertTensors& tensors = tensors_[layer];
   if (!tensors.fused) {
     MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor,
-                           checkpoint_->Get(names_.Expert(layer.model_layer, expert, p)));
+                           checkpoint_->Get(names_.Expert(spec.model_layer, expert, p)));
     return TensorRows{tensor};
   }
-  const int64_t matrix = layer.hidden * layer.intermediate;
+  const int64_t matrix = spec.hidden * spec.intermediate;
   if (p == Projection::kDown) return TensorRows{tensors.down, expert * matrix};
   if (tensors.gate_up == nullptr) {
     return TensorRows{p == Projection::kGate ? tensors.gate : tensors.up, expert * matrix};
   }
-  const int64_t up = names_.interleaved ? layer.hidden : matrix;
+  const int64_t up = names_.interleaved ? spec.hidden : matrix;
   return TensorRows{tensors.gate_up, 2 * expert * matrix + (p == Projection::kUp ? up : 0),
                     names_.interleaved ? 2 : 1};
 }
@@ -261,43 +261,40 @@ absl::Status CheckpointExperts::PackRows(const TensorRows& from, const MatrixLay
   return absl::OkStatus();
 }
 
-absl::Status CheckpointExperts::PackTensors(const MoeLayerSpec& layer, int expert,
-                                            const RecordLayout& layout, std::byte* record) const {
-  const bool fused = tensors_[config_->MoeLayerIndex(layer.model_layer)].fused;
-  std::memset(record, 0, layout.bytes);
-  for (const auto& [p, matrix] :
-       {std::pair(Projection::kGate, &layout.gate), std::pair(Projection::kUp, &layout.up),
-        std::pair(Projection::kDown, &layout.down)}) {
-    if (p == Projection::kGate && !layout.contents.gate) continue;
-    const std::string name = names_.Expert(layer.model_layer, expert, p);
-    if (!fused && quantized_.Has(WeightBase(name))) {
-      std::vector<uint16_t> widened;
-      MOERT_RETURN_IF_ERROR(ReadMatrix(name, matrix->rows, matrix->k, &widened));
-      MOERT_RETURN_IF_ERROR(PackMatrixBf16(*matrix, widened, record));
-      continue;
-    }
-    MOERT_ASSIGN_OR_RETURN(const TensorRows rows, RowsOf(layer, expert, p));
-    MOERT_RETURN_IF_ERROR(PackRows(rows, *matrix, record));
+absl::Status CheckpointExperts::PackOne(int layer, int expert, Projection p,
+                                        const MatrixLayout& matrix, std::byte* record) const {
+  const MoeLayerSpec& spec = config_->moe.layers[layer];
+  const ExpertTensors& tensors = tensors_[layer];
+  if (!matrix.scheme.is_bf16()) {
+    const StoredMatrix m = Stored(spec, expert, p, tensors.blocks);
+    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes, quantized_.Read(m));
+    absl::Status status = CheckScales(matrix, codes);
+    if (status.ok()) status = PackMatrix(matrix, codes, record);
+    if (status.ok()) return status;
+    return absl::Status(status.code(), fmt::format("{}: {}: {}", checkpoint_->path(),
+                                                   Printable(m.base), status.message()));
   }
-  return absl::OkStatus();
+  const std::string name = names_.Expert(spec.model_layer, expert, p);
+  if (!tensors.in_rows() || (!tensors.fused && quantized_.Has(WeightBase(name)))) {
+    std::vector<uint16_t> widened;
+    MOERT_RETURN_IF_ERROR(ReadMatrix(name, matrix.rows, matrix.k, &widened));
+    return PackMatrixBf16(matrix, widened, record);
+  }
+  MOERT_ASSIGN_OR_RETURN(const TensorRows rows, RowsOf(layer, expert, p));
+  return PackRows(rows, matrix, record);
 }
 
 absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLayout& layout,
                                            std::byte* record) const {
-  const MoeLayerSpec& spec = config_->moe.layers[layer];
-  if (layout.format == ExpertFormat::Uniform(Scheme{})) {
-    const ExpertTensors& tensors = tensors_[layer];
-    if (tensors.blocks || tensors.transposed || tensors.down_transposed) {
-      ExpertWeights weights;
-      MOERT_RETURN_IF_ERROR(ReadExpert(layer, expert, &weights));
-      MOERT_RETURN_IF_ERROR(PackExpertBf16(layout, weights, record));
-    } else {
-      MOERT_RETURN_IF_ERROR(PackTensors(spec, expert, layout, record));
-    }
+  const bool bf16 = layout.format == ExpertFormat::Uniform(Scheme{});
+  if (bf16 && !tensors_[layer].in_rows()) {
+    ExpertWeights weights;
+    MOERT_RETURN_IF_ERROR(ReadExpert(layer, expert, &weights));
+    MOERT_RETURN_IF_ERROR(PackExpertBf16(layout, weights, record));
     return ReadBiases(layer, expert, layout, record);
   }
   const ExpertFormat& format = stored(layer, expert);
-  if (!(layout.format == format)) {
+  if (!bf16 && !(layout.format == format)) {
     return InvalidArgument("{}: layer {}, expert {} is stored in {}, not in {}",
                            checkpoint_->path(), layer, expert, format.up.Name(),
                            layout.format.up.Name());
@@ -307,20 +304,7 @@ absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLa
        {std::pair(Projection::kGate, &layout.gate), std::pair(Projection::kUp, &layout.up),
         std::pair(Projection::kDown, &layout.down)}) {
     if (p == Projection::kGate && !layout.contents.gate) continue;
-    const StoredMatrix m = Stored(spec, expert, p, tensors_[layer].blocks);
-    if (matrix->scheme.is_bf16()) {
-      std::vector<uint16_t> floats;
-      MOERT_RETURN_IF_ERROR(
-          ReadMatrix(names_.Expert(spec.model_layer, expert, p), m.rows, m.k, &floats));
-      MOERT_RETURN_IF_ERROR(PackMatrixBf16(*matrix, floats, record));
-      continue;
-    }
-    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes, quantized_.Read(m));
-    absl::Status status = CheckScales(*matrix, codes);
-    if (status.ok()) status = PackMatrix(*matrix, codes, record);
-    if (status.ok()) continue;
-    return absl::Status(status.code(), fmt::format("{}: {}: {}", checkpoint_->path(),
-                                                   Printable(m.base), status.message()));
+    MOERT_RETURN_IF_ERROR(PackOne(layer, expert, p, *matrix, record));
   }
   return ReadBiases(layer, expert, layout, record);
 }

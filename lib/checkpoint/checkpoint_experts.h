@@ -32,6 +32,9 @@ struct ExpertTensors {
   bool transposed = false;              // the last two dimensions of gate and up are swapped
   bool down_transposed = false;         // those of down
   bool blocks = false;                  // mxfp4, and all of the above null
+
+  /// Whether matrices lie row by row, in these or in tensors of their own.
+  bool in_rows() const { return !transposed && !down_transposed && !blocks; }
 };
 
 /// Thread-safe. Borrows both arguments of Create.
@@ -102,13 +105,13 @@ class CheckpointExperts {
     int64_t first = 0;
     int64_t step = 1;
   };
-  absl::StatusOr<TensorRows> RowsOf(const MoeLayerSpec& layer, int expert, Projection p) const;
-  /// The matrices of an expert whose rows lie in tensors as they are, as bf16.
-  absl::Status PackTensors(const MoeLayerSpec& layer, int expert, const RecordLayout& layout,
-                           std::byte* record) const;
-  /// One of them, some rows at a time.
+  absl::StatusOr<TensorRows> RowsOf(int layer, int expert, Projection p) const;
+  /// Some rows at a time, as bf16.
   absl::Status PackRows(const TensorRows& from, const MatrixLayout& layout,
                         std::byte* record) const;
+  /// One matrix of a record, in the scheme that the file has it in or in bf16.
+  absl::Status PackOne(int layer, int expert, Projection p, const MatrixLayout& matrix,
+                       std::byte* record) const;
   absl::Status ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer, int expert,
                          ExpertWeights* out) const;
 

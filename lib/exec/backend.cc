@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/checked_math.h"
+#include "source/read_records.h"
 
 namespace moert {
 
@@ -33,7 +33,7 @@ int64_t UnpinnedBytes(const ExpertSource& source, absl::Span<const int> versions
     for (int l = 0; l < source.model().num_layers(); ++l) {
       for (int e = 0; e < source.model().layers[l].num_experts; ++e) {
         if (source.PinnedRecord(l, e, version) != nullptr) continue;
-        bytes += RoundUp(source.layout(l, e, version).bytes, kRecordAlignment);
+        bytes += PlaceBytes(source, l, e, version);
       }
     }
   }
@@ -62,7 +62,7 @@ std::vector<ExpertKey> RecordsToKeep(const ExpertSource& source, int version, in
       if (e >= layers[l].num_experts) continue;
       more = true;
       if (source.PinnedRecord(l, e, version) != nullptr) continue;
-      left -= RoundUp(source.layout(l, e, version).bytes, kRecordAlignment);
+      left -= PlaceBytes(source, l, e, version);
       if (left < 0) return keep;
       keep.push_back({l, e});
     }

@@ -68,23 +68,18 @@ absl::Status PinnedSource::ReadLayer(int layer, int version, int64_t bytes, Thre
     }
     return absl::OkStatus();
   }
-  std::vector<absl::Status> read(at.size());
-  pool->Run(static_cast<int64_t>(at.size()), [&](int64_t e, int) {
-    const auto i = static_cast<size_t>(e);
+  std::vector<RecordRead> reads;
+  for (size_t e = 0; e < at.size(); ++e) {
     const auto expert = static_cast<int>(e);
-    const int64_t record = RecordBytes(layer, expert, version);
-    if (record == 0) return;
-    try {
-      read[i] = source_->ReadRecord(layer, expert, version,
-                                    {memory + at[i], static_cast<size_t>(record)});
-    } catch (...) {
-      read[i] = ExceptionStatus("reading a record");
-    }
-    if (read[i].ok()) records_[Index(layer, expert, version)] = memory + at[i];
-  });
-  absl::Status status;
-  for (const absl::Status& one : read) status.Update(one);
-  return status;
+    if (RecordBytes(layer, expert, version) == 0) continue;
+    reads.push_back({layer, expert, memory + at[e]});
+  }
+  std::vector<absl::Status> read;
+  ReadRecords(*source_, version, reads, pool, &read);
+  for (size_t i = 0; i < reads.size(); ++i) {
+    if (read[i].ok()) records_[Index(layer, reads[i].expert, version)] = reads[i].to;
+  }
+  return FirstError(read);
 }
 
 absl::StatusOr<std::shared_ptr<const ExpertSource>> PinRecords(

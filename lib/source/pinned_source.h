@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/checked_math.h"
 #include "moert/allocator.h"
 #include "moert/source/expert_source.h"
 #include "moert/thread_pool.h"
+#include "source/read_records.h"
 
 namespace moert {
 
@@ -78,7 +78,7 @@ class PinnedSource final : public ExpertSource {
   }
   int64_t RecordBytes(int layer, int expert, int version) const {
     if (source_->PinnedRecord(layer, expert, version) != nullptr) return 0;  // there already
-    return RoundUp(layout(layer, expert, version).bytes, kRecordAlignment);
+    return PlaceBytes(*this, layer, expert, version);
   }
   int64_t LayerBytes(int layer, int version) const {
     int64_t bytes = 0;

@@ -33,8 +33,8 @@ struct RoomForMisses {
   int free = 0;    // slots of nobody
   int idle = 0;    // experts that may leave
   int coming = 0;  // records on their way that the call wants
-  bool cpu =
-      false;  // it is idle; else it is given only what finds no slot and nobody else computes
+  // It is idle; else it is given only what finds no slot and nobody else computes.
+  bool cpu = false;
 };
 /// `miss`: the thread's expert is missing; `below`: and its record is where the device cannot read
 /// it, as of `all_below` experts. By all threads; the scratch is free again.

@@ -4,9 +4,7 @@
 #include <chrono>
 
 #include "absl/cleanup/cleanup.h"
-#include "base/checked_math.h"
 #include "base/errors.h"
-#include "base/exception_status.h"
 #include "base/status_macros.h"
 
 namespace moert::cuda {
@@ -31,8 +29,7 @@ absl::Status JobRecords::Check() const {
 std::byte* JobRecords::Room(ExpertKey key, std::byte* place) {
   if (place != nullptr) return place;
   if (scratch_used_ == kMostScratch) return nullptr;
-  const int64_t bytes =
-      RoundUp(records_->layout(key.layer, key.expert, version_).bytes, kRecordAlignment);
+  const int64_t bytes = PlaceBytes(*records_, key.layer, key.expert, version_);
   if (scratch_used_ == scratch_.size()) scratch_.emplace_back();
   Buffer& buffer = scratch_[scratch_used_];
   if (buffer.bytes() < bytes) {
@@ -60,7 +57,7 @@ absl::Status JobRecords::Find(int layer, absl::Span<const CpuJobExpert> experts,
     if (!at.there) {
       to = Room(key, at.place);
       if (to == nullptr) break;
-      reads_.push_back({key, to, at.place != nullptr});
+      reads_.push_back({layer, expert.expert, to});
     }
     found->push_back(to);
   }
@@ -72,29 +69,20 @@ absl::Status JobRecords::Find(int layer, absl::Span<const CpuJobExpert> experts,
 absl::Status JobRecords::ReadAll() {
   if (reads_.empty()) return absl::OkStatus();
   const auto begin = std::chrono::steady_clock::now();
-  // A failure is told, too.
-  done_.assign(reads_.size(), absl::UnknownError("not read"));
-  const absl::Cleanup end = [&] {
+  done_.clear();
+  const absl::Cleanup end = [&] {  // a failure is told, too
     for (size_t i = 0; i < reads_.size(); ++i) {
-      if (reads_[i].placed) records_->EndRead(reads_[i].key, done_[i].ok());
+      const bool ok = i < done_.size() && done_[i].ok();
+      records_->EndRead({reads_[i].layer, reads_[i].expert}, ok);
     }
   };
-  pool_->Run(std::ssize(reads_), [&](int64_t i, int) {
-    const Read& read = reads_[static_cast<size_t>(i)];
-    try {
-      const int64_t bytes = records_->layout(read.key.layer, read.key.expert, version_).bytes;
-      done_[static_cast<size_t>(i)] = records_->source().ReadRecord(
-          read.key.layer, read.key.expert, version_,
-          {read.to, static_cast<size_t>(RoundUp(bytes, kRecordAlignment))});
-      bytes_.fetch_add(bytes, std::memory_order_relaxed);
-    } catch (...) {
-      done_[static_cast<size_t>(i)] = ExceptionStatus("reading a record for the CPU");
-    }
-  });
+  ReadRecords(records_->source(), version_, reads_, pool_, &done_);
+  for (const RecordRead& read : reads_) {
+    bytes_.fetch_add(records_->layout(read.layer, read.expert, version_).bytes,
+                     std::memory_order_relaxed);
+  }
   Measure(std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin).count());
-  absl::Status status;
-  for (const absl::Status& done : done_) status.Update(done);
-  return status;
+  return FirstError(done_);
 }
 
 void JobRecords::Measure(int64_t took_ns) {

@@ -14,6 +14,7 @@
 #include "exec/cuda/memory/device_transfers.h"
 #include "kernels/cuda/cache/cpu_mailbox.h"
 #include "moert/thread_pool.h"
+#include "source/read_records.h"
 
 namespace moert::cuda {
 
@@ -40,11 +41,6 @@ class JobRecords {
   int64_t TakeReadBytes() { return bytes_.exchange(0, std::memory_order_relaxed); }
 
  private:
-  struct Read {
-    ExpertKey key;
-    std::byte* to = nullptr;
-    bool placed = false;  // in pinned memory
-  };
   /// Where a record that is not there is read; null: there is no room now.
   std::byte* Room(ExpertKey key, std::byte* place);
   absl::Status ReadAll();
@@ -55,7 +51,7 @@ class JobRecords {
   ThreadPool* const pool_;
   std::vector<Buffer> scratch_;  // pageable, for what finds no place
   size_t scratch_used_ = 0;
-  std::vector<Read> reads_;
+  std::vector<RecordRead> reads_;
   std::vector<absl::Status> done_;
   int64_t job_ns_ = 0;
   std::atomic<int64_t> read_ns_{0}, bytes_{0};

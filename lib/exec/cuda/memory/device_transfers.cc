@@ -8,10 +8,10 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "base/bytes_text.h"
-#include "base/checked_math.h"
 #include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "fmt/format.h"
+#include "source/read_records.h"
 
 namespace moert::cuda {
 namespace {
@@ -347,7 +347,7 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
   DeviceScope scope(device_);
   const int64_t id = Id(layer, expert, version);
   const int64_t bytes = layout(layer, expert, version).bytes;
-  const int64_t rounded = RoundUp(bytes, kRecordAlignment);
+  const int64_t rounded = PlaceBytes(*source_, layer, expert, version);
   const std::byte* from = nullptr;
   {
     const MutexLock lock(&mu_);

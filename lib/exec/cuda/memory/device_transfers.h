@@ -145,6 +145,8 @@ class DeviceSource final : public ExpertSource {
   absl::Status Keep(ExpertKey key, int version);
   /// A place for a record in the pinned arena, or null when the host budget is spent.
   std::byte* Reserve(int64_t bytes) const;
+  /// A spare place for the set, as large as any record. False: the host budget is spent.
+  bool AddPlace();
   /// Makes the arena's next buffer.
   bool Grow(int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<Staging> TakeStaging(int64_t bytes) const;

@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/bytes_text.h"
-#include "base/checked_math.h"
 #include "base/errors.h"
 #include "base/status_macros.h"
 #include "exec/backend.h"
 #include "exec/cuda/memory/device_transfers.h"
+#include "source/read_records.h"
 
 namespace moert::cuda {
 
@@ -35,7 +35,7 @@ absl::Status DeviceSource::KeepAll(int version, ThreadPool* pool) {
 
 absl::Status DeviceSource::Keep(ExpertKey key, int version) {
   DeviceScope scope(device_);
-  const auto rounded = RoundUp(layout(key.layer, key.expert, version).bytes, kRecordAlignment);
+  const int64_t rounded = PlaceBytes(*source_, key.layer, key.expert, version);
   std::byte* place = Reserve(rounded);
   if (place == nullptr) {
     return absl::FailedPreconditionError("host_budget, or what may be pinned, is used up");
@@ -48,7 +48,7 @@ absl::Status DeviceSource::Keep(ExpertKey key, int version) {
 }
 
 void DeviceSource::KeepAt(ExpertKey key, int version, std::byte* place) const {
-  const int64_t bytes = RoundUp(layout(key.layer, key.expert, version).bytes, kRecordAlignment);
+  const int64_t bytes = PlaceBytes(*source_, key.layer, key.expert, version);
   const bool moves = set_ != nullptr && version == moving_version_;
   if (moves && !set_->Add(Number(key), place, bytes, /*known=*/false)) return;
   kept_[Id(key.layer, key.expert, version)] = place;
@@ -61,7 +61,7 @@ absl::Status DeviceSource::MoveByUse(int version) {
     first_.push_back(records);
     records += model().layers[l].num_experts;
     for (int e = 0; e < model().layers[l].num_experts; ++e) {
-      largest_ = std::max(largest_, RoundUp(layout(l, e, version).bytes, kRecordAlignment));
+      largest_ = std::max(largest_, PlaceBytes(*source_, l, e, version));
     }
   }
   DeviceScope scope(device_);
@@ -69,23 +69,26 @@ absl::Status DeviceSource::MoveByUse(int version) {
   const int64_t spare = std::min(kMostSpare, pinned_limit_ / largest_ / kSpareShare);
   auto set = std::make_unique<PinnedSet>(records, static_cast<int32_t>(spare));
   for (int l = 0; l < model().num_layers(); ++l) {
+    const MutexLock lock(&mu_);
     for (int e = 0; e < model().layers[l].num_experts; ++e) {
-      const MutexLock lock(&mu_);
       const auto it = kept_.find(Id(l, e, version));
       if (it == kept_.end()) continue;
-      const int64_t bytes = RoundUp(layout(l, e, version).bytes, kRecordAlignment);
-      set->Add(Number({l, e}), const_cast<std::byte*>(it->second), bytes, /*known=*/true);
+      set->Add(Number({l, e}), const_cast<std::byte*>(it->second),
+               PlaceBytes(*source_, l, e, version), /*known=*/true);
     }
   }
   moving_version_ = version;
   set_ = std::move(set);
   // All that was granted is pinned now: that takes long, and waits for the device.
-  while (host_budget_ >= 0) {
-    std::byte* const place = Reserve(largest_);
-    if (place == nullptr) break;
-    set_->AddPlace(place, largest_);
+  while (host_budget_ >= 0 && AddPlace()) {
   }
   return absl::OkStatus();
+}
+
+bool DeviceSource::AddPlace() {
+  std::byte* const place = Reserve(largest_);
+  if (place != nullptr) set_->AddPlace(place, largest_);
+  return place != nullptr;
 }
 
 void DeviceSource::NoticeBudget(std::string notice) const {
@@ -97,15 +100,11 @@ void DeviceSource::NoticeBudget(std::string notice) const {
 PinnedSet::Found DeviceSource::Find(ExpertKey key) {
   const std::byte* own = source_->PinnedRecord(key.layer, key.expert, moving_version_);
   if (own != nullptr) return {const_cast<std::byte*>(own), true};
-  const int64_t bytes = layout(key.layer, key.expert, moving_version_).bytes;
-  return set_->Find(Number(key), RoundUp(bytes, kRecordAlignment));
+  return set_->Find(Number(key), PlaceBytes(*source_, key.layer, key.expert, moving_version_));
 }
 
 std::vector<PinnedSet::Change> DeviceSource::Turn() {
-  for (int64_t lacking = set_->lacking(); lacking > 0; --lacking) {
-    std::byte* const place = Reserve(largest_);
-    if (place == nullptr) break;
-    set_->AddPlace(place, largest_);
+  for (int64_t lacking = set_->lacking(); lacking > 0 && AddPlace(); --lacking) {
   }
   const MutexLock lock(&mu_);
   std::vector<PinnedSet::Change> changes = set_->Turn([&](int32_t number) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/checked_math.h"
-#include "base/exception_status.h"
 #include "base/status_macros.h"
 
 namespace moert::cuda {
@@ -41,30 +39,20 @@ absl::Status ReadCopies::Enqueue(const ExpertSource& source, int version, Thread
   for (size_t first = 0; first < copies_.size(); first += half) {
     const size_t count = std::min(half, copies_.size() - first);
     Staging* const staging = staging_.data() + first % (2 * half);
-    const auto bytes = [&](size_t i) {
-      const ExpertKey key = copies_[first + i].key;
-      return source.layout(key.layer, key.expert, version).bytes;
-    };
+    reads_.clear();
     for (size_t i = 0; i < count; ++i) {
-      MOERT_RETURN_IF_ERROR(Free(staging + i, RoundUp(bytes(i), kRecordAlignment)));
+      const ExpertKey key = copies_[first + i].key;
+      const int64_t bytes = PlaceBytes(source, key.layer, key.expert, version);
+      MOERT_RETURN_IF_ERROR(Free(staging + i, bytes));
+      reads_.push_back({key.layer, key.expert, staging[i].buffer.data()});
     }
-    read_.assign(count, absl::OkStatus());
-    pool->Run(static_cast<int64_t>(count), [&](int64_t job, int) {
-      const auto i = static_cast<size_t>(job);
-      const ExpertKey key = copies_[first + i].key;
-      try {
-        read_[i] = source.ReadRecord(
-            key.layer, key.expert, version,
-            {staging[i].buffer.data(), static_cast<size_t>(RoundUp(bytes(i), kRecordAlignment))});
-      } catch (...) {
-        read_[i] = ExceptionStatus("reading a record");
-      }
-    });
+    ReadRecords(source, version, reads_, pool, &done_);
     for (size_t i = 0; i < count; ++i) {
-      MOERT_RETURN_IF_ERROR(read_[i]);
-      MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(copies_[first + i].to, staging[i].buffer.data(),
-                                                 static_cast<size_t>(bytes(i)),
-                                                 cudaMemcpyHostToDevice, stream));
+      MOERT_RETURN_IF_ERROR(done_[i]);
+      const int64_t bytes = source.layout(reads_[i].layer, reads_[i].expert, version).bytes;
+      MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(copies_[first + i].to, reads_[i].to,
+                                                 static_cast<size_t>(bytes), cudaMemcpyHostToDevice,
+                                                 stream));
       MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(staging[i].left, stream));
     }
   }

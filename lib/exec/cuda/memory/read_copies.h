@@ -10,6 +10,7 @@
 #include "moert/policy.h"
 #include "moert/source/expert_source.h"
 #include "moert/thread_pool.h"
+#include "source/read_records.h"
 
 namespace moert::cuda {
 
@@ -42,7 +43,8 @@ class ReadCopies {
 
   std::vector<Copy> copies_;
   std::vector<Staging> staging_;
-  std::vector<absl::Status> read_;
+  std::vector<RecordRead> reads_;  // of a half
+  std::vector<absl::Status> done_;
 };
 
 }  // namespace moert::cuda

@@ -1,0 +1,35 @@
+// Records that are read by all threads of a pool.
+#ifndef MOERT_LIB_SOURCE_READ_RECORDS_H_
+#define MOERT_LIB_SOURCE_READ_RECORDS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "moert/source/expert_source.h"
+#include "moert/thread_pool.h"
+
+namespace moert {
+
+/// Bytes of the place that a record is read into: a multiple of kRecordAlignment.
+int64_t PlaceBytes(const ExpertSource& source, int layer, int expert, int version);
+
+/// A record and its place.
+struct RecordRead {
+  int layer = 0;
+  int expert = 0;
+  std::byte* to = nullptr;  // PlaceBytes
+};
+
+/// *done: how each read ended, also where the pool throws. An exception of a read is its status.
+void ReadRecords(const ExpertSource& source, int version, absl::Span<const RecordRead> reads,
+                 ThreadPool* pool, std::vector<absl::Status>* done);
+
+/// The first error.
+absl::Status FirstError(absl::Span<const absl::Status> done);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_SOURCE_READ_RECORDS_H_
