@@ -12,7 +12,6 @@ that RAM has no room for come from the file, at the rate at which the library re
 where the machine has more RAM than the emulated one.
 """
 import argparse
-import contextlib
 import ctypes
 import json
 import os
@@ -30,18 +29,6 @@ EXPERTS = 128
 SHAPE = ["--hidden", "2048", "--intermediate", "768", "--experts", str(EXPERTS), "--top-k", "8", "--heads", "32", "--head-dim", "128"]
 UNTIMED = 8
 PIECE = 9 << 20  # bytes: an expert in bf16
-
-
-def file_rate(paths, count=200):
-    """Bytes a second of reads of one expert each, in any order."""
-    places, buffer = random.Random(1), bytearray(PIECE)
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(open(path, "rb", buffering=0)) for path in paths]
-        begin = time.perf_counter()
-        for _ in range(count):
-            file = places.choice(files)
-            os.preadv(file.fileno(), [buffer], places.randrange(max(1, os.fstat(file.fileno()).st_size - PIECE)))
-        return count * PIECE / (time.perf_counter() - begin)
 
 
 def record_rate(tools, count=100):

@@ -22,14 +22,15 @@ import argparse
 import json
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
+import time
 
 import one_card
 import side_by_side
 from first_evening import MACHINES, ROOT, compare, finish, run
-from first_evening_gpu import file_rate
 
 sys.path.insert(0, str(ROOT / "tests/hosts/llama_cpp"))
 import chat_client  # noqa: E402
@@ -43,6 +44,17 @@ QUARTER = 0.25
 SLACK = 64 << 20  # bytes of a control group that the kernel's tables and the programs' own pages take
 # A cache's share of the experts, and of lookups it answers where the file routes as recorded (docs/internals/testing.md).
 RECORDED_HITS = [(0, 0), (0.25, 0.57), (0.5, 0.87), (0.75, 0.97), (1, 1)]
+
+
+def file_rate(path, count=200, piece=9 << 20):
+    """Bytes a second of reads of so many bytes each, in any order."""
+    places, buffer = random.Random(1), bytearray(piece)
+    with open(path, "rb", buffering=0) as file:
+        last = max(1, os.fstat(file.fileno()).st_size - piece)
+        begin = time.perf_counter()
+        for _ in range(count):
+            os.preadv(file.fileno(), [buffer], places.randrange(last))
+        return count * piece / (time.perf_counter() - begin)
 
 
 def misses(share):
@@ -133,7 +145,7 @@ def on_the_cpu(options, host):
 def on_the_gpu(options, host):
     found = doctor(options)
     link, device = found["device"]["link_bytes_per_s"], one_card.DEVICE_SHARE * found["device"]["memory_bytes_per_s"]
-    token, file = EXPERT * TOP_K * options.layers, file_rate([options.model])
+    token, file = EXPERT * TOP_K * options.layers, file_rate(options.model)
     own, by_cpu = 1e-3 * host.ms(), 1e-3 * host.ms("--cpu-moe")
     cpu = token / (by_cpu - own - options.layers * one_card.CPU_LAYER_S + token / device)
     print(f"a token with all experts on the GPU {1e3 * own:.2f} ms; GB/s: link {link * 1e-9:.1f}, CPU {cpu * 1e-9:.1f}, "
