@@ -2,12 +2,13 @@
 """Misses over the link alone, and shared with the CPU: docs/results/sharing.md.
 
     sharing_h200.py --bench build/cuda/bin/moert-bench --out FILE [--copier build/cuda/lab/moert-copier] [--words ...]
-    sharing_h200.py --take FILE...    puts such files into docs/results/data/h200-sharing.json
+    sharing_h200.py --take FILE...    puts such files into docs/results/data, h200-sharing.json and h200-pinned.json
 
 Qwen3-30B-A3B's shape, 12 of 48 layers, synthetic weights in w4a16_g128, a step replayed from one graph. A command
 measures `fate` and `fate:cpu=1` in turns on the same steps, at all budgets. With --copier another program moves
 pinned memory to the device at 25 GB/s meanwhile: the link has then about what PCIe 4 has. Runs whose name holds
-one of --words alone.
+one of --words alone. Runs named `pinned` hold a quarter of the experts on the device and a share of all in pinned RAM;
+the others are in RAM that is not pinned, so that only the CPU can multiply them.
 """
 import argparse
 import json
@@ -19,9 +20,10 @@ import experiment
 import report
 import side_by_side
 
-STORED = report.DATA / "h200-sharing.json"
+STORED, STORED_PINNED = report.DATA / "h200-sharing.json", report.DATA / "h200-pinned.json"
 ALONE, SHARED = "fate", "fate:cpu=1"
 BUDGETS = "10%,25%,50%,90%"
+PINNED, PINNED_SHARES, PINNED_BUDGET = (SHARED, "on-demand:cpu=1"), ("100%", "50%", "25%", "0"), "25%"
 
 
 def runs():
@@ -37,12 +39,12 @@ def name_of(workload, batch, threads, link):
     return f"{link} {workload} {batch}" + (f" {threads} threads" if threads else "")
 
 
-def run(bench, workload, batch, threads=0, repeats=5):
+def run(bench, workload, batch, threads=0, repeats=5, strategies=(ALONE, SHARED), budgets=BUDGETS, more=()):
     """A run as it is kept."""
     command = [bench, "decode", "--backend", "cuda", "--synthetic", "qwen3-30b:12", "--schemes", "w4a16_g128",
-               "--strategy", f"{ALONE};{SHARED}", "--budget", BUDGETS, "--workload", workload, "--batch", str(batch),
+               "--strategy", ";".join(strategies), "--budget", budgets, "--workload", workload, "--batch", str(batch),
                "--graph", "--warm", "96" if batch < 8 else "48", "--steps", "24", "--repeats", str(repeats),
-               "--threads", str(threads), "--quiet", "--json", "-"]
+               "--threads", str(threads), *more, "--quiet", "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
@@ -52,13 +54,23 @@ def run(bench, workload, batch, threads=0, repeats=5):
                       for g in result["groups"] for v in g["variants"]}}
 
 
+def commands(link):
+    """(name, its run with a bench)"""
+    for workload, batch, threads in runs():
+        yield name_of(workload, batch, threads, link), lambda bench: run(bench, workload, batch, threads)
+    for batch in (1, 8):
+        for workload in ("mixed", "uniform"):
+            for share in PINNED_SHARES:
+                yield (f"{link} {workload} {batch} {share} pinned", lambda bench: run(
+                    bench, workload, batch, strategies=PINNED, budgets=PINNED_BUDGET, more=("--host-budget", share)))
+
+
 def measure(options, link):
     data = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
-    for workload, batch, threads in runs():
-        name = name_of(workload, batch, threads, link)
+    for name, measured in commands(link):
         if not any(word in name for word in options.words):
             continue
-        data["runs"][name] = run(options.bench, workload, batch, threads)
+        data["runs"][name] = measured(options.bench)
         options.out.write_text(json.dumps(data, indent=1) + "\n")
         print(name, {k: round(time(c), 3) for k, c in data["runs"][name]["cells"].items()}, flush=True)
 
@@ -68,14 +80,27 @@ def time(cell):
 
 
 def take(paths):
-    data = {"runs": {}}
+    runs = {}
     for path in paths:
-        data["runs"].update(json.loads(path.read_text())["runs"])
-    STORED.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        runs.update(json.loads(path.read_text())["runs"])
+    for stored in (STORED, STORED_PINNED):
+        taken = {name: run for name, run in runs.items() if name.endswith("pinned") == (stored == STORED_PINNED)}
+        if taken:
+            stored.write_text(json.dumps({"runs": taken}, indent=1) + "\n", encoding="utf-8")
 
 
-def load():
-    return json.loads(STORED.read_text(encoding="utf-8"))["runs"]
+def load(stored=STORED):
+    return json.loads(stored.read_text(encoding="utf-8"))["runs"]
+
+
+def pinned_table():
+    """A row a link, batch and workload; a cell: ms a step by `fate` and by `on-demand`."""
+    known, rows = load(STORED_PINNED), []
+    for link, workload, batch in dict.fromkeys(tuple(name.split()[:3]) for name in known):
+        cells = [known[f"{link} {workload} {batch} {share} pinned"]["cells"] for share in PINNED_SHARES]
+        rows.append([link, f"{batch}, {workload}",
+                     *(", ".join(f"{time(cell[f'{PINNED_BUDGET} {s}']):.2f}" for s in PINNED) for cell in cells)])
+    return experiment.table(["link", "batch, routing", "all pinned", "50 %", "25 %", "none"], rows)
 
 
 def table():
