@@ -35,20 +35,6 @@ def two(x):
     return f"{x:.2f}"
 
 
-# Strategies on an H200
-
-def offload_converged():
-    """Strategies behind each other, a row each; a column a batch."""
-    groups = data("h200-offload")["groups"]
-    rows = {}
-    for group in groups:
-        for v in group["variants"]:
-            rows.setdefault(f"`{v['strategy'].split('@')[0]}`", [f"{v['budget_bytes'] / 2**30:.2f}"]).append(
-                f"{v['step_mean_ms']:.2f} ({v['step_p50_ms']:.2f}), {v['step_p99_ms']:.2f}; {100 * v['hit_ratio']:.1f} %")
-    heads = [f"batch {g.get('batch', 1)}: mean (median), P99, ms; hits" for g in groups]
-    return experiment.table(["strategy", "GiB", *heads], [[name, *cells] for name, cells in rows.items()])
-
-
 # Two precisions, quantization
 
 def scheme_losses():

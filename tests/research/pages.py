@@ -16,6 +16,7 @@ import envelope_h200
 import first_evening
 import frontier_page
 import grouped_core
+import offload_h200
 import one_card
 import opening_ways
 import papers_page
@@ -54,7 +55,7 @@ TABLES = {
     "fate-window": Table(papers_page.window_table, (("h200-served", "runs"), ("h200-served", "device"))),
     "cross-layer": Table(papers_page.cross_layer, word=CLOCK),
     "alpha": Table(papers_page.alpha, word=CLOCK),
-    "offload-converged": Table(digest.offload_converged, ("h200-offload",)),
+    "offload-converged": Table(lambda: offload_h200.table("converged"), ("h200-offload",)),
     "sharing": Table(sharing_h200.table, (("h200-sharing", "runs"),)),
     # The envelope and the frontier
     "envelope-exact": Table(digest.envelope_exact, ("envelope",), ENVELOPE),

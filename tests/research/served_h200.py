@@ -33,8 +33,9 @@ def runs():
             flags = ["--batch", str(batch)] + (["--graph"] if mode == "graph" else [])
             yield f"{shape} {batch} {mode}", shape, flags, STRATEGIES
         if batch == 1 and shape in TWO_TRANSFERS:
-            yield (f"{shape} {batch} window", shape,
-                   ["--graph", "--attention-us", str(TWO_TRANSFERS[shape])], RIVALS)
+            window = ["--attention-us", str(TWO_TRANSFERS[shape])]
+            yield f"{shape} {batch} window", shape, ["--graph", *window], RIVALS
+            yield f"{shape} {batch} eager-window", shape, window, ("fate", "load-on-demand", "on-demand")
 
 
 def run(bench, shape, flags, strategies, repeats=4):
