@@ -5,7 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "base/aligned_buffer.h"
+#include "base/checked_math.h"
 #include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/hash64.h"
@@ -57,7 +59,7 @@ absl::StatusOr<uint64_t> RecordsFingerprint(const ExpertSource& source) {
     const auto bytes = static_cast<size_t>(source.layout(l, 0, 0).bytes);
     const auto padded = RoundUp(static_cast<int64_t>(bytes), kRecordAlignment);
     MOERT_RETURN_IF_ERROR(record.Reset(padded));
-    MOERT_RETURN_IF_ERROR(source.ReadRecord(l, 0, 0, {record.data(), static_cast<size_t>(padded)}));
+    MOERT_RETURN_IF_ERROR(source.ReadRecord(l, 0, 0, absl::MakeSpan(record.data(), padded)));
     facts.push_back(Hash64({record.data(), bytes}));
   }
   return Hash64(
