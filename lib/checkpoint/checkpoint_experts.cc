@@ -1,35 +1,12 @@
 #include "checkpoint/checkpoint_experts.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "base/bf16.h"
-#include "base/errors.h"
-#include "base/fmt_absl.h"
-#include "base/printable.h"
 #include "base/status_macros.h"
-#include "quant/packing.h"
 
 namespace moert {
-namespace {
-
-// Schemes of the library's own have bf16 scales; imported ones are checked as they are packed.
-absl::Status CheckScales(const MatrixLayout& layout, const QuantizedMatrix& q) {
-  for (const float scale : q.scales) {
-    if (layout.scheme.imported() || RoundToBf16(scale) == scale) continue;
-    return InvalidArgument(
-        "the scale {} is no bf16 number, as those of {} are; open the checkpoint widened to bf16, "
-        "or quantize it to another scheme",
-        scale, layout.scheme.Name());
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
 // ERNIE's selection bias has a dimension more.
 std::vector<int64_t> CheckpointExperts::BiasShape(const MoeLayerSpec& l) const {
   const TensorInfo* t = checkpoint_->Find(names_.SelectionBias(l.model_layer));
@@ -176,139 +153,6 @@ absl::Status CheckpointExperts::ReadWidened(int layer, int expert, Projection p,
   return absl::OkStatus();
 }
 
-absl::Status CheckpointExperts::ReadBias(const MoeLayerSpec& l, int expert, Projection p,
-                                         std::vector<float>* out) const {
-  const bool down = p == Projection::kDown;
-  const int64_t rows = down ? l.hidden : l.intermediate;
-  out->resize(rows);
-  if (!tensors_[config_->MoeLayerIndex(l.model_layer)].fused) {
-    MOERT_ASSIGN_OR_RETURN(
-        *out, checkpoint_->ReadF32(WeightBase(names_.Expert(l.model_layer, expert, p)) + ".bias",
-                                   {rows}));
-    return absl::OkStatus();
-  }
-  const std::string prefix = names_.ExpertsPrefix(l.model_layer);
-  const int64_t width = down ? rows : 2 * rows;
-  MOERT_ASSIGN_OR_RETURN(
-      const TensorInfo* t,
-      checkpoint_->Get(prefix + (down ? "down_proj_bias" : "gate_up_proj_bias")));
-  std::vector<float> all(width);
-  MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(*t, expert * width, absl::MakeSpan(all)));
-  const int64_t step = !down && names_.interleaved ? 2 : 1;
-  const int64_t first = p != Projection::kUp ? 0 : names_.interleaved ? 1 : rows;
-  for (int64_t r = 0; r < rows; ++r) (*out)[r] = all[first + r * step];
-  return absl::OkStatus();
-}
-
-absl::Status CheckpointExperts::ReadBiases(int layer, int expert, const RecordLayout& layout,
-                                           std::byte* record) const {
-  const MoeLayerSpec& spec = config_->moe.layers[layer];
-  if (layout.contents != RecordContents{spec.activation.gated, spec.expert_bias}) {
-    return InvalidArgument(
-        "{}: layer {}: a record that is to hold an expert has to be laid out by "
-        "ExpertRecordLayout: gate {}, biases {}; this one: gate {}, biases {}",
-        checkpoint_->path(), layer, spec.activation.gated, spec.expert_bias, layout.contents.gate,
-        layout.contents.biases);
-  }
-  if (!spec.expert_bias) return absl::OkStatus();
-  std::vector<float> bias;
-  for (const auto& [p, matrix] :
-       {std::pair(Projection::kGate, &layout.gate), std::pair(Projection::kUp, &layout.up),
-        std::pair(Projection::kDown, &layout.down)}) {
-    if (p == Projection::kGate && !layout.contents.gate) continue;
-    MOERT_RETURN_IF_ERROR(ReadBias(spec, expert, p, &bias));
-    std::memcpy(record + matrix->bias_offset, bias.data(), bias.size() * sizeof(float));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<CheckpointExperts::TensorRows> CheckpointExperts::RowsOf(int layer, int expert,
-                                                                        Projection p) const {
-  const MoeLayerSpec& spec = config_->moe.layers[layer];
-  const ExpertTensors& tensors = tensors_[layer];
-  if (!tensors.fused) {
-    MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor,
-                           checkpoint_->Get(names_.Expert(spec.model_layer, expert, p)));
-    return TensorRows{tensor};
-  }
-  const int64_t matrix = spec.hidden * spec.intermediate;
-  if (p == Projection::kDown) return TensorRows{tensors.down, expert * matrix};
-  if (tensors.gate_up == nullptr) {
-    return TensorRows{p == Projection::kGate ? tensors.gate : tensors.up, expert * matrix};
-  }
-  const int64_t up = names_.interleaved ? spec.hidden : matrix;
-  return TensorRows{tensors.gate_up, 2 * expert * matrix + (p == Projection::kUp ? up : 0),
-                    names_.interleaved ? 2 : 1};
-}
-
-absl::Status CheckpointExperts::PackRows(const TensorRows& from, const MatrixLayout& layout,
-                                         std::byte* record) const {
-  constexpr int64_t kElements = int64_t{1} << 17;  // stay in a core's cache
-  const int64_t k = layout.k, apart = from.step * k;
-  const int64_t most = std::max<int64_t>(kElements / apart / kRowTile, 1) * kRowTile;
-  std::vector<uint16_t> rows(std::min(most, layout.rows) * apart);
-  for (int64_t first = 0; first < layout.rows; first += most) {
-    const int64_t count = std::min(most, layout.rows - first);
-    MOERT_RETURN_IF_ERROR(
-        checkpoint_->ReadAsBf16(*from.tensor, from.first + first * apart,
-                                absl::MakeSpan(rows.data(), (count - 1) * apart + k)));
-    for (int64_t r = 1; r < count && apart > k; ++r) {
-      std::copy_n(rows.begin() + r * apart, k, rows.begin() + r * k);
-    }
-    MOERT_RETURN_IF_ERROR(
-        PackRowsBf16(layout, first, absl::MakeConstSpan(rows.data(), count * k), record));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckpointExperts::PackOne(int layer, int expert, Projection p,
-                                        const MatrixLayout& matrix, std::byte* record) const {
-  const MoeLayerSpec& spec = config_->moe.layers[layer];
-  const ExpertTensors& tensors = tensors_[layer];
-  if (!matrix.scheme.is_bf16()) {
-    const StoredMatrix m = Stored(spec, expert, p, tensors.blocks);
-    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix codes, quantized_.Read(m));
-    absl::Status status = CheckScales(matrix, codes);
-    if (status.ok()) status = PackMatrix(matrix, codes, record);
-    if (status.ok()) return status;
-    return absl::Status(status.code(), fmt::format("{}: {}: {}", checkpoint_->path(),
-                                                   Printable(m.base), status.message()));
-  }
-  const std::string name = names_.Expert(spec.model_layer, expert, p);
-  if (!tensors.in_rows() || (!tensors.fused && quantized_.Has(WeightBase(name)))) {
-    std::vector<uint16_t> widened;
-    MOERT_RETURN_IF_ERROR(ReadMatrix(name, matrix.rows, matrix.k, &widened));
-    return PackMatrixBf16(matrix, widened, record);
-  }
-  MOERT_ASSIGN_OR_RETURN(const TensorRows rows, RowsOf(layer, expert, p));
-  return PackRows(rows, matrix, record);
-}
-
-absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLayout& layout,
-                                           std::byte* record) const {
-  const bool bf16 = layout.format == ExpertFormat::Uniform(Scheme{});
-  if (bf16 && !tensors_[layer].in_rows()) {
-    ExpertWeights weights;
-    MOERT_RETURN_IF_ERROR(ReadExpert(layer, expert, &weights));
-    MOERT_RETURN_IF_ERROR(PackExpertBf16(layout, weights, record));
-    return ReadBiases(layer, expert, layout, record);
-  }
-  const ExpertFormat& format = stored(layer, expert);
-  if (!bf16 && !(layout.format == format)) {
-    return InvalidArgument("{}: layer {}, expert {} is stored in {}, not in {}",
-                           checkpoint_->path(), layer, expert, format.up.Name(),
-                           layout.format.up.Name());
-  }
-  std::memset(record, 0, layout.bytes);
-  for (const auto& [p, matrix] :
-       {std::pair(Projection::kGate, &layout.gate), std::pair(Projection::kUp, &layout.up),
-        std::pair(Projection::kDown, &layout.down)}) {
-    if (p == Projection::kGate && !layout.contents.gate) continue;
-    MOERT_RETURN_IF_ERROR(PackOne(layer, expert, p, *matrix, record));
-  }
-  return ReadBiases(layer, expert, layout, record);
-}
-
 absl::Status CheckpointExperts::ReadShared(const MoeLayerSpec& l, ExpertWeights* out) const {
   const int n = l.model_layer;
   const int64_t w = l.shared_intermediate;
@@ -365,16 +209,6 @@ absl::StatusOr<LayerConstants> CheckpointExperts::ReadConstants(int layer) const
     MOERT_RETURN_IF_ERROR(PackExpertBf16(c.shared_layout, shared, c.shared_expert.data()));
   }
   return c;
-}
-
-absl::Status PackExpertBf16(const RecordLayout& layout, const ExpertWeights& weights,
-                            std::byte* record) {
-  std::memset(record, 0, layout.bytes);
-  if (layout.contents.gate) {
-    MOERT_RETURN_IF_ERROR(PackMatrixBf16(layout.gate, weights.gate, record));
-  }
-  MOERT_RETURN_IF_ERROR(PackMatrixBf16(layout.up, weights.up, record));
-  return PackMatrixBf16(layout.down, weights.down, record);
 }
 
 }  // namespace moert

@@ -109,6 +109,9 @@ class CheckpointExperts {
   /// Some rows at a time, as bf16.
   absl::Status PackRows(const TensorRows& from, const MatrixLayout& layout,
                         std::byte* record) const;
+  /// Tile by tile, as the file has the codes.
+  absl::Status PackQuantized(const StoredMatrix& from, const MatrixLayout& layout,
+                             std::byte* record) const;
   /// One matrix of a record, in the scheme that the file has it in or in bf16.
   absl::Status PackOne(int layer, int expert, Projection p, const MatrixLayout& matrix,
                        std::byte* record) const;

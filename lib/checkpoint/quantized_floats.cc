@@ -1,6 +1,7 @@
 // QuantizedWeights of floating-point codes: NVFP4, MXFP4 and FP8 in blocks.
 #include <fmt/format.h>
 
+#include <array>
 #include <cmath>
 
 #include "base/checked_math.h"
@@ -15,6 +16,16 @@ namespace {
 
 constexpr int64_t kMxGroup = 32;
 constexpr int64_t kNvGroup = 16;
+
+// By exponent; 0 for one that no record has.
+std::array<float, 256> RecordScales() {
+  std::array<float, 256> scales = {};
+  for (uint32_t bits = 0; bits < scales.size(); ++bits) {
+    const float scale = DecodeScale(ScaleType::kE8M0, bits);
+    if (EncodeScale(ScaleType::kE8M0, scale) == bits) scales[bits] = scale;
+  }
+  return scales;
+}
 
 }  // namespace
 
@@ -36,19 +47,9 @@ absl::StatusOr<Scheme> QuantizedWeights::Nvfp4Scheme(const StoredMatrix& m) cons
   return Scheme::Parse("nvfp4");
 }
 
-absl::Status QuantizedWeights::ReadNvfp4(const StoredMatrix& m, ChannelOrder,
-                                         QuantizedMatrix* q) const {
+absl::Status QuantizedWeights::Nvfp4Groups(const StoredMatrix& m, ChannelOrder,
+                                           QuantizedMatrix* q) const {
   const bool packed = config_.form == StoredWeights::kPackedFp4;
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes,
-                         checkpoint_->Get(m.base + (packed ? ".weight_packed" : ".weight")));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, Whole<uint8_t>(*codes));
-  const int64_t row_bytes = CeilDiv<int64_t>(m.k, 2);
-  for (int64_t row = 0; row < m.rows; ++row) {
-    for (int64_t k = 0; k < m.k; ++k) {
-      const uint8_t byte = bytes[row * row_bytes + k / 2];
-      q->codes[row * m.k + k] = static_cast<uint8_t>(k % 2 == 0 ? byte & 15 : byte >> 4);
-    }
-  }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
   MOERT_RETURN_IF_ERROR(ReadScales(*scales, /*by_group=*/false, GroupsOf(kNvGroup, m.k), q));
   for (const float scale : q->scales) {
@@ -81,43 +82,30 @@ absl::StatusOr<Scheme> QuantizedWeights::Mxfp4Scheme(const StoredMatrix& m) cons
   return Scheme::Parse("mxfp4");
 }
 
-absl::Status QuantizedWeights::ReadMxfp4(const StoredMatrix& m, ChannelOrder,
-                                         QuantizedMatrix* q) const {
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* blocks, checkpoint_->Get(m.base + "_blocks"));
+absl::Status QuantizedWeights::Mxfp4Groups(const StoredMatrix& m, ChannelOrder,
+                                           QuantizedMatrix* q) const {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + "_scales"));
-  const auto part = [&](const TensorInfo& t, int64_t width,
-                        std::vector<uint8_t>* bytes) -> absl::Status {
-    bytes->resize(m.stored_rows * width);
-    return checkpoint_->ReadBytes(t, m.expert * m.stored_rows * width,
-                                  {reinterpret_cast<std::byte*>(bytes->data()), bytes->size()});
-  };
-  std::vector<uint8_t> codes, exponents;
-  MOERT_RETURN_IF_ERROR(part(*blocks, m.k / 2, &codes));
-  MOERT_RETURN_IF_ERROR(part(*scales, m.k / kMxGroup, &exponents));
-  return UnpackMxfp4(m, codes, *scales, exponents, q);
+  std::vector<uint8_t> exponents(m.stored_rows * q->groups());
+  MOERT_RETURN_IF_ERROR(
+      checkpoint_->ReadBytes(*scales, m.expert * m.stored_rows * q->groups(),
+                             {reinterpret_cast<std::byte*>(exponents.data()), exponents.size()}));
+  return PutExponents(m, *scales, exponents, q);
 }
 
-absl::Status QuantizedWeights::UnpackMxfp4(const StoredMatrix& m, const std::vector<uint8_t>& codes,
-                                           const TensorInfo& scales,
-                                           const std::vector<uint8_t>& exponents,
-                                           QuantizedMatrix* q) const {
-  const int64_t groups = m.k / kMxGroup, row_bytes = m.k / 2;
+absl::Status QuantizedWeights::PutExponents(const StoredMatrix& m, const TensorInfo& tensor,
+                                            const std::vector<uint8_t>& exponents,
+                                            QuantizedMatrix* q) const {
+  static const std::array<float, 256> kScales = RecordScales();
+  float* scales = q->scales.data();
   for (int64_t r = 0; r < m.rows; ++r) {
     const int64_t row = m.first_row + r * m.row_step;
-    for (int64_t i = 0; i < row_bytes; ++i) {
-      const uint8_t byte = codes[row * row_bytes + i];
-      q->codes[r * m.k + 2 * i] = byte & 15;
-      q->codes[r * m.k + 2 * i + 1] = static_cast<uint8_t>(byte >> 4);
-    }
-    for (int64_t g = 0; g < groups; ++g) {
-      const uint8_t bits = exponents[row * groups + g];
-      const float scale = DecodeScale(ScaleType::kE8M0, bits);
-      if (EncodeScale(ScaleType::kE8M0, scale) != bits) {
-        return Error(scales, fmt::format("row {}, group {} of expert {}: the exponent is {}, at "
-                                         "which weights overflow bf16",
-                                         row, g, m.expert, bits));
-      }
-      q->scales[r * groups + g] = scale;
+    for (int64_t g = 0; g < q->groups(); ++g) {
+      const uint8_t bits = exponents[row * q->groups() + g];
+      *scales = kScales[bits];
+      if (*scales++ > 0) continue;
+      return Error(tensor, fmt::format("row {}, group {} of expert {}: the exponent is {}, at "
+                                       "which weights overflow bf16",
+                                       row, g, m.expert, bits));
     }
   }
   return absl::OkStatus();
@@ -136,13 +124,11 @@ absl::StatusOr<Scheme> QuantizedWeights::Mxfp4RowsScheme(const StoredMatrix& m) 
   return Scheme::Parse("mxfp4");
 }
 
-absl::Status QuantizedWeights::ReadMxfp4Rows(const StoredMatrix& m, ChannelOrder,
-                                             QuantizedMatrix* q) const {
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".weight"));
+absl::Status QuantizedWeights::Mxfp4RowsGroups(const StoredMatrix& m, ChannelOrder,
+                                               QuantizedMatrix* q) const {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".scale"));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, Whole<uint8_t>(*codes));
   MOERT_ASSIGN_OR_RETURN(const std::vector<uint8_t> exponents, Whole<uint8_t>(*scales));
-  return UnpackMxfp4(m, bytes, *scales, exponents, q);
+  return PutExponents(m, *scales, exponents, q);
 }
 
 absl::StatusOr<Scheme> QuantizedWeights::Fp8Scheme(const StoredMatrix& m) const {
@@ -154,10 +140,9 @@ absl::StatusOr<Scheme> QuantizedWeights::Fp8Scheme(const StoredMatrix& m) const 
   return Scheme::Parse("fp8_b128");
 }
 
-absl::Status QuantizedWeights::ReadFp8(const StoredMatrix& m, ChannelOrder,
-                                       QuantizedMatrix* q) const {
+absl::Status QuantizedWeights::Fp8Groups(const StoredMatrix& m, ChannelOrder,
+                                         QuantizedMatrix* q) const {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* weight, checkpoint_->Get(m.base + ".weight"));
-  MOERT_ASSIGN_OR_RETURN(q->codes, Whole<uint8_t>(*weight));
   MOERT_ASSIGN_OR_RETURN(const Fp8Scaler scaler, Fp8Scaler::Load(*checkpoint_, *weight));
   const int64_t groups = q->groups();
   for (int64_t r = 0; r < m.rows; ++r) {

@@ -114,35 +114,22 @@ absl::StatusOr<Scheme> QuantizedWeights::GptqScheme(const StoredMatrix& m) const
   return Int4Scheme(m, *scales);
 }
 
-absl::Status QuantizedWeights::ReadGptq(const StoredMatrix& m, ChannelOrder order,
-                                        QuantizedMatrix* q) const {
-  // Where the columns of a word lie in AWQ's files.
-  constexpr int64_t kAwqOrder[kInWord] = {0, 2, 4, 6, 1, 3, 5, 7};
+absl::Status QuantizedWeights::GptqGroups(const StoredMatrix& m, ChannelOrder order,
+                                          QuantizedMatrix* q) const {
   const bool awq = config_.form == StoredWeights::kAwq;
   MOERT_ASSIGN_OR_RETURN(const StoredGroups groups, ReadOrder(m, order, q));
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".qweight"));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> words, Whole<uint32_t>(*codes));
-  const int64_t row_words = m.rows / kInWord;
-  for (int64_t at = 0; at < static_cast<int64_t>(words.size()); ++at) {
-    const uint32_t word = words[at];
-    for (int64_t i = 0; i < kInWord; ++i) {
-      const int64_t row = awq ? at % row_words * kInWord + kAwqOrder[i] : at % m.rows;
-      const int64_t k = awq ? at / row_words : at / m.rows * kInWord + i;
-      q->codes[row * m.k + k] = static_cast<uint8_t>(Nibble(word, i));
-    }
-  }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* zeros, checkpoint_->Get(m.base + ".qzeros"));
-  MOERT_ASSIGN_OR_RETURN(std::vector<uint32_t> zero_words, Whole<uint32_t>(*zeros));
-  if (config_.less_one) UndoLessOne(config_.symmetric, &zero_words);
+  MOERT_ASSIGN_OR_RETURN(std::vector<uint32_t> words, Whole<uint32_t>(*zeros));
+  if (config_.less_one) UndoLessOne(config_.symmetric, &words);
+  const std::vector<int64_t> of = groups.Of(*q);
   q->offsets.resize(q->scales.size());
-  for (int64_t g = 0; g < q->groups(); ++g) {
-    const int64_t stored = groups.Of(*q, g);
-    for (int64_t row = 0; row < m.rows; ++row) {
-      const int64_t column = row % kInWord;
-      const int64_t place =
-          awq ? std::find(kAwqOrder, kAwqOrder + kInWord, column) - kAwqOrder : column;
-      const uint32_t word = zero_words[stored * row_words + row / kInWord];
-      q->offsets[row * q->groups() + g] = static_cast<float>(Nibble(word, place));
+  for (int64_t row = 0; row < m.rows; row += kInWord) {
+    for (size_t g = 0; g < of.size(); ++g) {
+      const uint32_t word = words[(of[g] * m.rows + row) / kInWord];
+      for (int64_t i = 0; i < kInWord; ++i) {
+        const int64_t at = row + (awq ? kAwqOrder[i] : i);
+        q->offsets[at * of.size() + g] = static_cast<float>(Nibble(word, i));
+      }
     }
   }
   MOERT_RETURN_IF_ERROR(CheckZeros(m, *zeros, q));
@@ -167,28 +154,19 @@ absl::StatusOr<Scheme> QuantizedWeights::PackedScheme(const StoredMatrix& m) con
   return Int4Scheme(m, *scales);
 }
 
-absl::Status QuantizedWeights::ReadPacked(const StoredMatrix& m, ChannelOrder order,
-                                          QuantizedMatrix* q) const {
+absl::Status QuantizedWeights::PackedGroups(const StoredMatrix& m, ChannelOrder order,
+                                            QuantizedMatrix* q) const {
   MOERT_ASSIGN_OR_RETURN(const StoredGroups groups, ReadOrder(m, order, q));
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".weight_packed"));
-  MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> words, Whole<uint32_t>(*codes));
-  const int64_t row_words = CeilDiv<int64_t>(m.k, kInWord);
-  for (int64_t row = 0; row < m.rows; ++row) {
-    for (int64_t k = 0; k < m.k; ++k) {
-      q->codes[row * m.k + k] =
-          static_cast<uint8_t>(Nibble(words[row * row_words + k / kInWord], k % kInWord));
-    }
-  }
   if (!config_.symmetric) {
     MOERT_ASSIGN_OR_RETURN(const TensorInfo* zeros,
                            checkpoint_->Get(m.base + ".weight_zero_point"));
     MOERT_ASSIGN_OR_RETURN(const std::vector<uint32_t> zero_words, Whole<uint32_t>(*zeros));
+    const std::vector<int64_t> of = groups.Of(*q);
     q->offsets.resize(q->scales.size());
+    float* offsets = q->offsets.data();
     for (int64_t row = 0; row < m.rows; ++row) {
-      for (int64_t g = 0; g < q->groups(); ++g) {
-        const uint32_t word = zero_words[row / kInWord * groups.count + groups.Of(*q, g)];
-        q->offsets[row * q->groups() + g] = static_cast<float>(Nibble(word, row % kInWord));
-      }
+      const uint32_t* const words = zero_words.data() + row / kInWord * groups.count;
+      for (const int64_t g : of) *offsets++ = static_cast<float>(Nibble(words[g], row % kInWord));
     }
   }
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
@@ -208,11 +186,8 @@ absl::StatusOr<Scheme> QuantizedWeights::Int8Scheme(const StoredMatrix& m) const
                                              : "w8a16_g-1");
 }
 
-absl::Status QuantizedWeights::ReadInt8(const StoredMatrix& m, ChannelOrder,
-                                        QuantizedMatrix* q) const {
-  MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes, checkpoint_->Get(m.base + ".weight"));
-  MOERT_ASSIGN_OR_RETURN(q->codes, Whole<uint8_t>(*codes));
-  for (uint8_t& code : q->codes) code = static_cast<uint8_t>(code ^ 0x80);  // + 128
+absl::Status QuantizedWeights::Int8Groups(const StoredMatrix& m, ChannelOrder,
+                                          QuantizedMatrix* q) const {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* scales, checkpoint_->Get(m.base + ".weight_scale"));
   return ReadScales(*scales, /*by_group=*/false, GroupsOf(config_.group, m.k), q);
 }

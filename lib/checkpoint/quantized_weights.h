@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/stored_codes.h"
 #include "moert/offline/checkpoint.h"
 #include "moert/offline/quantization_config.h"
 #include "moert/scheme.h"
@@ -41,11 +42,8 @@ struct StoredGroups {
   int64_t channels = -1;       // of a group; -1: all of a row
   int64_t count = 1;           // of a row
   std::vector<int32_t> order;  // by channel: its group; empty: they lie in order
-  /// The one that group `group` of a matrix is a part of.
-  int64_t Of(const QuantizedMatrix& q, int64_t group) const {
-    if (!order.empty()) return order[group];
-    return channels > 0 ? group * q.group / channels : 0;
-  }
+  /// The one that each group of a matrix is a part of.
+  std::vector<int64_t> Of(const QuantizedMatrix& q) const;
 };
 
 /// Thread-safe. Borrows the checkpoint.
@@ -68,6 +66,9 @@ class QuantizedWeights {
   /// kAny the latter is no error: groups are then of one channel, which no record holds.
   absl::StatusOr<QuantizedMatrix> Read(const StoredMatrix& matrix,
                                        ChannelOrder order = ChannelOrder::kRecord) const;
+  /// The parts of Read: all but the codes, and those.
+  absl::StatusOr<QuantizedMatrix> ReadGroups(const StoredMatrix& matrix, ChannelOrder order) const;
+  absl::Status ReadCodes(const StoredMatrix& matrix, TakeTile take) const;
   /// The error that Read gives over the order of channels.
   absl::Status CheckOrder(const StoredMatrix& matrix) const;
 
@@ -78,6 +79,7 @@ class QuantizedWeights {
                                            std::initializer_list<DType> types,
                                            const std::vector<int64_t>& shape) const;
   absl::Status Error(const TensorInfo& tensor, const std::string& what) const;
+  absl::Status OutOfMemory(const StoredMatrix& m) const;
   template <typename T>
   absl::StatusOr<std::vector<T>> Whole(const TensorInfo& tensor) const {
     std::vector<T> values(static_cast<size_t>(tensor.bytes) / sizeof(T));
@@ -106,20 +108,19 @@ class QuantizedWeights {
   absl::StatusOr<Scheme> Mxfp4Scheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Mxfp4RowsScheme(const StoredMatrix& m) const;
   absl::StatusOr<Scheme> Fp8Scheme(const StoredMatrix& m) const;
-  absl::Status ReadPlain(const StoredMatrix&, ChannelOrder, QuantizedMatrix*) const {
+  absl::Status PlainGroups(const StoredMatrix&, ChannelOrder, QuantizedMatrix*) const {
     return absl::InternalError("plain weights have no codes");
   }
-  absl::Status ReadGptq(const StoredMatrix& m, ChannelOrder order, QuantizedMatrix* q) const;
-  absl::Status ReadPacked(const StoredMatrix& m, ChannelOrder order, QuantizedMatrix* q) const;
-  absl::Status ReadInt8(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
-  absl::Status ReadNvfp4(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
-  absl::Status ReadMxfp4(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
-  absl::Status ReadMxfp4Rows(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
-  /// Rows first_row, first_row + row_step, ... of codes and exponents, which lie behind each other.
-  absl::Status UnpackMxfp4(const StoredMatrix& m, const std::vector<uint8_t>& codes,
-                           const TensorInfo& scales, const std::vector<uint8_t>& exponents,
-                           QuantizedMatrix* q) const;
-  absl::Status ReadFp8(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
+  absl::Status GptqGroups(const StoredMatrix& m, ChannelOrder order, QuantizedMatrix* q) const;
+  absl::Status PackedGroups(const StoredMatrix& m, ChannelOrder order, QuantizedMatrix* q) const;
+  absl::Status Int8Groups(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
+  absl::Status Nvfp4Groups(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
+  absl::Status Mxfp4Groups(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
+  absl::Status Mxfp4RowsGroups(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
+  /// Scales of rows first_row, first_row + row_step, ... of exponents.
+  absl::Status PutExponents(const StoredMatrix& m, const TensorInfo& tensor,
+                            const std::vector<uint8_t>& exponents, QuantizedMatrix* q) const;
+  absl::Status Fp8Groups(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
 
   const Checkpoint* const checkpoint_;
   const QuantizationConfig config_;

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -55,31 +56,46 @@ const TensorInfo* FindByName(const std::vector<TensorInfo>& tensors,
 float F8E8M0ToF32(uint8_t e) {
   return e == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, int{e} - 127);
 }
-float LoadF32(const std::byte* p) {
-  float f;
-  std::memcpy(&f, p, sizeof(f));
-  return f;
-}
 uint16_t LoadU16(const std::byte* p) {
   uint16_t v;
   std::memcpy(&v, p, sizeof(v));
   return v;
 }
 
-float ElementToF32(DType dtype, const std::byte* raw, size_t i) {
+constexpr auto kF8Values = [] {
+  std::array<float, 256> values = {};
+  for (size_t i = 0; i < values.size(); ++i) values[i] = F8E4M3ToF32(static_cast<uint8_t>(i));
+  return values;
+}();
+
+void ElementsToF32(DType dtype, const std::byte* raw, size_t n, float* out) {
   switch (dtype) {
     case DType::kF32:
-      return LoadF32(raw + 4 * i);
+      std::memcpy(out, raw, n * sizeof(float));
+      return;
     case DType::kBF16:
-      return Bf16ToF32(LoadU16(raw + 2 * i));
+      for (size_t i = 0; i < n; ++i) out[i] = Bf16ToF32(LoadU16(raw + 2 * i));
+      return;
     case DType::kF16:
-      return F16ToF32(LoadU16(raw + 2 * i));
+      for (size_t i = 0; i < n; ++i) out[i] = F16ToF32(LoadU16(raw + 2 * i));
+      return;
     case DType::kF8E4M3:
-      return F8E4M3ToF32(std::to_integer<uint8_t>(raw[i]));
+      for (size_t i = 0; i < n; ++i) out[i] = kF8Values[std::to_integer<uint8_t>(raw[i])];
+      return;
     case DType::kF8E8M0:
-      return F8E8M0ToF32(std::to_integer<uint8_t>(raw[i]));
+      for (size_t i = 0; i < n; ++i) out[i] = F8E8M0ToF32(std::to_integer<uint8_t>(raw[i]));
+      return;
     default:
-      return 0.0f;  // excluded by ReadConverted
+      return;  // excluded by ReadConverted
+  }
+}
+
+void ElementsToBf16(DType dtype, const std::byte* raw, size_t n, uint16_t* out) {
+  float wide[256];
+  for (size_t done = 0; done < n;) {
+    const size_t count = std::min(n - done, std::size(wide));
+    ElementsToF32(dtype, raw + done * static_cast<size_t>(DTypeBytes(dtype)), count, wide);
+    for (size_t i = 0; i < count; ++i) out[done++] = F32ToBf16(wide[i]);
   }
 }
 
@@ -117,7 +133,7 @@ absl::Status ReadConverted(const Checkpoint& checkpoint, const TensorInfo& tenso
     if (scaler.empty()) {
       convert(tensor.dtype, raw.data(), n, dst.data() + done);
     } else {
-      for (size_t i = 0; i < n; ++i) scaled[i] = ElementToF32(tensor.dtype, raw.data(), i);
+      ElementsToF32(tensor.dtype, raw.data(), n, scaled.data());
       scaler.Apply(first + static_cast<int64_t>(done), n, scaled.data());
       convert(DType::kF32, reinterpret_cast<const std::byte*>(scaled.data()), n, dst.data() + done);
     }
@@ -249,10 +265,7 @@ absl::Status Checkpoint::ReadBytes(const TensorInfo& tensor, int64_t offset,
 
 absl::Status Checkpoint::ReadAsF32(const TensorInfo& tensor, int64_t first,
                                    absl::Span<float> dst) const try {
-  return ReadConverted(*this, tensor, first, dst,
-                       [](DType dtype, const std::byte* raw, size_t n, float* out) {
-                         for (size_t i = 0; i < n; ++i) out[i] = ElementToF32(dtype, raw, i);
-                       });
+  return ReadConverted(*this, tensor, first, dst, ElementsToF32);
 } catch (...) {
   return ExceptionStatus(path_);
 }
@@ -263,12 +276,7 @@ absl::Status Checkpoint::ReadAsBf16(const TensorInfo& tensor, int64_t first,
     return ReadBytes(tensor, first * 2,
                      absl::MakeSpan(reinterpret_cast<std::byte*>(dst.data()), dst.size() * 2));
   }
-  return ReadConverted(*this, tensor, first, dst,
-                       [](DType dtype, const std::byte* raw, size_t n, uint16_t* out) {
-                         for (size_t i = 0; i < n; ++i) {
-                           out[i] = F32ToBf16(ElementToF32(dtype, raw, i));
-                         }
-                       });
+  return ReadConverted(*this, tensor, first, dst, ElementsToBf16);
 } catch (...) {
   return ExceptionStatus(path_);
 }

@@ -1,9 +1,12 @@
 #include "quant/quantized_matrix.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "base/bf16.h"
 #include "base/errors.h"
@@ -12,225 +15,8 @@
 namespace moert {
 namespace {
 
-// Where the code of (row, k), both inside a tile of 16 rows x 64 k, lies in that tile's bytes: the
-// byte and the lowest bit. 3-bit codes are two low bits in the 2-bit plane and a third in a plane
-// of its own.
-//
-// A word is a little-endian u32 of one lane; byte b of it holds k = {2t, 2t+8, 2t+1, 2t+9}[b] of a
-// k16.
-struct Place {
-  int64_t byte;
-  int bit;
-};
-
-constexpr int64_t kLanes = 32;
 constexpr float kMostZero = 16;  // GPTQ stores zeros less one
 constexpr long kMostE8M0 = 250;  // above it a weight could overflow bf16
-
-/// Byte inside a word that holds position k (0..15) of a k16, and the lane's t.
-constexpr int ByteOfK(int64_t k) { return static_cast<int>((k % 2) * 2 + k / 8); }
-constexpr int64_t LaneOf(int64_t row, int64_t k) { return (row % 8) * 4 + (k % 8) / 2; }
-
-constexpr Place PlaceOf8(int64_t row, int64_t k) {
-  const int64_t k16 = k / 16;
-  return {((k16 * kLanes + LaneOf(row, k % 16)) * 2 + row / 8) * 4 + ByteOfK(k % 16), 0};
-}
-constexpr Place PlaceOf4(int64_t row, int64_t k) {
-  const int64_t k16 = k / 16;
-  return {(k16 * kLanes + LaneOf(row, k % 16)) * 4 + ByteOfK(k % 16),
-          static_cast<int>(row / 8) * 4};
-}
-constexpr Place PlaceOf2(int64_t row, int64_t k) {
-  const int64_t k32 = k / 32;
-  const int field = static_cast<int>(2 * ((k % 32) / 16) + row / 8);
-  return {(k32 * kLanes + LaneOf(row, k % 16)) * 4 + ByteOfK(k % 16), 2 * field};
-}
-constexpr int64_t kPlaneOffset3 = 2 * kLanes * 4;  // after the two 2-bit blocks of a k64
-constexpr Place PlaceOfThirdBit(int64_t row, int64_t k) {
-  return {kPlaneOffset3 + LaneOf(row, k % 16) * 4 + ByteOfK(k % 16),
-          static_cast<int>(2 * (k / 16) + row / 8)};
-}
-
-// A whole tile of 4-bit codes at once: the two rows of a byte side by side.
-void PackTile4(const uint8_t (*codes)[kKTile], uint8_t* tile) {
-  for (int64_t k0 = 0; k0 < kKTile; k0 += 16) {
-    for (int64_t g = 0; g < 8; ++g) {
-      const uint8_t* low = codes[g] + k0;
-      const uint8_t* high = codes[g + 8] + k0;
-      for (int64_t t = 0; t < 8; t += 2, tile += 4) {
-        tile[0] = static_cast<uint8_t>(low[t] | high[t] << 4);
-        tile[1] = static_cast<uint8_t>(low[t + 8] | high[t + 8] << 4);
-        tile[2] = static_cast<uint8_t>(low[t + 1] | high[t + 1] << 4);
-        tile[3] = static_cast<uint8_t>(low[t + 9] | high[t + 9] << 4);
-      }
-    }
-  }
-}
-
-template <int bits>
-void PutCode(int64_t row, int64_t k, unsigned code, uint8_t* tile) {
-  const auto put = [&](Place p, unsigned value) {
-    tile[p.byte] = static_cast<uint8_t>(tile[p.byte] | (value << p.bit));
-  };
-  if constexpr (bits == 8) put(PlaceOf8(row, k), code);
-  if constexpr (bits == 4) put(PlaceOf4(row, k), code);
-  if constexpr (bits == 3) {
-    put(PlaceOf2(row, k), code & 3);
-    put(PlaceOfThirdBit(row, k), code >> 2);
-  }
-  if constexpr (bits == 2) put(PlaceOf2(row, k), code);
-}
-
-// `tile` is zeroed.
-template <int bits>
-void PackTile(const uint8_t (*codes)[kKTile], uint8_t* tile) {
-  for (int64_t row = 0; row < kRowTile; ++row) {
-    for (int64_t k = 0; k < kKTile; ++k) PutCode<bits>(row, k, codes[row][k], tile);
-  }
-}
-
-void PackTiles(const MatrixLayout& m, const QuantizedMatrix& q, uint8_t* tile, int64_t tile_bytes) {
-  uint8_t codes[kRowTile][kKTile];
-  for (int64_t row0 = 0; row0 < m.padded_rows; row0 += kRowTile) {
-    for (int64_t k0 = 0; k0 < m.padded_k; k0 += kKTile, tile += tile_bytes) {
-      std::memset(codes, 0, sizeof(codes));
-      const int64_t rows = std::min<int64_t>(kRowTile, m.rows - row0);
-      const int64_t width = std::min<int64_t>(kKTile, m.k - k0);
-      if (rows <= 0 || width <= 0) continue;
-      for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(codes[r], q.codes.data() + (row0 + r) * m.k + k0, width);
-      }
-      switch (m.scheme.weight_bits) {
-        case 8:
-          PackTile<8>(codes, tile);
-          break;
-        case 4:
-          PackTile4(codes, tile);
-          break;
-        case 3:
-          PackTile<3>(codes, tile);
-          break;
-        case 2:
-          PackTile<2>(codes, tile);
-          break;
-      }
-    }
-  }
-}
-
-unsigned GetCode(int bits, int64_t row, int64_t k, const uint8_t* tile) {
-  const auto get = [&](Place p, unsigned mask) { return (tile[p.byte] >> p.bit) & mask; };
-  switch (bits) {
-    case 8:
-      return get(PlaceOf8(row, k), 255);
-    case 4:
-      return get(PlaceOf4(row, k), 15);
-    case 3:
-      return get(PlaceOf2(row, k), 3) | (get(PlaceOfThirdBit(row, k), 1) << 2);
-    default:
-      return get(PlaceOf2(row, k), 3);
-  }
-}
-
-// In blocks of a fixed size, which become vectors.
-uint8_t Largest(const std::vector<uint8_t>& codes) {
-  constexpr size_t kBlock = 64;
-  uint8_t most[kBlock] = {};
-  const size_t whole = codes.size() / kBlock * kBlock;
-  for (size_t i = 0; i < whole; i += kBlock) {
-    for (size_t j = 0; j < kBlock; ++j) most[j] = std::max(most[j], codes[i + j]);
-  }
-  for (size_t i = whole; i < codes.size(); ++i) most[0] = std::max(most[0], codes[i]);
-  return *std::max_element(most, most + kBlock);
-}
-
-absl::Status CheckMatrix(const MatrixLayout& m, const QuantizedMatrix& q) {
-  const auto bad = [&](const std::string& what) {
-    return InvalidArgument("packing a {} x {} matrix as {}: {}", m.rows, m.k, m.scheme.Name(),
-                           what);
-  };
-  if (m.scheme.is_bf16()) return bad("bf16 matrices have no codes");
-  const size_t groups = static_cast<size_t>(q.rows * q.groups());
-  if (q.rows != m.rows || q.k != m.k || q.group != m.group ||
-      q.codes.size() != static_cast<size_t>(m.rows * m.k) || q.scales.size() != groups ||
-      q.offsets.size() != (m.scheme.symmetric ? 0 : groups)) {
-    return bad(fmt::format("was given {} x {} in groups of {} with {} codes, {} scales, {} offsets",
-                           q.rows, q.k, q.group, q.codes.size(), q.scales.size(),
-                           q.offsets.size()));
-  }
-  if (m.scheme.imported()) {
-    for (size_t i = 0; i < groups; ++i) {
-      const float scale = q.scales[i];
-      const float stored = DecodeScale(m.scheme.scales, EncodeScale(m.scheme.scales, scale));
-      const float zero = q.offsets.empty() ? 0 : q.offsets[i];
-      if (std::isfinite(scale) && stored == scale && zero >= 0 && zero <= kMostZero &&
-          zero == std::floor(zero)) {
-        continue;
-      }
-      return bad(
-          fmt::format("row {}, group {}: scale {} and zero {}: legal are a finite value of the "
-                      "scheme's scale type and an integer in [0, {}]",
-                      i / static_cast<size_t>(q.groups()), i % static_cast<size_t>(q.groups()),
-                      scale, zero, kMostZero));
-    }
-    if (!std::isfinite(q.matrix_scale)) return bad("the scale of the matrix is not finite");
-  }
-  const unsigned limit = 1u << m.scheme.weight_bits;
-  const uint8_t most = Largest(q.codes);  // says whether a slow pass has something to find
-  for (size_t i = 0; (most >= limit || m.scheme.fp8) && i < q.codes.size(); ++i) {
-    if (q.codes[i] >= limit) {
-      return bad(fmt::format("code {} at row {}, k {}: must be in [0, {})", q.codes[i],
-                             i / static_cast<size_t>(m.k), i % static_cast<size_t>(m.k), limit));
-    }
-    if (m.scheme.fp8 && (q.codes[i] & 0x7f) == 0x7f) {
-      return bad(fmt::format("code {} at row {}, k {} is no number", q.codes[i],
-                             i / static_cast<size_t>(m.k), i % static_cast<size_t>(m.k)));
-    }
-  }
-  for (size_t i = 0; i < groups; ++i) {
-    if (!std::isfinite(q.scales[i]) || (!q.offsets.empty() && !std::isfinite(q.offsets[i]))) {
-      return bad(fmt::format("the scale of row {}, group {} is not finite",
-                             i / static_cast<size_t>(q.groups()),
-                             i % static_cast<size_t>(q.groups())));
-    }
-  }
-  return absl::OkStatus();
-}
-
-void PackImportedScales(const MatrixLayout& m, const QuantizedMatrix& q, std::byte* record) {
-  const int64_t width = ScaleBytes(m.scheme.scales);
-  for (int64_t r = 0; r < m.rows; ++r) {
-    for (int64_t g = 0; g < q.groups(); ++g) {
-      const int64_t at = g * m.padded_rows + r;
-      const float scale = q.scales[r * q.groups() + g];
-      const uint32_t bits = EncodeScale(m.scheme.scales, scale);
-      std::memcpy(record + m.scale_offset + at * width, &bits, width);
-      if (q.offsets.empty()) continue;
-      const float zero = q.offsets[r * q.groups() + g];
-      record[m.zero_offset() + at] = static_cast<std::byte>(zero);
-    }
-  }
-  if (m.scheme.scales != ScaleType::kE4M3) return;
-  std::memcpy(record + m.matrix_scale_offset(), &q.matrix_scale, sizeof(float));
-}
-
-void UnpackImportedScales(const MatrixLayout& m, const std::byte* record, QuantizedMatrix* q) {
-  const int64_t width = ScaleBytes(m.scheme.scales);
-  for (int64_t r = 0; r < m.rows; ++r) {
-    for (int64_t g = 0; g < q->groups(); ++g) {
-      const int64_t at = g * m.padded_rows + r;
-      uint32_t bits = 0;
-      std::memcpy(&bits, record + m.scale_offset + at * width, width);
-      q->scales[r * q->groups() + g] = DecodeScale(m.scheme.scales, bits);
-      if (q->offsets.empty()) continue;
-      q->offsets[r * q->groups() + g] = std::to_integer<int>(record[m.zero_offset() + at]);
-    }
-  }
-  if (m.scheme.scales != ScaleType::kE4M3) return;
-  std::memcpy(&q->matrix_scale, record + m.matrix_scale_offset(), sizeof(float));
-}
-
-int64_t TileBytes(const MatrixLayout& m) { return kRowTile * kKTile * m.scheme.weight_bits / 8; }
 
 long NearestExponent(float scale) {
   const uint32_t bits = std::bit_cast<uint32_t>(scale);
@@ -253,40 +39,214 @@ uint32_t NearestE4M3(float scale) {
   return code + (static_cast<uint32_t>(least + kBias - 1) << kMantissa);
 }
 
+// A scale as it is stored.
+template <ScaleType type>
+uint32_t Encode(float scale) {
+  if constexpr (type == ScaleType::kBF16) return F32ToBf16(scale);
+  if constexpr (type == ScaleType::kF16) return F32ToF16(scale);
+  if constexpr (type == ScaleType::kF32) return std::bit_cast<uint32_t>(scale);
+  if constexpr (type == ScaleType::kE4M3) return NearestE4M3(scale);
+  if constexpr (type == ScaleType::kE8M0) {
+    if (!(scale > 0)) return 0;
+    return static_cast<uint32_t>(std::clamp<long>(NearestExponent(scale), -127, kMostE8M0 - 127) +
+                                 127);
+  }
+}
+
+template <ScaleType type>
+float Decode(uint32_t bits) {
+  if constexpr (type == ScaleType::kBF16) return Bf16ToF32(static_cast<uint16_t>(bits));
+  if constexpr (type == ScaleType::kF16) return F16ToF32(static_cast<uint16_t>(bits));
+  if constexpr (type == ScaleType::kF32) return std::bit_cast<float>(bits);
+  if constexpr (type == ScaleType::kE4M3) return F8E4M3ToF32(static_cast<uint8_t>(bits));
+  if constexpr (type == ScaleType::kE8M0) {
+    return bits == 0 ? 0x1p-127f : std::bit_cast<float>(bits << 23);
+  }
+}
+
+// do_it.operator()<type>()
+template <typename DoIt>
+auto WithType(ScaleType type, DoIt do_it) {
+  switch (type) {
+    case ScaleType::kBF16:
+      return do_it.template operator()<ScaleType::kBF16>();
+    case ScaleType::kF16:
+      return do_it.template operator()<ScaleType::kF16>();
+    case ScaleType::kE8M0:
+      return do_it.template operator()<ScaleType::kE8M0>();
+    case ScaleType::kE4M3:
+      return do_it.template operator()<ScaleType::kE4M3>();
+    case ScaleType::kF32:
+      break;
+  }
+  return do_it.template operator()<ScaleType::kF32>();
+}
+
+absl::Status Bad(const MatrixLayout& m, const std::string& what) {
+  return InvalidArgument("packing a {} x {} matrix as {}: {}", m.rows, m.k, m.scheme.Name(), what);
+}
+
+absl::Status CheckShape(const MatrixLayout& m, const QuantizedMatrix& q, int64_t codes) {
+  if (m.scheme.is_bf16()) return Bad(m, "bf16 matrices have no codes");
+  const size_t groups = static_cast<size_t>(q.rows * q.groups());
+  if (q.rows == m.rows && q.k == m.k && q.group == m.group &&
+      q.codes.size() == static_cast<size_t>(codes) && q.scales.size() == groups &&
+      q.offsets.size() == (m.scheme.symmetric ? 0 : groups)) {
+    return absl::OkStatus();
+  }
+  return Bad(m,
+             fmt::format("was given {} x {} in groups of {} with {} codes, {} scales, {} offsets",
+                         q.rows, q.k, q.group, q.codes.size(), q.scales.size(), q.offsets.size()));
+}
+
+/// The positive floats, as bits, that a type has as normal numbers.
+struct Normals {
+  int mantissa;  // bits
+  uint32_t least, most;
+  uint32_t bias;  // of float's exponent, less that of the type's, in place
+};
+constexpr uint32_t Bits(float f) { return std::bit_cast<uint32_t>(f); }
+template <ScaleType type>
+constexpr Normals NormalsOf() {
+  constexpr uint32_t kMost = Bits(std::numeric_limits<float>::max());
+  if constexpr (type == ScaleType::kBF16) return {7, 0, kMost, 0};
+  if constexpr (type == ScaleType::kF16) return {10, Bits(0x1p-14f), Bits(65504), 112u << 23};
+  if constexpr (type == ScaleType::kE8M0) return {0, Bits(0x1p-126f), kMostE8M0 << 23, 0};
+  if constexpr (type == ScaleType::kE4M3) return {3, Bits(0x1p-6f), Bits(448), 120u << 23};
+  return {23, 0, kMost, 0};
+}
+
+using RowScales = std::array<float, kRowTile>;
+template <typename T>
+using RowBits = std::array<T, kRowTile>;
+
+// Scales of 16 rows as the type stores them; false where it lacks one. If all are positive normal
+// numbers they are done by vectors.
+template <ScaleType type, typename T>
+bool EncodeRows(const RowScales& scales, RowBits<T>* out) {
+  constexpr Normals kType = NormalsOf<type>();
+  constexpr int kDropped = 23 - kType.mantissa;
+  constexpr uint32_t kRest = (1u << kDropped) - 1;
+  uint32_t others = 0;
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const uint32_t bits = Bits(scales[i]);
+    others |= (bits & kRest) | (bits - kType.least > kType.most - kType.least ? 1u : 0u);
+    (*out)[i] = static_cast<T>((bits - kType.bias) >> kDropped);
+  }
+  if (others == 0) return true;
+  bool exact = true;
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const uint32_t bits = Encode<type>(scales[i]);
+    exact = exact && std::isfinite(scales[i]) && Decode<type>(bits) == scales[i];
+    (*out)[i] = static_cast<T>(bits);
+  }
+  return exact;
+}
+
+bool EncodeZeros(const RowScales& zeros, RowBits<uint8_t>* out) {
+  uint32_t others = 0;
+  for (size_t i = 0; i < zeros.size(); ++i) {
+    const int zero = static_cast<int>(std::min(std::max(-1.0f, zeros[i]), kMostZero + 1));
+    others |= (static_cast<float>(zero) != zeros[i] ? 1u : 0u) |
+              (static_cast<uint32_t>(zero) > static_cast<uint32_t>(kMostZero) ? 1u : 0u);
+    (*out)[i] = static_cast<uint8_t>(zero);
+  }
+  return others == 0;
+}
+
+// [rows, groups] -> [groups, padded rows], 16 rows at a time. Whether `encode` took all of them.
+template <typename T, typename EncodeThem>
+bool PutGroups(const MatrixLayout& m, const std::vector<float>& from, std::byte* to,
+               EncodeThem encode) {
+  const int64_t groups = m.groups();
+  bool all = true;
+  RowScales scales;
+  scales.fill(1);  // legal where rows end
+  RowBits<T> bits;
+  for (int64_t row = 0; row < m.rows && !from.empty(); row += kRowTile) {
+    const int64_t rows = std::min(kRowTile, m.rows - row);
+    const float* at = from.data() + row * groups;
+    for (int64_t g = 0; g < groups; ++g, ++at) {
+      for (int64_t r = 0; r < rows; ++r) scales[r] = at[r * groups];
+      all = encode(scales, &bits) && all;
+      std::memcpy(to + (g * m.padded_rows + row) * int64_t{sizeof(T)}, bits.data(),
+                  rows * sizeof(T));
+    }
+  }
+  return all;
+}
+
+template <ScaleType type>
+bool PutScales(const MatrixLayout& m, const std::vector<float>& from, std::byte* to) {
+  constexpr bool kByte = type == ScaleType::kE8M0 || type == ScaleType::kE4M3;
+  using Narrow = std::conditional_t<kByte, uint8_t, uint16_t>;
+  using T = std::conditional_t<type == ScaleType::kF32, uint32_t, Narrow>;
+  return PutGroups<T>(m, from, to, [](const RowScales& scales, RowBits<T>* bits) {
+    return EncodeRows<type, T>(scales, bits);
+  });
+}
+
+absl::Status PackImportedScales(const MatrixLayout& m, const QuantizedMatrix& q,
+                                std::byte* record) {
+  std::byte* const to = record + m.scale_offset;
+  const bool scales =
+      WithType(m.scheme.scales, [&]<ScaleType type>() { return PutScales<type>(m, q.scales, to); });
+  const bool zeros = PutGroups<uint8_t>(m, q.offsets, record + m.zero_offset(), EncodeZeros);
+  for (size_t i = 0; !(scales && zeros) && i < q.scales.size(); ++i) {
+    const float scale = q.scales[i], zero = q.offsets.empty() ? 0 : q.offsets[i];
+    const float stored = DecodeScale(m.scheme.scales, EncodeScale(m.scheme.scales, scale));
+    if (std::isfinite(scale) && stored == scale && zero >= 0 && zero <= kMostZero &&
+        zero == std::floor(zero)) {
+      continue;
+    }
+    return Bad(m, fmt::format("row {}, group {}: scale {} and zero {}: legal are a finite value of "
+                              "the scheme's scale type and an integer in [0, {}]",
+                              i / static_cast<size_t>(q.groups()),
+                              i % static_cast<size_t>(q.groups()), scale, zero, kMostZero));
+  }
+  if (!std::isfinite(q.matrix_scale)) return Bad(m, "the scale of the matrix is not finite");
+  if (m.scheme.scales != ScaleType::kE4M3) return absl::OkStatus();
+  std::memcpy(record + m.matrix_scale_offset(), &q.matrix_scale, sizeof(float));
+  return absl::OkStatus();
+}
+
+absl::Status PackOwnScales(const MatrixLayout& m, const QuantizedMatrix& q, std::byte* record) {
+  for (size_t i = 0; i < q.scales.size(); ++i) {
+    if (std::isfinite(q.scales[i]) && (q.offsets.empty() || std::isfinite(q.offsets[i]))) continue;
+    return Bad(
+        m, fmt::format("the scale of row {}, group {} is not finite",
+                       i / static_cast<size_t>(q.groups()), i % static_cast<size_t>(q.groups())));
+  }
+  // Rounded where bf16 lacks them.
+  PutScales<ScaleType::kBF16>(m, q.scales, record + m.scale_offset);
+  PutScales<ScaleType::kBF16>(m, q.offsets, record + m.zero_offset());
+  return absl::OkStatus();
+}
+
+void UnpackImportedScales(const MatrixLayout& m, const std::byte* record, QuantizedMatrix* q) {
+  const int64_t width = ScaleBytes(m.scheme.scales);
+  for (int64_t r = 0; r < m.rows; ++r) {
+    for (int64_t g = 0; g < q->groups(); ++g) {
+      const int64_t at = g * m.padded_rows + r;
+      uint32_t bits = 0;
+      std::memcpy(&bits, record + m.scale_offset + at * width, width);
+      q->scales[r * q->groups() + g] = DecodeScale(m.scheme.scales, bits);
+      if (q->offsets.empty()) continue;
+      q->offsets[r * q->groups() + g] = std::to_integer<int>(record[m.zero_offset() + at]);
+    }
+  }
+  if (m.scheme.scales != ScaleType::kE4M3) return;
+  std::memcpy(&q->matrix_scale, record + m.matrix_scale_offset(), sizeof(float));
+}
+
 }  // namespace
 
 uint32_t EncodeScale(ScaleType type, float scale) {
-  switch (type) {
-    case ScaleType::kBF16:
-      return F32ToBf16(scale);
-    case ScaleType::kF16:
-      return F32ToF16(scale);
-    case ScaleType::kF32:
-      return std::bit_cast<uint32_t>(scale);
-    case ScaleType::kE8M0:
-      if (!(scale > 0)) return 0;
-      return static_cast<uint32_t>(std::clamp<long>(NearestExponent(scale), -127, kMostE8M0 - 127) +
-                                   127);
-    case ScaleType::kE4M3:
-      return NearestE4M3(scale);
-  }
-  return 0;
+  return WithType(type, [&]<ScaleType t>() { return Encode<t>(scale); });
 }
 
 float DecodeScale(ScaleType type, uint32_t bits) {
-  switch (type) {
-    case ScaleType::kBF16:
-      return Bf16ToF32(static_cast<uint16_t>(bits));
-    case ScaleType::kF16:
-      return F16ToF32(static_cast<uint16_t>(bits));
-    case ScaleType::kF32:
-      return std::bit_cast<float>(bits);
-    case ScaleType::kE8M0:
-      return std::ldexp(1.0f, static_cast<int>(bits) - 127);
-    case ScaleType::kE4M3:
-      return F8E4M3ToF32(static_cast<uint8_t>(bits));
-  }
-  return 0;
+  return WithType(type, [&]<ScaleType t>() { return Decode<t>(bits); });
 }
 
 float F4E2M1ToF32(uint8_t code) {
@@ -329,22 +289,48 @@ std::vector<float> Dequantize(const Scheme& scheme, const QuantizedMatrix& q) {
   return out;
 }
 
-absl::Status PackMatrix(const MatrixLayout& m, const QuantizedMatrix& q, std::byte* record) {
-  if (absl::Status s = CheckMatrix(m, q); !s.ok()) return s;
-  std::memset(record + m.weight_offset, 0, m.weight_bytes);
+absl::Status PackScales(const MatrixLayout& m, const QuantizedMatrix& q, std::byte* record) {
+  if (absl::Status s = CheckShape(m, q, static_cast<int64_t>(q.codes.size())); !s.ok()) return s;
   std::memset(record + m.scale_offset, 0, m.scale_bytes);
-  PackTiles(m, q, reinterpret_cast<uint8_t*>(record + m.weight_offset), TileBytes(m));
-  if (m.scheme.imported()) {
-    PackImportedScales(m, q, record);
+  return m.scheme.imported() ? PackImportedScales(m, q, record) : PackOwnScales(m, q, record);
+}
+
+absl::Status PackTile(const MatrixLayout& m, int64_t row, int64_t k, const CodeTile& codes,
+                      std::byte* record) {
+  const int bits = m.scheme.weight_bits;
+  if (LegalCodes(m.scheme, codes)) {
+    const int64_t tile = row / kRowTile * (m.padded_k / kKTile) + k / kKTile;
+    auto* tiles = reinterpret_cast<uint8_t*>(record + m.weight_offset);
+    PackCodeTile(bits, codes, tiles + tile * CodeTileBytes(bits));
     return absl::OkStatus();
   }
-  uint16_t* scales = reinterpret_cast<uint16_t*>(record + m.scale_offset);
-  uint16_t* offsets = scales + q.groups() * m.padded_rows;
-  for (int64_t r = 0; r < m.rows; ++r) {
-    for (int64_t g = 0; g < q.groups(); ++g) {
-      scales[g * m.padded_rows + r] = F32ToBf16(q.scales[r * q.groups() + g]);
-      if (q.offsets.empty()) continue;
-      offsets[g * m.padded_rows + r] = F32ToBf16(q.offsets[r * q.groups() + g]);
+  for (int64_t i = 0; i < kRowTile * kKTile; ++i) {
+    const int64_t r = i / kKTile, c = i % kKTile;
+    const unsigned code = codes[r][c], limit = 1u << bits;
+    if (code >= limit) {
+      return Bad(m, fmt::format("code {} at row {}, k {}: must be in [0, {})", code, row + r, k + c,
+                                limit));
+    }
+    if (m.scheme.fp8 && (code & 0x7f) == 0x7f) {
+      return Bad(m, fmt::format("code {} at row {}, k {} is no number", code, row + r, k + c));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PackMatrix(const MatrixLayout& m, const QuantizedMatrix& q, std::byte* record) {
+  if (absl::Status s = CheckShape(m, q, m.rows * m.k); !s.ok()) return s;
+  if (absl::Status s = PackScales(m, q, record); !s.ok()) return s;
+  CodeTile codes;
+  for (int64_t row0 = 0; row0 < m.rows; row0 += kRowTile) {
+    const int64_t rows = std::min<int64_t>(kRowTile, m.rows - row0);
+    for (int64_t k0 = 0; k0 < m.k; k0 += kKTile) {
+      const int64_t width = std::min<int64_t>(kKTile, m.k - k0);
+      if (rows < kRowTile || width < kKTile) std::memset(codes, 0, sizeof(codes));
+      for (int64_t r = 0; r < rows; ++r) {
+        std::memcpy(codes[r], q.codes.data() + (row0 + r) * m.k + k0, width);
+      }
+      if (absl::Status s = PackTile(m, row0, k0, codes, record); !s.ok()) return s;
     }
   }
   return absl::OkStatus();
@@ -355,11 +341,12 @@ absl::Status UnpackCodes(const MatrixLayout& m, const std::byte* record, Quantiz
   *q = MakeQuantizedMatrix(m);
   const uint8_t* tiles = reinterpret_cast<const uint8_t*>(record + m.weight_offset);
   const int64_t tiles_per_row = m.padded_k / kKTile;
+  const int bits = m.scheme.weight_bits;
   for (int64_t r = 0; r < m.rows; ++r) {
     for (int64_t c = 0; c < m.k; ++c) {
-      const uint8_t* tile = tiles + (r / kRowTile * tiles_per_row + c / kKTile) * TileBytes(m);
-      q->codes[r * m.k + c] =
-          static_cast<uint8_t>(GetCode(m.scheme.weight_bits, r % kRowTile, c % kKTile, tile));
+      const uint8_t* tile =
+          tiles + (r / kRowTile * tiles_per_row + c / kKTile) * CodeTileBytes(bits);
+      q->codes[r * m.k + c] = PackedCode(bits, r % kRowTile, c % kKTile, tile);
     }
   }
   if (m.scheme.imported()) {

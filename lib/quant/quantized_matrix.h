@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "moert/scheme.h"
+#include "quant/code_tile.h"
 
 namespace moert {
 
@@ -48,6 +49,12 @@ std::vector<float> Dequantize(const Scheme& scheme, const QuantizedMatrix& matri
 /// not finite or, in an imported scheme, no value of its type.
 absl::Status PackMatrix(const MatrixLayout& layout, const QuantizedMatrix& matrix,
                         std::byte* record);
+/// The parts of PackMatrix: the section of scales, codes left aside, and the codes of one tile,
+/// whose first is at (row, k).
+absl::Status PackScales(const MatrixLayout& layout, const QuantizedMatrix& matrix,
+                        std::byte* record);
+absl::Status PackTile(const MatrixLayout& layout, int64_t row, int64_t k, const CodeTile& codes,
+                      std::byte* record);
 /// The inverse of PackMatrix, without padding.
 absl::Status UnpackCodes(const MatrixLayout& layout, const std::byte* record,
                          QuantizedMatrix* matrix);

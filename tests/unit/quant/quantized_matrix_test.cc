@@ -2,7 +2,10 @@
 // loses what it must.
 #include "quant/quantized_matrix.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "base/bf16.h"
@@ -61,6 +64,84 @@ TEST_CASE("codes and scales of every scheme and odd shapes survive a record") {
         REQUIRE_OK(UnpackMatrix(*m, record.data(), &widened));
         CHECK(widened == Dequantize(scheme, q));
       }
+    }
+  }
+}
+
+// Word `word` of a tile, field `bit` on.
+void PutField(int64_t word, int64_t k, int64_t bit, unsigned field, std::byte* tile) {
+  tile[word * 4 + k % 2 * 2 + k % 16 / 8] |= static_cast<std::byte>(field << bit);
+}
+
+// docs/reference/layout.md, code by code.
+void PutCode(int bits, int64_t row, int64_t k, unsigned code, std::byte* tile) {
+  const int64_t lane = row % 8 * 4 + k % 8 / 2, half = row / 8, k16 = k / 16;
+  if (bits == 8) PutField((k16 * 32 + lane) * 2 + half, k, 0, code, tile);
+  if (bits == 4) PutField(k16 * 32 + lane, k, 4 * half, code, tile);
+  if (bits > 3) return;
+  PutField(k16 / 2 * 32 + lane, k, 2 * (2 * (k16 % 2) + half), code & 3, tile);
+  if (bits == 3) PutField(64 + lane, k, 2 * k16 + half, code >> 2, tile);
+}
+
+TEST_CASE("packed tiles are what single codes make") {
+  for (const Scheme& scheme : QuantizedSchemes()) {
+    for (const auto& [hidden, intermediate] :
+         std::vector<std::pair<int64_t, int64_t>>{{128, 64}, {72, 40}, {200, 17}, {1, 3}}) {
+      const RecordLayout layout =
+          *MakeRecordLayout(hidden, intermediate, ExpertFormat::Uniform(scheme));
+      std::vector<std::byte> record(layout.bytes, std::byte{0xee});
+      for (const MatrixLayout* m : {&layout.up, &layout.down}) {
+        INFO(scheme.Name() << " " << m->rows << " x " << m->k);
+        std::mt19937_64 rng(m->weight_offset + 5);
+        QuantizedMatrix q = MakeQuantizedMatrix(*m);
+        std::fill(q.scales.begin(), q.scales.end(), 1.0f);
+        std::vector<std::byte> expected(m->weight_bytes);
+        for (int64_t i = 0; i < m->rows * m->k; ++i) {
+          const int64_t row = i / m->k, k = i % m->k;
+          const int bits = scheme.weight_bits;
+          q.codes[i] = static_cast<uint8_t>(rng() % (1u << bits));
+          if (scheme.fp8 && (q.codes[i] & 0x7f) == 0x7f) q.codes[i] = 0xfe;
+          const int64_t tile = row / 16 * (m->padded_k / 64) + k / 64;
+          PutCode(bits, row % 16, k % 64, q.codes[i], expected.data() + tile * 128 * bits);
+        }
+        REQUIRE_OK(PackMatrix(*m, q, record.data()));
+        const std::byte* weights = record.data() + m->weight_offset;
+        CHECK(std::equal(expected.begin(), expected.end(), weights));
+      }
+    }
+  }
+}
+
+TEST_CASE("packed scales are what single ones make") {
+  for (const Scheme& scheme : QuantizedSchemes()) {
+    const ScaleType type = scheme.scales;
+    const int64_t width = ScaleBytes(type);
+    const RecordLayout layout = *MakeRecordLayout(2048, 200, ExpertFormat::Uniform(scheme));
+    const MatrixLayout& m = layout.up;
+    INFO(scheme.Name());
+    std::mt19937_64 rng(11);
+    QuantizedMatrix q = MakeQuantizedMatrix(m);
+    for (size_t i = 0; i < q.scales.size(); ++i) {  // rows that vectors take, and others
+      float& scale = q.scales[i];
+      scale = static_cast<float>(1 + rng() % 200) / 16;
+      if (i / q.groups() % 64 < 16) scale = std::bit_cast<float>(static_cast<uint32_t>(rng()));
+      if (!scheme.imported() && std::isfinite(scale)) continue;  // is rounded
+      const bool any = type == ScaleType::kF32 || !std::isfinite(scale);
+      scale = any ? 0.0f : DecodeScale(type, EncodeScale(type, std::fmod(scale, 448.0f)));
+      if (!std::isfinite(scale)) scale = 1;
+    }
+    if (type == ScaleType::kE8M0) std::replace(q.scales.begin(), q.scales.end(), 0.0f, 1.0f);
+    for (float& zero : q.offsets) zero = static_cast<float>(rng() % 17);
+    std::vector<std::byte> record(layout.bytes, std::byte{0xee});
+    REQUIRE_OK(PackScales(m, q, record.data()));
+    for (int64_t i = 0; i < m.padded_rows * q.groups(); ++i) {
+      const int64_t row = i % m.padded_rows, at = row * q.groups() + i / m.padded_rows;
+      uint32_t bits = 0;
+      std::memcpy(&bits, record.data() + m.scale_offset + i * width, width);
+      REQUIRE(bits == (row < m.rows ? EncodeScale(type, q.scales[at]) : 0));
+      if (!scheme.zero_points) continue;
+      const float zero = row < m.rows ? q.offsets[at] : 0;
+      REQUIRE(std::to_integer<int>(record[m.zero_offset() + i]) == static_cast<int>(zero));
     }
   }
 }
@@ -180,6 +261,10 @@ TEST_CASE("what does not fit a layout is refused by name") {
   q.codes[5 * 128 + 9] = 16;
   CHECK_THAT(std::string(PackMatrix(layout.gate, q, record.data()).message()),
              Catch::Contains("code 16 at row 5, k 9"));
+  q = MakeQuantizedMatrix(layout.gate);
+  q.codes[20 * 128 + 70] = 255;
+  CHECK_THAT(std::string(PackMatrix(layout.gate, q, record.data()).message()),
+             Catch::Contains("code 255 at row 20, k 70"));
   q = MakeQuantizedMatrix(layout.gate);
   q.scales[3] = std::nanf("");
   CHECK_THAT(std::string(PackMatrix(layout.gate, q, record.data()).message()),

@@ -1,0 +1,165 @@
+#include "checkpoint/stored_codes.h"
+
+#include <emmintrin.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/status_macros.h"
+
+namespace moert {
+namespace {
+
+constexpr int64_t kOfWord = 8;
+constexpr int64_t kVector = 16;
+constexpr int64_t kPassBytes = int64_t{1} << 16;  // stay in a core's cache
+
+__m128i Load(const uint8_t* from) {
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+}
+void Store(__m128i bytes, uint8_t* to) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes); }
+__m128i LowNibbles(__m128i x) { return _mm_and_si128(x, _mm_set1_epi8(15)); }
+__m128i HighNibbles(__m128i x) { return LowNibbles(_mm_srli_epi16(x, 4)); }
+
+void UnpackBytes(const uint8_t* from, int64_t width, uint8_t flip, uint8_t* to) {
+  const __m128i flips = _mm_set1_epi8(static_cast<char>(flip));
+  int64_t i = 0;
+  for (; i + kVector <= width; i += kVector) Store(_mm_xor_si128(Load(from + i), flips), to + i);
+  for (; i < width; ++i) to[i] = from[i] ^ flip;
+}
+
+void UnpackNibbles(const uint8_t* from, int64_t width, uint8_t* to) {
+  int64_t i = 0;
+  for (; i + 2 * kVector <= width; i += 2 * kVector) {
+    const __m128i both = Load(from + i / 2);
+    const __m128i low = LowNibbles(both), high = HighNibbles(both);
+    Store(_mm_unpacklo_epi8(low, high), to + i);
+    Store(_mm_unpackhi_epi8(low, high), to + i + kVector);
+  }
+  for (; i < width; ++i) to[i] = i % 2 == 0 ? from[i / 2] & 15 : from[i / 2] >> 4;
+}
+
+// Eight codes of each of two rows.
+void StoreRows(__m128i codes, uint8_t* first, uint8_t* second) {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(first), codes);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(second), _mm_unpackhi_epi64(codes, codes));
+}
+
+// Eight channels of four rows at a time; `lines` lie `apart`.
+void UnpackChannelWords(const uint8_t* lines, int64_t apart, int64_t rows, int64_t width,
+                        CodeTile& codes) {
+  for (int64_t k = 0; k < width; k += kOfWord, lines += apart) {
+    for (int64_t r = 0; r < rows; r += 4) {
+      const __m128i words = Load(lines + r * 4);
+      const __m128i low = LowNibbles(words), high = HighNibbles(words);
+      StoreRows(_mm_unpacklo_epi8(low, high), codes[r] + k, codes[r + 1] + k);
+      StoreRows(_mm_unpackhi_epi8(low, high), codes[r + 2] + k, codes[r + 3] + k);
+    }
+  }
+}
+
+struct Eight {
+  __m128i x[8];
+};
+
+// The first half of all bytes and the second half in turns: the highest bit of a byte's place
+// becomes the lowest.
+Eight Shuffle(const Eight& of) {
+  const auto& x = of.x;
+  return {{_mm_unpacklo_epi8(x[0], x[4]), _mm_unpackhi_epi8(x[0], x[4]),
+           _mm_unpacklo_epi8(x[1], x[5]), _mm_unpackhi_epi8(x[1], x[5]),
+           _mm_unpacklo_epi8(x[2], x[6]), _mm_unpackhi_epi8(x[2], x[6]),
+           _mm_unpacklo_epi8(x[3], x[7]), _mm_unpackhi_epi8(x[3], x[7])}};
+}
+// [16 channels][8 bytes] -> [8 bytes][16 channels]
+Eight Transpose(const Eight& x) { return Shuffle(Shuffle(Shuffle(Shuffle(x)))); }
+
+// The words of a channel: eight or 16 rows.
+__m128i LoadChannel(const uint8_t* line, int64_t rows) {
+  if (rows == kRowTile) return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(line));
+  int32_t word;
+  std::memcpy(&word, line, sizeof(word));
+  return _mm_cvtsi32_si128(word);
+}
+
+// 16 channels at a time; `lines` lie `apart`.
+void UnpackRowWords(const uint8_t* lines, int64_t apart, int64_t rows, int64_t width,
+                    CodeTile& codes) {
+  for (int64_t k = 0; k < width; k += kVector) {
+    Eight channels = {};
+    for (int64_t c = 0; c < std::min(kVector, width - k); c += 2) {
+      const uint8_t* line = lines + (k + c) * apart;
+      channels.x[c / 2] =
+          _mm_unpacklo_epi64(LoadChannel(line, rows), LoadChannel(line + apart, rows));
+    }
+    const Eight bytes = Transpose(channels);
+    for (int64_t i = 0; i < rows; i += 2) {
+      const int64_t first = i / kOfWord * kOfWord;
+      const __m128i both = bytes.x[i / 2];
+      Store(LowNibbles(both), codes[first + kAwqOrder[i % kOfWord]] + k);
+      Store(HighNibbles(both), codes[first + kAwqOrder[i % kOfWord + 1]] + k);
+    }
+  }
+}
+
+/// A part of a matrix whose lines have been read.
+struct Part {
+  int64_t row, rows, k, width;
+  const uint8_t* lines;
+};
+
+void Unpack(const StoredCodes& from, const Part& part, int64_t row, int64_t k, CodeTile& codes) {
+  const int64_t rows = std::min<int64_t>(kRowTile, part.row + part.rows - row);
+  const int64_t width = std::min<int64_t>(kKTile, part.k + part.width - k);
+  if (rows < kRowTile || width < kKTile) std::memset(codes, 0, sizeof(codes));
+  if (from.form == CodeForm::kChannelWords) {
+    const uint8_t* lines = part.lines + (k - part.k) / kOfWord * from.line_bytes;
+    return UnpackChannelWords(lines + row * 4, from.line_bytes, rows, width, codes);
+  }
+  if (from.form == CodeForm::kRowWords) {
+    const uint8_t* lines = part.lines + (k - part.k) * from.line_bytes;
+    return UnpackRowWords(lines + row / 2, from.line_bytes, rows, width, codes);
+  }
+  const int64_t apart = from.line_step * from.line_bytes;
+  const uint8_t* line = part.lines + (row - part.row) * apart;
+  for (int64_t r = 0; r < rows; ++r, line += apart) {
+    if (from.form == CodeForm::kNibbles) {
+      UnpackNibbles(line + k / 2, width, codes[r]);
+    } else {
+      UnpackBytes(line + k, width, from.form == CodeForm::kSignedBytes ? 0x80 : 0, codes[r]);
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status ReadCodeTiles(const Checkpoint& checkpoint, const StoredCodes& from, TakeTile take) {
+  const bool words = from.form == CodeForm::kChannelWords || from.form == CodeForm::kRowWords;
+  // A line is one of `rows` or of `k`, or eight of the latter.
+  const int64_t all = words ? from.k : from.rows;
+  const int64_t tile = words ? kKTile : kRowTile;
+  const int64_t of_line = from.form == CodeForm::kChannelWords ? kOfWord : 1;
+  const int64_t apart = from.line_step * from.line_bytes;
+  const int64_t most = std::max<int64_t>(kPassBytes / apart * of_line / tile, 1) * tile;
+  std::vector<uint8_t> lines(std::min(most, all) / of_line * apart);
+  CodeTile codes;
+  for (int64_t first = 0; first < all; first += most) {
+    const int64_t count = std::min(most, all - first);
+    const int64_t bytes = (count / of_line - 1) * apart + from.line_bytes;
+    MOERT_RETURN_IF_ERROR(checkpoint.ReadBytes(
+        *from.tensor, from.first_line * from.line_bytes + first / of_line * apart,
+        {reinterpret_cast<std::byte*>(lines.data()), static_cast<size_t>(bytes)}));
+    const Part part = words ? Part{0, from.rows, first, count, lines.data()}
+                            : Part{first, count, 0, from.k, lines.data()};
+    for (int64_t row = part.row; row < part.row + part.rows; row += kRowTile) {
+      for (int64_t k = part.k; k < part.k + part.width; k += kKTile) {
+        Unpack(from, part, row, k, codes);
+        MOERT_RETURN_IF_ERROR(take(row, k, codes));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace moert

@@ -1,0 +1,45 @@
+// The codes of a matrix as files have them, read a tile at a time.
+#ifndef MOERT_LIB_CHECKPOINT_STORED_CODES_H_
+#define MOERT_LIB_CHECKPOINT_STORED_CODES_H_
+
+#include <cstdint>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "moert/offline/checkpoint.h"
+#include "quant/code_tile.h"
+
+namespace moert {
+
+/// How codes lie in lines, one behind the other.
+enum class CodeForm {
+  kBytes,         // a line: a row, a byte a channel
+  kSignedBytes,   // the same, less 128
+  kNibbles,       // a line: a row, two channels a byte, the lower one in the low bits
+  kChannelWords,  // GPTQ, a line: eight channels, an int32 a row
+  kRowWords,      // AWQ, a line: a channel, an int32 of eight rows
+};
+
+/// Which row of eight each nibble of a word is of in AWQ's files.
+inline constexpr int64_t kAwqOrder[] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+/// Where they lie. Words take rows and channels that are multiples of 8.
+struct StoredCodes {
+  const TensorInfo* tensor = nullptr;
+  CodeForm form = CodeForm::kBytes;
+  int64_t rows = 0;
+  int64_t k = 0;
+  int64_t line_bytes = 0;
+  int64_t first_line = 0;
+  int64_t line_step = 1;  // from row to row
+};
+
+/// Receives the tile whose first code is at (row, k); an error ends the reading.
+using TakeTile = absl::FunctionRef<absl::Status(int64_t row, int64_t k, const CodeTile& codes)>;
+
+/// Reads all tiles, each once, some lines at a time.
+absl::Status ReadCodeTiles(const Checkpoint& checkpoint, const StoredCodes& codes, TakeTile take);
+
+}  // namespace moert
+
+#endif  // MOERT_LIB_CHECKPOINT_STORED_CODES_H_
