@@ -8,8 +8,8 @@ its experts, and pinned RAM the share that the machine's RAM holds. Another prog
 --gbps meanwhile, so that a faster link stands for PCIe 4; 0: none does. `moert-bench probe` measures the link that is
 left; the time of a layer is that of the same command when everything is on the card. The simulator, told both and a
 recorded run's routing, expects a speed; the wall clock measures it: medians, as first steps load code, and means. Records
-that RAM has no room for come from the file, at the rate at which the library reads experts here: from the page cache,
-where the machine has more RAM than the emulated one.
+that RAM has no room for come from the file, at the rate at which the library reads as many experts again and again here:
+from the page cache, where the machine has more RAM than the emulated one, and from the processor's where they are few.
 """
 import argparse
 import ctypes
@@ -27,27 +27,30 @@ from first_evening import MACHINES, ROOT, Tools, compare, finish, run
 
 EXPERTS = 128
 SHAPE = ["--hidden", "2048", "--intermediate", "768", "--experts", str(EXPERTS), "--top-k", "8", "--heads", "32", "--head-dim", "128"]
-UNTIMED = 8
 PIECE = 9 << 20  # bytes: an expert in bf16
 
 
-def record_rate(tools, count=100):
-    """Bytes a second at which the library reads experts of a checkpoint one after the other, in any order."""
-    library, places = ctypes.CDLL(str(tools.library)), random.Random(1)
+def record_rate(tools, share, seconds=1):
+    """Bytes a second at which the library reads a share of a checkpoint's experts, again and again in any order."""
+    library, order = ctypes.CDLL(str(tools.library)), random.Random(1)
     library.moert_source_read.argtypes = [ctypes.c_void_p, *[ctypes.c_int32] * 3, ctypes.c_void_p, ctypes.c_uint64,
                                           ctypes.c_void_p]
     source, record = ctypes.c_void_p(), ctypes.create_string_buffer(PIECE)
-    codes = [library.moert_source_open(os.fsencode(tools.model), None, ctypes.byref(source), None)]
-    for i in range(count + UNTIMED):  # which touch the buffer first, as pinned memory has been
-        if i == UNTIMED:
-            begin = time.perf_counter()
-        layer, expert = places.randrange(tools.layers), places.randrange(EXPERTS)
-        codes.append(library.moert_source_read(source, layer, expert, 0, record, PIECE, None))
-    seconds = time.perf_counter() - begin
+    codes = {library.moert_source_open(os.fsencode(tools.model), None, ctypes.byref(source), None)}
+    places = [(layer, expert) for layer in range(tools.layers) for expert in range(EXPERTS)]
+    places = order.sample(places, max(1, round(share * len(places))))
+    read = lambda place: codes.add(library.moert_source_read(source, *place, 0, record, PIECE, None))
+    for place in places:  # and the buffer is touched, as pinned memory has been
+        read(place)
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        read(order.choice(places))
+        count += 1
+    rate = count * PIECE / (time.perf_counter() - begin)
     library.moert_source_destroy(source)
-    if any(codes):
-        sys.exit(f"{tools.model}: experts cannot be read: codes {set(codes)}")
-    return count * PIECE / seconds
+    if codes != {0}:
+        sys.exit(f"{tools.model}: experts cannot be read: codes {codes}")
+    return rate
 
 
 def made_checkpoint(folder, layers):
@@ -73,9 +76,9 @@ def measured_profile(tools, folder):
 def evening(tools, machine, folder, known, own, trace):
     print(machine.title())
     share = f"{100 * machine.share:.0f}%"
-    link, disk = known["link_bytes_per_s"], record_rate(tools)
-    profile, report = folder / "evening.json", folder / "sim.json"
     from_file = 1 - machine.pinned  # RAM is filled when the engine opens, whatever the card will have
+    link, disk = known["link_bytes_per_s"], record_rate(tools, from_file)
+    profile, report = folder / "evening.json", folder / "sim.json"
     profile.write_text(json.dumps({**known, "link_bytes_per_s": 1 / (1 / link + from_file / disk)}))
     run([str(tools.bin / "moert-sim"), "--trace", str(trace), "--profile", str(profile), "--strategy", "on-demand",
          "--budget", share, "--force", "--json", str(report)])

@@ -31,7 +31,7 @@ ROUNDS = 3
 def rounds(options, tokens, ours, programs):
     """Rounds of our products and the rivals', in turns."""
     bench = [options.build / "bin" / "moert-bench", "gemm", "--backend", "cuda", "--shape", "qwen3-30b", "--zipf", "0", "--batch",
-             tokens, *ours, "--repeats", "7", "--quiet", "--json", options.out / "gemm.tmp"]
+             tokens, *ours, "--repeats", "7", "--force", "--quiet", "--json", options.out / "gemm.tmp"]
     rivals = [options.python, HERE / "grouped_rivals.py", options.kernels, "--tokens", tokens, "--programs", programs]
     found = []
     for _ in range(ROUNDS):
