@@ -92,6 +92,8 @@ struct EngineOptions {
   int device = 0;
   /// CUDA backend: most bytes of pinned host memory that keep records read before; -1: what the
   /// machine can spare when the engine opens, less an eighth of it (MemoryPlan::pinned_bytes).
+  /// Simulation: what RAM holds, others come from a file (HardwareProfile::file_bytes_per_s); -1:
+  /// all.
   int64_t host_budget = -1;
   ActivationNumerics activation = ActivationNumerics::kBF16;
   ClockKind clock = ClockKind::kWall;

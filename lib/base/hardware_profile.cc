@@ -148,6 +148,7 @@ absl::StatusOr<HardwareProfile> LoadProfile(const std::string& path) try {
   p.link_streams = static_cast<int>(streams);
   MOERT_RETURN_IF_ERROR(
       ReadNumber(json, path, "stream_bytes_per_s", 0, 1e15, &p.stream_bytes_per_s));
+  MOERT_RETURN_IF_ERROR(ReadNumber(json, path, "file_bytes_per_s", 1, 1e15, &p.file_bytes_per_s));
   const std::pair<const char*, int64_t*> times[] = {
       {"link_latency_ns", &p.link_latency_ns},
       {"decode_layer_ns", &p.decode_layer_ns},

@@ -126,9 +126,19 @@ absl::StatusOr<std::unique_ptr<TransferQueue>> MakeReaderQueue(const ExpertSourc
                                                                const Clock* clock, int threads,
                                                                std::shared_ptr<LinkPacer> pacer);
 
-/// A logical link with the profile's rate and latency. source null: nothing is read.
+/// RAM below a logical link that does not hold all records. A reader brings what it lacks from a
+/// file, at the profile's rate, while the link carries others; it stays there while there is room.
+struct RamTier {
+  std::vector<ExpertKey> kept = {};  // from the start, of source version 0
+  int64_t room = 0;                  // bytes
+  int readers = 1;                   // that read at once
+};
+
+/// A logical link with the profile's rate and latency. source null: nothing is read. Without `ram`
+/// every record is there.
 std::unique_ptr<TransferQueue> MakeVirtualLink(const ExpertSource* source, VirtualClock* clock,
-                                               const HardwareProfile* profile);
+                                               const HardwareProfile* profile,
+                                               std::optional<RamTier> ram = std::nullopt);
 
 }  // namespace moert
 

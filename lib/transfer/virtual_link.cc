@@ -1,5 +1,11 @@
-// The simulated link of the virtual clock: some transfers at once, in the order of service.
+// The simulated link of the virtual clock: some transfers at once, in the order of service. Records
+// that RAM lacks are read from a file before, beside it.
 #include <algorithm>
+#include <array>
+#include <limits>
+#include <optional>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "base/exception_status.h"
@@ -10,26 +16,33 @@ namespace {
 
 class VirtualLink final : public TransferQueue {
  public:
-  VirtualLink(const ExpertSource* source, VirtualClock* clock, const HardwareProfile* profile)
-      : source_(source), clock_(clock), profile_(profile) {
+  VirtualLink(const ExpertSource* source, VirtualClock* clock, const HardwareProfile* profile,
+              std::optional<RamTier> ram)
+      : source_(source), clock_(clock), profile_(profile), has_all_(!ram.has_value()) {
     active_.reserve(profile->link_streams);
+    if (has_all_) return;
+    room_ = ram->room;
+    readers_ = ram->readers;
+    reading_.reserve(readers_);
+    for (ExpertKey key : ram->kept) kept_.insert({key.layer, key.expert, 0});
   }
 
   void Submit(const Transfer& transfer) override {
     // Transfers that ended before now free the link first: service follows logical time.
     Run(clock_->now_ns());
-    waiting_.Push(transfer, clock_->now_ns());
+    (InRam(transfer) ? waiting_ : unread_).Push(transfer, clock_->now_ns());
     Start(clock_->now_ns());
   }
 
   void Raise(ExpertKey key, int version, LoadReason reason) override {
     Run(clock_->now_ns());
+    unread_.Raise(key, version, reason);
     waiting_.Raise(key, version, reason);
   }
 
   bool Cancel(ExpertKey key, int version) override {
     Run(clock_->now_ns());
-    return waiting_.Remove(key, version).has_value();
+    return unread_.Remove(key, version).has_value() || waiting_.Remove(key, version).has_value();
   }
 
   void Poll(std::vector<TransferDone>* done) override {
@@ -40,10 +53,11 @@ class VirtualLink final : public TransferQueue {
   bool Wait(std::vector<TransferDone>* done) override {
     Run(clock_->now_ns());
     if (Deliver(done)) return true;
-    if (finished_.empty() && active_.empty()) return false;
-    const int64_t next =
-        finished_.empty() ? Earliest()->finished_ns : finished_.front().finished_ns;
-    clock_->AdvanceTo(next + profile_->arrival_ns);
+    while (finished_.empty()) {
+      if (active_.empty() && reading_.empty()) return false;
+      Run(std::min(NextEnd(active_), NextEnd(reading_)));
+    }
+    clock_->AdvanceTo(finished_.front().finished_ns + profile_->arrival_ns);
     Run(clock_->now_ns());
     return Deliver(done);
   }
@@ -58,19 +72,58 @@ class VirtualLink final : public TransferQueue {
     int64_t finished_ns = 0;
   };
 
-  std::vector<Active>::iterator Earliest() {
-    return std::min_element(active_.begin(), active_.end(), [](const Active& a, const Active& b) {
-      return a.finished_ns < b.finished_ns;
-    });
+  /// A record that a reader brings into RAM, or that waits there for the link.
+  struct Reading {
+    WaitingTransfers::Job job;
+    int64_t started_ns = 0;
+    int64_t finished_ns = 0;
+  };
+
+  template <typename T>
+  static auto Earliest(std::vector<T>& ends) {
+    return std::min_element(ends.begin(), ends.end(),
+                            [](const T& a, const T& b) { return a.finished_ns < b.finished_ns; });
+  }
+  template <typename T>
+  static int64_t NextEnd(std::vector<T>& ends) {
+    return ends.empty() ? std::numeric_limits<int64_t>::max() : Earliest(ends)->finished_ns;
   }
 
-  /// Starts what there is a stream for.
+  bool InRam(const Transfer& t) const {
+    return has_all_ || kept_.contains({t.key.layer, t.key.expert, t.source_version});
+  }
+
+  void Keep(const Transfer& t) {
+    if (t.bytes > room_ || InRam(t)) return;
+    kept_.insert({t.key.layer, t.key.expert, t.source_version});
+    room_ -= t.bytes;
+  }
+
+  /// Starts what there is a reader or a stream for.
   void Start(int64_t at) {
-    while (!waiting_.empty() && static_cast<int>(active_.size()) < profile_->link_streams) {
+    while (!unread_.empty() && static_cast<int>(reading_.size()) < readers_) {
+      Reading r{unread_.Pop()};
+      Keep(r.job.transfer);
+      r.started_ns = std::max(at, r.job.submitted_ns);
+      r.finished_ns =
+          r.started_ns + HardwareProfile::WholeNs(1e9 * static_cast<double>(r.job.transfer.bytes) /
+                                                  profile_->file_bytes_per_s);
+      reading_.push_back(r);
+    }
+    while (static_cast<int>(active_.size()) < profile_->link_streams) {
       Active a;
-      a.job = waiting_.Pop();
-      a.started_ns = std::max(at, a.job.submitted_ns);
-      a.flows_ns = a.started_ns + profile_->link_latency_ns;
+      if (!read_.empty()) {
+        a.job = read_.front().job;
+        a.started_ns = read_.front().started_ns;
+        a.flows_ns = std::max(at, read_.front().finished_ns);
+        read_.erase(read_.begin());
+      } else if (!waiting_.empty()) {
+        a.job = waiting_.Pop();
+        a.flows_ns = a.started_ns = std::max(at, a.job.submitted_ns);
+      } else {
+        break;
+      }
+      a.flows_ns += profile_->link_latency_ns;
       a.bytes = static_cast<double>(a.job.transfer.bytes);
       active_.push_back(a);
     }
@@ -104,9 +157,15 @@ class VirtualLink final : public TransferQueue {
 
   /// Completes everything that ends by `now`.
   void Run(int64_t now) {
-    while (!active_.empty()) {
-      const auto first = Earliest();
-      if (first->finished_ns > now) return;
+    while (std::min(NextEnd(active_), NextEnd(reading_)) <= now) {
+      if (NextEnd(reading_) < NextEnd(active_)) {
+        const auto first = Earliest(reading_);
+        read_.push_back(*first);
+        reading_.erase(first);
+        Start(read_.back().finished_ns);
+        continue;
+      }
+      const auto first = Earliest(active_);
       finished_.reserve(finished_.size() + 1);  // nothing fails once it has left active_
       const Active a = *first;
       active_.erase(first);
@@ -132,7 +191,14 @@ class VirtualLink final : public TransferQueue {
   const ExpertSource* source_;
   VirtualClock* clock_;
   const HardwareProfile* profile_;
-  WaitingTransfers waiting_;
+  const bool has_all_;                 // RAM
+  std::set<std::array<int, 3>> kept_;  // layer, expert, source version
+  int64_t room_ = 0;
+  int readers_ = 0;
+  WaitingTransfers unread_;             // RAM lacks them
+  std::vector<Reading> reading_;        // at most readers_
+  std::vector<Reading> read_;           // wait for the link, before waiting_
+  WaitingTransfers waiting_;            // in RAM
   std::vector<Active> active_;          // at most link_streams
   std::vector<TransferDone> finished_;  // in the order of finishing, not delivered
 };
@@ -140,8 +206,9 @@ class VirtualLink final : public TransferQueue {
 }  // namespace
 
 std::unique_ptr<TransferQueue> MakeVirtualLink(const ExpertSource* source, VirtualClock* clock,
-                                               const HardwareProfile* profile) {
-  return std::make_unique<VirtualLink>(source, clock, profile);
+                                               const HardwareProfile* profile,
+                                               std::optional<RamTier> ram) {
+  return std::make_unique<VirtualLink>(source, clock, profile, std::move(ram));
 }
 
 }  // namespace moert

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kRows = 3;
 constexpr int kSteps = 3;
+constexpr int kMostSteps = 200;  // until something that depends on time has happened
 
 SyntheticShape Shape() {
   SyntheticShape shape;
@@ -165,8 +166,12 @@ TEST_CASE("faults of captured steps while records come into pinned memory and le
     const auto engine = open();
     REQUIRE_OK(engine.status());
     REQUIRE((*engine)->graph_needs().capturable);
-    for (int s = 0; s < 4; ++s) REQUIRE_OK(Replay(engine->get(), 1).status);
-    CHECK((*engine)->stats().cpu_below > 0);
+    // A CPU that others load is late at times.
+    const auto below = [&] { return (*engine)->stats().cpu_below; };
+    for (int s = 0; s < kMostSteps && below() == 0; ++s) {
+      REQUIRE_OK(Replay(engine->get(), 1).status);
+    }
+    CHECK(below() > 0);
   }
   const auto drive = [](Engine* engine) { return Replay(engine, 1); };
   FaultedLife life{"beside pinned memory", open, drive, 1};
@@ -189,10 +194,12 @@ TEST_CASE("faults of captured steps whose misses device and CPU share") {
       REQUIRE_OK(engine.status());
       REQUIRE((*engine)->graph_needs().capturable);
       for (int s = 0; s < 2; ++s) REQUIRE_OK(Replay(engine->get(), 1).status);
-      const int64_t before = (*engine)->stats().cpu_computed;
-      REQUIRE_OK(Replay(engine->get(), 1, /*eager=*/0).status);  // all replayed
-      REQUIRE_OK(Replay(engine->get(), 1, /*eager=*/0).status);  // counts come a step late
-      CHECK((*engine)->stats().cpu_computed > before);
+      const auto computed = [&] { return (*engine)->stats().cpu_computed; };
+      const int64_t before = computed();
+      for (int s = 0; s < kMostSteps && computed() == before; ++s) {
+        REQUIRE_OK(Replay(engine->get(), 1, /*eager=*/0).status);  // all replayed
+      }
+      CHECK(computed() > before);
     }
     const auto drive = [](Engine* engine) { return Replay(engine, 1); };
     FaultedLife life{std::string("shared with a CPU ") + strategy, open, drive, 1};

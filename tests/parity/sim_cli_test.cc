@@ -91,6 +91,23 @@ TEST_CASE("recorded routing of the trained model replays with the model's sizes"
   CHECK(previous > 0.99);
 }
 
+TEST_CASE("what RAM lacks is slower, and only while it is lacking") {
+  const std::string trace = "moert-sim --trace " + SourceDir() +
+                            "/tests/data/traces/tiny-gsm8k.safetensors --model " + TinyModelDir() +
+                            " --budget 20%";
+  const Json all = RunJson(trace);
+  const auto mean = [](const Json& run) { return run["tpot_ms"]["mean"].get<double>(); };
+  double previous = mean(all);
+  for (const char* ram : {"all", "90%", "50%", "0"}) {
+    const Json run = RunJson(trace + " --host-budget " + ram);
+    CHECK(run["experts"] == all["experts"]);
+    CHECK(mean(run) >= previous);
+    if (std::string(ram) == "50%") CHECK(mean(run) > 1.01 * mean(all));
+    previous = mean(run);
+  }
+  CHECK(previous > 1.03 * mean(all));
+}
+
 TEST_CASE("wrong arguments are named") {
   CHECK(Run("moert-sim").status == 2);
   const Outcome none = Run("moert-sim --trace /nowhere");

@@ -7,7 +7,7 @@ A checkpoint of Qwen3-30B-A3B's layers with random weights stands for a publishe
 its experts, and pinned RAM the share that the machine's RAM holds. Another program moves pinned memory to the device at
 --gbps meanwhile, so that a faster link stands for PCIe 4; 0: none does. `moert-bench probe` measures the link that is
 left; the time of a layer is that of the same command when everything is on the card. The simulator, told both and a
-recorded run's routing, expects a speed; the wall clock measures it: medians, as first steps load code, and means. Records
+recorded run's routing, expects a speed; the wall clock measures it: tokens over time, and medians of the steps. Records
 that RAM has no room for come from the file, at the rate at which the library reads as many experts again and again here:
 from the page cache, where the machine has more RAM than the emulated one, and from the processor's where they are few.
 """
@@ -76,18 +76,16 @@ def measured_profile(tools, folder):
 def evening(tools, machine, folder, known, own, trace):
     print(machine.title())
     share = f"{100 * machine.share:.0f}%"
-    from_file = 1 - machine.pinned  # RAM is filled when the engine opens, whatever the card will have
-    link, disk = known["link_bytes_per_s"], record_rate(tools, from_file)
+    link, disk = known["link_bytes_per_s"], record_rate(tools, 1 - machine.pinned)
     profile, report = folder / "evening.json", folder / "sim.json"
-    profile.write_text(json.dumps({**known, "link_bytes_per_s": 1 / (1 / link + from_file / disk)}))
-    run([str(tools.bin / "moert-sim"), "--trace", str(trace), "--profile", str(profile), "--strategy", "on-demand",
-         "--budget", share, "--force", "--json", str(report)])
+    profile.write_text(json.dumps({**known, "file_bytes_per_s": disk}))
     flags = ["--budget", share, "--strategy", "on-demand", "--host-budget", str(int(machine.pinned * tools.experts_bytes))]
+    run([str(tools.bin / "moert-sim"), "--trace", str(trace), "--profile", str(profile), *flags, "--force", "--json", str(report)])
     steps, expected = tools.score(*flags)["tpot_ms"], json.loads(report.read_text())["tpot_ms"]
     tools.python(*flags)
-    means = {"expected_mean_tokens_per_s": 1e3 / expected["mean"], "mean_tokens_per_s": 1e3 / steps["mean"]}
-    print(", ".join(f"{name} {speed:.2f}" for name, speed in means.items()))
-    return compare(machine, 1e3 / expected["p50"], 1e3 / steps["p50"], **means, link_gbps=link * 1e-9, file_gbps=disk * 1e-9,
+    medians = {"expected_median_tokens_per_s": 1e3 / expected["p50"], "median_tokens_per_s": 1e3 / steps["p50"]}
+    print(", ".join(f"{name} {speed:.2f}" for name, speed in medians.items()))
+    return compare(machine, 1e3 / expected["mean"], 1e3 / steps["mean"], **medians, link_gbps=link * 1e-9, file_gbps=disk * 1e-9,
                    pinned=machine.pinned, own_ms=own)
 
 

@@ -38,6 +38,7 @@ struct Options {
   std::string strategy = "on-demand";
   std::string promise;  // empty: as the strategy says
   std::string budget = "100%";
+  std::string host_budget;  // empty: RAM holds all
   double link_gbps = 0;
   std::string times = "profile";
   int64_t steps = 0;
@@ -70,6 +71,10 @@ absl::StatusOr<EngineOptions> MakeEngineOptions(const Options& o, const TraceHea
     return absl::InvalidArgumentError(absl::StrCat("--budget: ", budget.status().message()));
   }
   e.budget = *budget;
+  if (!o.host_budget.empty()) {
+    MOERT_ASSIGN_OR_RETURN(e.host_budget,
+                           ParseHostBudget(o.host_budget, ExpertBytes(*MakeSizesSource(header))));
+  }
   e.strategy = o.strategy;
   MOERT_RETURN_IF_ERROR(SetPromise(o.promise, &e));
   e.clock = ClockKind::kVirtual;
@@ -242,6 +247,9 @@ int Main(int argc, const char* const* argv) {
   AddPromise(&parser, &o.promise);
   parser.AddString("budget", &o.budget,
                    "memory for experts: 512MiB, 8GiB (everything), or 25% of the experts");
+  parser.AddString("host-budget", &o.host_budget,
+                   "what RAM holds, a size or 90% of the experts; others come from a file at the "
+                   "profile's file_bytes_per_s (default: all)");
   parser.AddDouble("link-gbps", &o.link_gbps, "rate of transfers, GB/s, in place of the profile's");
   parser.AddChoice("times", &o.times, {"profile", "recorded"},
                    "what computing takes: the profile's costs, or what the trace recorded");

@@ -24,6 +24,8 @@ struct HardwareProfile {
   // Transfers under way at once, and the rate of one that has the link to itself (0: the link's).
   int link_streams = 1;
   double stream_bytes_per_s = 0;
+  // One reader that brings a record from a file into RAM (simulation with a host_budget).
+  double file_bytes_per_s = 2e9;
   // From the end of a transfer until the layer that waits for it goes on; occupies no link.
   int64_t arrival_ns = 0;
   // One layer of a decode step with every expert resident: all of it where `compute` is empty

@@ -1,10 +1,14 @@
 // The null backend, for simulation: policies decide, blocks are counted and logical time passes,
 // but no record is read, no memory held and nothing multiplied. It plans memory as the CPU backend
 // does, so that budgets mean what they mean in a real run.
+#include <optional>
+#include <utility>
 
 #include "exec/backend.h"
 #include "exec/cpu/cpu_executor.h"
 #include "plan/layer_planner.h"
+#include "source/read_records.h"
+#include "transfer/transfer_queue.h"
 
 namespace moert {
 namespace {
@@ -80,9 +84,17 @@ class NullBackend final : public Backend {
     return MakeCountingBlockPool(sizes, limit, budget);
   }
   absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(
-      const ExpertSource* /*source*/, Clock* clock, const HardwareProfile* profile) override {
+      const ExpertSource* source, Clock* clock, const HardwareProfile* profile) override {
+    std::optional<RamTier> ram;
+    if (options_.host_budget >= 0) {
+      ram = RamTier{RecordsToKeep(*source, 0, options_.host_budget), options_.host_budget,
+                    options_.io_threads};
+      for (ExpertKey key : ram->kept) {
+        ram->room -= PlaceBytes(*source, key.layer, key.expert, 0);
+      }
+    }
     // Blocks that are only counted have no bytes to read into.
-    return MakeVirtualLink(nullptr, clock->as_virtual(), profile);
+    return MakeVirtualLink(nullptr, clock->as_virtual(), profile, std::move(ram));
   }
   absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(const ExecutorParts& parts) override {
     return std::make_unique<NullExecutor>(parts.profile->cpu_executor);

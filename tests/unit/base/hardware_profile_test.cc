@@ -98,6 +98,7 @@ TEST_CASE("a bad profile names the field") {
              Contains("ascend"));
   CHECK_THAT(error(R"({"link_bytes_per_s": -1})"), Contains("link_bytes_per_s"));
   CHECK_THAT(error(R"({"link_streams": 0})"), Contains("link_streams"));
+  CHECK_THAT(error(R"({"file_bytes_per_s": 0})"), Contains("file_bytes_per_s"));
   CHECK_THAT(error(R"({"version_compute": [1]})"), Contains("version_compute"));
   CHECK_THAT(error(R"({"version_compute": {"w4": {"compute": 1}}})"), Contains("'compute'"));
   CHECK_THAT(error(R"({"cpu_compute": {"w4": 1}})"), Contains("cpu_compute"));

@@ -1,5 +1,7 @@
 // The simulated link serves demand before prefetch before background, in logical time, one at a
 // time or as many as the profile says.
+#include <utility>
+
 #include "support/catch.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"
@@ -114,6 +116,54 @@ TEST_CASE("streams share the link's rate, and none exceeds its own") {
   CHECK(f.done[1].finished_ns == 2000);
   CHECK(f.done[2].started_ns == 1600);
   CHECK(f.done[2].finished_ns == 2000 + 250);
+}
+
+struct BelowRam : Fixture {
+  explicit BelowRam(RamTier ram) {
+    profile.link_latency_ns = 0;
+    profile.file_bytes_per_s = 0.5e9;
+    link = MakeVirtualLink(&source, &clock, &profile, std::move(ram));
+  }
+};
+
+TEST_CASE("records that RAM lacks are read beside the link, some at once, and then cross it") {
+  BelowRam f({.kept = {{0, 4}}, .readers = 2});
+  for (int e = 1; e <= 3; ++e) f.Submit(e, LoadReason::kDemand, 1000);
+  f.Submit(4, LoadReason::kDemand, 500);
+  while (f.link->Wait(&f.done)) {
+  }
+  // The one in RAM first; two are read by 2000 and cross one after the other; the third is read by
+  // 4000, when the link is free.
+  CHECK(f.Experts() == std::vector<int>{4, 1, 2, 3});
+  CHECK(f.done[0].finished_ns == 500);
+  CHECK(f.done[1].finished_ns == 3000);
+  CHECK(f.done[2].finished_ns == 4000);
+  CHECK(f.done[2].started_ns == 0);
+  CHECK(f.done[3].started_ns == 2000);
+  CHECK(f.done[3].finished_ns == 5000);
+}
+
+TEST_CASE("what is read stays in RAM while there is room") {
+  BelowRam f({.room = 1500});
+  for (const int expert : {1, 2, 1, 2}) {
+    f.Submit(expert, LoadReason::kDemand, 1000);
+    REQUIRE(f.link->Wait(&f.done));
+  }
+  CHECK(f.done[0].finished_ns == 3000);
+  CHECK(f.done[1].finished_ns == 6000);
+  CHECK(f.done[2].finished_ns == 7000);
+  CHECK(f.done[3].finished_ns == 10000);
+}
+
+TEST_CASE("a record that RAM lacks is forgotten before a reader has it, and not after") {
+  BelowRam f({});
+  for (int e = 1; e <= 3; ++e) f.Submit(e, LoadReason::kPrefetch, 1000);
+  f.link->Raise({0, 3}, 0, LoadReason::kDemand);
+  CHECK_FALSE(f.link->Cancel({0, 1}, 0));
+  CHECK(f.link->Cancel({0, 2}, 0));
+  while (f.link->Wait(&f.done)) {
+  }
+  CHECK(f.Experts() == std::vector<int>{1, 3});
 }
 
 TEST_CASE("one transfer alone takes a stream's time; whoever waits for it goes on a little later") {
