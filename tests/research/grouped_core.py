@@ -17,6 +17,7 @@ import argparse
 import json
 import pathlib
 import re
+import statistics
 
 import experiment
 import report
@@ -148,15 +149,27 @@ def beside_times():
     return times
 
 
+def times_of_rounds(rounds):
+    """The same of readme_sitting.py's rounds: medians of theirs."""
+    found = {}
+    for part in rounds:
+        for row in part["ours"]["results"]:
+            found.setdefault(row["scheme"], {}).setdefault(row["tokens"], []).append(row["gemms_us"]["median"])
+        for row in part["rivals"]:
+            for name, _, key in RIVALS:
+                if key in row:
+                    found.setdefault(name, {}).setdefault(row["T"], []).append(row[key]["median"])
+    return {name: {t: statistics.median(values) for t, values in of.items()} for name, of in found.items()}
+
+
 def beside():
     times = beside_times()
     names = ("bf16", "Triton bf16", "torch bf16", "w4a16_g128", "Marlin w4", "w8a8", "fp8_b128", "Triton fp8")
     return experiment.table(["tokens", *names], [[str(t), *(us(times[n][t]) for n in names)] for t in TOKENS])
 
 
-def lost(ours, rivals, tokens):
+def lost(times, ours, rivals, tokens):
     """["8 tokens to Triton bf16"]: where a rival takes less time."""
-    times = beside_times()
     return [f"{t:,} tokens to {name} ({us(times[name][t])})" for t in tokens
             for name in sorted(rivals, key=lambda n: times[n][t]) if times[name][t] < times[ours][t]]
 

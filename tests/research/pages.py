@@ -51,12 +51,13 @@ TABLES = {
     # Papers
     "papers": Table(papers_page.headlines, word="From the tables below and those of plans, which name their commits, and from `h200-importance.json`, "
                     "which mixes ccc9a9c0 and eb2a7808"),
-    "fate-served": Table(papers_page.served_table, (("h200-served", "runs"), ("h200-served", "device"))),
-    "fate-window": Table(papers_page.window_table, (("h200-served", "runs"), ("h200-served", "device"))),
+    "fate-served": Table(papers_page.served_table, (("h200-served", "runs", "qwen3-30b:12 1 graph"), ("h200-served", "device"))),
+    "fate-window": Table(papers_page.window_table, (("h200-served", "runs", "qwen3-30b:12 1 window"), ("h200-served", "device"))),
     "cross-layer": Table(papers_page.cross_layer, word=CLOCK),
     "alpha": Table(papers_page.alpha, word=CLOCK),
     "offload-converged": Table(lambda: offload_h200.table("converged"), ("h200-offload",)),
     "sharing": Table(sharing_h200.table, (("h200-sharing", "runs"),)),
+    "sharing-pinned": Table(sharing_h200.pinned_table, (("h200-pinned", "runs"),)),
     # The envelope and the frontier
     "envelope-exact": Table(digest.envelope_exact, ("envelope",), ENVELOPE),
     "envelope-h200": Table(envelope_h200.stored_table, (lambda: envelope_h200.origin("cells"),)),
@@ -70,7 +71,7 @@ TABLES = {
     "one-card-bytes": Table(one_card.bytes_table, word=SHAPES), "one-card-share": Table(one_card.share_table, word=SHAPES),
     "one-card-speed": Table(one_card.speed_table, word="Arithmetic, not measured: no consumer card was at hand"),
     "first-evenings": Table(first_evening.table, ("first-evenings",),
-                            word="llama-server at 6e7ed894, our tools at ca590bc9"),
+                            word="llama-server at 6e7ed894, our tools at 1a5cfdac, what they were expected to reach at 5cebf0d3"),
     # The rest
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices"),
     "cpu-formats": Table(digest.cpu_formats, word="Typed, at 3f6c4253. Two cores of a Xeon with AMX that others loaded"),

@@ -97,9 +97,9 @@ def pinned_table():
     """A row a link, batch and workload; a cell: ms a step by `fate` and by `on-demand`."""
     known, rows = load(STORED_PINNED), []
     for link, workload, batch in dict.fromkeys(tuple(name.split()[:3]) for name in known):
-        cells = [known[f"{link} {workload} {batch} {share} pinned"]["cells"] for share in PINNED_SHARES]
-        rows.append([link, f"{batch}, {workload}",
-                     *(", ".join(f"{time(cell[f'{PINNED_BUDGET} {s}']):.2f}" for s in PINNED) for cell in cells)])
+        runs = [known.get(f"{link} {workload} {batch} {share} pinned") for share in PINNED_SHARES]
+        rows.append([link, f"{batch}, {workload}", *(", ".join(
+            f"{time(run['cells'][f'{PINNED_BUDGET} {s}']):.2f}" for s in PINNED) if run else "-" for run in runs)])
     return experiment.table(["link", "batch, routing", "all pinned", "50 %", "25 %", "none"], rows)
 
 
