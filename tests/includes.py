@@ -19,7 +19,7 @@ DECLARED = [re.compile(pattern, re.M) for pattern in (
     r"^(?!using|return|class|struct|enum)[a-zA-Z][\w:<>,*& ]*?[ &*]([A-Z]\w+)\(")]
 # The same anywhere: members and what functions hold.
 INSIDE = [re.compile(p.pattern.replace("^", r"^\s*", 1), re.M) for p in DECLARED] + [
-    re.compile(r"\b(?:class|struct|enum class|typename|using)\s+([A-Z]\w+)"), re.compile(r"\b(k[A-Z]\w+)\s*[=,}\[{]")]
+    re.compile(r"\b(?:class|struct|enum|enum class|typename|using)\s+([A-Z]\w+)"), re.compile(r"\b(k[A-Z]\w+)\s*[=,}\[{]")]
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.S)
 WORD = re.compile(r"(?<![\w.>:])(?:moert::)?([A-Z][a-z]\w{2,}|k[A-Z]\w{3,}|MOERT_\w+)\b")
 
