@@ -42,7 +42,7 @@ class Tree:
         self.code[path] = COMMENT.sub(" ", re.sub(r"(?m)^\s*#\s*include.*$", "", code))
 
     def resolve(self, path, name):
-        for folder in ("examples", "examples/include", "tests"):
+        for folder in ("examples", "tests"):
             candidate = os.path.normpath(os.path.join(folder, name))
             if os.path.isfile(os.path.join(self.root, candidate)) and path.startswith(("examples", "tests")):
                 return candidate
@@ -87,14 +87,5 @@ def check(root):
     return problems, count
 
 
-def main():
-    root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-    problems, count = check(root)
-    for problem in problems:
-        print(problem)
-    print(f"{count} names, {len(problems)} of them not included")
-    return 1 if problems or count == 0 else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(layers.run(check, "names", "of them not included"))

@@ -107,14 +107,15 @@ def check(root):
     return problems, count
 
 
-def main():
-    root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..")
-    problems, count = check(root)
+def run(check_tree, looked_at, wrong):
+    """Prints what a check of SOURCE_DIR finds: its problems, and how much it looked at. The status to exit with."""
+    root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+    problems, count = check_tree(root)
     for problem in problems:
         print(problem)
-    print(f"{count} includes, {len(problems)} against the layers")
+    print(f"{count} {looked_at}, {len(problems)} {wrong}")
     return 1 if problems or count == 0 else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(check, "includes", "against the layers"))

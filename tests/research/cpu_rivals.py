@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""CPU products of kt-kernel and ours in turns, in Qwen3-30B-A3B's shape: docs/results/cpu.md.
+"""CPU products of kt-kernel and ours in turns, in Qwen3-30B-A3B's shape.
 
     cpu_rivals.py --bench build/release/bin/moert-bench --out FILE [--threads 16] [--tokens 1,8,32] [--rounds 3]
-    cpu_rivals.py --take FILE    puts it into docs/results/data/cpu-rivals.json
 
 Needs the packages kt_kernel and torch. kt-kernel runs a whole layer: gate, up, SiLU, down and the weighted sum, of layers
 with random weights that take turns, so that weights are not in the caches; ours is the whole layer of `moert-bench gemm`,
@@ -12,15 +11,12 @@ A time is the mean over a repetition's calls; a round has three repetitions of e
 import argparse
 import json
 import pathlib
-import statistics
 import sys
 import time
 
-import experiment
 import report
 import side_by_side
 
-STORED = report.DATA / "cpu-rivals.json"
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 128, 8, 2048, 768
 # Ours beside kt-kernel's method: the same weights' bits, or the nearest that it has.
 PAIRS = (("bf16", "BF16"), ("w8a8", "AMXINT8"), ("w4a8_g128", "AMXINT4"), ("w4a16_g32", "RAWINT4"), ("mxfp4", "MXFP4"),
@@ -51,7 +47,7 @@ class Layer:
     """A layer of kt-kernel's."""
 
     def __init__(self, kt, torch, pool, method, index):
-        self.torch, self.pool = torch, pool
+        self.pool = pool
         self.mask, self.order = torch.zeros(EXPERTS, dtype=torch.bool), torch.arange(EXPERTS)
         self.kept = matrices(torch, method)
         config = kt.moe.MOEConfig(EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, self.mask.data_ptr())
@@ -132,20 +128,6 @@ def measure(options):
         print(json.dumps(kept), flush=True)
 
 
-def table():
-    data = json.loads(STORED.read_text(encoding="utf-8"))
-    tokens = list(next(of["us"] for of in data["rounds"][0]["theirs"].values() if "us" in of))
-    rows = []
-    for scheme, method in PAIRS:
-        row = [f"`{scheme}`, `{method}`"]
-        for t in tokens:
-            mine = statistics.median(r["ours"]["us"][f"{scheme} {t}"] for r in data["rounds"])
-            of = [us for r in data["rounds"] for us in r["theirs"][method].get("us", {}).get(t, [])]
-            row.append(f"{mine:,.0f}, {statistics.median(of):,.0f}; {statistics.median(of) / mine:.2f}" if of else f"{mine:,.0f}, -")
-        rows.append(row)
-    return experiment.table(["ours, kt-kernel's", *(f"{t} tokens" for t in tokens)], rows)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench")
@@ -154,11 +136,8 @@ def main():
     parser.add_argument("--tokens", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--method", choices=CLASSES, help="measures kt-kernel alone")
-    parser.add_argument("--take", type=pathlib.Path)
     options = parser.parse_args()
-    if options.take:
-        STORED.write_text(options.take.read_text(encoding="utf-8"), encoding="utf-8")
-    elif options.method:
+    if options.method:
         print(json.dumps(theirs(options.method, options.threads, list(map(int, options.tokens.split(","))))))
     else:
         measure(options)

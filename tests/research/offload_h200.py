@@ -49,13 +49,6 @@ def table(name):
     return experiment.table(["strategy", "GiB", *heads], [[row, *cells] for row, cells in rows.items()])
 
 
-def over_expertflow():
-    """Times as many tokens a second as ExpertFlow's strategy and as uniform w4, batch 32, 48 layers."""
-    group, = digest.data(RUNS["batch-32"][0])["groups"]
-    ms = {v["strategy"]: v["step_mean_ms"] for v in group["variants"]}
-    return ms[EXPERTFLOW] / ms[DYNAEXQ], ms[LOW.split("@")[0]] / ms[DYNAEXQ]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", choices=RUNS, required=True)

@@ -2,7 +2,6 @@
 
 A row has one commit and one machine, or the check refuses it (origins.py).
 """
-
 import grouped_core as core
 import origins
 import sharing_h200 as sharing_data
