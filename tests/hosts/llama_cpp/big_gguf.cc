@@ -1,9 +1,10 @@
 // Writes a GGUF in the shape of Qwen3-30B-A3B with random weights, fast: experts in q4_0, the rest
 // in q8_0 and f32.
 //   big_gguf FILE LAYERS recorded|uniform|SKEW [THREADS [WORD ...]]
-// Words: mxfp4 or bf16, of experts; gpt-oss, the shape of gpt-oss-20b, in mxfp4; gpt-oss-120b;
-// deepseek-v3, the shape of its experts; routers, of a file that is there, those alone.
-// `recorded` routes as trained models were recorded to (made_model.h); `uniform` is the hard case.
+// Words: q4_k_m, mxfp4 or bf16, of experts; gpt-oss, the shape of gpt-oss-20b, in mxfp4;
+// gpt-oss-120b; deepseek-v3, the shape of its experts; routers, of a file that is there, those
+// alone. `recorded` routes as trained models were recorded to (made_model.h); `uniform` is the hard
+// case.
 #include <fcntl.h>
 #include <ggml.h>
 #include <gguf.h>
@@ -33,6 +34,10 @@ ggml_type GgmlOf(made::Type type) {
       return GGML_TYPE_Q8_0;
     case made::Type::kQ4:
       return GGML_TYPE_Q4_0;
+    case made::Type::kQ4K:
+      return GGML_TYPE_Q4_K;
+    case made::Type::kQ6K:
+      return GGML_TYPE_Q6_K;
     case made::Type::kBf16:
       return GGML_TYPE_BF16;
     default:
@@ -123,6 +128,7 @@ int main(int argc, char** argv) {
     if (word == "gpt-oss") shape = made::GptOss();
     if (word == "gpt-oss-120b") shape = made::GptOss(128);
     if (word == "deepseek-v3") shape = made::DeepSeekV3Experts();
+    if (word == "q4_k_m") shape.type = made::Type::kQ4K;
     if (word == "mxfp4") shape.type = made::Type::kMxfp4;
     if (word == "bf16") shape.type = made::Type::kBf16;
     if (word == "routers") routers = true;

@@ -1,6 +1,7 @@
 #include "made_model.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -67,20 +68,30 @@ uint64_t Next(uint64_t* state) {
 }
 
 struct Block {
-  size_t bytes, scale;  // of 32 values, of their scale; all of them where there is none
-  float levels;         // deviation of uniform random bits, in scales
+  size_t values, bytes;
+  size_t scale_at, scale_bytes;  // the whole block where it has no scale
+  float levels;                  // deviation of uniform random bits, in scales
 };
 Block BlockOf(Type type) {
   switch (type) {
     case Type::kQ8:
-      return {34, 2, 73.9f};
+      return {32, 34, 0, 2, 73.9f};
     case Type::kQ4:
-      return {18, 2, 4.61f};
+      return {32, 18, 0, 2, 4.61f};
+    case Type::kQ4K:
+      return {256, 144, 0, 4, 258.3f};
+    case Type::kQ6K:
+      return {256, 210, 208, 2, 1365.3f};
     case Type::kBf16:
-      return {64, 64, 18918.6f};
+      return {32, 64, 0, 64, 18918.6f};
     default:
-      return {17, 1, 2.93f};
+      return {32, 17, 0, 1, 2.93f};
   }
+}
+
+// Layers whose down projections Q4_K_M keeps in Q6_K.
+bool MoreBits(int layer, int layers) {
+  return layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
 }
 
 // Scales are small normal numbers of fp16.
@@ -142,8 +153,9 @@ std::vector<Tensor> Tensors(const Shape& of, int layers, const Routing& routing)
     all.back().common = scale.common;
     add_bias("ffn_gate_inp", {of.experts});
     add_both("ffn_gate_exps", of.type, {of.hidden, of.intermediate, of.experts});
-    add_both("ffn_down_exps", of.type, {of.intermediate, of.hidden, of.experts}, Kind::kAdded,
-             scale.down);
+    const bool more_bits = of.type == Type::kQ4K && MoreBits(l, layers);
+    add_both("ffn_down_exps", more_bits ? Type::kQ6K : of.type,
+             {of.intermediate, of.hidden, of.experts}, Kind::kAdded, scale.down);
     add_both("ffn_up_exps", of.type, {of.hidden, of.intermediate, of.experts});
   }
   return all;
@@ -151,7 +163,8 @@ std::vector<Tensor> Tensors(const Shape& of, int layers, const Routing& routing)
 
 size_t RowBytes(Type type, int64_t columns) {
   const auto count = static_cast<size_t>(columns);
-  return type == Type::kF32 ? 4 * count : count / 32 * BlockOf(type).bytes;
+  const Block of = BlockOf(type);
+  return type == Type::kF32 ? 4 * count : count / of.values * of.bytes;
 }
 
 Filler::Filler(const Tensor& tensor, uint64_t seed)
@@ -164,7 +177,7 @@ void Filler::Fill(int64_t first, int64_t count, std::vector<char>* out) {
     FillFloats(count, reinterpret_cast<float*>(out->data()));
     return;
   }
-  FillBlocks(columns / 32 * count, out->data());
+  FillBlocks(out);
   if (tensor_.kind == Kind::kEmbedding) SetCommon(count, out->data());
   if (tensor_.kind == Kind::kAdded) ClearFirst(first, count, out->data());
 }
@@ -182,26 +195,27 @@ void Filler::FillFloats(int64_t count, float* out) {
   }
 }
 
-void Filler::FillBlocks(int64_t blocks, char* out) {
+void Filler::FillBlocks(std::vector<char>* out) {
   const Block of = BlockOf(tensor_.type);
   const float scale = tensor_.deviation / of.levels;
-  if (tensor_.type == Type::kBf16) {
-    FillBf16(scale, static_cast<size_t>(blocks) * of.bytes, out);
-    return;
-  }
-  const uint16_t half = Half(scale);
+  if (tensor_.type == Type::kBf16) return FillBf16(scale, out->size(), out->data());
+  // The second scale of Q4_K is subtracted: the mean of its codes is 7.5.
+  const std::array<uint16_t, 2> halves = {Half(scale), Half(7.5f * scale)};
   // A scale of MXFP4 is a power of two: the two nearest, so often that mean squares are right.
   int power;
   const float above = std::frexp(scale, &power) * 2;  // 1 to 2
   const auto larger = static_cast<uint64_t>((above * above - 1) / 3 * 65536);
-  for (int64_t b = 0; b < blocks; ++b, out += of.bytes) {
-    std::memcpy(out, &half, of.scale);
+  const size_t codes = of.scale_at == 0 ? of.scale_bytes : 0;
+  const size_t codes_end = of.scale_at == 0 ? of.bytes : of.scale_at;
+  for (size_t at = 0; at < out->size(); at += of.bytes) {
+    char* const block = out->data() + at;
+    std::memcpy(block + of.scale_at, halves.data(), of.scale_bytes);
     if (tensor_.type == Type::kMxfp4) {
-      out[0] = static_cast<char>(127 + power - 1 + ((Next(&state_) & 65535) < larger));
+      block[0] = static_cast<char>(127 + power - 1 + ((Next(&state_) & 65535) < larger));
     }
-    for (size_t at = of.scale; at < of.bytes; at += 8) {
+    for (size_t i = codes; i < codes_end; i += 8) {
       const uint64_t bits = Next(&state_);
-      std::memcpy(out + at, &bits, 8);
+      std::memcpy(block + i, &bits, std::min<size_t>(8, codes_end - i));
     }
   }
 }
@@ -231,7 +245,8 @@ void Filler::ClearFirst(int64_t first, int64_t count, char* out) const {
   const size_t row = RowBytes(tensor_.type, tensor_.shape[0]);
   for (int64_t r = 0; r < count; ++r, out += row) {
     if ((first + r) % tensor_.shape[1] != 0) continue;
-    for (size_t at = 0; at < row; at += of.bytes) std::memset(out + at, 0, of.scale);
+    for (size_t at = of.scale_at; at < row; at += of.bytes)
+      std::memset(out + at, 0, of.scale_bytes);
   }
 }
 

@@ -29,13 +29,13 @@ struct Routing {
 };
 inline constexpr Routing kRecorded{.skew = 0.8f};
 
-enum class Type { kF32, kQ8, kQ4, kMxfp4, kBf16 };
+enum class Type { kF32, kQ8, kQ4, kQ4K, kQ6K, kMxfp4, kBf16 };
 
 struct Shape {
   const char* architecture = "qwen3moe";
   int64_t hidden = 2048, intermediate = 768, experts = 128, top_k = 8;
   int64_t vocabulary = 151936, head = 128, heads = 32, kv_heads = 4;
-  Type type = Type::kQ4;  // of the experts
+  Type type = Type::kQ4;  // of the experts; kQ4K: of some layers' down projections kQ6K, as Q4_K_M
   bool gpt_oss = false;
 };
 Shape GptOss(int64_t experts = 32);  // 128: of gpt-oss-120b
@@ -69,7 +69,7 @@ class Filler {
 
  private:
   void FillFloats(int64_t count, float* out);
-  void FillBlocks(int64_t blocks, char* out);
+  void FillBlocks(std::vector<char>* out);
   void FillBf16(float scale, size_t bytes, char* out);
   void SetCommon(int64_t count, char* out) const;
   void ClearFirst(int64_t first, int64_t count, char* out) const;

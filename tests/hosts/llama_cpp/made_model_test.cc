@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <list>
 #include <numeric>
 #include <string>
@@ -23,9 +24,60 @@ float OfHalf(const char* at) {
   return bits == 0 ? 0 : std::ldexp(1 + static_cast<float>(bits & 1023) / 1024, (bits >> 10) - 15);
 }
 
-// All values of a tensor, decoded as ggml does.
+constexpr std::array<float, 16> kE2m1 = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+int Byte(const char* at) { return static_cast<unsigned char>(*at); }
+int Nibble(const char* bytes, size_t i, size_t half) {
+  return i % (2 * half) < half ? Byte(bytes + i % half) & 15 : Byte(bytes + i % half) >> 4;
+}
+
+// Scales (0 to 7) and minima (8 to 15) of a block of Q4_K, of 6 bits each.
+int SixBits(const char* at, size_t i) {
+  if (i % 8 < 4) return Byte(at + i % 4 + i / 8 * 4) & 63;
+  const int low = Byte(at + 8 + i % 4);
+  return (i < 8 ? low & 15 : low >> 4) | (Byte(at + i % 4 + i / 8 * 4) >> 6 << 4);
+}
+
+float OfQ4K(const char* at, size_t i) {
+  const int code = Nibble(at + 16 + i / 64 * 32, i, 32);
+  return OfHalf(at) * static_cast<float>(SixBits(at + 4, i / 32) * code) -
+         OfHalf(at + 2) * static_cast<float>(SixBits(at + 4, 8 + i / 32));
+}
+
+float OfQ6K(const char* at, size_t i) {
+  const size_t half = i / 128, rest = i % 128;
+  const int low =
+      rest < 64 ? Byte(at + half * 64 + rest) & 15 : Byte(at + half * 64 + rest - 64) >> 4;
+  const int high = Byte(at + 128 + half * 32 + rest % 32) >> (rest / 32 * 2) & 3;
+  const auto scale = static_cast<signed char>(at[192 + i / 16]);
+  return OfHalf(at + 208) * static_cast<float>(scale * ((high << 4 | low) - 32));
+}
+
+// A value of a block, decoded as ggml does.
+float ValueOf(Type type, const char* at, size_t i) {
+  switch (type) {
+    case Type::kQ8:
+      return OfHalf(at) * static_cast<float>(static_cast<signed char>(at[2 + i]));
+    case Type::kQ4:
+      return OfHalf(at) * static_cast<float>(Nibble(at + 2, i, 16) - 8);
+    case Type::kQ4K:
+      return OfQ4K(at, i);
+    case Type::kQ6K:
+      return OfQ6K(at, i);
+    case Type::kMxfp4:
+      return std::ldexp(kE2m1[static_cast<size_t>(Nibble(at + 1, i, 16))], Byte(at) - 128);
+    default: {
+      float value = 0;
+      std::memcpy(reinterpret_cast<char*>(&value) + 2, at + 2 * i, 2);
+      return value;
+    }
+  }
+}
+
+size_t BlockValues(Type type) { return type == Type::kQ4K || type == Type::kQ6K ? 256 : 32; }
+
+// All values of a tensor.
 std::vector<float> ValuesOf(const made::Tensor& tensor) {
-  constexpr std::array<float, 16> kE2m1 = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   int64_t rows = 1;
   for (size_t i = 1; i < tensor.shape.size(); ++i) rows *= tensor.shape[i];
   std::vector<char> bytes;
@@ -35,27 +87,10 @@ std::vector<float> ValuesOf(const made::Tensor& tensor) {
     std::memcpy(out.data(), bytes.data(), bytes.size());
     return out;
   }
-  const size_t block = made::RowBytes(tensor.type, 32);
-  for (size_t b = 0; b < out.size() / 32; ++b) {
-    const char* at = bytes.data() + b * block;
-    for (size_t i = 0; i < 32; ++i) {
-      float& value = out[b * 32 + i];
-      if (tensor.type == Type::kQ8) {
-        value = OfHalf(at) * static_cast<float>(static_cast<signed char>(at[2 + i]));
-        continue;
-      }
-      if (tensor.type == Type::kBf16) {
-        value = 0;
-        std::memcpy(reinterpret_cast<char*>(&value) + 2, at + 2 * i, 2);
-        continue;
-      }
-      const size_t data = tensor.type == Type::kQ4 ? 2 : 1;
-      const auto byte = static_cast<unsigned char>(at[data + i % 16]);
-      const int nibble = i < 16 ? byte & 15 : byte >> 4;
-      value = tensor.type == Type::kQ4 ? OfHalf(at) * static_cast<float>(nibble - 8)
-                                       : std::ldexp(kE2m1[static_cast<size_t>(nibble)],
-                                                    static_cast<unsigned char>(at[0]) - 128);
-    }
+  const size_t values = BlockValues(tensor.type);
+  const size_t block = made::RowBytes(tensor.type, static_cast<int64_t>(values));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = ValueOf(tensor.type, bytes.data() + i / values * block, i % values);
   }
   return out;
 }
@@ -163,7 +198,8 @@ struct Measured {
 Measured Measure(const made::Routing& routing, Type type) {
   constexpr int kLayers = 5, kTokens = 600;
   Model model;
-  model.shape.hidden = 256, model.shape.intermediate = 64, model.shape.vocabulary = kTokens;
+  model.shape.hidden = 256, model.shape.vocabulary = kTokens;
+  model.shape.intermediate = std::max<int64_t>(64, static_cast<int64_t>(BlockValues(type)));
   model.shape.type = type;
   model.tensors = made::Tensors(model.shape, kLayers, routing);
   const std::vector<float> embedding = model.Values("token_embd");
@@ -194,7 +230,7 @@ Measured Measure(const made::Routing& routing, Type type) {
 }  // namespace
 
 TEST_CASE("a made-up model routes as recorded models do") {
-  const Type type = GENERATE(Type::kQ4, Type::kMxfp4, Type::kBf16);
+  const Type type = GENERATE(Type::kQ4, Type::kQ4K, Type::kMxfp4, Type::kBf16);
   const Measured found = Measure(made::kRecorded, type);
   CAPTURE(found.overlap, found.hits[0], found.hits[1], found.hits[2]);
   CHECK(std::abs(found.overlap - 0.805) < 0.03);
