@@ -1,5 +1,6 @@
 #include "moert/source/opaque_source.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "base/status_macros.h"
 #include "fmt/format.h"
 #include "moert/tools/env.h"
+#include "source/read_records.h"
 
 namespace moert {
 namespace {
@@ -146,7 +148,10 @@ class OpaqueSource final : public ExpertSource {
         model_(std::move(model)),
         weights_(std::move(weights)),
         files_(std::move(files)) {
-    for (const std::vector<OpaquePart>& parts : weights_.layers) layouts_.push_back(Place(parts));
+    for (const std::vector<OpaquePart>& parts : weights_.layers) {
+      layouts_.push_back(Place(parts));
+      pieces_.push_back(Cut(parts));
+    }
     if (weights_.product != nullptr) {
       product_ = [this](const OpaqueProduct& product) { return Multiply(product); };
     }
@@ -164,15 +169,17 @@ class OpaqueSource final : public ExpertSource {
                           absl::Span<std::byte> dst) const override {
     const std::vector<OpaquePart>& parts = weights_.layers[layer];
     for (size_t p = 0; p < parts.size(); ++p) {
-      const absl::Status status =
-          ReadPart(parts[p], {layer, expert, static_cast<int>(p), parts[p].bytes,
-                              dst.data() + layouts_[layer].parts[p].offset});
-      if (status.ok()) continue;
-      return absl::Status(status.code(),
-                          fmt::format("{} layer {} expert {} part {}: {}", name_, layer, expert, p,
-                                      absl::string_view(status.message())));
+      MOERT_RETURN_IF_ERROR(Read(layer, expert, {static_cast<int>(p), 0, parts[p].bytes}, dst));
     }
     return absl::OkStatus();
+  }
+
+  int64_t num_pieces(int layer, int /*expert*/, int /*version*/) const override {
+    return std::ssize(pieces_[layer]);
+  }
+  absl::Status ReadPiece(int layer, int expert, int /*version*/, int64_t piece,
+                         absl::Span<std::byte> dst) const override {
+    return Read(layer, expert, pieces_[layer][piece], dst);
   }
 
   const std::function<absl::Status(const OpaqueProduct&)>* product() const override {
@@ -201,6 +208,26 @@ class OpaqueSource final : public ExpertSource {
   }
 
  private:
+  /// Bytes of a part.
+  struct Piece {
+    int part = 0;
+    int64_t first = 0, bytes = 0;
+  };
+
+  /// A function reads whole parts.
+  static std::vector<Piece> Cut(const std::vector<OpaquePart>& parts) {
+    std::vector<Piece> pieces;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const int64_t all = parts[p].bytes;
+      const bool whole = parts[p].memory == nullptr && parts[p].file < 0;
+      const int64_t most = whole ? all : kRecordPieceBytes;
+      for (int64_t first = 0; first < all; first += most) {
+        pieces.push_back({static_cast<int>(p), first, std::min(most, all - first)});
+      }
+    }
+    return pieces;
+  }
+
   static RecordLayout Place(const std::vector<OpaquePart>& parts) {
     RecordLayout layout;
     int64_t end = 0;
@@ -224,25 +251,29 @@ class OpaqueSource final : public ExpertSource {
                                     absl::string_view(status.message())));
   }
 
-  absl::Status ReadPart(const OpaquePart& part, const OpaqueRead& read) const {
+  absl::Status Read(int layer, int expert, const Piece& piece, absl::Span<std::byte> dst) const {
+    const OpaquePart& part = weights_.layers[layer][piece.part];
+    std::byte* const to = dst.data() + layouts_[layer].parts[piece.part].offset + piece.first;
+    const int64_t at = part.offset + expert * part.stride + piece.first;
     if (part.memory != nullptr) {
-      std::memcpy(
-          read.dst,
-          static_cast<const std::byte*>(part.memory) + part.offset + read.expert * part.stride,
-          part.bytes);
+      std::memcpy(to, static_cast<const std::byte*>(part.memory) + at, piece.bytes);
       return absl::OkStatus();
     }
-    if (part.file < 0) return weights_.read(read);
-    return files_[part.file]->Read(
-        part.offset + read.expert * part.stride,
-        {static_cast<std::byte*>(read.dst), static_cast<size_t>(part.bytes)});
+    const absl::Status status =
+        part.file < 0 ? weights_.read({layer, expert, piece.part, piece.bytes, to})
+                      : files_[part.file]->Read(at, {to, static_cast<size_t>(piece.bytes)});
+    if (status.ok()) return status;
+    return absl::Status(status.code(),
+                        fmt::format("{} layer {} expert {} part {}: {}", name_, layer, expert,
+                                    piece.part, absl::string_view(status.message())));
   }
 
   const std::string name_;
   const MoeModelSpec model_;
   const OpaqueWeights weights_;
   const std::vector<std::unique_ptr<RandomAccessFile>> files_;
-  std::vector<RecordLayout> layouts_;  // of each layer
+  std::vector<RecordLayout> layouts_;       // of each layer
+  std::vector<std::vector<Piece>> pieces_;  // of a record of each layer
   std::function<absl::Status(const OpaqueProduct&)> product_;
 };
 

@@ -54,8 +54,7 @@ class PinnedSource final : public ExpertSource {
   }
   absl::Status ReadRecord(int layer, int expert, int version,
                           absl::Span<std::byte> dst) const override {
-    const std::byte* record = records_[Index(layer, expert, version)];
-    if (record == nullptr) record = source_->PinnedRecord(layer, expert, version);
+    const std::byte* record = InMemory(layer, expert, version);
     if (record == nullptr) return source_->ReadRecord(layer, expert, version, dst);
     std::memcpy(dst.data(), record, layout(layer, expert, version).bytes);
     return absl::OkStatus();
@@ -63,6 +62,17 @@ class PinnedSource final : public ExpertSource {
   const std::byte* PinnedRecord(int layer, int expert, int version) const override {
     const std::byte* own = records_[Index(layer, expert, version)];
     return own != nullptr && locked_ ? own : source_->PinnedRecord(layer, expert, version);
+  }
+  const std::byte* HostRecord(int layer, int expert, int version) const override {
+    const std::byte* record = InMemory(layer, expert, version);
+    return record != nullptr ? record : source_->HostRecord(layer, expert, version);
+  }
+  int64_t num_pieces(int layer, int expert, int version) const override {
+    return source_->num_pieces(layer, expert, version);
+  }
+  absl::Status ReadPiece(int layer, int expert, int version, int64_t piece,
+                         absl::Span<std::byte> dst) const override {
+    return source_->ReadPiece(layer, expert, version, piece, dst);
   }
   int64_t scratch_bytes() const override { return source_->scratch_bytes(); }
   const std::function<absl::Status(const OpaqueProduct&)>* product() const override {
@@ -75,6 +85,11 @@ class PinnedSource final : public ExpertSource {
  private:
   size_t Index(int layer, int expert, int version) const {
     return static_cast<size_t>(experts_ * version + first_[layer] + expert);
+  }
+  /// Where a record lies; null: below, to be read.
+  const std::byte* InMemory(int layer, int expert, int version) const {
+    const std::byte* own = records_[Index(layer, expert, version)];
+    return own != nullptr ? own : source_->PinnedRecord(layer, expert, version);
   }
   int64_t RecordBytes(int layer, int expert, int version) const {
     if (source_->PinnedRecord(layer, expert, version) != nullptr) return 0;  // there already

@@ -16,6 +16,10 @@ namespace moert {
 /// Bytes of the place that a record is read into: a multiple of kRecordAlignment.
 int64_t PlaceBytes(const ExpertSource& source, int layer, int expert, int version);
 
+/// Bytes of a piece of a record that lies in memory as it is read, but for the last one's: few
+/// enough that a record keeps all threads of a pool busy.
+inline constexpr int64_t kRecordPieceBytes = 128 << 10;
+
 /// A record and its place.
 struct RecordRead {
   int layer = 0;
@@ -23,7 +27,8 @@ struct RecordRead {
   std::byte* to = nullptr;  // PlaceBytes
 };
 
-/// *done: how each read ended, also where the pool throws. An exception of a read is its status.
+/// Threads share records that the source has in memory, or reads in pieces. *done: how each read
+/// ended; not read where the pool throws. An exception of a read is its status.
 void ReadRecords(const ExpertSource& source, int version, absl::Span<const RecordRead> reads,
                  ThreadPool* pool, std::vector<absl::Status>* done);
 

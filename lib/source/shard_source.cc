@@ -156,8 +156,21 @@ class ShardSource final : public ExpertSource {
     return absl::OkStatus();
   }
 
+  int64_t num_pieces(int layer, int expert, int version) const override {
+    return sliced() ? 1 : source_->num_pieces(layer, Whole(layer, expert), version);
+  }
+  absl::Status ReadPiece(int layer, int expert, int version, int64_t piece,
+                         absl::Span<std::byte> dst) const override {
+    if (sliced()) return ReadRecord(layer, expert, version, dst);
+    return source_->ReadPiece(layer, Whole(layer, expert), version, piece, dst);
+  }
+
   const std::byte* PinnedRecord(int layer, int expert, int version) const override {
     return sliced() ? nullptr : source_->PinnedRecord(layer, Whole(layer, expert), version);
+  }
+
+  const std::byte* HostRecord(int layer, int expert, int version) const override {
+    return sliced() ? nullptr : source_->HostRecord(layer, Whole(layer, expert), version);
   }
 
   int64_t scratch_bytes() const override { return source_->scratch_bytes() + largest_; }

@@ -92,20 +92,23 @@ class SyntheticExperts final : public ExpertSource {
 
   absl::Status ReadRecord(int layer, int expert, int version,
                           absl::Span<std::byte> dst) const override {
-    const Ring& ring = rings_[version];
-    const int64_t index = first_[layer] + expert;
     if (!files_.empty()) {
       // Whole blocks: direct I/O takes no others.
-      return files_[version]->Read(index * ring.stride, dst.first(ring.stride));
+      const int64_t stride = rings_[version].stride;
+      return files_[version]->Read((first_[layer] + expert) * stride, dst.first(stride));
     }
-    std::memcpy(dst.data(), ring.bytes.data() + index % ring.count * ring.stride,
+    std::memcpy(dst.data(), HostRecord(layer, expert, version),
                 layout(layer, expert, version).bytes);
     return absl::OkStatus();
   }
 
   const std::byte* PinnedRecord(int layer, int expert, int version) const override {
+    return rings_[version].pinned != nullptr ? HostRecord(layer, expert, version) : nullptr;
+  }
+
+  const std::byte* HostRecord(int layer, int expert, int version) const override {
+    if (!files_.empty()) return nullptr;
     const Ring& ring = rings_[version];
-    if (ring.pinned == nullptr) return nullptr;
     return ring.bytes.data() + (first_[layer] + expert) % ring.count * ring.stride;
   }
 

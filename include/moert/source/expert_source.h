@@ -54,10 +54,23 @@ class ExpertSource {
   virtual absl::Status ReadRecord(int layer, int expert, int version,
                                   absl::Span<std::byte> dst) const = 0;
 
+  /// Pieces that several threads may read at the same time, in place of ReadRecord: ReadPiece of
+  /// each one, with the same `dst`. 1 where that is not faster.
+  virtual int64_t num_pieces(int /*layer*/, int /*expert*/, int /*version*/) const { return 1; }
+  virtual absl::Status ReadPiece(int layer, int expert, int version, int64_t /*piece*/,
+                                 absl::Span<std::byte> dst) const {
+    return ReadRecord(layer, expert, version, dst);
+  }
+
   /// Where a record lies in page-locked host memory already, as it would be read: at a multiple of
   /// kRecordAlignment, for as long as the source lives. A device copies it from there, and no copy
   /// of it is kept. Null: it has to be read.
   virtual const std::byte* PinnedRecord(int /*layer*/, int /*expert*/, int /*version*/) const {
+    return nullptr;
+  }
+
+  /// Where it lies in any memory of the host, likewise: a CPU multiplies it there.
+  virtual const std::byte* HostRecord(int /*layer*/, int /*expert*/, int /*version*/) const {
     return nullptr;
   }
 
