@@ -4,6 +4,12 @@
 #include <utility>
 
 namespace moert {
+namespace {
+
+/// Records that become known by a Turn.
+constexpr size_t kMostChanges = 16;
+
+}  // namespace
 
 PinnedSet::PinnedSet(int32_t records, int32_t spare)
     : spare_(spare),
@@ -93,15 +99,21 @@ int32_t PinnedSet::PlaceFor(int64_t bytes) {
   return best;
 }
 
-PinnedSet::Found PinnedSet::Find(int32_t record, int64_t bytes) {
+bool PinnedSet::Wanted(int32_t record) const {
+  return wanted_ < kMostChanges && (std::ssize(spares_) > spare_ || uses_[record].before > oldest_);
+}
+
+PinnedSet::Found PinnedSet::Find(int32_t record, int64_t bytes, bool elsewhere) {
   const MutexLock lock(&mu_);
   UseNow(record);
   if (const int32_t p = place_of_[record]; p >= 0) {
     places_[p].job = job_;
     return {places_[p].at, true};
   }
+  if (elsewhere && !Wanted(record)) return {};
   const int32_t p = PlaceFor(bytes);
   if (p < 0) return {};
+  wanted_ += elsewhere ? 1 : 0;
   Place& place = places_[p];
   if (place.record >= 0) place_of_[place.record] = -1;
   place.record = record;
@@ -171,21 +183,21 @@ void PinnedSet::LetGo(int32_t place) {
 }
 
 std::vector<PinnedSet::Change> PinnedSet::Turn(absl::FunctionRef<bool(int32_t record)> held) {
-  constexpr size_t kMost = 16;
   const MutexLock lock(&mu_);
   ++turn_;
+  wanted_ = 0;
   std::vector<Change> changes;
   if (!leaving_.empty()) return changes;
   changes.swap(unsaid_);
   std::vector<int32_t> candidates = Candidates();
-  candidates.resize(std::min(candidates.size(), kMost));
+  candidates.resize(std::min(candidates.size(), kMostChanges));
   std::vector<int32_t> victims;
   size_t next = 0;  // of the victims
   for (const int32_t p : candidates) {
     if (static_cast<int32_t>(spares_.size()) <= spare_) {
       const int64_t before = uses_[places_[p].record].before;
       if (before <= oldest_) continue;
-      if (victims.empty()) victims = Victims(kMost, held);
+      if (victims.empty()) victims = Victims(kMostChanges, held);
       if (next == victims.size() || LastUse(victims[next]) >= before) continue;
       changes.push_back({places_[victims[next]].record, nullptr});
       LetGo(victims[next++]);

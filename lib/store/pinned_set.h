@@ -47,8 +47,9 @@ class PinnedSet {
     std::byte* place = nullptr;  // null: there is no room for it
     bool there = false;          // else to be read there, which End tells
   };
-  /// A use of a record of so many bytes.
-  Found Find(int32_t record, int64_t bytes);
+  /// A use of a record of so many bytes. `elsewhere`: it can be multiplied where it lies, and gets
+  /// a place only where it may become known by the next Turn.
+  Found Find(int32_t record, int64_t bytes, bool elsewhere = false);
   /// The reading of a record that Find gave a place to is over.
   void EndRead(int32_t record, bool ok);
   /// The records of all Finds are read by nobody any more.
@@ -90,6 +91,8 @@ class PinnedSet {
   };
 
   void UseNow(int32_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  /// Whether a record that the CPU has just used may become known.
+  bool Wanted(int32_t record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// The place that the job may read a record into; -1: none.
   int32_t PlaceFor(int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Spare places whose records may become known, the best first.
@@ -119,6 +122,7 @@ class PinnedSet {
   std::vector<int32_t> place_of_ ABSL_GUARDED_BY(mu_);  // [records] -1: none
   std::vector<Uses> uses_ ABSL_GUARDED_BY(mu_);         // [records]
   std::vector<Change> unsaid_ ABSL_GUARDED_BY(mu_);     // by Add
+  size_t wanted_ ABSL_GUARDED_BY(mu_) = 0;              // since the last Turn, from elsewhere
   int64_t turn_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t job_ ABSL_GUARDED_BY(mu_) = 1;
   int64_t known_ ABSL_GUARDED_BY(mu_) = 0;

@@ -139,6 +139,33 @@ TEST_CASE("a record that cannot be read leaves its place to others") {
   CHECK(m.set.Find(5, kBytes + 1).place == nullptr);  // too large
 }
 
+TEST_CASE("a record that can be multiplied elsewhere has a place only if it may become known") {
+  PinnedSet set(50, 1);
+  std::vector<std::byte> memory(20 * kBytes);
+  const auto none = [](int32_t) { return false; };
+  const auto placed = [&](int32_t record) {
+    const PinnedSet::Found found = set.Find(record, kBytes, /*elsewhere=*/true);
+    if (found.place != nullptr && !found.there) set.EndRead(record, true);
+    set.EndJob();
+    return found.place != nullptr;
+  };
+  set.AddPlace(memory.data(), kBytes);
+  set.Add(1, memory.data() + kBytes, kBytes, /*known=*/true);
+  CHECK(!placed(2));  // used for the first time
+  CHECK(set.Find(2, kBytes).place != nullptr);
+  set.EndRead(2, false);
+  set.Turn(none);
+  CHECK(!placed(3));
+  CHECK(placed(2));
+  // More places than are kept spare, and more records than a Turn tells.
+  for (int i = 2; i < 20; ++i) set.AddPlace(memory.data() + i * kBytes, kBytes);
+  set.Turn(none);
+  set.Turn(none);
+  int all = 0;
+  for (int32_t r = 10; r < 50; ++r) all += placed(r) ? 1 : 0;
+  CHECK(all == 16);
+}
+
 TEST_CASE("what others keep is told; a second copy of it is a spare place") {
   PinnedSet set(10, 1);
   std::vector<std::byte> memory(4 * kBytes);

@@ -29,13 +29,14 @@ class JobRecords {
   absl::Status Check() const;
 
   /// Finds the records of the first experts of a job, as many as there is room for, at least one.
-  /// Those that are not kept are read. *found: where they lie, until the next call.
+  /// Those that are not kept are read, or found where the source has them. *found: where they lie,
+  /// until the next call.
   absl::Status Find(int layer, absl::Span<const CpuJobExpert> experts,
                     std::vector<const std::byte*>* found);
   /// Behind a job: nobody reads what was found. Returns what the reading took.
   int64_t EndJob();
 
-  /// The time that the reading of a record takes, by the last ones; 0: nothing was read.
+  /// The time that the reading of a record takes, by the last ones that were not kept.
   int64_t read_ns() const { return read_ns_.load(std::memory_order_relaxed); }
   /// Bytes read since this was last asked.
   int64_t TakeReadBytes() { return bytes_.exchange(0, std::memory_order_relaxed); }
@@ -52,6 +53,7 @@ class JobRecords {
   std::vector<Buffer> scratch_;  // pageable, for what finds no place
   size_t scratch_used_ = 0;
   std::vector<RecordRead> reads_;
+  int64_t in_place_ = 0;  // beside these: multiplied where the source has them
   std::vector<absl::Status> done_;
   int64_t job_ns_ = 0;
   std::atomic<int64_t> read_ns_{0}, bytes_{0};

@@ -66,8 +66,9 @@ class DeviceSource final : public ExpertSource {
   absl::Status MoveByUse(int version);
   bool moves() const { return set_ != nullptr; }
   /// For a product on the CPU, by one thread: where a record lies in pinned memory, or a place to
-  /// read it into. EndRead has to follow where it was read, EndJob in any case.
-  PinnedSet::Found Find(ExpertKey key);
+  /// read it into. EndRead has to follow where it was read, EndJob in any case. `elsewhere`: see
+  /// PinnedSet.
+  PinnedSet::Found Find(ExpertKey key, bool elsewhere);
   void EndRead(ExpertKey key, bool ok) { set_->EndRead(Number(key), ok); }
   void EndJob() { set_->EndJob(); }
   /// The device has read the record of this number, which counts all experts.

@@ -97,10 +97,11 @@ void DeviceSource::NoticeBudget(std::string notice) const {
   if (notice_.empty()) notice_ = std::move(notice);
 }
 
-PinnedSet::Found DeviceSource::Find(ExpertKey key) {
+PinnedSet::Found DeviceSource::Find(ExpertKey key, bool elsewhere) {
   const std::byte* own = source_->PinnedRecord(key.layer, key.expert, moving_version_);
   if (own != nullptr) return {const_cast<std::byte*>(own), true};
-  return set_->Find(Number(key), PlaceBytes(*source_, key.layer, key.expert, moving_version_));
+  const int64_t bytes = PlaceBytes(*source_, key.layer, key.expert, moving_version_);
+  return set_->Find(Number(key), bytes, elsewhere);
 }
 
 std::vector<PinnedSet::Change> DeviceSource::Turn() {
