@@ -1,26 +1,31 @@
 #!/usr/bin/env python3
-"""CPU products of kt-kernel and ours in turns, in Qwen3-30B-A3B's shape.
+"""An expert layer on the CPU, ours beside kt-kernel's and ggml's in turns, and our kernel sets: docs/results/cpu.md.
 
-    cpu_rivals.py --bench build/release/bin/moert-bench --out FILE [--threads 16] [--tokens 1,8,32] [--rounds 3]
+    cpu_rivals.py --bench build/release/bin/moert-bench --ggml ggml_moe --out FILE [--threads 16] [--tokens 1,8,32,512]
+    cpu_rivals.py --take FILE    puts it into docs/results/data
 
-Needs the packages kt_kernel and torch. kt-kernel runs a whole layer: gate, up, SiLU, down and the weighted sum, of layers
-with random weights that take turns, so that weights are not in the caches; ours is the whole layer of `moert-bench gemm`,
-whose weights take turns too. Both have uniform routing over 128 experts, 8 a token, and the processor's best kernels.
-A time is the mean over a repetition's calls; a round has three repetitions of each program.
+Needs the packages kt_kernel and torch, and ggml_moe of ggml_moe.c. Qwen3-30B-A3B's shape, uniform routing over 128
+experts, 8 a token. A layer is gate, up, SiLU, down and, but for ggml, the weighted sum. All use their best kernels for the
+processor, ggml the best of its kinds of buffers, and weights that take turns, so that they are not in the caches.
 """
 import argparse
 import json
 import pathlib
+import statistics
 import sys
 import time
 
+import digest
+import experiment
 import report
 import side_by_side
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 128, 8, 2048, 768
-# Ours beside kt-kernel's method: the same weights' bits, or the nearest that it has.
-PAIRS = (("bf16", "BF16"), ("w8a8", "AMXINT8"), ("w4a8_g128", "AMXINT4"), ("w4a16_g32", "RAWINT4"), ("mxfp4", "MXFP4"),
-         ("fp8_b128", "FP8"))
+# A scheme of ours, kt-kernel's method and ggml's type: the same weights' bits, or the nearest that they have.
+ALIKE = (("bf16", "BF16", "bf16"), ("w8a8", "AMXINT8", "q8_0"), ("w4a8_g128", "AMXINT4", "q4_0"),
+         ("w4a16_g32", "RAWINT4", None), ("mxfp4", "MXFP4", "mxfp4"), ("fp8_b128", "FP8", None))
+FORMATS = ("w4a16_g128", "mxfp4", "nvfp4", "w4a16_g128_zp", "w4a16_g32_f16", "fp8_b128")
+STORED = report.DATA / "cpu-rivals.json"
 CLASSES = {"BF16": ("AMXBF16_MOE", "AVX2BF16_MOE"), "AMXINT8": ("AMXInt8_MOE",), "AMXINT4": ("AMXInt4_MOE",),
            "RAWINT4": ("AMXInt4_KGroup_MOE", "AVX2RawInt4_MOE"), "MXFP4": ("AMXFP4_KGroup_MOE", "AVX2MXFP4_MOE"),
            "FP8": ("AMXFP8_MOE", "AVX2FP8_MOE")}  # the first that the processor's variant has, as kt-kernel chooses
@@ -44,7 +49,7 @@ def matrices(torch, method):
 
 
 class Layer:
-    """A layer of kt-kernel's."""
+    """One of kt-kernel's."""
 
     def __init__(self, kt, torch, pool, method, index):
         self.pool = pool
@@ -80,7 +85,7 @@ def inputs(torch, tokens):
             torch.randn(tokens, HIDDEN).to(torch.bfloat16), torch.zeros(tokens, HIDDEN, dtype=torch.bfloat16))
 
 
-def theirs(method, threads, tokens, seconds=0.5, repeats=3):
+def theirs(method, threads, tokens, seconds=0.3, repeats=3):
     """{tokens: [microseconds of a layer]}"""
     import kt_kernel
     import torch
@@ -104,40 +109,107 @@ def theirs(method, threads, tokens, seconds=0.5, repeats=3):
     return {"variant": kt_kernel.__cpu_variant__, "version": kt_kernel.__version__, "us": found}
 
 
+def gemm(options, *flags):
+    command = [options.bench, "gemm", "--backend", "cpu", "--hidden", str(HIDDEN), "--intermediate", str(INTERMEDIATE),
+               "--threads", str(options.threads), "--repeats", "5", *flags, "--quiet", "--json", "-"]
+    return json.loads(side_by_side.output(command))["results"]
+
+
 def ours(options):
-    command = [options.bench, "gemm", "--backend", "cpu", "--shape", "qwen3-30b", "--zipf", "0", "--threads", str(options.threads),
-               "--batch", options.tokens, "--schemes", ",".join(scheme for scheme, _ in PAIRS), "--repeats", "7", "--quiet",
-               "--json", "-"]
-    result = json.loads(side_by_side.output(command))
-    return {"commit": result["commit"], "command": report.command_of(result["command"]),
-            "us": {f"{r['scheme']} {r['tokens']}": r["layer_us"]["median"] for r in result["results"]}}
+    flop = 6 * HIDDEN * INTERMEDIATE * TOP_K
+    return {f"{r['scheme']} {r['tokens']}": 1e-3 * flop * r["tokens"] / r["gflops"] for r in gemm(
+        options, "--experts", str(EXPERTS), "--used", str(TOP_K), "--batch", options.tokens, "--bytes", "1GiB", "--schemes",
+        ",".join(scheme for scheme, *_ in ALIKE))}
+
+
+def of_ggml(options):
+    """{"TYPE TOKENS": microseconds of a layer in the best of its buffers}"""
+    found = {}
+    for line in side_by_side.output([options.ggml, str(options.threads), options.tokens]).splitlines():
+        cell = json.loads(line)
+        name = f"{cell['type']} {cell['tokens']}"
+        found[name] = min(cell["us"], found.get(name, cell["us"]))
+    return found
+
+
+def of_kt_kernel(options):
+    found = {}
+    for _, method, _ in ALIKE:
+        words = [sys.executable, __file__, "--method", method, "--threads", str(options.threads), "--tokens", options.tokens]
+        try:
+            told = side_by_side.figures(side_by_side.output(words))
+        except RuntimeError as error:
+            found[method] = {"failed": side_by_side.without_folders(str(error))[-300:]}
+            continue
+        found.update({f"{method} {tokens}": statistics.median(us) for tokens, us in told.pop("us").items()}, **told)
+    return found
 
 
 def measure(options):
-    data = {"machine": {"cpu": side_by_side.cpu(), "threads": options.threads}, "rounds": []}
+    data = {"commit": side_by_side.commit(), "machine": {"cpu": side_by_side.cpu(), "threads": options.threads}, "rounds": []}
+    data["kernels"] = gemm(options, "--kernels", "all", "--tokens", "1,8,32", "--bytes", "256MiB", "--schemes", ",".join(FORMATS))
     for _ in range(options.rounds):
-        kept = {"ours": ours(options), "theirs": {}}
-        for _, method in PAIRS:
-            words = [sys.executable, __file__, "--method", method, "--threads", str(options.threads), "--tokens", options.tokens]
-            try:
-                kept["theirs"][method] = side_by_side.figures(side_by_side.output(words))
-            except RuntimeError as error:
-                kept["theirs"][method] = {"failed": str(error)[-300:]}
-        data["rounds"].append(kept)
+        data["rounds"].append({"libmoert": ours(options), "kt-kernel": of_kt_kernel(options), "ggml": of_ggml(options)})
         options.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        print(json.dumps(kept), flush=True)
+        print(json.dumps(data["rounds"][-1]), flush=True)
+
+
+# Tables
+
+def samples(program, name):
+    return [r[program][name] for r in digest.data(STORED.stem)["rounds"] if name in r[program]]
+
+
+def sizes():
+    return [name.split()[1] for name in digest.data(STORED.stem)["rounds"][0]["libmoert"] if name.startswith("bf16 ")]
+
+
+def table():
+    """Microseconds of a layer: a row a format and program, a column a number of tokens."""
+    rows = []
+    for names in ALIKE:
+        for program, name in zip(("libmoert", "kt-kernel", "ggml"), names):
+            if name and samples(program, f"{name} 1"):
+                rows.append([program, f"`{name}`", *(side_by_side.spread(samples(program, f"{name} {t}")) for t in sizes())])
+    return experiment.table(["us a layer", "format", *sizes()], rows)
+
+
+def lost():
+    found = []
+    for mine, *others in ALIKE:
+        for tokens in sizes():
+            us = statistics.median(samples("libmoert", f"{mine} {tokens}"))
+            for program, name in zip(("kt-kernel", "ggml"), others):
+                theirs = samples(program, f"{name} {tokens}")
+                if theirs and statistics.median(theirs) < us:
+                    found.append(f"`{mine}` at {tokens} to {program} ({statistics.median(theirs) / us:.2f} of the time)")
+    return found
+
+
+def formats():
+    """GB/s of weights and scales, and their share of what a plain read gives, by tokens an expert."""
+    of = {(r["kernels"], r["scheme"], r["tokens"]): r for r in digest.data(STORED.stem)["kernels"]}
+    sets = [name for name in dict.fromkeys(kernels for kernels, *_ in of) if name != "avx512"]  # its kernels are AVX2's
+    cell = lambda r: f"{side_by_side.figure(r['weights_gbps']['median'])}, {100 * r['of_read']['median']:.0f} %"
+    return experiment.table(["set", "format", "1", "8", "32"], [
+        [f"`{kernels}`", f"`{scheme}`", *(cell(of[kernels, scheme, tokens]) for tokens in (1, 8, 32))]
+        for kernels in sets for scheme in FORMATS])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bench")
+    parser.add_argument("--ggml")
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--threads", type=int, default=16)
-    parser.add_argument("--tokens", default="1,8,32")
+    parser.add_argument("--tokens", default="1,8,32,512")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--method", choices=CLASSES, help="measures kt-kernel alone")
+    parser.add_argument("--take", type=pathlib.Path)
     options = parser.parse_args()
-    if options.method:
+    if options.take:
+        STORED.write_text(options.take.read_text(encoding="utf-8"), encoding="utf-8")
+    elif options.method:
         print(json.dumps(theirs(options.method, options.threads, list(map(int, options.tokens.split(","))))))
     else:
         measure(options)
