@@ -62,7 +62,7 @@ static void SetRows(struct ggml_tensor *x) {
   }
 }
 
-/* Of 8 blocks of 16 experts one each. */
+/* A token takes one expert from each of 8 blocks of 16. */
 static void SetChoice(struct ggml_tensor *ids) {
   for (int64_t i = 0; i < ggml_nelements(ids); ++i) {
     const int32_t expert = (int32_t)(i % USED) * (EXPERTS / USED) + rand() % (EXPERTS / USED);
