@@ -116,32 +116,37 @@ def gemm(options, *flags):
 
 
 def ours(options):
-    flop = 6 * HIDDEN * INTERMEDIATE * TOP_K
-    return {f"{r['scheme']} {r['tokens']}": 1e-3 * flop * r["tokens"] / r["gflops"] for r in gemm(
-        options, "--experts", str(EXPERTS), "--used", str(TOP_K), "--batch", options.tokens, "--bytes", "1GiB", "--schemes",
-        ",".join(scheme for scheme, *_ in ALIKE))}
+    """{"SCHEME TOKENS": the least, the median and the greatest microseconds of a layer}"""
+    flop, found = 6 * HIDDEN * INTERMEDIATE * TOP_K, {}
+    for r in gemm(options, "--experts", str(EXPERTS), "--used", str(TOP_K), "--batch", options.tokens, "--bytes", "1GiB",
+                  "--kernels", "auto", "--schemes", ",".join(scheme for scheme, *_ in ALIKE)):
+        median, times = 1e-3 * flop * r["tokens"] / r["gflops"], r["ms_per_expert"]
+        found[f"{r['scheme']} {r['tokens']}"] = [median * times[k] / times["median"] for k in ("min", "median", "max")]
+    return found
 
 
 def of_ggml(options):
-    """{"TYPE TOKENS": microseconds of a layer in the best of its buffers}"""
+    """{"TYPE TOKENS": [microseconds of a layer in the best of its buffers]}"""
     found = {}
     for line in side_by_side.output([options.ggml, str(options.threads), options.tokens]).splitlines():
         cell = json.loads(line)
         name = f"{cell['type']} {cell['tokens']}"
-        found[name] = min(cell["us"], found.get(name, cell["us"]))
+        found[name] = min([cell["us"]], found.get(name, [cell["us"]]))
     return found
 
 
 def of_kt_kernel(options):
+    """{"METHOD TOKENS": microseconds of a layer with the number of threads that is best there}; its own threads spin beside
+    the caller's, so that one a CPU may be too many."""
     found = {}
     for _, method, _ in ALIKE:
-        words = [sys.executable, __file__, "--method", method, "--threads", str(options.threads), "--tokens", options.tokens]
-        try:
+        for threads in (options.threads, options.threads - 1, options.threads - 2):
+            words = [sys.executable, __file__, "--method", method, "--threads", str(threads), "--tokens", options.tokens]
             told = side_by_side.figures(side_by_side.output(words))
-        except RuntimeError as error:
-            found[method] = {"failed": side_by_side.without_folders(str(error))[-300:]}
-            continue
-        found.update({f"{method} {tokens}": statistics.median(us) for tokens, us in told.pop("us").items()}, **told)
+            found.update(variant=told["variant"], version=told["version"])
+            for tokens, us in told["us"].items():
+                name = f"{method} {tokens}"
+                found[name] = min(us, found.get(name, us), key=statistics.median)
     return found
 
 
@@ -157,27 +162,17 @@ def measure(options):
 # Tables
 
 def samples(program, name):
-    return [r[program][name] for r in digest.data(STORED.stem)["rounds"] if name in r[program]]
+    return [us for r in digest.data(STORED.stem)["rounds"] for us in r[program].get(name, [])]
 
 
 def sizes():
     return [name.split()[1] for name in digest.data(STORED.stem)["rounds"][0]["libmoert"] if name.startswith("bf16 ")]
 
 
-def table():
-    """Microseconds of a layer: a row a format and program, a column a number of tokens."""
-    rows = []
-    for names in ALIKE:
-        for program, name in zip(("libmoert", "kt-kernel", "ggml"), names):
-            if name and samples(program, f"{name} 1"):
-                rows.append([program, f"`{name}`", *(side_by_side.spread(samples(program, f"{name} {t}")) for t in sizes())])
-    return experiment.table(["us a layer", "format", *sizes()], rows)
-
-
 def lost():
     found = []
     for mine, *others in ALIKE:
-        for tokens in sizes():
+        for tokens in sizes() if samples("libmoert", f"{mine} 1") else ():
             us = statistics.median(samples("libmoert", f"{mine} {tokens}"))
             for program, name in zip(("kt-kernel", "ggml"), others):
                 theirs = samples(program, f"{name} {tokens}")
@@ -186,14 +181,25 @@ def lost():
     return found
 
 
+def table():
+    """Medians of a layer's microseconds: a row a format and program, a column a number of tokens."""
+    rows = []
+    for names in (names for names in ALIKE if samples("libmoert", f"{names[0]} 1")):
+        for program, name in zip(("libmoert", "kt-kernel", "ggml"), names):
+            if name and samples(program, f"{name} 1"):
+                rows.append([program, f"`{name}`", *(side_by_side.figure(statistics.median(samples(program, f"{name} {t}"))) for t in sizes())])
+    return experiment.table(["us a layer", "format", *sizes()], rows) + f"\n\nLost: {'; '.join(lost()) or 'none'}."
+
+
 def formats():
     """GB/s of weights and scales, and their share of what a plain read gives, by tokens an expert."""
     of = {(r["kernels"], r["scheme"], r["tokens"]): r for r in digest.data(STORED.stem)["kernels"]}
     sets = [name for name in dict.fromkeys(kernels for kernels, *_ in of) if name != "avx512"]  # its kernels are AVX2's
-    cell = lambda r: f"{side_by_side.figure(r['weights_gbps']['median'])}, {100 * r['of_read']['median']:.0f} %"
-    return experiment.table(["set", "format", "1", "8", "32"], [
-        [f"`{kernels}`", f"`{scheme}`", *(cell(of[kernels, scheme, tokens]) for tokens in (1, 8, 32))]
-        for kernels in sets for scheme in FORMATS])
+    cell = lambda r: side_by_side.figure(r["weights_gbps"]["median"])
+    share = lambda r: f"{100 * r['of_read']['median']:.0f} %"
+    return experiment.table(["set", "format", "1", "8", "32", "share at 1"], [
+        [f"`{kernels}`", f"`{scheme}`", *(cell(of[kernels, scheme, tokens]) for tokens in (1, 8, 32)), share(of[kernels, scheme, 1])]
+        for kernels in sets for scheme in FORMATS if (kernels, scheme, 1) in of])
 
 
 def main():

@@ -14,23 +14,6 @@ def data(name):
     return json.loads((report.DATA / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def stored(name, table, columns=None, rows=None):
-    """A stored table, or some of its columns (by name) and rows (a filter)."""
-    t = data(name)["tables"][table]
-    chosen = [t["columns"].index(c) for c in columns] if columns else range(len(t["columns"]))
-    return experiment.table([t["columns"][i] for i in chosen],
-                            [[row[i] for i in chosen] for row in t["rows"] if rows is None or rows(row)])
-
-
-def cpu_formats():
-    """Rates of today's kernels; where kernels changed the file has the ones before in front."""
-    table = data("cpu-kernels")["tables"]["formats, one core"]
-    chosen = [table["columns"].index(c) for c in ("set", "format", "1", "8", "32")]
-    return experiment.table([table["columns"][i] for i in chosen],
-                            [[row[i].split(", ")[-1] for i in chosen] for row in table["rows"]
-                             if row[1] not in ("`w8a16_g128`", "`w3a16_g128_asym`", "`w2a16_g64_asym`")])
-
-
 def two(x):
     return f"{x:.2f}"
 

@@ -10,6 +10,7 @@ import argparse
 import re
 import sys
 
+import cpu_rivals
 import decoder_page
 import digest
 import envelope_h200
@@ -28,8 +29,6 @@ import side_by_side
 import transformers_page
 from origins import Refused, Table, caption
 
-CPU = "Typed from the programs' output: no samples and no commit are kept"
-QUIET = "One Xeon with AMX, 16 cores, otherwise idle"
 CLOCK = "A replay on the virtual clock, the same on any machine; no commit is kept"
 TRAINED = "Perplexity of trained models on CPUs; no commit is kept"
 ENVELOPE = "df7f4a8: `fate`; 0dc91f2: `auto`, `graded`, and `fate` with batches of 8 at 10 and 25 %; 7e633e4: the others"
@@ -56,6 +55,7 @@ TABLES = {
     "cross-layer": Table(papers_page.cross_layer, word=CLOCK),
     "alpha": Table(papers_page.alpha, word=CLOCK),
     "offload-converged": Table(lambda: offload_h200.table("converged"), ("h200-offload",)),
+    "offload-batch-32": Table(lambda: offload_h200.table("batch-32"), ("h200-offload-32",)),
     "sharing": Table(sharing_h200.table, (("h200-sharing", "runs"),)),
     "sharing-pinned": Table(sharing_h200.pinned_table, (("h200-pinned", "runs"),)),
     # The envelope and the frontier
@@ -71,11 +71,11 @@ TABLES = {
     "one-card-bytes": Table(one_card.bytes_table, word=SHAPES), "one-card-share": Table(one_card.share_table, word=SHAPES),
     "one-card-speed": Table(one_card.speed_table, word="Arithmetic, not measured: no consumer card was at hand"),
     "first-evenings": Table(first_evening.table, ("first-evenings",),
-                            word="llama-server at 6e7ed894, our tools at 1a5cfdac, what they were expected to reach at 5cebf0d3"),
+                            word="llama-server at 6e7ed894, our tools at 7331ad05"),
     # The rest
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices"),
-    "cpu-formats": Table(digest.cpu_formats, word="Typed, at 3f6c4253. Two cores of a Xeon with AMX that others loaded"),
-    "cpu-ggml": Table(lambda: digest.stored("cpu-kernels", "ggml, 16 cores"), word=f"{CPU}. {QUIET}"),
+    "cpu-rivals": Table(cpu_rivals.table, ("cpu-rivals",)),
+    "cpu-formats": Table(cpu_rivals.formats, ("cpu-rivals",)),
 }
 
 

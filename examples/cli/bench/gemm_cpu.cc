@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <ctime>
 #include <memory>
 #include <numeric>
@@ -23,6 +22,7 @@
 #include "cli/common/plot.h"
 #include "cli/common/report.h"
 #include "cli/probe/read_bandwidth.h"
+#include "cli/workload/synthetic_experts.h"
 #include "moert/mixed_group_gemm.h"
 #include "moert/thread_pool.h"
 #include "util/aligned_buffer.h"
@@ -38,8 +38,6 @@ struct Experts {
   int64_t stride = 0;
 };
 
-// Random bf16 weights (or scales) of magnitude below 2^-4, random codes: timing does not depend on
-// more.
 absl::Status MakeExperts(const GemmOptions& options, const Scheme& scheme, Experts* experts) {
   MOERT_ASSIGN_OR_RETURN(experts->layout, MakeRecordLayout(options.hidden, options.intermediate,
                                                            ExpertFormat::Uniform(scheme)));
@@ -51,10 +49,9 @@ absl::Status MakeExperts(const GemmOptions& options, const Scheme& scheme, Exper
     experts->count = (least + options.experts - 1) / options.experts * options.experts;
   }
   MOERT_RETURN_IF_ERROR(experts->bytes.Reset(experts->count * experts->stride));
-  std::mt19937_64 rng(1);
-  for (int64_t i = 0; i < experts->bytes.size(); i += 8) {
-    const uint64_t word = (rng() & 0x83ff83ff83ff83ffu) | 0x3800380038003800u;
-    std::memcpy(experts->bytes.data() + i, &word, 8);
+  for (int64_t i = 0; i < experts->count; ++i) {
+    FillRecord(experts->layout, static_cast<uint64_t>(i),
+               experts->bytes.data() + i * experts->stride);
   }
   return absl::OkStatus();
 }

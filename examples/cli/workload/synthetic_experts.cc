@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -237,9 +236,44 @@ void FillWords(std::byte* begin, int64_t bytes, Word word) {
   }
 }
 
-/// The upper half of a float: exact for the scales made here, powers of two.
-uint16_t Bf16Bits(float value) {
-  return static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
+constexpr uint64_t kEachByte = 0x0101010101010101u, kEachHalf = 0x0001000100010001u,
+                   kEachWord = 0x0000000100000001u;
+
+/// A power of two as scales of a type, as many as 8 bytes hold. Those of kE4M3 are ones: the scale
+/// of the matrix is the power.
+uint64_t Scales(ScaleType type, int exponent) {
+  switch (type) {
+    case ScaleType::kF16:
+      return kEachHalf * static_cast<uint64_t>((exponent + 15) << 10);
+    case ScaleType::kF32:
+      return kEachWord * static_cast<uint64_t>((exponent + 127) << 23);
+    case ScaleType::kE8M0:
+      return kEachByte * static_cast<uint64_t>(exponent + 127);
+    case ScaleType::kE4M3:
+      return kEachByte * 0x38;
+    default:
+      return kEachHalf * static_cast<uint64_t>((exponent + 127) << 7);
+  }
+}
+
+/// Weights of about 2^-9: codes span about [-1, 1) * 2^(bits - 1) around their zero, and e4m3 codes
+/// [-2, 2].
+void FillScales(const MatrixLayout& m, std::byte* record) {
+  const int bits = m.scheme.weight_bits - 1, exponent = m.scheme.fp8 ? -10 : -9 - bits;
+  const ScaleType type = m.scheme.scales;
+  const int64_t count = m.groups() * m.padded_rows, bytes = count * ScaleBytes(type);
+  const auto fill = [&](int64_t at, int64_t size, uint64_t word) {
+    FillWords(record + at, size, [word](int64_t) { return word; });
+  };
+  fill(m.scale_offset, bytes, Scales(type, exponent));
+  if (m.scheme.zero_points) {
+    fill(m.zero_offset(), count, kEachByte << bits);
+  } else if (!m.scheme.symmetric) {
+    fill(m.zero_offset(), bytes, Scales(type, exponent + bits));
+  }
+  if (type == ScaleType::kE4M3) {
+    fill(m.matrix_scale_offset(), ScaleBytes(ScaleType::kF32), Scales(ScaleType::kF32, exponent));
+  }
 }
 
 }  // namespace
@@ -249,24 +283,14 @@ void FillRecord(const RecordLayout& layout, uint64_t seed, std::byte* record) {
   int part = 0;
   for (const MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
     const uint64_t key = MixKey(seed, part++);
-    const bool bf16 = m->scheme.is_bf16();
+    const Scheme& scheme = m->scheme;
     FillWords(record + m->weight_offset, m->weight_bytes, [&](int64_t i) {
       const uint64_t bits = MixBits(key + static_cast<uint64_t>(i));
       // Signs and mantissas at random, exponents from 2^-15 to 2^-8.
-      return bf16 ? (bits & 0x83ff83ff83ff83ffu) | 0x3800380038003800u : bits;
+      if (scheme.is_bf16()) return (bits & 0x83ff83ff83ff83ffu) | 0x3800380038003800u;
+      return scheme.fp8 ? bits & ~(kEachByte << 6) : bits;  // below 2: no NaN
     });
-    if (m->scale_bytes == 0) continue;
-    // Codes span about [-1, 1) * 2^(bits - 1) around their zero: weights of about 2^-9.
-    const float scale = 0x1p-9f / static_cast<float>(1 << (m->scheme.weight_bits - 1));
-    const float middle = static_cast<float>(1 << (m->scheme.weight_bits - 1));
-    const int64_t scales = m->scale_bytes / (m->scheme.symmetric ? 2 : 4);  // bf16 numbers
-    const uint64_t scale_bits = 0x0001000100010001u * Bf16Bits(scale);
-    const uint64_t zero_bits = 0x0001000100010001u * Bf16Bits(scale * middle);
-    FillWords(record + m->scale_offset, 2 * scales, [&](int64_t) { return scale_bits; });
-    if (!m->scheme.symmetric) {
-      FillWords(record + m->scale_offset + 2 * scales, 2 * scales,
-                [&](int64_t) { return zero_bits; });
-    }
+    if (m->scale_bytes > 0) FillScales(*m, record);
   }
 }
 

@@ -1,5 +1,6 @@
 // Writes a GGUF in the shape of Qwen3-30B-A3B with random weights, fast: experts in q4_0, the rest
 // in q8_0 and f32.
+//   g++ -std=c++20 -O2 -IGGML/include big_gguf.cc made_model.cc -LLIBRARIES -lggml-base -lpthread
 //   big_gguf FILE LAYERS recorded|uniform|SKEW [THREADS [WORD ...]]
 // Words: q4_k_m, mxfp4 or bf16, of experts; gpt-oss, the shape of gpt-oss-20b, in mxfp4;
 // gpt-oss-120b; deepseek-v3, the shape of its experts; routers, of a file that is there, those
