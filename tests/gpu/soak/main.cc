@@ -165,7 +165,7 @@ int Run(double seconds, double round_seconds, bool shared) {
   now.Print(stdout, "last");
   const bool good = counts.wrong == 0 && counts.unexplained == 0 && grown == 0 && n > kWarmRounds &&
                     counts.replays > 0 && counts.fetches > 0 && counts.failed_reads > 0;
-  std::printf("%s\n", good ? "passed" : "FAILED");
+  std::printf("%s: grown in %d rounds\n", good ? "passed" : "FAILED", grown);
   return good ? 0 : 1;
 }
 
