@@ -86,17 +86,15 @@ absl::Status Bad(const MatrixLayout& m, const std::string& what) {
   return InvalidArgument("packing a {} x {} matrix as {}: {}", m.rows, m.k, m.scheme.Name(), what);
 }
 
-absl::Status CheckShape(const MatrixLayout& m, const QuantizedMatrix& q, int64_t codes) {
+absl::Status CheckShape(const MatrixLayout& m, const QuantizedMatrix& q) {
   if (m.scheme.is_bf16()) return Bad(m, "bf16 matrices have no codes");
   const size_t groups = static_cast<size_t>(q.rows * q.groups());
-  if (q.rows == m.rows && q.k == m.k && q.group == m.group &&
-      q.codes.size() == static_cast<size_t>(codes) && q.scales.size() == groups &&
+  if (q.rows == m.rows && q.k == m.k && q.group == m.group && q.scales.size() == groups &&
       q.offsets.size() == (m.scheme.symmetric ? 0 : groups)) {
     return absl::OkStatus();
   }
-  return Bad(m,
-             fmt::format("was given {} x {} in groups of {} with {} codes, {} scales, {} offsets",
-                         q.rows, q.k, q.group, q.codes.size(), q.scales.size(), q.offsets.size()));
+  return Bad(m, fmt::format("was given {} x {} in groups of {} with {} scales, {} offsets", q.rows,
+                            q.k, q.group, q.scales.size(), q.offsets.size()));
 }
 
 /// The positive floats, as bits, that a type has as normal numbers.
@@ -290,7 +288,7 @@ std::vector<float> Dequantize(const Scheme& scheme, const QuantizedMatrix& q) {
 }
 
 absl::Status PackScales(const MatrixLayout& m, const QuantizedMatrix& q, std::byte* record) {
-  if (absl::Status s = CheckShape(m, q, static_cast<int64_t>(q.codes.size())); !s.ok()) return s;
+  if (absl::Status s = CheckShape(m, q); !s.ok()) return s;
   std::memset(record + m.scale_offset, 0, m.scale_bytes);
   return m.scheme.imported() ? PackImportedScales(m, q, record) : PackOwnScales(m, q, record);
 }
@@ -319,8 +317,10 @@ absl::Status PackTile(const MatrixLayout& m, int64_t row, int64_t k, const CodeT
 }
 
 absl::Status PackMatrix(const MatrixLayout& m, const QuantizedMatrix& q, std::byte* record) {
-  if (absl::Status s = CheckShape(m, q, m.rows * m.k); !s.ok()) return s;
   if (absl::Status s = PackScales(m, q, record); !s.ok()) return s;
+  if (std::ssize(q.codes) != m.rows * m.k) {
+    return Bad(m, fmt::format("was given {} codes", q.codes.size()));
+  }
   CodeTile codes;
   for (int64_t row0 = 0; row0 < m.rows; row0 += kRowTile) {
     const int64_t rows = std::min<int64_t>(kRowTile, m.rows - row0);

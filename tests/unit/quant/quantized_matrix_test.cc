@@ -272,6 +272,10 @@ TEST_CASE("what does not fit a layout is refused by name") {
   q = MakeQuantizedMatrix(layout.down);
   CHECK_THAT(std::string(PackMatrix(layout.gate, q, record.data()).message()),
              Catch::Contains("was given 128 x 32"));
+  q = MakeQuantizedMatrix(layout.gate);
+  q.codes.pop_back();
+  CHECK_THAT(std::string(PackMatrix(layout.gate, q, record.data()).message()),
+             Catch::Contains("was given 4095 codes"));
   // Nothing of an imported scheme is rounded on its way into a record.
   for (const char* name : {"w4a16_g32_zp_f16", "mxfp4", "nvfp4"}) {
     const RecordLayout l = *MakeRecordLayout(128, 32, ExpertFormat::Uniform(*Scheme::Parse(name)));
