@@ -132,9 +132,7 @@ absl::Status CheckpointExperts::ReadWidened(int layer, int expert, Projection p,
   const MoeLayerSpec& spec = config_->moe.layers[layer];
   const ExpertTensors& tensors = tensors_[layer];
   const ExpertFormat& format = stored(layer, expert);
-  const Scheme& scheme = p == Projection::kGate ? format.gate
-                         : p == Projection::kUp ? format.up
-                                                : format.down;
+  const Scheme& scheme = OfProjection(p, format.gate, format.up, format.down);
   if (!scheme.is_bf16()) {
     MOERT_ASSIGN_OR_RETURN(
         const QuantizedMatrix codes,
@@ -145,9 +143,7 @@ absl::Status CheckpointExperts::ReadWidened(int layer, int expert, Projection p,
   // Floats have been bf16 since they were published, or become it.
   ExpertWeights weights;
   MOERT_RETURN_IF_ERROR(ReadExpert(layer, expert, &weights));
-  const std::vector<uint16_t>& matrix = p == Projection::kGate ? weights.gate
-                                        : p == Projection::kUp ? weights.up
-                                                               : weights.down;
+  const std::vector<uint16_t>& matrix = OfProjection(p, weights.gate, weights.up, weights.down);
   out->resize(matrix.size());
   Bf16ToF32(matrix.data(), static_cast<int64_t>(matrix.size()), out->data());
   return absl::OkStatus();

@@ -21,6 +21,12 @@ struct ExpertWeights {
   std::vector<uint16_t> gate, up, down;
 };
 
+/// The one of the three that a projection names.
+template <typename T>
+T& OfProjection(Projection p, T& gate, T& up, T& down) {
+  return p == Projection::kGate ? gate : p == Projection::kUp ? up : down;
+}
+
 /// The tensors that hold the experts of one layer: one a matrix of an expert, or all experts of a
 /// layer in one, gate and up together or apart, as they are multiplied or transposed.
 struct ExpertTensors {
@@ -32,9 +38,6 @@ struct ExpertTensors {
   bool transposed = false;              // the last two dimensions of gate and up are swapped
   bool down_transposed = false;         // those of down
   bool blocks = false;                  // mxfp4, and all of the above null
-
-  /// Whether matrices lie row by row, in these or in tensors of their own.
-  bool in_rows() const { return !transposed && !down_transposed && !blocks; }
 };
 
 /// Thread-safe. Borrows both arguments of Create.
@@ -68,6 +71,12 @@ class CheckpointExperts {
   /// in another order.
   absl::Status ReadRecord(int layer, int expert, const RecordLayout& layout,
                           std::byte* record) const;
+  /// The same in pieces, each of bytes of its own: in any order, by several threads.
+  int64_t num_pieces(int layer, int expert, const RecordLayout& layout) const;
+  absl::Status ReadPiece(int layer, int expert, const RecordLayout& layout, int64_t piece,
+                         std::byte* record) const;
+  /// The most memory that reading one of a layer's records takes besides it, bytes.
+  int64_t scratch_bytes(int layer, bool widen) const;
   /// The biases alone.
   absl::Status ReadBiases(int layer, int expert, const RecordLayout& layout,
                           std::byte* record) const;
@@ -92,29 +101,38 @@ class CheckpointExperts {
   absl::Status CheckBiases(const MoeLayerSpec& layer);
   /// Where a quantized matrix of an expert lies.
   StoredMatrix Stored(const MoeLayerSpec& layer, int expert, Projection p, bool blocks) const;
+  absl::Status CheckContents(int layer, const RecordLayout& layout) const;
+  absl::Status CheckLayout(int layer, int expert, const RecordLayout& layout) const;
+  /// The section of one bias.
   absl::Status ReadBias(const MoeLayerSpec& layer, int expert, Projection p,
-                        std::vector<float>* out) const;
+                        const MatrixLayout& matrix, std::byte* record) const;
   absl::StatusOr<ExpertTensors> FindFused(const MoeLayerSpec& layer) const;
   absl::Status CheckFused(const MoeLayerSpec& layer, ExpertTensors* found) const;
   absl::Status ReadShared(const MoeLayerSpec& layer, ExpertWeights* out) const;
   absl::Status ReadMatrix(const std::string& name, int64_t rows, int64_t k,
                           std::vector<uint16_t>* out) const;
-  /// The rows of a matrix in a tensor of floats, `step` rows apart from element `first` on.
-  struct TensorRows {
+  /// A matrix in a tensor of floats, row by row or channel by channel: where it begins and how far
+  /// apart rows and channels are, in elements.
+  struct StoredFloats {
     const TensorInfo* tensor = nullptr;
-    int64_t first = 0;
-    int64_t step = 1;
+    int64_t first = 0, row_step = 0, k_step = 1;
+    bool by_channel = false;
   };
-  absl::StatusOr<TensorRows> RowsOf(int layer, int expert, Projection p) const;
-  /// Some rows at a time, as bf16.
-  absl::Status PackRows(const TensorRows& from, const MatrixLayout& layout,
-                        std::byte* record) const;
-  /// Tile by tile, as the file has the codes.
-  absl::Status PackQuantized(const StoredMatrix& from, const MatrixLayout& layout,
-                             std::byte* record) const;
-  /// One matrix of a record, in the scheme that the file has it in or in bf16.
-  absl::Status PackOne(int layer, int expert, Projection p, const MatrixLayout& matrix,
-                       std::byte* record) const;
+  absl::StatusOr<StoredFloats> FloatsOf(int layer, int expert, Projection p) const;
+  /// Some rows or channels of a part at a time, as bf16.
+  absl::Status PackRows(const StoredFloats& from, const MatrixLayout& layout,
+                        const MatrixPart& part, std::byte* record) const;
+  absl::Status PackChannels(const StoredFloats& from, const MatrixLayout& layout,
+                            const MatrixPart& part, std::byte* record) const;
+  absl::Status NamedError(const absl::Status& status, const StoredMatrix& m) const;
+  /// Whether the file has a matrix quantized that a record has in bf16.
+  bool Widens(int layer, int expert, Projection p, const MatrixLayout& matrix) const;
+  /// A part of the weights of one matrix of a record.
+  absl::Status ReadWeights(int layer, int expert, Projection p, const MatrixLayout& matrix,
+                           const MatrixPart& part, std::byte* record) const;
+  /// All else that a record has of a matrix: scales, biases, and zeros between sections.
+  absl::Status ReadOthers(int layer, int expert, Projection p, const MatrixLayout& matrix,
+                          std::byte* record) const;
   absl::Status ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer, int expert,
                          ExpertWeights* out) const;
 

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "base/bf16.h"
+#include "base/checked_math.h"
 #include "base/errors.h"
 #include "base/fmt_absl.h"
 #include "base/printable.h"
@@ -14,6 +16,8 @@
 
 namespace moert {
 namespace {
+
+constexpr int64_t kPassElements = int64_t{1} << 17;  // stay in a core's cache
 
 // Schemes of the library's own have bf16 scales; imported ones are checked as they are packed.
 absl::Status CheckScales(const MatrixLayout& layout, const QuantizedMatrix& q) {
@@ -28,160 +32,272 @@ absl::Status CheckScales(const MatrixLayout& layout, const QuantizedMatrix& q) {
   return absl::OkStatus();
 }
 
-// All but the weights, which are written whole.
-void ClearBetween(const RecordLayout& layout, std::byte* record) {
-  int64_t at = 0;
-  for (const MatrixLayout* m : {&layout.gate, &layout.up, &layout.down}) {
-    if (m == &layout.gate && !layout.contents.gate) continue;
-    std::memset(record + at, 0, m->weight_offset - at);
-    at = m->weight_offset + m->weight_bytes;
-  }
-  std::memset(record + at, 0, layout.bytes - at);
+void Clear(int64_t first, int64_t end, std::byte* record) {
+  std::memset(record + first, 0, static_cast<size_t>(end - first));
+}
+
+// Pieces of a matrix's weights.
+int64_t WeightParts(const MatrixLayout& matrix, bool whole) {
+  constexpr int64_t kPartBytes = int64_t{256} << 10;
+  return whole ? 1 : std::max<int64_t>(1, matrix.weight_bytes / kPartBytes);
+}
+
+absl::Span<const Projection> MatricesOf(const RecordLayout& layout) {
+  static constexpr Projection kAll[] = {Projection::kGate, Projection::kUp, Projection::kDown};
+  return absl::MakeConstSpan(kAll).subspan(layout.contents.gate ? 0 : 1);
+}
+
+const MatrixLayout& MatrixOf(const RecordLayout& layout, Projection p) {
+  return OfProjection(p, layout.gate, layout.up, layout.down);
 }
 
 }  // namespace
 
 absl::Status CheckpointExperts::ReadBias(const MoeLayerSpec& l, int expert, Projection p,
-                                         std::vector<float>* out) const {
-  const bool down = p == Projection::kDown;
-  const int64_t rows = down ? l.hidden : l.intermediate;
-  out->resize(rows);
+                                         const MatrixLayout& matrix, std::byte* record) const {
+  const int64_t rows = matrix.rows;
+  std::vector<float> section;
   if (!tensors_[config_->MoeLayerIndex(l.model_layer)].fused) {
     MOERT_ASSIGN_OR_RETURN(
-        *out, checkpoint_->ReadF32(WeightBase(names_.Expert(l.model_layer, expert, p)) + ".bias",
-                                   {rows}));
+        section, checkpoint_->ReadF32(WeightBase(names_.Expert(l.model_layer, expert, p)) + ".bias",
+                                      {rows}));
+  } else {
+    const bool down = p == Projection::kDown;
+    const int64_t width = down ? rows : 2 * rows;
+    MOERT_ASSIGN_OR_RETURN(const TensorInfo* t,
+                           checkpoint_->Get(names_.ExpertsPrefix(l.model_layer) +
+                                            (down ? "down_proj_bias" : "gate_up_proj_bias")));
+    section.resize(width);
+    MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(*t, expert * width, absl::MakeSpan(section)));
+    const int64_t step = !down && names_.interleaved ? 2 : 1;
+    const int64_t first = p != Projection::kUp ? 0 : names_.interleaved ? 1 : rows;
+    for (int64_t r = 0; r < rows; ++r) section[r] = section[first + r * step];
+  }
+  std::memcpy(record + matrix.bias_offset, section.data(), rows * sizeof(float));
+  const int64_t end = RoundUp(matrix.padded_rows * int64_t{sizeof(float)}, kSectionAlignment);
+  Clear(matrix.bias_offset + rows * int64_t{sizeof(float)}, matrix.bias_offset + end, record);
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointExperts::CheckContents(int layer, const RecordLayout& layout) const {
+  const MoeLayerSpec& spec = config_->moe.layers[layer];
+  if (layout.contents == RecordContents{spec.activation.gated, spec.expert_bias}) {
     return absl::OkStatus();
   }
-  const std::string prefix = names_.ExpertsPrefix(l.model_layer);
-  const int64_t width = down ? rows : 2 * rows;
-  MOERT_ASSIGN_OR_RETURN(
-      const TensorInfo* t,
-      checkpoint_->Get(prefix + (down ? "down_proj_bias" : "gate_up_proj_bias")));
-  std::vector<float> all(width);
-  MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsF32(*t, expert * width, absl::MakeSpan(all)));
-  const int64_t step = !down && names_.interleaved ? 2 : 1;
-  const int64_t first = p != Projection::kUp ? 0 : names_.interleaved ? 1 : rows;
-  for (int64_t r = 0; r < rows; ++r) (*out)[r] = all[first + r * step];
-  return absl::OkStatus();
+  return InvalidArgument(
+      "{}: layer {}: a record that is to hold an expert has to be laid out by "
+      "ExpertRecordLayout: gate {}, biases {}; this one: gate {}, biases {}",
+      checkpoint_->path(), layer, spec.activation.gated, spec.expert_bias, layout.contents.gate,
+      layout.contents.biases);
+}
+
+absl::Status CheckpointExperts::CheckLayout(int layer, int expert,
+                                            const RecordLayout& layout) const {
+  const ExpertFormat& format = stored(layer, expert);
+  if (layout.format == ExpertFormat::Uniform(Scheme{}) || layout.format == format) {
+    return CheckContents(layer, layout);
+  }
+  return InvalidArgument("{}: layer {}, expert {} is stored in {}, not in {}", checkpoint_->path(),
+                         layer, expert, format.up.Name(), layout.format.up.Name());
 }
 
 absl::Status CheckpointExperts::ReadBiases(int layer, int expert, const RecordLayout& layout,
                                            std::byte* record) const {
-  const MoeLayerSpec& spec = config_->moe.layers[layer];
-  if (layout.contents != RecordContents{spec.activation.gated, spec.expert_bias}) {
-    return InvalidArgument(
-        "{}: layer {}: a record that is to hold an expert has to be laid out by "
-        "ExpertRecordLayout: gate {}, biases {}; this one: gate {}, biases {}",
-        checkpoint_->path(), layer, spec.activation.gated, spec.expert_bias, layout.contents.gate,
-        layout.contents.biases);
-  }
-  if (!spec.expert_bias) return absl::OkStatus();
-  std::vector<float> bias;
-  for (const auto& [p, matrix] :
-       {std::pair(Projection::kGate, &layout.gate), std::pair(Projection::kUp, &layout.up),
-        std::pair(Projection::kDown, &layout.down)}) {
-    if (p == Projection::kGate && !layout.contents.gate) continue;
-    MOERT_RETURN_IF_ERROR(ReadBias(spec, expert, p, &bias));
-    std::memcpy(record + matrix->bias_offset, bias.data(), bias.size() * sizeof(float));
+  MOERT_RETURN_IF_ERROR(CheckContents(layer, layout));
+  if (!layout.contents.biases) return absl::OkStatus();
+  for (const Projection p : MatricesOf(layout)) {
+    MOERT_RETURN_IF_ERROR(
+        ReadBias(config_->moe.layers[layer], expert, p, MatrixOf(layout, p), record));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<CheckpointExperts::TensorRows> CheckpointExperts::RowsOf(int layer, int expert,
-                                                                        Projection p) const {
+absl::StatusOr<CheckpointExperts::StoredFloats> CheckpointExperts::FloatsOf(int layer, int expert,
+                                                                            Projection p) const {
   const MoeLayerSpec& spec = config_->moe.layers[layer];
   const ExpertTensors& tensors = tensors_[layer];
+  const bool down = p == Projection::kDown;
+  const int64_t k = down ? spec.intermediate : spec.hidden;
+  const int64_t matrix = spec.hidden * spec.intermediate;
   if (!tensors.fused) {
     MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor,
                            checkpoint_->Get(names_.Expert(spec.model_layer, expert, p)));
-    return TensorRows{tensor};
+    return StoredFloats{tensor, 0, k};
   }
-  const int64_t matrix = spec.hidden * spec.intermediate;
-  if (p == Projection::kDown) return TensorRows{tensors.down, expert * matrix};
-  if (tensors.gate_up == nullptr) {
-    return TensorRows{p == Projection::kGate ? tensors.gate : tensors.up, expert * matrix};
+  const TensorInfo* const own = OfProjection(p, tensors.gate, tensors.up, tensors.down);
+  // Gate and up in one: rows, or the columns of channels, one behind the other or in turns.
+  const bool both = !down && tensors.gate_up != nullptr;
+  const int64_t rows = (down ? spec.hidden : spec.intermediate) * (both ? 2 : 1);
+  StoredFloats from = {both ? tensors.gate_up : own, expert * matrix * (both ? 2 : 1), k};
+  from.by_channel = down ? tensors.down_transposed : tensors.transposed;
+  if (from.by_channel) {
+    from.row_step = 1;
+    from.k_step = rows;
   }
-  const int64_t up = names_.interleaved ? spec.hidden : matrix;
-  return TensorRows{tensors.gate_up, 2 * expert * matrix + (p == Projection::kUp ? up : 0),
-                    names_.interleaved ? 2 : 1};
+  if (both && p == Projection::kUp) {
+    from.first += from.row_step * (names_.interleaved ? 1 : spec.intermediate);
+  }
+  if (both && names_.interleaved) from.row_step *= 2;
+  return from;
 }
 
-absl::Status CheckpointExperts::PackRows(const TensorRows& from, const MatrixLayout& layout,
-                                         std::byte* record) const {
-  constexpr int64_t kElements = int64_t{1} << 17;  // stay in a core's cache
-  const int64_t k = layout.k, apart = from.step * k;
-  const int64_t most = std::max<int64_t>(kElements / apart / kRowTile, 1) * kRowTile;
-  std::vector<uint16_t> rows(std::min(most, layout.rows) * apart);
-  for (int64_t first = 0; first < layout.rows; first += most) {
-    const int64_t count = std::min(most, layout.rows - first);
+absl::Status CheckpointExperts::PackRows(const StoredFloats& from, const MatrixLayout& layout,
+                                         const MatrixPart& part, std::byte* record) const {
+  const auto [begin, end] = part.Of(layout.rows, kRowTile);
+  const int64_t k = layout.k, apart = from.row_step;
+  const int64_t most = std::max<int64_t>(kPassElements / apart / kRowTile, 1) * kRowTile;
+  const auto rows = std::make_unique_for_overwrite<uint16_t[]>(
+      static_cast<size_t>(std::min(most, end - begin) * apart));
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t count = std::min(most, end - first);
     MOERT_RETURN_IF_ERROR(
         checkpoint_->ReadAsBf16(*from.tensor, from.first + first * apart,
-                                absl::MakeSpan(rows.data(), (count - 1) * apart + k)));
+                                absl::MakeSpan(rows.get(), (count - 1) * apart + k)));
     for (int64_t r = 1; r < count && apart > k; ++r) {
-      std::copy_n(rows.begin() + r * apart, k, rows.begin() + r * k);
+      std::copy_n(rows.get() + r * apart, k, rows.get() + r * k);
     }
     MOERT_RETURN_IF_ERROR(
-        PackRowsBf16(layout, first, absl::MakeConstSpan(rows.data(), count * k), record));
+        PackRowsBf16(layout, first, absl::MakeConstSpan(rows.get(), count * k), record));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckpointExperts::PackQuantized(const StoredMatrix& from, const MatrixLayout& layout,
-                                              std::byte* record) const {
-  const auto named = [&](const absl::Status& status) {
-    if (status.ok()) return status;
-    return absl::Status(status.code(), fmt::format("{}: {}: {}", checkpoint_->path(),
-                                                   Printable(from.base), status.message()));
-  };
-  MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix groups,
-                         quantized_.ReadGroups(from, ChannelOrder::kRecord));
-  MOERT_RETURN_IF_ERROR(named(CheckScales(layout, groups)));
-  MOERT_RETURN_IF_ERROR(named(PackScales(layout, groups, record)));
-  return quantized_.ReadCodes(from, [&](int64_t row, int64_t k, const CodeTile& codes) {
-    return named(PackTile(layout, row, k, codes, record));
-  });
+absl::Status CheckpointExperts::PackChannels(const StoredFloats& from, const MatrixLayout& layout,
+                                             const MatrixPart& part, std::byte* record) const {
+  const auto [begin, end] = part.Of(layout.k, kKTile);
+  const int64_t apart = from.k_step, step = from.row_step;
+  const int64_t most = std::max<int64_t>(kPassElements / apart / kKTile, 1) * kKTile;
+  const auto lines = std::make_unique_for_overwrite<uint16_t[]>(
+      static_cast<size_t>(std::min(most, end - begin) * apart));
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t count = std::min(most, end - first);
+    const auto read =
+        absl::MakeSpan(lines.get(), (count - 1) * apart + (layout.rows - 1) * step + 1);
+    MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsBf16(*from.tensor, from.first + first * apart, read));
+    for (int64_t i = 0; i < count && step > 1; ++i) {
+      uint16_t* const line = lines.get() + i * apart;
+      for (int64_t r = 1; r < layout.rows; ++r) line[r] = line[r * step];
+    }
+    MOERT_RETURN_IF_ERROR(PackChannelsBf16(
+        layout, first, absl::MakeConstSpan(lines.get(), (count - 1) * apart + layout.rows), apart,
+        record));
+  }
+  return absl::OkStatus();
 }
 
-absl::Status CheckpointExperts::PackOne(int layer, int expert, Projection p,
-                                        const MatrixLayout& matrix, std::byte* record) const {
-  const MoeLayerSpec& spec = config_->moe.layers[layer];
-  const ExpertTensors& tensors = tensors_[layer];
+absl::Status CheckpointExperts::NamedError(const absl::Status& status,
+                                           const StoredMatrix& m) const {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), fmt::format("{}: {}: {}", checkpoint_->path(),
+                                                 Printable(m.base), status.message()));
+}
+
+bool CheckpointExperts::Widens(int layer, int expert, Projection p,
+                               const MatrixLayout& matrix) const {
+  const ExpertFormat& format = stored(layer, expert);
+  return matrix.scheme.is_bf16() && !OfProjection(p, format.gate, format.up, format.down).is_bf16();
+}
+
+absl::Status CheckpointExperts::ReadWeights(int layer, int expert, Projection p,
+                                            const MatrixLayout& matrix, const MatrixPart& part,
+                                            std::byte* record) const {
   if (!matrix.scheme.is_bf16()) {
-    return PackQuantized(Stored(spec, expert, p, tensors.blocks), matrix, record);
+    const StoredMatrix from = Stored(config_->moe.layers[layer], expert, p, tensors_[layer].blocks);
+    const auto pack = [&](int64_t row, int64_t k, const CodeTile& codes) {
+      return NamedError(PackTile(matrix, row, k, codes, record), from);
+    };
+    return quantized_.ReadCodes(from, pack, part);
   }
-  const std::string name = names_.Expert(spec.model_layer, expert, p);
-  if (!tensors.in_rows() || (!tensors.fused && quantized_.Has(WeightBase(name)))) {
-    std::vector<uint16_t> widened;
-    MOERT_RETURN_IF_ERROR(ReadMatrix(name, matrix.rows, matrix.k, &widened));
-    return PackMatrixBf16(matrix, widened, record);
+  if (Widens(layer, expert, p, matrix)) {
+    std::vector<float> wide;
+    MOERT_RETURN_IF_ERROR(ReadWidened(layer, expert, p, &wide));
+    return PackMatrixBf16(matrix, absl::MakeConstSpan(wide), record);
   }
-  MOERT_ASSIGN_OR_RETURN(const TensorRows rows, RowsOf(layer, expert, p));
-  return PackRows(rows, matrix, record);
+  MOERT_ASSIGN_OR_RETURN(const StoredFloats from, FloatsOf(layer, expert, p));
+  return from.by_channel ? PackChannels(from, matrix, part, record)
+                         : PackRows(from, matrix, part, record);
 }
 
+absl::Status CheckpointExperts::ReadOthers(int layer, int expert, Projection p,
+                                           const MatrixLayout& matrix, std::byte* record) const {
+  const MoeLayerSpec& spec = config_->moe.layers[layer];
+  const int64_t end = matrix.scale_offset + matrix.scale_bytes;
+  Clear(matrix.weight_offset + matrix.weight_bytes, matrix.scale_offset, record);
+  Clear(end, RoundUp(end, kSectionAlignment), record);
+  if (!matrix.scheme.is_bf16()) {
+    const StoredMatrix from = Stored(spec, expert, p, tensors_[layer].blocks);
+    MOERT_ASSIGN_OR_RETURN(const QuantizedMatrix groups,
+                           quantized_.ReadGroups(from, ChannelOrder::kRecord));
+    MOERT_RETURN_IF_ERROR(NamedError(CheckScales(matrix, groups), from));
+    MOERT_RETURN_IF_ERROR(NamedError(PackScales(matrix, groups, record), from));
+  }
+  return spec.expert_bias ? ReadBias(spec, expert, p, matrix, record) : absl::OkStatus();
+}
+
+int64_t CheckpointExperts::num_pieces(int layer, int expert, const RecordLayout& layout) const {
+  int64_t pieces = 0;
+  for (const Projection p : MatricesOf(layout)) {
+    const MatrixLayout& matrix = MatrixOf(layout, p);
+    pieces += 1 + WeightParts(matrix, Widens(layer, expert, p, matrix));
+  }
+  return pieces;
+}
+
+absl::Status CheckpointExperts::ReadPiece(int layer, int expert, const RecordLayout& layout,
+                                          int64_t piece, std::byte* record) const {
+  MOERT_RETURN_IF_ERROR(CheckLayout(layer, expert, layout));
+  for (const Projection p : MatricesOf(layout)) {
+    const MatrixLayout& matrix = MatrixOf(layout, p);
+    if (piece == 0) return ReadOthers(layer, expert, p, matrix, record);
+    const int64_t parts = WeightParts(matrix, Widens(layer, expert, p, matrix));
+    if (piece <= parts) {
+      return ReadWeights(layer, expert, p, matrix, {piece - 1, parts}, record);
+    }
+    piece -= 1 + parts;
+  }
+  return OutOfRange("{}: layer {}, expert {}: there is no such piece", checkpoint_->path(), layer,
+                    expert);
+}
+
+// Each matrix's tensors are looked up once, and not once a piece.
 absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLayout& layout,
                                            std::byte* record) const {
-  const bool bf16 = layout.format == ExpertFormat::Uniform(Scheme{});
-  if (bf16 && !tensors_[layer].in_rows()) {
-    ExpertWeights weights;
-    MOERT_RETURN_IF_ERROR(ReadExpert(layer, expert, &weights));
-    MOERT_RETURN_IF_ERROR(PackExpertBf16(layout, weights, record));
-    return ReadBiases(layer, expert, layout, record);
+  MOERT_RETURN_IF_ERROR(CheckLayout(layer, expert, layout));
+  for (const Projection p : MatricesOf(layout)) {
+    const MatrixLayout& matrix = MatrixOf(layout, p);
+    MOERT_RETURN_IF_ERROR(ReadOthers(layer, expert, p, matrix, record));
+    MOERT_RETURN_IF_ERROR(ReadWeights(layer, expert, p, matrix, {}, record));
   }
-  const ExpertFormat& format = stored(layer, expert);
-  if (!bf16 && !(layout.format == format)) {
-    return InvalidArgument("{}: layer {}, expert {} is stored in {}, not in {}",
-                           checkpoint_->path(), layer, expert, format.up.Name(),
-                           layout.format.up.Name());
+  return absl::OkStatus();
+}
+
+int64_t CheckpointExperts::scratch_bytes(int layer, bool widen) const {
+  constexpr int64_t kConverted = int64_t{64} << 10;  // elements, as they are stored and as floats
+  constexpr int64_t kNames = 4096;
+  const MoeLayerSpec& spec = config_->moe.layers[layer];
+  const int64_t matrix = spec.hidden * spec.intermediate;
+  const int64_t line = std::max(spec.hidden, spec.intermediate);
+  // Lines of gate and up, 64 at least.
+  const int64_t pass = std::min(std::max(2 * kPassElements, 256 * line), 4 * matrix + 32 * line);
+  int64_t most = 0;
+  for (const ExpertFormat& format : stored_[layer]) {
+    for (const Scheme& scheme : {format.gate, format.up, format.down}) {
+      if (scheme.is_bf16()) continue;
+      // Scales as they are stored and as floats, zeros, and the channels' order.
+      const int64_t k = scheme.group > 0 ? scheme.group : spec.intermediate;
+      const int64_t groups = 13 * (matrix / std::min({k, spec.hidden, spec.intermediate}) + line);
+      // Codes, floats, and in act-order a scale and a zero of each.
+      const bool order = scheme.weight_bits == 4 && !scheme.fp4;
+      most = std::max(most, groups + 12 * line + (!widen ? 0 : order ? 13 * matrix : 5 * matrix));
+    }
   }
-  ClearBetween(layout, record);
-  for (const auto& [p, matrix] :
-       {std::pair(Projection::kGate, &layout.gate), std::pair(Projection::kUp, &layout.up),
-        std::pair(Projection::kDown, &layout.down)}) {
-    if (p == Projection::kGate && !layout.contents.gate) continue;
-    MOERT_RETURN_IF_ERROR(PackOne(layer, expert, p, *matrix, record));
+  const ExpertTensors& tensors = tensors_[layer];
+  for (const TensorInfo* t : {tensors.gate_up, tensors.gate, tensors.up, tensors.down}) {
+    if (t == nullptr) continue;
+    const absl::StatusOr<const TensorInfo*> scales = checkpoint_->Fp8Scales(*t);
+    if (scales.ok() && *scales != nullptr) most = std::max(most, 4 * (*scales)->elements());
   }
-  return ReadBiases(layer, expert, layout, record);
+  return pass + 8 * std::min(2 * matrix, kConverted) + most + 16 * line + kNames;
 }
 
 absl::Status PackExpertBf16(const RecordLayout& layout, const ExpertWeights& weights,

@@ -190,7 +190,8 @@ absl::StatusOr<QuantizedMatrix> QuantizedWeights::ReadGroups(const StoredMatrix&
   }
 }
 
-absl::Status QuantizedWeights::ReadCodes(const StoredMatrix& m, TakeTile take) const {
+absl::Status QuantizedWeights::ReadCodes(const StoredMatrix& m, TakeTile take,
+                                         const MatrixPart& part) const {
   const Form& form = Of(FormOf(m.base));
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* tensor,
                          checkpoint_->Get(absl::StrCat(m.base, form.tensors[0])));
@@ -205,7 +206,7 @@ absl::Status QuantizedWeights::ReadCodes(const StoredMatrix& m, TakeTile take) c
   }
   codes.line_bytes = tensor->bytes / lines;
   try {
-    return ReadCodeTiles(*checkpoint_, codes, take);
+    return ReadCodeTiles(*checkpoint_, codes, take, part);
   } catch (const std::bad_alloc&) {
     return OutOfMemory(m);
   }

@@ -68,7 +68,8 @@ class QuantizedWeights {
                                        ChannelOrder order = ChannelOrder::kRecord) const;
   /// The parts of Read: all but the codes, and those.
   absl::StatusOr<QuantizedMatrix> ReadGroups(const StoredMatrix& matrix, ChannelOrder order) const;
-  absl::Status ReadCodes(const StoredMatrix& matrix, TakeTile take) const;
+  absl::Status ReadCodes(const StoredMatrix& matrix, TakeTile take,
+                         const MatrixPart& part = {}) const;
   /// The error that Read gives over the order of channels.
   absl::Status CheckOrder(const StoredMatrix& matrix) const;
 

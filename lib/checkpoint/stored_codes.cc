@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
+#include <memory>
 
 #include "base/status_macros.h"
 
@@ -103,26 +103,26 @@ void UnpackRowWords(const uint8_t* lines, int64_t apart, int64_t rows, int64_t w
   }
 }
 
-/// A part of a matrix whose lines have been read.
-struct Part {
+/// Rows and channels whose lines have been read.
+struct Lines {
   int64_t row, rows, k, width;
   const uint8_t* lines;
 };
 
-void Unpack(const StoredCodes& from, const Part& part, int64_t row, int64_t k, CodeTile& codes) {
-  const int64_t rows = std::min<int64_t>(kRowTile, part.row + part.rows - row);
-  const int64_t width = std::min<int64_t>(kKTile, part.k + part.width - k);
+void Unpack(const StoredCodes& from, const Lines& pass, int64_t row, int64_t k, CodeTile& codes) {
+  const int64_t rows = std::min<int64_t>(kRowTile, pass.row + pass.rows - row);
+  const int64_t width = std::min<int64_t>(kKTile, pass.k + pass.width - k);
   if (rows < kRowTile || width < kKTile) std::memset(codes, 0, sizeof(codes));
   if (from.form == CodeForm::kChannelWords) {
-    const uint8_t* lines = part.lines + (k - part.k) / kOfWord * from.line_bytes;
+    const uint8_t* lines = pass.lines + (k - pass.k) / kOfWord * from.line_bytes;
     return UnpackChannelWords(lines + row * 4, from.line_bytes, rows, width, codes);
   }
   if (from.form == CodeForm::kRowWords) {
-    const uint8_t* lines = part.lines + (k - part.k) * from.line_bytes;
+    const uint8_t* lines = pass.lines + (k - pass.k) * from.line_bytes;
     return UnpackRowWords(lines + row / 2, from.line_bytes, rows, width, codes);
   }
   const int64_t apart = from.line_step * from.line_bytes;
-  const uint8_t* line = part.lines + (row - part.row) * apart;
+  const uint8_t* line = pass.lines + (row - pass.row) * apart;
   for (int64_t r = 0; r < rows; ++r, line += apart) {
     if (from.form == CodeForm::kNibbles) {
       UnpackNibbles(line + k / 2, width, codes[r]);
@@ -134,27 +134,29 @@ void Unpack(const StoredCodes& from, const Part& part, int64_t row, int64_t k, C
 
 }  // namespace
 
-absl::Status ReadCodeTiles(const Checkpoint& checkpoint, const StoredCodes& from, TakeTile take) {
+absl::Status ReadCodeTiles(const Checkpoint& checkpoint, const StoredCodes& from, TakeTile take,
+                           const MatrixPart& part) {
   const bool words = from.form == CodeForm::kChannelWords || from.form == CodeForm::kRowWords;
   // A line is one of `rows` or of `k`, or eight of the latter.
-  const int64_t all = words ? from.k : from.rows;
   const int64_t tile = words ? kKTile : kRowTile;
+  const auto [begin, end] = part.Of(words ? from.k : from.rows, tile);
   const int64_t of_line = from.form == CodeForm::kChannelWords ? kOfWord : 1;
   const int64_t apart = from.line_step * from.line_bytes;
   const int64_t most = std::max<int64_t>(kPassBytes / apart * of_line / tile, 1) * tile;
-  std::vector<uint8_t> lines(std::min(most, all) / of_line * apart);
+  const auto lines = std::make_unique_for_overwrite<uint8_t[]>(
+      static_cast<size_t>(std::min(most, end - begin) / of_line * apart));
   CodeTile codes;
-  for (int64_t first = 0; first < all; first += most) {
-    const int64_t count = std::min(most, all - first);
+  for (int64_t first = begin; first < end; first += most) {
+    const int64_t count = std::min(most, end - first);
     const int64_t bytes = (count / of_line - 1) * apart + from.line_bytes;
     MOERT_RETURN_IF_ERROR(checkpoint.ReadBytes(
         *from.tensor, from.first_line * from.line_bytes + first / of_line * apart,
-        {reinterpret_cast<std::byte*>(lines.data()), static_cast<size_t>(bytes)}));
-    const Part part = words ? Part{0, from.rows, first, count, lines.data()}
-                            : Part{first, count, 0, from.k, lines.data()};
-    for (int64_t row = part.row; row < part.row + part.rows; row += kRowTile) {
-      for (int64_t k = part.k; k < part.k + part.width; k += kKTile) {
-        Unpack(from, part, row, k, codes);
+        {reinterpret_cast<std::byte*>(lines.get()), static_cast<size_t>(bytes)}));
+    const Lines pass = words ? Lines{0, from.rows, first, count, lines.get()}
+                             : Lines{first, count, 0, from.k, lines.get()};
+    for (int64_t row = pass.row; row < pass.row + pass.rows; row += kRowTile) {
+      for (int64_t k = pass.k; k < pass.k + pass.width; k += kKTile) {
+        Unpack(from, pass, row, k, codes);
         MOERT_RETURN_IF_ERROR(take(row, k, codes));
       }
     }

@@ -2,10 +2,12 @@
 #ifndef MOERT_LIB_CHECKPOINT_STORED_CODES_H_
 #define MOERT_LIB_CHECKPOINT_STORED_CODES_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "base/checked_math.h"
 #include "moert/offline/checkpoint.h"
 #include "quant/code_tile.h"
 
@@ -34,11 +36,28 @@ struct StoredCodes {
   int64_t line_step = 1;  // from row to row
 };
 
+/// One of `of` parts of a matrix, which several threads may read: of its rows or, where a file has
+/// it channel by channel, of its channels.
+struct MatrixPart {
+  int64_t number = 0;
+  int64_t of = 1;
+
+  struct Range {
+    int64_t first = 0, end = 0;
+  };
+  /// Those of `all` that are in it: whole tiles, or up to the end. May be none.
+  Range Of(int64_t all, int64_t tile) const {
+    const int64_t tiles = CeilDiv(all, tile);
+    return {tiles * number / of * tile, std::min(all, tiles * (number + 1) / of * tile)};
+  }
+};
+
 /// Receives the tile whose first code is at (row, k); an error ends the reading.
 using TakeTile = absl::FunctionRef<absl::Status(int64_t row, int64_t k, const CodeTile& codes)>;
 
-/// Reads all tiles, each once, some lines at a time.
-absl::Status ReadCodeTiles(const Checkpoint& checkpoint, const StoredCodes& codes, TakeTile take);
+/// Reads all tiles of a part, each once, some lines at a time.
+absl::Status ReadCodeTiles(const Checkpoint& checkpoint, const StoredCodes& codes, TakeTile take,
+                           const MatrixPart& part = {});
 
 }  // namespace moert
 

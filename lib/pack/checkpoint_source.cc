@@ -31,10 +31,8 @@ class CheckpointSource final : public ExpertSource {
         MOERT_ASSIGN_OR_RETURN(RecordLayout layout, ExpertRecordLayout(layer, format));
         layouts.push_back(std::move(layout));
       }
-      // All three matrices as they are stored, and the largest of them once more where it has to be
-      // transposed, split or unpacked.
-      const int64_t matrix = 2 * layer.hidden * layer.intermediate;
-      source->scratch_bytes_ = std::max(source->scratch_bytes_, 5 * matrix);
+      source->scratch_bytes_ =
+          std::max(source->scratch_bytes_, source->experts_->scratch_bytes(l, widen));
     }
     return source;
   }
@@ -51,16 +49,19 @@ class CheckpointSource final : public ExpertSource {
 
   absl::Status ReadRecord(int layer, int expert, int version,
                           absl::Span<std::byte> dst) const override {
-    MOERT_RETURN_IF_ERROR(CheckKey(layer, expert, version));
-    const RecordLayout& layout = this->layout(layer, expert, version);
-    if (static_cast<int64_t>(dst.size()) < layout.bytes) {
-      return InvalidArgument("a record of {} bytes does not fit into {}", layout.bytes, dst.size());
-    }
-    try {
+    return Read(layer, expert, version, dst, [&](const RecordLayout& layout) {
       return experts_->ReadRecord(layer, expert, layout, dst.data());
-    } catch (const std::bad_alloc&) {
-      return ResourceExhausted("{}: out of memory for layer {}, expert {}", name_, layer, expert);
-    }
+    });
+  }
+
+  int64_t num_pieces(int layer, int expert, int version) const override {
+    return experts_->num_pieces(layer, expert, layout(layer, expert, version));
+  }
+  absl::Status ReadPiece(int layer, int expert, int version, int64_t piece,
+                         absl::Span<std::byte> dst) const override {
+    return Read(layer, expert, version, dst, [&](const RecordLayout& layout) {
+      return experts_->ReadPiece(layer, expert, layout, piece, dst.data());
+    });
   }
 
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {
@@ -70,6 +71,21 @@ class CheckpointSource final : public ExpertSource {
 
  private:
   explicit CheckpointSource(std::string name) : name_(std::move(name)) {}
+
+  template <typename ReadIt>
+  absl::Status Read(int layer, int expert, int version, absl::Span<std::byte> dst,
+                    ReadIt read_it) const {
+    MOERT_RETURN_IF_ERROR(CheckKey(layer, expert, version));
+    const RecordLayout& layout = this->layout(layer, expert, version);
+    if (static_cast<int64_t>(dst.size()) < layout.bytes) {
+      return InvalidArgument("a record of {} bytes does not fit into {}", layout.bytes, dst.size());
+    }
+    try {
+      return read_it(layout);
+    } catch (const std::bad_alloc&) {
+      return ResourceExhausted("{}: out of memory for layer {}, expert {}", name_, layer, expert);
+    }
+  }
 
   absl::Status CheckKey(int layer, int expert, int version) const {
     if (layer >= 0 && layer < config_.moe.num_layers() && version == 0 && expert >= 0 &&

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "base/bf16.h"
+#include "base/checked_math.h"
 #include "base/errors.h"
 #include "quant/quantized_matrix.h"
 
@@ -57,6 +58,37 @@ void PackBlock(const uint16_t* weights, int64_t stride, std::byte* out) {
     _mm_storeu_si128(to + 1, _mm_unpackhi_epi64(low0, low1));
     _mm_storeu_si128(to + 2, _mm_unpacklo_epi64(high0, high1));
     _mm_storeu_si128(to + 3, _mm_unpackhi_epi64(high0, high1));
+  }
+}
+
+struct EightRows {
+  __m128i x[8];
+};
+
+// The first half of all values and the second half in turns: the highest bit of a value's place
+// becomes the lowest.
+EightRows Shuffle(const EightRows& of) {
+  const auto& x = of.x;
+  return {{_mm_unpacklo_epi16(x[0], x[4]), _mm_unpackhi_epi16(x[0], x[4]),
+           _mm_unpacklo_epi16(x[1], x[5]), _mm_unpackhi_epi16(x[1], x[5]),
+           _mm_unpacklo_epi16(x[2], x[6]), _mm_unpackhi_epi16(x[2], x[6]),
+           _mm_unpacklo_epi16(x[3], x[7]), _mm_unpackhi_epi16(x[3], x[7])}};
+}
+
+// A block of channels, `apart` from each other, as rows.
+void TurnBlock(const uint16_t* lines, int64_t apart, uint16_t (&block)[kRowTile][kBlockK]) {
+  for (int64_t k = 0; k < kBlockK; k += 8) {
+    for (int64_t row = 0; row < kRowTile; row += 8) {
+      EightRows eight;
+      for (int64_t i = 0; i < 8; ++i) {
+        eight.x[i] =
+            _mm_loadu_si128(reinterpret_cast<const __m128i*>(lines + (k + i) * apart + row));
+      }
+      eight = Shuffle(Shuffle(Shuffle(eight)));
+      for (int64_t i = 0; i < 8; ++i) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(&block[row + i][k]), eight.x[i]);
+      }
+    }
   }
 }
 
@@ -133,6 +165,39 @@ absl::Status PackRowsBf16(const MatrixLayout& layout, int64_t first,
                            rows.size(), first, layout.rows, layout.k, layout.scheme.Name());
   }
   Pack(layout, first, count, rows.data(), record, [](uint16_t v) { return v; });
+  return absl::OkStatus();
+}
+
+absl::Status PackChannelsBf16(const MatrixLayout& m, int64_t first,
+                              absl::Span<const uint16_t> lines, int64_t apart, std::byte* record) {
+  const auto size = static_cast<int64_t>(lines.size());
+  const int64_t count = apart >= m.rows && size >= m.rows ? (size - m.rows) / apart + 1 : 0;
+  const int64_t end = first + count;
+  if (!m.scheme.is_bf16() || count == 0 || size != (count - 1) * apart + m.rows ||
+      first % kKTile != 0 || end > m.k || (end % kKTile != 0 && end != m.k)) {
+    return InvalidArgument(
+        "{} weights from channel {} are not whole tiles of channels of {} x {} "
+        "in {}",
+        size, first, m.rows, m.k, m.scheme.Name());
+  }
+  uint16_t block[kRowTile][kBlockK];
+  for (int64_t row = 0; row < m.padded_rows; row += kRowTile) {
+    const int64_t rows = std::min(kRowTile, m.rows - row);
+    std::byte* out = record + m.weight_offset + (row * m.padded_k + first * kRowTile) * 2;
+    for (int64_t k = first; k < RoundUp(end, kKTile); k += kBlockK, out += sizeof(block)) {
+      const int64_t width = std::clamp<int64_t>(end - k, 0, kBlockK);
+      const uint16_t* const from = lines.data() + (k - first) * apart + row;
+      if (rows == kRowTile && width == kBlockK) {
+        TurnBlock(from, apart, block);
+      } else {
+        std::memset(block, 0, sizeof(block));
+        for (int64_t i = 0; i < width; ++i) {
+          for (int64_t r = 0; r < rows; ++r) block[r][i] = from[i * apart + r];
+        }
+      }
+      PackBlock(block[0], kBlockK, out);
+    }
+  }
   return absl::OkStatus();
 }
 

@@ -29,6 +29,10 @@ absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const uint16_
 /// The same of some rows: from `first` on, a multiple of kRowTile, to where `rows` ends.
 absl::Status PackRowsBf16(const MatrixLayout& layout, int64_t first,
                           absl::Span<const uint16_t> rows, std::byte* record);
+/// The same of some channels, from `first` on, a multiple of kKTile, to a multiple or the last one:
+/// line by line, the weights of all rows of a channel, lines `apart` elements apart.
+absl::Status PackChannelsBf16(const MatrixLayout& layout, int64_t first,
+                              absl::Span<const uint16_t> lines, int64_t apart, std::byte* record);
 /// The whole matrix from fp32, rounded to nearest even.
 absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const float> weights,
                             std::byte* record);

@@ -9,6 +9,7 @@
 #include "moert/offline/open_as.h"
 #include "quant/packing.h"
 #include "support/catch.h"
+#include "support/heap_peak.h"
 #include "support/quantized_fixture.h"
 
 namespace moert {
@@ -95,7 +96,9 @@ TEST_CASE("act-order is widened, channel by channel") {
   REQUIRE_OK(source.status());
   const RecordLayout& layout = (*source)->layout(0, 0, 0);
   RecordBuffer record(layout.bytes);
+  const test::HeapPeak heap;
   REQUIRE_OK((*source)->ReadRecord(0, 0, 0, record.span()));
+  CHECK(heap.bytes() <= (*source)->scratch_bytes());
   std::vector<float> gate;
   REQUIRE_OK(UnpackMatrix(layout.gate, record.data(), &gate));
   const HfConfig config = test::QuantizedConfig(dir.path());

@@ -56,22 +56,24 @@ int64_t LineBytes(CodeForm form, int64_t rows, int64_t k) {
   return 0;
 }
 
-// Each code once, and zeros past the ends.
-void CheckTiles(const Checkpoint& checkpoint, const StoredCodes& codes, const std::string& bytes) {
+// Each code once, read in so many parts, and zeros past the ends.
+void CheckTiles(const Checkpoint& checkpoint, const StoredCodes& codes, const std::string& bytes,
+                int64_t parts) {
   const auto* raw = reinterpret_cast<const uint8_t*>(bytes.data());
   int64_t differences = 0, tiles = 0;
-  const absl::Status status =
-      ReadCodeTiles(checkpoint, codes, [&](int64_t row, int64_t k, const CodeTile& tile) {
-        ++tiles;
-        for (int64_t i = 0; i < kRowTile * kKTile; ++i) {
-          const int64_t r = row + i / kKTile, c = k + i % kKTile;
-          const bool inside = r < codes.rows && c < codes.k;
-          const unsigned expected = inside ? Code(codes, raw, r, c) : 0;
-          differences += tile[i / kKTile][i % kKTile] != expected;
-        }
-        return absl::OkStatus();
-      });
-  REQUIRE_OK(status);
+  const auto check = [&](int64_t row, int64_t k, const CodeTile& tile) {
+    ++tiles;
+    for (int64_t i = 0; i < kRowTile * kKTile; ++i) {
+      const int64_t r = row + i / kKTile, c = k + i % kKTile;
+      const bool inside = r < codes.rows && c < codes.k;
+      const unsigned expected = inside ? Code(codes, raw, r, c) : 0;
+      differences += tile[i / kKTile][i % kKTile] != expected;
+    }
+    return absl::OkStatus();
+  };
+  for (int64_t i = 0; i < parts; ++i) {
+    REQUIRE_OK(ReadCodeTiles(checkpoint, codes, check, {i, parts}));
+  }
   CHECK(differences == 0);
   CHECK(tiles == (codes.rows + kRowTile - 1) / kRowTile * ((codes.k + kKTile - 1) / kKTile));
 }
@@ -106,7 +108,7 @@ TEST_CASE("tiles of every form and odd shapes") {
       const auto checkpoint = Checkpoint::Open(dir.path());
       REQUIRE_OK(checkpoint.status());
       codes.tensor = (*checkpoint)->Find("codes");
-      CheckTiles(**checkpoint, codes, bytes);
+      for (const int64_t parts : {1, 3}) CheckTiles(**checkpoint, codes, bytes, parts);
     }
   }
 }

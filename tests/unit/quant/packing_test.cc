@@ -68,6 +68,29 @@ TEST_CASE("rows that are packed in parts are those of the whole") {
   CHECK_THAT(refused(96, 16), Catch::Contains("100 x 72"));
 }
 
+TEST_CASE("channels that are packed in parts, line by line, are those of the whole") {
+  const RecordLayout l = Layout(200, 100);
+  const MatrixLayout& m = l.gate;
+  const std::vector<uint16_t> w = Pattern(m.rows * m.k);
+  std::vector<std::byte> whole(static_cast<size_t>(l.bytes)), parts(whole.size());
+  std::memset(parts.data() + m.weight_offset, 0xee, static_cast<size_t>(m.weight_bytes));
+  REQUIRE_OK(PackMatrixBf16(m, w, whole.data()));
+  const int64_t apart = m.rows + 3;
+  std::vector<uint16_t> lines(m.k * apart, 0xffff);
+  for (int64_t i = 0; i < m.rows * m.k; ++i) lines[i % m.k * apart + i / m.k] = w[i];
+  const absl::Span<const uint16_t> all(lines);
+  const auto pack = [&](int64_t first, int64_t count) {
+    const auto some = all.subspan(first * apart, (count - 1) * apart + m.rows);
+    return PackChannelsBf16(m, first, some, apart, parts.data());
+  };
+  REQUIRE_OK(pack(128, 72));
+  REQUIRE_OK(pack(0, 128));
+  CHECK(parts == whole);
+  CHECK_THAT(std::string(pack(8, 64).message()), Catch::Contains("from channel 8"));
+  CHECK_THAT(std::string(pack(0, 63).message()), Catch::Contains("whole tiles"));
+  CHECK_FALSE(PackChannelsBf16(m, 192, all.first(9 * apart), apart, parts.data()).ok());
+}
+
 TEST_CASE("packing and unpacking give the weights back, padding is zero") {
   for (const auto& [hidden, intermediate] :
        {std::pair<int64_t, int64_t>{128, 64}, {100, 20}, {1, 1}, {65, 17}}) {
