@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/status_macros.h"
+#include "quant/shuffle_lines.h"
 
 namespace moert {
 namespace {
@@ -59,22 +60,6 @@ void UnpackChannelWords(const uint8_t* lines, int64_t apart, int64_t rows, int64
   }
 }
 
-struct Eight {
-  __m128i x[8];
-};
-
-// The first half of all bytes and the second half in turns: the highest bit of a byte's place
-// becomes the lowest.
-Eight Shuffle(const Eight& of) {
-  const auto& x = of.x;
-  return {{_mm_unpacklo_epi8(x[0], x[4]), _mm_unpackhi_epi8(x[0], x[4]),
-           _mm_unpacklo_epi8(x[1], x[5]), _mm_unpackhi_epi8(x[1], x[5]),
-           _mm_unpacklo_epi8(x[2], x[6]), _mm_unpackhi_epi8(x[2], x[6]),
-           _mm_unpacklo_epi8(x[3], x[7]), _mm_unpackhi_epi8(x[3], x[7])}};
-}
-// [16 channels][8 bytes] -> [8 bytes][16 channels]
-Eight Transpose(const Eight& x) { return Shuffle(Shuffle(Shuffle(Shuffle(x)))); }
-
 // The words of a channel: eight or 16 rows.
 __m128i LoadChannel(const uint8_t* line, int64_t rows) {
   if (rows == kRowTile) return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(line));
@@ -87,13 +72,14 @@ __m128i LoadChannel(const uint8_t* line, int64_t rows) {
 void UnpackRowWords(const uint8_t* lines, int64_t apart, int64_t rows, int64_t width,
                     CodeTile& codes) {
   for (int64_t k = 0; k < width; k += kVector) {
-    Eight channels = {};
+    EightLines channels = {};
     for (int64_t c = 0; c < std::min(kVector, width - k); c += 2) {
       const uint8_t* line = lines + (k + c) * apart;
       channels.x[c / 2] =
           _mm_unpacklo_epi64(LoadChannel(line, rows), LoadChannel(line + apart, rows));
     }
-    const Eight bytes = Transpose(channels);
+    // [16 channels][8 bytes] -> [8 bytes][16 channels]
+    const EightLines bytes = ShuffleLines<uint8_t, 4>(channels);
     for (int64_t i = 0; i < rows; i += 2) {
       const int64_t first = i / kOfWord * kOfWord;
       const __m128i both = bytes.x[i / 2];

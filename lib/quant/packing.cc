@@ -11,6 +11,7 @@
 #include "base/checked_math.h"
 #include "base/errors.h"
 #include "quant/quantized_matrix.h"
+#include "quant/shuffle_lines.h"
 
 namespace moert {
 namespace {
@@ -61,30 +62,16 @@ void PackBlock(const uint16_t* weights, int64_t stride, std::byte* out) {
   }
 }
 
-struct EightRows {
-  __m128i x[8];
-};
-
-// The first half of all values and the second half in turns: the highest bit of a value's place
-// becomes the lowest.
-EightRows Shuffle(const EightRows& of) {
-  const auto& x = of.x;
-  return {{_mm_unpacklo_epi16(x[0], x[4]), _mm_unpackhi_epi16(x[0], x[4]),
-           _mm_unpacklo_epi16(x[1], x[5]), _mm_unpackhi_epi16(x[1], x[5]),
-           _mm_unpacklo_epi16(x[2], x[6]), _mm_unpackhi_epi16(x[2], x[6]),
-           _mm_unpacklo_epi16(x[3], x[7]), _mm_unpackhi_epi16(x[3], x[7])}};
-}
-
 // A block of channels, `apart` from each other, as rows.
 void TurnBlock(const uint16_t* lines, int64_t apart, uint16_t (&block)[kRowTile][kBlockK]) {
   for (int64_t k = 0; k < kBlockK; k += 8) {
     for (int64_t row = 0; row < kRowTile; row += 8) {
-      EightRows eight;
+      EightLines eight;
       for (int64_t i = 0; i < 8; ++i) {
         eight.x[i] =
             _mm_loadu_si128(reinterpret_cast<const __m128i*>(lines + (k + i) * apart + row));
       }
-      eight = Shuffle(Shuffle(Shuffle(eight)));
+      eight = ShuffleLines<uint16_t, 3>(eight);
       for (int64_t i = 0; i < 8; ++i) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(&block[row + i][k]), eight.x[i]);
       }
