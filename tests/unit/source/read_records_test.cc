@@ -1,12 +1,9 @@
 // Records that all threads of a pool read: several threads share one record.
 #include "source/read_records.h"
 
-#include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <vector>
 
@@ -14,6 +11,7 @@
 #include "moert/source/pinned_source.h"
 #include "source/shard_source.h"
 #include "support/catch.h"
+#include "support/meeting.h"
 #include "support/record_buffer.h"
 #include "support/synthetic_source.h"
 
@@ -124,21 +122,13 @@ class MetByTwo final : public SyntheticSource {
   int64_t num_pieces(int, int, int) const override { return 3; }
   absl::Status ReadPiece(int, int expert, int, int64_t piece,
                          absl::Span<std::byte>) const override {
-    std::unique_lock<std::mutex> lock(mu_);
-    met_ |= ++reading_ == 2;
-    changed_.notify_all();
-    changed_.wait_for(lock, std::chrono::seconds(20), [this] { return met_; });
-    --reading_;
-    if (!met_) return absl::DeadlineExceededError("nobody else came to read");
+    if (absl::Status met = meeting_.Wait(); !met.ok()) return met;
     if (piece == 1) return absl::DataLossError(fmt::format("expert {} piece 1", expert));
     return absl::OkStatus();
   }
 
  private:
-  mutable std::mutex mu_;
-  mutable std::condition_variable changed_;
-  mutable int reading_ = 0;
-  mutable bool met_ = false;
+  test::Meeting meeting_;
 };
 
 TEST_CASE("two threads read one record, and the failure of a piece is the record's") {

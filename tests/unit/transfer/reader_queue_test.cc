@@ -1,11 +1,10 @@
 // Readers on the wall clock: what a paced link promises of order and of time.
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 
 #include "support/catch.h"
+#include "support/meeting.h"
 #include "support/synthetic_source.h"
 #include "transfer/transfer_queue.h"
 
@@ -108,19 +107,11 @@ class MetByTwo final : public SyntheticSource {
  public:
   MetByTwo() : SyntheticSource(SyntheticShape{}) {}
   absl::Status ReadRecord(int, int, int, absl::Span<std::byte>) const override {
-    std::unique_lock<std::mutex> lock(mu_);
-    met_ |= ++reading_ == 2;
-    changed_.notify_all();
-    changed_.wait_for(lock, std::chrono::seconds(20), [this] { return met_; });
-    --reading_;
-    return met_ ? absl::OkStatus() : absl::DeadlineExceededError("nobody else came to read");
+    return meeting_.Wait();
   }
 
  private:
-  mutable std::mutex mu_;
-  mutable std::condition_variable changed_;
-  mutable int reading_ = 0;
-  mutable bool met_ = false;
+  test::Meeting meeting_;
 };
 
 TEST_CASE("one wake-up is enough for readers to share what comes several at a time") {
