@@ -232,10 +232,6 @@ def figure(value):
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def spread(values):
-    return f"{figure(statistics.median(values))} ({figure(min(values))} to {figure(max(values))})"
-
-
 def medians(data):
     """{cell: {subject: median of the turns}}"""
     return {c: {s: statistics.median([v for of in values_of(data, c, s, "turns").values() for v in of])
@@ -264,7 +260,8 @@ def table(data):
                 row.append("-")
                 continue
             (setting, values), = turns[cell, subject].items()
-            row.append(spread(values) if len(settings[subject]) == 1 else f"{spread(values)}, `{setting}`")
+            text = f"{figure(statistics.median(values))} ({figure(min(values))} to {figure(max(values))})"
+            row.append(text if len(settings[subject]) == 1 else f"{text}, `{setting}`")
         rows.append(row)
     return experiment.table([data["unit"], *head], rows)
 
