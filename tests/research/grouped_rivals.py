@@ -137,8 +137,7 @@ def deepgemm_time(rows, first, second, repeats):
         padded = slots == ids.numel()
         experts = experts.repeat_interleave(block).masked_fill_(padded, -1)
         x, h = (torch.randn(slots.numel(), width, device="cuda").to(torch.float8_e4m3fn) for width in (HIDDEN, INTERMEDIATE))
-        of_rows = [deep_gemm.get_mn_major_tma_aligned_tensor(torch.ones(slots.numel(), width // GROUP, device="cuda"))
-                   for width in (HIDDEN, INTERMEDIATE)]
+        of_rows = [torch.ones(width // GROUP, slots.numel(), device="cuda").t() for width in (HIDDEN, INTERMEDIATE)]
         calls.append((experts, (x, of_rows[0]), (h, of_rows[1]), empty(slots.numel(), 2 * INTERMEDIATE), empty(slots.numel(), HIDDEN)))
     of_weights = [torch.ones(EXPERTS, n // GROUP, k // GROUP, device="cuda")
                   for n, k in ((2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))]
