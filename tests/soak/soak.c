@@ -21,6 +21,7 @@
 #include "examples/c_host/tiny_experts.h"
 #include "moert.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/thread_caches.h"
 
 #ifdef MOERT_THREAD_SANITIZER
 enum { kSanitized = 1 };
@@ -294,6 +295,7 @@ int main(int argc, char** argv) {
   struct held warm, now;
   int n, grown = 0;
   if (rounds <= kWarmRounds) return fprintf(stderr, "usage: soak SECONDS\n"), 2;
+  run_without_thread_caches(argv);
   source = open_source();
   expect(source);
   moert_source_destroy(source);

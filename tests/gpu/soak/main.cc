@@ -24,6 +24,7 @@
 
 #include "moert/backend.h"
 #include "soak.h"
+#include "tests/support/thread_caches.h"
 
 namespace moert::soak {
 namespace {
@@ -173,6 +174,7 @@ int Run(double seconds, double round_seconds, bool shared) {
 }  // namespace moert::soak
 
 int main(int argc, char** argv) {
+  run_without_thread_caches(argv);
   const bool shared = argc >= 2 && std::strcmp(argv[1], "--shared") == 0;
   argc -= shared;
   argv += shared;
