@@ -107,6 +107,7 @@ absl::Status ReadParts(const moert_opaque_part* parts, uint64_t count, OpaqueWei
     part.file = c.file;
     part.offset = c.offset;
     part.stride = c.stride;
+    part.zeros = c.zeros;
     weights->layers[c.layer].push_back(part);
   }
   return absl::OkStatus();

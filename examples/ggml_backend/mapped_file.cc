@@ -7,7 +7,6 @@
 
 #include <cinttypes>
 #include <cstdio>
-#include <cstring>
 #include <fstream>
 
 namespace moert_ggml {
@@ -49,17 +48,6 @@ FileRange FindMappedFile(const void* address, size_t size) {
     return {mapping.path, static_cast<int64_t>(from - mapping.from + mapping.offset)};
   }
   return {};
-}
-
-bool ReadMapped(const FileRange& range, const void* memory, int64_t offset, int64_t bytes,
-                void* to) {
-  if (range.path.empty()) {
-    std::memcpy(to, static_cast<const char*>(memory) + offset, static_cast<size_t>(bytes));
-    return true;
-  }
-  std::ifstream file(range.path, std::ios::binary);
-  return file.seekg(range.offset + offset) &&
-         file.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes));
 }
 
 bool DropMappedPages(const void* address, size_t size) {

@@ -16,11 +16,6 @@ struct FileRange {
 /// The file behind [address, address + size), by the system's table of mappings.
 FileRange FindMappedFile(const void* address, size_t size);
 
-/// Reads a part of what lies there, from the file or, where that is none, from `memory`. False: the
-/// file is shorter, or cannot be read.
-bool ReadMapped(const FileRange& range, const void* memory, int64_t offset, int64_t bytes,
-                void* to);
-
 /// Gives the mapped pages of the range back to the system: they are read from the file again
 /// should anybody touch them. False: not all of them, as they are locked.
 bool DropMappedPages(const void* address, size_t size);

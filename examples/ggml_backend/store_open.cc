@@ -1,11 +1,9 @@
 // Opens the experts of a model in libmoert.
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
 #include "cpu_product.h"
-#include "mapped_file.h"
 #include "store.h"
 
 namespace moert_ggml {
@@ -48,7 +46,8 @@ moert_layer_spec Spec(const Layer& layer, const GgufModel& file, bool score) {
   return spec;
 }
 
-// The parts of all layers, each in its file or in memory. Files go to `files`.
+// The parts of all layers, each in memory, and in the file that is mapped there. Files go to
+// `files`.
 std::vector<moert_opaque_part> Parts(const std::vector<Layer>& layers, bool on_device,
                                      std::vector<const char*>* files) {
   std::vector<moert_opaque_part> parts;
@@ -57,19 +56,18 @@ std::vector<moert_opaque_part> Parts(const std::vector<Layer>& layers, bool on_d
       moert_opaque_part part;
       moert_opaque_part_init(&part, sizeof part);
       part.layer = static_cast<int32_t>(l);
-      part.bytes = from.bytes + from.zeros;
+      part.bytes = from.bytes;
+      part.zeros = from.zeros;
       part.alignment = on_device ? kDeviceAlignment : kAlignment;
       // CUDA's kernels count from expert to expert in blocks of the format, the CPU's in bytes.
       part.stride_multiple = on_device ? from.type_bytes : 1;
-      if (from.zeros > 0) {
-        // Comes by ReadPart.
-      } else if (from.file.empty()) {
-        part.memory = from.memory;
-      } else {
+      part.memory = from.memory;
+      if (!from.file.empty()) {
         auto file = std::find(files->begin(), files->end(), from.file);
         if (file == files->end()) file = files->insert(file, from.file.c_str());
         part.file = static_cast<int32_t>(file - files->begin());
         part.offset = from.offset;
+        part.memory = static_cast<const char*>(from.memory) - from.offset;
       }
       parts.push_back(part);
     }
@@ -85,19 +83,6 @@ moert_code ReadGate(void* user_data, const moert_read* read, moert_failure* fail
   }
   moert_failure_set(failure, "the router cannot be read from the GGUF");
   return MOERT_DATA_LOSS;
-}
-
-// One part of an expert, with zeros behind it.
-moert_code ReadPart(void* user_data, int32_t layer, int32_t expert, int32_t part, void* dst,
-                    int64_t bytes, moert_failure* failure) {
-  const auto* source = static_cast<const SourceData*>(user_data);
-  const Part& from = source->layers[static_cast<size_t>(layer)].parts[static_cast<size_t>(part)];
-  if (!ReadMapped({from.file, from.offset}, from.memory, expert * from.bytes, from.bytes, dst)) {
-    moert_failure_set(failure, "the GGUF cannot be read");
-    return MOERT_DATA_LOSS;
-  }
-  std::memset(static_cast<char*>(dst) + from.bytes, 0, static_cast<size_t>(bytes - from.bytes));
-  return MOERT_OK;
 }
 
 moert_code Multiply(void* user_data, const moert_cpu_job* job, moert_failure* failure) {
@@ -128,7 +113,6 @@ moert_source* MakeSource(const std::string& name, const std::vector<Layer>& laye
   opaque.files = files.data();
   opaque.num_files = static_cast<int64_t>(files.size());
   opaque.user_data = data.get();
-  opaque.read = ReadPart;
   opaque.gates = ReadGate;
   opaque.destroy = FreeData;
   if (product != nullptr) opaque.product = Multiply;
@@ -176,8 +160,8 @@ int64_t PinnedBytes(const std::string& name, const Options& options, int64_t exp
   if (options.pinned_bytes > 0) return options.pinned_bytes;
   const int64_t most = WithinFree(experts + experts / 8 + (int64_t{1} << 30), FreeMemory());
   if (most < experts) {
-    Say("%s: RAM has room for %s of experts beside what is left to others: further ones are read "
-        "from the file",
+    Say("%s: RAM has room for %s of experts beside what is left to others: further ones stay "
+        "in the file",
         name.c_str(), BytesText(most).c_str());
   }
   return most;

@@ -87,6 +87,9 @@ class Checker {
     if (part.bytes < 1 || part.bytes > kMostBytes) {
       return Bad(l, "part {}: bytes is {}, legal is 1 to {}", p, part.bytes, kMostBytes);
     }
+    if (part.zeros < 0 || part.zeros > kMostBytes) {
+      return Bad(l, "part {}: zeros is {}, legal is 0 to {}", p, part.zeros, kMostBytes);
+    }
     if (part.alignment < 1 || part.alignment > kRecordAlignment ||
         (part.alignment & (part.alignment - 1)) != 0) {
       return Bad(l, "part {}: alignment is {}, legal is a power of two up to {}", p, part.alignment,
@@ -95,9 +98,6 @@ class Checker {
     if (part.stride_multiple < 1 || part.stride_multiple > kRecordAlignment) {
       return Bad(l, "part {}: stride_multiple is {}, legal is 1 to {}", p, part.stride_multiple,
                  kRecordAlignment);
-    }
-    if (part.memory != nullptr && part.file >= 0) {
-      return Bad(l, "part {}: lies in memory and in file {}; one of them", p, part.file);
     }
     if (part.file < -1 || part.file >= static_cast<int>(weights_.files.size())) {
       return Bad(l, "part {}: file is {}, there are {}; -1: none", p, part.file,
@@ -182,6 +182,13 @@ class OpaqueSource final : public ExpertSource {
     return Read(layer, expert, pieces_[layer][piece], dst);
   }
 
+  const std::byte* HostPart(int layer, int expert, int /*version*/, int part) const override {
+    const OpaquePart& from = weights_.layers[layer][part];
+    if (from.memory == nullptr) return nullptr;
+    const std::byte* const at = At(from, expert);
+    return reinterpret_cast<uintptr_t>(at) % from.alignment == 0 ? at : nullptr;
+  }
+
   const std::function<absl::Status(const OpaqueProduct&)>* product() const override {
     return product_ == nullptr ? nullptr : &product_;
   }
@@ -233,11 +240,11 @@ class OpaqueSource final : public ExpertSource {
     int64_t end = 0;
     for (const OpaquePart& part : parts) {
       const int64_t offset = RoundUp(end, part.alignment);
-      layout.parts.push_back({offset, part.bytes});
+      layout.parts.push_back({offset, part.bytes + part.zeros});
       for (const int64_t multiple : {part.stride_multiple, part.alignment}) {
         layout.slot_multiple = std::lcm(layout.slot_multiple, multiple);
       }
-      end = offset + part.bytes;
+      end = offset + part.bytes + part.zeros;
     }
     layout.bytes = RoundUp(end, kSectionAlignment);
     return layout;
@@ -251,17 +258,24 @@ class OpaqueSource final : public ExpertSource {
                                     absl::string_view(status.message())));
   }
 
+  /// Where a part in memory lies.
+  static const std::byte* At(const OpaquePart& part, int expert) {
+    return static_cast<const std::byte*>(part.memory) + part.offset + expert * part.stride;
+  }
+
   absl::Status Read(int layer, int expert, const Piece& piece, absl::Span<std::byte> dst) const {
     const OpaquePart& part = weights_.layers[layer][piece.part];
     std::byte* const to = dst.data() + layouts_[layer].parts[piece.part].offset + piece.first;
-    const int64_t at = part.offset + expert * part.stride + piece.first;
-    if (part.memory != nullptr) {
-      std::memcpy(to, static_cast<const std::byte*>(part.memory) + at, piece.bytes);
+    const int64_t end = piece.first + piece.bytes;
+    if (end == part.bytes) std::memset(to + piece.bytes, 0, static_cast<size_t>(part.zeros));
+    if (part.file < 0 && part.memory != nullptr) {
+      std::memcpy(to, At(part, expert) + piece.first, static_cast<size_t>(piece.bytes));
       return absl::OkStatus();
     }
     const absl::Status status =
         part.file < 0 ? weights_.read({layer, expert, piece.part, piece.bytes, to})
-                      : files_[part.file]->Read(at, {to, static_cast<size_t>(piece.bytes)});
+                      : files_[part.file]->Read(part.offset + expert * part.stride + piece.first,
+                                                {to, static_cast<size_t>(piece.bytes)});
     if (status.ok()) return status;
     return absl::Status(status.code(),
                         fmt::format("{} layer {} expert {} part {}: {}", name_, layer, expert,

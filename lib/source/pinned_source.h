@@ -54,7 +54,7 @@ class PinnedSource final : public ExpertSource {
   }
   absl::Status ReadRecord(int layer, int expert, int version,
                           absl::Span<std::byte> dst) const override {
-    const std::byte* record = InMemory(layer, expert, version);
+    const std::byte* record = HostRecord(layer, expert, version);
     if (record == nullptr) return source_->ReadRecord(layer, expert, version, dst);
     std::memcpy(dst.data(), record, layout(layer, expert, version).bytes);
     return absl::OkStatus();
@@ -64,8 +64,14 @@ class PinnedSource final : public ExpertSource {
     return own != nullptr && locked_ ? own : source_->PinnedRecord(layer, expert, version);
   }
   const std::byte* HostRecord(int layer, int expert, int version) const override {
-    const std::byte* record = InMemory(layer, expert, version);
-    return record != nullptr ? record : source_->HostRecord(layer, expert, version);
+    const std::byte* own = records_[Index(layer, expert, version)];
+    return own != nullptr ? own : source_->HostRecord(layer, expert, version);
+  }
+  const std::byte* HostPart(int layer, int expert, int version, int part) const override {
+    if (records_[Index(layer, expert, version)] == nullptr) {
+      return source_->HostPart(layer, expert, version, part);
+    }
+    return ExpertSource::HostPart(layer, expert, version, part);
   }
   int64_t num_pieces(int layer, int expert, int version) const override {
     return source_->num_pieces(layer, expert, version);
@@ -85,11 +91,6 @@ class PinnedSource final : public ExpertSource {
  private:
   size_t Index(int layer, int expert, int version) const {
     return static_cast<size_t>(experts_ * version + first_[layer] + expert);
-  }
-  /// Where a record lies; null: below, to be read.
-  const std::byte* InMemory(int layer, int expert, int version) const {
-    const std::byte* own = records_[Index(layer, expert, version)];
-    return own != nullptr ? own : source_->PinnedRecord(layer, expert, version);
   }
   int64_t RecordBytes(int layer, int expert, int version) const {
     if (source_->PinnedRecord(layer, expert, version) != nullptr) return 0;  // there already

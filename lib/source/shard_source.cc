@@ -173,6 +173,10 @@ class ShardSource final : public ExpertSource {
     return sliced() ? nullptr : source_->HostRecord(layer, Whole(layer, expert), version);
   }
 
+  const std::byte* HostPart(int layer, int expert, int version, int part) const override {
+    return sliced() ? nullptr : source_->HostPart(layer, Whole(layer, expert), version, part);
+  }
+
   int64_t scratch_bytes() const override { return source_->scratch_bytes() + largest_; }
 
   absl::StatusOr<LayerConstants> ReadConstants(int layer) const override {

@@ -212,7 +212,7 @@ ABI_FIELD(moert_step_options, predict_next, 48);
 ABI_FIELD(moert_step_options, token_ids, 56);
 ABI_LAST(moert_step_options, token_ids, 8);
 
-ABI_SIZE(moert_opaque_part, 64);
+ABI_SIZE(moert_opaque_part, 72);
 ABI_FIELD(moert_opaque_part, bytes, 8);
 ABI_FIELD(moert_opaque_part, alignment, 16);
 ABI_FIELD(moert_opaque_part, stride_multiple, 24);
@@ -221,7 +221,8 @@ ABI_FIELD(moert_opaque_part, offset, 40);
 ABI_FIELD(moert_opaque_part, stride, 48);
 ABI_FIELD(moert_opaque_part, layer, 56);
 ABI_FIELD(moert_opaque_part, file, 60);
-ABI_LAST(moert_opaque_part, file, 4);
+ABI_FIELD(moert_opaque_part, zeros, 64);
+ABI_LAST(moert_opaque_part, zeros, 8);
 
 ABI_SIZE(moert_cpu_expert, 80);
 ABI_FIELD(moert_cpu_expert, part, 0);

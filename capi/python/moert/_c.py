@@ -129,7 +129,7 @@ class Routing(c.Structure):
 ReadPart = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_int32, c.c_int32, c.c_int32, c.c_void_p,
                        c.c_int64, c.c_void_p)
 OpaquePart = _struct("OpaquePart", "i64 bytes alignment stride_multiple", "ptr memory",
-                     "i64 offset stride", "i32 layer file")
+                     "i64 offset stride", "i32 layer file", "i64 zeros")
 
 
 class OpaqueOptions(c.Structure):

@@ -32,11 +32,11 @@ def _reader(read):
 
 
 def part(layer, size, *, memory=None, file=None, offset=0, stride=0, alignment=1,
-         stride_multiple=1):
+         stride_multiple=1, zeros=0):
     """One part of every expert of a layer: moert_opaque_part, and what has to live as long."""
     p = _c.init(_c.OpaquePart)
     p.layer, p.bytes, p.offset, p.stride = layer, size, offset, stride
-    p.alignment, p.stride_multiple = alignment, stride_multiple
+    p.alignment, p.stride_multiple, p.zeros = alignment, stride_multiple, zeros
     if file is not None:
         p.file = file
     if memory is None:

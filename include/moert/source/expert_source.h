@@ -70,8 +70,16 @@ class ExpertSource {
   }
 
   /// Where it lies in any memory of the host, likewise: a CPU multiplies it there.
-  virtual const std::byte* HostRecord(int /*layer*/, int /*expert*/, int /*version*/) const {
-    return nullptr;
+  virtual const std::byte* HostRecord(int layer, int expert, int version) const {
+    return PinnedRecord(layer, expert, version);
+  }
+
+  /// The same of one part of an opaque record (RecordLayout::parts), at the part's alignment. Parts
+  /// may lie apart, where there is no HostRecord.
+  virtual const std::byte* HostPart(int layer, int expert, int version, int part) const {
+    const std::byte* const record = HostRecord(layer, expert, version);
+    if (record == nullptr) return nullptr;
+    return record + layout(layer, expert, version).parts[static_cast<size_t>(part)].offset;
   }
 
   /// Memory one ReadRecord call holds besides `dst`, bytes. Part of the budget, once an I/O thread.

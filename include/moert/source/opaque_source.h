@@ -32,8 +32,8 @@ namespace moert {
 /// Parts of one record, at most.
 inline constexpr int kMaxRecordParts = 8;
 
-/// One part of every expert of a layer: how large it is and where it lies. In memory, in a file, or
-/// (neither is set) wherever OpaqueWeights::read takes it from.
+/// One part of every expert of a layer: how large it is and where it lies. In memory, in a file, in
+/// both, or (neither is set) wherever OpaqueWeights::read takes it from.
 struct OpaquePart {
   int64_t bytes = 0;      // of one expert's
   int64_t alignment = 1;  // of its address in a slot: a power of two, at most kRecordAlignment
@@ -42,12 +42,15 @@ struct OpaquePart {
   /// kRecordAlignment is at most 2^40.
   int64_t stride_multiple = 1;
   /// Expert e's bytes begin at memory + offset + e * stride, or at offset + e * stride of a file.
-  /// Memory is borrowed for the life of the source and copied straight into a slot: a mapped file
-  /// will do.
+  /// Memory is borrowed for the life of the source: a mapped file will do. With `file` it is that
+  /// file's mapping from its beginning on, and the file is read. A product on the CPU reads memory
+  /// in place where it has the alignment. A page that is not in RAM comes while that multiplies, as
+  /// in a host that maps its weights; a mapped file must not shrink.
   const void* memory = nullptr;
   int file = -1;       // index into OpaqueWeights::files
   int64_t offset = 0;  // of expert 0, bytes
   int64_t stride = 0;  // bytes from expert to expert, at least `bytes`; 0: `bytes`
+  int64_t zeros = 0;   // bytes behind it in a slot, for kernels that load more than there is
 };
 
 /// Asks for one part of one expert: all of its `bytes` into `dst`.
@@ -65,7 +68,7 @@ struct OpaqueProduct {
   struct Expert {
     int expert = 0;
     int64_t pairs = 0;                                         // that want it, at least 1
-    std::array<const std::byte*, kMaxRecordParts> parts = {};  // of its record, in RAM
+    std::array<const std::byte*, kMaxRecordParts> parts = {};  // in RAM, or OpaquePart::memory
   };
 
   int layer = 0;

@@ -27,6 +27,10 @@ extern "C" cudaError_t __wrap_cudaFreeHost(void* memory) {
   std::free(memory);
   return cudaSuccess;
 }
+extern "C" cudaError_t __wrap_cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+  *event = nullptr;
+  return cudaSuccess;
+}
 
 namespace moert::test {
 namespace {
@@ -68,9 +72,16 @@ class PinnedRecords final : public SyntheticSource {
   std::vector<std::unique_ptr<std::byte, decltype(&std::free)>> records_;
 };
 
-std::unique_ptr<ExpertSource> SourceOf(const OpaqueModel& model,
-                                       std::function<absl::Status(const OpaqueProduct&)> product) {
-  OpaqueWeights weights = model.InMemory();
+using Product = std::function<absl::Status(const OpaqueProduct&)>;
+
+/// Where a job finds its records.
+enum class Where { kPinned, kInMemory, kRead };
+
+std::unique_ptr<ExpertSource> SourceOf(const OpaqueModel& model, Where where, Product product) {
+  OpaqueWeights weights = where == Where::kRead ? model.ByCallback() : model.InMemory();
+  for (std::vector<OpaquePart>& parts : weights.layers) {
+    for (OpaquePart& part : parts) part.alignment = 1;
+  }
   weights.product = std::move(product);
   auto source = MakeOpaqueSource("toy", model.spec, std::move(weights));
   REQUIRE_OK(source.status());
@@ -97,8 +108,12 @@ absl::Status Multiply(const OpaqueProduct& job) {
 
 class Fixture {
  public:
-  explicit Fixture(std::function<absl::Status(const OpaqueProduct&)> product)
-      : source_(SourceOf(model_, std::move(product))) {
+  explicit Fixture(Product product, Where where = Where::kPinned)
+      : source_(SourceOf(model_, where, std::move(product))),
+        records_(
+            where == Where::kPinned ? static_cast<const ExpertSource*>(&pinned_) : source_.get(), 0,
+            /*host_budget=*/-1, /*pinned_limit=*/0, &fence_, nullptr) {
+    if (where != Where::kPinned) REQUIRE_OK(records_.MoveByUse(0));
     pool_ = *CreateThreadPool({.threads = 2});
     auto made = FetchedProduct::Create({source_.get(), &records_, 0, &profile_, pool_.get(), 64});
     REQUIRE_OK(made.status());
@@ -150,6 +165,7 @@ class Fixture {
     return wrong;
   }
   FetchedProduct* product() { return product_.get(); }
+  const OpaqueModel& model() const { return model_; }
 
  private:
   static constexpr int32_t kSlots[3] = {0, 5, 2};
@@ -159,7 +175,7 @@ class Fixture {
   const std::unique_ptr<ExpertSource> source_;
   const PinnedRecords pinned_{*source_};
   cuda::ComputeFence fence_;
-  cuda::DeviceSource records_{&pinned_, 0, -1, 0, &fence_, nullptr};
+  cuda::DeviceSource records_;
   HardwareProfile profile_;
   std::shared_ptr<ThreadPool> pool_;
   std::unique_ptr<FetchedProduct> product_;
@@ -182,6 +198,30 @@ TEST_CASE("jobs of a device are answered with the rows of the host's product") {
   CHECK(times.cpu_modelled_ns > 0);
   f.product()->TakeTimes(&times);
   CHECK(times.cpu_took_ns == 0);
+}
+
+TEST_CASE("parts in the host's memory are multiplied there, others are read for the job") {
+  const Where where = GENERATE(Where::kInMemory, Where::kRead);
+  std::vector<const std::byte*> given;  // the parts of the second expert
+  Fixture f(
+      [&](const OpaqueProduct& job) {
+        given.assign(job.experts[1].parts.begin(), job.experts[1].parts.end());
+        return Multiply(job);
+      },
+      where);
+  int64_t bytes = 0;
+  for (int job = 0; job < 2; ++job) {
+    f.Post(1);
+    REQUIRE(f.Answer() == CpuAnswer::kRows);
+    CHECK(f.WrongRows() == 0);
+    for (int p = 0; p < 3; ++p) {
+      CHECK((given[static_cast<size_t>(p)] == f.model().At(1, p, 9)) ==
+            (where == Where::kInMemory));
+    }
+    bytes += f.product()->records()->TakeReadBytes();
+  }
+  CHECK((bytes == 0) == (where == Where::kInMemory));
+  REQUIRE_OK(f.product()->TakeFailure());
 }
 
 TEST_CASE("a product that fails or throws has no rows, and its error is kept once") {

@@ -1,7 +1,6 @@
 // Records that all threads of a pool read: several threads share one record.
 #include "source/read_records.h"
 
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -12,6 +11,7 @@
 #include "source/shard_source.h"
 #include "support/catch.h"
 #include "support/meeting.h"
+#include "support/plain_allocator.h"
 #include "support/record_buffer.h"
 #include "support/synthetic_source.h"
 
@@ -32,14 +32,6 @@ SyntheticShape Shape() {
   shape.shared_intermediate = 0;
   return shape;
 }
-
-class PlainAllocator final : public HostAllocator {
- public:
-  void* Allocate(int64_t bytes, int64_t alignment) override {
-    return std::aligned_alloc(static_cast<size_t>(alignment), static_cast<size_t>(bytes));
-  }
-  void Free(void* memory, int64_t /*bytes*/) override { std::free(memory); }
-};
 
 /// Reads some experts of layer 0 by a pool of so many threads.
 struct Reader {
@@ -94,7 +86,7 @@ TEST_CASE("records read in pieces are those that are read whole") {
     CHECK(source->num_pieces(0, 0, 0) == 4);
   } else {  // some of them in memory
     source = *PinRecords(from, {.bytes = 3 * PlaceBytes(*from, 0, 0, 0),
-                                .allocator = std::make_shared<PlainAllocator>()});
+                                .allocator = std::make_shared<test::PlainAllocator>()});
     CHECK(source->HostRecord(0, 1, 0) != nullptr);
     CHECK(source->HostRecord(0, 4, 0) == nullptr);
   }

@@ -366,6 +366,7 @@ pub struct moert_opaque_part {
     pub stride: i64,
     pub layer: i32,
     pub file: i32,
+    pub zeros: i64,
 }
 extern "C" {
     pub fn moert_opaque_part_init(part: *mut moert_opaque_part, size: u64);

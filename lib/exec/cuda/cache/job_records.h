@@ -30,7 +30,7 @@ class JobRecords {
 
   /// Finds the records of the first experts of a job, as many as there is room for, at least one.
   /// Those that are not kept are read, or found where the source has them. *found: where they lie,
-  /// until the next call.
+  /// until the next call; null: in parts, ExpertSource::HostPart.
   absl::Status Find(int layer, absl::Span<const CpuJobExpert> experts,
                     std::vector<const std::byte*>* found);
   /// Behind a job: nobody reads what was found. Returns what the reading took.

@@ -60,7 +60,9 @@ int64_t FetchedProduct::FillExperts(size_t first, int64_t* modelled_ns) {
     const RecordLayout& layout = source.layout(job.layer, given.expert, parts_.version);
     OpaqueProduct::Expert expert{given.expert, given.pairs};
     for (size_t p = 0; p < layout.parts.size(); ++p) {
-      expert.parts[p] = found_[i] + layout.parts[p].offset;
+      expert.parts[p] = found_[i] != nullptr ? found_[i] + layout.parts[p].offset
+                                             : source.HostPart(job.layer, given.expert,
+                                                               parts_.version, static_cast<int>(p));
     }
     experts_.push_back(expert);
     pairs += given.pairs;
