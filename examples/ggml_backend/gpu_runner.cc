@@ -245,15 +245,16 @@ ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store
   const int layer = piece.experts->layer;
   StreamPlan* const plan = store->plan();
   std::span<const int32_t> wanted = plan->All(layer);
-  if (plan->ReadsIds(layer)) {
+  if (plan->ReadsIds(layer, piece.ids->ne[1])) {
+    const auto begin = std::chrono::steady_clock::now();
     if (!ReadIds(graph, piece)) return Fail(piece, kBadIds);
     wanted = generic_->named();
-    plan->Named(layer, wanted, gpu_->stream()->Idle());
+    plan->Named(layer, wanted, gpu_->stream()->Idle(), std::chrono::steady_clock::now() - begin);
   }
   const ggml_status status = LaunchStaged(graph, piece, store, wanted, staged);
   const int next = layer + 1;
   std::string error;  // or in its turn
-  if (*staged && plan->Comes(next)) store->Stage(next, plan->Likely(next), &error);
+  if (*staged && plan->ComesAhead(next)) store->Stage(next, plan->Likely(next), &error);
   return status;
 }
 

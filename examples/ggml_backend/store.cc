@@ -145,12 +145,15 @@ bool Store::Stage(int layer, std::span<const int32_t> experts, std::string* erro
   void* place = staging_.Enter(gpu_, layer);
   if (place == nullptr) return false;
   const std::vector<int32_t> missing = staging_.Add(layer, experts);
-  beside_ += std::ssize(missing);
-  if (missing.empty() || CopyLayer(layer, missing, place, staging_.slots(layer), error)) {
-    return true;
+  if (missing.empty()) return true;
+  const auto begin = std::chrono::steady_clock::now();
+  if (!CopyLayer(layer, missing, place, staging_.slots(layer), error)) {
+    staging_.Forget(layer);
+    return false;
   }
-  staging_.Forget(layer);
-  return false;
+  beside_ += std::ssize(missing);
+  plan_.Brought(missing.size(), std::chrono::steady_clock::now() - begin);
+  return true;
 }
 
 bool Store::CopyLayer(int layer, std::span<const int32_t> experts, void* to, moert_slots* slots,

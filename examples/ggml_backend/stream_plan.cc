@@ -18,35 +18,58 @@ StreamPlan::StreamPlan(const std::vector<int>& experts) {
   likely_ = all_;
 }
 
-bool StreamPlan::ReadsIds(int layer) {
-  if (layer <= last_) BeginPass();
+bool StreamPlan::ReadsIds(int layer, int64_t tokens) {
+  if (last_ >= 0 && layer <= last_) EndPass();
+  if (layer <= last_ || last_ < 0) BeginPass(tokens);
   last_ = layer;
   return reads_;
 }
 
-void StreamPlan::BeginPass() {
+void StreamPlan::EndPass() {
   end_ = last_;
-  if (reads_) {
-    const bool all_named = static_cast<double>(named_) >= kNearlyAll * static_cast<double>(there_);
-    // The first layer of a pass has nothing brought for it.
-    const bool link_waits = 2 * idle_ > calls_;
-    reads_ = !all_named && !link_waits;
-    unread_ = 0;
-    if (!reads_) likely_ = all_;
-  } else if (++unread_ == kUnreadPasses) {
-    reads_ = true;
-  }
-  calls_ = idle_ = 0;
-  named_ = there_ = 0;
+  if (!reads_) return;
+  const bool all_named = static_cast<double>(named_) >= kNearlyAll * static_cast<double>(there_);
+  // The first layer of a pass has nothing brought for it.
+  const bool link_waits = 2 * idle_ > calls_;
+  reads_ = !Cheap(there_ - named_) || (!all_named && !link_waits);
+  if (!reads_) likely_ = all_;
 }
 
-void StreamPlan::Named(int layer, std::span<const int32_t> experts, bool idle) {
+void StreamPlan::BeginPass(int64_t tokens) {
+  // Fewer tokens name fewer experts.
+  reads_ = reads_ || unread_++ == kUnreadPasses || 2 * tokens < tokens_;
+  if (reads_) {
+    unread_ = 0;
+    tokens_ = tokens;
+  }
+  calls_ = idle_ = 0;
+  named_ = there_ = vain_ = brought_ = 0;
+  took_ = waited_ = Time(0);
+}
+
+void StreamPlan::Named(int layer, std::span<const int32_t> experts, bool idle, Time waited) {
   const auto l = static_cast<size_t>(layer);
+  std::vector<uint8_t> is_named(all_[l].size(), 0);
+  for (const int32_t e : experts) is_named[static_cast<size_t>(e)] = 1;
+  for (const int32_t e : likely_[l]) vain_ += is_named[static_cast<size_t>(e)] == 0 ? 1 : 0;
   likely_[l].assign(experts.begin(), experts.end());
   ++calls_;
   idle_ += idle ? 1 : 0;
   named_ += static_cast<int64_t>(experts.size());
   there_ += static_cast<int64_t>(all_[l].size());
+  waited_ += waited;
+}
+
+void StreamPlan::Brought(size_t experts, Time took) {
+  brought_ += static_cast<int64_t>(experts);
+  took_ += took;
+}
+
+bool StreamPlan::Cheap(int64_t experts) const { return experts * took_ <= brought_ * waited_; }
+
+bool StreamPlan::ComesAhead(int layer) const {
+  const bool comes = layer < static_cast<int>(all_.size()) && layer <= end_;
+  return comes && (!reads_ || Cheap(vain_));
 }
 
 }  // namespace moert_ggml

@@ -4,9 +4,13 @@
 // multiplied, those that it named last are brought, and the rest once its ids were read. The host
 // waits for the ids. Where that gains nothing, because nearly all experts are named or the link is
 // faster than the products, whole layers are brought and nobody waits.
+//
+// The host itself reads experts that are not pinned, maybe from a disk. What it would read in vain
+// is weighed against the wait for ids: where that is shorter, nothing is read that was not named.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
 
+#include <chrono>
 #include <climits>
 #include <cstdint>
 #include <span>
@@ -20,13 +24,19 @@ class StreamPlan {
   /// `experts`: of each layer.
   explicit StreamPlan(const std::vector<int>& experts);
 
-  /// The call of a layer begins: whether its ids shall be read first.
-  bool ReadsIds(int layer);
-  /// Then: what they name, each once, and whether the link had nothing more to bring by then.
-  void Named(int layer, std::span<const int32_t> experts, bool idle);
-  /// Whether the layer will come in this pass, as it did in the last one: llama.cpp computes the
-  /// last layer for those tokens alone whose results it returns.
-  bool Comes(int layer) const { return layer < static_cast<int>(all_.size()) && layer <= end_; }
+  using Time = std::chrono::nanoseconds;
+
+  /// The call of a layer, of so many tokens, begins: whether its ids shall be read first.
+  bool ReadsIds(int layer, int64_t tokens);
+  /// Then: what they name, each once, whether the link had nothing more to bring by then, and how
+  /// long the host has waited.
+  void Named(int layer, std::span<const int32_t> experts, bool idle, Time waited);
+  /// The host has brought so many experts, or given them to the link, in that time.
+  void Brought(size_t experts, Time took);
+  /// Whether experts of the layer shall be brought before it names them: it will come in this pass,
+  /// as it did in the last one. llama.cpp computes the last layer for those tokens alone whose
+  /// results it returns.
+  bool ComesAhead(int layer) const;
   /// The experts that the layer will name, as far as is known: all where it is not.
   const std::vector<int32_t>& Likely(int layer) const {
     return likely_[static_cast<size_t>(layer)];
@@ -35,17 +45,24 @@ class StreamPlan {
   const std::vector<int32_t>& All(int layer) const { return all_[static_cast<size_t>(layer)]; }
 
  private:
-  void BeginPass();
+  void EndPass();
+  void BeginPass(int64_t tokens);
+  /// Whether the host brings so many experts in no more time than it has waited for ids.
+  bool Cheap(int64_t experts) const;
 
   std::vector<std::vector<int32_t>> all_, likely_;
   bool reads_ = true;
-  int last_ = -1;      // layer of the last call
-  int end_ = INT_MAX;  // of the last pass, its last layer
-  int unread_ = 0;     // passes since ids were read
+  int last_ = -1;       // layer of the last call
+  int end_ = INT_MAX;   // of the last pass, its last layer
+  int unread_ = 0;      // passes since ids were read
+  int64_t tokens_ = 0;  // of the last pass that read them
   // State of the pass.
   int calls_ = 0;  // that read ids
   int idle_ = 0;
   int64_t named_ = 0, there_ = 0;  // experts of their layers
+  int64_t vain_ = 0;               // that were likely and not named
+  int64_t brought_ = 0;
+  Time took_{0}, waited_{0};
 };
 
 }  // namespace moert_ggml
