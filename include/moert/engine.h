@@ -82,6 +82,8 @@ struct RoutedInput {
                                              // or empty
   /// [T, k] or empty: receives the experts that were used. A lossy strategy may replace some.
   absl::Span<int32_t> used_ids = {};
+  /// False: the layer's shared experts add nothing to this call.
+  bool shared_experts = true;
   /// CUDA backend: where ids, weights and used_ids lie. On the device they are read on the step's
   /// stream, scores have to be empty (next_scores stay in host memory), and ids are not checked:
   /// one that is out of range is taken for -1. Where every expert is present and the strategy does

@@ -22,11 +22,12 @@ void Charges::Pass(double ns) {
 }
 
 const RecordLayout* Charges::SharedLayout(int layer) const {
-  if (model_->layers[layer].shared_intermediate == 0) return nullptr;
+  if (!shared_ || model_->layers[layer].shared_intermediate == 0) return nullptr;
   return &constants_->layer(layer).shared_layout;
 }
 
 void Charges::Begin(const RoutedInput* routed) {
+  shared_ = routed == nullptr || routed->shared_experts;
   recorded_ = routed == nullptr ? nullptr : routed->times;
   if (routed != nullptr) Pass(static_cast<double>(routed->idle_before_ns));
 }

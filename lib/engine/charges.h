@@ -48,6 +48,7 @@ class Charges {
   const ModelConstants* const constants_;
   const VersionedStore* const store_;
   const std::vector<std::string> version_names_;
+  bool shared_ = true;                   // this call has the layer's shared experts
   const CallTimes* recorded_ = nullptr;  // of this call when it was recorded
   double recorded_bytes_ = 0;            // of all records it multiplied then
 };

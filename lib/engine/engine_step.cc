@@ -162,6 +162,7 @@ absl::Status EngineImpl::RunLocked(StepId step_id, int layer, const MatrixView& 
                  step.begin_ns,
                  step.cancelled.get(),
                  &step.predict_next};
+  call.exec.shared = routed == nullptr || routed->shared_experts;
   MOERT_RETURN_IF_ERROR(
       parts_->executor->Check(call.exec, source_->model().layers[layer], routed != nullptr));
   if (step.cancelled->load(std::memory_order_relaxed)) {

@@ -28,6 +28,7 @@ struct ExecutorCall {
   void* stream = nullptr;               // orders the call on a device
   absl::Span<const int32_t> token_ids;  // [tokens], or empty: not told
   bool capturing = false;               // DevicePath::Capturing of the stream
+  bool shared = true;                   // the layer's shared experts count
 };
 
 /// A routing that the host left in device memory: [tokens, top_k].

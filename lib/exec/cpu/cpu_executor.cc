@@ -76,7 +76,7 @@ void CpuExecutor::WeightInput(const ExecutorCall& call, const RoutingResult& rou
 }
 
 void CpuExecutor::AddShared(const ExecutorCall& call, int64_t pairs) {
-  const std::byte* record = parts_.constants->shared_record(call.layer);
+  const std::byte* record = SharedRecord(call);
   if (record == nullptr) return;
   // One more problem of the grouped product; its rows follow the slots.
   for (int64_t t = 0; t < call.tokens; ++t) shared_rows_[t] = static_cast<int32_t>(pairs + t);
@@ -100,7 +100,7 @@ absl::Status CpuExecutor::Combine(const ExecutorCall& call, const RoutingResult&
   const int64_t tokens = call.tokens;
   const int64_t hidden = Spec(call).hidden;
   const int k = routing.top_k;
-  const bool has_shared = parts_.constants->shared_record(call.layer) != nullptr;
+  const bool has_shared = SharedRecord(call) != nullptr;
   parts_.pool->Run(tokens, [&](int64_t t, int) {
     const float shared_weight = SharedWeight(call, t);
     float* row = y_.data() + t * hidden;
@@ -134,7 +134,7 @@ PartialRows CpuExecutor::PartialOutput(const ExecutorCall& call, const RoutingRe
   const int64_t hidden = Spec(call).hidden;
   const int64_t next_hidden = parts_.source->model().layers[call.layer + 1].hidden;
   const int k = routing.top_k;
-  const bool has_shared = parts_.constants->shared_record(call.layer) != nullptr;
+  const bool has_shared = SharedRecord(call) != nullptr;
   for (int64_t t = 0; t < tokens; ++t) {
     float* row = partial_.data() + t * hidden;
     const float shared_weight = has_shared ? SharedWeight(call, t) : 0;

@@ -110,7 +110,7 @@ class CudaExecutor final : public Executor,
  private:
   const MoeLayerSpec& Spec(const ExecutorCall& call) const { return model_.layers[call.layer]; }
   bool HasShared(const ExecutorCall& call) const {
-    return on_device_.layer(call.layer).shared_record != nullptr;
+    return call.shared && on_device_.layer(call.layer).shared_record != nullptr;
   }
   static DeviceRows Rows(const ExecutorCall& call) {
     return {call.hidden.data, static_cast<int32_t>(call.hidden.dtype),
