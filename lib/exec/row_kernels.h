@@ -50,6 +50,14 @@ class RowKernels {
 /// Unavailable without CUDA.
 absl::StatusOr<std::unique_ptr<RowKernels>> MakeRowKernels(int device);
 
+/// The rates of a device, a second.
+struct DeviceRates {
+  double read_bytes = 0;  // of its memory
+  double operations = 0;  // in products of many rows
+};
+/// By its properties. Unavailable without CUDA.
+absl::StatusOr<DeviceRates> RatesOf(int device);
+
 /// Ids on a device of which this rank computes some: those of its experts, of those that several
 /// ranks own its share of the tokens.
 /// A share of an expert: tokens t with t % of == index. of 0: none.

@@ -29,51 +29,44 @@ absl::Status ExpertParallelImpl::CheckTotal(int64_t rows) const {
       rows, max_rows_);
 }
 
-absl::Status ExpertParallelImpl::CheckRows(const StepInfo& info, TokenPlacement placement,
-                                           int64_t* engine_rows) {
-  *engine_rows = info.rows;
+absl::Status ExpertParallelImpl::CheckRows(const StepInfo& info, Step* step) {
+  const bool apart = step->placement == TokenPlacement::kPerRank;
   if (on_device()) {
     // The host does not wait for others here: as many rows on every rank are the callers' promise.
-    if (placement == TokenPlacement::kPerRank) *engine_rows *= group_->size();
-    return CheckTotal(*engine_rows);
+    return Split(apart ? info.rows * group_->size() : info.rows, true, step);
   }
-  const int64_t mine[2] = {info.rows, static_cast<int64_t>(placement)};
+  const int64_t mine[2] = {info.rows, static_cast<int64_t>(step->placement)};
   std::vector<int64_t> all(2 * static_cast<size_t>(group_->size()));
   MOERT_RETURN_IF_ERROR(
       Timed([&] { return group_->AllGather(mine, sizeof(mine), all.data(), nullptr); }));
   int64_t total = 0;
+  bool every_rank_has_rows = true;
   for (size_t r = 0; 2 * r < all.size(); ++r) {
     total += all[2 * r];
-    const bool same = placement == TokenPlacement::kPerRank || all[2 * r] == info.rows;
-    if (same && all[2 * r + 1] == mine[1]) continue;
+    every_rank_has_rows = every_rank_has_rows && all[2 * r] > 0;
+    if ((apart || all[2 * r] == info.rows) && all[2 * r + 1] == mine[1]) continue;
     return InvalidArgument(
         "ranks disagree about a step: rank {} has {} {} rows, rank {} {} {} rows", group_->rank(),
         info.rows, mine[1] == 0 ? "replicated" : "own", r, all[2 * r],
         all[2 * r + 1] == 0 ? "replicated" : "own");
   }
-  if (placement == TokenPlacement::kReplicated) return absl::OkStatus();
-  *engine_rows = std::max<int64_t>(total, 1);
-  return CheckTotal(total);
+  return Split(apart ? total : info.rows, every_rank_has_rows, step);
 }
 
 absl::StatusOr<StepId> ExpertParallelImpl::BeginStep(const StepInfo& info,
                                                      TokenPlacement placement) try {
-  Step step{placement, info.rows, info.rows, info.stream};
+  Step step{placement, info.rows, info.rows, info.stream, StepSplit::kExperts};
   if (on_device() && info.stream == nullptr) {
     return OrAbort(absl::InvalidArgumentError("stream: null; a group on a device needs one"));
   }
-  MOERT_RETURN_IF_ERROR(CheckRows(info, placement, &step.engine_rows));
-  if (fence_ != nullptr) MOERT_RETURN_IF_ERROR(OrAbort(fence_->Enter(info.stream)));
-  step.narrow = on_device() && group_->size() > 1 && options_.bf16_rows > 0 &&
-                step.engine_rows >= options_.bf16_rows;
-  StepInfo engine_info = info;
-  if (placement == TokenPlacement::kPerRank) {
-    if (info.rows < 0) return OrAbort(absl::InvalidArgumentError("rows: must not be negative"));
-    engine_info.rows = step.engine_rows;
-    engine_info.request_ids = {};  // rows of several ranks
+  MOERT_RETURN_IF_ERROR(CheckRows(info, &step));
+  if (placement == TokenPlacement::kPerRank && info.rows < 0) {
+    return OrAbort(absl::InvalidArgumentError("rows: must not be negative"));
   }
-  const absl::StatusOr<StepId> id = engine_->BeginStep(engine_info);
+  if (fence_ != nullptr) MOERT_RETURN_IF_ERROR(OrAbort(fence_->Enter(info.stream)));
+  const absl::StatusOr<StepId> id = engine_->BeginStep(EngineInfo(info, step));
   if (!id.ok()) return OrAbort(id.status());
+  stats_.split = step.split;
   absl::Cleanup end = [&] { engine_->EndStep(*id).IgnoreError(); };
   steps_[*id] = step;
   std::move(end).Cancel();
@@ -145,6 +138,12 @@ absl::Status ExpertParallelImpl::Forward(StepId id, int layer, const MatrixView&
   if (found == steps_.end()) return OrAbort(FailedPrecondition("step {} is not open", id));
   const Step& step = found->second;
   MOERT_RETURN_IF_ERROR(OrAbort(CheckCall(step, layer, hidden, routing, out)));
+  if (step.split == StepSplit::kNone) {
+    return OrAbort(engine_->ForwardRouted(id, layer, hidden, *routing, out));
+  }
+  if (step.split == StepSplit::kRows) {
+    return OrAbort(Blocks(id, step, layer, hidden, *routing, out));
+  }
   if (step.placement == TokenPlacement::kReplicated) {
     return OrAbort(Replicated(id, step, layer, hidden, routing, out));
   }
@@ -161,6 +160,7 @@ absl::Status ExpertParallelImpl::Replicated(StepId id, const Step& step, int lay
   RoutedInput own;  // of a placed group
   if (placed_ != nullptr) {
     MOERT_ASSIGN_OR_RETURN(own, placed_->Keep(layer, step.rows, *routing, step.stream));
+    own.shared_experts = group_->rank() == 0;
     routing = &own;
   }
   MutableMatrixView sum = out;
@@ -207,6 +207,7 @@ absl::Status ExpertParallelImpl::OwnOnDevice(StepId id, const Step& step, int la
   if (placed_ != nullptr) {
     MOERT_ASSIGN_OR_RETURN(all_routing,
                            placed_->Keep(layer, step.engine_rows, all_routing, step.stream));
+    all_routing.shared_experts = group_->rank() == 0;
   }
   MOERT_ASSIGN_OR_RETURN(const MutableMatrixView part, Scratch(step, out.cols));
   MOERT_RETURN_IF_ERROR(engine_->ForwardRouted(id, layer, all, all_routing, part));
@@ -244,6 +245,7 @@ absl::Status ExpertParallelImpl::Multiply(StepId id, const Step& step, int layer
   RoutedInput routing;
   routing.ids = rows->ids;
   routing.weights = rows->weights;
+  routing.shared_experts = placed_ == nullptr || group_->rank() == 0;
   return engine_->ForwardRouted(id, layer,
                                 {rows->hidden.data(), DType::kF32, step.engine_rows, cols, cols},
                                 routing, {y_.data(), DType::kF32, step.engine_rows, cols, cols});

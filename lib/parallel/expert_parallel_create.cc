@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeRank(
   return MakeImpl(source, options, plans, group);
 }
 
-/// Every rank may be given every expert.
+/// Every rank may be given every expert, and has the shared ones.
 absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakePlacedRank(
     const std::shared_ptr<const ExpertSource>& source, EngineOptions options,
     const ExpertPlacement& placement, const std::shared_ptr<Collectives>& group) {
@@ -60,11 +60,11 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakePlacedRank(
   std::vector<ShardPlan> plans;
   for (int r = 0; r < group->size(); ++r) {
     Shard shard;
-    shard.shared_experts = r == 0 || !shared;
-    if (r == group->rank()) options.shard = shard;
+    shard.shared_experts = r == 0 || !shared;  // computes them
     MOERT_ASSIGN_OR_RETURN(ShardPlan plan, ResolveShard(shard, model));
     plans.push_back(std::move(plan));
   }
+  options.shard = Shard{};
   MOERT_ASSIGN_OR_RETURN(std::unique_ptr<ExpertParallelImpl> rank,
                          MakeImpl(source, options, plans, group));
   std::unique_ptr<OwnedIds> device;
@@ -106,15 +106,16 @@ absl::Status AllReady(const absl::Status& mine, Collectives* group) {
   return absl::OkStatus();
 }
 
-/// make(): this rank.
-template <typename Make>
+/// make(): this rank. agree(rank): with the others, when all are made.
+template <typename Make, typename Agree>
 absl::StatusOr<std::unique_ptr<ExpertParallel>> CreateWith(
     const std::shared_ptr<const ExpertSource>& source, const std::shared_ptr<Collectives>& group,
-    const Make& make) try {
+    const Make& make, const Agree& agree) try {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
   if (group == nullptr) return absl::InvalidArgumentError("group: must not be null");
   absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank = make();
-  const absl::Status ready = AllReady(rank.status(), group.get());
+  absl::Status ready = AllReady(rank.status(), group.get());
+  if (ready.ok()) ready = agree(rank->get());
   if (ready.ok()) return std::unique_ptr<ExpertParallel>(*std::move(rank));
   group->Abort(ready);
   return ready;
@@ -129,14 +130,17 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> CreateWith(
 absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::Create(
     std::shared_ptr<const ExpertSource> source, EngineOptions options,
     absl::Span<const Shard> shards, std::shared_ptr<Collectives> group) {
-  return CreateWith(source, group, [&] { return MakeRank(source, options, shards, group); });
+  return CreateWith(
+      source, group, [&] { return MakeRank(source, options, shards, group); },
+      [](ExpertParallelImpl*) { return absl::OkStatus(); });
 }
 
 absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::CreatePlaced(
     std::shared_ptr<const ExpertSource> source, EngineOptions options,
     const ExpertPlacement& placement, std::shared_ptr<Collectives> group) {
-  return CreateWith(source, group,
-                    [&] { return MakePlacedRank(source, options, placement, group); });
+  return CreateWith(
+      source, group, [&] { return MakePlacedRank(source, options, placement, group); },
+      [&](ExpertParallelImpl* rank) { return rank->AgreeOnSplit(*source, options); });
 }
 
 }  // namespace moert

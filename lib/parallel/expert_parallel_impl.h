@@ -2,6 +2,7 @@
 #ifndef MOERT_LIB_PARALLEL_EXPERT_PARALLEL_IMPL_H_
 #define MOERT_LIB_PARALLEL_EXPERT_PARALLEL_IMPL_H_
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "exec/step_fence.h"
 #include "moert/parallel/expert_parallel.h"
 #include "parallel/placed_ids.h"
+#include "parallel/step_split.h"
 #include "parallel/token_exchange.h"
 
 namespace moert {
@@ -45,6 +47,9 @@ class ExpertParallelImpl final : public ExpertParallel {
 
   /// Makes the group one whose experts are placed.
   absl::Status StartPlaced(const ExpertPlacement& placement, std::unique_ptr<PlacedIds> placed);
+  /// Collective, with all ranks made: whether each has room for every expert, and what exchanges
+  /// cost then.
+  absl::Status AgreeOnSplit(const ExpertSource& source, const EngineOptions& options);
   absl::Status MoveExperts(const ExpertPlacement& placement) override;
   absl::StatusOr<std::vector<std::vector<double>>> TakeLoads() override;
   void SetExchange(const ExchangeOptions& options) override { options_ = options; }
@@ -63,12 +68,17 @@ class ExpertParallelImpl final : public ExpertParallel {
     int64_t rows = 0;         // of this rank
     int64_t engine_rows = 0;  // of the engine's calls
     void* stream = nullptr;
+    StepSplit split = StepSplit::kExperts;
     bool narrow = false;  // parts travel as bf16
   };
 
   bool on_device() const { return engine_->backend() == BackendKind::kCuda; }
 
-  absl::Status CheckRows(const StepInfo& info, TokenPlacement placement, int64_t* engine_rows);
+  absl::Status CheckRows(const StepInfo& info, Step* step);
+  /// Sets the split of a step of `all` rows, and what goes by it.
+  absl::Status Split(int64_t all, bool every_rank_has_rows, Step* step) const;
+  /// A step as the engine is told of it.
+  StepInfo EngineInfo(const StepInfo& info, const Step& step) const;
   absl::Status CheckTotal(int64_t rows) const;
   absl::Status CheckPlaced() const;
   /// The device's work for steps is done.
@@ -77,6 +87,13 @@ class ExpertParallelImpl final : public ExpertParallel {
                          const RoutedInput* routing, const MutableMatrixView& out) const;
   absl::Status Replicated(StepId id, const Step& step, int layer, const MatrixView& hidden,
                           const RoutedInput* routing, const MutableMatrixView& out);
+  /// This rank's block of a step's rows begins here. Blocks are equally long, so the last ones may
+  /// overlap.
+  static int64_t BlockBegin(const Step& step, int rank) {
+    return std::min(rank * step.engine_rows, step.rows - step.engine_rows);
+  }
+  absl::Status Blocks(StepId id, const Step& step, int layer, const MatrixView& hidden,
+                      const RoutedInput& routing, const MutableMatrixView& out);
   absl::StatusOr<MutableMatrixView> Scratch(const Step& step, int64_t cols);
   absl::Status AddUp(const Step& step, const MutableMatrixView& part, const MutableMatrixView& out);
   absl::Status OwnOnDevice(StepId id, const Step& step, int layer, const MatrixView& hidden,
@@ -108,6 +125,7 @@ class ExpertParallelImpl final : public ExpertParallel {
   TokenExchange exchange_;             // in host memory
   std::unique_ptr<RowExchange> rows_;  // on a device; else null
   std::unique_ptr<PlacedIds> placed_;  // null: ranks own shards
+  std::unique_ptr<SplitRule> rule_;    // null: some rank has no room for every expert
   const int64_t max_rows_;
   ExchangeOptions options_;
   std::map<StepId, Step> steps_;

@@ -71,6 +71,11 @@ absl::StatusOr<MutableMatrixView> RowExchange::Part(int64_t rows, int64_t cols, 
   return MutableMatrixView{part_, narrow ? DType::kBF16 : DType::kF32, rows, cols, cols};
 }
 
+absl::StatusOr<MutableMatrixView> RowExchange::Gathered(int64_t rows, int64_t cols, bool narrow) {
+  MOERT_RETURN_IF_ERROR(Reserve());
+  return MutableMatrixView{gathered_, narrow ? DType::kBF16 : DType::kF32, rows, cols, cols};
+}
+
 int64_t RowExchange::BlockOf(int64_t rows, int rank) const {
   const int64_t each = (rows + group_->size() - 1) / group_->size();
   return std::clamp<int64_t>(rows - each * rank, 0, each);

@@ -40,6 +40,9 @@ class RowExchange {
   /// out gets the sum over the ranks of all rows, on each of them the same bits.
   absl::Status AddAll(const MutableMatrixView& part, void* stream, const MutableMatrixView& out);
 
+  /// Room for the rows of all ranks, [rows, cols], as many of each.
+  absl::StatusOr<MutableMatrixView> Gathered(int64_t rows, int64_t cols, bool narrow);
+
   /// Between dtypes and strides.
   absl::Status Copy(const MutableMatrixView& rows, void* stream, const MutableMatrixView& out) {
     return kernels_->Add({rows.data, rows.dtype, 1}, out, stream);

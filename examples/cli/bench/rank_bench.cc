@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "cli/bench/rank_load.h"
 #include "fmt/format.h"
 #include "util/status_macros.h"
 
@@ -23,6 +24,9 @@ class NoExchange final : public Collectives {
   int size() const override { return group_->size(); }
   absl::Status AllReduce(float*, int64_t, void*) override { return absl::OkStatus(); }
   absl::Status AllGather(const void* mine, int64_t bytes, void* all, void* stream) override {
+    // Outputs are gathered in place.
+    const auto at = reinterpret_cast<uintptr_t>(mine), to = reinterpret_cast<uintptr_t>(all);
+    if (at - to < static_cast<uintptr_t>(bytes * size())) return absl::OkStatus();
     return group_->AllGather(mine, bytes, all, stream);
   }
   absl::Status AllToAll(const void*, absl::Span<const int64_t>, void*, absl::Span<const int64_t>,
@@ -50,8 +54,11 @@ class Rank {
     group_ = std::move(joined);
     EngineOptions options = run_.options;
     options.device = device;
-    MOERT_ASSIGN_OR_RETURN(parallel_,
-                           ExpertParallel::Create(run_.source, options, run_.shards, group_));
+    MOERT_ASSIGN_OR_RETURN(
+        parallel_,
+        run_.whole ? ExpertParallel::CreatePlaced(
+                         run_.source, options, OwnersOf(run_.source->model(), run_.shards), group_)
+                   : ExpertParallel::Create(run_.source, options, run_.shards, group_));
     parallel_->SetExchange(run_.sums);
     const GraphNeeds& needs = engine()->graph_needs();
     replays_ = run_.graph && host_->stream() != nullptr && needs.capturable &&
@@ -77,7 +84,10 @@ class Rank {
 
   /// On the rank's thread: ranks leave the group side by side, and graphs go before it.
   void Close() {
-    if (parallel_ != nullptr) stats_ = StatsSince(engine()->stats(), before_);
+    if (parallel_ != nullptr) {
+      stats_ = StatsSince(engine()->stats(), before_);
+      split_ = parallel_->stats().split;
+    }
     host_->DropCapture();
     parallel_.reset();
     group_.reset();
@@ -85,6 +95,7 @@ class Rank {
 
   const std::vector<double>& step_ms() const { return step_ms_; }
   bool replayed() const { return replays_; }
+  StepSplit split() const { return split_; }
   const EngineStats& stats() const { return stats_; }
 
  private:
@@ -124,6 +135,7 @@ class Rank {
   bool replays_ = false;
   StepId step_ = 0;
   EngineStats before_, stats_;
+  StepSplit split_ = StepSplit::kExperts;
   std::vector<double> step_ms_;
 };
 
@@ -143,6 +155,7 @@ RankTimes Together(const std::vector<Rank>& ranks) {
     times.pool_bytes = std::max(times.pool_bytes, stats.pool_bytes);
   }
   times.replayed = ranks[0].replayed();
+  times.split = ranks[0].split();
   if (lookups > 0) times.hit_ratio = static_cast<double>(hits) / static_cast<double>(lookups);
   times.loaded_bytes = loaded / static_cast<double>(std::max<size_t>(1, times.step_ms.size()));
   return times;

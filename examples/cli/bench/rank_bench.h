@@ -18,6 +18,7 @@ namespace moert::cli {
 struct RankRun {
   std::shared_ptr<const ExpertSource> source;
   std::vector<Shard> shards;  // one a rank; of hosts that are alone: one, for each
+  bool whole = false;         // every rank holds every expert, and owns its shard
   EngineOptions options;      // shard and device are set here
   Phase phase = Phase::kDecode;
   std::vector<absl::Span<const RoutedStep>> steps;  // of each rank, or one for all
@@ -32,6 +33,7 @@ struct RankRun {
 struct RankTimes {
   std::vector<double> step_ms;  // from its beginning until the slowest rank is done
   bool replayed = false;
+  StepSplit split = StepSplit::kExperts;
   double hit_ratio = 1;     // over all ranks
   double loaded_bytes = 0;  // a step, all ranks
   int64_t pool_bytes = 0;   // the largest of a rank

@@ -86,6 +86,23 @@ std::vector<Shard> ExpertRanges(const MoeModelSpec& model, int ranks) {
   return shards;
 }
 
+ExpertPlacement OwnersOf(const MoeModelSpec& model, const std::vector<Shard>& shards) {
+  ExpertPlacement placement;
+  placement.ranks = static_cast<int>(shards.size());
+  for (size_t l = 0; l < model.layers.size(); ++l) {
+    auto& owners = placement.owners.emplace_back(static_cast<size_t>(model.layers[l].num_experts));
+    for (int32_t r = 0; r < placement.ranks; ++r) {
+      const Shard& shard = shards[static_cast<size_t>(r)];
+      for (int e = 0; e < shard.num_experts; ++e) {
+        owners[static_cast<size_t>(shard.first_expert + e)].push_back(r);
+      }
+      if (shard.experts.empty()) continue;
+      for (const int32_t e : shard.experts[l]) owners[static_cast<size_t>(e)].push_back(r);
+    }
+  }
+  return placement;
+}
+
 absl::StatusOr<std::vector<Shard>> PopularExperts(const MoeModelSpec& model, const RankLoad& load,
                                                   int ranks) {
   std::vector<std::vector<double>> loads;

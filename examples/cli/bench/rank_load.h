@@ -11,6 +11,7 @@
 #include "cli/bench/rank_host.h"
 #include "cli/workload/shapes.h"
 #include "moert/options.h"
+#include "moert/parallel/placement.h"
 
 namespace moert::cli {
 
@@ -36,6 +37,8 @@ std::vector<std::vector<RoutedStep>> RowsOfRanks(const RankLoad& load, int ranks
 
 /// Equal ranges of every layer's experts; the first rank has the shared ones.
 std::vector<Shard> ExpertRanges(const MoeModelSpec& model, int ranks);
+/// The ranks of shards of whole experts, by expert.
+ExpertPlacement OwnersOf(const MoeModelSpec& model, const std::vector<Shard>& shards);
 /// By use in the warm-up: calls in decode, where experts are read, tokens in prompts.
 absl::StatusOr<std::vector<Shard>> PopularExperts(const MoeModelSpec& model, const RankLoad& load,
                                                   int ranks);

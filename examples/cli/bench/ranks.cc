@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
+#include <optional>
 
 #include "absl/strings/str_split.h"
 #include "cli/bench/bench.h"
@@ -26,6 +28,8 @@ using nlohmann::json;
 // Records that devices copy from: more than the caches of a CPU hold.
 constexpr int64_t kPinnedBytes = int64_t{1} << 30;
 
+constexpr absl::string_view kSplits[] = {"auto", "none", "rows", "experts"};  // by StepSplit
+
 struct Options {
   std::string synthetic = "qwen3-30b:12";
   std::string workload = "steady";
@@ -39,6 +43,7 @@ struct Options {
   std::vector<int> prompt = {8192};
   std::string tokens = "replicated", rows = "f32";
   int64_t bf16_rows = 0;
+  std::string split = "auto";
   int64_t steps = 32, warm = 32, prompt_steps = 6;
   int threads = 0;
   int64_t seed = 1;
@@ -56,8 +61,9 @@ class RankBench {
   absl::StatusOr<RankHosts> Hosts(int ranks, bool alone = false) const {
     return o_.backend == "cuda" ? MakeCudaRanks(ranks, alone) : MakeHostRanks(ranks, alone);
   }
+  /// `only`: this split, without exchange; else the one that was asked for.
   absl::StatusOr<RankTimes> Time(const RankLoad& load, const std::string& budget, int ranks,
-                                 bool exchange) const;
+                                 std::optional<StepSplit> only = {}) const;
   absl::Status MeasureRanks(const RankLoad& load, const std::string& budget, int ranks,
                             double* alone_ms, json* rows) const;
   absl::Status Measure(const RankLoad& load, const std::string& budget, json* rows) const;
@@ -71,7 +77,8 @@ class RankBench {
 };
 
 absl::StatusOr<RankTimes> RankBench::Time(const RankLoad& load, const std::string& budget,
-                                          int ranks, bool exchange) const {
+                                          int ranks, std::optional<StepSplit> only) const {
+  const bool exchange = !only.has_value();
   MOERT_ASSIGN_OR_RETURN(RankHosts hosts, Hosts(ranks));
   RankRun run;
   run.source = experts_;
@@ -96,13 +103,15 @@ absl::StatusOr<RankTimes> RankBench::Time(const RankLoad& load, const std::strin
   run.warm = load.warm;
   run.exchange = exchange;
   run.rows = o_.rows == "bf16" ? DType::kBF16 : DType::kF32;
-  run.sums = {o_.bf16_rows};
+  const auto* const asked = std::find(std::begin(kSplits), std::end(kSplits), o_.split);
+  run.sums = {only.value_or(static_cast<StepSplit>(asked - kSplits)), o_.bf16_rows};
   run.options.backend = o_.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu;
   run.options.max_tokens_per_forward = load.rows;
   run.options.threads = o_.threads;
   MOERT_ASSIGN_OR_RETURN(run.options.budget, ParseBudget(budget));
-  // A share of the model for each GPU, which owns a part of it.
+  // A share of the model for each GPU, which holds all of it, or owns a part.
   if (!run.options.budget.bytes.has_value()) {
+    run.whole = ranks > 1 && run.options.budget.fraction == 1;
     run.options.budget.fraction = std::min(1.0, run.options.budget.fraction * ranks);
     if (run.options.budget.fraction == 1) run.options.strategy = "resident";
   }
@@ -122,7 +131,7 @@ absl::Status RankBench::Measure(const RankLoad& load, const std::string& budget,
 
 absl::Status RankBench::MeasureRanks(const RankLoad& load, const std::string& budget, int ranks,
                                      double* alone_ms, json* rows) const {
-  MOERT_ASSIGN_OR_RETURN(const RankTimes times, Time(load, budget, ranks, /*exchange=*/true));
+  MOERT_ASSIGN_OR_RETURN(const RankTimes times, Time(load, budget, ranks));
   const Spread ms = SpreadOf(times.step_ms);
   if (ranks == 1) *alone_ms = ms.median;
   json row = {{"phase", load.phase == Phase::kDecode ? "decode" : "prefill"},
@@ -138,8 +147,12 @@ absl::Status RankBench::MeasureRanks(const RankLoad& load, const std::string& bu
               {"pool_bytes", times.pool_bytes},
               {"replayed", times.replayed}};
   if (ranks > 1) {
-    MOERT_ASSIGN_OR_RETURN(const RankTimes parts, Time(load, budget, ranks, /*exchange=*/false));
-    const double parts_ms = SpreadOf(parts.step_ms).median;
+    double parts_ms = ms.median;
+    if (times.split != StepSplit::kNone) {
+      MOERT_ASSIGN_OR_RETURN(const RankTimes parts, Time(load, budget, ranks, times.split));
+      parts_ms = SpreadOf(parts.step_ms).median;
+    }
+    row["split"] = std::string(kSplits[static_cast<size_t>(times.split)]);
     row["parts_ms"] = parts_ms;
     row["exchange_share"] = 1 - parts_ms / ms.median;
   }
@@ -195,11 +208,12 @@ void RankBench::Show(const json& row) const {
   const Spread ms{row["step_ms"]["median"], row["step_ms"]["min"], row["step_ms"]["max"]};
   Print(
       "{:7} {:>5} rows, {:>5} a GPU, {} ranks: {:9.3f} ms ({:.3f} .. {:.3f}) {:>10.0f} "
-      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {}\n",
+      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {} {}\n",
       row["phase"].get<std::string>(), row["rows"].get<int64_t>(), row["budget"].get<std::string>(),
       row["ranks"].get<int>(), ms.median, ms.min, ms.max, row["tokens_per_s"].get<double>(),
       row["efficiency"].get<double>(), 100 * row.value("exchange_share", 0.0),
-      row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager");
+      row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager",
+      row.value("split", ""));
   std::fflush(stdout);
 }
 
@@ -278,6 +292,8 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddChoice("rows", &o.rows, {"f32", "bf16"}, "cuda: dtype of hidden states and outputs");
   parser.AddInt64("bf16-rows", &o.bf16_rows,
                   "cuda: steps of so many rows and more exchange outputs as bf16; 0: none", 0);
+  parser.AddChoice("split", &o.split, {"auto", "none", "rows", "experts"},
+                   "how ranks that hold every expert (budget 100%) share a step");
   parser.AddString("budget", &o.budget,
                    "of each rank, comma-separated: SIZE, or PERCENT of the whole model's experts");
   parser.AddString("scheme", &o.scheme, "scheme of the experts");

@@ -45,8 +45,27 @@ enum class TokenPlacement : int32_t {
   kPerRank = 1,     // each rank has its own
 };
 
-/// How ranks on devices exchange rows. The same on every rank; between steps.
+/// How the ranks of a placed group share a step, where each of them has room for every expert
+/// (MemoryPlan::slots); else they split experts.
+enum class StepSplit : int32_t {
+  /// The fastest way, by the rows, the rates of the devices and the time of an exchange, measured
+  /// when the group was made. All ranks decide alike, and a captured call stays as it was captured.
+  kByCost = 0,
+  /// A rank computes all rows that it has, and nothing is exchanged. The bits of one engine, the
+  /// same on ranks of one kind of device.
+  kNone = 1,
+  /// Replicated tokens: each rank computes a block of the rows, and all get it. Every row as one
+  /// engine computes it in a call of so few. Own tokens: as kNone.
+  kRows = 2,
+  /// Each rank computes the experts that it owns, and outputs are added up.
+  kExperts = 3,
+};
+
+/// How ranks exchange rows. The same on every rank; between steps.
 struct ExchangeOptions {
+  /// kByCost measures anew whenever a group is made: what has to give the same bits again sets one.
+  StepSplit split = StepSplit::kByCost;
+  /// On devices.
   /// Steps of at least so many rows, of all ranks together, send what ranks computed as bf16 in
   /// place of floats: half the bytes. Each rank's part of a value is rounded, and replicated tokens
   /// get their sum rounded; sums are made in fp32, in the order of the ranks. So an output is off
@@ -57,10 +76,11 @@ struct ExchangeOptions {
 /// Counts of a rank since it was made.
 struct ExpertParallelStats {
   int64_t all_reduced_bytes = 0;
-  int64_t sent_rows = 0;      // to other ranks
-  int64_t received_rows = 0;  // from other ranks
-  int64_t exchange_ns = 0;    // in collectives on the host, waiting for others included
-  int64_t device_bytes = 0;   // of a device's memory, beside the engine's budget
+  int64_t sent_rows = 0;                  // to other ranks
+  int64_t received_rows = 0;              // from other ranks
+  int64_t exchange_ns = 0;                // in collectives on the host, waiting for others included
+  int64_t device_bytes = 0;               // of a device's memory, beside the engine's budget
+  StepSplit split = StepSplit::kExperts;  // of the last step
 };
 
 /// Not thread-safe: one call at a time per rank.
@@ -75,8 +95,9 @@ class ExpertParallel {
 
   /// A group whose experts change owners while it runs. Each rank's engine may hold any expert, as
   /// many as options.budget of this GPU has room for, so its strategy should be one that loads what
-  /// is asked for. Rank 0 has the shared experts. The same placement on every rank; routings are
-  /// given, on a device where the engines are on one, and used_ids is empty.
+  /// is asked for, or, with room for all, `resident`: see StepSplit. Every rank has the shared
+  /// experts; where experts are split, rank 0 computes them. The same placement on every rank;
+  /// routings are given, on a device where the engines are on one, and used_ids is empty.
   static absl::StatusOr<std::unique_ptr<ExpertParallel>> CreatePlaced(
       std::shared_ptr<const ExpertSource> source, EngineOptions options,
       const ExpertPlacement& placement, std::shared_ptr<Collectives> group);
@@ -86,8 +107,8 @@ class ExpertParallel {
   /// Collective. info.rows is the same on every rank, but for kPerRank in host memory; on a device
   /// that is not checked, since the host would have to wait for the others. There a rank with fewer
   /// rows fills them up, with -1 for all ids. kPerRank: all ranks' rows together are at most
-  /// max_tokens_per_forward, since one rank may be asked for all of them. CUDA backend: info.stream
-  /// must not be null; steps on several streams are ordered by the host.
+  /// max_tokens_per_forward where experts are split: one rank may be asked for all of them. CUDA
+  /// backend: info.stream must not be null; steps on several streams are ordered by the host.
   virtual absl::StatusOr<StepId> BeginStep(const StepInfo& info, TokenPlacement placement) = 0;
   /// Collective. hidden, out: this rank's rows; out gets the whole layer's output. On a device f32
   /// and contiguous is best for kReplicated: it is summed in place. routing: ids over the whole
@@ -105,7 +126,7 @@ class ExpertParallel {
   /// are those of any placement, but for the order in which fp32 sums are made.
   virtual absl::Status MoveExperts(const ExpertPlacement& placement) = 0;
   /// Likewise: [L][E], the tokens that the experts were used for since the last call, or since the
-  /// group was made, on all ranks. For PlaceReplicas.
+  /// group was made, on all ranks, in steps that split experts. For PlaceReplicas.
   virtual absl::StatusOr<std::vector<std::vector<double>>> TakeLoads() = 0;
 
   virtual void SetExchange(const ExchangeOptions& options) = 0;

@@ -18,7 +18,11 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& op
 
 absl::StatusOr<std::unique_ptr<StepFence>> MakeStepFence(int device) { return CudaStatus(); }
 
+absl::StatusOr<std::unique_ptr<SideStream>> MakeSideStream(int device) { return CudaStatus(); }
+
 absl::StatusOr<std::unique_ptr<RowKernels>> MakeRowKernels(int device) { return CudaStatus(); }
+
+absl::StatusOr<DeviceRates> RatesOf(int device) { return CudaStatus(); }
 
 absl::StatusOr<std::unique_ptr<OwnedIds>> MakeOwnedIds(int device, int64_t experts, int64_t pairs) {
   return CudaStatus();

@@ -154,6 +154,58 @@ TEST_CASE("outputs are one engine's under every placement, replicated tokens and
   }
 }
 
+/// Three ranks with room for everything, by one split; rows that blocks divide, and that they do
+/// not.
+void CheckWholeRanks(StepSplit split, int64_t rows) {
+  CAPTURE(static_cast<int>(split), rows);
+  const Work work(rows);
+  const auto expected = OneEngine(work);
+  const auto group = Group();
+  const auto statuses = OnRanks(kRanks, [&](int r) -> absl::Status {
+    auto parallel = ExpertParallel::CreatePlaced(std::make_shared<SyntheticSource>(Shape()),
+                                                 test::RankOptions(1), Placements()[0], group[r]);
+    if (!parallel.ok()) return parallel.status();
+    (*parallel)->SetExchange({split});
+    for (const bool own : {false, true}) {
+      if (own && rows % kRanks != 0) continue;
+      const ExpertParallelStats before = (*parallel)->stats();
+      const absl::Status status = CheckedStep(parallel->get(), r, work, expected, own);
+      if (!status.ok()) return status;
+      const ExpertParallelStats stats = (*parallel)->stats();
+      const bool all_reduced = stats.all_reduced_bytes > before.all_reduced_bytes;
+      const bool by_experts = stats.split == StepSplit::kExperts;
+      if (by_experts != (split == StepSplit::kExperts)) return absl::InternalError("another split");
+      if (all_reduced != (by_experts && !own)) return absl::InternalError("exchanged");
+    }
+    return absl::OkStatus();
+  });
+  for (const absl::Status& status : statuses) REQUIRE_OK(status);
+}
+
+TEST_CASE("ranks that hold everything share a step by rows, by experts, or not at all") {
+  for (const StepSplit split : {StepSplit::kNone, StepSplit::kRows, StepSplit::kExperts}) {
+    for (const int64_t rows : {1, 2, 7, 9}) CheckWholeRanks(split, rows);
+  }
+}
+
+TEST_CASE("without room for everything, experts are split whatever is asked for") {
+  const Work work(6);
+  const auto expected = OneEngine(work);
+  const auto group = Group();
+  const auto statuses = OnRanks(kRanks, [&](int r) -> absl::Status {
+    const auto options = r == 1 ? Options() : test::RankOptions(1);  // one of them has not
+    auto parallel = ExpertParallel::CreatePlaced(std::make_shared<SyntheticSource>(Shape()),
+                                                 options, Placements()[0], group[r]);
+    if (!parallel.ok()) return parallel.status();
+    (*parallel)->SetExchange({StepSplit::kNone});
+    const absl::Status status = CheckedStep(parallel->get(), r, work, expected, false);
+    if (!status.ok()) return status;
+    return (*parallel)->stats().split == StepSplit::kExperts ? absl::OkStatus()
+                                                             : absl::InternalError("not split");
+  });
+  for (const absl::Status& status : statuses) REQUIRE_OK(status);
+}
+
 TEST_CASE("measured loads make the next placement") {
   const Work work(30);
   const auto expected = OneEngine(work);

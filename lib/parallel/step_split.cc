@@ -1,0 +1,117 @@
+#include "parallel/step_split.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "base/status_macros.h"
+
+namespace moert {
+namespace {
+
+constexpr int64_t kTimeoutNs = int64_t{60} * 1'000'000'000;
+// Ranks do not come to an exchange at once: beside products it takes half as long again.
+constexpr double kBesideProducts = 1.5;
+// Rows of a step choose alike: blocks of them have more experts in common than even choice gives.
+constexpr double kSharedByBlocks = 1.15;
+
+/// The time of one of `calls` calls that follow each other.
+absl::StatusOr<double> SecondsOfCalls(Collectives* group, float* data, int64_t count, int calls,
+                                      void* stream) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < calls; ++i) {
+    MOERT_RETURN_IF_ERROR(group->AllReduce(data, count, stream));
+  }
+  if (stream != nullptr) MOERT_RETURN_IF_ERROR(group->Wait(stream, kTimeoutNs));
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  return took.count() / calls;
+}
+
+}  // namespace
+
+absl::StatusOr<AllReduceCost> MeasureAllReduce(Collectives* group, float* data, int64_t few,
+                                               int64_t many, void* stream) {
+  constexpr int kFewCalls = 32, kManyCalls = 4, kTrials = 3;
+  double mine[2] = {std::numeric_limits<double>::max(), std::numeric_limits<double>::max()};
+  for (int trial = 0; trial <= kTrials; ++trial) {
+    MOERT_ASSIGN_OR_RETURN(const double small, SecondsOfCalls(group, data, few, kFewCalls, stream));
+    MOERT_ASSIGN_OR_RETURN(const double large,
+                           SecondsOfCalls(group, data, many, kManyCalls, stream));
+    if (trial == 0) continue;  // connections are made
+    mine[0] = std::min(mine[0], small);
+    mine[1] = std::min(mine[1], large);
+  }
+  std::vector<double> all(2 * static_cast<size_t>(group->size()));
+  MOERT_RETURN_IF_ERROR(group->AllGather(mine, sizeof(mine), all.data(), nullptr));
+  for (size_t i = 0; i < all.size(); ++i) mine[i % 2] = std::max(mine[i % 2], all[i]);
+  const double longer = std::max(mine[1] - mine[0], 1e-9);
+  return AllReduceCost{mine[0], static_cast<double>(many - few) * sizeof(float) / longer};
+}
+
+SplitRule::SplitRule(const ExpertSource& source, int ranks, const DeviceRates& rates,
+                     const AllReduceCost& exchange)
+    : ranks_(ranks), rates_(rates), exchange_(exchange) {
+  for (int l = 0; l < source.model().num_layers(); ++l) {
+    const MoeLayerSpec& spec = source.model().layers[l];
+    double bytes = 0;
+    for (int e = 0; e < spec.num_experts; ++e) {
+      bytes += static_cast<double>(source.layout(l, e, 0).bytes) / spec.num_experts;
+    }
+    const auto hidden = static_cast<double>(spec.hidden);
+    layers_.push_back({static_cast<double>(spec.num_experts),
+                       static_cast<double>(spec.routing.top_k), hidden, bytes,
+                       6 * hidden * static_cast<double>(spec.intermediate)});
+  }
+}
+
+double SplitRule::Products(const Layer& layer, double all, StepSplit split) const {
+  // Experts that rows use which choose evenly.
+  const auto used_by = [&](double rows) {
+    return layer.experts * (1 - std::pow(1 - layer.top_k / layer.experts, rows));
+  };
+  double rows = all, used = used_by(all), share = 1;  // of the tokens' products
+  if (split == StepSplit::kRows) {
+    rows = std::ceil(all / ranks_);
+    used = std::min(used, kSharedByBlocks * used_by(rows));
+  } else if (split == StepSplit::kExperts) {  // of the rank that has most: a mean of maxima
+    share = std::min(1.0, 1 / ranks_ + 0.45 / std::sqrt(used));
+  }
+  return share * (used * layer.bytes / rates_.read_bytes +
+                  rows * layer.top_k * layer.operations / rates_.operations);
+}
+
+double SplitRule::Seconds(StepSplit split, TokenPlacement placement, int64_t rows,
+                          int64_t value_bytes) const {
+  const auto all = static_cast<double>(rows);
+  const bool apart = placement == TokenPlacement::kPerRank;
+  double seconds = 0;
+  for (const Layer& layer : layers_) {
+    // An all-reduce sends everything twice.
+    const double bytes = all * layer.hidden * static_cast<double>(value_bytes);
+    const double reduced = bytes / exchange_.bytes_per_s, gathered = reduced / 2;
+    double exchange = 0;
+    if (split == StepSplit::kRows && !apart) exchange = exchange_.seconds + gathered;
+    if (split == StepSplit::kExperts) {
+      exchange = (apart ? 2 : 1) * exchange_.seconds + reduced;
+    }
+    // Own tokens are blocks already.
+    const StepSplit products = apart && split == StepSplit::kNone ? StepSplit::kRows : split;
+    seconds += Products(layer, all, products) + kBesideProducts * exchange;
+  }
+  return seconds;
+}
+
+StepSplit SplitRule::Choose(TokenPlacement placement, int64_t rows, int64_t value_bytes) const {
+  StepSplit best = StepSplit::kNone;
+  double least = Seconds(best, placement, rows, value_bytes);
+  for (const StepSplit split : {StepSplit::kRows, StepSplit::kExperts}) {
+    const double seconds = Seconds(split, placement, rows, value_bytes);
+    if (!(seconds < least)) continue;
+    best = split;
+    least = seconds;
+  }
+  return best;
+}
+
+}  // namespace moert
