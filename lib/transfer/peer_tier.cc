@@ -1,5 +1,6 @@
 #include "transfer/peer_tier.h"
 
+#include <algorithm>
 #include <limits>
 #include <new>
 
@@ -19,6 +20,25 @@ absl::StatusOr<PeerTier::Holder> PeerTier::Join(const void* source, int device) 
   member.here = true;
   member.device = device;
   return static_cast<Holder>(members_.size() - 1);
+}
+
+std::vector<int> PeerTier::Unjudged(int device) const {
+  const MutexLock lock(&mu_);
+  std::vector<int> devices;
+  for (const Member& member : members_) {
+    if (!member.here || member.device == device || pays_.contains({member.device, device})) {
+      continue;
+    }
+    if (std::find(devices.begin(), devices.end(), member.device) == devices.end()) {
+      devices.push_back(member.device);
+    }
+  }
+  return devices;
+}
+
+void PeerTier::Judge(int from, int to, bool pays) {
+  const MutexLock lock(&mu_);
+  pays_[{from, to}] = pays;
 }
 
 void PeerTier::Leave(Holder holder, absl::FunctionRef<void(Copy)> wait) {
@@ -84,6 +104,8 @@ PeerTier::Copy PeerTier::Read(Holder holder, int64_t record,
     const Member& member = members_[m];
     const auto found = member.begins.find(record);
     if (!member.here || found == member.begins.end()) continue;
+    const auto judged = pays_.find({member.device, members_[holder].device});
+    if (judged != pays_.end() && !judged->second) continue;
     const Block block = {found->second, member.blocks.at(found->second).end};
     const Copy copy = begin(member.device, reinterpret_cast<const std::byte*>(block.begin));
     if (copy == nullptr) continue;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -30,6 +31,12 @@ class PeerTier {
   /// An engine that reads `source` and has its blocks on `device`. InvalidArgument where others
   /// read another source.
   absl::StatusOr<Holder> Join(const void* source, int device);
+  /// Devices whose engines are here, and whose copies to `device`, or from there, nobody has
+  /// judged.
+  std::vector<int> Unjudged(int device) const;
+  /// Whether copies from one device to another pay; else nothing is found there. Not judged: they
+  /// do.
+  void Judge(int from, int to, bool pays);
   /// Its copies must be done; wait(copy) is called for those out of its blocks.
   void Leave(Holder holder, absl::FunctionRef<void(Copy)> wait);
 
@@ -80,6 +87,7 @@ class PeerTier {
 
   mutable Mutex mu_;
   const void* source_ ABSL_GUARDED_BY(mu_) = nullptr;
+  std::map<std::pair<int, int>, bool> pays_ ABSL_GUARDED_BY(mu_);  // by devices, from and to
   int here_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<Member> members_ ABSL_GUARDED_BY(mu_);
   std::vector<Reading> readings_ ABSL_GUARDED_BY(mu_);

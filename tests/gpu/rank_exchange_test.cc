@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "moert/parallel/expert_parallel.h"
+#include "peer_access.h"
 #include "rank_run.h"
 
 namespace moert::test {
@@ -74,6 +75,23 @@ TEST_CASE("two devices: replicated outputs in bf16") {
     c.graph = true;
     CheckCase(group, source, c, kOfBf16);
   }
+}
+
+TEST_CASE("outputs of two ranks", "[.]") {
+  const RankGroup group(2);
+  const auto source = std::make_shared<SyntheticSource>(ShardedShape());
+  for (const int64_t rows : {4, 600}) {
+    Case c = TwoRanks(rows);
+    c.graph = true;
+    PrintBits("replicated rows", Run(source, c, group)[0]);
+    c.placement = TokenPlacement::kPerRank;
+    PrintBits("own rows", Together(Run(source, c, group), source->model().num_layers()));
+  }
+}
+
+TEST_CASE("two devices: the same bits through the host, where peer access is forbidden") {
+  if (Skipped(2)) return;
+  CHECK(PrintedBy("outputs of two ranks", false) == PrintedBy("outputs of two ranks", true));
 }
 
 TEST_CASE("own tokens on a device: what is refused") {

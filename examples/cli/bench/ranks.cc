@@ -36,7 +36,7 @@ struct Options {
   std::string backend = "cuda";
   std::vector<int> ranks = {2};
   std::string placement = "ranges";
-  bool copies = false, eager = false;
+  bool copies = false, eager = false, no_peer_access = false;
   std::string budget = "100%,25%";
   std::string scheme = "bf16";
   std::vector<int> batch = {1, 8, 64, 256};
@@ -285,6 +285,8 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddSwitch("copies", &o.copies,
                    "every rank has the whole model and rows of its own; with and without a peer "
                    "tier");
+  parser.AddSwitch("no-peer-access", &o.no_peer_access,
+                   "GPUs exchange through the host, as without NVLink (sets NCCL_P2P_DISABLE)");
   parser.AddChoice("placement", &o.placement, {"ranges", "popular"},
                    "who owns which experts: equal ranges, or balanced by use in the warm-up");
   parser.AddChoice("tokens", &o.tokens, {"replicated", "own"},
@@ -309,6 +311,7 @@ int BenchRanks(int argc, const char* const* argv) {
   parser.AddJson(&o.json);
   parser.AddSwitch("quiet", &o.quiet, "no table");
   if (const auto exit = parser.ParseOrReport(argc, argv)) return *exit;
+  if (o.no_peer_access) setenv("NCCL_P2P_DISABLE", "1", /*overwrite=*/1);
   // Before CUDA is used: see ExpertParallel.
   if (o.backend == "cuda") setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   RankBench bench(o);

@@ -105,6 +105,22 @@ TEST_CASE("a copy that cannot begin is tried at the next engine, or not at all")
   CHECK(Withdraw(tier.get(), *a, &memory[0], 100).empty());  // nothing was begun there
 }
 
+TEST_CASE("nothing is found on a device whose copies do not pay") {
+  const auto tier = MakePeerTier();
+  const auto a = tier->Join(&kSource, 0), b = tier->Join(&kSource, 1), c = tier->Join(&kSource, 1);
+  std::vector<std::byte> memory(200);
+  int copy = 0;
+  tier->Publish(*a, 7, &memory[0], 100);
+  CHECK(tier->Unjudged(1) == std::vector<int>{0});
+  tier->Judge(0, 1, false);
+  CHECK(tier->Unjudged(1).empty());
+  CHECK(tier->Unjudged(0) == std::vector<int>{1});
+  CHECK(Read(tier.get(), *c, 7, &copy).at == nullptr);
+  tier->Publish(*b, 7, &memory[100], 100);  // on its own device
+  CHECK(Read(tier.get(), *c, 7, &copy).at == &memory[100]);
+  CHECK(Read(tier.get(), *a, 7, &copy).at == &memory[100]);  // the other way was not judged
+}
+
 TEST_CASE("an engine that leaves waits for what is copied from it, and is not found") {
   const auto tier = MakePeerTier();
   const auto a = tier->Join(&kSource, 0), b = tier->Join(&kSource, 1);

@@ -1,6 +1,10 @@
 #include "exec/cuda/memory/peer_link.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "base/status_macros.h"
+#include "exec/cuda/memory/peer_rate.h"
 
 namespace moert::cuda {
 namespace {
@@ -16,9 +20,11 @@ PeerLink::~PeerLink() {
 }
 
 absl::StatusOr<std::vector<int>> PeerLink::Readers() const {
+  std::vector<int> readers = {device_};
+  const char* forbidden = std::getenv("NCCL_P2P_DISABLE");
+  if (forbidden != nullptr && std::string_view(forbidden) == "1") return readers;
   int devices = 0;
   MOERT_CUDA_RETURN_IF_ERROR(cudaGetDeviceCount(&devices));
-  std::vector<int> readers = {device_};
   for (int device = 0; device < devices; ++device) {
     int can = 0;
     if (device == device_) continue;
@@ -33,6 +39,10 @@ absl::Status PeerLink::Join(const void* source) {
   MOERT_RETURN_IF_ERROR(scope.status());
   MOERT_RETURN_IF_ERROR(MakeUrgentStream(&stream_));
   MOERT_ASSIGN_OR_RETURN(holder_, tier_->Join(source, device_));
+  for (const int other : tier_->Unjudged(device_)) {
+    tier_->Judge(device_, other, PeerCopiesPay(device_, other));
+    tier_->Judge(other, device_, PeerCopiesPay(other, device_));
+  }
   here_.store(true, std::memory_order_release);
   return absl::OkStatus();
 }

@@ -20,9 +20,12 @@ class PeerLink {
   PeerLink(std::shared_ptr<PeerTier> tier, int device) : tier_(std::move(tier)), device_(device) {}
   ~PeerLink();
 
-  /// Devices that may read this one's memory, itself first.
+  /// Devices that may read this one's memory, itself first; alone where NCCL_P2P_DISABLE, which
+  /// NCCL goes by as well, forbids it.
   absl::StatusOr<std::vector<int>> Readers() const;
 
+  /// Copies between two devices are timed when the tier has engines on both: where they are slower
+  /// than those from pinned memory, or one device cannot reach the other, it is left alone.
   absl::Status Join(const void* source);
   /// Ends: this engine's copies are waited for, and nobody finds its blocks. Also for a device that
   /// decides by itself what is in them.
