@@ -19,6 +19,13 @@ inline void Pause() {
 /// For so long one may look without giving way.
 inline constexpr std::chrono::microseconds kSpinAlone{50};
 
+/// Beside a device: how long the thread that multiplies, who waits for it, and the pool they share
+/// stay awake where there is a CPU for each of these threads. A layer hands its misses to the CPU
+/// as soon as it is routed; on a virtual machine waking a thread takes 50 to 130 us, as long as the
+/// CPU needs for a whole expert. Longer than from one such layer to the next: where little is
+/// missing, they are some milliseconds apart. Those that look for work give way to whoever has any.
+inline constexpr std::chrono::microseconds kSpinWithDevice{10'000};
+
 /// True when `ready` came true within `spin`. One that looks for longer than kSpinAlone must not
 /// keep the CPU from a thread that works.
 template <typename Ready>

@@ -86,7 +86,8 @@ class WorkStealingPool final : public ThreadPool {
 
   void Run(int64_t num_jobs, Job job) override {
     if (num_jobs <= 0) return;
-    const MutexLock one_at_a_time(&run_mutex_);
+    TakeTurn();
+    const MutexLock one_at_a_time(&run_mutex_, std::adopt_lock);
     if (num_threads_ == 1 || num_jobs == 1) {
       for (int64_t i = 0; i < num_jobs; ++i) job(i, 0);
       return;
@@ -99,6 +100,10 @@ class WorkStealingPool final : public ThreadPool {
   }
 
  private:
+  /// Callers that take turns all day, as ranks do, need not be woken for each.
+  void TakeTurn() ABSL_EXCLUSIVE_LOCK_FUNCTION(run_mutex_) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    if (!SpinFor(spin_, [this] { return run_mutex_.TryLock(); })) run_mutex_.Lock();
+  }
   void RunEpoch(int64_t first, int64_t num_jobs, Job job)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(run_mutex_) {
     for (int w = 0; w < num_threads_; ++w) {

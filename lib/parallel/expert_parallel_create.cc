@@ -10,6 +10,7 @@
 #include "engine/shard.h"
 #include "fmt/format.h"
 #include "parallel/expert_parallel_impl.h"
+#include "parallel/rank_threads.h"
 
 namespace moert {
 namespace {
@@ -110,10 +111,14 @@ absl::Status AllReady(const absl::Status& mine, Collectives* group) {
 template <typename Make, typename Agree>
 absl::StatusOr<std::unique_ptr<ExpertParallel>> CreateWith(
     const std::shared_ptr<const ExpertSource>& source, const std::shared_ptr<Collectives>& group,
-    const Make& make, const Agree& agree) try {
+    EngineOptions* options, const Make& make, const Agree& agree) try {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
   if (group == nullptr) return absl::InvalidArgumentError("group: must not be null");
-  absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank = make();
+  const auto made = [&]() -> absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> {
+    MOERT_RETURN_IF_ERROR(ShareCpus(group.get(), options));
+    return make();
+  };
+  absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank = made();
   absl::Status ready = AllReady(rank.status(), group.get());
   if (ready.ok()) ready = agree(rank->get());
   if (ready.ok()) return std::unique_ptr<ExpertParallel>(*std::move(rank));
@@ -131,7 +136,7 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::Create(
     std::shared_ptr<const ExpertSource> source, EngineOptions options,
     absl::Span<const Shard> shards, std::shared_ptr<Collectives> group) {
   return CreateWith(
-      source, group, [&] { return MakeRank(source, options, shards, group); },
+      source, group, &options, [&] { return MakeRank(source, options, shards, group); },
       [](ExpertParallelImpl*) { return absl::OkStatus(); });
 }
 
@@ -139,7 +144,7 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> ExpertParallel::CreatePlaced(
     std::shared_ptr<const ExpertSource> source, EngineOptions options,
     const ExpertPlacement& placement, std::shared_ptr<Collectives> group) {
   return CreateWith(
-      source, group, [&] { return MakePlacedRank(source, options, placement, group); },
+      source, group, &options, [&] { return MakePlacedRank(source, options, placement, group); },
       [&](ExpertParallelImpl* rank) { return rank->AgreeOnSplit(*source, options); });
 }
 

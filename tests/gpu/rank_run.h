@@ -34,6 +34,8 @@ constexpr std::chrono::seconds kCaseLimit{40};
 
 /// Before the driver is asked for anything.
 inline const bool kLoadsEagerly = setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0) == 0;
+/// Multicast over NVLink is broken on some hosts for all that share them.
+inline const bool kNoMulticast = setenv("NCCL_NVLS_ENABLE", "0", /*overwrite=*/0) == 0;
 
 inline int Devices() {
   int devices = 0;

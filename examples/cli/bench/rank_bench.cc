@@ -143,7 +143,7 @@ RankTimes Together(const std::vector<Rank>& ranks) {
   RankTimes times;
   times.step_ms.resize(ranks[0].step_ms().size());
   int64_t lookups = 0, hits = 0;
-  double loaded = 0;
+  double loaded = 0, cpu_computed = 0;
   for (const Rank& rank : ranks) {
     for (size_t s = 0; s < times.step_ms.size(); ++s) {
       times.step_ms[s] = std::max(times.step_ms[s], rank.step_ms()[s]);
@@ -152,12 +152,15 @@ RankTimes Together(const std::vector<Rank>& ranks) {
     lookups += stats.lookups;
     hits += stats.hits_resident + stats.hits_prefetched;
     loaded += static_cast<double>(stats.bytes_loaded);
+    cpu_computed += static_cast<double>(stats.cpu_computed);
     times.pool_bytes = std::max(times.pool_bytes, stats.pool_bytes);
   }
   times.replayed = ranks[0].replayed();
   times.split = ranks[0].split();
   if (lookups > 0) times.hit_ratio = static_cast<double>(hits) / static_cast<double>(lookups);
-  times.loaded_bytes = loaded / static_cast<double>(std::max<size_t>(1, times.step_ms.size()));
+  const auto steps = static_cast<double>(std::max<size_t>(1, times.step_ms.size()));
+  times.loaded_bytes = loaded / steps;
+  times.cpu_computed = cpu_computed / steps;
   return times;
 }
 

@@ -38,6 +38,7 @@ struct Options {
   std::string placement = "ranges";
   bool copies = false, eager = false, no_peer_access = false;
   std::string budget = "100%,25%";
+  std::string strategy = "on-demand";
   std::string scheme = "bf16";
   std::vector<int> batch = {1, 8, 64, 256};
   std::vector<int> prompt = {8192};
@@ -113,8 +114,9 @@ absl::StatusOr<RankTimes> RankBench::Time(const RankLoad& load, const std::strin
   if (!run.options.budget.bytes.has_value()) {
     run.whole = ranks > 1 && run.options.budget.fraction == 1;
     run.options.budget.fraction = std::min(1.0, run.options.budget.fraction * ranks);
-    if (run.options.budget.fraction == 1) run.options.strategy = "resident";
   }
+  const bool all = !run.options.budget.bytes.has_value() && run.options.budget.fraction == 1;
+  run.options.strategy = all ? "resident" : o_.strategy;
   run.graph = !o_.eager && (load.phase == Phase::kDecode || run.options.strategy == "resident");
   return TimeRanks(run, &hosts);
 }
@@ -144,6 +146,7 @@ absl::Status RankBench::MeasureRanks(const RankLoad& load, const std::string& bu
               {"efficiency", *alone_ms / ms.median / ranks},
               {"hit_ratio", times.hit_ratio},
               {"loaded_bytes_a_step", times.loaded_bytes},
+              {"cpu_computed_a_step", times.cpu_computed},
               {"pool_bytes", times.pool_bytes},
               {"replayed", times.replayed}};
   if (ranks > 1) {
@@ -208,12 +211,12 @@ void RankBench::Show(const json& row) const {
   const Spread ms{row["step_ms"]["median"], row["step_ms"]["min"], row["step_ms"]["max"]};
   Print(
       "{:7} {:>5} rows, {:>5} a GPU, {} ranks: {:9.3f} ms ({:.3f} .. {:.3f}) {:>10.0f} "
-      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}  {} {}\n",
+      "tokens/s  efficiency {:.2f}  exchange {:>3.0f} %  hits {:.2f}, {:.1f} on the CPU  {} {}\n",
       row["phase"].get<std::string>(), row["rows"].get<int64_t>(), row["budget"].get<std::string>(),
       row["ranks"].get<int>(), ms.median, ms.min, ms.max, row["tokens_per_s"].get<double>(),
       row["efficiency"].get<double>(), 100 * row.value("exchange_share", 0.0),
-      row["hit_ratio"].get<double>(), row["replayed"].get<bool>() ? "replayed" : "eager",
-      row.value("split", ""));
+      row["hit_ratio"].get<double>(), row["cpu_computed_a_step"].get<double>(),
+      row["replayed"].get<bool>() ? "replayed" : "eager", row.value("split", ""));
   std::fflush(stdout);
 }
 
@@ -264,11 +267,11 @@ absl::StatusOr<json> RankBench::Run(const std::string& command) {
   for (const int prompt : o_.prompt) {
     if (prompt > 0) MOERT_RETURN_IF_ERROR(measure(Phase::kPrefill, prompt));
   }
-  return json{
-      {"command", command},      {"commit", BuildCommit()},   {"machine", DescribeMachine()},
-      {"device", first.device},  {"shape", o_.synthetic},     {"scheme", o_.scheme},
-      {"workload", o_.workload}, {"placement", o_.placement}, {"tokens", o_.tokens},
-      {"dtype", o_.rows},        {"bf16_rows", o_.bf16_rows}, {"rows", std::move(rows)}};
+  return json{{"command", command},      {"commit", BuildCommit()}, {"machine", DescribeMachine()},
+              {"device", first.device},  {"shape", o_.synthetic},   {"scheme", o_.scheme},
+              {"workload", o_.workload}, {"strategy", o_.strategy}, {"placement", o_.placement},
+              {"tokens", o_.tokens},     {"dtype", o_.rows},        {"bf16_rows", o_.bf16_rows},
+              {"rows", std::move(rows)}};
 }
 
 }  // namespace
@@ -298,6 +301,7 @@ int BenchRanks(int argc, const char* const* argv) {
                    "how ranks that hold every expert (budget 100%) share a step");
   parser.AddString("budget", &o.budget,
                    "of each rank, comma-separated: SIZE, or PERCENT of the whole model's experts");
+  parser.AddString("strategy", &o.strategy, "of budgets that do not hold every expert");
   parser.AddString("scheme", &o.scheme, "scheme of the experts");
   parser.AddIntList("batch", &o.batch, "rows of a decode step, comma-separated; 0: none", 0);
   parser.AddIntList("prompt", &o.prompt, "rows of a prompt's step, comma-separated; 0: none", 0);

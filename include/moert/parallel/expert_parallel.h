@@ -88,7 +88,9 @@ class ExpertParallel {
  public:
   /// `shards`: of all ranks, in their order; they own everything of the model once (CheckShards).
   /// options.shard is set from them. InvalidArgument where there are not as many as ranks.
-  /// Collective: all ranks create theirs, and one that fails fails all, which get its error.
+  /// Collective: all ranks create theirs, and one that fails fails all, which get its error. Ranks
+  /// whose options do not say who computes on the CPU (threads, cpus, thread_pool, numa_node) have
+  /// one pool in each process, and processes that may run on the same CPUs share these.
   static absl::StatusOr<std::unique_ptr<ExpertParallel>> Create(
       std::shared_ptr<const ExpertSource> source, EngineOptions options,
       absl::Span<const Shard> shards, std::shared_ptr<Collectives> group);

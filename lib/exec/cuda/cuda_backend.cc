@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "base/errors.h"
+#include "base/spin.h"
 #include "base/status_macros.h"
 #include "exec/backend.h"
 #include "exec/cuda/cache/cpu_experts.h"

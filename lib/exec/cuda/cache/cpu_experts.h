@@ -27,13 +27,6 @@
 
 namespace moert::cuda {
 
-/// How long the thread that multiplies, who waits for it, and the pool they share stay awake where
-/// there is a CPU for each of these threads. A layer hands its misses to the CPU as soon as it is
-/// routed; on a virtual machine waking a thread takes 50 to 130 us, as long as the CPU needs for a
-/// whole expert. Longer than from one such layer to the next: where little is missing, they are
-/// some milliseconds apart. Those that look for work give way to whoever has any (base/spin.h).
-inline constexpr std::chrono::microseconds kSpinWithDevice{10'000};
-
 /// An expert and its record in host memory.
 struct HostExpert {
   int32_t expert = 0;

@@ -1,0 +1,110 @@
+#include "parallel/rank_threads.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "base/hash64.h"
+#include "base/mutex.h"
+#include "base/spin.h"
+#include "base/status_macros.h"
+#include "base/thread_pool.h"
+
+namespace moert {
+namespace {
+
+template <typename T>
+void Add(const T& value, Hasher64* hash) {
+  hash->Add({reinterpret_cast<const std::byte*>(&value), sizeof(value)});
+}
+
+uint64_t HostCpus() {
+  Hasher64 hash;
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  Add(host, &hash);
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  sched_getaffinity(0, sizeof(cpus), &cpus);
+  Add(cpus, &hash);
+  return hash.Finish();
+}
+
+/// A process number alone is another process's in another container.
+uint64_t ThisProcess() {
+  static const uint64_t number = [] {
+    Hasher64 hash;
+    Add(HostCpus(), &hash);
+    Add(getpid(), &hash);
+    Add(&number, &hash);
+    Add(std::chrono::steady_clock::now(), &hash);
+    return hash.Finish();
+  }();
+  return number;
+}
+
+/// The pool of this number, made by whoever comes first.
+absl::StatusOr<std::shared_ptr<ThreadPool>> PoolOf(uint64_t number,
+                                                   const ThreadPoolOptions& options) {
+  static Mutex mu;
+  static std::map<uint64_t, std::weak_ptr<ThreadPool>> pools;
+  const MutexLock lock(&mu);
+  std::erase_if(pools, [](const auto& pool) { return pool.second.expired(); });
+  if (std::shared_ptr<ThreadPool> pool = pools[number].lock()) return pool;
+  MOERT_ASSIGN_OR_RETURN(std::shared_ptr<ThreadPool> pool, CreateThreadPool(options));
+  pools[number] = pool;
+  return pool;
+}
+
+bool Shares(const RankPlace& a, const RankPlace& b) {
+  return a.asks != 0 && b.asks != 0 && a.process == b.process;
+}
+
+}  // namespace
+
+int ThreadsOf(absl::Span<const RankPlace> ranks, int me, int usable, int io_threads, bool beside) {
+  const RankPlace& mine = ranks[static_cast<size_t>(me)];
+  int here = 0;
+  std::set<uint64_t> processes;
+  for (const RankPlace& rank : ranks) {
+    if (Shares(rank, mine)) ++here;
+    if (rank.cpus == mine.cpus) processes.insert(rank.process);
+  }
+  if (here == 0 || (here == 1 && processes.size() == 1)) return 0;
+  const int cpus = std::max(1, usable / static_cast<int>(processes.size()));
+  return beside ? std::max({1, cpus / 2, cpus - here * (1 + io_threads)}) : cpus;
+}
+
+absl::Status ShareCpus(Collectives* group, EngineOptions* options) {
+  static std::atomic<uint64_t> calls{0};
+  const bool asks = options->threads == 0 && options->cpus.empty() && options->numa_node < 0 &&
+                    options->thread_pool == nullptr;
+  const RankPlace mine = {ThisProcess(), HostCpus(), calls.fetch_add(1), asks ? 1 : 0};
+  std::vector<RankPlace> ranks(static_cast<size_t>(group->size()));
+  MOERT_RETURN_IF_ERROR(group->AllGather(&mine, sizeof(mine), ranks.data(), nullptr));
+  const bool beside = options->backend != BackendKind::kCpu;
+  const int threads = ThreadsOf(ranks, group->rank(), UsableCpus(), options->io_threads, beside);
+  if (threads == 0) return absl::OkStatus();
+  const auto first = std::find_if(ranks.begin(), ranks.end(),
+                                  [&](const RankPlace& rank) { return Shares(rank, mine); });
+  if (std::count_if(first, ranks.end(),
+                    [&](const RankPlace& rank) { return Shares(rank, mine); }) == 1) {
+    options->threads = threads;
+    return absl::OkStatus();
+  }
+  ThreadPoolOptions pool;
+  pool.threads = threads;
+  if (beside) pool.spin_microseconds = static_cast<int>(kSpinWithDevice.count());
+  MOERT_ASSIGN_OR_RETURN(options->thread_pool, PoolOf(first->pool, pool));
+  return absl::OkStatus();
+}
+
+}  // namespace moert
