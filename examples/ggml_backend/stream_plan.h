@@ -5,8 +5,8 @@
 // waits for the ids. Where that gains nothing, because nearly all experts are named or the link is
 // faster than the products, whole layers are brought and nobody waits.
 //
-// The host itself reads experts that are not pinned, maybe from a disk. What it would read in vain
-// is weighed against the wait for ids: where that is shorter, nothing is read that was not named.
+// The host itself reads experts that are not pinned, maybe from a disk. Reads in vain are weighed
+// against the wait for ids: where they would take longer, no expert is read that was not named.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
 
