@@ -60,6 +60,7 @@ struct ServedRules {
 
   bool prefetch() const { return by_gate; }
   bool low() const { return max_low_share > 0; }
+  bool brings_low() const { return low() && !low_stands_by; }
   bool cpu() const { return balance != CpuBalance::kNone; }
   /// Whether requests have accounts.
   bool by_request() const { return ruled || low(); }

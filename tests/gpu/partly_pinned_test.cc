@@ -13,6 +13,7 @@
 #include "device_array.h"
 #include "exec/backend.h"
 #include "exec/cuda/cache/served_cpu.h"
+#include "fmt/format.h"
 #include "served_chain.h"
 #include "tests/support/layer_rows.h"
 
@@ -40,8 +41,9 @@ class Partly {
     CAPTURE(stats.hits_resident, stats.hits_prefetched, stats.late, stats.loads, stats.fills,
             stats.cpu_computed);
     // Eager steps fill slots with what the CPU computed: loads that no lookup waits for.
+    const int64_t low_in_place = stats.low_answers - stats.low_loads;
     CHECK(stats.lookups == stats.hits_resident + stats.hits_prefetched + stats.late + stats.loads -
-                               stats.fills + stats.cpu_computed);
+                               stats.fills + stats.cpu_computed + low_in_place);
     CHECK(stats.cpu_below <= stats.cpu_computed);
     CHECK(stats.pinned_bytes <= host_budget_);
     most_bytes_ = std::max(most_bytes_, stats.budget_bytes);
@@ -124,6 +126,46 @@ TEST_CASE("the lookups by tier add up to those of an engine that pins all") {
     CHECK(below.front() > 0);
     CHECK(below.back() == 0);
   }
+}
+
+SyntheticShape TwoVersions() {
+  SyntheticShape shape = WideShape();
+  shape.low_version = true;
+  return shape;
+}
+
+/// Pinned bytes that all low versions take, as a share of the others'.
+double LowShare() {
+  const int64_t low = UnpinnedBytes(SyntheticSource(TwoVersions()), {1}) + 1;
+  return static_cast<double>(low) / static_cast<double>(AllBytes(TwoVersions()));
+}
+
+TEST_CASE("graded keeps to its bound with high versions beside pinned memory, as others do") {
+  Chain all("resident", 1, TwoVersions(), kMostRows, AllBytes(TwoVersions()), /*apart=*/true);
+  const int standby = GENERATE(0, 1);
+  for (const double pinned : {0.0, 0.4}) {
+    for (const double loss : {0.0, 0.2}) {
+      CAPTURE(standby, pinned, loss);
+      Partly partly(fmt::format("graded:lo=low,cpu=1,alpha=0,loss={},standby={}", loss, standby),
+                    standby == 1 ? 0.75 : 0.25, pinned + LowShare(), TwoVersions());
+      REQUIRE(partly->engine()->graph_needs().capturable);
+      const double error = WorstReplay<HiddenProcess>(&partly, &all, 40);
+      const EngineStats stats = partly.Checked();
+      CHECK(stats.graph_captured);
+      CHECK(stats.cpu_below > 0);
+      CHECK(stats.worst_low_share <= loss * (1 + 1e-6));
+      if (loss == 0) CHECK(error < kTolerance);
+      // Where low versions have to be brought, the CPU may spare them all.
+      CHECK((stats.low_answers > 0) >= (loss > 0 && standby == 1));
+    }
+  }
+}
+
+TEST_CASE("low versions that are brought have to be pinned, and the refusal names them") {
+  Partly partly("graded:lo=low,cpu=1,alpha=0,loss=0.2", 0.25, LowShare() / 2, TwoVersions());
+  CHECK_FALSE(partly->engine()->graph_needs().capturable);
+  CHECK_THAT(std::string(partly->engine()->graph_needs().obstacle),
+             Catch::Contains("records in low") && Catch::Contains("host_budget"));
 }
 
 TEST_CASE("eager steps, prefetches and budgets between replays") {

@@ -19,9 +19,11 @@ __device__ __forceinline__ uint64_t ClockNs() {
 
 /// Whether the CPU computes a miss of so many tokens before it could be brought, where low versions
 /// have to be brought, too.
-__device__ __forceinline__ bool SparedByCpu(const CpuShareArgs& cpu, int count) {
-  return cpu.spares_low != 0 && count <= kMostCpuTokens &&
-         cpu.costs->tokens[count] < cpu.costs->load;
+__device__ __forceinline__ bool SparedByCpu(const CpuShareArgs& cpu, const ServedRecord& record,
+                                            int count) {
+  if (cpu.spares_low == 0 || count > kMostCpuTokens) return false;
+  const int64_t read = record.host == nullptr ? cpu.costs->read : 0;
+  return cpu.costs->tokens[count] + read < cpu.costs->load;
 }
 
 struct GivenToCpu {

@@ -158,7 +158,7 @@ AnswerElsewhere(const ServeMissesArgs& args, const ServeMissesArgs& given, const
   const bool reads = args.cpu.call != nullptr && args.cpu.reads_below != 0;
   AnsweredElsewhere elsewhere;
   if (!kPlain && low_call.accounts != nullptr) {
-    const bool asks = mine->miss && !(shares && SparedByCpu(args.cpu, count));
+    const bool asks = mine->miss && !(shares && SparedByCpu(args.cpu, known.record, count));
     elsewhere.low = AnswerLow(args, low_call, pairs, table.counts, asks, count, table.ranks);
     if (elsewhere.low.mine) mine->miss = false;
   }

@@ -98,11 +98,12 @@ class CudaBackend final : public Backend {
   bool ServesMisses(const ExecutorSize& size) const override {
     const auto few = [](const MoeLayerSpec& layer) { return layer.num_experts <= kFewExperts; };
     const std::vector<MoeLayerSpec>& layers = size.source->model().layers;
-    // Beside pinned memory the CPU computes, of one version.
-    const bool beside = size.served.cpu() && size.versions.size() == 1;
+    // The CPU computes what is beside pinned memory, by the high version.
+    absl::Span<const int> pinned = size.versions;
+    if (size.served.cpu()) pinned.remove_prefix(size.served.brings_low() ? 1 : pinned.size());
     return options_.link_gbps == 0 && !IsOpaque(*size.source) &&
            std::all_of(layers.begin(), layers.end(), few) &&
-           (beside || HostHoldsAll(*size.source, size.versions, options_.host_budget));
+           HostHoldsAll(*size.source, pinned, options_.host_budget);
   }
 
   absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes, int64_t limit,

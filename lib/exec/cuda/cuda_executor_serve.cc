@@ -33,16 +33,13 @@ absl::Status CudaExecutor::ServeMisses(const VersionedStore& store) {
   }
   DeviceScope scope(device_);
   const int version = parts_.versions[0];
-  MOERT_RETURN_IF_ERROR(
-      KeepRecords(options_.records, version, rules.cpu() && versions == 1, parts_.pool));
+  const int low = rules.low() ? parts_.versions[1] : -1;
+  MOERT_RETURN_IF_ERROR(KeepRecords(options_.records, version, rules.brings_low() ? low : -1,
+                                    rules.cpu(), parts_.pool));
   auto served = std::make_unique<ServedMisses>();
   MOERT_RETURN_IF_ERROR(served->Init(&model_, &on_device_, options_.records, version, rules,
                                      w_.served, table_.rows(0) + model_.layers[0].num_experts));
-  if (rules.low()) {
-    const int low = parts_.versions[1];
-    if (!rules.low_stands_by) MOERT_RETURN_IF_ERROR(options_.records->KeepAll(low, parts_.pool));
-    MOERT_RETURN_IF_ERROR(served->PlaceLow(store, low));
-  }
+  if (rules.low()) MOERT_RETURN_IF_ERROR(served->PlaceLow(store, low));
   std::unique_ptr<ServedCpu> cpu;
   if (rules.cpu()) {
     MOERT_ASSIGN_OR_RETURN(

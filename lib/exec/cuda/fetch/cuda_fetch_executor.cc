@@ -240,7 +240,7 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
   const int version = parts().versions[0];
   ServedRules rules = parts().served;
   MOERT_RETURN_IF_ERROR(
-      KeepRecords(records_, version, cpu_ != nullptr && rules.cpu(), parts().pool));
+      KeepRecords(records_, version, /*low=*/-1, cpu_ != nullptr && rules.cpu(), parts().pool));
   if (rules.score_window > 0) {
     return absl::FailedPreconditionError("its experts leave by scores, which nobody gives");
   }

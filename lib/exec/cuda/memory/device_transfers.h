@@ -56,8 +56,11 @@ class DeviceSource final : public ExpertSource {
   /// Where that is, for as long as this lives; null: not kept.
   const std::byte* KeptRecord(ExpertKey key, int source_version) const;
   /// OK when every record of a version is kept. Reads RecordsToKeep with all threads of `pool`.
-  /// FailedPrecondition where the host budget does not hold all, or none was given.
+  /// FailedPrecondition where the host budget does not hold all, beside those of former calls, or
+  /// none was given.
   absl::Status KeepAll(int version, ThreadPool* pool);
+  /// Bytes of these that the source has not pinned.
+  int64_t whole_bytes() const { return whole_bytes_; }
 
   // Where it does not: a device reads the records that are kept, a CPU all of them, and those that
   // are kept change by what is used (PinnedSet). Records of one version.
@@ -174,6 +177,7 @@ class DeviceSource final : public ExpertSource {
   mutable std::vector<Staging> idle_ ABSL_GUARDED_BY(mu_);
   std::vector<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);
 
+  int64_t whole_bytes_ = 0;
   std::unique_ptr<PinnedSet> set_;  // null: what is kept stays
   int moving_version_ = -1;
   int64_t largest_ = 0;         // record, with its alignment
@@ -184,9 +188,11 @@ class DeviceSource final : public ExpertSource {
 };
 
 /// For a device that serves misses of `version`: keeps all of its records, or, where the host
-/// budget does not hold them and a CPU shares the misses, those that are used. FailedPrecondition:
-/// why neither.
-absl::Status KeepRecords(DeviceSource* records, int version, bool shared, ThreadPool* pool);
+/// budget does not hold them and a CPU shares the misses, those that are used. `low`: a version
+/// that answers some of the misses, of which all records are kept, or -1. FailedPrecondition: why
+/// not.
+absl::Status KeepRecords(DeviceSource* records, int version, int low, bool shared,
+                         ThreadPool* pool);
 
 /// `inner` reads through `source`, which is kept alive here. Demand loads of kept records bypass it
 /// when `direct_clock`, the engine's, is not null: legal where transfers take what time they take.

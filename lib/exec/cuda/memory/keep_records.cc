@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/bytes_text.h"
 #include "base/errors.h"
+#include "base/fmt_absl.h"
 #include "base/status_macros.h"
 #include "exec/backend.h"
 #include "exec/cuda/memory/device_transfers.h"
@@ -16,21 +17,23 @@
 namespace moert::cuda {
 
 absl::Status DeviceSource::KeepAll(int version, ThreadPool* pool) {
-  std::vector<ExpertKey> missing = RecordsToKeep(*source_, version, host_budget_);
+  const int64_t budget = host_budget_ - whole_bytes_, bytes = UnpinnedBytes(*source_, {version});
+  std::vector<ExpertKey> missing = RecordsToKeep(*source_, version, budget);
   std::erase_if(missing, [&](ExpertKey key) { return Kept(key, version); });
   std::vector<absl::Status> kept(missing.size());
   pool->Run(static_cast<int64_t>(missing.size()), [&](int64_t i, int) {
     const auto at = static_cast<size_t>(i);
     kept[at] = Keep(missing[at], version);
   });
-  if (!HostHoldsAll(*source_, {version}, host_budget_)) {
+  if (!HostHoldsAll(*source_, {version}, budget)) {
     return FailedPrecondition(
-        "records are read as they are needed: a host_budget of {} would hold all from the start",
-        BytesText(UnpinnedBytes(*source_, {version})));
+        "records in {} are read as they are needed: a host_budget of {} would hold all from the "
+        "start",
+        version_name(version), BytesText(whole_bytes_ + bytes));
   }
-  absl::Status status;
-  for (const absl::Status& s : kept) status.Update(s);
-  return status;
+  MOERT_RETURN_IF_ERROR(FirstError(kept));
+  whole_bytes_ += bytes;
+  return absl::OkStatus();
 }
 
 absl::Status DeviceSource::Keep(ExpertKey key, int version) {
@@ -66,7 +69,8 @@ absl::Status DeviceSource::MoveByUse(int version) {
   }
   DeviceScope scope(device_);
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&left_, cudaEventDisableTiming));
-  const int64_t spare = std::min(kMostSpare, pinned_limit_ / largest_ / kSpareShare);
+  const int64_t spare =
+      std::min(kMostSpare, (pinned_limit_ - whole_bytes_) / largest_ / kSpareShare);
   auto set = std::make_unique<PinnedSet>(records, static_cast<int32_t>(spare));
   for (int l = 0; l < model().num_layers(); ++l) {
     const MutexLock lock(&mu_);
@@ -147,21 +151,25 @@ bool DeviceSource::Reads(int32_t number) const {
   return std::find(reading_.begin(), reading_.end(), id) != reading_.end();
 }
 
-absl::Status KeepRecords(DeviceSource* records, int version, bool shared, ThreadPool* pool) {
-  const absl::Status kept = records->KeepAll(version, pool);
+absl::Status KeepRecords(DeviceSource* records, int version, int low, bool shared,
+                         ThreadPool* pool) {
+  absl::Status kept = low < 0 ? absl::OkStatus() : records->KeepAll(low, pool);
+  const bool lacks_low = !kept.ok();
+  if (!lacks_low) kept = records->KeepAll(version, pool);
   if (!absl::IsFailedPrecondition(kept)) return kept;
-  if (!shared) {
-    const std::string text =
-        absl::StrCat(kept.message(),
-                     "; or a CPU computes what is not pinned: accept faithful results "
-                     "(--promise faithful), with cpu=1 where the strategy has that key");
+  if (!shared || lacks_low) {
+    const std::string text = absl::StrCat(
+        kept.message(), lacks_low
+                            ? ""
+                            : "; or a CPU computes what is not pinned: accept faithful results "
+                              "(--promise faithful), with cpu=1 where the strategy has that key");
     records->NoticeBudget(absl::StrCat("the host brings what is missing, call by call: ", text));
     return absl::FailedPreconditionError(text);
   }
   MOERT_RETURN_IF_ERROR(records->MoveByUse(version));
   records->NoticeBudget(
       absl::StrCat(BytesText(records->pinned_bytes()), " of pinned memory (host_budget) for ",
-                   BytesText(UnpinnedBytes(records->source(), {version})),
+                   BytesText(records->whole_bytes() + UnpinnedBytes(records->source(), {version})),
                    " of records: the CPU computes what is elsewhere; what is used comes there"));
   return absl::OkStatus();
 }
