@@ -30,44 +30,63 @@ RoutedInput RoutingOf(const RoutedInput& all, int64_t rows, int64_t first, int64
   return some;
 }
 
+/// Values to time exchanges with, where ranks compute, and a stream there.
+class ExchangeMemory {
+ public:
+  static absl::StatusOr<ExchangeMemory> Make(bool on_device, int device, int64_t floats) {
+    ExchangeMemory memory;
+    if (!on_device) {
+      memory.on_host_.resize(static_cast<size_t>(floats));
+      memory.data_ = memory.on_host_.data();
+      return memory;
+    }
+    MOERT_ASSIGN_OR_RETURN(memory.stream_, MakeSideStream(device));
+    MOERT_ASSIGN_OR_RETURN(memory.kernels_, MakeRowKernels(device));
+    MOERT_ASSIGN_OR_RETURN(std::byte* const at,
+                           memory.kernels_->Allocate(floats * static_cast<int64_t>(sizeof(float))));
+    memory.data_ = reinterpret_cast<float*>(at);
+    return memory;
+  }
+  float* data() const { return data_; }
+  void* stream() const { return stream_ == nullptr ? nullptr : stream_->get(); }
+
+ private:
+  std::unique_ptr<RowKernels> kernels_;
+  std::unique_ptr<SideStream> stream_;
+  std::vector<float> on_host_;
+  float* data_ = nullptr;
+};
+
 }  // namespace
 
 absl::Status ExpertParallelImpl::AgreeOnSplit(const ExpertSource& source,
                                               const EngineOptions& options) {
   const MemoryPlan memory = engine_->memory();
-  DeviceRates rates;
-  if (on_device()) {
-    MOERT_ASSIGN_OR_RETURN(rates, RatesOf(options.device));
-  } else {  // each further token of an expert takes a share of a pass over its weights
-    const HardwareProfile& profile = options.profile;
-    rates.read_bytes = profile.cpu_weight_bytes_per_s;
-    rates.operations =
-        profile.cpu_weight_bytes_per_s / std::max(1e-3, profile.cpu_next_token_share);
-  }
-  // The slower rank's rates; experts are split where one rank does not know its own.
-  const double mine[3] = {memory.slots >= memory.total_experts ? 1.0 : 0.0, rates.read_bytes,
-                          rates.operations};
+  const int64_t few = engine_->model().layers[0].hidden, many = few * 4096;
+  const HardwareProfile& profile = options.profile;
+  // On the CPU each further token of an expert takes a share of a pass over its weights.
+  absl::StatusOr<DeviceRates> rates =
+      DeviceRates{profile.cpu_weight_bytes_per_s,
+                  profile.cpu_weight_bytes_per_s / std::max(1e-3, profile.cpu_next_token_share)};
+  if (on_device()) rates = RatesOf(options.device);
+  absl::StatusOr<ExchangeMemory> scratch = ExchangeMemory::Make(on_device(), options.device, many);
+  // What one rank has no room for, or cannot tell, none does.
+  const bool able = memory.slots >= memory.total_experts && rates.ok() && scratch.ok();
+  const double mine[3] = {able ? 1.0 : 0.0, able ? rates->read_bytes : 0,
+                          able ? rates->operations : 0};
   std::vector<double> all(3 * static_cast<size_t>(group_->size()));
   MOERT_RETURN_IF_ERROR(
       Timed([&] { return group_->AllGather(mine, sizeof(mine), all.data(), nullptr); }));
+  DeviceRates slowest = {mine[1], mine[2]};
   for (size_t r = 0; 3 * r < all.size(); ++r) {
     if (!(all[3 * r] > 0 && all[3 * r + 1] > 0 && all[3 * r + 2] > 0)) return absl::OkStatus();
-    rates.read_bytes = std::min(rates.read_bytes, all[3 * r + 1]);
-    rates.operations = std::min(rates.operations, all[3 * r + 2]);
+    slowest.read_bytes = std::min(slowest.read_bytes, all[3 * r + 1]);
+    slowest.operations = std::min(slowest.operations, all[3 * r + 2]);
   }
   if (group_->size() == 1) return absl::OkStatus();
-  std::unique_ptr<SideStream> stream;
-  const int64_t few = engine_->model().layers[0].hidden;
-  const Step most{TokenPlacement::kReplicated, max_rows_, max_rows_};
-  MOERT_ASSIGN_OR_RETURN(const MutableMatrixView rows, Scratch(most, few));
-  if (on_device()) {
-    MOERT_ASSIGN_OR_RETURN(stream, MakeSideStream(options.device));
-  }
-  MOERT_ASSIGN_OR_RETURN(
-      const AllReduceCost cost,
-      MeasureAllReduce(group_.get(), static_cast<float*>(rows.data), few, max_rows_ * few,
-                       stream == nullptr ? nullptr : stream->get()));
-  rule_ = std::make_unique<SplitRule>(source, group_->size(), rates, cost);
+  MOERT_ASSIGN_OR_RETURN(const AllReduceCost cost, MeasureAllReduce(group_.get(), scratch->data(),
+                                                                    few, many, scratch->stream()));
+  rule_ = std::make_unique<SplitRule>(source, group_->size(), slowest, cost);
   return absl::OkStatus();
 }
 
