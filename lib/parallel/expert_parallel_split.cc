@@ -61,7 +61,9 @@ class ExchangeMemory {
 
 absl::Status ExpertParallelImpl::AgreeOnSplit(const ExpertSource& source,
                                               const EngineOptions& options) {
+  if (group_->size() == 1) return absl::OkStatus();
   const MemoryPlan memory = engine_->memory();
+  const bool holds_all = memory.slots >= memory.total_experts;
   const int64_t few = engine_->model().layers[0].hidden, many = few * 4096;
   const HardwareProfile& profile = options.profile;
   // On the CPU each further token of an expert takes a share of a pass over its weights.
@@ -69,9 +71,10 @@ absl::Status ExpertParallelImpl::AgreeOnSplit(const ExpertSource& source,
       DeviceRates{profile.cpu_weight_bytes_per_s,
                   profile.cpu_weight_bytes_per_s / std::max(1e-3, profile.cpu_next_token_share)};
   if (on_device()) rates = RatesOf(options.device);
-  absl::StatusOr<ExchangeMemory> scratch = ExchangeMemory::Make(on_device(), options.device, many);
-  // What one rank has no room for, or cannot tell, none does.
-  const bool able = memory.slots >= memory.total_experts && rates.ok() && scratch.ok();
+  absl::StatusOr<ExchangeMemory> scratch = absl::ResourceExhaustedError("room for some experts");
+  if (holds_all) scratch = ExchangeMemory::Make(on_device(), options.device, many);
+  // Where one rank has no room, or cannot tell, all split experts.
+  const bool able = holds_all && rates.ok() && scratch.ok();
   const double mine[3] = {able ? 1.0 : 0.0, able ? rates->read_bytes : 0,
                           able ? rates->operations : 0};
   std::vector<double> all(3 * static_cast<size_t>(group_->size()));
@@ -83,7 +86,6 @@ absl::Status ExpertParallelImpl::AgreeOnSplit(const ExpertSource& source,
     slowest.read_bytes = std::min(slowest.read_bytes, all[3 * r + 1]);
     slowest.operations = std::min(slowest.operations, all[3 * r + 2]);
   }
-  if (group_->size() == 1) return absl::OkStatus();
   MOERT_ASSIGN_OR_RETURN(const AllReduceCost cost, MeasureAllReduce(group_.get(), scratch->data(),
                                                                     few, many, scratch->stream()));
   rule_ = std::make_unique<SplitRule>(source, group_->size(), slowest, cost);
