@@ -1,5 +1,6 @@
-// Records from mapped host memory into device memory by the device's own threads: one thread of
-// each CTA keeps bulk copies under way, host -> shared -> device.
+// Records from mapped host memory into device memory by the device's own threads, host -> shared ->
+// device. One thread of each CTA keeps bulk copies under way; before sm_90 each thread of a warp
+// keeps asynchronous copies of its own words under way.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/cache/serve_misses.h"
@@ -7,6 +8,12 @@
 #include "kernels/cuda/cache/served_slots.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/mbarrier.cuh"
+#include "kernels/cuda/primitives/packing.cuh"
+
+// MOERT_COPY_BY_WORDS: a test runs the code of older devices.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(MOERT_COPY_BY_WORDS)
+#define MOERT_BULK_COPIES
+#endif
 
 namespace moert::cuda {
 namespace {
@@ -127,13 +134,55 @@ __device__ void EndPiece(const Pieces& piece, uint32_t shared) {
   return !stopped;
 }
 
-/// The piece by words of 16 bytes, by a warp.
-[[maybe_unused]] __device__ __forceinline__ void CopyWords(const Pieces& piece) {
-  const auto* from = reinterpret_cast<const uint4*>(piece.from());
-  auto* to = reinterpret_cast<uint4*>(piece.to());
-  const int words = static_cast<int>(piece.bytes() / sizeof(uint4));
+constexpr uint32_t kWord = 16;
+
+/// Begins the words of a piece that fall to this thread: every 32nd.
+__device__ __forceinline__ void BeginWords(const Pieces& piece, uint32_t shared) {
 #pragma unroll 4
-  for (int i = threadIdx.x; i < words; i += 32) to[i] = from[i];
+  for (uint32_t at = threadIdx.x * kWord; at < piece.bytes(); at += 32 * kWord) {
+    CopyAsync16(shared + at, piece.from() + at, true);
+  }
+}
+
+__device__ __forceinline__ void EndWords(const Pieces& piece, const uint8_t* stage) {
+#pragma unroll 4
+  for (uint32_t at = threadIdx.x * kWord; at < piece.bytes(); at += 32 * kWord) {
+    *reinterpret_cast<uint4*>(piece.to() + at) = *reinterpret_cast<const uint4*>(stage + at);
+  }
+}
+
+/// By a warp. A null `state` is never stopped.
+__device__ bool IsStopped(const int32_t* state) {
+  if (state == nullptr) return false;
+  int now = 0;
+  if (threadIdx.x == 0) now = *static_cast<const volatile int32_t*>(state);
+  return __shfl_sync(0xffffffffU, now, 0) == kPrefetchStopped;
+}
+
+/// The same without bulk copies: threads wait for their own words alone. False: it was stopped.
+[[maybe_unused]] __device__ bool CopyByWords(Pieces arriving, const int32_t* state,
+                                             uint8_t* stages) {
+  Pieces leaving = arriving;
+  int begun = 0;
+  const auto begin = [&] {
+    if (!arriving.done()) {
+      BeginWords(arriving, SharedAddress(stages) + begun % kStages * kStageBytes);
+      arriving.Next();
+    }
+    CopyAsyncCommit();  // also where nothing is left: waits count groups
+    ++begun;
+  };
+  while (begun < kStages - 1) begin();
+  for (int ended = 0; !leaving.done(); ++ended, leaving.Next()) {
+    if (IsStopped(state)) {
+      CopyAsyncWait<0>();
+      return false;
+    }
+    begin();
+    CopyAsyncWait<kStages - 1>();
+    EndWords(leaving, stages + ended % kStages * kStageBytes);
+  }
+  return true;
 }
 
 [[maybe_unused]] __device__ void InitStages(uint64_t* arrived) {
@@ -143,8 +192,8 @@ __device__ void EndPiece(const Pieces& piece, uint32_t shared) {
 
 __global__ void __launch_bounds__(32)
     CopyRecordsKernel(const RecordCopy* copies, const int32_t* num_copies) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t stages[];
+#ifdef MOERT_BULK_COPIES
   __shared__ uint64_t arrived[kStages];
   if (threadIdx.x != 0) return;
   const int count = *num_copies;
@@ -153,9 +202,8 @@ __global__ void __launch_bounds__(32)
   CopyByBulk(Pieces(copies, count, static_cast<int>(blockIdx.x)), SharedAddress(stages), arrived);
 #else
   const int count = *num_copies;
-  for (Pieces piece(copies, count, static_cast<int>(blockIdx.x)); !piece.done(); piece.Next()) {
-    CopyWords(piece);
-  }
+  if (count == 0) return;
+  CopyByWords(Pieces(copies, count, static_cast<int>(blockIdx.x)), nullptr, stages);
 #endif
 }
 
@@ -173,8 +221,8 @@ __device__ void EndPrefetched(PrefetchedRecord* record) {
 /// Record by record, in the order of the list. Waits for nobody: whoever stops it does so by a word
 /// that is looked at between pieces.
 __global__ void __launch_bounds__(32) CopyPrefetchedKernel(LayerPrefetch* prefetch) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t stages[];
+#ifdef MOERT_BULK_COPIES
   __shared__ uint64_t arrived[kStages];
   if (threadIdx.x != 0) return;
   const int count = prefetch->count;
@@ -196,17 +244,11 @@ __global__ void __launch_bounds__(32) CopyPrefetchedKernel(LayerPrefetch* prefet
   const int count = prefetch->count;
   for (int i = 0; i < count; ++i) {
     PrefetchedRecord* record = prefetch->records + i;
-    int goes_on = 0;
-    if (threadIdx.x == 0) goes_on = BeginPrefetched(record) ? 1 : 0;
-    goes_on = __shfl_sync(0xffffffffU, goes_on, 0);
-    for (Pieces piece(&record->copy, 1, static_cast<int>(blockIdx.x));
-         goes_on != 0 && !piece.done(); piece.Next()) {
-      CopyWords(piece);
-      int state = 0;
-      if (threadIdx.x == 0) state = *static_cast<const volatile int32_t*>(&record->state);
-      goes_on = __shfl_sync(0xffffffffU, state, 0) != kPrefetchStopped ? 1 : 0;
-    }
-    if (goes_on == 0) continue;
+    int begun = 0;
+    if (threadIdx.x == 0) begun = BeginPrefetched(record) ? 1 : 0;
+    if (__shfl_sync(0xffffffffU, begun, 0) == 0) continue;
+    const Pieces pieces(&record->copy, 1, static_cast<int>(blockIdx.x));
+    if (!CopyByWords(pieces, &record->state, stages)) continue;
     __threadfence();
     __syncwarp();
     if (threadIdx.x == 0) EndPrefetched(record);
