@@ -53,8 +53,7 @@ bool GpuRunner::FindBackend() {
   return own_ != nullptr;
 }
 
-// The scheduler asks at the end of every part of ours. The context's own backend computes what
-// follows behind it.
+// The scheduler asks behind every part. The context's own backend computes what follows in order.
 void GpuRunner::Synchronize() {
   const bool alone = ggml_backend_reg_dev_count(ggml_backend_dev_backend_reg(gpu_->device())) == 1;
   if (cuda_ != nullptr && (cuda_ == own_ || !alone)) ggml_backend_synchronize(cuda_);
@@ -140,8 +139,10 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
     if (store == nullptr || !store->on_device()) {
       return Fail(piece, "its experts are not on the GPU, as they were when the context was made");
     }
+    const int layer = piece.experts->layer;
     const int64_t tokens = piece.ids->ne[1];
-    piece.experts->model->Count(piece.experts->layer, tokens);
+    piece.experts->model->Count(layer, tokens);
+    store->BeginCall(layer, tokens);
     const bool streams = tokens >= kStreamTokens;
     const bool slots_first = !streams && !store->small();
     ggml_status status = GGML_STATUS_SUCCESS;
@@ -150,7 +151,7 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
       if (!too_many) return status;
       if (tokens == 1) store->set_small();
     }
-    if (store->Reserve(piece.experts->layer)) {
+    if (store->Reserve(layer)) {
       bool staged = true;
       status = streams ? RunStreamed(graph, piece, store, &staged)
                        : RunBeside(graph, piece, store, &staged);
@@ -167,8 +168,8 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
 
 ggml_status GpuRunner::RunInSlots(ggml_cgraph* graph, const Piece& piece, Store* store,
                                   bool* too_many) {
-  const bool few = piece.ids->ne[1] <= Store::kFewTokens &&
-                   piece.ids->ne[0] == store->top_k(piece.experts->layer);
+  const int64_t top_k = piece.ids->ne[0], tokens = piece.ids->ne[1];
+  const bool few = tokens <= Store::kFewTokens && top_k == store->top_k(piece.experts->layer);
   return few ? RunServed(graph, piece, store, too_many) : RunNamed(graph, piece, store, too_many);
 }
 
@@ -186,13 +187,13 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
   const ggml_tensor* x = graph->nodes[piece.first]->src[1];
   const LayerCall call(graph, piece.first);
   // The CPU's share shows in the last product's rows alone.
-  const bool shares = !watched_ && store->product() != nullptr && store->product()->Learn(call);
+  CpuProduct* const product = watched_ ? nullptr : store->product(tokens);
+  const bool shares = product != nullptr && product->Learn(call);
+  const auto* const rows = static_cast<const float*>(x->data);
   CpuRows shared;
-  if (shares) {
-    shared = {static_cast<const float*>(x->data), static_cast<int64_t>(x->nb[2] / sizeof(float))};
-  }
+  if (shares) shared = {rows, static_cast<int64_t>(x->nb[2] / sizeof(float))};
   const Store::Result fetched =
-      store->FetchOnDevice(piece.experts->layer, tokens, ids, static_cast<const float*>(x->data),
+      store->FetchOnDevice(piece.experts->layer, tokens, ids, rows,
                            static_cast<int32_t*>(slot_ids->data), &slots, &error, shared);
   if (fetched != Store::Result::kOk) return NotFetched(piece, fetched, error, too_many);
   if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
@@ -287,11 +288,9 @@ bool GpuRunner::ReadIds(ggml_cgraph* graph, const Piece& piece) {
   host_.Reset();
   ggml_tensor* read = host_.New(GGML_TYPE_I8, static_cast<int64_t>(bytes));
   if (read == nullptr) return false;
-  if (gpu_->in_host_memory()) {
-    std::memcpy(read->data, call.ids->data, bytes);
-  } else if (!gpu_->stream()->Read(read->data, call.ids->data, bytes)) {
-    return false;
-  }
+  const bool mapped = gpu_->in_host_memory();
+  if (mapped) std::memcpy(read->data, call.ids->data, bytes);
+  if (!mapped && !gpu_->stream()->Read(read->data, call.ids->data, bytes)) return false;
   return generic_->TakeIds(call, static_cast<const char*>(read->data));
 }
 

@@ -142,9 +142,9 @@ bool Model::Open(Gpu* gpu, std::string* error) {
   said_ = store_->budget_bytes();
   Say("%s: %zu layers, %s of experts, a budget of %s%s", stem_.c_str(), layers.size(),
       BytesText(store_->all_bytes()).c_str(), BytesText(store_->budget_bytes()).c_str(),
-      gpu == nullptr                 ? ""
-      : store_->product() != nullptr ? ", on the GPU, and on the CPU what would be late"
-                                     : ", on the GPU");
+      gpu == nullptr     ? ""
+      : store_->shares() ? ", on the GPU, and on the CPU what would be late"
+                         : ", on the GPU");
   // From here on experts come by reads of ours. Pages that loading the model has mapped may go.
   bool dropped = true;
   for (const auto& [block, tensors] : blocks_) {

@@ -188,7 +188,21 @@ bool Store::SetBudget(int64_t bytes, double fraction, std::string* error) {
   moert_stats_init(&stats, sizeof stats);
   if (moert_engine_stats(engine_, &stats, nullptr) == MOERT_OK) budget_bytes_ = stats.budget_bytes;
   small_ = false;
+  if (trial_) trial_->Restart(Held());
   return true;
+}
+
+double Store::Held() const {
+  return static_cast<double>(budget_bytes_ - fixed_bytes_) / static_cast<double>(all_bytes_);
+}
+
+void Store::BeginCall(int layer, int64_t tokens) {
+  if (layer != 0 || !trial_) return;
+  if (tokens == 1) {
+    trial_->BeginToken(std::chrono::steady_clock::now());
+  } else {
+    trial_->Interrupt();
+  }
 }
 
 MemoryNow Store::Memory() const {

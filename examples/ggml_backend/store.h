@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "gguf_model.h"
 #include "live_budget.h"
 #include "options.h"
+#include "share_trial.h"
 #include "staging.h"
 #include "stream_plan.h"
 
@@ -89,8 +91,14 @@ class Store {
   Result FetchOnDevice(int layer, int64_t tokens, const int32_t* ids, const float* hidden,
                        int32_t* slot_ids, moert_slots* slots, std::string* error,
                        const CpuRows& shared = {});
-  /// The CPU's product, where it shares what is missing; else null.
-  CpuProduct* product() const { return product_.get(); }
+  /// Whether the CPU may share what is missing.
+  bool shares() const { return product_ != nullptr; }
+  /// A call of a layer begins on the device.
+  void BeginCall(int layer, int64_t tokens);
+  /// The CPU's product, where it shares what a call of so many tokens misses; else null.
+  CpuProduct* product(int64_t tokens) const {
+    return tokens > 1 || !trial_ || trial_->shares() ? product_.get() : nullptr;
+  }
   /// Behind the products of a FetchOnDevice with `shared`: the rows of pairs that the CPU has taken
   /// come to `rows`, [pairs, hidden] on the device, in the order of its stream.
   bool TakeCpuRows(float* rows, int64_t pairs, std::string* error);
@@ -141,6 +149,8 @@ class Store {
   Result DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots, std::string* error);
   // The next layer call starts afresh.
   void EndStep();
+  // The part of the experts that slots hold.
+  double Held() const;
 
   moert_engine* engine_ = nullptr;
   moert_step* step_ = nullptr;
@@ -150,6 +160,7 @@ class Store {
   Gpu* gpu_ = nullptr;
   std::vector<int> top_k_;
   std::shared_ptr<CpuProduct> product_;
+  std::optional<ShareTrial> trial_;  // where calls need no CPU: all experts are pinned
   int64_t hidden_ = 0;
   int64_t all_bytes_ = 0;
   int64_t budget_bytes_ = 0;

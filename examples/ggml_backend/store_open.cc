@@ -279,9 +279,9 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   store->least_bytes_ = plan.minimum_bytes;
   store->most_bytes_ = gpu == nullptr ? INT64_MAX : FixedBytes(plan) + MostSlotBytes(layers);
   store->useful_ = std::min(FixedBytes(plan) + plan.all_bytes, store->most_bytes_);
-  if (gpu != nullptr) {
-    store->Fill(layers, static_cast<double>(engine.budget_bytes - FixedBytes(plan)) /
-                            static_cast<double>(plan.all_bytes));
+  if (gpu != nullptr) store->Fill(layers, store->Held());
+  if (store->product_ != nullptr && plan.pinned_bytes < engine.host_budget_bytes) {
+    store->trial_.emplace(store->Held());
   }
   return store;
 }
