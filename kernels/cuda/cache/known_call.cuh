@@ -60,7 +60,7 @@ __device__ __forceinline__ Known LoadKnown(const ServeMissesArgs& args, int* set
     known.other = LoadFresh(args.lenders.layer + e);
     *other_settled = __ldcg(&args.lenders.prefetch[e].settled);
   }
-  if (e == args.experts && args.ids == nullptr) known.shared = LoadFresh(args.shared);
+  if (e == args.experts && args.shared != nullptr) known.shared = LoadFresh(args.shared);
   if (e >= args.experts) return known;
   if (!kPlain && args.low.records != nullptr) PrefetchToL1(args.low.records + e);
   known.record = args.records[e];

@@ -329,7 +329,7 @@ struct ServeMissesArgs {
   ServedExpert* rows = nullptr;           // [experts]
   const ServedRecord* records = nullptr;  // [experts]
   uint8_t* const* slots = nullptr;        // [experts] where they lie; null: none
-  const ExpertHandle* shared = nullptr;   // the shared expert's, or of no record
+  const ExpertHandle* shared = nullptr;   // null: the call has no shared expert
   ServedTally* tally = nullptr;
   uint32_t* taken =
       nullptr;  // [experts] counts how often each record was read in host memory; or null

@@ -193,7 +193,7 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase,
   misses.groups = w_.groups;
   if (!given) misses.scores = w_.scores;
   if (PredictsNext(call, given)) misses.next_scores = w_.next_scores;
-  misses.shared = table_.rows(call.layer) + Spec(call).num_experts;
+  if (HasShared(call)) misses.shared = table_.rows(call.layer) + Spec(call).num_experts;
   if (!prompt) misses.tiles = &tiles;
   misses.route = route;
   misses.rule = rule;

@@ -156,7 +156,7 @@ class ServedMisses {
     const float* scores = nullptr;  // [tokens, experts]; null: the routing was given
     // Where something is predicted: the next layer's logits of the same rows. Else null.
     float* next_scores = nullptr;
-    const ExpertHandle* shared = nullptr;  // the handle of the shared expert
+    const ExpertHandle* shared = nullptr;  // the handle of the shared expert; null: none
     const MakeTilesArgs* tiles = nullptr;
     const RouteFewArgs* route = nullptr;
     const ExpertCacheArgs* rule = nullptr;  // with route: what changes its choice
