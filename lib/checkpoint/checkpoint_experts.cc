@@ -61,70 +61,31 @@ static void SplitRows(const std::vector<uint16_t>& both, int64_t rows, int64_t c
   }
 }
 
-// [rows, cols] -> [cols, rows]
-static void Transpose(absl::Span<const uint16_t> in, int64_t rows, int64_t cols, uint16_t* out) {
-  constexpr int64_t kBlock = 32;  // in both directions, for the caches
-  for (int64_t r0 = 0; r0 < rows; r0 += kBlock) {
-    const int64_t r1 = std::min(rows, r0 + kBlock);
-    for (int64_t c0 = 0; c0 < cols; c0 += kBlock) {
-      const int64_t c1 = std::min(cols, c0 + kBlock);
-      for (int64_t c = c0; c < c1; ++c) {
-        for (int64_t r = r0; r < r1; ++r) out[c * rows + r] = in[r * cols + c];
-      }
-    }
-  }
-}
-
-absl::Status CheckpointExperts::ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer,
-                                          int expert, ExpertWeights* out) const {
-  std::vector<uint16_t> slab;
-  // The expert's part of a tensor as [rows, cols], whichever way it is stored.
-  const auto read = [&](const TensorInfo& t, bool transposed, int64_t rows, int64_t cols,
-                        std::vector<uint16_t>* matrix) -> absl::Status {
-    matrix->resize(rows * cols);
-    const int64_t first = expert * rows * cols;
-    if (!transposed) return checkpoint_->ReadAsBf16(t, first, absl::MakeSpan(*matrix));
-    slab.resize(matrix->size());
-    MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsBf16(t, first, absl::MakeSpan(slab)));
-    Transpose(slab, cols, rows, matrix->data());
+absl::Status CheckpointExperts::ReadProjection(int layer, int expert, Projection p,
+                                               std::vector<uint16_t>* out) const {
+  const MoeLayerSpec& spec = config_->moe.layers[layer];
+  const ExpertTensors& tensors = tensors_[layer];
+  out->clear();
+  if (p == Projection::kGate && !spec.activation.gated) return absl::OkStatus();
+  if (tensors.blocks) {
+    std::vector<float> wide;
+    MOERT_RETURN_IF_ERROR(ReadWidened(layer, expert, p, &wide));
+    out->resize(wide.size());
+    for (size_t i = 0; i < wide.size(); ++i) (*out)[i] = F32ToBf16(wide[i]);
     return absl::OkStatus();
-  };
-  const int64_t h = layer.hidden, w = layer.intermediate;
-  if (tensors.gate_up != nullptr) {
-    std::vector<uint16_t> both;
-    MOERT_RETURN_IF_ERROR(read(*tensors.gate_up, tensors.transposed, 2 * w, h, &both));
-    SplitRows(both, w, h, names_.interleaved, &out->gate, &out->up);
-  } else {
-    out->gate.clear();
-    if (tensors.gate != nullptr) {
-      MOERT_RETURN_IF_ERROR(read(*tensors.gate, tensors.transposed, w, h, &out->gate));
-    }
-    MOERT_RETURN_IF_ERROR(read(*tensors.up, tensors.transposed, w, h, &out->up));
   }
-  return read(*tensors.down, tensors.down_transposed, h, w, &out->down);
+  const StoredMatrix m = Stored(spec, expert, p, /*blocks=*/false);
+  if (!tensors.fused) {
+    return ReadMatrix(names_.Expert(spec.model_layer, expert, p), m.rows, m.k, out);
+  }
+  MOERT_ASSIGN_OR_RETURN(const StoredFloats from, FloatsOf(layer, expert, p));
+  return ReadFloats(from, m.rows, m.k, out);
 }
 
 absl::Status CheckpointExperts::ReadExpert(int layer, int expert, ExpertWeights* out) const {
-  const MoeLayerSpec& spec = config_->moe.layers[layer];
-  const ExpertTensors& tensors = tensors_[layer];
-  if (tensors.fused && !tensors.blocks) return ReadFused(tensors, spec, expert, out);
-  std::vector<uint16_t>* const to[] = {&out->gate, &out->up, &out->down};
-  std::vector<float> wide;
-  for (const Projection p : {Projection::kGate, Projection::kUp, Projection::kDown}) {
-    std::vector<uint16_t>& matrix = *to[static_cast<int>(p)];
-    matrix.clear();
-    if (p == Projection::kGate && !spec.activation.gated) continue;
-    if (!tensors.blocks) {
-      const StoredMatrix m = Stored(spec, expert, p, /*blocks=*/false);
-      MOERT_RETURN_IF_ERROR(
-          ReadMatrix(names_.Expert(spec.model_layer, expert, p), m.rows, m.k, &matrix));
-      continue;
-    }
-    MOERT_RETURN_IF_ERROR(ReadWidened(layer, expert, p, &wide));
-    matrix.resize(wide.size());
-    for (size_t i = 0; i < wide.size(); ++i) matrix[i] = F32ToBf16(wide[i]);
-  }
-  return absl::OkStatus();
+  MOERT_RETURN_IF_ERROR(ReadProjection(layer, expert, Projection::kGate, &out->gate));
+  MOERT_RETURN_IF_ERROR(ReadProjection(layer, expert, Projection::kUp, &out->up));
+  return ReadProjection(layer, expert, Projection::kDown, &out->down);
 }
 
 absl::Status CheckpointExperts::ReadWidened(int layer, int expert, Projection p,
@@ -141,9 +102,8 @@ absl::Status CheckpointExperts::ReadWidened(int layer, int expert, Projection p,
     return absl::OkStatus();
   }
   // Floats have been bf16 since they were published, or become it.
-  ExpertWeights weights;
-  MOERT_RETURN_IF_ERROR(ReadExpert(layer, expert, &weights));
-  const std::vector<uint16_t>& matrix = OfProjection(p, weights.gate, weights.up, weights.down);
+  std::vector<uint16_t> matrix;
+  MOERT_RETURN_IF_ERROR(ReadProjection(layer, expert, p, &matrix));
   out->resize(matrix.size());
   Bf16ToF32(matrix.data(), static_cast<int64_t>(matrix.size()), out->data());
   return absl::OkStatus();

@@ -119,6 +119,18 @@ class CheckpointExperts {
     bool by_channel = false;
   };
   absl::StatusOr<StoredFloats> FloatsOf(int layer, int expert, Projection p) const;
+  /// Some rows, from `first` on, as bf16 and one behind the other. rows: [count, row_step].
+  absl::Status ReadRows(const StoredFloats& from, int64_t first, int64_t count, int64_t k,
+                        uint16_t* rows) const;
+  /// Some channels, with the weights of their rows in front. lines: [count, k_step].
+  absl::Status ReadChannels(const StoredFloats& from, int64_t first, int64_t count, int64_t rows,
+                            uint16_t* lines) const;
+  /// A whole matrix, row by row.
+  absl::Status ReadFloats(const StoredFloats& from, int64_t rows, int64_t k,
+                          std::vector<uint16_t>* out) const;
+  /// One matrix of an expert as bf16, row by row. Empty: it has no such one.
+  absl::Status ReadProjection(int layer, int expert, Projection p,
+                              std::vector<uint16_t>* out) const;
   /// Some rows or channels of a part at a time, as bf16.
   absl::Status PackRows(const StoredFloats& from, const MatrixLayout& layout,
                         const MatrixPart& part, std::byte* record) const;
@@ -133,8 +145,6 @@ class CheckpointExperts {
   /// All else that a record has of a matrix: scales, biases, and zeros between sections.
   absl::Status ReadOthers(int layer, int expert, Projection p, const MatrixLayout& matrix,
                           std::byte* record) const;
-  absl::Status ReadFused(const ExpertTensors& tensors, const MoeLayerSpec& layer, int expert,
-                         ExpertWeights* out) const;
 
   const Checkpoint* const checkpoint_;
   const HfConfig* const config_;

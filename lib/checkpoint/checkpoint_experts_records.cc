@@ -141,23 +141,55 @@ absl::StatusOr<CheckpointExperts::StoredFloats> CheckpointExperts::FloatsOf(int 
   return from;
 }
 
+absl::Status CheckpointExperts::ReadRows(const StoredFloats& from, int64_t first, int64_t count,
+                                         int64_t k, uint16_t* rows) const {
+  const int64_t apart = from.row_step;
+  MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsBf16(*from.tensor, from.first + first * apart,
+                                                absl::MakeSpan(rows, (count - 1) * apart + k)));
+  for (int64_t r = 1; r < count && apart > k; ++r) {
+    std::copy_n(rows + r * apart, k, rows + r * k);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointExperts::ReadChannels(const StoredFloats& from, int64_t first, int64_t count,
+                                             int64_t rows, uint16_t* lines) const {
+  const int64_t apart = from.k_step, step = from.row_step;
+  MOERT_RETURN_IF_ERROR(
+      checkpoint_->ReadAsBf16(*from.tensor, from.first + first * apart,
+                              absl::MakeSpan(lines, (count - 1) * apart + (rows - 1) * step + 1)));
+  for (int64_t i = 0; i < count && step > 1; ++i) {
+    uint16_t* const line = lines + i * apart;
+    for (int64_t r = 1; r < rows; ++r) line[r] = line[r * step];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointExperts::ReadFloats(const StoredFloats& from, int64_t rows, int64_t k,
+                                           std::vector<uint16_t>* out) const {
+  if (from.by_channel) {
+    const auto lines = std::make_unique_for_overwrite<uint16_t[]>(k * from.k_step);
+    MOERT_RETURN_IF_ERROR(ReadChannels(from, 0, k, rows, lines.get()));
+    *out = TurnChannels(lines.get(), from.k_step, rows, k);
+    return absl::OkStatus();
+  }
+  out->resize(rows * from.row_step);
+  MOERT_RETURN_IF_ERROR(ReadRows(from, 0, rows, k, out->data()));
+  out->resize(rows * k);
+  return absl::OkStatus();
+}
+
 absl::Status CheckpointExperts::PackRows(const StoredFloats& from, const MatrixLayout& layout,
                                          const MatrixPart& part, std::byte* record) const {
   const auto [begin, end] = part.Of(layout.rows, kRowTile);
-  const int64_t k = layout.k, apart = from.row_step;
-  const int64_t most = std::max<int64_t>(kPassElements / apart / kRowTile, 1) * kRowTile;
-  const auto rows = std::make_unique_for_overwrite<uint16_t[]>(
-      static_cast<size_t>(std::min(most, end - begin) * apart));
+  const int64_t most = std::max<int64_t>(kPassElements / from.row_step / kRowTile, 1) * kRowTile;
+  const auto rows =
+      std::make_unique_for_overwrite<uint16_t[]>(std::min(most, end - begin) * from.row_step);
   for (int64_t first = begin; first < end; first += most) {
     const int64_t count = std::min(most, end - first);
+    MOERT_RETURN_IF_ERROR(ReadRows(from, first, count, layout.k, rows.get()));
     MOERT_RETURN_IF_ERROR(
-        checkpoint_->ReadAsBf16(*from.tensor, from.first + first * apart,
-                                absl::MakeSpan(rows.get(), (count - 1) * apart + k)));
-    for (int64_t r = 1; r < count && apart > k; ++r) {
-      std::copy_n(rows.get() + r * apart, k, rows.get() + r * k);
-    }
-    MOERT_RETURN_IF_ERROR(
-        PackRowsBf16(layout, first, absl::MakeConstSpan(rows.get(), count * k), record));
+        PackRowsBf16(layout, first, absl::MakeConstSpan(rows.get(), count * layout.k), record));
   }
   return absl::OkStatus();
 }
@@ -165,19 +197,13 @@ absl::Status CheckpointExperts::PackRows(const StoredFloats& from, const MatrixL
 absl::Status CheckpointExperts::PackChannels(const StoredFloats& from, const MatrixLayout& layout,
                                              const MatrixPart& part, std::byte* record) const {
   const auto [begin, end] = part.Of(layout.k, kKTile);
-  const int64_t apart = from.k_step, step = from.row_step;
+  const int64_t apart = from.k_step;
   const int64_t most = std::max<int64_t>(kPassElements / apart / kKTile, 1) * kKTile;
-  const auto lines = std::make_unique_for_overwrite<uint16_t[]>(
-      static_cast<size_t>(std::min(most, end - begin) * apart));
+  const auto lines =
+      std::make_unique_for_overwrite<uint16_t[]>(std::min(most, end - begin) * apart);
   for (int64_t first = begin; first < end; first += most) {
     const int64_t count = std::min(most, end - first);
-    const auto read =
-        absl::MakeSpan(lines.get(), (count - 1) * apart + (layout.rows - 1) * step + 1);
-    MOERT_RETURN_IF_ERROR(checkpoint_->ReadAsBf16(*from.tensor, from.first + first * apart, read));
-    for (int64_t i = 0; i < count && step > 1; ++i) {
-      uint16_t* const line = lines.get() + i * apart;
-      for (int64_t r = 1; r < layout.rows; ++r) line[r] = line[r * step];
-    }
+    MOERT_RETURN_IF_ERROR(ReadChannels(from, first, count, layout.rows, lines.get()));
     MOERT_RETURN_IF_ERROR(PackChannelsBf16(
         layout, first, absl::MakeConstSpan(lines.get(), (count - 1) * apart + layout.rows), apart,
         record));

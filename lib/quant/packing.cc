@@ -62,8 +62,16 @@ void PackBlock(const uint16_t* weights, int64_t stride, std::byte* out) {
   }
 }
 
-// A block of channels, `apart` from each other, as rows.
-void TurnBlock(const uint16_t* lines, int64_t apart, uint16_t (&block)[kRowTile][kBlockK]) {
+// A block of channels, `apart` from each other, as rows: so many of both are there, zeros behind.
+void TurnBlock(const uint16_t* lines, int64_t apart, int64_t rows, int64_t width,
+               uint16_t (&block)[kRowTile][kBlockK]) {
+  if (rows < kRowTile || width < kBlockK) {
+    std::memset(block, 0, sizeof(block));
+    for (int64_t i = 0; i < width; ++i) {
+      for (int64_t r = 0; r < rows; ++r) block[r][i] = lines[i * apart + r];
+    }
+    return;
+  }
   for (int64_t k = 0; k < kBlockK; k += 8) {
     for (int64_t row = 0; row < kRowTile; row += 8) {
       EightLines eight;
@@ -173,19 +181,27 @@ absl::Status PackChannelsBf16(const MatrixLayout& m, int64_t first,
     std::byte* out = record + m.weight_offset + (row * m.padded_k + first * kRowTile) * 2;
     for (int64_t k = first; k < RoundUp(end, kKTile); k += kBlockK, out += sizeof(block)) {
       const int64_t width = std::clamp<int64_t>(end - k, 0, kBlockK);
-      const uint16_t* const from = lines.data() + (k - first) * apart + row;
-      if (rows == kRowTile && width == kBlockK) {
-        TurnBlock(from, apart, block);
-      } else {
-        std::memset(block, 0, sizeof(block));
-        for (int64_t i = 0; i < width; ++i) {
-          for (int64_t r = 0; r < rows; ++r) block[r][i] = from[i * apart + r];
-        }
-      }
+      TurnBlock(lines.data() + (k - first) * apart + row, apart, rows, width, block);
       PackBlock(block[0], kBlockK, out);
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<uint16_t> TurnChannels(const uint16_t* lines, int64_t apart, int64_t rows, int64_t k) {
+  std::vector<uint16_t> out(static_cast<size_t>(rows * k));
+  uint16_t block[kRowTile][kBlockK];
+  for (int64_t row = 0; row < rows; row += kRowTile) {
+    const int64_t height = std::min(kRowTile, rows - row);
+    for (int64_t first = 0; first < k; first += kBlockK) {
+      const int64_t width = std::min<int64_t>(kBlockK, k - first);
+      TurnBlock(lines + first * apart + row, apart, height, width, block);
+      for (int64_t r = 0; r < height; ++r) {
+        std::copy_n(block[r], width, out.begin() + (row + r) * k + first);
+      }
+    }
+  }
+  return out;
 }
 
 absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const float> weights,

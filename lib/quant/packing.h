@@ -33,6 +33,8 @@ absl::Status PackRowsBf16(const MatrixLayout& layout, int64_t first,
 /// line by line, the weights of all rows of a channel, lines `apart` elements apart.
 absl::Status PackChannelsBf16(const MatrixLayout& layout, int64_t first,
                               absl::Span<const uint16_t> lines, int64_t apart, std::byte* record);
+/// A matrix [rows, k] whose channels lie in lines, `apart` elements apart, row by row.
+std::vector<uint16_t> TurnChannels(const uint16_t* lines, int64_t apart, int64_t rows, int64_t k);
 /// The whole matrix from fp32, rounded to nearest even.
 absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const float> weights,
                             std::byte* record);

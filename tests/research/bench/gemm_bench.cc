@@ -10,48 +10,44 @@
 #include "base/checked_math.h"
 #include "base/status_macros.h"
 #include "bench/gemm_graph.h"
+#include "cli/workload/synthetic_experts.h"
 #include "exec/cuda/cuda_api.h"
 #include "kernels/cuda/few/group_gemm.h"
 
 namespace moert::cli {
 namespace {
 
-constexpr int64_t kPatternBytes = int64_t{64} << 20;
 constexpr int kWarmUp = 2;
 
-/// Random bf16 (weights and scales) of magnitude below 2^-4, random codes.
-absl::StatusOr<Buffer> RandomWeights(int64_t bytes) {
-  MOERT_ASSIGN_OR_RETURN(Buffer weights, Buffer::Device(bytes));
-  std::vector<uint64_t> pattern(std::min(bytes, kPatternBytes) / 8 + 1);
-  std::mt19937_64 rng(1);
-  for (uint64_t& word : pattern) word = (rng() & 0x83ff83ff83ff83ffu) | 0x3800380038003800u;
-  const auto length = static_cast<int64_t>(pattern.size() * 8);
-  MOERT_CUDA_RETURN_IF_ERROR(
-      cudaMemcpy(weights.data(), pattern.data(), std::min(length, bytes), cudaMemcpyHostToDevice));
-  for (int64_t at = length; at < bytes; at += length) {
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(weights.data() + at, weights.data(),
-                                          std::min(length, bytes - at), cudaMemcpyDeviceToDevice));
-  }
-  return weights;
-}
+/// Records of formats with made-up weights in device memory: a few of each format that differ, then
+/// copies of these.
+class MadeRecords {
+ public:
+  explicit MadeRecords(const std::vector<RecordLayout>& layouts)
+      : layouts_(layouts), placed_(layouts.size()) {}
 
-/// Scales of fp8_b128 as published files have them: 128 rows share those of a group.
-absl::Status ShareScales(const cuda::DeviceMatrix& m, std::byte* record) {
-  if (m.packing != cuda::Packing::kF8Block) return absl::OkStatus();
-  constexpr int kBlocks = 128 / 16;  // of 16 rows
-  std::mt19937 rng(2);
-  std::vector<float> scales;
-  for (int g = 0; g < (m.k64s + 1) / 2; ++g) {
-    float scale = 0;
-    for (int b = 0; b < m.row_blocks; ++b) {
-      if (b % kBlocks == 0) scale = 0x1p-8f * static_cast<float>(1 + rng() % 8);
-      scales.insert(scales.end(), 16, scale);
+  absl::Status Place(int format, std::byte* to) {
+    const RecordLayout& layout = layouts_[format];
+    std::vector<const std::byte*>& placed = placed_[format];
+    const std::byte* from = placed.size() < kDifferent ? nullptr : placed[next_++ % kDifferent];
+    if (from == nullptr) {
+      host_.resize(layout.bytes);
+      FillRecord(layout, placed.size(), host_.data());
+      from = host_.data();
+      placed.push_back(to);
     }
+    MOERT_CUDA_RETURN_IF_ERROR(
+        cudaMemcpy(to, from, static_cast<size_t>(layout.bytes), cudaMemcpyDefault));
+    return absl::OkStatus();
   }
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy(record + m.scale_offset, scales.data(),
-                                        scales.size() * sizeof(float), cudaMemcpyHostToDevice));
-  return absl::OkStatus();
-}
+
+ private:
+  static constexpr size_t kDifferent = 4;
+  const std::vector<RecordLayout>& layouts_;
+  std::vector<std::vector<const std::byte*>> placed_;
+  std::vector<std::byte> host_;
+  size_t next_ = 0;
+};
 
 /// Experts of every token: drawn by popularity, without repetition.
 std::vector<int32_t> DrawExperts(int tokens, int experts, int top_k, double zipf,
@@ -124,15 +120,13 @@ absl::Status GemmBench::PlaceRecords() {
       end += RoundUp(layouts_[FormatOf(l, e)].bytes, kRecordAlignment);
     }
   }
-  MOERT_ASSIGN_OR_RETURN(weights_, RandomWeights(end));
+  MOERT_ASSIGN_OR_RETURN(weights_, Buffer::Device(end));
+  MadeRecords records(layouts_);
   for (size_t i = 0; i < handles.size(); ++i) {
     if (i % (spec_.num_experts + 1) == static_cast<size_t>(spec_.num_experts)) continue;
     std::byte* const record = weights_.data() + begins[i];
     handles[i].record = reinterpret_cast<const uint8_t*>(record);
-    const cuda::DeviceFormat& format = device_formats_[handles[i].format];
-    for (const cuda::DeviceMatrix* m : {&format.gate, &format.up, &format.down}) {
-      MOERT_RETURN_IF_ERROR(ShareScales(*m, record));
-    }
+    MOERT_RETURN_IF_ERROR(records.Place(handles[i].format, record));
   }
   const auto bytes = static_cast<int64_t>(handles.size() * sizeof(handles[0]));
   MOERT_ASSIGN_OR_RETURN(handles_, Buffer::Device(bytes));

@@ -15,22 +15,9 @@
 #include "exec/cuda/compute_fence.h"
 #include "moert/thread_pool.h"
 #include "support/catch.h"
+#include "support/no_device.h"
 #include "support/opaque_fixture.h"
 #include "support/synthetic_source.h"
-
-// Linked in place of the runtime's: no device is needed.
-extern "C" cudaError_t __wrap_cudaHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
-  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-extern "C" cudaError_t __wrap_cudaFreeHost(void* memory) {
-  std::free(memory);
-  return cudaSuccess;
-}
-extern "C" cudaError_t __wrap_cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
-  *event = nullptr;
-  return cudaSuccess;
-}
 
 namespace moert::test {
 namespace {

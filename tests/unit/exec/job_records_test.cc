@@ -7,13 +7,8 @@
 
 #include "exec/cuda/compute_fence.h"
 #include "support/catch.h"
+#include "support/no_device.h"
 #include "support/synthetic_source.h"
-
-// Linked in place of the runtime's: no device is needed.
-extern "C" cudaError_t __wrap_cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
-  *event = nullptr;
-  return cudaSuccess;
-}
 
 namespace moert::test {
 namespace {

@@ -1,27 +1,13 @@
 // Which records a device that serves misses finds in pinned memory from the start
 // (exec/cuda/memory/keep_records.cc). There is no device here, and plain memory is what is pinned.
-#include <cstdlib>
 #include <cstring>
 
 #include "exec/backend.h"
 #include "exec/cuda/compute_fence.h"
 #include "exec/cuda/memory/device_transfers.h"
 #include "support/catch.h"
+#include "support/no_device.h"
 #include "support/synthetic_source.h"
-
-// Linked in place of the runtime's.
-extern "C" cudaError_t __wrap_cudaHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
-  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
-  return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
-}
-extern "C" cudaError_t __wrap_cudaFreeHost(void* memory) {
-  std::free(memory);
-  return cudaSuccess;
-}
-extern "C" cudaError_t __wrap_cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
-  *event = nullptr;
-  return cudaSuccess;
-}
 
 namespace moert::test {
 namespace {
