@@ -166,6 +166,8 @@ TEST_CASE("matrices of several pieces are the same in every form of a file") {
   const RecordLayout layout = expected.Layout(0, 1, false);
   std::vector<std::byte> record = Filled(layout, 0);
   REQUIRE_OK(expected.experts->ReadRecord(0, 1, layout, record.data()));
+  ExpertWeights weights, same;
+  REQUIRE_OK(expected.experts->ReadExpert(0, 1, &weights));
 
   const Form form = GENERATE(kApart, kTogether, kInTurns);
   const bool turned = form != kApart && GENERATE(false, true);
@@ -182,6 +184,10 @@ TEST_CASE("matrices of several pieces are the same in every form of a file") {
     REQUIRE(heap.bytes() <= model.experts->scratch_bytes(0, false));
   }
   CHECK(backwards == record);
+  REQUIRE_OK(model.experts->ReadExpert(0, 1, &same));
+  CHECK(same.gate == weights.gate);
+  CHECK(same.up == weights.up);
+  CHECK(same.down == weights.down);
   CHECK(model.experts->ReadPiece(0, 1, layout, pieces, backwards.data()).code() ==
         absl::StatusCode::kOutOfRange);
 }
