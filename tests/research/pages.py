@@ -74,6 +74,7 @@ TABLES = {
                             word="llama-server at 6e7ed894, our tools at 7331ad05"),
     # The rest
     "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices"),
+    "resident-ranks": Table(several_gpus.resident, (several_gpus.resident_origin,), "Two devices"),
     "cpu-rivals": Table(cpu_rivals.table, ("cpu-rivals",)),
     "cpu-formats": Table(cpu_rivals.formats, ("cpu-rivals",)),
 }

@@ -10,8 +10,8 @@
 #include "kernels/cuda/primitives/mbarrier.cuh"
 #include "kernels/cuda/primitives/packing.cuh"
 
-// MOERT_COPY_BY_WORDS: a test runs the code of older devices.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(MOERT_COPY_BY_WORDS)
+// MOERT_SMALLER_DEVICE: a test runs what older devices run.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !defined(MOERT_SMALLER_DEVICE)
 #define MOERT_BULK_COPIES
 #endif
 
@@ -21,6 +21,7 @@ namespace {
 constexpr int kStages = 8;
 constexpr int kStageBytes = 8192;
 constexpr int kSharedBytes = kStages * kStageBytes;
+static_assert(kSharedBytes < kLeastShared);
 
 /// The pieces of all records that fall to one CTA: every kCopyCtas-th.
 class Pieces {

@@ -9,6 +9,7 @@
 #include "kernels/cuda/few/multiply.cuh"
 #include "kernels/cuda/few/ring_product.cuh"
 #include "kernels/cuda/primitives/epilogue.cuh"
+#include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/mbarrier.cuh"
 #include "kernels/cuda/primitives/prefetch_l1.cuh"
 
@@ -22,6 +23,7 @@ constexpr int kReduceBytes = kReduceBuffers * kGemmWarps * kReduceFloats * 4;
 /// The last kGemmWarps * kRingBytes are not used before a share begins.
 constexpr int kGemmSharedBytes = kReduceBytes + kGemmWarps * kRingBytes;
 static_assert(2 * kScaleBytes <= kRingBytes);
+static_assert(kGemmSharedBytes + (8 << 10) <= kLeastShared);  // beside a kernel's own
 
 /// 2^32 / top_k, rounded up: exact for products of slots and top_k below 2^32.
 constexpr uint64_t TopKInverse(int top_k) {

@@ -11,6 +11,10 @@
 
 namespace moert::cuda {
 
+/// Shared memory that every device from sm_80 on gives a CTA, bytes: sm_86, 89 and 120 give no
+/// more.
+constexpr int kLeastShared = 99 << 10;
+
 /// Until the kernels in front have ended and their writes can be seen.
 __device__ __forceinline__ void GridDependencySync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -94,11 +94,27 @@ __global__ void __launch_bounds__(kThreads)
   of.logits[static_cast<int64_t>(first + t) * of.experts + expert] = total;
 }
 
-template <typename T, int kM, int kStages, bool kAligned>
+/// The largest tiles take no more: sm_90 has it, for one.
+constexpr int kMostShared = 220 << 10;
+
+/// Shared memory that the current device gives a CTA.
+cudaError_t FindShared(int* bytes) {
+#ifdef MOERT_SMALLER_DEVICE
+  *bytes = kLeastShared;
+  return cudaSuccess;
+#else
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  return error != cudaSuccess
+             ? error
+             : cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+#endif
+}
+
+template <typename T, int kM, int kN, int kStages, bool kAligned>
 int LaunchTiles(const T* x, const GateArgs& args, cudaStream_t stream) {
-  constexpr int kN = 4;
   constexpr int kBytes = GateRing<T, kM, kN, kStages>::kBytes;
-  static_assert(kBytes <= 200 << 10);
+  static_assert(kBytes + sizeof(GateSums<kN>) <= (kN < 4 ? kLeastShared : kMostShared));
   const auto kernel = GateTilesKernel<T, kM, kN, kStages, kAligned>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
@@ -119,12 +135,15 @@ int LaunchMany(const T* x, const GateArgs& args, cudaStream_t stream) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_bytes % 16 == 0;
   };
   if (!aligned(x, args.stride * sizeof(T)) || !aligned(args.gate, args.hidden * sizeof(float))) {
-    return LaunchTiles<T, 1, 2, false>(x, args, stream);
+    return LaunchTiles<T, 1, 2, 2, false>(x, args, stream);
   }
+  int shared = 0;
+  if (const cudaError_t error = FindShared(&shared); error != cudaSuccess) return error;
+  if (shared < kMostShared) return LaunchTiles<T, 1, 2, 2, true>(x, args, stream);
   if ((args.tokens + 63) / 64 * ((args.experts + 31) / 32) < kManyTiles) {
-    return LaunchTiles<T, 1, 4, true>(x, args, stream);
+    return LaunchTiles<T, 1, 4, 4, true>(x, args, stream);
   }
-  return LaunchTiles < T, 4, sizeof(T) == 4 ? 2 : 3, true > (x, args, stream);
+  return LaunchTiles < T, 4, 4, sizeof(T) == 4 ? 2 : 3, true > (x, args, stream);
 }
 
 template <typename T>

@@ -159,7 +159,8 @@ template <typename T, int kM, int kN>
 __device__ __forceinline__ void MultiplyStage(uint32_t x, uint32_t weights, int lane,
                                               float (&total)[kM][kN][4]) {
   constexpr int kX = kRowParts<T>;
-  constexpr int kTogether = kM >= 4 ? 1 : 4 / kM;  // of kN: chains of products side by side
+  // Chains of products side by side, of kN.
+  constexpr int kTogether = kM >= 4 ? 1 : 4 / kM < kN ? 4 / kM : kN;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     uint32_t a[kX][kM][4];

@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kTileThreads)
 template <int kExperts>
 int LaunchOf(const MakeTilesArgs& args, cudaStream_t stream) {
   constexpr int kBytes = sizeof(TileScratch<kExperts>);
+  static_assert(kBytes < kLeastShared);
   const auto kernel = MakeTilesKernel<kExperts>;
   const cudaError_t error =
       kBytes <= 48 << 10
