@@ -22,6 +22,21 @@ namespace moert {
 namespace cuda {
 namespace {
 
+/// Whether kernels run there: no build has them for older devices.
+absl::Status CheckCapability(int device) {
+  constexpr int kLeast = 8;
+  int major = 0, minor = 0;
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  MOERT_CUDA_RETURN_IF_ERROR(
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  if (major >= kLeast) return absl::OkStatus();
+  return Unavailable(
+      "device {}: its compute capability is {}.{}, and {}.0 is the least; the cpu backend works "
+      "without",
+      device, major, minor, kLeast);
+}
+
 class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(const EngineOptions& options)
@@ -30,6 +45,7 @@ class CudaBackend final : public Backend {
   absl::Status Init() {
     DeviceScope scope(options_.device);
     MOERT_RETURN_IF_ERROR(scope.status());
+    MOERT_RETURN_IF_ERROR(CheckCapability(options_.device));
     if (options_.peers != nullptr) peers_.emplace(options_.peers, options_.device);
     return fence_.Init();
   }
@@ -173,8 +189,12 @@ absl::Status CudaStatus() {
     return Unavailable("no CUDA device: {}; the cpu backend works without",
                        cudaGetErrorString(error));
   }
-  if (devices == 0) return absl::UnavailableError("no CUDA device; the cpu backend works without");
-  return absl::OkStatus();
+  absl::Status status = absl::UnavailableError("no CUDA device; the cpu backend works without");
+  for (int device = 0; device < devices; ++device) {
+    status = cuda::CheckCapability(device);
+    if (status.ok()) break;
+  }
+  return status;
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& options) {
