@@ -16,7 +16,8 @@ figure or figures there. A command that several cells share runs once a round. P
 take part in the cells whose names hold one of these words. In place of `cells` a plan may have `axes`: a cell is one
 entry of each.
 With --copier another program moves pinned memory to the device at that rate meanwhile, in pieces of 256 KiB, so
-that a faster link stands for a slower one. The tree must be committed and the device otherwise idle.
+that a faster link stands for a slower one. It spins: leave it a CPU that no program has, since programs whose threads
+wait for each other crawl without. The tree must be committed and the device otherwise idle.
 """
 import argparse
 import contextlib
