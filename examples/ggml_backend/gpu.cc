@@ -1,6 +1,7 @@
 #include "gpu.h"
 
 #include <atomic>
+#include <cstring>
 
 namespace moert_ggml {
 namespace {
@@ -78,6 +79,12 @@ bool Gpu::Init() {
   iface.free_buffer = FreeNothing;
   any_memory_ = ggml_backend_buffer_init(cuda_type_, iface, nullptr, SIZE_MAX / 2);
   ggml_backend_buffer_set_usage(any_memory_, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+  return true;
+}
+
+bool Gpu::Read(void* to, const void* from, size_t bytes) {
+  if (!in_host_memory()) return stream_->Read(to, from, bytes);
+  std::memcpy(to, from, bytes);
   return true;
 }
 

@@ -41,6 +41,8 @@ class Gpu {
   /// A buffer that stands for device memory of others, such as slots: CUDA asks tensors for theirs.
   ggml_backend_buffer_t any_memory() { return any_memory_; }
 
+  /// Reads the device's memory, and waits for it.
+  bool Read(void* to, const void* from, size_t bytes);
   int64_t FreeBytes() const;
   /// Whether `backend` is of this device.
   bool Runs(ggml_backend_t backend) const;

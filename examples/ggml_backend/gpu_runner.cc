@@ -288,9 +288,7 @@ bool GpuRunner::ReadIds(ggml_cgraph* graph, const Piece& piece) {
   host_.Reset();
   ggml_tensor* read = host_.New(GGML_TYPE_I8, static_cast<int64_t>(bytes));
   if (read == nullptr) return false;
-  const bool mapped = gpu_->in_host_memory();
-  if (mapped) std::memcpy(read->data, call.ids->data, bytes);
-  if (!mapped && !gpu_->stream()->Read(read->data, call.ids->data, bytes)) return false;
+  if (!gpu_->Read(read->data, call.ids->data, bytes)) return false;
   return generic_->TakeIds(call, static_cast<const char*>(read->data));
 }
 

@@ -9,6 +9,7 @@
 #include "base/status_macros.h"
 #include "engine/blueprint.h"
 #include "fmt/format.h"
+#include "model/expected_experts.h"
 
 namespace moert {
 namespace {
@@ -37,7 +38,7 @@ PromptStep ExpectedPromptStep(const ExpertSource& source, const Blueprint& b, in
     const double experts = layer.num_experts;
     // A host that routes itself may have more slots of choices than there are experts.
     const double chosen = std::min<double>(layer.routing.top_k, experts);
-    const double used = experts * (1 - std::pow(1 - chosen / experts, count));
+    const double used = ExpectedExperts(experts, chosen, count);
     const auto each = static_cast<int64_t>(std::ceil(count * chosen / used));
     const double busy_ns = static_cast<double>(b.profile.LayerNs(/*prefill=*/true, rows)) +
                            used * b.profile.ExpertNs(b.plan.block_bytes, each);

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/status_macros.h"
+#include "model/expected_experts.h"
 
 namespace moert {
 namespace {
@@ -73,9 +74,8 @@ SplitRule::SplitRule(const ExpertSource& source, int ranks, const DeviceRates& r
 }
 
 double SplitRule::Products(const Layer& layer, double all, StepSplit split) const {
-  // Experts that rows use which choose evenly.
   const auto used_by = [&](double rows) {
-    return layer.experts * (1 - std::pow(1 - layer.top_k / layer.experts, rows));
+    return ExpectedExperts(layer.experts, layer.top_k, rows);
   };
   double rows = all, used = used_by(all), share = 1;  // of the tokens' products
   if (split == StepSplit::kRows) {

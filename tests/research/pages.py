@@ -73,8 +73,8 @@ TABLES = {
     "first-evenings": Table(first_evening.table, ("first-evenings",),
                             word="llama-server at 6e7ed894, our tools at 7331ad05"),
     # The rest
-    "two-gpus": Table(several_gpus.two_gpus, (several_gpus.origin,), "Two devices"),
-    "resident-ranks": Table(several_gpus.resident, (several_gpus.resident_origin,), "Two devices"),
+    "two-gpus": Table(several_gpus.two_gpus, ("several-gpus",), "Two devices"),
+    "resident-ranks": Table(several_gpus.resident, ("resident-ranks",), "Two devices"),
     "cpu-rivals": Table(cpu_rivals.table, ("cpu-rivals",)),
     "cpu-formats": Table(cpu_rivals.formats, ("cpu-rivals",)),
 }

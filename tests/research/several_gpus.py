@@ -7,7 +7,6 @@ import pathlib
 import sys
 
 import experiment
-import origins
 import report
 
 NAMES = {("qwen3-30b", "bf16"): "30B, bf16", ("qwen3-30b", "w4a16_g128"): "30B, w4",
@@ -17,10 +16,6 @@ SHOWN = (1, 8, 256, 2048, 8192)  # rows of a step
 
 def load(name):
     return json.loads((report.DATA / name).read_text(encoding="utf-8"))["runs"]
-
-
-def origin():
-    return origins.commits_and_machines(load("several-gpus.json"))
 
 
 def resident():
@@ -37,10 +32,6 @@ def resident():
             found.setdefault(cell, {})[name] = (f"{one['step_ms']['median']:.2f}, {two['step_ms']['median']:.2f}; "
                                                 f"{two['speedup']:.2f}, {two['split']}")
     return by_size(found, names)
-
-
-def resident_origin():
-    return origins.commits_and_machines(load("resident-ranks.json"))
 
 
 def two_gpus():

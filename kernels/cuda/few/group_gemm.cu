@@ -73,9 +73,8 @@ int LaunchDown(const GroupGemmArgs& args, CUstream_st* stream) {
 }
 
 int GroupGemmShares() {
-  int device = 0, processors = 0, per_processor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+  int processors = 0, per_processor = 0;
+  if (FindAttribute(cudaDevAttrMultiProcessorCount, &processors) != cudaSuccess ||
       cudaFuncSetAttribute(GroupGemmKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                            kGemmSharedBytes) != cudaSuccess ||
       cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, GroupGemmKernel, kGemmThreads,

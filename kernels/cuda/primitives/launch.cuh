@@ -28,15 +28,19 @@ __device__ __forceinline__ void TriggerDependentLaunch() {
 #endif
 }
 
+/// An attribute of the current device.
+inline cudaError_t FindAttribute(cudaDeviceAttr attribute, int* value) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  return error != cudaSuccess ? error : cudaDeviceGetAttribute(value, attribute, device);
+}
+
 /// A cudaError_t.
 template <typename... Params, typename... Args>
 int LaunchEarly(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
                 cudaStream_t stream, Args&&... args) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
+  int major = 0;
+  const cudaError_t error = FindAttribute(cudaDevAttrComputeCapabilityMajor, &major);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -6,11 +6,10 @@ template int LaunchPrompt<Packing::kBf16>(const PromptGemmArgs& args, int produc
                                           CUstream_st* stream);
 
 int PromptGemmCtas() {
-  int device = 0, processors = 0, major = 0, minor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
+  int processors = 0, major = 0, minor = 0;
+  if (FindAttribute(cudaDevAttrMultiProcessorCount, &processors) != cudaSuccess ||
+      FindAttribute(cudaDevAttrComputeCapabilityMajor, &major) != cudaSuccess ||
+      FindAttribute(cudaDevAttrComputeCapabilityMinor, &minor) != cudaSuccess) {
     cudaGetLastError();
     return 0;
   }

@@ -103,11 +103,7 @@ cudaError_t FindShared(int* bytes) {
   *bytes = kLeastShared;
   return cudaSuccess;
 #else
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  return error != cudaSuccess
-             ? error
-             : cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return FindAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, bytes);
 #endif
 }
 
@@ -116,14 +112,12 @@ int LaunchTiles(const T* x, const GateArgs& args, cudaStream_t stream) {
   constexpr int kBytes = GateRing<T, kM, kN, kStages>::kBytes;
   static_assert(kBytes + sizeof(GateSums<kN>) <= (kN < 4 ? kLeastShared : kMostShared));
   const auto kernel = GateTilesKernel<T, kM, kN, kStages, kAligned>;
-  const cudaError_t error =
+  cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   if (error != cudaSuccess) return error;
-  int device = 0, processors = 0;
-  if (const cudaError_t failed = cudaGetDevice(&device); failed != cudaSuccess) return failed;
-  const cudaError_t failed =
-      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  if (failed != cudaSuccess) return failed;
+  int processors = 0;
+  error = FindAttribute(cudaDevAttrMultiProcessorCount, &processors);
+  if (error != cudaSuccess) return error;
   const int tiles =
       (args.experts + 8 * kN - 1) / (8 * kN) * ((args.tokens + 16 * kM - 1) / (16 * kM));
   return LaunchEarly(kernel, std::min(tiles, processors), kThreads, kBytes, stream, x, args);

@@ -37,11 +37,11 @@ class CpuExecutor final : public Executor, public ResidentForward {
   void WeightInput(const ExecutorCall& call, const RoutingResult& routing);
   /// Adds the shared expert to the problems of a call of `pairs` slots.
   void AddShared(const ExecutorCall& call, int64_t pairs);
-  /// The factor of the shared expert's output of row t.
   /// Null: none, or none in this call.
   const std::byte* SharedRecord(const ExecutorCall& call) const {
     return call.shared ? parts_.constants->shared_record(call.layer) : nullptr;
   }
+  /// The factor of the shared expert's output of row t.
   float SharedWeight(const ExecutorCall& call, int64_t t) const;
 
   const ExecutorParts parts_;

@@ -39,7 +39,8 @@ TEST_CASE("the faster way is found from either side, and holds") {
       machine.of_shared = machine.of_alone = 0;
       machine.Run(&trial, 20000);
       // Trials come less and less often.
-      CHECK((shared_is_faster ? machine.of_alone : machine.of_shared) <= 10 * (ShareTrial::kTokens + 1));
+      CHECK((shared_is_faster ? machine.of_alone : machine.of_shared) <=
+            10 * (ShareTrial::kTokens + 1));
       CHECK((shared_is_faster ? machine.of_alone : machine.of_shared) >= 4 * ShareTrial::kTokens);
     }
   }

@@ -99,8 +99,7 @@ int SlowPass(StreamPlan* plan, int first, int named, StreamPlan::Time each, int*
 TEST_CASE("what the host reads itself is not brought in vain, unless that is quicker than a wait") {
   StreamPlan slow(std::vector<int>(kLayers, kExperts)), fast = slow;
   int ahead = 0;
-  for (int pass = 0; pass < 3;
-       ++pass) {  // whose experts 3 to 6, then 2 to 5, then 1 to 4 are named
+  for (int pass = 0; pass < 3; ++pass) {  // experts 3 to 6, then 2 to 5, then 1 to 4 are named
     CHECK(SlowPass(&slow, 3 - pass, 4, 2 * kWait, &ahead) == 4 * kLayers);
     CHECK(ahead == 0);
   }

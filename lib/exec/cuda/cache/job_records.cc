@@ -13,13 +13,12 @@ namespace {
 /// Records that are read at once where pinned memory has no place for them.
 constexpr size_t kMostScratch = 8;
 
-/// Whether the source has all of a record in memory.
-bool InMemory(const ExpertSource& source, ExpertKey key, int version) {
+/// Whether the source has all parts of an opaque record in memory.
+bool HasParts(const ExpertSource& source, ExpertKey key, int version) {
   const auto parts = static_cast<int>(source.layout(key.layer, key.expert, version).parts.size());
-  if (parts == 0) return source.HostRecord(key.layer, key.expert, version) != nullptr;
   int p = 0;
   while (p < parts && source.HostPart(key.layer, key.expert, version, p) != nullptr) ++p;
-  return p == parts;
+  return p > 0 && p == parts;
 }
 
 }  // namespace
@@ -62,10 +61,11 @@ absl::Status JobRecords::Find(int layer, absl::Span<const CpuJobExpert> experts,
       found->push_back(records_->KeptRecord(key, version_));
       continue;
     }
-    const bool in_memory = InMemory(records_->source(), key, version_);
+    const std::byte* const host = records_->source().HostRecord(layer, expert.expert, version_);
+    const bool in_memory = host != nullptr || HasParts(records_->source(), key, version_);
     const PinnedSet::Found at = records_->Find(key, in_memory);
     if (at.place == nullptr && in_memory) {
-      found->push_back(records_->source().HostRecord(layer, expert.expert, version_));
+      found->push_back(host);
       ++in_place_;
       continue;
     }

@@ -153,18 +153,21 @@ bool DeviceSource::Reads(int32_t number) const {
 
 absl::Status KeepRecords(DeviceSource* records, int version, int low, bool shared,
                          ThreadPool* pool) {
-  absl::Status kept = low < 0 ? absl::OkStatus() : records->KeepAll(low, pool);
-  const bool lacks_low = !kept.ok();
-  if (!lacks_low) kept = records->KeepAll(version, pool);
-  if (!absl::IsFailedPrecondition(kept)) return kept;
-  if (!shared || lacks_low) {
-    const std::string text = absl::StrCat(
-        kept.message(), lacks_low
-                            ? ""
-                            : "; or a CPU computes what is not pinned: accept faithful results "
-                              "(--promise faithful), with cpu=1 where the strategy has that key");
+  const auto refuse = [&](const std::string& text) {
     records->NoticeBudget(absl::StrCat("the host brings what is missing, call by call: ", text));
     return absl::FailedPreconditionError(text);
+  };
+  if (low >= 0) {
+    const absl::Status kept = records->KeepAll(low, pool);
+    if (absl::IsFailedPrecondition(kept)) return refuse(std::string(kept.message()));
+    MOERT_RETURN_IF_ERROR(kept);
+  }
+  const absl::Status kept = records->KeepAll(version, pool);
+  if (!absl::IsFailedPrecondition(kept)) return kept;
+  if (!shared) {
+    return refuse(absl::StrCat(kept.message(),
+                               "; or a CPU computes what is not pinned: accept faithful results "
+                               "(--promise faithful), with cpu=1 where the strategy has that key"));
   }
   MOERT_RETURN_IF_ERROR(records->MoveByUse(version));
   records->NoticeBudget(

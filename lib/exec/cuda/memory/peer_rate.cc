@@ -11,6 +11,7 @@
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/memory/device_pool.h"
 #include "exec/cuda/memory/peer_link.h"
+#include "exec/step_fence.h"
 #include "store/block_pool.h"
 
 namespace moert::cuda {
@@ -42,18 +43,6 @@ class BlockOf {
   std::unique_ptr<BlockPool> pool_;
 };
 
-class OwnStream {
- public:
-  ~OwnStream() {
-    if (stream_ != nullptr) cudaStreamDestroy(stream_);
-  }
-  absl::Status Init() { return MakeUrgentStream(&stream_); }
-  cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
 /// The shortest time of a few copies, in seconds. copy(): enqueues one.
 template <typename Copy>
 absl::StatusOr<double> Seconds(cudaStream_t stream, const Copy& copy) {
@@ -77,15 +66,15 @@ absl::StatusOr<bool> Measure(int from, int to) {
   MOERT_RETURN_IF_ERROR(scope.status());
   MOERT_ASSIGN_OR_RETURN(const Buffer into, Buffer::Device(kBytes));
   MOERT_ASSIGN_OR_RETURN(const Buffer pinned, Buffer::Pinned(kBytes));
-  OwnStream stream;
-  MOERT_RETURN_IF_ERROR(stream.Init());
-  MOERT_ASSIGN_OR_RETURN(const double peer, Seconds(stream.get(), [&] {
+  MOERT_ASSIGN_OR_RETURN(const std::unique_ptr<SideStream> side, MakeSideStream(to));
+  const auto stream = static_cast<cudaStream_t>(side->get());
+  MOERT_ASSIGN_OR_RETURN(const double peer, Seconds(stream, [&] {
                            return cudaMemcpyPeerAsync(into.data(), to, block.data(), from, kBytes,
-                                                      stream.get());
+                                                      stream);
                          }));
-  MOERT_ASSIGN_OR_RETURN(const double host, Seconds(stream.get(), [&] {
+  MOERT_ASSIGN_OR_RETURN(const double host, Seconds(stream, [&] {
                            return cudaMemcpyAsync(into.data(), pinned.data(), kBytes,
-                                                  cudaMemcpyHostToDevice, stream.get());
+                                                  cudaMemcpyHostToDevice, stream);
                          }));
   return peer < host;
 }
