@@ -1,8 +1,11 @@
 // A group is made: ranks tell each other how they fared.
 #include <algorithm>
+#include <chrono>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/checked_math.h"
 #include "base/errors.h"
 #include "base/exception_status.h"
@@ -114,11 +117,15 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> CreateWith(
     EngineOptions* options, const Make& make, const Agree& agree) try {
   if (source == nullptr) return absl::InvalidArgumentError("source: must not be null");
   if (group == nullptr) return absl::InvalidArgumentError("group: must not be null");
-  const auto made = [&]() -> absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> {
-    MOERT_RETURN_IF_ERROR(ShareCpus(group.get(), options));
+  absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank =
+      [&]() -> absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> {
+    MOERT_ASSIGN_OR_RETURN(const std::vector<RankPlace> places,
+                           GatherPlaces(group.get(), *options));
+    const std::shared_ptr<RankMeeting> meeting = RankMeeting::Of(places, group->rank());
+    const absl::Cleanup meet = [&] { meeting->Meet(std::chrono::minutes(1)); };
+    MOERT_RETURN_IF_ERROR(ShareCpus(places, group->rank(), options));
     return make();
-  };
-  absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> rank = made();
+  }();
   absl::Status ready = AllReady(rank.status(), group.get());
   if (ready.ok()) ready = agree(rank->get());
   if (ready.ok()) return std::unique_ptr<ExpertParallel>(*std::move(rank));

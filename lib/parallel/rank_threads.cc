@@ -51,17 +51,18 @@ uint64_t ThisProcess() {
   return number;
 }
 
-/// The pool of this number, made by whoever comes first.
-absl::StatusOr<std::shared_ptr<ThreadPool>> PoolOf(uint64_t number,
-                                                   const ThreadPoolOptions& options) {
+/// The one T that ranks of the process share under this number, made by whoever comes first.
+/// make(): a StatusOr<std::shared_ptr<T>>.
+template <typename T, typename Make>
+absl::StatusOr<std::shared_ptr<T>> SharedBy(uint64_t number, const Make& make) {
   static Mutex mu;
-  static std::map<uint64_t, std::weak_ptr<ThreadPool>> pools;
+  static std::map<uint64_t, std::weak_ptr<T>> all;
   const MutexLock lock(&mu);
-  std::erase_if(pools, [](const auto& pool) { return pool.second.expired(); });
-  if (std::shared_ptr<ThreadPool> pool = pools[number].lock()) return pool;
-  MOERT_ASSIGN_OR_RETURN(std::shared_ptr<ThreadPool> pool, CreateThreadPool(options));
-  pools[number] = pool;
-  return pool;
+  std::erase_if(all, [](const auto& one) { return one.second.expired(); });
+  if (std::shared_ptr<T> one = all[number].lock()) return one;
+  MOERT_ASSIGN_OR_RETURN(std::shared_ptr<T> one, make());
+  all[number] = one;
+  return one;
 }
 
 bool Shares(const RankPlace& a, const RankPlace& b) {
@@ -83,28 +84,55 @@ int ThreadsOf(absl::Span<const RankPlace> ranks, int me, int usable, int io_thre
   return beside ? std::max({1, cpus / 2, cpus - here * (1 + io_threads)}) : cpus;
 }
 
-absl::Status ShareCpus(Collectives* group, EngineOptions* options) {
+absl::StatusOr<std::vector<RankPlace>> GatherPlaces(Collectives* group,
+                                                    const EngineOptions& options) {
   static std::atomic<uint64_t> calls{0};
-  const bool asks = options->threads == 0 && options->cpus.empty() && options->numa_node < 0 &&
-                    options->thread_pool == nullptr;
+  const bool asks = options.threads == 0 && options.cpus.empty() && options.numa_node < 0 &&
+                    options.thread_pool == nullptr;
   const RankPlace mine = {ThisProcess(), HostCpus(), calls.fetch_add(1), asks ? 1 : 0};
   std::vector<RankPlace> ranks(static_cast<size_t>(group->size()));
   MOERT_RETURN_IF_ERROR(group->AllGather(&mine, sizeof(mine), ranks.data(), nullptr));
+  return ranks;
+}
+
+absl::Status ShareCpus(absl::Span<const RankPlace> ranks, int me, EngineOptions* options) {
   const bool beside = options->backend != BackendKind::kCpu;
-  const int threads = ThreadsOf(ranks, group->rank(), UsableCpus(), options->io_threads, beside);
+  const int threads = ThreadsOf(ranks, me, UsableCpus(), options->io_threads, beside);
   if (threads == 0) return absl::OkStatus();
-  const auto first = std::find_if(ranks.begin(), ranks.end(),
-                                  [&](const RankPlace& rank) { return Shares(rank, mine); });
-  if (std::count_if(first, ranks.end(),
-                    [&](const RankPlace& rank) { return Shares(rank, mine); }) == 1) {
+  const auto shares = [&mine = ranks[static_cast<size_t>(me)]](const RankPlace& rank) {
+    return Shares(rank, mine);
+  };
+  if (std::count_if(ranks.begin(), ranks.end(), shares) == 1) {
     options->threads = threads;
     return absl::OkStatus();
   }
   ThreadPoolOptions pool;
   pool.threads = threads;
   if (beside) pool.spin_microseconds = static_cast<int>(kSpinWithDevice.count());
-  MOERT_ASSIGN_OR_RETURN(options->thread_pool, PoolOf(first->pool, pool));
+  const uint64_t number = std::find_if(ranks.begin(), ranks.end(), shares)->number;
+  MOERT_ASSIGN_OR_RETURN(options->thread_pool,
+                         SharedBy<ThreadPool>(number, [&] { return CreateThreadPool(pool); }));
   return absl::OkStatus();
+}
+
+std::shared_ptr<RankMeeting> RankMeeting::Of(absl::Span<const RankPlace> ranks, int me) {
+  const auto here = [process = ranks[static_cast<size_t>(me)].process](const RankPlace& rank) {
+    return rank.process == process;
+  };
+  const auto count = static_cast<int>(std::count_if(ranks.begin(), ranks.end(), here));
+  const uint64_t number = std::find_if(ranks.begin(), ranks.end(), here)->number;
+  return *SharedBy<RankMeeting>(number, [count]() -> absl::StatusOr<std::shared_ptr<RankMeeting>> {
+    return std::make_shared<RankMeeting>(count);
+  });
+}
+
+void RankMeeting::Meet(std::chrono::nanoseconds most) {
+  const auto end = std::chrono::steady_clock::now() + most;
+  const MutexLock lock(&mu_);
+  if (--missing_ <= 0) return all_here_.NotifyAll();
+  for (auto now = end - most; missing_ > 0 && now < end; now = std::chrono::steady_clock::now()) {
+    all_here_.WaitFor(&mu_, end - now);
+  }
 }
 
 }  // namespace moert

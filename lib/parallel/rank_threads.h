@@ -1,12 +1,17 @@
-// Threads of ranks that run on the same CPUs: as many as there are CPUs, not as many for each.
+// Ranks on the same CPUs: they have as many threads as there are CPUs, not as many each; those of
+// one process wait for each other.
 #ifndef MOERT_LIB_PARALLEL_RANK_THREADS_H_
 #define MOERT_LIB_PARALLEL_RANK_THREADS_H_
 
+#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "base/mutex.h"
 #include "moert/options.h"
 #include "moert/parallel/collectives.h"
 
@@ -15,9 +20,9 @@ namespace moert {
 /// Where a rank runs, as the others see it.
 struct RankPlace {
   uint64_t process = 0;
-  uint64_t cpus = 0;  // of a host, that its threads may run on
-  uint64_t pool = 0;  // a number that no other rank of the process has
-  int64_t asks = 0;   // 1: its options do not say who computes
+  uint64_t cpus = 0;    // of a host, that its threads may run on
+  uint64_t number = 0;  // that no other rank of the process has
+  int64_t asks = 0;     // 1: its options do not say who computes
 };
 
 /// Threads of the pool of `me` and of those that share it; 0: it is alone, as nobody else runs
@@ -25,9 +30,31 @@ struct RankPlace {
 /// devices, whose ranks and readers need CPUs too.
 int ThreadsOf(absl::Span<const RankPlace> ranks, int me, int usable, int io_threads, bool beside);
 
-/// Collective: sets options->thread_pool where ranks share a pool, and options->threads where
-/// processes share CPUs.
-absl::Status ShareCpus(Collectives* group, EngineOptions* options);
+/// Collective: the places of all ranks, of which `options` are this one's.
+absl::StatusOr<std::vector<RankPlace>> GatherPlaces(Collectives* group,
+                                                    const EngineOptions& options);
+
+/// Sets options->thread_pool where ranks share a pool, and options->threads where processes share
+/// CPUs.
+absl::Status ShareCpus(absl::Span<const RankPlace> ranks, int me, EngineOptions* options);
+
+/// Where the ranks of a process wait for each other on the host. A rank that waits in a collective
+/// occupies its device; another one that allocates or frees memory there, for peer copies or in
+/// pinned memory, would wait for it in turn.
+class RankMeeting {
+ public:
+  /// The meeting of the ranks that share a process with `me`. Each of them comes once.
+  static std::shared_ptr<RankMeeting> Of(absl::Span<const RankPlace> ranks, int me);
+  explicit RankMeeting(int ranks) : missing_(ranks) {}
+
+  /// Comes, and waits until all have come, or so long: a rank without memory may never come.
+  void Meet(std::chrono::nanoseconds most) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  Mutex mu_;
+  CondVar all_here_;
+  int missing_ ABSL_GUARDED_BY(mu_);
+};
 
 }  // namespace moert
 

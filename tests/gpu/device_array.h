@@ -20,6 +20,7 @@ class DeviceArray {
   explicit DeviceArray(size_t count) : count_(count) {
     REQUIRE(cudaMalloc(&data_, count * sizeof(T)) == cudaSuccess);
     REQUIRE(cudaMemset(data_, 0xff, count * sizeof(T)) == cudaSuccess);
+    AwaitCopies();
   }
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { Set(values); }
   ~DeviceArray() { cudaFree(data_); }
@@ -31,6 +32,7 @@ class DeviceArray {
     REQUIRE(values.size() <= count_);
     REQUIRE(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice) ==
             cudaSuccess);
+    AwaitCopies();
   }
   /// Waits for the device.
   std::vector<T> Get() const {
@@ -42,6 +44,9 @@ class DeviceArray {
   }
 
  private:
+  // Streams that do not block would not wait for them.
+  static void AwaitCopies() { REQUIRE(cudaStreamSynchronize(nullptr) == cudaSuccess); }
+
   const size_t count_;
   void* data_ = nullptr;
 };

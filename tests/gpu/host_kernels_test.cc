@@ -368,8 +368,8 @@ TEST_CASE("rates of the own products and cuBLAS", "[.][bench]") {
       // Copies that together do not fit the cache.
       const int copies = std::clamp<int>((256 << 20) / (in * out * 2), 1, 256);
       DeviceArray<uint16_t> w(static_cast<size_t>(copies) * in * out);
-      DeviceArray<uint16_t> x(Rounded(RandomFloats(static_cast<size_t>(rows) * in, &rng)));
       REQUIRE(cudaMemset(w.get(), 0x3c, static_cast<size_t>(copies) * in * out * 2) == cudaSuccess);
+      DeviceArray<uint16_t> x(Rounded(RandomFloats(static_cast<size_t>(rows) * in, &rng)));
       DeviceArray<float> y(static_cast<size_t>(rows) * out);
       const auto weights = [&](int i) {
         return w.get() + static_cast<size_t>(i % copies) * in * out;

@@ -53,12 +53,14 @@ TEST_CASE("records beside pinned memory are the CPU's, and come into it by their
         }
         CHECK(worst < kRounding);
         CHECK(reference.wrong() == 0);
+        stream.Wait();
         const auto last = Begin(engine, tokens, stream);  // takes the counts of those before
         REQUIRE_OK(last.status());
         REQUIRE_OK(engine->EndStep(*last));
         const EngineStats stats = engine->stats();
         CHECK(stats.host_syncs == 0);
-        CHECK(stats.cpu_computed == reference.experts());
+        CHECK(stats.cpu_computed <= reference.experts());  // but for those of jobs that were late
+        if (stats.cpu_taken_back == 0) CHECK(stats.cpu_computed == reference.experts());
         CHECK(stats.cpu_below > 0);
         CHECK((stats.cpu_read_bytes > 0) == (!in_place || pinned > 0));
         CHECK(stats.lookups == stats.hits_resident + stats.hits_prefetched + stats.late +

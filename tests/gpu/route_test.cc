@@ -1,12 +1,11 @@
 // The device's router against RouteToken, for every routing kind, groups, biases and ties.
 #include "kernels/cuda/route/route.h"
 
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cmath>
 #include <random>
 
+#include "device_array.h"
 #include "exec/cuda/route/device_routing.h"
 #include "moert/router.h"
 #include "route/route_token.h"
@@ -14,31 +13,6 @@
 
 namespace moert::test {
 namespace {
-
-template <typename T>
-class OnDevice {
- public:
-  explicit OnDevice(size_t count) : count_(count) {
-    REQUIRE(cudaMalloc(&data_, count * sizeof(T)) == cudaSuccess);
-    REQUIRE(cudaMemset(data_, 0xff, count * sizeof(T)) == cudaSuccess);
-  }
-  explicit OnDevice(const std::vector<T>& v) : OnDevice(v.size()) {
-    REQUIRE(cudaMemcpy(data_, v.data(), count_ * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess);
-  }
-  ~OnDevice() { cudaFree(data_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  T* get() const { return static_cast<T*>(data_); }
-  std::vector<T> Bring() const {
-    std::vector<T> v(count_);
-    REQUIRE(cudaMemcpy(v.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost) == cudaSuccess);
-    return v;
-  }
-
- private:
-  size_t count_;
-  void* data_ = nullptr;
-};
 
 struct Case {
   RoutingKind kind;
@@ -86,10 +60,10 @@ void Check(const Case& c, int tokens) {
   for (int32_t& id : token_ids)
     id = c.vocabulary > 0 ? static_cast<int32_t>(rng() % c.vocabulary) : 0;
 
-  const OnDevice<float> device_bias(bias.empty() ? std::vector<float>(1) : bias);
-  const OnDevice<float> device_logit_bias(logit_bias), device_scales(expert_scales);
-  const OnDevice<int32_t> device_hash(hash_experts.empty() ? std::vector<int32_t>(1)
-                                                           : hash_experts),
+  const DeviceArray<float> device_bias(bias.empty() ? std::vector<float>(1) : bias);
+  const DeviceArray<float> device_logit_bias(logit_bias), device_scales(expert_scales);
+  const DeviceArray<int32_t> device_hash(hash_experts.empty() ? std::vector<int32_t>(1)
+                                                              : hash_experts),
       device_tokens(token_ids);
   cuda::DeviceRouting routing =
       cuda::MakeDeviceRouting(spec, c.experts, c.bias ? device_bias.get() : nullptr);
@@ -100,13 +74,13 @@ void Check(const Case& c, int tokens) {
     routing.token_ids = device_tokens.get();
     routing.hash_vocab = c.vocabulary;
   }
-  const OnDevice<float> scores(logits);
-  const OnDevice<int32_t> ids(tokens * c.top_k);
-  const OnDevice<float> weights(tokens * c.top_k);
+  const DeviceArray<float> scores(logits);
+  const DeviceArray<int32_t> ids(tokens * c.top_k);
+  const DeviceArray<float> weights(tokens * c.top_k);
   REQUIRE(cuda::LaunchTopK(routing, tokens, scores.get(), ids.get(), weights.get(), nullptr) == 0);
-  const std::vector<float> got_scores = scores.Bring();
-  const std::vector<int32_t> got_ids = ids.Bring();
-  const std::vector<float> got_weights = weights.Bring();
+  const std::vector<float> got_scores = scores.Get();
+  const std::vector<int32_t> got_ids = ids.Get();
+  const std::vector<float> got_weights = weights.Get();
 
   std::vector<float> want_scores(c.experts), want_weights(c.top_k);
   std::vector<int32_t> want_ids(c.top_k);
@@ -159,16 +133,16 @@ TEST_CASE("slots are grouped by expert, ascending, whatever their number") {
             rng() % 16 == 0 ? -1 : static_cast<int32_t>(std::min(rng() % experts, rng() % experts));
       }
       std::vector<float> weights(pairs, 0.5f);
-      const OnDevice<int32_t> device_ids(ids), sorted(pairs), firsts(experts), counts(experts),
+      const DeviceArray<int32_t> device_ids(ids), sorted(pairs), firsts(experts), counts(experts),
           chunks(static_cast<size_t>(cuda::GroupChunks(pairs)) * experts);
-      const OnDevice<float> device_weights(weights);
-      const OnDevice<cuda::SelectionTally> tally(std::vector<cuda::SelectionTally>(experts + 1));
+      const DeviceArray<float> device_weights(weights);
+      const DeviceArray<cuda::SelectionTally> tally(std::vector<cuda::SelectionTally>(experts + 1));
       const cuda::SlotGroups groups{sorted.get(), firsts.get(), counts.get(), chunks.get()};
       REQUIRE(cuda::LaunchGroup(device_ids.get(), pairs, experts, groups, nullptr,
                                 device_weights.get(), tally.get()) == 0);
       REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
-      const std::vector<int32_t> got = sorted.Bring(), at = firsts.Bring(), count = counts.Bring();
-      const std::vector<cuda::SelectionTally> tallied = tally.Bring();
+      const std::vector<int32_t> got = sorted.Get(), at = firsts.Get(), count = counts.Get();
+      const std::vector<cuda::SelectionTally> tallied = tally.Get();
       std::vector<int32_t> want;
       bool same = true;
       for (int e = 0; e < experts; ++e) {
@@ -191,8 +165,8 @@ TEST_CASE("selections are tallied while tokens are grouped") {
   std::mt19937 rng(11);
   for (const int experts : {5, 64, 130}) {
     const int calls = 3, tokens = 37, top_k = 4, pairs = tokens * top_k;
-    const OnDevice<int32_t> sorted(pairs), firsts(experts), counts(experts), chunks(experts);
-    const OnDevice<cuda::SelectionTally> tally(std::vector<cuda::SelectionTally>(experts + 1));
+    const DeviceArray<int32_t> sorted(pairs), firsts(experts), counts(experts), chunks(experts);
+    const DeviceArray<cuda::SelectionTally> tally(std::vector<cuda::SelectionTally>(experts + 1));
     std::vector<int64_t> slots(experts), used(experts);
     std::vector<double> mass(experts);
     for (int call = 0; call < calls; ++call) {
@@ -207,14 +181,14 @@ TEST_CASE("selections are tallied while tokens are grouped") {
         used[ids[i]] += !seen[ids[i]];
         seen[ids[i]] = 1;
       }
-      const OnDevice<int32_t> device_ids(ids);
-      const OnDevice<float> device_weights(weights);
+      const DeviceArray<int32_t> device_ids(ids);
+      const DeviceArray<float> device_weights(weights);
       const cuda::SlotGroups groups{sorted.get(), firsts.get(), counts.get(), chunks.get()};
       REQUIRE(cuda::LaunchGroup(device_ids.get(), pairs, experts, groups, nullptr,
                                 device_weights.get(), tally.get()) == 0);
       REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
     }
-    const std::vector<cuda::SelectionTally> got = tally.Bring();
+    const std::vector<cuda::SelectionTally> got = tally.Get();
     for (int e = 0; e < experts; ++e) {
       CHECK(got[e].slots == slots[e]);
       CHECK(got[e].calls == used[e]);

@@ -77,6 +77,8 @@ absl::Status DeviceDecoder::Init(DeviceWeights weights) {
   carve(&carver);
   RETURN_IF_CUDA_ERROR(
       cudaMemset(zeros_, 0, static_cast<size_t>(kZeroBytes + BestBytes(logit_rows_))));
+  // The step's stream waits for no other one: not for this, nor for the weights on their way.
+  RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   MOERT_RETURN_IF_ERROR(mixers_.Init(config_, weights_, products_.get(), rows, stream_));
   MOERT_ASSIGN_OR_RETURN(pinned_, Buffer::Pinned(logit_rows_ * 16 + 3 * 256));
   Carver host(pinned_.data());

@@ -2,7 +2,10 @@
 // several processes.
 #include "parallel/rank_threads.h"
 
+#include <atomic>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -45,7 +48,9 @@ TEST_CASE("ranks that are threads have one pool, but for one with a pool of its 
     std::vector<EngineOptions> options(kRanks);
     options[1].thread_pool = own;
     for (const absl::Status& status : test::OnRanks(kRanks, [&](int r) {
-           return ShareCpus(group[static_cast<size_t>(r)].get(), &options[static_cast<size_t>(r)]);
+           EngineOptions& mine = options[static_cast<size_t>(r)];
+           const auto places = GatherPlaces(group[static_cast<size_t>(r)].get(), mine);
+           return places.ok() ? ShareCpus(*places, r, &mine) : places.status();
          })) {
       REQUIRE_OK(status);
     }
@@ -56,6 +61,30 @@ TEST_CASE("ranks that are threads have one pool, but for one with a pool of its 
     pools.push_back(options[0].thread_pool);
   }
   CHECK(pools[0] != pools[1]);  // another group is another matter
+}
+
+TEST_CASE("ranks of a process meet, those of another process do not") {
+  const std::vector<RankPlace> places = {{1, 1, 70}, {2, 1, 70}, {1, 1, 71}};
+  const auto first = RankMeeting::Of(places, 0), other = RankMeeting::Of(places, 1);
+  CHECK(RankMeeting::Of(places, 2) == first);
+  CHECK(other != first);
+  std::atomic<int> here{0};
+  other->Meet(std::chrono::hours(1));  // alone
+  for (const absl::Status& status : test::OnRanks(2, [&](int r) -> absl::Status {
+         if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+         ++here;
+         RankMeeting::Of(places, 2 * r)->Meet(std::chrono::hours(1));
+         return here == 2 ? absl::OkStatus() : absl::InternalError("one went on alone");
+       })) {
+    CHECK(status.ok());
+  }
+}
+
+TEST_CASE("nobody waits for ever for a rank that does not come") {
+  RankMeeting meeting(2);
+  const auto begin = std::chrono::steady_clock::now();
+  meeting.Meet(std::chrono::milliseconds(30));
+  CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(30));
 }
 
 TEST_CASE("a group of ranks without options for threads computes with one pool") {

@@ -244,6 +244,7 @@ class CudaBench final : public DeviceBench {
     RETURN_IF_CUDA_ERROR(cudaRuntimeGetVersion(&runtime_));
     MOERT_ASSIGN_OR_RETURN(attention_, Buffer::Device(kAttentionMemory));
     RETURN_IF_CUDA_ERROR(cudaMemset(attention_.data(), 1, kAttentionMemory));
+    RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());  // the stream below does not wait for it
     MOERT_ASSIGN_OR_RETURN(stream_, Stream::Create());
     std::vector<double> rates;
     for (int i = 0; i < 7; ++i) {
