@@ -1,5 +1,5 @@
 // Launches that may begin before the kernel in front of them has ended (programmatic dependent
-// launch, sm_90 and later; an ordinary launch elsewhere). A kernel launched so calls
+// launch, code for sm_90 and later; an ordinary launch elsewhere). A kernel launched so calls
 // GridDependencySync() before it touches what earlier kernels write or still read, and every kernel
 // of a chain calls it at some point: then a kernel that ended has seen all before it end.
 #ifndef MOERT_EXAMPLES_UTIL_LAUNCH_CUH_
@@ -7,6 +7,8 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <cstdint>
 #include <utility>
 
 namespace moert::gpu {
@@ -31,8 +33,23 @@ inline int DeviceAttribute(cudaDeviceAttr attribute) {
   return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? value : 0;
 }
 
-/// Whether the current device's blocks can be launched in clusters, and early.
-inline bool HasClusters() { return DeviceAttribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
+template <int kTag>
+__global__ void CodeMarker() {}
+
+/// Whether blocks can be launched in clusters, and early: the current device runs code that was
+/// compiled for sm_90 or later. A newer device may run the PTX of an older one, which has neither.
+inline bool HasClusters() {
+  static std::atomic<uint64_t> asked{0}, has{0};  // a bit a device
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if ((asked.load(std::memory_order_acquire) & bit) != 0) return (has.load() & bit) != 0;
+  cudaFuncAttributes code;
+  if (cudaFuncGetAttributes(&code, CodeMarker<0>) != cudaSuccess) return false;
+  if (code.ptxVersion >= 90) has.fetch_or(bit);
+  asked.fetch_or(bit, std::memory_order_release);
+  return code.ptxVersion >= 90;
+}
 
 /// `cluster` blocks in a row of the grid share their memory; 1: none do. A cudaError_t.
 template <typename... Params, typename... Args>

@@ -1,5 +1,5 @@
 // Launches that may begin before the kernel in front of them has ended (programmatic dependent
-// launch, sm_90 and later; an ordinary launch elsewhere). A kernel launched so calls
+// launch, code for sm_90 and later; an ordinary launch elsewhere). A kernel launched so calls
 // GridDependencySync() before it touches what earlier kernels write or still read, and every kernel
 // of a chain calls it at some point: then a kernel that ended has seen all before it end.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_LAUNCH_CUH_
@@ -7,6 +7,8 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <cstdint>
 #include <utility>
 
 namespace moert::cuda {
@@ -35,13 +37,28 @@ inline cudaError_t FindAttribute(cudaDeviceAttr attribute, int* value) {
   return error != cudaSuccess ? error : cudaDeviceGetAttribute(value, attribute, device);
 }
 
+template <int kTag>
+__global__ void CodeMarker() {}
+
+/// Whether the current device runs code that was compiled for sm_90 or later: a newer device may
+/// run the PTX of an older one, in which nothing waits.
+inline bool WaitsInKernels() {
+  static std::atomic<uint64_t> asked{0}, waits{0};  // a bit a device
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return false;
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if ((asked.load(std::memory_order_acquire) & bit) != 0) return (waits.load() & bit) != 0;
+  cudaFuncAttributes code;
+  if (cudaFuncGetAttributes(&code, CodeMarker<0>) != cudaSuccess) return false;
+  if (code.ptxVersion >= 90) waits.fetch_or(bit);
+  asked.fetch_or(bit, std::memory_order_release);
+  return code.ptxVersion >= 90;
+}
+
 /// A cudaError_t.
 template <typename... Params, typename... Args>
 int LaunchEarly(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
                 cudaStream_t stream, Args&&... args) {
-  int major = 0;
-  const cudaError_t error = FindAttribute(cudaDevAttrComputeCapabilityMajor, &major);
-  if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -51,7 +68,7 @@ int LaunchEarly(void (*kernel)(Params...), dim3 grid, int threads, int shared_by
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.numAttrs = WaitsInKernels() ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
 }
 
