@@ -11,6 +11,8 @@ namespace moert::cuda::tuning {
 /// Where the times of both families cross, between what was measured at 2, 3, 4, 6, 8, 12 and 16
 /// tokens an expert; w4 with zeros between w4 and w2.
 constexpr double kPromptFrom[] = {2, 2.5, 10.5, 3, 13.5, 14.5, 18, 2, 3, 12, 9.5, 13.5, 2, 2};
+/// The same of products by mma.sync, which have none in 8 bits.
+constexpr double kMmaFrom[] = {12, 12, 12, 12, 12, 12, 12, 1e30, 1e30, 12, 12, 12, 1e30, 1e30};
 
 /// At least so many in calls of up to kFewTokens tokens (route.h): family D's take fewer launches
 /// and prefetch for the next layer.
@@ -24,6 +26,7 @@ struct PromptTiling {
 /// The width that w4a8 and fp8 have registers for, which add the sums of every 128 k to others.
 constexpr int kMostOfTwoSums = 160;
 constexpr PromptTiling kPromptTilings[] = {{64, 64}, {150, 160}, {1e30, 256}};
+constexpr PromptTiling kMmaTilings[] = {{64, 64}, {1e30, 160}};
 
 }  // namespace moert::cuda::tuning
 

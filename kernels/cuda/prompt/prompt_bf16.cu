@@ -5,23 +5,20 @@ namespace moert::cuda {
 template int LaunchPrompt<Packing::kBf16>(const PromptGemmArgs& args, int product,
                                           CUstream_st* stream);
 
-int PromptGemmCtas() {
-  int processors = 0, major = 0, minor = 0;
+PromptDevice FindPromptDevice() {
+  int processors = 0;
+  cudaFuncAttributes wgmma, mma;
   if (FindAttribute(cudaDevAttrMultiProcessorCount, &processors) != cudaSuccess ||
-      FindAttribute(cudaDevAttrComputeCapabilityMajor, &major) != cudaSuccess ||
-      FindAttribute(cudaDevAttrComputeCapabilityMinor, &minor) != cudaSuccess) {
+      cudaFuncGetAttributes(&wgmma, PromptGemmKernel<Packing::kBf16, true, 256, true>) !=
+          cudaSuccess ||
+      cudaFuncGetAttributes(&mma, PromptMmaKernel<Packing::kBf16, true, 160>) != cudaSuccess) {
     cudaGetLastError();
-    return 0;
+    return {};
   }
-  if (major != 9 || minor != 0) return 0;
-  cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, PromptGemmKernel<Packing::kBf16, true, 256, true>) !=
-      cudaSuccess) {
-    cudaGetLastError();
-    return 0;
-  }
-  // Code for plain sm_90 has nothing in it.
-  return attributes.numRegs > 64 ? processors : 0;
+  // The code of one of them has nothing in it, and no use for registers.
+  if (wgmma.numRegs > 64) return {PromptForm::kWgmma, processors};
+  if (mma.numRegs > 64) return {PromptForm::kMma, 2 * processors};
+  return {};
 }
 
 }  // namespace moert::cuda

@@ -161,7 +161,10 @@ __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& 
         }
         weights += Ring::kRun;
       }
-      scales.Copy(k, ring.Scales(place.stage, 0), full);
+      scales.Copy(k, ring.Scales(place.stage, 0),
+                  [full](uint32_t to, const uint8_t* from, uint32_t bytes) {
+                    BulkCopy(to, from, bytes, full);
+                  });
       place.Next();
     }
     Arrive(ring.SlotEmpty(at.stage()));

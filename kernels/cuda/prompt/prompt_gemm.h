@@ -1,4 +1,6 @@
-// Family P: the grouped product of a prompt's tokens, compute-bound form (wgmma, sm_90a).
+// Family P: the grouped product of a prompt's tokens, compute-bound form: by wgmma on sm_90a, by
+// mma.sync elsewhere (prompt_mma.cuh), which has no products in 8 bits. The rest of this comment is
+// about wgmma.
 //
 // A unit is some tokens of one expert, at most `most`, which goes by the tokens of the layer; a
 // tile is 128 or 256 rows of weights by the columns of a unit, half of them gate's and half up's,
@@ -214,8 +216,22 @@ struct MakePromptTilesArgs {
 };
 int LaunchMakePromptTiles(const MakePromptTilesArgs& args, CUstream_st* stream);
 
+/// How products are multiplied.
+enum class PromptForm : int32_t {
+  kNone = 0,  // this family does not run
+  kWgmma = 1,
+  kMma = 2,  // units of at most 64 or 160 tokens, no packings of kPrompt8Bits
+};
+struct PromptDevice {
+  PromptForm form = PromptForm::kNone;
+  int32_t ctas = 0;  // of a product
+};
+/// How the current device runs this build.
+PromptDevice FindPromptDevice();
+
 struct PromptGemmArgs {
   PromptTable table;
+  PromptForm form = PromptForm::kWgmma;
   int32_t most = 256;          // one of kPromptMosts
   uint32_t packings[2] = {};   // in use, a bit each, by product
   const uint8_t* x = nullptr;  // [tokens] rows of bf16 in their order, zeros up to whole 64
@@ -226,15 +242,15 @@ struct PromptGemmArgs {
   int64_t out_stride = 0;      // a multiple of 64
   int32_t pairs = 0;           // as GroupGemmArgs
   int32_t top_k = 1;
-  int32_t ctas = 0;             // PromptGemmCtas()
+  int32_t ctas = 0;             // PromptDevice's
   int32_t biased = 0;           // whether some expert has biases
   DeviceActivation activation;  // IsPromptActivation
   // For products in 8 bits, where they are in use.
   /// [tokens] packed rows (rows.h): kInt8Token, kInt8Group, kF8Bytes, kF8GroupBytes.
   const uint8_t* byte_x[4] = {};
-  int64_t byte_x_stride = 0;      // bytes; tokens * byte_x_stride below 2^32
-  int64_t byte_x_scales = 0;      // bytes from a row to its scales
-  float* wide_h = nullptr;        // [MaxPromptRows, wide_h_stride]: h before it is quantized
+  int64_t byte_x_stride = 0;  // bytes; tokens * byte_x_stride below 2^32
+  int64_t byte_x_scales = 0;  // bytes from a row to its scales
+  float* wide_h = nullptr;    // [MaxPromptRows, wide_h_stride]: h before it is quantized
   int64_t wide_h_stride = 0;
   // For products in 8 bits and asymmetric ones.
   float* h_columns = nullptr;    // scales or sums of a unit's h: [128 k or PromptSums][column]
@@ -251,9 +267,6 @@ int LaunchSumPromptX(uint8_t* x, int64_t stride, int64_t sums, int rows, int cha
 int LaunchSumPromptH(const PromptGemmArgs& args, CUstream_st* stream);
 /// Quantizes the rows of wide_h of the units whose down wants int8, into h and h_columns.
 int LaunchQuantizePromptH(const PromptGemmArgs& args, CUstream_st* stream);
-
-/// CTAs of a product on the current device; 0 where this family does not run.
-int PromptGemmCtas();
 
 }  // namespace moert::cuda
 

@@ -12,6 +12,7 @@
 #include "kernels/cuda/prompt/prompt_gather.cuh"
 #include "kernels/cuda/prompt/prompt_gemm.h"
 #include "kernels/cuda/prompt/prompt_launch.h"
+#include "kernels/cuda/prompt/prompt_mma.cuh"
 #include "kernels/cuda/prompt/prompt_quantized_h.cuh"
 #include "kernels/cuda/prompt/prompt_roles.cuh"
 #include "kernels/cuda/prompt/prompt_schedule.cuh"
@@ -208,6 +209,10 @@ int LaunchMost(const PromptGemmArgs& args, cudaStream_t stream) {
 
 template <Packing kPacking>
 int LaunchPrompt(const PromptGemmArgs& args, int product, cudaStream_t stream) {
+  if (args.form == PromptForm::kMma) {
+    if constexpr (!Is8Bit(kPacking)) return LaunchMma<kPacking>(args, product, stream);
+    return cudaErrorInvalidValue;
+  }
   return product == 0 ? LaunchMost<kPacking, true>(args, stream)
                       : LaunchMost<kPacking, false>(args, stream);
 }

@@ -50,8 +50,8 @@ struct TileBlocks {
   static constexpr int kBlocks = Ring::kRowBlocks / kMatrices;  // of a matrix
 };
 
-/// The weight warp's view of a tile's scales: of imported packings, which bring with every stage
-/// those of its groups, and their zeros.
+/// A copying warp's view of a tile's scales, for imported packings, which bring with every stage
+/// those of its groups, and their zeros. copy(to, from, bytes) brings some.
 template <typename Ring, Packing kPacking, bool kGateUp, typename Slot>
 class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
   using Tile = TileBlocks<Ring, kGateUp>;
@@ -69,7 +69,8 @@ class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
     const int of_group = blocks_ * (kBlockBytes + (HasZero() ? 16 : 0));
     return min(max(4 >> shift_, 1), slot_.form.groups - First(k)) * Tile::kMatrices * of_group;
   }
-  __device__ __forceinline__ void Copy(int k, uint32_t scales, uint32_t barrier) const {
+  template <typename Copier>
+  __device__ __forceinline__ void Copy(int k, uint32_t scales, const Copier& copy) const {
     const int first = First(k);
 #pragma unroll
     for (int g = 0; g < PromptGroups(kPacking); ++g) {
@@ -79,10 +80,10 @@ class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
       for (int m = 0; m < Tile::kMatrices; ++m) {
         const int to = g * Ring::kRowBlocks + m * Tile::kBlocks;
         const uint8_t* const at = slot_.scales + (m != 0 ? slot_.second_scales : 0);
-        BulkCopy(scales + to * kBlockBytes, at + row * kBlockBytes, blocks_ * kBlockBytes, barrier);
+        copy(scales + to * kBlockBytes, at + row * kBlockBytes, blocks_ * kBlockBytes);
         if (HasZero()) {
-          BulkCopy(scales + ImportedZerosAt(Ring::kRowBlocks) + to * 16,
-                   at + slot_.form.zero_distance + row * 16, blocks_ * 16, barrier);
+          copy(scales + ImportedZerosAt(Ring::kRowBlocks) + to * 16,
+               at + slot_.form.zero_distance + row * 16, blocks_ * 16);
         }
       }
     }
@@ -128,7 +129,8 @@ class RowStageCopies : TileBlocks<Ring, kGateUp> {
     return bytes;
   }
   /// Which it is then no longer.
-  __device__ __forceinline__ void Copy(int /*k*/, uint32_t scales, uint32_t barrier) {
+  template <typename Copier>
+  __device__ __forceinline__ void Copy(int /*k*/, uint32_t scales, const Copier& copy) {
 #pragma unroll
     for (int p = 0; p < Ring::kPieces; ++p) {
       if (piece_ + p != next_ || next_ >= pieces_) continue;
@@ -136,10 +138,9 @@ class RowStageCopies : TileBlocks<Ring, kGateUp> {
       for (int i = 0; i < Tile::kMatrices * kPlanes; ++i) {
         const int matrix = i % Tile::kMatrices, plane = i / Tile::kMatrices;
         const int to = plane * Ring::kRowBlocks + matrix * Tile::kBlocks;
-        BulkCopy(
-            scales + p * Ring::kPieceScales + to * kBlockBytes,
-            at_ + (matrix != 0 ? slot_.second_scales : 0) + (plane != 0 ? slot_.zero_distance : 0),
-            bytes_, barrier);
+        copy(scales + p * Ring::kPieceScales + to * kBlockBytes,
+             at_ + (matrix != 0 ? slot_.second_scales : 0) + (plane != 0 ? slot_.zero_distance : 0),
+             bytes_);
       }
       next_ += of_group_;
       at_ += slot_.row_blocks * kBlockBytes;
@@ -159,8 +160,8 @@ struct NoStageCopies {
   template <typename Slot>
   __device__ __forceinline__ explicit NoStageCopies(const Slot& /*slot*/) {}
   __device__ __forceinline__ uint32_t Bytes(int /*k*/) const { return 0; }
-  __device__ __forceinline__ void Copy(int /*k*/, uint32_t /*scales*/, uint32_t /*barrier*/) const {
-  }
+  template <typename Copier>
+  __device__ __forceinline__ void Copy(int /*k*/, uint32_t /*scales*/, const Copier&) const {}
 };
 
 template <typename Ring, Packing kPacking, bool kGateUp, typename Slot>

@@ -10,8 +10,6 @@
 
 namespace moert::cuda {
 
-#ifdef MOERT_PROMPT_PRODUCTS
-
 /// A tile as all warps want to know it, by one thread.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const PromptUnit& unit,
@@ -104,6 +102,7 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
   }
 }
 
+#ifdef MOERT_PROMPT_PRODUCTS
 /// Resolves one tile after another into the slots. The first tile of a CTA is that of its number,
 /// the others are by ticket. A CTA that begins before others do must not take what they would: it
 /// asks for a second tile when the launch in front has ended, so that all CTAs run, and where a

@@ -8,8 +8,6 @@
 
 namespace moert::cuda {
 
-#ifdef MOERT_PROMPT_PRODUCTS
-
 template <Packing kPacking>
 __device__ __forceinline__ int64_t XStride(const PromptGemmArgs& args) {
   return Is8Bit(kPacking) ? args.byte_x_stride : args.x_stride;
@@ -37,7 +35,6 @@ __device__ __forceinline__ int ColumnFloats(const Slot& slot, int k) {
   if (slot.group_k64s == 2) return k % 2 != 0 ? -1 : slot.k64s + k / 2;
   return k != 0 ? -1 : slot.k64s + (slot.k64s + 1) / 2;
 }
-#endif
 
 }  // namespace moert::cuda
 

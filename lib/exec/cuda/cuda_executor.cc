@@ -18,7 +18,7 @@ absl::Status CudaExecutor::Init() {
   if (shares_ == 0) {
     return absl::UnimplementedError("the kernels of this build do not run on this device");
   }
-  prompt_ctas_ = PromptGemmCtas();
+  prompt_device_ = FindPromptDevice();
   Carver count;
   w_.Carve(model_, extent_, &count);
   MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));

@@ -244,7 +244,7 @@ class CudaExecutor final : public Executor,
   ComputeFence* const fence_;
   const Extent extent_;
   int shares_ = 0;
-  int prompt_ctas_ = 0;  // 0: no products of family P on this device
+  PromptDevice prompt_device_;
 
   Buffer memory_;
   Workspace w_{};

@@ -12,11 +12,12 @@ namespace moert::cuda {
 PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
   const auto bytes = static_cast<uint64_t>(InputRows(call) *
                                            std::max(extent_.prompt_x_stride(), extent_.x_stride()));
-  if (prompt_ctas_ == 0 || bytes >> 32 != 0) return {};
+  if (prompt_device_.form == PromptForm::kNone || bytes >> 32 != 0) return {};
   // The CPU has no part in calls with such products, and has to have one.
   const bool below = call.capturing && served_ != nullptr && served_->reads_below();
   if (below && call.hidden.rows <= kFewTokens) return {};
-  return PlanPrompt(extent_.use.prompt, Spec(call), call.hidden.rows, extent_.routed[call.layer]);
+  return PlanPrompt(prompt_device_.form, extent_.use.prompt, Spec(call), call.hidden.rows,
+                    extent_.routed[call.layer]);
 }
 
 std::optional<CudaExecutor::PromptRows> CudaExecutor::RowsForPrompt(
@@ -64,7 +65,8 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.top_k = spec.routing.top_k;
   gemm.biased = spec.expert_bias ? 1 : 0;
   gemm.activation = on_device_.layer(call.layer).activation;
-  gemm.ctas = prompt_ctas_;
+  gemm.form = prompt_device_.form;
+  gemm.ctas = prompt_device_.ctas;
   gemm.byte_x[0] = w_.x[static_cast<int>(OperandForm::kInt8Token)];
   gemm.byte_x[1] = w_.x[static_cast<int>(OperandForm::kInt8Group)];
   gemm.byte_x[2] = w_.x[static_cast<int>(OperandForm::kF8Bytes)];

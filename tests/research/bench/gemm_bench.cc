@@ -176,11 +176,11 @@ absl::Status GemmBench::Measure(int tokens, double zipf, GemmCudaCase* result) {
 }
 
 absl::Status GemmBench::Prepare(int tokens, double zipf, GemmCudaCase* result) {
-  prompt_ctas_ = cuda::PromptGemmCtas();
+  prompt_device_ = cuda::FindPromptDevice();
   prompt_ = {};
-  if (prompt_ctas_ > 0 && products_ != "few") {
-    prompt_ =
-        cuda::PlanPrompt(prompt_formats_, spec_, tokens, spec_.num_experts, products_ == "prompts");
+  if (prompt_device_.form != cuda::PromptForm::kNone && products_ != "few") {
+    prompt_ = cuda::PlanPrompt(prompt_device_.form, prompt_formats_, spec_, tokens,
+                               spec_.num_experts, products_ == "prompts");
   }
   if (prompt_.any() && prompt_.others) {
     return absl::UnimplementedError("formats of which some have no kernel for prompts");

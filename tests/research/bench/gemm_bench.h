@@ -96,7 +96,7 @@ class GemmBench {
   bool few_ = false;      // one launch routes and makes tiles
   bool chooses_ = false;  // the products' launch does
   int shares_ = 0;
-  int prompt_ctas_ = 0;
+  cuda::PromptDevice prompt_device_;
   cuda::PromptPlan prompt_;
 };
 

@@ -75,7 +75,8 @@ absl::Status GemmBench::PromptProducts(int layer) {
   args.top_k = spec_.routing.top_k;
   args.biased = spec_.expert_bias ? 1 : 0;
   args.activation = cuda::MakeDeviceActivation(spec_.activation);
-  args.ctas = prompt_ctas_;
+  args.form = prompt_device_.form;
+  args.ctas = prompt_device_.ctas;
   args.byte_x[0] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Token)];
   args.byte_x[1] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kInt8Group)];
   args.byte_x[2] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kF8Bytes)];

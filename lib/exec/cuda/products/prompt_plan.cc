@@ -24,9 +24,10 @@ void PromptFormats::Add(const DeviceFormat& format) {
   }
 }
 
-PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, int64_t tokens,
-                      int64_t experts, bool always) {
+PromptPlan PlanPrompt(PromptForm form, const PromptFormats& formats, const MoeLayerSpec& layer,
+                      int64_t tokens, int64_t experts, bool always) {
   PromptPlan plan;
+  const bool mma = form == PromptForm::kMma;
   // Some functions have no place in the epilogue, nor so many experts in the kernel that makes
   // tiles.
   if (!IsPromptActivation(DeviceFunctionOf(layer.activation.function)) ||
@@ -36,9 +37,11 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
   const double mean = TokensAnExpert(layer, tokens, experts);
   const double least = tokens <= kFewTokens ? tuning::kPromptFromOfFewTokens : 0;
   uint32_t packings = 0;
+  const double* const from = mma ? tuning::kMmaFrom : tuning::kPromptFrom;
   for (int p = 0; p < kPromptPackings; ++p) {
-    if (always || mean >= std::max(tuning::kPromptFrom[p], least)) packings |= 1u << p;
+    if (always || mean >= std::max(from[p], least)) packings |= 1u << p;
   }
+  if (mma) packings &= ~kPrompt8Bits;
   plan.others = formats.others;
   for (int gate = 0; gate < kPromptPackings; ++gate) {
     for (int down = 0; down < kPromptPackings; ++down) {
@@ -53,7 +56,7 @@ PromptPlan PlanPrompt(const PromptFormats& formats, const MoeLayerSpec& layer, i
     }
   }
   if (plan.of_product[0] != 0) plan.packings = packings;
-  const auto* tiling = tuning::kPromptTilings;
+  const auto* tiling = mma ? tuning::kMmaTilings : tuning::kPromptTilings;
   while (mean > tiling->tokens) ++tiling;
   plan.most = tiling->most;
   constexpr uint32_t kTwoSums = 1u << PromptIndex(Packing::kW4A8) | 1u << PromptIndex(Packing::kF8);

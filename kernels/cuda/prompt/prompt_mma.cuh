@@ -1,0 +1,249 @@
+// Family P on devices without wgmma: the units, tiles and places of prompt_gemm.h, multiplied by
+// mma.sync.
+//
+// The eight warps of a CTA all load and multiply. Asynchronous copies fill a ring of stages of 64
+// k; a warp has 16 or 32 rows of weights and all columns of the unit. Weights become fragments as
+// prompt_weights.cuh and prompt_imported.cuh say, the tokens' come by ldmatrix.
+#ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_MMA_CUH_
+#define MOERT_KERNELS_CUDA_PROMPT_PROMPT_MMA_CUH_
+
+#include <cuda_runtime.h>
+
+#include <type_traits>
+
+#include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/prompt/prompt_mma_ring.cuh"
+#include "kernels/cuda/prompt/prompt_mma_store.cuh"
+#include "kernels/cuda/prompt/prompt_roles.cuh"
+#include "kernels/cuda/prompt/prompt_schedule.cuh"
+#include "kernels/cuda/prompt/prompt_sums.cuh"
+
+namespace moert::cuda {
+
+/// Four 8 x 8 matrices of bf16: lane l has the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ uint4 LoadMatrices(uint32_t row) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(row)
+               : "memory");
+  return v;
+}
+
+/// The products of one tile.
+template <Packing kPacking, bool kGateUp, int kMost>
+struct MmaProduct {
+  using Ring = MmaRing<kPacking, kMost>;
+  using Warp = MmaWarp<kGateUp, kMost>;
+  static constexpr int kColumns = MmaColumns(kMost);
+  static constexpr int kBlocks = Warp::kBlocks;
+  static constexpr bool kImported = IsImported(kPacking);
+  static constexpr bool kScaled = kPacking != Packing::kBf16;
+  static constexpr int kParts = 2;  // of 64 k: registers for the fragments of one
+  static constexpr int kLaneBytes =
+      kPacking == Packing::kW3 || kPacking == Packing::kW2 ? 4 : K64Bytes(kPacking) / 128;
+  using Scales = std::conditional_t<kImported, ImportedRowScales<kPacking, Ring::kRowBlocks>,
+                                    RowScales<kPacking, Ring::kRowBlocks>>;
+  using Fragments =
+      std::conditional_t<kImported, ImportedFragments<kPacking, Warp::kHalves, kParts>,
+                         StageFragments<kPacking, Warp::kHalves, kParts>>;
+  using Sums = float[kBlocks][kColumns / 2];  // as wgmma has them: see prompt_sums.cuh
+
+  const PromptSlot<kMost>& slot;
+  const Ring& ring;
+  const Warp& of;
+  Scales scales[kBlocks];
+  int left = 0;  // of the current scale group, in 64 k
+
+  __device__ __forceinline__ MmaProduct(const PromptSlot<kMost>& s, const Ring& r, const Warp& w)
+      : slot(s), ring(r), of(w) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if constexpr (kImported) {
+        scales[b].Open(slot.form, of.FirstRow(b), of.SecondRow(b), of.Matrix(b));
+      } else if constexpr (kScaled) {
+        scales[b].Open(of.FirstRow(b), of.SecondRow(b));
+      }
+    }
+  }
+
+  /// Whether a scale group begins with part `part` of the 64 k from piece k on.
+  __device__ __forceinline__ bool Turns(int k, int part) {
+    if constexpr (kImported) return Scales::Begins(slot.form, k, part);
+    if (!kScaled || part != 0) return false;
+    const bool turns = left == 0;
+    left = (turns ? slot.group_k64s : left) - 1;
+    return turns;
+  }
+  /// It begins: the sums so far are told in its units.
+  __device__ __forceinline__ void Turn(int stage, int part, Sums& d) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      float ratio[2];
+      if constexpr (kImported) {
+        scales[b].Turn(slot.form, ring.Scales(stage), part, ratio);
+      } else if constexpr (kScaled) {
+        scales[b].Turn(ring.Scales(stage), ratio);
+      }
+      if constexpr (HasZeros(kPacking)) {
+        ShiftSums<kColumns>(of.lane, ratio, scales[b].shift, ring.Floats(stage) + of.first * 4,
+                            d[b]);
+      } else if constexpr (kScaled) {
+        ScaleSums<kColumns>(ratio, d[b]);
+      }
+    }
+  }
+
+  /// Adds 64 k, which are in the stage.
+  __device__ __forceinline__ void Add(int k, int stage, Sums& d) {
+    const int lane = of.lane;
+    // Lanes 0 to 15 have the addresses of eight columns, of both halves of 16 k; the others those
+    // of the next eight.
+    const uint32_t tokens = ring.Tokens(stage) + (of.first + (lane >> 4) * 8 + (lane & 7)) * 128;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (Turns(k, part)) Turn(stage, part, d);
+      Fragments f[kBlocks];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        if constexpr (kImported) {
+          if (part == 0) scales[b].ReadStage(ring.Scales(stage));
+        }
+        const uint32_t first =
+            ring.Weights(stage) + of.RowBlock(b) * K64Bytes(kPacking) + lane * kLaneBytes;
+        f[b].Load(part, first, first + Warp::kOfGate * K64Bytes(kPacking), of.half, scales[b]);
+      }
+      // By 16 k and 16 columns; the next are loaded before these are multiplied.
+      constexpr int kSteps = kColumns / 16, kOfPart = 4 / kParts;
+      const auto load = [&](int step) {
+        const int i = part * kOfPart + step / kSteps;
+        return LoadMatrices(tokens + step % kSteps * (16 * 128) +
+                            (((2 * i + ((lane >> 3) & 1)) ^ (lane & 7)) * 16));
+      };
+      uint4 v = load(0);
+#pragma unroll
+      for (int step = 0; step < kOfPart * kSteps; ++step) {
+        const uint4 now = v;
+        if (step + 1 < kOfPart * kSteps) v = load(step + 1);
+        const int i = part * kOfPart + step / kSteps, c = step % kSteps * 16;
+        if (of.first + c >= of.end) continue;
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          AddProduct(f[b].a[i], now.x, now.y, &d[b][c / 2]);
+          AddProduct(f[b].a[i], now.z, now.w, &d[b][c / 2 + 4]);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void End(Sums& d) const {
+    if constexpr (kScaled) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) ScaleSums<kColumns>(scales[b].f, d[b]);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void AddProduct(const uint32_t (&a)[4], uint32_t b0,
+                                                    uint32_t b1, float* c) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void RunMmaTile(const PromptGemmArgs& args,
+                                           const PromptSlot<kMost>& slot,
+                                           const MmaRing<kPacking, kMost>& ring) {
+  constexpr int kStages = MmaRing<kPacking, kMost>::kStages;
+  const int warp = threadIdx.x / 32;
+  const MmaWarp<kGateUp, kMost> of(slot.columns, warp, threadIdx.x % 32);
+  MmaProduct<kPacking, kGateUp, kMost> product(slot, ring, of);
+  MmaLoads<kPacking, kGateUp, kMost> loads(args, slot, ring);
+  typename MmaProduct<kPacking, kGateUp, kMost>::Sums d;
+  ClearSums(d);
+#pragma unroll
+  for (int k = 0; k < kStages - 1; ++k) {
+    if (k < slot.k64s) loads.Begin(k, k);
+    CopyAsyncCommit();
+  }
+  int stage = 0, free = kStages - 1;
+#pragma unroll 1
+  for (int k = 0; k < slot.k64s; ++k) {
+    CopyAsyncWait<kStages - 2>();
+    __syncthreads();  // the stage is there for all, and nobody reads the one in front of it
+    if (k + kStages - 1 < slot.k64s) loads.Begin(k + kStages - 1, free);
+    CopyAsyncCommit();
+    product.Add(k, stage, d);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+    free = free + 1 == kStages ? 0 : free + 1;
+  }
+  product.End(d);
+  __syncthreads();  // results go out by way of the ring
+  const MmaStore<kGateUp, kMost> store{args, slot, of, ring.base};
+  store.Run(d);
+}
+
+template <Packing kPacking, bool kGateUp, int kMost>
+__global__ void __launch_bounds__(kMmaThreads, 2)
+    PromptMmaKernel(const __grid_constant__ PromptGemmArgs args) {
+#ifndef MOERT_PROMPT_PRODUCTS
+  extern __shared__ __align__(128) uint8_t shared[];
+  __shared__ PromptSlot<kMost> slot;
+  __shared__ int next;
+  GridDependencySync();
+  TriggerDependentLaunch();
+  constexpr int kProduct = kGateUp ? 0 : 1, kIndex = PromptIndex(kPacking);
+  const MmaRing<kPacking, kMost> ring{SharedAddress(shared)};
+  const PromptTable& table = args.table;
+  const int end = table.begins[kProduct][kIndex + 1];
+  int at = table.begins[kProduct][kIndex] + static_cast<int>(blockIdx.x);
+  while (at < end) {
+    if (threadIdx.x < 32) {
+      const uint32_t tile = table.tiles[kProduct][at];
+      const PromptUnit& unit = table.units[tile & 0xffffu];
+      if (threadIdx.x == 0) {
+        FillSlot<kPacking, kGateUp>(args, unit, static_cast<int>(tile >> 16), &slot);
+        next = atomicAdd(&table.tickets[kProduct][kIndex], 1) + static_cast<int>(gridDim.x);
+      }
+      FillRows<kPacking, kGateUp>(args, unit, unit.count, unit.columns, &slot);
+    }
+    __syncthreads();
+    at = next;
+    RunMmaTile<kPacking, kGateUp, kMost>(args, slot, ring);
+    __syncthreads();
+  }
+#endif
+}
+
+template <Packing kPacking, bool kGateUp, int kMost>
+int LaunchMma(const PromptGemmArgs& args, cudaStream_t stream) {
+  constexpr int kBytes = MmaRing<kPacking, kMost>::kBytes;
+  const auto kernel = PromptMmaKernel<kPacking, kGateUp, kMost>;
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+  if (error == cudaSuccess) {  // two CTAs, where a processor has room for them
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
+  }
+  if (error != cudaSuccess) return error;
+  return LaunchEarly(kernel, args.ctas, kMmaThreads, kBytes, stream, args);
+}
+
+template <Packing kPacking>
+int LaunchMma(const PromptGemmArgs& args, int product, cudaStream_t stream) {
+  if (args.most != 64 && args.most != 160) return cudaErrorInvalidValue;
+  if (product == 0) {
+    return args.most == 64 ? LaunchMma<kPacking, true, 64>(args, stream)
+                           : LaunchMma<kPacking, true, 160>(args, stream);
+  }
+  return args.most == 64 ? LaunchMma<kPacking, false, 64>(args, stream)
+                         : LaunchMma<kPacking, false, 160>(args, stream);
+}
+
+}  // namespace moert::cuda
+
+#endif  // MOERT_KERNELS_CUDA_PROMPT_PROMPT_MMA_CUH_
