@@ -4,6 +4,8 @@
     tests/research/grouped_core.py store DIR    docs/results/data/gemm-core.json
     tests/research/grouped_core.py renew DIR    replaces the runs of which DIR has files, none of the rivals
     tests/research/grouped_core.py plans DIR    writes the plans that were timed
+    tests/research/grouped_core.py mma DIR      docs/results/data/gemm-mma.json: few.json and prompts.json of DIR, by
+                                                --products, from a build of MOERT_CUDA_ARCHITECTURES=80-virtual
     tests/research/grouped_core.py ratios       rivals' times over ours
 
 To `store`, DIR has what `moert-bench gemm --json` wrote (SHAPE.json, q30*.json, beside.json in one call with the rivals) and lines of JSON of the rivals, medians with
@@ -23,6 +25,7 @@ import experiment
 import report
 
 JSON = report.DATA / "gemm-core.json"
+MMA = report.DATA / "gemm-mma.json"
 TOKENS = (1, 8, 32, 128, 512, 2048, 8192)
 FP8 = "q30-fp8"  # with --numerics fp8: fp8_b128 by fp8
 BIT8 = ("w8a8", "w4a8_g128", "fp8_b128")  # that the chip could multiply in 8 bits
@@ -100,13 +103,8 @@ def core():
     return "\n".join([*main, *by_fp8, *shown])
 
 
-def bits(run, row):
-    hidden, intermediate = 2048, 768  # Qwen3-30B-A3B
-    return row["weight_bytes"] * 8 / (row["experts"] * 3 * hidden * intermediate)
-
-
 def plans():
-    """Plans beside uniform schemes: stored bits, microseconds, and times as fast as bf16, w8a8 and w4."""
+    """Plans beside uniform schemes: microseconds, and times as fast as bf16, w8a8 and w4."""
     stored = load()["runs"]
     tokens, out = (8, 512, 8192), []
     for name in ("q30-plans", "q30-plan-5-a8", "q30-plans2"):
@@ -121,10 +119,10 @@ def plans():
                 row = known[(scheme, t)]
                 mine = row["gemms_us"]["median"]
                 over = ", ".join(f"{base[(s, t)]['gemms_us']['median'] / mine:.2f}" for s in ("bf16", "w8a8", "w4a16_g128"))
-                cells.append(f"{us(mine)} ({us(row['layer_us']['median'])}): {over}")
-            out.append([scheme, f"{bits(run, known[(scheme, 512)]):.2f}", *cells])
+                cells.append(f"{us(mine)}: {over}")
+            out.append([scheme, *cells])
     shown = [row for row in out if row[0].startswith("plan")]
-    return experiment.table(["version", "stored bits", *(f"{t} tokens" for t in tokens)], shown)
+    return experiment.table(["plan", *(f"{t} tokens" for t in tokens)], shown)
 
 
 def run_beside(stored):
@@ -179,6 +177,17 @@ def median(rows, t, key):
     return value["median"] if isinstance(value, dict) else None
 
 
+def mma():
+    """Products of few tokens and of prompts, as devices without wgmma have them."""
+    runs = json.loads(MMA.read_text())["runs"]
+    times = {name: {(r["scheme"], r["tokens"]): r for r in run["results"]} for name, run in runs.items()}
+    tokens, shown = (256, 512, 2048, 8192), ("bf16", "w8a16_g128", "w4a16_g128", "fp8_b128", "mxfp4")
+    text = lambda key: " / ".join(us(times[name][key]["gemms_us"]["median"]) for name in ("few", "prompts"))
+    rows = [[s, *(text((s, t)) for t in tokens), f"{times['prompts'][s, 8192]['tflops']:.0f}"]
+            for s in shown]
+    return experiment.table(["scheme", *(f"{t} tokens" for t in tokens), "TFLOP/s at 8192"], rows)
+
+
 def ratios():
     """Rivals' times over ours, which prose may need."""
     times = beside_times()
@@ -189,13 +198,16 @@ def ratios():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("store", "renew", "plans", "ratios"))
+    parser.add_argument("what", choices=("store", "renew", "plans", "mma", "ratios"))
     parser.add_argument("folder", type=pathlib.Path, nargs="?")
     args = parser.parse_args()
     if args.what == "store":
         store(args.folder)
     if args.what == "renew":
         renew(args.folder)
+        return
+    if args.what == "mma":
+        MMA.write_text(json.dumps({"runs": {n: kept(args.folder / f"{n}.json") for n in ("few", "prompts")}}) + "\n")
         return
     if args.what == "plans":
         for name, text in load()["plans"].items():
