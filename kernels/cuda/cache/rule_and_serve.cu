@@ -25,8 +25,9 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     RuleScratch<kPerLane, kWarps> rule;
     ServeScratch serve;
   } scratch;
-  RuleAndServe</*kOneTileEach=*/false>(route, rule, args, args, nullptr, routed, accounts, marks,
-                                       scratch);
+  const CallRule<kPerLane, kWarps> of_call{rule, marks, scratch.rule};
+  RouteAndServe</*kPlain=*/false, /*kOneTileEach=*/false>(route, of_call, args, args, nullptr,
+                                                          routed, accounts, scratch);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The expert-cache rule between the routing of few tokens and the decision about their misses, by
-// the same CTA, a thread an expert.
+// What a call of few tokens does between its routing and its misses: nothing, or the expert-cache
+// rule; and the whole call, by one CTA, a thread an expert.
 #ifndef MOERT_KERNELS_CUDA_CACHE_RULE_CALL_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_RULE_CALL_CUH_
 
@@ -27,26 +27,6 @@ struct RuleScratch {
   float own_weights[kMaxPairs];
 };
 
-/// Marks who is there, by the rows that the call begins with. By all threads.
-__device__ __forceinline__ void MarkResident(const ServeMissesArgs& args, const Known& known,
-                                             Marks& marks) {
-  const bool there = threadIdx.x < args.experts && known.layer.lent != 0 && known.row.slot >= 0;
-  expert_cache::MarkThere(there, threadIdx.x / 32, marks);
-}
-
-/// Drops what was to be prefetched for the call and has not begun.
-__device__ __forceinline__ void ClosePrefetch(const ServeMissesArgs& args, Known* known) {
-  if (!known->listed) return;
-  PrefetchedRecord& record = args.prefetch->records[threadIdx.x];
-  known->prefetched.state = expert_cache::CloseListed(record);
-  known->closed = true;
-}
-/// A record that has begun counts as there, its victim not.
-__device__ __forceinline__ void MarkPrefetched(const Known& known, Marks& marks) {
-  if (!known.listed || known.prefetched.state != kPrefetchBegun) return;
-  expert_cache::MarkBegun(known.prefetched.expert, known.prefetched.victim, marks);
-}
-
 /// The largest shares that requests of the call have lost. By a warp.
 __device__ __forceinline__ void ReportWorst(const ExpertCacheArgs& args, int lane) {
   const expert_cache::LostShares worst = expert_cache::WorstOfCall(args, lane);
@@ -58,58 +38,95 @@ __device__ __forceinline__ void ReportWorst(const ExpertCacheArgs& args, int lan
   RaiseTo(&tally.worst_mass_share, worst.mass);
 }
 
-/// Turns the call's choice into the rule's. By all threads.
-template <int kPerLane, int kWarps, int kPairs>
-__device__ __forceinline__ void ApplyRule(const ExpertCacheArgs& rule, const Known& known,
-                                          RoutedPairs<kPairs>& routed, CallAccounts& accounts,
-                                          Marks& marks, RuleScratch<kPerLane, kWarps>& scratch) {
-  const int e = threadIdx.x, warp = e / 32, lane = e % 32;
-  MarkPrefetched(known, marks);
-  if (known.unsettled) __syncthreads();
-  ExpertCacheArgs args = rule;
-  args.ids = routed.ids;
-  args.weights = routed.weights;
-  args.accounts = accounts.ruled;
-  args.account_of = accounts.of;
-  args.scratch = scratch.tokens;
-  args.own_ids = scratch.own_ids;
-  args.own_weights = scratch.own_weights;
-  args.host_own_ids = nullptr;
-  if (!expert_cache::Substitute(args, accounts.apart != 0, marks, scratch.call)) return;
-  for (int i = e; i < args.tokens * args.routing.top_k; i += static_cast<int>(blockDim.x)) {
-    rule.ids[i] = routed.ids[i];
-    rule.weights[i] = routed.weights[i];
-  }
-  const int last_warp = static_cast<int>(blockDim.x) / 32 - 1;
-  if (warp == last_warp - 1) expert_cache::TallyCall(args, lane);
-  if (warp == last_warp) ReportWorst(args, lane);  // keep the running maximum
-  __syncthreads();
-}
+/// The choice stays as it is.
+struct NoCallRule {
+  static constexpr bool kApplies = false;
+};
+/// The rule of a call, by all threads of a CTA with a warp or more to spare.
+template <int kPerLane, int kWarps>
+struct CallRule {
+  static constexpr bool kApplies = true;
+  const ExpertCacheArgs& rule;
+  Marks& marks;
+  RuleScratch<kPerLane, kWarps>& scratch;
 
-/// By all threads of a CTA with a warp or more to spare: routing by the rule, and the decision.
-/// kOneTileEach, given: as DecideCall; kept: as RouteTokens; scratch: a union of the routing's, the rule's
-/// and the decision's.
-template <bool kOneTileEach, int kPairs, typename Scratch>
-__device__ __forceinline__ void RuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
-                                             const ServeMissesArgs& args,
-                                             const ServeMissesArgs& given, float* kept,
-                                             RoutedPairs<kPairs>& routed, CallAccounts& accounts,
-                                             Marks& marks, Scratch& scratch) {
-  Known known = ReadKnown</*kPlain=*/false>(args);
-  const AllAccounts all{args.low.call.accounts, rule.accounts};
-  ReadAccounts(all, rule.account_of, route.tokens, accounts);
-  MarkResident(args, known, marks);
+  /// Marks who is there, by the rows that the call begins with.
+  __device__ __forceinline__ void MarkResident(const ServeMissesArgs& args,
+                                               const Known& known) const {
+    const bool there = threadIdx.x < args.experts && known.layer.lent != 0 && known.row.slot >= 0;
+    expert_cache::MarkThere(there, threadIdx.x / 32, marks);
+  }
+  /// Drops what was to be prefetched for the call and has not begun.
+  __device__ __forceinline__ void ClosePrefetch(const ServeMissesArgs& args, Known* known) const {
+    if (!known->listed) return;
+    PrefetchedRecord& record = args.prefetch->records[threadIdx.x];
+    known->prefetched.state = expert_cache::CloseListed(record);
+    known->closed = true;
+  }
+  /// Turns the call's choice into the rule's. A record that has begun counts as there, its victim
+  /// not.
+  template <int kPairs>
+  __device__ __forceinline__ void Apply(const Known& known, RoutedPairs<kPairs>& routed,
+                                        CallAccounts& accounts) const {
+    const int e = threadIdx.x, warp = e / 32, lane = e % 32;
+    if (known.listed && known.prefetched.state == kPrefetchBegun) {
+      expert_cache::MarkBegun(known.prefetched.expert, known.prefetched.victim, marks);
+    }
+    if (known.unsettled) __syncthreads();
+    ExpertCacheArgs args = rule;
+    args.ids = routed.ids;
+    args.weights = routed.weights;
+    args.accounts = accounts.ruled;
+    args.account_of = accounts.of;
+    args.scratch = scratch.tokens;
+    args.own_ids = scratch.own_ids;
+    args.own_weights = scratch.own_weights;
+    args.host_own_ids = nullptr;
+    if (!expert_cache::Substitute(args, accounts.apart != 0, marks, scratch.call)) return;
+    for (int i = e; i < args.tokens * args.routing.top_k; i += static_cast<int>(blockDim.x)) {
+      rule.ids[i] = routed.ids[i];
+      rule.weights[i] = routed.weights[i];
+    }
+    const int last_warp = static_cast<int>(blockDim.x) / 32 - 1;
+    if (warp == last_warp - 1) expert_cache::TallyCall(args, lane);
+    if (warp == last_warp) ReportWorst(args, lane);  // keep the running maximum
+    __syncthreads();
+  }
+};
+
+/// Routing, the rule and the decision. kPlain, kOneTileEach, given: as DecideCall; kept: as
+/// RouteTokens; scratch: a union of the routing's and the decision's. By all threads.
+template <bool kPlain, bool kOneTileEach, int kPairs, typename Rule, typename Scratch>
+__device__ __forceinline__ void RouteAndServe(const RouteFewArgs& route, const Rule& rule,
+                                              const ServeMissesArgs& args,
+                                              const ServeMissesArgs& given, float* kept,
+                                              RoutedPairs<kPairs>& routed, CallAccounts& accounts,
+                                              Scratch& scratch) {
+  Known known = ReadKnown<kPlain>(args);
+  AllAccounts all{args.low.call.accounts, nullptr};
+  const int32_t* account_of = args.low.call.account_of;
+  if constexpr (Rule::kApplies) {
+    all.ruled = rule.rule.accounts;
+    account_of = rule.rule.account_of;
+    rule.MarkResident(args, known);
+  }
+  const bool accounted = Rule::kApplies || (!kPlain && all.low != nullptr);
+  if (accounted) ReadAccounts(all, account_of, route.tokens, accounts);
   GridDependencySync();
   if (route.tokens == 0) return;
-  ClosePrefetch(args, &known);
+  // The compiler may take for granted that every thread looks at all pairs.
+  if (kOneTileEach) {
+    __builtin_assume(LooksAtAll(route.tokens * route.routing.top_k, route.routing.num_experts));
+  }
+  if constexpr (Rule::kApplies) rule.ClosePrefetch(args, &known);
   const ExpertPairs mine = RouteTokens(route, routed, scratch.route, kept, [&] {
-    ApplyRule(rule, known, routed, accounts, marks, scratch.rule);
+    if constexpr (Rule::kApplies) rule.Apply(known, routed, accounts);
   });
   ShareKnown(args, known, scratch.serve);
   const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
-  DecideCall</*kPlain=*/false, kOneTileEach>(args, given, known, mine.count, pairs,
-                                             LowOfCall(args, routed, accounts), scratch.serve);
-  if (threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
+  DecideCall<kPlain, kOneTileEach>(args, given, known, mine.count, pairs,
+                                   LowOfCall(args, routed, accounts), scratch.serve);
+  if (accounted && threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
 }
 
 }  // namespace moert::cuda

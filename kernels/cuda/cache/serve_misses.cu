@@ -1,12 +1,10 @@
 // Misses of a call: decided by one CTA, behind its grouping or together with its routing.
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/cache/call_accounts.cuh"
-#include "kernels/cuda/cache/serve_call.cuh"
+#include "kernels/cuda/cache/rule_call.cuh"
 #include "kernels/cuda/cache/serve_misses.h"
 #include "kernels/cuda/cache/serve_usual.h"
 #include "kernels/cuda/primitives/launch.cuh"
-#include "kernels/cuda/route/route_tokens.cuh"
 
 namespace moert::cuda {
 namespace {
@@ -34,7 +32,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
   DecideCall</*kPlain=*/false>(args, args, known, count, pairs, args.low.call, scratch);
 }
 
-template <int kPerLane, bool kPlain>
+template <int kPerLane>
 __global__ void __launch_bounds__(kTileThreads, kCtas)
     RouteAndServeKernel(const __grid_constant__ RouteFewArgs route,
                         const __grid_constant__ ServeMissesArgs args) {
@@ -46,24 +44,8 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
     RouteScratch<kPerLane> route;
     ServeScratch serve;
   } scratch;
-  const Known known = ReadKnown<kPlain>(args);
-  const AllAccounts all{args.low.call.accounts, nullptr};
-  const bool low = !kPlain && all.low != nullptr;
-  if (low) ReadAccounts(all, args.low.call.account_of, route.tokens, accounts);
-  GridDependencySync();
-  if (route.tokens == 0) return;
-  const ExpertPairs mine = RouteTokens(route, routed, scratch.route);
-  ShareKnown(args, known, scratch.serve);
-  const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
-  DecideCall<kPlain>(args, args, known, mine.count, pairs, LowOfCall(args, routed, accounts),
-                     scratch.serve);
-  if (low && threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
-}
-
-template <int kPerLane>
-auto KernelOf(const ServeMissesArgs& args) {
-  return args.answers_low == 0 ? RouteAndServeKernel<kPerLane, true>
-                               : RouteAndServeKernel<kPerLane, false>;
+  RouteAndServe</*kPlain=*/false, /*kOneTileEach=*/false>(route, NoCallRule{}, args, args, nullptr,
+                                                          routed, accounts, scratch);
 }
 
 }  // namespace
@@ -80,9 +62,9 @@ int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args, 
   if (route.tokens > kFewTokens || experts > kFewExperts || route.routing.top_k > kMaxTopK) {
     return cudaErrorInvalidValue;
   }
-  const auto kernel = experts <= 128   ? KernelOf<4>(args)
-                      : experts <= 256 ? KernelOf<8>(args)
-                                       : KernelOf<kFewExperts / 32>(args);
+  const auto kernel = experts <= 128   ? RouteAndServeKernel<4>
+                      : experts <= 256 ? RouteAndServeKernel<8>
+                                       : RouteAndServeKernel<kFewExperts / 32>;
   return LaunchEarly(kernel, 1, kTileThreads, 0, stream, route, args);
 }
 

@@ -1,8 +1,8 @@
-// The usual call's decision; beside it, by a second CTA that shares nothing with it, what the next
-// layer will want.
+// The usual call's decision, with the expert-cache rule in front of it or without; beside it, by a
+// second CTA that shares nothing with it, what the next layer will want.
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/cache/call_accounts.cuh"
+#include "kernels/cuda/cache/rule_call.cuh"
 #include "kernels/cuda/cache/serve_usual.h"
 #include "kernels/cuda/cache/usual_call.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
@@ -40,19 +40,37 @@ __global__ void __launch_bounds__(kUsualThreads, 1)
   }
   const RouteFewArgs route = UsualRoute(any_route);
   const ServeMissesArgs args = UsualServe<kPlain>(any_args, kept);
-  const Known known = ReadKnown<kPlain>(args);
-  const AllAccounts all{args.low.call.accounts, nullptr};
-  const bool low = !kPlain && all.low != nullptr;
-  if (low) ReadAccounts(all, args.low.call.account_of, route.tokens, accounts);
-  GridDependencySync();
-  if (route.tokens == 0) return;
-  AssumeFew(route);
-  const ExpertPairs mine = RouteTokens(route, routed, scratch.route, kept);
-  ShareKnown(args, known, scratch.serve);
-  const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
-  DecideCall<kPlain, /*kOneTileEach=*/true>(args, any_args, known, mine.count, pairs,
-                                            LowOfCall(args, routed, accounts), scratch.serve);
-  if (low && threadIdx.x / 32 == 1) StoreAccounts(all, route.tokens, accounts);
+  RouteAndServe<kPlain, /*kOneTileEach=*/true>(route, NoCallRule{}, args, any_args, kept, routed,
+                                               accounts, scratch);
+}
+
+__global__ void __launch_bounds__(kUsualThreads, 1)
+    RuleUsualKernel(const __grid_constant__ RouteFewArgs any_route,
+                    const __grid_constant__ ExpertCacheArgs any_rule,
+                    const __grid_constant__ ServeMissesArgs any_args,
+                    const __grid_constant__ PredictArgs next) {
+  TriggerDependentLaunch();
+  __shared__ UsualPairs routed;
+  __shared__ float kept[kUsualScores];
+  __shared__ CallAccounts accounts;
+  __shared__ Marks marks;
+  __shared__ union Scratch {
+    __device__ Scratch() {}
+    RouteScratch<kUsualPerLane> route;
+    RuleScratch<kUsualPerLane, kUsualThreads / 32> rule;
+    ServeScratch serve;
+    PredictScratch predict;
+  } scratch;
+  if (blockIdx.x > 0) {
+    PredictNext<kUsualPerLane>(UsualNext(next), kept, scratch.predict);
+    return;
+  }
+  const RouteFewArgs route = UsualRoute(any_route);
+  const ExpertCacheArgs rule = UsualRule(any_rule, kept);
+  const CallRule<kUsualPerLane, kUsualThreads / 32> of_call{rule, marks, scratch.rule};
+  RouteAndServe</*kPlain=*/false, /*kOneTileEach=*/true>(
+      route, of_call, UsualServe</*kPlain=*/false>(any_args, kept), any_args, kept, routed,
+      accounts, scratch);
 }
 
 }  // namespace
@@ -61,8 +79,8 @@ bool IsUsual(const RouteFewArgs& route, const ServeMissesArgs& args) {
   const int pairs = route.tokens * route.routing.top_k;
   return IsUsual(route.routing) && route.given_ids == nullptr && route.tokens <= kTileTokens &&
          pairs <= kUsualThreads && LooksAtAll(pairs, route.routing.num_experts) &&
-         args.ids == nullptr && args.makes_tiles != 0 &&
-         args.tiles.prompt_packings == 0 && args.lenders.layers <= kUsualThreads;
+         args.ids == nullptr && args.makes_tiles != 0 && args.tiles.prompt_packings == 0 &&
+         args.lenders.layers <= kUsualThreads;
 }
 
 bool PredictsBeside(const RouteFewArgs& route, const ServeMissesArgs& args,
@@ -77,6 +95,13 @@ int LaunchServeUsual(const RouteFewArgs& route, const ServeMissesArgs& args,
   return LaunchEarly(args.answers_low == 0 ? ServeUsualKernel<true> : ServeUsualKernel<false>,
                      next != nullptr ? 2 : 1, kUsualThreads, 0, stream, route, args,
                      next != nullptr ? *next : PredictArgs{});
+}
+
+int LaunchRuleUsual(const RouteFewArgs& route, const ExpertCacheArgs& rule,
+                    const ServeMissesArgs& args, const PredictArgs* next, CUstream_st* stream) {
+  if (next != nullptr && !PredictsBeside(route, args, *next)) return cudaErrorInvalidValue;
+  return LaunchEarly(RuleUsualKernel, next != nullptr ? 2 : 1, kUsualThreads, 0, stream, route,
+                     rule, args, next != nullptr ? *next : PredictArgs{});
 }
 
 }  // namespace moert::cuda

@@ -52,10 +52,6 @@ __device__ __forceinline__ PredictArgs UsualNext(PredictArgs next) {
   KnowUsual(next.routing);
   return next;
 }
-/// The compiler may take for granted that every thread looks at all pairs.
-__device__ __forceinline__ void AssumeFew(const RouteFewArgs& route) {
-  __builtin_assume(LooksAtAll(route.tokens * route.routing.top_k, route.routing.num_experts));
-}
 
 }  // namespace moert::cuda
 
