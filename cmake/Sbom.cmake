@@ -42,6 +42,7 @@ endif()
 if(MOERT_HAVE_CUDA)
   moert_sbom(cuda-cudart "${CUDAToolkit_VERSION}" LicenseRef-NVIDIA-CUDA-EULA
              https://developer.nvidia.com/cuda-toolkit CONTAINS)
+  moert_sbom(cuda-cub "${CUDAToolkit_VERSION}" BSD-3-Clause https://github.com/NVIDIA/cccl CONTAINS)
   set(sbom_licences ",
   \"hasExtractedLicensingInfos\": [
     {\"licenseId\": \"LicenseRef-NVIDIA-CUDA-EULA\", \"name\": \"NVIDIA CUDA Toolkit EULA\",

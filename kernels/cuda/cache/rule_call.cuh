@@ -1,5 +1,5 @@
-// What a call of few tokens does between its routing and its misses: nothing, or the expert-cache
-// rule; and the whole call, by one CTA, a thread an expert.
+// A call of few tokens, by one CTA, a thread an expert: its routing, the expert-cache rule where it
+// has one, and the decision about its misses.
 #ifndef MOERT_KERNELS_CUDA_CACHE_RULE_CALL_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_RULE_CALL_CUH_
 

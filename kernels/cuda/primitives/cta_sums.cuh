@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cub/warp/warp_scan.cuh>
+
 namespace moert::cuda {
 
 template <typename T, int kCount>
@@ -14,20 +16,15 @@ struct Several {
 /// Over the lanes of a warp, up to and with this one.
 template <typename T, int kCount>
 __device__ __forceinline__ Several<T, kCount> WarpSums(Several<T, kCount> sum) {
-  const int lane = threadIdx.x % 32;
+  typename cub::WarpScan<T>::TempStorage registers;  // it needs no memory
 #pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const T other = __shfl_up_sync(0xffffffffu, sum.v[i], d);
-      if (lane >= d) sum.v[i] += other;
-    }
-  }
+  for (int i = 0; i < kCount; ++i) cub::WarpScan<T>(registers).InclusiveSum(sum.v[i], sum.v[i]);
   return sum;
 }
 
 /// Over the threads before this one, and over all of them. Sums over whole warps. scratch: [32],
-/// shared.
+/// shared. gpu.cub_test [rates] has its time beside that of cub::BlockScan, which wants the number
+/// of threads when it is compiled.
 template <typename T, int kCount>
 __device__ __forceinline__ Several<T, kCount> SumBefore(const Several<T, kCount>& mine,
                                                         Several<T, kCount>* scratch,
