@@ -97,7 +97,8 @@ moert_code moert_engine_close_trace(moert_engine* engine, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);
     if (engine->state->trace == nullptr) {
-      return absl::FailedPreconditionError("the engine was created without options.trace_path and timeline_path");
+      return absl::FailedPreconditionError(
+          "the engine was created without options.trace_path and timeline_path");
     }
     return engine->state->trace->Close();
   });

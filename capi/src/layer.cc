@@ -108,10 +108,6 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_routing_init(moert_routing* routing, uint64_t size) {
-  InitStruct(routing, size, moert_routing{});
-}
-
 moert_code moert_layer_forward(moert_step* step, int32_t layer, const moert_tensor* x,
                                const moert_routing* routing, const moert_tensor* out,
                                moert_error** error) {

@@ -33,10 +33,6 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_expert_view_init(moert_expert_view* view, uint64_t size) {
-  InitStruct(view, size, moert_expert_view{});
-}
-
 moert_code moert_lease_acquire(moert_step* step, int32_t layer, const int32_t* experts,
                                int64_t count, moert_lease** lease, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {

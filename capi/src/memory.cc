@@ -36,10 +36,6 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_memory_init(moert_memory* memory, uint64_t size) {
-  InitStruct(memory, size, moert_memory{});
-}
-
 moert_code moert_memory_plan(const moert_source* source, const moert_engine_options* options,
                              moert_memory* memory, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {

@@ -61,8 +61,6 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_stats_init(moert_stats* stats, uint64_t size) { InitStruct(stats, size, moert_stats{}); }
-
 moert_code moert_engine_stats(const moert_engine* engine, moert_stats* stats, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     MOERT_REQUIRE_NOT_NULL(engine);

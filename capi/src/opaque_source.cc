@@ -86,31 +86,21 @@ absl::Status ReadParts(const moert_opaque_part* parts, uint64_t count, OpaqueWei
   if (count < 1 || count > kMaxParts) {
     return Illegal("num_parts is ", count, ", legal is 1 to ", kMaxParts);
   }
-  const uint64_t stride = parts->struct_size;
-  MOERT_RETURN_IF_ERROR(CheckSize(*parts, "parts[0]"));
-  const auto* bytes = reinterpret_cast<const unsigned char*>(parts);
-  for (uint64_t i = 0; i < count; ++i) {
-    const auto* in = reinterpret_cast<const moert_opaque_part*>(bytes + i * stride);
-    if (in->struct_size != stride) {
-      return Illegal("parts[", i, "].struct_size is ", in->struct_size, ", that of parts[0] is ",
-                     stride);
-    }
+  const auto layers = static_cast<int64_t>(weights->layers.size());
+  return ReadArray(parts, count, "parts", [&](uint64_t i, const auto* in) -> absl::Status {
     moert_opaque_part c = DefaultPart();
     MOERT_RETURN_IF_ERROR(ReadStruct(in, "parts[]", &c));
-    const auto layers = static_cast<int64_t>(weights->layers.size());
     MOERT_RETURN_IF_ERROR(CheckRange(absl::StrCat("parts[", i, "].layer"), c.layer, 0, layers - 1));
-    OpaquePart part;
-    part.bytes = c.bytes;
-    part.alignment = c.alignment;
-    part.stride_multiple = c.stride_multiple;
-    part.memory = c.memory;
-    part.file = c.file;
-    part.offset = c.offset;
-    part.stride = c.stride;
-    part.zeros = c.zeros;
-    weights->layers[c.layer].push_back(part);
-  }
-  return absl::OkStatus();
+    weights->layers[c.layer].push_back({.bytes = c.bytes,
+                                        .alignment = c.alignment,
+                                        .stride_multiple = c.stride_multiple,
+                                        .memory = c.memory,
+                                        .file = c.file,
+                                        .offset = c.offset,
+                                        .stride = c.stride,
+                                        .zeros = c.zeros});
+    return absl::OkStatus();
+  });
 }
 
 absl::Status ReadFiles(const moert_opaque_options& c, OpaqueWeights* weights) {
@@ -135,10 +125,6 @@ extern "C" {
 
 void moert_opaque_part_init(moert_opaque_part* part, uint64_t size) {
   InitStruct(part, size, DefaultPart());
-}
-
-void moert_opaque_options_init(moert_opaque_options* options, uint64_t size) {
-  InitStruct(options, size, moert_opaque_options{});
 }
 
 moert_code moert_source_create_opaque(const char* name, const moert_layer_spec* layers,

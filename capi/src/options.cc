@@ -234,24 +234,6 @@ absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options) {
 
 }  // namespace moert::capi
 
-using moert::capi::InitStruct;
-
-extern "C" {
-
-void moert_engine_options_init(moert_engine_options* options, uint64_t size) {
-  InitStruct(options, size, moert::capi::Defaults());
+extern "C" void moert_engine_options_init(moert_engine_options* options, uint64_t size) {
+  moert::capi::InitStruct(options, size, moert::capi::Defaults());
 }
-
-void moert_thread_pool_init(moert_thread_pool* pool, uint64_t size) {
-  InitStruct(pool, size, moert_thread_pool{});
-}
-
-void moert_allocator_init(moert_allocator* allocator, uint64_t size) {
-  InitStruct(allocator, size, moert_allocator{});
-}
-
-void moert_logger_init(moert_logger* logger, uint64_t size) {
-  InitStruct(logger, size, moert_logger{});
-}
-
-}  // extern "C"

@@ -5,7 +5,6 @@
 #include "base/mutex.h"
 #include "guard.h"
 #include "policy_seams.h"
-#include "struct_io.h"
 
 namespace moert::capi {
 namespace {
@@ -103,7 +102,3 @@ moert_precision_snapshot ToC(const PrecisionSnapshot& snapshot,
 }
 
 }  // namespace moert::capi
-
-extern "C" void moert_policies_init(moert_policies* policies, uint64_t size) {
-  moert::capi::InitStruct(policies, size, moert_policies{});
-}

@@ -5,11 +5,21 @@
 #include "base/status_macros.h"
 #include "layer_spec.h"
 #include "policy_seams.h"
+#include "struct_io.h"
 
 namespace moert::capi {
 namespace {
 
 static_assert(static_cast<int32_t>(RoutingRuleKind::kExpertCache) == MOERT_RULE_EXPERT_CACHE);
+
+constexpr auto kFields = [](auto& c, auto& rule, const auto& visit) {
+  visit(c.kind, rule.kind);
+  visit(c.alpha, rule.alpha);
+  visit(c.max_slot_share, rule.max_slot_share);
+  visit(c.max_mass_share, rule.max_mass_share);
+  visit(c.second_pass, rule.second_pass);
+  visit(c.own_score_weights, rule.own_score_weights);
+};
 
 class HostRouting final : public RoutingPolicy, Adapter {
  public:
@@ -33,10 +43,7 @@ class HostRouting final : public RoutingPolicy, Adapter {
     if (fallback_ != nullptr) MOERT_RETURN_IF_ERROR(fallback_->Check(model));
     if (c().routing_check == nullptr) return absl::OkStatus();
     std::vector<moert_layer_spec> layers;
-    for (const MoeLayerSpec& layer : model.layers) {
-      layers.push_back(capi::ToC(layer));
-      layers.back().struct_size = sizeof(moert_layer_spec);
-    }
+    for (const MoeLayerSpec& layer : model.layers) layers.push_back(capi::ToC(layer));
     return Ask("routing_check", [&](moert_failure* failure) {
       return c().routing_check(c().user_data, layers.data(), static_cast<int32_t>(layers.size()),
                                failure);
@@ -54,14 +61,7 @@ class HostRouting final : public RoutingPolicy, Adapter {
   /// The host's answer, from the strategy's own.
   RoutingRule Decide(const PolicyContext& context, const RoutingRule& own) const {
     const moert_policy_context where = ToC(context);
-    moert_routing_rule rule{};
-    rule.struct_size = sizeof(rule);
-    rule.kind = static_cast<moert_rule>(own.kind);
-    rule.alpha = own.alpha;
-    rule.max_slot_share = own.max_slot_share;
-    rule.max_mass_share = own.max_mass_share;
-    rule.second_pass = own.second_pass;
-    rule.own_score_weights = own.own_score_weights;
+    auto rule = MakeC<moert_routing_rule>(kFields, own);
     if (!Decided(c().routing_rule,
                  [&] { return c().routing_rule(c().user_data, &where, &rule); })) {
       return own;
@@ -74,14 +74,7 @@ class HostRouting final : public RoutingPolicy, Adapter {
       CountFailure();
       return own;
     }
-    RoutingRule decided = own;
-    decided.kind = static_cast<RoutingRuleKind>(rule.kind);
-    decided.alpha = rule.alpha;
-    decided.max_slot_share = rule.max_slot_share;
-    decided.max_mass_share = rule.max_mass_share;
-    decided.second_pass = rule.second_pass != 0;
-    decided.own_score_weights = rule.own_score_weights != 0;
-    return decided;
+    return MakeCpp<RoutingRule>(kFields, rule);
   }
 
   const std::unique_ptr<RoutingPolicy> fallback_;

@@ -8,6 +8,7 @@
 #include "policy_seams.h"
 #include "prefetch/prefetch_rule.h"
 #include "store/residency/cache_policy.h"
+#include "struct_io.h"
 
 namespace moert::capi {
 namespace {
@@ -21,59 +22,27 @@ static_assert(static_cast<int32_t>(CapacityRuleKind::kMeasured) == MOERT_CAPACIT
 static_assert(static_cast<int32_t>(CpuBalance::kInTurns) == MOERT_CPU_BALANCE_IN_TURNS);
 static_assert(static_cast<int32_t>(CpuBalance::kByCompletion) == MOERT_CPU_BALANCE_BY_COMPLETION);
 
-moert_prefetch_rule ToC(const PrefetchRule& rule) {
-  moert_prefetch_rule c{};
-  c.struct_size = sizeof(c);
-  c.kind = static_cast<moert_prefetch_kind>(rule.kind);
-  c.wrap = rule.wrap;
-  c.alpha = rule.alpha;
-  c.resident_forward = rule.resident_forward;
-  return c;
-}
-PrefetchRule FromC(const moert_prefetch_rule& c) {
-  return {.kind = static_cast<PrefetchRuleKind>(c.kind),
-          .wrap = c.wrap != 0,
-          .alpha = c.alpha,
-          .resident_forward = c.resident_forward != 0};
-}
-
-moert_residency_rule ToC(const ResidencyRule& rule) {
-  moert_residency_rule c{};
-  c.struct_size = sizeof(c);
-  c.kind = static_cast<moert_residency_kind>(rule.kind);
-  c.window = rule.window;
-  c.shared_slots = rule.shared_slots;
-  c.capacity = static_cast<moert_capacity_kind>(rule.capacity.kind);
-  c.shallow = rule.capacity.shallow;
-  c.transient = rule.capacity.transient;
-  return c;
-}
-ResidencyRule FromC(const moert_residency_rule& c) {
-  return {.kind = static_cast<ResidencyRuleKind>(c.kind),
-          .window = c.window,
-          .shared_slots = c.shared_slots != 0,
-          .capacity = {.kind = static_cast<CapacityRuleKind>(c.capacity),
-                       .shallow = c.shallow,
-                       .transient = c.transient}};
-}
-
-moert_placement_rule ToC(const PlacementRule& rule) {
-  moert_placement_rule c{};
-  c.struct_size = sizeof(c);
-  c.balance = static_cast<moert_cpu_balance>(rule.balance);
-  c.backfills = rule.backfills;
-  c.max_low_share = rule.max_low_share;
-  c.low_patience = rule.low_patience;
-  c.spares_low = rule.spares_low;
-  return c;
-}
-PlacementRule FromC(const moert_placement_rule& c) {
-  return {.balance = static_cast<CpuBalance>(c.balance),
-          .backfills = c.backfills != 0,
-          .max_low_share = c.max_low_share,
-          .low_patience = c.low_patience,
-          .spares_low = c.spares_low != 0};
-}
+constexpr auto kPrefetchFields = [](auto& c, auto& rule, const auto& visit) {
+  visit(c.kind, rule.kind);
+  visit(c.wrap, rule.wrap);
+  visit(c.alpha, rule.alpha);
+  visit(c.resident_forward, rule.resident_forward);
+};
+constexpr auto kResidencyFields = [](auto& c, auto& rule, const auto& visit) {
+  visit(c.kind, rule.kind);
+  visit(c.window, rule.window);
+  visit(c.shared_slots, rule.shared_slots);
+  visit(c.capacity, rule.capacity.kind);
+  visit(c.shallow, rule.capacity.shallow);
+  visit(c.transient, rule.capacity.transient);
+};
+constexpr auto kPlacementFields = [](auto& c, auto& rule, const auto& visit) {
+  visit(c.balance, rule.balance);
+  visit(c.backfills, rule.backfills);
+  visit(c.max_low_share, rule.max_low_share);
+  visit(c.low_patience, rule.low_patience);
+  visit(c.spares_low, rule.spares_low);
+};
 
 /// Rules of a host, asked once.
 class HostRules final : Adapter {
@@ -81,11 +50,12 @@ class HostRules final : Adapter {
   using Adapter::Adapter;
 
   /// The host's answer where it has one, from that of `own`.
-  template <typename Rule, typename Member, typename OwnPolicy>
-  std::optional<Rule> Ask(Member member, const OwnPolicy* own) const {
-    auto rule = ToC(own == nullptr ? Rule{} : own->rule().value_or(Rule{}));
+  template <typename Rule, typename C, typename Fields, typename OwnPolicy>
+  std::optional<Rule> Ask(moert_code (*member)(void*, C*), const Fields& fields,
+                          const OwnPolicy* own) const {
+    C rule = MakeC<C>(fields, own == nullptr ? Rule{} : own->rule().value_or(Rule{}));
     if (!Decided(member, [&] { return member(c().user_data, &rule); })) return std::nullopt;
-    return FromC(rule);
+    return MakeCpp<Rule>(fields, rule);
   }
 };
 
@@ -120,15 +90,18 @@ absl::Status InstallRules(const std::shared_ptr<HostPolicies>& policies, Strateg
   const moert_policies& c = policies->c;
   MOERT_RETURN_IF_ERROR(CheckMembers(c));
   const HostRules host(policies);
-  if (const auto rule = host.Ask<PrefetchRule>(c.prefetch_rule, strategy->prefetch.get())) {
+  if (const auto rule =
+          host.Ask<PrefetchRule>(c.prefetch_rule, kPrefetchFields, strategy->prefetch.get())) {
     MOERT_RETURN_IF_ERROR(rule->Validate());
     strategy->prefetch = MakePrefetchPolicy(*rule);
   }
-  if (const auto rule = host.Ask<ResidencyRule>(c.residency_rule, strategy->residency.get())) {
+  if (const auto rule =
+          host.Ask<ResidencyRule>(c.residency_rule, kResidencyFields, strategy->residency.get())) {
     MOERT_RETURN_IF_ERROR(rule->Validate());
     strategy->residency = MakeCachePolicy(*rule);
   }
-  if (const auto rule = host.Ask<PlacementRule>(c.placement_rule, strategy->placement.get())) {
+  if (const auto rule =
+          host.Ask<PlacementRule>(c.placement_rule, kPlacementFields, strategy->placement.get())) {
     MOERT_RETURN_IF_ERROR(rule->Validate());
     strategy->placement = MakePlacementPolicy(*rule);
   }

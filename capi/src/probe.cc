@@ -15,10 +15,6 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_probe_info_init(moert_probe_info* info, uint64_t size) {
-  InitStruct(info, size, moert_probe_info{});
-}
-
 moert_code moert_probe(moert_probe_info* info, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {
     static const std::string* const kernels =

@@ -79,15 +79,13 @@ moert_code moert_shards_check(const moert_source* source, const moert_shard* sha
     if (num_shards < 1 || num_shards > kMaxShards) {
       return Illegal("num_shards is ", num_shards, ", legal is 1 to ", kMaxShards);
     }
-    MOERT_RETURN_IF_ERROR(CheckSize(*shards, "shards[0]"));
-    const auto* bytes = reinterpret_cast<const unsigned char*>(shards);
     std::vector<moert::Shard> all;
-    for (int64_t i = 0; i < num_shards; ++i) {
-      const auto* in = reinterpret_cast<const moert_shard*>(bytes + static_cast<uint64_t>(i) *
-                                                                        shards->struct_size);
-      MOERT_ASSIGN_OR_RETURN(moert::Shard shard, ReadShard(in, "shards[]"));
-      all.push_back(std::move(shard));
-    }
+    MOERT_RETURN_IF_ERROR(ReadArray(
+        shards, num_shards, "shards", [&](uint64_t, const moert_shard* in) -> absl::Status {
+          MOERT_ASSIGN_OR_RETURN(moert::Shard shard, ReadShard(in, "shards[]"));
+          all.push_back(std::move(shard));
+          return absl::OkStatus();
+        }));
     return moert::CheckShards(source->source->model(), all);
   });
 }

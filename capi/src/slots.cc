@@ -75,10 +75,6 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_fetch_init(moert_fetch* fetch, uint64_t size) { InitStruct(fetch, size, moert_fetch{}); }
-
-void moert_slots_init(moert_slots* slots, uint64_t size) { InitStruct(slots, size, moert_slots{}); }
-
 moert_code moert_layer_fetch(moert_step* step, int32_t layer, const moert_fetch* fetch,
                              moert_slots* slots, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {

@@ -102,10 +102,6 @@ int32_t moert_source_version_count(const moert_source* source) {
   return source == nullptr ? 0 : source->source->num_versions();
 }
 
-void moert_record_info_init(moert_record_info* info, uint64_t size) {
-  InitStruct(info, size, moert_record_info{});
-}
-
 moert_code moert_source_record(const moert_source* source, int32_t layer, int32_t expert,
                                int32_t version, moert_record_info* info, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {

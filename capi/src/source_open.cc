@@ -46,10 +46,6 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_open_options_init(moert_open_options* options, uint64_t size) {
-  InitStruct(options, size, moert_open_options{});
-}
-
 moert_code moert_source_open(const char* model_dir, const moert_open_options* options,
                              moert_source** source, moert_error** error) {
   return Guard(__func__, error, [&]() -> absl::Status {

@@ -44,10 +44,6 @@ using namespace moert::capi;
 
 extern "C" {
 
-void moert_strategy_info_init(moert_strategy_info* info, uint64_t size) {
-  InitStruct(info, size, moert_strategy_info{});
-}
-
 int32_t moert_strategy_count(void) {
   int32_t count = 0;
   Guard(__func__, nullptr, [&] {

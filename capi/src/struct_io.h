@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <type_traits>
 
 #include "absl/status/status.h"
@@ -94,6 +95,45 @@ absl::Status WriteStruct(const T& value, T* out, const char* name) {
   if (absl::Status status = CheckSize(*out, name); !status.ok()) return status;
   InitStruct(out, out->struct_size, value);
   return absl::OkStatus();
+}
+
+/// Calls read(i, in) for each of `count` structs of the size that the first one says.
+template <SizedStruct T, typename Read>
+absl::Status ReadArray(const T* first, uint64_t count, const char* name, Read&& read) {
+  const std::string zeroth = absl::StrCat(name, "[0]");
+  if (absl::Status status = CheckSize(*first, zeroth.c_str()); !status.ok()) return status;
+  const uint64_t stride = first->struct_size;
+  if (stride % alignof(T) != 0) return Illegal(zeroth, ".struct_size is ", stride);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(first);
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto* in = reinterpret_cast<const T*>(bytes + i * stride);
+    if (in->struct_size != stride) {
+      return Illegal(name, "[", i, "].struct_size is ", in->struct_size, ", that of ", zeroth,
+                     " is ", stride);
+    }
+    if (absl::Status status = read(i, in); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+/// A C struct from a C++ one, and back: fields(c, cpp, visit) calls visit(c.x, cpp.x) for every
+/// member that both have.
+template <typename C, typename Fields, typename Cpp>
+C MakeC(const Fields& fields, const Cpp& cpp) {
+  C c{};
+  c.struct_size = sizeof(c);
+  fields(c, cpp, [](auto& to, const auto& from) {
+    to = static_cast<std::remove_reference_t<decltype(to)>>(from);
+  });
+  return c;
+}
+template <typename Cpp, typename Fields, typename C>
+Cpp MakeCpp(const Fields& fields, const C& c) {
+  Cpp cpp;
+  fields(c, cpp, [](const auto& from, auto& to) {
+    to = static_cast<std::remove_reference_t<decltype(to)>>(from);
+  });
+  return cpp;
 }
 
 }  // namespace moert::capi

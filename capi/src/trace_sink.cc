@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "options.h"
-#include "struct_io.h"
 
 namespace moert::capi {
 namespace {
@@ -93,17 +92,3 @@ std::shared_ptr<TraceSink> AdaptTraceSink(const moert_trace_sink& sink,
 }
 
 }  // namespace moert::capi
-
-using moert::capi::InitStruct;
-
-extern "C" {
-
-void moert_trace_sink_init(moert_trace_sink* sink, uint64_t size) {
-  InitStruct(sink, size, moert_trace_sink{});
-}
-
-void moert_call_times_init(moert_call_times* times, uint64_t size) {
-  InitStruct(times, size, moert_call_times{});
-}
-
-}  // extern "C"
