@@ -1,7 +1,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,10 +9,10 @@
 #include <memory>
 
 #include "base/checked_math.h"
+#include "base/descriptor.h"
 #include "base/errors.h"
 #include "base/exception_status.h"
 #include "base/file_writer.h"
-#include "base/hash64.h"
 #include "base/posix_error.h"
 #include "base/status_macros.h"
 #include "checkpoint/checkpoint_experts.h"
@@ -25,12 +24,12 @@
 #include "moert/thread_pool.h"
 #include "offline/calibration_stream.h"
 #include "offline/cancelled.h"
+#include "offline/layer_rounder.h"
 #include "offline/loss_probe.h"
 #include "offline/moe_block.h"
 #include "offline/offline_device.h"
 #include "pack/calibration_lines.h"
 #include "pack/model_cache.h"
-#include "pack/sealed_json.h"
 
 namespace moert::offline {
 namespace {
@@ -48,29 +47,16 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-// Lets the writers of a calibration file in, one at a time.
-class WriterLock {
- public:
-  WriterLock() = default;
-  ~WriterLock() {
-    if (fd_ >= 0) ::close(fd_);
+// Lets the writers of a calibration file in, one at a time, as long as the descriptor lives. They
+// lock `path`, made if it is not there.
+absl::StatusOr<Descriptor> LockForWriting(const std::string& path) {
+  Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (lock.get() < 0) return PosixError(errno, fmt::format("{}: open", path));
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    return FailedPrecondition("{}: another process is writing this calibration", path);
   }
-  WriterLock(const WriterLock&) = delete;
-  WriterLock& operator=(const WriterLock&) = delete;
-
-  /// `path`, made if it is not there, is what writers lock.
-  absl::Status Lock(const std::string& path) {
-    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
-    if (fd_ < 0) return PosixError(errno, fmt::format("{}: open", path));
-    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      return FailedPrecondition("{}: another process is writing this calibration", path);
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  int fd_ = -1;
-};
+  return lock;
+}
 
 // The candidate of the fewest bytes: its errors are the largest.
 absl::StatusOr<size_t> ProbeScheme(const MoeLayerSpec& layer, const std::vector<Scheme>& schemes) {
@@ -115,14 +101,11 @@ class Measurement {
     MOERT_ASSIGN_OR_RETURN(blocks_,
                            MoeBlocks::Create(experts_.get(), {pool_.get(), model_->products()}));
     stream_ = std::make_unique<CalibrationStream>(context, &tokens_);
-    Hasher64 hasher;
-    hasher.Add(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(tokens_.ids.data()),
-                                   tokens_.ids.size() * sizeof(int32_t)));
     result_.model = config_.moe;
     MOERT_ASSIGN_OR_RETURN(result_.source_identity, CheckpointIdentity(job_.model, Env::Default()));
     result_.tokens = static_cast<int64_t>(tokens_.ids.size());
     result_.window = tokens_.window;
-    result_.tokens_checksum = HexOf(hasher.Finish());
+    result_.tokens_checksum = ChecksumOf(tokens_);
     result_.method = std::string(QuantMethodName(job_.method));
     result_.hadamard = job_.hadamard;
     result_.schemes = job_.schemes;
@@ -146,7 +129,7 @@ class Measurement {
   // layer.
   absl::Status OpenPartial() {
     const std::string job = CalibrationToJson(result_);
-    MOERT_RETURN_IF_ERROR(lock_.Lock(partial_));
+    MOERT_ASSIGN_OR_RETURN(lock_, LockForWriting(partial_));
     // One that finished since Open has also removed what is locked here.
     MOERT_RETURN_IF_ERROR(CheckNew());
     int64_t good = 0;
@@ -248,10 +231,10 @@ class Measurement {
     ExpertMatrices weights;
     absl::Status status = experts_->ReadExpert(l, e, &stored);
     if (status.ok()) status = WidenExpert(stored, &weights);
-    if (!status.ok()) return Located(status, l, e);
+    if (!status.ok()) return AtExpert(status, job_.model, l, e);
     auto found = ExpertSensitivity(config_.moe.layers[l], settings, weights, tokens.weights,
                                    ProbeRows(tokens), Compute{single, model_->products()}, x);
-    if (!found.ok()) return Located(found.status(), l, e);
+    if (!found.ok()) return AtExpert(found.status(), job_.model, l, e);
     return found;
   }
 
@@ -320,11 +303,6 @@ class Measurement {
     return absl::OkStatus();
   }
 
-  absl::Status Located(const absl::Status& status, int l, int e) const {
-    return absl::Status(status.code(), fmt::format("{}: layer {}, expert {}: {}", job_.model, l, e,
-                                                   std::string(status.message())));
-  }
-
   const CalibrateJob& job_;
   const std::string partial_;
   HfConfig config_;
@@ -338,7 +316,7 @@ class Measurement {
   std::unique_ptr<CalibrationStream> stream_;
   std::unique_ptr<LossProbe> probe_;  // null: no end-to-end loss
   size_t probe_index_ = 0;
-  WriterLock lock_;
+  Descriptor lock_;
   std::unique_ptr<FileWriter> journal_;
   Calibration result_;
   int64_t done_ = 0;

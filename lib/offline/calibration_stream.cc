@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "base/errors.h"
+#include "base/hash64.h"
 #include "base/status_macros.h"
+#include "pack/sealed_json.h"
 
 namespace moert::offline {
 
@@ -42,6 +44,11 @@ absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::s
     return InvalidArgument("{} calibration tokens are fewer than one window of {}", count, window);
   }
   return tokens;
+}
+
+std::string ChecksumOf(const CalibrationTokens& tokens) {
+  return HexOf(Hash64(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(tokens.ids.data()),
+                                          tokens.ids.size() * sizeof(int32_t))));
 }
 
 CalibrationStream::CalibrationStream(const ModelContext& context, const CalibrationTokens* tokens)

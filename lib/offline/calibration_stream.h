@@ -4,6 +4,7 @@
 #define MOERT_LIB_OFFLINE_CALIBRATION_STREAM_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,6 +30,9 @@ absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::s
                                                         int64_t vocab_size, int64_t window,
                                                         int64_t count,
                                                         const TokenReader& reader = {});
+
+/// Identifies the tokens: of a resumed run they must be the same.
+std::string ChecksumOf(const CalibrationTokens& tokens);
 
 /// The model that tokens pass, and the threads that may be used. Borrowed.
 struct ModelContext {

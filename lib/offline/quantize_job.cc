@@ -10,7 +10,6 @@
 #include "base/bytes_text.h"
 #include "base/errors.h"
 #include "base/exception_status.h"
-#include "base/hash64.h"
 #include "base/json.h"
 #include "base/json_writer.h"
 #include "base/status_macros.h"
@@ -33,14 +32,6 @@
 
 namespace moert::offline {
 namespace {
-
-/// Identifies the tokens that calibrated: of a resumed run they must be the same.
-std::string Checksum(const CalibrationTokens& tokens) {
-  Hasher64 hasher;
-  hasher.Add(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(tokens.ids.data()),
-                                 tokens.ids.size() * sizeof(int32_t)));
-  return fmt::format("{:016x}", hasher.Finish());
-}
 
 /// Matrices that a host made are checked as a file would be.
 absl::StatusOr<PackVersion> CheckedVersion(const PackVersion& version, const MoeModelSpec& model) {
@@ -136,7 +127,7 @@ class Quantization {
     JsonWriter out;
     out.BeginObject();
     if (job_.method == QuantMethod::kGptq) {
-      out.Key("calibration").BeginObject().Field("checksum", Checksum(tokens_));
+      out.Key("calibration").BeginObject().Field("checksum", ChecksumOf(tokens_));
       out.Field("tokens", tokens_.ids.size()).Field("window", tokens_.window).EndObject();
     }
     if (job_.hadamard) out.Field("hadamard", true);

@@ -118,12 +118,12 @@ absl::StatusOr<std::unique_ptr<PartialPack>> PartialPack::Open(const std::string
   }
   MOERT_RETURN_IF_ERROR(MakeFolder(path, mode));
   const std::string lock_path = path + "/lock";
-  const int lock = ::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (lock < 0) return PosixError(errno, fmt::format("{}: open", lock_path));
-  std::unique_ptr<PartialPack> partial(new PartialPack(path, name, mode, lock));
-  if (::flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+  Descriptor lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (lock.get() < 0) return PosixError(errno, fmt::format("{}: open", lock_path));
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     return Aborted("{}: another process is writing this pack", path);
   }
+  std::unique_ptr<PartialPack> partial(new PartialPack(path, name, mode, std::move(lock)));
   if (Exists(path + "/journal") && Exists(partial->pack_path())) {
     MOERT_RETURN_IF_ERROR(partial->ReadJournal(job));
   } else {
@@ -131,8 +131,6 @@ absl::StatusOr<std::unique_ptr<PartialPack>> PartialPack::Open(const std::string
   }
   return partial;
 }
-
-PartialPack::~PartialPack() { ::close(lock_); }
 
 // The journal appears complete or not at all, and before any layer.
 absl::Status PartialPack::Begin(uint64_t job) {

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/descriptor.h"
 #include "base/file_writer.h"
 
 namespace moert {
@@ -28,9 +29,6 @@ class PartialPack {
   /// `mode` less the umask.
   static absl::StatusOr<std::unique_ptr<PartialPack>> Open(const std::string& final_path,
                                                            uint64_t job, int mode);
-  ~PartialPack();
-  PartialPack(const PartialPack&) = delete;
-  PartialPack& operator=(const PartialPack&) = delete;
 
   /// Where the pack's files are written.
   std::string pack_path() const { return path_ + "/pack"; }
@@ -41,15 +39,18 @@ class PartialPack {
   absl::Status Commit();
 
  private:
-  PartialPack(std::string path, std::string final_path, int mode, int lock)
-      : path_(std::move(path)), final_path_(std::move(final_path)), mode_(mode), lock_(lock) {}
+  PartialPack(std::string path, std::string final_path, int mode, Descriptor lock)
+      : path_(std::move(path)),
+        final_path_(std::move(final_path)),
+        mode_(mode),
+        lock_(std::move(lock)) {}
   absl::Status ReadJournal(uint64_t job);
   absl::Status Begin(uint64_t job);
 
   const std::string path_;
   const std::string final_path_;
   const int mode_;
-  const int lock_;
+  const Descriptor lock_;
   std::unique_ptr<FileWriter> journal_;
   std::vector<DoneLayer> done_;
 };
