@@ -87,31 +87,15 @@ __device__ void EndPiece(const Pieces& piece, uint32_t shared) {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/// One stage is always being emptied while the others fill.
-[[maybe_unused]] __device__ void CopyByBulk(Pieces arriving, uint32_t shared, uint64_t* arrived) {
-  Pieces leaving = arriving;
-  int begun = 0;
-  for (; begun < kStages - 1 && !arriving.done(); ++begun, arriving.Next()) {
-    BeginPiece(arriving, shared + begun * kStageBytes, arrived + begun);
-  }
-  for (int ended = 0; !leaving.done(); ++ended, leaving.Next()) {
-    const int stage = ended % kStages;
-    AwaitPiece(arrived + stage, ended / kStages & 1);
-    EndPiece(leaving, shared + stage * kStageBytes);
-    if (arriving.done()) continue;
-    // All stages that were emptied may be filled again: the one that is next is among them.
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-    const int next = begun++ % kStages;
-    BeginPiece(arriving, shared + next * kStageBytes, arrived + next);
-    arriving.Next();
-  }
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+/// A null `state` is never stopped.
+__device__ bool SaysStopped(const int32_t* state) {
+  return state != nullptr && *static_cast<const volatile int32_t*>(state) == kPrefetchStopped;
 }
 
-/// The same of a record that may be stopped; `number`: of the next piece of the CTA. False: it was.
-[[maybe_unused]] __device__ bool CopyUnlessStopped(Pieces arriving, const int32_t* state,
-                                                   uint32_t shared, uint64_t* arrived,
-                                                   int* number) {
+/// One stage is always being emptied while the others fill. `number`: of the next piece of the CTA.
+/// False: it was stopped.
+[[maybe_unused]] __device__ bool CopyByBulk(Pieces arriving, const int32_t* state, uint32_t shared,
+                                            uint64_t* arrived, int* number) {
   Pieces leaving = arriving;
   int begun = *number;
   for (int i = 1; i < kStages && !arriving.done(); ++i, ++begun, arriving.Next()) {
@@ -120,11 +104,12 @@ __device__ void EndPiece(const Pieces& piece, uint32_t shared) {
   bool stopped = false;
   for (int ended = *number; ended < begun; ++ended, leaving.Next()) {
     const int stage = ended % kStages;
-    stopped = stopped || *static_cast<const volatile int32_t*>(state) == kPrefetchStopped;
+    stopped = stopped || SaysStopped(state);
     AwaitPiece(arrived + stage, ended / kStages & 1);
     if (stopped) continue;  // what is under way still arrives
     EndPiece(leaving, shared + stage * kStageBytes);
     if (arriving.done()) continue;
+    // All stages that were emptied may be filled again: the one that is next is among them.
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
     const int next = begun++ % kStages;
     BeginPiece(arriving, shared + next * kStageBytes, arrived + next);
@@ -152,12 +137,9 @@ __device__ __forceinline__ void EndWords(const Pieces& piece, const uint8_t* sta
   }
 }
 
-/// By a warp. A null `state` is never stopped.
+/// By a warp.
 __device__ bool IsStopped(const int32_t* state) {
-  if (state == nullptr) return false;
-  int now = 0;
-  if (threadIdx.x == 0) now = *static_cast<const volatile int32_t*>(state);
-  return __shfl_sync(0xffffffffU, now, 0) == kPrefetchStopped;
+  return state != nullptr && __any_sync(~0U, threadIdx.x == 0 && SaysStopped(state)) != 0;
 }
 
 /// The same without bulk copies: threads wait for their own words alone. False: it was stopped.
@@ -200,7 +182,9 @@ __global__ void __launch_bounds__(32)
   const int count = *num_copies;
   if (count == 0) return;
   InitStages(arrived);
-  CopyByBulk(Pieces(copies, count, static_cast<int>(blockIdx.x)), SharedAddress(stages), arrived);
+  int number = 0;
+  CopyByBulk(Pieces(copies, count, static_cast<int>(blockIdx.x)), nullptr, SharedAddress(stages),
+             arrived, &number);
 #else
   const int count = *num_copies;
   if (count == 0) return;
@@ -234,7 +218,7 @@ __global__ void __launch_bounds__(32) CopyPrefetchedKernel(LayerPrefetch* prefet
     PrefetchedRecord* record = prefetch->records + i;
     if (!BeginPrefetched(record)) continue;
     const Pieces pieces(&record->copy, 1, static_cast<int>(blockIdx.x));
-    if (!CopyUnlessStopped(pieces, &record->state, SharedAddress(stages), arrived, &number)) {
+    if (!CopyByBulk(pieces, &record->state, SharedAddress(stages), arrived, &number)) {
       continue;
     }
     // The bytes, written by bulk copies, are to be read by other CTAs' loads.

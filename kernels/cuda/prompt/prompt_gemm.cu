@@ -4,38 +4,17 @@
 namespace moert::cuda {
 namespace {
 
-int Launch(int index, const PromptGemmArgs& args, int product, CUstream_st* stream) {
-  switch (index) {
-    case PromptIndex(Packing::kBf16):
-      return LaunchPrompt<Packing::kBf16>(args, product, stream);
-    case PromptIndex(Packing::kW8):
-      return LaunchPrompt<Packing::kW8>(args, product, stream);
-    case PromptIndex(Packing::kW4):
-      return LaunchPrompt<Packing::kW4>(args, product, stream);
-    case PromptIndex(Packing::kF8Block):
-      return LaunchPrompt<Packing::kF8Block>(args, product, stream);
-    case PromptIndex(Packing::kMxFp4):
-      return LaunchPrompt<Packing::kMxFp4>(args, product, stream);
-    case PromptIndex(Packing::kW8A8):
-      return LaunchPrompt<Packing::kW8A8>(args, product, stream);
-    case PromptIndex(Packing::kW4A8):
-      return LaunchPrompt<Packing::kW4A8>(args, product, stream);
-    case PromptIndex(Packing::kW4Zeros):
-      return LaunchPrompt<Packing::kW4Zeros>(args, product, stream);
-    case PromptIndex(Packing::kW3):
-      return LaunchPrompt<Packing::kW3>(args, product, stream);
-    case PromptIndex(Packing::kW2):
-      return LaunchPrompt<Packing::kW2>(args, product, stream);
-    case PromptIndex(Packing::kF8):
-      return LaunchPrompt<Packing::kF8>(args, product, stream);
-    case PromptIndex(Packing::kF8BlockF8):
-      return LaunchPrompt<Packing::kF8BlockF8>(args, product, stream);
-    case PromptIndex(Packing::kNvFp4):
-      return LaunchPrompt<Packing::kNvFp4>(args, product, stream);
-    default:
-      return LaunchPrompt<Packing::kW4Group>(args, product, stream);
-  }
+/// By the packing of this index among `kOf`.
+template <Packing... kOf>
+int LaunchOneOf(int index, const PromptGemmArgs& args, int product, CUstream_st* stream) {
+  int error = cudaErrorInvalidValue;
+  ((index == PromptIndex(kOf) ? error = LaunchPrompt<kOf>(args, product, stream) : 0), ...);
+  return error;
 }
+constexpr auto Launch =
+    LaunchOneOf<Packing::kBf16, Packing::kW8, Packing::kW4, Packing::kF8Block, Packing::kMxFp4,
+                Packing::kW8A8, Packing::kW4A8, Packing::kW4Zeros, Packing::kW3, Packing::kW2,
+                Packing::kF8, Packing::kF8BlockF8, Packing::kNvFp4, Packing::kW4Group>;
 
 }  // namespace
 
