@@ -14,17 +14,6 @@ struct CUstream_st;
 
 namespace moert::cuda {
 
-/// Memory that the launch behind a gate's logits wants to be zero.
-struct GateZeros {
-  int32_t* ready = nullptr;  // [tiles]
-  int32_t tiles = 0;
-  int32_t* ticket = nullptr;  // [2], or null: nothing is stored
-};
-/// As LaunchGateLogits (route.h), of at most kFewTokens; stores zeros besides.
-int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
-                     CUstream_st* stream, uint8_t* packed, int64_t packed_stride,
-                     const GateOf& second, const GateZeros& zeros);
-
 constexpr int kChoosingTokens = 8;
 constexpr int kChoosingPairs = 80;
 

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace moert::cuda {
 
@@ -27,6 +28,10 @@ template <>
 __device__ __forceinline__ __half FromFloat<__half>(float v) {
   return __float2half_rn(v);
 }
+
+/// Of a pointer to it.
+template <typename P>
+using ElementOf = std::remove_const_t<std::remove_pointer_t<P>>;
 
 /// Calls f with a null pointer of the element type of a moert::DType (f32, bf16, f16).
 template <typename F>

@@ -1,7 +1,5 @@
 #include <cuda_runtime.h>
 
-#include <type_traits>
-
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/route/exchange_rows.h"
@@ -97,9 +95,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <typename T>
-using Element = std::remove_const_t<std::remove_pointer_t<T>>;
-
 }  // namespace
 
 int LaunchPackRecords(const DeviceRows& x, const int32_t* ids, const float* weights,
@@ -128,14 +123,12 @@ int LaunchTakeRouting(const RowRecords& records, int32_t* ids, float* weights,
 int LaunchAddParts(const AddPartsArgs& args, CUstream_st* stream) {
   if (args.out.rows == 0) return 0;
   const dim3 grid(args.out.rows, (args.out.cols + 8 * kThreads - 1) / (8 * kThreads));
-  int error = 0;
-  WithElement(args.out.dtype, [&](auto out) {
-    using Out = Element<decltype(out)>;
+  return WithElement(args.out.dtype, [&](auto out) -> int {
+    using Out = ElementOf<decltype(out)>;
     const auto kernel =
         args.narrow ? AddPartsKernel<__nv_bfloat16, Out> : AddPartsKernel<float, Out>;
-    error = LaunchEarly(kernel, grid, kThreads, 0, stream, args);
+    return LaunchEarly(kernel, grid, kThreads, 0, stream, args);
   });
-  return error;
 }
 
 int LaunchKeepOwn(const KeepOwnArgs& args, CUstream_st* stream) {

@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "kernels/cuda/few/few_products.h"
 #include "kernels/cuda/few/pack_unit.cuh"
@@ -160,28 +159,16 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
   if (x.rows > kFewTokens && (second.experts != 0 || zeros.ticket != nullptr)) {
     return cudaErrorInvalidValue;
   }
-  int error = 0;
-  WithElement(x.dtype, [&](auto type) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
+  return WithElement(x.dtype, [&](auto type) -> int {
+    using T = ElementOf<decltype(type)>;
     const GateArgs args{x.rows, x.cols, x.stride,      gate,   experts,
                         logits, packed, packed_stride, second, zeros};
     const auto* rows = static_cast<const T*>(x.data);
-    if (x.rows <= kFewTokens) {
-      error = LaunchFew(rows, args, stream);
-      return;
-    }
-    error = LaunchMany(rows, args, stream);
-    if (error == 0 && packed != nullptr)
-      error = LaunchPackRows(x, 0, packed, packed_stride, stream);
+    if (x.rows <= kFewTokens) return LaunchFew(rows, args, stream);
+    const int error = LaunchMany(rows, args, stream);
+    if (error != 0 || packed == nullptr) return error;
+    return LaunchPackRows(x, 0, packed, packed_stride, stream);
   });
-  return error;
-}
-
-int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
-                     CUstream_st* stream, uint8_t* packed, int64_t packed_stride,
-                     const GateOf& second) {
-  return LaunchGateLogits(x, gate, experts, logits, stream, packed, packed_stride, second,
-                          GateZeros{});
 }
 
 }  // namespace moert::cuda

@@ -6,8 +6,6 @@
 // a pass of its own.
 #include <cuda_runtime.h>
 
-#include <type_traits>
-
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/dequant.cuh"
 #include "kernels/cuda/primitives/element.cuh"
@@ -300,14 +298,12 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
                       CUstream_st* stream, const RowWeights& weights) {
-  int error = 0;
-  WithElement(x.dtype, [&](auto type) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
-    error = LaunchEarly(PackOperandKernel<T>, NumRows(x, weights), kWarps * 32, 0, stream,
-                        static_cast<const T*>(x.data), x.cols, x.stride, operand, HadamardSigns(),
-                        packed, stride, weights);
+  return WithElement(x.dtype, [&](auto type) -> int {
+    using T = ElementOf<decltype(type)>;
+    return LaunchEarly(PackOperandKernel<T>, NumRows(x, weights), kWarps * 32, 0, stream,
+                       static_cast<const T*>(x.data), x.cols, x.stride, operand, HadamardSigns(),
+                       packed, stride, weights);
   });
-  return error;
 }
 
 int LaunchQuantizePromptH(const PromptGemmArgs& args, CUstream_st* stream) {

@@ -55,6 +55,13 @@ struct DeviceRouting {
 /// as exact.
 constexpr int kFewTokens = 32;
 
+/// Memory that the launch behind a gate's logits wants to be zero.
+struct GateZeros {
+  int32_t* ready = nullptr;  // [tiles]
+  int32_t tiles = 0;
+  int32_t* ticket = nullptr;  // [2], or null: nothing is stored
+};
+
 /// logits[t, e] = gate[e] . x[t], fp32. gate: [experts, x.cols], constant: it is read before
 /// kernels in front have ended. packed: if not null, rows are packed as LaunchPackRows does for
 /// operand 0.
@@ -62,7 +69,7 @@ constexpr int kFewTokens = 32;
 /// A logit is within (12 + cols / 128) 2^-24 of the exact one, in units of the sum of its terms'
 /// magnitudes, and depends on its row, its expert and whether there are more than kFewTokens rows.
 ///
-/// second: another gate on the same rows, of up to kFewTokens; experts 0: none.
+/// Of up to kFewTokens rows alone: second: another gate on the same rows, experts 0: none; zeros.
 struct GateOf {
   const float* gate = nullptr;
   int experts = 0;
@@ -70,7 +77,7 @@ struct GateOf {
 };
 int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float* logits,
                      CUstream_st* stream, uint8_t* packed = nullptr, int64_t packed_stride = 0,
-                     const GateOf& second = {});
+                     const GateOf& second = {}, const GateZeros& zeros = {});
 
 /// logits [tokens, E], without their biases, become scores in place; ids and weights: [tokens,
 /// top_k], highest first, of equal scores the lower index first; null: only the scores are wanted.

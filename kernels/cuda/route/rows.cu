@@ -1,7 +1,5 @@
 #include <cuda_runtime.h>
 
-#include <type_traits>
-
 #include "kernels/cuda/few/pack_unit.cuh"
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/element.cuh"
@@ -208,54 +206,44 @@ __global__ void PlaceRowsKernel(const float* rows, const int32_t* where, int col
   }
 }
 
-template <typename T>
-using Element = std::remove_const_t<std::remove_pointer_t<T>>;
-
 }  // namespace
 
 int LaunchPackRows(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
                    CUstream_st* stream, const RowWeights& weights) {
   if (operand != 0) return LaunchPackOperand(x, operand, packed, stride, stream, weights);
-  int error = 0;
-  WithElement(x.dtype, [&](auto type) {
-    using T = Element<decltype(type)>;
+  return WithElement(x.dtype, [&](auto type) -> int {
+    using T = ElementOf<decltype(type)>;
     const auto units = static_cast<unsigned>(OperandScales(x.cols) / 8);
     const dim3 grid(NumRows(x, weights), (units + kThreads - 1) / kThreads);
-    error = LaunchEarly(PackRowsKernel<T>, grid, kThreads, 0, stream, static_cast<const T*>(x.data),
-                        x.cols, x.stride, packed, stride, weights);
+    return LaunchEarly(PackRowsKernel<T>, grid, kThreads, 0, stream, static_cast<const T*>(x.data),
+                       x.cols, x.stride, packed, stride, weights);
   });
-  return error;
 }
 
 int LaunchRoundRows(const DeviceRows& x, uint8_t* rounded, int64_t stride, CUstream_st* stream,
                     const RowWeights& weights) {
-  int error = 0;
-  WithElement(x.dtype, [&](auto type) {
-    using T = Element<decltype(type)>;
+  return WithElement(x.dtype, [&](auto type) -> int {
+    using T = ElementOf<decltype(type)>;
     const dim3 grid(NumRows(x, weights), (x.cols + 8 * kThreads - 1) / (8 * kThreads));
-    error = LaunchEarly(RoundRowsKernel<T>, grid, kThreads, 0, stream,
-                        static_cast<const T*>(x.data), x.cols, x.stride, rounded, stride, weights);
+    return LaunchEarly(RoundRowsKernel<T>, grid, kThreads, 0, stream, static_cast<const T*>(x.data),
+                       x.cols, x.stride, rounded, stride, weights);
   });
-  return error;
 }
 
 int LaunchCombine(const CombineArgs& args, CUstream_st* stream) {
   const int channels = args.narrow ? 8 * kThreads : kThreads;
   const dim3 grid(args.x.rows, (args.x.cols + channels - 1) / channels);
-  int error = 0;
-  WithElement(args.x.dtype, [&](auto in) {
-    WithElement(args.out_dtype, [&](auto out) {
-      using In = Element<decltype(in)>;
-      using Out = Element<decltype(out)>;
+  return WithElement(args.x.dtype, [&](auto in) {
+    return WithElement(args.out_dtype, [&](auto out) -> int {
+      using In = ElementOf<decltype(in)>;
+      using Out = ElementOf<decltype(out)>;
       const auto all =
           args.narrow ? CombineNarrowKernel<In, Out, false> : CombineKernel<In, Out, false>;
       const auto some =
           args.narrow ? CombineNarrowKernel<In, Out, true> : CombineKernel<In, Out, true>;
-      const auto kernel = args.ids == nullptr ? all : some;
-      error = LaunchEarly(kernel, grid, kThreads, 0, stream, args);
+      return LaunchEarly(args.ids == nullptr ? all : some, grid, kThreads, 0, stream, args);
     });
   });
-  return error;
 }
 
 int LaunchAdoptRouting(const int32_t* in_ids, const float* in_weights, int pairs, int experts,
