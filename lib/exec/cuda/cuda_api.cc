@@ -208,8 +208,7 @@ cudaError_t AwaitEvent(cudaEvent_t event) {
 absl::Status MakeUrgentStream(cudaStream_t* stream) {
   int lowest = 0, highest = 0;
   MOERT_CUDA_RETURN_IF_ERROR(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, highest));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, highest));
 }
 
 cudaError_t AwaitDevice() {

@@ -16,6 +16,7 @@ namespace moert::cuda {
 /// OK for cudaSuccess; ResourceExhausted when memory ran out, Unavailable without driver or device.
 absl::Status ToStatus(int error, const char* what);
 
+#define MOERT_CUDA_STATUS(call) ::moert::cuda::ToStatus(static_cast<int>(call), #call)
 #define MOERT_CUDA_RETURN_IF_ERROR(call)                                                \
   do {                                                                                  \
     const int moert_cuda_error = static_cast<int>(call);                                \

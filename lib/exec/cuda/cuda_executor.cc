@@ -76,10 +76,9 @@ absl::Status CudaExecutor::JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
   DeviceScope scope(device_);
   // The host waits for the stream before the next call's Begin, so the rows stay until they are
   // fetched.
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchPlaceRows(cpu_->rows(), cpu_->slots(), rows,
-                                             static_cast<int>(Spec(call).hidden), w_.out,
-                                             Prompt(call).any(), extent_.hidden, Stream(call)));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchPlaceRows(cpu_->rows(), cpu_->slots(), rows,
+                                           static_cast<int>(Spec(call).hidden), w_.out,
+                                           Prompt(call).any(), extent_.hidden, Stream(call)));
 }
 
 absl::Status CudaExecutor::RouteWhole(const ExecutorCall& call, const GivenRouting* given,
@@ -97,10 +96,9 @@ absl::Status CudaExecutor::RouteWhole(const ExecutorCall& call, const GivenRouti
   MOERT_ASSIGN_OR_RETURN(const GivenRouting own, numbers_.Own(call.layer, *given, stream));
   if (last != nullptr) return PrepareFew(call, &own, /*tallied=*/true, &last->route);
   if (Few(call)) return RouteFew(call, &own, nullptr, call.capturing, /*tiles=*/!served);
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchAdoptRouting(
+  return MOERT_CUDA_STATUS(LaunchAdoptRouting(
       own.ids, own.weights, static_cast<int>(own.pairs), Spec(call).num_experts,
       on_device_.layer(call.layer).expert_scales, w_.ids, w_.weights, own.used_ids, stream));
-  return absl::OkStatus();
 }
 
 absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContext& context,
@@ -187,9 +185,8 @@ absl::Status CudaExecutor::ReturnUsed(const ExecutorCall& call, absl::Span<const
   if (numbers_.any()) return absl::OkStatus();  // they are there since the routing was brought
   DeviceScope scope(device_);
   // Pageable: the copy has left the span when the call returns.
-  MOERT_CUDA_RETURN_IF_ERROR(
+  return MOERT_CUDA_STATUS(
       cudaMemcpyAsync(to, used.data(), used.size() * 4, cudaMemcpyHostToDevice, Stream(call)));
-  return absl::OkStatus();
 }
 
 bool CudaExecutor::TakeRouting(PolicyContext* context, RoutingResult* routing) {

@@ -78,8 +78,7 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.h_columns = w_.prompt_h_columns;
   gemm.h_columns_stride = extent_.prompt_h_columns();
   gemm.x_sums = extent_.hidden * 2;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchPromptProducts(gemm, stream));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchPromptProducts(gemm, stream));
 }
 
 MakeTilesArgs CudaExecutor::TilesOf(const ExecutorCall& call, const ExpertSet& wave,
@@ -113,8 +112,7 @@ absl::Status CudaExecutor::TileProducts(const ExecutorCall& call, bool narrow,
                                         const TileTable& table, int shares, cudaStream_t stream) {
   const GroupGemmArgs gemm = GemmOf(call, narrow, table, shares);
   if (!extent_.use.wide_h) {
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchProducts(gemm, stream));
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(LaunchProducts(gemm, stream));
   }
   MOERT_CUDA_RETURN_IF_ERROR(LaunchGateUp(gemm, stream));
   PackHiddenArgs pack;
@@ -125,8 +123,7 @@ absl::Status CudaExecutor::TileProducts(const ExecutorCall& call, bool narrow,
   pack.h_stride = extent_.h_stride();
   pack.shares = shares;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchPackHidden(pack, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchDown(gemm, stream));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchDown(gemm, stream));
 }
 
 GroupGemmArgs CudaExecutor::GemmOf(const ExecutorCall& call, bool narrow, const TileTable& table,
@@ -238,8 +235,7 @@ absl::Status CudaExecutor::WeightedSum(const ExecutorCall& call, bool given) {
   combine.out = call.out.data;
   combine.out_dtype = static_cast<int32_t>(call.out.dtype);
   combine.out_stride = call.out.row_stride;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchCombine(combine, Stream(call)));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchCombine(combine, Stream(call)));
 }
 
 absl::Status CudaExecutor::Combine(const ExecutorCall& call, const RoutingResult& /*routing*/) {

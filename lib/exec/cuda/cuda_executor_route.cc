@@ -12,9 +12,8 @@ absl::Status CudaExecutor::RouteOnDevice(const ExecutorCall& call) {
   const LayerOnDevice& layer = on_device_.layer(call.layer);
   MOERT_CUDA_RETURN_IF_ERROR(
       LaunchGateLogits(Rows(call), layer.gate, layer.routing.num_experts, w_.scores, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(
+  return MOERT_CUDA_STATUS(
       LaunchTopK(layer.routing, tokens, w_.scores, w_.ids, w_.weights, stream));
-  return absl::OkStatus();
 }
 
 ExpertCacheArgs CudaExecutor::RuleOf(const ExecutorCall& call, const RoutingRule& rule) const {
@@ -23,8 +22,7 @@ ExpertCacheArgs CudaExecutor::RuleOf(const ExecutorCall& call, const RoutingRule
 }
 
 absl::Status CudaExecutor::ApplyRule(const ExecutorCall& call, const RoutingRule& rule) {
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertCache(RuleOf(call, rule), Stream(call)));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchExpertCache(RuleOf(call, rule), Stream(call)));
 }
 
 absl::Status CudaExecutor::BringTokenIds(const ExecutorCall& call) {
@@ -49,9 +47,8 @@ absl::Status CudaExecutor::RouteNext(const ExecutorCall& call) {
   const LayerOnDevice& next = on_device_.layer((call.layer + 1) % model_.num_layers());
   MOERT_CUDA_RETURN_IF_ERROR(
       LaunchGateLogits(Rows(call), next.gate, next.routing.num_experts, w_.next_scores, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchTopK(next.routing, static_cast<int>(call.hidden.rows),
-                                        w_.next_scores, nullptr, nullptr, stream));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchTopK(next.routing, static_cast<int>(call.hidden.rows),
+                                      w_.next_scores, nullptr, nullptr, stream));
 }
 
 absl::Status CudaExecutor::PrepareFew(const ExecutorCall& call, const GivenRouting* given,
@@ -148,8 +145,7 @@ absl::Status CudaExecutor::RouteInProducts(const ExecutorCall& call, bool tallie
   args.shared = HasShared(call) ? 1 : 0;
   args.handles = table_.rows(call.layer);
   args.gemm = GemmOf(call, /*narrow=*/false, w_.table, shares_);
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchFewProducts(args, stream));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchFewProducts(args, stream));
 }
 
 absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) {
@@ -201,8 +197,7 @@ absl::Status CudaExecutor::RouteOnHost(const ExecutorCall& call, const RoutingRe
 absl::Status CudaExecutor::WaitForRows(cudaStream_t stream) {
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(rows_arrived_, stream));
   ++host_syncs_;
-  MOERT_CUDA_RETURN_IF_ERROR(AwaitEvent(rows_arrived_));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(AwaitEvent(rows_arrived_));
 }
 
 absl::Status CudaExecutor::UploadRouting(const ExecutorCall& call, const RoutingResult& routing) {

@@ -33,8 +33,7 @@ class CudaStepFence final : public StepFence {
   void Miss() override { fence_.Miss(); }
   absl::Status Await() override {
     const DeviceScope scope(device_);
-    MOERT_CUDA_RETURN_IF_ERROR(fence_.Await());
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(fence_.Await());
   }
 
  private:
@@ -70,8 +69,7 @@ class CudaSideStream final : public SideStream {
     MOERT_RETURN_IF_ERROR(scope.status());
     MOERT_RETURN_IF_ERROR(MakeUrgentStream(&stream_));
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&forked_, cudaEventDisableTiming));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(cudaEventCreateWithFlags(&done_, cudaEventDisableTiming));
   }
 
   void* get() const override { return stream_; }
@@ -87,8 +85,7 @@ class CudaSideStream final : public SideStream {
   absl::Status Order(cudaStream_t first, cudaEvent_t event, cudaStream_t then) const {
     DeviceScope scope(device_);
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(event, first));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(then, event, 0));
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(cudaStreamWaitEvent(then, event, 0));
   }
 
   const int device_;

@@ -224,14 +224,12 @@ class CudaExpert final : public DeviceExpert {
   }
 
   absl::Status Multiply(const float* x, const float* w, int64_t out, int64_t in, float* y) {
-    MOERT_CUDA_RETURN_IF_ERROR(
+    return MOERT_CUDA_STATUS(
         cuda::LaunchProduct({x, in}, {w, in}, y, rows_, out, in, lane_.stream));
-    return absl::OkStatus();
   }
   absl::Status Activate(const float* gate, const float* up, const float* less, float* h) {
-    MOERT_CUDA_RETURN_IF_ERROR(
+    return MOERT_CUDA_STATUS(
         cuda::LaunchActivate(activation_, gate, up, less, h, rows_ * intermediate_, lane_.stream));
-    return absl::OkStatus();
   }
 
   /// Measures a block with the weights other_w.

@@ -63,10 +63,9 @@ class Rounding {
                                FitBytes() + rows * group * static_cast<int64_t>(sizeof(float)),
                                PinnedOrPageable));
     scales_.assign(rows * layout_.groups(), GroupScale());
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(room_.weights.data(), matrix_.original,
-                                               static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
-                                               stream_));
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(cudaMemcpyAsync(room_.weights.data(), matrix_.original,
+                                             static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice,
+                                             stream_));
   }
 
   /// The scales of the group that these columns are, of all rows.
@@ -104,9 +103,8 @@ class Rounding {
           FitGroup(layout_.scheme, absl::MakeConstSpan(values + r * count, count), options_.clip);
     }
     // The next fits are copied over these behind this copy, in the order of the stream.
-    MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(Fits(), found, static_cast<size_t>(FitBytes()),
-                                               cudaMemcpyHostToDevice, stream_));
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(cudaMemcpyAsync(Fits(), found, static_cast<size_t>(FitBytes()),
+                                             cudaMemcpyHostToDevice, stream_));
   }
 
   absl::Status RoundColumns(int64_t begin, int64_t end, int64_t at, int64_t next) {
@@ -124,8 +122,7 @@ class Rounding {
     rounding.width = static_cast<int>(end - begin);
     rounding.first = static_cast<int>(at - begin);
     rounding.count = static_cast<int>(next - at);
-    MOERT_CUDA_RETURN_IF_ERROR(cuda::LaunchRoundColumns(rounding, form_, stream_));
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(cuda::LaunchRoundColumns(rounding, form_, stream_));
   }
 
   const MatrixLayout& layout_;

@@ -117,8 +117,7 @@ absl::Status CopyBranch::Join(cudaStream_t stream) {
   const auto join = [&](bool forked, cudaStream_t branch, cudaEvent_t end) -> absl::Status {
     if (!forked) return absl::OkStatus();
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(end, branch));
-    MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, end, 0));
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(cudaStreamWaitEvent(stream, end, 0));
   };
   absl::Status status = join(std::exchange(copies_forked_, false), copies_, copied_);
   status.Update(join(std::exchange(cpu_forked_, false), cpu_, computed_));

@@ -72,11 +72,10 @@ CpuExperts::~CpuExperts() {
 
 absl::Status CpuExperts::BringRows(const MatrixView& hidden, cudaStream_t stream) const {
   const auto row_bytes = static_cast<size_t>(hidden.cols * DTypeBytes(hidden.dtype));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpy2DAsync(
+  return MOERT_CUDA_STATUS(cudaMemcpy2DAsync(
       in_memory_.data(), row_bytes, hidden.data,
       static_cast<size_t>(hidden.row_stride * DTypeBytes(hidden.dtype)), row_bytes,
       static_cast<size_t>(hidden.rows), cudaMemcpyDeviceToHost, stream));
-  return absl::OkStatus();
 }
 
 void CpuExperts::TakeRows(const MatrixView& hidden) {

@@ -88,8 +88,7 @@ absl::Status DeviceRule::Run(const Workspace& w, const DeviceRouting& routing, i
   args.host_own_ids = mirror.own_ids;
   args.host_own_weights = mirror.own_weights;
   args.report = mirror.report;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertCache(args, stream));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchExpertCache(args, stream));
 }
 
 ExpertCacheArgs DeviceRule::OfCapture(const Workspace& w, const DeviceRouting& routing,
@@ -110,8 +109,7 @@ absl::Status DeviceRule::BeginStep(const RuleBuffers& buffers,
   one_row_each_ = false;
   const auto bytes = static_cast<size_t>(max_tokens) * sizeof(int32_t);
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(buffers.account_of, 0, bytes, stream));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(buffers.rows_apart, 0, sizeof(int32_t), stream));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(cudaMemsetAsync(buffers.rows_apart, 0, sizeof(int32_t), stream));
 }
 
 absl::Status DeviceRule::Load(const Workspace& w, const DeviceRouting& routing,
@@ -121,15 +119,13 @@ absl::Status DeviceRule::Load(const Workspace& w, const DeviceRouting& routing,
   MOERT_CUDA_RETURN_IF_ERROR(LaunchTopK(routing, 1, w.scores, w.ids, w.weights, stream));
   ExpertCacheArgs args = ArgsOf(w, routing, /*tokens=*/0, {});
   args.handles = w.handles;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchExpertCache(args, stream));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchExpertCache(args, stream));
 }
 
 absl::Status DeviceRule::LoadAccounts(const Workspace& w, cudaStream_t stream) {
   AccountRows none{};
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchSetAccounts(w.rule.account_of, w.rule.rows_apart,
-                                               w.rule.accounts, w.rule.low_accounts, none, stream));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchSetAccounts(w.rule.account_of, w.rule.rows_apart, w.rule.accounts,
+                                             w.rule.low_accounts, none, stream));
 }
 
 }  // namespace moert::cuda

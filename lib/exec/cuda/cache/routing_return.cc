@@ -82,8 +82,7 @@ absl::Status RoutingReturn::Init(const MoeModelSpec* model, const Extent& extent
     mirror->at = memory_.data() + i * bytes;
     Carver rule(mirror->at + copied);
     mirror->rule = RuleMirror::Carve(extent.pairs, &rule);
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&mirror->arrived, cudaEventDisableTiming));
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(cudaEventCreateWithFlags(&mirror->arrived, cudaEventDisableTiming));
   };
   MOERT_RETURN_IF_ERROR(make(kLate, &awaited_));
   for (int64_t i = 0; i < kLate; ++i) MOERT_RETURN_IF_ERROR(make(i, &late_[i]));
@@ -102,8 +101,7 @@ absl::Status RoutingReturn::Enqueue(const Workspace& w, Mirror* mirror, cudaStre
   if (mirror->next_gate) {
     MOERT_CUDA_RETURN_IF_ERROR(bring(host.next_scores, w.next_scores, host.num_next_scores));
   }
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(mirror->arrived, stream));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(cudaEventRecord(mirror->arrived, stream));
 }
 
 void RoutingReturn::Read(const Mirror& mirror, RoutingResult* routing) {

@@ -54,8 +54,7 @@ absl::Status ServedMisses::Begin(const Call& call, cudaStream_t stream) {
 absl::Status ServedMisses::Predict(const Call& call, cudaStream_t stream) {
   const PredictArgs prediction = PredictionOf(call.layer + 1, call);
   MOERT_RETURN_IF_ERROR(branch_.ForkPrediction(stream, prediction.prefetch));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(prediction, branch_.predictions()));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchPredictRecords(prediction, branch_.predictions()));
 }
 
 }  // namespace moert::cuda

@@ -72,8 +72,7 @@ absl::Status ServedMisses::AwaitRows(int layer, const MutableMatrixView& out,
   args.out_stride = out.row_stride;
   args.cols = static_cast<int32_t>(out.cols);
   args.tally = on_device_.tally + layer;
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchAwaitCpu(args, stream));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchAwaitCpu(args, stream));
 }
 
 }  // namespace moert::cuda

@@ -14,10 +14,9 @@ absl::Status ServedMisses::Copy(bool to_device, bool layers_alone, cudaStream_t 
                                   : static_cast<size_t>(table_bytes_);
   void* device = on_device_.table.layers;
   void* host = table_.layers;
-  MOERT_CUDA_RETURN_IF_ERROR(
+  return MOERT_CUDA_STATUS(
       to_device ? cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream)
                 : cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream));
-  return absl::OkStatus();
 }
 
 void ServedMisses::PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store) {

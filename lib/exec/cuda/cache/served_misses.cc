@@ -108,8 +108,7 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
     }
     MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyPrefetched(on_device_.table.prefetch, own_));
   }
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(cudaStreamSynchronize(own_));
 }
 
 const uint8_t* ServedMisses::Mapped(const std::byte* host, int64_t bytes) const {

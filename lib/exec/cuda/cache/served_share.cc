@@ -28,8 +28,7 @@ absl::Status ServedMisses::ShareMisses(const CpuJobMemory& memory) {
   args.call = cpu.call;
   args.tiles.table = cpu.tiles;
   MOERT_CUDA_RETURN_IF_ERROR(LaunchAwaitCpu(args, own_));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(cudaStreamSynchronize(own_));
 }
 
 absl::Status ServedMisses::SetCosts(const CpuCosts& costs, cudaStream_t stream) {
@@ -74,8 +73,7 @@ absl::Status ServedMisses::AwaitCpu(const Call& call, float* out, int64_t out_st
   args.tiles.handles = cpu.handles;
   args.tally = on_device_.tally + call.layer;
   MOERT_RETURN_IF_ERROR(branch_.ForkCpu(stream));
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchAwaitCpu(args, branch_.cpu()));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchAwaitCpu(args, branch_.cpu()));
 }
 
 }  // namespace moert::cuda

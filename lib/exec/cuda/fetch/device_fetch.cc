@@ -80,8 +80,7 @@ absl::Status DeviceFetch::Find(const ExecutorCall& call, const GivenRouting& giv
   args.pairs = static_cast<int32_t>(given.pairs);
   args.experts = spec.num_experts;
   args.even_weight = 1.0f / static_cast<float>(spec.routing.top_k);
-  MOERT_CUDA_RETURN_IF_ERROR(LaunchFindSlots(args, static_cast<cudaStream_t>(call.stream)));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(LaunchFindSlots(args, static_cast<cudaStream_t>(call.stream)));
 }
 
 absl::Status DeviceFetch::Sync(const VersionedStore& store, int layer, int64_t epoch,

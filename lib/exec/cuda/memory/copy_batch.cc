@@ -43,8 +43,7 @@ absl::Status CopyBatch::Enqueue(cudaStream_t stream) {
     cudaGetLastError();
     return EnqueueEach(stream);
   }
-  MOERT_CUDA_RETURN_IF_ERROR(error);
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(error);
 #else
   return EnqueueEach(stream);
 #endif

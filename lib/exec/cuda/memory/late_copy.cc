@@ -17,8 +17,7 @@ absl::Status LateCopy::Init(void* from, int64_t bytes) {
   MOERT_RETURN_IF_ERROR(FillNow(from, 0, static_cast<size_t>(bytes)));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&counted_, cudaEventDisableTiming));
-  MOERT_CUDA_RETURN_IF_ERROR(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming));
-  return absl::OkStatus();
+  return MOERT_CUDA_STATUS(cudaEventCreateWithFlags(&arrived_, cudaEventDisableTiming));
 }
 
 absl::Status LateCopy::Bring(cudaStream_t stream) {

@@ -38,17 +38,15 @@ class CudaRowKernels final : public RowKernels {
   absl::Status Pack(const MatrixView& rows, const int32_t* ids, const float* weights,
                     const RowRecord& record, std::byte* records, void* stream) override {
     const DeviceScope scope(device_);
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchPackRecords(
+    return MOERT_CUDA_STATUS(LaunchPackRecords(
         Rows(rows.data, rows.dtype, rows.rows, rows.cols, rows.row_stride), ids, weights,
         Records(records, record, rows.rows), static_cast<cudaStream_t>(stream)));
-    return absl::OkStatus();
   }
   absl::Status TakeRouting(const std::byte* records, const RowRecord& record, int64_t rows,
                            int32_t* ids, float* weights, void* stream) override {
     const DeviceScope scope(device_);
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchTakeRouting(Records(records, record, rows), ids, weights,
-                                                 static_cast<cudaStream_t>(stream)));
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(LaunchTakeRouting(Records(records, record, rows), ids, weights,
+                                               static_cast<cudaStream_t>(stream)));
   }
   absl::Status Add(const RowParts& parts, const MutableMatrixView& out, void* stream) override {
     const DeviceScope scope(device_);
@@ -57,8 +55,7 @@ class CudaRowKernels final : public RowKernels {
     args.narrow = parts.dtype == DType::kBF16;
     args.ranks = parts.ranks;
     args.out = Rows(out.data, out.dtype, out.rows, out.cols, out.row_stride);
-    MOERT_CUDA_RETURN_IF_ERROR(LaunchAddParts(args, static_cast<cudaStream_t>(stream)));
-    return absl::OkStatus();
+    return MOERT_CUDA_STATUS(LaunchAddParts(args, static_cast<cudaStream_t>(stream)));
   }
 
  private:
