@@ -8,15 +8,10 @@
 #include "base/bf16.h"
 #include "offline/hqq_lanes.h"
 #include "offline/offline_device.h"
+#include "offline/rtn_candidates.h"
 
 namespace moert {
 namespace {
-
-// |x| < 2^22, to nearest even; the compiler makes a call of nearbyint.
-float RoundSmall(float x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
-  return (x + kMagic) - kMagic;
-}
 
 /// The proximal operator of |x|^p / beta: what of a residual counts as an outlier.
 class Shrink {
@@ -48,7 +43,7 @@ double SumOfPowers(const Scheme& scheme, const GroupScale& g, absl::Span<const f
   const float top = static_cast<float>((1 << scheme.weight_bits) - 1);
   double sum = 0;
   for (const float v : values) {
-    const float code = RoundSmall(std::clamp(v * inverse + zero, 0.0f, top));
+    const float code = NearestSmall(std::clamp(v * inverse + zero, 0.0f, top));
     const float back = scheme.symmetric ? g.scale * (code - middle) : g.scale * code - g.offset;
     const double e = std::fabs(back - v);
     sum += power == 2 ? e * e : power == 1 ? e : std::pow(e, power);
@@ -76,7 +71,7 @@ float BestZero(float scale, float zero, float top, absl::Span<const float> value
     const Shrink shrink(options.lp_norm, beta);
     double absolute = 0, mean = 0;
     for (const float v : values) {
-      const float code = RoundSmall(std::clamp(v * inverse + zero, 0.0f, top));
+      const float code = NearestSmall(std::clamp(v * inverse + zero, 0.0f, top));
       const float residual = v - (code - zero) * scale;
       absolute += std::fabs(residual);
       mean += code - (v - shrink(residual)) * inverse;
@@ -101,7 +96,7 @@ float BestScale(float scale, float middle, float top, absl::Span<const float> va
     const float inverse = 1 / scale;
     double absolute = 0, dot = 0, squares = 0;
     for (const float v : values) {
-      const float code = RoundSmall(std::clamp(v * inverse + middle, 0.0f, top)) - middle;
+      const float code = NearestSmall(std::clamp(v * inverse + middle, 0.0f, top)) - middle;
       const float residual = v - code * scale;
       absolute += std::fabs(residual);
       dot += double{code} * (v - shrink(residual));

@@ -30,12 +30,6 @@ float PowerOfTwoFrom(float x) {
   return std::bit_cast<float>((exponent + (mantissa != 0 ? 1u : 0u)) << 23);
 }
 
-/// |x| < 2^22, to nearest even; the compiler makes a call of nearbyint.
-float NearestSmall(float x) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
-  return (x + kMagic) - kMagic;
-}
-
 /// Sum of |error / scale|^norm over a group, integer codes; anything above `limit` if it is above
 /// that.
 double ErrorInSteps(const Scheme& scheme, const GroupScale& g, absl::Span<const float> values,

@@ -10,6 +10,12 @@
 
 namespace moert {
 
+/// |x| < 2^22, to nearest even; the compiler makes a call of nearbyint.
+inline float NearestSmall(float x) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
+  return (x + kMagic) - kMagic;
+}
+
 /// The scale that spans [low, high], as it will be stored.
 GroupScale Spanning(const Scheme& scheme, float low, float high);
 

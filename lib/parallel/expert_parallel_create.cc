@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakePlacedRank(
     int top_k = 1;
     for (const MoeLayerSpec& layer : model.layers) top_k = std::max(top_k, layer.routing.top_k);
     const int64_t pairs = RoundUp(options.max_tokens_per_forward, group->size()) * top_k;
-    MOERT_ASSIGN_OR_RETURN(device, MakeOwnedIds(options.device, PlacedIds::Experts(model), pairs));
+    MOERT_ASSIGN_OR_RETURN(device, MakeOwnedIds(options.device, model.total_experts(), pairs));
   }
   MOERT_RETURN_IF_ERROR(rank->StartPlaced(
       placement, std::make_unique<PlacedIds>(model, group->rank(), std::move(device))));

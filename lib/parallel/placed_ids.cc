@@ -14,12 +14,6 @@ PlacedIds::PlacedIds(const MoeModelSpec& model, int rank, std::unique_ptr<OwnedI
   counts_.resize(first_.back());
 }
 
-int64_t PlacedIds::Experts(const MoeModelSpec& model) {
-  int64_t experts = 0;
-  for (const MoeLayerSpec& layer : model.layers) experts += layer.num_experts;
-  return experts;
-}
-
 absl::Status PlacedIds::Set(const ExpertPlacement& placement) {
   std::vector<OwnerShare> shares;
   for (const auto& layer : placement.owners) {

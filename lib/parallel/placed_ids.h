@@ -22,8 +22,6 @@ class PlacedIds {
   /// `device`: keeps ids there; null: in host memory.
   PlacedIds(const MoeModelSpec& model, int rank, std::unique_ptr<OwnedIds> device);
 
-  static int64_t Experts(const MoeModelSpec& model);
-
   absl::Status Set(const ExpertPlacement& placement);
   /// `routing` of `rows` tokens with -1 for what is not this rank's. Valid until the next call.
   absl::StatusOr<RoutedInput> Keep(int layer, int64_t rows, const RoutedInput& routing,

@@ -15,9 +15,6 @@ StrategyKey Control() {
   return {"control", "1: measure whether prefetching pays, and stop it while it does not (1)"};
 }
 StrategyKey High() { return {"hi", "high version (bf16)"}; }
-StrategyKey MaxGbps() {
-  return {"max_gbps", "limit of the bytes moved for transitions, GB/s; 0: none (0)"};
-}
 
 StrategyKey PredictKey() {
   return {
@@ -25,17 +22,6 @@ StrategyKey PredictKey() {
       "what the next layer's gate predicts from in decode steps: forward (this layer's resident "
       "experts and the host's next attention, where the host offers that and it pays) or gate "
       "(this layer's input) (forward)"};
-}
-
-// A key of strategies in which every expert is resident and versions move online.
-StrategyKey Interval() { return {"interval_ms", "time between two decisions, ms (200)"}; }
-StrategyKey Beta() {
-  return {"beta", "weight of the past in the exponential mean of selections (0.85)"};
-}
-StrategyKey Memory() {
-  return {"memory",
-          "a second mean remembers this many times longer; it counts while chance explains how it "
-          "differs from the first; 1: no second mean (8)"};
 }
 
 RegisteredStrategy Fate() {
@@ -145,7 +131,7 @@ RegisteredStrategy DynaExq() {
          "the "
          "bytes by `calibration`, which must be given, and by measured use; not with rank, slack "
          "and hot; CPU (none)"},
-        Interval(),
+        {"interval_ms", "time between two decisions, ms (200)"},
         {"hi_fraction",
          "share of each layer's experts held high; of `versions`: bytes for this share in the "
          "first "
@@ -154,8 +140,10 @@ RegisteredStrategy DynaExq() {
          "what makes an expert high: being among the hottest of its layer (`hotness`), or being "
          "among those of all layers whose low versions cost the model most, as `calibration` "
          "measured (`loss`) (hotness)"},
-        Beta(),
-        Memory(),
+        {"beta", "weight of the past in the exponential mean of selections (0.85)"},
+        {"memory",
+         "a second mean remembers this many times longer; it counts while chance explains how it "
+         "differs from the first; 1: no second mean (8)"},
         {"margin",
          "a newcomer must be hotter than the coldest member by this share of the layer's mean; of "
          "`versions`: a use that differs by this share moves nobody (0.2; of `versions` 0.1)"},
@@ -165,7 +153,7 @@ RegisteredStrategy DynaExq() {
          "free blocks of each pool, so that full pools can swap (what the link carries in a "
          "decode step: 4 at least, at most one of 64 experts; of `versions` half of that, of the "
          "first and of the last)"},
-        MaxGbps(),
+        {"max_gbps", "limit of the bytes moved for transitions, GB/s; 0: none (0)"},
         {"hot",
          "experts that are high from the start, by layer: 0-3-7/1-2 for 0, 3, 7 of layer 0 and "
          "1, 2 of layer 1 (the first ones)"},

@@ -9,12 +9,6 @@
 namespace moert {
 namespace {
 
-int64_t TotalExperts(const MoeModelSpec& model) {
-  int64_t experts = 0;
-  for (const MoeLayerSpec& layer : model.layers) experts += layer.num_experts;
-  return experts;
-}
-
 int LargestTopK(const MoeModelSpec& model) {
   int k = 0;
   for (const MoeLayerSpec& layer : model.layers) k = std::max(k, layer.routing.top_k);
@@ -23,7 +17,7 @@ int LargestTopK(const MoeModelSpec& model) {
 
 /// A model that fits needs no transient slots, and no more than what does not fit is ever in them.
 int64_t LimitTransient(int64_t wanted, const CapacitySnapshot& snapshot) {
-  const int64_t missing = TotalExperts(*snapshot.model) - snapshot.slots;
+  const int64_t missing = snapshot.model->total_experts() - snapshot.slots;
   return std::max<int64_t>(0, std::min({wanted, snapshot.slots, missing}));
 }
 
