@@ -29,7 +29,7 @@ __device__ __forceinline__ __half FromFloat<__half>(float v) {
   return __float2half_rn(v);
 }
 
-/// Of a pointer to it.
+/// The element type of a pointer.
 template <typename P>
 using ElementOf = std::remove_const_t<std::remove_pointer_t<P>>;
 

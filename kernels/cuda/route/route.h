@@ -69,7 +69,7 @@ struct GateZeros {
 /// A logit is within (12 + cols / 128) 2^-24 of the exact one, in units of the sum of its terms'
 /// magnitudes, and depends on its row, its expert and whether there are more than kFewTokens rows.
 ///
-/// Of up to kFewTokens rows alone: second: another gate on the same rows, experts 0: none; zeros.
+/// second: another gate on the same rows, experts 0: none. It and zeros: up to kFewTokens rows.
 struct GateOf {
   const float* gate = nullptr;
   int experts = 0;
