@@ -64,6 +64,20 @@ moert_slots ToC(const SlotView& view) {
   return slots;
 }
 
+absl::StatusOr<std::vector<OpaqueProduct::Expert>> ReadExperts(const int32_t* experts,
+                                                               const int64_t* pairs,
+                                                               int64_t num_experts) {
+  constexpr int64_t kMost = 1 << 20;
+  MOERT_RETURN_IF_ERROR(CheckRange("num_experts", num_experts, 0, kMost));
+  std::vector<OpaqueProduct::Expert> read(static_cast<size_t>(num_experts));
+  for (size_t i = 0; i < read.size(); ++i) {
+    read[i].expert = experts[i];
+    read[i].pairs = pairs[i];
+    MOERT_RETURN_IF_ERROR(CheckRange("pairs", pairs[i], 1, INT32_MAX));
+  }
+  return read;
+}
+
 absl::Status CheckLayer(const moert_step& step, int32_t layer) {
   return CheckRange("layer", layer, 0, step.state->engine->model().num_layers() - 1);
 }
@@ -129,6 +143,37 @@ moert_code moert_layer_copy(moert_step* step, int32_t layer, const int32_t* expe
     MOERT_RETURN_IF_ERROR(
         step->state->engine->CopyLayer(step->id, layer, named, static_cast<std::byte*>(to), &view));
     return WriteStruct(ToC(view), slots, "slots");
+  });
+}
+
+moert_code moert_cpu_multiply(moert_step* step, int32_t layer, const int32_t* experts,
+                              const int64_t* pairs, int64_t num_experts, const moert_tensor* x,
+                              const int32_t* row_of, const moert_tensor* rows,
+                              moert_error** error) {
+  return Guard(__func__, error, [&]() -> absl::Status {
+    MOERT_REQUIRE_NOT_NULL(step);
+    MOERT_REQUIRE_NOT_NULL(experts);
+    MOERT_REQUIRE_NOT_NULL(pairs);
+    MOERT_REQUIRE_NOT_NULL(x);
+    MOERT_REQUIRE_NOT_NULL(row_of);
+    MOERT_REQUIRE_NOT_NULL(rows);
+    MOERT_RETURN_IF_ERROR(CheckLayer(*step, layer));
+    MOERT_ASSIGN_OR_RETURN(const auto read, ReadExperts(experts, pairs, num_experts));
+    int64_t all = 0;
+    for (const moert::OpaqueProduct::Expert& expert : read) all += expert.pairs;
+    moert::OpaqueProduct product;
+    product.hidden = step->state->engine->model().layers[layer].hidden;
+    MOERT_ASSIGN_OR_RETURN(
+        const absl::Span<const float> from,
+        TensorSpan<const float>("x", *x, MOERT_F32, x->rows, product.hidden, false));
+    MOERT_ASSIGN_OR_RETURN(const absl::Span<float> to,
+                           TensorSpan<float>("rows", *rows, MOERT_F32, all, product.hidden, false));
+    product.rows = x->rows;
+    product.x = from.data();
+    product.experts = read;
+    product.row_of = {row_of, static_cast<size_t>(all)};
+    product.out = to.data();
+    return step->state->engine->MultiplyOnCpu(step->id, layer, product);
   });
 }
 

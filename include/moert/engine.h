@@ -35,6 +35,7 @@ class ExpertSource;
 class Step;
 struct CallTimes;
 struct ExpertView;
+struct OpaqueProduct;
 enum class Residency : uint8_t;
 
 /// The known part of a layer's output while its missing experts are still on their way.
@@ -296,6 +297,13 @@ class Engine {
   /// for other records, shards and strategies of several versions.
   virtual absl::Status CopyLayer(StepId step, int layer, absl::Span<const int32_t> experts,
                                  std::byte* to, SlotView* view) = 0;
+  /// The source's product (OpaqueWeights::product) over experts that the host has chosen, such as
+  /// those of a long batch that would be late on the link: by the caller's thread and the
+  /// library's, from records where they lie in RAM, else read for it. `product` has the experts
+  /// with their pairs, rows, x, row_of and out; the rest is filled in. Blocks until out is written.
+  /// No slot changes hands, and no policy sees it. FailedPrecondition where the source has no
+  /// product. Unimplemented for shards.
+  virtual absl::Status MultiplyOnCpu(StepId step, int layer, const OpaqueProduct& product) = 0;
 
   /// The host knows what is coming: these experts of a layer, best first, are brought while the
   /// link has nothing better to do. Never blocks; hints given during a layer call wait for the
@@ -349,6 +357,7 @@ class Step {
   absl::Status ReleaseFetched(int layer);
   absl::Status CopyLayer(int layer, absl::Span<const int32_t> experts, std::byte* to,
                          SlotView* view);
+  absl::Status MultiplyOnCpu(int layer, const OpaqueProduct& product);
   /// The first error of the step, or OK.
   absl::Status status() const;
   absl::Status Cancel();

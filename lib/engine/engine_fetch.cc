@@ -12,6 +12,7 @@
 #include "engine/engine_impl.h"
 #include "fmt/format.h"
 #include "model/check_layer.h"
+#include "moert/source/opaque_source.h"
 
 namespace moert {
 namespace {
@@ -20,6 +21,28 @@ namespace {
 const std::byte* At(const std::byte* base, int64_t offset) {
   return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(base) +
                                             static_cast<uintptr_t>(offset));
+}
+
+/// A host has to give so much of a product on the CPU.
+absl::Status CheckGivenProduct(const MoeLayerSpec& layer, const OpaqueProduct& given) {
+  if (given.x == nullptr || given.out == nullptr || given.hidden != layer.hidden) {
+    return InvalidArgument("rows of a product on the CPU: takes x and out with {} columns",
+                           layer.hidden);
+  }
+  int64_t pairs = 0;
+  for (const OpaqueProduct::Expert& expert : given.experts) {
+    if (expert.expert < 0 || expert.expert >= layer.num_experts || expert.pairs < 1) {
+      return InvalidArgument("expert {} with {} pairs; legal are experts 0 to {}, with at least 1",
+                             expert.expert, expert.pairs, layer.num_experts - 1);
+    }
+    pairs += expert.pairs;
+  }
+  const auto known = [&](int32_t row) { return row >= 0 && row < given.rows; };
+  if (pairs == std::ssize(given.row_of) &&
+      std::all_of(given.row_of.begin(), given.row_of.end(), known)) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument("row_of: takes one of {} rows for each of {} pairs", given.rows, pairs);
 }
 
 /// Parts of the records of a layer, in slots.
@@ -146,6 +169,24 @@ absl::Status EngineImpl::CopyLayerLocked(StepId step_id, int layer,
   }
   return parts_->executor->CopyRecords({layer, step->epoch, step->rows, {}, {}, step->stream, {}},
                                        *parts_->store, experts, to, region.stride);
+}
+
+absl::Status EngineImpl::MultiplyOnCpu(StepId step_id, int layer, const OpaqueProduct& given) {
+  MOERT_RETURN_IF_ERROR(CheckProcess());
+  MOERT_RETURN_IF_ERROR(CheckLayer(source_->model(), layer));
+  MOERT_RETURN_IF_ERROR(CheckGivenProduct(source_->model().layers[layer], given));
+  OpaqueProduct product = given;
+  product.layer = layer;
+  const TurnLock lock(&turns_, &mu_);
+  try {
+    MOERT_ASSIGN_OR_RETURN(const StepState* const step, FindStep(step_id));
+    MOERT_RETURN_IF_ERROR(TakeBack());
+    const std::vector<float> ones(product.row_of.size(), 1.0f);
+    if (product.weights.empty()) product.weights = ones;
+    return parts_->executor->MultiplyOnCpu(*parts_->store, step->epoch, product);
+  } catch (...) {  // no memory, or a host's product or thread pool
+    return ExceptionStatus("the product on the CPU");
+  }
 }
 
 absl::Status EngineImpl::TakeCpuFailure(StepState* step) {

@@ -57,6 +57,7 @@ class EngineImpl final : public Engine {
   absl::Status ReleaseFetched(StepId step, int layer) override;
   absl::Status CopyLayer(StepId step, int layer, absl::Span<const int32_t> experts, std::byte* to,
                          SlotView* view) override;
+  absl::Status MultiplyOnCpu(StepId step, int layer, const OpaqueProduct& product) override;
   absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) override;
   absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) override;
   absl::Status SetBudget(const Budget& budget) override;

@@ -118,6 +118,9 @@ class ShardEngine final : public Engine {
   absl::Status CopyLayer(StepId, int, absl::Span<const int32_t>, std::byte*, SlotView*) override {
     return absl::UnimplementedError("shard: copies of whole layers");
   }
+  absl::Status MultiplyOnCpu(StepId, int, const OpaqueProduct&) override {
+    return absl::UnimplementedError("shard: products on the CPU of experts that the host chooses");
+  }
 
   absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) override {
     MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));

@@ -57,6 +57,10 @@ absl::Status Step::ReleaseFetched(int layer) {
   return engine_ == nullptr ? Ended() : engine_->ReleaseFetched(id_, layer);
 }
 
+absl::Status Step::MultiplyOnCpu(int layer, const OpaqueProduct& product) {
+  return engine_ == nullptr ? Ended() : engine_->MultiplyOnCpu(id_, layer, product);
+}
+
 absl::Status Step::CopyLayer(int layer, absl::Span<const int32_t> experts, std::byte* to,
                              SlotView* view) {
   return engine_ == nullptr ? Ended() : engine_->CopyLayer(id_, layer, experts, to, view);

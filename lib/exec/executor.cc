@@ -45,4 +45,8 @@ absl::Status Executor::CopyRecords(const ExecutorCall&, const VersionedStore&,
   return absl::InternalError("this executor copies no records");
 }
 
+absl::Status Executor::MultiplyOnCpu(const VersionedStore&, int64_t, const OpaqueProduct&) {
+  return absl::FailedPreconditionError("records are not opaque: the product is the library's");
+}
+
 }  // namespace moert

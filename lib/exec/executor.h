@@ -19,6 +19,8 @@
 
 namespace moert {
 
+struct OpaqueProduct;
+
 /// The basis of a routing made by the executor.
 struct RoutingRequest {
   RoutingRule rule;          // kTopK: the model's own choice
@@ -110,6 +112,10 @@ class Executor {
   virtual absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store,
                                    absl::Span<const int32_t> experts, std::byte* to,
                                    int64_t stride);
+  /// The source's product of opaque records, over records where they lie in RAM. Its parts and pool
+  /// are filled in.
+  virtual absl::Status MultiplyOnCpu(const VersionedStore& store, int64_t epoch,
+                                     const OpaqueProduct& given);
 };
 
 }  // namespace moert

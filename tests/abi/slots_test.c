@@ -24,6 +24,21 @@ static moert_code read_part(void *user_data, int32_t layer, int32_t expert, int3
   return MOERT_OK;
 }
 
+/* A row of results: its pair's input, and the first byte of the expert's second part. */
+static moert_code multiply(void *user_data, const moert_cpu_job *job, moert_failure *failure) {
+  int64_t e, i, c, pair = 0;
+  (void)user_data;
+  (void)failure;
+  for (e = 0; e < job->num_experts; ++e) {
+    for (i = 0; i < job->experts[e].pairs; ++i, ++pair) {
+      const float *x = job->x + job->row_of[pair] * job->hidden;
+      const float byte = (float)*(const unsigned char *)job->experts[e].part[1];
+      for (c = 0; c < job->hidden; ++c) job->out[pair * job->hidden + c] = x[c] + byte;
+    }
+  }
+  return MOERT_OK;
+}
+
 static void destroy(void *user_data) {
   (void)user_data;
   ++destroyed;
@@ -51,6 +66,7 @@ static void describe(moert_layer_spec *layers, moert_opaque_part *parts,
   options->read = read_part;
   options->user_data = broken;
   options->destroy = destroy;
+  options->product = multiply;
 }
 
 static moert_code fetch(moert_step *step, int32_t layer, int32_t *ids, int64_t k,
@@ -74,7 +90,8 @@ static void test_copy(moert_step *step) {
   CHECK_OK(moert_layer_copy(step, 1, NULL, 0, to, &slots, &error));
   for (e = 0; e < kExperts; ++e) {
     const unsigned char *at = (const unsigned char *)slots.base[1] + e * slots.stride[1];
-    CHECK(at > to && at[0] == byte_of(1, e, 1, 0) && at[kBytes - 1] == byte_of(1, e, 1, kBytes - 1));
+    CHECK(at > to && at[0] == byte_of(1, e, 1, 0) &&
+          at[kBytes - 1] == byte_of(1, e, 1, kBytes - 1));
   }
   memset(to, 0xee, (size_t)(slots.slots * slots.stride[0]));
   CHECK_OK(moert_layer_copy(step, 1, some, 1, to, &slots, &error));
@@ -89,8 +106,7 @@ static void test_copy(moert_step *step) {
               "num_experts is 1", "moert_layer_copy");
   free(to);
   CHECK_FAILS(moert_layer_copy(step, kLayers, NULL, 0, NULL, &slots, &error),
-              MOERT_INVALID_ARGUMENT,
-              "legal is 0 to 1", "moert_layer_copy");
+              MOERT_INVALID_ARGUMENT, "legal is 0 to 1", "moert_layer_copy");
 }
 
 /* On the CPU backend nothing is shared: what is asked is checked, and nothing is written. */
@@ -117,8 +133,8 @@ static void test_cpu_rows(moert_step *step) {
   CHECK_OK(moert_cpu_rows_take(step, 1, &to, &error));
   CHECK(memcmp(rows, other, sizeof(rows)) == 0);
   to.rows = 1;
-  CHECK_FAILS(moert_cpu_rows_take(step, 1, &to, &error), MOERT_INVALID_ARGUMENT, "takes f32 [2, 16]",
-              "moert_cpu_rows_take");
+  CHECK_FAILS(moert_cpu_rows_take(step, 1, &to, &error), MOERT_INVALID_ARGUMENT,
+              "takes f32 [2, 16]", "moert_cpu_rows_take");
   to.rows = kTopK;
   to.dtype = MOERT_BF16;
   CHECK_FAILS(moert_cpu_rows_take(step, 1, &to, &error), MOERT_INVALID_ARGUMENT, "takes f32",
@@ -128,6 +144,34 @@ static void test_cpu_rows(moert_step *step) {
   CHECK_FAILS(moert_cpu_rows_take(step, 1, NULL, &error), MOERT_INVALID_ARGUMENT, "rows",
               "moert_cpu_rows_take");
   CHECK_OK(moert_slots_release(step, 1, &error));
+}
+
+/* Expert 4 of layer 1 is in a slot. */
+static void test_cpu_multiply(moert_step *step) {
+  const int32_t experts[2] = {4, 0}, row_of[3] = {1, 0, 1}, far[3] = {1, 2, 0};
+  const int64_t pairs[2] = {2, 1}, none[2] = {3, 0};
+  float x[2 * 16], out[3 * 16];
+  moert_tensor from, to;
+  int i;
+  for (i = 0; i < 2 * 16; ++i) x[i] = (float)i;
+  moert_tensor_init(&from, x, 2, 16, MOERT_F32);
+  moert_tensor_init(&to, out, 3, 16, MOERT_F32);
+  CHECK_OK(moert_cpu_multiply(step, 1, experts, pairs, 2, &from, row_of, &to, &error));
+  for (i = 0; i < 3 * 16; ++i) {
+    const int32_t expert = i < 2 * 16 ? 4 : 0;
+    CHECK(out[i] == x[row_of[i / 16] * 16 + i % 16] + (float)byte_of(1, expert, 1, 0));
+  }
+  CHECK_FAILS(moert_cpu_multiply(step, 1, experts, pairs, 2, &from, far, &to, &error),
+              MOERT_INVALID_ARGUMENT, "row_of", "moert_cpu_multiply");
+  CHECK_FAILS(moert_cpu_multiply(step, 1, experts, none, 2, &from, row_of, &to, &error),
+              MOERT_INVALID_ARGUMENT, "pairs is 0", "moert_cpu_multiply");
+  CHECK_FAILS(moert_cpu_multiply(step, kLayers, experts, pairs, 2, &from, row_of, &to, &error),
+              MOERT_INVALID_ARGUMENT, "legal is 0 to 1", "moert_cpu_multiply");
+  CHECK_FAILS(moert_cpu_multiply(step, 1, experts, pairs, 2, NULL, row_of, &to, &error),
+              MOERT_INVALID_ARGUMENT, "x", "moert_cpu_multiply");
+  from.cols = 15;
+  CHECK_FAILS(moert_cpu_multiply(step, 1, experts, pairs, 2, &from, row_of, &to, &error),
+              MOERT_INVALID_ARGUMENT, "x: [2, 15]", "moert_cpu_multiply");
 }
 
 static void test_slots(void) {
@@ -167,6 +211,7 @@ static void test_slots(void) {
     CHECK(slots.bytes[p] == kBytes);
   }
   CHECK(same);
+  test_cpu_multiply(step);
   CHECK_FAILS(fetch(step, 1, unknown, kTopK, &slots, &error), MOERT_INVALID_ARGUMENT,
               "expert 6 does not exist", "moert_layer_fetch");
   CHECK_FAILS(fetch(step, kLayers, ids, kTopK, &slots, &error), MOERT_INVALID_ARGUMENT,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/aligned_buffer.h"
+#include "base/checked_math.h"
 #include "base/errors.h"
 #include "base/rows.h"
 #include "base/status_macros.h"
@@ -33,6 +35,52 @@ absl::Status FetchExecutor::CopyRecords(const ExecutorCall& call, const Versione
     }
   }
   return absl::OkStatus();
+}
+
+const std::byte* FetchExecutor::RecordInRam(const VersionedStore& store, int64_t epoch,
+                                            ExpertKey key) const {
+  return store.Resolve(key, epoch).record;
+}
+
+void FetchExecutor::FindParts(const std::byte* record, int layer,
+                              OpaqueProduct::Expert* expert) const {
+  const ExpertSource& source = *parts_.source;
+  const int version = parts_.versions[0];
+  const RecordLayout& layout = source.layout(layer, expert->expert, version);
+  for (size_t p = 0; p < layout.parts.size(); ++p) {
+    expert->parts[p] = record != nullptr
+                           ? record + layout.parts[p].offset
+                           : source.HostPart(layer, expert->expert, version, static_cast<int>(p));
+  }
+}
+
+absl::Status FetchExecutor::MultiplyOnCpu(const VersionedStore& store, int64_t epoch,
+                                          const OpaqueProduct& given) {
+  if (parts_.source->product() == nullptr) {
+    return FailedPrecondition("{} has no product on the CPU (OpaqueWeights::product)",
+                              parts_.source->name());
+  }
+  const ExpertSource& source = *parts_.source;
+  const int version = parts_.versions[0];
+  std::vector<OpaqueProduct::Expert> experts(given.experts.begin(), given.experts.end());
+  std::vector<AlignedBuffer> read;
+  read.reserve(experts.size());
+  for (OpaqueProduct::Expert& expert : experts) {
+    FindParts(RecordInRam(store, epoch, {given.layer, expert.expert}), given.layer, &expert);
+    const RecordLayout& layout = source.layout(given.layer, expert.expert, version);
+    const auto end = expert.parts.begin() + static_cast<std::ptrdiff_t>(layout.parts.size());
+    if (std::find(expert.parts.begin(), end, nullptr) == end) continue;
+    AlignedBuffer& record = read.emplace_back();
+    const int64_t bytes = RoundUp(layout.bytes, kRecordAlignment);
+    MOERT_RETURN_IF_ERROR(record.Reset(bytes));
+    MOERT_RETURN_IF_ERROR(source.ReadRecord(given.layer, expert.expert, version,
+                                            {record.data(), static_cast<size_t>(bytes)}));
+    FindParts(record.data(), given.layer, &expert);
+  }
+  OpaqueProduct product = given;
+  product.experts = experts;
+  product.pool = parts_.pool;
+  return (*source.product())(product);
 }
 
 bool IsOpaque(const ExpertSource& source) { return source.layout(0, 0, 0).opaque(); }

@@ -9,6 +9,7 @@
 #include "base/aligned_array.h"
 #include "exec/backend.h"
 #include "exec/executor.h"
+#include "moert/source/opaque_source.h"
 
 namespace moert {
 
@@ -30,12 +31,19 @@ class FetchExecutor : public Executor {
   absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store,
                            absl::Span<const int32_t> experts, std::byte* to,
                            int64_t stride) override;
+  absl::Status MultiplyOnCpu(const VersionedStore& store, int64_t epoch,
+                             const OpaqueProduct& given) override;
 
  protected:
+  /// The record in RAM of the library's; null: it is elsewhere.
+  virtual const std::byte* RecordInRam(const VersionedStore& store, int64_t epoch,
+                                       ExpertKey key) const;
   const ExecutorParts& parts() const { return parts_; }
   float* x() { return x_.data(); }
 
  private:
+  void FindParts(const std::byte* record, int layer, OpaqueProduct::Expert* expert) const;
+
   const ExecutorParts parts_;
   AlignedArray<float> x_;  // [T, hidden], where a layer has a gate
 };

@@ -97,6 +97,18 @@ MOERT_API moert_code moert_slots_release(moert_step *step, int32_t layer, moert_
 MOERT_API moert_code moert_layer_copy(moert_step *step, int32_t layer, const int32_t *experts,
                                       int64_t num_experts, void *to, moert_slots *slots,
                                       moert_error **error);
+/* The source's product on the CPU (moert_opaque_options) over experts that the host has chosen,
+ * such as those of a long batch that would be late on the link: by this thread and the library's,
+ * from records where they lie in RAM, else read for it. A pair is a row of x, [T, hidden] f32 in host memory, and one
+ * of `experts`; expert i has pairs[i] of them, which lie expert by expert, and row_of has the row
+ * of each. `rows`, [all pairs, hidden] f32 in host memory, contiguous as x, receives their results.
+ * No slot changes hands and no policy sees it. Thread-safe; calls of one engine take turns. Blocks
+ * until `rows` is written. Fails: INVALID_ARGUMENT; FAILED_PRECONDITION where the source has no
+ * product; UNIMPLEMENTED for shards; the product's and the source's errors. Since 0.2. */
+MOERT_API moert_code moert_cpu_multiply(moert_step *step, int32_t layer, const int32_t *experts,
+                                        const int64_t *pairs, int64_t num_experts,
+                                        const moert_tensor *x, const int32_t *row_of,
+                                        const moert_tensor *rows, moert_error **error);
 
 MOERT_END_C
 

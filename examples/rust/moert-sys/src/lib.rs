@@ -1382,6 +1382,19 @@ extern "C" {
         error: *mut *mut moert_error,
     ) -> moert_code;
 }
+extern "C" {
+    pub fn moert_cpu_multiply(
+        step: *mut moert_step,
+        layer: i32,
+        experts: *const i32,
+        pairs: *const i64,
+        num_experts: i64,
+        x: *const moert_tensor,
+        row_of: *const i32,
+        rows: *const moert_tensor,
+        error: *mut *mut moert_error,
+    ) -> moert_code;
+}
 pub const MOERT_ABSENT: moert_residency_values = 0;
 pub const MOERT_ARRIVING: moert_residency_values = 1;
 pub const MOERT_RESIDENT_LOW: moert_residency_values = 2;

@@ -208,6 +208,11 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
   return status;
 }
 
+const std::byte* CudaFetchExecutor::RecordInRam(const VersionedStore& /*store*/, int64_t /*epoch*/,
+                                                ExpertKey key) const {
+  return records_->KeptRecord(key, parts().versions[0]);
+}
+
 absl::Status CudaFetchExecutor::EnqueueCopies(cudaStream_t stream) {
   MOERT_RETURN_IF_ERROR(EnqueueKept(stream));
   if (copies_read_.empty()) return absl::OkStatus();

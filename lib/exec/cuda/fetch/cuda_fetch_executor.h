@@ -57,6 +57,8 @@ class CudaFetchExecutor final : public FetchExecutor,
   absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store,
                            absl::Span<const int32_t> experts, std::byte* to,
                            int64_t stride) override;
+  const std::byte* RecordInRam(const VersionedStore& store, int64_t epoch,
+                               ExpertKey key) const override;
 
   absl::Status ServeFetches(const VersionedStore& store) override;
   absl::StatusOr<const int32_t*> FetchServed(const ExecutorCall& call, const GivenRouting& given,
