@@ -34,6 +34,7 @@ moert_code CpuProduct::Multiply(const moert_cpu_job& job, moert_failure* failure
     moert_failure_set(failure, "no call of this layer has said what is computed");
     return MOERT_INTERNAL;
   }
+  const std::lock_guard<std::mutex> running(running_);
   try {
     program->Run(job, &memory_);
     return MOERT_OK;

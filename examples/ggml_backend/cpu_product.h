@@ -19,7 +19,7 @@ class CpuProduct {
   /// A call that may be shared comes. False: it has a node that the CPU does not know here, and
   /// must not be. Thread-safe.
   bool Learn(const LayerCall& call);
-  /// The job of a call that was learnt. By one thread of the library at a time.
+  /// The job of a call that was learnt. Thread-safe: one job at a time.
   moert_code Multiply(const moert_cpu_job& job, moert_failure* failure);
 
  private:
@@ -31,7 +31,8 @@ class CpuProduct {
   CpuKernels kernels_;
   std::mutex mutex_;
   std::vector<Layer> layers_;
-  PairProgram::Memory memory_;  // of the library's thread
+  std::mutex running_;
+  PairProgram::Memory memory_;  // of the job
 };
 
 }  // namespace moert_ggml

@@ -40,9 +40,14 @@ struct CudaStream::Driver {
   int (*stream_synchronize)(moert_stream stream);
   int (*stream_query)(moert_stream stream);
   int (*copy_to_host)(void* to, uintptr_t from, size_t bytes);
+  int (*copy_from_host)(uintptr_t to, const void* from, size_t bytes, moert_stream stream);
   int (*copy_rows)(const Copy2D* copy, moert_stream stream);
   int (*stream_wait)(moert_stream stream, void* event, unsigned flags);
+  int (*event_create)(void** event, unsigned flags);
+  int (*event_destroy)(void* event);
   int (*event_record)(void* event, moert_stream stream);
+  int (*event_query)(void* event);
+  int (*event_elapsed)(float* milliseconds, void* begin, void* end);
 
   // The context is the thread's while this lives.
   class Scope {
@@ -79,9 +84,14 @@ const CudaStream::Driver* CudaStream::LoadDriver() {
     find(&driver.stream_synchronize, "cuStreamSynchronize");
     find(&driver.stream_query, "cuStreamQuery");
     find(&driver.copy_to_host, "cuMemcpyDtoH_v2");
+    find(&driver.copy_from_host, "cuMemcpyHtoDAsync_v2");
     find(&driver.copy_rows, "cuMemcpy2DAsync_v2");
     find(&driver.stream_wait, "cuStreamWaitEvent");
+    find(&driver.event_create, "cuEventCreate");
+    find(&driver.event_destroy, "cuEventDestroy_v2");
     find(&driver.event_record, "cuEventRecord");
+    find(&driver.event_query, "cuEventQuery");
+    find(&driver.event_elapsed, "cuEventElapsedTime");
     return all && driver.init(0) == 0 ? &driver : nullptr;
   }();
   return loaded;
@@ -102,6 +112,9 @@ std::unique_ptr<CudaStream> CudaStream::Create(ggml_backend_dev_t device, int or
   if (made->event_ == nullptr || driver->stream_create(&made->stream_, kNonBlocking) != 0) {
     return nullptr;
   }
+  for (void*& mark : made->marks_) {
+    if (driver->event_create(&mark, 0) != 0) return nullptr;
+  }
   return made;
 }
 
@@ -109,6 +122,9 @@ CudaStream::~CudaStream() {
   const Driver::Scope scope(driver_, context_);
   if (stream_ != nullptr) driver_->stream_destroy(stream_);
   if (event_ != nullptr) ggml_backend_event_free(event_);
+  for (void* mark : marks_) {
+    if (mark != nullptr) driver_->event_destroy(mark);
+  }
 }
 
 bool CudaStream::Follow(ggml_backend_t backend) {
@@ -147,6 +163,28 @@ bool CudaStream::Gather(void* to, const void* from, size_t bytes, size_t stride,
   copy.rows = rows;
   const Driver::Scope scope(driver_, context_);
   return driver_->copy_rows(&copy, stream_) == 0;
+}
+
+bool CudaStream::Write(void* to, const void* from, size_t bytes) {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->copy_from_host(reinterpret_cast<uintptr_t>(to), from, bytes, stream_) == 0;
+}
+
+bool CudaStream::Set(Mark mark) {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->event_record(marks_[mark], stream_) == 0;
+}
+
+bool CudaStream::Reached(Mark mark) {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->event_query(marks_[mark]) == 0;
+}
+
+std::chrono::nanoseconds CudaStream::Between(Mark begin, Mark end) {
+  const Driver::Scope scope(driver_, context_);
+  float milliseconds = 0;
+  const bool known = driver_->event_elapsed(&milliseconds, marks_[begin], marks_[end]) == 0;
+  return std::chrono::nanoseconds(known ? static_cast<int64_t>(milliseconds * 1e6f) : -1);
 }
 
 bool CudaStream::Read(void* to, const void* from, size_t bytes) {

@@ -7,6 +7,7 @@
 #include <ggml-backend.h>
 #include <moert.h>
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 
@@ -37,8 +38,19 @@ class CudaStream {
   bool Idle();
   /// Rows of `bytes` that lie `stride` bytes apart, one behind the other, within device memory.
   bool Gather(void* to, const void* from, size_t bytes, size_t stride, size_t rows);
+  /// From pinned memory of the host's, which stays as it is until then.
+  bool Write(void* to, const void* from, size_t bytes);
   /// Device memory into the host's, beside what streams do. The host waits for it.
   bool Read(void* to, const void* from, size_t bytes);
+  // Marks in it.
+
+  enum Mark { kCopiesBegin, kCopiesEnd, kLayerCopied, kMarks };
+  bool Set(Mark mark);
+  /// Whether the stream has come to the mark where it was set last.
+  bool Reached(Mark mark);
+  /// From one to another, both of which were reached; negative: not known.
+  std::chrono::nanoseconds Between(Mark begin, Mark end);
+
   /// The host waits for this stream.
   bool Synchronize();
   /// The host waits for everything the device has got.
@@ -53,6 +65,7 @@ class CudaStream {
   void* const context_;  // the device's primary one
   moert_stream stream_ = nullptr;
   ggml_backend_event_t event_ = nullptr;
+  void* marks_[kMarks] = {};
 };
 
 }  // namespace moert_ggml

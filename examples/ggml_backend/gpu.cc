@@ -88,6 +88,18 @@ bool Gpu::Read(void* to, const void* from, size_t bytes) {
   return true;
 }
 
+bool Gpu::Write(void* to, const void* from, size_t bytes) {
+  if (!in_host_memory()) return stream_->Write(to, from, bytes);
+  std::memcpy(to, from, bytes);
+  return true;
+}
+
+bool Gpu::Reaches(const ggml_tensor* tensor) const {
+  // ggml gives plain memory where there is no more that can be pinned.
+  const ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(tensor->buffer);
+  return in_host_memory() || type != ggml_backend_cpu_buffer_type();
+}
+
 int64_t Gpu::FreeBytes() const {
   size_t free = 0, total = 0;
   ggml_backend_dev_memory(device_, &free, &total);

@@ -43,6 +43,10 @@ class Gpu {
 
   /// Reads the device's memory, and waits for it.
   bool Read(void* to, const void* from, size_t bytes);
+  /// Writes it, from pinned memory, in the order of the stream.
+  bool Write(void* to, const void* from, size_t bytes);
+  /// Whether the device reads this memory of the host's where it lies.
+  bool Reaches(const ggml_tensor* tensor) const;
   int64_t FreeBytes() const;
   /// Whether `backend` is of this device.
   bool Runs(ggml_backend_t backend) const;

@@ -17,20 +17,17 @@ namespace {
 // names 8 of them. llama.cpp's own offloading begins there, too.
 constexpr int64_t kStreamTokens = 32;
 
-constexpr char kNoOrder[] = "the driver refuses to order streams";
-constexpr char kBadIds[] = "an id names an expert that is not there, or cannot be read";
+}  // namespace
 
-// Whether CUDA would launch anything for these nodes.
-bool AnyWork(ggml_cgraph* graph, int begin, int end) {
+bool AnyWork(const ggml_cgraph* graph, int begin, int end) {
   for (int i = begin; i < end; ++i) {
     if (!IsView(graph->nodes[i]) && !ggml_is_empty(graph->nodes[i])) return true;
   }
   return false;
 }
 
-}  // namespace
-
-GpuRunner::GpuRunner(Gpu* gpu) : gpu_(gpu), kept_(gpu->compute_type()), host_(gpu->host_type()) {}
+GpuRunner::GpuRunner(Gpu* gpu)
+    : gpu_(gpu), kept_(gpu->compute_type()), host_(gpu->host_type()), job_(gpu) {}
 
 GpuRunner::~GpuRunner() {
   gpu_->stream()->SynchronizeDevice();
@@ -144,7 +141,10 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
     piece.experts->model->Count(layer, tokens);
     store->BeginCall(layer, tokens);
     const bool streams = tokens >= kStreamTokens;
-    const bool slots_first = !streams && !store->small();
+    // Beside the cache the CPU helps, where enough is missing for that.
+    const bool shares =
+        tokens > Store::kFewTokens && store->product(tokens) != nullptr && !store->holds_most();
+    const bool slots_first = !streams && !shares && !store->small();
     ggml_status status = GGML_STATUS_SUCCESS;
     if (slots_first) {
       status = RunInSlots(graph, piece, store, &too_many);
@@ -179,7 +179,7 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
   const int64_t tokens = piece.ids->ne[1];
   ggml_tensor* slot_ids = SlotIds(piece.ids->ne[0], tokens);
   if (slot_ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
-  if (!gpu_->stream()->Follow(cuda_)) return Fail(piece, kNoOrder);
+  if (!gpu_->stream()->Follow(cuda_)) return Fail(piece, kNoStreamOrder);
   const int32_t* ids = PackedIds(piece.ids);
   if (ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
   moert_slots slots;
@@ -196,7 +196,7 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
       store->FetchOnDevice(piece.experts->layer, tokens, ids, rows,
                            static_cast<int32_t*>(slot_ids->data), &slots, &error, shared);
   if (fetched != Store::Result::kOk) return NotFetched(piece, fetched, error, too_many);
-  if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
+  if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoStreamOrder);
   ReplaceExperts(graph, slots, slot_ids);
   const ggml_status status = shares ? LaunchShared(graph, piece, call, store) : Launch(graph);
   LeaveSlots(store);
@@ -214,11 +214,11 @@ ggml_status GpuRunner::LaunchShared(ggml_cgraph* graph, const Piece& piece, cons
   if (status != GGML_STATUS_SUCCESS) return status;
   std::string error;
   const ggml_tensor* out = call.node(call.last);
-  if (!gpu_->stream()->Follow(cuda_)) return Fail(piece, kNoOrder);
+  if (!gpu_->stream()->Follow(cuda_)) return Fail(piece, kNoStreamOrder);
   if (!store->TakeCpuRows(static_cast<float*>(out->data), ggml_nrows(out), &error)) {
     return Fail(piece, error);
   }
-  if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
+  if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoStreamOrder);
   return AnyWork(&rest, 0, rest.n_nodes) ? Launch(&rest) : GGML_STATUS_SUCCESS;
 }
 
@@ -231,80 +231,6 @@ ggml_status GpuRunner::NotFetched(const Piece& piece, Store::Result result,
                                   const std::string& error, bool* too_many) {
   *too_many = result == Store::Result::kTooMany;
   return *too_many ? GGML_STATUS_SUCCESS : Fail(piece, error);
-}
-
-ggml_status GpuRunner::LaunchInSlots(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids,
-                                     Store* store) {
-  ReplaceExperts(graph, slots, ids);
-  const ggml_status status = Launch(graph);
-  LeaveSlots(store);
-  return status;
-}
-
-ggml_status GpuRunner::RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store,
-                                   bool* staged) {
-  const int layer = piece.experts->layer;
-  StreamPlan* const plan = store->plan();
-  std::span<const int32_t> wanted = plan->All(layer);
-  if (plan->ReadsIds(layer, piece.ids->ne[1])) {
-    const auto begin = std::chrono::steady_clock::now();
-    if (!ReadIds(graph, piece)) return Fail(piece, kBadIds);
-    wanted = generic_->named();
-    plan->Named(layer, wanted, gpu_->stream()->Idle(), std::chrono::steady_clock::now() - begin);
-  }
-  const ggml_status status = LaunchStaged(graph, piece, store, wanted, staged);
-  const int next = layer + 1;
-  std::string error;  // or in its turn
-  if (*staged && plan->ComesAhead(next)) store->Stage(next, plan->Likely(next), &error);
-  return status;
-}
-
-ggml_status GpuRunner::RunBeside(ggml_cgraph* graph, const Piece& piece, Store* store,
-                                 bool* staged) {
-  if (!ReadIds(graph, piece)) return Fail(piece, kBadIds);
-  return LaunchStaged(graph, piece, store, generic_->named(), staged);
-}
-
-ggml_status GpuRunner::LaunchStaged(ggml_cgraph* graph, const Piece& piece, Store* store,
-                                    std::span<const int32_t> experts, bool* staged) {
-  const int layer = piece.experts->layer;
-  std::string error;
-  *staged = store->Stage(layer, experts, &error);
-  if (!*staged) {
-    store->GiveUpStaging(error);
-    return GGML_STATUS_SUCCESS;
-  }
-  if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoOrder);
-  ReplaceExperts(graph, *store->staging()->slots(layer), nullptr);
-  const ggml_status status = Launch(graph);
-  store->staging()->Leave(cuda_, layer);
-  return status;
-}
-
-bool GpuRunner::ReadIds(ggml_cgraph* graph, const Piece& piece) {
-  ggml_backend_synchronize(cuda_);
-  const LayerCall call(graph, piece.first);
-  const size_t bytes = ggml_nbytes(call.ids);
-  host_.Reset();
-  ggml_tensor* read = host_.New(GGML_TYPE_I8, static_cast<int64_t>(bytes));
-  if (read == nullptr) return false;
-  if (!gpu_->Read(read->data, call.ids->data, bytes)) return false;
-  return generic_->TakeIds(call, static_cast<const char*>(read->data));
-}
-
-ggml_status GpuRunner::RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store,
-                                bool* too_many) {
-  if (!ReadIds(graph, piece)) return Fail(piece, kBadIds);
-  ggml_tensor* slot_ids = SlotIds(piece.ids->ne[0], piece.ids->ne[1]);
-  if (slot_ids == nullptr) return GGML_STATUS_ALLOC_FAILED;
-  moert_slots slots;
-  std::string error;
-  const Store::Result fetched =
-      generic_->FetchNamed(store, piece.experts->layer, {}, &slots, &error);
-  if (fetched != Store::Result::kOk) return NotFetched(piece, fetched, error, too_many);
-  const std::vector<int32_t> ids = generic_->NamedSlots();
-  ggml_backend_tensor_set(slot_ids, ids.data(), 0, ids.size() * sizeof ids[0]);
-  return LaunchInSlots(graph, slots, slot_ids, store);
 }
 
 ggml_status GpuRunner::Launch(ggml_cgraph* graph) {

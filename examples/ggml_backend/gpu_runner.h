@@ -4,7 +4,8 @@
 //
 // A few tokens: the device looks their experts up and brings those that are missing, and no host
 // waits. Many tokens: layers stream through the GPU. In between, the host reads the ids. Experts
-// that do not fit in the slots at once are brought beside the cache.
+// that do not fit in the slots at once are brought beside the cache. Where the host has the ids it
+// computes experts itself that would be late.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_
 
@@ -19,11 +20,17 @@
 #include "input_use.h"
 #include "layer_call.h"
 #include "models.h"
+#include "prompt_job.h"
 #include "runner.h"
 #include "worker.h"
 #include "workspace.h"
 
 namespace moert_ggml {
+
+/// Whether CUDA would launch anything for these nodes.
+bool AnyWork(const ggml_cgraph* graph, int begin, int end);
+
+inline constexpr char kNoStreamOrder[] = "the driver refuses to order streams";
 
 class GpuRunner final : public Worker {
  public:
@@ -57,8 +64,16 @@ class GpuRunner final : public Worker {
   // done. Runs a batch that streams the layers; or the experts that the ids name, and no more.
   ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* staged);
   ggml_status RunBeside(ggml_cgraph* graph, const Piece& piece, Store* store, bool* staged);
+  // *for_gpu: the named experts; those that the CPU takes leave it, and are job_'s then. False:
+  // none.
+  bool Share(const LayerCall& call, Store* store, bool streams, std::vector<int32_t>* for_gpu);
+  // `shares`: all but the pairs of job_.
   ggml_status LaunchStaged(ggml_cgraph* graph, const Piece& piece, Store* store,
-                           std::span<const int32_t> experts, bool* staged);
+                           std::span<const int32_t> experts, bool shares, bool streams,
+                           bool* staged);
+  ggml_status LaunchBehindCpu(ggml_cgraph* rest, const Piece& piece, Store* store,
+                              const ggml_tensor* out);
+  void StageNext(const Piece& piece, Store* store);
   // Into generic_, when all before is done. False: they cannot be read, or one is out of range.
   bool ReadIds(ggml_cgraph* graph, const Piece& piece);
   // *too_many: they do not fit at once, and nothing was done.
@@ -96,6 +111,7 @@ class GpuRunner final : public Worker {
   std::unique_ptr<Runner> generic_;  // over cuda_: parts that do not fit at once
   Workspace kept_;
   Workspace host_;  // of the host, pinned: ids on their way
+  PromptJob job_;
   std::vector<std::pair<ggml_tensor**, ggml_tensor*>> replaced_;
   InputUse inputs_;
   bool watched_ = false;  // an evaluation callback reads what nodes compute

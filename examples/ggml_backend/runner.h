@@ -39,6 +39,8 @@ class Runner final : public Worker {
   /// The same of ids that were read: `data` is what call.ids holds.
   bool TakeIds(const LayerCall& call, const char* data);
   std::span<const int32_t> named() const { return named_; }
+  /// The ids, token by token.
+  std::span<const int32_t> ids() const { return ids_; }
   /// Fetches those experts.
   Store::Result FetchNamed(Store* store, int layer, std::span<const float> hidden,
                            moert_slots* slots, std::string* error);

@@ -47,6 +47,12 @@ std::vector<int32_t> Staging::Add(int layer, std::span<const int32_t> experts) {
   return missing;
 }
 
+std::span<const uint8_t> Staging::there(int layer) const {
+  const Place& place = places_[layer & 1];
+  if (place.layer != layer) return {};
+  return place.there;
+}
+
 void Staging::Leave(ggml_backend_t backend, int layer) {
   ggml_backend_event_record(places_[layer & 1].left, backend);
 }

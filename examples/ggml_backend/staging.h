@@ -29,6 +29,8 @@ class Staging {
   void* Enter(Gpu* gpu, int layer);
   /// Behind Enter: those of the experts that are not in the layer's place. From now on they are.
   std::vector<int32_t> Add(int layer, std::span<const int32_t> experts);
+  /// By expert, the first ones: those that are in its place or on their way.
+  std::span<const uint8_t> there(int layer) const;
   /// Where they lie in it, as the last copy said.
   moert_slots* slots(int layer) { return &places_[layer & 1].slots; }
   /// A copy into it has failed.

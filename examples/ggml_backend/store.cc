@@ -147,12 +147,80 @@ bool Store::Stage(int layer, std::span<const int32_t> experts, std::string* erro
   const std::vector<int32_t> missing = staging_.Add(layer, experts);
   if (missing.empty()) return true;
   const auto begin = std::chrono::steady_clock::now();
+  const bool times = shares() && timed_ == 0;
+  if (times) BeginTiming(layer, missing);
   if (!CopyLayer(layer, missing, place, staging_.slots(layer), error)) {
     staging_.Forget(layer);
+    timed_ = 0;
     return false;
   }
+  if (times && timed_ > 0 && !gpu_->stream()->Set(CudaStream::kCopiesEnd)) timed_ = 0;
   beside_ += std::ssize(missing);
   plan_.Brought(missing.size(), std::chrono::steady_clock::now() - begin);
+  return true;
+}
+
+std::vector<uint8_t> Store::InSlots(int layer) const {
+  std::vector<uint8_t> states(plan_.All(layer).size());
+  if (moert_engine_residency(engine_, layer, states.data(), std::ssize(states), nullptr) !=
+      MOERT_OK) {
+    states.assign(states.size(), MOERT_RESIDENT_HIGH);
+  }
+  for (uint8_t& state : states) state = state == MOERT_RESIDENT_HIGH ? 1 : 0;
+  return states;
+}
+
+void Store::BeginTiming(int layer, std::span<const int32_t> experts) {
+  constexpr int64_t kFew = 4;
+  const std::vector<uint8_t> in_slots = InSlots(layer);
+  const int64_t missing = std::count_if(experts.begin(), experts.end(), [&](int32_t e) {
+    return in_slots[static_cast<size_t>(e)] == 0;
+  });
+  if (missing >= kFew && gpu_->stream()->Set(CudaStream::kCopiesBegin)) timed_ = missing;
+}
+
+void Store::EndTiming() {
+  if (timed_ == 0 || !gpu_->stream()->Reached(CudaStream::kCopiesEnd)) return;
+  const auto took = gpu_->stream()->Between(CudaStream::kCopiesBegin, CudaStream::kCopiesEnd);
+  if (took.count() >= 0) prompt_share_.Brought(timed_, took);
+  timed_ = 0;
+}
+
+std::vector<int32_t> Store::TakeForCpu(int layer, int64_t tokens, bool streams,
+                                       std::span<const int32_t> pairs) {
+  EndTiming();
+  PromptShare::Call call{layer, tokens, streams, pairs};
+  const std::vector<uint8_t> in_slots = InSlots(layer);
+  call.in_slots = in_slots;
+  call.staged = staging_.there(layer);
+  std::vector<int32_t> experts =
+      prompt_share_.Take(call, std::chrono::steady_clock::now().time_since_epoch());
+  if (prompt_share_.helps()) plan_.Shares();
+  return experts;
+}
+
+std::vector<int32_t> Store::Ahead(int layer, int64_t tokens) {
+  if (!shares()) return plan_.Likely(layer);
+  return prompt_share_.Ahead(layer, tokens, plan_.Likely(layer), InSlots(layer));
+}
+
+bool Store::Multiply(int layer, const CpuPairs& pairs, std::string* error) {
+  const auto begin = std::chrono::steady_clock::now();
+  if (step_ == nullptr && !BeginStep(layer, rows_, error)) return false;
+  moert_tensor x, rows;
+  moert_tensor_init(&x, pairs.x, pairs.rows, hidden_, MOERT_F32);
+  moert_tensor_init(&rows, pairs.out, std::ssize(pairs.row_of), hidden_, MOERT_F32);
+  moert_error* failure = nullptr;
+  if (moert_cpu_multiply(step_, layer, pairs.experts.data(), pairs.pairs.data(),
+                         std::ssize(pairs.experts), &x, pairs.row_of.data(), &rows,
+                         &failure) != MOERT_OK) {
+    *error = Message(failure);
+    return false;
+  }
+  by_cpu_ += std::ssize(pairs.experts);
+  prompt_share_.Computed(std::ssize(pairs.experts), std::ssize(pairs.row_of),
+                         std::chrono::steady_clock::now() - begin,
+                         !gpu_->stream()->Reached(CudaStream::kLayerCopied));
   return true;
 }
 
@@ -249,9 +317,10 @@ std::string Store::Statistics() const {
       BytesText(stats.peak_bytes).c_str(), BytesText(stats.budget_bytes).c_str(),
       static_cast<double>(stats.stalled_ns) * 1e-9);
   std::string all = text;
-  if (beside_ > 0) {
-    std::snprintf(text, sizeof text, "; %lld experts came beside the cache",
-                  static_cast<long long>(beside_));
+  if (beside_ + by_cpu_ > 0) {
+    std::snprintf(text, sizeof text,
+                  "; %lld experts came beside the cache, and the CPU computed %lld in their place",
+                  static_cast<long long>(beside_), static_cast<long long>(by_cpu_));
     all += text;
   }
   if (calls_ > 0) {

@@ -16,6 +16,7 @@
 #include "gguf_model.h"
 #include "live_budget.h"
 #include "options.h"
+#include "prompt_share.h"
 #include "share_trial.h"
 #include "staging.h"
 #include "stream_plan.h"
@@ -49,6 +50,16 @@ struct Layer {
 struct CpuRows {
   const float* x = nullptr;
   int64_t stride = 0;  // floats
+};
+
+/// Pairs of a layer call that the CPU computes, expert by expert, in host memory.
+struct CpuPairs {
+  std::vector<int32_t> experts;
+  std::vector<int64_t> pairs;   // of each expert
+  std::vector<int32_t> row_of;  // of each pair: in x
+  float* x = nullptr;           // [rows, hidden]
+  int64_t rows = 0;
+  float* out = nullptr;  // [pairs, hidden]
 };
 
 /// Free RAM, within a container's limits; 0: not known.
@@ -102,6 +113,8 @@ class Store {
   /// Behind the products of a FetchOnDevice with `shared`: the rows of pairs that the CPU has taken
   /// come to `rows`, [pairs, hidden] on the device, in the order of its stream.
   bool TakeCpuRows(float* rows, int64_t pairs, std::string* error);
+  /// Slots hold nearly all experts.
+  bool holds_most() const { return Held() >= 0.75; }
   /// The experts of a single token were kTooMany: no call's fit.
   bool small() const { return small_; }
   void set_small() { small_ = true; }
@@ -115,6 +128,14 @@ class Store {
   bool Stage(int layer, std::span<const int32_t> experts, std::string* error);
   Staging* staging() { return &staging_; }
   StreamPlan* plan() { return &plan_; }
+  /// Experts of a long call for the CPU, none where it shall compute nothing; behind Reserve.
+  /// `pairs`: by expert.
+  std::vector<int32_t> TakeForCpu(int layer, int64_t tokens, bool streams,
+                                  std::span<const int32_t> pairs);
+  /// Those to be staged ahead of the experts that the next layer will likely name.
+  std::vector<int32_t> Ahead(int layer, int64_t tokens);
+  /// The product on the CPU, behind Stage of its layer.
+  bool Multiply(int layer, const CpuPairs& pairs, std::string* error);
   /// The host's time of a layer call of few tokens, for the statistics.
   void CountCall(std::chrono::nanoseconds host) {
     ++calls_;
@@ -137,7 +158,12 @@ class Store {
   std::string Metrics(const std::string& label) const;
 
  private:
-  explicit Store(std::vector<int> experts) : plan_(std::move(experts)) {}
+  explicit Store(const std::vector<int>& experts) : plan_(experts), prompt_share_(experts) {}
+  // By expert of a layer: 1: in a slot. All: nobody asks what is missing.
+  std::vector<uint8_t> InSlots(int layer) const;
+  // Has the copies timed of those that cross the link, if they are not few.
+  void BeginTiming(int layer, std::span<const int32_t> experts);
+  void EndTiming();
   // Experts of a layer, each in the slot of its number, into device memory of `slots->slots`
   // strides. `to` null: says how much that is.
   bool CopyLayer(int layer, std::span<const int32_t> experts, void* to, moert_slots* slots,
@@ -175,6 +201,9 @@ class Store {
   std::chrono::nanoseconds host_{0};
   Staging staging_;
   StreamPlan plan_;
+  PromptShare prompt_share_;
+  int64_t timed_ = 0;   // experts between the marks of copies
+  int64_t by_cpu_ = 0;  // experts that Multiply has computed
   bool gates_ = false;  // of the layers, for strategies that predict by the next one
 };
 

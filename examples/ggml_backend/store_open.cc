@@ -232,7 +232,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
 
   std::vector<int> experts;
   for (const Layer& layer : layers) experts.push_back(layer.experts);
-  std::unique_ptr<Store> store(new Store(std::move(experts)));
+  std::unique_ptr<Store> store(new Store(experts));
   store->product_ = std::move(product);
 
   moert_engine_options engine;

@@ -27,7 +27,7 @@ bool StreamPlan::ReadsIds(int layer, int64_t tokens) {
 
 void StreamPlan::EndPass() {
   end_ = last_;
-  if (!reads_) return;
+  if (!reads_ || shares_) return;
   const bool all_named = static_cast<double>(named_) >= kNearlyAll * static_cast<double>(there_);
   // The first layer of a pass has nothing brought for it.
   const bool link_waits = 2 * idle_ > calls_;
@@ -43,6 +43,7 @@ void StreamPlan::BeginPass(int64_t tokens) {
     tokens_ = tokens;
   }
   calls_ = idle_ = 0;
+  shares_ = false;
   named_ = there_ = vain_ = brought_ = 0;
   took_ = waited_ = Time(0);
 }

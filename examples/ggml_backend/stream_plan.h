@@ -31,6 +31,8 @@ class StreamPlan {
   /// Then: what they name, each once, whether the link had nothing more to bring by then, and how
   /// long the host has waited.
   void Named(int layer, std::span<const int32_t> experts, bool idle, Time waited);
+  /// The CPU computes some of them, and gains by that.
+  void Shares() { shares_ = true; }
   /// The host has brought so many experts, or given them to the link, in that time.
   void Brought(size_t experts, Time took);
   /// Whether experts of the layer shall be brought before it names them: it will come in this pass,
@@ -59,6 +61,7 @@ class StreamPlan {
   // State of the pass.
   int calls_ = 0;  // that read ids
   int idle_ = 0;
+  bool shares_ = false;
   int64_t named_ = 0, there_ = 0;  // experts of their layers
   int64_t vain_ = 0;               // that were likely and not named
   int64_t brought_ = 0;

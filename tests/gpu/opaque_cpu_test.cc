@@ -61,6 +61,48 @@ TEST_CASE("rows of device and CPU are those of all experts") {
   }
 }
 
+TEST_CASE("the CPU multiplies what the host chooses, between calls that the device serves") {
+  const OpaqueModel model;
+  const Stream stream;
+  Reference reference(model);
+  const auto engine =
+      OpenShared(SourceOf(model, [&](const OpaqueProduct& job) { return reference.Multiply(job); }),
+                 "fate+importance.placement", 0.3);
+  std::mt19937 random(6);
+  Call call(3);
+  std::vector<float> x(2 * kHidden), out(3 * kHidden);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i);
+  const std::vector<OpaqueProduct::Expert> experts = {{kE - 1, 1}, {0, 2}};
+  const std::vector<int32_t> row_of = {1, 0, 1};
+  OpaqueProduct product;
+  product.hidden = kHidden;
+  product.rows = 2;
+  product.x = x.data();
+  product.experts = experts;
+  product.row_of = row_of;
+  product.out = out.data();
+  for (int s = 0; s < 10; ++s) {
+    const auto step = Begin(engine.get(), 3, stream);
+    REQUIRE_OK(step.status());
+    for (int l = 0; l < kLayers; ++l) {
+      Fill(&call, &random);
+      REQUIRE_OK(RunLayer(engine.get(), *step, l, call, stream));
+      REQUIRE_OK(engine->MultiplyOnCpu(*step, l, product));
+      bool same = true;
+      for (size_t i = 0; i < out.size(); ++i) {
+        const size_t row = static_cast<size_t>(row_of[i / kHidden]);
+        const float of = reference.Of(l, i / kHidden == 0 ? kE - 1 : 0);
+        same = same && out[i] == of * x[row * kHidden + i % kHidden];
+      }
+      CHECK(same);
+      stream.Wait();
+      CHECK(Error(call, l, reference) < kRounding);
+    }
+    REQUIRE_OK(engine->EndStep(*step));
+  }
+  CHECK(reference.wrong() == 0);
+}
+
 TEST_CASE("no layer call waits on the host, whatever it names") {
   const OpaqueModel model;
   const Stream stream;

@@ -27,6 +27,17 @@ EXPORT int cuMemcpy2DAsync_v2(const void*, void*) { return 1; }  // not in the h
 EXPORT int cuMemcpyDtoH_v2(void* to, const void* from, size_t bytes) {
   return std::memcpy(to, from, bytes), 0;
 }
+EXPORT int cuMemcpyHtoDAsync_v2(void* to, const void* from, size_t bytes, void*) {
+  return std::memcpy(to, from, bytes), 0;
+}
+EXPORT int cuEventCreate(void** event, unsigned) { return *event = event, 0; }
+EXPORT int cuEventDestroy_v2(void*) { return 0; }
+EXPORT int cuEventQuery(void*) { return 0; }
+// Copies between two marks take FAKE_GPU_COPY_MS, else no time.
+EXPORT int cuEventElapsedTime(float* milliseconds, void*, void*) {
+  const char* text = std::getenv("FAKE_GPU_COPY_MS");
+  return *milliseconds = text == nullptr ? 0 : std::strtof(text, nullptr), 0;
+}
 EXPORT int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
 EXPORT int cuEventRecord(void*, void*) { return 0; }
 
@@ -47,6 +58,8 @@ ggml_backend_buffer_t Allocate(ggml_backend_buffer_type_t of, size_t size) {
   ggml_backend_buffer_t buffer =
       ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
   if (buffer != nullptr) buffer->buft = of;
+  // Bytes that were never written are no numbers.
+  if (buffer != nullptr) std::memset(ggml_backend_buffer_get_base(buffer), 0xff, size);
   return buffer;
 }
 size_t Alignment(ggml_backend_buffer_type_t) {

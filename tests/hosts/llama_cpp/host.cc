@@ -7,7 +7,8 @@
 //     address space is left once the model is loaded; gpu: everything that can be is on the GPU;
 //     repack: with weights rearranged, llama.cpp's default; callback: an evaluation callback reads
 //     inputs and results of the products over experts, which go to OUT, too; used2: two experts a
-//     token, whatever the file says; lora: with the adapter HOST_LORA
+//     token, whatever the file says; lora: with the adapter HOST_LORA; prompts: one behind the
+//     other, of 9 to 200 tokens, and no decoding
 //   host cut MODEL                    cuts the end of the file off while it is in use. Succeeds
 //   when
 //     decoding fails for it, and nothing else does
@@ -81,8 +82,8 @@ struct Modes {
 
   bool Read(int argc, char** argv) {
     static const std::set<std::string> known = {
-        "cpu_moe", "override", "no_mmap", "mlock",  "reload", "two",  "unload",  "parallel",
-        "shift",   "tight",    "gpu",     "repack", "used2",  "lora", "callback"};
+        "cpu_moe", "override", "no_mmap", "mlock",  "reload", "two",  "unload",   "parallel",
+        "shift",   "tight",    "gpu",     "repack", "used2",  "lora", "callback", "prompts"};
     on = std::set<std::string>(argv, argv + argc);
     if (on.count("tight") > 0) threads = 1;  // others would have no stack
     return std::includes(known.begin(), known.end(), on.begin(), on.end());
@@ -188,10 +189,12 @@ class Host {
   std::vector<float> seen_;
 };
 
-// A prompt in one piece, a short one, and tokens one by one.
-bool Logits(Host* host, std::vector<float>* logits, bool shift = false) {
+// A prompt in one piece, a short one, and tokens one by one; or prompts alone.
+bool Logits(Host* host, std::vector<float>* logits, bool shift = false, bool prompts = false) {
+  const std::vector<int> all = {96, 7, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1},
+                         long_ones = {9, 40, 200, 9, 40};
   int at = 0;
-  for (const int count : {96, 7, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1}) {
+  for (const int count : prompts ? long_ones : all) {
     if (!host->Decode(at, count, logits)) return false;
     at += count;
   }
@@ -230,7 +233,7 @@ bool LogitsOf(const char* path, const Modes& modes, std::vector<float>* logits) 
   if (!host.ok()) return false;
   if (modes["tight"] && !LeaveLittleAddressSpace()) return false;
   if (!modes["two"]) {
-    const bool ok = Logits(&host, logits, modes["shift"]);
+    const bool ok = Logits(&host, logits, modes["shift"], modes["prompts"]);
     logits->insert(logits->end(), host.seen().begin(), host.seen().end());
     return ok;
   }

@@ -70,6 +70,16 @@ TEST_CASE("a link that waits for ids alone is no reason to leave them unread") {
   }
 }
 
+TEST_CASE("ids are read while the CPU shares, by which it finds its part") {
+  StreamPlan plan(std::vector<int>(kLayers, kExperts));
+  for (int pass = 0; pass < 3; ++pass) {
+    CHECK(Pass(&plan, kExperts, true) == kLayers);
+    plan.Shares();
+  }
+  CHECK(Pass(&plan, kExperts, true) == kLayers);
+  CHECK(Pass(&plan, kExperts, true) == 0);
+}
+
 TEST_CASE("fewer tokens than those that named all are asked again") {
   StreamPlan plan(std::vector<int>(kLayers, kExperts));
   CHECK(Pass(&plan, kExperts, false, 500) == kLayers);
