@@ -200,7 +200,7 @@ std::vector<int32_t> Store::TakeForCpu(int layer, int64_t tokens, bool streams,
 }
 
 std::vector<int32_t> Store::Ahead(int layer, int64_t tokens) {
-  if (!shares()) return plan_.Likely(layer);
+  if (product(tokens) == nullptr) return plan_.Likely(layer);
   return prompt_share_.Ahead(layer, tokens, plan_.Likely(layer), InSlots(layer));
 }
 
@@ -257,6 +257,7 @@ bool Store::SetBudget(int64_t bytes, double fraction, std::string* error) {
   if (moert_engine_stats(engine_, &stats, nullptr) == MOERT_OK) budget_bytes_ = stats.budget_bytes;
   small_ = false;
   if (trial_) trial_->Restart(Held());
+  prompt_trial_.Restart();
   return true;
 }
 
@@ -265,9 +266,16 @@ double Store::Held() const {
 }
 
 void Store::BeginCall(int layer, int64_t tokens) {
-  if (layer != 0 || !trial_) return;
+  if (layer != 0 || !shares()) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (tokens > kFewTokens) {
+    prompt_trial_.Begin(tokens, now.time_since_epoch());
+  } else {
+    prompt_trial_.End(now.time_since_epoch());
+  }
+  if (!trial_) return;
   if (tokens == 1) {
-    trial_->BeginToken(std::chrono::steady_clock::now());
+    trial_->BeginToken(now);
   } else {
     trial_->Interrupt();
   }

@@ -17,6 +17,7 @@
 #include "live_budget.h"
 #include "options.h"
 #include "prompt_share.h"
+#include "prompt_trial.h"
 #include "share_trial.h"
 #include "staging.h"
 #include "stream_plan.h"
@@ -108,7 +109,10 @@ class Store {
   void BeginCall(int layer, int64_t tokens);
   /// The CPU's product, where it shares what a call of so many tokens misses; else null.
   CpuProduct* product(int64_t tokens) const {
-    return tokens > 1 || !trial_ || trial_->shares() ? product_.get() : nullptr;
+    const bool pays = tokens > kFewTokens ? prompt_trial_.shares()
+                      : tokens == 1       ? !trial_ || trial_->shares()
+                                          : true;
+    return pays ? product_.get() : nullptr;
   }
   /// Behind the products of a FetchOnDevice with `shared`: the rows of pairs that the CPU has taken
   /// come to `rows`, [pairs, hidden] on the device, in the order of its stream.
@@ -186,6 +190,7 @@ class Store {
   Gpu* gpu_ = nullptr;
   std::vector<int> top_k_;
   std::shared_ptr<CpuProduct> product_;
+  PromptTrial prompt_trial_;
   std::optional<ShareTrial> trial_;  // where calls need no CPU: all experts are pinned
   int64_t hidden_ = 0;
   int64_t all_bytes_ = 0;
