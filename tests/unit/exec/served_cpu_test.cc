@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
@@ -94,10 +95,14 @@ class Fixture {
     slots_.clear();
     expert_of_.clear();
     weights_.clear();
-    // Some slots are experts' that the device multiplies.
-    std::vector<int32_t> owner(static_cast<size_t>(kTokens * kTopK));
-    for (int32_t& expert : owner) expert = static_cast<int32_t>((*rng)() % (kExperts + 4));
-    owner[0] = 2;
+    // A token's experts are distinct. Some slots are experts' that the device multiplies.
+    std::vector<int32_t> drawn(kExperts + 4), owner;
+    std::iota(drawn.begin(), drawn.end(), 0);
+    for (int64_t token = 0; token < kTokens; ++token) {
+      std::shuffle(drawn.begin(), drawn.end(), *rng);
+      if (token == 0) std::iter_swap(drawn.begin(), std::find(drawn.begin(), drawn.end(), 2));
+      owner.insert(owner.end(), drawn.begin(), drawn.begin() + kTopK);
+    }
     int32_t experts = 0;
     for (int32_t e = 0; e < kExperts; ++e) {
       int32_t pairs = 0;
