@@ -121,8 +121,8 @@ absl::StatusOr<std::unique_ptr<ExpertParallel>> CreateWith(
       [&]() -> absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> {
     MOERT_ASSIGN_OR_RETURN(const std::vector<RankPlace> places,
                            GatherPlaces(group.get(), *options));
-    const std::shared_ptr<RankMeeting> meeting = RankMeeting::Of(places, group->rank());
-    const absl::Cleanup meet = [&] { meeting->Meet(std::chrono::minutes(1)); };
+    const RankMeeting meeting(places, group->rank());
+    const absl::Cleanup meet = [&] { meeting.Meet(std::chrono::minutes(1)); };
     MOERT_RETURN_IF_ERROR(ShareCpus(places, group->rank(), options));
     return make();
   }();

@@ -65,6 +65,30 @@ absl::StatusOr<std::shared_ptr<T>> SharedBy(uint64_t number, const Make& make) {
   return one;
 }
 
+/// Ranks that wait for each other.
+struct Table {
+  uint64_t number = 0;
+  int here = 0;
+  int missing = 0;
+};
+
+/// The tables of a process; more groups than tables do not wait.
+struct Hall {
+  Table* Find(uint64_t number, int ranks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    Table* free = nullptr;
+    for (Table& table : tables) {
+      if (table.here == 0) free = &table;
+      if (table.here > 0 && table.number == number) return &table;
+    }
+    if (free != nullptr) *free = {number, 0, ranks};
+    return free;
+  }
+
+  Mutex mu;
+  CondVar came;
+  std::array<Table, 64> tables ABSL_GUARDED_BY(mu);
+};
+
 bool Shares(const RankPlace& a, const RankPlace& b) {
   return a.asks != 0 && b.asks != 0 && a.process == b.process;
 }
@@ -115,24 +139,26 @@ absl::Status ShareCpus(absl::Span<const RankPlace> ranks, int me, EngineOptions*
   return absl::OkStatus();
 }
 
-std::shared_ptr<RankMeeting> RankMeeting::Of(absl::Span<const RankPlace> ranks, int me) {
-  const auto here = [process = ranks[static_cast<size_t>(me)].process](const RankPlace& rank) {
-    return rank.process == process;
-  };
-  const auto count = static_cast<int>(std::count_if(ranks.begin(), ranks.end(), here));
-  const uint64_t number = std::find_if(ranks.begin(), ranks.end(), here)->number;
-  return *SharedBy<RankMeeting>(number, [count]() -> absl::StatusOr<std::shared_ptr<RankMeeting>> {
-    return std::make_shared<RankMeeting>(count);
-  });
+RankMeeting::RankMeeting(absl::Span<const RankPlace> ranks, int me) {
+  for (const RankPlace& rank : ranks) {
+    if (rank.process != ranks[static_cast<size_t>(me)].process) continue;
+    if (ranks_++ == 0) number_ = rank.number;
+  }
 }
 
-void RankMeeting::Meet(std::chrono::nanoseconds most) {
+void RankMeeting::Meet(std::chrono::nanoseconds most) const {
+  static Hall hall;
   const auto end = std::chrono::steady_clock::now() + most;
-  const MutexLock lock(&mu_);
-  if (--missing_ <= 0) return all_here_.NotifyAll();
-  for (auto now = end - most; missing_ > 0 && now < end; now = std::chrono::steady_clock::now()) {
-    all_here_.WaitFor(&mu_, end - now);
+  const MutexLock lock(&hall.mu);
+  Table* const table = hall.Find(number_, ranks_);
+  if (table == nullptr) return;
+  ++table->here;
+  if (--table->missing == 0) hall.came.NotifyAll();
+  for (auto now = end - most; table->missing > 0 && now < end;
+       now = std::chrono::steady_clock::now()) {
+    hall.came.WaitFor(&hall.mu, end - now);
   }
+  --table->here;  // the last one leaves it free
 }
 
 }  // namespace moert

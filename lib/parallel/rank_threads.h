@@ -5,13 +5,11 @@
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "base/mutex.h"
 #include "moert/options.h"
 #include "moert/parallel/collectives.h"
 
@@ -43,17 +41,16 @@ absl::Status ShareCpus(absl::Span<const RankPlace> ranks, int me, EngineOptions*
 /// pinned memory, would wait for it in turn.
 class RankMeeting {
  public:
-  /// The meeting of the ranks that share a process with `me`. Each of them comes once.
-  static std::shared_ptr<RankMeeting> Of(absl::Span<const RankPlace> ranks, int me);
-  explicit RankMeeting(int ranks) : missing_(ranks) {}
+  /// The ranks that share a process with `me` meet. Each of them comes once.
+  RankMeeting(absl::Span<const RankPlace> ranks, int me);
 
-  /// Comes, and waits until all have come, or so long: a rank without memory may never come.
-  void Meet(std::chrono::nanoseconds most) ABSL_LOCKS_EXCLUDED(mu_);
+  /// Comes, and waits until all have come, or so long. Allocates nothing: a rank that lacks memory
+  /// comes, too.
+  void Meet(std::chrono::nanoseconds most) const;
 
  private:
-  Mutex mu_;
-  CondVar all_here_;
-  int missing_ ABSL_GUARDED_BY(mu_);
+  uint64_t number_ = 0;  // of its first rank
+  int ranks_ = 0;
 };
 
 }  // namespace moert
