@@ -35,7 +35,8 @@ struct VictimScratch {
 
 /// The place of the thread's expert, if it is `in`, among the `count` whose keys are least, in
 /// LeavingKey's order, of equals the lower index; else kFewExperts. At least `count` are in. By all
-/// threads; the scratch is free behind a barrier.
+/// threads; the scratch is free behind a barrier. On an H200 one, four and sixteen of 512 leave in
+/// 0.7, 2.3 and 8.5 us; cub::BlockMergeSort takes 7.7 (gpu.cub_test [rates]).
 __device__ __forceinline__ int FindVictims(const LeavingKey& key, bool in, int count,
                                            VictimScratch& scratch) {
   const int e = threadIdx.x, lane = e % 32, warp = e / 32;

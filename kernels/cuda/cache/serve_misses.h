@@ -119,7 +119,8 @@ MOERT_HOST_DEVICE inline uint32_t MissKey(int32_t tokens, int e) {
   return static_cast<uint32_t>(kMostTokens - tokens) << 9 | static_cast<uint32_t>(e);
 }
 
-/// How many of the keys, in any order, are less than one.
+/// How many of the keys, in any order, are less than one. On an H200 that orders 8, 64 and 512
+/// misses in 0.13, 0.34 and 4.2 us, cub::BlockRadixSort in 7 (gpu.cub_test [rates]).
 MOERT_HOST_DEVICE inline int RankOf(const uint32_t* keys, int count, uint32_t key) {
   int rank = 0;
   for (int i = 0; i < count; ++i) rank += keys[i] < key ? 1 : 0;

@@ -93,7 +93,8 @@ struct SlotGroups {
 };
 MOERT_HOST_DEVICE constexpr int64_t GroupChunks(int64_t pairs) { return (pairs + 1023) / 1024; }
 /// `tally`: null, or [experts + 1], the layer's own row last, which the call is added to; then
-/// weights: [pairs].
+/// weights: [pairs]. On an H200 65,536 pairs of 128 experts take 6.9 us; cub::DeviceRadixSort, a
+/// histogram and a scan 28.7 (gpu.cub_test [rates]).
 int LaunchGroup(const int32_t* ids, int pairs, int experts, const SlotGroups& groups,
                 CUstream_st* stream, const float* weights = nullptr,
                 SelectionTally* tally = nullptr);
