@@ -30,8 +30,8 @@ struct WavePlace {
   // A choice, not an array: that would lie in memory.
   __device__ __forceinline__ int Tiles(int wave) const { return wave == 0 ? ready : late; }
 };
-/// wave: the thread's expert's, -1: none. By all threads. On an H200 0.19 us, by cub::BlockScan 0.37
-/// (gpu.cub_test [rates]).
+/// wave: the thread's expert's, -1: none. By all threads. On an H200 0.19 us, by cub::BlockScan
+/// 0.37 (gpu.cub_test [rates]).
 __device__ __forceinline__ WavePlace PlaceInWave(int wave, FewTilesScratch& scratch) {
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
