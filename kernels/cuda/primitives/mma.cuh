@@ -8,8 +8,8 @@
 namespace moert::cuda {
 
 /// c [16, 8] += a [16, 16] b [16, 8], bf16 operands, fp32 sums.
-/// c[0], c[1]: row g, columns 2t, 2t+1; c[2], c[3]: row g + 8.
-__device__ __forceinline__ void MmaBf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+/// c: [4]. c[0], c[1]: row g, columns 2t, 2t+1; c[2], c[3]: row g + 8.
+__device__ __forceinline__ void MmaBf16(float* c, const uint32_t (&a)[4], uint32_t b0,
                                         uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "

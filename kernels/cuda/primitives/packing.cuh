@@ -92,6 +92,10 @@ __device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global,
                "r"(there ? 16 : 0)
                : "memory");
 }
+/// Four bytes, likewise.
+__device__ __forceinline__ void CopyAsync4(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
 /// Copies weights; `bytes`: 16, or 0 for zeros.
 __device__ __forceinline__ void CopyWeights16(uint32_t shared, const void* global, uint32_t bytes,
                                               uint64_t policy) {

@@ -2,6 +2,7 @@
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_GATHER_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_GATHER_CUH_
 
+#include "kernels/cuda/primitives/packing.cuh"
 #include "kernels/cuda/prompt/prompt_gemm.h"
 #include "kernels/cuda/prompt/prompt_ring.cuh"
 #include "kernels/cuda/prompt/prompt_roles.cuh"
@@ -22,9 +23,7 @@ __device__ __forceinline__ void GatherFloats(const PromptGemmArgs& args,
   const uint8_t* floats = X<kPacking>(args) + XFloats<kPacking>(args) + at * 4;
 #pragma unroll 1
   for (int c = warp * 32 + threadIdx.x % 32; c < slot.columns; c += kGatherWarps * 32) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(ring.Floats(stage, p) + c * 4),
-                 "l"(floats + slot.rows[GatherPlace(kMost, c)])
-                 : "memory");
+    CopyAsync4(ring.Floats(stage, p) + c * 4, floats + slot.rows[GatherPlace(kMost, c)]);
   }
 }
 

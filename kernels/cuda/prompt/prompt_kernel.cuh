@@ -44,13 +44,7 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   if (biased) store.template AddBiases<kColumns>(slot, d);
   store.template Exchange<kColumns>(d);
   const bool silu = args.activation.function != DeviceFunction::kGeluTanh;
-  if constexpr (kGateUp && !kPlain) {
-    if (args.activation.plain == 0 && args.activation.function == DeviceFunction::kRelu2) {
-      store.template Square<kColumns>(args.activation, d);
-    } else if (args.activation.plain == 0) {
-      store.template Clamp<kColumns>(args.activation, d);
-    }
-  }
+  if constexpr (kGateUp && !kPlain) store.template Prepare<kColumns>(args.activation, d);
   if constexpr (kGateUp && kPacking == Packing::kF8BlockF8) {
     const PromptQuantizedH<kMost, PromptWarpGroups(kPacking, kMost)> quantized{
         consumer.of, consumer.ring.Staging(0)};

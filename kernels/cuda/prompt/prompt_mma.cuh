@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/mma.cuh"
 #include "kernels/cuda/prompt/prompt_mma_ring.cuh"
 #include "kernels/cuda/prompt/prompt_mma_store.cuh"
 #include "kernels/cuda/prompt/prompt_roles.cuh"
@@ -129,8 +130,8 @@ struct MmaProduct {
         if (of.first + c >= of.end) continue;
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
-          AddProduct(f[b].a[i], now.x, now.y, &d[b][c / 2]);
-          AddProduct(f[b].a[i], now.z, now.w, &d[b][c / 2 + 4]);
+          MmaBf16(&d[b][c / 2], f[b].a[i], now.x, now.y);
+          MmaBf16(&d[b][c / 2 + 4], f[b].a[i], now.z, now.w);
         }
       }
     }
@@ -141,16 +142,6 @@ struct MmaProduct {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) ScaleSums<kColumns>(scales[b].f, d[b]);
     }
-  }
-
- private:
-  __device__ __forceinline__ static void AddProduct(const uint32_t (&a)[4], uint32_t b0,
-                                                    uint32_t b1, float* c) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 };
 

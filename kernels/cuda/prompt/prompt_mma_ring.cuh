@@ -132,8 +132,7 @@ class MmaLoads {
       const void* from =
           kGateUp ? x + slot_.rows[GatherPlace(kMost, c)]
                   : static_cast<const void*>(slot_.of_columns + int64_t{at} * slot_.columns + c);
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to + c * 4), "l"(from)
-                   : "memory");
+      CopyAsync4(to + c * 4, from);
     }
   }
 

@@ -29,15 +29,10 @@ struct MmaStore {
     const PromptStore<kGateUp, kMost, MmaRowGroups(kMost)> store{of, shared};
     if (slot.bias != 0) store.template AddBiases<kColumns>(slot, d);
     if constexpr (kGateUp) {
-      const DeviceFunction function = args.activation.function;
-      if (args.activation.plain == 0 && function == DeviceFunction::kRelu2) {
-        store.template Square<kColumns>(args.activation, d);
-      } else if (args.activation.plain == 0) {
-        store.template Clamp<kColumns>(args.activation, d);
-      }
+      store.template Prepare<kColumns>(args.activation, d);
+      const bool silu = args.activation.function != DeviceFunction::kGeluTanh;
       const int block = slot.row_tile * Warp::kOfGate + of.RowBlock(0);
-      store.template Activate<kColumns>(function != DeviceFunction::kGeluTanh,
-                                        block < slot.row_blocks, d);
+      store.template Activate<kColumns>(silu, block < slot.row_blocks, d);
       H(d[0]);
     } else {
       Out(d);

@@ -84,6 +84,16 @@ struct PromptStore {
     });
   }
 
+  /// Either of them, where the activation is not plain.
+  template <int kColumns>
+  __device__ __forceinline__ void Prepare(const DeviceActivation& a, Sums<kColumns>& d) const {
+    if (a.plain == 0 && a.function == DeviceFunction::kRelu2) {
+      Square<kColumns>(a, d);
+    } else if (a.plain == 0) {
+      Clamp<kColumns>(a, d);
+    }
+  }
+
   /// d[0] = act(gate) * up; zeros where rows are of padding. Halves keep up between.
   template <int kColumns>
   __device__ __forceinline__ static void Activate(bool silu, bool there, Sums<kColumns>& d) {
