@@ -19,13 +19,31 @@ __device__ __forceinline__ void MmaBf16(float* c, const uint32_t (&a)[4], uint32
 }
 
 /// c [16, 8] += a [16, 32] b [32, 8], int8 operands, exact int32 sums.
-__device__ __forceinline__ void MmaInt8(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+__device__ __forceinline__ void MmaInt8(int32_t* c, const uint32_t (&a)[4], uint32_t b0,
                                         uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Whether the code that is being compiled has MmaF8.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+constexpr bool kHasMmaF8 = true;
+#else
+constexpr bool kHasMmaF8 = false;
+#endif
+
+/// The same of e4m3 operands. fp32 sums, which lose bits below about 2^-13 of the largest term.
+__device__ __forceinline__ void MmaF8(float* c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
 }
 
 }  // namespace moert::cuda

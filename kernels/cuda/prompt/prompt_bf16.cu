@@ -16,9 +16,10 @@ PromptDevice FindPromptDevice() {
     return {};
   }
   // The code of one of them has nothing in it, and no use for registers.
-  if (wgmma.numRegs > 64) return {PromptForm::kWgmma, processors};
-  if (mma.numRegs > 64) return {PromptForm::kMma, 2 * processors};
-  return {};
+  constexpr uint32_t kAll = (1u << kPromptPackings) - 1;
+  if (wgmma.numRegs > 64) return {PromptForm::kWgmma, processors, kAll};
+  if (mma.numRegs <= 64) return {};
+  return {PromptForm::kMma, 2 * processors, mma.ptxVersion >= 89 ? kAll : kAll & ~kPromptE4m3};
 }
 
 }  // namespace moert::cuda

@@ -20,8 +20,10 @@ constexpr auto Launch =
 
 int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream) {
   int error = 0;
+  const uint32_t wide =
+      args.form == PromptForm::kWgmma ? kPrompt8Bits & ~kPromptQuantizes : kPrompt8Bits;
   for (int product = 0; product < 2; ++product) {
-    if (product == 1 && error == 0 && (args.packings[1] & kPrompt8Bits & ~kPromptQuantizes) != 0) {
+    if (product == 1 && error == 0 && (args.packings[1] & wide) != 0) {
       error = LaunchQuantizePromptH(args, stream);
     }
     if (product == 1 && error == 0 && (args.packings[1] & kPromptZeros) != 0) {

@@ -1,5 +1,5 @@
 // Family P: the grouped product of a prompt's tokens, compute-bound form: by wgmma on sm_90a, by
-// mma.sync elsewhere (prompt_mma.cuh), which has no products in 8 bits. The rest of this comment is
+// mma.sync elsewhere (prompt_mma.cuh), where e4m3 products need sm_89. The rest of this comment is
 // about wgmma.
 //
 // A unit is some tokens of one expert, at most `most`, which goes by the tokens of the layer; a
@@ -93,11 +93,12 @@ MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
   if (m.group_k16s != 4 && m.group_k16s != 8 && m.group_k16s != 4 * m.k64s) return -1;
   return PromptIndex(m.packing == Packing::kW4 ? Packing::kW4Zeros : m.packing);
 }
-/// Packings of products in 8 bits, a bit each.
-constexpr uint32_t kPrompt8Bits =
-    1u << PromptIndex(Packing::kW8A8) | 1u << PromptIndex(Packing::kW4A8) |
+/// Packings of products in 8 bits, a bit each: in e4m3, all.
+constexpr uint32_t kPromptE4m3 =
     1u << PromptIndex(Packing::kF8) | 1u << PromptIndex(Packing::kF8BlockF8);
-/// Those whose gate and up leave h quantized. Its other product is of the same packing.
+constexpr uint32_t kPrompt8Bits =
+    kPromptE4m3 | 1u << PromptIndex(Packing::kW8A8) | 1u << PromptIndex(Packing::kW4A8);
+/// Those whose gate and up leave h quantized, by wgmma. Its other product is of the same packing.
 constexpr uint32_t kPromptQuantizes = 1u << PromptIndex(Packing::kF8BlockF8);
 /// The operand that prompts read where matrices have this one, and whether some prompts read it.
 MOERT_HOST_DEVICE constexpr int PromptOperand(int operand) {
@@ -220,11 +221,12 @@ int LaunchMakePromptTiles(const MakePromptTilesArgs& args, CUstream_st* stream);
 enum class PromptForm : int32_t {
   kNone = 0,  // this family does not run
   kWgmma = 1,
-  kMma = 2,  // units of at most 64 or 160 tokens, no packings of kPrompt8Bits
+  kMma = 2,  // units of at most 64 or 160 tokens
 };
 struct PromptDevice {
   PromptForm form = PromptForm::kNone;
-  int32_t ctas = 0;  // of a product
+  int32_t ctas = 0;       // of a product
+  uint32_t packings = 0;  // that its code multiplies, a bit each
 };
 /// How the current device runs this build.
 PromptDevice FindPromptDevice();

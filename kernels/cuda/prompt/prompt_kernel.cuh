@@ -50,7 +50,7 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
         consumer.of, consumer.ring.Staging(0)};
     quantized.template Store<kColumns>(slot, silu, d);
   } else if constexpr (kGateUp && Is8Bit(kPacking)) {
-    store.template WideH<kColumns>(slot, silu, args.wide_h, args.wide_h_stride, d);
+    store.template WideH<kColumns>(slot, silu, args.wide_h, args.wide_h_stride, 0, slot.count, d);
   } else if constexpr (kGateUp) {
     store.template H<kColumns>(slot, silu, d);
   } else {
@@ -203,10 +203,7 @@ int LaunchMost(const PromptGemmArgs& args, cudaStream_t stream) {
 
 template <Packing kPacking>
 int LaunchPrompt(const PromptGemmArgs& args, int product, cudaStream_t stream) {
-  if (args.form == PromptForm::kMma) {
-    if constexpr (!Is8Bit(kPacking)) return LaunchMma<kPacking>(args, product, stream);
-    return cudaErrorInvalidValue;
-  }
+  if (args.form == PromptForm::kMma) return LaunchMma<kPacking>(args, product, stream);
   return product == 0 ? LaunchMost<kPacking, true>(args, stream)
                       : LaunchMost<kPacking, false>(args, stream);
 }

@@ -1,9 +1,10 @@
 // Family P on devices without wgmma: the units, tiles and places of prompt_gemm.h, multiplied by
 // mma.sync.
 //
-// The eight warps of a CTA all load and multiply. Asynchronous copies fill a ring of stages of 64
-// k; a warp has 16 or 32 rows of weights and all columns of the unit. Weights become fragments as
-// prompt_weights.cuh and prompt_imported.cuh say, the tokens' come by ldmatrix.
+// The eight warps of a CTA all load and multiply. Asynchronous copies fill a ring of stages; a warp
+// has 16 or 32 rows of weights and all columns of the unit, or half of them. Weights become
+// fragments as prompt_weights.cuh, prompt_imported.cuh and prompt_int8.cuh say, the tokens' come by
+// ldmatrix.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_MMA_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_MMA_CUH_
 
@@ -13,25 +14,17 @@
 
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/mma.cuh"
+#include "kernels/cuda/prompt/prompt_mma_bytes.cuh"
 #include "kernels/cuda/prompt/prompt_mma_ring.cuh"
 #include "kernels/cuda/prompt/prompt_mma_store.cuh"
+#include "kernels/cuda/prompt/prompt_mma_tokens.cuh"
 #include "kernels/cuda/prompt/prompt_roles.cuh"
 #include "kernels/cuda/prompt/prompt_schedule.cuh"
 #include "kernels/cuda/prompt/prompt_sums.cuh"
 
 namespace moert::cuda {
 
-/// Four 8 x 8 matrices of bf16: lane l has the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ uint4 LoadMatrices(uint32_t row) {
-  uint4 v;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(row)
-               : "memory");
-  return v;
-}
-
-/// The products of one tile.
+/// The products of one tile, in bf16.
 template <Packing kPacking, bool kGateUp, int kMost>
 struct MmaProduct {
   using Ring = MmaRing<kPacking, kMost>;
@@ -97,10 +90,7 @@ struct MmaProduct {
 
   /// Adds 64 k, which are in the stage.
   __device__ __forceinline__ void Add(int k, int stage, Sums& d) {
-    const int lane = of.lane;
-    // Lanes 0 to 15 have the addresses of eight columns, of both halves of 16 k; the others those
-    // of the next eight.
-    const uint32_t tokens = ring.Tokens(stage) + (of.first + (lane >> 4) * 8 + (lane & 7)) * 128;
+    const MmaTokens tokens(ring.Tokens(stage), of.first, of.lane);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       if (Turns(k, part)) Turn(stage, part, d);
@@ -111,15 +101,13 @@ struct MmaProduct {
           if (part == 0) scales[b].ReadStage(ring.Scales(stage));
         }
         const uint32_t first =
-            ring.Weights(stage) + of.RowBlock(b) * K64Bytes(kPacking) + lane * kLaneBytes;
+            ring.Weights(stage) + of.RowBlock(b) * K64Bytes(kPacking) + of.lane * kLaneBytes;
         f[b].Load(part, first, first + Warp::kOfGate * K64Bytes(kPacking), of.half, scales[b]);
       }
       // By 16 k and 16 columns; the next are loaded before these are multiplied.
       constexpr int kSteps = kColumns / 16, kOfPart = 4 / kParts;
       const auto load = [&](int step) {
-        const int i = part * kOfPart + step / kSteps;
-        return LoadMatrices(tokens + step % kSteps * (16 * 128) +
-                            (((2 * i + ((lane >> 3) & 1)) ^ (lane & 7)) * 16));
+        return tokens.Load(step % kSteps * 16, part * kOfPart + step / kSteps);
       };
       uint4 v = load(0);
 #pragma unroll
@@ -137,7 +125,8 @@ struct MmaProduct {
     }
   }
 
-  __device__ __forceinline__ void End(Sums& d) const {
+  __device__ __forceinline__ void End(const Sums& sums, float (&d)[kBlocks][kColumns / 2]) const {
+    CopySums(sums, d);
     if constexpr (kScaled) {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) ScaleSums<kColumns>(scales[b].f, d[b]);
@@ -149,39 +138,45 @@ template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void RunMmaTile(const PromptGemmArgs& args,
                                            const PromptSlot<kMost>& slot,
                                            const MmaRing<kPacking, kMost>& ring) {
+  using Product = std::conditional_t<Is8Bit(kPacking), MmaByteProduct<kPacking, kGateUp, kMost>,
+                                     MmaProduct<kPacking, kGateUp, kMost>>;
   constexpr int kStages = MmaRing<kPacking, kMost>::kStages;
+  constexpr int kK64s = PieceK64s(kPacking);
   const int warp = threadIdx.x / 32;
   const MmaWarp<kGateUp, kMost> of(slot.columns, warp, threadIdx.x % 32);
-  MmaProduct<kPacking, kGateUp, kMost> product(slot, ring, of);
+  Product product(slot, ring, of);
   MmaLoads<kPacking, kGateUp, kMost> loads(args, slot, ring);
-  typename MmaProduct<kPacking, kGateUp, kMost>::Sums d;
-  ClearSums(d);
+  typename Product::Sums sums;
+  ClearSums(sums);
+  const int pieces = (slot.k64s + kK64s - 1) / kK64s;
 #pragma unroll
   for (int k = 0; k < kStages - 1; ++k) {
-    if (k < slot.k64s) loads.Begin(k, k);
+    if (k < pieces) loads.Begin(k, k);
     CopyAsyncCommit();
   }
   int stage = 0, free = kStages - 1;
 #pragma unroll 1
-  for (int k = 0; k < slot.k64s; ++k) {
+  for (int k = 0; k < pieces; ++k) {
     CopyAsyncWait<kStages - 2>();
     __syncthreads();  // the stage is there for all, and nobody reads the one in front of it
-    if (k + kStages - 1 < slot.k64s) loads.Begin(k + kStages - 1, free);
+    if (k + kStages - 1 < pieces) loads.Begin(k + kStages - 1, free);
     CopyAsyncCommit();
-    product.Add(k, stage, d);
+    product.Add(k, stage, sums);
     stage = stage + 1 == kStages ? 0 : stage + 1;
     free = free + 1 == kStages ? 0 : free + 1;
   }
-  product.End(d);
+  float d[Product::kBlocks][Product::kColumns / 2];
+  product.End(sums, d);
   __syncthreads();  // results go out by way of the ring
   const MmaStore<kGateUp, kMost> store{args, slot, of, ring.base};
-  store.Run(d);
+  store.template Run<Is8Bit(kPacking)>(d);
 }
 
 template <Packing kPacking, bool kGateUp, int kMost>
-__global__ void __launch_bounds__(kMmaThreads, 2)
+__global__ void __launch_bounds__(kMmaThreads, Is8Bit(kPacking) ? 1 : 2)
     PromptMmaKernel(const __grid_constant__ PromptGemmArgs args) {
 #ifndef MOERT_PROMPT_PRODUCTS
+  if constexpr (IsE4m3(kPacking) && !kHasMmaF8) return;
   extern __shared__ __align__(128) uint8_t shared[];
   __shared__ PromptSlot<kMost> slot;
   __shared__ int next;

@@ -35,15 +35,16 @@ struct MmaWarp : PromptWarp<kGateUp, kMost, MmaRowGroups(kMost)> {
   }
 };
 
-/// A stage has 64 k: tokens, as wgmma reads them, weights, scales and floats of columns. When a
-/// tile's products are done its results lie there, in bf16.
+/// A stage has 64 k, of products in 8 bits 128: tokens, as wgmma reads them, weights, scales and
+/// floats of columns. When a tile's products are done its results lie there, in bf16.
 template <Packing kPacking, int kMost>
 struct MmaRing {
   static constexpr int kGroups = 2;
   static constexpr int kPieces = 1;
   static constexpr int kRowBlocks = PromptRowBlocks(kMost);
   static constexpr int kTokens = kMost * 128;
-  static constexpr int kWeights = kRowBlocks * K64Bytes(kPacking);
+  static constexpr int kRun = PieceK64s(kPacking) * K64Bytes(kPacking);  // of a row block
+  static constexpr int kWeights = kRowBlocks * kRun;
   static constexpr int kPieceScales = PromptScaleBytes(kPacking, kRowBlocks);
   static constexpr int kFloats = HasColumnFloats(kPacking) ? kMost * 4 : 0;
   static constexpr int kStageBytes = kTokens + kWeights + kPieceScales + kFloats;
@@ -110,7 +111,8 @@ class MmaLoads {
   }
   __device__ __forceinline__ void BringWeights(int k, uint32_t to) const {
     constexpr int kBlocks = Ring::kRowBlocks / (kGateUp ? 2 : 1);  // of a matrix
-    constexpr int kBytes = K64Bytes(kPacking), kCopies = kBytes / 16;
+    constexpr int kBytes = K64Bytes(kPacking), kCopies = Ring::kRun / 16;
+    const int k64 = k * PieceK64s(kPacking);
 #pragma unroll
     for (int from = 0; from < Ring::kRowBlocks * kCopies; from += kMmaThreads) {
       const int i = from + static_cast<int>(threadIdx.x);
@@ -118,9 +120,10 @@ class MmaLoads {
       const int in_tile = i / kCopies;
       const bool second = in_tile >= kBlocks;
       const int block = slot_.row_tile * kBlocks + (second ? in_tile - kBlocks : in_tile);
-      const bool there = block < slot_.row_blocks;
+      const bool there = block < slot_.row_blocks &&  // else zeros
+                         (PieceK64s(kPacking) == 1 || k64 + i % kCopies * 16 / kBytes < slot_.k64s);
       const int64_t at = (second ? slot_.second_weights : 0) +
-                         (there ? (int64_t{block} * slot_.k64s + k) * kBytes : 0);
+                         (there ? (int64_t{block} * slot_.k64s + k64) * kBytes : 0);
       CopyAsync16(to + i * 16, slot_.weights + at + i % kCopies * 16, there);
     }
   }

@@ -116,23 +116,23 @@ struct PromptStore {
     for (float& v : d[0]) v = 0;
   }
 
-  /// act(gate) * up as floats, before they are quantized.
+  /// act(gate) * up of columns first to end as floats, before they are quantized.
   template <int kColumns>
   __device__ __forceinline__ void WideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
-                                        int64_t stride, Sums<kColumns>& d) const {
+                                        int64_t stride, int first, int end,
+                                        Sums<kColumns>& d) const {
     const int block =
         slot.row_tile * Warp::kOfGate + (kEights ? of.EightRowBlock() : of.RowBlock(0));
     if (block >= slot.row_blocks) return;
     Activate<kColumns>(silu, true, d);
-    const int count = slot.count;
     float* const to = wide_h + slot.h_row * stride + block * 16 +
                       (kEights ? of.Eight() % 2 * 8 : 0) + (of.lane >> 2);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const int column = 8 * j + 2 * (of.lane & 3) + c;
-        if (column >= count) continue;
+        const int column = first + 8 * j + 2 * (of.lane & 3) + c;
+        if (column >= end) continue;
         to[column * stride] = d[0][4 * j + c];
         if constexpr (!kEights) to[column * stride + 8] = d[0][4 * j + 2 + c];
       }

@@ -39,12 +39,11 @@ __device__ __forceinline__ void ShiftSums(int lane, const float (&ratio)[2],
   }
 }
 
-/// d += the products of a stage times the scales of its rows and of its columns, which are in
-/// shared memory.
+/// d [kColumns / 2] += the products of a stage times the scales of its rows and of its columns,
+/// which are in shared memory.
 template <int kColumns, typename Sum>
 __device__ __forceinline__ void AddScaled(int lane, const float (&of_rows)[2], uint32_t of_columns,
-                                          const Sum (&sums)[kColumns / 2],
-                                          float (&d)[kColumns / 2]) {
+                                          const Sum* sums, float* d) {
   const uint32_t columns = of_columns + 8 * (lane & 3);
 #pragma unroll
   for (int j = 0; j < kColumns / 8; ++j) {
@@ -82,6 +81,15 @@ template <int kBlocks, int kSums, typename Sum>
 __device__ __forceinline__ void PinBlocks(Sum (&d)[kBlocks][kSums]) {
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) PinRegisters(d[b]);
+}
+template <int kBlocks, int kSums>
+__device__ __forceinline__ void CopySums(const float (&from)[kBlocks][kSums],
+                                         float (&to)[kBlocks][kSums]) {
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) to[b][i] = from[b][i];
+  }
 }
 template <int kBlocks, int kSums, typename Sum>
 __device__ __forceinline__ void ClearSums(Sum (&d)[kBlocks][kSums]) {

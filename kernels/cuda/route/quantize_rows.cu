@@ -279,7 +279,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   for (int u = blockIdx.x; u < units; u += gridDim.x) {
     const PromptUnit& unit = args.table.units[u];
     const TileMatrix& down = unit.matrix[1];
-    const bool there = down.operand == static_cast<int>(OperandForm::kF8Group);
+    const bool there =
+        args.form == PromptForm::kWgmma && down.operand == static_cast<int>(OperandForm::kF8Group);
     if (down.operand == 0 || there) continue;
     const int columns = unit.columns;
     for (int c = blockIdx.y; c < unit.count; c += gridDim.y) {

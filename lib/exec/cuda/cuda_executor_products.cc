@@ -16,7 +16,7 @@ PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
   // The CPU has no part in calls with such products, and has to have one.
   const bool below = call.capturing && served_ != nullptr && served_->reads_below();
   if (below && call.hidden.rows <= kFewTokens) return {};
-  return PlanPrompt(prompt_device_.form, extent_.use.prompt, Spec(call), call.hidden.rows,
+  return PlanPrompt(prompt_device_, extent_.use.prompt, Spec(call), call.hidden.rows,
                     extent_.routed[call.layer]);
 }
 

@@ -179,8 +179,8 @@ absl::Status GemmBench::Prepare(int tokens, double zipf, GemmCudaCase* result) {
   prompt_device_ = cuda::FindPromptDevice();
   prompt_ = {};
   if (prompt_device_.form != cuda::PromptForm::kNone && products_ != "few") {
-    prompt_ = cuda::PlanPrompt(prompt_device_.form, prompt_formats_, spec_, tokens,
-                               spec_.num_experts, products_ == "prompts");
+    prompt_ = cuda::PlanPrompt(prompt_device_, prompt_formats_, spec_, tokens, spec_.num_experts,
+                               products_ == "prompts");
   }
   if (prompt_.any() && prompt_.others) {
     return absl::UnimplementedError("formats of which some have no kernel for prompts");

@@ -28,20 +28,32 @@ PromptFormats EveryPacking() {
   return formats;
 }
 
-PromptPlan Plan(PromptForm form, const PromptFormats& formats, int64_t tokens) {
-  return PlanPrompt(form, formats, Layer(), tokens, /*experts=*/128);
+PromptPlan Plan(PromptForm form, const PromptFormats& formats, int64_t tokens,
+                uint32_t packings = kAll) {
+  return PlanPrompt({form, 132, packings}, formats, Layer(), tokens, /*experts=*/128);
 }
 
-TEST_CASE("without wgmma no product is in 8 bits, and units have at most 64 or 160 tokens") {
+TEST_CASE("without wgmma units have at most 64 or 160 tokens") {
   for (const int64_t tokens : {1, 33, 256, 1000, 1025, 8192, 100000}) {
     CAPTURE(tokens);
     const PromptPlan plan = Plan(PromptForm::kMma, EveryPacking(), tokens);
-    CHECK((plan.packings & cuda::kPrompt8Bits) == 0);
-    CHECK((plan.of_product[0] & cuda::kPrompt8Bits) == 0);
-    CHECK((plan.of_product[1] & cuda::kPrompt8Bits) == 0);
-    CHECK(plan.others);
     CHECK(plan.most == (tokens * 8 <= 64 * 128 ? 64 : 160));
     CHECK(plan.any() == (tokens >= 256));
+    CHECK(plan.others == (tokens < 1000));
+  }
+}
+
+TEST_CASE("code without a product leaves its formats to others") {
+  for (const int64_t tokens : {256, 8192}) {
+    CAPTURE(tokens);
+    const PromptPlan plan =
+        Plan(PromptForm::kMma, EveryPacking(), tokens, kAll & ~cuda::kPromptE4m3);
+    CHECK(plan.any());
+    CHECK(plan.others);
+    CHECK((plan.packings & cuda::kPromptE4m3) == 0);
+    CHECK(((plan.of_product[0] | plan.of_product[1]) & cuda::kPromptE4m3) == 0);
+    CHECK((Plan(PromptForm::kMma, EveryPacking(), tokens).of_product[1] & cuda::kPromptE4m3) ==
+          cuda::kPromptE4m3);
   }
 }
 

@@ -24,10 +24,10 @@ void PromptFormats::Add(const DeviceFormat& format) {
   }
 }
 
-PromptPlan PlanPrompt(PromptForm form, const PromptFormats& formats, const MoeLayerSpec& layer,
-                      int64_t tokens, int64_t experts, bool always) {
+PromptPlan PlanPrompt(const PromptDevice& device, const PromptFormats& formats,
+                      const MoeLayerSpec& layer, int64_t tokens, int64_t experts, bool always) {
   PromptPlan plan;
-  const bool mma = form == PromptForm::kMma;
+  const bool mma = device.form == PromptForm::kMma;
   // Some functions have no place in the epilogue, nor so many experts in the kernel that makes
   // tiles.
   if (!IsPromptActivation(DeviceFunctionOf(layer.activation.function)) ||
@@ -41,7 +41,7 @@ PromptPlan PlanPrompt(PromptForm form, const PromptFormats& formats, const MoeLa
   for (int p = 0; p < kPromptPackings; ++p) {
     if (always || mean >= std::max(from[p], least)) packings |= 1u << p;
   }
-  if (mma) packings &= ~kPrompt8Bits;
+  packings &= device.packings;
   plan.others = formats.others;
   for (int gate = 0; gate < kPromptPackings; ++gate) {
     for (int down = 0; down < kPromptPackings; ++down) {
@@ -63,10 +63,10 @@ PromptPlan PlanPrompt(PromptForm form, const PromptFormats& formats, const MoeLa
   if (((plan.of_product[0] | plan.of_product[1]) & kTwoSums) != 0) {
     plan.most = std::min(plan.most, tuning::kMostOfTwoSums);
   }
-  // fp8 by fp8 has tilings that bf16 has besides, and all packings the smallest of them.
+  // fp8 by fp8 has by wgmma tilings that bf16 has besides, and all packings the smallest of them.
   constexpr uint32_t kTall = kPromptQuantizes | 1u << PromptIndex(Packing::kBf16);
   const uint32_t used = plan.of_product[0] | plan.of_product[1];
-  if ((used & kPromptQuantizes) != 0 && plan.most > kPromptMosts[0]) {
+  if (!mma && (used & kPromptQuantizes) != 0 && plan.most > kPromptMosts[0]) {
     plan.most = kPromptMosts[(used & ~kTall) == 0 ? 1 : 0];
   }
   return plan;

@@ -50,8 +50,9 @@ struct PromptPlan {
 };
 /// `experts`: over which the tokens are spread, more than the layer's own in a shard. `always`:
 /// however few tokens an expert has, for measurements.
-PromptPlan PlanPrompt(PromptForm form, const PromptFormats& formats, const MoeLayerSpec& layer,
-                      int64_t tokens, int64_t experts, bool always = false);
+PromptPlan PlanPrompt(const PromptDevice& device, const PromptFormats& formats,
+                      const MoeLayerSpec& layer, int64_t tokens, int64_t experts,
+                      bool always = false);
 
 /// Units and rows of h at most, of calls of up to so many tokens.
 struct PromptExtent {
