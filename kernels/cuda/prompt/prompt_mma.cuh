@@ -88,7 +88,8 @@ struct MmaProduct {
     }
   }
 
-  /// Adds 64 k, which are in the stage.
+  /// Adds 64 k, which are in the stage, to the first kSteps times 16 columns.
+  template <int kSteps>
   __device__ __forceinline__ void Add(int k, int stage, Sums& d) {
     const MmaTokens tokens(ring.Tokens(stage), of.first, of.lane);
 #pragma unroll
@@ -105,7 +106,7 @@ struct MmaProduct {
         f[b].Load(part, first, first + Warp::kOfGate * K64Bytes(kPacking), of.half, scales[b]);
       }
       // By 16 k and 16 columns; the next are loaded before these are multiplied.
-      constexpr int kSteps = kColumns / 16, kOfPart = 4 / kParts;
+      constexpr int kOfPart = 4 / kParts;
       const auto load = [&](int step) {
         return tokens.Load(step % kSteps * 16, part * kOfPart + step / kSteps);
       };
@@ -115,7 +116,6 @@ struct MmaProduct {
         const uint4 now = v;
         if (step + 1 < kOfPart * kSteps) v = load(step + 1);
         const int i = part * kOfPart + step / kSteps, c = step % kSteps * 16;
-        if (of.first + c >= of.end) continue;
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
           MmaBf16(&d[b][c / 2], f[b].a[i], now.x, now.y);
@@ -135,19 +135,18 @@ struct MmaProduct {
 };
 
 template <Packing kPacking, bool kGateUp, int kMost>
-__device__ __forceinline__ void RunMmaTile(const PromptGemmArgs& args,
-                                           const PromptSlot<kMost>& slot,
-                                           const MmaRing<kPacking, kMost>& ring) {
-  using Product = std::conditional_t<Is8Bit(kPacking), MmaByteProduct<kPacking, kGateUp, kMost>,
-                                     MmaProduct<kPacking, kGateUp, kMost>>;
+using MmaProductOf = std::conditional_t<Is8Bit(kPacking), MmaByteProduct<kPacking, kGateUp, kMost>,
+                                        MmaProduct<kPacking, kGateUp, kMost>>;
+
+/// Multiplies a tile of at most kSteps times 16 columns a warp.
+template <int kSteps, Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void MultiplyMma(
+    const PromptGemmArgs& args, const PromptSlot<kMost>& slot, const MmaRing<kPacking, kMost>& ring,
+    MmaProductOf<kPacking, kGateUp, kMost>& product,
+    typename MmaProductOf<kPacking, kGateUp, kMost>::Sums& sums) {
   constexpr int kStages = MmaRing<kPacking, kMost>::kStages;
   constexpr int kK64s = PieceK64s(kPacking);
-  const int warp = threadIdx.x / 32;
-  const MmaWarp<kGateUp, kMost> of(slot.columns, warp, threadIdx.x % 32);
-  Product product(slot, ring, of);
   MmaLoads<kPacking, kGateUp, kMost> loads(args, slot, ring);
-  typename Product::Sums sums;
-  ClearSums(sums);
   const int pieces = (slot.k64s + kK64s - 1) / kK64s;
 #pragma unroll
   for (int k = 0; k < kStages - 1; ++k) {
@@ -161,9 +160,29 @@ __device__ __forceinline__ void RunMmaTile(const PromptGemmArgs& args,
     __syncthreads();  // the stage is there for all, and nobody reads the one in front of it
     if (k + kStages - 1 < pieces) loads.Begin(k + kStages - 1, free);
     CopyAsyncCommit();
-    product.Add(k, stage, sums);
+    product.template Add<kSteps>(k, stage, sums);
     stage = stage + 1 == kStages ? 0 : stage + 1;
     free = free + 1 == kStages ? 0 : free + 1;
+  }
+}
+
+template <Packing kPacking, bool kGateUp, int kMost>
+__device__ __forceinline__ void RunMmaTile(const PromptGemmArgs& args,
+                                           const PromptSlot<kMost>& slot,
+                                           const MmaRing<kPacking, kMost>& ring) {
+  using Product = MmaProductOf<kPacking, kGateUp, kMost>;
+  const int warp = threadIdx.x / 32;
+  const MmaWarp<kGateUp, kMost> of(slot.columns, warp, threadIdx.x % 32);
+  Product product(slot, ring, of);
+  typename Product::Sums sums;
+  ClearSums(sums);
+  constexpr int kMany = MmaColumns(kMost) / 16, kSome = kMost == 64 ? 3 : 4;
+  if (MmaSteps(kMost, slot.columns) > kSome) {
+    MultiplyMma<kMany, kPacking, kGateUp, kMost>(args, slot, ring, product, sums);
+  } else if (MmaSteps(kMost, slot.columns) > 2) {
+    MultiplyMma<kSome, kPacking, kGateUp, kMost>(args, slot, ring, product, sums);
+  } else {
+    MultiplyMma<2, kPacking, kGateUp, kMost>(args, slot, ring, product, sums);
   }
   float d[Product::kBlocks][Product::kColumns / 2];
   product.End(sums, d);

@@ -39,7 +39,8 @@ struct MmaByteProduct {
     for (int b = 0; b < kBlocks; ++b) scales[b].Open(of.FirstRow(b), of.SecondRow(b));
   }
 
-  /// Adds the stage of piece k.
+  /// Adds the stage of piece k to the first kSteps times 16 columns.
+  template <int kSteps>
   __device__ __forceinline__ void Add(int k, int stage, Sums& d) {
     Int8Fragments<kPacking, Warp::kHalves, 1> f[kBlocks];
 #pragma unroll
@@ -52,14 +53,13 @@ struct MmaByteProduct {
     const MmaTokens tokens(ring.Tokens(stage), of.first, of.lane);
     uint4 v = tokens.Load(0, 0);
 #pragma unroll
-    for (int c = 0; c < kColumns; c += 16) {
+    for (int c = 0; c < kSteps * 16; c += 16) {
       Product apart[kBlocks][8] = {};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         // The next are loaded before these are multiplied.
         const uint4 now = v;
-        if (i < 3 || c + 16 < kColumns) v = tokens.Load(c + (i + 1) / 4 * 16, (i + 1) % 4);
-        if (of.first + c >= of.end) continue;
+        if (i < 3 || c + 16 < kSteps * 16) v = tokens.Load(c + (i + 1) / 4 * 16, (i + 1) % 4);
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
           Product* sums = apart[b];
@@ -68,7 +68,7 @@ struct MmaByteProduct {
           Multiply(sums + 4, f[b].a[i], now.z, now.w);
         }
       }
-      if (!kOneSum && of.first + c < of.end) AddApart(stage, c, apart, d);
+      if (!kOneSum) AddApart(stage, c, apart, d);
     }
   }
 

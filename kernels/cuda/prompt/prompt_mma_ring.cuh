@@ -19,6 +19,11 @@ MOERT_HOST_DEVICE constexpr int MmaRowGroups(int most) { return most == 64 ? 2 :
 /// Columns that a warp has room for.
 MOERT_HOST_DEVICE constexpr int MmaColumns(int most) { return most * MmaRowGroups(most) / 2; }
 
+/// Columns of a tile's first group, or of both, in times 16.
+MOERT_HOST_DEVICE constexpr int MmaSteps(int most, int columns) {
+  return MmaRowGroups(most) == 2 ? (columns + 15) / 16 : (columns + 31) / 32;
+}
+
 /// A warp's part of a tile.
 template <bool kGateUp, int kMost>
 struct MmaWarp : PromptWarp<kGateUp, kMost, MmaRowGroups(kMost)> {
@@ -29,7 +34,7 @@ struct MmaWarp : PromptWarp<kGateUp, kMost, MmaRowGroups(kMost)> {
   __device__ __forceinline__ MmaWarp(int columns, int warp, int lane)
       : Rows(MmaRowGroups(kMost) == 2 ? warp / 4 : 0, warp % 4, lane), first(0), end(columns) {
     if (MmaRowGroups(kMost) == 2) return;
-    const int half = (columns + 31) / 32 * 16;
+    const int half = MmaSteps(kMost, columns) * 16;
     first = warp / 4 * half;
     if (warp < 4) end = half;
   }
