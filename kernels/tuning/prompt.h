@@ -12,8 +12,9 @@ namespace moert::cuda::tuning {
 /// tokens an expert; w4 with zeros between w4 and w2.
 constexpr double kPromptFrom[] = {2, 2.5, 10.5, 3, 13.5, 14.5, 18, 2, 3, 12, 9.5, 13.5, 2, 2};
 /// The same of products by mma.sync, between what was measured at 4, 8, 12, 16, 24, 32 and 64 tokens
-/// an expert with the code of compute_89 on an H200.
-constexpr double kMmaFrom[] = {9, 17.5, 28, 22, 28, 40, 31, 10, 10, 38, 21, 32, 10, 10};
+/// an expert with the code of compute_89 on an H200, which has no e4m3 products by mma.sync of its
+/// own. bf16's are ahead at 4.
+constexpr double kMmaFrom[] = {4, 17.5, 22.5, 22, 28, 40, 31, 16.5, 24.5, 38, 21, 32, 17, 22};
 
 /// At least so many in calls of up to kFewTokens tokens (route.h): family D's take fewer launches
 /// and prefetch for the next layer.

@@ -5,7 +5,8 @@
     tests/research/grouped_core.py renew DIR    replaces the runs of which DIR has files, none of the rivals
     tests/research/grouped_core.py plans DIR    writes the plans that were timed
     tests/research/grouped_core.py mma DIR      docs/results/data/gemm-mma.json: few.json and prompts.json of DIR, by
-                                                --products, from a build of MOERT_CUDA_ARCHITECTURES=80-virtual
+                                                --products, and f8few.json and f8prompts.json, by --numerics fp8, from a
+                                                build of MOERT_CUDA_ARCHITECTURES=89-virtual; other schemes stay
     tests/research/grouped_core.py ratios       rivals' times over ours
 
 To `store`, DIR has what `moert-bench gemm --json` wrote (SHAPE.json, q30*.json, beside.json in one call with the rivals) and lines of JSON of the rivals, medians with
@@ -177,11 +178,28 @@ def median(rows, t, key):
     return value["median"] if isinstance(value, dict) else None
 
 
+BY_FP8 = "fp8_b128 by fp8"
+
+
+def store_mma(folder):
+    runs = json.loads(MMA.read_text())["runs"]
+    for name, of in runs.items():
+        new = [kept(folder / f"{name}.json"), kept(folder / f"f8{name}.json")]
+        for row in new[1]["results"]:
+            row["scheme"] = BY_FP8
+        again = {row["scheme"] for run in new for row in run["results"]}
+        for run in of:
+            run["results"] = [row for row in run["results"] if row["scheme"] not in again]
+        runs[name] = [run for run in of if run["results"]] + new
+    MMA.write_text(json.dumps({"runs": runs}) + "\n")
+
+
 def mma():
     """Products of few tokens and of prompts, as devices without wgmma have them."""
     runs = json.loads(MMA.read_text())["runs"]
-    times = {name: {(r["scheme"], r["tokens"]): r for r in run["results"]} for name, run in runs.items()}
-    tokens, shown = (256, 512, 2048, 8192), ("bf16", "w8a16_g128", "w4a16_g128", "fp8_b128", "mxfp4")
+    times = {name: {(r["scheme"], r["tokens"]): r for run in of for r in run["results"]} for name, of in runs.items()}
+    tokens = (256, 512, 2048, 8192)
+    shown = ("bf16", "w4a16_g128", "w8a8", "w4a8_g128", "w8a8_fp8", BY_FP8, "w8a16_g128", "fp8_b128", "mxfp4")
     text = lambda key: " / ".join(us(times[name][key]["gemms_us"]["median"]) for name in ("few", "prompts"))
     rows = [[s, *(text((s, t)) for t in tokens), f"{times['prompts'][s, 8192]['tflops']:.0f}"]
             for s in shown]
@@ -207,7 +225,7 @@ def main():
         renew(args.folder)
         return
     if args.what == "mma":
-        MMA.write_text(json.dumps({"runs": {n: kept(args.folder / f"{n}.json") for n in ("few", "prompts")}}) + "\n")
+        store_mma(args.folder)
         return
     if args.what == "plans":
         for name, text in load()["plans"].items():

@@ -44,7 +44,7 @@ TEST_CASE("without wgmma units have at most 64 or 160 tokens") {
 }
 
 TEST_CASE("code without a product leaves its formats to others") {
-  for (const int64_t tokens : {256, 8192}) {
+  for (const int64_t tokens : {512, 8192}) {
     CAPTURE(tokens);
     const PromptPlan plan =
         Plan(PromptForm::kMma, EveryPacking(), tokens, kAll & ~cuda::kPromptE4m3);
