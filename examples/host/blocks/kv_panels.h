@@ -28,8 +28,9 @@ class KvPanels : public LayerState {
   void Store(int head, int64_t position, const float* key, const float* value) {
     float* k = keys_.data() + head * capacity_ * key_dim_ +
                position / kPanelWidth * key_panel_stride() + position % kPanelWidth;
-    float* v = values_.data() + head * capacity_ * value_dim_ + position * kPanelWidth;
     for (int64_t d = 0; d < key_dim_; ++d) k[d * kPanelWidth] = key[d];
+    if (value_dim_ == 0) return;
+    float* v = values_.data() + head * capacity_ * value_dim_ + position * kPanelWidth;
     for (int64_t d = 0; d < value_dim_; ++d) {
       v[d / kPanelWidth * value_panel_stride() + d % kPanelWidth] = value[d];
     }
@@ -40,11 +41,12 @@ class KvPanels : public LayerState {
             int64_t position) {
     const float* key = from.keys(from_head) + from_position / kPanelWidth * key_panel_stride() +
                        from_position % kPanelWidth;
-    const float* value = from.values(from_head) + from_position * kPanelWidth;
     float* k = keys_.data() + head * capacity_ * key_dim_ +
                position / kPanelWidth * key_panel_stride() + position % kPanelWidth;
-    float* v = values_.data() + head * capacity_ * value_dim_ + position * kPanelWidth;
     for (int64_t d = 0; d < key_dim_ * kPanelWidth; d += kPanelWidth) k[d] = key[d];
+    if (value_dim_ == 0) return;
+    const float* value = from.values(from_head) + from_position * kPanelWidth;
+    float* v = values_.data() + head * capacity_ * value_dim_ + position * kPanelWidth;
     for (int64_t panel = 0; panel < value_dim_ / kPanelWidth; ++panel) {
       std::copy_n(value + panel * from.value_panel_stride(), kPanelWidth,
                   v + panel * value_panel_stride());
