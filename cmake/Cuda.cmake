@@ -37,6 +37,12 @@ function(moert_add_cuda target)
   list(FILTER sources EXCLUDE REGEX "kernels/cuda/offline/")
   target_sources(${target} PRIVATE ${sources})
   target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+  # sm_89 runs the code of sm_80, which has no products of e4m3.
+  if(MOERT_CUDA_ARCHITECTURES MATCHES "80-real" AND NOT MOERT_CUDA_ARCHITECTURES MATCHES "89")
+    set_property(SOURCE ${PROJECT_SOURCE_DIR}/kernels/cuda/prompt/prompt_f8.cu
+                        ${PROJECT_SOURCE_DIR}/kernels/cuda/prompt/prompt_f8_block_f8.cu
+                 APPEND PROPERTY COMPILE_OPTIONS -gencode=arch=compute_89,code=sm_89)
+  endif()
 endfunction()
 
 # The same for the component moert::offline. No fused products: they round differently than on the CPU.

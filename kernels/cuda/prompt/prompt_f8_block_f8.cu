@@ -4,5 +4,6 @@ namespace moert::cuda {
 
 template int LaunchPrompt<Packing::kF8BlockF8>(const PromptGemmArgs& args, int product,
                                                CUstream_st* stream);
+template bool HasMmaCode<Packing::kF8BlockF8>();
 
 }  // namespace moert::cuda

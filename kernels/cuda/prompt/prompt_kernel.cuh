@@ -163,6 +163,16 @@ __global__ void __launch_bounds__(PromptThreads(PromptWarpGroups(kPacking, kMost
 #endif
 }
 
+/// Whether a kernel has a body in the code that the current device runs: an empty one needs few
+/// registers.
+template <typename Kernel>
+bool HasCode(Kernel kernel) {
+  cudaFuncAttributes code;
+  if (cudaFuncGetAttributes(&code, kernel) == cudaSuccess) return code.numRegs > 64;
+  cudaGetLastError();
+  return false;
+}
+
 template <Packing kPacking, bool kGateUp, int kMost>
 int LaunchOne(const PromptGemmArgs& args, cudaStream_t stream) {
   constexpr int kBytes = PromptRing<kPacking, kMost>::kBytes;
@@ -206,6 +216,11 @@ int LaunchPrompt(const PromptGemmArgs& args, int product, cudaStream_t stream) {
   if (args.form == PromptForm::kMma) return LaunchMma<kPacking>(args, product, stream);
   return product == 0 ? LaunchMost<kPacking, true>(args, stream)
                       : LaunchMost<kPacking, false>(args, stream);
+}
+
+template <Packing kPacking>
+bool HasMmaCode() {
+  return HasCode(PromptMmaKernel<kPacking, true, 160>);
 }
 
 }  // namespace moert::cuda

@@ -10,6 +10,10 @@ namespace moert::cuda {
 template <Packing kPacking>
 int LaunchPrompt(const PromptGemmArgs& args, int product, CUstream_st* stream);
 
+/// Whether the code that the current device runs has the packing's products by mma.sync.
+template <Packing kPacking>
+bool HasMmaCode();
+
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_PROMPT_PROMPT_LAUNCH_H_
