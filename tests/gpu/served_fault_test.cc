@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kRows = 3;
 constexpr int kSteps = 3;
-constexpr int kMostSteps = 200;  // until something that depends on time has happened
+constexpr int kMostSteps = 5000;  // until something has happened that depends on time and load
 
 SyntheticShape Shape() {
   SyntheticShape shape;
