@@ -47,7 +47,7 @@ TABLES = {
         "q30", grouped_core.FP8, "qwen1.5-moe", "deepseek-v2-lite", "qwen3-next-80b", "mixtral"))),
     "core-plans": Table(grouped_core.plans, tuple(("gemm-core", "runs", r) for r in ("q30-plans", "q30-plan-5-a8", "q30-plans2")),
                         "`-two` and `-4.25-a8` are of bea63d51, the others of 78ce6196; ratios are within a commit"),
-    "mma": Table(grouped_core.mma, ("gemm-mma",), word="The last three rows at 4439b5a5, the others' few tokens at c6d2d415, their prompts at 3d7ab7a6"),
+    "mma": Table(grouped_core.mma, ("gemm-mma",), word="The last two rows at 4439b5a5, the others' few tokens at c6d2d415, their prompts at 3d7ab7a6"),
     # Papers
     "papers": Table(papers_page.headlines, word="From the tables below and those of plans, which name their commits, and from `h200-importance.json`, "
                     "which mixes ccc9a9c0 and eb2a7808"),
