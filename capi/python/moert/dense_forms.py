@@ -38,13 +38,15 @@ def _bits(words, values):
 
 
 def _gptq_zeros(words, bits, config):
-    """Version 1 of the form has zeros that are one less."""
+    """Version 1 of the form, auto-round's default, has zeros that are one less."""
     one = sum(1 << shift for shift in range(0, 32, bits))
     more = (words.long() + one).remainder(1 << 32)
     more = _unpacked(torch.where(more >= 1 << 31, more - (1 << 32), more).int(), bits, 1)
     plain = _unpacked(words, bits, 1)
     if not config.get("sym"):
-        return plain if config.get("checkpoint_format") == "gptq_v2" else more
+        as_they_are = (config.get("checkpoint_format") == "gptq_v2" or
+                       config.get("packing_format") in ("auto_round", "auto_round:gptqmodel"))
+        return plain if as_they_are else more
     middle = 2 ** (bits - 1)  # under either label
     if not ((plain == middle).all() or (more == middle).all()):
         raise ValueError(f"it is symmetric, but has zeros other than {middle}")
@@ -186,8 +188,12 @@ def shape_of(tensors):
         stored = tensors["weight_shape"]
         return tuple(int(n) for n in (stored.values() if hasattr(stored, "read") else stored))
     if "qweight" in sizes:
-        k = sizes["g_idx"] if "g_idx" in sizes else sizes["qweight"]
-        return sizes["scales"][1], k[0]
+        rows, (k, columns) = sizes["scales"][1], sizes["qweight"]
+        if "g_idx" in sizes:
+            k = sizes["g_idx"][0]
+        elif columns == rows:  # GPTQ's packing: words lie along k
+            k *= rows // sizes["qzeros"][1]
+        return rows, k
     if "weight_packed" in sizes:
         *rows, words = sizes["weight_packed"]
         return *rows, words * (2 if "weight_global_scale" in sizes else 8)
