@@ -6,8 +6,8 @@
 namespace moert::cuda::tuning {
 
 /// Warp groups that multiply a tile of a unit of up to 64 columns, by packing (PromptIndex): four
-/// that have 64 rows of weights each, or two of 128. Four have no registers for the groups of int4
-/// files, and take more time in nvfp4.
+/// that have 64 rows of weights each, or two of 128. Four lack registers for the scale groups of
+/// int4 files, and take more time for nvfp4.
 constexpr int kPromptGroupsOfFew[] = {4, 4, 4, 4, 4, 2, 2, 4, 4, 4, 4, 4, 4, 4};
 
 }  // namespace moert::cuda::tuning

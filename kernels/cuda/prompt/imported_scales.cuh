@@ -1,7 +1,8 @@
-// Scales of a unit of 128 k in the types of published files: a warp converts those that lie in a
-// stage of its ring (scale_copies.cuh) for all its lanes, into shared memory of its own.
+// Scales of a unit of 128 k in the types of published files. A warp converts those in a stage of
+// its ring (scale_copies.cuh) once for all its lanes, into shared memory of its own.
 //
-// Every 32 k of int4 (16 k of nvfp4) has its entry there, [entry][row block][16 rows].
+// The converted scales have an entry for every 32 k of int4 (16 k of nvfp4): [entry][row block][16
+// rows].
 #ifndef MOERT_KERNELS_CUDA_PROMPT_IMPORTED_SCALES_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_IMPORTED_SCALES_CUH_
 
@@ -15,13 +16,14 @@
 
 namespace moert::cuda {
 
-/// Two of four bytes, each in a half.
+/// The lower or the upper two of four bytes, each extended to 16 bits.
 __device__ __forceinline__ uint32_t LowBytes(uint32_t v) { return __byte_perm(v, 0, 0x4140); }
 __device__ __forceinline__ uint32_t HighBytes(uint32_t v) { return __byte_perm(v, 0, 0x4342); }
 
-/// Factors of e2m1 values as FragmentF4 has them, in bf16: a power of two, or a number of four
-/// significant bits. A weight then has at most six: exact. kFp4Unit: what is left to
-/// multiply sums by. e8m0 scales from 2^-100 to 2^33 are exact so; larger ones become 2^33.
+/// fp4 scales as bf16 factors of the e2m1 values that FragmentF4 makes: a power of two (mxfp4), or
+/// a number of four significant bits (nvfp4). Their product, the weight, has at most six
+/// significant bits, so it is exact. kFp4Unit is the remaining factor of the sums. e8m0 scales from
+/// 2^-100 to 2^33 are exact; larger ones become 2^33.
 template <Packing kPacking>
 constexpr float kFp4Unit = kPacking == Packing::kMxFp4 ? 0x1p32f : 0x1p8f;
 
@@ -36,7 +38,8 @@ __device__ __forceinline__ uint32_t NvMultipliers(uint32_t two) {
   return MulBf16(MulBf16(bits, kF8UnitBf16), k2To118);
 }
 
-/// raw: behind the unit's weights in its stage. to: 256 bytes (mxfp4), 512 (nvfp4).
+/// Converts a unit's scales. raw: behind the unit's weights in its stage. to: 256 bytes (mxfp4),
+/// 512 (nvfp4).
 template <Packing kPacking>
 __device__ __forceinline__ void PrepareMultipliers(const uint8_t* raw, uint8_t* to, int lane) {
   if constexpr (kPacking == Packing::kMxFp4) {
@@ -51,7 +54,8 @@ __device__ __forceinline__ void PrepareMultipliers(const uint8_t* raw, uint8_t* 
   }
 }
 
-/// For int4: floats at `to`, and 512 bytes behind them -(128 + zero) as bf16.
+/// For int4: writes the scales as floats to `to` and, kPreparedOffsets bytes further, -(128 + zero)
+/// as bf16.
 constexpr int kPreparedOffsets = 512;
 __device__ __forceinline__ void PrepareInt4(const uint8_t* raw, uint8_t* to, int lane,
                                             const Decoding<Packing::kW4Group>& decoding,
@@ -77,8 +81,9 @@ __device__ __forceinline__ void PrepareInt4(const uint8_t* raw, uint8_t* to, int
       make_uint2(LowBytes(zero) | kMinusMagic, HighBytes(zero) | kMinusMagic);
 }
 
-/// Reads entries of bf16: of two quarters of a unit, 32 k each, and of both row blocks what rows g
-/// (low half) and g + 8 need. nvfp4: a lane's weights of a quarter are of one of its two entries.
+/// Reads bf16 entries of two quarters of a unit (32 k each) and of both row blocks: those of row g
+/// in the low half of a word, those of row g + 8 in the high half. nvfp4 has two entries a quarter;
+/// a lane's weights of a quarter belong to one of them.
 template <Packing kPacking>
 class PreparedPairs {
  public:
@@ -93,7 +98,8 @@ class PreparedPairs {
                  : "r"(at_ + quarter * kQuarter)
                  : "memory");
   }
-  /// One half of a pair, twice: an operand that names it, not an instruction.
+  /// One half of a pair, in both halves. It compiles to an operand's half selector, not to an
+  /// instruction.
   __device__ __forceinline__ static uint32_t Lower(uint32_t pair) {
     uint32_t v;
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};\n}"

@@ -1,4 +1,4 @@
-// How warps of a CTA of family P bring tiles' weights and scales, and h.
+// How the producer warps of a CTA of family P copy the weights and scales of tiles, and h.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_BRING_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_BRING_CUH_
 
@@ -12,13 +12,13 @@ namespace moert::cuda {
 
 #ifdef MOERT_PROMPT_PRODUCTS
 
-/// Brings runs of the first `there` of kCount row blocks, `step` bytes apart. By one lane, from
-/// addresses that the compiler knows to be the warp's: copies of several lanes would be told apart
-/// one by one.
+/// Copies a run of each of the first `there` of kCount row blocks, which are `step` bytes apart.
+/// Called by one lane, with addresses that the compiler knows to be the same in the whole warp; it
+/// would serialize copies of several lanes.
 template <int kCount, int kRun>
 __device__ __forceinline__ void BringBlocks(uint32_t to, const uint8_t* from, int step, int there,
                                             uint32_t run, uint32_t full) {
-  asm volatile("" : "+r"(step));  // else all addresses of a tile are kept
+  asm volatile("" : "+r"(step));  // else all addresses of a tile stay in registers
   if (there >= kCount) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) BulkCopy(to + i * kRun, from + i * step, run, full);
@@ -30,13 +30,13 @@ __device__ __forceinline__ void BringBlocks(uint32_t to, const uint8_t* from, in
   }
 }
 
-/// How often a run comes, see HasWholeStages.
+/// How many times a run is copied into its stage: see HasWholeStages.
 template <typename Ring>
 __device__ __forceinline__ int Times(uint32_t run) {
   return Ring::kWhole && run < Ring::kRun ? 2 : 1;
 }
 
-/// Row blocks of the weights of one tile after another: those of helper `helper`.
+/// Copies the row blocks of helper `helper` of the weights, tile after tile.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost>& ring,
                                                 const PromptSlot<kMost>* slots, int helper) {
@@ -55,8 +55,9 @@ __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost
     if (slot.columns == 0) return;
     const int k64_bytes = slot.k64s * K64Bytes(kPacking);  // of a row block
     const int block = slot.row_tile * kBlocks + first;
-    // Row blocks from there on; below 0 where the matrix has ended before. Not max(0, min()): ptxas
-    // 13.0 makes one instruction of it and takes a wrong predicate for the comparison with kCount.
+    // Row blocks from `block` to the end of the matrix, negative if the matrix ends before. Not
+    // max(0, min()): ptxas 13.0 makes one instruction of it and uses a wrong predicate for the
+    // comparison with kCount.
     const int there = slot.row_blocks - block;
     const uint8_t* weights =
         slot.weights + (second ? slot.second_weights : 0) + int64_t{block} * k64_bytes;
@@ -64,8 +65,8 @@ __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost
     for (int left = k64_bytes; left > 0; left -= Ring::kRun) {
       const uint32_t run = min(Ring::kRun, left), full = ring.Full(place.stage);
       Await(ring.Empty(place.stage), place.parity ^ 1);
-      // A lane that brings nothing arrives too: else the ring could leave it behind, where it waits
-      // for a phase that was long ago.
+      // A lane that copies nothing arrives too. Otherwise the ring could get phases ahead of it,
+      // and the lane would wait for a phase that is over.
       const int times = Times<Ring>(run);
       ArriveExpecting(full, times * (there >= kCount ? kCount * run : there > 0 ? there * run : 0));
       for (int i = 0; i < times; ++i) {
@@ -81,14 +82,14 @@ __device__ __forceinline__ void HelpWithWeights(const PromptRing<kPacking, kMost
   }
 }
 
-/// Scales or sums of a tile's columns that come with a stage of down: of its piece p those at[p] of
-/// h, below 0: none.
+/// Scales or sums of a tile's columns that are copied with a stage of down: for piece p, row at[p]
+/// of the unit's h_columns (PromptGemmArgs); negative: none.
 template <Packing kPacking, bool kGateUp, int kPieces>
 struct StageFloats {
   int at[kPieces];
   uint32_t bytes = 0;
 
-  /// Fills the stage that begins with piece `piece`.
+  /// For the stage that begins with piece `piece`.
   template <typename Slot>
   __device__ __forceinline__ StageFloats(const Slot& slot, int piece, int columns) {
 #pragma unroll
@@ -112,8 +113,7 @@ struct StageFloats {
   }
 };
 
-/// Brings the weights and scales of one tile after another, and h where it is the other operand;
-/// not what helpers bring.
+/// Copies weights, scales and, for down, h, tile after tile; without the weights that helpers copy.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void BringWeights(const PromptRing<kPacking, kMost>& ring,
                                              const PromptSlot<kMost>* slots) {

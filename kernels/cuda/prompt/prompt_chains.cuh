@@ -1,7 +1,7 @@
-// A consumer warp group's products of two blocks of 64 rows in e4m3, with scales every 128 k: the
-// sums of 128 k are added to others in fp32. A block's weights are loaded while the sums of the
-// other are added, and the scales while products are under way. Shared memory is the bound, so a
-// stage's column scales are read once, for both blocks.
+// A consumer warp group's products in e4m3 of two blocks of 64 rows, with scales every 128 k: the
+// scaled sums of each 128 k are added up in fp32. A block's weights are loaded while the sums of
+// the other block are added, and the scales while products are under way. Reads of shared memory
+// are the bottleneck, so a stage's column scales are read once for both blocks.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_CHAINS_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_CHAINS_CUH_
 
@@ -38,7 +38,7 @@ class PromptChains {
   }
 
  private:
-  /// The weights of block b in the stage that is there.
+  /// Loads the weights of block b of the current stage.
   __device__ __forceinline__ void Load(int b) { of_.LoadFragments(0, 0, b, unused_, fragments_); }
   __device__ __forceinline__ void Begin(uint32_t stage) {
     const uint64_t tokens = OperandDescriptor(of_.ring.Tokens(stage));
@@ -58,7 +58,8 @@ class PromptChains {
   __device__ __forceinline__ float OfRow(uint32_t stage, int row) const {
     return __uint_as_float(LoadShared4(of_.ring.Scales(stage, 0) + row * 4));
   }
-  /// The scales of the stage's columns, times that of all rows of down.
+  /// Reads the scales of the stage's columns. With kSame, down's are multiplied by the one scale of
+  /// all rows.
   template <bool kSame>
   __device__ __forceinline__ void ReadColumns(uint32_t stage) {
     const uint32_t columns = of_.ring.Floats(stage, 0) + 8 * (of_.of.lane & 3);

@@ -27,7 +27,8 @@ __device__ __forceinline__ void GatherFloats(const PromptGemmArgs& args,
   }
 }
 
-/// A thread's 16 bytes of every column that is its own, whose rows lie at `rows`.
+/// Copies the thread's 16 bytes of each of its columns, which are every eighth. rows: where their
+/// rows of x begin.
 template <int kMost>
 __device__ __forceinline__ void GatherRows(const uint32_t* rows, int columns, const uint8_t* x,
                                            uint32_t to) {
@@ -39,7 +40,8 @@ __device__ __forceinline__ void GatherRows(const uint32_t* rows, int columns, co
   };
 #pragma unroll
   for (int first = 0; first < kFours; first += kAtOnce) {
-    // Where some rows begin is read before the first is copied: a copy lets nothing pass.
+    // The begins of several rows are read before the first copy, as the compiler moves no read
+    // across a copy.
     uint4 row[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -47,7 +49,7 @@ __device__ __forceinline__ void GatherRows(const uint32_t* rows, int columns, co
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int column = 32 * (first + i);  // of the thread's, but for where it begins
+      const int column = 32 * (first + i);  // relative to the thread's first
       const uint32_t four[] = {row[i].x, row[i].y, row[i].z, row[i].w};
       if (column + 32 <= columns) {
 #pragma unroll
@@ -62,7 +64,7 @@ __device__ __forceinline__ void GatherRows(const uint32_t* rows, int columns, co
   }
 }
 
-/// Gathers the rows of x, in turn with the other gathering warps.
+/// Gathers rows of x; the columns alternate between the gather warps.
 template <Packing kPacking, int kMost>
 __device__ __forceinline__ void GatherTokens(const PromptGemmArgs& args,
                                              const PromptRing<kPacking, kMost>& ring,

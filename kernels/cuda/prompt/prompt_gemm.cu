@@ -4,7 +4,7 @@
 namespace moert::cuda {
 namespace {
 
-/// By the packing of this index among `kOf`.
+/// Launches the product of the packing in `kOf` that has this PromptIndex.
 template <Packing... kOf>
 int LaunchOneOf(int index, const PromptGemmArgs& args, int product, CUstream_st* stream) {
   int error = cudaErrorInvalidValue;

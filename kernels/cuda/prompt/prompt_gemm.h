@@ -1,29 +1,31 @@
-// Family P: the grouped product of a prompt's tokens, compute-bound form: by wgmma on sm_90a, by
+// Family P: the compute-bound grouped GEMM for the tokens of a prompt. It uses wgmma on sm_90a and
 // mma.sync elsewhere (prompt_mma.cuh), where e4m3 products need sm_89. The rest of this comment is
 // about wgmma.
 //
-// A unit is some tokens of one expert, at most `most`, which goes by the tokens of the layer; a
-// tile is 128 or 256 rows of weights by the columns of a unit, half of them gate's and half up's,
-// or all down's. Tiles of a product are listed expert by expert, the fullest expert first; the
-// units of an expert take the same weights at the same time. A CTA's first tile is that of its
-// number, the others it takes by ticket.
+// A unit is a set of at most `most` tokens of one expert; `most` follows from the mean number of
+// tokens per expert. A tile is 128 or 256 rows of weights by the columns of a unit; half of the
+// rows are gate's and half up's, or all are down's. The tiles of a product are listed expert by
+// expert, the fullest expert first. Tiles of an expert's units that read the same weights are
+// adjacent, so that they read them at the same time. A CTA's first tile is given by its block
+// index; it takes the others by ticket.
 //
-// Weights are the A operand, by way of registers, from the packed records as they are: bulk copies
-// bring runs of 64 or 128 k of row blocks and their scales into a ring in shared memory, where
-// warps gather the tokens' rows beside them. Two warp groups multiply, each one or two blocks of 64
-// rows. A thread has the same channels of gate and of up, so that act(gate) * up needs no exchange.
+// Weights are the A operand, which wgmma reads from registers. Bulk copies bring runs of 64 or 128
+// k of the packed row blocks, unchanged, and their scales into a ring in shared memory; other warps
+// gather the tokens' rows into it. Two or four warp groups multiply, each one or two blocks of 64
+// rows. At the end a thread has the same channels of gate and of up; only four warp groups must
+// exchange sums for that (prompt_warp.cuh).
 //
-// w8a8, w4a8 and w8a8_fp8 are multiplied in 8 bits: h is kept as floats and quantized in between.
-// int8 products are exact in int32. Those of e4m3 lose bits below about 2^-13 of a sum, so sums of
-// 128 k are added in fp32.
+// w8a8, w4a8 and w8a8_fp8 are multiplied in 8 bits: gate and up store h as floats, and another
+// kernel quantizes it before down. int8 products are exact in int32. e4m3 products lose bits below
+// about 2^-13 of a sum, so the sums of every 128 k are added up in fp32.
 //
-// Scales are never applied to weights, but for those of fp4, whose products with weights bf16 holds
-// (prompt/prompt_imported.cuh): a weight becomes (u - zero) * 2^e, exact in bf16, where
-// scale = f * 2^e, and sums are kept in units of the current group's f, by a factor f_before / f
-// from group to group.
+// A scale is split into f * 2^e. A weight becomes (u - zero) * 2^e, which is exact in bf16. Sums
+// are kept in units of the current group's f: when the group changes, they are multiplied by
+// f_before / f. Only fp4 weights are multiplied by their whole scales, since bf16 holds these
+// products exactly (prompt/prompt_imported.cuh).
 //
-// Asymmetric packings have scale * zero: minus that, times the sum of a column's activations in the
-// group, is added to the sums when the group begins.
+// Asymmetric packings store scale * zero. When a group begins, -(scale * zero) times the sum of a
+// column's activations in that group is added to the column's sums.
 //
 // How a token's result is computed depends on the matrices and on how many tokens its expert has
 // (design rule 6).
@@ -40,7 +42,7 @@ struct CUstream_st;
 
 namespace moert::cuda {
 
-/// Packings that have a product here.
+/// Number of packings that this family multiplies.
 constexpr int kPromptPackings = 14;
 MOERT_HOST_DEVICE constexpr int PromptIndex(Packing packing) {
   switch (packing) {
@@ -89,24 +91,26 @@ MOERT_HOST_DEVICE constexpr int PromptPacking(const DeviceMatrix& m) {
   }
   if (m.operand != 0) return -1;
   if (m.asymmetric == 0 || IsImported(m.packing)) return PromptIndex(m.packing);
-  // Groups whose sums of activations there are: PromptSums.
+  // Only for these group sizes are there sums of activations: PromptSums.
   if (m.group_k16s != 4 && m.group_k16s != 8 && m.group_k16s != 4 * m.k64s) return -1;
   return PromptIndex(m.packing == Packing::kW4 ? Packing::kW4Zeros : m.packing);
 }
-/// Packings of products in 8 bits, a bit each: in e4m3, all.
+/// Sets of packings, a bit each by PromptIndex: multiplied in e4m3, and all that are multiplied in
+/// 8 bits.
 constexpr uint32_t kPromptE4m3 =
     1u << PromptIndex(Packing::kF8) | 1u << PromptIndex(Packing::kF8BlockF8);
 constexpr uint32_t kPrompt8Bits =
     kPromptE4m3 | 1u << PromptIndex(Packing::kW8A8) | 1u << PromptIndex(Packing::kW4A8);
-/// Those whose gate and up leave h quantized, by wgmma. Its other product is of the same packing.
+/// Packings whose gate and up store h already quantized (with wgmma). Down has the same packing
+/// then.
 constexpr uint32_t kPromptQuantizes = 1u << PromptIndex(Packing::kF8BlockF8);
-/// The operand that prompts read where matrices have this one, and whether some prompts read it.
+/// The operand form that this family reads for matrices whose operand form is `operand`.
 MOERT_HOST_DEVICE constexpr int PromptOperand(int operand) {
   if (operand == static_cast<int>(OperandForm::kF8)) return static_cast<int>(OperandForm::kF8Bytes);
   const bool group = operand == static_cast<int>(OperandForm::kF8Group);
   return group ? static_cast<int>(OperandForm::kF8GroupBytes) : operand;
 }
-/// Whether no other kernels read it.
+/// Whether only this family reads the operand form.
 MOERT_HOST_DEVICE constexpr bool IsPromptOnly(int operand) {
   const auto form = static_cast<OperandForm>(operand);
   return form == OperandForm::kF8Bytes || form == OperandForm::kF8GroupBytes;
@@ -116,15 +120,16 @@ MOERT_HOST_DEVICE constexpr bool IsPromptOperand(int operand) {
   return form == OperandForm::kInt8Token || form == OperandForm::kInt8Group ||
          IsPromptOnly(operand);
 }
-/// Asymmetric packings, likewise.
+/// Asymmetric packings, a bit each by PromptIndex.
 constexpr uint32_t kPromptZeros = 1u << PromptIndex(Packing::kW4Zeros) |
                                   1u << PromptIndex(Packing::kW3) | 1u << PromptIndex(Packing::kW2);
-/// Their sums of a row of activations: of every 64 channels, of every 128, of all.
+/// Number of sums that they need of a row of activations: of every 64 channels, of every 128, of
+/// all.
 MOERT_HOST_DEVICE constexpr int64_t PromptSums(int64_t channels) {
   return (channels + 63) / 64 + (channels + 127) / 128 + 1;
 }
-/// Whether experts of this format are multiplied by this family, of whose packings those of
-/// `packings` (a bit each) are in use.
+/// Whether this family multiplies experts of this format. packings: those of its packings that are
+/// in use, a bit each.
 MOERT_HOST_DEVICE constexpr bool IsPromptFormat(const DeviceFormat& f, uint32_t packings) {
   const int gate = PromptPacking(f.gate), down = PromptPacking(f.down);
   return gate >= 0 && down >= 0 && PromptPacking(f.up) == gate &&
@@ -133,8 +138,8 @@ MOERT_HOST_DEVICE constexpr bool IsPromptFormat(const DeviceFormat& f, uint32_t 
          (packings >> gate & 1) != 0 && (packings >> down & 1) != 0;
 }
 
-/// Columns that a unit of at most `most` may have, ascending. Four kinds in a kernel are what the
-/// compiler bears: of more it waits for every single product.
+/// The i-th number of columns that a unit of at most `most` tokens may have, ascending. A kernel
+/// has four of them: with more, the compiler inserts a wait after every single product.
 constexpr int kPromptKinds = 4;
 MOERT_HOST_DEVICE constexpr int PromptKind(int most, int i) {
   constexpr int kFew[] = {24, 32, 40, 64};
@@ -144,14 +149,14 @@ MOERT_HOST_DEVICE constexpr int PromptKind(int most, int i) {
   return most == 64 ? kFew[i] : most == 112 ? kTall[i] : most == 160 ? kMore[i] : kMany[i];
 }
 MOERT_HOST_DEVICE constexpr int LeastPromptColumns(int most) { return PromptKind(most, 0); }
-/// The columns of a unit with so many tokens, at most `most`.
+/// The columns of a unit of `count` tokens.
 MOERT_HOST_DEVICE constexpr int PromptColumns(int most, int count) {
   int kind = 0;
   while (kind + 1 < kPromptKinds && PromptKind(most, kind) < count) ++kind;
   return PromptKind(most, kind);
 }
-/// The share of the units of an expert with so many tokens, which share them evenly; the last may
-/// have less.
+/// The columns of each unit of an expert with `count` tokens. The units divide the tokens evenly;
+/// the last one may have fewer.
 MOERT_HOST_DEVICE constexpr int PromptShare(int most, int count) {
   const int units = (count + most - 1) / most;
   return PromptColumns(most, (count + units - 1) / units);
@@ -167,9 +172,10 @@ MOERT_HOST_DEVICE constexpr int PromptBlocks(Packing packing, int most) {
   return PromptRowBlocks(most) / (4 * PromptWarpGroups(packing, most));
 }
 
-/// Whether the function has a place in the end of a tile.
+/// Whether the epilogue of a tile can compute the function.
 MOERT_HOST_DEVICE constexpr bool IsPromptActivation(DeviceFunction function) {
-  return function != DeviceFunction::kGelu;  // erf has none
+  // The epilogue has no erf.
+  return function != DeviceFunction::kGelu;
 }
 
 /// Tokens of one expert that are multiplied together.
@@ -177,8 +183,8 @@ struct PromptUnit {
   TileMatrix matrix[2];  // gate and up, down
   const int32_t* slots;  // [count]
   int32_t count;
-  int32_t columns;  // count, rounded up to a step
-  int32_t h_row;    // columns of the units before
+  int32_t columns;  // count, rounded up to a PromptKind
+  int32_t h_row;    // the unit's first row of h: the columns of all units before it
   int32_t unused;
 };
 
@@ -186,9 +192,11 @@ struct PromptUnit {
 struct PromptTable {
   PromptUnit* units;
   uint32_t* tiles[2];  // by product: unit | (row tile << 16)
-  /// [product][packing]: where its tiles begin; those of packing i end where i + 1 begins.
+  /// [product][packing]: where the packing's tiles begin; those of packing i end where i + 1
+  /// begins.
   int32_t (*begins)[kPromptPackings + 1];
-  /// The next tile to take of each packing, not counting the first of every CTA.
+  /// [product][packing]: the next ticket. Tile = ticket + CTAs, as every CTA's first tile needs
+  /// none.
   int32_t (*tickets)[kPromptPackings];
   int32_t* unit_count;
 };
@@ -226,9 +234,9 @@ enum class PromptForm : int32_t {
 struct PromptDevice {
   PromptForm form = PromptForm::kNone;
   int32_t ctas = 0;       // of a product
-  uint32_t packings = 0;  // that its code multiplies, a bit each
+  uint32_t packings = 0;  // packings that its code multiplies, a bit each
 };
-/// How the current device runs this build.
+/// How this build runs on the current device.
 PromptDevice FindPromptDevice();
 
 struct PromptGemmArgs {
@@ -262,12 +270,14 @@ struct PromptGemmArgs {
 /// Enqueues gate, up and down: x -> h -> out. 0 or a cudaError_t.
 int LaunchPromptProducts(const PromptGemmArgs& args, CUstream_st* stream);
 
-/// PromptSums of rows of x as PromptGemmArgs has them, `sums` bytes behind where each begins.
+/// Computes the PromptSums of rows of x (as in PromptGemmArgs) and stores each row's sums `sums`
+/// bytes behind the row's begin.
 int LaunchSumPromptX(uint8_t* x, int64_t stride, int64_t sums, int rows, int channels,
                      CUstream_st* stream);
-/// Sums of the rows of h of the units whose down is asymmetric, into h_columns.
+/// Computes the PromptSums of the rows of h, for units whose down is asymmetric, into h_columns.
 int LaunchSumPromptH(const PromptGemmArgs& args, CUstream_st* stream);
-/// Quantizes the rows of wide_h of the units whose down wants int8, into h and h_columns.
+/// Quantizes the rows of wide_h, for units whose down needs a quantized operand, into h and
+/// h_columns.
 int LaunchQuantizePromptH(const PromptGemmArgs& args, CUstream_st* stream);
 
 }  // namespace moert::cuda

@@ -1,8 +1,9 @@
-// Family P's weights and scales of the packings in which files come (Scheme::imported). Scales are
-// brought into shared memory with a stage's weights, behind them.
+// Family P's weights and scales of imported packings, those of published files (Scheme::imported).
+// Scales are copied into shared memory behind the weights of their stage.
 //
-// fp4: a weight times its scale has at most six significant bits, exact in bf16. The others as
-// prompt_weights.cuh says: a value times a power of two, the sums in units of the rest.
+// An fp4 weight times its scale has at most six significant bits and is exact in bf16. The other
+// packings do as prompt_weights.cuh says: a value times the scale's power of two, and sums in units
+// of the scale's remaining factor.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_IMPORTED_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_IMPORTED_CUH_
 
@@ -17,16 +18,17 @@
 
 namespace moert::cuda {
 
-/// Zeros of a stage, behind its scales.
+/// Offset of a stage's zeros, which are behind its scales.
 MOERT_HOST_DEVICE constexpr int ImportedZerosAt(int row_blocks) { return 64 * row_blocks; }
-/// Groups of a stage at most.
+/// The most scale groups that a stage has.
 MOERT_HOST_DEVICE constexpr int PromptGroups(Packing p) {
   return p == Packing::kF8Block ? 1 : p == Packing::kNvFp4 ? 4 : 2;
 }
-/// Parts of a stage whose products begin one after the other, as scales change between them.
+/// Parts of a stage whose products are issued one after the other, because scales may change
+/// between them.
 MOERT_HOST_DEVICE constexpr int PromptParts(Packing p) { return p == Packing::kW4Group ? 2 : 1; }
 
-/// A matrix's part that concerns the scales, beside where they are.
+/// The form of a matrix's scales, without their addresses.
 struct PromptScaleForm {
   int32_t group_k16s, groups;
   int32_t zero_distance;  // 0: none
@@ -34,18 +36,18 @@ struct PromptScaleForm {
   float matrix_scale[2];  // nvfp4: of rows g, of rows g + 8
 };
 
-/// Scales of a lane's two rows, of so many row blocks in a stage.
+/// Scales of a lane's two rows. kRowBlocks: row blocks of a stage.
 template <Packing kPacking, int kRowBlocks>
 struct ImportedRowScales {
   static constexpr bool kTurns = !IsFp4(kPacking);
   static constexpr int kUnits = IsFp4(kPacking) ? PromptGroups(kPacking) : 1;
 
   int row[2];                // of a stage
-  float f[2];                // of the sums: of the current group, or of all
-  uint32_t unit[kUnits][2];  // what values are multiplied by, twice, as bf16
+  float f[2];                // unit of the sums: of the current group, or (fp4) of all
+  uint32_t unit[kUnits][2];  // factor of the values as bf16, in both halves
   uint32_t offset[2] = {};   // int4: -(128 + zero) * unit
 
-  /// matrix: that both rows are of, or -1: the first and the second.
+  /// matrix: the one of both rows; -1: matrix_scale[r] is that of row r.
   __device__ __forceinline__ void Open(const PromptScaleForm& form, int first, int second,
                                        int matrix) {
     row[0] = first;
@@ -63,10 +65,10 @@ struct ImportedRowScales {
     const int k16 = k * 4 + part * 2;
     return (k16 & (form.group_k16s - 1)) == 0 && k16 < form.groups * form.group_k16s;
   }
-  /// fp4: of all groups of a stage. at: its scales in shared memory.
+  /// fp4: reads the scales of all groups of a stage. at: the stage's scales in shared memory.
   __device__ __forceinline__ void ReadStage(uint32_t at) {
     if constexpr (!kTurns) {
-      // The four lanes of a row's weights convert a group each and hand it round.
+      // The four lanes with weights of the same rows convert a group each and exchange the results.
       const int lane = threadIdx.x % 32;
       const uint32_t mine = at + lane % kUnits * (kRowBlocks * 16);
       const uint32_t two = LoadSharedByte(mine + row[0]) | LoadSharedByte(mine + row[1]) << 16;
@@ -79,7 +81,7 @@ struct ImportedRowScales {
       }
     }
   }
-  /// The group that begins becomes the current one; ratio: the factor of the sums so far.
+  /// Makes the group that begins the current one. ratio: the factor of the sums so far.
   __device__ __forceinline__ void Turn(const PromptScaleForm& form, uint32_t at, int part,
                                        float (&ratio)[2]) {
 #pragma unroll
@@ -87,7 +89,7 @@ struct ImportedRowScales {
       float fraction = f[r];
       if constexpr (kPacking == Packing::kF8Block) {
         const uint32_t bits = LoadShared4(at + row[r] * 4);
-        // e4m3 / 2^120 as bf16 becomes e4m3 * 2^power: within what bf16 holds.
+        // The unit turns e4m3 / 2^120 (FragmentF8) into e4m3 * 2^power, in the range of bf16.
         const int power = min(max(static_cast<int>(bits >> 23 & 0xff) - 127, -100), 7);
         unit[0][r] = 0;
         if ((bits & 0x7fffffffu) != 0) {

@@ -1,6 +1,6 @@
-// Family P's products of 8 bits (w8a8, w4a8, w8a8_fp8, fp8_b128 by fp8): a stage is 128 k, and rows
-// of activations as they are packed (rows.h) are the other operand: a lane's word of weights and
-// four of their channels lie alike.
+// Family P's products in 8 bits (w8a8, w4a8, w8a8_fp8, fp8_b128 by fp8). A stage is 128 k. The
+// other operand is rows of activations as rows.h packs them: a word of four activations has its
+// channels in the same order as a lane's word of weights.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_INT8_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_INT8_CUH_
 
@@ -17,12 +17,12 @@ MOERT_HOST_DEVICE constexpr bool IsE4m3(Packing p) {
 MOERT_HOST_DEVICE constexpr bool Is8Bit(Packing p) {
   return p == Packing::kW8A8 || p == Packing::kW4A8 || IsE4m3(p);
 }
-/// Whether an activation row has one scale, which comes with the tile.
+/// Whether an activation row has one scale, which is in the PromptSlot.
 MOERT_HOST_DEVICE constexpr bool HasRowScales(Packing p) {
   return p == Packing::kW8A8 || p == Packing::kF8;
 }
 
-/// As StageFragments; of four times 32 k.
+/// As StageFragments, but of four times 32 k.
 template <Packing kPacking, bool kHalves, int kParts>
 struct Int8Fragments {
   uint32_t a[4][4];
@@ -65,11 +65,11 @@ struct Int8Fragments {
   }
 };
 
-/// Scales of a lane's two rows: one a channel, or one a group, which is a stage.
+/// Scales of a lane's two rows: one per channel, or one per group, which is a stage.
 template <Packing kPacking>
 struct Int8RowScales {
   int row[2];  // of a stage
-  float f[2];  // of what was read last
+  float f[2];  // the scales read last
 
   __device__ __forceinline__ void Open(int first, int second) {
     row[0] = first;

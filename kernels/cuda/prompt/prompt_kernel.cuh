@@ -23,13 +23,13 @@ namespace moert::cuda {
 
 #ifdef MOERT_PROMPT_PRODUCTS
 
-/// Columns of the products of a unit: int8 ones come in fewer kinds.
+/// Columns of the products of a unit. int8 wgmma has no instruction for 40 columns.
 template <Packing kPacking, int kUnitColumns>
 constexpr int kProductColumns = Is8Bit(kPacking) && !IsE4m3(kPacking) && kUnitColumns == 40
                                     ? 48
                                     : kUnitColumns;
 
-/// kPlain: there are no biases, and silu or gelu is all there is between the products.
+/// kPlain: there are no biases, and the activation is plain silu or gelu.
 template <Packing kPacking, bool kGateUp, int kMost, bool kPlain, int kUnitColumns>
 __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                         const PromptGemmArgs& args, const PromptSlot<kMost>& slot) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
   }
 }
 
-/// Calls RunTile of the columns.
+/// Calls RunTile for the slot's number of columns.
 template <Packing kPacking, bool kGateUp, int kMost, bool kPlain>
 __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMost>& consumer,
                                            const PromptGemmArgs& args,
@@ -76,7 +76,7 @@ __device__ __forceinline__ void RunColumns(PromptConsumer<kPacking, kGateUp, kMo
   }
 }
 
-/// The barriers of a CTA's ring and slots, by one thread.
+/// Initializes the barriers of a CTA's ring and slots. Called by one thread.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void InitBarriers(const PromptRing<kPacking, kMost>& ring) {
   constexpr int kConsumerWarps = 4 * PromptWarpGroups(kPacking, kMost);
@@ -93,11 +93,11 @@ __device__ __forceinline__ void InitBarriers(const PromptRing<kPacking, kMost>& 
   FenceBarrierInit();
 }
 
-// The launches of a call begin while the one in front ends:
-// - One of gate and up waits for all before it, and only then lets the next begin. So whoever is
-//   next finds units, tiles, weights and x.
-// - One of down waits for h in the warp that brings it, and then lets the next begin. Its weights
-//   are on their way before.
+// The launches of a call overlap: each begins while the one before it ends.
+// - A launch of gate and up waits for everything before it, and only then lets the next one begin.
+//   So every later launch finds units, tiles, weights and x complete.
+// - In a launch of down, the warp that copies h waits for it and then lets the next launch begin.
+//   Other warps start to copy weights before.
 
 template <Packing kPacking, bool kGateUp, int kMost, bool kPlain>
 __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shared) {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void RunCta(const PromptGemmArgs& args, uint8_t* shar
       }
       BringWeights<kPacking, kGateUp, kMost>(ring, slots);
     } else if (role == kScheduleWarp) {
-      // The scales of h come with a tile.
+      // The scheduling warp reads the scales of h.
       if (HasRowScales(kPacking) && !kGateUp) GridDependencySync();
       Schedule<kPacking, kGateUp, kMost>(args, ring, slots);
     } else if (kGateUp && role < kHelperWarp) {

@@ -1,10 +1,10 @@
-// Family P on devices without wgmma: the units, tiles and places of prompt_gemm.h, multiplied by
+// Family P on devices without wgmma: the units, tiles and arrays of prompt_gemm.h, multiplied by
 // mma.sync.
 //
 // The eight warps of a CTA all load and multiply. Asynchronous copies fill a ring of stages; a warp
-// has 16 or 32 rows of weights and all columns of the unit, or half of them. Weights become
-// fragments as prompt_weights.cuh, prompt_imported.cuh and prompt_int8.cuh say, the tokens' come by
-// ldmatrix.
+// has 16 or 32 rows of weights and all columns of the unit, or half of them. Fragments of weights
+// are made by prompt_weights.cuh, prompt_imported.cuh and prompt_int8.cuh; fragments of tokens are
+// loaded by ldmatrix.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_MMA_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_MMA_CUH_
 
@@ -33,7 +33,7 @@ struct MmaProduct {
   static constexpr int kBlocks = Warp::kBlocks;
   static constexpr bool kImported = IsImported(kPacking);
   static constexpr bool kScaled = kPacking != Packing::kBf16;
-  static constexpr int kParts = 2;  // of 64 k: registers for the fragments of one
+  static constexpr int kParts = 2;  // of 64 k: registers hold the fragments of one
   static constexpr int kLaneBytes =
       kPacking == Packing::kW3 || kPacking == Packing::kW2 ? 4 : K64Bytes(kPacking) / 128;
   using Scales = std::conditional_t<kImported, ImportedRowScales<kPacking, Ring::kRowBlocks>,
@@ -41,7 +41,7 @@ struct MmaProduct {
   using Fragments =
       std::conditional_t<kImported, ImportedFragments<kPacking, Warp::kHalves, kParts>,
                          StageFragments<kPacking, Warp::kHalves, kParts>>;
-  using Sums = float[kBlocks][kColumns / 2];  // as wgmma has them: see prompt_sums.cuh
+  using Sums = float[kBlocks][kColumns / 2];  // laid out as wgmma's: see prompt_sums.cuh
 
   const PromptSlot<kMost>& slot;
   const Ring& ring;
@@ -69,7 +69,7 @@ struct MmaProduct {
     left = (turns ? slot.group_k64s : left) - 1;
     return turns;
   }
-  /// It begins: the sums so far are told in its units.
+  /// Begins a scale group: converts the sums so far to its units.
   __device__ __forceinline__ void Turn(int stage, int part, Sums& d) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
@@ -88,7 +88,7 @@ struct MmaProduct {
     }
   }
 
-  /// Adds 64 k, which are in the stage, to the first kSteps times 16 columns.
+  /// Adds the products of the stage's 64 k to the sums of the first kSteps times 16 columns.
   template <int kSteps>
   __device__ __forceinline__ void Add(int k, int stage, Sums& d) {
     const MmaTokens tokens(ring.Tokens(stage), of.first, of.lane);
@@ -105,7 +105,8 @@ struct MmaProduct {
             ring.Weights(stage) + of.RowBlock(b) * K64Bytes(kPacking) + of.lane * kLaneBytes;
         f[b].Load(part, first, first + Warp::kOfGate * K64Bytes(kPacking), of.half, scales[b]);
       }
-      // By 16 k and 16 columns; the next are loaded before these are multiplied.
+      // A step is 16 k by 16 columns. The next step's tokens are loaded before this one's are
+      // multiplied.
       constexpr int kOfPart = 4 / kParts;
       const auto load = [&](int step) {
         return tokens.Load(step % kSteps * 16, part * kOfPart + step / kSteps);
@@ -157,7 +158,7 @@ __device__ __forceinline__ void MultiplyMma(
 #pragma unroll 1
   for (int k = 0; k < pieces; ++k) {
     CopyAsyncWait<kStages - 2>();
-    __syncthreads();  // the stage is there for all, and nobody reads the one in front of it
+    __syncthreads();  // all threads see the stage, and none still reads the one before it
     if (k + kStages - 1 < pieces) loads.Begin(k + kStages - 1, free);
     CopyAsyncCommit();
     product.template Add<kSteps>(k, stage, sums);
@@ -186,7 +187,7 @@ __device__ __forceinline__ void RunMmaTile(const PromptGemmArgs& args,
   }
   float d[Product::kBlocks][Product::kColumns / 2];
   product.End(sums, d);
-  __syncthreads();  // results go out by way of the ring
+  __syncthreads();  // the ring's memory is reused for the results
   const MmaStore<kGateUp, kMost> store{args, slot, of, ring.base};
   store.template Run<Is8Bit(kPacking)>(d);
 }
@@ -230,7 +231,7 @@ int LaunchMma(const PromptGemmArgs& args, cudaStream_t stream) {
   const auto kernel = PromptMmaKernel<kPacking, kGateUp, kMost>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-  if (error == cudaSuccess) {  // two CTAs, where a processor has room for them
+  if (error == cudaSuccess) {  // two CTAs, where an SM has room for them
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  cudaSharedmemCarveoutMaxShared);
   }

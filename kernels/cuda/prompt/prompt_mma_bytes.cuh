@@ -13,9 +13,9 @@
 
 namespace moert::cuda {
 
-/// w8a8 is summed in int32 over all k. The others have the sums of a stage apart, 16 columns at a
-/// time, and add them in fp32: times the scales of its rows and columns (w4a8, fp8_b128), or as
-/// they are until the end (w8a8_fp8).
+/// w8a8 is summed in int32 over all k. The others sum each stage separately, 16 columns at a time,
+/// and add its sums in fp32: times the scales of rows and columns (w4a8, fp8_b128), or unscaled
+/// until the end (w8a8_fp8).
 template <Packing kPacking, bool kGateUp, int kMost>
 struct MmaByteProduct {
   using Ring = MmaRing<kPacking, kMost>;
@@ -39,7 +39,8 @@ struct MmaByteProduct {
     for (int b = 0; b < kBlocks; ++b) scales[b].Open(of.FirstRow(b), of.SecondRow(b));
   }
 
-  /// Adds the stage of piece k to the first kSteps times 16 columns.
+  /// Adds the products of piece k, in stage `stage`, to the sums of the first kSteps times 16
+  /// columns.
   template <int kSteps>
   __device__ __forceinline__ void Add(int k, int stage, Sums& d) {
     Int8Fragments<kPacking, Warp::kHalves, 1> f[kBlocks];
@@ -57,7 +58,7 @@ struct MmaByteProduct {
       Product apart[kBlocks][8] = {};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // The next are loaded before these are multiplied.
+        // The next tokens are loaded before these are multiplied.
         const uint4 now = v;
         if (i < 3 || c + 16 < kSteps * 16) v = tokens.Load(c + (i + 1) / 4 * 16, (i + 1) % 4);
 #pragma unroll

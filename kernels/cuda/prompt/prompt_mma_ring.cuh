@@ -14,12 +14,12 @@
 namespace moert::cuda {
 
 constexpr int kMmaThreads = 256;
-/// The two groups of four warps share a tile: each has a half of its rows, or of its columns.
+/// A tile is split between the two groups of four warps: by rows (2) or by columns (1).
 MOERT_HOST_DEVICE constexpr int MmaRowGroups(int most) { return most == 64 ? 2 : 1; }
 /// Columns that a warp has room for.
 MOERT_HOST_DEVICE constexpr int MmaColumns(int most) { return most * MmaRowGroups(most) / 2; }
 
-/// Columns of a tile's first group, or of both, in times 16.
+/// Columns of a tile's first group (of either group, if they split rows), in units of 16.
 MOERT_HOST_DEVICE constexpr int MmaSteps(int most, int columns) {
   return MmaRowGroups(most) == 2 ? (columns + 15) / 16 : (columns + 31) / 32;
 }
@@ -28,8 +28,8 @@ MOERT_HOST_DEVICE constexpr int MmaSteps(int most, int columns) {
 template <bool kGateUp, int kMost>
 struct MmaWarp : PromptWarp<kGateUp, kMost, MmaRowGroups(kMost)> {
   using Rows = PromptWarp<kGateUp, kMost, MmaRowGroups(kMost)>;
-  int first;  // of its columns
-  int end;    // behind them
+  int first;  // first column of the warp
+  int end;    // one past its last column
 
   __device__ __forceinline__ MmaWarp(int columns, int warp, int lane)
       : Rows(MmaRowGroups(kMost) == 2 ? warp / 4 : 0, warp % 4, lane), first(0), end(columns) {
@@ -40,8 +40,9 @@ struct MmaWarp : PromptWarp<kGateUp, kMost, MmaRowGroups(kMost)> {
   }
 };
 
-/// A stage has 64 k, of products in 8 bits 128: tokens, as wgmma reads them, weights, scales and
-/// floats of columns. When a tile's products are done its results lie there, in bf16.
+/// A stage has 64 k, or 128 k for products in 8 bits: tokens in the layout that wgmma reads,
+/// weights, scales, and the floats of columns. When a tile's products are done, the ring holds its
+/// results in bf16.
 template <Packing kPacking, int kMost>
 struct MmaRing {
   static constexpr int kGroups = 2;
@@ -78,7 +79,7 @@ class MmaLoads {
                                       const Ring& ring)
       : args_(args), slot_(slot), ring_(ring), scales_(slot) {}
 
-  /// Begins with those of piece k, one piece after the other.
+  /// Issues the copies of piece k. Pieces must come in order.
   __device__ __forceinline__ void Begin(int k, int stage) {
     if constexpr (kGateUp) {
       Gather(k, ring_.Tokens(stage));
@@ -96,7 +97,7 @@ class MmaLoads {
   }
 
  private:
-  /// A multiple of 16 bytes, by so many threads.
+  /// Copies a multiple of 16 bytes, by `threads` threads.
   __device__ __forceinline__ static void CopyRow(const void* from, int bytes, uint32_t to,
                                                  int thread, int threads) {
     for (int i = thread * 16; i < bytes; i += threads * 16) {

@@ -1,4 +1,4 @@
-// Where the results of a tile go that mma.sync multiplied: act(gate) * up to h, down to the slots'
+// Stores the results of a tile that mma.sync multiplied: act(gate) * up to h, down to the slots'
 // rows.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_MMA_STORE_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_MMA_STORE_CUH_
@@ -23,7 +23,7 @@ struct MmaStore {
   const PromptGemmArgs& args;
   const PromptSlot<kMost>& slot;
   const Warp& of;
-  const uint32_t shared;  // the ring, which nobody reads
+  const uint32_t shared;  // the ring, which no thread reads any more
 
   /// kWideH: h stays floats until it is quantized.
   template <bool kWideH>
@@ -47,7 +47,7 @@ struct MmaStore {
   }
 
  private:
-  /// 64 channels a piece of h: [column][64 channels].
+  /// Stores h. A piece of it has 64 channels: [column][64 channels].
   __device__ __forceinline__ void H(const float (&d)[kColumns / 2]) const {
     constexpr int kPieces = Warp::kOfGate / 4;
     const int bytes = slot.columns * 128;  // of a piece
@@ -85,7 +85,8 @@ struct MmaStore {
     }
   }
 
-  /// A channel of the lane's columns, from d[.. + from] and d[.. + from + 1] of every eight.
+  /// Stores one channel of the lane's columns: d[4 j + from] and d[4 j + from + 1] of the j-th
+  /// eight columns.
   __device__ __forceinline__ void Put(uint32_t to, int row_bytes, int channel, int from,
                                       const float (&d)[kColumns / 2]) const {
 #pragma unroll

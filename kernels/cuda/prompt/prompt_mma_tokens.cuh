@@ -21,12 +21,13 @@ struct MmaTokens {
   uint32_t row;
   int lane;
 
-  /// Lanes 0 to 15 have the addresses of eight columns, of both halves of 32 bytes; the others
-  /// those of the next eight.
+  /// Lanes 0 to 15 have the addresses of eight columns, in both halves of their 32 bytes; lanes 16
+  /// to 31 have those of the next eight.
   __device__ __forceinline__ MmaTokens(uint32_t tokens, int first, int l)
       : row(tokens + (first + (l >> 4) * 8 + (l & 7)) * 128), lane(l) {}
 
-  /// The i-th 32 bytes of columns c to c + 16: x and y of the first eight, z and w of the others.
+  /// The i-th 32 bytes of columns c to c + 16: the first eight columns in x and y, the others in z
+  /// and w.
   __device__ __forceinline__ uint4 Load(int c, int i) const {
     return LoadMatrices(row + c * 128 + (((2 * i + ((lane >> 3) & 1)) ^ (lane & 7)) * 16));
   }

@@ -1,4 +1,5 @@
-// act(gate) * up of a tile of family P in e4m3: its 128 channels of a column share a scale.
+// Stores act(gate) * up of a tile of family P in e4m3; the tile's 128 channels of a column share a
+// scale.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_QUANTIZED_H_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_QUANTIZED_H_CUH_
 
@@ -13,7 +14,7 @@
 
 namespace moert::cuda {
 
-/// Two e4m3, `low` in the lower byte; what is too large becomes 448.
+/// Two e4m3, `low` in the lower byte; larger values saturate to 448.
 __device__ __forceinline__ uint32_t PackF8(float low, float high) {
   uint16_t v;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
@@ -29,8 +30,8 @@ __device__ __forceinline__ void StoreShared4(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
 
-/// `staging`: kPromptStaging bytes of shared memory, for all groups: rows of h as they go out, and
-/// behind them every warp's exponents.
+/// `staging`: kPromptStaging bytes of shared memory for all groups: rows of h to be stored, and
+/// behind them the exponents of every warp.
 template <int kMost, int kGroups>
 struct PromptQuantizedH {
   using Warp = PromptWarp<true, kMost, kGroups>;
@@ -80,11 +81,11 @@ struct PromptQuantizedH {
   __device__ __forceinline__ int RowBlock() const {
     return kEights ? of.EightRowBlock() : of.RowBlock(0);
   }
-  /// All warps that multiply meet.
+  /// Synchronizes all consumer warps.
   __device__ __forceinline__ static void Barrier() {
     asm volatile("bar.sync 8, %0;" ::"n"(kThreads) : "memory");
   }
-  /// That of a thread's i-th column, a byte.
+  /// The exponent of a thread's i-th column, a byte.
   __device__ __forceinline__ static int Exponent(const uint32_t* words, int i) {
     return static_cast<int>(words[i / 4] >> 8 * (i % 4) & 0xff);
   }
@@ -98,7 +99,7 @@ struct PromptQuantizedH {
       }
     }
   }
-  /// The exponents of a thread's columns, four in a word, for the warp's channels.
+  /// Computes the exponents of the thread's columns over the warp's channels, four in a word.
   template <int kColumns, int kWords>
   __device__ __forceinline__ void OfWarp(const float (&h)[kColumns / 2],
                                          uint32_t (&words)[kWords]) const {
@@ -114,7 +115,8 @@ struct PromptQuantizedH {
     }
     Largest(words);
   }
-  /// The same of all warps: a lane of every eight takes what one or two of them have.
+  /// Extends them to the channels of all warps: of the eight lanes with the same columns, each
+  /// reads the exponents of one or two warps.
   template <int kColumns, int kWords>
   __device__ __forceinline__ void OfColumns(uint32_t (&words)[kWords]) const {
     constexpr uint32_t kOfWarp = kWords * 16;

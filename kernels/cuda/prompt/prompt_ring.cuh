@@ -1,4 +1,4 @@
-// Family P's shared memory: the tiles that a CTA knows, and the ring of stages.
+// Family P's shared memory: the slots of resolved tiles, and the ring of stages.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_RING_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_RING_CUH_
 
@@ -11,11 +11,11 @@
 
 namespace moert::cuda {
 
-constexpr int kPromptSlots = 3;  // tiles that are known in shared memory
-/// Shared memory of the warp groups' results on their way out, in equal parts.
+constexpr int kPromptSlots = 3;  // resolved tiles in shared memory
+/// Bytes of shared memory that stage results to be stored, in equal parts for the warp groups.
 constexpr int kPromptStaging = 16384;
 
-/// Columns that a tile has place for: of whole warps.
+/// Columns that a slot has room for: a multiple of the warp size.
 MOERT_HOST_DEVICE constexpr int PromptPlaces(int most) { return (most + 31) / 32 * 32; }
 
 /// A tile, as the scheduling warp resolved it.
@@ -24,31 +24,35 @@ struct PromptSlot {
   const uint8_t* weights;                 // of row block 0: gate or down
   const uint8_t* scales;                  // likewise
   uint8_t* h;                             // of the unit
-  int32_t second_weights, second_scales;  // to those of up
+  int32_t second_weights, second_scales;  // from gate's to up's
   int32_t k64s, group_k64s;
   int32_t row_blocks;
   int32_t row_tile;
   int32_t columns;  // 0: there are no more tiles
   int32_t count;
   PromptScaleForm form;                  // of imported packings
-  float scales_of[PromptPlaces(kMost)];  // int8: of the columns' activations
-  int64_t h_row;                         // int8, gate and up: of the first column in wide_h
-  const float* of_columns;               // down: of the unit, see PromptGemmArgs
+  float scales_of[PromptPlaces(kMost)];  // HasRowScales: of the columns' activations
+  int64_t h_row;                         // gate and up: the first column's row in wide_h
+  const float* of_columns;               // the unit's h_columns, see PromptGemmArgs
   int32_t zero_distance;                 // of packings with zeros
   int32_t bias;                          // as TileMatrix
   int32_t same;  // fp8 by fp8: whether rows have the same scales, see SameScales
-  /// By column; gate and up: where x's row begins, by GatherPlace; down: the slot.
+  /// By column. Gate and up: where its row of x begins, in the order of GatherPlace; down: the
+  /// slot.
   alignas(16) uint32_t rows[PromptPlaces(kMost)];
 };
 
-/// Columns that a gathering thread has are 8 apart: it finds them one beside the other.
+/// A column's index in PromptSlot::rows of gate and up. The columns of a gathering thread are 8
+/// apart; this order puts them side by side.
 MOERT_HOST_DEVICE constexpr int GatherPlace(int most, int column) {
   return column % 8 * (PromptPlaces(most) / 8) + column / 8;
 }
 
-/// A piece is what one row of 128 bytes of an activation is multiplied by: so many times 64 k.
+/// A piece is the weights that 128 bytes of an activation row are multiplied by: this many times 64
+/// k.
 MOERT_HOST_DEVICE constexpr int PieceK64s(Packing p) { return Is8Bit(p) ? 2 : 1; }
-/// Pieces of a stage: as many as make copies of a row block long where there are few columns.
+/// Pieces of a stage. Two where there are few columns and copies of a row block would otherwise be
+/// short.
 MOERT_HOST_DEVICE constexpr int StagePieces(Packing p, int most) {
   return most == 64 && K64Bytes(p) <= 512 && !Is8Bit(p) && !IsImported(p) ? 2 : 1;
 }
@@ -58,13 +62,13 @@ MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
   return p == Packing::kW4A8 || p == Packing::kF8BlockF8 || HasZeros(p);
 }
 
-/// Whether all stages have whole pieces: the last one's weights come twice where it has only 64 k.
-/// The activations behind them are zeros.
+/// Whether all stages have whole pieces. If the last one has only 64 k, its weights are copied
+/// twice; the activations of the second half are zeros.
 MOERT_HOST_DEVICE constexpr bool HasWholeStages(Packing p, int most) {
   return p == Packing::kF8BlockF8 && most == 112;
 }
 
-/// How stages lie in shared memory.
+/// The layout of stages, results, barriers and slots in shared memory.
 template <Packing kPacking, int kMost>
 struct PromptRing {
   static constexpr int kGroups = PromptWarpGroups(kPacking, kMost);
@@ -117,7 +121,8 @@ struct PromptRing {
   }
 };
 
-/// Where one walks the slots, in one register: what follows from it is not worth another.
+/// The current slot and its barrier parity, packed in one register. Both are computed at each use,
+/// which is cheaper than a second register.
 class SlotPlace {
  public:
   __device__ __forceinline__ uint32_t stage() const {

@@ -1,4 +1,4 @@
-// The warps of a CTA of family P, what each does, and their registers.
+// The roles of the warps of a CTA of family P, and their registers.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_ROLES_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_ROLES_CUH_
 
@@ -7,26 +7,26 @@
 namespace moert::cuda {
 
 constexpr int kGatherWarps = 2;
-/// Producing warps, behind the consumers.
+/// Roles of the producer warps, whose indices follow those of the consumers.
 enum PromptRole : int { kWeightWarp, kScheduleWarp, kGatherWarp, kHelperWarp = 4 };
-/// Producing warps are four. They are eight where a tile has few columns and so takes little time:
-/// four help to bring weights.
+/// A CTA has four producer warps, or eight where tiles have few columns and so take little time:
+/// the other four help to copy weights.
 MOERT_HOST_DEVICE constexpr int PromptProducers(int most) { return most == 64 ? 8 : 4; }
-/// Threads of a CTA: of four warps a group that multiplies, of all.
+/// Consumer threads of a CTA (four warps per group), and all of its threads.
 MOERT_HOST_DEVICE constexpr int PromptConsumers(int groups) { return 128 * groups; }
 MOERT_HOST_DEVICE constexpr int PromptThreads(int groups, int most) {
   return PromptConsumers(groups) + 32 * PromptProducers(most);
 }
-/// Warps that help to bring weights, the first of them, and the row blocks that each brings. The
-/// gathering ones do where there is nothing to gather.
+/// Number of warps that help to copy weights, and the role of the first. The gather warps do so in
+/// the product of down, where there is nothing to gather.
 MOERT_HOST_DEVICE constexpr int PromptHelpers(bool gate_up, int most) {
   return most == 64 ? 4 : gate_up ? 0 : kGatherWarps;
 }
 MOERT_HOST_DEVICE constexpr int FirstHelper(int most) {
   return most == 64 ? kHelperWarp : kGatherWarp;
 }
-/// Registers of a thread, in its role: together what a CTA is launched with, else consumers wait
-/// for ever.
+/// Registers of a thread by role. Together they must not exceed the registers that the CTA is
+/// launched with, else consumers wait forever for theirs (setmaxnreg).
 MOERT_HOST_DEVICE constexpr int ProducerRegisters(int groups) { return groups == 4 ? 32 : 56; }
 MOERT_HOST_DEVICE constexpr int ConsumerRegisters(int groups, int most) {
   return groups == 4 ? 104 : most == 64 ? 200 : 224;

@@ -1,4 +1,4 @@
-// How scales come into a stage of family P's ring, behind its weights.
+// How scales are copied into a stage of family P's ring, behind its weights.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_SCALE_COPIES_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_SCALE_COPIES_CUH_
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ PromptScaleForm ScaleForm(const TileMatrix& m) {
   return form;
 }
 
-/// A tile's part that concerns its scales.
+/// The members of a PromptSlot that concern scales.
 struct ScaleSource {
   const uint8_t* scales;
   int second_scales, zero_distance, row_blocks, row_tile;
@@ -39,7 +39,8 @@ struct ScaleSource {
         row_tile(slot.row_tile),
         form(slot.form) {}
 };
-/// Where a copying warp finds it: in registers, or again and again in the slot where it has few.
+/// Where a copying warp keeps them: in registers; or, where it has few, it reads the slot each
+/// time.
 template <typename Ring, typename Slot>
 using ScalesOf = std::conditional_t<Ring::kGroups == 4, const Slot&, ScaleSource>;
 
@@ -50,8 +51,8 @@ struct TileBlocks {
   static constexpr int kBlocks = Ring::kRowBlocks / kMatrices;  // of a matrix
 };
 
-/// A copying warp's view of a tile's scales, for imported packings, which bring with every stage
-/// those of its groups, and their zeros. copy(to, from, bytes) brings some.
+/// Copies a tile's scales, for imported packings: with every stage, the scales and zeros of its
+/// groups. copy(to, from, bytes) issues one copy.
 template <typename Ring, Packing kPacking, bool kGateUp, typename Slot>
 class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
   using Tile = TileBlocks<Ring, kGateUp>;
@@ -64,7 +65,7 @@ class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
     const int k16s = slot.form.group_k16s;
     shift_ = (k16s >= 2) + (k16s >= 4) + (k16s >= 8);
   }
-  /// The scales that come with stage k.
+  /// Bytes of the scales that are copied with stage k.
   __device__ __forceinline__ uint32_t Bytes(int k) const {
     const int of_group = blocks_ * (kBlockBytes + (HasZero() ? 16 : 0));
     return min(max(4 >> shift_, 1), slot_.form.groups - First(k)) * Tile::kMatrices * of_group;
@@ -100,7 +101,8 @@ class ImportedStageCopies : TileBlocks<Ring, kGateUp> {
   int blocks_, shift_;
 };
 
-/// For the other packings: with a piece in which a group begins, its scales or what zeros come to.
+/// The same for the other packings: with a piece in which a group begins, the group's scales and,
+/// for HasZeros, scale * zero.
 template <typename Ring, Packing kPacking, bool kGateUp, typename Slot>
 class RowStageCopies : TileBlocks<Ring, kGateUp> {
   using Tile = TileBlocks<Ring, kGateUp>;
@@ -116,7 +118,7 @@ class RowStageCopies : TileBlocks<Ring, kGateUp> {
     pieces_ = (slot.k64s + kK64s - 1) / kK64s;
     of_group_ = (slot.group_k64s + kK64s - 1) / kK64s;
   }
-  /// The scales that come with the next stage.
+  /// Bytes of the scales that are copied with the next stage.
   __device__ __forceinline__ uint32_t Bytes(int /*k*/) const {
     uint32_t bytes = 0;
     int next = next_;
@@ -128,7 +130,7 @@ class RowStageCopies : TileBlocks<Ring, kGateUp> {
     }
     return bytes;
   }
-  /// Which it is then no longer.
+  /// Copies the scales of the next stage, and goes on to the stage after it.
   template <typename Copier>
   __device__ __forceinline__ void Copy(int /*k*/, uint32_t scales, const Copier& copy) {
 #pragma unroll
@@ -152,8 +154,8 @@ class RowStageCopies : TileBlocks<Ring, kGateUp> {
   const ScalesOf<Ring, Slot> slot_;
   const uint8_t* at_;  // of the next group
   int bytes_;
-  int pieces_, of_group_;     // of the matrix, of a scale group
-  int piece_ = 0, next_ = 0;  // of the next stage, of the next group
+  int pieces_, of_group_;     // pieces of the matrix, of a scale group
+  int piece_ = 0, next_ = 0;  // first piece of the next stage, of the next group
 };
 
 struct NoStageCopies {

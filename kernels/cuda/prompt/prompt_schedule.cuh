@@ -1,4 +1,4 @@
-// How a warp of a CTA of family P resolves tiles, for the others to work on.
+// The scheduling warp of a CTA of family P, which resolves tiles for the other warps.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_SCHEDULE_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_SCHEDULE_CUH_
 
@@ -10,14 +10,14 @@
 
 namespace moert::cuda {
 
-/// A tile as all warps want to know it, by one thread.
+/// Writes what the warps need to know of a tile. Called by one thread.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const PromptUnit& unit,
                                          int row_tile, PromptSlot<kMost>* slot) {
   const TileMatrix& m = unit.matrix[kGateUp ? 0 : 1];
   slot->weights = m.weights;
   slot->scales = m.scales;
-  // In parts: the warp has few registers.
+  // The copy is split in parts, because the warp has few registers.
   const auto part = [] { asm volatile("" ::: "memory"); };
   part();
   slot->h = args.h + int64_t{unit.h_row} * args.h_stride;
@@ -41,8 +41,8 @@ __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const Promp
   part();
 }
 
-/// Whether every 128 rows of a tile have the same scales of fp8_b128, as files with blocks of 128
-/// by 128 do and those with a scale a channel do not. By a warp.
+/// Whether the rows of each 128 rows of a tile share their scales of fp8_b128. They do in files
+/// with blocks of 128 by 128, and do not in files with a scale per channel. Called by a warp.
 template <bool kGateUp, int kMost>
 __device__ __forceinline__ bool SameScales(const TileMatrix& m, int row_tile) {
   constexpr int kRows = 128, kBlocks = kRows / 16;
@@ -66,14 +66,14 @@ __device__ __forceinline__ bool SameScales(const TileMatrix& m, int row_tile) {
   return __all_sync(~0u, same);
 }
 
-/// Where the rows of a tile's columns lie, and their scales, by a warp.
+/// Writes where the rows of a tile's columns lie, and their scales. Called by a warp.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const PromptUnit& unit,
                                          int count, int columns, PromptSlot<kMost>* slot) {
   const int lane = threadIdx.x % 32;
   const int32_t* list = unit.slots;
   const auto fill = [&](int c) {
-    const int in_unit = min(c + lane, count - 1);  // columns of padding are as the last one
+    const int in_unit = min(c + lane, count - 1);  // padding columns repeat the last one
     const int of = __ldcg(list + in_unit);
     if constexpr (kGateUp) {
       const int token = of < args.pairs ? of / args.top_k : of - args.pairs;
@@ -103,10 +103,11 @@ __device__ __forceinline__ void FillRows(const PromptGemmArgs& args, const Promp
 }
 
 #ifdef MOERT_PROMPT_PRODUCTS
-/// Resolves one tile after another into the slots. The first tile of a CTA is that of its number,
-/// the others are by ticket. A CTA that begins before others do must not take what they would: it
-/// asks for a second tile when the launch in front has ended, so that all CTAs run, and where a
-/// tile is longer than what the ring holds, for another one when the last but one is done.
+/// Resolves tile after tile into the slots. A CTA's first tile is given by its block index; it
+/// takes the others by ticket. A CTA that begins early must not take the tiles of CTAs that have
+/// not begun yet. So it takes its second tile only when the launch before this one has ended, since
+/// all CTAs can run then. Where a tile is longer than the ring, it takes another one only when the
+/// last but one is done.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
                                          const PromptRing<kPacking, kMost>& ring,
@@ -148,7 +149,7 @@ __device__ __forceinline__ void Schedule(const PromptGemmArgs& args,
     if (!kGateUp && first) GridDependencySync();
     first = false;
     if (is_long) {
-      SlotPlace last_but_one = place;  // has the slot behind the next
+      SlotPlace last_but_one = place;  // used the slot after the next one
       last_but_one.Next();
       Await(ring.SlotEmpty(last_but_one.stage()), last_but_one.parity() ^ 1);
     }

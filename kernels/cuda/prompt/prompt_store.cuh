@@ -1,4 +1,4 @@
-// Where the results of a tile of family P go: act(gate) * up to h, down to the slots' rows.
+// Stores the results of a tile of family P: act(gate) * up to h, down to the slots' rows.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_STORE_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_STORE_CUH_
 
@@ -18,14 +18,14 @@ template <bool kGateUp, int kMost, int kGroups>
 struct PromptStore {
   using Warp = PromptWarp<kGateUp, kMost, kGroups>;
   static constexpr int kBlocks = Warp::kBlocks;
-  static constexpr bool kEights = kGateUp && kBlocks == 1;  // halves, once they are exchanged
+  static constexpr bool kEights = kGateUp && kBlocks == 1;  // kHalves, or kPairs after the exchange
   template <int kColumns>
   using Sums = float[kBlocks][kColumns / 2];
 
   const Warp& of;
   const uint32_t staging;
 
-  /// Into the L1 cache: what AddBiases reads when the products are done.
+  /// Prefetches the biases into L1, where AddBiases reads them when the products are done.
   __device__ __forceinline__ void PrefetchBiases(const PromptSlot<kMost>& slot) const {
     const auto prefetch = [](const float* at) {
       if (at != nullptr) PrefetchToL1(at);
@@ -37,7 +37,7 @@ struct PromptStore {
     }
   }
 
-  /// Adds what the record says of every row.
+  /// Adds every row's bias from the record.
   template <int kColumns>
   __device__ __forceinline__ void AddBiases(const PromptSlot<kMost>& slot,
                                             Sums<kColumns>& d) const {
@@ -55,16 +55,16 @@ struct PromptStore {
     }
   }
 
-  /// Pairs become halves: of 16 rows of gate in one warp and the same of up in another, the first
-  /// takes eight of both and the second the others. A thread has the same channels of gate and up
-  /// from then on.
+  /// Turns kPairs into the form of kHalves: of two warps with 16 rows of gate and the same 16 of
+  /// up, the first takes eight rows of both and the second the other eight. After that, a thread
+  /// has the same channels of gate and up.
   template <int kColumns>
   __device__ __forceinline__ void Exchange(Sums<kColumns>& d) const {
     if constexpr (Warp::kPairs) ExchangeHalves<kColumns>(d[0]);
   }
 
-  /// Turns gate and up into what Activated makes their activation of: silu(alpha x) / alpha is
-  /// x sigmoid(alpha x).
+  /// Changes gate and up so that Activated yields the activation with its limits, alpha and offset:
+  /// silu(alpha x) / alpha is x sigmoid(alpha x).
   template <int kColumns>
   __device__ __forceinline__ void Clamp(const DeviceActivation& a, Sums<kColumns>& d) const {
     ForPairs<kColumns>(d, [&](float& gate, float& up) {
@@ -73,7 +73,7 @@ struct PromptStore {
       up = (a.gated == 0 ? 1.0f : plain) * a.inverse_alpha;
     });
   }
-  /// The same of a squared relu: silu(64) is 64.
+  /// The same for a squared relu: gate becomes 64, since silu(64) is 64, and up all the rest.
   template <int kColumns>
   __device__ __forceinline__ void Square(const DeviceActivation& a, Sums<kColumns>& d) const {
     ForPairs<kColumns>(d, [&](float& gate, float& up) {
@@ -84,7 +84,7 @@ struct PromptStore {
     });
   }
 
-  /// Either of them, where the activation is not plain.
+  /// Calls Clamp or Square, where the activation is not plain.
   template <int kColumns>
   __device__ __forceinline__ void Prepare(const DeviceActivation& a, Sums<kColumns>& d) const {
     if (a.plain == 0 && a.function == DeviceFunction::kRelu2) {
@@ -94,7 +94,8 @@ struct PromptStore {
     }
   }
 
-  /// d[0] = act(gate) * up; zeros where rows are of padding. Halves keep up between.
+  /// d[0] = act(gate) * up, or zeros where rows are padding (not `there`). With kEights, d[0] has
+  /// up at i + 2 of gate's i.
   template <int kColumns>
   __device__ __forceinline__ static void Activate(bool silu, bool there, Sums<kColumns>& d) {
     const auto all = [&](auto is_silu) {
@@ -116,7 +117,7 @@ struct PromptStore {
     for (float& v : d[0]) v = 0;
   }
 
-  /// act(gate) * up of columns first to end as floats, before they are quantized.
+  /// Stores act(gate) * up of columns first to end as floats; they are quantized later.
   template <int kColumns>
   __device__ __forceinline__ void WideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
                                         int64_t stride, int first, int end,
@@ -139,7 +140,7 @@ struct PromptStore {
     }
   }
 
-  /// act(gate) * up as bf16 rows of h; channels of padding up to whole 64 are zeros.
+  /// Stores act(gate) * up as bf16 rows of h; padding channels, up to a multiple of 64, are zeros.
   template <int kColumns>
   __device__ __forceinline__ void H(const PromptSlot<kMost>& slot, bool silu,
                                     Sums<kColumns>& d) const {
@@ -159,7 +160,7 @@ struct PromptStore {
     }
   }
 
-  /// bf16 rows of out, by slot.
+  /// Stores the results of down as bf16 rows of out, by slot.
   template <int kColumns>
   __device__ __forceinline__ void Out(const PromptSlot<kMost>& slot, uint16_t* out, int64_t stride,
                                       const Sums<kColumns>& d) const {
@@ -205,20 +206,20 @@ struct PromptStore {
     }
   }
 
-  /// The bias of a row of the tile, gate's before up's; null behind the matrix.
+  /// Address of the bias of a row of the tile, gate's rows before up's; null beyond the matrix.
   __device__ __forceinline__ static const float* BiasOf(const PromptSlot<kMost>& slot, int row) {
     constexpr int kRows = (kGateUp ? Warp::kOfGate : 2 * Warp::kOfGate) * 16;
     const bool second = row >= kRows;
     const int of_matrix = slot.row_tile * kRows + (second ? row - kRows : row);
     if (of_matrix >= slot.row_blocks * 16) return nullptr;
-    const bool apart = second && slot.second_weights != 0;  // an expert without a gate has one
+    const bool apart = second && slot.second_weights != 0;  // without a gate, there is one matrix
     const uint8_t* const biases =
         slot.weights + slot.bias + (apart ? SecondBias(slot.row_blocks) : 0);
     return reinterpret_cast<const float*>(biases) + of_matrix;
   }
 
-  /// change(gate, up), one pair after the other: all at once would want more registers than there
-  /// are.
+  /// Calls change(gate, up) for one pair after the other: all at once would need more registers
+  /// than there are.
   template <int kColumns, typename Change>
   __device__ __forceinline__ static void ForPairs(Sums<kColumns>& d, const Change& change) {
 #pragma unroll
@@ -231,7 +232,8 @@ struct PromptStore {
     }
   }
 
-  /// A block's 64 channels as bf16, 16 bytes each where `to(column, piece of eight channels)` says.
+  /// Stores a block's 64 channels as bf16, 16 bytes at each address that `to(column, piece of eight
+  /// channels)` returns, unless it is null.
   template <int kColumns, typename To>
   __device__ __forceinline__ void Channels(const float (&d)[kColumns / 2], To to) const {
     constexpr int kAtOnce = Warp::kStaging / 128;
@@ -254,7 +256,8 @@ struct PromptStore {
         }
       }
       WarpGroupBarrier(of.group);
-      // Places, then what goes there, then all stores: one by one, each would wait for its own.
+      // First all addresses, then all values, then all stores: otherwise each store would wait for
+      // its own loads.
       constexpr int kPieces = kAtOnce / 16;
       uint8_t* at[kPieces];
       uint4 v[kPieces];
@@ -276,7 +279,7 @@ struct PromptStore {
     }
   }
 
-  /// A warp has eight channels of every column, a group 32.
+  /// Stores h for kEights: a warp has eight channels of every column, a group 32.
   template <int kColumns>
   __device__ __forceinline__ void HalvesOfH(const PromptSlot<kMost>& slot,
                                             const float (&d)[kColumns / 2]) const {

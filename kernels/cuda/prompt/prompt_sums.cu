@@ -1,5 +1,5 @@
 // Sums of activation rows for family P's asymmetric packings (prompt_gemm.h): of every 64 channels,
-// of every 128, of all. A warp sums a row, 256 channels at a time, eight lanes 64 of them.
+// of every 128, of all. A warp sums a row, 256 channels at a time; eight lanes sum 64 of them.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/primitives/launch.cuh"
@@ -20,8 +20,8 @@ __device__ __forceinline__ float SumOfEight(uint4 v) {
   return sum;
 }
 
-/// row: of the first 64 channels, those of the next are `next` bytes behind; a sum is `step` floats
-/// behind the one before it.
+/// row: the first 64 channels; the next 64 begin `next` bytes further. Successive sums are `step`
+/// floats apart.
 __device__ __forceinline__ void SumRow(const uint8_t* row, int64_t next, int k64s, float* sums,
                                        int step) {
   constexpr uint32_t kAll = 0xffffffffu;

@@ -10,7 +10,7 @@
 
 namespace moert::cuda {
 
-/// By a factor of each of the lane's rows.
+/// Multiplies the sums by a factor for each of the lane's two rows.
 template <int kColumns>
 __device__ __forceinline__ void ScaleSums(const float (&factor)[2], float (&d)[kColumns / 2]) {
 #pragma unroll

@@ -30,7 +30,7 @@ struct PromptConsumer {
   static constexpr bool kF8 = kPacking == Packing::kF8;
   static constexpr bool kE4m3 = IsE4m3(kPacking);
   using Sum = std::conditional_t<kE4m3, float, int32_t>;  // of products in 8 bits
-  /// Four groups have registers for the fragments of one piece: a half of them is made while the
+  /// With four groups, registers hold the fragments of only one piece: one half is made while the
   /// other is multiplied.
   static constexpr int kParts = kGroups == 4 ? 2 : PromptParts(kPacking);
   static constexpr int kFragments = kGroups == 4 ? 1 : 2;
@@ -55,8 +55,7 @@ struct PromptConsumer {
   __device__ __forceinline__ PromptConsumer(const Ring& r, int g, int w, int l)
       : ring(r), of(g, w, l) {}
 
-  /// Addresses of one tile are not worth registers in another: keeps the compiler from computing
-  /// them once for all tiles.
+  /// Keeps the compiler from computing addresses once for all tiles and holding them in registers.
   __device__ __forceinline__ void Forget() { asm volatile("" : "+r"(of.lane)::"memory"); }
 
   __device__ __forceinline__ void Release(uint32_t stage) const {
@@ -64,7 +63,7 @@ struct PromptConsumer {
   }
   __device__ __forceinline__ void AwaitStage() const {
     Await(ring.Full(place.stage), place.parity);
-    if constexpr (kGateUp) FenceAsyncProxyShared();  // of the gathered rows
+    if constexpr (kGateUp) FenceAsyncProxyShared();  // for the gathered rows
   }
   __device__ __forceinline__ void OpenScales(const PromptSlot<kMost>& slot,
                                              Scales (&scales)[kBlocks]) const {
@@ -77,7 +76,7 @@ struct PromptConsumer {
       }
     }
   }
-  /// Loads block b in a piece.
+  /// Loads the fragments of block b of a piece.
   __device__ __forceinline__ void LoadFragments(int part, int piece, int b, const Scales& scales,
                                                 Fragments& f) const {
     const uint32_t first = ring.Weights(place.stage) + piece * Ring::kPiece +
@@ -100,20 +99,21 @@ struct PromptConsumer {
     }
   }
 
-  /// Part of the weights of block b in stage place.stage. whole: the stage has 128 k, not 64.
+  /// Loads a part of the weights of block b in stage place.stage. whole: the stage has 128 k, not
+  /// 64.
   __device__ __forceinline__ void Load8Bits(int part, int b, bool whole, const Scales& scales,
                                             Fragments& f) const {
     LoadFragments(part, 0, b, scales, f);
     if constexpr (kE4m3) {
 #pragma unroll
-      for (int i = 2; i < 4; ++i) {  // what lies there from before may be no number
+      for (int i = 2; i < 4; ++i) {  // stale bytes there may be NaN
         if (i * kParts / 4 != part) continue;
 #pragma unroll
         for (int q = 0; q < 4; ++q) f.a[i][q] = whole ? f.a[i][q] : 0;
       }
     }
   }
-  /// Their products begin: they are added to sums, or (kE4m3) become them.
+  /// Issues the products of a part. They are added to the sums, or (kE4m3) replace them.
   template <int kColumns>
   __device__ __forceinline__ void Issue8Bits(int part, uint32_t stage, const Fragments& f,
                                              Sum (&sums)[kColumns / 2]) const {
@@ -185,8 +185,8 @@ struct PromptConsumer {
     ApplyScales<kColumns>(of.lane, slot.scales_of, scales, sums, d);
   }
 
-  /// d = the sums of every stage, which are added in fp32: times the scales of its rows and columns
-  /// (w4a8, fp8_b128), or as they are until the end.
+  /// Sums each stage separately and adds its sums to d in fp32: times the scales of rows and
+  /// columns (w4a8, fp8_b128), or unscaled until the end (w8a8_fp8).
   template <int kColumns>
   __device__ __forceinline__ void MultiplyTwoSums(const PromptSlot<kMost>& slot,
                                                   Sums<kColumns>& d) {
@@ -214,7 +214,7 @@ struct PromptConsumer {
     }
     if constexpr (kF8) ApplyScales<kColumns>(of.lane, slot.scales_of, scales, d, d);
   }
-  /// The same of one block in e4m3: a stage's weights are loaded while the one before is
+  /// The same for one block of w8a8_fp8: a stage's weights are loaded while the stage before it is
   /// multiplied.
   template <int kColumns>
   __device__ __forceinline__ void MultiplyTwoSumsAhead(const PromptSlot<kMost>& slot,
@@ -264,7 +264,7 @@ struct PromptConsumer {
     AddScaled<kColumns>(of.lane, scales.f, ring.Floats(stage, 0), sums, d);
   }
 
-  /// How far the products of a tile are.
+  /// State of the bf16 products of a tile.
   struct Bf16Progress {
     Scales scales[kBlocks];
     int group_k64s;       // of a scale group
@@ -274,7 +274,7 @@ struct PromptConsumer {
   };
   static constexpr bool kScaleGroups = kScaled && !kImported;
 
-  /// A group begins: the sums so far, which are no longer under way, are told in its units.
+  /// Begins a scale group: waits for the products under way and converts the sums to its units.
   template <int kColumns>
   __device__ __forceinline__ void TurnSums(const float (&ratio)[kBlocks][2], uint32_t floats,
                                            Bf16Progress& at, Sums<kColumns>& d) const {
@@ -291,7 +291,7 @@ struct PromptConsumer {
       }
     }
   }
-  /// Scales of the group that begins with part `part` of a piece.
+  /// Reads the scales of the group that begins with part `part` of a piece.
   __device__ __forceinline__ void TurnScales(const PromptSlot<kMost>& slot, int part,
                                              uint32_t in_stage, Bf16Progress& at,
                                              float (&ratio)[kBlocks][2]) const {
@@ -305,8 +305,8 @@ struct PromptConsumer {
     }
   }
 
-  /// 64 k from piece `k` on, which is piece kPiece of its stage. A block's products run while the
-  /// weights of the next are made, of one block in fragments f[which].
+  /// Multiplies piece `k` (64 k), which is piece kPiece of its stage. A block's products run while
+  /// the fragments of the next are made. With one block, f[which] alternates between pieces.
   template <int kColumns, int kPiece>
   __device__ __forceinline__ void StepBf16(const PromptSlot<kMost>& slot, int k, Bf16Progress& at,
                                            Fragments (&f)[kFragments], int which,
@@ -350,7 +350,7 @@ struct PromptConsumer {
       }
     }
   }
-  /// All products of the stage have begun.
+  /// Goes on to the next stage, when all products of this one are issued.
   __device__ __forceinline__ void LeaveStage(Bf16Progress& at) {
     at.before = place.stage;
     at.under_way = true;
@@ -375,7 +375,7 @@ struct PromptConsumer {
       LeaveStage(at);
     }
     if (k < k64s) {
-      // Nothing may be under way where paths of the program meet: it would be waited for anyway.
+      // No product may be under way where branches join: the compiler would wait for it anyway.
       WgmmaWait<0>();
       PinBlocks(d);
       StepBf16<kColumns, 0>(slot, k, at, fragments, 0, d);

@@ -1,4 +1,4 @@
-// The units and tiles of family P (prompt_gemm.h), by one CTA.
+// Makes the units and tiles of family P (prompt_gemm.h), in one CTA.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/few/tile_matrix.cuh"
@@ -11,11 +11,11 @@ namespace {
 
 constexpr int kThreads = 1024;
 static_assert(kThreads > kFewExperts);
-constexpr int kNowhere = kPromptPackings;  // of experts that have no tiles
+constexpr int kNowhere = kPromptPackings;  // packing of experts without tiles
 
 using Two = Several<int, 2>;
 
-/// An expert's part in one product.
+/// An expert's tiles in one product: units x row_tiles, beginning with unit `unit`.
 struct Share {
   int unit, units, row_tiles, packing;
 };
@@ -34,8 +34,8 @@ struct UnitCut {
   }
 };
 
-/// Writes an expert's units, the first of them unit `first` from row `h_row` on, and what it has in
-/// both products. At least one unit.
+/// Writes an expert's units, at least one, beginning with unit `first` and row `h_row` of h; and
+/// its shares of both products.
 __device__ __forceinline__ void WriteUnits(const MakePromptTilesArgs& args, const uint8_t* record,
                                            const DeviceFormat& format, const int32_t* slots,
                                            const UnitCut& cut, int first, int h_row,
@@ -60,8 +60,8 @@ __device__ __forceinline__ void WriteUnits(const MakePromptTilesArgs& args, cons
 using ExpertNumbers = int[2][kFewExperts + 1];  // of both products
 using ExpertShares = Share[2][kFewExperts + 1];
 
-/// Packing by packing, the fullest expert first: adds to `rank`, which is zero, how many come
-/// before each. Threads share the comparisons of an expert.
+/// Orders experts by packing, then by tokens, the fullest first. Adds to `rank`, which must be
+/// zero, how many experts come before each. Several threads share the comparisons of an expert.
 __device__ __forceinline__ void CountBefore(int experts, const ExpertNumbers& key,
                                             ExpertNumbers& rank) {
   const int e = threadIdx.x;
@@ -80,8 +80,9 @@ __device__ __forceinline__ void CountBefore(int experts, const ExpertNumbers& ke
   for (int p = 0; p < 2; ++p) atomicAdd(&rank[p][mine], before[p]);
 }
 
-/// Where packings begin among the tiles of both products, and where the tiles of the r-th expert
-/// end, r the thread's number. `before`, `tiles`: of the experts in front of it, and its own.
+/// Writes where the tiles of each packing begin in both products, and where the tiles of the r-th
+/// expert end, r being the thread's index. `before`: tiles of the experts before it; `tiles`: its
+/// own.
 __device__ __forceinline__ void WriteBegins(const MakePromptTilesArgs& args,
                                             const ExpertShares& shares, const Two& before,
                                             const Two& tiles, const Two& total,
@@ -93,7 +94,8 @@ __device__ __forceinline__ void WriteBegins(const MakePromptTilesArgs& args,
       if (packing < kPromptPackings) args.table.tickets[p][packing] = begin;
     };
     ends[p][e] = before.v[p] + tiles.v[p];
-    // The r-th expert begins its packing, and those that nothing before it has.
+    // If the r-th expert is the first of its packing, that packing begins here, as do the empty
+    // ones before it.
     const int packing = shares[p][e].packing;
     for (int i = e == 0 ? 0 : shares[p][e - 1].packing + 1; i <= packing; ++i) {
       write(i, before.v[p]);
@@ -104,7 +106,8 @@ __device__ __forceinline__ void WriteBegins(const MakePromptTilesArgs& args,
   }
 }
 
-/// By a warp each: the tiles of an expert in one product. `ends`: of the r-th expert's.
+/// Writes the tiles. A warp writes those of one expert in one product. `ends`: where the tiles of
+/// the r-th expert end.
 __device__ __forceinline__ void WriteTiles(const MakePromptTilesArgs& args,
                                            const ExpertShares& shares, const ExpertNumbers& ends) {
   const int e = threadIdx.x;
@@ -115,7 +118,7 @@ __device__ __forceinline__ void WriteTiles(const MakePromptTilesArgs& args,
     uint32_t* to = args.table.tiles[p] + ends[p][r] - count_of;
     for (uint32_t at = e % 32; at < count_of; at += 32) {
       const uint32_t row_tile = at / static_cast<uint32_t>(s.units);
-      // Units of an expert take the same weights one beside the other.
+      // Tiles with the same weights are adjacent.
       to[at] = (s.unit + at - row_tile * s.units) | row_tile << 16;
     }
   }

@@ -6,10 +6,11 @@
 
 namespace moert::cuda {
 
-/// A warp's 16 rows of a block are those of a row block. Where a group has only one block of gate
-/// and up, they are eight channels of gate and the same of up (kHalves); or, of four groups, two
-/// warps have row blocks of gate and two the same of up (kPairs), and become halves by an exchange
-/// when the sums are there (PromptStore).
+/// A warp's 16 rows of a block are those of a row block. Where a group has only one block for gate
+/// and up, they are eight channels of gate and the same channels of up (kHalves). With four groups,
+/// two warps of a group have row blocks of gate instead, and two the same row blocks of up
+/// (kPairs); when the sums are complete, an exchange brings them into the form of kHalves
+/// (PromptStore).
 template <bool kGateUp, int kMost, int kGroups>
 struct PromptWarp {
   static constexpr int kBlocks = PromptRowBlocks(kMost) / (4 * kGroups);
@@ -21,31 +22,31 @@ struct PromptWarp {
   int group;  // of kGroups
   int warp;   // of four
   int lane;
-  int half;  // of the row blocks' 16 rows
+  int half;  // which eight of the row blocks' 16 rows
 
   __device__ __forceinline__ PromptWarp(int g, int w, int l)
       : group(g), warp(w), lane(l), half(w & 1) {}
 
-  /// The row block of rows g of block b: among those of a tile, gate's before up's.
+  /// The row block that rows g of block b are in, counted within the tile, gate's before up's.
   __device__ __forceinline__ int RowBlock(int b) const {
     if (kHalves) return 2 * group + (warp >> 1);
     if (kPairs) return kOfGate * (warp >> 1) + 2 * group + (warp & 1);
     return kGateUp ? kOfGate * b + 4 * group + warp : 4 * (kBlocks * group + b) + warp;
   }
-  /// Rows g and g + 8 of block b, likewise.
+  /// Rows g and g + 8 of block b, counted within the tile.
   __device__ __forceinline__ int FirstRow(int b) const {
     return RowBlock(b) * 16 + (kHalves ? half * 8 : 0) + (lane >> 2);
   }
   __device__ __forceinline__ int SecondRow(int b) const {
     return FirstRow(b) + (kHalves ? kOfGate * 16 : 8);
   }
-  /// The matrix of block b's rows: gate's 0, up's 1; below 0: first rows those of one, second rows
-  /// those of the other, or all down's.
+  /// The matrix of block b's rows: 0 gate, 1 up; -1: rows g are gate's and rows g + 8 up's, or all
+  /// are down's.
   __device__ __forceinline__ int Matrix(int b) const {
     return !kGateUp || kHalves ? -1 : kPairs ? warp >> 1 : b;
   }
-  /// Halves, before or behind an exchange: which eight of the group's 32 channels they are, and
-  /// gate's row block in which they lie, among those of a tile.
+  /// For kHalves, and for kPairs after the exchange: which eight of the group's 32 channels the
+  /// warp has, and the row block of gate that they are in, counted within the tile.
   __device__ __forceinline__ int Eight() const {
     return kPairs ? 2 * (warp & 1) + (warp >> 1) : warp;
   }

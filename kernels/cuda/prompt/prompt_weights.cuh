@@ -1,8 +1,9 @@
-// A fragments of a stage (64 k) of family P, from packed records in shared memory, and the scales
-// that belong to them.
+// Family P's A fragments of a stage (64 k), made from packed records in shared memory, and their
+// scales.
 //
-// A warp's 16 rows of a fragment are those of a row block. Or (kHalves) they come from two: rows g
-// are 8 channels of gate, rows g + 8 the same of up: `half` of the 16 of either block.
+// A warp's 16 rows of a fragment are those of a row block. With kHalves they come from two row
+// blocks: rows g are 8 channels of gate, rows g + 8 the same channels of up; `half` says which 8 of
+// the 16.
 #ifndef MOERT_KERNELS_CUDA_PROMPT_PROMPT_WEIGHTS_CUH_
 #define MOERT_KERNELS_CUDA_PROMPT_PROMPT_WEIGHTS_CUH_
 
@@ -18,8 +19,8 @@ MOERT_HOST_DEVICE constexpr bool HasZeros(Packing p) {
   return p == Packing::kW4Zeros || p == Packing::kW3 || p == Packing::kW2;
 }
 
-/// Words of the i-th 16 k of weights of a byte, of rows g and of rows g + 8. Gate and up each have
-/// a half of their row block's word pair.
+/// Loads the words of the i-th 16 k of weights of one byte: `low` for rows g, `high` for rows g +
+/// 8. With kHalves, each is one word of the pair in gate's or up's row block.
 template <bool kHalves>
 __device__ __forceinline__ void LoadByteWords(uint32_t first, uint32_t second, int half, int i,
                                               uint32_t* low, uint32_t* high) {
@@ -33,9 +34,9 @@ __device__ __forceinline__ void LoadByteWords(uint32_t first, uint32_t second, i
   }
 }
 
-/// The fragments of four times 16 k. `first`, `second`: of the lane, in shared memory, in the row
-/// blocks of rows g and of rows g + 8; unit, offset: see RowScales. They are loaded in kParts
-/// parts.
+/// The fragments of four times 16 k, loaded in kParts parts. `first`, `second`: the lane's
+/// addresses in shared memory, in the row blocks of rows g and of rows g + 8. unit, offset: see
+/// RowScales.
 template <Packing kPacking, bool kHalves, int kParts>
 struct StageFragments {
   uint32_t a[4][4];
@@ -97,7 +98,7 @@ struct StageFragments {
   }
 
  private:
-  /// Two bits, or two and a plane of the third: FragmentW2, FragmentW3.
+  /// Weights of two bits, or of two bits and a plane of third bits: see FragmentW2, FragmentW3.
   __device__ __forceinline__ void LoadFewBits(int part, uint32_t first, uint32_t second, int half,
                                               const uint32_t (&unit)[2],
                                               const uint32_t (&offset)[2]) {
@@ -131,17 +132,16 @@ struct StageFragments {
       }
     }
   }
-  /// Seven bits are a mantissa above 128, the eighth makes 128 or 256 (FragmentW8); offset is for
-  /// both.
+  /// The low seven bits become 128 + their value, the eighth bit 128 or 256 (FragmentW8). `offset`
+  /// subtracts the constants of both.
   __device__ __forceinline__ static uint32_t Widen(uint32_t w, uint32_t unit, uint32_t offset) {
     const uint32_t top = FmaBf16(MaskOr(w, 0x00800080u, kMagic), unit, offset);
     return FmaBf16(MaskOr(w, 0x007f007fu, kMagic), unit, top);
   }
 };
 
-/// Bytes of a piece's scales: [group][row blocks][16 rows], then zeros alike. Packings with zeros
-/// have
-/// theirs behind 32 bytes a row block, imported ones behind 64.
+/// Bytes of a piece's scales: [group][row blocks][16 rows], then the zeros in the same layout.
+/// Zeros begin behind 32 bytes a row block, those of imported packings behind 64.
 MOERT_HOST_DEVICE constexpr int PromptScaleBytes(Packing p, int row_blocks) {
   switch (p) {
     case Packing::kBf16:
@@ -157,32 +157,33 @@ MOERT_HOST_DEVICE constexpr int PromptScaleBytes(Packing p, int row_blocks) {
   }
 }
 
-/// a / b, b being of usual size.
+/// a / b, approximately. |b| is in [1, 2).
 __device__ __forceinline__ float Quotient(float a, float b) {
   float r;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
   return a * r;
 }
 
-/// Scales of a lane's two rows, of so many row blocks in a stage: scale = f * unit, unit a power of
-/// two, |f| in [1, 2).
+/// Scales of a lane's two rows: scale = f * unit, unit a power of two, |f| in [1, 2). kRowBlocks:
+/// row blocks of a stage.
 template <Packing kPacking, int kRowBlocks>
 struct RowScales {
   static constexpr bool kZeros = HasZeros(kPacking);
   int row[2];             // of a stage
-  float shift[2];         // scale * zero of the current group, less than 0, in units of f
+  float shift[2];         // -(scale * zero) of the current group, in units of f
   float f[2] = {1, 1};    // of the current group
-  uint32_t unit[2] = {};  // twice, as bf16
+  uint32_t unit[2] = {};  // as bf16, in both halves
   uint32_t offset[2] = {};
 
   __device__ __forceinline__ void Open(int first, int second) {
     row[0] = first;
     row[1] = second;
   }
-  /// The group at `at` in shared memory becomes the current one; ratio: the factor of the sums so
+  /// Makes the group at `at` in shared memory the current one. ratio: the factor of the sums so
   /// far.
   __device__ __forceinline__ void Turn(uint32_t at, float (&ratio)[2]) {
-    // 128 and the zero point; w8's two halves have 128 and 128 or 256.
+    // -(128 + zero point), without the zero where `shift` has it. w8: -(128 + 128 + 128), see
+    // Widen.
     constexpr uint32_t kOffset = kZeros                     ? 0xc300c300u
                                  : kPacking == Packing::kW4 ? 0xc308c308u
                                                             : 0xc3c0c3c0u;

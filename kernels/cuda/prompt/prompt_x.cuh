@@ -26,7 +26,7 @@ template <Packing kPacking>
 __device__ __forceinline__ int64_t XFloats(const PromptGemmArgs& args) {
   return Is8Bit(kPacking) ? args.byte_x_scales : args.x_sums;
 }
-/// Which of the scales or sums of an activation row piece k brings; below 0: none.
+/// Index of the scale or sum of an activation row that is copied with piece k; negative: none.
 template <Packing kPacking, typename Slot>
 __device__ __forceinline__ int ColumnFloats(const Slot& slot, int k) {
   if constexpr (Is8Bit(kPacking)) return k;
