@@ -1,5 +1,5 @@
-// Which misses of a call are answered by a lower version, by one CTA of kTileThreads, a thread an
-// expert (LowVersions).
+// Decides which misses of a call a lower version answers (LowVersions), by one CTA of kTileThreads,
+// a thread per expert.
 #ifndef MOERT_KERNELS_CUDA_CACHE_ANSWER_LOW_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_ANSWER_LOW_CUH_
 
@@ -12,7 +12,7 @@
 namespace moert::cuda {
 
 struct LowAnswered {
-  bool mine = false;  // the thread's expert
+  bool mine = false;  // whether the thread's expert is
   int all = 0;        // how many
 };
 
@@ -23,8 +23,9 @@ struct CallPairs {
   const int32_t* firsts;
 };
 
-/// By one thread: takes the `asked` experts in their order, as far as their requests may lose them.
-/// experts: [asked], then whether each was taken; counts: [experts]. Returns how many were.
+/// Takes the `asked` experts in order, as far as the bounds of their requests allow. experts:
+/// [asked], overwritten with whether each was taken; counts: [experts]. Returns how many were
+/// taken. Called by one thread.
 template <typename Slot>
 __device__ __forceinline__ int TakeInOrder(const LowCall& call, const CallPairs<Slot>& pairs,
                                            const int32_t* counts, int asked, int32_t* experts,
@@ -50,7 +51,7 @@ __device__ __forceinline__ int TakeInOrder(const LowCall& call, const CallPairs<
 }
 
 /// Enters the call into the accounts and decides. counts: [experts]; `miss`: the thread's expert,
-/// of `count` tokens, is missing. By all threads; the scratch is free again.
+/// of `count` tokens, is missing. Called by all threads; the scratch is free afterwards.
 template <typename Slot>
 __device__ __forceinline__ LowAnswered AnswerLow(const ServeMissesArgs& args, const LowCall& call,
                                                  const CallPairs<Slot>& pairs,

@@ -1,4 +1,4 @@
-// Waits for what the CPU computes of a call, or takes it back (cpu_mailbox.h).
+// Waits for the rows that the CPU computes for a call, or takes its experts back (cpu_mailbox.h).
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/cache/give_to_cpu.cuh"
@@ -18,8 +18,8 @@ __device__ CpuAnswer Await(const AwaitCpuArgs& args, CpuCall call) {
   return found;
 }
 
-/// By all threads, in words of T: several of a thread under way at once, since they come across the
-/// link.
+/// Fetches the CPU's rows in words of T. A thread has several words under way at once, since they
+/// come across the link. Called by all threads.
 template <typename T>
 __device__ __forceinline__ void FetchRows(const AwaitCpuArgs& args, int pairs) {
   constexpr int kEach = 4;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void FetchRows(const AwaitCpuArgs& args, int pairs) {
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
       const int i = first + j * kTileThreads;
-      if (i < all) word[j] = __ldcv(rows + i);  // never what a cache has
+      if (i < all) word[j] = __ldcv(rows + i);  // never from a cache
     }
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ void FetchRows(const AwaitCpuArgs& args, int pairs) {
   }
 }
 
-/// The rows that were to come, by all threads.
+/// Fills the rows that did not come with NaN. Called by all threads.
 __device__ __forceinline__ void LoseRows(const AwaitCpuArgs& args, int pairs) {
   const int all = pairs * args.cols;
   for (int i = threadIdx.x; i < all; i += kTileThreads) {

@@ -12,12 +12,12 @@ namespace moert::cuda {
 
 static_assert(kFewTokens == 32, "a lane a row");
 
-/// The accounts of a call of few rows. An account is at the place of its first row.
+/// The accounts of a call of few rows. An account is at the index of its first row.
 struct CallAccounts {
   __device__ CallAccounts() {}
   int32_t of[kFewTokens];      // the account of a row
-  int32_t number[kFewTokens];  // of an account, where they all lie
-  union {                      // which begins as it is
+  int32_t number[kFewTokens];  // the account's index in AllAccounts
+  union {                      // a union, so that nothing is initialized
     LowAccount low[kFewTokens];
   };
   union {
@@ -26,14 +26,15 @@ struct CallAccounts {
   int32_t apart;  // no account has two of the rows
 };
 
-/// Where they all lie; null: not of this kind.
+/// All accounts, in device memory; null: there are none of this kind.
 struct AllAccounts {
   LowAccount* low = nullptr;
   RequestAccount* ruled = nullptr;
 };
 
-/// By the first warp, before the kernels in front have ended: who writes accounts is a decision of
-/// an earlier call, or the step's begin, and has. Seen behind a barrier.
+/// Reads the accounts of a call's rows, before the preceding kernels have ended. That is safe: only
+/// decisions of earlier calls and the begin of the step write accounts, and these have ended. Done
+/// by the first warp; the other threads see the accounts after a barrier.
 __device__ __forceinline__ void ReadAccounts(const AllAccounts& all, const int32_t* account_of,
                                              int rows, CallAccounts& call) {
   const int lane = threadIdx.x;
@@ -49,7 +50,7 @@ __device__ __forceinline__ void ReadAccounts(const AllAccounts& all, const int32
   if (all.low != nullptr) call.low[lane] = LoadFresh(all.low + number);
   if (all.ruled != nullptr) call.ruled[lane] = LoadFresh(all.ruled + number);
 }
-/// By the lanes of a warp, behind all that changes them.
+/// Writes the accounts back. Called by one warp, after all changes.
 __device__ __forceinline__ void StoreAccounts(const AllAccounts& all, int rows,
                                               const CallAccounts& call) {
   const int lane = threadIdx.x % 32;
@@ -59,7 +60,7 @@ __device__ __forceinline__ void StoreAccounts(const AllAccounts& all, int rows,
   if (all.ruled != nullptr) all.ruled[number] = call.ruled[lane];
 }
 
-/// The low answers that a call at hand may have.
+/// The LowCall of `args`, but with the ids, weights and accounts of this call in shared memory.
 template <int kPairs>
 __device__ __forceinline__ LowCall LowOfCall(const ServeMissesArgs& args,
                                              RoutedPairs<kPairs>& routed, CallAccounts& accounts) {

@@ -1,5 +1,5 @@
-// Records from mapped host memory into device memory by the device's own threads, host -> shared ->
-// device. One thread of each CTA keeps bulk copies under way; before sm_90 each thread of a warp
+// Copies records from mapped host memory to device memory by threads of the device, host -> shared
+// -> device. One thread of each CTA keeps bulk copies under way; before sm_90 each thread of a warp
 // keeps asynchronous copies of its own words under way.
 #include <cuda_runtime.h>
 
@@ -55,7 +55,8 @@ class Pieces {
   int64_t at_ = 0;
 };
 
-/// The phase of `arrived` ends when all bytes of the piece lie in shared memory.
+/// Begins to copy a piece to shared memory. The phase of `arrived` ends when all its bytes are
+/// there.
 __device__ void BeginPiece(const Pieces& piece, uint32_t shared, uint64_t* arrived) {
   const uint32_t barrier = SharedAddress(arrived);
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier),
@@ -87,13 +88,13 @@ __device__ void EndPiece(const Pieces& piece, uint32_t shared) {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/// A null `state` is never stopped.
+/// Whether the copies were stopped. With a null `state` they never are.
 __device__ bool SaysStopped(const int32_t* state) {
   return state != nullptr && *static_cast<const volatile int32_t*>(state) == kPrefetchStopped;
 }
 
-/// One stage is always being emptied while the others fill. `number`: of the next piece of the CTA.
-/// False: it was stopped.
+/// Copies the pieces with bulk copies: one stage is being emptied while the others fill. `number`:
+/// counts the pieces of the CTA over all calls. Returns false if it was stopped.
 [[maybe_unused]] __device__ bool CopyByBulk(Pieces arriving, const int32_t* state, uint32_t shared,
                                             uint64_t* arrived, int* number) {
   Pieces leaving = arriving;
@@ -106,10 +107,10 @@ __device__ bool SaysStopped(const int32_t* state) {
     const int stage = ended % kStages;
     stopped = stopped || SaysStopped(state);
     AwaitPiece(arrived + stage, ended / kStages & 1);
-    if (stopped) continue;  // what is under way still arrives
+    if (stopped) continue;  // pieces under way still arrive
     EndPiece(leaving, shared + stage * kStageBytes);
     if (arriving.done()) continue;
-    // All stages that were emptied may be filled again: the one that is next is among them.
+    // Waits until all emptied stages may be filled again; the next one is among them.
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
     const int next = begun++ % kStages;
     BeginPiece(arriving, shared + next * kStageBytes, arrived + next);
@@ -122,7 +123,7 @@ __device__ bool SaysStopped(const int32_t* state) {
 
 constexpr uint32_t kWord = 16;
 
-/// Begins the words of a piece that fall to this thread: every 32nd.
+/// Begins to copy this thread's words of a piece: every 32nd.
 __device__ __forceinline__ void BeginWords(const Pieces& piece, uint32_t shared) {
 #pragma unroll 4
   for (uint32_t at = threadIdx.x * kWord; at < piece.bytes(); at += 32 * kWord) {
@@ -137,12 +138,13 @@ __device__ __forceinline__ void EndWords(const Pieces& piece, const uint8_t* sta
   }
 }
 
-/// By a warp.
+/// SaysStopped for a whole warp, read by one lane.
 __device__ bool IsStopped(const int32_t* state) {
   return state != nullptr && __any_sync(~0U, threadIdx.x == 0 && SaysStopped(state)) != 0;
 }
 
-/// The same without bulk copies: threads wait for their own words alone. False: it was stopped.
+/// The same without bulk copies: each thread waits only for its own words. Returns false if it was
+/// stopped.
 [[maybe_unused]] __device__ bool CopyByWords(Pieces arriving, const int32_t* state,
                                              uint8_t* stages) {
   Pieces leaving = arriving;
@@ -152,7 +154,7 @@ __device__ bool IsStopped(const int32_t* state) {
       BeginWords(arriving, SharedAddress(stages) + begun % kStages * kStageBytes);
       arriving.Next();
     }
-    CopyAsyncCommit();  // also where nothing is left: waits count groups
+    CopyAsyncCommit();  // also if nothing is left, since waits count groups
     ++begun;
   };
   while (begun < kStages - 1) begin();
@@ -192,7 +194,7 @@ __global__ void __launch_bounds__(32)
 #endif
 }
 
-/// Whether the CTA shall bring what falls to it of the record: by one thread.
+/// Marks the record as begun. Returns whether the CTA is to copy its pieces. Called by one thread.
 __device__ bool BeginPrefetched(PrefetchedRecord* record) {
   const int32_t before = atomicCAS(&record->state, kPrefetchListed, kPrefetchBegun);
   return before == kPrefetchListed || before == kPrefetchBegun;
@@ -203,8 +205,8 @@ __device__ void EndPrefetched(PrefetchedRecord* record) {
   atomicAdd(&record->done, 1);
 }
 
-/// Record by record, in the order of the list. Waits for nobody: whoever stops it does so by a word
-/// that is looked at between pieces.
+/// Copies record by record, in the order of the list. It waits for no other kernel: a record is
+/// stopped by its `state`, which is read between pieces.
 __global__ void __launch_bounds__(32) CopyPrefetchedKernel(LayerPrefetch* prefetch) {
   extern __shared__ __align__(128) uint8_t stages[];
 #ifdef MOERT_BULK_COPIES
@@ -241,7 +243,7 @@ __global__ void __launch_bounds__(32) CopyPrefetchedKernel(LayerPrefetch* prefet
 #endif
 }
 
-/// Room for the stages.
+/// Lets the kernel have the shared memory of its stages.
 template <typename Kernel>
 cudaError_t AllowStages(Kernel* kernel) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
@@ -285,7 +287,8 @@ int AddCopyPrefetched(CUgraph_st* graph, CUgraphNode_st* const* behind, size_t c
   launch.kernelParams = params;
   error = cudaGraphAddKernelNode(node, graph, behind, count, &launch);
   if (error != cudaSuccess) return error;
-  // As the copies in front of it: products that fill the device would make it wait for their end.
+  // The priority of the copies before it. Otherwise products that fill the device would make it
+  // wait for their end.
   int lowest = 0, highest = 0;
   error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
   if (error != cudaSuccess) return error;

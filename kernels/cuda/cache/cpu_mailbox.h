@@ -9,11 +9,11 @@
 // weighted sum is behind all of this.
 //
 // Every word has one writer, since not every link between device and host has atomic operations
-// that both sides see. So nobody claims a job. That CTA alone decides which rows count: it looks
-// until there is an answer or the deadline has passed, and what it found is what the rest of the
-// call goes by. An answer that comes later changes nothing. A job is posted only when the last
-// one was answered: the memory of a job, and of its rows, has one owner at any time, and a CPU that
-// is late for one job is given no other.
+// that both sides see. So a job is never claimed. That CTA alone decides which rows count: it looks
+// until there is an answer or the deadline has passed, and the rest of the call follows what it
+// found. An answer that comes later changes nothing. A job is posted only when the last one was
+// answered: the memory of a job, and of its rows, has one owner at any time, and a CPU that is late
+// for one job is given no other.
 //
 // Nothing can wait for ever. The host's thread waits for no job: it looks, sleeps, and is told to
 // end. The CTA's looks are bounded by the device's clock, and by a number of them should the clock
@@ -22,7 +22,7 @@
 // - A host's thread that never runs costs one deadline: the call takes its experts back, and no
 //   later call finds the last job answered, so none gives any and none waits.
 // - A graph that is replayed while the thread sleeps, outside of steps: the same. The next step
-//   wakes the thread, which answers the old job; that nobody waits for the answer does not matter.
+//   wakes the thread, which answers the old job, though nothing waits for the answer any more.
 // - An engine that is destroyed waits for its steps' kernels first, while the thread still runs;
 //   each ends by an answer or by its deadline. Then the thread ends, and a job that was posted and
 //   taken back is left alone. The memory of jobs goes last.
@@ -34,9 +34,9 @@
 // too.
 //
 // Where the host keeps not all records in pinned memory (CpuShareArgs::reads_below), the CPU is
-// given every miss whose record is elsewhere: it reads that, and then multiplies. The decision
-// waits for an earlier job, the call for the rows, kReadNs longer each; rows that do not come are
-// NaN.
+// given every miss whose record is elsewhere: it reads the record, and then multiplies. The
+// decision waits up to kReadNs for an earlier job, and the call waits kReadNs longer for the rows;
+// rows that do not come are NaN.
 #ifndef MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_
 #define MOERT_KERNELS_CUDA_CACHE_CPU_MAILBOX_H_
 
@@ -65,7 +65,7 @@ struct CpuMailbox {
                                        // has rows
 };
 
-/// Stores that the other side made before it was stored can be read behind this.
+/// After this load, all stores are visible that the other side made before it stored the value.
 MOERT_HOST_DEVICE inline uint64_t LoadAcquireSystem(const uint64_t* at) {
 #ifdef __CUDA_ARCH__
   uint64_t value = 0;
@@ -93,7 +93,7 @@ struct alignas(16) CpuCall {
   int64_t bytes = 0;      // of the experts' records
   int32_t experts = 0;    // 0: this call gave none
   int32_t pairs = 0;
-  int32_t lost = 0;   // 1: they could be given to nobody
+  int32_t lost = 0;   // 1: the experts could not be given to the CPU
   int32_t below = 0;  // of the experts: those whose records the device cannot read
 };
 
@@ -111,7 +111,7 @@ MOERT_HOST_DEVICE inline CpuAnswer AnswerTo(const CpuMailbox& mailbox, uint64_t 
 MOERT_HOST_DEVICE inline bool CpuIdle(const CpuMailbox& mailbox, const CpuCall& call) {
   return call.posted == call.settled || AnswerTo(mailbox, call.posted) != CpuAnswer::kNone;
 }
-/// The next job, whose memory is whole. `call`: with its experts, pairs and bytes.
+/// Posts the next job, whose memory has been written. `call`: has its experts, pairs and bytes.
 MOERT_HOST_DEVICE inline void PostJob(CpuMailbox* mailbox, CpuCall* call, uint64_t now_ns,
                                       int64_t planned_ns) {
   call->deadline = now_ns + static_cast<uint64_t>(CpuPatience(planned_ns));
@@ -122,11 +122,11 @@ MOERT_HOST_DEVICE inline void PostJob(CpuMailbox* mailbox, CpuCall* call, uint64
 MOERT_HOST_DEVICE inline uint64_t ExtraNs(const CpuCall& call, bool owed) {
   return call.below > 0 ? kReadNs : owed ? kOwedNs : 0;
 }
-/// Behind a look at the mailbox: whether to look again.
+/// Whether to look at the mailbox again, after a look.
 MOERT_HOST_DEVICE inline bool KeepsLooking(const CpuCall& call, CpuAnswer found, uint64_t now_ns) {
   return found == CpuAnswer::kNone && now_ns < call.deadline;
 }
-/// Behind the last look.
+/// Records the outcome of the last look.
 MOERT_HOST_DEVICE inline void SettleJob(CpuCall* call, CpuAnswer found) {
   if (found != CpuAnswer::kNone) call->settled = call->posted;
 }
@@ -138,7 +138,7 @@ inline uint64_t PostedJob(const CpuMailbox& mailbox) {
   const uint64_t posted = LoadAcquireSystem(&mailbox.posted);
   return posted != LoadAcquireSystem(&mailbox.answered) / 2 ? posted : 0;
 }
-/// Its memory is the device's again. `rows`: they were written.
+/// Answers a job; its memory is the device's again. rows: whether its rows were written.
 inline void AnswerJob(CpuMailbox* mailbox, uint64_t job, bool rows) {
   StoreReleaseSystem(&mailbox->answered, 2 * job + (rows ? 1 : 0));
 }
@@ -172,14 +172,14 @@ struct CpuShareArgs {
   CpuCall* call = nullptr;  // null: it gives none
   const CpuCosts* costs = nullptr;
   int32_t by_completion = 0;  // else in turns
-  int32_t spares_low = 0;     // what it computes sooner than a load is not answered low
-  int32_t reads_below = 0;    // not every record is where the device can read it
+  int32_t spares_low = 0;     // misses that it computes sooner than a load are not answered low
+  int32_t reads_below = 0;    // the device cannot read every record
   int32_t layer = 0;
   DeviceRows x;
   const float* weights = nullptr;  // [tokens, top_k]; null: ones
   CpuJobMemory memory;
   int32_t* slots = nullptr;         // [pairs]: as the job's
-  ExpertHandle* handles = nullptr;  // [experts + 1]: where the experts given lie; no record: others
+  ExpertHandle* handles = nullptr;  // [experts + 1]: of the experts given; others have no record
 };
 
 struct ServedTally;

@@ -1,6 +1,5 @@
-// Finds which experts leave first, by one CTA of whole warps, a thread an expert. Few leave in a
-// call: each is
-// found as the least of all that are left, not by the place of every expert among all.
+// Finds which experts leave first, by one CTA of whole warps, a thread per expert. Few experts
+// leave in a call, so each is found as the least of those that remain, without ranking all experts.
 #ifndef MOERT_KERNELS_CUDA_CACHE_FIND_VICTIMS_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_FIND_VICTIMS_CUH_
 
@@ -10,8 +9,8 @@
 
 namespace moert::cuda {
 
-/// The lane of the least key of the lanes that are `in`, of equals the first; -1: none is. By a
-/// warp.
+/// The lane with the least key among the lanes that are `in`, the first of equals; -1: none is.
+/// Called by a warp.
 __device__ __forceinline__ int LeastOfWarp(const LeavingKey& key, bool in) {
   uint32_t least = __ballot_sync(~0U, in);
   const uint32_t words[] = {static_cast<uint32_t>(key.worth >> 32),
@@ -27,16 +26,18 @@ __device__ __forceinline__ int LeastOfWarp(const LeavingKey& key, bool in) {
   return __ffs(static_cast<int>(least)) - 1;
 }
 
-/// The least of each warp, in shared memory. Two, which take turns: a barrier a round is enough.
+/// The least key of each warp, in shared memory. Two buffers alternate, so one barrier per round is
+/// enough.
 struct VictimScratch {
   alignas(LeavingKey) uint8_t keys[2][32 * sizeof(LeavingKey)];
-  int32_t experts[2][32];  // -1: nobody
+  int32_t experts[2][32];  // -1: none
 };
 
-/// The place of the thread's expert, if it is `in`, among the `count` whose keys are least, in
-/// LeavingKey's order, of equals the lower index; else kFewExperts. At least `count` are in. By all
-/// threads; the scratch is free behind a barrier. On an H200 one, four and sixteen of 512 leave in
-/// 0.7, 2.3 and 8.5 us; cub::BlockMergeSort takes 7.7 (gpu.cub_test [rates]).
+/// The rank of the thread's expert, if it is `in`, among the `count` experts with the least keys,
+/// in LeavingKey's order, the lower index first of equals; else kFewExperts. At least `count`
+/// experts are `in`. Called by all threads; the scratch is free after a barrier. On an H200 one,
+/// four and sixteen of 512 leave in 0.7, 2.3 and 8.5 us; cub::BlockMergeSort takes 7.7
+/// (gpu.cub_test [rates]).
 __device__ __forceinline__ int FindVictims(const LeavingKey& key, bool in, int count,
                                            VictimScratch& scratch) {
   const int e = threadIdx.x, lane = e % 32, warp = e / 32;

@@ -1,5 +1,5 @@
-// Which misses of a call the CPU takes, and the job that it is given, by one CTA of kTileThreads, a
-// thread an expert (cpu_mailbox.h).
+// Decides which misses of a call the CPU takes, and writes its job (cpu_mailbox.h), by one CTA of
+// kTileThreads, a thread per expert.
 #ifndef MOERT_KERNELS_CUDA_CACHE_GIVE_TO_CPU_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_GIVE_TO_CPU_CUH_
 
@@ -17,8 +17,8 @@ __device__ __forceinline__ uint64_t ClockNs() {
   return ns;
 }
 
-/// Whether the CPU computes a miss of so many tokens before it could be brought, where low versions
-/// have to be brought, too.
+/// Whether the CPU computes a miss of `count` tokens sooner than its record could be loaded; asked
+/// where low versions have to be loaded, too (spares_low).
 __device__ __forceinline__ bool SparedByCpu(const CpuShareArgs& cpu, const ServedRecord& record,
                                             int count) {
   if (cpu.spares_low == 0 || count > kMostCpuTokens) return false;
@@ -30,16 +30,18 @@ struct GivenToCpu {
   bool mine = false;  // the thread's expert
   int all = 0;
 };
-/// The room that a call's misses find.
+/// The slots for a call's misses, and whether the CPU can take some.
 struct RoomForMisses {
-  int free = 0;    // slots of nobody
+  int free = 0;    // empty slots
   int idle = 0;    // experts that may leave
-  int coming = 0;  // records on their way that the call wants
-  // It is idle; else it is given only what finds no slot and nobody else computes.
+  int coming = 0;  // records under way that the call waits for
+  // Whether the CPU is idle. If not, it is given only misses that find no slot and that it alone
+  // can compute.
   bool cpu = false;
 };
-/// `miss`: the thread's expert is missing; `below`: and its record is where the device cannot read
-/// it, as of `all_below` experts. By all threads; the scratch is free again.
+/// Decides which misses the CPU computes. `miss`: the thread's expert is missing; `below`: and the
+/// device cannot read its record, as those of `all_below` experts. Called by all threads; the
+/// scratch is free afterwards.
 __device__ __forceinline__ GivenToCpu GiveToCpu(const ServeMissesArgs& args, bool miss, bool below,
                                                 int all_below, int count, const RoomForMisses& room,
                                                 RankScratch& scratch) {
@@ -71,7 +73,7 @@ __device__ __forceinline__ GivenToCpu GiveToCpu(const ServeMissesArgs& args, boo
                  ? MissesLoaded(costs, args.cpu.by_completion != 0, scratch.places, misses,
                                 room.free, room.coming * costs.load / 2, static_cast<int64_t>(owed))
                  : misses;
-    // The host's product reads slots alone.
+    // A product by the host reads only slots.
     if (args.ids != nullptr && loaded > room.free + room.idle) loaded = room.free + room.idle;
   }
   __syncthreads();
@@ -80,7 +82,7 @@ __device__ __forceinline__ GivenToCpu GiveToCpu(const ServeMissesArgs& args, boo
   return given;
 }
 
-/// By all threads: rows of x, one behind the other, in words of T.
+/// Copies the rows of x, one behind the other, in words of T. Called by all threads.
 template <typename T>
 __device__ __forceinline__ void CopyRowsOut(const DeviceRows& x, int element, uint8_t* to) {
   const int words = x.cols * element / static_cast<int>(sizeof(T));
@@ -92,8 +94,8 @@ __device__ __forceinline__ void CopyRowsOut(const DeviceRows& x, int element, ui
   }
 }
 
-/// The thread's expert, `before` others and `first` pairs in front of it, enters the job, or, where
-/// that is `lost`, what the device knows of it.
+/// Enters the thread's expert into the job, behind `before` experts and `first` pairs. If the job
+/// is `lost`, enters it only into the device's own list of slots.
 __device__ __forceinline__ void EnterJob(const ServeMissesArgs& args, int count, int before,
                                          int first, bool lost) {
   const CpuShareArgs& cpu = args.cpu;
@@ -130,8 +132,9 @@ __device__ __forceinline__ void CopyRowsOut(const CpuShareArgs& cpu) {
   }
 }
 
-/// Writes the job of those that were given, `below` of them for want of a record, and posts it,
-/// unless it is `lost`: the CPU has another one. record: of the thread's expert. By all threads.
+/// Writes and posts the job of the given experts, `below` of which have a record that the device
+/// cannot read. lost: the CPU still has another job, so this one is not posted. record: of the
+/// thread's expert. Called by all threads.
 __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const GivenToCpu& given,
                                           const ServedRecord& record, int below, int count,
                                           bool lost) {
@@ -170,10 +173,11 @@ __device__ __forceinline__ void PostGiven(const ServeMissesArgs& args, const Giv
   PostJob(cpu.memory.mailbox, &call, ClockNs(), static_cast<int64_t>(planned));
 }
 
-/// Looks should end by the clock long before: one across the link takes about a microsecond.
+/// A bound on looks at the mailbox. The clock should end them long before: a look across the link
+/// takes about a microsecond.
 constexpr int kMostLooks = 1 << 23;
 
-/// Whether the CPU has answered its last job, or has within kReadNs. By all threads.
+/// Whether the CPU has answered its last job, or does so within kReadNs. Called by all threads.
 __device__ __forceinline__ bool AwaitIdleCpu(const CpuShareArgs& cpu) {
   __shared__ bool idle;
   if (threadIdx.x == 0) {
@@ -188,8 +192,8 @@ __device__ __forceinline__ bool AwaitIdleCpu(const CpuShareArgs& cpu) {
   return idle;
 }
 
-/// GiveToCpu and PostGiven. No part of the decision's own code: most calls miss nothing, and what
-/// they take is mostly the fetching of code.
+/// GiveToCpu and PostGiven. Not inlined into the decision: most calls miss nothing, and most of
+/// their time is instruction fetch.
 static __device__ __noinline__ GivenToCpu ShareMisses(const ServeMissesArgs& args, bool miss,
                                                       int count, const RoomForMisses& room,
                                                       RankScratch& scratch) {

@@ -1,5 +1,5 @@
-// The state with which a decision of the device begins (serve_call.cuh), read before the kernels in
-// front have ended, and the call's part in it.
+// The state with which a decision of the device begins (serve_call.cuh), read before the preceding
+// kernels have ended; and how a call updates the statistics in it.
 #ifndef MOERT_KERNELS_CUDA_CACHE_KNOWN_CALL_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_KNOWN_CALL_CUH_
 
@@ -11,13 +11,13 @@
 
 namespace moert::cuda {
 
-/// The state of the thread's expert, and of the slot and the prefetched record of its number, as
-/// the call begins. It is read before the kernels in front have ended. Its writers have finished:
-/// decisions of the layer's calls before this one and predictions for it end before the weighted
-/// sum of the call that they belong to begins (CopyBranch::Join), and that is in front.
+/// The state, as the call begins, of the thread's expert, and of the slot and the prefetched record
+/// with the thread's index. It is read before the preceding kernels have ended, but its writers
+/// have finished: earlier decisions of the layer and predictions for it end before the weighted sum
+/// of their own call begins (CopyBranch::Join), and that kernel precedes this one.
 struct Known {
   ServedRecord record;
-  ExpertHandle shared;  // of the thread behind the experts', where products are the device's
+  ExpertHandle shared;  // in the thread after the experts', if the device multiplies
   ServedLayer layer;
   ServedExpert row;
   ExpertUse use;
@@ -25,26 +25,26 @@ struct Known {
   double sum = 0;
   float oldest = 0;
   uint8_t* slot = nullptr;
-  bool unsettled = false;  // of the list: for all threads
+  bool unsettled = false;  // the prefetch list is not settled; the same in all threads
   bool listed = false;
-  PrefetchedRecord prefetched;  // but for how far it has come
-  bool closed = false;          // and its state, where the list is closed
-  ServedLayer other;            // of the thread's number, where layers give each other slots
+  PrefetchedRecord prefetched;  // without its progress
+  bool closed = false;          // `prefetched` has its final state
+  ServedLayer other;            // the layer with the thread's index, if layers lend slots
   uint64_t lends = kNobodyLends;
-  // For the warp: the least of these, the first place that has no slot.
+  // Over the warp: the least `lends`, and the first place that has no slot.
   uint64_t least_lends = kNobodyLends;
   int hole = 0;
-  bool cpu_idle = false;  // of thread 0: the CPU may be given misses
+  bool cpu_idle = false;  // in thread 0: the CPU may be given misses
 };
 
-/// Where the sum of scores of the thread's expert lets go of a score, after `calls` calls.
+/// The entry of the history that leaves the score sum of the thread's expert after `calls` calls.
 __device__ __forceinline__ float* Oldest(const ServeMissesArgs& args, int64_t calls) {
   return args.history + ScoreSums::Row(calls, args.window) * args.experts + threadIdx.x;
 }
 
-/// The part of Known that lies in memory of the layer, of others, and of the thread's expert: all
-/// loads are under way together, since each waits for memory that no cache may have. settled: the
-/// layer's list, listed: its records; other_settled: the list of the layer of the thread's number.
+/// Loads the state of the layer, of the layer with the thread's index, and of the thread's expert.
+/// All loads are issued together, since each may miss every cache. settled: whether the layer's
+/// prefetch list is; listed: its records; other_settled: whether the list of the other layer is.
 template <bool kPlain>
 __device__ __forceinline__ Known LoadKnown(const ServeMissesArgs& args, int* settled, int* listed,
                                            int* other_settled) {
@@ -72,14 +72,14 @@ __device__ __forceinline__ Known LoadKnown(const ServeMissesArgs& args, int* set
   return known;
 }
 
-/// kPlain: no miss is answered low. Kernels of such calls alone have no code and no registers for
-/// that.
+/// kPlain: no miss is answered low. Kernels for such calls only have no code and no registers for
+/// it.
 template <bool kPlain>
 __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
   const int e = threadIdx.x;
   int settled = 1, listed = 0, other_settled = 1;
   Known known = LoadKnown<kPlain>(args, &settled, &listed, &other_settled);
-  // An answer that cannot be seen yet is taken for none.
+  // An answer that is not visible yet counts as none.
   if (e == 0 && args.cpu.call != nullptr) {
     PrefetchToL1(args.cpu.costs);  // of few tokens
     known.cpu_idle = CpuIdle(*args.cpu.memory.mailbox, LoadFresh(args.cpu.call));
@@ -102,8 +102,8 @@ __device__ __forceinline__ Known ReadKnown(const ServeMissesArgs& args) {
   return known;
 }
 
-/// Adds the call to what the rule goes by of the thread's expert, `count` of whose tokens chose it.
-/// Returns what the expert is worth.
+/// Adds the call, `count` of whose tokens chose the thread's expert, to the expert's statistics, by
+/// which the rule decides. Returns what the expert is worth.
 __device__ __forceinline__ double AddCall(const ServeMissesArgs& args, Known known, int count) {
   const int e = threadIdx.x;
   const float* scores = args.scores == nullptr ? nullptr : args.scores + e;

@@ -1,5 +1,5 @@
-// The state with which a prediction begins (predict_next.cuh), read before the kernels in front
-// have ended, and its lesson from the outcome of the last one.
+// The state with which a prediction begins (predict_next.cuh), read before the preceding kernels
+// have ended; and how it learns from the outcome of the last prediction.
 #ifndef MOERT_KERNELS_CUDA_CACHE_KNOWN_LAYER_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_KNOWN_LAYER_CUH_
 
@@ -11,27 +11,27 @@
 
 namespace moert::cuda {
 
-/// The CTA decides by these.
+/// Shared memory of a prediction.
 struct PredictScratch {
   alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
   double worth[kFewExperts];
-  float probability[kFewExperts];  // that it is wanted
-  float wish[kFewExperts];         // the same of those that may be brought; else below 0
+  float probability[kFewExperts];  // that the expert is wanted
+  float wish[kFewExperts];         // the same for candidates, else negative
   VictimScratch leaving;
-  int32_t places[kFewExperts];   // slots of nobody, then those of victims
-  int32_t victims[kFewExperts];  // who is in them; -1: nobody
+  int32_t places[kFewExperts];   // empty slots, then those of victims
+  int32_t victims[kFewExperts];  // the experts in them; -1: none
   uint8_t held[kFewExperts];
   float kth[kFewTokens];
-  LeastKey most, least;  // of a fill: who is worth most, who would leave
+  LeastKey most, least;  // of a fill: absent and worth most; idle and worth least
   int came[kHitBins], seen[kHitBins];
   alignas(HitLine) uint8_t lines[kHitBins * sizeof(HitLine)];
-  alignas(HitCounts) uint8_t curves[2][kHitBins * sizeof(HitCounts)];  // the layer's, of all
+  alignas(HitCounts) uint8_t curves[2][kHitBins * sizeof(HitCounts)];  // the layer's, all layers'
   __device__ HitCounts* curve() { return reinterpret_cast<HitCounts*>(curves[0]); }
   __device__ HitCounts* all() { return reinterpret_cast<HitCounts*>(curves[1]); }
   __device__ HitLine* line() { return reinterpret_cast<HitLine*>(lines); }
 };
 
-/// The prediction goes by these, of the layer and of the thread's expert.
+/// The state of the layer and of the thread's expert.
 struct KnownLayer {
   ServedLayer layer;
   PredictedCall call;    // that was predicted last
@@ -40,12 +40,12 @@ struct KnownLayer {
   ExpertUse use;
   double sum = 0;
   unsigned long long slot = 0;
-  bool readable = false;  // its record, by the device
+  bool readable = false;  // whether the device can read its record
   uint32_t wanted = 0;
   uint4 bins{};  // of the first 16 tokens
   int settled = 1;
 };
-/// All loads are under way together, since each waits for memory that no cache may have.
+/// All loads are issued together, since each may miss every cache.
 __device__ __forceinline__ KnownLayer LoadLayer(const PredictArgs& args) {
   const int e = threadIdx.x;
   KnownLayer known;
@@ -69,14 +69,15 @@ __device__ __forceinline__ KnownLayer LoadLayer(const PredictArgs& args) {
   known.bins = __ldcg(reinterpret_cast<const uint4*>(args.bins + e * kFewTokens));
   return known;
 }
-/// The worth of the expert's next uses; all alike where the one unused for longest leaves.
+/// The worth of the expert's next uses; the same for all where the expert unused for longest
+/// leaves.
 __device__ __forceinline__ double Worth(const PredictArgs& args, const KnownLayer& known) {
   if (args.window > 0) {
     return ScoreSums::Worth(known.sum, args.routing.top_k, known.layer.calls, args.window);
   }
   return args.use != nullptr ? known.use.Worth() : 0;
 }
-/// Where all threads see it. By all threads.
+/// Stores the state where all threads see it. Called by all threads.
 __device__ __forceinline__ void ShareLayer(const PredictArgs& args, const KnownLayer& known,
                                            ServedExpert* rows, PredictScratch& scratch) {
   const int e = threadIdx.x;
@@ -98,7 +99,7 @@ __device__ __forceinline__ int BinOf(const PredictArgs& args, const KnownLayer& 
   const uint32_t high = t < 12 ? known.bins.z : known.bins.w;
   return static_cast<int>((t < 8 ? low : high) >> 8 * (t % 4) & 0xff);
 }
-/// The outcome of that call, into the curves. By all threads.
+/// Adds the outcome of that call to the curves. Called by all threads.
 __device__ __forceinline__ void LearnCall(const PredictArgs& args, const KnownLayer& known,
                                           PredictScratch& scratch) {
   const int e = threadIdx.x;
@@ -116,7 +117,8 @@ __device__ __forceinline__ void LearnCall(const PredictArgs& args, const KnownLa
     args.all[e] = scratch.all()[e];
   }
 }
-/// The curves with what became of the last call, and their lines. By all threads.
+/// Updates the curves with the outcome of the last call, and computes their lines. Called by all
+/// threads.
 __device__ __forceinline__ void Learn(const PredictArgs& args, const KnownLayer& known,
                                       PredictScratch& scratch) {
   const int e = threadIdx.x;

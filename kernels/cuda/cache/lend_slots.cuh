@@ -10,14 +10,15 @@
 
 namespace moert::cuda {
 
-/// How layers give each other slots in a call.
+/// The state of lending in a call.
 struct Lending {
   LeastKey lenders;
   double gain;
   int hole;  // the first place of a slot that has none
 };
 
-/// By the thread of the lender's number: its slot becomes the layer's, at `hole`.
+/// Moves the lender's spare slot to this layer, at place `hole`. Called by the thread with the
+/// lender's index.
 __device__ __forceinline__ void TakeSlot(const SlotLenders& lenders, const ServedLayer& lender,
                                          int experts, int hole) {
   const int64_t d = threadIdx.x;
@@ -28,7 +29,8 @@ __device__ __forceinline__ void TakeSlot(const SlotLenders& lenders, const Serve
   lenders.slots[int64_t{lenders.mine} * experts + hole] = lender.spare_at;
 }
 
-/// By the thread of the expert that is worth least of those that are there.
+/// Offers the thread's slot to other layers. Called by the thread of the resident expert that is
+/// worth least.
 __device__ __forceinline__ void OfferSpare(ServedLayer* layer, double worth, int slot,
                                            uint8_t* at) {
   layer->spare_at = at;
@@ -37,8 +39,8 @@ __device__ __forceinline__ void OfferSpare(ServedLayer* layer, double worth, int
   layer->spare_slot = slot;
 }
 
-/// Whether the call takes a slot of another layer: then it is the last of its places, and counted.
-/// By all threads.
+/// Takes a slot of another layer, if the call gains by it. The slot becomes the last of the call's
+/// places, and is counted. Called by all threads.
 __device__ __forceinline__ void Borrow(const ServeMissesArgs& args, const Known& known,
                                        const Standing& mine, double worth, int miss_rank,
                                        int victim_rank, Lending& lending, uint8_t** slots,

@@ -1,5 +1,5 @@
 // Predicts the experts of the next layer by its gate on this layer's input, and lists the records
-// that are brought for it (served_prefetch.h): by one CTA, a thread an expert.
+// to prefetch for it (served_prefetch.h): by one CTA, a thread per expert.
 #ifndef MOERT_KERNELS_CUDA_CACHE_PREDICT_NEXT_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_PREDICT_NEXT_CUH_
 
@@ -14,7 +14,7 @@
 
 namespace moert::cuda {
 
-/// By a warp: a token's logits become scores. Returns its k-th best.
+/// Turns a token's logits into scores. Returns the k-th best. Called by a warp.
 template <int kPerLane>
 __device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, const ScoreRows& rows) {
   const int lane = threadIdx.x % 32;
@@ -29,8 +29,8 @@ __device__ __forceinline__ float ScoreToken(const DeviceRouting& routing, const 
   return kth;
 }
 
-/// That some token wants the thread's expert. scores: [tokens, experts], as args.scores, in any
-/// memory. Leaves the expert's bins for Learn.
+/// The probability that some token wants the thread's expert. scores: [tokens, experts], as
+/// args.scores, in any memory. Stores the expert's bins for Learn.
 __device__ __forceinline__ float Probability(const PredictArgs& args, const float* scores,
                                              PredictScratch& scratch, bool present) {
   constexpr float kSmallest = 1.17549435e-38F;
@@ -46,7 +46,7 @@ __device__ __forceinline__ float Probability(const PredictArgs& args, const floa
   return 1 - unused;
 }
 
-/// The place of an expert by its wish: more first, of equals the lower index.
+/// The rank of the thread's expert by `wish`: the largest first, of equals the lower index.
 __device__ __forceinline__ int WishRank(const PredictScratch& scratch, int experts) {
   const int e = threadIdx.x;
   const float mine = scratch.wish[e];
@@ -58,7 +58,7 @@ __device__ __forceinline__ int WishRank(const PredictScratch& scratch, int exper
   return rank;
 }
 
-/// Settles a list that no call has settled: nothing of it moves any more.
+/// Settles a list that no call has settled; its copies are over.
 __device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick,
                                            ServedExpert* rows) {
   const LayerPrefetch& list = *args.prefetch;
@@ -69,15 +69,15 @@ __device__ __forceinline__ void SettleLeft(const PredictArgs& args, int64_t tick
   }
 }
 
-/// The thread's slot, of nobody, is one of the first places.
+/// Enters the thread's slot, which is empty, among the first places.
 __device__ __forceinline__ void PlaceFree(PredictScratch& scratch) {
   const int slot = threadIdx.x, at = FreeBefore(scratch.held, slot);
   scratch.places[at] = slot;
   scratch.victims[at] = -1;
 }
 
-/// Fills in `most` places that may be taken: slots of nobody, then those of idle experts as they
-/// leave. By all threads.
+/// Fills in `most` places that may be taken: empty slots, then those of idle experts in the order
+/// in which they leave. Called by all threads.
 __device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int most, bool free,
                                            int num_free, bool idle, PredictScratch& scratch) {
   const int e = threadIdx.x;
@@ -91,8 +91,8 @@ __device__ __forceinline__ void RankPlaces(const ServedExpert* rows, int most, b
   __syncthreads();
 }
 
-/// Finds the expert that is brought for what it is worth, into the first of the places; -1: none.
-/// By all threads.
+/// Finds the expert for a fill (PrefetchedRecord::fill), which takes the first place; -1: none.
+/// Called by all threads.
 __device__ __forceinline__ int FindFill(bool absent, int num_free, bool idle,
                                         PredictScratch& scratch) {
   const double worth = absent || idle ? scratch.worth[threadIdx.x] : 0;
@@ -132,13 +132,15 @@ __device__ __forceinline__ void ListNothing(const PredictArgs& args) {
   args.call->tokens = 0;
 }
 
-/// How the thread's expert, and the slot of its number, stand before the call; and all of them.
+/// The state of the thread's expert, and of the slot with its index, before the call; and counts
+/// over all threads.
 struct Prospects {
-  bool present, absent, candidate, free, idle;  // absent: and it can be brought
+  bool present, absent, candidate, free, idle;  // absent: and readable
   int candidates, num_free, num_idle;
 };
 
-/// Lists the candidates that pay, up to `most`, likeliest first. Returns how many. By all threads.
+/// Lists the candidates that pay, up to `most`, likeliest first. Returns how many. Called by all
+/// threads.
 __device__ __forceinline__ int ListCandidates(const PredictArgs& args, const ServedLayer& layer,
                                               const ServedExpert* rows, const Prospects& p,
                                               float probability, int most,
@@ -170,8 +172,8 @@ __device__ __forceinline__ int ListCandidates(const PredictArgs& args, const Ser
   return count;
 }
 
-/// Lists who is brought for what it is worth; -1: nobody. `most`: places that are ranked. By all
-/// threads.
+/// Lists a fill and returns its expert; -1: there is none. `most`: places that are ranked already.
+/// Called by all threads.
 __device__ __forceinline__ int ListFill(const PredictArgs& args, const ServedExpert* rows,
                                         const Prospects& p, int most, PredictScratch& scratch) {
   const int e = threadIdx.x;
@@ -183,7 +185,8 @@ __device__ __forceinline__ int ListFill(const PredictArgs& args, const ServedExp
   return fill;
 }
 
-/// By all warps: each token's scores, in `kept` too unless it is null, and its k-th best.
+/// Computes each token's scores, also in `kept` unless it is null, and its k-th best. Called by all
+/// warps.
 template <int kPerLane>
 __device__ __forceinline__ void ScoreTokens(const PredictArgs& args, float* kept,
                                             PredictScratch& scratch) {
@@ -237,7 +240,7 @@ __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept
   p.candidate = p.absent && probability >= args.least;
   p.candidates = __syncthreads_count(p.candidate);
   const bool fills = args.fills != 0 && layer.elsewhere != 0;
-  if (p.candidates == 0 && !fills) {  // as most often
+  if (p.candidates == 0 && !fills) {  // the usual case
     if (e == 0) BeginList(args, 0);
     return;
   }
@@ -250,7 +253,7 @@ __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept
   const int fill = count == 0 && fills ? ListFill(args, rows, p, most, scratch) : -1;
   if (e != 0) return;
   BeginList(args, fill >= 0 ? 1 : count);
-  if (count == 0 && fill < 0) args.layer->elsewhere = 0;  // fills, and nobody is found
+  if (count == 0 && fill < 0) args.layer->elsewhere = 0;  // no expert for a fill
   args.tally->listed += static_cast<uint64_t>(count);
 }
 

@@ -1,5 +1,6 @@
 // Predictions in launches of their own: beside a host's products, and where routing is not part of
-// the decision. Others are made beside a decision (serve_misses.cu).
+// the decision. Other predictions are made beside a decision, by a second CTA of its launch
+// (serve_usual.cu).
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/cache/predict_next.cuh"

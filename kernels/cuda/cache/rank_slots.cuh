@@ -1,5 +1,5 @@
-// Which experts of a layer come into which slots, in whose place: counted and ranked by one CTA of
-// kTileThreads, a thread an expert and the slot of its number.
+// Assigns missing experts to slots and chooses the experts that leave: counts and ranks by one CTA
+// of kTileThreads. A thread has an expert and the slot with the same index.
 #ifndef MOERT_KERNELS_CUDA_CACHE_RANK_SLOTS_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_RANK_SLOTS_CUH_
 
@@ -11,17 +11,17 @@
 
 namespace moert::cuda {
 
-/// How the thread's expert and the slot of its number stand in the call.
+/// The state of the thread's expert, and of the slot with its index, in the call.
 struct Standing {
   bool miss = false, wanted = false;
   bool idle = false;  // may leave
-  bool free = false;  // the slot is nobody's
+  bool free = false;  // the slot is empty
 };
 /// The sums of the threads before this one.
 struct StandingBefore {
   int misses, free, wanted;
 };
-/// Over all threads. By all threads.
+/// Counts over all threads, and over those before this one. Called by all threads.
 __device__ __forceinline__ ServedCounts CountStandings(const Standing& mine, int* wanted,
                                                        StandingBefore* before) {
   const int warps = static_cast<int>(blockDim.x) / 32;
@@ -52,8 +52,8 @@ __device__ __forceinline__ ServedCounts CountStandings(const Standing& mine, int
   return call;
 }
 
-/// Whether so few of the experts leave that they are found one by one: each takes about as long as
-/// comparing 32 keys. Else the places of all are found at once.
+/// Whether so few experts leave that they are found one by one: each takes about as long as
+/// comparing 32 keys. Otherwise all experts are ranked at once.
 __device__ __forceinline__ bool FewVictims(int leaving, int experts) {
   return leaving * 32 <= experts;
 }
@@ -69,8 +69,8 @@ struct RankScratch {
   int32_t places[kFewExperts];
 };
 /// Fills `places` with the slots that misses take, the free ones first, then those of the victims
-/// in their order; says in which turn the thread's expert, `row`, comes or goes, if it does. By all
-/// threads.
+/// in their order. Finds the rank of the thread's expert, `row`, among the misses or the victims,
+/// if it is one. Called by all threads.
 __device__ __forceinline__ void RankSlots(const ServedCounts& call, const Standing& mine,
                                           const ServedExpert& row, int count, double worth,
                                           const StandingBefore& before, int experts,

@@ -17,7 +17,7 @@ namespace moert::cuda {
 
 using expert_cache::Marks;
 
-/// Shared memory of the rule, whose first kWarps warps work, in the place of the routing's.
+/// Shared memory of the rule, which the first kWarps warps carry out. It replaces the routing's.
 template <int kPerLane, int kWarps>
 struct RuleScratch {
   __device__ RuleScratch() {}
@@ -27,7 +27,7 @@ struct RuleScratch {
   float own_weights[kMaxPairs];
 };
 
-/// The largest shares that requests of the call have lost. By a warp.
+/// Reports the largest shares that requests of the call have lost. Called by a warp.
 __device__ __forceinline__ void ReportWorst(const ExpertCacheArgs& args, int lane) {
   const expert_cache::LostShares worst = expert_cache::WorstOfCall(args, lane);
   if (lane != 0) return;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void ReportWorst(const ExpertCacheArgs& args, int lan
   RaiseTo(&tally.worst_mass_share, worst.mass);
 }
 
-/// The choice stays as it is.
+/// No rule: the choice stays as it is.
 struct NoCallRule {
   static constexpr bool kApplies = false;
 };
@@ -50,21 +50,21 @@ struct CallRule {
   Marks& marks;
   RuleScratch<kPerLane, kWarps>& scratch;
 
-  /// Marks who is there, by the rows that the call begins with.
+  /// Marks the experts that are resident as the call begins.
   __device__ __forceinline__ void MarkResident(const ServeMissesArgs& args,
                                                const Known& known) const {
     const bool there = threadIdx.x < args.experts && known.layer.lent != 0 && known.row.slot >= 0;
     expert_cache::MarkThere(there, threadIdx.x / 32, marks);
   }
-  /// Drops what was to be prefetched for the call and has not begun.
+  /// Drops the prefetches for the call that have not begun.
   __device__ __forceinline__ void ClosePrefetch(const ServeMissesArgs& args, Known* known) const {
     if (!known->listed) return;
     PrefetchedRecord& record = args.prefetch->records[threadIdx.x];
     known->prefetched.state = expert_cache::CloseListed(record);
     known->closed = true;
   }
-  /// Turns the call's choice into the rule's. A record that has begun counts as there, its victim
-  /// not.
+  /// Turns the call's choice into the rule's. A record whose prefetch has begun counts as resident,
+  /// its victim as absent.
   template <int kPairs>
   __device__ __forceinline__ void Apply(const Known& known, RoutedPairs<kPairs>& routed,
                                         CallAccounts& accounts) const {

@@ -1,5 +1,5 @@
-// The decision of a call whose misses the device serves, by one CTA of kTileThreads: a thread an
-// expert, which also looks after the slot of its number (serve_misses.h).
+// The decision of a call whose misses the device serves (serve_misses.h), by one CTA of
+// kTileThreads. A thread has an expert and the slot with the same index.
 #ifndef MOERT_KERNELS_CUDA_CACHE_SERVE_CALL_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_SERVE_CALL_CUH_
 
@@ -29,8 +29,8 @@ __device__ __forceinline__ uint32_t WantedBy(const ServeMissesArgs& args,
   return bits;
 }
 
-/// By one thread: what the layer and the copies go by from now on, and the counts. `elsewhere`:
-/// answered low, or given to the CPU.
+/// Stores the layer's state after the call, the number of copies, and the tally. `elsewhere`:
+/// misses answered low or given to the CPU. Called by one thread.
 __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const ServedLayer& layer,
                                         const ServedCounts& call, int wanted, int elsewhere,
                                         int64_t bytes, const Prefetched& prefetched) {
@@ -61,8 +61,8 @@ __device__ __forceinline__ void EndCall(const ServeMissesArgs& args, const Serve
   add(&ServedTally::late_fills, prefetched.late_fills);
 }
 
-/// Where an expert that is wanted is multiplied from after the call; its copy, where it has one.
-/// `at`: its slot's place, or null; `record`: of the version that answers.
+/// Returns where a wanted expert is multiplied from, and lists its copy, if it needs one. `at`: its
+/// slot's address, or null; `record`: of the version that answers.
 __device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args,
                                                     const ServedRecord& record, int version,
                                                     uint8_t* at, bool miss, int miss_rank) {
@@ -72,15 +72,15 @@ __device__ __forceinline__ ExpertHandle PlaceExpert(const ServeMissesArgs& args,
   return handle;
 }
 
-/// Adds the bytes of the threads' records that are missing, or answer low. By all threads. Records
-/// are whole words of 16 bytes.
+/// Adds up the records that are missing or answer low, in words of 16 bytes, of which records are
+/// multiples. Called by all threads.
 __device__ __forceinline__ void AddMissed(const ServedRecord& record, bool miss, uint32_t* words) {
   const auto mine = miss ? static_cast<uint32_t>(record.bytes / 16) : 0;
   const uint32_t of_warp = __reduce_add_sync(~0U, mine);
   if (threadIdx.x % 32 == 0 && of_warp > 0) atomicAdd(words, of_warp);
 }
 
-/// The decision's state, then the tiles: each in shared memory while it is needed.
+/// The decision's state in shared memory. The tiles reuse it afterwards (ServeScratch).
 struct ServeTable {
   alignas(ServedExpert) uint8_t rows[kFewExperts * sizeof(ServedExpert)];
   RankScratch ranks;
@@ -95,7 +95,7 @@ union ServeScratch {
   ServeTable table;
   BothTilesScratch tiles;
 };
-/// The tokens of every expert by the ids of the call. By all threads.
+/// Counts the tokens of every expert by the ids of the call. Called by all threads.
 __device__ __forceinline__ void CountIds(const ServeMissesArgs& args, int32_t* counts) {
   const int e = threadIdx.x;
   if (e < args.experts) counts[e] = 0;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void CountIds(const ServeMissesArgs& args, int32_t* c
   __syncthreads();
 }
 
-/// Stores what is known where all threads see it; who holds a slot. By all threads.
+/// Stores what is known where all threads see it, and which slots are held. Called by all threads.
 __device__ __forceinline__ void ShareKnown(const ServeMissesArgs& args, const Known& known,
                                            ServeScratch& scratch) {
   auto& table = scratch.table;
@@ -132,7 +132,7 @@ __device__ __forceinline__ void ShareKnown(const ServeMissesArgs& args, const Kn
   if (e % 32 == 0) atomicMin(&table.lending.hole, known.hole);
 }
 
-/// Enters what the thread's expert is asked for. Returns what the expert is worth.
+/// Enters the tokens of the thread's expert. Returns what the expert is worth.
 __device__ __forceinline__ double EnterCall(const ServeMissesArgs& args, const Known& known,
                                             int count, ServeTable& table) {
   if (threadIdx.x >= args.experts) return 0;
@@ -146,8 +146,9 @@ struct AnsweredElsewhere {
   GivenToCpu cpu;
   __device__ __forceinline__ bool mine() const { return low.mine || cpu.mine; }
 };
-/// Those that lower versions answer, and of the others those that the CPU computes: misses no more.
-/// given: as DecideCall; late: prefetched records that the call waits for. By all threads.
+/// Decides which misses lower versions answer, and which of the others the CPU computes; these are
+/// misses no more. given: as DecideCall; late: prefetched records that the call waits for. Called
+/// by all threads.
 template <bool kPlain, typename Slot>
 __device__ __forceinline__ AnsweredElsewhere
 AnswerElsewhere(const ServeMissesArgs& args, const ServeMissesArgs& given, const Known& known,
@@ -178,14 +179,14 @@ AnswerElsewhere(const ServeMissesArgs& args, const ServeMissesArgs& given, const
   return elsewhere;
 }
 
-/// Where the thread's expert is behind the call.
+/// Where the thread's expert is after the call.
 struct PlacedExpert {
-  ExpertHandle ready, late;  // in which wave it is multiplied, if any
+  ExpertHandle ready, late;  // its handle, in the wave that multiplies it
   int slot = -1;
-  uint8_t* at = nullptr;  // its place
+  uint8_t* at = nullptr;  // the slot's address
 };
-/// Stores the row and the copy of the thread's expert. `row`: as the call began; coming: its record
-/// is on its way; after: its row now.
+/// Stores the row and the copy of the thread's expert. record: of the version that answers; coming:
+/// its prefetched record is under way; after: its row after the call.
 __device__ __forceinline__ PlacedExpert Place(const ServeMissesArgs& args, const Standing& mine,
                                               const AnsweredElsewhere& elsewhere,
                                               const ServedRecord& record, bool lent, bool coming,
@@ -206,25 +207,25 @@ __device__ __forceinline__ PlacedExpert Place(const ServeMissesArgs& args, const
 
 /// Sums over a call, in shared memory.
 struct CallSums {
-  uint32_t words;  // of missing records
+  uint32_t words;  // of 16 bytes, of missing records
   Prefetched prefetched;
-  LeastKey spare;  // by worth, of the experts that are there
+  LeastKey spare;  // by worth, of the resident experts
 
   __device__ __forceinline__ void Clear() {
     words = 0;
     prefetched = Prefetched{};
   }
 };
-/// The decision: of the thread's expert, and of all.
+/// The decision about the thread's expert, and counts of the call.
 struct Decided {
   double worth = 0;
   PlacedExpert placed;
   ServedCounts call;
   int wanted = 0, elsewhere = 0;  // experts of the call; those that are answered elsewhere
 };
-/// Which slots misses take, and where the thread's expert is behind the call. By all threads. The
-/// rows are read once and written at the end; between barriers everybody reads what the call began
-/// with.
+/// Decides which slots misses take, and where the thread's expert is after the call. Called by all
+/// threads. Rows are read once and written at the end, so until then all threads see the state with
+/// which the call began.
 template <bool kPlain, typename Slot>
 __device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args,
                                                const ServeMissesArgs& given, const Known& known,
@@ -278,7 +279,8 @@ __device__ __forceinline__ Decided DecideSlots(const ServeMissesArgs& args,
   return decided;
 }
 
-/// Stores what nothing of the call waits for, behind a barrier. By all threads.
+/// Stores results that the rest of the call does not wait for. Called by all threads, after a
+/// barrier.
 template <typename Slot>
 __device__ __forceinline__ void EndDecision(const ServeMissesArgs& args, const Known& known,
                                             int count, const CallPairs<Slot>& pairs,
@@ -297,9 +299,10 @@ __device__ __forceinline__ void EndDecision(const ServeMissesArgs& args, const K
           int64_t{16} * sums.words, sums.prefetched);
 }
 
-/// Behind ShareKnown and the kernels in front: the whole decision. `count`: tokens of the thread's
-/// expert; low_call: as that of args, in any memory. By all threads. kPlain: as ReadKnown;
-/// kOneTileEach: as MakeBothTiles; given: the kernel's own args, for what is not inlined.
+/// The whole decision, after ShareKnown and the end of the preceding kernels. `count`: tokens of
+/// the thread's expert; low_call: that of args, in any memory; given: the kernel's own args, for
+/// functions that are not inlined. kPlain: as ReadKnown; kOneTileEach: as MakeBothTiles. Called by
+/// all threads.
 template <bool kPlain, bool kOneTileEach = false, typename Slot>
 __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args,
                                            const ServeMissesArgs& given, const Known& known,
@@ -321,8 +324,8 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args,
   const bool tiles = args.makes_tiles != 0;
   const int first_pair = e < args.experts && tiles ? pairs.firsts[e] : 0;
   const int late = sums.prefetched.late + sums.prefetched.late_fills;
-  __syncthreads();  // the tiles take the scratch
-  // Beside the tiles of few threads, or behind them.
+  __syncthreads();  // the tiles reuse the scratch
+  // Runs beside the making of tiles if that takes few threads (kOneTileEach), else after it.
   const auto end = [&] { EndDecision(args, known, count, pairs, decided, lends, sums); };
   GiveWaves<kOneTileEach>(args, placed.ready, placed.late, count, first_pair,
                           decided.call.copies() + late > 0, scratch.tiles, [&] {

@@ -1,4 +1,5 @@
-// Misses of a call: decided by one CTA, behind its grouping or together with its routing.
+// The decision about the misses of a call, by one CTA: after the call's grouping, or together with
+// its routing.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/cache/rule_call.cuh"
@@ -9,7 +10,7 @@
 namespace moert::cuda {
 namespace {
 
-/// The least number of CTAs of a multiprocessor. Unsaid, the compiler makes room for two, and
+/// The minimum number of CTAs per multiprocessor. Without it, the compiler makes room for two and
 /// spills registers.
 constexpr int kCtas = 1;
 

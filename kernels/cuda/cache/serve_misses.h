@@ -1,19 +1,19 @@
-// Misses of a layer call served by the device: who is there, who leaves, what is copied, decided
-// behind top-k by one CTA, with no host.
+// Misses of a layer call served by the device: after top-k, one CTA decides without the host which
+// experts are resident, which leave and what is copied.
 //
-// Three rules, over the slots that a layer owns: who leaves is the expert that is worth least
-// (ExpertUse), or the one of the lowest average score (ScoreSums), or the one unused for longest.
-// An expert of the call never leaves, misses wanted by more tokens come first, and a miss for which
-// no slot is left is multiplied where it lies, in mapped host memory. So a call of any size is
-// right with any number of slots, and while the host owns the slots (ServedLayer::lent is 0) every
-// expert of a call is such a miss and nothing changes. By worth, where a policy's layers share
-// their slots, a call that would push somebody out takes one slot of the layer whose least expert
-// is worth less, if there is one (SlotLenders).
+// There are three rules for the expert that leaves a layer's slots: it is the one that is worth
+// least (ExpertUse), the one with the lowest average score (ScoreSums), or the one unused for
+// longest. An expert of the call never leaves, misses wanted by more tokens come first, and a miss
+// for which no slot is left is multiplied from mapped host memory. So a call of any size is right
+// with any number of slots. While the host owns the slots (ServedLayer::lent is 0), every expert of
+// a call is such a miss and nothing changes. With the rule by worth, where a policy's layers share
+// their slots, a call that would evict an expert takes a slot of the layer whose least expert is
+// worth less, if there is one (SlotLenders).
 //
-// Where experts have a lower version (LowVersions), misses that weigh little in their requests are
-// answered by it, from where it lies. Where a CPU computes beside the device (cpu_mailbox.h), it
-// takes some of the others, and all whose records the device cannot read. They are brought by
-// nobody and push nobody out.
+// Where experts have a lower version (LowVersions), it answers misses that weigh little in their
+// requests, and is read in place. Where a CPU computes beside the device (cpu_mailbox.h), it takes
+// some of the others, and all whose records the device cannot read. None of these is copied into a
+// slot, so none evicts an expert.
 //
 // The functions below are the whole decision. The kernel calls each for its thread's expert; a unit
 // test calls them on the host and compares them with the store's.
@@ -34,7 +34,7 @@ struct CUstream_st;
 
 namespace moert::cuda {
 
-/// How an expert stands in its layer.
+/// The state of an expert in its layer.
 struct alignas(16) ServedExpert {
   int64_t last_used = 0;  // tick of the last call that used it
   int32_t tokens = 0;     // of that call
@@ -53,10 +53,10 @@ struct ServedLayer {
   int32_t slots = 0;    // it owns, at most its experts
   int32_t lent = 0;     // 0: the host owns the slots
   int64_t calls = 0;    // that ExpertUse has seen
-  double inserted = 1;  // mean of a call
-  // The slot that another layer may take: that of the expert that was worth least behind the
-  // layer's last call.
-  uint8_t* spare_at = nullptr;  // the slot's place; null: nobody's
+  double inserted = 1;  // mean insertions per call
+  // The slot that another layer may take: that of the expert that was worth least after the layer's
+  // last call.
+  uint8_t* spare_at = nullptr;  // the slot's address; null: none
   float spare_worth = 0;
   int32_t spare_expert = -1;
   int32_t spare_slot = -1;
@@ -71,7 +71,7 @@ struct ServedTally {
   uint64_t loads = 0;  // misses, copied or read in place, and fills
   uint64_t bytes = 0;  // of these
   uint64_t evictions = 0;
-  // Prefetched records: listed; of these used when they were there, or on their way; begun and not
+  // Prefetched records: listed; of these, used after arrival or while under way; begun and not
   // used.
   uint64_t listed = 0;
   uint64_t arrived = 0;
@@ -91,16 +91,16 @@ struct ServedTally {
   uint64_t slots_low = 0;
   double mass_low = 0;
   double worst_low_share = 0;
-  // Records that were brought for what they are worth (PrefetchedRecord::fill); of these wanted
-  // while they were on their way. Not among the prefetched ones.
+  // Fills (PrefetchedRecord::fill); of these, wanted while they were under way. The counts of
+  // prefetched records do not include them.
   uint64_t fills = 0;
   uint64_t late_fills = 0;
   // For the CPU: misses that it computed, and jobs that were taken back from it, whose misses are
   // loads.
   uint64_t on_cpu = 0;
   uint64_t taken_back = 0;
-  // Among on_cpu those whose records the device cannot read; and experts that it did not compute in
-  // time, though nobody else could.
+  // Among on_cpu those whose records the device cannot read; and experts that the CPU did not
+  // compute in time and the device could not.
   uint64_t below = 0;
   uint64_t lost = 0;
 };
@@ -127,13 +127,13 @@ MOERT_HOST_DEVICE inline int RankOf(const uint32_t* keys, int count, uint32_t ke
   return rank;
 }
 
-/// Sort key of victims: worth least first, then unused for longest, then of the fewest
-/// tokens. By default: never.
+/// Sort key of victims: worth least first, then unused for longest, then of the fewest tokens. The
+/// default sorts last.
 struct alignas(16) LeavingKey {
   uint64_t worth = ~uint64_t{0};
   uint64_t use = ~uint64_t{0};
 };
-/// `worth` is a number. Calls have up to 2^18 tokens, and there are up to 2^46 of them.
+/// `worth` is not NaN. Calls have up to 2^18 tokens, and there are up to 2^46 of them.
 MOERT_HOST_DEVICE inline LeavingKey KeyOfLeaving(const ServedExpert& row, double worth) {
   const double plain = worth + 0.0;  // -0 is 0
   uint64_t bits = 0;
@@ -143,8 +143,8 @@ MOERT_HOST_DEVICE inline LeavingKey KeyOfLeaving(const ServedExpert& row, double
   key.use = static_cast<uint64_t>(row.last_used) << 18 | static_cast<uint64_t>(row.tokens);
   return key;
 }
-/// The place of expert e, which may leave, among those that may: by their keys, then the lower
-/// index. keys: [experts].
+/// The rank of expert e among those that may leave, of which it is one: by their keys, then the
+/// lower index. keys: [experts].
 MOERT_HOST_DEVICE inline int VictimRank(const LeavingKey* keys, int experts, int e) {
   const LeavingKey mine = keys[e];
   int rank = 0;
@@ -161,7 +161,7 @@ MOERT_HOST_DEVICE inline int VictimRank(const LeavingKey* keys, int experts, int
   return rank;
 }
 
-/// CTAs that copy. Products beside them leave a multiprocessor's room for each: a launch that fills
+/// CTAs that copy. Products beside them leave a multiprocessor free for each: a launch that fills
 /// the device would make the copies wait for its end.
 constexpr int kCopyCtas = 4;
 
@@ -170,19 +170,19 @@ enum PrefetchState : int32_t {
   kPrefetchListed = 0,
   kPrefetchBegun = 1,
   kPrefetchDropped = 2,  // before it began
-  kPrefetchStopped = 3,  // behind that
+  kPrefetchStopped = 3,  // after it began
 };
 struct PrefetchedRecord {
   RecordCopy copy;
   int32_t expert = -1;
-  int32_t victim = -1;  // who is in the slot; -1: nobody
+  int32_t victim = -1;  // the expert in the slot; -1: none
   int32_t slot = -1;
   int32_t state = kPrefetchListed;
   int32_t done = 0;  // CTAs that have copied what falls to them
-  int32_t fill = 0;  // 1: listed for what it is worth, not because it may be wanted now
+  int32_t fill = 0;  // 1: listed for its worth, not because it may be wanted now
 };
 constexpr int kMostPrefetched = 8;
-/// Those of a layer.
+/// The prefetched records of a layer.
 struct LayerPrefetch {
   int32_t count = 0;
   int32_t settled = 1;
@@ -193,10 +193,11 @@ struct LayerPrefetch {
 enum class PrefetchEnd : int32_t {
   kNothing,   // as if it had not been listed
   kArrived,   // it is in its slot
-  kUnderWay,  // it will be, and is wanted
-  kBroken,    // its victim is gone and its slot nobody's
+  kUnderWay,  // it will be in its slot, and is wanted
+  kBroken,    // its victim is gone and its slot is empty
 };
-/// `state` before it was dropped or stopped; `wanted`: and still moving.
+/// `state`: before it was dropped or stopped; `wanted`: the call wants the record, so its copy goes
+/// on.
 MOERT_HOST_DEVICE inline PrefetchEnd EndOfPrefetch(int32_t state, int32_t done, bool wanted) {
   if (done == kCopyCtas) return PrefetchEnd::kArrived;
   if (state == kPrefetchListed || state == kPrefetchDropped) return PrefetchEnd::kNothing;
@@ -213,18 +214,18 @@ MOERT_HOST_DEVICE inline void SettlePrefetch(const PrefetchedRecord& record, Pre
   rows[record.expert].slot = record.slot;
 }
 
-/// Whether a prefetch that is wanted with `probability` is worth its victim, wanted with
-/// `victims`: right, it spares a call its wait, unless that waits for the victim; wrong, it costs
-/// the uses that the victim would have had until it had to leave anyway, about a call over the
-/// calls' insertions.
+/// Whether a prefetch that is wanted with `probability` pays; its victim is wanted with `victims`.
+/// If it is right, the call does not wait, unless it now waits for the victim. If it is wrong, it
+/// costs the uses of the victim until that had to leave anyway, about 1 / `inserted` calls.
 MOERT_HOST_DEVICE inline bool PrefetchPays(double probability, double victims, double worth,
                                            double leaving, double inserted) {
   constexpr double kFewest = running_mean::kInserted.weight;  // of a call that brought one
   const double horizon = 1 / (inserted < kFewest ? kFewest : inserted);
   return probability - victims > (1 - probability) * (leaving - worth) * horizon;
 }
-/// Never evict an expert this likely to be used by one of a call's tokens. The more tokens, the
-/// likelier anybody is, up to those that would be brought themselves (`least`).
+/// Experts that one of a call's tokens uses with at least this probability are never evicted. It
+/// grows with the tokens, as any expert becomes likelier, up to `least`, from which on experts are
+/// prefetched.
 MOERT_HOST_DEVICE inline double LikelyWanted(int tokens, double least) {
   constexpr double kByOne = 0.02;
   return tokens * kByOne < least ? tokens * kByOne : least;
@@ -233,15 +234,13 @@ MOERT_HOST_DEVICE inline double LikelyWanted(int tokens, double least) {
 /// A call that was predicted.
 struct alignas(8) PredictedCall {
   int32_t tokens = 0;  // 0: none
-  int32_t routed = 0;  // it came, and `wanted` is known
+  int32_t routed = 0;  // its tokens, once it was routed and `wanted` is known
 };
 
-/// The effect of a call on an expert, behind its ranks. `miss_rank` counts if it is wanted and
-/// missing, `victim_rank` if it is there and idle. places: [free + idle]: slots of nobody, then
-/// those of the idle experts by victim rank. Returns its slot now, -1: none.
+/// Counts over the experts of a call.
 struct ServedCounts {
   int32_t misses = 0;
-  int32_t free = 0;      // slots of nobody
+  int32_t free = 0;      // empty slots
   int32_t idle = 0;      // experts that may leave
   int32_t borrowed = 0;  // slots of other layers; the last of `places` that are used
   MOERT_HOST_DEVICE int copies() const {
@@ -253,6 +252,10 @@ struct ServedCounts {
     return copies() > there ? copies() - there : 0;
   }
 };
+/// The effect of a call on an expert, once it is ranked. `miss_rank` counts if it is wanted and
+/// missing, `victim_rank` if it is resident and idle. places: [free + idle]: empty slots, then
+/// those of the idle experts by victim rank. Returns the expert's state after the call; slot -1:
+/// none.
 MOERT_HOST_DEVICE inline ServedExpert AfterCall(const ServedExpert& before, int count, int64_t tick,
                                                 const ServedCounts& call, const int32_t* places,
                                                 int miss_rank, int victim_rank) {
@@ -270,8 +273,8 @@ MOERT_HOST_DEVICE inline ServedExpert AfterCall(const ServedExpert& before, int 
   return after;
 }
 
-/// Layers that give each other slots, one a call. The slots of a layer have [experts] places; one
-/// without an address is none.
+/// Layers that lend each other slots, one per call. A layer has [experts] places for slots; one
+/// with a null address has none.
 struct SlotLenders {
   int32_t layers = 0;  // all alike; 0: each keeps its own
   int32_t mine = 0;
@@ -290,8 +293,8 @@ MOERT_HOST_DEVICE inline uint64_t LendingKey(float worth, uint32_t number) {
 }
 MOERT_HOST_DEVICE inline int NumberOf(uint64_t key) { return static_cast<int>(key & 0xffffffff); }
 constexpr uint64_t kNobodyLends = ~uint64_t{0};
-/// The key of a layer that a call of layer `mine` may ask: not itself, and not the next one, whose
-/// slots are looked at meanwhile; nor one whose prefetches are not settled.
+/// The key of a layer from which a call of layer `mine` may take a slot: not `mine` itself, nor the
+/// next one, whose slots are being read meanwhile, nor one whose prefetches are not settled.
 MOERT_HOST_DEVICE inline uint64_t LenderKey(const ServedLayer& layer, bool settled, int number,
                                             int mine, int fewest) {
   if (number == mine || number == mine + 1 || !settled || layer.lent == 0 ||
@@ -300,14 +303,14 @@ MOERT_HOST_DEVICE inline uint64_t LenderKey(const ServedLayer& layer, bool settl
   }
   return LendingKey(layer.spare_worth, static_cast<uint32_t>(number));
 }
-/// Whether the expert with these ranks says what one slot more is worth: who would leave last, or,
-/// where all that are idle leave, the first that finds no slot.
+/// Whether the worth of the expert with these ranks is what one more slot gains: it would leave
+/// last or, where all idle experts leave, is the first miss that finds no slot.
 MOERT_HOST_DEVICE inline bool SaysGain(const ServedCounts& call, bool miss, bool idle,
                                        int miss_rank, int victim_rank) {
   if (call.misses > call.free + call.idle) return miss && miss_rank == call.free + call.idle;
   return idle && victim_rank == call.misses - call.free - 1;
 }
-/// `lender`: the least LenderKey of all layers; `gain`: the worth of who SaysGain.
+/// `lender`: the least LenderKey of all layers; `gain`: the worth of the expert that SaysGain.
 MOERT_HOST_DEVICE inline bool Borrows(uint64_t lender, double gain) {
   return lender < LendingKey(static_cast<float>(gain), 0);
 }
@@ -341,32 +344,32 @@ struct ServeMissesArgs {
   // State of the rule by worth, or null. scores: [tokens, experts] of the call, or null.
   ExpertUse* use = nullptr;  // [experts]
   const float* scores = nullptr;
-  // State of the rule by average score (ScoreSums); window 0: another one.
+  // State of the rule by average score (ScoreSums); window 0: another rule.
   int32_t window = 0;
   double* sums = nullptr;    // [experts]
   float* history = nullptr;  // [window, experts]
   int32_t tokens = 0;
   int32_t top_k = 1;
   SlotLenders lenders;
-  int32_t answers_low = 0;  // whether misses may be
-  LowVersions low;          // not of a call whose product is the host's
+  int32_t answers_low = 0;  // whether misses may be answered low
+  LowVersions low;          // not for a call that the host multiplies
   CpuShareArgs cpu;
   // Where records are prefetched; else null.
   LayerPrefetch* prefetch = nullptr;
-  // Gets what the call wanted, for those who predicted it: [experts] bits of tokens. Null: not
-  // asked for. groups: of the call.
+  // Receives what the call wanted, for the prediction to learn from: [experts], a bit per token; or
+  // null. groups: of the call.
   uint32_t* wanted = nullptr;
   PredictedCall* predicted = nullptr;
   SlotGroups groups;
   RecordCopy* copies = nullptr;   // [experts]
   int32_t* num_copies = nullptr;  // [1]
-  // If so, also the tiles of both waves: those that are ready into tiles.table, the others into
-  // `late_table`. Handles are not looked at.
+  // If so, also makes the tiles of both waves: ready ones in tiles.table, late ones in
+  // `late_table`. tiles.handles are not read.
   int32_t makes_tiles = 0;
   MakeTilesArgs tiles;
   TileTable late_table;
-  // For a call whose product is the host's, in place of counts, waves and tiles: what it asks for
-  // and where it finds it. The slot of an address is its distance to `base` in strides.
+  // For a call that the host multiplies, in place of counts, waves and tiles: the ids that it asks
+  // for, and their slots. The slot of an address is its distance to `base` in strides.
   const int32_t* ids = nullptr;  // [pairs]; one that is not in [0, experts) is none. Or null
   int32_t pairs = 0;             //
   int32_t* found = nullptr;      // [pairs] receives slots, -1: none. Or null
@@ -379,10 +382,9 @@ struct ServeMissesArgs {
 /// Decides, and changes the layer's rows. For layers of up to kFewExperts experts. Returns 0 or a
 /// cudaError_t.
 int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream);
-/// The same behind the logits of few tokens, or their ids: with LaunchRouteFew in front, whose
-/// tiles are not made, in one launch. No tokens: does nothing. `next`: null, or what is predicted
-/// for another layer meanwhile by a CTA beside the decision; only for calls that PredictsBeside
-/// names.
+/// LaunchRouteFew, without its tiles, and LaunchServeMisses in one launch. Does nothing without
+/// tokens. `next`: null, or a prediction for another layer that a CTA beside the decision makes;
+/// only for calls for which PredictsBeside is true.
 int LaunchRouteAndServe(const RouteFewArgs& route, const ServeMissesArgs& args, CUstream_st* stream,
                         const PredictArgs* next = nullptr);
 bool PredictsBeside(const RouteFewArgs& route, const ServeMissesArgs& args,

@@ -1,5 +1,5 @@
-// The usual call's decision, with the expert-cache rule in front of it or without; beside it, by a
-// second CTA that shares nothing with it, what the next layer will want.
+// The decision of a usual call, with or without the expert-cache rule before it. A second CTA,
+// which shares nothing with the first, predicts what the next layer will want.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/cache/rule_call.cuh"

@@ -1,11 +1,10 @@
-// The decision of a usual call in a kernel of its own: of a few tokens, routed by softmax among at
-// most kUsualExperts experts, who leave least recently used, or worth least, or of the lowest
-// average score.
+// The decision of a usual call in a kernel of its own. A usual call has few tokens, routed by
+// softmax among at most kUsualExperts experts, which leave by any of the three rules of
+// serve_misses.h.
 //
-// It is the same code as for other calls (cache/serve_call.cuh), without what such a call
-// never does. One CTA runs once a layer, and the less code its kernel has, the sooner it is
-// through. With fewer threads it finds room beside the CTAs of the gate's logits, so that it can
-// begin while they run.
+// It is the same code as for other calls (cache/serve_call.cuh), without what such a call never
+// does. The kernel runs once per layer, in one CTA, and ends the sooner the less code it has. With
+// fewer threads it fits beside the CTAs of the gate's logits, so it can begin while they run.
 #ifndef MOERT_KERNELS_CUDA_CACHE_SERVE_USUAL_H_
 #define MOERT_KERNELS_CUDA_CACHE_SERVE_USUAL_H_
 

@@ -1,22 +1,21 @@
-// Records of the next layer, brought by the device while a layer runs: what is predicted, how far
-// it has come when the layer asks, and what becomes of it.
+// Records of the next layer that the device prefetches while a layer runs: how they are predicted,
+// copied, and settled when the next layer asks for its experts.
 //
-// While layer l runs, one CTA goes by the next layer's gate, applied to the same input. It writes a
-// list of records to bring (predict_next.cuh), each
-// with the slot it gets and the expert that leaves it. Where the decision about layer l also routes
-// it, that CTA is of the decision's launch. Behind the layer's own copies, copying CTAs take the
-// list in its order. When the next layer is routed, its decision settles the list
-// (serve_misses.cu): what has not begun is dropped, and whom it would have replaced is still there;
-// what has begun and nobody wants stops within a few pieces; what has begun and is wanted goes on,
-// and its products wait for it.
+// While layer l runs, one CTA applies the next layer's gate to the same input and lists the records
+// to prefetch (predict_next.cuh), each with the slot it gets and the expert that leaves that slot.
+// Where the decision about layer l also routes it, that CTA is part of the decision's launch. After
+// the layer's own copies, copying CTAs work through the list in order. When the next layer is
+// routed, its decision settles the list (settle_prefetches.cuh). A record that has not begun is
+// dropped, and its victim stays. One that has begun and is not wanted stops within a few pieces.
+// One that has begun and is wanted goes on, and its products wait for it.
 //
-// Where nothing is listed so, the list may have a fill: the absent expert that is worth most, for a
-// slot of nobody or in place of one that is clearly worth less. It is how misses that were answered
-// low, or by the CPU, come in: they are brought by no call. So nobody is looked for until a call
-// has had such misses (ServedLayer::elsewhere), and then until a look finds nobody.
+// If nothing is predicted, the list may have a fill: the absent expert that is worth most, for an
+// empty slot or in place of an expert that is clearly worth less. Fills bring in experts whose
+// misses were answered low, or by the CPU, since no call copies these. So fills are sought only
+// after a call with such misses (ServedLayer::elsewhere), and until none is found.
 //
-// The table changes when the list is settled, never before. So a list that nobody settles, as that
-// of a graph of one layer alone, is settled later, by the next prediction or by the host.
+// The table changes only when the list is settled. A list that no call settles, such as that of a
+// graph of one layer, is settled later, by the next prediction or by the host.
 #ifndef MOERT_KERNELS_CUDA_CACHE_SERVED_PREFETCH_H_
 #define MOERT_KERNELS_CUDA_CACHE_SERVED_PREFETCH_H_
 
@@ -32,8 +31,8 @@ struct CUgraphNode_st;
 
 namespace moert::cuda {
 
-/// Where layers' predictions lie and what they are learned from. Device memory, of all layers one
-/// behind the other.
+/// The predictions of all layers and the data that they learn from, in device memory, layer by
+/// layer.
 struct PredictionMemory {
   HitCounts* curves = nullptr;     // [layers + 1, kHitBins], those of all layers last
   uint8_t* bins = nullptr;         // [experts of all, kFewTokens]; kHitBins: was present
@@ -60,15 +59,14 @@ struct PredictArgs {
   uint8_t* bins = nullptr;     // [experts, kFewTokens]
   uint32_t* wanted = nullptr;  // [experts]
   PredictedCall* call = nullptr;
-  /// Records less likely wanted than this are not brought.
+  /// Records less likely wanted than this are not prefetched.
   float least = 0.2F;
   int32_t fills = 0;  // whether lists may have a fill
 };
-/// Decides what is brought for a layer. For layers of up to kFewExperts experts. Returns 0 or a
-/// cudaError_t.
+/// Decides what is prefetched for a layer of up to kFewExperts experts. Returns 0 or a cudaError_t.
 int LaunchPredictRecords(const PredictArgs& args, CUstream_st* stream);
 
-/// Brings the records of a list, by kCopyCtas CTAs.
+/// Copies the records of a list, by kCopyCtas CTAs.
 int LaunchCopyPrefetched(LayerPrefetch* prefetch, CUstream_st* stream);
 /// The same as a node of a graph that is being captured, which no stream waits for.
 int AddCopyPrefetched(CUgraph_st* graph, CUgraphNode_st* const* behind, size_t count,

@@ -1,4 +1,4 @@
-// Shared by kernels that look after the slots of a layer.
+// Helpers of the kernels that manage the slots of a layer.
 #ifndef MOERT_KERNELS_CUDA_CACHE_SERVED_SLOTS_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_SERVED_SLOTS_CUH_
 
@@ -13,8 +13,8 @@
 
 namespace moert::cuda {
 
-/// The value in device memory, past the L1 cache: for what is read before the kernels in front have
-/// ended, which may not know yet what others have written.
+/// Loads a value past the L1 cache, which may not have what others have written: for values that
+/// are read before the preceding kernels have ended.
 template <typename T>
 __device__ __forceinline__ T LoadFresh(const T* at) {
   using Word = std::conditional_t<alignof(T) % sizeof(uint4) == 0, uint4, uint2>;
@@ -28,21 +28,21 @@ __device__ __forceinline__ T LoadFresh(const T* at) {
   return value;
 }
 
-/// How many slots before `slot` nobody is in.
+/// The number of empty slots before `slot`.
 __device__ __forceinline__ int FreeBefore(const uint8_t* held, int slot) {
   int count = 0;
   for (int s = 0; s < slot; ++s) count += held[s] == 0 ? 1 : 0;
   return count;
 }
 
-/// The least of a warp's keys. By all its lanes.
+/// The least of a warp's keys. Called by all its lanes.
 __device__ __forceinline__ uint64_t LeastKeyOfWarp(uint64_t key) {
   const auto high = static_cast<uint32_t>(key >> 32), low = static_cast<uint32_t>(key);
   const uint32_t least = __reduce_min_sync(~0U, high);
   return uint64_t{least} << 32 | __reduce_min_sync(~0U, high == least ? low : ~0U);
 }
-/// The least key of a CTA's threads, in shared memory, where 64-bit minima take turns in a loop:
-/// each warp's are stored, and behind a barrier the least of these is found.
+/// The least key of a CTA's threads. Each warp stores its own least key, and after a barrier the
+/// least of these is found: 64-bit atomic minima in shared memory would be loops that take turns.
 struct LeastKey {
   uint64_t of_warp[kTileThreads / 32];
 };
@@ -61,7 +61,7 @@ __device__ __forceinline__ void FindLeast(bool in, double worth, LeastKey& least
              least);
 }
 
-/// Stores that another CTA made before it was stored can be read behind this.
+/// After this load, all stores are visible that another CTA made before it stored the value.
 __device__ __forceinline__ int32_t LoadAcquire(const int32_t* at) {
   int32_t value = 0;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");

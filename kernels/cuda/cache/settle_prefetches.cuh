@@ -1,4 +1,4 @@
-// Prefetches for a call meet its decision (serve_call.cuh).
+// Settles the prefetches for a call, as part of its decision (serve_call.cuh).
 #ifndef MOERT_KERNELS_CUDA_CACHE_SETTLE_PREFETCHES_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_SETTLE_PREFETCHES_CUH_
 
@@ -22,9 +22,9 @@ struct Prefetched {
   unsigned long long bytes, fill_bytes;
 };
 
-/// Drops, stops or goes on with what was prefetched for the call, and changes `rows` and who holds a
-/// slot accordingly; coming: [experts] zeros, then those that the products
-/// wait for. By all threads.
+/// Drops, stops or continues the prefetches for the call, and changes `rows` and `held`
+/// accordingly. coming: [experts], zeros before; set for experts that the products wait for. Called
+/// by all threads.
 __device__ __forceinline__ void SettleAll(LayerPrefetch& list, const Known& known,
                                           const int32_t* counts, ServedExpert* rows, uint8_t* held,
                                           uint8_t* coming, Prefetched* sums) {

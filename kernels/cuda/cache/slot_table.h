@@ -1,4 +1,5 @@
-// Where a host's kernels find experts: of each expert of a layer its slot, in device memory.
+// The table in which a host's kernels find experts: the slot of each expert of a layer, in device
+// memory.
 #ifndef MOERT_KERNELS_CUDA_CACHE_SLOT_TABLE_H_
 #define MOERT_KERNELS_CUDA_CACHE_SLOT_TABLE_H_
 

@@ -1,5 +1,5 @@
-// Arguments of usual calls' kernels (serve_usual.h) as constants, so that the compiler leaves out
-// code for the rest.
+// Sets arguments of usual calls' kernels (serve_usual.h) to constants, so that the compiler leaves
+// out the code for other calls.
 #ifndef MOERT_KERNELS_CUDA_CACHE_USUAL_CALL_CUH_
 #define MOERT_KERNELS_CUDA_CACHE_USUAL_CALL_CUH_
 
