@@ -5,7 +5,8 @@
 // the sums is one token's 16 channels. The tile registers: 0..3 sums [row block][half of the
 // columns], 4 and 5 activations [half], 6 and 7 weights [row block].
 //
-// Own assembly because the compilers' intrinsics for tile loads do not say that they read memory.
+// Inline assembly, because the compilers' intrinsics for tile loads do not declare that they read
+// memory.
 #ifndef MOERT_KERNELS_CPU_AMX_TILE_H_
 #define MOERT_KERNELS_CPU_AMX_TILE_H_
 
@@ -29,7 +30,7 @@ struct alignas(64) AmxConfig {
   uint8_t rows[16];
 };
 
-// Sizes the tiles for so many columns (1..32) and zeroes the sums.
+// Sizes the tiles for `columns` (1..32) columns and zeroes the sums.
 [[gnu::always_inline]] static inline void AmxBegin(int columns) {
   AmxConfig config = {};
   config.palette = 1;
@@ -45,11 +46,12 @@ struct alignas(64) AmxConfig {
   asm volatile("ldtilecfg %0" ::"m"(config));
 }
 
-// Where the tiles of row block `block` go: a ring of two, or the caller's room for all.
+// Where the tiles of each row block are stored: in a ring of two, or in the caller's memory for all
+// of them.
 struct AmxTiles {
   uint8_t* first[kMaxBlocks];
   int64_t mask;   // of tile numbers
-  int64_t bytes;  // of what is made of a row block at once
+  int64_t bytes;  // of the tiles made of a row block at once
 };
 [[gnu::always_inline]] static inline AmxTiles AmxTilesOf(const BlockGemmArgs& args, uint8_t* ring,
                                                          int64_t bytes) {
@@ -61,7 +63,7 @@ struct AmxTiles {
   return tiles.first[block] + (tile & tiles.mask) * tiles.bytes;
 }
 
-// Leaves no tile state to the thread, which may be the caller's.
+// Releases the tile state, as the thread may be the caller's.
 [[gnu::always_inline]] static inline void AmxEnd() { asm volatile("tilerelease" ::: "memory"); }
 
 template <int kTile>
@@ -94,8 +96,8 @@ template <AmxDot kDot, int kSums, int kX, int kW>
   }
 }
 
-// One step in k for all blocks and columns: 64 bytes of every row of x, from `x` on `stride` apart,
-// with the weight tiles at w0 and w1.
+// One step in k for all blocks and columns: multiplies 64 bytes of every row of x (rows begin at
+// `x`, `stride` bytes apart) by the weight tiles at w0 and w1.
 template <AmxDot kDot>
 [[gnu::always_inline]] static inline void AmxStep(const uint8_t* x, int64_t stride, bool halves,
                                                   const uint8_t* w0, const uint8_t* w1,
@@ -114,7 +116,7 @@ template <AmxDot kDot>
   }
 }
 
-// The sums, as [block][kMaxColumns][16] dwords.
+// Stores the sums as [block][kMaxColumns][16] dwords.
 [[gnu::always_inline]] static inline void AmxStoreSums(bool halves, bool blocks, void* to) {
   auto* out = static_cast<uint8_t*>(to);
   constexpr int64_t kBlock = kMaxColumns * kBlockRows * 4;
@@ -136,7 +138,7 @@ template <AmxDot kDot>
 }
 
 // Kernels of quantized weights keep the rows of a block in the order that their shuffles give until
-// the end. Which row lies at each place of a tile's row, and the other way round:
+// the end. RowAt: the row at each position of a tile's row; PlaceOf: the position of each row.
 template <int kBits>
 [[gnu::always_inline]] static inline __m512i RowAt() {
   return kBits == 8 ? _mm512_setr_epi32(0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15)
@@ -148,7 +150,7 @@ template <int kBits>
                     : _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 }
 
-// The sums of all blocks and columns, back in the order of rows.
+// Puts the sums of all blocks and columns back in the order of rows.
 template <int kBits>
 [[gnu::always_inline]] static inline void AmxRestoreRows(const BlockGemmArgs& args) {
   const __m512i place = PlaceOf<kBits>();

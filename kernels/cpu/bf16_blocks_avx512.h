@@ -1,9 +1,9 @@
-// Products of bf16 row blocks by AVX-512, whatever multiplies: blocking, prefetch and reduction.
-// Only for files compiled with that ISA. Everything here has internal linkage or the linkage of
-// its parameter, so nothing of it can be linked into other files' code.
+// Products of bf16 row blocks by AVX-512 with any multiply instruction (`Dot`): blocking, prefetch
+// and reduction. Only for files compiled with that ISA. Everything here has internal linkage or the
+// linkage of its parameter, so nothing of it can be linked into other files' code.
 //
-// One 64-byte load of a piece holds rows g and g + 8 for all 16 channels. `Dot` says how an operand
-// piece is held in registers and multiplied; it has
+// One 64-byte load of a piece holds rows g and g + 8 for all 16 channels. `Dot` defines how an
+// operand piece is held in registers and multiplied; it has
 //   kOperand            bytes of an operand piece
 //   kGroupsOfThree      groups at once of three columns: as many as fit the registers
 //   Operand, Load(p)    an operand piece, spread over the lanes
@@ -100,7 +100,7 @@ void Columns(int count, const uint8_t* weights, int64_t k16s, const uint8_t* con
   _mm512_store_ps(out, _mm512_permutex2var_ps(low, rows, high));
 }
 
-// Block after block: the weights of each are then one long sequential read.
+// Multiplies block after block, so that the weights of each are one long sequential read.
 template <class Dot>
 void Blocks(const BlockGemmArgs& args) {
   __m512 sums[kNarrowColumns][kGroups];

@@ -4,8 +4,8 @@
 // A weight matrix is a sequence of row blocks, 16 output channels each; a row block is `k16s`
 // pieces of 16 input channels in fragment order (docs/reference/layout.md; bf16: 512 B), four of
 // them a tile of 64. A kernel multiplies one or two row blocks by some activation rows ("columns"
-// of the product): up to kNarrowColumns of them, wherever they lie, or up to kMaxColumns that lie
-// equally far apart if it is a wide one.
+// of the product): up to kNarrowColumns rows anywhere in memory or, if it is a wide kernel, up to
+// kMaxColumns rows at equal distances.
 //
 // Every element of the product is summed in an order over k that the kernel alone fixes: it never
 // depends on how many columns or blocks are computed beside it.
@@ -25,7 +25,7 @@ constexpr int kBf16PieceBytes = 512;
 constexpr int kTilePieces = 4;
 constexpr int kTileK = 64;
 constexpr int kInt8GroupTiles = 2;   // tiles that share one scale of int8 or int4 activations
-constexpr int kMaxFlushTiles = 512;  // int32 holds the sum of so many tiles of 8-bit products
+constexpr int kMaxFlushTiles = 512;  // int32 holds the sum of this many tiles of 8-bit products
 
 /// Weight kinds, by the bits that a kernel reads.
 enum WeightKind {
@@ -55,8 +55,8 @@ struct BlockGemmArgs {
   float* out;                          // [blocks][kMaxColumns][kBlockRows], 64-byte aligned
   const uint8_t* next;                 // weights read after these: fetched ahead, never used;
                                        // must not be null
-  // Wide kernels that turn weights into tiles: room for all tiles of each row block, 64-byte
-  // aligned, or null. `tiles_kept`: an earlier call with these weights has left them there.
+  // Wide kernels that turn weights into tiles: memory for all tiles of each row block, 64-byte
+  // aligned, or null. `tiles_kept`: an earlier call with these weights has left the tiles there.
   uint8_t* tiles[kMaxBlocks];
   bool tiles_kept;
 
@@ -70,8 +70,8 @@ struct BlockGemmArgs {
                         // kMaxFlushTiles; divides group_tiles unless there is one group
 
   // Imported schemes only, in place of the above. For each row block, 16 scales a group in
-  // `scale_form` and (or null) 16 zeros, a byte each, groups scale_stride elements apart; or null,
-  // a scale of the matrix.
+  // `scale_form` and (or null) 16 zeros, a byte each, groups scale_stride elements apart; and a
+  // scale of the matrix, or null.
   const uint8_t* raw_scales[kMaxBlocks];
   const uint8_t* zeros[kMaxBlocks];
   const float* matrix_scale[kMaxBlocks];
@@ -83,8 +83,8 @@ using GemmKernel = void(const BlockGemmArgs& args);
 using BlockGemmFn = GemmKernel*;
 
 // Codes of imported schemes become bf16 (or floats), less their zeros, which is exact. Scales
-// multiply the sums of a group, in AMX those of e2m1 the codes, which bf16 holds; the matrix's
-// multiplies sums.
+// multiply the sums of a group; only in AMX do e2m1 scales multiply the codes, whose products bf16
+// holds. The matrix's scale multiplies sums.
 
 /// Follows the codes of an integer (or fp8) activation row, one for each tile.
 struct TileScale {
@@ -134,7 +134,7 @@ GluKernel GluSiluAvx512, GluGeluTanhAvx512;
 GemmKernel BlockGemmBf16Avx512Bf16;
 PackKernel PackBf16Avx512;
 
-// Quantized weights, bf16 or fp32 activations; rows carry the sums of each tile behind them.
+// Quantized weights, bf16 or fp32 activations; each row is followed by the sums of its tiles.
 GemmKernel BlockGemmFloatW8Avx512Bf16, BlockGemmFloatW4Avx512Bf16, BlockGemmFloatW3Avx512Bf16,
     BlockGemmFloatW2Avx512Bf16;
 PackKernel PackSummedBf16Avx512;
@@ -157,8 +157,9 @@ PackKernel PackF8TokenAvx2, PackF8TokenAvx512;
 GemmKernel BlockGemmImportedW4Avx2, BlockGemmImportedF4Avx2, BlockGemmImportedF8Avx2,
     BlockGemmImportedW4Avx512Bf16, BlockGemmImportedF4Avx512Bf16, BlockGemmImportedF8Avx512Bf16;
 
-// Wide kernels, AMX: the thread needs the kernel's permission to use tiles (kernel_set.cc); they
-// leave no tile state behind. bf16 activations are packed as for vdpbf16ps.
+// Wide kernels, AMX: the process needs the operating system's permission to use tiles
+// (kernel_set.cc); the kernels leave no tile state behind. bf16 activations are packed as for
+// vdpbf16ps.
 GemmKernel BlockGemmBf16Amx, BlockGemmFloatW8Amx, BlockGemmFloatW4Amx, BlockGemmFloatW3Amx,
     BlockGemmFloatW2Amx, BlockGemmF8Amx, BlockGemmImportedW4Amx, BlockGemmImportedF4Amx,
     BlockGemmImportedF8Amx, BlockGemmIntW8Amx, BlockGemmIntW4Amx, BlockGemmIntW3Amx,

@@ -11,8 +11,8 @@
 
 namespace moert::kernels {
 
-// Scales (and offsets) of the row blocks that follow, as no hardware prefetcher would: lines lie a
-// row apart.
+// Prefetches scales (and offsets) of the next row blocks. No hardware prefetcher does so, since the
+// lines are a row of scales apart.
 [[gnu::always_inline]] static inline void FetchScales(const BlockGemmArgs& args, int block,
                                                       int64_t at) {
   constexpr int kRowsAhead = 32;  // a cache line

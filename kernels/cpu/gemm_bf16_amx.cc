@@ -1,6 +1,6 @@
 // bf16 weights x bf16 activations, AMX (tdpbf16ps). Two pieces at a time become [pair of input
-// channels][row][2] by shuffles of words, a step ahead of their use: tile loads are not fed from
-// pending stores. Activations are those of the vdpbf16ps kernel: the channels in order.
+// channels][row][2] by shuffles of words, a step ahead of their use, since stores are not forwarded
+// to tile loads. Activations are those of the vdpbf16ps kernel: the channels in order.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -71,7 +71,7 @@ void BlockGemmBf16Amx(const BlockGemmArgs& args) {
   }
   AmxStoreSums(halves, blocks, args.out);
   AmxEnd();
-  // Row r of the block lies at this place.
+  // The position of row r of the block.
   const __m512i place = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
   for (int b = 0; b < args.blocks; ++b) {
     for (int c = 0; c < args.columns; ++c) {

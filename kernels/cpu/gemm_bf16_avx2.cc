@@ -106,7 +106,7 @@ void BlockGemmBf16F32Avx2(const BlockGemmArgs& args) {
       const int64_t k16s = end - begin;
       const int64_t x_offset = begin * kOperand;
       const bool resume = begin > 0;
-      // The first columns fetch: AVX2 is bound by arithmetic after that.
+      // Only the first columns prefetch; after them, AVX2 is bound by arithmetic.
       Columns<8>(args.columns < 2 ? args.columns : 2, weights, k16s, args.x, x_offset, resume, sums,
                  ahead);
       for (int c = 2; c < args.columns; c += 2) {

@@ -1,6 +1,6 @@
 // bf16 weights x fp32 activations, AVX-512: weights are widened in registers (a bf16 is the high
-// half of a float), even and odd channels apart. The operand is ordered so that one load gives, by
-// unpacking with itself, the even and the odd channels for rows g and g + 8.
+// half of a float), even and odd channels separately. The operand is ordered so that one load
+// gives, by unpacking with itself, the even and the odd channels for rows g and g + 8.
 #if defined(__x86_64__)
 #include "kernels/cpu/bf16_blocks_avx512.h"
 

@@ -1,6 +1,6 @@
-// bf16 weights x bf16 activations, AVX512-BF16. The operand is kept short, 32 bytes a piece, since
-// its reads compete with those of the weights, and is spread over the lanes in registers: once for
-// the 8 loads of a piece. An output row is the sum of 8 of an accumulator's 16 lanes.
+// bf16 weights x bf16 activations, AVX512-BF16. The operand is short, 32 bytes a piece, since its
+// reads compete with those of the weights. It is spread over the lanes in registers, once for the 8
+// loads of a piece. An output row is the sum of 8 of an accumulator's 16 lanes.
 #if defined(__x86_64__)
 #include "kernels/cpu/bf16_blocks_avx512.h"
 

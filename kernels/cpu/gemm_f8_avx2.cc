@@ -1,6 +1,7 @@
-// e4m3 activations x e4m3 weights, AVX2, FMA and F16C. A code's bits become those of the binary16
-// number 2^-8 times as large, subnormal codes included, and that a float; which is exact, as are
-// the products of two codes. Rows of activations are fp32 values in the order of channels.
+// e4m3 activations x e4m3 weights, AVX2, FMA and F16C. A code's bits become a binary16 number that
+// is 2^-8 times as large, subnormal codes included, which is then converted to a float. Both steps
+// are exact, as are the products of two codes. Rows of activations are fp32 values in the order of
+// channels.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -22,8 +23,8 @@ constexpr int64_t kTileBytes = 1024;
 template <int J, int C>
 void AddTiles(const uint8_t* w, int64_t tiles, const uint8_t* const* x, int64_t x_offset, int j0,
               __m256 (*sums)[8]) {
-  // Words of rows j and j + 8 alternate, a 128-bit lane has two t of each. To channels 2t, 2t + 1
-  // of either row, and to 2t + 8, 2t + 9.
+  // Words of rows j and j + 8 alternate; a 128-bit lane has two t of each. The shuffles select
+  // channels 2t, 2t + 1 of both rows, and channels 2t + 8, 2t + 9.
   const __m256i first = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(-1, 0, -1, 2, -1, 8, -1, 10, -1, 4, -1, 6, -1, 12, -1, 14));
   const __m256i second = _mm256_broadcastsi128_si256(
@@ -71,7 +72,7 @@ void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x
       });
 }
 
-// -> rows 0..7 and 8..15.
+// Sums -> rows 0..7 and 8..15.
 [[gnu::always_inline]] inline void Rows(const __m256 (&sums)[8], __m256 (&rows)[2]) {
   const __m256 a =
       _mm256_hadd_ps(_mm256_hadd_ps(sums[0], sums[1]), _mm256_hadd_ps(sums[2], sums[3]));

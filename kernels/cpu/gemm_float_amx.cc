@@ -1,7 +1,7 @@
-// bf16 activations x quantized weights, AMX (tdpbf16ps). The words of codes are brought together by
-// quads of input channels (as for integers, gemm_int_amx.cc), then each becomes two bf16 pairs by
-// table look-ups, shifted to lie around zero, which is exact. An 8-bit code is the sum of two such:
-// its nibbles, each with a tile of its own. Scales multiply the sums of a group, not weights. e4m3
+// bf16 activations x quantized weights, AMX (tdpbf16ps). The words of codes are sorted by quads of
+// input channels (as for integers, gemm_int_amx.cc). Table look-ups turn each into two bf16 pairs,
+// shifted to lie around zero, which is exact. An 8-bit code is the sum of two such values, its
+// nibbles, each with a tile of its own. Scales multiply the sums of a group, not weights. e4m3
 // codes become the bf16 of their values, against activations on the e4m3 grid.
 //
 // Rows of a block are kept in the order that the shuffles give (RowAt) until the end.
@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kXTileBytes = 128;  // of a row of x: 64 channels in order
 
 // Field kField of each byte of `word` in its low bits, of 3-bit codes with bit kPlaneBit of `plane`
-// as the third bit; the table ignores what is above.
+// as the third bit; the table ignores all higher bits.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
   const __m512i low = kField == 0 ? word : _mm512_srli_epi16(word, kField * (kBits == 4 ? 4 : 2));
@@ -78,7 +78,7 @@ template <int kBits, bool kF8>
           _mm512_shuffle_i32x4(even01, even23, 0xdd), _mm512_shuffle_i32x4(odd01, odd23, 0xdd)};
 #pragma GCC unroll 4
       for (int t = 0; t < 4; ++t) {
-        // The table knows 5 bits of an index; of a low nibble it ignores the fifth.
+        // The table is indexed by 5 bits; for a low nibble it ignores the fifth.
         uint8_t* const pairs = to + i * 512 + t * 64;
         if constexpr (kF8) {
           Store(pairs, ExpandF8<false>(quads[t], tables.low));
@@ -98,8 +98,8 @@ template <int kBits, bool kF8>
   }
 }
 
-// A factor of every column: the scale of its codes, or the sum of x over `count` tiles from `begin`
-// on.
+// Finds a factor of every column: the scale of its codes, or the sum of x over `count` tiles from
+// `begin` on.
 template <bool kF8>
 void ColumnFactors(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int64_t count,
                    float* factors) {
@@ -117,7 +117,7 @@ void ColumnFactors(const BlockGemmArgs& args, int64_t tiles, int64_t begin, int6
 }
 
 // Adds the sums of a block's columns, scaled, to those in `to`, or to zero. offset: null, or what
-// the sum of x counts less.
+// is subtracted for each unit of the sum of x.
 template <bool kF8, bool kFirst>
 void AddColumns(const float* sums, int columns, __m512 scale, const __m512* offset,
                 const float* factors, float* to) {

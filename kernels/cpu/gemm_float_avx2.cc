@@ -1,7 +1,7 @@
 // fp32 activations x quantized weights, AVX2 and FMA. Codes are widened in registers to floats
 // around zero: by table for 2 and 3 bits, by sign extension for 4 and 8. Scales multiply the sums
 // of a group, not weights. An operand piece is fp32, channels {2t}, {2t+8}, {2t+1}, {2t+9} for t =
-// 0..3, so that one 16-byte load meets one byte of every lane's word.
+// 0..3, so that one 16-byte load matches one byte of every lane's word.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -242,7 +242,8 @@ void Gemm(const BlockGemmArgs& args) {
   }
 }
 
-// From the operand of the bf16 kernel, {2t, 2t+8, 2t+1, 2t+9} for t = 0..3, in place; then sums.
+// Reorders the operand of the bf16 kernel, {2t, 2t+8, 2t+1, 2t+9} for t = 0..3, in place, and
+// appends the sums of tiles.
 void Summed(int64_t k16s, uint8_t* out) {
   auto* sums = reinterpret_cast<float*>(out + k16s * kOperand);
   for (int64_t tile = 0; tile < k16s / kTilePieces; ++tile) {

@@ -1,7 +1,7 @@
 // bf16 activations x quantized weights, AVX512-BF16 (vdpbf16ps). Codes become bf16 pairs by table
 // look-ups (vpermw), shifted to lie around zero, which is exact: integers below 256 fit bf16. An
-// 8-bit code is the sum of two such: its nibbles. Scales multiply the sums of a group, not weights.
-// e4m3 codes become the bf16 of their values, against activations on the e4m3 grid.
+// 8-bit code is the sum of two such values, its nibbles. Scales multiply the sums of a group, not
+// weights. e4m3 codes become the bf16 of their values, against activations on the e4m3 grid.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -16,9 +16,9 @@ namespace {
 
 constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
 
-// A table's index for field kField of each byte: of `word` for fields 0 and 1, of its bytes' upper
-// halves, shifted down, for 2 and 3. Odd fields stay where they lie, two bits up. Codes of 3
-// bits have bit kPlaneBit of `plane` as the third bit. The tables ignore all other bits.
+// The table index of field kField of each byte. For fields 0 and 1 `word` has the word itself, for
+// fields 2 and 3 the upper halves of its bytes, shifted down. Odd fields stay two bits up. Codes of
+// 3 bits have bit kPlaneBit of `plane` as the third bit. The tables ignore all other bits.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
   if constexpr (kBits == 2) return word;

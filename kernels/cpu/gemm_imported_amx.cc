@@ -1,7 +1,7 @@
-// bf16 activations x imported schemes, AMX (tdpbf16ps). Two pieces at a time become a tile of
-// [16 pairs][16 rows][2] bf16, a step ahead of their use: tile loads are not fed from pending
-// stores. e2m1 codes are stored times their scale, which bf16 holds, so that sums run over all of
-// k; those of int4 and e4m3 are scaled group by group.
+// bf16 activations x imported schemes, AMX (tdpbf16ps). Two pieces at a time become a tile of [16
+// pairs][16 rows][2] bf16, a step ahead of their use, since stores are not forwarded to tile loads.
+// e2m1 codes are stored times their scale, a product that bf16 holds, so their sums run over all of
+// k; sums of int4 and e4m3 are scaled group by group.
 //
 // Rows of a block are kept in the order that the shuffles give (RowAt) until the end.
 #if defined(__x86_64__)
@@ -20,7 +20,8 @@ constexpr int64_t kXStepBytes = 64;  // of a row of x: 32 channels in order
 template <ImportedCodes kCodes>
 constexpr int kBitsOf = kCodes == ImportedCodes::kE4M3 ? 8 : 4;
 
-// The group of a piece; padding takes the last one's scales, times zero.
+// The element at which the scales of a piece's group begin. Padding takes those of the last group,
+// times zero.
 [[gnu::always_inline]] inline int64_t GroupAt(const BlockGemmArgs& args, int64_t piece) {
   const int64_t group = piece / args.group_k16s;
   return (group < args.groups ? group : args.groups - 1) * args.scale_stride;
@@ -30,8 +31,8 @@ constexpr int kBitsOf = kCodes == ImportedCodes::kE4M3 ? 8 : 4;
 struct Group {
   __m512i zeros;      // int4: in every byte of a word
   __m512 scales;      // e2m1
-  __m512i exponents;  // e2m1: what powers of two add to either half of a word
-  bool powers;        // whether the scales are such, and no product leaves the normal numbers
+  __m512i exponents;  // e2m1: added to the exponents of both halves of a word
+  bool powers;        // whether scales are powers of two and all products are normal
 };
 
 template <ImportedCodes kCodes, bool kZeros>
@@ -157,7 +158,7 @@ template <ImportedCodes kCodes, bool kZeros>
   }
 }
 
-// Adds the sums of a group, that of `piece`, scaled, to those in args.out.
+// Adds the scaled sums of the group of `piece` to those in args.out.
 template <int kBits>
 [[gnu::always_inline]] inline void Flush(const BlockGemmArgs& args, int64_t piece,
                                          const float* sums) {

@@ -1,7 +1,8 @@
 // fp32 activations x imported schemes, AVX2, FMA and F16C. Codes become floats in registers, which
-// is exact: nibbles as bytes around zero (e2m1: twice their values), e4m3 as the binary16 number
-// 2^-8 times as large. The sums of a group are scaled lane by lane, so rows are summed once, at the
-// end. Rows of activations are those of quantized weights (gemm_float_avx2.cc).
+// is exact: nibbles by way of bytes around zero (e2m1: twice their values), e4m3 by way of a
+// binary16 number that is 2^-8 times as large. The sums of a group are scaled lane by lane, so rows
+// are summed once, at the end. Rows of activations are those of quantized weights
+// (gemm_float_avx2.cc).
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -79,12 +80,12 @@ void Describe(const BlockGemmArgs& args, int b, int64_t begin, int64_t end, Chun
   }
 }
 
-// Four lanes of row r, four of the row after it.
+// The value of row r in four lanes, and of the next row in the other four.
 [[gnu::always_inline]] inline __m256 OfRows(const float* rows, int r) {
   return _mm256_blend_ps(_mm256_broadcast_ss(rows + r), _mm256_broadcast_ss(rows + r + 1), 0xf0);
 }
 
-// acc += bytes, one of each lane's word at a time, x the channels that they meet.
+// acc += bytes times the matching channels, one byte of each lane's word at a time.
 template <int C>
 [[gnu::always_inline]] inline void AddBytes(__m256 (&acc)[C], __m256i bytes,
                                             const uint8_t* const (&x)[C]) {
@@ -183,7 +184,8 @@ template <int C>
 // Rows j (totals[c][j]) and j + 8 (totals[c][8 + j]) for j in [j0, j0 + J).
 template <int J, int C>
 void Bytes(const Chunk& chunk, const uint8_t* const* x, int j0, __m256 (*totals)[kSums]) {
-  // Words of rows j and j + 8 alternate: to a lane for each row, then to byte after byte.
+  // Words of rows j and j + 8 alternate: the first shuffle gives each row a lane, the second sorts
+  // by byte.
   const __m256i apart = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
   const __m256i first_bytes = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(-1, 0, -1, 4, -1, 8, -1, 12, -1, 1, -1, 5, -1, 9, -1, 13));

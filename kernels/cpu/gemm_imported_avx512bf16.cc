@@ -12,10 +12,10 @@
 namespace moert::kernels {
 namespace {
 
-constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
+constexpr int kColumnsAtOnce = 4;  // their accumulators fit the registers
 constexpr int64_t kChunk = 32;     // pieces that stay in the L1 cache for all columns
 
-// The summand of codes: nothing, or the negative zero of each row of a quarter, in every byte.
+// The summand of codes: nothing, or minus the zero point of each row of a quarter, in every byte.
 struct Zeros {
   __m512i of[kQuarters];
 };

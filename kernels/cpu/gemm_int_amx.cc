@@ -1,10 +1,10 @@
 // Integer activations x quantized weights for many columns, AMX (tdpbssd, tdpbsud) and GFNI. The
 // codes of a tile become [quad of input channels][row][4] bytes by shuffles of words, a tile ahead
-// of their use: tile loads are not fed from pending stores. Symmetric codes become signed there,
-// which makes the sums of activations unnecessary; sums are exact, so the result equals every other
-// set's.
+// of their use, since stores are not forwarded to tile loads. Symmetric codes become signed at that
+// point, which makes the sums of activations unnecessary. Sums are exact, so the result equals
+// every other set's.
 //
-// Rows of a block are kept in the order that the shuffles give (kRowAt) until the end.
+// Rows of a block are kept in the order that the shuffles give (RowAt) until the end.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -26,9 +26,9 @@ constexpr int64_t Bits(int from, int low, int to, bool extend) {
   return static_cast<int64_t>(matrix);
 }
 
-// Field kField of each byte of `word` as it enters the product: 4-bit codes, or 2-bit ones with bit
-// kPlaneBit of `plane` as the third. Codes of a symmetric scheme less their middle: u - 2^(bits -
-// 1) has the low bits of u, and above them the complement of its highest.
+// Field kField of each byte of `word` as it enters the product: a 4-bit code, or a 2-bit one with
+// bit kPlaneBit of `plane` as the third bit. For symmetric schemes the middle is subtracted: u -
+// 2^(bits - 1) has the low bits of u and, above them, the complement of its highest bit.
 template <int kBits, bool kSymmetric, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
   constexpr int kFlip = kSymmetric ? 0xff << (kBits - 1) & 0xff : 0;

@@ -1,7 +1,7 @@
 // Integer activations x quantized weights, AVX2 (vpmaddubsw). Codes below 16 are summed in 16 bits
 // over at most 128 channels: 8 pieces of two products of at most 15 * 127 a lane are 30480. 8-bit
-// codes are taken as signed ones, |w| against sign(w) x, and widened at once: two products of at
-// most 128 * 127 fit. The sums are those of the VNNI kernels, hence the results.
+// codes are multiplied as signed numbers, |w| by sign(w) x, and widened at once: two products of at
+// most 128 * 127 fit. The sums, and so the results, are those of the VNNI kernels.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -11,7 +11,7 @@
 namespace moert::kernels {
 namespace {
 
-constexpr int64_t kChunkTiles = 2;  // that 16 bits can hold; and that stay in L1 for all columns
+constexpr int64_t kChunkTiles = 2;  // their sums fit 16 bits, and they stay in L1 for all columns
 
 // The 16 codes of a piece of a column for two rows: lane g * 4 + t.
 [[gnu::always_inline]] inline __m256i Spread(const uint8_t* column, int64_t piece) {
@@ -34,8 +34,8 @@ template <int C>
   for (int c = 0; c < C; ++c) acc[c] = _mm256_add_epi16(acc[c], _mm256_maddubs_epi16(codes, x[c]));
 }
 
-// Two pieces of 2- and 3-bit codes. Codes of 2 bits in rows 2j+8, 2j+9 are taken where they lie,
-// two bits up, which makes their sums four times what they are: at most 4 * 6096 a lane.
+// Two pieces of 2- and 3-bit codes. Codes of 2 bits in rows 2j+8, 2j+9 are not shifted down from
+// two bits up, which makes their sums four times as large: at most 4 * 6096 a lane.
 template <int kBits, int kWords, int C>
 [[gnu::always_inline]] inline void AddPieces(__m256i (&low)[C], __m256i (&high)[C], __m256i word,
                                              __m256i plane, const __m256i (&x0)[C],
@@ -179,8 +179,7 @@ void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x
 }
 
 // Codes of 8 bits have sums[j / 4][j % 4]: row j in even lanes, row j + 8 in odd ones, 4 of each.
-// Rows
-// 0..7 and 8..15, as RowsOf gives them.
+// Gives rows 0..7 and 8..15 in the order of RowsOf.
 [[gnu::always_inline]] inline void RowsOfBytes(const __m256i (&sums)[2][4], __m256i (&rows)[2]) {
   __m256i quad[2];
   for (int half = 0; half < 2; ++half) {
@@ -197,7 +196,8 @@ void Columns(int count, const uint8_t* w, int64_t tiles, const uint8_t* const* x
 }
 
 // 16-bit sums of up to kChunkTiles tiles -> rows 0, 2, 4, 6, 1, 3, 5, 7 of a half. Sums that still
-// fit 16 bits after an addition of neighbours are packed to them, which halves the additions left.
+// fit 16 bits after neighbours are added are packed to 16 bits, which halves the remaining
+// additions.
 template <int kBits, bool kHigh>
 [[gnu::always_inline]] inline __m256i RowsOf(const __m256i (&sums)[4]) {
   const __m256i ones = _mm256_set1_epi16(1);
@@ -217,7 +217,7 @@ template <int kBits, bool kHigh>
   }
 }
 
-// To the order of rows.
+// Puts rows in order.
 [[gnu::always_inline]] inline void Order(__m256i (&rows)[2]) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   rows[0] = _mm256_permutevar8x32_epi32(rows[0], order);
@@ -249,7 +249,7 @@ template <int kBits>
   int32_t sum = 0;
   for (int64_t tile = 0; tile < count; ++tile) sum += x_scales[tile].sum;
   const __m256 x_scale = _mm256_set1_ps(x_scales[0].scale);
-  // To codes around zero, or from them: 8-bit codes are summed as signed ones.
+  // Corrects the sums to codes around zero, or from them: 8-bit codes are summed as signed numbers.
   int32_t correction = 0;
   if (w.symmetric && kBits != 8) correction = -(sum << (kBits - 1));
   if (!w.symmetric && kBits == 8) correction = sum << 7;

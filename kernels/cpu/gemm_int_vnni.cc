@@ -1,7 +1,8 @@
 // Integer activations x quantized weights, AVX-512 VNNI (vpdpbusd). Codes are unsigned bytes made
-// in registers by shifts and masks; what their zero points add is taken off with the activations'
-// sums once a flush. Four accumulators hold the 16 rows of a block, 4 channels of a piece a lane;
-// they are summed over lanes in integers, so the result is exact and equals every other set's.
+// in registers by shifts and masks; the contribution of their zero points is subtracted once per
+// flush, using the activations' sums. Four accumulators hold the 16 rows of a block, 4 channels of
+// a piece a lane; they are summed over lanes in integers, so the result is exact and equals every
+// other set's.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -14,12 +15,12 @@ namespace {
 // Helpers are inlined by force: accumulators passed by reference would otherwise live in memory.
 
 constexpr int kQuarters = 4;       // accumulators of a row block and column
-constexpr int kColumnsAtOnce = 4;  // whose accumulators fit the registers
+constexpr int kColumnsAtOnce = 4;  // their accumulators fit the registers
 
-// Field kField of each byte: of `word` for fields 0 and 1, of its bytes' upper halves, shifted
-// down, for 2 and 3. Odd fields stay where they lie, two bits up: the accumulators of rows 8..15
-// hold four times their sums. Codes of 3 bits have bit kPlaneBit of `plane` as the third bit. Bits
-// that a shift drags over byte borders are masked off.
+// Field kField of each byte. For fields 0 and 1 `word` has the word itself, for fields 2 and 3 the
+// upper halves of its bytes, shifted down. Odd fields stay two bits up, so the accumulators of rows
+// 8..15 hold four times their sums. Codes of 3 bits have bit kPlaneBit of `plane` as the third bit.
+// Bits that a shift drags over byte borders are masked off.
 template <int kBits, int kField, int kPlaneBit>
 [[gnu::always_inline]] inline __m512i Field(__m512i word, __m512i plane) {
   constexpr int kUp = kField % 2 * 2;

@@ -13,8 +13,8 @@
 
 namespace moert::kernels {
 
-// The bf16 values that codes are looked up in, by the lowest 5 bits of a 16-bit lane: int4 less 8,
-// or signed numbers if a zero has been taken off; e2m1, the bit above the code ignored.
+// A table of the bf16 values of codes, indexed by the lowest 5 bits of a 16-bit lane: int4 less 8,
+// or signed numbers if a zero has been subtracted; e2m1, where the bit above the code is ignored.
 template <ImportedCodes kCodes, bool kZeros>
 [[gnu::always_inline]] static inline __m512i ImportedTable() {
   if constexpr (kCodes == ImportedCodes::kE4M3) return MakeF8Table();
@@ -56,7 +56,7 @@ template <ImportedCodes kCodes, bool kZeros>
   }
 }
 
-// The piece some way after `w`, into L1.
+// Prefetches a later piece of weights into L1.
 template <int kBits>
 [[gnu::always_inline]] static inline void FetchPiece(const uint8_t* w) {
 #pragma GCC unroll 4

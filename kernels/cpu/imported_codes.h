@@ -15,7 +15,7 @@ enum class ImportedCodes { kInt4, kE2M1, kE4M3 };
 
 constexpr int64_t kImportedAhead = 8192;  // bytes of weights fetched ahead, kept in L1
 
-// Pieces of a row block that belong to a group; those behind them are padding.
+// Number of pieces of a row block that belong to a group; the pieces after them are padding.
 [[gnu::always_inline]] static inline int64_t ImportedPieces(const BlockGemmArgs& args) {
   const int64_t grouped = args.groups * args.group_k16s;
   return grouped < args.k16s ? grouped : args.k16s;
@@ -28,8 +28,8 @@ constexpr int64_t kImportedAhead = 8192;  // bytes of weights fetched ahead, kep
   return args.raw_scales[block] + at * kWidth[args.scale_form];
 }
 
-// Scales (and zeros) of row blocks that follow, as no hardware prefetcher would: lines lie a row
-// apart.
+// Prefetches scales (and zeros) of the next row blocks. No hardware prefetcher does so, since the
+// lines are a row of scales apart.
 [[gnu::always_inline]] static inline void FetchImportedScales(const BlockGemmArgs& args, int block,
                                                               int64_t at) {
   constexpr int64_t kLine = 64;

@@ -33,8 +33,8 @@ bool HasAvx512() {
 bool HasVnni() { return HasAvx512() && __builtin_cpu_supports("avx512vnni"); }
 bool HasAvx512Bf16() { return HasAvx512() && __builtin_cpu_supports("avx512bf16"); }
 
-// Asks the operating system for the use of tiles, which Linux grants to the whole process on
-// request only. Nothing changes for threads that use none.
+// Asks the operating system for permission to use tiles, which Linux grants to the whole process,
+// on request only. Nothing changes for threads that do not use tiles.
 bool HasAmx() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   if (!HasAvx512Bf16() || !HasVnni()) return false;
@@ -73,7 +73,7 @@ void Set(KernelSet* set, OperandKind kind, const OperandKernels& kernels) {
   set->operands[static_cast<int>(kind)] = kernels;
 }
 
-// The reference kernels for everything but GLU; other sets replace what they have of their own.
+// A set with the reference kernels; other sets replace the kernels that they have themselves.
 KernelSet Reference(const char* name, bool supported) {
   KernelSet set = {name, supported, {}, {}, {}, {}};
   set.glu[static_cast<int>(Activation::kSilu)] = GluSiluReference;
@@ -125,13 +125,13 @@ OperandKernels Quantized(int64_t bytes_per_tile, PackFn pack, BlockGemmFn w8, Bl
   return {bytes_per_tile, pack, {nullptr, w8, w4, w3, w2, nullptr}};
 }
 
-// Kernels that are wide ones and serve any number of columns.
+// Makes kernels wide ones that serve any number of columns.
 OperandKernels AnyWidth(OperandKernels kernels) {
   for (int i = 0; i < kWeightKinds; ++i) kernels.wide[i] = kernels.gemm[i];
   return kernels;
 }
 
-// Above so many columns the work of turning weights into tiles pays.
+// From this many columns on, turning weights into tiles pays.
 constexpr int kAmxFrom = 5;
 
 // Integer kernels of one ISA; the packing is that of AVX2.
@@ -162,8 +162,8 @@ KernelSet Avx2Set() {
   return avx2;
 }
 
-// A set has the kernels of the one before it where it brings none of its own. Integer products are
-// the same bits in all of them, so VNNI needs no set.
+// A set has the kernels of the set before it where it has none of its own. Integer products are
+// bit-identical in all sets, so VNNI needs no set of its own.
 KernelSet Avx512Set(const KernelSet& avx2) {
   KernelSet avx512 = avx2;
   avx512.name = "avx512";
@@ -197,7 +197,7 @@ KernelSet Avx512Bf16Set(const KernelSet& avx512) {
 }
 
 // tdpbf16ps sums in an order of its own, so this set uses it for any number of columns. Integer
-// sums are exact, so there the number may decide.
+// sums are exact, so for these the number of columns may decide.
 KernelSet AmxSet(const KernelSet& avx512bf16) {
   KernelSet amx = avx512bf16;
   amx.name = "amx";

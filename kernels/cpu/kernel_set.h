@@ -28,16 +28,17 @@ enum class OperandKind {
 };
 inline constexpr int kOperandKinds = 8;
 
-/// The kernels for one form of activations. A null gemm means that no weights of that kind meet it.
+/// The kernels for one form of activations. A null gemm: this form is not used with weights of that
+/// kind.
 struct OperandKernels {
   int64_t bytes_per_tile = 0;  // of a packed row, which is rounded up to 64 bytes
   PackFn pack = nullptr;       // whole rows: k16s is a multiple of 4
   BlockGemmFn gemm[kWeightKinds] = {};
-  // For at least `wide_from` columns whose rows lie equally far apart: the same products to the
-  // bit. Null where there is none.
+  // For at least `wide_from` columns whose rows are at equal distances: bit-identical products.
+  // Null where there is none.
   BlockGemmFn wide[kWeightKinds] = {};
   int wide_from = 1;
-  // Room that a wide kernel needs to keep 64 channels of a row block as tiles
+  // Bytes that a wide kernel needs to keep 64 channels of a row block as tiles
   // (BlockGemmArgs::tiles); 0: it keeps none.
   int64_t kept_bytes[kWeightKinds] = {};
 };
@@ -57,11 +58,11 @@ struct KernelSet {
   }
 };
 
-/// The operand form of matrices in `scheme`. kInt8 gives integer activations to the schemes that
-/// have none of their own, bf16 weights excepted; kFp8 gives e4m3 to fp8_b128; no numerics changes
-/// those that have.
+/// The operand form of matrices in `scheme`. kInt8 gives integer activations to schemes without
+/// quantized activations of their own, bf16 weights excepted; kFp8 gives e4m3 activations to
+/// fp8_b128. Schemes with quantized activations keep them under all numerics.
 OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics);
-/// Whether such matrices are multiplied by kF8Group: kFp8.
+/// Whether matrices in `scheme` take kF8Group operands under these numerics.
 bool TakesF8Group(const Scheme& scheme, ActivationNumerics numerics);
 WeightKind WeightKindOf(const Scheme& scheme);
 

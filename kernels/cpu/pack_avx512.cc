@@ -24,7 +24,7 @@ __m512i LoadPiece(const float* x, int64_t valid, int64_t piece) {
   const __mmask16 mask = left >= kPieceK ? 0xffff
                          : left <= 0     ? 0
                                          : static_cast<__mmask16>((1u << left) - 1);
-  // Behind the last channel there is no address to name.
+  // Beyond the last channel there is no valid address.
   const int64_t begin = left > 0 ? piece * kPieceK : 0;
   return _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, x + begin));
 }

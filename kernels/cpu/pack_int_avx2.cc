@@ -1,5 +1,6 @@
-// Quantization of activation rows to int8 (or int4 in int8) and to e4m3, AVX2: the bytes that the
-// reference packs. Every set with AVX2 uses it for integers; it is a small share of any product.
+// Quantization of activation rows to int8 (or int4 in int8) and to e4m3, AVX2: the same bytes as
+// the reference. Every set with AVX2 uses it for integers, as packing is a small share of any
+// product.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -91,8 +92,8 @@ void PackInt(const float* x, int64_t valid, int64_t k16s, int64_t group_tiles, i
 // To the nearest e4m3 value, ties to even; at most 448 in magnitude.
 __m256 NearestF8(__m256 x) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
-  // Three bits of a mantissa are kept, and below 2^-6 multiples of 2^-9: those by an addition whose
-  // last bit is that.
+  // Keeps three bits of the mantissa, and below 2^-6 multiples of 2^-9. The latter are rounded by
+  // adding a number whose last bit is 2^-9.
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 20), _mm256_set1_epi32(1));
   const __m256i rounded =

@@ -21,7 +21,7 @@ struct Operand {
   __m512bh low[C], high[C];
 };
 
-// `kTwice`: for words of rows g and g + 8 that alternate, as 8-bit weights have them.
+// `kTwice`: for weights in which words of rows g and g + 8 alternate (8 bits).
 template <int C, bool kTwice>
 [[gnu::always_inline]] static inline Operand<C> Spread(const uint8_t* const (&column)[C],
                                                        int64_t piece) {

@@ -31,7 +31,7 @@ constexpr int kColumnsAtOnce = 4;
                           _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
 }
 
-// Weights some way after `w`, into L1.
+// Prefetches later weights into L1.
 [[gnu::always_inline]] static inline void FetchWeights(const uint8_t* w, int64_t bytes) {
   constexpr int64_t kAhead = 8192;
   for (int64_t line = 0; line < bytes; line += 64) {
@@ -39,8 +39,8 @@ constexpr int kColumnsAtOnce = 4;
   }
 }
 
-// part<J, C>(j) multiplies C columns by the accumulators [j, j + J) of kRows: as many at once as
-// the registers hold.
+// Calls part<J, C>(j), which computes the accumulators [j, j + J) of kRows for C columns, with as
+// many at once as the registers hold.
 template <int kRows, class Part>
 [[gnu::always_inline]] static inline void ByColumns(int columns, const Part& part) {
   constexpr int kHalf = kRows / 2, kQuarter = kRows / 4;
@@ -55,7 +55,7 @@ template <int kRows, class Part>
   }
 }
 
-// The 16 rows of column c of a block.
+// Stores the 16 rows of column c of a block.
 [[gnu::always_inline]] static inline void StoreRows(const BlockGemmArgs& args, int block, int c,
                                                     __m256 low, __m256 high) {
   float* const to = args.out + (block * kMaxColumns + c) * kBlockRows;

@@ -19,7 +19,7 @@ namespace moert::kernels {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-// The tile some way after `w`, into L1.
+// Prefetches a later tile of weights into L1.
 template <int kBits>
 [[gnu::always_inline]] static inline void FetchWeights(const uint8_t* w) {
   constexpr int64_t kAhead = 8192;
@@ -29,9 +29,9 @@ template <int kBits>
   }
 }
 
-// Words of a tile of codes of up to 4 bits, by quads of input channels: store<kPiece>(first,
-// second, plane_first, plane_second) is given those of quads 0 and 1 of a piece, and of quads 2
-// and 3.
+// Sorts the words of a tile of codes of up to 4 bits by quads of input channels. Calls
+// store<kPiece>(first, second, plane_first, plane_second) with the words of quads 0 and 1 of a
+// piece, and of quads 2 and 3.
 template <int kBits, class StorePiece>
 [[gnu::always_inline]] static inline void ByQuads(const uint8_t* w, const StorePiece& store) {
   const auto first = [](const uint8_t* p) __attribute__((always_inline)) {
@@ -62,7 +62,7 @@ template <int kBits, class StorePiece>
 // Codes as bf16, looked up by the low 5 bits of a 16-bit lane.
 struct CodeTables {
   __m512i low;   // codes of up to 4 bits less their middle; of 8 bits, the low nibble
-  __m512i high;  // of 8 bits, 16 times the high nibble less 128; of 2 and 3, codes two bits up
+  __m512i high;  // of 8 bits: 16 times the high nibble less 128; of 2 and 3: codes two bits up
 };
 
 // bf16 of small integers: the high half of their float.
@@ -97,8 +97,8 @@ template <int kBits>
   return _mm512_load_si512(values);
 }
 
-// The e4m3 codes in the low (or high) bytes of 16-bit lanes as bf16: exponents move by 120, but for
-// codes below 2^-6, which have none.
+// The e4m3 codes in the low (or high) bytes of 16-bit lanes as bf16: 120 is added to exponents,
+// except for codes below 2^-6, which have none and come from the table.
 template <bool kHigh>
 [[gnu::always_inline]] static inline __m512i ExpandF8(__m512i codes, __m512i table) {
   const __m512i shifted = kHigh ? _mm512_srli_epi16(codes, 4) : _mm512_slli_epi16(codes, 4);

@@ -26,7 +26,7 @@ enum class Packing : int32_t {
   kNvFp4 = 10,       // the same, e4m3 scales of 16 k and one fp32 of the matrix
   kW4Group = 11,     // as kW4, bf16 scales of 32, 64 or 128 k, zeros as bytes
   kW4GroupF16 = 12,  // the same, fp16 scales
-  kW4Zeros = 13,     // of no matrix: kW4 with scale * zero, where code is compiled for it
+  kW4Zeros = 13,     // no matrix has it: code for kW4 with scale * zero is compiled for it
   kF8BlockF8 = 14,   // likewise: kF8Block multiplied with e4m3 activations
 };
 MOERT_HOST_DEVICE constexpr bool IsImported(Packing p) {
@@ -51,8 +51,8 @@ constexpr int kOperandForms = 9;
 constexpr int kOperands = 2 * kOperandForms;
 
 /// How often an expert was selected since the engine opened; a layer's own row counts its calls and
-/// all their slots. Only ever grows (and wraps), so that a copy made while it does loses nothing:
-/// what one copy has not seen, the next one has.
+/// all their slots. It only grows (and wraps), so a copy made during an update loses nothing: the
+/// next copy has what this one missed.
 struct alignas(16) SelectionTally {
   uint32_t slots = 0;
   uint32_t calls = 0;
@@ -156,7 +156,7 @@ struct ExpertHandle {
   int32_t version = -1;             // of the served ones, 0 has most bits
 };
 
-/// One product's matrix of a tile, resolved: what a launch needs, at hand in one read.
+/// One product's matrix of a tile, resolved: everything that a launch needs, in one read.
 struct alignas(16) TileMatrix {
   const uint8_t* weights;  // of row block 0 (gate, or down)
   const uint8_t* scales;

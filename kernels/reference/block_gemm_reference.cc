@@ -1,5 +1,5 @@
-// The "reference" kernel set: what every other set is compared with, and what runs on CPUs that
-// have none. Packed activations are plain fp32 rows.
+// The "reference" kernel set: every other set is compared with it, and it runs on CPUs that support
+// no other set. Packed activations are plain fp32 rows.
 #include <cmath>
 #include <cstring>
 

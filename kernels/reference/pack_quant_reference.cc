@@ -12,7 +12,7 @@
 namespace moert::kernels {
 namespace {
 
-// Below this the inverse could overflow; such a row is zero to any product.
+// Below this the inverse could overflow; such a row counts as zero.
 constexpr float kSmallestMaximum = 1e-30f;
 
 struct Range {

@@ -28,10 +28,10 @@
 //   taken back is left alone. The memory of jobs goes last.
 // - A job that fails is answered as having no rows, and taken back at once.
 //
-// Where the product is the host's (Engine::Fetch), nobody but the CPU can multiply what it was
-// given: the deadline is kOwedNs later, and rows that have not come by then are NaN. It is given
-// every miss for which the layer has no slot; while it is late for an earlier job those are NaN,
-// too.
+// Where the product is the host's (Engine::Fetch), only the CPU can multiply the experts that it
+// was given: the deadline is kOwedNs later, and rows that have not come by then are NaN. It is
+// given every miss for which the layer has no slot; while it is late for an earlier job those are
+// NaN, too.
 //
 // Where the host keeps not all records in pinned memory (CpuShareArgs::reads_below), the CPU is
 // given every miss whose record is elsewhere: it reads the record, and then multiplies. The
@@ -53,7 +53,7 @@ namespace moert::cuda {
 
 static_assert(kMostCpuTokens == kFewTokens);
 
-/// How much longer the device waits for rows that nobody else can compute, and for those whose
+/// How much longer the device waits for rows that only the CPU can compute, and for those whose
 /// records have to be read from a disk first.
 constexpr uint64_t kOwedNs = 2'000'000'000;
 constexpr uint64_t kReadNs = 10'000'000'000;
@@ -154,7 +154,7 @@ struct CpuJob {
   int32_t dtype = 0;  // of x, as DeviceRows
   int32_t experts = 0;
   int32_t pairs = 0;  // of all of them
-  int32_t below = 0;  // of the experts: those that nobody else can compute
+  int32_t below = 0;  // of the experts: those that only the CPU can compute
 };
 /// A job and its rows, in mapped host memory.
 struct CpuJobMemory {

@@ -117,7 +117,7 @@ __device__ __forceinline__ void EnterJob(const ServeMissesArgs& args, int count,
   for (int i = 0; i < count; ++i) enter(first + i, slots[i]);
 }
 
-/// Copies the call's rows into the job. By all threads.
+/// Copies the call's rows into the job. Called by all threads.
 __device__ __forceinline__ void CopyRowsOut(const CpuShareArgs& cpu) {
   const DeviceRows& x = cpu.x;
   const int element = x.dtype == 0 ? 4 : 2;

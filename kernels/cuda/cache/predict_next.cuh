@@ -118,14 +118,14 @@ __device__ __forceinline__ PrefetchedRecord Listed(const PredictArgs& args, int 
   return record;
 }
 
-/// By one thread. An empty list leaves nothing to settle.
+/// Begins a list of `count` records. An empty list leaves nothing to settle. Called by one thread.
 __device__ __forceinline__ void BeginList(const PredictArgs& args, int count) {
   args.prefetch->count = count;
   args.prefetch->settled = count == 0 ? 1 : 0;
   *args.call = {args.tokens, 0};
 }
 
-/// By one thread: nothing is listed, since the host decides.
+/// Lists nothing, since the host decides. Called by one thread.
 __device__ __forceinline__ void ListNothing(const PredictArgs& args) {
   args.prefetch->count = 0;
   args.prefetch->settled = 1;
@@ -200,9 +200,9 @@ __device__ __forceinline__ void ScoreTokens(const PredictArgs& args, float* kept
 }
 
 /// The whole prediction of a layer. The table and the outcome of the last prediction are read
-/// before the kernels in front have ended: decisions that write them have ended in front of the
-/// last weighted sum (known_call.cuh). kept: room for the scores in shared memory, or null. By all
-/// threads of whole warps, at least as many as experts.
+/// before the preceding kernels have ended: decisions that write them ended before the last
+/// weighted sum (known_call.cuh). kept: shared memory for the scores, or null. Called by all
+/// threads, of whole warps, at least as many as experts.
 template <int kPerLane>
 __device__ __forceinline__ void PredictNext(const PredictArgs& args, float* kept,
                                             PredictScratch& scratch) {

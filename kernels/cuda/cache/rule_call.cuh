@@ -95,7 +95,7 @@ struct CallRule {
 };
 
 /// Routing, the rule and the decision. kPlain, kOneTileEach, given: as DecideCall; kept: as
-/// RouteTokens; scratch: a union of the routing's and the decision's. By all threads.
+/// RouteTokens; scratch: a union of the routing's and the decision's. Called by all threads.
 template <bool kPlain, bool kOneTileEach, int kPairs, typename Rule, typename Scratch>
 __device__ __forceinline__ void RouteAndServe(const RouteFewArgs& route, const Rule& rule,
                                               const ServeMissesArgs& args,

@@ -165,7 +165,7 @@ MOERT_HOST_DEVICE inline int VictimRank(const LeavingKey* keys, int experts, int
 /// the device would make the copies wait for its end.
 constexpr int kCopyCtas = 4;
 
-/// A record that a prefetch brings, and how far it has come.
+/// A record that is prefetched, and the state of its copy.
 enum PrefetchState : int32_t {
   kPrefetchListed = 0,
   kPrefetchBegun = 1,
@@ -373,7 +373,7 @@ struct ServeMissesArgs {
   const int32_t* ids = nullptr;  // [pairs]; one that is not in [0, experts) is none. Or null
   int32_t pairs = 0;             //
   int32_t* found = nullptr;      // [pairs] receives slots, -1: none. Or null
-  int32_t any_slot = 0;      // if so, of a pair that the CPU is given one that its token has not
+  int32_t any_slot = 0;      // if so, a pair without a slot gets one that its token does not have
   int32_t* table = nullptr;  // [experts] receives the slot of every expert that is there, or -1
   const uint8_t* base = nullptr;  //
   int64_t stride = 1;

@@ -49,13 +49,13 @@ struct LeastKey {
 __device__ __forceinline__ void StoreLeast(uint64_t of_warp, LeastKey& least) {
   if (threadIdx.x % 32 == 0) least.of_warp[threadIdx.x / 32] = of_warp;
 }
-/// By all threads of whole warps.
+/// Returns the least of the stored keys. Called by all threads, of whole warps.
 __device__ __forceinline__ uint64_t LeastOf(const LeastKey& least) {
   const uint32_t lane = threadIdx.x % 32;
   return LeastKeyOfWarp(lane < blockDim.x / 32 ? least.of_warp[lane] : kNobodyLends);
 }
-/// Finds the least of the LendingKeys of the threads' experts that are `in`. By all threads of
-/// whole warps.
+/// Finds the least of the LendingKeys of the threads' experts that are `in`. Called by all threads,
+/// of whole warps.
 __device__ __forceinline__ void FindLeast(bool in, double worth, LeastKey& least) {
   StoreLeast(LeastKeyOfWarp(in ? LendingKey(static_cast<float>(worth), threadIdx.x) : kNobodyLends),
              least);

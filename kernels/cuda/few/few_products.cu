@@ -14,22 +14,22 @@
 namespace moert::cuda {
 namespace {
 
-/// Weights of a share on their way to L2 before it begins. So much of a share that those of all
-/// CTAs leave most of L2 to others.
+/// Weights of a share that are prefetched into L2 before it begins. Those of all CTAs together
+/// leave most of L2 to other data.
 constexpr int kPrefetchBytes = 48 << 10;
 
 __device__ __forceinline__ void PrefetchLine(const uint8_t* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-/// By a warp: `bytes` from `at` on. The whole lines they are in.
+/// Prefetches the lines that contain `bytes` bytes from `at` on. Called by a warp.
 __device__ __forceinline__ void PrefetchBytes(const uint8_t* at, int bytes, int lane) {
   constexpr int kLine = 128;
   const int before = static_cast<int>(reinterpret_cast<uintptr_t>(at) % kLine);
   for (int i = lane * kLine; i < before + bytes; i += 32 * kLine) PrefetchLine(at - before + i);
 }
 
-/// By a warp: what a share of `down` reads, up to kPrefetchBytes of weights.
+/// Prefetches what a share of `down` reads, up to kPrefetchBytes of weights. Called by a warp.
 template <typename Work>
 __device__ __forceinline__ void PrefetchShare(const Work& work, const Position& begin,
                                               const Position& end, int lane) {
@@ -57,10 +57,10 @@ __device__ __forceinline__ void PrefetchShare(const Work& work, const Position& 
   }
 }
 
-/// The tiles of few tokens, one an expert, and how they are shared out: in shared memory, by every
-/// CTA for itself.
+/// The tiles of few tokens, one per expert, and their division into shares. Every CTA computes them
+/// for itself, in shared memory.
 constexpr int kChoosingTiles = kChoosingPairs + 1;
-/// Formats whose matrices are resolved before experts are known: the first ones.
+/// Number of formats, the first ones, whose matrices are resolved before experts are known.
 constexpr int kKnownFormats = 4;
 
 struct FewTile {
@@ -71,9 +71,9 @@ struct FewTile {
 
 struct FewWork {
   FewTile tiles[kChoosingTiles];
-  TileMatrix known[kKnownFormats][2];    // of a record at address 0
+  TileMatrix known[kKnownFormats][2];    // for a record at address 0
   int32_t known_cost[kKnownFormats][2];  // of a tile
-  int32_t ends[2][kChoosingTiles];       // cost of the tiles up to and with this one
+  int32_t ends[2][kChoosingTiles];       // cost of the tiles up to and including this one
   uint16_t slots[kChoosingTiles][kChoosingTokens];
   const DeviceFormat* formats;
   int32_t num_tiles;
@@ -126,8 +126,8 @@ struct FewWork {
     return SmallTileCost(m, kChoosingTokens);
   }
 
-  /// By one thread for each: the matrices of the formats that are known. Constants: before the
-  /// kernels in front have ended.
+  /// Resolves the matrices of the known formats, a thread each. Formats are constants, so this need
+  /// not wait for the preceding kernels.
   __device__ __forceinline__ void Know(const FewProductsArgs& args) {
     const int i = threadIdx.x;
     if (i == kGemmThreads - 1) {
@@ -143,7 +143,7 @@ struct FewWork {
     known_cost[i / 2][i % 2] = CostOf(m);
   }
 
-  /// By a warp: the costs of a product, summed up.
+  /// Sums up the costs of a product's tiles. Called by a warp.
   __device__ __forceinline__ void SumCosts(int product, int lane) {
     int32_t before = 0;
     for (int first = 0; first < num_tiles; first += 32) {
@@ -162,12 +162,12 @@ struct FewWork {
   }
 };
 
-/// While experts are chosen; lies where weights are copied to later.
+/// Shared memory while experts are chosen. Weights are copied there later.
 struct ChoiceScratch {
   ExpertHandle handles[kFewExperts + 1];
   SelectionTally tally[kFewExperts + 1];
-  uint32_t tokens_of[kFewExperts + 1];    // a bit a token
-  uint32_t wanted[kFewExperts / 32 + 1];  // a bit an expert
+  uint32_t tokens_of[kFewExperts + 1];    // a bit per token
+  uint32_t wanted[kFewExperts / 32 + 1];  // a bit per expert
   int32_t ids[kChoosingPairs];
   float weights[kChoosingPairs];
   float keys[kGemmWarps][2][kFewExperts];
@@ -177,7 +177,7 @@ static_assert(sizeof(ExpertHandle) == 16 && sizeof(SelectionTally) == 16);
 static_assert(kChoosingTokens <= kGemmWarps);
 static_assert(kChoosingPairs + kChoosingTokens <= kGemmThreads);
 
-/// The part that need not wait for the kernels in front.
+/// Sets the scratch to its first state, which need not wait for the preceding kernels.
 __device__ __forceinline__ void Clear(const FewProductsArgs& args, ChoiceScratch* scratch) {
   const int experts = args.routing.num_experts;
   const uint32_t all = (1u << args.tokens) - 1;
@@ -189,7 +189,8 @@ __device__ __forceinline__ void Clear(const FewProductsArgs& args, ChoiceScratch
   }
 }
 
-/// Begins to copy what is wanted as soon as experts are known. counts: of this CTA.
+/// Begins to copy the tables that are needed as soon as experts are known. counts: whether this CTA
+/// adds to the tally.
 __device__ __forceinline__ void CopyTables(const FewProductsArgs& args, bool counts,
                                            ChoiceScratch* scratch) {
   for (int e = threadIdx.x; e <= args.routing.num_experts; e += kGemmThreads) {
@@ -199,7 +200,7 @@ __device__ __forceinline__ void CopyTables(const FewProductsArgs& args, bool cou
   CopyAsyncCommit();
 }
 
-/// By a warp: the experts of a token. stores: this CTA tells of them.
+/// Chooses the experts of a token. stores: whether this CTA stores the choice. Called by a warp.
 template <int kPerLane>
 __device__ __forceinline__ void Choose(const FewProductsArgs& args, int token, int lane,
                                        bool stores, ChoiceScratch* scratch) {
@@ -233,14 +234,14 @@ __device__ __forceinline__ void ChooseOf(const FewProductsArgs& args, int token,
   }
 }
 
-/// Experts below `e` that are wanted.
+/// The number of wanted experts below `e`.
 __device__ __forceinline__ int WantedBelow(const ChoiceScratch& scratch, int e) {
   int count = __popc(scratch.wanted[e / 32] & ((1u << e % 32) - 1));
   for (int i = 0; i < e / 32; ++i) count += __popc(scratch.wanted[i]);
   return count;
 }
 
-/// A thread a slot: places it in its expert's tile.
+/// Places every slot in its expert's tile, a thread per slot.
 __device__ __forceinline__ void MakeFewTiles(const FewProductsArgs& args,
                                              const ChoiceScratch& scratch, FewWork* work) {
   const int slot = threadIdx.x, pairs = args.tokens * args.routing.top_k;
@@ -259,7 +260,8 @@ __device__ __forceinline__ void MakeFewTiles(const FewProductsArgs& args,
   work->tiles[tile] = {handle.record, handle.format, __popc(tokens)};
 }
 
-/// Adds the call to what was counted before; as LaunchGroup, mass in the order of slots.
+/// Stores the tally before the call plus the call. As in LaunchGroup, mass is summed in the order
+/// of slots.
 __device__ __forceinline__ void CountCall(const FewProductsArgs& args,
                                           const ChoiceScratch& scratch) {
   const int experts = args.routing.num_experts, top_k = args.routing.top_k;
@@ -277,7 +279,7 @@ __device__ __forceinline__ void CountCall(const FewProductsArgs& args,
   }
 }
 
-/// By a warp: as Take, both ends at once.
+/// As Take, with begin and end computed in parallel. Called by a warp.
 __device__ __forceinline__ void TakeFirst(const GroupGemmArgs& gemm, int product, int ticket,
                                           const FewWork& work, int lane, TakenShares* taken) {
   if (lane == 0) taken->ticket[product] = ticket;
@@ -299,7 +301,7 @@ __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
   __syncthreads();
   GridDependencySync();
   TriggerDependentLaunch();
-  // The first CTA tells what was chosen, and takes no share: all would wait for its products.
+  // The first CTA stores the choice, and takes no share: all would wait for its products.
   const bool stores = blockIdx.x == 0, counts = stores && args.tally != nullptr;
   const bool multiplies = !stores || gridDim.x == 1;
   int ticket = 0;

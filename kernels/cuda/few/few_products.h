@@ -1,7 +1,7 @@
 // Few tokens: the choice of experts and their products in one launch.
 //
-// Every CTA chooses for itself: of few tokens that takes less time than to hand over what one CTA
-// found. Arithmetic is that of LaunchTopK and LaunchProducts, bit for bit.
+// Every CTA chooses for itself: with few tokens that takes less time than to hand over one CTA's
+// choice. The arithmetic is that of LaunchTopK and LaunchProducts, bit for bit.
 #ifndef MOERT_KERNELS_CUDA_FEW_FEW_PRODUCTS_H_
 #define MOERT_KERNELS_CUDA_FEW_FEW_PRODUCTS_H_
 
@@ -17,13 +17,13 @@ namespace moert::cuda {
 constexpr int kChoosingTokens = 8;
 constexpr int kChoosingPairs = 80;
 
-/// Whether LaunchFewProducts takes a call of so many tokens.
+/// Whether LaunchFewProducts takes such a call.
 constexpr bool ProductsChoose(int64_t tokens, int top_k, int experts) {
   return tokens <= kChoosingTokens && tokens * top_k <= kChoosingPairs && top_k <= kMaxTopK &&
          experts <= kFewExperts;
 }
 
-/// Most tiles that such a call has: one an expert, as no expert has more tokens than a tile.
+/// The most tiles that such a call has: one per expert, as no expert has more tokens than a tile.
 constexpr int32_t FewTiles(int32_t tokens, int top_k, int experts, bool shared) {
   const int32_t pairs = tokens * top_k;
   return (pairs < experts ? pairs : experts) + (shared ? 1 : 0);
@@ -41,8 +41,9 @@ struct FewProductsArgs {
   int32_t num_formats = 0;
   int32_t shared = 0;                     // whether there is a shared expert
   const ExpertHandle* handles = nullptr;  // [experts + 1]; the last is the shared expert
-  /// All but `pairs` and `top_k`, which follow. Only `ready` and `ticket` of the table are read,
-  /// which the launch in front leaves zero (GateZeros). `h` is plain bf16 in every format.
+  /// All but `pairs` and `top_k`, which the launch computes. Only `ready` and `ticket` of the table
+  /// are read; the launch before this one sets them to zero (GateZeros). `h` is plain bf16 in every
+  /// format.
   GroupGemmArgs gemm;
 };
 /// 0 or a cudaError_t.

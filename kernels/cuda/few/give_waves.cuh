@@ -1,5 +1,5 @@
-// The call's results behind its decision (serve_call.cuh): both waves of experts for the products,
-// or slots for a host's own.
+// The results of a call's decision (serve_call.cuh): both waves of experts for the products, or
+// slots for products by the host.
 #ifndef MOERT_KERNELS_CUDA_FEW_GIVE_WAVES_CUH_
 #define MOERT_KERNELS_CUDA_FEW_GIVE_WAVES_CUH_
 
@@ -11,27 +11,27 @@
 
 namespace moert::cuda {
 
-/// The tiles of both waves of a call of few tokens, whose experts have one tile each, by one CTA of
-/// a thread an expert and one more, up to kTileThreads.
-constexpr int kWaves = 2;  // what is ready, what comes late
+/// The tiles of both waves of a call of few tokens, whose experts have one tile each. Made by one
+/// CTA with a thread per expert and one more, up to kTileThreads.
+constexpr int kWaves = 2;  // ready experts, late ones
 
 /// Shared memory of MakeFewTiles.
 struct FewTilesScratch {
   uint32_t votes[kTileThreads / 32];
   // [wave][product][tile]
-  int32_t ends[kWaves][2][kFewExperts + 1];  // costs, then sums up to and with a tile
+  int32_t ends[kWaves][2][kFewExperts + 1];  // costs, then their sums up to and including a tile
   int32_t items[kWaves][2][kFewExperts + 1];
 };
 
-/// Where the thread's expert comes among those of its wave, and how many each wave has.
+/// The rank of the thread's expert among those of its wave, and how many each wave has.
 struct WavePlace {
   int at, ready, late;
 
-  // A choice, not an array: that would lie in memory.
+  // A conditional, as an array would lie in memory.
   __device__ __forceinline__ int Tiles(int wave) const { return wave == 0 ? ready : late; }
 };
-/// wave: the thread's expert's, -1: none. By all threads. On an H200 0.19 us, by cub::BlockScan
-/// 0.37 (gpu.cub_test [rates]).
+/// Finds the place of the thread's expert. wave: its wave, -1: none. Called by all threads. On an
+/// H200 0.19 us, by cub::BlockScan 0.37 (gpu.cub_test [rates]).
 __device__ __forceinline__ WavePlace PlaceInWave(int wave, FewTilesScratch& scratch) {
   const int warps = static_cast<int>(blockDim.x) / 32;
   const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -50,7 +50,7 @@ __device__ __forceinline__ WavePlace PlaceInWave(int wave, FewTilesScratch& scra
   return place;
 }
 
-/// By a warp: costs become sums up to and with each.
+/// Turns costs into sums up to and including each. Called by a warp.
 __device__ __forceinline__ void SumUp(int32_t* costs, int count) {
   const int lane = threadIdx.x % 32;
   int32_t before = 0;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void SumUp(int32_t* costs, int count) {
   }
 }
 
-/// Where the shares of a wave begin, in both products. By all threads.
+/// Stores where the shares of a wave begin, in both products. Called by all threads.
 __device__ __forceinline__ void StartShares(const TileTable& table, int tiles, int shares,
                                             const int32_t (&ends)[2][kFewExperts + 1],
                                             const int32_t (&items)[2][kFewExperts + 1]) {
@@ -78,14 +78,14 @@ __device__ __forceinline__ void StartShares(const TileTable& table, int tiles, i
   }
 }
 
-/// Whether every expert of a call has one tile, of the kernels for few tokens.
+/// Whether every expert of a call has one tile, of the kernels for few tokens (family D).
 __device__ __forceinline__ bool OneTileEach(const MakeTilesArgs& args) {
   return args.tokens <= kTileTokens && args.prompt_packings == 0;
 }
 
-/// expert: what the thread's expert multiplies, no record: nothing; wave: in which. Fills the table
-/// of `args` with what is ready, and `late`. beside(): done while the threads of experts make their
-/// tiles. By all threads.
+/// Fills the table of `args` with the tiles of ready experts, and `late` with those of late ones.
+/// expert: the tokens of the thread's expert, without a record: none; wave: its wave. beside():
+/// runs while the threads of experts make their tiles. Called by all threads.
 template <typename Beside>
 __device__ __forceinline__ void MakeFewTiles(const MakeTilesArgs& args, const TileTable& late,
                                              const ExpertTokens& expert, int wave,
@@ -96,7 +96,7 @@ __device__ __forceinline__ void MakeFewTiles(const MakeTilesArgs& args, const Ti
   if (any) {
     const DeviceFormat& f = args.formats[expert.handle.format];
     Tile& tile = (wave == 0 ? early.tiles : late.tiles)[place.at];
-#pragma unroll 1  // the code of a launch is read once, and takes longer than what it does
+#pragma unroll 1  // a launch fetches its code once, which takes longer than running it
     for (int p = 0; p < 2; ++p) {
       const DeviceMatrix& m = p == 0 ? f.gate : f.down;
       const TileMatrix matrix = ResolveMatrix(expert.handle.record, m, p == 0 ? &f.up : nullptr);
@@ -125,9 +125,9 @@ union BothTilesScratch {
   TileScratch<kFewExperts> any;
   FewTilesScratch few;
 };
-/// The tiles of both waves: thread e's handles and the tokens of its expert, whose pairs begin at
-/// `first_pair`. kOneTileEach: of calls for which OneTileEach holds alone; beside: as MakeFewTiles,
-/// of such calls.
+/// Makes the tiles of both waves, from the handles and tokens of the thread's expert, whose pairs
+/// begin at `first_pair`. kOneTileEach: only for calls for which OneTileEach holds; beside: as
+/// MakeFewTiles, for such calls.
 template <bool kOneTileEach, typename Beside>
 __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
                                               const ExpertHandle& ready, const ExpertHandle& late,
@@ -157,7 +157,7 @@ __device__ __forceinline__ void MakeBothTiles(const ServeMissesArgs& args,
       tiles, args.late_table, [&](int) { return then; }, scratch.any);
 }
 
-/// Gives both waves to the products: their tiles of both waves, or the handles of the thread's
+/// Gives both waves to the products: makes their tiles, or stores the handles of the thread's
 /// expert. beside: as MakeBothTiles.
 template <bool kOneTileEach, typename Beside>
 __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const ExpertHandle& ready,
@@ -173,19 +173,19 @@ __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const Exp
   }
 }
 
-/// The number of the expert of pair i, of a call whose product is the host's: -1: it has no slot;
-/// -2: the pair names none.
+/// The slot number of the expert of pair i, in a call that the host multiplies. -1: it has no slot;
+/// -2: the pair names no expert.
 __device__ __forceinline__ int32_t NumberOf(const ServeMissesArgs& args, const int32_t* numbers,
                                             int i) {
   const int32_t id = args.ids[i];
   return id >= 0 && id < args.experts ? numbers[id] : -2;
 }
 /// A slot for pair i, whose expert has none: one that no other pair of its token has, since kernels
-/// that group pairs by expert expect a token to name each of them once.
+/// that group pairs by expert expect a token to name each slot at most once.
 __device__ __forceinline__ int32_t SpareNumber(const ServeMissesArgs& args, const int32_t* numbers,
                                                int i) {
   const int k = args.pairs / args.tokens, first = i - i % k;
-  int before = 0;  // pairs of the token in front that have none, either
+  int before = 0;  // earlier pairs of the token that have none, either
   for (int j = first; j < i; ++j) before += NumberOf(args, numbers, j) == -1 ? 1 : 0;
   for (int32_t number = 0;; ++number) {
     bool taken = false;
@@ -194,8 +194,8 @@ __device__ __forceinline__ int32_t SpareNumber(const ServeMissesArgs& args, cons
   }
 }
 
-/// Says where the experts of the call lie: `slot` is the thread's expert's, of the layer. By all
-/// threads; `numbers` is theirs to use.
+/// Stores the slots of the call's experts. slot: that of the thread's expert, counted in the layer;
+/// numbers: scratch, [experts]. Called by all threads.
 __device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot, int32_t* numbers) {
   const int e = threadIdx.x;
   __syncthreads();

@@ -8,7 +8,7 @@
 namespace moert::cuda {
 namespace {
 
-/// Tiles and shares as LaunchMakeTiles left them.
+/// Tiles and shares as LaunchMakeTiles stored them.
 struct TableWork {
   const TileTable& table;
 
@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kGemmThreads, kGemmCtas)
   TriggerDependentLaunch();
   const TableWork work{args.table};
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  // Both products are read at once, so that the way to a share of `down` is behind the other's
-  // products.
+  // The shares of both products are read at once, so that the latency of reading a share of `down`
+  // is hidden by the products of gate and up.
   if (threadIdx.x % 32 == 0 && warp >= args.first && warp <= args.last) {
     const bool both = args.first != args.last;
     Take(args, warp, both ? atomicAdd(args.table.ticket + warp, 1) : blockIdx.x, work, &taken);

@@ -1,16 +1,14 @@
-// Family D: the grouped product of a wave's tiles, memory-bound form (mma.sync, sm_80 and later).
+// Family D: the memory-bound grouped GEMM of a wave's tiles (mma.sync, sm_80 and later).
 //
 // An item is a pair of row blocks of one tile: the gate and the up block of 16 channels, or two
 // blocks of down. The warps of a CTA form groups that split K; each group takes every n-th item of
-// the CTA's share, so groups wait for nobody but themselves. Weights stream once from device
-// memory: those of 16 bits, and integer products', into registers a unit ahead of the products that
-// use them, those of fewer bits some units ahead through shared memory
-// (few/weight_ring.cuh).
+// the CTA's share, so a group never waits for another. Weights stream once from device memory:
+// 16-bit weights, and those of 8-bit products, into registers a unit ahead of the products that use
+// them; weights of fewer bits through shared memory, several units ahead (few/weight_ring.cuh).
 //
 // Both products are one launch. Shares are taken by ticket, all of gate and up before the first of
-// `down` is worked on; the first read of a tile's h waits until all of it was written. Whoever
-// waits so knows that the shares it waits for were taken by CTAs that run, and these wait for
-// nothing.
+// `down` is worked on; the first read of a tile's h waits until all of it was written. That cannot
+// deadlock: the shares waited for were taken by CTAs that run, and these wait for nothing.
 //
 // Which CTA or group computes an item changes nothing in its arithmetic: the split of K depends on
 // the matrix alone, and sums run in a fixed order (design rule 6).
@@ -30,7 +28,7 @@ struct GroupGemmArgs {
   TileTable table;
   const uint8_t* x[kOperands] = {};  // [tokens] rows of x_stride, by operand; null: not in use
   uint8_t* h = nullptr;              // [slots] rows of h_stride: act(gate x) * (up x)
-  float* wide_h = nullptr;           // [slots, wide_h_stride] floats: h where `down` wants another
+  float* wide_h = nullptr;           // [slots, wide_h_stride] floats: h where `down` needs another
                                      // operand than plain bf16
   float* out = nullptr;              // [slots, out_stride] floats: down h
   uint16_t* narrow_out = nullptr;    // if not null, instead of it: the same as bf16
@@ -51,7 +49,8 @@ struct GroupGemmArgs {
   uint64_t top_k_inverse = 0;
 };
 
-/// Enqueues gate, up, down: x -> h -> out, once for each LaunchMakeTiles. 0 or a cudaError_t.
+/// Enqueues gate, up, down: x -> h -> out, once for each LaunchMakeTiles. Returns 0 or a
+/// cudaError_t.
 int LaunchProducts(const GroupGemmArgs& args, CUstream_st* stream);
 /// The same in two, for formats whose h is packed in between (LaunchPackHidden, rows.h).
 int LaunchGateUp(const GroupGemmArgs& args, CUstream_st* stream);

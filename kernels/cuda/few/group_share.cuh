@@ -1,5 +1,5 @@
-// How a CTA works on its shares of the grouped products of family D (group_gemm.h), wherever tiles
-// and shares come from.
+// The work of a CTA on its shares of the grouped products of family D (group_gemm.h), for any
+// source of tiles and shares.
 #ifndef MOERT_KERNELS_CUDA_FEW_GROUP_SHARE_CUH_
 #define MOERT_KERNELS_CUDA_FEW_GROUP_SHARE_CUH_
 
@@ -16,21 +16,21 @@
 namespace moert::cuda {
 
 constexpr int kGemmThreads = kGemmWarps * 32;
-/// That share a multiprocessor, where its shared memory has room for them: while one ends a share
-/// and begins the next, the other multiplies.
+/// CTAs per multiprocessor, where shared memory has room for them: while one ends a share and
+/// begins the next, the other multiplies.
 constexpr int kGemmCtas = 2;
 constexpr int kReduceBytes = kReduceBuffers * kGemmWarps * kReduceFloats * 4;
 /// The last kGemmWarps * kRingBytes are not used before a share begins.
 constexpr int kGemmSharedBytes = kReduceBytes + kGemmWarps * kRingBytes;
 static_assert(2 * kScaleBytes <= kRingBytes);
-static_assert(kGemmSharedBytes + (8 << 10) <= kLeastShared);  // beside a kernel's own
+static_assert(kGemmSharedBytes + (8 << 10) <= kLeastShared);  // 8 KiB are left for a kernel's own
 
 /// 2^32 / top_k, rounded up: exact for products of slots and top_k below 2^32.
 constexpr uint64_t TopKInverse(int top_k) {
   return ((uint64_t{1} << 32) + static_cast<uint64_t>(top_k) - 1) / static_cast<uint64_t>(top_k);
 }
 
-/// A warp works on shares with these, one after the other.
+/// A warp's state while it works on shares, one after the other.
 struct Share {
   const GroupGemmArgs& args;
   float* const reduce;
@@ -41,8 +41,8 @@ struct Share {
   int buffer = 0;
 };
 
-/// A launch's view of a tile, read at once and before anything else: each read anew, behind a wait
-/// for memory, takes as long as all of them.
+/// A tile's data, read together and before anything else: a single later read would take as long as
+/// all of them.
 struct ResolvedTile {
   int index;
   TileMatrix m;
@@ -52,11 +52,11 @@ struct ResolvedTile {
   bool plain_h;
 
   __device__ __forceinline__ int Slot(int column) const {
-    return __shfl_sync(~0u, slot, column);  // a column behind the last has its slot
+    return __shfl_sync(~0u, slot, column);  // a column beyond the last has the last one's slot
   }
 };
 
-/// The row of activations that is operand of a slot.
+/// The row of activations that a slot is multiplied with.
 __device__ __forceinline__ const uint8_t* OperandRow(const Share& share, int operand, int slot) {
   const GroupGemmArgs& args = share.args;
   if (share.product == 1) return args.h + slot * args.h_stride;
@@ -65,10 +65,10 @@ __device__ __forceinline__ const uint8_t* OperandRow(const Share& share, int ope
   return args.x[operand] + token * args.x_stride;
 }
 
-/// Tells who waits for the tile's h that this warp's group has done `count` items of it.
+/// Announces to the waiters for the tile's h that this warp's group has done `count` items of it.
 __device__ __forceinline__ void Announce(const Share& share, int tile, int count) {
   const int warp = threadIdx.x / 32;
-  GroupBarrier(share.slices_log2, warp);  // what the group's other warps stored is told of, too
+  GroupBarrier(share.slices_log2, warp);  // the release covers the group's other warps, too
   if ((threadIdx.x & ((32 << share.slices_log2) - 1)) == 0) {
     asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(share.args.table.ready + tile),
                  "r"(count)
@@ -76,7 +76,7 @@ __device__ __forceinline__ void Announce(const Share& share, int tile, int count
   }
 }
 
-/// Until every group has done its items of gate and up.
+/// Waits until every group has done its items of gate and up.
 __device__ __forceinline__ void WaitForH(const Share& share, const ResolvedTile& tile) {
   if (threadIdx.x % 32 == 0) {
     int done = 0;
@@ -98,7 +98,7 @@ template <Packing kPacking, int kTokens8>
 struct ColumnScales {
   static constexpr bool kAny = UnitShape<kPacking>::kInt || kPacking == Packing::kF8;
   const uint8_t* rows[kTokens8][2];
-  float of[kTokens8][2];  // of the unit that was read
+  float of[kTokens8][2];  // of the unit read last
 
   __device__ __forceinline__ ColumnScales(const Share& share, const ResolvedTile& tile,
                                           int first_k64, int lane) {
@@ -153,7 +153,7 @@ template <Packing kPacking, int kGroups>
 using WeightsOf = std::conditional_t<UnitShape<kPacking>::kRing, WeightRing<kPacking, kGroups>,
                                      WeightCursor<kPacking>>;
 
-/// Into the L1 cache: the biases of up to 32 items, which their ends want at once.
+/// Prefetches the biases of up to 32 items into L1; the ends of the items read them at once.
 __device__ __forceinline__ void PrefetchBiases(const TileMatrix& m, int product,
                                                const ItemRange& range) {
   const int item = range.first + (static_cast<int>(threadIdx.x % 32) << range.groups_log2);
@@ -163,7 +163,7 @@ __device__ __forceinline__ void PrefetchBiases(const TileMatrix& m, int product,
   if (product == 0 && m.second_weights != 0) PrefetchToL1(at + SecondBias(m.row_blocks));
 }
 
-/// Scales that an item's sums have all in common, when they are there.
+/// Applies the scales that are common to an item's sums, once these are complete.
 template <Packing kPacking, typename Product, typename Weights, typename Scales>
 __device__ __forceinline__ void ScaleItemSums(const Decoding<kPacking>& decoding,
                                               const Weights& weights, Scales& scales,
@@ -182,7 +182,7 @@ __device__ __forceinline__ void RunItems(Share& share, const ResolvedTile& tile,
   using Shape = UnitShape<kPacking>;
   const TileMatrix& m = tile.m;
   const int warp = threadIdx.x / 32;
-  // By way of a shuffle, so that it stays in a register and is not read anew in every unit.
+  // The shuffle keeps it in a register; otherwise it is read again in every unit.
   const int lane = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 32), threadIdx.x % 32);
   const int slices_log2 = share.slices_log2;
   const Slice slice = SliceOf(m.k64s, slices_log2, warp & ((1 << slices_log2) - 1));
@@ -291,7 +291,7 @@ __device__ __forceinline__ void RunShare(Share& share, TileWalk walk, const Work
         work.TileAt(walk.at.tile, share.product, static_cast<int>(threadIdx.x % 32));
     const int slices_log2 = KSlicesLog2(tile.m.k64s);
     if (slices_log2 != share.slices_log2) {
-      // Groups of another size use the reduction buffers of these.
+      // Groups of the new size reuse the reduction buffers of the old ones.
       GroupBarrier(max(slices_log2, share.slices_log2), warp);
       share.slices_log2 = slices_log2;
       share.buffer = 0;
@@ -305,12 +305,12 @@ __device__ __forceinline__ void RunShare(Share& share, TileWalk walk, const Work
   }
 }
 
-/// The shares that a CTA does next, one of each product.
+/// The shares that a CTA works on next, one of each product.
 struct TakenShares {
   int ticket[2];
   Position begin[2];
   Position end[2];
-  int next[2];            // the ticket behind, when its mbarrier says so
+  int next[2];            // the next ticket, valid when the mbarrier's phase ends
   uint64_t mbarriers[2];  // of one thread
 };
 /// work: where shares begin, StartOf(product, share).
@@ -323,22 +323,22 @@ __device__ __forceinline__ void Take(const GroupGemmArgs& args, int product, int
   to->end[product] = work.StartOf(product, ticket + 1);
 }
 
-/// By a CTA of kGemmThreads: the shares that were taken, and those that nobody has taken yet.
-/// shared: kGemmSharedBytes.
+/// Works on the shares that were taken, and then on shares that no CTA has taken yet. shared:
+/// kGemmSharedBytes. Called by a CTA of kGemmThreads.
 template <int kMost8, typename Work>
 __device__ __forceinline__ void RunShares(const GroupGemmArgs& args, const Work& work,
                                           TakenShares& taken, float* shared) {
   const bool both = args.first != args.last;
-  // By way of a shuffle, so that what follows from it stays in registers.
+  // The shuffle keeps values derived from it in registers.
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  const bool takes = threadIdx.x == kGemmThreads - 32;  // the last group has least to do
+  const bool takes = threadIdx.x == kGemmThreads - 32;  // the last group has the least to do
   const auto* rings = reinterpret_cast<const uint8_t*>(shared) + kReduceBytes;
   Share share{args, shared, rings + warp * kRingBytes};
   for (int product = args.first; product <= args.last; ++product) {
     share.product = product;
     share.waits = both && product == 1;
-    // Most often a CTA has one share of each product: its warps go on to the next as they are done
-    // with the one, and meet again only where there is another share.
+    // Mostly a CTA has one share of each product. Its warps go on to the next product as soon as
+    // they are done with one, and synchronize only if there is another share.
     for (int parity = 0; taken.ticket[product] < args.shares; parity ^= 1) {
       int next = args.shares;
       if (both && takes) next = atomicAdd(args.table.ticket + product, 1);  // beside the products

@@ -1,7 +1,7 @@
-// A warp's products of one unit of 16 bits, of fp8 or of int8: two row blocks of weights, already
-// in registers, with the activations of 8 or 16 tokens, which come through L1. Each weight's
-// register is filled for the next unit as soon as it was read. Scales are one a channel: they are
-// copied to shared memory while the item before theirs is multiplied.
+// A warp's products of one unit of 16-bit, fp8 or int8 weights: two row blocks of weights, already
+// in registers, with the activations of 8 or 16 tokens, which are read through L1. Each register of
+// weights is refilled for the next unit as soon as it was read. There is one scale per channel; an
+// item's scales are copied to shared memory while the item before is multiplied.
 #ifndef MOERT_KERNELS_CUDA_FEW_MULTIPLY_CUH_
 #define MOERT_KERNELS_CUDA_FEW_MULTIPLY_CUH_
 
@@ -14,12 +14,12 @@
 
 namespace moert::cuda {
 
-/// Loads of a unit by a lane, of each row block, 16 bytes each.
+/// Loads of 16 bytes that a lane needs for a unit, per row block.
 constexpr int kUnitLoads = 4;
 
-/// The place at which a warp reads weights next: unit after unit of its slice of K, item after item
-/// of its share of a tile. It is a unit ahead of the products, so that a unit's loads are under way
-/// while the unit before it is multiplied.
+/// The position at which a warp reads weights next: unit after unit of its slice of K, item after
+/// item of its share of a tile. It is one unit ahead of the products, so that a unit's loads are
+/// under way while the unit before it is multiplied.
 template <Packing kPacking>
 struct WeightCursor {
   using Shape = UnitShape<kPacking>;
@@ -33,7 +33,7 @@ struct WeightCursor {
 
   // State of the unit. Pointers are this lane's.
   const uint8_t* weights[2];
-  const uint8_t* scales;  // what the lane copies of the item's: half, row block by its bits
+  const uint8_t* scales;  // the lane's part of the item's: half, row block by the lane's bits
   int left = 0;           // pieces of 64 k from here on; 0: no more items
 
   __device__ __forceinline__ WeightCursor(const TileMatrix& matrix, Slice s, int /*units*/, int p,
@@ -41,7 +41,7 @@ struct WeightCursor {
                                           const uint8_t* /*shared*/)
       : m(matrix), slice(s), product(p), lane(l) {}
 
-  /// At the first unit of an item. A last odd block of `down` is paired with itself.
+  /// Moves to the first unit of an item. A last odd block of `down` is paired with itself.
   __device__ __forceinline__ void Open(int item) {
     constexpr int kK64 = K64Bytes(kPacking);
     const int block = item << product;
@@ -56,7 +56,7 @@ struct WeightCursor {
     }
   }
 
-  /// Open where there is such an item; else nothing is left.
+  /// Opens the item, if there is one; else nothing is left.
   __device__ __forceinline__ void OpenOrStop(int item, int end) {
     if (item < end) {
       Open(item);
@@ -65,7 +65,7 @@ struct WeightCursor {
     }
   }
 
-  /// At the next unit of the item.
+  /// Moves to the next unit of the item.
   __device__ __forceinline__ void Advance() {
     weights[0] += Shape::kBytes;
     weights[1] += Shape::kBytes;
@@ -77,8 +77,8 @@ struct WeightCursor {
     const bool second = Shape::kK64s == 2 && i >= kUnitLoads / 2;
     LoadWeights(v, weights[r] + i * 512, policy, left > (second ? 1 : 0));
   }
-  /// Begins to copy the item's scales, one a channel, to kScaleBytes at `to`, and closes a group
-  /// either way.
+  /// Begins to copy the item's scales, one per channel, to kScaleBytes at `to`. Commits a group of
+  /// copies in any case.
   __device__ __forceinline__ void CopyScales(uint32_t to) const {
     if constexpr (kPacking != Packing::kBf16) {
       if (lane < 4 && left > 0) CopyAsync16(to + lane * 16, scales, true);
@@ -96,7 +96,7 @@ struct ItemProduct {
 
   uint32_t weights[2][kUnitLoads][4] = {};
   uint32_t scales;       // shared memory: of the item, kScaleBytes
-  uint32_t next_scales;  // of the one behind it
+  uint32_t next_scales;  // of the next item
   float acc[2][kTokens8][4];
   int32_t sum[2][kTokens8][4];  // of w8a8
 
@@ -125,8 +125,8 @@ struct ItemProduct {
     cursor.CopyScales(scales);
   }
 
-  /// Multiplies the unit in the registers by the activations at `rows` and fills them with the
-  /// cursor's.
+  /// Multiplies the unit in the registers by the activations at `rows`, and refills the registers
+  /// with the unit at the cursor.
   __device__ __forceinline__ void Unit(const uint8_t* const (&rows)[kTokens8],
                                        const Cursor& cursor) {
     if constexpr (kPacking == Packing::kBf16) {
@@ -178,8 +178,8 @@ struct ItemProduct {
     }
   }
 
-  /// The cursor is at another item: its scales are under way from now on, until EndItem() of the
-  /// item that is multiplied now has returned.
+  /// Called when the cursor has moved to another item: begins to copy its scales. They are under
+  /// way until EndItem() of the item that is multiplied now has returned.
   __device__ __forceinline__ void OpenItem(const Cursor& cursor) { cursor.CopyScales(next_scales); }
 
   /// After the last unit of an item. x_scales: of the columns.
@@ -212,7 +212,7 @@ struct ItemProduct {
   }
 
  private:
-  /// The lane's activations, `channel` channels behind the first.
+  /// Loads the lane's activations, `channel` channels behind the first.
   template <typename T>
   __device__ __forceinline__ static void Activations(const uint8_t* const (&rows)[kTokens8],
                                                      int channel, T (&b)[kTokens8]) {

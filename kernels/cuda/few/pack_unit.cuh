@@ -1,4 +1,4 @@
-// Hidden states into packed rows of plain bf16.
+// Packs hidden states into rows of plain bf16.
 #ifndef MOERT_KERNELS_CUDA_FEW_PACK_UNIT_CUH_
 #define MOERT_KERNELS_CUDA_FEW_PACK_UNIT_CUH_
 

@@ -1,5 +1,5 @@
-// A warp's products of one unit of few bits: two row blocks of weights in shared memory
-// (weight_ring.cuh), with the activations of 8 or 16 tokens, which are brought into registers a
+// A warp's products of one unit of few-bit weights: two row blocks of weights in shared memory
+// (weight_ring.cuh), with the activations of 8 or 16 tokens, which are loaded into registers one
 // unit ahead.
 #ifndef MOERT_KERNELS_CUDA_FEW_RING_PRODUCT_CUH_
 #define MOERT_KERNELS_CUDA_FEW_RING_PRODUCT_CUH_
@@ -25,15 +25,15 @@ struct RingProduct {
   static constexpr bool kK32 = kPacking == Packing::kW2 || kPacking == Packing::kW3;
 
   using Words = std::conditional_t<Shape::kWords == 4, uint4, uint2>;
-  static constexpr int kLoads = Shape::kK64s * 2;  // of activations of a unit
+  static constexpr int kLoads = Shape::kK64s * 2;  // loads of activations per unit
 
   const int lane;
   uint8_t* const prepared;       // see imported_scales.cuh
-  const int words;               // where the lane's begin in 256 bytes of weights
+  const int words;               // where the lane's words begin in 256 bytes of weights
   Operands b[kLoads][kTokens8];  // of the unit that is multiplied next
   float acc[2][kTokens8][4];
   Sum sum[2][kTokens8][4];  // since the last scaling
-  float x[kTokens8][4];     // sums of the activations of `sum`, alike in every row
+  float x[kTokens8][4];     // sums of the activations in `sum`, the same in every row
 
   __device__ __forceinline__ RingProduct(int l, const uint8_t* shared)
       : lane(l),
@@ -51,14 +51,14 @@ struct RingProduct {
     ClearSums();
   }
 
-  /// Activations `i` of the unit at `rows`.
+  /// Loads activations `i` of the unit at `rows`.
   __device__ __forceinline__ void Load(const uint8_t* const (&rows)[kTokens8], int i) {
     const int channel = kK32 ? (i >> 1) * 64 + (i & 1) * 16 : i * 32;
 #pragma unroll
     for (int n = 0; n < kTokens8; ++n) {
       const uint8_t* at = rows[n] + channel * Shape::kElement;
       auto& v = b[i][n];
-      // Volatile: stays among the products.
+      // Volatile, so that the load stays among the products.
       if constexpr (Shape::kInt) {
         asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
       } else {
@@ -69,8 +69,9 @@ struct RingProduct {
     }
   }
 
-  /// Words of 4 bits, whose fragments `take` makes with the values prepared at `at` for their lower
-  /// and upper rows; `after` ends the products of a word.
+  /// Multiplies words of 4-bit weights. `take` makes a word's fragment from it and the values
+  /// prepared at `at` for its lower and upper rows; `after` is called after the products of each
+  /// quarter.
   template <typename Sums, typename Take, typename After>
   __device__ __forceinline__ void MultiplyPairs(const uint8_t* w,
                                                 const uint8_t* const (&next)[kTokens8],
@@ -119,7 +120,7 @@ struct RingProduct {
     }
   }
 
-  /// After the last unit of an item of fp4.
+  /// Scales the sums of an fp4 item, after its last unit.
   __device__ __forceinline__ void ScaleItem(const Decoding<kPacking>& decoding) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -276,8 +277,8 @@ struct RingProduct {
 #pragma unroll
     for (int r = 0; r < 2; ++r) v[r] = *reinterpret_cast<const Words*>(w + r * Shape::kBytes + at);
   }
-  /// `multiply` with each quarter of a unit of 4 bits, the words of the next one already on their
-  /// way; behind it the activations of that quarter of the next unit.
+  /// Calls `multiply` with each quarter of a unit of 4 bits, while the words of the next quarter
+  /// are being loaded. Then loads the activations of the same quarter of the next unit.
   template <typename F>
   __device__ __forceinline__ void ForWords(const uint8_t* w, const uint8_t* const (&next)[kTokens8],
                                            const F& multiply) {
@@ -290,8 +291,8 @@ struct RingProduct {
       Load(next, i);
     }
   }
-  /// As ForWords with each half of a unit of 8 bits: `multiply` with two words of row block r, for
-  /// half j of activations i; `after` behind both row blocks.
+  /// As ForWords, for each half of a unit of 8 bits. Calls `multiply` with two words of row block
+  /// r, for half j of activations i, and `after` after both row blocks.
   template <typename F, typename After>
   __device__ __forceinline__ void ForBytes(const uint8_t* w, const uint8_t* const (&next)[kTokens8],
                                            const F& multiply, const After& after) {

@@ -1,5 +1,5 @@
-// Where a warp's ring (weight_ring.cuh) brings the scales of a unit from: lanes copy 16 bytes each,
-// behind the unit's weights in its stage.
+// Copies of a unit's scales into a warp's ring (weight_ring.cuh): lanes copy 16 bytes each, behind
+// the unit's weights in its stage.
 #ifndef MOERT_KERNELS_CUDA_FEW_SCALE_COPIES_CUH_
 #define MOERT_KERNELS_CUDA_FEW_SCALE_COPIES_CUH_
 
@@ -11,8 +11,9 @@
 
 namespace moert::cuda {
 
-/// bf16 scales, then scale * zero, of 16 rows of both row blocks; by the lane's bits: half, row
-/// block, zeros, group. kGroups: scale groups of a unit of 128 k, 0: a group is longer than a unit.
+/// bf16 scales, then scale * zero, of 16 rows of both row blocks. The bits of a lane's index select
+/// half, row block, zeros and group. kGroups: scale groups of a unit of 128 k, 0: a group is longer
+/// than a unit.
 template <Packing kPacking, int kGroups>
 class GroupScaleCopies {
  public:
@@ -56,22 +57,23 @@ class GroupScaleCopies {
     at_ += jump_;
     until_group_ = first_until_;
   }
-  /// The second row block is the first again.
+  /// Makes the second row block the first one again.
   __device__ __forceinline__ void PairLone() {
     if (second_) at_ -= 32;
   }
 
  private:
   const uint8_t* at_;
-  int jump_;  // from behind an item to the next
+  int jump_;  // from the end of an item to the next
   int group_units_, group_stride_, first_until_;
   int until_group_;  // units
-  int piece_;        // of 64 k in a unit that the group begins at
+  int piece_;        // the piece of 64 k of a unit with which the group begins
   bool copies_, second_;
 };
 
-/// As published files have them, and zeros as bytes: [group of the unit][row block][16 rows], the
-/// zeros kZeros bytes behind the first scales. Zeros where the matrix has no group.
+/// Scales as in published files, and zero points as bytes: [group of the unit][row block][16 rows],
+/// the zero points kZeros bytes behind the first scales. Copies zeros where the matrix has no
+/// group.
 template <Packing kPacking>
 class ImportedScaleCopies {
  public:

@@ -1,4 +1,4 @@
-// Where an equal share of the work of a wave begins, of tiles whose costs are whole numbers.
+// The begin of an equal share of the work of a wave, for tiles whose costs are whole numbers.
 #ifndef MOERT_KERNELS_CUDA_FEW_SHARE_START_CUH_
 #define MOERT_KERNELS_CUDA_FEW_SHARE_START_CUH_
 
@@ -13,8 +13,9 @@ __device__ __forceinline__ uint32_t OneShare(int shares) {
   return ~0U / static_cast<uint32_t>(shares);
 }
 
-/// Share `share` of `shares`. ends: [tiles] costs up to and with a tile; items_of(tile): of it;
-/// one_share: OneShare(shares). Never decreases with `share`, since no operation does.
+/// Where share `share` of `shares` begins. ends: [tiles] costs up to and including a tile;
+/// items_of(tile): its items; one_share: OneShare(shares). It never decreases with `share`, since
+/// every operation is monotonic.
 template <typename ItemsOf>
 __device__ __forceinline__ Position ShareStart(const int32_t* ends, int tiles, int share,
                                                int shares, uint32_t one_share, ItemsOf items_of) {
@@ -35,7 +36,7 @@ __device__ __forceinline__ Position ShareStart(const int32_t* ends, int tiles, i
   const int items = items_of(low);
   const float part =
       __fdividef(static_cast<float>(target - begin), static_cast<float>(ends[low] - begin));
-  // Shares often divide a tile evenly; an error of the quotient is not to add an item.
+  // Shares often divide a tile evenly; then a rounding error of the quotient must not add an item.
   const auto item = static_cast<int>(ceilf(part * items - 1.0f / 64));
   return item >= items ? Position{low + 1, 0} : Position{low, item};
 }

@@ -1,4 +1,4 @@
-// Which items of a CTA's share fall to a warp, and which part of K.
+// The items of a CTA's share that a warp works on, and its part of K.
 #ifndef MOERT_KERNELS_CUDA_FEW_TILE_WALK_CUH_
 #define MOERT_KERNELS_CUDA_FEW_TILE_WALK_CUH_
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ Slice SliceOf(int k64s, int log2, int slice) {
   return {(pairs * slice >> log2) * 2, min((pairs * (slice + 1) >> log2) * 2, k64s)};
 }
 
-/// Items that one group has to do of a tile: first, first + 2^groups_log2, ... below end.
+/// The items of a tile that one group works on: first, first + 2^groups_log2, ... below end.
 struct ItemRange {
   int first;
   int end;

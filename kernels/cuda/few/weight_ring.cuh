@@ -1,7 +1,6 @@
-// Weights of few bits on their way from memory to a warp: asynchronous copies fill a ring of units
-// in shared memory, some units ahead of the products, over all items of the warp's share of a tile.
-// A unit of these packings is too few bytes for the registers of one unit to hide the latency of
-// memory.
+// The ring through which a warp loads few-bit weights: asynchronous copies fill a ring of units in
+// shared memory, several units ahead of the products, over all items of the warp's share of a tile.
+// A unit of these packings has too few bytes for one unit in registers to hide the memory latency.
 #ifndef MOERT_KERNELS_CUDA_FEW_WEIGHT_RING_CUH_
 #define MOERT_KERNELS_CUDA_FEW_WEIGHT_RING_CUH_
 
@@ -16,10 +15,10 @@
 
 namespace moert::cuda {
 
-/// Shared memory of a warp's ring, and of scales that it prepares for its lanes.
+/// Shared memory of a warp's ring and of the scales that the warp prepares for its lanes.
 constexpr int kRingBytes = 8192;
 
-/// Bytes of a unit, see imported_scales.cuh.
+/// Bytes of a unit's prepared scales, see imported_scales.cuh.
 constexpr int PreparedBytes(Packing p) {
   switch (p) {
     case Packing::kMxFp4:
@@ -34,8 +33,8 @@ constexpr int PreparedBytes(Packing p) {
 }
 
 /// Swaps the halves of 128 bytes in every second block of k16 (w8, fp8) or of 128 bytes (the
-/// others) of a piece of 64 k, so that the lanes that read two of them at a time meet in no bank.
-/// Copies and reads share it.
+/// others) of a piece of 64 k, so that lanes that read two of them at a time have no bank
+/// conflicts. Both copies and reads apply it.
 template <Packing kPacking>
 __device__ __forceinline__ int RingSwizzle(int at) {
   return at ^ ((K64Bytes(kPacking) == 1024 ? at >> 2 : at >> 1) & 64);
@@ -82,7 +81,8 @@ class WeightRing {
     for (int s = 0; s + 1 < kStages; ++s) Copy(s * kStageBytes);
   }
 
-  /// Until the next unit is there for all lanes; begins to copy another one. Its stage.
+  /// Waits until the next unit is there for all lanes, and begins to copy another one. Returns the
+  /// unit's stage.
   __device__ __forceinline__ const uint8_t* Next() {
     CopyAsyncWait<kStages - 2>();
     __syncwarp();
@@ -109,7 +109,7 @@ class WeightRing {
       scales_.PairLone();
     }
   }
-  /// 512 bytes of each row block, `at` bytes behind the first of the unit.
+  /// Copies 512 bytes of each row block, from byte `at` of the unit on.
   __device__ __forceinline__ void CopyWeights(uint32_t to, int at) const {
     uint32_t lane_to = to + lane_to_ + at;
     int piece = kK64 == 256 ? lane_ >> 4 : at / kK64;
@@ -123,7 +123,7 @@ class WeightRing {
     CopyWeights16(lane_to, weights_ + at, there, policy_);
     CopyWeights16(lane_to + Shape::kBytes, weights_ + row_distance_ + at, there, policy_);
   }
-  /// Closes a group in any case.
+  /// Begins to copy the next unit, if there is one. Commits a group of copies in any case.
   __device__ __forceinline__ void Copy(uint32_t to) {
     if (left_ > 0) {
 #pragma unroll
@@ -149,8 +149,8 @@ class WeightRing {
   uint32_t lane_to_;  // where the lane copies to in the first stage
   // State of the run of items.
   int length_;        // pieces of 64 k of a slice
-  int weights_jump_;  // from behind an item to the next
-  int lone_item_;     // items_ when it is copied, 0: none
+  int weights_jump_;  // from the end of an item to the next
+  int lone_item_;     // value of items_ when the lone item is copied, 0: none
   // State of the unit that is copied next. Pointers are this lane's.
   const uint8_t* weights_;
   Scales scales_;
@@ -160,8 +160,8 @@ class WeightRing {
   int read_ = 0;
 };
 
-/// Scales of a unit of few bits, from shared memory into registers: scales and zeros of a group for
-/// rows g and g + 8 (low and high half) of both row blocks.
+/// Loads the scales of a unit of few bits from shared memory into registers: scales and zeros of a
+/// group for rows g and g + 8 (low and high half) of both row blocks.
 struct RingScales {
   uint32_t scale[2];
   uint32_t zero[2];

@@ -68,7 +68,8 @@ namespace {
 
 constexpr int kRowsOfCta = kThreads / 32;
 
-/// As moert::offline::Activate: not by fast instructions, for differences are taken of it.
+/// As moert::offline::Activate. It uses no fast instructions, because differences of its results
+/// are taken.
 __device__ float Function(const DeviceActivation& a, float x) {
   switch (a.function) {
     case DeviceFunction::kSilu:

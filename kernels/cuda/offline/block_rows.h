@@ -1,4 +1,4 @@
-// Rows of a MoE block to its experts and back.
+// Gathers the rows of a MoE block for its experts, and adds the experts' results back.
 #ifndef MOERT_KERNELS_CUDA_OFFLINE_BLOCK_ROWS_H_
 #define MOERT_KERNELS_CUDA_OFFLINE_BLOCK_ROWS_H_
 
@@ -18,18 +18,19 @@ int LaunchGatherRows(const float* from, const int32_t* rows, int64_t first, int6
                      int64_t columns, float* to, CUstream_st* stream);
 
 /// to[rows[i] - first] += weights[i] * from[i], product and sum rounded one by one as on the CPU.
-/// No row comes twice.
+/// No row occurs twice.
 int LaunchAddRows(const float* from, const int32_t* rows, const float* weights, int64_t first,
                   int64_t count, int64_t columns, float* to, CUstream_st* stream);
 
 // Operations on an expert's rows between its products while the effects of quantizing it are
 // measured (lib/offline/sensitivity.h).
 
-/// out[i] = act(gate[i], up[i]), less[i] taken off if it is not null. A cudaError_t.
+/// out[i] = act(gate[i], up[i]), minus less[i] if `less` is not null. A cudaError_t.
 int LaunchActivate(const DeviceActivation& activation, const float* gate, const float* up,
                    const float* less, float* out, int64_t count, CUstream_st* stream);
 
-/// sums[r] = sum over c of rows[r, c]^2; `less`, if not null, is taken off rows first, in place.
+/// sums[r] = sum over c of rows[r, c]^2; `less`, if not null, is subtracted from rows first, in
+/// place.
 int LaunchSquareSums(float* rows, const float* less, int64_t count, int64_t columns, double* sums,
                      CUstream_st* stream);
 

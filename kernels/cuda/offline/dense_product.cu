@@ -1,5 +1,5 @@
-// Tiles of 128 x 128 in registers, 8 x 8 a thread, from slices of 8 of the inner dimension that
-// take turns in two halves of shared memory.
+// Tiles of 128 x 128 in registers, 8 x 8 per thread. Slices of 8 of the inner dimension alternate
+// between two halves of shared memory.
 #include "kernels/cuda/offline/dense_product.h"
 #include "kernels/cuda/primitives/launch.cuh"
 
@@ -10,7 +10,7 @@ constexpr int kTile = 128;
 constexpr int kSlice = 8;
 constexpr int kThreads = 256;
 constexpr int kPitch = kTile + 4;
-constexpr int kLoads = kTile * kSlice / kThreads;  // of a thread, an operand
+constexpr int kLoads = kTile * kSlice / kThreads;  // per thread and operand
 
 using Slice = float[kSlice][kPitch];
 
@@ -21,8 +21,8 @@ struct ProductArgs {
   int64_t m, n, k;
 };
 
-/// A thread's elements of a slice of an operand, on their way. kAlongK: the operand is [lines, k];
-/// else [k, lines].
+/// A thread's elements of a slice of an operand, while they are loaded. kAlongK: the operand is
+/// [lines, k]; else [k, lines].
 template <bool kAlongK>
 struct Fetched {
   float values[kLoads];
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int64_t p = 0; p < args.k; p += kSlice, half ^= 1) {
     next_a.Store(a[half]);
     next_b.Store(b[half]);
-    __syncthreads();  // the other half is read by nobody who is behind this
+    __syncthreads();  // no thread beyond this point reads the other half
     if (p + kSlice < args.k) {
       next_a.Load(args.a, row, args.m, p + kSlice, args.k);
       next_b.Load(args.b, column, args.n, p + kSlice, args.k);
@@ -118,8 +118,8 @@ int Launch(const ProductArgs& args, CUstream_st* stream) {
   return LaunchEarly(ProductKernel<kBAlongK, kAdd>, grid, kThreads, 0, stream, args);
 }
 
-// Moments: tiles of 64 x 64, 4 x 4 a thread. Sums of kChunk tokens go to the double sums, as on the
-// CPU.
+// Moments: tiles of 64 x 64, 4 x 4 per thread. Sums of kChunk tokens are added to double sums, as
+// on the CPU.
 constexpr int kMomentTile = 64;
 constexpr int kMomentSlice = 16;
 constexpr int kChunk = 256;

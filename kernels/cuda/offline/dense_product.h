@@ -1,5 +1,5 @@
-// Products of fp32 matrices in device memory, in fp32: every element is one sum in ascending order
-// of the inner dimension, of fused multiply-adds, as the CPU's vectors have it
+// Products of fp32 matrices in device memory, in fp32. Every element is one sum of fused
+// multiply-adds in ascending order of the inner dimension, as with the CPU's vectors
 // (lib/offline/dense_lanes.h).
 #ifndef MOERT_KERNELS_CUDA_OFFLINE_DENSE_PRODUCT_H_
 #define MOERT_KERNELS_CUDA_OFFLINE_DENSE_PRODUCT_H_

@@ -11,7 +11,7 @@ struct CUstream_st;
 
 namespace moert::cuda {
 
-/// A row-major matrix and its groups along the rows, the last of a row maybe smaller.
+/// A row-major matrix and its groups along the rows; the last group of a row may be smaller.
 struct FitMatrix {
   const float* values;
   int64_t rows, k;

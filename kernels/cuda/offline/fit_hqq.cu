@@ -16,7 +16,8 @@ int SharedBytes(const FitMatrix& m, const HqqForm& form, int groups) {
   return groups * static_cast<int>(TilePitch(m) * sizeof(float) + form.candidates * sizeof(Tried));
 }
 
-/// All candidates of all groups, in the order of a counter. `undecided`: of groups with outliers.
+/// Iterates all candidates of all groups; threads take them from the counter `next`. undecided: set
+/// for groups with outliers.
 template <bool kSymmetric>
 __device__ void IterateAll(const FitMatrix& m, const HqqForm& form, int groups, const float* values,
                            const GroupRange* ranges, int* next, Tried* tried, int* undecided) {
@@ -25,7 +26,7 @@ __device__ void IterateAll(const FitMatrix& m, const HqqForm& form, int groups, 
   int at = -1, g = 0;
   bool left = true;
   while (true) {
-    while (at < 0 && left) {  // takes the next one that has something to try
+    while (at < 0 && left) {  // takes the next candidate that can be tried
       const int taken = atomicAdd(next, 1);
       left = taken < all;
       if (!left) break;

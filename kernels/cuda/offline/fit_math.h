@@ -1,6 +1,6 @@
-// The search for a group's scale on a device, as plain functions: the same code for tests on a
-// host. Rounded as on the CPU (lib/offline/rtn_candidates.cc, lib/offline/hqq.cc), for
-// files that include this are compiled without fused products.
+// The search for a group's scale on a device, as plain functions that tests also run on the host.
+// They round as on the CPU (lib/offline/rtn_candidates.cc, lib/offline/hqq.cc), since files that
+// include this are compiled without contraction to fused multiply-adds.
 #ifndef MOERT_KERNELS_CUDA_OFFLINE_FIT_MATH_H_
 #define MOERT_KERNELS_CUDA_OFFLINE_FIT_MATH_H_
 
@@ -15,8 +15,8 @@
 
 namespace moert::cuda {
 
-/// Scale and offset of a group, as they are stored. A scale that is no number: the device cannot
-/// tell, and the CPU is to search.
+/// Scale and offset of a group, as they are stored. A NaN scale: the device cannot decide, and the
+/// CPU has to search.
 struct Fit {
   float scale;
   float offset;
@@ -40,7 +40,7 @@ MOERT_FIT_FUNCTION float NearestBf16(float x) {
   const uint32_t bits = BitsOf(x);
   return FloatOf((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
 }
-/// |x| < 2^22, to nearest even.
+/// The nearest integer, ties to even, for |x| < 2^22.
 MOERT_FIT_FUNCTION float NearestWhole(float x) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
   return (x + kMagic) - kMagic;

@@ -1,4 +1,5 @@
-// Rounding to nearest: a thread a candidate range, then a warp a group chooses among them.
+// Rounding to nearest: a thread computes one candidate range, then a warp per group chooses among
+// them.
 #include "kernels/cuda/offline/fit_groups.h"
 #include "kernels/cuda/offline/group_tile.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
@@ -31,7 +32,7 @@ __device__ Fit ChooseRtn(const RangeForm& form, const GroupRange& range, const T
     if (its < mine || (its == mine && other < best)) best = other;
   }
   const Tried winner = tried[best];
-  can = can && winner.error.error < HUGE_VALF;  // false for what is no number
+  can = can && winner.error.error < HUGE_VALF;  // false for NaN
   for (int c = lane; c < form.candidates; c += 32) {
     can = can && !MayBeBetter(tried[c].error, tried[c].fit, winner.error, winner.fit);
   }

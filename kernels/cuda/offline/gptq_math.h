@@ -1,5 +1,5 @@
-// One weight under a group's scale: its code and what that stands for, the same bits as
-// RoundToCode and RestoreCode (lib/offline/rtn.h).
+// One weight under a group's scale: its code and the value that the code stands for, bit-identical
+// to RoundToCode and RestoreCode (lib/offline/rtn.h).
 #ifndef MOERT_KERNELS_CUDA_OFFLINE_GPTQ_MATH_H_
 #define MOERT_KERNELS_CUDA_OFFLINE_GPTQ_MATH_H_
 
@@ -22,7 +22,7 @@ struct RoundedWeight {
   float back;
 };
 
-/// The exponent and mantissa bits of a magnitude that the type has.
+/// The exponent and mantissa bits of a magnitude that the type can represent.
 MOERT_FIT_FUNCTION uint8_t FloatCode(float magnitude, int mantissa, int lowest) {
   const uint32_t bits = BitsOf(magnitude);
   const int exponent = static_cast<int>(bits >> 23) - 127;

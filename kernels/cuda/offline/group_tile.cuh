@@ -13,12 +13,13 @@ constexpr int kFitThreads = 32 * kFitWarps;
 constexpr int kMostTileGroups = 16;
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
-/// The groups of a CTA: kMostTileGroups, or as many as `kMostGroupValues` values are.
+/// The number of groups of a CTA: kMostTileGroups, or as many as kMostGroupValues values allow.
 inline int TileGroups(const FitMatrix& m) {
   const int fit = kMostGroupValues / m.group;
   return fit < 1 ? 1 : fit > kMostTileGroups ? kMostTileGroups : fit;
 }
-/// An odd distance: lanes that read the same place of different groups meet no bank twice.
+/// An odd distance, so that lanes that read the same index of different groups have no bank
+/// conflicts.
 MOERT_FIT_FUNCTION int TilePitch(const FitMatrix& m) { return m.group | 1; }
 
 struct GroupRange {
@@ -26,8 +27,8 @@ struct GroupRange {
   float low, high;
 };
 
-/// Loads the groups first..first + groups and their extremes (`from_zero`: zero, a positive one,
-/// included). Ends with a barrier.
+/// Loads the groups first..first + groups and their extremes (with `from_zero`, the range includes
+/// +0). Ends with a barrier.
 __device__ __forceinline__ void LoadGroups(const FitMatrix& m, int64_t first, int groups,
                                            bool from_zero, float* values, GroupRange* ranges) {
   const int lane = threadIdx.x % 32, per_row = m.groups();

@@ -14,19 +14,19 @@ struct HqqForm {
   float middle;  // symmetric: the code of zero
   int candidates;
   int iterations;
-  float shares[kMost];      // the candidates', of the scale that spans the group
-  float thresholds[kMost];  // of each iteration: residuals up to here are no outliers
+  float shares[kMost];      // of each candidate: its share of the scale that spans the group
+  float thresholds[kMost];  // of each iteration: larger residuals are outliers
 };
 
 struct HqqCandidate {
   float scale, zero;  // zero in codes; symmetric schemes have none
-  float best;         // of the iterations so far: the zero, or the symmetric scale
+  float best;         // the best zero (or symmetric scale) of the iterations so far
   double least;       // its sum of |residual|
   int iteration;
-  bool outliers;  // one was seen: what follows is not what the CPU finds
+  bool outliers;  // one was seen: the result is not the CPU's
 };
 
-/// False: there is nothing to try.
+/// Begins a candidate. Returns false if there is nothing to try.
 MOERT_FIT_FUNCTION bool BeginHqq(const HqqForm& form, float low, float high, int candidate,
                                  HqqCandidate* c) {
   const float share = form.shares[candidate];
@@ -46,7 +46,7 @@ MOERT_FIT_FUNCTION bool BeginHqq(const HqqForm& form, float low, float high, int
   return c->scale > 0;
 }
 
-/// One iteration over the group's values. False: it was the last one.
+/// One iteration over the group's values. Returns false if it was the last one.
 template <bool kSymmetric>
 MOERT_FIT_FUNCTION bool IterateHqq(const HqqForm& form, const float* values, int count,
                                    HqqCandidate* c) {
@@ -82,7 +82,7 @@ MOERT_FIT_FUNCTION bool IterateHqq(const HqqForm& form, const float* values, int
   return ++c->iteration < form.iterations;
 }
 
-/// A candidate's result, as it will be stored. A scale of 0: nothing that can be stored.
+/// A candidate's result, as it will be stored. A scale of 0: it cannot be stored.
 MOERT_FIT_FUNCTION Fit StoredHqq(const HqqForm& form, const HqqCandidate& c) {
   const float scale = NearestBf16(form.symmetric ? c.best : c.scale);
   const float offset = form.symmetric ? 0 : NearestBf16(c.best * c.scale);

@@ -1,5 +1,5 @@
-// A CTA has 32 rows, one a lane. Every warp rounds each column, to the same outcome, and spreads
-// its errors over a share of the columns behind it: one barrier a column.
+// A CTA has 32 rows, one per lane. Every warp rounds each column, with the same result, and spreads
+// its errors over a share of the columns behind it, so one barrier per column is enough.
 #include "kernels/cuda/offline/round_columns.h"
 #include "kernels/cuda/primitives/launch.cuh"
 
@@ -10,11 +10,11 @@ constexpr int kRows = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 
-/// Columns of 32 rows, rows side by side.
+/// Columns of 32 rows; the rows of a column are adjacent.
 using Columns = float[kMostBlockColumns][kRows + 1];
 
 struct Block {
-  Columns weights;  // what the codes stand for, once a column is rounded
+  Columns weights;  // the values of the codes, once a column is rounded
   Columns errors;   // the original weights until then
   uint8_t codes[kMostBlockColumns][kRows];
 };
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first_row = int64_t{blockIdx.x} * kRows;
   const int rows = static_cast<int>(m.rows - first_row < kRows ? m.rows - first_row : kRows);
   const int64_t corner = first_row * m.k + m.begin;
-  const int width = m.width - m.first;  // behind `first`, these columns included
+  const int width = m.width - m.first;  // columns from `first` on
   for (int at = threadIdx.x; at < kRows * width; at += kThreads) {
     const int row = at / width, column = m.first + at % width;
     const int64_t from = corner + row * m.k + column;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
       block.weights[j][lane] = fmaf(error, shares[j], block.weights[j][lane]);
     }
     __syncthreads();
-    if (warp == c % kWarps) {  // nobody reads this column again
+    if (warp == c % kWarps) {  // no other warp reads this column again
       block.weights[c][lane] = rounded.back;
       block.errors[c][lane] = error;
       block.codes[c][lane] = rounded.code;

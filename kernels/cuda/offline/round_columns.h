@@ -1,5 +1,5 @@
-// GPTQ on a device (lib/offline/gptq.h): rounding some columns of a matrix under scales that are
-// known, and spreading each one's errors over the columns behind it.
+// GPTQ on a device (lib/offline/gptq.h): rounds some columns of a matrix under known scales, and
+// spreads the errors of each column over the columns behind it.
 #ifndef MOERT_KERNELS_CUDA_OFFLINE_ROUND_COLUMNS_H_
 #define MOERT_KERNELS_CUDA_OFFLINE_ROUND_COLUMNS_H_
 
@@ -14,16 +14,16 @@ namespace moert::cuda {
 /// Columns of a block that a CTA holds in shared memory.
 constexpr int kMostBlockColumns = 128;
 
-/// Describes a block, the columns `begin`.. `begin + width` of the matrix, and those from `first`
-/// on, `count` of them. Everything is in device memory, row-major.
+/// Describes a block, the columns `begin`..`begin + width` of the matrix, and the columns of it
+/// that are rounded: `count` of them from `first` on. Everything is in device memory, row-major.
 struct ColumnRounding {
   const float* original;  // [rows, k]
-  float* weights;         // [rows, k] up to date; those of the block behind these columns change
+  float* weights;         // [rows, k] current values; the block's later columns change
   const float* shares;    // [k, k] of GptqFactor
   const Fit* fits;        // [rows]
   float* errors;          // [rows, width] of the block
   uint8_t* codes;         // [rows, k], or null
-  float* back;            // [rows, k] what the codes stand for, or null
+  float* back;            // [rows, k] values of the codes, or null
   int64_t rows, k;
   int64_t begin;
   int width, first, count;

@@ -1,5 +1,6 @@
-// One candidate range of rounding to nearest (lib/offline/rtn_candidates.h): its scale exactly, its
-// error within bounds. Bounds mostly tell which candidate is the best; the CPU decides the rest.
+// One candidate range of rounding to nearest (lib/offline/rtn_candidates.h): its scale is exact,
+// its error known within bounds. The bounds mostly decide which candidate is the best; the CPU
+// decides the rest.
 #ifndef MOERT_KERNELS_CUDA_OFFLINE_RTN_MATH_H_
 #define MOERT_KERNELS_CUDA_OFFLINE_RTN_MATH_H_
 
@@ -22,7 +23,7 @@ struct RangeForm {
   float largest;       // floats: of the codes' magnitudes
   int candidates;
   float shares[kMost];    // of the whole range
-  float relative, added;  // what a sum may be off: of itself, and besides for each value
+  float relative, added;  // bounds of a sum's error: relative, and added per value
 
   MOERT_FIT_FUNCTION bool floats() const { return codes == kF4 || codes == kF8; }
 };
@@ -30,14 +31,14 @@ struct RangeForm {
 /// |x|^2.4 within a relative 3e-6.
 MOERT_FIT_FUNCTION float Power24(float x) { return exp2f(2.4f * log2f(fabsf(x))); }
 
-// Floats of few bits: in which steps values of a magnitude lie.
+// The step between neighbouring values of a float type of few bits at a magnitude.
 MOERT_FIT_FUNCTION float StepAt(float magnitude, int mantissa, int lowest) {
   const int exponent = static_cast<int>(BitsOf(magnitude) >> 23) - 127;
   return FloatOf(static_cast<uint32_t>((exponent > lowest ? exponent : lowest) - mantissa + 127)
                  << 23);
 }
 
-/// A scale as it is stored. Not a number where only the CPU knows.
+/// A scale as it is stored. NaN where only the CPU can decide.
 MOERT_FIT_FUNCTION float StoredScale(RangeForm::Scales type, float scale) {
   constexpr float kLeastF16 = 6.103515625e-5f, kMostF16 = 65504, kMostE4M3 = 448;
   const uint32_t bits = BitsOf(scale);
@@ -49,13 +50,13 @@ MOERT_FIT_FUNCTION float StoredScale(RangeForm::Scales type, float scale) {
       return FloatOf((bits + 0xfffu + ((bits >> 13) & 1u)) & 0xffffe000u);
     case RangeForm::kF32:
       return scale;
-    case RangeForm::kPowersOfTwo: {  // the next one; just above one the CPU's logarithm decides
+    case RangeForm::kPowersOfTwo: {  // rounded up; just above a power, the CPU's logarithm decides
       const uint32_t mantissa = bits & 0x7fffffu, exponent = bits >> 23;
       const bool near = mantissa > 0 && mantissa <= 0x100u;
       if (near || exponent < 2 || exponent > 240) return Undecided().scale;
       return FloatOf((exponent + (mantissa > 0 ? 1u : 0u)) << 23);
     }
-    case RangeForm::kE4M3: {  // the lower of two that are as near
+    case RangeForm::kE4M3: {  // ties go to the lower one
       const float x = scale < kMostE4M3 ? scale : kMostE4M3;
       const float step = StepAt(x, 3, -6);
       const float whole = floorf(x / step);
@@ -87,10 +88,10 @@ MOERT_FIT_FUNCTION Fit SpanningFit(const RangeForm& form, float low, float high,
   return Undecided();
 }
 
-/// The sum of |error|^2.4, in steps (floats: in the largest values) of the fit's own.
+/// The sum of |error|^2.4, in units of the fit's own step (floats: of its largest value).
 MOERT_FIT_FUNCTION float ErrorInSteps(const RangeForm& form, const Fit& fit, const float* values,
                                       int count) {
-  constexpr int kPart = 16;  // sums of sums lose less
+  constexpr int kPart = 16;  // partial sums lose less precision
   const float inverse = 1 / fit.scale;
   const float zero = form.codes == RangeForm::kOffsets      ? fit.offset * inverse
                      : form.codes == RangeForm::kZeroPoints ? fit.offset
@@ -120,12 +121,13 @@ MOERT_FIT_FUNCTION float ErrorInSteps(const RangeForm& form, const Fit& fit, con
   return sum;
 }
 
-/// An error with bounds.
+/// An error and how much it may be off.
 struct RtnError {
   float error, slack;
 };
 
-/// In units that all candidates share; `first`: the first one's scale. Infinite: no candidate.
+/// The error in units that all candidates share; `first`: the first candidate's scale. Infinite:
+/// not a candidate.
 MOERT_FIT_FUNCTION RtnError ErrorOfRange(const RangeForm& form, const Fit& fit, float first,
                                          const float* values, int count) {
   if (!(fit.scale > 0)) return {HUGE_VALF, 0};
@@ -134,13 +136,15 @@ MOERT_FIT_FUNCTION RtnError ErrorOfRange(const RangeForm& form, const Fit& fit, 
   return {unit * sum, unit * (sum * form.relative + form.added * static_cast<float>(count))};
 }
 
-/// Whether bounds hold for a group with this first candidate, and for one of its candidates.
+/// Whether the bounds hold for a group with this first candidate's scale, and for one of its
+/// candidates.
 MOERT_FIT_FUNCTION bool CanFitRtn(float first) { return first > 1e-28f && first < 1e28f; }
 MOERT_FIT_FUNCTION bool CanFitRtn(const RangeForm& form, const Fit& fit) {
   return Decided(fit) && (fit.scale > 1e-30f || (form.floats() && fit.scale == 0));
 }
 
-/// The fit of least error, if the bounds tell: of candidates with the same bits any will do.
+/// Whether a candidate may be better than the best one, within their bounds. One with the same bits
+/// is not: either will do.
 MOERT_FIT_FUNCTION bool MayBeBetter(const RtnError& error, const Fit& fit, const RtnError& best,
                                     const Fit& best_fit) {
   const bool same =

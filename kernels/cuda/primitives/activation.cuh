@@ -33,7 +33,7 @@ __device__ __forceinline__ float Activate(DeviceFunction function, float alpha, 
   return 0.5f * v * (1.0f + tanhf(0.79788456080286536f * (v + 0.044715f * v * v * v)));
 }
 
-/// v, at most `limit`; what is no number stays.
+/// The lesser of v and `limit`; NaN stays NaN.
 __device__ __forceinline__ float Below(float v, float limit) { return v > limit ? limit : v; }
 
 /// moert::ExpertActivation.

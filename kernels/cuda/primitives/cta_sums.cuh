@@ -13,7 +13,7 @@ struct Several {
   T v[kCount];
 };
 
-/// Over the lanes of a warp, up to and with this one.
+/// Sums over the lanes of a warp up to and including this one.
 template <typename T, int kCount>
 __device__ __forceinline__ Several<T, kCount> WarpSums(Several<T, kCount> sum) {
   typename cub::WarpScan<T>::TempStorage registers;  // it needs no memory
@@ -22,9 +22,9 @@ __device__ __forceinline__ Several<T, kCount> WarpSums(Several<T, kCount> sum) {
   return sum;
 }
 
-/// Over the threads before this one, and over all of them. Sums over whole warps. scratch: [32],
-/// shared. On an H200 two sums of 1,024 threads take 0.49 us, by cub::BlockScan 1.12, three of 544
-/// threads in 64 bits 0.69 and 1.01 (gpu.cub_test [rates]).
+/// Sums over the threads before this one, and the total over all. The CTA has whole warps. scratch:
+/// [32], shared. On an H200 two sums of 1,024 threads take 0.49 us, by cub::BlockScan 1.12, three
+/// of 544 threads in 64 bits 0.69 and 1.01 (gpu.cub_test [rates]).
 template <typename T, int kCount>
 __device__ __forceinline__ Several<T, kCount> SumBefore(const Several<T, kCount>& mine,
                                                         Several<T, kCount>* scratch,

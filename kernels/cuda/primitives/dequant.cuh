@@ -1,6 +1,6 @@
 // Packed weights -> bf16 A fragments, by masks and shifts alone: the bits of a weight become
 // mantissa bits of a power of two. Scale, zero and that power are applied to the sums of a group,
-// where they cost one fused multiply-add and not one a weight. For integer products they become
+// where they cost one fused multiply-add and not one a weight. For integer products, weights become
 // bytes. Layouts: docs/reference/layout.md.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_DEQUANT_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_DEQUANT_CUH_
@@ -106,7 +106,7 @@ constexpr float kF8Activations = 0x1p60f;
 
 constexpr uint32_t kF8UnitBf16 = 0x7b807b80u;  // two bf16 of kF8Unit
 
-/// Bits of a where `mask` has them, else of b, in one instruction.
+/// Bits of a where `mask` is set, else of b, in one instruction.
 __device__ __forceinline__ uint32_t Select(uint32_t a, uint32_t b, uint32_t mask) {
   uint32_t r;
   asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(r) : "r"(a), "r"(b), "r"(mask));

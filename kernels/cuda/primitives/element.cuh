@@ -41,8 +41,8 @@ auto WithElement(int32_t dtype, F f) {
   return f(static_cast<const float*>(nullptr));
 }
 
-/// Loads up to `count` of 8 values as fp32, together where all are there and the place is aligned;
-/// zeros behind them.
+/// Loads up to `count` of 8 values as fp32, with zeros for the rest; by 16-byte loads if all 8
+/// exist and the address is aligned.
 template <typename In>
 __device__ __forceinline__ void LoadEight(const In* in, int count, float (&values)[8]) {
   In loaded[8];

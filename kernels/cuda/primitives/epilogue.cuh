@@ -1,5 +1,5 @@
-// The end of an item: the parts of K of a group of warps are summed in the order of K, and the
-// results stored.
+// The end of an item: sums the parts of K of a group of warps in the order of K, and stores the
+// results.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_EPILOGUE_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_EPILOGUE_CUH_
 
@@ -9,8 +9,8 @@
 namespace moert::cuda {
 
 constexpr int kPieceFloats = 128;  // a 16 x 8 accumulator
-/// Each warp's sums of an item of 8 tokens. Two of them, so that one barrier an item is enough; of
-/// 16 tokens they take both.
+/// Floats of a warp's sums of an item of 8 tokens. There are two buffers, so that one barrier per
+/// item is enough; items of 16 tokens use both.
 constexpr int kReduceFloats = 2 * kPieceFloats;
 constexpr int kReduceBuffers = kTileTokens / 8;
 constexpr int kBufferFloats = kGemmWarps * kReduceFloats;  // floats of one
@@ -20,7 +20,8 @@ static __device__ __noinline__ float ActivateOther(const DeviceActivation& activ
   return Activate(activation, gate, up);
 }
 
-/// The sum over a group's parts of K, in their order. All are read before the first is added.
+/// The sum over a group's parts of K, in order (SumOfParts). All parts are read before the first is
+/// added.
 template <typename T>
 __device__ __forceinline__ T Part(const float* parts, int slice) {
   return *reinterpret_cast<const T*>(parts + slice * kReduceFloats);
@@ -68,8 +69,8 @@ __device__ __forceinline__ void StoreNarrow(const GroupGemmArgs& args, int slot,
   if (channel + 8 < args.hidden) out[8] = ToBf16(second);
 }
 
-/// Stores results of `down`: of the four values that lane `e` of a warp had, rows g and g + 8, two
-/// columns. second_slot -1: one column.
+/// Stores results of `down`: the four values of a lane's accumulator, in rows g and g + 8 of two
+/// columns. second_slot -1: of one column.
 __device__ __forceinline__ void StoreDown(const GroupGemmArgs& args, int channel, int slot,
                                           int second_slot, const float4& sum) {
   if (args.narrow_out != nullptr) {
@@ -140,7 +141,7 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
   const int lane = threadIdx.x % 32;
   const int threads = 32 << slices_log2;
   if (kTokens8 == kReduceBuffers) {
-    GroupBarrier(slices_log2, warp);  // all have read what lies there
+    GroupBarrier(slices_log2, warp);  // all have read the earlier sums
   } else {
     reduce += buffer * kBufferFloats;
     buffer ^= 1;
@@ -149,7 +150,7 @@ __device__ __forceinline__ void EndItem(const GroupGemmArgs& args, int product, 
   GroupBarrier(slices_log2, warp);
   const float* group = reduce + (warp >> slices_log2 << slices_log2) * kReduceFloats;
   const int first = threadIdx.x & (threads - 1);
-  // Parameters that plain layers lack lie out of their way.
+  // Code for biases, which plain layers lack, is kept off their path.
   const float* const biases = __builtin_expect(args.biased != 0, 0) ? biases_of() : nullptr;
 #pragma unroll
   for (int n = 0; n < kTokens8; ++n) {

@@ -1,7 +1,8 @@
-// Launches that may begin before the kernel in front of them has ended (programmatic dependent
-// launch, code for sm_90 and later; an ordinary launch elsewhere). A kernel launched so calls
-// GridDependencySync() before it touches what earlier kernels write or still read, and every kernel
-// of a chain calls it at some point: then a kernel that ended has seen all before it end.
+// Launches that may begin before the preceding kernel has ended (programmatic dependent launch,
+// code for sm_90 and later; an ordinary launch elsewhere). A kernel launched this way calls
+// GridDependencySync() before it touches memory that earlier kernels write or still read. Every
+// kernel of a chain must call it at some point: then, when a kernel has ended, so have all before
+// it.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_LAUNCH_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_LAUNCH_CUH_
 
@@ -17,13 +18,14 @@ namespace moert::cuda {
 /// more.
 constexpr int kLeastShared = 99 << 10;
 
-/// Until the kernels in front have ended and their writes can be seen.
+/// Waits until the preceding kernels have ended and their writes are visible.
 __device__ __forceinline__ void GridDependencySync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/// From here on the next kernel may begin; it waits for this one's end where it says so itself.
+/// Lets the next kernel start early; that kernel waits for this one at its own
+/// GridDependencySync().
 __device__ __forceinline__ void TriggerDependentLaunch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -40,10 +42,10 @@ inline cudaError_t FindAttribute(cudaDeviceAttr attribute, int* value) {
 template <int kTag>
 __global__ void CodeMarker() {}
 
-/// Whether the current device runs code that was compiled for sm_90 or later: a newer device may
-/// run the PTX of an older one, in which nothing waits.
+/// Whether the current device runs code that was compiled for sm_90 or later. A newer device may
+/// run PTX of an older one, in which GridDependencySync() does not wait.
 inline bool WaitsInKernels() {
-  static std::atomic<uint64_t> asked{0}, waits{0};  // a bit a device
+  static std::atomic<uint64_t> asked{0}, waits{0};  // a bit per device
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return false;
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
@@ -55,7 +57,7 @@ inline bool WaitsInKernels() {
   return code.ptxVersion >= 90;
 }
 
-/// A cudaError_t.
+/// Launches a kernel that may start early. Returns 0 or a cudaError_t.
 template <typename... Params, typename... Args>
 int LaunchEarly(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
                 cudaStream_t stream, Args&&... args) {

@@ -11,7 +11,7 @@
 
 namespace moert::cuda {
 
-/// By one thread, before a barrier of the CTA.
+/// Called by one thread; a barrier of the CTA must follow.
 __device__ __forceinline__ void InitMbarrier(uint64_t* mbarrier) {
   asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(SharedAddress(mbarrier)) : "memory");
 }

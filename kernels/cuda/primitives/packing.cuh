@@ -1,10 +1,9 @@
-// How packed weights become the registers of A fragments: read straight into them from global
-// memory, or by way of a ring in shared memory (weight_ring.cuh).
+// How packed weights get into the registers of A fragments: directly from global memory, or through
+// a ring in shared memory (weight_ring.cuh).
 //
 // A unit is what a warp multiplies at a time: two row blocks by 128 k, bf16 64. The order of k
-// inside a product is free as long as weights and activations agree, so each packing takes the
-// order in which a lane's weights lie together, as far as the lanes of a load then meet at most in
-// pairs in a bank:
+// inside a product is free as long as weights and activations agree. So each packing uses the order
+// in which a lane's weights are contiguous, as far as loads have at most two-way bank conflicts:
 //   bf16           as stored: unit t of each k16 block, 16 bytes
 //   w8, fp8, w8a8  lane t: k16 block t / 2 of 32 k, units 2 (t % 2) + i, 16 bytes
 //   w4, fp4, w4a8  the same, 8 bytes
@@ -24,7 +23,7 @@ MOERT_HOST_DEVICE constexpr bool IsFp4(Packing p) {
   return p == Packing::kMxFp4 || p == Packing::kNvFp4;
 }
 
-/// Loads of a unit, of each row block.
+/// How a unit is loaded, per row block.
 template <Packing kPacking>
 struct UnitShape {
   static constexpr bool kHalfWords = K64Bytes(kPacking) <= 512;
@@ -57,15 +56,16 @@ __device__ __forceinline__ int LaneChannels(int lane) {
   return (t >> 1) * (k32 ? 32 : 16) + (t & 1) * 8;
 }
 
-/// A hint that L2 drops these first: weights are read once; tables, activations and code stay.
+/// A cache hint: L2 evicts these lines first. Weights are read once; tables, activations and code
+/// stay.
 __device__ __forceinline__ uint64_t EvictFirst() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-/// Past L1; the lines beside them come along into L2. Leaves v as it is unless `there`. Written so
-/// that the registers are loaded in place: a copy behind the load would wait for it.
+/// Loads 16 bytes past L1; L2 also fetches the neighbouring lines. Leaves v unchanged unless
+/// `there`. The assembly loads the registers in place: a move after the load would wait for it.
 __device__ __forceinline__ void LoadWeights(uint32_t (&v)[4], const uint8_t* at, uint64_t policy,
                                             bool there) {
   asm volatile(
@@ -85,8 +85,8 @@ constexpr int kScaleBytes = 64;
 __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
-/// Copies that run beside the arithmetic; they end in the order of their beginning. Zeros, unless
-/// `there`.
+/// Copies 16 bytes asynchronously, or writes zeros unless `there`. Groups of copies complete in
+/// order.
 __device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global, bool there) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                "r"(there ? 16 : 0)
@@ -107,13 +107,13 @@ __device__ __forceinline__ void CopyWeights16(uint32_t shared, const void* globa
 __device__ __forceinline__ void CopyAsyncCommit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/// Until at most `kPending` groups of this thread are under way.
+/// Waits until at most `kPending` groups of this thread are under way.
 template <int kPending>
 __device__ __forceinline__ void CopyAsyncWait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// Scales of the channels as this lane needs them: of both row blocks, rows g and g + 8.
+/// The scales that this lane needs: of rows g and g + 8 of both row blocks.
 struct ChannelScales {
   float scale[2][2];
 

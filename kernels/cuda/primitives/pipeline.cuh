@@ -9,7 +9,7 @@
 
 namespace moert::cuda {
 
-/// By one thread; then FenceBarrierInit and a barrier of the CTA.
+/// Called by one thread; FenceBarrierInit and a barrier of the CTA must follow.
 __device__ __forceinline__ void InitBarrier(uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -26,7 +26,7 @@ __device__ __forceinline__ bool ElectLane() {
                : "=r"(elected));
   return elected != 0;
 }
-/// Arrives, and expects bulk copies of so many bytes besides.
+/// Arrives, and makes the phase wait for bulk copies of `bytes` bytes, too.
 __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -36,7 +36,7 @@ __device__ __forceinline__ void ArriveExpecting(uint32_t barrier, uint32_t bytes
 __device__ __forceinline__ void ArriveBehindCopies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
-/// Until the phase of this parity has ended.
+/// Waits until the phase of this parity has ended.
 __device__ __forceinline__ void Await(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"
@@ -46,7 +46,7 @@ __device__ __forceinline__ void Await(uint32_t barrier, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-/// Copies multiples of 16 bytes, and tells the barrier.
+/// Copies a multiple of 16 bytes, which the barrier counts as they arrive.
 __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, uint32_t bytes,
                                          uint32_t barrier) {
   asm volatile(
@@ -55,17 +55,17 @@ __device__ __forceinline__ void BulkCopy(uint32_t shared, const void* global, ui
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
-/// Bulk copies and tensor cores that this thread, or those behind its next barrier, begin see the
-/// ordinary stores that it wrote or saw.
+/// Makes ordinary stores that this thread made or saw visible to bulk copies and tensor core
+/// operations that it, or threads behind its next barrier, issue afterwards.
 __device__ __forceinline__ void FenceAsyncProxy() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
-/// The same of shared memory.
+/// The same for shared memory only.
 __device__ __forceinline__ void FenceAsyncProxyShared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/// Where one walks a ring of kStages.
+/// The current stage of a ring of kStages stages, and the parity of its barriers.
 template <int kStages>
 struct RingPlace {
   uint32_t stage = 0;

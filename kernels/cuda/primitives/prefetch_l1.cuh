@@ -1,4 +1,4 @@
-// Brings data that is wanted soon into the L1 cache.
+// Prefetches data that is needed soon into L1.
 #ifndef MOERT_KERNELS_CUDA_PRIMITIVES_PREFETCH_L1_CUH_
 #define MOERT_KERNELS_CUDA_PRIMITIVES_PREFETCH_L1_CUH_
 

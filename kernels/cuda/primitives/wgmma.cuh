@@ -15,14 +15,14 @@ __device__ __forceinline__ uint64_t OperandDescriptor(uint32_t shared_address) {
   return uint64_t{(shared_address & 0x3ffffu) >> 4} | uint64_t{1} << 16 | uint64_t{64} << 32 |
          uint64_t{1} << 62;
 }
-/// Before the first product behind a change of its registers or shared memory.
+/// Required before the first product after a change of its registers or shared memory.
 __device__ __forceinline__ void WgmmaFence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void WgmmaCommit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/// Until at most kPending groups are under way.
+/// Waits until at most kPending groups are under way.
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
@@ -97,12 +97,13 @@ template <int kColumns>
 __device__ __forceinline__ void Wgmma(int32_t (&d)[kColumns / 2], const uint32_t (&a)[4],
                                       uint64_t b);
 
-/// Multiplies e4m3 with sums in fp32, 32 k; adds to d, or becomes it.
+/// Multiplies e4m3 with sums in fp32, 32 k. The product is added to d, or replaces it.
 template <int kColumns>
 __device__ __forceinline__ void WgmmaF8(float (&d)[kColumns / 2], const uint32_t (&a)[4],
                                         uint64_t b, bool adds);
 
-/// For N columns, M = N / 2 registers; the others' names are given.
+/// For N columns: M = N / 2 registers of sums. The other operands are given by their register
+/// names.
 #define MOERT_WGMMA(N, M, type, C, kind, rest, a0, a1, a2, a3, b0)                           \
   template <>                                                                                \
   __device__ __forceinline__ void Wgmma<N>(type(&d)[M], const uint32_t(&a)[4], uint64_t b) { \

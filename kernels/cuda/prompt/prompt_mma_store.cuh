@@ -10,8 +10,8 @@
 
 namespace moert::cuda {
 
-/// By all threads of a CTA. Rows of 16-byte pieces are swizzled as h's are: piece c of row r lies
-/// at c ^ (r % 8).
+/// Stores results by all threads of a CTA. Rows of 16-byte pieces are swizzled as h's are: piece c
+/// of row r lies at c ^ (r % 8).
 template <bool kGateUp, int kMost>
 struct MmaStore {
   using Warp = MmaWarp<kGateUp, kMost>;

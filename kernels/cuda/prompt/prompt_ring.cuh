@@ -57,7 +57,7 @@ MOERT_HOST_DEVICE constexpr int StagePieces(Packing p, int most) {
   return most == 64 && K64Bytes(p) <= 512 && !Is8Bit(p) && !IsImported(p) ? 2 : 1;
 }
 
-/// Whether stages bring a float for every column: the scale of its activations, or their sum.
+/// Whether stages hold a float for every column: the scale of its activations, or their sum.
 MOERT_HOST_DEVICE constexpr bool HasColumnFloats(Packing p) {
   return p == Packing::kW4A8 || p == Packing::kF8BlockF8 || HasZeros(p);
 }

@@ -1,4 +1,4 @@
-// How a thread adds to what is counted, where nobody waits for the sums.
+// Atomic additions to counters whose sums no thread waits for.
 #ifndef MOERT_KERNELS_CUDA_ROUTE_ADD_TO_TALLY_CUH_
 #define MOERT_KERNELS_CUDA_ROUTE_ADD_TO_TALLY_CUH_
 
@@ -13,20 +13,20 @@ namespace moert::cuda {
 __device__ __forceinline__ void AddTo(uint64_t* sum, int64_t more) {
   atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(more));
 }
-/// Numbers must not be below 0.
+/// Raises `most` to `value`, if that is more. Neither may be negative.
 __device__ __forceinline__ void RaiseTo(double* most, double value) {
   atomicMax(reinterpret_cast<unsigned long long*>(most),
             static_cast<unsigned long long>(__double_as_longlong(value)));
 }
 
-/// `t` and what one call gave an expert.
+/// `t` plus the slots and the mass that one call gave an expert.
 __device__ __forceinline__ SelectionTally WithCall(SelectionTally t, int slots, float mass) {
   t.slots += slots;
   ++t.calls;
   t.mass += mass;
   return t;
 }
-/// By one thread.
+/// WithCall in memory. Called by one thread.
 __device__ __forceinline__ void AddCall(SelectionTally* to, int slots, float mass) {
   *to = WithCall(*to, slots, mass);
 }

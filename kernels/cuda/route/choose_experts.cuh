@@ -40,7 +40,7 @@ __device__ __forceinline__ bool ByScore(DeviceRoutingKind kind) {
          kind == DeviceRoutingKind::kSqrtSoftplusGrouped;
 }
 
-/// sqrt(log(1 + e^x)), which neither overflows nor loses what is small.
+/// sqrt(log(1 + e^x)) without overflow and without loss of small values.
 static __device__ __noinline__ float SqrtSoftplus(float x) {
   return sqrtf(fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
 }
@@ -48,11 +48,11 @@ static __device__ __noinline__ float SqrtSoftplus(float x) {
 /// Where the scores of a token go; null: nowhere. `scores` may be where the logits are.
 struct ScoreRows {
   float* scores = nullptr;
-  float* kept = nullptr;  // likewise, for the CTA itself
+  float* kept = nullptr;  // a copy for the CTA itself
 };
 
-/// The scores of a token's logits, in `score` and in `rows`. `key`: the logits, then what is chosen
-/// by.
+/// Computes the scores of a token's logits, in `score` and in `rows`. `key` receives the keys by
+/// which experts are chosen.
 template <int kPerLane>
 __device__ __forceinline__ void Score(const DeviceRouting& routing, int lane, const float* logits,
                                       const ScoreRows& rows, float (&key)[kPerLane],

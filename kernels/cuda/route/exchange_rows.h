@@ -1,5 +1,5 @@
-// Rows on their way between ranks: records of a row and its routing, sums of the ranks' parts, and
-// which ids a rank computes.
+// Exchange of rows between ranks: records of a row and its routing, sums of the ranks' parts, and
+// the choice of the ids that a rank computes.
 #ifndef MOERT_KERNELS_CUDA_ROUTE_EXCHANGE_ROWS_H_
 #define MOERT_KERNELS_CUDA_ROUTE_EXCHANGE_ROWS_H_
 
@@ -9,7 +9,8 @@
 
 namespace moert::cuda {
 
-/// Records of `stride` bytes, a multiple of 16: a row at 0, its ids at ids_at, its weights behind.
+/// Records of `stride` bytes, a multiple of 16: a row at 0, its ids at ids_at, its weights behind
+/// the ids.
 struct RowRecords {
   uint8_t* data = nullptr;
   int64_t stride = 0;
@@ -43,7 +44,8 @@ struct KeepOwnArgs {
   int32_t top_k = 1;
   int32_t experts = 0;
 };
-/// kept[i] = ids[i] where row i / top_k of that expert is this rank's, else -1; counts the former.
+/// kept[i] = ids[i] if this rank computes row i / top_k of that expert, else -1. Adds the kept
+/// pairs of each expert to `counts`.
 int LaunchKeepOwn(const KeepOwnArgs& args, CUstream_st* stream);
 
 }  // namespace moert::cuda

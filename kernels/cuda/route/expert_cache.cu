@@ -1,4 +1,4 @@
-// The expert-cache rule by a launch of its own, and the accounts that it goes by.
+// The expert-cache rule in a launch of its own, and the accounts that it uses.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/primitives/launch.cuh"
@@ -12,15 +12,15 @@ using expert_cache::Marks;
 
 constexpr int kWarps = 8;
 
-/// Whether expert e is there in full: by the residency table, or, where the device serves misses,
-/// in a slot of a layer that is lent.
+/// Whether expert e is resident in its full version: by the residency table, or, where the device
+/// serves misses, by its slot, if the layer's slots are lent to the device.
 __device__ __forceinline__ bool IsThere(const ExpertCacheArgs& args, int e) {
   const ServedResidents& served = args.served;
   if (served.layer != nullptr) return served.layer->lent != 0 && served.rows[e].slot >= 0;
   return args.handles[e].record != nullptr && args.handles[e].version == 0;
 }
 
-/// Marks the experts that are there in full, and nobody else yet.
+/// Marks the experts that are resident in full, and clears all other marks.
 __device__ __forceinline__ void MarkResident(const ExpertCacheArgs& args, int experts, int warp,
                                              int lane, Marks& marks) {
   for (int word = warp; word < Marks::kWords; word += kWarps) {
@@ -29,8 +29,8 @@ __device__ __forceinline__ void MarkResident(const ExpertCacheArgs& args, int ex
   }
 }
 
-/// Drops what was to be prefetched for the layer and has not begun; marks what has. By threads from
-/// 0 on, one a record.
+/// Drops the layer's prefetches that have not begun, and marks those that have. A thread per
+/// record.
 __device__ __forceinline__ void ClosePrefetch(const ServedResidents& served, Marks& marks) {
   if (served.prefetch == nullptr || served.layer->lent == 0) return;
   LayerPrefetch& list = *served.prefetch;
@@ -41,7 +41,8 @@ __device__ __forceinline__ void ClosePrefetch(const ServedResidents& served, Mar
   expert_cache::MarkBegun(record.expert, record.victim, marks);
 }
 
-/// By a warp: the largest shares that a request has lost so far, and what the host asked for.
+/// Stores the largest shares that a request has lost so far, and the report that the host asked
+/// for. Called by a warp.
 __device__ __forceinline__ void ReportCall(const ExpertCacheArgs& args, bool changed, int lane,
                                            const Marks& marks) {
   const expert_cache::LostShares call = expert_cache::WorstOfCall(args, lane);

@@ -1,7 +1,7 @@
-// The expert-cache router rule on the device, behind LaunchTopK: route/expert_cache_rule.h says
-// what it does; the choices here are the same to the bit, given the same scores. It reads which
-// experts are resident from the residency table, or from that of the misses that the device serves,
-// and the requests' accounts live in device memory, so that a call needs no word from the host.
+// The expert-cache router rule on the device, after LaunchTopK. route/expert_cache_rule.h says what
+// it does; given the same scores, the choices here are bit-identical. The rule reads which experts
+// are resident from the residency table, or from the slot table where the device serves misses. The
+// requests' accounts are in device memory, so a call needs nothing from the host.
 #ifndef MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_H_
 #define MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_H_
 
@@ -26,18 +26,18 @@ struct RequestAccount {
 /// The host's view of a call. Written to pinned host memory.
 struct ExpertCacheReport {
   uint32_t top_score[kFewExperts / 32];  // the set C
-  uint32_t resident[kFewExperts / 32];   // what the rule went by
+  uint32_t resident[kFewExperts / 32];   // the experts that the rule took as resident
   double worst_slot_share;               // any request reached so far
   double worst_mass_share;
 };
 
-/// State that the passes over a token's slots hand on. Scratch.
+/// A token's state between the passes over its slots. Scratch.
 struct ExpertCacheToken {
   float beta;
-  int32_t has_beta;     // 0: as many experts as are eligible
+  int32_t has_beta;     // 0: no more experts are eligible than are chosen
   int32_t slots;        // replaceable ones
-  int32_t taken;        // of them, by the first pass
-  int32_t substitutes;  // at hand
+  int32_t taken;        // replaced by the first pass
+  int32_t substitutes;  // resident or top-score experts that may replace
   int32_t changed;
   uint32_t eligible[kFewExperts / 32];
   uint8_t slot[kMaxTopK];  // the replaceable ones, worst score first
@@ -47,10 +47,11 @@ struct ExpertCacheToken {
 struct ServedResidents {
   const ServedLayer* layer = nullptr;  // null: the host serves them
   const ServedExpert* rows = nullptr;  // [E]
-  /// Or null. A record that has not begun is dropped here, so that the rule and the decision behind
-  /// it see the same: its victim stays. A record that has begun counts as there, its victim not.
+  /// Or null. A record that has not begun is dropped here, so that the rule and the decision after
+  /// it see the same state: its victim stays. A record that has begun counts as resident, its
+  /// victim as absent.
   LayerPrefetch* prefetch = nullptr;
-  ServedTally* tally = nullptr;  // learns what was substituted
+  ServedTally* tally = nullptr;  // counts substitutions
 };
 
 struct ExpertCacheArgs {
@@ -77,22 +78,23 @@ struct ExpertCacheArgs {
   ExpertCacheToken* scratch = nullptr;  // [tokens]
   int32_t* own_ids = nullptr;           // [tokens, top_k]: the model's choice
   float* own_weights = nullptr;
-  // In pinned host memory, or null: nobody asks.
+  // In pinned host memory, or null: the host does not ask.
   int32_t* host_own_ids = nullptr;
   float* host_own_weights = nullptr;
   ExpertCacheReport* report = nullptr;
 };
 int LaunchExpertCache(const ExpertCacheArgs& args, CUstream_st* stream);
 
-/// LaunchRouteAndServe with the rule between the choice and the decision, in one launch: of the
-/// tokens' own choice, served.layer and account_of not null, nothing for the host, and the scores,
-/// ids and weights of `route`. Scratch is not used. No tokens: does nothing.
+/// LaunchRouteAndServe with the rule between the choice and the decision, in one launch. The
+/// experts must not be given. In `rule`, served.layer and account_of are not null, the pointers to
+/// host memory are null, and scores, ids and weights are those of `route`; scratch is not used.
+/// Does nothing without tokens.
 int LaunchRuleAndServe(const RouteFewArgs& route, const ExpertCacheArgs& rule,
                        const ServeMissesArgs& args, CUstream_st* stream,
                        const PredictArgs* next = nullptr);
 
-/// rows[begin + i] = account[i]; accounts that are fresh begin at nothing, and those of low answers
-/// where there are any. apart: whether no account has two of the rows.
+/// rows[begin + i] = account[i]. Fresh accounts are set to zero, and with them those of low
+/// answers, if there are any. apart: whether no account has two of the rows.
 struct AccountRows {
   static constexpr int kMax = 256;
   int32_t count = 0;

@@ -1,6 +1,6 @@
-// One call under the expert-cache rule, by one CTA, since the rule is defined over the whole batch:
-// warps take tokens, and what runs from token to token (the caps of requests with several rows, the
-// second pass) one warp does in order.
+// One call under the expert-cache rule. One CTA carries it out, since the rule is defined over the
+// whole batch. Warps take tokens in parallel; steps in which a token depends on the ones before it
+// (the caps of requests with several rows, the second pass) are done in order by one warp.
 #ifndef MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_CALL_CUH_
 #define MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_CALL_CUH_
 
@@ -12,13 +12,13 @@
 
 namespace moert::cuda::expert_cache {
 
-/// Sets of experts: who is there, the set C, who is fetched and stays.
+/// Sets of experts: the resident ones, the set C, and fetched ones that the second pass must keep.
 struct Marks {
   static constexpr int kWords = kFewExperts / 32;
   uint32_t resident[kWords], top[kWords], anchored[kWords];
 };
 
-/// Whether an expert is there, of 32 neighbours; nobody is marked otherwise yet. By a warp.
+/// Marks which of 32 adjacent experts are resident, and clears their other marks. Called by a warp.
 __device__ __forceinline__ void MarkThere(bool there, int word, Marks& marks) {
   const uint32_t bits = __ballot_sync(~0U, there);
   if (threadIdx.x % 32 != 0 || word >= Marks::kWords) return;
@@ -26,24 +26,24 @@ __device__ __forceinline__ void MarkThere(bool there, int word, Marks& marks) {
   marks.top[word] = marks.anchored[word] = 0;
 }
 
-/// The outcome of a listed prefetch: one that has not begun is dropped.
+/// Drops a listed prefetch that has not begun. Returns its state before.
 __device__ __forceinline__ int32_t CloseListed(PrefetchedRecord& record) {
   return atomicCAS(&record.state, kPrefetchListed, kPrefetchDropped);
 }
-/// A record that has begun counts as there, its victim, if there is one, not.
+/// Marks a record whose prefetch has begun as resident, and its victim, if there is one, as absent.
 __device__ __forceinline__ void MarkBegun(int comes, int victim, Marks& marks) {
   if (victim >= 0) atomicAnd(&marks.resident[victim / 32], ~(1U << (victim % 32)));
   atomicOr(&marks.resident[comes / 32], 1U << (comes % 32));
 }
 
-/// Shared memory of Substitute, whose first kWarps warps work.
+/// Shared memory of Substitute, in which the first kWarps warps work.
 template <int kPerLane, int kWarps>
 struct CallScratch {
   int users[32 * kPerLane];
   float group_keys[kWarps][32 * kPerLane], group_ranks[kWarps][32 * kPerLane];
 };
 
-/// By a warp: the second pass over the tokens that fetch something.
+/// The second pass, over the tokens that still fetch experts. Called by a warp.
 template <int kPerLane>
 __device__ __forceinline__ void GroupFetched(const ExpertCacheArgs& args, int tokens, int lane,
                                              uint32_t* resident, uint32_t* top, uint32_t* anchored,
@@ -56,7 +56,7 @@ __device__ __forceinline__ void GroupFetched(const ExpertCacheArgs& args, int to
   }
 }
 
-/// The second pass by all threads, with a barrier in front.
+/// The second pass, which begins with a barrier. Called by all threads.
 template <int kPerLane, int kWarps>
 __device__ __forceinline__ void SubstituteFetched(const ExpertCacheArgs& args, int tokens, int warp,
                                                   int lane, Marks& marks,
@@ -72,9 +72,9 @@ __device__ __forceinline__ void SubstituteFetched(const ExpertCacheArgs& args, i
   }
 }
 
-/// Turns the model's choice into the rule's; `marks` has who is there, and else nobody yet.
-/// `parallel`: no account has two of the rows. Says whether anybody was substituted. By all
-/// threads, in front of and behind a barrier.
+/// Turns the model's choice into the rule's. `marks`: only resident experts are marked yet.
+/// `parallel`: no account has two of the rows. Returns whether any expert was substituted. Called
+/// by all threads, between two barriers.
 template <int kPerLane, int kWarps>
 __device__ __forceinline__ bool Substitute(const ExpertCacheArgs& args, bool parallel, Marks& marks,
                                            CallScratch<kPerLane, kWarps>& scratch) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ bool Substitute(const ExpertCacheArgs& args, bool par
   return __syncthreads_or(changed ? 1 : 0) != 0;
 }
 
-/// By a warp: adds what the call substituted.
+/// Adds the call's substitutions to the tally. Called by a warp.
 __device__ __forceinline__ void TallyCall(const ExpertCacheArgs& args, int lane) {
   int slots = 0;
   double mass = 0, lost = 0;
@@ -154,7 +154,7 @@ __device__ __forceinline__ void TallyCall(const ExpertCacheArgs& args, int lane)
   atomicAdd(&tally.mass_lost, lost);
 }
 
-/// By a warp: the largest shares that a request of the call has lost so far.
+/// The largest shares that a request of the call has lost so far; found by a warp.
 struct LostShares {
   double slots = 0, mass = 0;
 };

@@ -1,7 +1,7 @@
-// One token of a call under the expert cache's rule, and the account of its request.
+// One token of a call under the expert-cache rule, and the account of its request.
 //
-// Sums and comparisons are those of the host's rule, operation by operation: contraction of a
-// product and a sum would round differently, hence the intrinsics.
+// Sums and comparisons are those of the host's rule, operation by operation. Intrinsics keep the
+// compiler from contracting a product and a sum into an fma, which rounds differently.
 #ifndef MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_TOKEN_CUH_
 #define MOERT_KERNELS_CUDA_ROUTE_EXPERT_CACHE_TOKEN_CUH_
 
@@ -54,7 +54,7 @@ class Token {
     if (lane < k_) id_score_ = id_score;
   }
 
-  /// Thresholds; the token's top-score experts join C.
+  /// Computes the token's thresholds, and adds its top-score experts to C.
   __device__ void View(float* group_keys, float* group_ranks, uint32_t* top) {
     const int experts = args_.routing.num_experts;
     float key[kPerLane];
@@ -80,7 +80,7 @@ class Token {
     float beta = 0;
     if (has_beta) {
       uint32_t taken = ineligible;
-      // Chosen by nothing but their scores, the k best are the token's own.
+      // If experts are chosen by their scores alone, the k best are the token's own.
       const bool known = ByScore(args_.routing.kind) && args_.routing.selection_bias == nullptr;
       if (known) taken |= Own();
       for (int j = known ? k_ : 0; j <= k_; ++j) {
@@ -104,7 +104,7 @@ class Token {
     }
   }
 
-  /// Its slots and mass enter the account.
+  /// Adds the token's slots and mass to the account.
   __device__ void Enter(RequestAccount* account) const {
     account->slots += k_;
     const float weight = lane_ < k_ ? args_.weights[at_] : 0;
@@ -113,7 +113,7 @@ class Token {
     }
   }
 
-  /// Slots that may be replaced, worst first, and how many substitutes are at hand.
+  /// Finds the slots that may be replaced, worst first, and counts the substitutes at hand.
   __device__ void FindReplaceable(const uint32_t* resident, const uint32_t* top) {
     const float beta = state_.beta;
     const bool replaceable = lane_ < k_ && state_.has_beta && args_.alpha != 0 &&
@@ -136,7 +136,7 @@ class Token {
     __syncwarp();
   }
 
-  /// How many of the pairs the account allows; they are booked.
+  /// Books as many substitutions as the account allows. Returns how many.
   __device__ int Book(RequestAccount* account) const {
     const int pairs = min(state_.slots, state_.substitutes);
     int n = 0;
@@ -146,7 +146,8 @@ class Token {
     return n;
   }
 
-  /// The first pass: the n worst slots get the best experts at hand, the best of them the best.
+  /// The first pass: the n worst slots get the best experts at hand, the best of these slots the
+  /// best expert.
   __device__ void SubstituteResident(const uint32_t* resident, const uint32_t* top, int n) {
     if (n == 0) return;
     uint32_t others = ~AtHand(resident, top);
@@ -163,7 +164,8 @@ class Token {
     if (lane_ < k_) args_.ids[at_] = id_;
   }
 
-  /// The second pass: what is left to be fetched makes way for what others have fetched.
+  /// The second pass: experts that would still be fetched are replaced by experts that other tokens
+  /// fetch.
   __device__ void GroupWhatIsFetched(const uint32_t* resident, const uint32_t* top,
                                      uint32_t* anchored, int* users, RequestAccount* account) {
     const int slots = state_.slots;
@@ -277,8 +279,7 @@ class Token {
     id_score_ = score;
   }
 
-  /// Among the candidates it takes the one with most users, then the highest score, then the lowest
-  /// index.
+  /// The candidate with the most users, then the highest score, then the lowest index.
   __device__ int MostUsed(uint32_t candidates, const int* users) const {
     int best_users = 0, best = kNoExpert;
     float best_score = 0;
@@ -320,7 +321,7 @@ class Token {
   float id_score_ = 0;  // likewise
 };
 
-/// An account in the registers of one warp while tokens of it follow one another.
+/// Keeps an account in the registers of one warp for as long as successive tokens use it.
 class OpenAccount {
  public:
   __device__ OpenAccount(const ExpertCacheArgs& args, int lane) : args_(args), lane_(lane) {}

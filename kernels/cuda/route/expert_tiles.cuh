@@ -12,8 +12,8 @@ namespace moert::cuda {
 
 constexpr int kTileThreads = kFewExperts + 32;
 
-/// The cost of an item, in bytes of bf16 that take as long: the bytes it reads, or the instructions
-/// where products of few bits are bound by them.
+/// The cost of an item, as the number of bytes of bf16 that take as long. It follows from the bytes
+/// read or, where products of few bits are bound by instructions, from these.
 __device__ inline int ItemCost(const TileMatrix& m, int tokens) {
   constexpr int kItem = 3000;
   const bool many = tokens > 8;
@@ -50,15 +50,16 @@ __device__ inline int ItemCost(const TileMatrix& m, int tokens) {
   return m.k64s * k64 + kItem;
 }
 
-/// The cost of a tile of few tokens, in pieces of 64 of that unit: a whole layer's fit 32 bits.
+/// The cost of a tile of few tokens, in units of 64 such bytes, so that a whole layer's fits 32
+/// bits.
 __device__ __forceinline__ int32_t SmallTileCost(const TileMatrix& m, int tokens) {
   return static_cast<int32_t>(int64_t{m.items} * ItemCost(m, tokens) / 64);
 }
 
-/// The tiles of one expert in one product. The last may cost less than the others. Whole numbers:
-/// as double they are divided much faster.
+/// The costs of one expert's tiles in one product. The last may cost less than the others. They are
+/// whole numbers, kept as double because that divides much faster.
 struct TileCosts {
-  double end;  // of all experts up to and with this one
+  double end;  // sum over the experts up to and including this one
   double full;
   double last;
 };
@@ -69,7 +70,7 @@ struct ExpertWork {
   int items[2];  // of a tile
 };
 
-/// Shared memory of MakeTiles for up to so many experts.
+/// Shared memory of MakeTiles for up to kExperts experts.
 template <int kExperts>
 struct TileScratch {
   Several<int64_t, 3> sums[32];
@@ -83,8 +84,8 @@ struct ExpertTokens {
   const int32_t* slots = nullptr;
 };
 
-/// Where share `cta` of `ctas` equal shares of a product's work begins. Never decreases with `cta`,
-/// since no operation does.
+/// Where share `cta` of `ctas` equal shares of a product's work begins. It never decreases with
+/// `cta`, since every operation is monotonic.
 __device__ __forceinline__ Position StartOf(const ExpertWork* work, int experts, int num_tiles,
                                             int product, int cta, int ctas) {
   const double target =
@@ -110,7 +111,7 @@ __device__ __forceinline__ Position StartOf(const ExpertWork* work, int experts,
   return item >= items ? Position{at + 1, 0} : Position{at, max(item, 0)};
 }
 
-/// The cost of an expert's `tiles` tiles in both products, for shares; the sum of these in `all`.
+/// Fills in the costs of an expert's `tiles` tiles in both products, and their sums in `all`.
 __device__ __forceinline__ void FillCosts(const Tile& tile, int tiles, int count, ExpertWork* work,
                                           Several<int64_t, 3>* all) {
 #pragma unroll
@@ -126,16 +127,16 @@ __device__ __forceinline__ void FillCosts(const Tile& tile, int tiles, int count
   }
 }
 
-/// Into the L1 cache: tiles want it at once.
+/// Prefetches a format into L1, since making tiles reads it at once.
 __device__ __forceinline__ void PrefetchFormat(const DeviceFormat* format) {
   const auto* at = reinterpret_cast<const char*>(format);
   PrefetchToL1(at);
   PrefetchToL1(at + sizeof(DeviceFormat) - 1);
 }
 
-/// By a CTA of kTileThreads: `of(e)` are the tokens of expert e, the shared one among them, and
-/// nothing from there on. Places tiles in `table` by a scan, writes them, and finds where shares
-/// begin.
+/// Places tiles in `table` by a scan, writes them, and finds where shares begin. `of(e)`: the
+/// tokens of expert e; the shared expert is the last one, behind it there are none. Called by a CTA
+/// of kTileThreads.
 template <int kExperts, typename Of>
 __device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, const TileTable& table, Of of,
                                           TileScratch<kExperts>& scratch) {
@@ -159,7 +160,7 @@ __device__ __forceinline__ void MakeTiles(const MakeTilesArgs& args, const TileT
       FillCosts(tile, tiles, count, &work, &mine);
       mine.v[2] = tiles;
     }
-    if (round > 0) __syncthreads();  // what lies in the scratch was read
+    if (round > 0) __syncthreads();  // the scratch has been read
     Several<int64_t, 3> total;
     const Several<int64_t, 3> before = SumBefore(mine, scratch.sums, &total);
     work.first = static_cast<int>(done.v[2] + before.v[2]);

@@ -1,7 +1,7 @@
 // The gate's logits: of few tokens by sums in fp32, of many by tensor cores.
 //
-// Both cut the width into kGateParts parts, each of one warp, and sum these in order. A logit
-// depends on its token, its expert and the way alone, never on what is computed beside it.
+// Both ways cut the width into kGateParts parts, one per warp, and sum these in order. A logit
+// depends only on its token, its expert and the way, never on what is computed beside it.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace moert::cuda {
 namespace {
 
 constexpr int kThreads = kGateThreads;
-/// From so many of the larger tiles on there is work for most multiprocessors.
+/// From this many of the larger tiles on, there is work for most multiprocessors.
 constexpr int kManyTiles = 96;
 
 constexpr int kHeld = 8;  // weights of a lane that are under way together
@@ -27,15 +27,15 @@ __device__ __forceinline__ void Hold(const float* row, int first, int end, float
   for (int j = 0; j < kHeld; ++j) held[j] = first + 32 * j < end ? row[first + 32 * j] : 0.0f;
 }
 
-/// By the first CTA.
+/// Stores the zeros. Done by the first CTA.
 __device__ __forceinline__ void StoreZeros(const GateZeros& zeros) {
   if (blockIdx.x != 0 || blockIdx.y != 0) return;
   for (int i = threadIdx.x; i < zeros.tiles; i += kThreads) zeros.ready[i] = 0;
   if (threadIdx.x < 2 && zeros.ticket != nullptr) zeros.ticket[threadIdx.x] = 0;
 }
 
-/// A CTA an expert and kTokens tokens, then those of the second gate. CTAs behind them pack the
-/// tokens' rows.
+/// A CTA has one expert and kTokens tokens. Experts of the second gate follow those of the first;
+/// the CTAs after them pack the tokens' rows.
 template <typename T, int kTokens>
 __global__ void __launch_bounds__(kThreads)
     FewGateLogitsKernel(const T* x, const __grid_constant__ GateArgs args) {
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
   const int begin = warp * width + lane;
   const int end = min(args.hidden, (warp + 1) * width);
   float held[kHeld];
-  Hold(row, begin, end, held);  // constants: they need not wait for the kernels in front
+  Hold(row, begin, end, held);  // constants: they need not wait for the preceding kernels
   GridDependencySync();
   StoreZeros(args.zeros);
   const T* at[kTokens];
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
   of.logits[static_cast<int64_t>(first + t) * of.experts + expert] = total;
 }
 
-/// The largest tiles take no more: sm_90 has it, for one.
+/// Shared memory that is enough for the largest tiles. sm_90, for example, has it.
 constexpr int kMostShared = 220 << 10;
 
 /// Shared memory that the current device gives a CTA.

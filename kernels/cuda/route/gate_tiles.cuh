@@ -17,9 +17,9 @@
 
 namespace moert::cuda {
 
-/// Numbers as sums of bf16, for tensor cores: a part is what is left, rounded. Three are an fp32 of
-/// 24 bits, two an f16, exactly (but for parts below 2^-133). Splits two numbers, the first in the
-/// lower half of every part.
+/// Splits two numbers into sums of bf16 parts for tensor cores, the first number in the lower half
+/// of every part. Each part is the rounded remainder. Three parts are exactly an fp32 of 24 bits,
+/// two an f16 (but for parts below 2^-133).
 template <int kParts>
 __device__ __forceinline__ void SplitTwo(float low, float high, uint32_t (&parts)[kParts]) {
 #pragma unroll
@@ -68,7 +68,7 @@ struct GateArgs {
   float* logits;
   uint8_t* packed;  // null: rows are not packed
   int64_t packed_stride;
-  GateOf second;  // of few tokens, as what follows
+  GateOf second;  // for few tokens only, like zeros
   GateZeros zeros;
 };
 
@@ -107,7 +107,7 @@ struct RowPieces {
   static __device__ __forceinline__ uint32_t Piece(uint32_t base, int row, int piece) {
     return base + row * kBytes + (sizeof(T) == 4 ? piece ^ (row & 1) : piece) * 16;
   }
-  /// By a warp.
+  /// Copies kRows rows of 32 elements, from element k on. Called by a warp.
   template <bool kAligned, int kRows, typename RowOf>
   static __device__ __forceinline__ void Copy(uint32_t base, int k, int end, RowOf row_of) {
     constexpr int kAtOnce = 32 / kPieces;
@@ -145,7 +145,7 @@ constexpr int kRowParts = sizeof(T) == 4              ? 3
                           : std::is_same_v<T, __half> ? 2
                                                       : 1;
 
-/// Shared memory of a kernel below: stages of 32 channels, a ring a warp.
+/// Shared memory of GateTilesKernel: stages of 32 channels, a ring per warp.
 template <typename T, int kM, int kN, int kStages>
 struct GateRing {
   static constexpr int kX = 16 * kM * RowPieces<T>::kBytes;
@@ -205,7 +205,7 @@ __device__ __forceinline__ void MultiplyStage(uint32_t x, uint32_t weights, int 
   }
 }
 
-/// The warps exchange these for 16 tokens.
+/// The warps' sums of 16 tokens, exchanged in shared memory.
 template <int kN>
 using GateSums = float[kGateParts][16][8 * kN + 8];
 
@@ -242,7 +242,7 @@ __device__ __forceinline__ void StoreSums(const GateArgs& args, int first_token,
   }
 }
 
-/// The next bytes to bring, of rows or of weights: a step of a tile, and the stage that it goes to.
+/// The next copy of rows or of weights: a step of a tile, and the stage that it goes to.
 template <int kStages>
 struct GatePlace {
   int tile, step, stage;
@@ -274,12 +274,12 @@ __device__ __forceinline__ void CopyWeights(const GateArgs& args, int first, uin
 
 /// A tile is 16 kM tokens by 8 kN experts; CTAs take one after another. Weights are the sum of
 /// three bf16, hidden states of one, two or three. Products below 2^-26 of the whole are left out;
-/// the others are exact. Tensor cores add those of 16 channels, smallest first, and
-/// fp32 additions what these give.
+/// the others are exact. Tensor cores add the products of 16 channels, smallest first, and fp32
+/// additions add up their results.
 ///
-/// Each warp brings its part of the width through a ring of its own in shared memory, the next
-/// tile's beside the end of one. In every 32 channels lane t of four takes 8 t .. 8 t + 7, four of
-/// them for a product of 16.
+/// Each warp loads its part of the width through a ring of its own in shared memory. The first
+/// loads of a tile overlap with the end of the tile before it. In every 32 channels lane t of four
+/// takes 8 t .. 8 t + 7, four of them for a product of 16.
 template <typename T, int kM, int kN, int kStages, bool kAligned>
 __global__ void __launch_bounds__(kGateThreads)
     GateTilesKernel(const T* x, const __grid_constant__ GateArgs args) {
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(kGateThreads)
                               (first_step + at.step) * 32);
   };
   const GatePlace<kStages> begin{steps > 0 ? static_cast<int>(blockIdx.x) : tiles, 0, 0};
-  // Weights are constants: they need not wait for the kernels in front.
+  // Weights are constants: they need not wait for the preceding kernels.
   GatePlace<kStages> next = begin;
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i, next.Next(steps)) copy_weights(next);
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(kGateThreads)
     for (int step = 0; step < steps; ++step) {
       CopyAsyncWait<kStages - 2>();
       __syncwarp();
-      copy_rows(next);  // where the step before lay
+      copy_rows(next);  // into the stage of the step before
       copy_weights(next);
       next.Next(steps);
       CopyAsyncCommit();
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(kGateThreads)
     }
     StoreSums<kM, kN>(args, tile / across * (16 * kM), tile % across * (8 * kN), warp, lane, parts,
                       total);
-    __syncthreads();  // what the warps exchanged was read
+    __syncthreads();  // the exchanged sums have been read
   }
 }
 

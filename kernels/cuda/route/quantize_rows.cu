@@ -1,7 +1,7 @@
-// Activation rows for the schemes that transform or quantize them, bit for bit as on the CPU
+// Packs activation rows for the schemes that transform or quantize them, bit for bit as on the CPU
 // (kernels/reference/pack_quant_reference.cc, lib/quant/hadamard.cc).
 //
-// A CTA packs a row, a warp 128 channels of it at a time: they are one Hadamard block (or several
+// A CTA packs a row; a warp packs 128 channels at a time, which are one Hadamard block (or several
 // smaller ones) and one group of scales. Where a row has one scale, its maximum is found first, in
 // a pass of its own.
 #include <cuda_runtime.h>
@@ -116,7 +116,8 @@ __device__ __forceinline__ uint8_t F8Bits(float v) {
   return static_cast<uint8_t>(bits | (__float_as_uint(v) >> 31) << 7);
 }
 
-/// kF8Group, kF8GroupBytes: of what share a scale, `maximum` being their largest magnitude.
+/// The scale of a group in the forms kF8Group and kF8GroupBytes. maximum: the group's largest
+/// magnitude.
 struct F8Group {
   float scale, inverse;
 
@@ -127,8 +128,8 @@ struct F8Group {
   }
 };
 
-/// Where a row goes. One byte a channel: 16 bytes of a chunk, the i-th of its eight, at i ^
-/// swizzle.
+/// Where a row is stored. In forms of one byte a channel, the i-th of the eight 16-byte pieces of a
+/// chunk lies at i ^ swizzle.
 struct RowOut {
   uint8_t* row;
   float* scales;
@@ -148,7 +149,7 @@ __device__ __forceinline__ uint8_t* ByteOf(const RowOut& to, int chunk, int chan
          ((channel >> 3) & 1);
 }
 
-/// Stores a lane's channels of a chunk in e4m3, which have a scale of their own.
+/// Stores a lane's channels of a chunk in e4m3; the chunk has a scale of its own.
 __device__ __forceinline__ void StoreF8Group(const float (&v)[4], int chunk, OperandForm form,
                                              float maximum, const RowOut& to) {
   const int lane = threadIdx.x % 32;
@@ -176,7 +177,7 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
     return;
   }
   uint8_t* const out = to.row;
-  constexpr float kSmallestMaximum = 1e-30f;  // such a row is zero to any product
+  constexpr float kSmallestMaximum = 1e-30f;  // a smaller row is zero to any product
   const int lane = threadIdx.x % 32;
   const float limit = Limit(f.form);
   const bool finite = maximum < INFINITY;
@@ -230,7 +231,7 @@ __device__ void PackRow(const Row& row, int k, const RowForm& f, float* shared, 
     for (int w = 0; w < kWarps; ++w) row_maximum = fmaxf(row_maximum, shared[w]);
   }
   for (int c = warp; c < chunks; c += kWarps) {
-    // A warp that has one chunk has it still.
+    // A warp with a single chunk still holds it.
     if (!one_scale || chunks > kWarps) LoadChunk(row, k, c, f, v);
     StoreChunk(v, c, f, one_scale ? row_maximum : WarpMaximum(LaneMaximum(v)), to);
   }

@@ -51,19 +51,19 @@ struct DeviceRouting {
   int32_t hash_vocab = 0;
 };
 
-/// Tokens of a call up to which its logits are sums in fp32; those of more come from tensor cores,
-/// as exact.
+/// Calls of up to this many tokens compute their logits by fp32 sums, larger ones by tensor cores,
+/// with the same bound on the error.
 constexpr int kFewTokens = 32;
 
-/// Memory that the launch behind a gate's logits wants to be zero.
+/// Memory that must be zero for the launch after a gate's logits.
 struct GateZeros {
   int32_t* ready = nullptr;  // [tiles]
   int32_t tiles = 0;
   int32_t* ticket = nullptr;  // [2], or null: nothing is stored
 };
 
-/// logits[t, e] = gate[e] . x[t], fp32. gate: [experts, x.cols], constant: it is read before
-/// kernels in front have ended. packed: if not null, rows are packed as LaunchPackRows does for
+/// logits[t, e] = gate[e] . x[t], fp32. gate: [experts, x.cols], constant: it is read before the
+/// preceding kernels have ended. packed: if not null, rows are packed as LaunchPackRows does for
 /// operand 0.
 ///
 /// A logit is within (12 + cols / 128) 2^-24 of the exact one, in units of the sum of its terms'
@@ -79,7 +79,7 @@ int LaunchGateLogits(const DeviceRows& x, const float* gate, int experts, float*
                      CUstream_st* stream, uint8_t* packed = nullptr, int64_t packed_stride = 0,
                      const GateOf& second = {}, const GateZeros& zeros = {});
 
-/// logits [tokens, E], without their biases, become scores in place; ids and weights: [tokens,
+/// Turns logits [tokens, E], without their biases, into scores in place. ids and weights: [tokens,
 /// top_k], highest first, of equal scores the lower index first; null: only the scores are wanted.
 int LaunchTopK(const DeviceRouting& routing, int tokens, float* logits, int32_t* ids,
                float* weights, CUstream_st* stream);
@@ -130,7 +130,7 @@ int LaunchMakeTiles(const MakeTilesArgs& args, CUstream_st* stream);
 /// first[i] = begin + i.
 int LaunchIota(int32_t* first, int begin, int count, CUstream_st* stream);
 
-/// Few tokens: all between their logits, or the ids given, and the products, by one launch.
+/// Few tokens: everything between their logits, or the given ids, and the products, in one launch.
 struct RouteFewArgs {
   DeviceRouting routing;
   int32_t tokens = 0;       // at most kFewTokens

@@ -1,4 +1,5 @@
-// Few tokens: experts of every token, tokens by expert and the tiles of the products, by one CTA.
+// Few tokens: one CTA chooses the experts of every token, groups tokens by expert and makes the
+// tiles of the products.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/primitives/launch.cuh"
@@ -8,14 +9,15 @@
 namespace moert::cuda {
 namespace {
 
-/// The experts' formats, into the L1 cache: tiles want them at once.
+/// Prefetches the experts' formats into L1, since making tiles reads them at once.
 __device__ __forceinline__ void PrefetchFormats(const MakeTilesArgs& tiles) {
   for (int e = threadIdx.x % 32; e <= tiles.experts; e += 32) {
     PrefetchFormat(tiles.formats + tiles.handles[e].format);
   }
 }
 
-/// One CTA of a multiprocessor: unsaid, the compiler makes room for two, and spills registers.
+/// One CTA per multiprocessor: without this bound, the compiler makes room for two and spills
+/// registers.
 template <int kPerLane>
 __global__ void __launch_bounds__(kTileThreads, 1)
     RouteFewKernel(const __grid_constant__ RouteFewArgs args) {
@@ -29,7 +31,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   const int e = threadIdx.x;
   const int experts = args.routing.num_experts;
   GridDependencySync();
-  ExpertHandle handle{};  // on its way while experts are chosen
+  ExpertHandle handle{};  // loads while experts are chosen
   if (args.makes_tiles && e <= experts && args.tiles.wave.Has(e)) handle = args.tiles.handles[e];
   constexpr int kLastWarp = kTileThreads / 32 - 1;
   static_assert(RouteScratch<kPerLane>::kWarps <= kLastWarp);

@@ -1,4 +1,4 @@
-// Experts of few tokens and tokens by expert, by one CTA of kTileThreads.
+// Chooses the experts of few tokens and groups the tokens by expert, in one CTA of kTileThreads.
 #ifndef MOERT_KERNELS_CUDA_ROUTE_ROUTE_TOKENS_CUH_
 #define MOERT_KERNELS_CUDA_ROUTE_ROUTE_TOKENS_CUH_
 
@@ -13,7 +13,7 @@ namespace moert::cuda {
 
 constexpr int kMaxPairs = kFewTokens * kMaxTopK;
 
-/// The host's ids and weights, -1 for what is none of ours.
+/// Takes the ids and weights that the host has given; ids outside [0, experts) become -1.
 __device__ __forceinline__ void TakeGiven(const RouteFewArgs& args, int pairs, int32_t* ids,
                                           float* weights) {
   for (int i = threadIdx.x; i < pairs; i += kTileThreads) {
@@ -28,8 +28,8 @@ __device__ __forceinline__ void TakeGiven(const RouteFewArgs& args, int pairs, i
   }
 }
 
-/// By a warp, of up to kWarps: its part of the tokens' experts and their weights. kept: [tokens,
-/// experts] receives the scores too, or null; `keys`: the warp's scratch.
+/// Chooses the experts and weights of the warp's part of the tokens. Called by up to kWarps warps.
+/// kept: [tokens, experts] receives the scores too, or null; `keys`: the warp's scratch.
 template <int kPerLane, int kWarps>
 __device__ __forceinline__ void ChooseAll(const RouteFewArgs& args, int warp, int lane, float* kept,
                                           float (&keys)[2][32 * kPerLane], int32_t* ids,
@@ -51,8 +51,8 @@ __device__ __forceinline__ void ChooseAll(const RouteFewArgs& args, int warp, in
 
 constexpr int kRounds = (kMaxPairs + kTileThreads - 1) / kTileThreads;
 
-/// Ranks each pair of this thread: how many of its expert come before it in its warp. `before`:
-/// zeros, then how many of an expert each warp of pairs has.
+/// Ranks each pair of this thread: how many pairs of the same expert come before it in its warp.
+/// `before`: zeros; receives the number of pairs of each expert in each warp of pairs.
 __device__ __forceinline__ void RankPairs(const int32_t* ids, int pairs, int in_use, int experts,
                                           uint16_t* before, int (&rank)[kRounds]) {
 #pragma unroll
@@ -62,7 +62,8 @@ __device__ __forceinline__ void RankPairs(const int32_t* ids, int pairs, int in_
   }
 }
 
-/// Stores the pairs by expert. `before`: summed over the warps; places: of an expert's first.
+/// Stores the pairs by expert. `before`: now sums over the warps before; places: where an expert's
+/// pairs begin.
 __device__ __forceinline__ void PlacePairs(const RouteFewArgs& args, const int32_t* ids, int pairs,
                                            int experts, const uint16_t* before, const int* places,
                                            const int (&rank)[kRounds], uint16_t* sorted) {
@@ -76,8 +77,8 @@ __device__ __forceinline__ void PlacePairs(const RouteFewArgs& args, const int32
   }
 }
 
-/// Adds the call to `known`, what was counted before, of the thread's expert, or of the layer in
-/// the thread behind. mass: of the expert's `count` pairs.
+/// Stores the tally of the thread's expert, or, in the thread after the experts, of the layer:
+/// `known`, the tally before the call, plus the call. mass: of the expert's `count` pairs.
 __device__ __forceinline__ void CountCall(const RouteFewArgs& args, const SelectionTally& known,
                                           int count, int pairs, float mass) {
   const int e = threadIdx.x, experts = args.routing.num_experts;
@@ -88,16 +89,16 @@ __device__ __forceinline__ void CountCall(const RouteFewArgs& args, const Select
   }
 }
 
-/// Calls so small that every thread looks at all pairs: that takes less time than to count and to
-/// sum up.
+/// Whether a call is so small that every thread looks at all pairs, which takes less time than
+/// counting and prefix sums.
 __host__ __device__ __forceinline__ bool LooksAtAll(int pairs, int experts) {
   return pairs * experts <= 1 << 13;
 }
-/// A thread's finding in the ids of a call.
+/// A thread's findings in the ids of a call.
 struct LookedAt {
   int count = 0;   // pairs of its expert
-  int first = 0;   // of experts before it
-  int place = 0;   // of the pair of its number, by expert
+  int first = 0;   // pairs of experts before it
+  int place = 0;   // rank by expert of the pair with its index
   float mass = 0;  // of its expert, in the order of pairs
 };
 __device__ __forceinline__ LookedAt LookAtAll(const int32_t* ids, const float* weights, int pairs) {
@@ -106,7 +107,7 @@ __device__ __forceinline__ LookedAt LookAtAll(const int32_t* ids, const float* w
   LookedAt found;
 #pragma unroll 4
   for (uint32_t i = 0; i < pairs; ++i) {
-    const uint32_t id = ids[i];  // -1 is above all
+    const uint32_t id = ids[i];  // as unsigned, -1 is above all
     found.first += id < mine ? 1 : 0;
     found.place += id < own || (id == own && i < mine) ? 1 : 0;
     if (id != mine) continue;
@@ -123,12 +124,12 @@ struct RoutedPairs {
   int32_t ids[kPairs];
   float weights[kPairs];
   uint16_t sorted[kPairs];      // by expert
-  int32_t firsts[kFewExperts];  // where those of an expert begin
+  int32_t firsts[kFewExperts];  // where the pairs of an expert begin
 };
 /// Shared memory of RouteTokens.
 template <int kPerLane>
 union RouteScratch {
-  static constexpr int kWarps = kPerLane <= 8 ? 16 : 8;  // that choose; the others' have no room
+  static constexpr int kWarps = kPerLane <= 8 ? 16 : 8;  // that choose; there is no room for more
   __device__ RouteScratch() {}
   float keys[kWarps][2][32 * kPerLane];
   struct {
@@ -137,7 +138,7 @@ union RouteScratch {
   } grouping;
 };
 
-/// The choice stays as it is.
+/// No rule: the choice stays as it is.
 struct NoRule {
   __device__ void operator()() const {}
 };
@@ -147,7 +148,7 @@ struct ExpertPairs {
   int count = 0;
   int first = 0;
 };
-/// By all threads: pairs by expert, of a call that LooksAtAll. known: as CountCall.
+/// Groups pairs by expert, in a call that LooksAtAll. known: as CountCall. Called by all threads.
 template <int kPairs>
 __device__ __forceinline__ ExpertPairs GroupFew(const RouteFewArgs& args, int pairs,
                                                 const SelectionTally& known,
@@ -169,7 +170,7 @@ __device__ __forceinline__ ExpertPairs GroupFew(const RouteFewArgs& args, int pa
   return {e < experts ? found.count : 0, found.first};
 }
 
-/// The same of any call.
+/// The same for any call.
 template <int kPerLane, int kPairs>
 __device__ __forceinline__ ExpertPairs GroupAny(const RouteFewArgs& args, int pairs,
                                                 const SelectionTally& known,
@@ -204,9 +205,10 @@ __device__ __forceinline__ ExpertPairs GroupAny(const RouteFewArgs& args, int pa
   return mine;
 }
 
-/// Stores all that RouteFewArgs names but tiles. `rule`, by all threads, may change the choice
-/// before tokens are grouped; it may use the scratch, and stores what it changes. kept: as
-/// ChooseAll. Returns the pairs of the thread's expert. By all threads; the scratch is free again.
+/// Stores all results that RouteFewArgs names, except tiles. `rule`, called by all threads, may
+/// change the choice before tokens are grouped; it may use the scratch, and stores what it changes.
+/// kept: as ChooseAll. Returns the pairs of the thread's expert. Called by all threads; the scratch
+/// is free afterwards.
 template <int kPerLane, int kPairs, typename Rule = NoRule>
 __device__ __forceinline__ ExpertPairs RouteTokens(const RouteFewArgs& args,
                                                    RoutedPairs<kPairs>& routed,

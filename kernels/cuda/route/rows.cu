@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int base = 0; base < args.top_k; base += kAtOnce) {
     uint4 v[kAtOnce];
     float w[kAtOnce];
-    bool here[kAtOnce];  // what was not computed is not read either: a shard has few of the slots
+    bool here[kAtOnce];  // slots that were not computed are not read: a shard has few of them
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       here[j] = base + j < args.top_k && (!kAbsent || ids[base + j] >= 0);
@@ -183,7 +183,7 @@ __global__ void AdoptRoutingKernel(const int32_t* in_ids, const float* in_weight
   if (used != nullptr) used[i] = own;
 }
 
-constexpr int kPlaceEach = 4;  // of a thread, all under way at once: host memory is far
+constexpr int kPlaceEach = 4;  // per thread, all under way at once: host memory is far
 
 template <typename T>
 __global__ void PlaceRowsKernel(const float* rows, const int32_t* where, int cols, T* slots,

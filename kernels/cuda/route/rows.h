@@ -20,7 +20,7 @@ struct DeviceRows {
 };
 
 /// Rows of a layer whose weights multiply its inputs: row r < pairs is weights[r] times row r /
-/// top_k of x, row pairs + t is row t of x. Null: there are the rows of x alone.
+/// top_k of x, row pairs + t is row t of x. Null: only the rows of x.
 struct RowWeights {
   const float* weights = nullptr;  // [pairs]
   int32_t pairs = 0;
@@ -38,8 +38,8 @@ int LaunchPackRows(const DeviceRows& x, int operand, uint8_t* packed, int64_t st
 int LaunchRoundRows(const DeviceRows& x, uint8_t* rounded, int64_t stride, CUstream_st* stream,
                     const RowWeights& weights = {});
 
-/// Packs h between gate and up, which left it in floats, and down: of the wave's tiles those whose
-/// down matrix wants another operand than plain bf16.
+/// Packs h, which gate and up left in floats, for down: in those of the wave's tiles whose down
+/// matrix needs an operand other than plain bf16.
 struct PackHiddenArgs {
   TileTable table;
   const float* wide_h = nullptr;  // [slots, wide_h_stride]
@@ -70,9 +70,9 @@ struct CombineArgs {
 /// expert's row times sigmoid(shared_gate . x[t]).
 int LaunchCombine(const CombineArgs& args, CUstream_st* stream);
 
-/// A routing that the host left in device memory: ids[i] = in_ids[i] where that is in [0, experts),
-/// else -1; weights[i] = in_weights[i], times scales[ids[i]] where there are scales. used: null, or
-/// gets what ids gets.
+/// Takes a routing that the host left in device memory: ids[i] = in_ids[i] where that is in [0,
+/// experts), else -1; weights[i] = in_weights[i], times scales[ids[i]] where there are scales.
+/// used: null, or receives the same as ids.
 int LaunchAdoptRouting(const int32_t* in_ids, const float* in_weights, int pairs, int experts,
                        const float* scales, int32_t* ids, float* weights, int32_t* used,
                        CUstream_st* stream);

@@ -14,7 +14,7 @@ namespace {
 constexpr int kChunk = 1024;  // pairs that a CTA places
 constexpr int kChunkWarps = kChunk / 32;
 
-/// A warp an expert adds what it was given in this call.
+/// Adds the slots and mass of this call to the tally, a warp per expert.
 __global__ void __launch_bounds__(128) TallyKernel(SlotGroups groups, int pairs, int experts,
                                                    const float* weights, SelectionTally* tally) {
   TriggerDependentLaunch();
@@ -51,9 +51,9 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-/// A CTA places a chunk's slots behind those of the chunks before it. A thread a pair: its rank in
-/// the warp by a match, then behind those of the warps before it. Slots of an expert come out
-/// ascending.
+/// A CTA places a chunk's slots behind those of the chunks before it. A thread has a pair: it ranks
+/// the pair within the warp by a match, and places it behind the pairs of the warps before. The
+/// slots of an expert come out ascending.
 __global__ void __launch_bounds__(kChunk)
     GroupKernel(const int32_t* ids, int pairs, int experts, SlotGroups groups) {
   TriggerDependentLaunch();

@@ -1,4 +1,4 @@
-// Choosing experts within a warp: lane l holds what experts l, l + 32, ... have, kPerLane of them.
+// Choosing experts within a warp: lane l holds the values of the kPerLane experts l, l + 32, ...
 #ifndef MOERT_KERNELS_CUDA_ROUTE_TOP_K_CUH_
 #define MOERT_KERNELS_CUDA_ROUTE_TOP_K_CUH_
 
@@ -11,8 +11,8 @@ namespace moert::cuda {
 constexpr uint32_t kFull = 0xffffffffu;
 constexpr int kNoExpert = 0x7fffffff;
 
-/// Orders keys as integers: higher keys are higher, -0 and 0 the same, a NaN below all others, and
-/// nothing is 0.
+/// Maps keys to integers of the same order: -0 and 0 are equal, NaN is below all others, and no key
+/// becomes 0.
 __device__ __forceinline__ uint32_t OrderOf(float key) {
   const uint32_t bits = __float_as_uint(key + 0.0f);
   const uint32_t order = bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
@@ -40,7 +40,7 @@ __device__ __forceinline__ int Highest(const float (&key)[kPerLane], uint32_t ta
   return __reduce_min_sync(kFull, best == top ? e : kNoExpert);
 }
 
-/// Expert e as the lane that holds it has it, in all lanes; marks it as taken there.
+/// The value of expert e, broadcast from the lane that holds it, where it is marked as taken.
 template <int kPerLane>
 __device__ float Take(const float (&value)[kPerLane], int e, int lane, uint32_t* taken) {
   float v = 0;
@@ -54,7 +54,7 @@ __device__ float Take(const float (&value)[kPerLane], int e, int lane, uint32_t*
   return __shfl_sync(kFull, v, e % 32);
 }
 
-/// Keys of experts outside the best groups become -inf. keys, ranks: the warp's.
+/// Keys of experts outside the best groups become -inf. keys, ranks: scratch of the warp.
 template <int kPerLane>
 __device__ void MaskGroups(const DeviceRouting& routing, float (&key)[kPerLane], int lane,
                            float* keys, float* ranks) {
@@ -93,10 +93,9 @@ __device__ void MaskGroups(const DeviceRouting& routing, float (&key)[kPerLane],
   }
 }
 
-/// The place of pairs among those of the same expert, in order, within a chunk of pairs. Thread by
-/// thread a pair: a match ranks it within its warp, counts by warp and expert give the rest. Rank
-/// of a lane's pair in its warp, whose counts ([experts], zeros so far) are written. id: an expert,
-/// or -1: no pair.
+/// The rank of a lane's pair among the warp's pairs of the same expert, found by a match. Writes
+/// the warp's number of pairs of each expert to `counts` ([experts], zeros before); SumWarps turns
+/// these into ranks within a chunk of pairs. id: an expert, or -1: no pair.
 __device__ __forceinline__ int RankInWarp(int id, uint16_t* counts) {
   const uint32_t alike = __match_any_sync(kFull, id);
   const int rank = __popc(alike & ((1u << (threadIdx.x % 32)) - 1));
@@ -104,7 +103,7 @@ __device__ __forceinline__ int RankInWarp(int id, uint16_t* counts) {
   return rank;
 }
 
-/// Turns an expert's counts ([warps, experts]) into sums over the warps before; their total.
+/// Turns an expert's counts ([warps, experts]) into sums over the warps before. Returns the total.
 __device__ __forceinline__ int SumWarps(uint16_t* counts, int warps, int experts, int e) {
   constexpr int kAtOnce = 8;
   int sum = 0;

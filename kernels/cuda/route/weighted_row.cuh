@@ -12,7 +12,7 @@ struct WeightedRow {
   const T* at;
   float weight;
 
-  /// Row r of what RowWeights says.
+  /// Row r in the numbering of RowWeights.
   __device__ __forceinline__ WeightedRow(const T* x, int64_t stride, const RowWeights& w, int r) {
     const bool weighted = r < w.pairs;
     at = x + int64_t{weighted ? r / w.top_k : r - w.pairs} * stride;
@@ -23,7 +23,7 @@ struct WeightedRow {
   }
 };
 
-/// Rows in all.
+/// The number of rows in all.
 inline unsigned NumRows(const DeviceRows& x, const RowWeights& w) {
   return static_cast<unsigned>(x.rows + w.pairs);
 }
