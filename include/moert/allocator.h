@@ -1,4 +1,4 @@
-// Memory of the expert pools from the host: huge pages, NUMA nodes, accounting of its own.
+// HostAllocator: the host's own memory for the expert pools (huge pages, NUMA nodes, accounting).
 #ifndef MOERT_ALLOCATOR_H_
 #define MOERT_ALLOCATOR_H_
 
@@ -13,7 +13,7 @@ class HostAllocator {
   /// `bytes` of readable and writable memory at a multiple of `alignment`, or null when there is
   /// none (the engine then makes do with fewer experts).
   virtual void* Allocate(int64_t bytes, int64_t alignment) = 0;
-  /// `bytes` as it was allocated.
+  /// `bytes` is the size given to Allocate.
   virtual void Free(void* memory, int64_t bytes) = 0;
 };
 

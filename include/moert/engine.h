@@ -43,15 +43,16 @@ struct PartialOutput {
   int layer = 0;  // an MoE layer, not the last
   /// [rows, hidden] fp32: the shared experts and those routed ones that were present, weighted.
   MatrixView output = {};
-  /// [rows, hidden of MoE layer + 1] fp32, to be filled: what the input of that layer would be if
-  /// this were the whole output.
+  /// [rows, hidden of MoE layer + 1] fp32, to be filled: the input that layer would get if `output`
+  /// were the whole output.
   MutableMatrixView next_input = {};
 };
-/// Resident-forward prediction (importance paper Sec. 5.2): adds the partial output to the residual
-/// stream and runs what lies between this MoE block and the next one, attention over the KV cache
-/// included, without lasting effect: the true pass comes later and overwrites. False: cannot tell,
-/// and the next layer's gate on this layer's input predicts instead. Called by the thread of the
-/// layer call, with the engine locked: must not call the engine.
+/// The host's callback for resident-forward prediction (importance paper Sec. 5.2): adds the
+/// partial output to the residual stream and runs what lies between this MoE block and the next
+/// one, attention over the KV cache included. It must have no lasting effect: the true pass runs
+/// later and overwrites its results. Returns false if it cannot predict; the next layer's gate on
+/// this layer's input predicts then. Called on the thread of the layer call with the engine locked:
+/// must not call the engine.
 using PredictNext = std::function<bool(const PartialOutput&)>;
 
 /// One pass over all MoE layers (design "The step"). Spans are copied.
@@ -61,8 +62,9 @@ struct StepInfo {
   absl::Span<const int64_t> request_ids = {};  // [rows] or empty
   absl::Span<const int32_t> token_ids = {};  // [rows] or empty; RoutingSpec::hash_vocab needs them
   void* stream = nullptr;  // CUDA backend: the cudaStream_t that orders the step's calls
-  /// Offers resident-forward prediction to prefetch policies that want it. Decode steps of the CPU
-  /// backend use it; a device's partial output would have to wait for the device. May be null.
+  /// Offers resident-forward prediction to prefetch policies that want it. Only decode steps of the
+  /// CPU backend call it: on a device the partial output would have to wait for the device. May be
+  /// null.
   PredictNext predict_next = {};
 };
 
@@ -73,7 +75,7 @@ using LeaseId = int64_t;
 
 /// A routing that the host computed, or a trace recorded. Spans are borrowed for the call.
 struct RoutedInput {
-  /// [T, k], each in [0, E), no expert twice for a token; or -1: not here. Such a slot adds
+  /// [T, k], each in [0, E), no expert twice for a token. -1: the slot has no expert here and adds
   /// nothing.
   absl::Span<const int32_t> ids = {};
   absl::Span<const float> weights = {};  // [T, k], as they enter the sum
@@ -85,36 +87,36 @@ struct RoutedInput {
   absl::Span<int32_t> used_ids = {};
   /// False: the layer's shared experts add nothing to this call.
   bool shared_experts = true;
-  /// CUDA backend: where ids, weights and used_ids lie. On the device they are read on the step's
-  /// stream, scores have to be empty (next_scores stay in host memory), and ids are not checked:
-  /// one that is out of range is taken for -1. Where every expert is present and the strategy does
-  /// not prefetch nothing waits for the host, and the call can be captured; next_scores are not
-  /// read then.
+  /// CUDA backend: the memory that holds ids, weights and used_ids. kDevice: they are read on the
+  /// step's stream, scores must be empty (next_scores stay in host memory), and ids are not
+  /// checked: an id out of range counts as -1. If every expert is present and the strategy does not
+  /// prefetch, the call does not wait for the host and can be captured; next_scores are not read
+  /// then.
   Place place = Place::kHost;
-  /// Virtual clock only: what the call took when it was recorded, charged in place of the
-  /// profile's cost, and the time that passed between the call before and this one.
+  /// Virtual clock only: the recorded times of the call, charged in place of the profile's costs,
+  /// and the recorded time between the previous call and this one.
   const CallTimes* times = nullptr;
   int64_t idle_before_ns = 0;
 };
 
-/// The costs that a budget must pay, and the rest for experts. See Engine::Plan.
+/// How a budget is divided: fixed costs, and the rest for experts. See Engine::Plan.
 struct MemoryPlan {
   int64_t budget_bytes = 0;
   int64_t constant_bytes = 0;   // gates, shared experts
   int64_t table_bytes = 0;      // residency and bookkeeping
   int64_t workspace_bytes = 0;  // activations, sized from max_tokens_per_forward
-  int64_t policy_bytes = 0;     // what policies hold; in RAM that no budget counts beside a device
-  int64_t pinned_bytes = 0;     // beside a device: most pinned RAM that keeps records; no budget
-                                // counts it (EngineOptions::host_budget)
-  int64_t block_bytes = 0;      // one expert in the best version served, the largest
+  int64_t policy_bytes = 0;     // held by policies; with a device this is RAM outside of the budget
+  int64_t pinned_bytes = 0;     // with a device: limit of the pinned RAM that keeps records,
+                                // outside of the budget (EngineOptions::host_budget)
+  int64_t block_bytes = 0;      // the largest expert, in the best version served
   int64_t all_bytes = 0;        // all experts in that version. A cache's blocks are as large as
-                                // their records, where the backend can do that; else the largest
-  int64_t slots = 0;  // blocks of the mean size, all_bytes / total_experts, the rest holds
+                                // their records where the backend supports it, else as large as the
+                                // largest
+  int64_t slots = 0;  // blocks for the rest, counted at the mean size, all_bytes / total_experts
   int64_t low_block_bytes = 0;  // one expert in the low version, where two are served
   int64_t low_slots = 0;
-  /// Where every expert has a block of its own that it never leaves (all of them preloaded, or the
-  /// low version that is always there): bytes of those blocks, each as large as its record and no
-  /// larger. 0: no such pool.
+  /// Bytes of the pool in which every expert owns a block for good (all experts preloaded, or the
+  /// low version that is always resident), each block as large as its record. 0: no such pool.
   int64_t own_bytes = 0;
   int64_t spare = 0;  // blocks of each size kept free so that full pools can swap
   int64_t total_experts = 0;
@@ -146,74 +148,76 @@ struct FetchInput {
   absl::Span<const float> scores = {};       // [T, E] or empty, likewise
   absl::Span<const float> next_scores = {};  // [T, E'] predicted for layer + 1 (0 after the last),
                                              // or empty
-  /// [rows, hidden] of the layer where the backend computes, or empty: where the source has gates,
-  /// policies that predict by the next layer's gate have it scored on this, unless next_scores are
-  /// given.
+  /// [rows, hidden], the layer's input in the backend's memory, or empty. If the source has gates
+  /// and next_scores are not given, the next layer's gate is scored on it for policies that predict
+  /// by it.
   MatrixView hidden = {};
-  absl::Span<int32_t> slot_ids = {};  // [T, k] or empty: receives slots in place of experts
-  /// CUDA backend: where ids, weights and slot_ids lie. On the device they are read and written on
-  /// the step's stream, k is the layer's top_k, scores have to be empty (next_scores stay in host
-  /// memory), and ids are not checked: the slot of one that is out of range is -1. Where every
-  /// expert is present and the strategy does not prefetch nothing waits for the host, all of the
-  /// layer's experts are pinned, and the call can be captured; next_scores are not read then.
-  /// Where the strategy is on-demand or fate and a host_budget keeps every record of opaque experts
-  /// in pinned memory, or the call has cpu_rows, the device also brings what is missing, with no
-  /// wait, if the layer has a slot for every id. For one token it has, if MemoryPlan::slots is at
-  /// least the sum of min(top_k, E) over all layers and no lease pins an expert. Other calls that
-  /// find fewer slots than ids wait for the device (EngineStats::host_syncs). fate prefetches for
-  /// one token whose hidden is given. SlotView::slot_of_expert is -1 then, and the fetch has to be
-  /// released before the next of its layer, and before anything else is asked of the engine:
+  absl::Span<int32_t> slot_ids = {};  // [T, k] or empty: receives the slot of each id
+  /// CUDA backend: the memory that holds ids, weights and slot_ids. kDevice: they are read and
+  /// written on the step's stream, k is the layer's top_k, scores must be empty (next_scores stay
+  /// in host memory), and ids are not checked: the slot of an id out of range is -1. If every
+  /// expert is present and the strategy does not prefetch, the call does not wait for the host, all
+  /// of the layer's experts are pinned, and the call can be captured; next_scores are not read
+  /// then.
+  /// The device also loads missing experts, without a wait, if the strategy is on-demand or fate, a
+  /// host_budget keeps every record of opaque experts in pinned memory (or the call has cpu_rows),
+  /// and the layer has a slot for every id. One token always finds its slots if MemoryPlan::slots
+  /// is at least the sum of min(top_k, E) over all layers and no lease pins an expert. Other calls
+  /// that find fewer slots than ids wait for the device (EngineStats::host_syncs). fate prefetches
+  /// for one token whose hidden is given. Such a fetch leaves SlotView::slot_of_expert at -1 and
+  /// must be released before the next fetch of its layer and before any other call to the engine:
   /// FailedPrecondition.
   Place place = Place::kHost;
-  /// With ids on the device: [rows, hidden], the input of the experts there, or empty. Where the
-  /// strategy shares misses with the CPU, that may compute some pairs by OpaqueWeights::product
-  /// from pinned memory, and TakeCpuRows has to follow. Such a call of up to 32 rows does without a
-  /// slot for every id: the CPU computes what finds none. Empty: every miss is brought, and where
-  /// pinned memory does not hold every record the call waits on the host.
+  /// With ids on the device: [rows, hidden], the experts' input in device memory, or empty. If the
+  /// strategy shares misses with the CPU, the CPU may compute some (token, expert) pairs by
+  /// OpaqueWeights::product from pinned memory, and TakeCpuRows must follow. Such a call of up to
+  /// 32 rows does not need a slot for every id: the CPU computes the pairs without one. Empty:
+  /// every miss is loaded, and the call waits on the host if pinned memory does not hold every
+  /// record.
   MatrixView cpu_rows = {};
-  /// Whether slot_ids receive, for pairs that the CPU has taken, a slot that can be read and that
-  /// no other pair of the token has, in place of -1: for kernels that compute every pair.
+  /// Whether slot_ids receive a readable slot in place of -1 for pairs that the CPU computes, one
+  /// that no other pair of the token has: for kernels that compute every pair.
   bool any_slot = false;
 };
 
-/// Where the experts of a layer lie: part p of the expert in slot s begins at
-/// parts[p].base + s * parts[p].stride.
+/// The addresses of a layer's experts: part p of the expert in slot s begins at parts[p].base + s *
+/// parts[p].stride.
 struct SlotView {
   struct Part {
     const std::byte* base = nullptr;  // host or device memory, as the backend has it
     int64_t stride = 0;               // bytes from slot to slot
     int64_t bytes = 0;                // of one expert; 0: experts of the layer differ
   };
-  /// The parts of an opaque record; else one, the record (ExpertSource::layout).
+  /// An opaque record's parts; else one entry, the whole record (ExpertSource::layout).
   std::vector<Part> parts = {};
   int64_t slots = 0;  // slot numbers are below this
-  /// [E]: of the experts of this call, -1 for others; of a shard, its own experts in their order.
-  /// Valid until they are released.
+  /// [E]: the slot of each expert of this call, -1 for others; for a shard, indexed by its own
+  /// experts in their order. Valid until the experts are released.
   absl::Span<const int32_t> slot_of_expert = {};
-  /// CUDA backend: the same in device memory, written on the step's stream; else null. It has every
-  /// expert of the layer that is there, -1 for one that is not or is still arriving. The slots of
-  /// this call's experts stay until they are released, those of others until the next call of any
-  /// step. Stays for the engine's life.
+  /// CUDA backend: the same table in device memory, written on the step's stream; else null. It has
+  /// every resident expert of the layer, -1 for one that is absent or still arriving. Slots of this
+  /// call's experts stay valid until they are released, those of others until the next call of any
+  /// step. The pointer is valid for the engine's life.
   const int32_t* device_slot_of_expert = nullptr;
 };
 
-/// Demands of captured layer calls on a host (Engine::graph_needs).
+/// Whether and how a host may capture layer calls into CUDA graphs (Engine::graph_needs).
 struct GraphNeeds {
   /// Layer calls (Forward, of up to max_rows rows) may be recorded into a CUDA graph, and the graph
   /// launched between BeginStep and EndStep of later steps, on the step's stream, while residency
-  /// changes underneath. Nothing waits for a graph that is launched elsewhere. A usable version of
-  /// every expert is guaranteed, or the device brings what is missing itself, and nothing has to
-  /// see a routing before it is executed.
+  /// changes underneath. The engine does not wait for a graph that is launched elsewhere. True if
+  /// every expert always has a usable version, or the device loads missing ones itself, and no
+  /// policy has to see a routing before it is executed.
   bool capturable = false;
-  /// Not capturable, as always on the CPU backend: what stands against it, such as records that
-  /// pinned memory does not hold (host_budget). Layer calls on a stream that is being captured fail
-  /// with FailedPrecondition and say the same.
+  /// The reason if not capturable, such as records that pinned memory does not hold (host_budget);
+  /// the CPU backend never is capturable. Layer calls on a stream that is being captured then fail
+  /// with FailedPrecondition and this reason.
   std::string obstacle = {};
-  /// Between replays, one step of so many has to run eagerly: the strategy evicts by scores, which
-  /// replays do not leave. 0: none has to.
+  /// One step in this many must run eagerly, between replays: the strategy evicts by scores, which
+  /// replays do not record. 0: none must.
   int eager_every = 0;
-  /// Rows of a captured call, at most; 0: any number. Where pinned memory does not hold every
-  /// record (EngineOptions::host_budget) the CPU has part in each, and in no larger one.
+  /// Most rows of a captured call; 0: any number. Where pinned memory does not hold every record
+  /// (EngineOptions::host_budget), captured calls need the CPU, which takes part in no larger call.
   int64_t max_rows = 0;
 };
 
@@ -250,73 +254,73 @@ class Engine {
   virtual absl::Status EndStep(StepId step) = 0;
   /// The first error of an open step, or OK.
   virtual absl::Status StepStatus(StepId step) = 0;
-  /// Makes the layer call in progress return Cancelled as soon as what it has begun to load has
-  /// arrived, and every later one at once. The step still has to be ended. Never blocks.
+  /// Makes the layer call in progress return Cancelled once the loads it has begun have arrived,
+  /// and every later call at once. The step still has to be ended. Never blocks.
   virtual absl::Status CancelStep(StepId step) = 0;
 
-  /// Loads the experts, pins them and says where they are: for hosts whose own kernels read weights
-  /// in place. Pinned experts take slots from layer calls: ResourceExhausted when they do not fit.
-  /// A lease ends with ReleaseExperts, or with its step; what `views` point to is gone then.
+  /// Loads the experts, pins them and stores their addresses in `views`: for hosts whose own
+  /// kernels read weights in place. Pinned experts take slots from layer calls: ResourceExhausted
+  /// when they do not fit. A lease ends with ReleaseExperts or with its step; `views` dangle then.
   virtual absl::StatusOr<LeaseId> AcquireExperts(StepId step, int layer,
                                                  absl::Span<const int32_t> experts,
                                                  std::vector<ExpertView>* views) = 0;
-  /// Calls `use` with the views of a lease and returns its result. The lease cannot end meanwhile:
-  /// whoever ends it waits. FailedPrecondition when it has ended. `use` must not call the engine.
+  /// Calls `use` with the views of a lease and returns its result. A call that would end the lease
+  /// meanwhile waits. FailedPrecondition if the lease has ended. `use` must not call the engine.
   virtual absl::Status UseLease(
       LeaseId lease, absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const = 0;
-  /// FailedPrecondition when it has ended.
+  /// FailedPrecondition if the lease has ended.
   virtual absl::Status ReleaseExperts(LeaseId lease) = 0;
 
-  /// A layer call whose product is the host's: brings the experts that `input` names and pins them
-  /// until ReleaseFetched or the step's end; policies see it as they see Forward. Blocks until all
-  /// are there. On CUDA kernels that the host gives the step's stream find them behind it, and what
-  /// that stream has got before ReleaseFetched may read them. ResourceExhausted, with nothing
-  /// pinned and how many fit in the message, where they are more than the layer can have at once:
-  /// ask for them in several calls, each released before the next. FailedPrecondition where slots
-  /// have no constant stride: a host's allocator, experts of one layer in different sizes, or a
-  /// strategy that serves several versions.
+  /// A layer call whose matrix products the host computes: loads the experts that `input` names and
+  /// pins them until ReleaseFetched or the step's end. Policies see it like a Forward. Blocks until
+  /// all experts are there; on CUDA, kernels that the host enqueues on the step's stream between
+  /// Fetch and ReleaseFetched may read them. ResourceExhausted, with nothing pinned and the number
+  /// that fits in the message, if the call names more experts than the layer can hold at once:
+  /// fetch them in several calls, each released before the next. FailedPrecondition if slots have
+  /// no constant stride: a host's allocator, experts of one layer in different sizes, or a strategy
+  /// that serves several versions.
   virtual absl::Status Fetch(StepId step, int layer, const FetchInput& input, SlotView* view) = 0;
-  /// Behind the host's product of a Fetch with cpu_rows and in front of its sum over experts: the
-  /// rows of pairs that the CPU has taken are written to `rows`, [T * k, hidden] fp32 on the
-  /// device, each to its pair's place. Enqueued on the step's stream, which waits for the CPU for
-  /// two seconds at most; the host does not wait. Nothing is written where the CPU has taken none.
-  /// Rows are NaN where the product failed or did not end in time, and a later call of the step
-  /// returns the error. Once for each such Fetch.
+  /// Writes the rows that the CPU computed for a Fetch with cpu_rows into `rows`, [T * k, hidden]
+  /// fp32 on the device, each at its pair's place. Call it once for each such Fetch, after the
+  /// host's own products and before its sum over experts. Enqueued on the step's stream, which
+  /// waits for the CPU for two seconds at most, ten if records are read for it; the host does not
+  /// wait. Writes nothing if the CPU has no pairs. Rows are NaN if the CPU's product failed or was
+  /// late, and a later call of the step returns the error.
   virtual absl::Status TakeCpuRows(StepId step, int layer, const MutableMatrixView& rows) = 0;
-  /// Ends every Fetch of this layer in this step; none is OK. Never waits for transfers.
-  /// FailedPrecondition where TakeCpuRows is still owed.
+  /// Releases every Fetch of this layer in this step; OK if there is none. Never waits for
+  /// transfers. FailedPrecondition if a TakeCpuRows is missing.
   virtual absl::Status ReleaseFetched(StepId step, int layer) = 0;
-  /// Experts of a layer, all of them where `experts` is empty, for calls of so many rows that most
-  /// are named: opaque records are copied to `to`, expert e where *view has slot e, from slots or
-  /// from host memory. No slot changes hands, and no policy sees it. `to` takes view->slots times
-  /// the stride of a part, bytes, and is memory of the host's where the backend computes; null:
-  /// *view alone is filled, with offsets in place of addresses. On CUDA copies are enqueued on the
-  /// step's stream, and nothing waits but for what the device served before, and until records are
-  /// read that are in neither place (EngineOptions::host_budget). FailedPrecondition where these
-  /// would be read in a capture, or a fetch that the device served is not released. Unimplemented
-  /// for other records, shards and strategies of several versions.
+  /// Copies opaque records of a layer's experts (all of them if `experts` is empty) from slots or
+  /// host memory to `to`, expert e to slot e of *view: for calls of so many rows that most experts
+  /// are used. Slots keep their experts, and no policy sees the call. `to` is the host's memory
+  /// where the backend computes, view->slots times the stride of a part in bytes; null: only *view
+  /// is filled, with offsets in place of addresses. On CUDA copies are enqueued on the step's
+  /// stream. The call waits only for what the device served before, and for reads of records that
+  /// are in neither place (EngineOptions::host_budget). FailedPrecondition if a capture would need
+  /// such reads, or a fetch that the device served is not released. Unimplemented for other
+  /// records, shards and strategies of several versions.
   virtual absl::Status CopyLayer(StepId step, int layer, absl::Span<const int32_t> experts,
                                  std::byte* to, SlotView* view) = 0;
-  /// The source's product (OpaqueWeights::product) over experts that the host has chosen, such as
-  /// those of a long batch that would be late on the link: by the caller's thread and the
-  /// library's, from records where they lie in RAM, else read for it. `product` has the experts
-  /// with their pairs, rows, x, row_of and out; the rest is filled in. Blocks until out is written.
-  /// No slot changes hands, and no policy sees it. FailedPrecondition where the source has no
-  /// product. Unimplemented for shards.
+  /// Runs the source's product (OpaqueWeights::product) over experts that the host has chosen, such
+  /// as those of a long batch that the link would bring too late, on the caller's thread and the
+  /// library's. Records are read in place in RAM, or loaded for the call. The host sets the experts
+  /// with their pairs, rows, x, row_of and out of `product`; the engine sets the rest. Blocks until
+  /// out is written. Slots keep their experts, and no policy sees the call. FailedPrecondition if
+  /// the source has no product. Unimplemented for shards.
   virtual absl::Status MultiplyOnCpu(StepId step, int layer, const OpaqueProduct& product) = 0;
 
-  /// The host knows what is coming: these experts of a layer, best first, are brought while the
-  /// link has nothing better to do. Never blocks; hints given during a layer call wait for the
-  /// next.
+  /// A hint that these experts of a layer, best first, will be needed: they are loaded while the
+  /// link has nothing more urgent. Never blocks; hints given during a layer call wait for the next
+  /// one.
   virtual absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) = 0;
-  /// One value an expert of the layer. A snapshot: waits for a layer call in progress, and for
+  /// One value per expert of the layer. A snapshot: waits for a layer call in progress, and for
   /// replays of graphs whose misses the device serves.
   virtual absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) = 0;
 
-  /// Changes the budget live. Goes ahead of calls that wait. Shrinking evicts to fit before it
-  /// returns; but where experts are resident in versions, steps that are open go on with theirs,
-  /// and a lower budget is reached while they end and others begin: until then the old one is in
-  /// force (EngineStats::budget_bytes). Refused, with nothing changed, below the minimum.
+  /// Changes the budget at run time, ahead of calls that wait. Shrinking evicts to fit before it
+  /// returns. Exception: where experts are resident in versions, open steps keep theirs, and a
+  /// lower budget is reached as they end and others begin; until then the old one is in force
+  /// (EngineStats::budget_bytes). A budget below the minimum is refused, with nothing changed.
   virtual absl::Status SetBudget(const Budget& budget) = 0;
 
   virtual EngineStats stats() const = 0;
@@ -332,8 +336,8 @@ class Engine {
   virtual Promise promise() const = 0;
   /// The same bits at any budget. False: output may depend on residency.
   bool exact() const { return promise() == Promise::kExact; }
-  /// The host's part in recording layer calls into CUDA graphs, and between replays. Does not
-  /// change over an engine's life.
+  /// Whether the host may record layer calls into CUDA graphs, and what it must do between replays.
+  /// Constant over an engine's life.
   virtual const GraphNeeds& graph_needs() const = 0;
 };
 
@@ -361,7 +365,7 @@ class Step {
   /// The first error of the step, or OK.
   absl::Status status() const;
   absl::Status Cancel();
-  /// FailedPrecondition when the step has ended, as for the methods above.
+  /// FailedPrecondition if the step has already ended, like the methods above.
   absl::Status End();
 
   /// For Engine's methods that take an identifier.

@@ -31,7 +31,7 @@ namespace moert {
 class ExpertSource;
 class HostAllocator;
 
-/// An expert where it lies in the fast tier. Not to be written.
+/// An expert's record in place in the fast tier. Read-only.
 struct ExpertView {
   int expert = 0;
   const std::byte* record = nullptr;  // host or device memory, as the backend has it
@@ -87,18 +87,18 @@ class ExpertStore {
   /// Waits for transfers under way. Leases may outlive the store.
   ~ExpertStore();
 
-  /// Brings the experts and pins them until the lease is released. Blocks until all are there.
-  /// Experts of one layer a call is what residency policies are made for. Fails whole:
-  /// InvalidArgument for a key that does not exist, ResourceExhausted where leased experts and
-  /// these need more than the budget, or the error of the source's read.
+  /// Loads the experts and pins them until the lease is released. Blocks until all are there.
+  /// Residency policies expect the experts of one layer per call. All or nothing: InvalidArgument
+  /// for a key that does not exist, ResourceExhausted if leased experts and these need more than
+  /// the budget, or the error of the source's read.
   absl::StatusOr<Lease> Fetch(absl::Span<const ExpertKey> keys);
-  /// Begins to bring what is absent, as far as blocks can be had for it. Does not block. How many
-  /// transfers it began; InvalidArgument for a key that does not exist.
+  /// Starts transfers of the absent experts, as far as blocks can be had. Does not block. Returns
+  /// the number of transfers started; InvalidArgument for a key that does not exist.
   absl::StatusOr<int64_t> Prefetch(absl::Span<const ExpertKey> keys);
-  /// [E] of a layer.
+  /// The state of each expert of a layer, [E].
   absl::StatusOr<std::vector<Residency>> residency(int layer) const;
 
-  /// The size of a version's largest record, rounded up: what an expert takes of the budget.
+  /// Bytes of the budget that an expert takes: the version's largest record, rounded up.
   int64_t block_bytes() const;
   /// Experts that the budget holds.
   int64_t slots() const;

@@ -43,7 +43,7 @@ struct RoutingSpec {
   int top_groups = 1;
   bool selection_bias = false;    // e_score_correction_bias: selects, never weighs (same kinds)
   float sparsemixer_eps = 0.01f;  // kSparseMixer: 2 * jitter_eps is the masking threshold
-  bool logit_bias = false;        // a bias an expert is added to the logits (gpt-oss)
+  bool logit_bias = false;        // a bias per expert is added to the logits (gpt-oss)
   /// The weight multiplies the expert's input, and its output enters the sum as it is (Llama-4).
   bool weight_input = false;
   /// An expert's weight is also multiplied by a constant of that expert, after everything else
@@ -79,7 +79,7 @@ struct ExpertActivation {
   float limit = 0;      // 0: nothing is clamped; gated only
   float up_offset = 0;  // gated only
 
-  /// Whether the function alone says everything.
+  /// Whether this is a plain gated function, without further parameters.
   bool plain() const { return gated && alpha == 1 && limit == 0 && up_offset == 0; }
   friend bool operator==(const ExpertActivation&, const ExpertActivation&) = default;
 };
@@ -114,7 +114,7 @@ struct MoeModelSpec {
 absl::string_view RoutingKindName(RoutingKind kind);
 absl::string_view ActivationName(Activation a);
 
-/// The record of a routed expert of a layer, and of its shared expert, which is bf16.
+/// The record layout of a layer's routed expert, and of its shared expert, which is bf16.
 absl::StatusOr<RecordLayout> ExpertRecordLayout(const MoeLayerSpec& layer,
                                                 const ExpertFormat& format);
 absl::StatusOr<RecordLayout> SharedRecordLayout(const MoeLayerSpec& layer);

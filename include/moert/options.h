@@ -29,8 +29,8 @@ enum class ClockKind : int32_t {
   kVirtual = 1,  // logical times from the profile: reproducible to the bit
 };
 
-/// A byte budget: bytes for everything (pools and fixed parts), or a share of all routed experts in
-/// the best version served, fixed parts added.
+/// A byte budget: either bytes for everything (pools and fixed parts), or a share of the bytes of
+/// all routed experts in the best version served, to which the fixed parts are added.
 struct Budget {
   std::optional<int64_t> bytes = {};
   double fraction = 1.0;  // in (0, 1]; used when `bytes` is empty
@@ -48,10 +48,10 @@ struct Shard {
   /// Experts [first_expert, first_expert + num_experts) of every layer; num_experts 0: all.
   int first_expert = 0;
   int num_experts = 0;
-  /// Not empty: in place of the range, of every layer its experts, ascending, at least one.
+  /// If not empty, replaces the range: the owned experts of every layer, ascending, at least one.
   std::vector<std::vector<int32_t>> experts = {};
   /// Channels [first_channel, first_channel + num_channels) of every layer's intermediate
-  /// dimension; 0: all. Both are multiples of kKTile and of what the schemes group by. Shared
+  /// dimension; 0: all. Both are multiples of kKTile and of the schemes' group sizes. Shared
   /// experts are sliced in proportion.
   int64_t first_channel = 0;
   int64_t num_channels = 0;
@@ -63,25 +63,27 @@ struct Shard {
   }
 };
 
-/// How far Engine::Create has come: experts that a preloading strategy loads.
+/// Progress of Engine::Create: experts that a preloading strategy loads.
 struct OpenProgress {
   int64_t loaded_experts = 0;
   int64_t total_experts = 0;
 };
 
-/// Every field has an initializer: designated ones may leave any out without a warning.
+/// Every field has an initializer, so designated initializers may omit any of them without a
+/// warning.
 struct EngineOptions {
   // Options that change results or memory.
 
   /// Strategy spec, "name[:key=value,...]", composed as "A+B.seam" (strategy.h). The default is
   /// exact.
   std::string strategy = "on-demand";
-  /// Changes the strategy that the spec built before the engine takes it: how a host brings
-  /// policies of its own. Also called by Plan.
+  /// Modifies the strategy that was built from the spec, before the engine takes it: a host
+  /// installs policies of its own this way. Also called by Plan.
   std::function<absl::Status(Strategy*)> customize_strategy = {};
   /// The weakest promise that the host accepts (promise.h). A strategy that promises less is
-  /// refused. Keys that are `auto`, as `cpu`, go by it: with kFaithful a CPU beside a device
-  /// computes some misses. Empty: a strategy promises what its spec says, and `auto` is faithful.
+  /// refused. Strategy keys set to `auto` (such as `cpu`) follow it: with kFaithful a CPU beside a
+  /// device computes some misses. Empty: a strategy promises what its spec says, and `auto` is
+  /// faithful.
   std::optional<Promise> promise = {};
   /// Hard limit of the fast tier (design rule 1).
   Budget budget = {};
@@ -90,17 +92,17 @@ struct EngineOptions {
   BackendKind backend = BackendKind::kCpu;
   /// CUDA backend: the device's ordinal.
   int device = 0;
-  /// CUDA backend: most bytes of pinned host memory that keep records read before; -1: what the
-  /// machine can spare when the engine opens, less an eighth of it (MemoryPlan::pinned_bytes).
-  /// Simulation: what RAM holds, others come from a file (HardwareProfile::file_bytes_per_s); -1:
-  /// all.
+  /// CUDA backend: limit of the pinned host memory that keeps records once read, bytes; -1: the
+  /// memory that the machine can spare when the engine opens, less an eighth of it
+  /// (MemoryPlan::pinned_bytes). Simulation: bytes of records that RAM holds, the others come from
+  /// a file (HardwareProfile::file_bytes_per_s); -1: RAM holds all.
   int64_t host_budget = -1;
   ActivationNumerics activation = ActivationNumerics::kBF16;
   ClockKind clock = ClockKind::kWall;
   HardwareProfile profile = {};
-  /// CUDA backend: engines that are given the same one copy from each other what they miss
-  /// (MakePeerTier); over one source, without shards. Not once misses are served by the device.
-  /// Null: alone.
+  /// CUDA backend: engines given the same tier copy missing experts from each other (MakePeerTier).
+  /// They must be over one source, without shards. Not used once the device serves misses itself.
+  /// Null: no peers.
   std::shared_ptr<PeerTier> peers = {};
   /// Paces transfers to this rate, GB/s (1e9); 0: the device's own speed (wall) or the profile's.
   double link_gbps = 0;
@@ -114,13 +116,14 @@ struct EngineOptions {
   // Options that change speed only.
 
   /// Compute threads, the caller's included; 0: one per core this process may use, on a device
-  /// without those of the caller and of I/O. There, where a strategy computes experts on the CPU,
-  /// they look for work for 10 ms after a job, giving way to other threads, before they sleep.
+  /// without the cores of the caller and of the I/O threads. On a device, if a strategy computes
+  /// experts on the CPU, the threads poll for work for 10 ms after a job, yielding to other
+  /// threads, before they sleep.
   int threads = 0;
   /// CPUs the compute threads are pinned to, in turn; empty: not pinned. The caller's own thread is
   /// never touched.
   std::vector<int> cpus = {};
-  /// The host's pool in place of `threads` and `cpus`; null: a pool of our own.
+  /// The host's pool in place of `threads` and `cpus`; null: the library's own.
   std::shared_ptr<ThreadPool> thread_pool = {};
   /// Pools in RAM come from this NUMA node, and compute threads run on its CPUs where neither
   /// `cpus` nor `thread_pool` says otherwise; -1: wherever the system puts them. Refused where the
@@ -135,13 +138,13 @@ struct EngineOptions {
   /// Sees every layer call; null: none.
   std::shared_ptr<TraceSink> trace = {};
 
-  /// Called by Create, on its thread, behind each layer that a preloading strategy has loaded.
-  /// False: Create gives up what it has, as soon as reads under way have ended, and returns
-  /// Cancelled. May be null.
+  /// Called by Create, on its thread, after each layer that a preloading strategy has loaded. If it
+  /// returns false, Create waits for reads under way, frees what it has and returns Cancelled. May
+  /// be null.
   std::function<bool(const OpenProgress&)> open_progress = {};
 
-  /// One line for what a person who operates the host may want to know. Called from the thread that
-  /// caused it, with no lock held; may call the engine. Null: silence.
+  /// Receives a log line for the operator of the host. Called from the thread that caused it, with
+  /// no lock held; may call the engine. Null: no log.
   std::function<void(LogLevel, absl::string_view line)> log = {};
 
   /// Names the first field out of range, its value and the legal range.

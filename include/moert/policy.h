@@ -64,10 +64,10 @@ struct LayerResidency {
 /// contents. Whether a strategy is exact and whether its layers can be captured in a CUDA graph are
 /// derived (Strategy::promise, graph_safe).
 struct PolicyTraits {
-  /// Routing, precision, placement: what its decisions leave of the model's output.
+  /// Routing, precision, placement: the promise that its decisions keep.
   Promise promise = Promise::kLossy;
-  /// It must be asked while a layer runs, so the layer cannot be captured. A routing, prefetch or
-  /// placement policy without a rule always is; a residency or precision policy only if it says so.
+  /// The policy must be asked while a layer runs, so the layer cannot be captured. Implied for a
+  /// routing, prefetch or placement policy without a rule; a residency or precision policy sets it.
   bool needs_host = false;
   /// Prefetch: the router must also run the next layer's gate on this layer's input.
   bool next_gate = false;
@@ -75,7 +75,7 @@ struct PolicyTraits {
   /// from this layer's partial output, in decode steps that can (StepInfo::predict_next), while that
   /// pays. In other steps they come from the next layer's gate.
   bool resident_forward = false;
-  /// Placement: see PlacementRule. The planner keeps to them.
+  /// Placement: as in PlacementRule. The planner enforces them.
   bool backfills = false;
   double max_low_share = 0;
 };
@@ -91,8 +91,8 @@ class Policy {
   virtual ~Policy() = default;
   /// May be asked at any time and by any thread.
   virtual PolicyTraits traits() const { return {}; }
-  /// The most heap that it will hold, scratch of its calls included. Asked before anything of an
-  /// engine is allocated; the budget holds it where the fast tier is RAM (MemoryPlan).
+  /// The most heap memory it will hold, scratch of its calls included. Asked before the engine
+  /// allocates anything; part of the budget where the fast tier is RAM (MemoryPlan).
   virtual int64_t StateBytes(const PolicyScope& /*scope*/) const { return 0; }
 };
 
@@ -125,8 +125,8 @@ class RoutingPolicy : public Policy {
  public:
   /// OK, or why a model cannot be routed by this policy's rules. Asked at open.
   virtual absl::Status Check(const MoeModelSpec& /*model*/) const { return absl::OkStatus(); }
-  /// The rule of every layer call of a phase; nullopt: it depends on the call. Then layers cannot
-  /// be captured.
+  /// The rule of every layer call of a phase; nullopt if it depends on the call, so that layers
+  /// cannot be captured.
   virtual std::optional<RoutingRule> PhaseRule(Phase /*phase*/) const { return std::nullopt; }
   /// The rule the router executes for this layer call.
   virtual RoutingRule Rule(const PolicyContext& context) {
@@ -143,7 +143,8 @@ struct PrefetchSnapshot {
   RoutingView routing = {};
   absl::Span<const float> predicted_scores = {};  // [T, E'] of the next layer's gate, on this
                                                   // layer's input or on a predicted one, or empty
-  bool resident_forward = false;  // on the input that the host predicted (PolicyTraits)
+  bool resident_forward = false;  // predicted_scores are on an input that the host predicted
+                                  // (PolicyTraits)
   LayerResidency target = {};
   int64_t window_ns = 0;    // until the target layer asks, stalls excluded: measured
   int64_t transfer_ns = 0;  // one expert of the target layer on the link: measured
@@ -153,14 +154,14 @@ struct PrefetchCandidate {
   ExpertKey key = {};
   float score = 0;     // higher is fetched earlier
   int32_t tokens = 0;  // how many are expected to use it; 0: the policy cannot tell
-  /// That the routing uses it, as such predictions of absent experts have turned out, in [0, 1].
-  /// Negative: the policy cannot tell, and the prefetcher goes by rank.
+  /// Probability that the routing uses it, learned from such predictions of absent experts, in [0,
+  /// 1]. Negative: unknown; the prefetcher goes by rank.
   float probability = -1;
 };
 
 class PrefetchPolicy : public Policy {
  public:
-  /// The rule it goes by; nullopt: it is asked.
+  /// The policy's rule; nullopt: the policy is asked for each decision.
   virtual std::optional<PrefetchRule> rule() const { return std::nullopt; }
   /// Every layer call's routing, in layer order, before Rank of that layer.
   virtual void Observe(const LayerEvent& /*event*/) {}
@@ -170,7 +171,7 @@ class PrefetchPolicy : public Policy {
 };
 
 // ---------------------------------------------------------------------------------------------------
-// Residency: how many slots has a layer, and who leaves?
+// Residency: how many slots has a layer, and which expert leaves?
 
 /// The measured effect of prefetching on one layer.
 struct PrefetchOutlook {
@@ -198,33 +199,35 @@ struct VictimCandidate {
 struct VictimSnapshot {
   PolicyContext context = {};
   ExpertKey incoming = {};
-  bool for_prefetch = false;                          // nobody waits for it: may be refused
+  bool for_prefetch = false;                          // no call waits for the expert: may be
+                                                      // refused
   absl::Span<const VictimCandidate> candidates = {};  // never pinned ones
-  bool dispensable = false;  // for_prefetch, and without it a CPU beside the fast tier computes it
-  // for_prefetch: that the routing it is meant for uses it (negative: unknown), and the share of
-  // its transfer that would then be hidden.
+  bool dispensable = false;  // for_prefetch, and a CPU beside the fast tier computes it if it is
+                             // refused
+  // for_prefetch: the probability that the predicted routing uses it (negative: unknown), and the
+  // share of its transfer that would be hidden in that case.
   float probability = -1;
   float hidden = 1;
 };
 
-/// Index of the candidate unused for longest: the seam's default. Among those last used by the same
-/// call it is the one with the fewest tokens, so that a call that needs more experts than there are
-/// slots leaves its popular ones behind, then the first.
+/// Index of the least recently used candidate, the default of this seam. Among candidates last used
+/// by the same call it is the one with the fewest tokens, so that a call that needs more experts
+/// than there are slots leaves its popular ones resident; then the first.
 int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates);
 
 class ResidencyPolicy : public Policy {
  public:
-  /// The rule it goes by; nullopt: it is asked.
+  /// The policy's rule; nullopt: the policy is asked for each decision.
   virtual std::optional<ResidencyRule> rule() const { return std::nullopt; }
   /// Every layer call's routing, before Victim is asked for that call; every expert that enters or
   /// leaves the cache.
   virtual void Observe(const LayerEvent& /*event*/) {}
-  /// Slots of each layer: each in [0, E], the sum at most `slots`. The rest belongs to no layer and
-  /// is lent to whoever needs it. Asked at open, when the budget changes, and at the
-  /// beginning of every step of a cache. Empty: no change at a step, uniform otherwise. A layer
-  /// that loses slots gives its surplus back at the end of its next call.
+  /// Slots of each layer: each in [0, E], the sum at most `slots`. Slots beyond the sum belong to
+  /// no layer and are lent to any layer that needs one. Asked at open, when the budget changes, and
+  /// at the beginning of every step of a cache. Empty: no change at a step, uniform otherwise. A
+  /// layer that loses slots gives its surplus back at the end of its next call.
   virtual std::vector<int> Capacity(const CapacitySnapshot& /*snapshot*/) { return {}; }
-  /// Index into candidates (never empty), or negative to refuse, which only a prefetch may be.
+  /// Index into candidates (never empty). Negative refuses the incoming expert: prefetches only.
   virtual int Victim(const VictimSnapshot& snapshot) {
     return LeastRecentlyUsed(snapshot.candidates);
   }
@@ -247,29 +250,30 @@ struct PrecisionSnapshot {
   PolicyContext context = {};  // layer unused
   // Since the last kInterval, per expert, [sum over layers of E]: tokens that selected it.
   absl::Span<const int64_t> selections = {};
-  // How many versions above the one of the fewest bits is resident or on its way. With two versions
-  // 1: the high one.
+  // Per expert: how many versions above the one with the fewest bits it has, resident or arriving.
+  // With two versions, 1 is the high one.
   absl::Span<const uint8_t> high = {};
-  // [L], experts of a layer that fit in high; TransitionOptions::shared: only the sum counts.
+  // [L], high experts that fit in a layer; TransitionOptions::shared: only the sum counts.
   absl::Span<const int32_t> high_capacity = {};
   PrecisionMoment moment = PrecisionMoment::kInterval;
-  // More than two versions: what all experts together may take, and what each takes in each
-  // version, [sum over layers of E][version, most bits first].
+  // With more than two versions: the bytes that all experts together may take, and the bytes of
+  // each expert in each version, [sum over layers of E][version, most bits first].
   int64_t capacity_bytes = 0;
   absl::Span<const int64_t> bytes = {};
 };
 
-/// With more than two versions an expert is named once for every version that it goes up or down.
+/// With more than two versions an expert is listed once for every version that it moves up or down.
 struct PrecisionDecision {
-  std::vector<ExpertKey> promote = {};  // kOpen: who is high from the start. kInterval: best first
-  std::vector<ExpertKey> demote = {};   // kInterval: coldest first. Many versions: kShrink, too
-  /// kShrink: what each expert is worth in high, in any unit, [sum over layers of E]. Those of each
-  /// layer that are worth least leave. Empty: their selections.
+  std::vector<ExpertKey> promote = {};  // kOpen: high from the start. kInterval: best first
+  std::vector<ExpertKey> demote = {};   // kInterval: coldest first. More than two versions: also
+                                        // kShrink
+  /// kShrink: the worth of keeping each expert high, in any unit, [sum over layers of E]. The
+  /// experts of least worth in each layer are demoted. Empty: their selections are their worth.
   std::vector<double> worth = {};
 };
 
-/// Where every expert is resident in one of several versions (Serving::kHotSet, kLowPlusCache): how
-/// versions change.
+/// How versions change where every expert is resident in one of several versions (Serving::kHotSet,
+/// kLowPlusCache).
 struct TransitionOptions {
   /// kHotSet: between two decisions.
   int64_t interval_ns = 200'000'000;
@@ -284,12 +288,13 @@ struct TransitionOptions {
   double max_gbps = 0;
 };
 
-/// Why bytes are about to be moved.
+/// A transfer that is about to begin.
 struct TransferSnapshot {
   PolicyContext context = {};
   ExpertKey key = {};
   bool prefetch = false;
-  int resident = -1;         // >= 0: the version the call has used, which may be replaced behind it
+  int resident = -1;         // >= 0: the version that the call used, which may be replaced after
+                             // the call
   int32_t tokens = 0;        // tokens that want it (predicted ones for a prefetch)
   int64_t layer_tokens = 0;  // token x k slots of the layer
   int num_versions = 0;
@@ -298,17 +303,18 @@ struct TransferSnapshot {
 
 class PrecisionPolicy : public Policy {
  public:
-  /// Where every expert is resident in one of several versions: who should be high. With two, at
-  /// open, `promote` holds at most high_capacity[l] experts of layer l, and the layer's first
-  /// experts fill up the rest. A longer list, a repeated expert or one that the model does not have
-  /// refuses the strategy, and so does an error; of more versions also what takes more than
-  /// capacity_bytes. Later an error changes nothing and is counted.
+  /// Where every expert is resident in one of several versions: which experts should be high. With
+  /// two versions, at open, `promote` holds at most high_capacity[l] experts of layer l, and the
+  /// layer's first experts fill up the rest. At open an error refuses the strategy, and so does a
+  /// longer list, a repeated expert or one that the model does not have; with more than two
+  /// versions also a decision that takes more than capacity_bytes. Later an error changes nothing
+  /// and is counted.
   virtual absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& /*snapshot*/) {
     return PrecisionDecision();
   }
   /// A cache of several versions: the version (index into the strategy's versions, 0 = most bits)
-  /// that a load should bring. Also asked behind a layer call for every expert that it used in a
-  /// lower version (`resident`): an answer below that replaces it in its own block, behind the
+  /// that a load should bring. Also asked after a layer call for every expert that it used in a
+  /// lower version (`resident`): a lower index replaces that version in its own block, after the
   /// demand loads and prefetches.
   virtual int TransferVersion(const TransferSnapshot& snapshot) {
     return snapshot.resident < 0 ? 0 : snapshot.resident;
@@ -321,16 +327,17 @@ class PrecisionPolicy : public Policy {
 enum class Placement : int32_t {
   kLoad = 0,
   kCpu = 1,
-  // Answered by the low version: at once by the one that stands by (Serving::kCacheOverLow), or
-  // by a transfer of its fewer bytes, which is dropped behind the call (a cache of two versions).
+  // The low version answers: at once, where it is always resident (Serving::kCacheOverLow), or
+  // after a transfer of its fewer bytes, whose copy is dropped after the call (a cache of two
+  // versions).
   kLow = 2,
 };
 
-/// Whether experts that the CPU computed are brought in behind the call, where the link is idle.
+/// Whether experts that the CPU computed are loaded after the call, when the link is idle.
 enum class Backfill : int32_t {
   kNever = 0,
-  kFreeSlots = 1,  // into slots of the layer that nobody holds
-  kAlways = 2,     // also where the residency policy finds them worth more than whom they replace
+  kFreeSlots = 1,  // into free slots of the layer
+  kAlways = 2,     // also in place of an expert that the residency policy finds worth less
 };
 
 struct MissView {
@@ -340,10 +347,10 @@ struct MissView {
   int64_t bytes = 0;      // of the transfer
   int64_t load_ns = 0;    // modelled
   int64_t cpu_ns = 0;     // modelled; negative: no CPU executor beside the fast tier
-  bool arriving = false;  // a prefetch of it is on its way; load_ns is what is left, about
-  // Fraction of the remaining loss budget of its requests (PlacementRule::max_low_share) that
-  // answering this one low would take; the largest of them. Above 1: not allowed. Negative: there
-  // is no low version.
+  bool arriving = false;  // a prefetch of it is in flight; load_ns is about what remains of it
+  // The fraction of its requests' remaining loss budget (PlacementRule::max_low_share) that
+  // answering this one low would take; the largest over its requests. Above 1: not allowed.
+  // Negative: there is no low version.
   float low_cost = -1;
 };
 
@@ -360,10 +367,9 @@ struct PlacementDecision {
 
 class PlacementPolicy : public Policy {
  public:
-  /// The rule it goes by; nullopt: it is asked.
+  /// The policy's rule; nullopt: the policy is asked for each decision.
   virtual std::optional<PlacementRule> rule() const { return std::nullopt; }
-  /// Default: every miss is loaded. An expert that is arriving and given to the CPU goes on
-  /// arriving.
+  /// Default: every miss is loaded. An arriving expert keeps arriving if the CPU computes it.
   virtual PlacementDecision Place(const PlacementSnapshot& snapshot) {
     return {std::vector<Placement>(snapshot.misses.size(), Placement::kLoad), Backfill::kNever};
   }

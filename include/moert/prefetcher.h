@@ -6,13 +6,13 @@
 //   Multiply(*lease);
 //   prefetcher->EndStep();                        // behind the last layer
 //
-// Best first, as long as the transfers fit the window, the time until the next layer asks (Fate
-// Sec. 4.3: N = floor(T_window / T_io)); both times are measured and kept current. One that only
-// begins in the window is started all the same if such predictions have been right often enough. A
-// prefetch never goes ahead of a Fetch, is forgotten when the true routing arrives and it has not
-// begun to move, and replaces nothing that the same prediction ranks higher. Decode steps without
-// prefetch are tried now and then: while these win, or while predictions save less than they cost,
-// prefetching rests.
+// Candidates are loaded best first, as long as their transfers fit the window, the time until the
+// next layer asks (Fate Sec. 4.3: N = floor(T_window / T_io)); both times are measured
+// continuously. A transfer that begins but does not end in the window is started all the same if
+// such predictions have been right often enough. A prefetch never goes ahead of a Fetch, is
+// cancelled if it has not begun to move when the true routing arrives, and replaces no expert that
+// the same prediction ranks higher. Decode steps without prefetch are tried now and then:
+// prefetching pauses while they are faster, or while predictions save less than they cost.
 //
 // Thread-safety: one call at a time per object; other threads may use the store meanwhile. Nothing
 // blocks on a transfer.
@@ -35,24 +35,24 @@ namespace moert {
 struct PrefetchStats {
   int64_t issued = 0;     // began to move
   int64_t cancelled = 0;  // were queued, but the true routing came first
-  // Issued ones that the true routing of the layer they were for used, and those that were
+  // Issued prefetches whose expert the target layer's true routing used, and those whose expert was
   // top-score in it (under the expert-cache rule).
   int64_t active = 0;
   int64_t top_score = 0;
-  int64_t predicted = 0;           // experts of layers that a prediction was made for...
-  int64_t recalled = 0;            // ...and that were in it
-  int64_t recalled_in_window = 0;  // ...and present, on their way or admitted
-  bool disabled = false;           // it did not pay, in decode steps
-  int64_t disabled_steps = 0;      // decode steps since that ran with this verdict
+  int64_t predicted = 0;           // experts used by layers that had a prediction
+  int64_t recalled = 0;            // of these, experts that the prediction named
+  int64_t recalled_in_window = 0;  // of the latter, experts present, in flight or admitted
+  bool disabled = false;           // prefetching is off in decode steps: it did not pay
+  int64_t disabled_steps = 0;      // decode steps that ran with it off
   int64_t trials = 0;              // blocks of steps tried in the other mode
-  int64_t switches = 0;            // ...after which it became the mode
+  int64_t switches = 0;            // of these, those after which the mode changed
   int64_t policy_fallbacks = 0;    // invalid candidates and versions
 };
 
 struct PrefetcherOptions {
-  /// The profile of windows and transfers until they are measured.
+  /// The assumed times of windows and transfers until they are measured.
   HardwareProfile profile = {};
-  /// Finds out whether prefetching pays and stops it while it does not; false: always on.
+  /// Measures whether prefetching pays and pauses it while it does not; false: always on.
   bool controlled = true;
 };
 
@@ -65,16 +65,16 @@ class Prefetcher {
                                                             PrefetcherOptions options);
   ~Prefetcher();
 
-  /// Whether Predict wants RoutingResult::next_scores: the next layer's gate on this layer's input
+  /// Whether Predict needs RoutingResult::next_scores: the next layer's gate on this layer's input
   /// (Router::Route with `next_gate`).
   bool wants_next_gate(Phase phase) const;
 
-  /// The true routing of a layer: settles what was predicted for it, forgets its prefetches that
-  /// have not begun to move and that it does not want. Layers of a step come in order. Reads
-  /// tokens, num_experts and counts of `routing`; policies also read ids, weights and scores.
+  /// Reports the true routing of a layer: counts how its predictions turned out, and cancels its
+  /// prefetches that have not begun to move and are not needed. Layers of a step come in order.
+  /// Reads tokens, num_experts and counts of `routing`; policies also read ids, weights and scores.
   absl::Status Observe(int layer, Phase phase, const RoutingResult& routing);
-  /// Ranks experts of the layer behind `layer` (the first one behind the last) and begins to bring
-  /// them. `routing` as for Observe, with next_scores if the policy wants them.
+  /// Ranks experts of the layer after `layer` (the first layer after the last one) and starts to
+  /// load them. `routing` as for Observe, with next_scores if the policy wants them.
   absl::Status Predict(int layer, Phase phase, const RoutingResult& routing);
   /// The last layer's call is over.
   void EndStep();

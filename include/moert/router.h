@@ -3,8 +3,8 @@
 // expert-cache rule (importance paper Sec. 5.1, Algorithm 1) against what a store holds.
 //
 // fp32 throughout. Among equal scores the lower expert index wins. A token's result depends on its
-// row
-// alone, never on the batch (except under the expert-cache rule, which is defined over a batch).
+// row alone, never on the batch (except under the expert-cache rule, which is defined over a
+// batch).
 //
 // Not thread-safe: one call at a time per object; it uses the threads of its pool.
 #ifndef MOERT_ROUTER_H_
@@ -35,8 +35,8 @@ struct RoutingResult {
   int top_k = 0;
   int num_experts = 0;
   std::vector<int32_t> ids = {};      // [T, k], in the order the model's rule chooses them; a
-                                      // substitute sits in the slot of whom it displaces;
-                                      // -1: an expert that is not here
+                                      // substitute takes the slot of the expert it displaces; -1:
+                                      // an expert that is not here
   std::vector<float> weights = {};    // [T, k], as they enter the sum
   std::vector<float> scores = {};     // [T, E]
   std::vector<int32_t> counts = {};   // [E]
@@ -46,7 +46,7 @@ struct RoutingResult {
   std::vector<int32_t> grouped_slots = {};   // [slots with an expert] t * k + j of each
   std::vector<float> next_scores = {};       // [T, E'] of the next layer, or empty
 
-  // Substitution. Mass: sum of the model's own weights, before it.
+  // Substitution. Mass: the sum of the model's own weights before substitution.
   int64_t substituted = 0;  // slots changed by the expert-cache rule
   double mass = 0, mass_substituted = 0;
   std::vector<uint8_t> top_score = {};  // [E], the expert-cache rule's set C; empty without the
@@ -68,8 +68,8 @@ struct RoutingResult {
   RoutingView view() const { return {tokens, top_k, ids, weights, scores, counts}; }
 };
 
-/// Counts of a router's inputs since it was made (Count). Slots are token x k; mass sums the
-/// model's own routing weights.
+/// Statistics of the routings given to Count since the router was made. Slots are token x k; mass
+/// sums the model's own routing weights.
 struct RouterStats {
   int64_t slots = 0;
   int64_t slots_substituted = 0;
@@ -100,8 +100,8 @@ struct RouterConstants {
 
 class Router {
  public:
-  /// One entry of `layers` a MoE layer. Where no layer has a gate, `pool` may be null. All
-  /// borrowed. InvalidArgument names what does not fit the model.
+  /// One entry of `layers` per MoE layer. `pool` may be null if no layer has a gate. All borrowed.
+  /// InvalidArgument names what does not fit the model.
   static absl::StatusOr<std::unique_ptr<Router>> Create(const MoeModelSpec* model,
                                                         std::vector<RouterConstants> layers,
                                                         ThreadPool* pool);
@@ -117,11 +117,10 @@ class Router {
     return Route(layer, x, tokens, {}, {}, {}, /*next_gate=*/false, result);
   }
 
-  /// By a rule. `residency` (its spans may be empty under plain top-k) and
-  /// `request_ids` ([tokens] or empty) are read by the expert-cache rule. With `next_gate`, also
-  /// scores layer + 1 (layer 0 after the last) on the same input. `token_ids` ([tokens], else
-  /// unread): needed by layers whose experts follow from them (RoutingSpec::hash_vocab), to which
-  /// no rule applies.
+  /// Routes by a rule. `residency` (its spans may be empty under plain top-k) and `request_ids`
+  /// ([tokens] or empty) are read by the expert-cache rule. With `next_gate`, also scores layer + 1
+  /// (layer 0 after the last) on the same input. `token_ids` ([tokens]) are read only by layers
+  /// that choose experts by token id (RoutingSpec::hash_vocab); no rule applies to these layers.
   absl::Status Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
                      const LayerResidency& residency, absl::Span<const int64_t> request_ids,
                      bool next_gate, RoutingResult* result,
@@ -130,7 +129,7 @@ class Router {
   /// Scores of all experts of a layer on x, into scores: [tokens, E].
   absl::Status Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores);
 
-  /// Counts a routing into stats(), by whomever it was made.
+  /// Adds a routing to stats(), whether this router made it or not.
   void Count(const RoutingResult& routing);
   /// Counts the model's own choice for `slots` slots of summed weight `mass`.
   void CountOwnChoice(int64_t slots, double mass);
@@ -138,8 +137,8 @@ class Router {
   void CountSubstituted(int64_t slots, double mass);
   RouterStats stats() const;
 
-  /// The same for a routing that is given: `rule` applies to it as to the model's own. Checks ids
-  /// and sizes; scores and next_scores may be empty.
+  /// Like Route, for a given routing: `rule` applies to it as to the model's own. Checks ids and
+  /// sizes; scores and next_scores may be empty.
   absl::Status RouteGiven(int layer, int64_t tokens, absl::Span<const int32_t> ids,
                           absl::Span<const float> weights, absl::Span<const float> scores,
                           absl::Span<const float> next_scores, const RoutingRule& rule,
@@ -150,19 +149,20 @@ class Router {
   Router(const MoeModelSpec* model, std::vector<RouterConstants> layers, ThreadPool* pool);
   /// `gate`: the layer must have one.
   absl::Status CheckLayer(int layer, bool gate) const;
-  /// Writes several layers' gates on the same input into logits_: by token, one layer's experts
-  /// behind the other's. Returns how many these are.
+  /// Writes the logits of several layers' gates on the same input into logits_: token by token, one
+  /// layer's experts after the other's. Returns the number of logits per token.
   int64_t Logits(std::initializer_list<int> layers, const float* x, int64_t tokens);
-  /// From logits, `stride` from token to token, to the scores of all experts.
+  /// Turns logits, one token every `stride` elements, into the scores of all experts.
   absl::Status ScoreLogits(int layer, const float* logits, int64_t stride, int64_t tokens,
                            std::vector<float>* scores) const;
-  /// Independent work on threads where there is enough of it; the first error by token.
+  /// Runs `work` for every token, on the pool's threads if there are enough tokens. Returns the
+  /// error of the first token that failed.
   absl::Status ForEachToken(int64_t tokens,
                             absl::FunctionRef<absl::Status(int64_t token)> work) const;
-  /// The experts that the ids of a hash layer's tokens stand for, into r->ids.
+  /// Writes into r->ids the experts that a hash layer assigns to its tokens' ids.
   absl::Status LookUp(int layer, int64_t tokens, absl::Span<const int32_t> token_ids,
                       RoutingResult* r) const;
-  /// From the model's own choice to the final one: applies the rule and groups.
+  /// Turns the model's own choice into the final routing: applies the rule and groups tokens.
   absl::Status Finish(int layer, const RoutingRule& rule, const LayerResidency& residency,
                       absl::Span<const int64_t> request_ids, RoutingResult* result);
 
@@ -170,7 +170,7 @@ class Router {
   const std::vector<RouterConstants> layers_;
   ThreadPool* pool_;
   std::unique_ptr<SubstitutionLedger> ledger_;
-  RouterStats stats_;  // but for the worst shares
+  RouterStats stats_;  // all but the worst shares
   std::vector<float> logits_;
 };
 

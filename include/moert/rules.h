@@ -1,6 +1,6 @@
-// Rules: decisions as data. A policy (policy.h) that can be written as one of these rules returns
-// it, and the engine carries it out itself, on a device too: then a step is captured in a CUDA
-// graph although experts may be missing. A policy without a rule is asked on the host.
+// Rules: decisions as data. A policy (policy.h) whose decisions follow one of these rules returns
+// the rule, and the engine carries it out itself, on a device too: a step can then be captured in a
+// CUDA graph although experts may be missing. A policy without a rule is asked on the host.
 //
 //   class OverAllLayers : public ResidencyPolicy {
 //    public:
@@ -38,15 +38,16 @@ struct RoutingRule {
   // would have given the displaced experts.
   float max_slot_share = 1;
   float max_mass_share = 1;
-  // Weights of a token with substitutes: true, every expert its own gate score, then the model's
-  // normalization and scaling; false, a substitute gets what the expert it displaces had.
+  // Weights of a token with substitutes. true: every expert gets its own gate score, then the
+  // model's normalization and scaling; false: a substitute gets the weight of the expert it
+  // displaces.
   bool own_score_weights = true;
 
   Promise promise() const;
 };
 
 // ---------------------------------------------------------------------------------------------------
-// Residency: how many slots has a layer, and who leaves?
+// Residency: how many slots has a layer, and which expert leaves?
 
 enum class CapacityRuleKind : int32_t {
   kUniform = 0,
@@ -58,7 +59,7 @@ enum class CapacityRuleKind : int32_t {
 struct CapacityRule {
   CapacityRuleKind kind = CapacityRuleKind::kUniform;
   int shallow = -1;    // kShallowFirst: layers that are filled; -1: a sixth of all
-  int transient = -1;  // slots that belong to no layer; -1: as many as passing experts need
+  int transient = -1;  // slots that belong to no layer; -1: enough for experts passing through
 };
 
 enum class ResidencyRuleKind : int32_t {
@@ -70,8 +71,9 @@ enum class ResidencyRuleKind : int32_t {
 struct ResidencyRule {
   ResidencyRuleKind kind = ResidencyRuleKind::kLeastRecentlyUsed;
   int window = 64;            // kAverageScore: calls of the layer, 1 to 4096
-  bool shared_slots = false;  // kWorth: layers share all slots, and the least worth of all leaves
-  /// On a device the layers keep the slots that they were dealt when they were handed over.
+  bool shared_slots = false;  // kWorth: layers share all slots; the expert of least worth over all
+                              // leaves
+  /// On a device, layers keep the slots they had when the device took over the cache.
   CapacityRule capacity = {};
 
   /// OK, or which field is out of range.
@@ -82,14 +84,14 @@ struct ResidencyRule {
 // Prefetch: what comes next?
 
 enum class PrefetchRuleKind : int32_t {
-  kNextGate = 0,  // by the next layer's gate, and how often its predictions came true
-  kTopScore = 1,  // the experts that it scores highest; a device ranks these by kNextGate
+  kNextGate = 0,  // by the next layer's gate, and how often its predictions were right
+  kTopScore = 1,  // the experts that this gate scores highest; a device ranks them by kNextGate
 };
 
 struct PrefetchRule {
   PrefetchRuleKind kind = PrefetchRuleKind::kNextGate;
-  bool wrap = false;              // kNextGate, on the host only: also the next step's first layer
-  float alpha = 0;                // kTopScore: scores this share above the threshold; 0: actives
+  bool wrap = false;  // kNextGate, on the host only: also the next step's first layer
+  float alpha = 0;    // kTopScore: scores must exceed (1 + alpha) * threshold; 0: actives
   bool resident_forward = false;  // on the host only: see PolicyTraits::resident_forward
 
   absl::Status Validate() const;
@@ -107,15 +109,15 @@ enum class CpuBalance : int32_t {
 
 struct PlacementRule {
   CpuBalance balance = CpuBalance::kNone;
-  /// In decode, experts that a CPU computed are always brought in behind the call.
+  /// In decode, experts that a CPU computed are always loaded after the call.
   bool backfills = false;
-  /// Where there are low versions to answer misses (Placement::kLow): the share of each request's
-  /// routing mass that may be answered so, over its lifetime.
+  /// If there are low versions to answer misses (Placement::kLow): the share of each request's
+  /// routing mass that they may answer, over the request's lifetime.
   double max_low_share = 0;
-  /// In decode, misses of a MissView::low_cost of at most one over this are answered low, in the
-  /// order given. 0: none are.
+  /// In decode, misses with a MissView::low_cost of at most 1 / low_patience are answered low, in
+  /// the order given. 0: none.
   double low_patience = 0;
-  /// An expert that the CPU has computed before its load is done is not answered low.
+  /// A miss that the CPU computes before its load would end is not answered low.
   bool spares_low = false;
 
   Promise promise() const;

@@ -1,9 +1,9 @@
-// Scheduler: where the experts that a layer misses go: over the link, or to a CPU beside the fast
-// tier that computes them meanwhile (importance paper Sec. 5.4, Algorithm 2).
+// Scheduler: decides which experts that a layer misses are loaded over the link, and which a CPU
+// beside the fast tier computes meanwhile (importance paper Sec. 5.4, Algorithm 2).
 //
-// The placement policy decides; the scheduler prices both sides for it, from a hardware profile
-// that measurements correct, checks its answer and counts. For hosts with a store of their own: it
-// knows nothing of records.
+// The placement policy decides; the scheduler models the cost of both sides for it from a hardware
+// profile that measurements correct, checks the policy's answer and counts. It works with a host's
+// own expert store: it knows nothing of records.
 //
 // Not thread-safe: one call at a time per object. Nothing blocks.
 #ifndef MOERT_SCHEDULER_H_
@@ -40,15 +40,15 @@ struct LinkLoad {
 
 struct PlacedMisses {
   std::vector<Placement> placements = {};  // one a miss, in order
-  int64_t cpu_ns = 0;                      // modelled time of those for the CPU
-  /// Whether the policy wants these brought in behind the call.
+  int64_t cpu_ns = 0;                      // modelled time of the misses given to the CPU
+  /// Whether the policy wants experts that the CPU computed to be loaded after the call.
   Backfill backfill = Backfill::kNever;
 };
 
 /// Counts of a scheduler since it was made.
 struct SchedulerStats {
   int64_t cpu_computed = 0;
-  int64_t cpu_computed_late = 0;  // of these, experts that were on their way
+  int64_t cpu_computed_late = 0;  // of these, experts that were in flight
   // Modelled time of the two sides, summed over calls.
   int64_t balance_load_ns = 0;
   int64_t balance_cpu_ns = 0;
@@ -68,7 +68,7 @@ struct SchedulerOptions {
 class Scheduler {
  public:
   /// `policy` is borrowed; null: every miss is loaded. InvalidArgument names the field of the
-  /// profile that no time follows from.
+  /// profile from which no time can be computed.
   static absl::StatusOr<std::unique_ptr<Scheduler>> Create(PlacementPolicy* policy,
                                                            SchedulerOptions options);
   ~Scheduler();
@@ -80,8 +80,8 @@ class Scheduler {
 
   /// A transfer of `bytes` ran from started_ns to finished_ns, any clock. In order of finishing.
   void ObserveTransfer(int64_t bytes, int64_t started_ns, int64_t finished_ns);
-  /// The CPU took took_ns for what was modelled to take cpu_ns (PlacedMisses). A CPU that is passed
-  /// over is thought a little faster each time, until it is tried again.
+  /// The CPU took took_ns for work that was modelled to take cpu_ns (PlacedMisses). Whenever the
+  /// CPU gets no miss, it is assumed to be a little faster than before, until it is tried again.
   void ObserveCpuTime(int64_t cpu_ns, int64_t took_ns);
 
   SchedulerStats stats() const;

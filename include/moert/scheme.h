@@ -3,10 +3,10 @@
 //
 // A scheme is named `w<bits>a<bits>[_g<group>][_asym]` after MxMoE (Sec. 4 of the paper): weight
 // bits, activation bits, group size along the input dimension (-1: one group per output channel),
-// and whether groups carry a zero point. `bf16` is the unquantized scheme. Schemes in which
-// published files come are kept as they are: `_zp` has integer zero points, `_f16` scales of that
-// type, and mxfp4, nvfp4 and fp8_b128 go by their own names. Everything about a scheme that the
-// rest of the library needs (name, stored bits, sizes, legality) follows from this one description.
+// and whether groups carry a zero point. `bf16` is the unquantized scheme. Schemes of published
+// files are kept as they are: `_zp` has integer zero points, `_f16` fp16 scales, and mxfp4, nvfp4
+// and fp8_b128 go by their own names. Everything about a scheme that the rest of the library needs
+// (name, stored bits, sizes, legality) follows from this one description.
 #ifndef MOERT_SCHEME_H_
 #define MOERT_SCHEME_H_
 
@@ -39,8 +39,8 @@ struct Scheme {
   ScaleType scales = ScaleType::kBF16;
 
   bool is_bf16() const { return weight_bits == 16; }
-  /// Whether it is kept only for files that come in it: its weights meet the activations that bf16
-  /// weights meet.
+  /// Whether the scheme exists only for published files that use it: its weights are multiplied
+  /// with the same activations as bf16 weights.
   bool imported() const {
     return fp4 || zero_points || scales != ScaleType::kBF16 ||
            (weight_bits == 4 && group > 0 && group < 128);
@@ -71,9 +71,9 @@ struct ExpertFormat {
 };
 
 /// How activations enter the product of bf16 weights and of the a16 schemes. The a8 and a4 schemes
-/// bring their own, whatever is asked here (part of a scheme's contract per executor): int8 (int4)
-/// with a scale per 128 channels for schemes in groups and per row for those per channel, e4m3 with
-/// a scale per row for w8a8_fp8.
+/// use their own format whatever is chosen here (part of a scheme's contract per executor): int8
+/// (int4) with a scale per 128 channels for grouped schemes and per row for per-channel ones, e4m3
+/// with a scale per row for w8a8_fp8.
 enum class ActivationNumerics : int32_t {
   kBF16 = 0,  // x and h rounded to bf16, fp32 accumulation
   kF32 = 1,   // not rounded: for parity with fp32 references
@@ -102,7 +102,7 @@ struct MatrixLayout {
   int64_t group = 0;          // effective group size: min(scheme.group, k); k when per channel
   int64_t weight_offset = 0;  // bytes from the start of the record
   int64_t weight_bytes = 0;
-  /// [groups][padded_rows] scales, then (asym) the same of scale * zero (zero_points: of zeros, a
+  /// [groups][padded_rows] scales, then (asym) as many values scale * zero (zero_points: zeros, a
   /// byte each), then (kE4M3) one fp32 scale of the matrix.
   int64_t scale_offset = 0;
   int64_t scale_bytes = 0;  // 0 for bf16
@@ -121,7 +121,7 @@ struct RecordPart {
   friend bool operator==(const RecordPart&, const RecordPart&) = default;
 };
 
-/// Parts that a record may lack, and parts that it may have besides.
+/// The optional parts of a record.
 struct RecordContents {
   bool gate = true;
   bool biases = false;
@@ -133,13 +133,13 @@ struct RecordContents {
 /// `bytes` long (a multiple of kSectionAlignment). The same bytes on disk, in RAM and in HBM.
 struct RecordLayout {
   ExpertFormat format = {};
-  /// gate, up: [intermediate, hidden]; down: [hidden, intermediate]. A record without a gate has
-  /// that of up in its place: the same bytes.
+  /// gate, up: [intermediate, hidden]; down: [hidden, intermediate]. Without a gate, `gate` equals
+  /// `up`: the same bytes.
   MatrixLayout gate = {}, up = {}, down = {};
   RecordContents contents = {};
   int64_t bytes = 0;
   /// Not empty: the record is opaque (opaque_source.h), these are its parts, and the three matrices
-  /// are empty. The library moves it and never reads it.
+  /// are empty. The library moves the record and never reads it.
   std::vector<RecordPart> parts = {};
   /// A slot that holds the record is a multiple of this many bytes long.
   int64_t slot_multiple = 1;

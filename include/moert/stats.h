@@ -15,7 +15,7 @@
 namespace moert {
 
 struct EngineStats {
-  // Memory, bytes. budget = what may be held now; peak = the most that was.
+  // Memory, bytes. budget_bytes: the most that may be held now; peak_bytes: the most that was.
   int64_t budget_bytes = 0;
   int64_t peak_bytes = 0;
   int64_t fixed_bytes = 0;  // constants, tables, workspace
@@ -26,45 +26,45 @@ struct EngineStats {
   int64_t hits_resident = 0;
   int64_t hits_prefetched = 0;
   int64_t late = 0;
-  int64_t loads = 0;         // completed, but for prefetches
+  int64_t loads = 0;         // completed, without prefetches
   int64_t low_loads = 0;     // loads and prefetches that brought a lower version than the best
   int64_t bytes_loaded = 0;  // demand and prefetch and promotion
   int64_t evictions = 0;
   int64_t low_answers = 0;   // lookups answered by a lower version than intended
   int64_t cpu_computed = 0;  // lookups computed by the CPU beside a GPU
-  // Jobs of the CPU that captured calls took back, since a deadline had passed: their lookups are
+  // CPU jobs that captured calls took back because a deadline had passed; their lookups count as
   // loads.
   int64_t cpu_taken_back = 0;
   // Where pinned memory does not hold every record and a device serves misses: lookups of
-  // cpu_computed whose records were elsewhere, bytes that were read for these, and records that
-  // came into pinned memory in place of others.
+  // cpu_computed whose records were elsewhere, bytes read for them, and records that replaced
+  // others in pinned memory.
   int64_t cpu_below = 0;
   int64_t cpu_read_bytes = 0;
   int64_t pinned_swaps = 0;
-  int64_t pinned_bytes = 0;  // beside the budget, for records, as it is now
-  int64_t upgrades = 0;      // low copies that began to be replaced by the best version in place
-  int64_t fills = 0;         // loads behind a call of what it did without
+  int64_t pinned_bytes = 0;  // pinned RAM that holds records now, outside of the budget
+  int64_t upgrades = 0;      // low copies that the best version began to replace in place
+  int64_t fills = 0;         // loads after a call, of experts that the call did without
 
   // Prefetch.
   int64_t prefetch_issued = 0;     // began to move
   int64_t prefetch_cancelled = 0;  // were queued, but the true routing came first
   int64_t prefetch_useful = 0;     // used before eviction, in time or late
-  // Issued ones that the true routing of the layer they were for used, and those that were
+  // Issued prefetches whose expert the target layer's true routing used, and those whose expert was
   // top-score in it (under the expert-cache rule).
   int64_t prefetch_active = 0;
   int64_t prefetch_top_score = 0;
   int64_t prefetch_bytes = 0;
-  int64_t prefetch_predicted = 0;           // experts of layers that a prediction was made for...
-  int64_t prefetch_recalled = 0;            // ...and that were in it
-  int64_t prefetch_recalled_in_window = 0;  // ...and present, on their way or admitted
-  // Layer calls whose experts were predicted, by what: the host's prediction of the input
+  int64_t prefetch_predicted = 0;           // experts used by layers that had a prediction
+  int64_t prefetch_recalled = 0;            // of these, experts that the prediction named
+  int64_t prefetch_recalled_in_window = 0;  // of the latter, experts present, in flight or admitted
+  // Layer calls with predicted experts, by source: the host's prediction of the input
   // (StepInfo::predict_next), or the gate on the input of the layer before.
   int64_t predictions_resident_forward = 0;
   int64_t predictions_next_gate = 0;
-  bool prefetch_disabled = false;       // it did not pay, in decode steps
-  int64_t prefetch_disabled_steps = 0;  // decode steps since that ran with this verdict
+  bool prefetch_disabled = false;       // prefetching is off in decode steps: it did not pay
+  int64_t prefetch_disabled_steps = 0;  // decode steps that ran with it off
   int64_t prefetch_trials = 0;          // blocks of steps tried in the other mode
-  int64_t prefetch_switches = 0;        // ...after which it became the mode
+  int64_t prefetch_switches = 0;        // of these, those after which the mode changed
 
   // Routing (slots are token x k).
   int64_t slots = 0;
@@ -73,7 +73,7 @@ struct EngineStats {
   double mass_substituted = 0;  // of the experts that were displaced
   int64_t slots_low = 0;        // answered by a lower version than intended
   double mass_low = 0;          // routing weight of these, as it entered the sum
-  // Largest substituted shares that any one request reached; what caps are checked against.
+  // The largest substituted shares that any one request reached; caps are checked against them.
   double worst_slot_share = 0;
   double worst_mass_share = 0;
   // Largest share of its routing mass that any one request had answered low under a bound
@@ -117,7 +117,7 @@ std::string PrometheusText(const EngineStats& stats, absl::string_view label);
 /// now.
 EngineStats StatsSince(const EngineStats& now, const EngineStats& before);
 
-/// Time layers could not go on, for any reason.
+/// Time that layers could not go on, for any reason.
 inline int64_t StalledNs(const EngineStats& stats) {
   return stats.stall_miss_ns + stats.stall_queue_ns + stats.stall_cpu_ns;
 }

@@ -34,7 +34,7 @@ enum class Serving : int32_t {
   kHotSet = 1,
   /// Every expert is resident in the low version; what is left is a cache of high versions.
   kLowPlusCache = 2,
-  /// A cache as kCache of the high version, and beside it the low version of every expert, which
+  /// A cache of the high version, as kCache, and beside it the low version of every expert, which
   /// answers the misses that the placement policy gives it (Placement::kLow).
   kCacheOverLow = 3,
 };
@@ -48,7 +48,8 @@ struct Strategy {
   /// Names of the versions it serves, most bits first; empty: the source's first. All but
   /// kCache serve two, kHotSet two to four.
   std::vector<std::string> versions = {};
-  /// Decode steps without prefetch are tried now and then, and win if they are faster.
+  /// Decode steps without prefetch are tried now and then; prefetch stays off while they are
+  /// faster.
   bool prefetch_control = true;
 
   std::unique_ptr<RoutingPolicy> routing = {};      // null: the model's own top-k
@@ -57,30 +58,30 @@ struct Strategy {
   std::unique_ptr<PrecisionPolicy> precision = {};  // null: fixed; required by kHotSet
   std::unique_ptr<PlacementPolicy> placement = {};  // null: load
 
-  /// The weakest that its parts promise. Versions that change and answer for one another are lossy
+  /// The weakest promise of its parts. Versions that change and answer for one another are lossy
   /// whatever the policies say; residency and prefetch decide where experts are, never what is
-  /// computed.
+  /// computed, and do not count.
   Promise promise() const;
   /// Bit-identical output at any budget: no policy can change what is computed.
   bool exact() const { return promise() == Promise::kExact; }
-  /// Every expert always has a usable version and no policy has to be asked while a layer runs, so
-  /// layers can be captured in a CUDA graph, if nothing else of the engine speaks against it
+  /// Whether every expert always has a usable version and no policy has to be asked while a layer
+  /// runs. Layers can then be captured in a CUDA graph, if nothing else in the engine prevents it
   /// (Engine::graph_needs).
   bool graph_safe() const;
-  /// Where an expert may be missing: every policy has a rule (rules.h). Then misses may be served
-  /// without the host, and layers captured (Engine::graph_needs).
+  /// Whether experts may be missing and every policy has a rule (rules.h). Misses may then be
+  /// served without the host, and layers captured (Engine::graph_needs).
   bool misses_by_rule() const;
-  /// OK, or which part is missing or contradicts another. Checked when a strategy is made and when
-  /// an engine opens.
+  /// OK, or an error that says which part is missing or contradicts another. Checked when a
+  /// strategy is made and when an engine opens.
   absl::Status Validate() const;
 };
 
-/// Measurements of a model's routing by `moert-pack calibrate`, for strategies that begin with it.
+/// Measurements of a model's routing by `moert-pack calibrate`, as initial values of strategies.
 struct RoutingStatistics {
   struct Layer {
     std::vector<int64_t> selections = {};  // [E], tokens that chose the expert
     double cross_layer_accuracy = 0;       // share of the experts that the layer before predicts
-    /// [E][scheme], in any unit: what the model loses over those tokens with the expert in it.
+    /// [E][scheme], in any unit: the model's loss over those tokens with the expert in the scheme.
     std::vector<double> loss = {};
   };
   std::string file = {};  // for messages
@@ -89,7 +90,7 @@ struct RoutingStatistics {
   std::vector<Layer> layers = {};
 };
 
-/// A builder makes a strategy from these.
+/// The input of a StrategyBuilder.
 struct StrategyContext {
   StrategyParams params = {};
   /// The file that the key `calibration` names, already read; null without that key. Borrowed

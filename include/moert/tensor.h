@@ -21,7 +21,7 @@ enum class DType : int32_t {
   kU8 = 4,      // packed records
   kI32 = 5,
   kI64 = 6,
-  // Checkpoints only: codes and scales of quantized weights, and what lies beside the experts.
+  // Checkpoints only: codes and scales of quantized weights, and tensors other than experts.
   kI8 = 7,
   kF8E8M0 = 8,
   kF8E5M2 = 9,

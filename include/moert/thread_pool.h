@@ -38,8 +38,9 @@ struct ThreadPoolOptions {
   std::vector<int> cpus = {};
 };
 
-/// The library's own pool: fixed threads with work stealing. Run does not allocate. Destroy it from a thread that is not its own
-/// and when no Run is under way. Fails if a thread cannot be started or pinned.
+/// The library's own pool: fixed threads with work stealing. Run does not allocate. Destroy it from
+/// a thread that is not its own and when no Run is under way. Fails if a thread cannot be started
+/// or pinned.
 absl::StatusOr<std::unique_ptr<ThreadPool>> CreateThreadPool(const ThreadPoolOptions& options);
 
 }  // namespace moert

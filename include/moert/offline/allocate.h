@@ -14,16 +14,17 @@
 
 namespace moert {
 
-/// The unit of a decision: a linear block (gate and up still tied, see below), all of an expert,
-/// all experts of a layer.
+/// The unit of a decision: a linear block (gate and up still tied, see `untied`), a whole expert,
+/// or all experts of a layer.
 enum class Granularity { kLinear, kExpert, kLayer };
-/// The meaning of a linear block's Delta. Norms at different layers' outputs do not mean the same
-/// loss of the model: all but kDelta, the paper's, weigh layers against each other.
+/// How a linear block's Delta counts as loss. Equal norms at different layers' outputs do not mean
+/// equal losses of the model: every measure but kDelta, the paper's, weights layers against each
+/// other.
 enum class LossMeasure {
   kAuto,      // kEndToEnd where the calibration has it, else kRelative
   kDelta,     // Delta
-  kRelative,  // over the norm of its layer's output
-  kEndToEnd,  // Delta squared, in nats a token that the model loses by it
+  kRelative,  // Delta over the norm of its layer's output
+  kEndToEnd,  // Delta squared, in nats per token that the model loses by it
 };
 enum class AllocationSolver {
   kRelaxation,  // Lagrangian: fast, with a bound on what it loses
@@ -31,7 +32,7 @@ enum class AllocationSolver {
 };
 
 struct MilpOptions {
-  double gap = 1e-5;  // of the cost, at which it stops
+  double gap = 1e-5;  // relative gap of the cost at which the solver stops
   double seconds = 120;
 };
 
@@ -40,17 +41,17 @@ bool HaveMilp();
 
 struct AllocationOptions {
   int64_t capacity = 0;  // bytes of all records
-  /// The capacity is cut among the layers by their weights, and each is a problem of its own.
+  /// The capacity is divided among the layers by their weights; each layer is a problem of its own.
   bool per_layer = false;
   Granularity granularity = Granularity::kLinear;
   bool untied = false;  // gate and up may differ: no shipped GPU kernel executes that
   double r = 1;
   LossMeasure measure = LossMeasure::kAuto;
-  /// L sums Delta, as measured, to this power; 2 adds errors up as if they were independent. 0: 2
-  /// for kEndToEnd, else 1.
+  /// L sums Delta, as measured, to this power; 2 adds errors as if they were independent. 0: 2 for
+  /// kEndToEnd, else 1.
   double power = 0;
-  /// Instead of the least loss a plan that knows nothing of it: what layers and blocks are worth is
-  /// drawn at random. To compare predictions with.
+  /// If set, the plan ignores the loss: the worth of layers and blocks is drawn at random. A
+  /// baseline to compare predictions with.
   std::optional<uint64_t> random_seed = {};
   int64_t batch = 512;  // tokens, for T
   CostTable costs = {};
@@ -72,15 +73,15 @@ struct Allocation {
 absl::StatusOr<Allocation> Allocate(const Calibration& calibration,
                                     const AllocationOptions& options);
 
-/// The choice of kAuto for a calibration.
+/// The measure that kAuto stands for with this calibration.
 LossMeasure MeasureFor(const Calibration& calibration, LossMeasure measure);
 
-/// The summed loss by the measure (and, with a table that has all schemes, T) of a version chosen
-/// otherwise.
+/// The summed loss by the measure (and T, with a table that has all schemes) of a version that was
+/// chosen otherwise.
 absl::StatusOr<Allocation> Predict(const Calibration& calibration, const AllocationOptions& options,
                                    const PackVersion& version);
 
-/// Bytes that `bits` stored bits a weight come to.
+/// Bytes of all records at `bits` stored bits per weight.
 int64_t CapacityOf(const MoeModelSpec& model, double bits);
 
 }  // namespace moert

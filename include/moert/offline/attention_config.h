@@ -1,4 +1,4 @@
-// How the layers of a model mix the positions of a sequence, as config.json describes it.
+// The token mixers of a model's layers (attention and others), as config.json describes them.
 #ifndef MOERT_OFFLINE_ATTENTION_CONFIG_H_
 #define MOERT_OFFLINE_ATTENTION_CONFIG_H_
 
@@ -13,25 +13,27 @@ enum class MixerKind : int32_t {
   kWindow = 1,    // attention to the last `span` positions, the own one included
   kChunk = 2,     // attention within chunks of `span` positions (Llama 4)
   kDeltaNet = 3,  // no attention: a gated delta net (Qwen3-Next)
-  // Attention to the last `span` positions, and to entries that stand for `rate` earlier ones each.
-  // Entries that an indexer chooses from overlap, those of layers that ignore it do not.
+  // Attention to the last `span` positions, and to entries that stand for `rate` earlier positions
+  // each. Entries overlap in layers whose indexer chooses among them, and not in layers that ignore
+  // it.
   kCompressed = 4,
 };
 
-/// One layer's.
+/// The mixer of one layer.
 struct MixerConfig {
   MixerKind kind = MixerKind::kFull;
   int64_t span = 0;    // kWindow, kChunk, kCompressed: positions; else 0
   bool rotate = true;  // false: no position embeddings
-  /// With an indexer: the positions are those that the last layer with its own has chosen.
+  /// With an indexer: the layer uses the positions chosen by the last layer with an indexer of its
+  /// own.
   bool shares_index = false;
-  bool ignores_index = false;  // with an indexer: this layer has none and sees all positions
+  bool ignores_index = false;  // with an indexer: this layer has none, sees all positions
   int64_t rate = 0;            // kCompressed: positions that become an entry; else 0
 
   friend bool operator==(const MixerConfig&, const MixerConfig&) = default;
 };
 
-/// Layers with windows have these instead of the others' (MiMo-V2, Gemma 4).
+/// Layers with windows use these in place of the model's other values (MiMo-V2, Gemma 4).
 struct WindowAttention {
   int kv_heads = 0;
   int64_t head_dim = 0;  // of queries and keys
@@ -54,7 +56,7 @@ enum class QkNorm : int32_t {
 /// latent vector and one rotated key that all heads share.
 struct LatentAttentionConfig {
   int64_t kv_rank = 0;  // channels of the latent; 0: the model has no such attention
-  int64_t q_rank = 0;   // queries are projected through this many channels; 0: at once
+  int64_t q_rank = 0;   // queries are projected through this many channels; 0: directly
   int64_t nope_dim = 0, rope_dim = 0;  // a head's query channels: not rotated, then rotated
   int64_t value_dim = 0;               // a head's
 
@@ -66,7 +68,7 @@ struct LatentAttentionConfig {
 struct CompressedAttentionConfig {
   int64_t q_rank = 0;      // 0: the model has no such attention
   int64_t rope_dim = 0;    // a head's last channels
-  int groups = 0;          // of heads, whose outputs are projected apart
+  int groups = 0;          // groups of heads, whose outputs are projected separately
   int64_t group_rank = 0;  // channels of each of these
 
   friend bool operator==(const CompressedAttentionConfig&,
@@ -74,15 +76,17 @@ struct CompressedAttentionConfig {
 };
 
 /// Lightning indexer (DeepSeek-V3.2, arXiv 2512.02556, Sec. 2.1): small heads score the earlier
-/// positions for a query, and attention sees the best of them alone. With blocks (MiniMax-M3) these
-/// are blocks of positions, each with its best score, and a head for each key head of attention.
+/// positions for a query, and attention sees only the best of them. With blocks (MiniMax-M3) it
+/// chooses blocks of positions, each scored by its best position, with one head per key head of
+/// attention.
 struct IndexerConfig {
-  int heads = 0;         // 0: the model has none
-  int64_t head_dim = 0;  // of queries and keys; as many channels as attention rotates come first
-  int64_t top_k = 0;     // positions, or blocks of them, that a query sees
+  int heads = 0;             // 0: the model has none
+  int64_t head_dim = 0;      // of queries and keys; the first channels are rotated, as many as in
+                             // attention
+  int64_t top_k = 0;         // positions, or blocks of them, that a query sees
   bool interleaved = false;  // RoPE's pairs are neighbours
   int64_t block_size = 0;    // positions; 0: single positions are chosen
-  int64_t local_blocks = 0;  // blocks up to the query's own that it always sees
+  int64_t local_blocks = 0;  // blocks up to the query's own that every query sees
 
   friend bool operator==(const IndexerConfig&, const IndexerConfig&) = default;
 };

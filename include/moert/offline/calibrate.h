@@ -21,16 +21,16 @@ struct CalibrateJob {
   std::string out = {};    // the calibration file to write (moert/offline/calibration.h)
   std::vector<std::string> token_files = {};  // moert/offline/token_file.h
   TokenReader read_tokens = {};               // null: ReadTokenFile
-  int64_t tokens = 65536;                     // used of those files together; 0: all
-  int64_t window = 512;                       // tokens a sequence
-  std::vector<Scheme> schemes = {};           // candidates that are measured
-  QuantMethod method = QuantMethod::kGptq;    // that quantizes them
+  int64_t tokens = 65536;                     // tokens used of those files together; 0: all
+  int64_t window = 512;                       // tokens per sequence
+  std::vector<Scheme> schemes = {};           // candidates to measure
+  QuantMethod method = QuantMethod::kGptq;    // the method that quantizes them
   bool hadamard = false;                      // in the block Hadamard domain
   /// Tokens, rounded up to windows, over which the end-to-end loss of every layer's errors is
   /// measured; 0: it is not.
   int64_t probe_tokens = 6144;
-  int threads = 0;  // 0: one a core
-  /// Where scales are searched for, with the same outcome. kCuda fails without a device.
+  int threads = 0;  // 0: one per core
+  /// The backend that searches for scales; the outcome is the same. kCuda fails without a device.
   BackendKind backend = BackendKind::kAuto;
   /// Runs the rest of the model. Required.
   OpenCalibrationModel open_model = {};
@@ -38,8 +38,8 @@ struct CalibrateJob {
   std::function<void(int64_t done, int64_t total)> progress = {};
   /// A line for people. May be null.
   std::function<void(const std::string& line)> log = {};
-  /// Asked before each expert; true ends the job with Cancelled, which leaves what any interruption
-  /// leaves. Called from several threads. May be null.
+  /// Asked before each expert; true ends the job with Cancelled and leaves the same files as any
+  /// interruption. Called from several threads. May be null.
   std::function<bool()> cancelled = {};
 };
 

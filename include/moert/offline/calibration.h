@@ -38,7 +38,7 @@ struct LayerCalibration {
                      schemes +
                  scheme];
   }
-  /// The whole model's loss by that, nats a token. `loss_per_square` must be there.
+  /// The whole model's loss by this Delta, in nats per token. `loss_per_square` must be there.
   double Nats(int expert, int block, size_t scheme, size_t schemes) const {
     const double change = Delta(expert, block, scheme, schemes);
     return loss_per_square[block == kLinearBlocks - 1 ? 1 : 0] * change * change;

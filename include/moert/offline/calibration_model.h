@@ -1,6 +1,6 @@
-// The dense parts of a model, which a host runs while its experts are measured or quantized: what
-// calibration tokens pass between one MoE block and the next. libmoert has no attention of its own.
-// examples/cli/pack/host_model.cc puts the example decoder behind this.
+// The dense parts of a model, which a host runs while the experts are measured or quantized: the
+// layers that calibration tokens pass between one MoE block and the next. libmoert has no attention
+// of its own. examples/cli/pack/host_model.cc implements this with the example decoder.
 #ifndef MOERT_OFFLINE_CALIBRATION_MODEL_H_
 #define MOERT_OFFLINE_CALIBRATION_MODEL_H_
 
@@ -39,8 +39,8 @@ class CalibrationModel {
   /// Adds a layer's attention block to residual; normed receives the input of its feed-forward
   /// block.
   virtual void Attention(int layer, int64_t rows, float* residual, float* normed) = 0;
-  /// The same of sequences of `rows` positions each, one behind the other. A host may take many
-  /// together; by default they are taken one by one.
+  /// The same for several sequences of `rows` positions each, concatenated. A host may process them
+  /// together; by default they run one by one.
   virtual void AttentionOfMany(int layer, int64_t sequences, int64_t rows, int64_t hidden_size,
                                float* residual, float* normed) {
     for (int64_t s = 0; s < sequences; ++s) {

@@ -1,5 +1,5 @@
-// Reading safetensors: one file, or the shards of a checkpoint. Files are hostile input: nothing of
-// a header is believed before it has been checked against the file's real size.
+// Reading safetensors: one file, or the shards of a checkpoint. Files are hostile input: no value
+// of a header is trusted before it has been checked against the file's real size.
 #ifndef MOERT_OFFLINE_CHECKPOINT_H_
 #define MOERT_OFFLINE_CHECKPOINT_H_
 
@@ -27,14 +27,14 @@ struct TensorInfo {
   int64_t bytes = 0;
   int file = 0;  // index into Checkpoint::files()
   DType dtype = DType::kF32;
-  /// Not empty: its type as the file has it, one that is not known here. Then dtype is kU8, and
-  /// Get and what reads values refuse it.
+  /// Not empty: the tensor's type as the file has it, which is not known here. Then dtype is kU8,
+  /// and Get and functions that read values refuse the tensor.
   absl::string_view unknown_type = {};
 
   int64_t elements() const { return bytes / DTypeBytes(dtype); }
 };
 
-/// Memory of the names and shapes of a file's tensors; moving keeps it where it is.
+/// Owns the names and shapes of a file's tensors; moving the struct keeps their addresses.
 struct TensorStorage {
   std::string text = {};
   std::deque<std::string> names = {};  // those that are written with escapes
@@ -81,7 +81,7 @@ class Checkpoint {
   /// A tensor of i32 or i64 and of that shape; InvalidArgument if it is of others.
   absl::StatusOr<const TensorInfo*> GetIntegers(absl::string_view name,
                                                 absl::Span<const int64_t> shape) const;
-  /// All of it. i64 has to fit.
+  /// A whole tensor of i32, or of i64 whose values fit.
   absl::StatusOr<std::vector<int32_t>> ReadI32(absl::string_view name,
                                                absl::Span<const int64_t> shape) const;
 

@@ -26,11 +26,11 @@ struct CostTable {
   std::string source = {};  // where the rates are from
   std::vector<Rate> rates = {};
 
-  /// Seconds to multiply a matrix of `bytes` in `scheme`, expected over batches in which an expert
-  /// gets `tokens` on average: not at all when no token comes (arrivals taken as Poisson), else at
-  /// the rate for as many as come then. Between points by the logarithms of both; before the first
-  /// at its rate; behind the last time grows with the tokens. NotFound, listing those there are,
-  /// for a scheme without rates.
+  /// Expected seconds to multiply a matrix of `bytes` in `scheme` in batches that bring an expert
+  /// `tokens` tokens on average (Poisson arrivals): no time for a batch without tokens, else bytes
+  /// at the rate for the mean number of tokens of the others. Rates are interpolated between points
+  /// in the logarithms of both; below the first point its rate holds; above the last the time grows
+  /// with the tokens. NotFound, listing the known schemes, for a scheme without rates.
   absl::StatusOr<double> Seconds(const Scheme& scheme, int64_t bytes, double tokens) const;
 };
 

@@ -1,5 +1,6 @@
-// One weight matrix to its place in a record and back, for hosts that hand over packed records
-// (WeightPart::kRecord of moert/source/host_source.h) or check what a scheme does to their weights.
+// Encodes one weight matrix into its place in a record, and decodes it: for hosts that hand over
+// packed records (WeightPart::kRecord of moert/source/host_source.h) or check what a scheme does to
+// their weights.
 #ifndef MOERT_OFFLINE_ENCODE_MATRIX_H_
 #define MOERT_OFFLINE_ENCODE_MATRIX_H_
 
@@ -20,7 +21,7 @@ namespace moert {
 absl::Status EncodeMatrix(const MatrixLayout& layout, QuantMethod method,
                           absl::Span<const float> weights, std::byte* record);
 
-/// The weights that a record stands for, row-major fp32 [rows, k].
+/// The weights that a record encodes, row-major fp32 [rows, k].
 absl::Status DecodeMatrix(const MatrixLayout& layout, const std::byte* record,
                           std::vector<float>* weights);
 

@@ -1,5 +1,5 @@
-// The header of a GGUF file: what doctor needs to say how the model fits. Weights are not read; in
-// llama.cpp the plug-in runs them (docs/guide/llama-cpp.md).
+// The header of a GGUF file: what `doctor` has to know to tell how the model fits. Weights are not
+// read; in llama.cpp the plug-in runs them (docs/guide/llama-cpp.md).
 #ifndef MOERT_OFFLINE_GGUF_H_
 #define MOERT_OFFLINE_GGUF_H_
 

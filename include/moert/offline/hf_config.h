@@ -1,5 +1,5 @@
 // config.json of a Hugging Face checkpoint: what libmoert needs of a model, and what a host needs
-// to run the rest of it. One file a family under architectures/ knows that family's fields.
+// to run the rest of it. Each family has a file under architectures/ that knows its fields.
 #ifndef MOERT_OFFLINE_HF_CONFIG_H_
 #define MOERT_OFFLINE_HF_CONFIG_H_
 
@@ -24,18 +24,18 @@ enum class NormKind : int32_t {
   kRmsOffset = 2,  // root mean square, its weight is 1 more than what is stored
 };
 
-/// Hyper-connections: several residual streams, which each block reads and writes by weights of the
-/// token (mHC, DeepSeek-V4).
+/// Hyper-connections: several residual streams, which each block reads and writes with weights that
+/// depend on the token (mHC, DeepSeek-V4).
 struct HyperConnectionConfig {
   int streams = 0;     // 0: one, to which a block's output is added
-  int iterations = 0;  // that make rows and columns of the streams' mixture sum to 1
+  int iterations = 0;  // iterations that make rows and columns of the streams' mixture sum to 1
   double eps = 0;
 
   friend bool operator==(const HyperConnectionConfig&, const HyperConnectionConfig&) = default;
 };
 
-/// A field of config.json that changes nothing of what is computed, and why. Those of an object in
-/// it are called "rope_scaling.type".
+/// A field of config.json that does not change the computation, and why. Fields of nested objects
+/// are called "rope_scaling.type".
 struct UnusedField {
   std::string key = {};
   std::string why = {};
@@ -45,7 +45,7 @@ struct HfConfig {
   std::string model_type = {};
   MoeModelSpec moe = {};
   MoeTensorNames names = {};
-  /// Where the checkpoint has no router under `names`: what else exporters call the tensors.
+  /// Tensor names of other exporters, tried where the checkpoint has no router under `names`.
   std::vector<MoeTensorNames> other_names = {};
   QuantizationConfig quantization = {};
 
@@ -75,7 +75,7 @@ struct HfConfig {
   DeltaNetConfig delta_net = {};
   double attention_scale = 0;        // what queries times keys are multiplied by
   bool attention_gate = false;       // q_proj has a gate behind each head's query
-  bool attention_sinks = false;      // a score a head that attends to nothing
+  bool attention_sinks = false;      // an extra score per head that attends to nothing
   std::string sinks_name = "sinks";  // self_attn.NAME
   double value_scale = 1;            // of values
   bool value_norm = false;           // a norm of each head's values, without weights
@@ -89,7 +89,7 @@ struct HfConfig {
   HyperConnectionConfig hyper = {};
   double embedding_scale = 1;
   double logit_cap = 0;  // 0: none; else logits x are cap tanh(x / cap)
-  /// Gemma 4: experts stand beside a dense block, both of the same input and between norms of their
+  /// Gemma 4: a dense block stands beside the experts, with the same input; each has norms of its
   /// own, and the host routes.
   bool side_experts = false;
   /// Intermediate size of the dense blocks; 0 when there are none.
@@ -97,8 +97,8 @@ struct HfConfig {
   ExpertActivation activation = {};  // of dense blocks; gated
   std::vector<bool> is_moe = {};     // by model layer
 
-  /// Names of tensors outside `names` begin with tensor_prefix, those of embedding, layers and last
-  /// norm with tensor_body. Then the name of a layer's dense feed-forward block.
+  /// Prefixes of tensor names outside `names`: tensor_prefix for all, tensor_body for the
+  /// embedding, the layers and the last norm. Then the name of a layer's dense feed-forward block.
   std::string tensor_prefix = {};
   std::string tensor_body = "model.";
   std::string dense_block = "mlp";
@@ -108,7 +108,7 @@ struct HfConfig {
   int64_t bos_token_id = -1;  // -1: none
   std::vector<int64_t> eos_token_ids = {};
 
-  /// Only the MoE blocks are described: the rest of the model is not read, and a host has it.
+  /// Only the MoE blocks are described: the rest of the model is not read, and the host has it.
   bool experts_only = false;
 
   /// All fields that were not read. One that may change what is computed is an error instead.

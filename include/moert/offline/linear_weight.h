@@ -1,5 +1,5 @@
-// The weight of one linear layer of a checkpoint, whatever form it is stored in: how a host reads
-// what lies around the experts.
+// The weight of one linear layer of a checkpoint, in whatever form it is stored: for hosts that
+// read the layers around the experts.
 #ifndef MOERT_OFFLINE_LINEAR_WEIGHT_H_
 #define MOERT_OFFLINE_LINEAR_WEIGHT_H_
 
@@ -18,14 +18,15 @@ namespace moert {
 /// Thread-safe.
 class LinearWeight {
  public:
-  /// NAME.weight [rows, cols], or the tensors that `form` has in its place. Those of other forms
-  /// than floats and fp8 are read and rounded to bf16 here, and kept. Borrows the checkpoint.
-  /// Errors name the tensor: missing, another shape or type, values that are no numbers.
+  /// Opens NAME.weight [rows, cols], or the tensors that `form` has in its place. Weights in forms
+  /// other than floats and fp8 are read, rounded to bf16 and kept in memory. Borrows the
+  /// checkpoint. Errors name the tensor: missing, another shape or type, values that are no
+  /// numbers.
   static absl::StatusOr<LinearWeight> Open(const Checkpoint& checkpoint,
                                            const QuantizationConfig& form, const std::string& name,
                                            int64_t rows, int64_t cols);
 
-  /// Whether bf16 is what to keep: the file has bf16, or it is quantized.
+  /// Whether a host should keep the weight as bf16: the file has bf16, or it is quantized.
   bool bf16() const { return tensor_ == nullptr || bf16_; }
   /// Rows from `first` on, row-major, as many as fill `dst`: bf16 bits, rounded to nearest even.
   absl::Status Read(int64_t first, absl::Span<uint16_t> dst) const;

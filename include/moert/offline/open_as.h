@@ -1,4 +1,4 @@
-// Opening a checkpoint with its experts in other schemes than it has.
+// Opening a checkpoint with its experts in other schemes than it has itself.
 #ifndef MOERT_OFFLINE_OPEN_AS_H_
 #define MOERT_OFFLINE_OPEN_AS_H_
 
@@ -20,7 +20,7 @@ struct OpenAsOptions {
   std::vector<Scheme> schemes = {};  // distinct, any order; a version each
   /// Further versions, a scheme a linear block, as Allocate returns them. Names are their own.
   std::vector<PackVersion> plans = {};
-  /// kRtn or kHqq: what needs no calibration.
+  /// kRtn or kHqq: the methods that need no calibration.
   QuantMethod method = QuantMethod::kRtn;
   std::string cache_dir = {};  // empty: the user's cache folder, as for OpenModel
   int threads = 0;             // 0: one a core
@@ -29,13 +29,13 @@ struct OpenAsOptions {
   std::function<bool()> cancelled = {};                            // as QuantizeJob::cancelled
 };
 
-/// The folder of a checkpoint's pack of these versions in the cache folder: the same for whoever
-/// asks. It is quantized on the first call, straight from the checkpoint; what an interrupted call
-/// completed is kept. Where another process or thread is writing that pack, waits for it.
-/// InvalidArgument for no version, a scheme given twice, and gptq; else as RunQuantizeJob.
+/// The folder of the checkpoint's pack of these versions in the cache folder; the same arguments
+/// give the same folder. The pack is quantized on the first call, straight from the checkpoint, and
+/// keeps what an interrupted call completed. Waits if another process or thread is writing it.
+/// InvalidArgument for no version, a scheme given twice, and gptq; else like RunQuantizeJob.
 absl::StatusOr<std::string> CachedPack(const std::string& model_dir, const OpenAsOptions& options);
 
-/// Opens an HF checkpoint through CachedPack. Fails as that and OpenExpertPack.
+/// Opens an HF checkpoint through CachedPack. Fails like that and OpenExpertPack.
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenModelAs(const std::string& model_dir,
                                                           const OpenAsOptions& options);
 

@@ -1,5 +1,5 @@
-// Expert packs as files: what one holds, and whether every byte of it is intact. Experts are read
-// from a pack through OpenExpertPack (moert/source/expert_source.h) and written by RunQuantizeJob
+// Expert packs as files: their contents, and whether every byte is intact. Experts are read from a
+// pack through OpenExpertPack (moert/source/expert_source.h) and written by RunQuantizeJob
 // (moert/offline/quantize.h). docs/reference/pack.md describes the format.
 #ifndef MOERT_OFFLINE_PACK_H_
 #define MOERT_OFFLINE_PACK_H_
@@ -37,7 +37,7 @@ struct PackVersion {
   const ExpertFormat& format(int layer, int expert) const {
     return formats[format_index(layer, expert)];
   }
-  /// The index of a format, which joins the others if it is new.
+  /// Returns the index of a format, which is added if it is new.
   int AddFormat(const ExpertFormat& format) {
     size_t i = 0;
     while (i < formats.size() && !(formats[i] == format)) ++i;
@@ -62,7 +62,7 @@ struct PackInfo {
 /// Reads and checks `dir`/moert.json. Opens no other file.
 absl::StatusOr<PackInfo> ReadPackInfo(const std::string& dir, Env* env = Env::Default());
 
-/// Bytes of all records of a version, and what they hold.
+/// The size of all records of a version, and their contents.
 struct VersionSize {
   int64_t bytes = 0;
   int64_t weights = 0;

@@ -26,11 +26,11 @@ struct QuantizationConfig {
   StoredWeights form = StoredWeights::kPlain;
   int64_t group = 0;         // the int4 forms: channels that share a scale; -1: all of a row
   bool symmetric = true;     // the int4 forms
-  bool less_one = false;     // kGptq: stored zeros are one less than they are
+  bool less_one = false;     // kGptq: stored zero points are one less than their value
   bool int8_inputs = false;  // kInt8: activations are quantized, too, a scale a token
 
-  /// The int4 forms: channels of the widest groups of a record of rows of `k` channels, those of
-  /// the file or parts of them; 0: none fits.
+  /// The int4 forms: the largest group, in channels, that a record with rows of `k` channels can
+  /// have, a group of the file or a part of it; 0: none fits.
   int64_t RecordGroup(int64_t k) const;
 
   friend bool operator==(const QuantizationConfig&, const QuantizationConfig&) = default;

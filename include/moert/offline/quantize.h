@@ -22,7 +22,7 @@ namespace moert {
 enum class QuantMethod {
   kRtn,   // to nearest, with the clipping that loses least
   kHqq,   // half-quadratic quantization: no calibration needed
-  kGptq,  // by the second moments of the inputs that calibration tokens bring
+  kGptq,  // by the second moments of the inputs, from calibration tokens
 };
 /// "rtn", "hqq", "gptq".
 absl::StatusOr<QuantMethod> ParseQuantMethod(absl::string_view name);
@@ -33,13 +33,13 @@ struct QuantizeJob {
   std::string out = {};                    // the pack to write, a directory that does not exist
   std::vector<Scheme> schemes = {};        // distinct, any order
   std::vector<std::string> plans = {};     // files of plans (moert/offline/plan.h): a version each
-  std::vector<PackVersion> versions = {};  // further ones, as a plan has it
+  std::vector<PackVersion> versions = {};  // further versions, as in a plan
   QuantMethod method = QuantMethod::kRtn;
   /// Weights of all schemes but bf16 are stored in the block Hadamard domain
   /// (docs/reference/layout.md). Plans say it themselves.
   bool hadamard = false;
-  // kGptq only: files of calibration tokens (moert/offline/token_file.h), how many of them are used
-  // (0: all), tokens a sequence, and who runs the rest of the model.
+  // kGptq only: files of calibration tokens (moert/offline/token_file.h), how many of these tokens
+  // are used (0: all), tokens per sequence, and the function that opens the rest of the model.
   std::vector<std::string> token_files = {};
   TokenReader read_tokens = {};  // null: ReadTokenFile
   int64_t calibration_tokens = 65536;
@@ -48,15 +48,16 @@ struct QuantizeJob {
   int threads = 0;  // 0: one a core
   /// Only the owner may read the pack: folder 0700, files 0600. Else as the umask says.
   bool owner_only = false;
-  /// Where scales are searched for, with the same outcome to the bit. kCuda fails without a device.
+  /// The backend that searches for scales; the outcome is the same to the bit. kCuda fails without
+  /// a device.
   BackendKind backend = BackendKind::kAuto;
   /// Matrices done and to do, those of layers that an earlier run completed included. May be null.
   std::function<void(int64_t done, int64_t total)> progress = {};
   /// A line for people. May be null.
   std::function<void(const std::string& line)> log = {};
-  /// Asked between pieces of work: well within a second of each other, of kGptq before each expert
-  /// and from several threads. True ends the job with Cancelled, which leaves what any interruption
-  /// leaves. May be null.
+  /// Asked between pieces of work, which take well under a second; with kGptq before each expert
+  /// and from several threads. True ends the job with Cancelled and leaves the same files as any
+  /// interruption. May be null.
   std::function<bool()> cancelled = {};
 };
 

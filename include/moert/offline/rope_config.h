@@ -14,7 +14,7 @@ enum class RopeKind : int32_t {
   kLlama3 = 2,    // the low ones divided by factor, a smooth transition (Llama 3.1)
   kYarn = 3,      // YaRN (arXiv 2309.00071)
   kLongRope = 4,  // LongRoPE (arXiv 2402.13753): a factor a frequency, one set for short contexts
-  kProportional = 5,  // only the first pairs turn, at the frequencies that they have among all
+  kProportional = 5,  // only the first pairs rotate, at the frequencies that they have among all
 };
 
 /// Fields that a kind does not have keep their defaults.
@@ -22,7 +22,7 @@ struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
   int64_t dim = 0;           // the first channels of a head, which are rotated; even
   bool interleaved = false;  // a pair is channels 2i and 2i + 1, else i and i + dim / 2
-  int64_t turning = 0;       // kProportional: pairs that turn, of dim / 2
+  int64_t turning = 0;       // kProportional: pairs that rotate, of dim / 2
   double theta = 10000.0;
   double factor = 1.0;
   int64_t original_max_positions = 0;                // of the pretraining; llama3, yarn, longrope

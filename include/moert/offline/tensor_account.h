@@ -1,5 +1,4 @@
-// The account of a checkpoint's tensors: each is used, or left out for a reason, or nobody knows
-// it.
+// The account of a checkpoint's tensors: each one is used, left out for a known reason, or unknown.
 #ifndef MOERT_OFFLINE_TENSOR_ACCOUNT_H_
 #define MOERT_OFFLINE_TENSOR_ACCOUNT_H_
 
@@ -16,14 +15,14 @@ namespace moert {
 enum class TensorFate {
   kUsed,     // by the MoE blocks or by the rest of a decoder as HfConfig describes it
   kLeftOut,  // for a reason that is known: the model's numbers are the same without it
-  kUnknown,  // beside tensors of the model, and nothing reads it
+  kUnknown,  // among the model's tensors, but nothing reads it
 };
 
 struct AccountedTensor {
   const TensorInfo* tensor = nullptr;  // of the checkpoint
   TensorFate fate = TensorFate::kUnknown;
   /// Used: "routed experts", "shared experts", "routers", "attention", "dense feed-forward",
-  /// "norms", "embedding and head". Else: why not.
+  /// "norms", "embedding and head". Else: the reason why it is not.
   std::string what = {};
 };
 

@@ -26,22 +26,23 @@ struct MoeTensorNames {
   /// Names of tensors that hold all experts of a layer, where they are no usual ones: gate and up
   /// together, gate, up, down.
   std::array<std::string, 4> stacked = {};
-  bool down_turned = false;         // of these, down has its sizes in the other order
+  bool down_turned = false;         // in `stacked`, down has its two sizes in the other order
   std::string shared_gate_up = {};  // gate and up of the shared expert in one
   std::array<std::string, 3> shared_projections = {};  // where they are others than `projections`
-  /// Beginnings of the names of a layer's MoE tensors: each such tensor is read, or known to be the
-  /// host's. Empty: all beside the experts.
+  /// Prefixes of the names of a layer's MoE tensors: each such tensor is read, or is known to be
+  /// the host's (`host`). Empty: every tensor beside the experts counts as one.
   std::vector<std::string> blocks = {};
   /// Beginnings of names in `blocks` that the host reads, and what they are.
   std::vector<std::pair<std::string, std::string>> host = {};
-  /// The description of experts behind the last, where a file may have some.
+  /// Not empty: a file may have experts beyond the layer's last one; this text says what they are.
   std::string further_experts = {};
-  /// In tensors of all experts, gate's and up's rows take turns (gpt-oss); else gate's come first.
+  /// In tensors of all experts, rows of gate and up alternate (gpt-oss); else gate's rows come
+  /// first.
   bool interleaved = false;
 
   std::string Expert(int model_layer, int expert_index, Projection p) const;
-  /// The beginning of the names of tensors that hold all experts of a layer: Expert()'s name up to
-  /// the expert.
+  /// The prefix of the names of tensors that hold all experts of a layer: Expert()'s name up to the
+  /// expert.
   std::string ExpertsPrefix(int model_layer) const;
   std::string Router(int model_layer) const;
   std::string SelectionBias(int model_layer) const;

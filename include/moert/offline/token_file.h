@@ -1,4 +1,4 @@
-// Token files: what calibration and evaluation texts are stored as. Token ids one behind the other,
+// Token files: the format of calibration and evaluation texts. Token ids one after the other,
 // little-endian, no header: uint32 in a file whose name ends with ".u32", uint16 in every other.
 #ifndef MOERT_OFFLINE_TOKEN_FILE_H_
 #define MOERT_OFFLINE_TOKEN_FILE_H_
@@ -17,8 +17,8 @@ namespace moert {
 absl::StatusOr<std::vector<int32_t>> ReadTokenFile(const std::string& path, int64_t vocab_size,
                                                    int64_t limit = 0);
 
-/// Where a job gets the tokens of a "file" from, when that is not ReadTokenFile: text that the
-/// host's tokenizer encodes, say. The same errors.
+/// Replaces ReadTokenFile as a job's reader of token "files": the host's tokenizer may encode a
+/// text, for example. It returns the same errors.
 using TokenReader = std::function<absl::StatusOr<std::vector<int32_t>>(const std::string& path,
                                                                        int64_t vocab_size)>;
 

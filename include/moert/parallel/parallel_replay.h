@@ -1,6 +1,6 @@
-// Replay on several GPUs: one simulated engine a rank, each with its shard of the experts on a
-// virtual clock of its own; a layer ends when the slowest rank and the exchange are done. For
-// machines that are not here.
+// Replay on several GPUs: one simulated engine per rank, each with its shard of the experts on a
+// virtual clock of its own. A layer ends when the slowest rank and the exchange are done. For
+// machines that are not at hand.
 #ifndef MOERT_PARALLEL_PARALLEL_REPLAY_H_
 #define MOERT_PARALLEL_PARALLEL_REPLAY_H_
 
@@ -18,16 +18,16 @@
 
 namespace moert {
 
-/// The time of an exchange: a collective's latency, then bytes at a rate, out of each GPU and into
-/// it at once. The defaults are those of no machine in particular.
+/// The time of an exchange: a latency per collective, then bytes at a rate, sent and received by
+/// each GPU at the same time. The defaults describe no particular machine.
 struct PeerLinks {
   double peer_bytes_per_s = 200e9;  // of one GPU, to others of its node
   int64_t peer_latency_ns = 10'000;
   double node_bytes_per_s = 40e9;  // of one GPU, to other nodes
   int64_t node_latency_ns = 20'000;
 };
-/// The fields of these names in a profile's file (profile.h); "reference" and what is not there:
-/// the defaults. Errors name the file, field and range.
+/// Reads the fields of these names from a profile's file (profile.h); "reference" and missing
+/// fields give the defaults. Errors name the file, field and range.
 absl::StatusOr<PeerLinks> LoadPeerLinks(const std::string& path);
 
 struct ParallelReplayOptions {
@@ -35,15 +35,15 @@ struct ParallelReplayOptions {
   int gpus = 1;               // of a node
   int nodes = 1;
   PeerLinks links = {};
-  /// Experts of each rank (PlaceExperts), experts alone; empty: ReplayShard.
+  /// Experts of each rank (PlaceExperts), whole experts only; empty: ReplayShard.
   std::vector<Shard> shards = {};
-  /// In their place, where it has owners: experts may have several (PlaceReplicas), which take
-  /// turns by token. Each rank owns one of every layer at least. A rank's experts are those it
-  /// owns.
+  /// Replaces `shards` if it has owners. An expert may have several (PlaceReplicas), which take
+  /// turns by token. Each rank owns at least one expert of every layer, and holds only experts that
+  /// it owns.
   ExpertPlacement placement = {};
-  /// Calls of up to so many tokens have them on every rank, and an all-reduce. In longer ones each
-  /// rank has its share of the tokens, sends rows to the ranks that own their experts, and gets
-  /// them back.
+  /// Calls of up to this many tokens replicate them on every rank and end with an all-reduce. In
+  /// longer calls each rank has its share of the tokens, sends rows to the ranks that own their
+  /// experts, and gets them back.
   int64_t all_reduce_tokens = 64;
   int64_t element_bytes = 2;  // of what is exchanged
 };
@@ -61,9 +61,9 @@ struct ParallelReplayResult {
 /// the shared ones.
 Shard ReplayShard(const MoeModelSpec& model, int rank, int ranks);
 
-/// The options' budget is each
-/// GPU's: a fraction is of its own experts. Their clock and simulate are set. A prompt's share of
-/// the layers' time that goes by tokens is divided by R.
+/// The budget in `engine` is that of each GPU: a fraction is of the GPU's own experts. Clock and
+/// simulate are set here. The part of a prompt's layer time that grows with its tokens is divided
+/// by the number of ranks.
 absl::StatusOr<ParallelReplayResult> ReplayParallel(TraceReader* trace,
                                                     std::shared_ptr<const ExpertSource> source,
                                                     EngineOptions engine,

@@ -1,8 +1,8 @@
-// PeerTier: engines of one process on several GPUs, each over the whole model, as one cache. A miss
-// of one engine that another holds is copied from there, over NVLink where there is one, in place
-// of host memory: several times as fast. Such copies are timed when an engine comes whose device
-// the tier has not had yet. Two devices whose copies are slower than the host's, or that cannot
-// reach each other, do without; NCCL_P2P_DISABLE=1 in the environment forbids them to.
+// PeerTier: engines of one process on several GPUs, each over the whole model, act as one cache. If
+// another engine holds an expert that one misses, it is copied from there (over NVLink if present)
+// instead of from host memory: several times as fast. The tier times such copies when an engine
+// joins on a device that is new to it. Two devices that cannot reach each other, or whose copies
+// are slower than the host's, do without; NCCL_P2P_DISABLE=1 in the environment turns them off.
 #ifndef MOERT_PARALLEL_PEER_TIER_H_
 #define MOERT_PARALLEL_PEER_TIER_H_
 

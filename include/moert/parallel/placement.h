@@ -1,5 +1,5 @@
-// Placement: which ranks compute which experts of a group that may change it while it runs, and how
-// to choose that by use. Popular experts may have several owners.
+// Placement: which ranks compute which experts of a group whose placement may change while it runs,
+// and how to choose it by use. Popular experts may have several owners.
 #ifndef MOERT_PARALLEL_PLACEMENT_H_
 #define MOERT_PARALLEL_PLACEMENT_H_
 
@@ -25,22 +25,22 @@ struct ExpertPlacement {
 absl::Status CheckPlacement(const MoeModelSpec& model, const ExpertPlacement& placement);
 
 struct ReplicaOptions {
-  /// By rank, how many experts of each layer it owns at most; no more than a layer has. All ranks
-  /// together at least a layer's experts: what is more holds further copies of the heaviest. Empty:
-  /// as few as there are.
+  /// [ranks]: the most experts of each layer that the rank owns, at most the layer's number. The
+  /// sum is at least that number; any surplus holds further copies of the heaviest experts. Empty:
+  /// the fewest, one copy of each expert.
   std::vector<int> capacity = {};
   /// The load of shared experts on rank 0 in each layer that has some.
   double shared_load = 0;
-  /// A layer keeps the owners it has here unless that lowers the most loaded rank's load by more
-  /// than `gain` of it: what moves has to be loaded again. Null: nothing is kept.
+  /// A layer keeps the owners it has here unless a change lowers the most loaded rank's load by
+  /// more than `gain` of it, because moved experts must be loaded again. Null: nothing is kept.
   const ExpertPlacement* previous = nullptr;
   double gain = 0.05;
 };
 
-/// Owners by what each expert costs: loads[l][e], 0 or more, in any unit (ExpertParallel::TakeLoads
-/// measures them). Ranks have nearly the same load. Where it lowers the highest one, the heaviest
-/// experts get copies, as many as there is room for. The same for the same input. InvalidArgument
-/// names what does not fit.
+/// Chooses owners by what each expert costs: loads[l][e], 0 or more, in any unit
+/// (ExpertParallel::TakeLoads measures them). Ranks get nearly the same load. If that lowers the
+/// highest load, the heaviest experts get copies, as far as there is room. Deterministic.
+/// InvalidArgument names what does not fit.
 absl::StatusOr<ExpertPlacement> PlaceReplicas(const MoeModelSpec& model,
                                               absl::Span<const std::vector<double>> loads,
                                               int ranks, const ReplicaOptions& options);

@@ -12,16 +12,17 @@
 
 namespace moert {
 
-/// OK when the shards cover every expert, every channel of it and the shared experts of the model
+/// OK if the shards cover every expert, every channel of it and the shared experts of the model
 /// exactly once, so that their outputs add up to the layer's. InvalidArgument names the layer, what
-/// is missing or twice, and the shards that own it.
+/// is missing or covered twice, and the shards that own it.
 absl::Status CheckShards(const MoeModelSpec& model, absl::Span<const Shard> shards);
 
 /// Shards of whole experts for `ranks` ranks, by what each expert costs: loads[l][e], 0 or more, in
-/// any unit. For large batches that is the tokens routed to it, for small ones, where reading an
-/// expert is what costs, the calls that used it. In each layer the ranks have as many experts, but
-/// for one, and nearly the same load. Rank 0 has the shared experts, which cost it shared_load in
-/// each layer that has some. The same for the same input. InvalidArgument names what does not fit.
+/// any unit. For large batches that is the tokens routed to it; for small ones, where reading an
+/// expert dominates, the calls that used it. In each layer the ranks have the same number of
+/// experts, give or take one, and nearly the same load. Rank 0 has the shared experts, which cost
+/// it shared_load in each layer that has some. Deterministic. InvalidArgument names what does not
+/// fit.
 absl::StatusOr<std::vector<Shard>> PlaceExperts(const MoeModelSpec& model,
                                                 absl::Span<const std::vector<double>> loads,
                                                 int ranks, double shared_load = 0);

@@ -22,12 +22,13 @@ struct OpaqueProduct;
 
 /// The parts of a layer that always stay in the fast tier (the "fixed" part of a budget).
 struct LayerConstants {
-  std::vector<float> gate = {};            // [num_experts, hidden], fp32
-  std::vector<float> selection_bias = {};  // [num_experts] or empty
-  std::vector<float> shared_gate = {};     // [hidden] or empty
-  std::vector<float> logit_bias = {};      // [num_experts] or empty
-  std::vector<float> expert_scales = {};   // [num_experts] or empty
-  std::vector<int32_t> hash_experts = {};  // [hash_vocab, top_k] or empty: distinct ones of a token
+  std::vector<float> gate = {};               // [num_experts, hidden], fp32
+  std::vector<float> selection_bias = {};     // [num_experts] or empty
+  std::vector<float> shared_gate = {};        // [hidden] or empty
+  std::vector<float> logit_bias = {};         // [num_experts] or empty
+  std::vector<float> expert_scales = {};      // [num_experts] or empty
+  std::vector<int32_t> hash_experts = {};     // [hash_vocab, top_k] or empty: each token's distinct
+                                              // experts
   std::vector<std::byte> shared_expert = {};  // a bf16 record (shared_layout) or empty
   RecordLayout shared_layout = {};
 };
@@ -54,40 +55,41 @@ class ExpertSource {
   virtual absl::Status ReadRecord(int layer, int expert, int version,
                                   absl::Span<std::byte> dst) const = 0;
 
-  /// Pieces that several threads may read at the same time, in place of ReadRecord: ReadPiece of
-  /// each one, with the same `dst`. 1 where that is not faster.
+  /// The number of pieces of a record that several threads may read concurrently by ReadPiece, all
+  /// with the same `dst`, in place of one ReadRecord. 1 if that is not faster.
   virtual int64_t num_pieces(int /*layer*/, int /*expert*/, int /*version*/) const { return 1; }
   virtual absl::Status ReadPiece(int layer, int expert, int version, int64_t /*piece*/,
                                  absl::Span<std::byte> dst) const {
     return ReadRecord(layer, expert, version, dst);
   }
 
-  /// Where a record lies in page-locked host memory already, as it would be read: at a multiple of
-  /// kRecordAlignment, for as long as the source lives. A device copies it from there, and no copy
-  /// of it is kept. Null: it has to be read.
+  /// The address of a record that lies in page-locked host memory already, byte for byte as
+  /// ReadRecord would give it: a multiple of kRecordAlignment, valid for the source's life. A
+  /// device copies from there, and the library keeps no copy. Null: the record has to be read.
   virtual const std::byte* PinnedRecord(int /*layer*/, int /*expert*/, int /*version*/) const {
     return nullptr;
   }
 
-  /// Where it lies in any memory of the host, likewise: a CPU multiplies it there.
+  /// Likewise the address of a record in any host memory: a CPU multiplies it in place.
   virtual const std::byte* HostRecord(int layer, int expert, int version) const {
     return PinnedRecord(layer, expert, version);
   }
 
-  /// The same of one part of an opaque record (RecordLayout::parts), at the part's alignment. Parts
-  /// may lie apart, where there is no HostRecord.
+  /// Likewise for one part of an opaque record (RecordLayout::parts), at the part's alignment.
+  /// Parts may lie apart even where HostRecord is null.
   virtual const std::byte* HostPart(int layer, int expert, int version, int part) const {
     const std::byte* const record = HostRecord(layer, expert, version);
     if (record == nullptr) return nullptr;
     return record + layout(layer, expert, version).parts[static_cast<size_t>(part)].offset;
   }
 
-  /// Memory one ReadRecord call holds besides `dst`, bytes. Part of the budget, once an I/O thread.
+  /// Bytes that one ReadRecord call holds besides `dst`. The budget counts them once per I/O
+  /// thread.
   virtual int64_t scratch_bytes() const { return 0; }
 
-  /// The product of opaque records on the CPU (OpaqueWeights::product), its errors with the
-  /// source's name and the layer in front; null: there is none. Lives as long as the source. A
-  /// source over another one has that one's.
+  /// The product of opaque records on the CPU (OpaqueWeights::product), with the source's name and
+  /// the layer in front of its errors; null: none. Valid for the source's life. A source that wraps
+  /// another one returns that one's.
   virtual const std::function<absl::Status(const OpaqueProduct&)>* product() const {
     return nullptr;
   }
@@ -101,23 +103,24 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& 
 
 /// How the experts of a checkpoint are read.
 enum class OpenMode : int32_t {
-  /// Through a pack in the cache folder, which is written on the first open, as large as the
+  /// From a pack in the cache folder, which the first open writes and which is as large as the
   /// experts: streamed, atomic, rebuilt when its format version or the checkpoint changed. Experts
-  /// are in the scheme that the file has them in, floats of any kind in bf16. Reads are one piece
-  /// and checked. `log` hears of its size before it is written.
+  /// keep the scheme of the checkpoint; floating-point ones become bf16. A record is read in one
+  /// piece and its checksum verified. `log` receives the pack's size before it is written.
   kPack = 0,
-  /// From the checkpoint itself, rearranged on the way: no second copy on the disk, nothing to wait
-  /// for, reads of several pieces that have no checksums. The same records, bit for bit.
+  /// From the checkpoint itself, rearranged while reading: no second copy on disk and nothing to
+  /// wait for; a record is read in several pieces without checksums. Records are the same, bit for
+  /// bit.
   kInPlace = 1,
-  /// kPack if that pack is there already, else kInPlace: nothing is written.
+  /// kPack if that pack exists already, else kInPlace: nothing is written.
   kPackIfThere = 2,
 };
 
 /// `cache_dir` empty: the user's cache folder, $XDG_CACHE_HOME/moert or ~/.cache/moert. `log`
-/// receives a line that says what is made where, and its size; may be null.
+/// receives a line that says which file is made where, and its size; may be null.
 struct OpenModelOptions {
   std::string cache_dir = {};
-  /// Experts that the file has quantized become bf16, too.
+  /// Experts that are quantized in the checkpoint become bf16, too.
   bool widen = false;
   void (*log)(void* user, absl::string_view line) = nullptr;
   void (*progress)(void* user, int64_t done, int64_t total) = nullptr;

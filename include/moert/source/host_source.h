@@ -1,5 +1,5 @@
-// A source over weights that the host has in its own format: it fills rows of plain matrices, the
-// library packs them.
+// A source over weights that the host has in its own format: the host's callback fills rows of
+// plain matrices, and the library packs them.
 #ifndef MOERT_SOURCE_HOST_SOURCE_H_
 #define MOERT_SOURCE_HOST_SOURCE_H_
 
@@ -34,7 +34,7 @@ enum class WeightPart : int32_t {
   kDownBias = 12,      // of an expert: [1, hidden], f32
 };
 
-/// `expert` of the parts of the shared expert.
+/// The value of WeightRead::expert for parts of the shared expert.
 inline constexpr int kSharedExpert = -1;
 
 /// Asks for rows [first_row, first_row + rows) of a row-major matrix, contiguous, in `dtype`.
@@ -60,8 +60,8 @@ struct HostWeights {
   DType dtype = DType::kBF16;
   /// Not empty: experts come as packed records in these schemes, most bits first.
   std::vector<std::string> schemes = {};
-  /// With `schemes`: ExpertSource::PinnedRecord, for records in page-locked memory of the host. One
-  /// at another alignment is read. May be null. Called as `read` is.
+  /// With `schemes`: implements ExpertSource::PinnedRecord for records in the host's page-locked
+  /// memory. A record at another alignment is read instead. May be null. Called like `read`.
   std::function<const std::byte*(int layer, int expert, int version)> pinned_record = {};
 };
 

@@ -43,14 +43,14 @@ struct OpaquePart {
   int64_t stride_multiple = 1;
   /// Expert e's bytes begin at memory + offset + e * stride, or at offset + e * stride of a file.
   /// Memory is borrowed for the life of the source: a mapped file will do. With `file` it is that
-  /// file's mapping from its beginning on, and the file is read. A product on the CPU reads memory
-  /// in place where it has the alignment. A page that is not in RAM comes while that multiplies, as
-  /// in a host that maps its weights; a mapped file must not shrink.
+  /// file's mapping from its first byte on, and transfers read the file. A product on the CPU reads
+  /// memory in place if it has the alignment; pages that are not in RAM are faulted in during the
+  /// product, as in a host that maps its weights. A mapped file must not shrink.
   const void* memory = nullptr;
   int file = -1;       // index into OpaqueWeights::files
   int64_t offset = 0;  // of expert 0, bytes
   int64_t stride = 0;  // bytes from expert to expert, at least `bytes`; 0: `bytes`
-  int64_t zeros = 0;   // bytes behind it in a slot, for kernels that load more than there is
+  int64_t zeros = 0;   // zero bytes after the part in a slot, for kernels that read past its end
 };
 
 /// Asks for one part of one expert: all of its `bytes` into `dst`.
@@ -62,8 +62,9 @@ struct OpaqueRead {
   void* dst = nullptr;
 };
 
-/// A product over opaque records on the CPU: the part of a layer call that it computes while the
-/// device computes the rest. A pair is a token and one of its experts; pairs lie expert by expert.
+/// A product over opaque records on the CPU: the part of a layer call that the CPU computes while
+/// the device computes the rest. A pair is a token and one of its experts; pairs are grouped by
+/// expert.
 struct OpaqueProduct {
   struct Expert {
     int expert = 0;
@@ -86,7 +87,7 @@ struct OpaqueWeights {
   std::vector<std::vector<OpaquePart>> layers = {};  // [L], 1 to kMaxRecordParts parts each
   /// Opened when the source is made. Reads go through the page cache, from I/O threads.
   std::vector<std::string> files = {};
-  /// For parts that say nothing of where they lie; may be null. Called from several I/O threads at
+  /// Reads parts that have neither memory nor file; may be null. Called from several I/O threads at
   /// once, and with the virtual clock from the thread of the layer call. Must not call the engine
   /// it serves.
   std::function<absl::Status(const OpaqueRead&)> read = {};
@@ -95,19 +96,18 @@ struct OpaqueWeights {
   /// is made.
   std::function<absl::Status(const WeightRead&)> gates = {};
   /// The host's product on the CPU, for strategies that share misses with it
-  /// (FetchInput::cpu_rows); may be null. A row of `out` is what the host's kernels on the device
-  /// leave for the pair where Engine::TakeCpuRows is called. Called by a thread of the library, one
-  /// call an engine at a time, while the device waits: it must not wait for the device, and must
-  /// not call the engine. An error is that of the step.
+  /// (FetchInput::cpu_rows); may be null. A row of `out` must be what the host's device kernels
+  /// have produced for a pair when Engine::TakeCpuRows is called. Called by a thread of the
+  /// library, one call per engine at a time, while the device waits: it must not wait for the
+  /// device, and must not call the engine. Its error becomes the step's.
   std::function<absl::Status(const OpaqueProduct&)> product = {};
   /// A short name of the format, for reports: ExpertSource::version_name.
   std::string format = "opaque";
 };
 
-/// Nothing is read but the files' sizes, which are checked against what the parts need.
-/// InvalidArgument names the layer, part and field. The model has no shared experts: they are the
-/// host's. `name` is for messages; errors of `read` are passed on with name, layer, expert and part
-/// in front.
+/// Reads nothing but the files' sizes, which are checked against the parts. InvalidArgument names
+/// the layer, part and field. The model has no shared experts: they are the host's. `name` is for
+/// messages; errors of `read` are passed on with name, layer, expert and part in front.
 absl::StatusOr<std::unique_ptr<ExpertSource>> MakeOpaqueSource(std::string name, MoeModelSpec model,
                                                                OpaqueWeights weights);
 

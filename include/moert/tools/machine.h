@@ -1,4 +1,4 @@
-// Memory and CPUs that the machine gives this process: a host chooses a budget by them.
+// Memory and CPUs that the machine gives this process: the basis for a host's choice of a budget.
 #ifndef MOERT_TOOLS_MACHINE_H_
 #define MOERT_TOOLS_MACHINE_H_
 
@@ -17,7 +17,7 @@ struct MemoryLimits {
 
   /// Bytes that the process may hold beside those held already. 0: unknown.
   int64_t usable() const;
-  /// By which of them, to follow the number in a message.
+  /// The limit that usable() follows from, as text after the number in a message.
   const char* reason() const;
 };
 

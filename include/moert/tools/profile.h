@@ -26,7 +26,7 @@ struct HardwareProfile {
   double stream_bytes_per_s = 0;
   // One reader that brings a record from a file into RAM (simulation with a host_budget).
   double file_bytes_per_s = 2e9;
-  // From the end of a transfer until the layer that waits for it goes on; occupies no link.
+  // From the end of a transfer until the layer that waits for it continues; occupies no link.
   int64_t arrival_ns = 0;
   // One layer of a decode step with every expert resident: all of it where `compute` is empty
   // (attention included), else what is not expert multiplication.
@@ -53,21 +53,21 @@ struct HardwareProfile {
     std::vector<ComputeRate> rates = {};
   };
   std::vector<VersionRates> version_compute = {};
-  // That CPU's rates for stored versions that were measured, in place of its rate and share above:
-  // its time is the latency and the time by these rates.
+  // The same CPU's measured rates by stored version. They replace cpu_weight_bytes_per_s and
+  // cpu_next_token_share: the time is the latency plus the time by these rates.
   std::vector<VersionRates> cpu_compute = {};
-  // Beside its experts, every multiplication call (a layer makes one for what is there and one for
-  // each arrival), more if the layer has waited before it (threads have gone to sleep), and every
-  // run of the next layer's gate for a predictor.
+  // Overheads of a multiplication call beside its experts (a layer makes one call for the resident
+  // experts and one for each arrival), of a call after a wait (threads have gone to sleep), and of
+  // each run of the next layer's gate for a predictor.
   int64_t wave_ns = 0;
   int64_t wake_ns = 0;
   int64_t next_gate_ns = 0;
-  // Added to a layer whose misses a device answers low, or substitutes, by the accounts of
-  // requests.
+  // Added to a layer in which a device answers misses low or substitutes them: it keeps accounts of
+  // the requests.
   int64_t request_rule_ns = 6'000;
 
-  /// The time of a link or a CPU for one record, in whole ns. A slow one's is cut: rates begin at a
-  /// byte a second, and sums of times stay within their type.
+  /// A time of a link or a CPU for one record, in whole ns, capped so that sums cannot overflow:
+  /// rates may be as low as a byte per second.
   static int64_t WholeNs(double ns) { return static_cast<int64_t>(std::min(ns, 1e15)); }
 
   /// Time a transfer of `bytes` occupies the link when others keep it busy.
@@ -78,8 +78,8 @@ struct HardwareProfile {
   int64_t LayerNs(bool prefill, int64_t tokens) const {
     return decode_layer_ns + (prefill ? prefill_token_ns * tokens : 0);
   }
-  /// Time of the CPU beside a GPU for one expert of `bytes` by `tokens` tokens. `version`: its
-  /// name.
+  /// Time of the CPU beside a GPU to multiply one expert of `bytes` by `tokens` tokens. `version`:
+  /// the name of its stored version.
   int64_t CpuExpertNs(int64_t bytes, int64_t tokens, absl::string_view version = {}) const;
   /// Time to multiply one expert of `bytes` by `tokens` tokens, beside LayerNs. `version`: its
   /// name; without rates of its own it is charged those of `compute`.

@@ -1,6 +1,6 @@
-// Replay: a trace's routing run through an engine that simulates (EngineOptions::simulate): the
-// same strategies, store and planners, on the virtual clock, for machines and models that are not
-// here.
+// Replay: runs a trace's routing through an engine that simulates (EngineOptions::simulate), with
+// the same strategies, store and planners on the virtual clock: for machines and models that are
+// not at hand.
 #ifndef MOERT_TOOLS_REPLAY_H_
 #define MOERT_TOOLS_REPLAY_H_
 
@@ -15,15 +15,15 @@
 namespace moert {
 
 struct ReplayOptions {
-  /// Charge what calls took when they were recorded (on the wall clock, by the machine that
-  /// recorded them), and the time between them, in place of the profile's costs. Waiting is never
-  /// taken from the trace.
+  /// Charges the recorded times of calls (on the wall clock, by the machine that recorded them),
+  /// and the recorded time between them, in place of the profile's costs. Waiting is never taken
+  /// from the trace.
   bool recorded_times = false;
-  /// Without recorded times: what passes before every layer call, as the host's attention does.
+  /// Without recorded times: the time before every layer call, such as the host's attention takes.
   int64_t host_ns = 0;
   /// Steps to replay; 0: all.
   int64_t max_steps = 0;
-  /// So many first steps fill caches and train predictors, and are not counted.
+  /// The number of first steps that fill caches and train predictors and are not counted.
   int64_t warm_steps = 0;
   /// Called after every step with the steps done; may be null.
   std::function<void(int64_t)> progress = {};
@@ -31,9 +31,9 @@ struct ReplayOptions {
 
 /// Recall over the experts that a layer needed when a prediction had been made for it.
 struct LayerRecall {
-  int64_t predicted = 0;  // how many those were
-  int64_t recalled = 0;   // of them, in the prediction
-  int64_t in_window = 0;  // and there, on their way or admitted
+  int64_t predicted = 0;  // the experts of such calls
+  int64_t recalled = 0;   // of these, experts in the prediction
+  int64_t in_window = 0;  // of the latter, experts present, in flight or admitted
 };
 
 struct ReplayResult {

@@ -79,12 +79,12 @@ struct TraceVersion {
   std::vector<std::vector<int64_t>> bytes = {};
 };
 
-/// A replay must know these beside the calls.
+/// Facts that a replay needs beside the calls.
 struct TraceHeader {
   MoeModelSpec model = {};
   std::vector<TraceVersion> versions = {};
   std::string source = {};    // the model's name
-  std::string strategy = {};  // under which it was recorded
+  std::string strategy = {};  // the strategy under which it was recorded
   std::string clock = {};     // "wall" or "virtual"
   /// EngineOptions::max_tokens_per_forward: no call has more tokens, and a budget means the same
   /// in a replay that uses it.
@@ -92,12 +92,12 @@ struct TraceHeader {
 };
 TraceHeader MakeTraceHeader(const ExpertSource& source, int64_t max_tokens);
 
-/// Writes sinks' files. Errors are kept and returned by Close, which is also called on destruction.
+/// A sink that writes a file. Errors are kept and returned by Close, which destruction also calls.
 class TraceFile : public TraceSink {
  public:
   virtual absl::Status Close() = 0;
 };
-/// Behaviour where there is a file already. A link, a device or a pipe is always refused.
+/// Behaviour if the file exists already. A link, a device or a pipe is always refused.
 enum class Existing : int32_t { kRefuse = 0, kReplace = 1 };
 /// The routing trace.
 absl::StatusOr<std::unique_ptr<TraceFile>> CreateTrace(const std::string& path,
@@ -114,8 +114,7 @@ struct TracePaths {
 absl::StatusOr<std::unique_ptr<TraceFile>> CreateTraceFiles(const TracePaths& paths,
                                                             const TraceHeader& header);
 
-/// A stream of layer calls in the order they happened: a file, or made up as it goes. Not
-/// thread-safe.
+/// A stream of layer calls in the order they happened, from a file or generated. Not thread-safe.
 class TraceReader {
  public:
   virtual ~TraceReader() = default;

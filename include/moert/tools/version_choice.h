@@ -1,7 +1,7 @@
-// Which version of its experts a model is served in where a loss is accepted: what each version is
-// predicted to lose, and the choice among what the budget holds. `auto` asks it
-// (moert/tools/auto_strategy.h); a pure function over a snapshot, for hosts that have offers of
-// their own.
+// Chooses the version of its experts that a model is served in when a loss is accepted: predicts
+// the loss of each version, and chooses among those that fit the budget. The strategy `auto`
+// (moert/tools/auto_strategy.h) uses it. A pure function over a snapshot, for hosts that have
+// offers of their own.
 #ifndef MOERT_TOOLS_VERSION_CHOICE_H_
 #define MOERT_TOOLS_VERSION_CHOICE_H_
 
@@ -16,11 +16,11 @@
 
 namespace moert {
 
-/// A strategy over certain versions, which the budget holds.
+/// A strategy over certain versions that fits the budget.
 struct VersionOffer {
   std::string spec = {};
-  double step_ms = 0;  // that a decode step of one token is expected to take
-  double loss = 0;     // of perplexity, as a share, that is predicted; 0: nothing
+  double step_ms = 0;  // expected time of a decode step of one token
+  double loss = 0;     // predicted loss of perplexity, as a share; 0: none
 };
 
 struct VersionSnapshot {
@@ -28,8 +28,8 @@ struct VersionSnapshot {
   absl::Span<const VersionOffer> offers = {};
 };
 
-/// Index of the fastest offer whose loss is accepted; of those as fast (that wait for nothing, say)
-/// the one that loses least, the first of equals. Nothing where no loss is accepted.
+/// Index of the fastest offer whose loss is accepted. Among equally fast ones (that wait for
+/// nothing, say) it is the one with the least loss, then the first. Nothing if no loss is accepted.
 std::optional<size_t> ChooseVersion(const VersionSnapshot& snapshot);
 
 /// The share of perplexity that a model is predicted to lose with all experts in a version of

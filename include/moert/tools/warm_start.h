@@ -1,8 +1,8 @@
 // WarmStart: fills the fast tier in the background after an engine was opened, most popular experts
 // first, so that the first tokens do not pay for every expert's first read.
 //
-// It uses PrefetchHint: what it asks for moves while the link has nothing better to do, behind
-// every demand load, and few at a time. It fills free places only and evicts nothing.
+// It uses PrefetchHint: the experts that it asks for move while the link has nothing more urgent,
+// after every demand load, a few at a time. It fills free slots only and evicts nothing.
 #ifndef MOERT_TOOLS_WARM_START_H_
 #define MOERT_TOOLS_WARM_START_H_
 
@@ -17,7 +17,7 @@
 namespace moert {
 
 struct WarmStartOptions {
-  /// Experts on their way at once. 1..64.
+  /// Experts in flight at once. 1..64.
   int in_flight = 4;
   /// A thread of its own calls Advance, until everything is filled. False: the host calls it, as
   /// under a virtual clock.
@@ -26,24 +26,25 @@ struct WarmStartOptions {
 
 struct WarmStartStats {
   int64_t asked = 0;    // experts that were hinted
-  int64_t arrived = 0;  // of those, that have come
+  int64_t arrived = 0;  // of those, experts that have arrived
   bool filling = false;
 };
 
 /// Thread-safe.
 class WarmStart {
  public:
-  /// `order`: the most popular first; an expert that is given twice counts once. `engine` is
+  /// `order`: the most popular first; an expert that is listed twice counts once. `engine` is
   /// borrowed and must live longer. InvalidArgument for an expert that the model lacks, or options
   /// out of range.
   static absl::StatusOr<std::unique_ptr<WarmStart>> Create(Engine* engine,
                                                            std::vector<ExpertKey> order,
                                                            WarmStartOptions options = {});
-  /// Experts by how often they were used, the most first; `counts[layer][expert]`. Those never used
-  /// are left out. Layers are compared by shares, so that each has its say.
+  /// Experts by how often they were used, most often first; `counts[layer][expert]`. Experts never
+  /// used are left out. Counts are compared as shares of their layer, so that every layer is
+  /// represented.
   static std::vector<ExpertKey> ByCounts(const std::vector<std::vector<int64_t>>& counts);
 
-  /// Stops asking; what is on its way still arrives.
+  /// Stops asking; transfers in flight still arrive.
   ~WarmStart();
   WarmStart(const WarmStart&) = delete;
   WarmStart& operator=(const WarmStart&) = delete;
