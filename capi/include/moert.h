@@ -9,13 +9,13 @@
  *     moert_layer_forward(step, l, &x, NULL, &out, &error);
  *   moert_step_end(step, &error);
  *
- * One header an object, in the order of a reader; each may be included alone. C++ hosts have an API
- * of their own in moert/.
+ * One header per object, in reading order; each may be included alone. C++ hosts have an API of
+ * their own in moert/.
  *
  * Conventions, true of every function unless it says otherwise:
  *  - Handles are opaque. A create, open, begin or acquire function returns one through an
  *    out-parameter, which is untouched on failure; destroy and release functions accept NULL. A
- * handle keeps alive the others that it needs: handles may be freed in any order.
+ *    handle keeps alive the others that it needs: handles may be freed in any order.
  *  - The return value is MOERT_OK or a negative moert_code. The last parameter `error` may be NULL;
  *    otherwise it receives an object to free on failure, and NULL on success.
  *  - "Fails" names the codes a host may have to tell apart. NULL, a number out of range or a struct

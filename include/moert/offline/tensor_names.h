@@ -30,7 +30,7 @@ struct MoeTensorNames {
   std::string shared_gate_up = {};  // gate and up of the shared expert in one
   std::array<std::string, 3> shared_projections = {};  // where they are others than `projections`
   /// Prefixes of the names of a layer's MoE tensors: each such tensor is read, or is known to be
-  /// the host's (`host`). Empty: every tensor beside the experts counts as one.
+  /// the host's (`host`). Empty: the prefix of the module that holds the experts.
   std::vector<std::string> blocks = {};
   /// Beginnings of names in `blocks` that the host reads, and what they are.
   std::vector<std::pair<std::string, std::string>> host = {};

@@ -46,47 +46,47 @@ typedef struct moert_shard {
   uint64_t struct_size;
   int64_t first_expert; /* experts [first_expert, first_expert + num_experts) of every layer */
   int64_t num_experts;  /* 0: all */
-  /* Not NULL: in place of the range, for each layer the number of its experts, then those,
-   * ascending: [expert_list_size] values. */
+  /* If not NULL, replaces the range: for each layer the number of its experts, then the experts,
+   * ascending; [expert_list_size] values. */
   const int32_t *expert_list;
   int64_t expert_list_size;
   int64_t
-      first_channel;    /* of the intermediate dimension: multiples of 64 and of what the schemes */
-  int64_t num_channels; /* group by; 0: all. Shared experts are sliced in proportion */
+      first_channel;    /* of the intermediate dimension: multiples of 64 and of the schemes' */
+  int64_t num_channels; /* group sizes; 0: all. Shared experts are sliced in proportion */
   int64_t shared_experts; /* 1: computed here, the default; 0: not */
 } moert_shard;
 
 /* The default is everything. */
 MOERT_API void moert_shard_init(moert_shard *shard, uint64_t size);
 /* MOERT_OK when the shards own everything of the source's model exactly once. Thread-safe. Never
- * blocks. Fails: INVALID_ARGUMENT names what is missing or twice, and whose it is. */
+ * blocks. Fails: INVALID_ARGUMENT names what is missing or owned twice, and its owners. */
 MOERT_API moert_code moert_shards_check(const moert_source *source, const moert_shard *shards,
                                         int64_t num_shards, moert_error **error);
 
-/* Strings are copied. Structs that are pointed to are copied, what their user_data point to must
- * live until destroy is called; on a failed create it stays the host's. */
+/* Strings and the structs pointed to are copied. The user_data of these structs must live until
+ * their destroy is called; on a failed create it stays the host's. */
 typedef struct moert_engine_options {
   uint64_t struct_size;
   /* Strategy. */
   const char *strategy;           /* a spec (docs/reference/strategies.md); NULL: "on-demand" */
-  const moert_policies *policies; /* decide in place of the strategy's; NULL: none */
+  const moert_policies *policies; /* replace the strategy's; NULL: none */
   /* Memory. */
   int64_t budget_bytes;      /* hard limit of everything the engine holds; 0: budget_fraction */
-  double budget_fraction;    /* pools for this share of the bytes of all routed experts, fixed parts
-                              * added. In (0, 1], default 1 */
-  int64_t host_budget_bytes; /* CUDA: of pinned host memory that keeps records; -1 (default): what
-                              * the machine can spare, less an eighth (moert_memory) */
+  double budget_fraction;    /* pools for this share of the bytes of all routed experts, plus the
+                              * fixed parts. In (0, 1], default 1 */
+  int64_t host_budget_bytes; /* CUDA: limit of the pinned host memory that keeps records; -1
+                              * (default): what the machine can spare, less an eighth */
   int64_t max_tokens_per_forward;   /* rows of the largest layer call; sizes the workspace */
   const moert_allocator *allocator; /* of pools in RAM; NULL: the system */
   /* Execution. */
   moert_backend backend;
   int32_t device; /* CUDA: its ordinal */
   moert_numerics numerics;
-  int32_t io_threads; /* that read experts, 1 to 16 */
-  int32_t threads;    /* that compute, the caller's included; 0: one per usable CPU, on a device
-                       * without those of the caller and of I/O */
+  int32_t io_threads; /* threads that read experts, 1 to 16 */
+  int32_t threads;    /* compute threads, the caller's included; 0: one per usable CPU, on a device
+                       * without the CPUs of the caller and of the I/O threads */
   moert_clock clock;
-  const char *cpus;    /* "0-3,8": of the compute threads; NULL: not pinned */
+  const char *cpus;    /* "0-3,8": CPUs of the compute threads; NULL: not pinned */
   const char *kernels; /* CPU kernel set (probe.h); NULL: the best */
   const char *profile; /* of the machine: a file of `moert-bench probe --json`; NULL: "reference" */
   double link_gbps;    /* paces transfers, GB/s; 0: the device's own speed, or the profile's */
@@ -95,20 +95,20 @@ typedef struct moert_engine_options {
   const moert_logger *logger;         /* NULL: silence */
   const moert_trace_sink *trace_sink; /* sees every layer call; NULL: none */
   const char *trace_path; /* writes a routing trace; NULL: none. See trace_replace */
-  /* The part of the model that it owns, and its place. */
+  /* The part of the model that the engine owns, and where it runs. */
   const moert_shard *shard; /* NULL: the whole model */
   void *open_user_data;     /* of open_progress */
-  /* Called by create, on its thread, behind each layer that a preloading strategy has loaded.
+  /* Called by create, on its thread, after each layer that a preloading strategy has loaded.
    * Anything but MOERT_OK: create gives up and returns CANCELLED. NULL: none. */
   moert_code (*open_progress)(void *user_data, int64_t loaded_experts, int64_t total_experts);
-  int64_t numa_node; /* CPU: of pools in RAM and, where cpus and thread_pool are NULL, of compute
-                      * threads; -1, the default: the system's choice */
+  int64_t numa_node; /* CPU: the node of pools in RAM and, if cpus and thread_pool are NULL, of the
+                      * compute threads; -1, the default: the system's choice */
   const char *timeline_path; /* writes Chrome trace JSON; NULL: none */
-  int64_t trace_replace;     /* 1: regular files of these two names are replaced; 0, the default:
-                              * ALREADY_EXISTS. Links, pipes and devices always are refused */
-  const char *promise; /* weakest that the host accepts: "exact", "faithful" (with a GPU the CPU may
-                        * compute some misses) or "lossy"; a strategy that promises less is refused.
-                        * NULL: as the strategy's spec says, and "auto" is faithful */
+  int64_t trace_replace;     /* 1: regular files at trace_path and timeline_path are replaced; 0,
+                              * the default: ALREADY_EXISTS. Links, pipes, devices are refused */
+  const char *promise; /* the weakest that the host accepts: "exact", "faithful" (with a GPU the CPU
+                        * may compute some misses) or "lossy"; a strategy that promises less is
+                        * refused. NULL: as the strategy's spec says, and "auto" is faithful */
 } moert_engine_options;
 
 MOERT_API void moert_engine_options_init(moert_engine_options *options, uint64_t size);
@@ -124,11 +124,11 @@ MOERT_API moert_code moert_engine_create(const moert_source *source,
  * thread-safe. Blocks for split calls under way. */
 MOERT_API void moert_engine_destroy(moert_engine *engine);
 
-/* A new hard limit, in bytes or, with bytes 0, as a fraction (moert_engine_options). Shrinking
- * evicts before it returns; but where experts are resident in versions, open steps go on with
- * theirs: it returns, and a lower limit is in force (moert_stats.budget_bytes) once enough of them
- * have ended and others begun. A refused one changes nothing. Thread-safe. Goes ahead of layer calls
- * that wait; blocks for the one in progress and for transfers that have to end. Fails:
+/* Sets a new hard limit, in bytes or, with bytes 0, as a fraction (moert_engine_options). Shrinking
+ * evicts before it returns. Exception: where experts are resident in versions, open steps keep
+ * theirs; the call returns, and a lower limit is in force (moert_stats.budget_bytes) once enough of
+ * them have ended and others begun. A refused limit changes nothing. Thread-safe. Goes ahead of
+ * waiting layer calls; blocks for the one in progress and for transfers that have to end. Fails:
  * INVALID_ARGUMENT below the minimum; FAILED_PRECONDITION when leases pin more;
  * RESOURCE_EXHAUSTED. */
 MOERT_API moert_code moert_engine_set_budget(moert_engine *engine, int64_t bytes, double fraction,
@@ -150,22 +150,24 @@ MOERT_API const char *moert_engine_promise(const moert_engine *engine);
 /* 1: the promise is "exact"; 0 for NULL. Thread-safe. */
 MOERT_API int32_t moert_engine_exact(const moert_engine *engine);
 /* 1: layer calls of any number of rows may be recorded into a CUDA graph, and the graph launched
- * between step_begin and step_end of later steps, on the step's stream; nothing waits for one that
- * is launched elsewhere. 0: layer calls on a stream that is being captured fail with
- * FAILED_PRECONDITION; always so on the CPU backend. The same for an engine's life. Thread-safe. */
+ * between step_begin and step_end of later steps, on the step's stream; the engine does not wait
+ * for a graph that is launched elsewhere. 0: layer calls on a stream that is being captured fail
+ * with FAILED_PRECONDITION; always so on the CPU backend. Constant over an engine's life.
+ * Thread-safe. */
 MOERT_API int32_t moert_engine_graph_safe(const moert_engine *engine);
-/* The host's part in recording layer calls into CUDA graphs, and between replays. The same for an
- * engine's life. */
+/* Whether the host may record layer calls into CUDA graphs, and what it must do between replays.
+ * Constant over an engine's life. */
 typedef struct moert_graph_needs {
   uint64_t struct_size;
   int32_t capturable;  /* layer calls may be recorded, of up to max_rows rows */
-  int32_t eager_every; /* between replays one step of so many has to run eagerly: the strategy evicts
-                        * by scores, which replays do not leave. 0: none has to */
-  const char *obstacle; /* not capturable: what stands against it, such as records that pinned memory
-                         * does not hold (host_budget_bytes); else "". Lives as long as the engine */
-  int64_t max_rows; /* of a call that is recorded; 0: any number. Where pinned memory does not hold
-                     * every record (host_budget_bytes) the CPU has part in each, and in no larger
-                     * one. A caller without this field is told of no such engine. Since 0.2 */
+  int32_t eager_every; /* one step in this many must run eagerly, between replays: the strategy
+                        * evicts by scores, which replays do not record. 0: none must */
+  const char *obstacle; /* the reason if not capturable, such as records that pinned memory does not
+                         * hold (host_budget_bytes); else "". Lives as long as the engine */
+  int64_t max_rows; /* most rows of a recorded call; 0: any number. Where pinned memory does not
+                     * hold every record (host_budget_bytes), recorded calls need the CPU, which
+                     * takes part in no larger call. To a caller without this field such an engine
+                     * is not capturable. Since 0.2 */
 } moert_graph_needs;
 
 MOERT_API void moert_graph_needs_init(moert_graph_needs *needs, uint64_t size);

@@ -11,8 +11,8 @@ typedef struct moert_lease moert_lease;
 
 typedef struct moert_expert_view {
   uint64_t struct_size;
-  const void *record; /* 4096-byte aligned, in host or device memory as the backend has it. Not to
-                       * be written. There until the lease ends */
+  const void *record; /* 4096-byte aligned, in host or device memory as the backend has it.
+                       * Read-only. Valid until the lease ends */
   int64_t bytes;
   int32_t expert;
   int32_t version; /* index into the strategy's versions, 0 = most bits */
@@ -23,8 +23,8 @@ typedef struct moert_expert_view {
 
 MOERT_API void moert_expert_view_init(moert_expert_view *view, uint64_t size);
 
-/* Loads what is missing of experts [count] and pins all, until moert_lease_release or the end of
- * the step. Pinned experts take slots from layer calls. Thread-safe. Blocks while loading. Fails:
+/* Loads the missing ones of experts [count] and pins all of them until moert_lease_release or the
+ * end of the step. Pinned experts take slots from layer calls. Thread-safe. Blocks to load. Fails:
  * INVALID_ARGUMENT; RESOURCE_EXHAUSTED when they do not fit; CANCELLED; the source's errors. */
 MOERT_API moert_code moert_lease_acquire(moert_step *step, int32_t layer, const int32_t *experts,
                                          int64_t count, moert_lease **lease, moert_error **error);

@@ -16,25 +16,25 @@ typedef struct moert_memory {
   int64_t table_bytes;     /* residency and bookkeeping */
   int64_t workspace_bytes; /* activations */
   /* Pools. */
-  int64_t block_bytes;     /* one expert in the best version served, the largest */
-  int64_t slots;           /* blocks of the mean size that the rest holds: all_bytes over
-                            * total_experts, as a cache's blocks are as large as their records */
+  int64_t block_bytes;     /* the largest expert, in the best version served */
+  int64_t slots;           /* blocks for the rest of the budget, counted at the mean size, all_bytes
+                            * over total_experts: a cache's blocks are as large as their records */
   int64_t low_block_bytes; /* one expert in the low version, where two are served */
   int64_t low_slots;
   int64_t spare_slots; /* blocks of each size kept free so that full pools can swap */
-  int64_t own_bytes;   /* where every expert has a block that it never leaves, each as large as its
-                        * record: their bytes; 0: no such pool */
+  int64_t own_bytes;   /* bytes of the pool in which every expert owns a block for good, as large as
+                        * its record; 0: no such pool */
   int64_t total_experts; /* routed experts of all layers */
   int64_t all_bytes;     /* blocks for all of them, in the best version served */
-  int64_t policy_bytes;  /* a fixed part on the CPU: what policies hold. On a device RAM beside the
-                          * budget */
-  int64_t pinned_bytes;  /* CUDA: most pinned RAM that keeps records, beside the budget */
+  int64_t policy_bytes;  /* held by policies: a fixed part on the CPU; with a device this is RAM
+                          * outside of the budget */
+  int64_t pinned_bytes;  /* CUDA: limit of the pinned RAM that keeps records, outside the budget */
 } moert_memory;
 
 MOERT_API void moert_memory_init(moert_memory *memory, uint64_t size);
-/* The bytes of an engine; allocates nothing and needs no device. options NULL: the defaults.
- * Thread-safe. Blocks only to read a profile file. Fails: as moert_engine_create does, but for what
- * takes memory or reads experts. */
+/* The bytes that an engine would take; allocates nothing and needs no device. options NULL: the
+ * defaults. Thread-safe. Blocks only to read a profile file. Fails: like moert_engine_create, but
+ * not for lack of memory or by reading experts. */
 MOERT_API moert_code moert_memory_plan(const moert_source *source,
                                        const moert_engine_options *options, moert_memory *memory,
                                        moert_error **error);

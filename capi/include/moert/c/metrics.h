@@ -19,9 +19,9 @@ typedef struct moert_stats {
   int64_t lookups;
   int64_t hits_resident;   /* there before */
   int64_t hits_prefetched; /* brought by a prefetch, used for the first time */
-  int64_t late;            /* a prefetch still in flight: no hit */
+  int64_t late;            /* a prefetch was still in flight: no hit */
   /* Movement. */
-  int64_t loads; /* completed, but for prefetches */
+  int64_t loads; /* completed, without prefetches */
   int64_t prefetches;
   int64_t bytes_loaded; /* of all transfers */
   int64_t evictions;

@@ -49,9 +49,9 @@ typedef struct moert_layer_spec {
   int32_t top_groups;     /* of which this many stay eligible, else 1 */
   float scaling;          /* of the weights, usually 1 */
   float sparsemixer_eps;  /* sparsemixer: 2 * jitter_eps masks; usually 0.01 */
-  int32_t logit_bias;     /* 1: a bias an expert is added to the router's logits */
+  int32_t logit_bias;     /* 1: a bias per expert is added to the router's logits */
   int32_t weight_input;   /* 1: weights multiply an expert's input, not its output (Llama-4) */
-  int32_t expert_scales;  /* 1: a constant an expert multiplies its weight, at the end */
+  int32_t expert_scales;  /* 1: a constant per expert multiplies its weight, at the end */
   int32_t hash_vocab;     /* above 0: experts by token id, ids below this (moert_step_options) */
   /* Between the products: h = f(min(gate, limit)) * (clamp(up, -limit, limit) + up_offset), where
    * silu is x * sigmoid(alpha * x); ungated: h = f(up), and there is no gate matrix. */

@@ -1,5 +1,5 @@
 /* opaque.h: a source of records in the host's own format: bytes that the host's kernels read and
- * the library stores, moves, prefetches and counts (slots.h has where they lie). Since 0.1. */
+ * the library stores, moves, prefetches and counts (slots.h gives their addresses). Since 0.1. */
 #ifndef MOERT_C_OPAQUE_H_
 #define MOERT_C_OPAQUE_H_
 
@@ -11,33 +11,33 @@ MOERT_BEGIN_C
  * memory, in a file, or both; where neither is set, `read` of moert_opaque_options brings it. */
 typedef struct moert_opaque_part {
   uint64_t struct_size;
-  int64_t bytes;           /* of one expert's */
+  int64_t bytes;           /* of one expert's part */
   int64_t alignment;       /* of its address in a slot: a power of two up to 4096; default 1 */
   int64_t stride_multiple; /* slots are a multiple of so many bytes apart, up to 4096; default 1.
                             * The common multiple of a layer's parts and 4096 is at most 2^40 */
   const void* memory;      /* expert e's bytes begin at memory + offset + e * stride. Borrowed until
                             * `destroy`; a mapped file will do. With `file`: that file's mapping
-                            * from its beginning on; the file is read. `product` reads memory in
-                            * place where it has the alignment, page faults and all */
+                            * from its first byte on; transfers read the file. `product` reads
+                            * memory in place if it has the alignment, and may take page faults */
   int64_t offset;          /* of expert 0, in memory or in the file, bytes */
   int64_t stride;          /* from expert to expert, bytes, at least `bytes`; 0: `bytes` */
   int32_t layer;
   int32_t file;  /* index into files; -1: none, the default */
-  int64_t zeros; /* bytes behind it in a slot, for kernels that load more than there is */
+  int64_t zeros; /* zero bytes after the part in a slot, for kernels that read past its end */
 } moert_opaque_part;
 
 MOERT_API void moert_opaque_part_init(moert_opaque_part* part, uint64_t size);
 
-/* An expert of a job for the CPU: how many pairs want it, at least 1, and the parts of its record
- * in RAM, or in the `memory` of theirs; those behind the layer's last one NULL. */
+/* An expert of a job for the CPU: the number of its pairs, at least 1, and the addresses of its
+ * record's parts, in RAM or in moert_opaque_part.memory; NULL after the layer's last part. */
 typedef struct moert_cpu_expert {
   const void* part[MOERT_MAX_PARTS];
   int64_t pairs;
   int64_t expert;
 } moert_cpu_expert;
 
-/* The CPU's part of a layer call while the device computes the rest. A pair is a token and
- * one of its experts; pairs lie expert by expert. Everything is valid for the call. */
+/* The CPU's part of a layer call while the device computes the rest. A pair is a token and one of
+ * its experts; pairs are grouped by expert. Everything is valid for the call. */
 typedef struct moert_cpu_job {
   uint64_t struct_size;
   int64_t layer;
@@ -46,43 +46,43 @@ typedef struct moert_cpu_job {
   const float* x; /* [rows, hidden] */
   int64_t num_experts;
   const moert_cpu_expert* experts; /* [num_experts] */
-  int64_t pairs;                   /* of all of them */
+  int64_t pairs;                   /* of all experts */
   const int32_t* row_of;           /* [pairs] the row of x that a pair multiplies */
   const float* weights; /* [pairs] moert_fetch.weights of each; ones where none were given */
   float* out;           /* [pairs, hidden], all to be written */
   /* Runs task(arg, i, thread) for i in [0, count) on the library's threads, the caller's among
    * them, and returns when all are done. thread is in [0, threads): no two tasks that run at the
-   * same time see the same. A task must not call it. */
+   * same time see the same value. A task must not call run. */
   void (*run)(void* pool, int64_t count, void (*task)(void* arg, int64_t i, int32_t thread),
               void* arg);
   void* pool;
   int64_t threads;
 } moert_cpu_job;
 
-/* A host's product over its own records on the CPU. A row of `out` is what the host's kernels on
- * the device leave for that pair where moert_cpu_rows_take is called: weighted or not is the host's
- * choice. Called by a thread of the library, one call an engine at a time, while the device waits:
- * it must not wait for the device and must not call the engine. MOERT_OK, or the code that a later
- * call of the step returns. Must not throw. */
+/* A host's product over its own records on the CPU. A row of `out` must be what the host's device
+ * kernels have produced for that pair when moert_cpu_rows_take is called; whether it is weighted is
+ * the host's choice. Called by a thread of the library, one call per engine at a time, while the
+ * device waits: it must not wait for the device and must not call the engine. Returns MOERT_OK, or
+ * the code that a later call of the step returns. Must not throw. */
 typedef moert_code (*moert_cpu_product)(void* user_data, const moert_cpu_job* job,
                                         moert_failure* failure);
 
 /* Everything may be NULL or 0. */
 typedef struct moert_opaque_options {
   uint64_t struct_size;
-  const char* format;       /* a short name of it, for reports */
+  const char* format;       /* a short name of the format, for reports */
   const char* const* files; /* [num_files] paths */
   int64_t num_files;
   void* user_data;
-  /* One part of one expert into dst. Called from several threads of the library at once, and with
-   * the virtual clock from the thread of the layer call. MOERT_OK, or the code that the call which
-   * needed the expert returns. */
+  /* Reads one part of one expert into dst. Called from several threads of the library at once, and
+   * with the virtual clock from the thread of the layer call. Returns MOERT_OK, or the code that
+   * the call which needed the expert returns. */
   moert_code (*read)(void* user_data, int32_t layer, int32_t expert, int32_t part, void* dst,
                      int64_t bytes, moert_failure* failure);
-  /* MOERT_PART_ROUTER, MOERT_PART_SELECTION_BIAS and MOERT_PART_LOGIT_BIAS of layers whose routing
-   * is not MOERT_ROUTING_EXTERNAL. Called while an engine is made. */
+  /* Reads MOERT_PART_ROUTER, MOERT_PART_SELECTION_BIAS and MOERT_PART_LOGIT_BIAS of layers whose
+   * routing is not MOERT_ROUTING_EXTERNAL. Called while an engine is made. */
   moert_code (*gates)(void* user_data, const moert_read* read, moert_failure* failure);
-  /* Once, when the last user of the source is gone. */
+  /* Called once, when the last user of the source is gone. */
   void (*destroy)(void* user_data);
   /* For strategies that share misses with the CPU, on calls with moert_fetch.cpu_rows. */
   moert_cpu_product product;

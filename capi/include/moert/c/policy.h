@@ -1,18 +1,18 @@
 /* policy.h: decisions of the host in the engine's five seams (docs/guide/custom-policy.md). Since
  * 0.1.
  *
- * A member of moert_policies that is NULL leaves its decision to the strategy, and so does a call
- * that returns anything but MOERT_OK; that is counted (moert_stats.policy_fallbacks), as are
- * answers outside their range. Calls come from one thread at a time, whichever makes the layer
- * call, while the engine is locked: a policy must not call the engine, and should not do I/O, wait
- * or read a clock. Pointers are borrowed for the call. E is the number of experts of the layer in
- * question.
+ * A member of moert_policies that is NULL leaves its decision to the strategy. So does a call that
+ * returns anything but MOERT_OK, or an answer out of range; both are counted
+ * (moert_stats.policy_fallbacks). Calls come from one thread at a time, the one that makes the
+ * layer call, while the engine is locked: a policy must not call the engine, and should not do I/O,
+ * wait or read a clock. Pointers are borrowed for the call. E is the number of experts of the layer
+ * in question.
  *
- * A decision that is one of the rules below need not be asked for: the host returns the rule once,
- * as the engine is created, and the engine carries it out itself, on a device too. If every seam
- * that the strategy fills has a rule, layers can be captured in a CUDA graph while experts are
- * missing. A rule that is out of range fails the create, and so does one beside another member of
- * its seam (observe is of residency's). */
+ * Decisions that follow one of the rules below need not be asked for: the host returns the rule
+ * once, when the engine is created, and the engine carries it out itself, on a device too. If every
+ * seam that the strategy fills has a rule, layers can be captured in a CUDA graph while experts are
+ * missing. A rule that is out of range fails the create, and so does a rule together with another
+ * member of its seam (observe belongs to residency). */
 #ifndef MOERT_C_POLICY_H_
 #define MOERT_C_POLICY_H_
 
@@ -30,7 +30,7 @@ typedef struct moert_policy_context {
   int64_t now_ns; /* the engine's clock */
   int32_t layer;
   moert_phase phase;
-  const int64_t *request_ids; /* [num_request_ids], one a row of the step; NULL: not told */
+  const int64_t *request_ids; /* [num_request_ids], one per row of the step; NULL: unknown */
   int64_t num_request_ids;
 } moert_policy_context;
 
@@ -55,15 +55,15 @@ enum moert_rule_values {
   MOERT_RULE_EXPERT_CACHE = 1 /* near the threshold, resident experts are preferred; lossy */
 };
 
-/* The fields behind kind are the expert cache's. */
+/* The fields after kind apply to the expert cache only. */
 typedef struct moert_routing_rule {
   uint64_t struct_size;
   moert_rule kind;
   float alpha;               /* half width of the band around the threshold, in [0, 1] */
-  float max_slot_share;      /* at most this share of a request's slots is substituted, ever */
+  float max_slot_share;      /* cap of the substituted share of a request's slots over its life */
   float max_mass_share;      /* ... and of its routing mass */
   int32_t second_pass;       /* 1: also substitute by experts that other tokens force in */
-  int32_t own_score_weights; /* 1: substitutes weigh their own score */
+  int32_t own_score_weights; /* 1: substitutes are weighted by their own scores */
 } moert_routing_rule;
 
 /* ---- Prefetch: what comes next? */
@@ -71,7 +71,7 @@ typedef struct moert_routing_rule {
 typedef struct moert_prefetch_snapshot {
   uint64_t struct_size;
   const moert_policy_context *context; /* the layer whose routing just became known */
-  const moert_routing_view *routing;   /* of it */
+  const moert_routing_view *routing;   /* of that layer */
   /* The layer that predictions are wanted for; E is its number of experts. */
   int32_t target_layer;
   int32_t target_experts;
@@ -79,39 +79,39 @@ typedef struct moert_prefetch_snapshot {
   const uint8_t *resident;       /* [E], usable in the best version */
   const uint8_t *usable;         /* [E], usable in some version */
   const uint8_t *in_flight;      /* [E] */
-  int64_t target_capacity;       /* its slots */
-  int64_t window_ns;             /* until it asks, waiting excluded: measured */
-  int64_t transfer_ns;           /* one of its experts on the link: measured */
+  int64_t target_capacity;       /* slots of the target layer */
+  int64_t window_ns;             /* until the target layer asks, waiting excluded: measured */
+  int64_t transfer_ns;           /* of one of its experts over the link: measured */
 } moert_prefetch_snapshot;
 
 /* It never changes. */
 typedef struct moert_prediction {
   int32_t expert; /* of the target layer */
   float score;    /* higher is fetched earlier */
-  int32_t tokens; /* expected to use it; 0: cannot tell */
+  int32_t tokens; /* expected to use it; 0: unknown */
 } moert_prediction;
 
 typedef int32_t moert_prefetch_kind;
 enum moert_prefetch_kind_values {
   MOERT_PREFETCH_INVALID = -1,
   MOERT_PREFETCH_NEXT_GATE = 0, /* by the next layer's gate, and how often it was right */
-  MOERT_PREFETCH_TOP_SCORE = 1  /* what it scores highest; a device ranks these as above */
+  MOERT_PREFETCH_TOP_SCORE = 1  /* the experts it scores highest; a device ranks them as above */
 };
 
 typedef struct moert_prefetch_rule {
   uint64_t struct_size;
   moert_prefetch_kind kind;
   int32_t wrap;             /* NEXT_GATE, host only: 1: also the next step's first layer */
-  float alpha;              /* TOP_SCORE: scores this share above the threshold, in [0, 1] */
+  float alpha;              /* TOP_SCORE: scores above (1 + alpha) * threshold; in [0, 1] */
   int32_t resident_forward; /* host only: 1: see prefetch_wants_resident_forward */
 } moert_prefetch_rule;
 
-/* ---- Residency: how many slots has a layer, and who leaves? */
+/* ---- Residency: how many slots has a layer, and which expert leaves? */
 
 /* The measured effect of prefetching on one layer. It never changes. */
 typedef struct moert_prefetch_outlook {
   double recall;    /* share of the layer's lookups that predictions name */
-  double transfers; /* that fit the window before the layer asks */
+  double transfers; /* number that fits the window before the layer asks */
 } moert_prefetch_outlook;
 
 typedef struct moert_capacity_snapshot {
@@ -139,8 +139,8 @@ typedef struct moert_victim_snapshot {
   int64_t num_candidates;            /* at least 1 */
   int32_t incoming_layer;
   int32_t incoming_expert; /* -1: the layer gives up surplus */
-  int32_t for_prefetch;    /* 1: nobody waits for it, it may be refused */
-  int32_t dispensable;     /* 1: for_prefetch, and without it a CPU beside the device computes it */
+  int32_t for_prefetch;    /* 1: no call waits for the expert, it may be refused */
+  int32_t dispensable;     /* 1: for_prefetch, and a CPU beside the device computes it if refused */
 } moert_victim_snapshot;
 
 typedef int32_t moert_residency_kind;
@@ -157,17 +157,17 @@ enum moert_capacity_kind_values {
   MOERT_CAPACITY_INVALID = -1,
   MOERT_CAPACITY_UNIFORM = 0,
   MOERT_CAPACITY_SHALLOW_FIRST = 1, /* the first layers are filled, the others share the rest */
-  MOERT_CAPACITY_MEASURED = 2       /* where they spare most misses */
+  MOERT_CAPACITY_MEASURED = 2       /* to the layers where slots spare most misses */
 };
 
 typedef struct moert_residency_rule {
   uint64_t struct_size;
   moert_residency_kind kind;
   int32_t window;       /* MOERT_LEAST_AVERAGE_SCORE: 1 to 4096 */
-  int32_t shared_slots; /* MOERT_LEAST_WORTH: 1: the least worth of all layers leaves */
+  int32_t shared_slots; /* MOERT_LEAST_WORTH: 1: the least worthy expert of all layers leaves */
   moert_capacity_kind capacity;
   int32_t shallow;   /* MOERT_CAPACITY_SHALLOW_FIRST: layers that are filled; -1: a sixth */
-  int32_t transient; /* slots that belong to no layer; -1: as many as passing experts need */
+  int32_t transient; /* slots that belong to no layer; -1: enough for experts passing through */
 } moert_residency_rule;
 
 /* ---- Precision: which version should be resident, and which is moved? */
@@ -177,20 +177,20 @@ typedef struct moert_precision_snapshot {
   uint64_t struct_size;
   const moert_policy_context *context; /* layer unused: asked once an interval, as a step ends */
   const int64_t *selections;           /* [total_experts], tokens since the last call */
-  const uint8_t *high; /* [total_experts], versions above the lowest, there or on its way; of two
-                        * versions 1: high */
+  const uint8_t *high; /* [total_experts], number of versions above the lowest that the expert has,
+                        * resident or arriving; with two versions 1 is high */
   int64_t total_experts;
-  const int32_t *high_capacity; /* [num_layers], experts of a layer that fit in high */
+  const int32_t *high_capacity; /* [num_layers], high experts that fit in a layer */
   int64_t num_layers;
 } moert_precision_snapshot;
 
-/* Why bytes are about to be moved. */
+/* A transfer that is about to begin. */
 typedef struct moert_transfer_snapshot {
   uint64_t struct_size;
   const moert_policy_context *context;
   int32_t expert;
   int32_t prefetch;            /* 1: not demanded yet */
-  int32_t tokens;              /* that want it */
+  int32_t tokens;              /* tokens that use it */
   int32_t num_versions;        /* of the strategy */
   int64_t layer_tokens;        /* token x k slots of the layer */
   const int32_t *layer_counts; /* [num_experts], tokens of every expert of the layer, or NULL */
@@ -206,7 +206,7 @@ enum moert_placement_values {
   MOERT_COMPUTE_ON_CPU = 1 /* beside the device; a transfer under way goes on */
 };
 
-/* An expert that is needed and not there. It never changes. */
+/* An expert that is needed and absent. It never changes. */
 typedef struct moert_miss {
   int32_t expert;
   int32_t tokens;
@@ -237,13 +237,13 @@ enum moert_cpu_balance_values {
 typedef struct moert_placement_rule {
   uint64_t struct_size;
   moert_cpu_balance balance;
-  int32_t backfills; /* 1: in decode, what a CPU computed is always brought in behind the call */
-  /* Where the strategy serves two versions: the share of each request's routing mass that low ones
-   * may answer, in [0, 1]; and in decode they answer misses that take at most one over
-   * `low_patience` of what is left of it, 0 or at least 1; 0: none. */
+  int32_t backfills; /* 1: in decode, experts that a CPU computed are always loaded afterwards */
+  /* If the strategy serves two versions: the share of each request's routing mass that low versions
+   * may answer, in [0, 1]. In decode they answer misses that take at most 1 / low_patience of what
+   * remains of that share; low_patience is 0 (none) or at least 1. */
   double max_low_share;
   double low_patience;
-  int32_t spares_low; /* 1: not those that a CPU has computed before their load is done */
+  int32_t spares_low; /* 1: not the misses that a CPU computes before their load would end */
   int32_t reserved;   /* 0 */
 } moert_placement_rule;
 
@@ -252,21 +252,23 @@ typedef struct moert_placement_rule {
 typedef struct moert_policies {
   uint64_t struct_size;
   void *user_data;
-  /* Once, when the engine is gone; may be NULL. On a failed create user_data stays the host's. */
+  /* Called once, when the engine is gone; may be NULL. On a failed create user_data stays the
+   * host's. */
   void (*destroy)(void *user_data);
   /* Every layer call's true routing, before any decision that depends on it. */
   void (*observe)(void *user_data, const moert_policy_context *context,
                   const moert_routing_view *routing);
 
-  /* Routing. MOERT_OK, or why a model cannot be routed by these rules: create fails with it. */
+  /* Routing. MOERT_OK, or a code (with the reason) that create fails with: the model cannot be
+   * routed by these rules. */
   moert_code (*routing_check)(void *user_data, const moert_layer_spec *layers, int32_t num_layers,
                               moert_failure *failure);
-  /* `rule` holds the strategy's own; change it. */
+  /* `rule` holds the strategy's own rule, to be changed. */
   moert_code (*routing_rule)(void *user_data, const moert_policy_context *context,
                              moert_routing_rule *rule);
 
-  /* Prefetch. 1: prefetch_rank wants predicted_scores, from the next gate on this layer's input, or
-   * from the input that moert_step_options.predict_next tells. */
+  /* Prefetch. 1: prefetch_rank wants predicted_scores, of the next gate on this layer's input, or
+   * on the input that moert_step_options.predict_next predicts. */
   int32_t prefetch_wants_next_gate;
   int32_t prefetch_wants_resident_forward;
   /* Writes up to `capacity` experts of the target layer, resident ones included, best first, and
@@ -297,33 +299,33 @@ typedef struct moert_policies {
   moert_code (*precision_decide)(void *user_data, const moert_precision_snapshot *snapshot,
                                  int64_t *promote, int64_t *num_promote, int64_t *demote,
                                  int64_t *num_demote);
-  /* The worth of each expert in high, any unit, [total_experts]: a smaller budget demotes those
-   * that are worth least. */
+  /* Writes the worth of keeping each expert high, any unit, [total_experts]: a smaller budget
+   * demotes the experts of least worth. */
   moert_code (*precision_worth)(void *user_data, const moert_precision_snapshot *snapshot,
                                 double *worth);
   /* Writes the version a load should bring, 0 = most bits. */
   moert_code (*precision_transfer)(void *user_data, const moert_transfer_snapshot *snapshot,
                                    int32_t *version);
-  /* Behind a layer call: writes 1 to have lower versions that the call used upgraded. */
+  /* After a layer call: writes 1 to have lower versions that the call used upgraded. */
   moert_code (*precision_upgrades)(void *user_data, const moert_policy_context *context,
                                    int32_t *upgrades);
 
-  /* Placement. Writes one decision a miss, in order. */
+  /* Placement. Writes one decision per miss, in order. */
   moert_code (*placement)(void *user_data, const moert_placement_snapshot *snapshot,
                           moert_placement *decisions);
-  /* Behind a layer call: writes 1 to have what the CPU computed brought while the link is idle.
-   * With free_slots 1: into slots that nobody holds. */
+  /* After a layer call: writes 1 to have the experts that the CPU computed loaded while the link is
+   * idle. free_slots 1: into free slots only; 0: also in place of others. */
   moert_code (*placement_backfills)(void *user_data, const moert_policy_context *context,
                                     int32_t free_slots, int32_t *backfills);
 
-  /* Rules. Each is asked once; `rule` holds the strategy's own, or the default: change it. */
+  /* Rules. Each is asked once; `rule` holds the strategy's own or the default, to be changed. */
   moert_code (*prefetch_rule)(void *user_data, moert_prefetch_rule *rule);
   moert_code (*residency_rule)(void *user_data, moert_residency_rule *rule);
   moert_code (*placement_rule)(void *user_data, moert_placement_rule *rule);
-  /* 1: routing_rule goes by context->phase alone, and is asked once for each. */
+  /* 1: routing_rule depends on context->phase only, and is asked once per phase. */
   int32_t routing_by_phase;
   int32_t reserved; /* 0 */
-  /* The most heap that these policies hold together. The budget of the CPU backend holds it. */
+  /* The most heap memory that these policies hold together. Part of the CPU backend's budget. */
   int64_t state_bytes;
 } moert_policies;
 

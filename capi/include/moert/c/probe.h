@@ -19,9 +19,8 @@ typedef struct moert_probe_info {
 } moert_probe_info;
 
 MOERT_API void moert_probe_info_init(moert_probe_info *info, uint64_t size);
-/* The machine's parts, without measuring. Thread-safe. Blocks while the first call loads the
- * driver.
- * Fails: INVALID_ARGUMENT. */
+/* Describes the machine, without measuring. Thread-safe. Blocks while the first call loads the
+ * driver. Fails: INVALID_ARGUMENT. */
 MOERT_API moert_code moert_probe(moert_probe_info *info, moert_error **error);
 
 MOERT_END_C

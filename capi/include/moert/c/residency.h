@@ -18,9 +18,9 @@ enum moert_residency_values {
  * INVALID_ARGUMENT. */
 MOERT_API moert_code moert_engine_residency(const moert_engine *engine, int32_t layer,
                                             uint8_t *states, int64_t count, moert_error **error);
-/* The host knows what is coming: experts [count] of a layer, best first, are brought while the link
- * has nothing better to do. A hint given during a layer call waits for the next. Thread-safe. Never
- * blocks. Fails: INVALID_ARGUMENT. */
+/* A hint that experts [count] of a layer, best first, will be needed: they are loaded while the
+ * link has nothing more urgent. A hint given during a layer call waits for the next. Thread-safe.
+ * Never blocks. Fails: INVALID_ARGUMENT. */
 MOERT_API moert_code moert_engine_prefetch(moert_engine *engine, int32_t layer,
                                            const int32_t *experts, int64_t count,
                                            moert_error **error);

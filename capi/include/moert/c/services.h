@@ -1,5 +1,5 @@
-/* services.h: what a host may bring to an engine: threads, memory, a log. All callbacks of this
- * header must return normally and must not call the engine, but for the log's. Since 0.1. */
+/* services.h: services that a host may give to an engine: threads, memory, a log. All callbacks of
+ * this header must return normally; only the log's may call the engine. Since 0.1. */
 #ifndef MOERT_C_SERVICES_H_
 #define MOERT_C_SERVICES_H_
 
@@ -48,8 +48,8 @@ enum moert_log_level_values {
   MOERT_LOG_ERROR = 2
 };
 
-/* One line for whoever operates the host. Called from the thread that caused it with nothing
- * locked; may call the engine. */
+/* Receives log lines for the operator of the host. Called from the thread that caused the line,
+ * with no lock held; may call the engine. */
 typedef struct moert_logger {
   uint64_t struct_size;
   void *user_data;

@@ -1,5 +1,5 @@
-/* source.h: where experts come from: a checkpoint, an expert pack, or a host's own weights. A
- * source is counted: an engine keeps its own reference. Since 0.1. */
+/* source.h: where experts come from: a checkpoint, an expert pack, or a host's own weights. Sources
+ * are reference-counted: an engine keeps its own reference. Since 0.1. */
 #ifndef MOERT_C_SOURCE_H_
 #define MOERT_C_SOURCE_H_
 
@@ -16,10 +16,10 @@ typedef struct moert_source moert_source;
 typedef int32_t moert_open_mode;
 enum moert_open_mode_values {
   MOERT_OPEN_MODE_INVALID = -1,
-  /* From a pack in the cache folder if it is there, else in place: nothing is written. */
+  /* From a pack in the cache folder if it exists, else in place: nothing is written. */
   MOERT_OPEN_PACK_IF_THERE = 0,
-  /* Through a pack in the cache folder, which the first open writes, as large as the experts: reads
-   * are one piece and checked. `log` hears of its size before. */
+  /* From a pack in the cache folder, which the first open writes and which is as large as the
+   * experts. Records are read in one piece and checked. `log` receives its size before. */
   MOERT_OPEN_PACK = 1,
   /* From the checkpoint itself. */
   MOERT_OPEN_IN_PLACE = 2
@@ -32,18 +32,17 @@ typedef struct moert_open_options {
   void *user_data;
   void (*log)(void *user_data, const char *line);
   void (*progress)(void *user_data, int64_t done_bytes, int64_t total_bytes);
-  int32_t widen; /* 1: experts that the file has quantized become bf16 */
+  int32_t widen; /* 1: experts that are quantized in the checkpoint become bf16 */
   moert_open_mode mode;
 } moert_open_options;
 
 MOERT_API void moert_open_options_init(moert_open_options *options, uint64_t size);
 
-/* A checkpoint directory as published on Hugging Face (config.json and safetensors shards): its
- * experts in the scheme that the file has them in, floats of any kind in bf16. options NULL: the
- * defaults, which write nothing.
- * Thread-safe. Blocks while it reads and writes files. Fails: NOT_FOUND, PERMISSION_DENIED;
- * INVALID_ARGUMENT or DATA_LOSS for a damaged file; UNIMPLEMENTED for an unknown architecture;
- * RESOURCE_EXHAUSTED when the disk is full. */
+/* Opens a checkpoint directory as published on Hugging Face (config.json and safetensors shards).
+ * Experts keep the scheme of the checkpoint; floating-point ones become bf16. options NULL: the
+ * defaults, which write nothing. Thread-safe. Blocks while it reads and writes files. Fails:
+ * NOT_FOUND, PERMISSION_DENIED; INVALID_ARGUMENT or DATA_LOSS for a damaged file; UNIMPLEMENTED for
+ * an unknown architecture; RESOURCE_EXHAUSTED when the disk is full. */
 MOERT_API moert_code moert_source_open(const char *model_dir, const moert_open_options *options,
                                        moert_source **source, moert_error **error);
 /* An expert pack directory, as moert-pack writes them. Thread-safe. Blocks while it reads the
@@ -53,7 +52,7 @@ MOERT_API moert_code moert_source_open_pack(const char *pack_dir, moert_source *
 
 /* ---- A host's own weights. */
 
-/* A host's source is asked for this. */
+/* The kinds of weights that a host's source is asked for. */
 typedef int32_t moert_part;
 enum moert_part_values {
   MOERT_PART_INVALID = -1,
@@ -72,13 +71,13 @@ enum moert_part_values {
   MOERT_PART_DOWN_BIAS = 12     /* of an expert: [1, hidden], f32 */
 };
 
-/* Parts of an opaque record, at most. */
+/* Limit of the parts of an opaque record. */
 enum moert_part_limits { MOERT_MAX_PARTS = 8 };
 
-/* `expert` of the parts of the shared expert. */
+/* The value of moert_read.expert for parts of the shared expert. */
 enum moert_expert_values { MOERT_SHARED_EXPERT = -1 };
 
-/* Rows [first_row, first_row + rows) of a row-major matrix are wanted. */
+/* A request for rows [first_row, first_row + dst.rows) of a row-major matrix. */
 typedef struct moert_read {
   uint64_t struct_size;
   int32_t layer;
@@ -92,17 +91,17 @@ typedef struct moert_read {
 typedef struct moert_source_callbacks {
   uint64_t struct_size;
   moert_dtype weights_dtype; /* of the three projections: f32, bf16 (the default) or f16 */
-  /* NULL: experts are read by rows and kept as bf16. Else the schemes of packed records the host
-   * has, most bits first, comma separated ("bf16,w4a16_g128"): `read` gets MOERT_PART_RECORD. */
+  /* NULL: experts are read by rows and kept as bf16. Else the schemes of the host's packed records,
+   * most bits first, comma separated ("bf16,w4a16_g128"): `read` is asked for MOERT_PART_RECORD. */
   const char *schemes;
   void *user_data;
   /* Called from several threads of the library at once, and with the virtual clock from the thread
-   * of the layer call. MOERT_OK, or the code that the layer call which needed the weights returns.
-   */
+   * of the layer call. Returns MOERT_OK, or the code that the layer call which needed the weights
+   * returns. */
   moert_code (*read)(void *user_data, const moert_read *read, moert_failure *failure);
-  /* Packed records that lie in page-locked host memory already, at a multiple of 4096 bytes: the
-   * CUDA backend copies them to the device from there and keeps no copy. NULL: the record has to be
-   * read. Called as `read` is. The member may be NULL. */
+  /* Returns the address of a packed record that lies in page-locked host memory already, at a
+   * multiple of 4096 bytes: the CUDA backend copies it to the device from there and keeps no copy.
+   * NULL: the record has to be read. Called like `read`. The member may be NULL. */
   const void *(*pinned_record)(void *user_data, int32_t layer, int32_t expert, int32_t version);
   /* Once, when the last user of the source is gone; may be NULL. */
   void (*destroy)(void *user_data);
@@ -110,9 +109,9 @@ typedef struct moert_source_callbacks {
 
 MOERT_API void moert_source_callbacks_init(moert_source_callbacks *callbacks, uint64_t size);
 
-/* A source over a host's own weights. layers: [num_layers]; name is for messages. Nothing is read.
- * On success user_data belongs to the source, until destroy is called; on failure it stays the
- * host's. Thread-safe. Never blocks. Fails: INVALID_ARGUMENT. */
+/* Makes a source over a host's own weights. layers: [num_layers]; name is for messages. Reads
+ * nothing. On success user_data belongs to the source, until destroy is called; on failure it stays
+ * the host's. Thread-safe. Never blocks. Fails: INVALID_ARGUMENT. */
 MOERT_API moert_code moert_source_create(const char *name, const moert_layer_spec *layers,
                                          uint64_t num_layers,
                                          const moert_source_callbacks *callbacks,
@@ -138,7 +137,7 @@ typedef struct moert_record_info {
   const char *version; /* its scheme, or its plan's name if mixed. Static */
   int64_t bytes;
   int32_t hadamard; /* 1: weights are stored in the block Hadamard domain */
-  moert_matrix gate; /* that of up where the layer is ungated */
+  moert_matrix gate; /* equals up if the layer is ungated */
   moert_matrix up;
   moert_matrix down;
   /* Where the f32 biases of each matrix lie in the record, [padded_rows]; 0: there are none. */
@@ -152,7 +151,7 @@ MOERT_API void moert_record_info_init(moert_record_info *info, uint64_t size);
 MOERT_API moert_code moert_source_record(const moert_source *source, int32_t layer, int32_t expert,
                                          int32_t version, moert_record_info *info,
                                          moert_error **error);
-/* The bytes of one record into dst (at least moert_record_info.bytes long, checked). Thread-safe.
+/* Reads one record into dst (at least moert_record_info.bytes long, checked). Thread-safe.
  * Blocks while it reads. Fails: INVALID_ARGUMENT, DATA_LOSS for a wrong checksum, or the code of
  * the host's `read`. */
 MOERT_API moert_code moert_source_read(const moert_source *source, int32_t layer, int32_t expert,

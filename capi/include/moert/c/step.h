@@ -11,11 +11,11 @@ typedef struct moert_step moert_step;
 typedef struct CUstream_st *moert_stream;
 
 /* Resident-forward prediction. `partial`: [rows, hidden] f32 in host memory, the output of `layer`
- * as far as its experts were present, shared ones included. `next_input`: [rows, hidden of layer +
- * 1] f32, to be filled with what that layer's input would be if this were the whole output: the
- * host adds it to its residual stream and runs what lies between, attention over its KV cache
- * included, without lasting effect. Anything but MOERT_OK: cannot tell. Called on the thread that
- * computes the layer call; must not call the engine. */
+ * from the experts that were present, shared ones included. `next_input`: [rows, hidden of layer +
+ * 1] f32, to be filled with the input which that layer would get if `partial` were the whole
+ * output: the host adds it to its residual stream and runs what lies between the layers, attention
+ * over its KV cache included, without lasting effect. Anything but MOERT_OK: no prediction. Called
+ * on the thread that computes the layer call; must not call the engine. */
 typedef moert_code (*moert_predict_next)(void *user_data, int32_t layer,
                                          const moert_tensor *partial,
                                          const moert_tensor *next_input);
@@ -24,13 +24,13 @@ typedef struct moert_step_options {
   uint64_t struct_size;
   int64_t rows; /* tokens of every layer call of this step */
   moert_phase phase;
-  const int64_t *request_ids; /* [rows], copied; NULL: not told */
+  const int64_t *request_ids; /* [rows], copied; NULL: unknown */
   moert_stream stream;        /* orders the step's calls on CUDA */
   void *user_data;            /* of predict_next; lives until the step has ended */
   /* For prefetch policies that want it, in decode steps on the CPU backend. NULL: the next layer's
    * gate on this layer's input predicts. */
   moert_predict_next predict_next;
-  const int32_t *token_ids; /* [rows], copied; NULL: not told. Layers with hash_vocab need them */
+  const int32_t *token_ids; /* [rows], copied; NULL: unknown. Layers with hash_vocab need them */
 } moert_step_options;
 
 /* Default: decode of one row. */
@@ -43,14 +43,14 @@ MOERT_API moert_code moert_step_begin(moert_engine *engine, const moert_step_opt
 /* MOERT_OK, or the first failure of the step so far. Thread-safe. Blocks for a layer call in
  * progress. Fails: with that failure's code. */
 MOERT_API moert_code moert_step_status(const moert_step *step, moert_error **error);
-/* Makes the step's layer call in progress return MOERT_CANCELLED as soon as what it has begun to
- * load has arrived, and later ones at once. The step still has to be ended. Thread-safe. Never
- * blocks. Fails: INVALID_ARGUMENT. */
+/* Makes the step's layer call in progress return MOERT_CANCELLED once the loads it has begun have
+ * arrived, and later calls at once. The step still has to be ended. Thread-safe. Never blocks.
+ * Fails: INVALID_ARGUMENT. */
 MOERT_API moert_code moert_step_cancel(moert_step *step, moert_error **error);
 /* Frees the step and ends its leases. NULL is MOERT_OK. Not thread-safe: after all other calls on
  * the step have returned. Blocks for another step's layer call in progress. Fails: with the step's
- * first failure; its outputs are then undefined, the engine stays usable. FAILED_PRECONDITION when
- * split calls of the step are not finished: it has ended, and those that had not run will not. */
+ * first failure; its outputs are then undefined, the engine stays usable. FAILED_PRECONDITION if
+ * split calls of the step are not finished: the step ends, and calls that have not run will not. */
 MOERT_API moert_code moert_step_end(moert_step *step, moert_error **error);
 
 MOERT_END_C

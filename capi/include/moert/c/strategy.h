@@ -24,21 +24,21 @@ MOERT_API moert_code moert_strategy_at(int32_t index, moert_strategy_info *info,
 
 /* The values of a spec's keys. Valid during the factory's call. */
 typedef struct moert_strategy_params moert_strategy_params;
-/* The text behind "key=", valid during the call too; NULL when the spec has no such key. Not
+/* The text after "key=", valid during the factory's call; NULL if the spec has no such key. Not
  * thread-safe. */
 MOERT_API const char *moert_strategy_params_get(moert_strategy_params *params, const char *key);
 
 /* The result of a factory. */
 typedef struct moert_strategy {
   uint64_t struct_size;
-  const char *base; /* a spec: how the fast tier is used, and who decides what the policies leave
-                     * NULL. Default "on-demand"; read as the factory returns */
-  moert_policies *policies; /* initialized, to be filled. Their user_data is the library's when the
-                             * factory succeeds, until destroy is called */
+  const char *base; /* the spec of the strategy that decides how the fast tier is used and what the
+                     * policies leave NULL. Default "on-demand"; read when the factory returns */
+  moert_policies *policies; /* initialized, to be filled. Once the factory has succeeded, their
+                             * user_data belongs to the library until destroy is called */
 } moert_strategy;
 
-/* Called whenever a spec names the strategy: by moert_engine_create and moert_memory_plan, in their
- * thread, possibly in several at once, with nothing locked. Fills *strategy, which holds the
+/* Called whenever a spec names the strategy: by moert_engine_create and moert_memory_plan, on their
+ * thread, possibly on several at once, with no lock held. Fills *strategy, which holds the
  * defaults. Anything but MOERT_OK refuses the spec with that code. */
 typedef moert_code (*moert_strategy_factory)(void *user_data, moert_strategy_params *params,
                                              moert_strategy *strategy, moert_failure *failure);

@@ -30,7 +30,7 @@ typedef struct moert_trace_call {
   int32_t top_k;
   int32_t num_experts;        /* E; 0 without scores */
   const int64_t *request_ids; /* [T], or NULL */
-  const int32_t *ids;         /* [T, k], the experts used; -1: not here */
+  const int32_t *ids;         /* [T, k], the experts used; -1: not on this rank */
   const float *weights;       /* [T, k] */
   const float *scores;        /* [T, E], or NULL */
   const float *next_scores;   /* [T, next_experts] of layer + 1 (0 after the last), or NULL */
