@@ -1,12 +1,12 @@
-// Debian's static Abseil is compiled for executables; these are, for the shared library, functions
-// that its own cannot be.
+// Debian's static Abseil is compiled for executables. The functions below replace those that cannot
+// be part of a shared library.
 //
-// A Status can carry Cords that somebody attached to it. Nobody does here, so the functions for
-// them, which absl::Status refers to, do nothing. With them Cord would come in, whose thread-local
-// variable has to lie in the block that is laid out when a process starts; almost nothing of it is
-// left for libraries that are loaded later (Python's ctypes, plug-ins), and beside the CUDA
-// runtime's variables, which would have to lie there too, never enough: "cannot allocate memory in
-// static TLS block".
+// A Status can carry Cords as payloads. This library attaches none, so the payload functions that
+// absl::Status refers to do nothing. The real ones would link Cord, whose thread-local variable has
+// to lie in the static TLS block, which is laid out when a process starts. Almost none of that
+// block is left for libraries that are loaded later (Python's ctypes, plug-ins), and never enough
+// beside the CUDA runtime's variables, which need it too: "cannot allocate memory in static TLS
+// block".
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -32,8 +32,9 @@ absl::Status WrongEventfd(int fd, absl::string_view what) {
                  "; legal is -1, or what eventfd(2) returns with EFD_NONBLOCK");
 }
 
-/// The target of Notify: an eventfd, so that no write raises SIGPIPE, that does not block, so that
-/// none waits. A duplicate: the host may close its own, and the number may come to mean another.
+/// The target of Notify: an eventfd, so that a write cannot raise SIGPIPE, and a non-blocking one,
+/// so that no write waits. It is a duplicate: the host may close its own descriptor, whose number
+/// may be reused.
 absl::StatusOr<std::shared_ptr<Descriptor>> TakeEventfd(int fd) {
   if (fd == -1) return nullptr;
   const int flags = ::fcntl(fd, F_GETFL);
@@ -52,12 +53,12 @@ absl::StatusOr<std::shared_ptr<Descriptor>> TakeEventfd(int fd) {
 
 void Notify(const moert_completion& completion, const Descriptor* eventfd,
             const absl::Status& status) {
-  // A counter that cannot take one more is full of news already.
+  // A counter that is full has a notification pending already.
   if (eventfd != nullptr) (void)eventfd_write(eventfd->get(), 1);
   if (completion.done == nullptr) return;
   try {
     completion.done(completion.user_data, -static_cast<moert_code>(status.code()));
-  } catch (...) {  // the contract forbids it; dying for it helps nobody
+  } catch (...) {  // the contract forbids exceptions; aborting would help nobody
   }
 }
 
@@ -89,7 +90,8 @@ moert_code moert_layer_begin(moert_step* step, int32_t layer, const moert_tensor
     MOERT_RETURN_IF_ERROR(step->state->CheckProcess());
     auto handle = std::make_unique<moert_call>();
     handle->state = step->state;
-    // Not the state: the queue is part of it, and its thread must not be the one that destroys it.
+    // The call holds no reference to the state: the queue is part of it, and its own thread must
+    // not destroy it.
     moert::Engine* engine = step->state->engine.get();
     const moert::StepId id = step->id;
     return step->state->calls.Submit(

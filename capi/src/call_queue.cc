@@ -27,7 +27,7 @@ void Ticket::Complete(absl::Status status) {
   changed_.NotifyAll();
 }
 
-// Outlives the queue when a completion destroys it: the thread holds a reference.
+// Outlives the queue if a completion destroys it: the thread holds a reference.
 struct CallQueue::Shared {
   struct Job {
     std::function<absl::Status()> call;

@@ -12,7 +12,7 @@
 
 namespace moert::capi {
 
-/// On failure the callbacks' destroy has not been called and will not be.
+/// On failure destroy has not been called and will not be.
 absl::StatusOr<std::shared_ptr<const ExpertSource>> MakeCallbackSource(
     std::string name, MoeModelSpec model, const moert_source_callbacks& callbacks);
 

@@ -1,4 +1,4 @@
-// Trace files that the host can complete while the engine goes on.
+// Trace files that the host can complete while the engine keeps running.
 #ifndef MOERT_CAPI_SRC_CLOSABLE_TRACE_H_
 #define MOERT_CAPI_SRC_CLOSABLE_TRACE_H_
 

@@ -38,7 +38,8 @@ moert_code moert_engine_create(const moert_source* source, const moert_engine_op
     handle->state = EngineState::Make();
     EngineState& state = *handle->state;
     absl::Cleanup forget_files = [&] {
-      // Files that were made for an engine that was not: a second try shall not find them.
+      // Removes the files made for an engine whose creation failed, so that a second try does not
+      // find them.
       if (state.trace == nullptr || parsed.trace.existing == moert::Existing::kReplace) return;
       for (const std::string* path : {&parsed.trace.routing, &parsed.trace.timeline}) {
         if (!path->empty()) ::unlink(path->c_str());

@@ -4,7 +4,7 @@
 namespace moert::capi {
 namespace {
 
-// Given out when there is no memory for another, one a code; never freed.
+// Returned when there is no memory for another error, one per code; never freed.
 constexpr int kCodes = 1 - MOERT_UNAUTHENTICATED;
 struct FixedErrors {
   moert_error of[kCodes];
@@ -16,7 +16,7 @@ FixedErrors& Fixed() {
   static FixedErrors errors;
   return errors;
 }
-// Built before main, so that they need no memory when there is none.
+// Built before main, so that they need no memory when none is left.
 [[maybe_unused]] const FixedErrors& kBuilt = Fixed();
 
 moert_error* OutOfMemory(moert_code code) { return &Fixed().of[-code]; }

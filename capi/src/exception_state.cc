@@ -1,19 +1,20 @@
-// Where the C++ runtime inside libmoert.so keeps the exceptions of each thread, in place of the
-// runtime's own: a thread-local variable. In a library that a running process loads (Python's
-// ctypes, plug-ins), a thread's first use of such a variable takes memory, and glibc ends the
-// process where there is none, just when an exception is to say so. Here places are reserved, and a
-// thread key says which is whose. glibc takes memory for the keys beyond a thread's first 32, and a
-// host may have used up all: a place that no key can keep is found by its thread.
+// The place where the C++ runtime inside libmoert.so keeps the exceptions of each thread. It
+// replaces the runtime's own place, a thread-local variable: in a library that a running process
+// loads (Python's ctypes, plug-ins), a thread's first use of such a variable allocates memory, and
+// glibc ends the process if there is none, just when an exception is to report that. Here places
+// are reserved, and a thread-specific key gives each thread its own. glibc allocates memory for the
+// keys beyond a thread's first 32, and a host may have used up all: a place that no key can hold is
+// found by its thread.
 //
-// These two functions come before those of libstdc++.a, which is linked into libmoert.so; the
-// struct is that of the Itanium C++ ABI. The version script hides them: libstdc++.so, hosts and
+// These two functions take precedence over those of libstdc++.a, which is linked into libmoert.so;
+// the struct is that of the Itanium C++ ABI. The version script hides them: libstdc++.so, hosts and
 // other libraries keep their own state, whatever their compiler. A runtime that is not linked in,
-// such as libc++abi.so, does not see them either. The static library is without this file: its
-// host's runtime serves it, and a program's own thread-local variables take no memory.
+// such as libc++abi.so, does not see them either. The static library does not contain this file:
+// its host's runtime serves it, and a program's own thread-local variables need no allocation.
 //
-// After fork() the child's one thread keeps its place. Those of the threads that are gone stay
-// taken until a thread of the same pthread_t comes. libmoert.so is linked with -z nodelete, so that
-// GiveBack is there when a thread ends after dlclose().
+// After fork() the child's one thread keeps its place. The places of the other threads, which do
+// not exist in the child, stay taken until a thread with the same pthread_t comes. libmoert.so is
+// linked with -z nodelete, so that GiveBack exists when a thread ends after dlclose().
 #include <cxxabi.h>
 #include <pthread.h>
 
@@ -40,7 +41,7 @@ struct Place {
   bool keyed = false;               // the owner's key holds it
 };
 
-// Threads that have met an exception and still run. Those beyond take memory.
+// The number of running threads that have met an exception. Further threads allocate memory.
 constexpr int kReserved = 1024;
 constinit Place reserved[kReserved] = {};
 
@@ -48,7 +49,7 @@ pthread_key_t key;
 bool has_key = false;
 pthread_once_t made = PTHREAD_ONCE_INIT;
 
-// A thread that throws in a later destructor of a key takes a place again, and comes back here.
+// A thread that throws in a later key destructor takes a place again, and this is called again.
 void GiveBack(void* state) {
   for (Place& place : reserved) {
     if (&place.state != state) continue;
@@ -64,7 +65,7 @@ Place* Find() {
   const pthread_t self = pthread_self();
   for (Place& place : reserved) {
     if (place.owner.load(std::memory_order_acquire) != self) continue;
-    // A place that a key holds, but not this thread's: of a thread that fork() has ended.
+    // The place is held by a key, but not this thread's: its owner was ended by fork().
     if (place.keyed) place.state = {};
     return &place;
   }

@@ -1,5 +1,5 @@
-// The one wrapper around every entry point: statuses become codes and error objects, exceptions
-// stop here.
+// The wrapper around every entry point: turns statuses into codes and error objects, and stops
+// exceptions.
 #ifndef MOERT_CAPI_SRC_GUARD_H_
 #define MOERT_CAPI_SRC_GUARD_H_
 
@@ -29,10 +29,10 @@ namespace moert::capi {
 /// Stores the error object (a fixed one if there is no memory for it) and returns the code.
 moert_code Report(const absl::Status& status, const char* origin, moert_error** error) noexcept;
 
-/// For what has no memory to say more.
+/// For callers without memory for any other error.
 moert_code ReportOutOfMemory(moert_error** error) noexcept;
 
-/// The status of a callback that returned `code`; `what` names it for messages.
+/// The status of a callback that returned `code`; `what` names the callback in messages.
 absl::Status FromCallback(moert_code code, const moert_failure& failure, absl::string_view what);
 
 template <typename Body>
@@ -56,7 +56,7 @@ inline absl::Status NullArgument(const char* name) {
   return absl::InvalidArgumentError(absl::StrCat(name, ": must not be NULL"));
 }
 
-/// InvalidArgument, its message the arguments one behind the other.
+/// InvalidArgument with the concatenated arguments as its message.
 template <typename... Args>
 absl::Status Illegal(const Args&... args) {
   return absl::InvalidArgumentError(absl::StrCat(args...));
@@ -72,7 +72,7 @@ inline absl::Status CheckFlag(absl::string_view name, int64_t value) {
   return Illegal(name, " is ", value, ", legal is 0 or 1");
 }
 
-/// In a body given to Guard.
+/// For use in a body that is given to Guard.
 #define MOERT_REQUIRE_NOT_NULL(argument) \
   if ((argument) == nullptr) return ::moert::capi::NullArgument(#argument)
 

@@ -35,15 +35,15 @@ class Ticket {
 };
 
 /// Layer calls that run while the host does something else: one thread, which the first Submit
-/// starts; first come, first served. Thread-safe.
+/// starts, in the order of submission. Thread-safe.
 class CallQueue {
  public:
   CallQueue();
-  /// Waits for calls that were submitted, unless it is destroyed by one of their completions.
+  /// Waits for submitted calls, unless a completion of one of them destroys the queue.
   ~CallQueue();
 
-  /// Runs `call`, completes the ticket, then calls `done` (may be null) with the result. The ticket
-  /// is given to `accepted` before `call` can begin, once nothing can fail any more.
+  /// Runs `call`, completes the ticket, then calls `done` (may be null) with the result. `accepted`
+  /// receives the ticket before `call` can begin, when nothing can fail any more.
   absl::Status Submit(std::function<absl::Status()> call,
                       std::function<void(const absl::Status&)> done,
                       absl::FunctionRef<void(std::shared_ptr<Ticket>)> accepted);
@@ -53,8 +53,8 @@ class CallQueue {
   std::shared_ptr<Shared> shared_;
 };
 
-/// An engine and what serves it, shared by all handles that need them: a host whose objects die in
-/// any order (garbage collectors) is safe.
+/// An engine and the objects that serve it, shared by all handles that need them: hosts that
+/// destroy objects in any order (garbage collectors) are safe.
 struct EngineState {
   std::vector<std::shared_ptr<HostPolicies>> policies;  // of the options and of strategies
   std::shared_ptr<ClosableTrace> trace;                 // null: none
@@ -63,8 +63,8 @@ struct EngineState {
   CallQueue calls;         // dies first: its calls use the engine
   const int forks = ForkCount();
 
-  /// In a fork of the process that made it, it is left as it is: threads that could be joined are
-  /// not there.
+  /// In a fork of the process that made it the state is leaked: its threads do not exist there and
+  /// cannot be joined.
   static std::shared_ptr<EngineState> Make() {
     return {new EngineState, [](EngineState* state) {
               if (state->forks == ForkCount()) delete state;

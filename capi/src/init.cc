@@ -1,5 +1,5 @@
-// The _init functions of structs whose defaults are zeros, and of tensors. Those of the others
-// stand beside their defaults.
+// The _init functions of structs whose defaults are all zero, and of tensors. The other ones are
+// next to their defaults.
 #include "struct_io.h"
 
 extern "C" {

@@ -22,8 +22,8 @@ struct LayerArguments {
   std::optional<CallTimes> times;      // of the routing
 };
 
-/// Hidden states, and routings on a device: where the backend takes them. Shapes and types are the
-/// engine's to check.
+/// Checks that hidden states, and routings on a device, lie where the backend needs them. The
+/// engine checks shapes and types.
 absl::Status CheckPlace(const char* name, const moert_tensor& tensor, BackendKind backend);
 
 /// Checks what the engine cannot see.
@@ -33,8 +33,8 @@ absl::StatusOr<LayerArguments> ReadLayerCall(const moert_step* step, int32_t lay
 
 absl::Status RunLayer(Engine* engine, StepId step, int32_t layer, const LayerArguments& arguments);
 
-/// rows * cols elements of `tensor`, which messages call `name` and lies at `place`; empty if it
-/// may be and is.
+/// The rows * cols elements of `tensor`, which must lie at `place`; empty if that is allowed and
+/// the tensor is empty. `name` is for messages.
 template <typename T>
 absl::StatusOr<absl::Span<T>> TensorSpan(absl::string_view name, const moert_tensor& tensor,
                                          moert_dtype dtype, int64_t rows, int64_t cols,

@@ -9,13 +9,13 @@
 namespace moert::capi {
 
 moert_layer_spec ToC(const MoeLayerSpec& layer);
-/// Refuses flags that are neither 0 nor 1; ranges are MoeModelSpec::Validate's matter.
+/// Refuses flags that are neither 0 nor 1; MoeModelSpec::Validate checks ranges.
 absl::StatusOr<MoeLayerSpec> FromC(const moert_layer_spec& spec);
 
-/// Layer `index` of a model into the caller's struct.
+/// Writes layer `index` of a model into the caller's struct.
 absl::Status WriteLayer(const MoeModelSpec& model, int32_t index, moert_layer_spec* out);
 
-/// A model of `count` specs that follow each other at the stride of their struct_size.
+/// A model from `count` specs, which are their struct_size apart.
 absl::StatusOr<MoeModelSpec> ReadLayers(const moert_layer_spec* layers, uint64_t count);
 
 }  // namespace moert::capi

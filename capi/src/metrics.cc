@@ -32,7 +32,7 @@ moert_stats ToC(const EngineStats& s) {
   return c;
 }
 
-/// The engine's, and the decisions that a host failed to make.
+/// The engine's statistics, plus the decisions that the host failed to make.
 EngineStats StatsOf(const moert_engine& engine) {
   EngineStats stats = engine.state->engine->stats();
   for (const auto& policies : engine.state->policies) {

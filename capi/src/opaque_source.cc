@@ -156,7 +156,7 @@ moert_code moert_source_create_opaque(const char* name, const moert_layer_spec* 
     MOERT_ASSIGN_OR_RETURN(std::unique_ptr<moert::ExpertSource> made,
                            moert::MakeOpaqueSource(name == nullptr ? "host" : name,
                                                    std::move(model), std::move(weights)));
-    // Memory is the source's as user_data is, also where no function holds it.
+    // Memory belongs to the source like user_data, even if no function holds it.
     handle->source = std::shared_ptr<const moert::ExpertSource>(
         made.release(), [shared](const moert::ExpertSource* used) { delete used; });
     shared->owns = true;

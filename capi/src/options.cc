@@ -36,7 +36,7 @@ class CThreadPool final : public ThreadPool {
     std::exception_ptr failure;
   };
 
-  // Nothing may be thrown into the host's threads.
+  // Exceptions must not reach the host's threads.
   static void RunOne(void* data, int64_t index, int32_t worker) noexcept {
     Batch& batch = *static_cast<Batch*>(data);
     try {
@@ -56,7 +56,7 @@ class CAllocator final : public HostAllocator {
   void* Allocate(int64_t bytes, int64_t alignment) override {
     void* memory =
         c_->allocate(c_->user_data, static_cast<uint64_t>(bytes), static_cast<uint64_t>(alignment));
-    // A block that the kernels cannot use is no block.
+    // A block that the kernels cannot use counts as none.
     if (memory != nullptr && reinterpret_cast<uintptr_t>(memory) % alignment != 0) {
       Free(memory, bytes);
       return nullptr;

@@ -17,13 +17,13 @@
 
 namespace moert::capi {
 
-/// The destroy callbacks of what an engine was given. They are called with the last reference, once
-/// `armed`: until then the host owns its user_data.
+/// The destroy callbacks of the objects that an engine was given. They are called with the last
+/// reference if `armed`; until then the host owns their user_data.
 struct Ownership {
   bool armed = false;
 };
 
-/// A struct of callbacks, and its user_data once it is ours.
+/// A struct of callbacks, and its user_data once the library owns it.
 template <typename Callbacks>
 class Owned {
  public:
@@ -49,8 +49,8 @@ absl::StatusOr<std::shared_ptr<HostAllocator>> AdaptAllocator(
 absl::StatusOr<LogFunction> AdaptLogger(const moert_logger& logger,
                                         std::shared_ptr<const Ownership> ownership);
 
-/// Options, and what the host gave with them. Call Arm when an engine has taken them: from then on
-/// the host's destroy callbacks are ours to call.
+/// Options, and the objects that the host gave with them. Call Arm when an engine has taken them:
+/// from then on the library calls the host's destroy callbacks.
 struct ParsedOptions {
   EngineOptions options;
   std::shared_ptr<HostPolicies> policies;  // null: none
@@ -68,7 +68,7 @@ absl::StatusOr<ParsedOptions> ReadOptions(const moert_engine_options* options);
 
 Budget ToBudget(int64_t bytes, double fraction);
 
-/// Checks what the engine cannot see. `name` is for messages.
+/// Checks only what the engine cannot. `name` is for messages.
 absl::StatusOr<Shard> ReadShard(const moert_shard* shard, const char* name);
 
 std::shared_ptr<TraceSink> AdaptTraceSink(const moert_trace_sink& sink,

@@ -26,9 +26,9 @@ struct HostPolicies {
   }
 };
 
-/// Collects the policies of strategies that are made on this thread while it lives, so that what
-/// they fail to decide is counted by their engine. No thread-local variable: a library that a
-/// running process loads would have to take memory for it.
+/// Collects the policies of strategies that are made on this thread during its lifetime, so that
+/// their engine counts the decisions they fail to make. It uses no thread-local variable: a library
+/// that a running process loads would have to allocate memory for one.
 class PoliciesOfStrategies {
  public:
   explicit PoliciesOfStrategies(std::vector<std::shared_ptr<HostPolicies>>* into);
@@ -44,8 +44,8 @@ class PoliciesOfStrategies {
   PoliciesOfStrategies* older_ = nullptr;
 };
 
-/// Puts adapters into the seams that `policies` has members for. The strategy's own policy decides
-/// where the host does not.
+/// Puts adapters into the seams for which `policies` has members. The strategy's own policy makes
+/// the decisions that the host leaves.
 absl::Status InstallPolicies(std::shared_ptr<HostPolicies> policies, Strategy* strategy);
 
 }  // namespace moert::capi

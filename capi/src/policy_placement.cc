@@ -17,7 +17,7 @@ class HostPlacement final : public PlacementPolicy, Adapter {
     traits_.promise = PromiseOf(fallback_.get());
     traits_.max_low_share = MaxLowShare(fallback_.get());
     if (c().placement != nullptr) {
-      // It loads or computes on the CPU, and never answers low.
+      // The host loads or computes on the CPU, and never answers low.
       traits_.promise = std::max(traits_.promise, Promise::kFaithful);
       traits_.needs_host = true;
     }

@@ -109,7 +109,7 @@ class HostPrecision final : public PrecisionPolicy, Adapter {
                 [&] { return c().precision_worth(c().user_data, &s, decision.worth.data()); })) {
       return decision;
     }
-    // Another's worths say nothing of a hot set that the host decides.
+    // The strategy's own worths mean nothing for a hot set that the host decides.
     return c().precision_decide != nullptr ? PrecisionDecision() : Own(snapshot);
   }
 

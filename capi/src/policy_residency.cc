@@ -6,7 +6,7 @@
 namespace moert::capi {
 namespace {
 
-/// Also the seam that hears every routing, whatever the strategy.
+/// Also the seam that receives every routing, whatever the strategy.
 class HostResidency final : public ResidencyPolicy, Adapter {
  public:
   HostResidency(std::shared_ptr<HostPolicies> host, std::unique_ptr<ResidencyPolicy> fallback)
@@ -92,7 +92,7 @@ class HostResidency final : public ResidencyPolicy, Adapter {
     int64_t victim = -1;
     if (Decided(c().residency_victim,
                 [&] { return c().residency_victim(c().user_data, &s, &victim); })) {
-      // Out of range: the store takes its default and counts.
+      // Out of range: the store uses its default and counts the fallback.
       return static_cast<int>(std::clamp<int64_t>(victim, -1, INT32_MAX));
     }
     return fallback_ == nullptr ? LeastRecentlyUsed(snapshot.candidates)

@@ -58,7 +58,7 @@ class HostRouting final : public RoutingPolicy, Adapter {
   }
 
  private:
-  /// The host's answer, from the strategy's own.
+  /// The host's answer, which starts from the strategy's own rule.
   RoutingRule Decide(const PolicyContext& context, const RoutingRule& own) const {
     const moert_policy_context where = ToC(context);
     auto rule = MakeC<moert_routing_rule>(kFields, own);

@@ -44,12 +44,12 @@ constexpr auto kPlacementFields = [](auto& c, auto& rule, const auto& visit) {
   visit(c.spares_low, rule.spares_low);
 };
 
-/// Rules of a host, asked once.
+/// A host's rules; each is asked once.
 class HostRules final : Adapter {
  public:
   using Adapter::Adapter;
 
-  /// The host's answer where it has one, from that of `own`.
+  /// The host's rule if it gives one, starting from the rule of `own`.
   template <typename Rule, typename C, typename Fields, typename OwnPolicy>
   std::optional<Rule> Ask(moert_code (*member)(void*, C*), const Fields& fields,
                           const OwnPolicy* own) const {

@@ -1,5 +1,4 @@
-// One adapter a seam: a C++ policy that asks the host, and the policy it stands before for the
-// rest.
+// One adapter per seam: a C++ policy that asks the host, and falls back to the policy it replaces.
 #ifndef MOERT_CAPI_SRC_POLICY_SEAMS_H_
 #define MOERT_CAPI_SRC_POLICY_SEAMS_H_
 
@@ -20,7 +19,7 @@ PolicyTraits TraitsOf(const std::unique_ptr<P>& policy) {
   return policy == nullptr ? PolicyTraits{} : policy->traits();
 }
 
-/// Shared by all adapters: calls into the host that count as failed when it fails or throws.
+/// Shared by all adapters: makes calls into the host, and counts those that fail or throw.
 class Adapter {
  public:
   explicit Adapter(std::shared_ptr<HostPolicies> host)
@@ -28,8 +27,8 @@ class Adapter {
 
  protected:
   const moert_policies& c() const { return host_->c; }
-  /// Policy::StateBytes: the host's own, said by one adapter, what its views take, and the
-  /// policy's behind it.
+  /// Policy::StateBytes: the host's own bytes, reported by one adapter only, the bytes of the
+  /// adapter's views, and those of the policy it replaces.
   template <typename P>
   int64_t StateOf(const std::unique_ptr<P>& fallback, int64_t views,
                   const PolicyScope& scope) const {
@@ -37,7 +36,7 @@ class Adapter {
            (fallback == nullptr ? 0 : fallback->StateBytes(scope));
   }
 
-  /// True when the host has decided. `call` is not asked for when the host has no such member.
+  /// True if the host has decided. Without the host's member, `call` is not called.
   template <typename Member, typename Call>
   bool Decided(Member member, Call call) const {
     if (member == nullptr) return false;
@@ -58,7 +57,7 @@ class Adapter {
     }
   }
   void CountFailure() const { ++host_->failures; }
-  /// A question whose failure is the host's answer.
+  /// Asks a question whose failure is itself the host's answer.
   template <typename Call>
   absl::Status Ask(const char* what, Call call) const {
     moert_failure failure;
@@ -74,8 +73,8 @@ class Adapter {
   const bool counts_;  // the host's state
 };
 
-/// Puts the host's rules in place of the strategy's policies. InvalidArgument for a rule that is
-/// out of range or beside another member of its seam.
+/// Replaces the strategy's policies by the host's rules. InvalidArgument for a rule that is out of
+/// range or together with another member of its seam.
 absl::Status InstallRules(const std::shared_ptr<HostPolicies>& policies, Strategy* strategy);
 
 /// `fallback` may be null.

@@ -11,7 +11,7 @@ namespace moert::capi {
 /// The scheme's name is static.
 moert_matrix ToC(const MatrixLayout& matrix);
 
-/// The same text, NUL-terminated, for ever. For names, of which a process has few. Thread-safe.
+/// A permanent NUL-terminated copy of the text. For names, of which a process has few. Thread-safe.
 const char* Intern(absl::string_view text);
 
 }  // namespace moert::capi

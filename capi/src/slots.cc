@@ -12,7 +12,7 @@ namespace {
 
 static_assert(MOERT_MAX_PARTS == kMaxRecordParts);
 
-/// No data: no rows.
+/// A tensor without data is a view without rows.
 absl::StatusOr<MatrixView> RowsOf(const char* name, const moert_tensor& rows,
                                   const moert_step& step) {
   if (rows.data == nullptr) return MatrixView{};

@@ -41,7 +41,7 @@ moert_record_info InfoOf(const RecordLayout& layout, absl::string_view version) 
   return info;
 }
 
-/// Reads into memory of our own: a source writes up to the next multiple of kRecordAlignment.
+/// Reads into memory of the library: a source writes up to the next multiple of kRecordAlignment.
 absl::Status ReadRecord(const ExpertSource& source, int32_t layer, int32_t expert, int32_t version,
                         void* dst, uint64_t dst_bytes) {
   const int64_t bytes = source.layout(layer, expert, version).bytes;

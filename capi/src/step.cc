@@ -16,7 +16,7 @@ moert_step_options DefaultStep() {
   return options;
 }
 
-/// Both tensors are fp32 in host memory.
+/// A tensor of fp32 in host memory.
 moert_tensor ToC(const void* data, int64_t rows, int64_t cols, int64_t row_stride) {
   return {const_cast<void*>(data), rows, cols, row_stride, MOERT_F32, MOERT_HOST};
 }

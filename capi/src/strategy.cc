@@ -19,7 +19,7 @@ struct Texts {
   std::vector<std::unique_ptr<const Text>> list ABSL_GUARDED_BY(mu);
 };
 
-/// The list as it is now. Strategies are never removed, so a text lives as long as the process.
+/// The current list. Strategies are never removed, so a text lives as long as the process.
 std::vector<const Text*> Strategies() {
   static auto* const texts = new Texts;
   const std::vector<StrategyInfo> all = ListStrategies();

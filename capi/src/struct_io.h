@@ -1,5 +1,5 @@
-// Structs that cross the C ABI: they say their size, only ever grow, and are copied up to the
-// smaller of the caller's size and ours.
+// Structs that cross the C ABI. They state their own size, only ever grow, and are copied up to the
+// smaller of the caller's size and the library's.
 #ifndef MOERT_CAPI_SRC_STRUCT_IO_H_
 #define MOERT_CAPI_SRC_STRUCT_IO_H_
 
@@ -45,7 +45,7 @@ constexpr uint64_t FirstSize(const void*) { return 0; }
 template <typename T>
 inline constexpr uint64_t kFirstSize = FirstSize(static_cast<const T*>(nullptr));
 
-/// No struct comes near it: a larger size is a value that nobody set.
+/// No real struct is this large: a larger size is an uninitialized value.
 inline constexpr uint64_t kMostSize = 1 << 16;
 
 template <typename T>
@@ -53,7 +53,8 @@ concept SizedStruct = std::is_standard_layout_v<T> && std::is_trivially_copyable
                       (kFirstSize<T> > 0) &&
                       (kFirstSize<T> <= sizeof(T));
 
-/// The body of a _init function: `defaults` into the caller's struct of `size` bytes, zeros after.
+/// The body of an _init function: writes `defaults` into the caller's struct of `size` bytes, then
+/// zeros.
 template <SizedStruct T>
 void InitStruct(T* out, uint64_t size, T defaults) {
   if (out == nullptr || size < sizeof(out->struct_size) || size > kMostSize) return;
@@ -69,8 +70,8 @@ absl::Status CheckSize(const T& in, const char* name) {
                  kMostSize, ": call its _init function");
 }
 
-/// Overwrites `value`, which holds defaults, with what the caller's struct has. Bytes beyond ours
-/// belong to a newer header: they may only be zero, because we would ignore what they ask for.
+/// Overwrites `value`, which holds defaults, with the caller's struct. Bytes beyond the library's
+/// struct belong to a newer header and must be zero, because the library would ignore them.
 template <SizedStruct T>
 absl::Status ReadStruct(const T* in, const char* name, T* value) {
   if (in == nullptr) return Illegal(name, ": must not be NULL");
@@ -88,7 +89,7 @@ absl::Status ReadStruct(const T* in, const char* name, T* value) {
   return absl::OkStatus();
 }
 
-/// Fills the caller's struct as far as it reaches, zeros what is newer than us.
+/// Fills the caller's struct up to its size, and zeros members that are newer than this library.
 template <SizedStruct T>
 absl::Status WriteStruct(const T& value, T* out, const char* name) {
   if (out == nullptr) return Illegal(name, ": must not be NULL");
@@ -97,7 +98,8 @@ absl::Status WriteStruct(const T& value, T* out, const char* name) {
   return absl::OkStatus();
 }
 
-/// Calls read(i, in) for each of `count` structs of the size that the first one says.
+/// Calls read(i, in) for each of `count` structs, whose stride is the size that the first one
+/// states.
 template <SizedStruct T, typename Read>
 absl::Status ReadArray(const T* first, uint64_t count, const char* name, Read&& read) {
   const std::string zeroth = absl::StrCat(name, "[0]");
@@ -116,8 +118,8 @@ absl::Status ReadArray(const T* first, uint64_t count, const char* name, Read&& 
   return absl::OkStatus();
 }
 
-/// A C struct from a C++ one, and back: fields(c, cpp, visit) calls visit(c.x, cpp.x) for every
-/// member that both have.
+/// Converts a C++ struct to a C struct, and back: fields(c, cpp, visit) calls visit(c.x, cpp.x) for
+/// every member that both have.
 template <typename C, typename Fields, typename Cpp>
 C MakeC(const Fields& fields, const Cpp& cpp) {
   C c{};

@@ -1,5 +1,5 @@
-// A policy of the host, measured: the bundled model decodes a text with a quarter of its experts in
-// memory, evicting by LRU, then by use_rate.h, then by the same policy in C.
+// A host's own policy, measured: the bundled model decodes a text with a quarter of its experts in
+// memory, with eviction by LRU, by use_rate.h, and by the same policy in C.
 //
 //   custom_policy MODEL_DIR TOKENS.u16 [TOKENS]
 #include <algorithm>
@@ -28,8 +28,8 @@ namespace {
 
 constexpr double kBudget = 0.25;
 constexpr double kDecay = 0.9;  // remembers about ten calls of a layer
-// An expert of this little model is 49 KB. At this rate its transfer takes what that of an 8 MB one
-// takes over PCIe, beside the reference profile's 0.5 ms a layer.
+// An expert of this small model is 49 KB. At this rate its transfer takes as long, relative to the
+// reference profile's 0.5 ms per layer, as that of an 8 MB expert over PCIe.
 constexpr double kLinkGbps = 0.1;
 
 struct Result {
@@ -79,7 +79,7 @@ class CRunner : public moert::host::MoeRunner {
   moert_error* error_ = nullptr;
 };
 
-/// The text, decoded token by token with `moe` as its experts.
+/// Decodes the text token by token with `moe` as its experts.
 absl::StatusOr<Result> Decode(const std::string& model, const std::vector<int32_t>& tokens,
                               moert::host::MoeRunner* moe) {
   MOERT_ASSIGN_OR_RETURN(const moert::HfConfig config, moert::LoadHfConfig(model));
@@ -98,7 +98,7 @@ absl::StatusOr<Result> Decode(const std::string& model, const std::vector<int32_
   return result;
 }
 
-/// The strategy's residency policy, or (nullptr: LRU) ours in its place.
+/// Runs with the strategy's own residency policy (LRU), or with UseRate in its place.
 absl::StatusOr<Result> RunCpp(const std::string& model, const std::vector<int32_t>& tokens,
                               bool use_rate) {
   MOERT_ASSIGN_OR_RETURN(auto source, moert::OpenModel(model, {}));

@@ -79,7 +79,7 @@ const char* DeviceDescription(ggml_backend_dev_t /*device*/) { return "experts k
 enum ggml_backend_dev_type DeviceType(ggml_backend_dev_t /*device*/) {
   return GGML_BACKEND_DEVICE_TYPE_ACCEL;
 }
-// None that llama.cpp should plan with.
+// Reports no memory: llama.cpp should plan with none of it.
 void DeviceMemory(ggml_backend_dev_t /*device*/, size_t* free, size_t* total) {
   *free = 0;
   *total = 0;
@@ -95,7 +95,7 @@ void DeviceProperties(ggml_backend_dev_t device, ggml_backend_dev_props* propert
 
 ggml_backend_dev_t InnerDevice() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
 
-// The scheduler's view of a context that computes on the GPU: the same device with CUDA's memory.
+// The scheduler's view of a context that computes on the GPU: the same device, with CUDA's memory.
 ggml_backend_device gpu_device = {};
 
 std::unique_ptr<Worker> MakeWorker(Gpu* gpu) {
@@ -164,8 +164,8 @@ bool GpuSupportsOp(ggml_backend_dev_t device, const ggml_tensor* node) {
   return ClaimsForGpu(node, GpuOf(device)->device());
 }
 
-// CUDA's own is not among them: the scheduler then asks us to copy inputs, which costs less than
-// the wait for CUDA that it begins parts without inputs with.
+// CUDA's own type is not supported: the scheduler then asks this backend to copy inputs. That costs
+// less than the wait for CUDA with which the scheduler begins parts without inputs.
 bool GpuSupportsBufferType(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
   return type == buffer_type || type == GpuOf(device)->compute_type();
 }
@@ -212,7 +212,7 @@ ggml_backend_reg_t MakeRegistry(const Options& options) {
   return &registry;
 }
 
-// ggml changes the tables above between minor versions without saying so in its API version.
+// ggml changes the tables above between minor versions without a change of its API version.
 bool SameMinorVersion(const std::string& a, const std::string& b) {
   const auto minor = [](const std::string& v) { return v.substr(0, v.find('.', v.find('.') + 1)); };
   return minor(a) == minor(b);
@@ -221,7 +221,7 @@ bool SameMinorVersion(const std::string& a, const std::string& b) {
 }  // namespace
 }  // namespace moert_ggml
 
-/// The host's entry. Null: the host goes on as if we were not there.
+/// The entry point that the host calls. Null: the host continues without this backend.
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init(void) {
   using namespace moert_ggml;
   try {

@@ -29,12 +29,12 @@ State& GetState() {
   return *state;
 }
 
-// The `extra` of factors.
+// The `extra` of tensors with factors of experts.
 char factors_mark;
 
 const char* Name(ggml_backend_buffer_type_t /*type*/) { return "MOERT"; }
 
-// Memory of the CPU's, under our name: activations, and weights that are not mapped.
+// Allocates the CPU's memory under our buffer type: activations, and weights that are not mapped.
 ggml_backend_buffer_t Allocate(ggml_backend_buffer_type_t type, size_t size) {
   ggml_backend_buffer_t buffer =
       ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
@@ -70,7 +70,7 @@ void FreeMapped(ggml_backend_buffer_t buffer) {
   RemoveBuffer(mapped.get());
 }
 
-// The model that a file is of.
+// The GGUF model that a file belongs to.
 std::shared_ptr<const GgufModel> FileOf(const std::string& path) {
   for (const auto& model : GgufModel::Open()) {
     if (model->HasFile(path)) return model;
@@ -78,7 +78,8 @@ std::shared_ptr<const GgufModel> FileOf(const std::string& path) {
   return std::make_shared<GgufModel>(GgufModel::Read(path));
 }
 
-// Whether the GPU holds everything of a mapped buffer, beside what a context needs, and may.
+// Whether the GPU has room for everything in a mapped buffer, beside a context's needs, and may
+// hold it.
 bool AllFit(const Options& options, int64_t bytes) {
   Gpu* gpu = options.gpu ? Gpu::Get() : nullptr;
   if (gpu == nullptr) return false;

@@ -1,5 +1,5 @@
-// The buffer type that draws expert tensors to us: plain host memory, and files that llama.cpp
-// maps.
+// The buffer type that makes llama.cpp assign expert tensors to this backend: plain host memory,
+// and files that llama.cpp maps.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_BUFFERS_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_BUFFERS_H_
 
@@ -18,18 +18,19 @@ ggml_backend_buffer_type_t MakeBufferType(ggml_backend_dev_t device, const Optio
 /// Whether a buffer (or null) is of that type.
 bool IsOurs(const ggml_backend_buffer* buffer);
 
-/// Whether a tensor, or what it is a view of, has factors of experts that are in a store.
+/// Whether a tensor, or the tensor it views, has factors of experts that are in a store.
 bool AreFactors(const ggml_tensor* tensor);
 
-/// Whether a tensor of experts, or a bias, that llama.cpp is about to load stays its own.
+/// Whether a tensor of experts, or a bias, that llama.cpp is about to load stays with llama.cpp.
 bool StaysWithStock(const ggml_tensor* weight);
-/// Experts that a token of the model uses that is being loaded: the file's number, or the user's.
+/// Records how many experts a token of the model being loaded uses: the file's number or the
+/// user's.
 void NoteUsedExperts(int used);
 
-/// The GPU that multiplies for this process; null: the CPU does.
+/// The GPU that computes for this process; null: the CPU does.
 Gpu* UsedGpu();
 
-/// A buffer over a mapped file: expert tensors in it come from a store. Null: it cannot be had.
+/// A buffer over a mapped file, whose expert tensors come from a store. Null: it cannot be made.
 ggml_backend_buffer_t MapBuffer(void* address, size_t size);
 
 }  // namespace moert_ggml

@@ -40,12 +40,12 @@ ggml_status Chunks::Run(Store* store) {
 bool Chunks::KeepInputs() {
   for (int i = call_.first; i <= call_.last; ++i) {
     const ggml_tensor* node = call_.node(i);
-    // Factors are weights.
+    // Factors count as weights.
     if (IsView(node) || node->op == GGML_OP_REPEAT || node->op == GGML_OP_GET_ROWS) continue;
     const bool product = node->op == GGML_OP_MUL_MAT_ID;
     for (int s = 0; s < GGML_MAX_SRC; ++s) {
       const ggml_tensor* source = node->src[s];
-      // Weights stay where they are, ids have been read.
+      // Weights stay where they are, and ids have been read already.
       const bool activation = product ? s == 1 : node->op == GGML_OP_ADD_ID ? s == 0 : true;
       if (source == nullptr || !activation || call_.Makes(source)) continue;
       if (!Keep(source)) return false;
@@ -121,7 +121,7 @@ ggml_tensor* Chunks::MakeProduct(const ggml_tensor* node, const moert_slots& slo
   return made;
 }
 
-// Views a part of a row, such as the half of it that is the gate.
+// Creates a view of a part of a row, such as the gate half.
 ggml_tensor* Chunks::MakeView(const ggml_tensor* node) {
   ggml_tensor* source = made_.at(node->src[0]);
   const auto offset =

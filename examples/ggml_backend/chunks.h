@@ -1,6 +1,7 @@
-// A layer call whose experts do not fit together. They come some at a time; for each lot the rows
-// that name them are gathered, multiplied, and put where the results belong. Every expert comes
-// once, with all its rows, so results are those of one call, bit by bit.
+// A layer call whose experts do not fit in the slots together. They are loaded in chunks; for each
+// chunk the rows that use its experts are gathered, multiplied, and written to their places in the
+// results. Every expert is loaded once, with all its rows, so results equal those of one call bit
+// by bit.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_CHUNKS_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_CHUNKS_H_
 
@@ -20,7 +21,7 @@ class Chunks {
   ggml_status Run(Store* store);
 
  private:
-  // Inputs of the call, kept: llama.cpp may give their memory to results of the call.
+  // Copies the call's inputs: llama.cpp may reuse their memory for results of the call.
   bool KeepInputs();
   bool Keep(const ggml_tensor* tensor);
 
@@ -31,14 +32,14 @@ class Chunks {
   ggml_tensor* MakeView(const ggml_tensor* node);
   ggml_tensor* MakeFactors(const ggml_tensor* node);
   ggml_tensor* MakeElementWise(const ggml_tensor* node);
-  // The lot's rows of a tensor [n, k or 1, T]: [n, 1, pairs].
+  // The chunk's rows of a tensor [n, k or 1, T]: [n, 1, pairs].
   ggml_tensor* Rows(const ggml_tensor* tensor);
-  // `rows` of a tensor, [n, 1, rows]; null: there is no memory.
+  // Gathers `rows` of a tensor, [n, 1, rows]; null: no memory.
   ggml_tensor* Gather(const ggml_tensor* from, const std::vector<int32_t>& rows);
-  // To the rows of a result of the graph.
+  // Scatters a chunk's rows into a result of the graph.
   bool PutBack(ggml_tensor* node, ggml_tensor* lot);
   bool UsedInCall(const ggml_tensor* tensor) const;
-  // By what else of the graph is ours.
+  // Whether later nodes of our part of the graph use the tensor.
   bool UsedBehindCall(const ggml_tensor* tensor) const;
   void Append(ggml_tensor* node);
 
@@ -46,7 +47,7 @@ class Chunks {
   const LayerCall& call_;
   std::unordered_map<const ggml_tensor*, ggml_tensor*> kept_;
 
-  // A lot's (token, expert) pairs, and the tensors over them.
+  // A chunk's (token, expert) pairs, and the tensors over them.
   std::vector<int32_t> pair_, expert_, slot_;
   std::unordered_map<const ggml_tensor*, ggml_tensor*> made_;
   ggml_tensor* expert_ids_ = nullptr;  // [1, pairs]

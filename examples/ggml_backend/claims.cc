@@ -14,8 +14,8 @@ bool IsProduct(const ggml_tensor* t) {
   return t->op == GGML_OP_MUL_MAT_ID && IsOurs(t->src[0]->buffer);
 }
 
-// The product of ours that went into t by element-wise nodes alone; null: none. `depth`: how
-// far to look; expert biases, clamps and scales make it some nodes.
+// The claimed product that reaches t through element-wise nodes only; null: none. `depth`: nodes to
+// look back; expert biases, clamps and scales add some.
 const ggml_tensor* ProductOf(const ggml_tensor* t, int depth = 8) {
   if (t == nullptr || depth == 0) return nullptr;
   switch (t->op) {
@@ -52,7 +52,7 @@ bool IsView(ggml_op op) {
          op == GGML_OP_PERMUTE || op == GGML_OP_TRANSPOSE;
 }
 
-// The product because of which a node is ours; null: it is not.
+// The product because of which a node is claimed; null: the node is not claimed.
 const ggml_tensor* ClaimingProduct(const ggml_tensor* node) {
   switch (node->op) {
     case GGML_OP_ADD:  // of the sum over experts: one operand is a view of the weighted results
@@ -77,7 +77,8 @@ bool TakesFactors(const ggml_tensor* node) {
   return node->op == GGML_OP_REPEAT && AreFactors(node->src[0]);
 }
 
-// Whether llama.cpp is loading a model and asks where a weight may lie: it has no memory yet.
+// Whether llama.cpp, while it loads a model, asks where a weight may lie: the weight has no memory
+// yet.
 bool IsAsked(const ggml_tensor* weight) {
   return IsOurs(weight->buffer) && ggml_backend_buffer_get_size(weight->buffer) == 0;
 }

@@ -1,5 +1,5 @@
-// The product that libmoert asks for where a GPU shares misses with the CPU: of each layer the
-// program that its last call on the GPU had.
+// The product that libmoert asks for when a GPU shares misses with the CPU. For each layer it runs
+// the program that was learnt from the layer's last call on the GPU.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_CPU_PRODUCT_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_CPU_PRODUCT_H_
 
@@ -16,10 +16,10 @@ class CpuProduct {
   /// Null: ggml's CPU kernels cannot be found.
   static std::shared_ptr<CpuProduct> Create(size_t layers);
 
-  /// A call that may be shared comes. False: it has a node that the CPU does not know here, and
-  /// must not be. Thread-safe.
+  /// Learns a call that may be shared. False: it has a node that the CPU cannot compute here, and
+  /// must not be shared. Thread-safe.
   bool Learn(const LayerCall& call);
-  /// The job of a call that was learnt. Thread-safe: one job at a time.
+  /// Computes the job of a learnt call. Thread-safe: one job at a time.
   moert_code Multiply(const moert_cpu_job& job, moert_failure* failure);
 
  private:

@@ -49,7 +49,7 @@ struct CudaStream::Driver {
   int (*event_query)(void* event);
   int (*event_elapsed)(float* milliseconds, void* begin, void* end);
 
-  // The context is the thread's while this lives.
+  // Makes the context current on this thread for the object's lifetime.
   class Scope {
    public:
     Scope(const Driver* driver, void* context) : driver_(driver) { driver_->push(context); }

@@ -1,6 +1,6 @@
-// A CUDA stream of the plug-in's own beside those of ggml's CUDA backend, whose streams are
-// private. The driver is asked by name: neither CUDA's headers nor its libraries are needed to
-// build.
+// A CUDA stream of the plug-in's own, beside those of ggml's CUDA backend, which are private.
+// Driver functions are looked up by name at run time: the build needs neither CUDA's headers nor
+// its libraries.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_CUDA_STREAM_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_CUDA_STREAM_H_
 
@@ -25,35 +25,36 @@ class CudaStream {
 
   moert_stream get() const { return stream_; }
 
-  // Order between this stream and that of a CUDA backend; nobody waits on the host.
+  // Ordering between this stream and that of a CUDA backend, without a wait on the host.
 
-  /// Work that this stream gets from now on comes behind the backend's work so far.
+  /// Later work on this stream runs after the backend's work so far.
   bool Follow(ggml_backend_t backend);
-  /// The other way round.
+  /// Later work of the backend runs after this stream's work so far.
   bool Lead(ggml_backend_t backend);
-  /// Work that this stream gets from now on comes behind an event of the device.
+  /// Later work on this stream runs after an event of the device.
   bool Await(ggml_backend_event_t event);
 
-  /// Whether it has nothing more to do.
+  /// Whether the stream has no work left.
   bool Idle();
-  /// Rows of `bytes` that lie `stride` bytes apart, one behind the other, within device memory.
+  /// Copies rows of `bytes`, which lie `stride` bytes apart, to consecutive places in device
+  /// memory.
   bool Gather(void* to, const void* from, size_t bytes, size_t stride, size_t rows);
-  /// From pinned memory of the host's, which stays as it is until then.
+  /// Copies from pinned host memory, which must not change until the copy is done.
   bool Write(void* to, const void* from, size_t bytes);
-  /// Device memory into the host's, beside what streams do. The host waits for it.
+  /// Copies device memory to the host, outside of the streams' order. The host waits for it.
   bool Read(void* to, const void* from, size_t bytes);
-  // Marks in it.
+  // Marks (events) in the stream.
 
   enum Mark { kCopiesBegin, kCopiesEnd, kLayerCopied, kMarks };
   bool Set(Mark mark);
-  /// Whether the stream has come to the mark where it was set last.
+  /// Whether the stream has passed the place where the mark was set last.
   bool Reached(Mark mark);
-  /// From one to another, both of which were reached; negative: not known.
+  /// The time between two marks that were both reached; negative: unknown.
   std::chrono::nanoseconds Between(Mark begin, Mark end);
 
   /// The host waits for this stream.
   bool Synchronize();
-  /// The host waits for everything the device has got.
+  /// The host waits for all work on the device.
   bool SynchronizeDevice();
 
  private:

@@ -15,7 +15,7 @@ namespace {
 // llama.cpp's numbers of "expert_gating_func".
 enum Gating { kUnsaid = 0, kSoftmax = 1, kSigmoid = 2, kTopKSoftmax = 3, kSqrtSoftplus = 4 };
 
-// A model's values by their keys.
+// A model's metadata by key.
 class Values {
  public:
   explicit Values(const gguf_context* file) : file_(file) {}
@@ -25,7 +25,7 @@ class Values {
     const bool text = at >= 0 && gguf_get_kv_type(file_, at) == GGUF_TYPE_STRING;
     return text ? gguf_get_val_str(file_, at) : "";
   }
-  // One number, or those of an array.
+  // A single number, or the elements of an array.
   std::vector<int64_t> Numbers(const std::string& key) const {
     const int64_t at = gguf_find_key(file_, key.c_str());
     if (at < 0) return {};
@@ -72,7 +72,7 @@ bool EndsWith(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// Takes tensors of experts, biases and scales included, and of routers.
+// Selects the tensors of experts, their biases and scales included, and of routers.
 bool IsWanted(std::string_view name) {
   return name.find("exps.") != std::string_view::npos || EndsWith(name, ".ffn_gate_inp.weight") ||
          EndsWith(name, ".ffn_gate_inp.bias") || EndsWith(name, ".exp_probs_b.bias");
@@ -152,7 +152,7 @@ void GgufModel::Add(const std::string& path) {
   if (stat(path.c_str(), &status) == 0) file_bytes_ = status.st_size;
 }
 
-// Files of a model that -hf has downloaded have no names in common: their numbers tell.
+// Files of a model that -hf has downloaded have no common name; their split numbers identify them.
 bool GgufModel::Joins(const GgufModel& other) const {
   const File& mine = files_[0];
   const File& its = other.files_[0];

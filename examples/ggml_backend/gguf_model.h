@@ -1,5 +1,4 @@
-// A GGUF model's experts and routers by its files, before llama.cpp has loaded them and while it
-// does.
+// A GGUF model's experts and routers, read from its files before and while llama.cpp loads them.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_GGUF_MODEL_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_GGUF_MODEL_H_
 
@@ -14,7 +13,7 @@
 
 namespace moert_ggml {
 
-/// A tensor in a file: one of experts, or of a router.
+/// A tensor in a file: experts, or a router.
 struct GgufTensor {
   std::string path;
   int64_t offset = 0;
@@ -26,9 +25,9 @@ struct GgufTensor {
 /// One model in one file, or in several.
 class GgufModel {
  public:
-  /// Reads one file; what cannot be read is left out.
+  /// Reads one file; tensors that cannot be read are left out.
   static GgufModel Read(const std::string& path);
-  /// The models whose files this process has open, as llama.cpp has while it loads one.
+  /// The models whose files this process has open, as llama.cpp has them while it loads one.
   static std::vector<std::shared_ptr<const GgufModel>> Open();
 
   /// The path of its first file.
@@ -40,15 +39,15 @@ class GgufModel {
   int64_t expert_bytes() const { return expert_bytes_; }
   int64_t file_bytes() const { return file_bytes_; }
 
-  /// Experts that a token uses in a block; 0: not said.
+  /// Experts that a token uses in a block; 0: unknown.
   int UsedExperts(int block) const;
   /// Whether UsedExperts differs from block to block.
   bool used_by_block() const { return used_.size() > 1; }
-  /// How the router of a block chooses, as far as the library has it: kind, groups and biases of
-  /// `spec`. MOERT_ROUTING_EXTERNAL: it cannot be told.
+  /// Stores in `spec` how the router of a block chooses (kind, groups, biases) if the library
+  /// supports it. MOERT_ROUTING_EXTERNAL: unknown or not supported.
   void Route(int block, moert_layer_spec* spec) const;
-  /// The floats of a router's tensor: MOERT_PART_ROUTER, _SELECTION_BIAS or _LOGIT_BIAS. False: the
-  /// file cannot be read any more.
+  /// Reads a router's tensor as floats: MOERT_PART_ROUTER, _SELECTION_BIAS or _LOGIT_BIAS. False:
+  /// the file cannot be read any more.
   bool ReadRouter(int block, int32_t part, float* out) const;
 
  private:
@@ -75,7 +74,7 @@ class GgufModel {
 
 /// Block of "blk.3.ffn_up_exps.weight": 3; -1: not a tensor of experts.
 int BlockOfExperts(const char* name);
-/// Whether it is the name of factors, one an expert: "blk.3.ffn_up_exps.scale".
+/// Whether a name is that of per-expert factors: "blk.3.ffn_up_exps.scale".
 bool AreFactorsOfExperts(const char* name);
 
 }  // namespace moert_ggml

@@ -6,7 +6,7 @@
 namespace moert_ggml {
 namespace {
 
-// CUDA's own functions of buffers, which ours call.
+// CUDA's own buffer functions, which ours call.
 ggml_backend_buffer_i cuda_buffers = {};
 std::atomic<bool> given_up{false};
 // Leaked: buffers may be freed while the process exits.
@@ -95,7 +95,7 @@ bool Gpu::Write(void* to, const void* from, size_t bytes) {
 }
 
 bool Gpu::Reaches(const ggml_tensor* tensor) const {
-  // ggml gives plain memory where there is no more that can be pinned.
+  // ggml falls back to plain memory when no more memory can be pinned.
   const ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(tensor->buffer);
   return in_host_memory() || type != ggml_backend_cpu_buffer_type();
 }

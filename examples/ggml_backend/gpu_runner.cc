@@ -13,8 +13,8 @@
 namespace moert_ggml {
 namespace {
 
-// From so many tokens on nearly all experts of a layer are named: 87 % of 128, where each token
-// names 8 of them. llama.cpp's own offloading begins there, too.
+// From this many tokens on, nearly all experts of a layer are used: 87 % of 128, if each token uses
+// 8 of them. llama.cpp's own offloading begins at the same number.
 constexpr int64_t kStreamTokens = 32;
 
 }  // namespace
@@ -50,7 +50,8 @@ bool GpuRunner::FindBackend() {
   return own_ != nullptr;
 }
 
-// The scheduler asks behind every part. The context's own backend computes what follows in order.
+// The scheduler calls this after every part. The context's own backend computes later work in
+// order.
 void GpuRunner::Synchronize() {
   const bool alone = ggml_backend_reg_dev_count(ggml_backend_dev_backend_reg(gpu_->device())) == 1;
   if (cuda_ != nullptr && (cuda_ == own_ || !alone)) ggml_backend_synchronize(cuda_);
@@ -79,8 +80,8 @@ void GpuRunner::Plan(const ggml_cgraph* part) { inputs_.Plan(part); }
 ggml_status GpuRunner::Compute(ggml_cgraph* graph) {
   const std::lock_guard<std::mutex> lock(gpu_->mutex());
   if (!FindBackend()) return GGML_STATUS_FAILED;
-  // A piece of a part: llama.cpp has an evaluation callback, which reads inputs of nodes where the
-  // graph says, and later pieces do so too.
+  // A graph without a uid is a piece of a part: llama.cpp has an evaluation callback, which reads
+  // the nodes' inputs where the graph has them, and so do later pieces.
   watched_ = graph->uid == 0;
   if (watched_) MakeSkippedCopies();
   const ggml_status status = ComputePieces(graph);
@@ -98,7 +99,7 @@ ggml_status GpuRunner::ComputePieces(ggml_cgraph* graph) {
         piece.experts->block == experts->block && piece.ids == node->src[2]) {
       continue;
     }
-    // Nodes in front may compute the ids.
+    // Earlier nodes may compute the ids.
     if (piece.experts != nullptr || AnyWork(graph, piece.begin, i)) {
       const ggml_status status = ComputePiece(graph, piece, i);
       if (status != GGML_STATUS_SUCCESS) return status;
@@ -115,8 +116,8 @@ ggml_status GpuRunner::ComputePiece(ggml_cgraph* graph, Piece piece, int end) {
   ggml_cgraph part = *graph;
   part.nodes += piece.begin;
   part.n_nodes = end - piece.begin;
-  // CUDA replays a graph by its uid without a look at it. The same graph's experts may lie in slots
-  // now and beside them next time, so a part is told apart by its nodes and the addresses it reads.
+  // CUDA replays a graph by its uid without checking it. The same graph's experts may be in slots
+  // now and beside them next time, so a part is identified by its nodes and the addresses it reads.
   part.uid = 0;
   if (!AnyWork(&part, 0, part.n_nodes)) return GGML_STATUS_SUCCESS;
   ggml_status status = GGML_STATUS_ALLOC_FAILED;
@@ -141,7 +142,7 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
     piece.experts->model->Count(layer, tokens);
     store->BeginCall(layer, tokens);
     const bool streams = tokens >= kStreamTokens;
-    // Beside the cache the CPU helps, where enough is missing for that.
+    // If experts are loaded beside the cache, the CPU helps, provided that enough are missing.
     const bool shares =
         tokens > Store::kFewTokens && store->product(tokens) != nullptr && !store->holds_most();
     const bool slots_first = !streams && !shares && !store->small();
@@ -186,7 +187,7 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
   std::string error;
   const ggml_tensor* x = graph->nodes[piece.first]->src[1];
   const LayerCall call(graph, piece.first);
-  // The CPU's share shows in the last product's rows alone.
+  // The CPU's share appears only in the rows of the last product.
   CpuProduct* const product = watched_ ? nullptr : store->product(tokens);
   const bool shares = product != nullptr && product->Learn(call);
   const auto* const rows = static_cast<const float*>(x->data);
@@ -271,7 +272,7 @@ bool GpuRunner::ReplaceSources(ggml_cgraph* graph) {
 }
 
 ggml_tensor* GpuRunner::OnDevice(ggml_tensor* weight) {
-  // Graphs come and go with their views, weights stay.
+  // Graphs and their views are temporary, weights are not.
   ggml_tensor*& copy = weights_[weight->view_src != nullptr ? weight->view_src : weight];
   if (copy != nullptr) return copy;
   ggml_tensor* made = kept_.Copy(weight);

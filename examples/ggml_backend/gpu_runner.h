@@ -1,11 +1,11 @@
-// Carries out our part of a graph on the GPU, in the order of the context's own CUDA backend. The
-// graph is computed as llama.cpp made it, with slots in place of the tensors of all experts: the
-// same kernels run as if experts were on the GPU.
+// Computes our part of a graph on the GPU, in the order of the context's own CUDA backend. The
+// graph runs as llama.cpp made it, with slots in place of the tensors of all experts: the same
+// kernels run as if the experts were on the GPU.
 //
-// A few tokens: the device looks their experts up and brings those that are missing, and no host
-// waits. Many tokens: layers stream through the GPU. In between, the host reads the ids. Experts
-// that do not fit in the slots at once are brought beside the cache. Where the host has the ids it
-// computes experts itself that would be late.
+// A few tokens: the device looks their experts up and loads the missing ones without a wait on the
+// host. Many tokens: layers stream through the GPU. In between, the host reads the ids. Experts
+// that do not fit in the slots together are loaded outside of the cache. If the host has the ids,
+// it computes experts itself that the link would bring too late.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_GPU_RUNNER_H_
 
@@ -43,7 +43,7 @@ class GpuRunner final : public Worker {
   bool BeginCopy(ggml_backend_t from, const ggml_tensor* tensor, ggml_tensor* copy) override;
 
  private:
-  // Nodes of a graph with products of one layer at most, all by the same ids.
+  // Nodes of a graph that contain products of at most one layer, all by the same ids.
   struct Piece {
     int begin = 0;
     int first = -1;  // product; -1: none
@@ -51,39 +51,42 @@ class GpuRunner final : public Worker {
     ggml_tensor* ids = nullptr;
   };
 
-  // The CUDA backend that orders everything. False: there is none.
+  // Finds the CUDA backend that orders all work. False: there is none.
   bool FindBackend();
   void UseBackend(ggml_backend_t cuda);
 
-  // Copies inputs that the part was to read where they were made.
+  // Makes the copies of inputs that were skipped because the part was to read the originals.
   void MakeSkippedCopies();
   ggml_status ComputePieces(ggml_cgraph* graph);
   ggml_status ComputePiece(ggml_cgraph* graph, Piece piece, int end);
   ggml_status RunLayer(ggml_cgraph* graph, const Piece& piece);
-  // Beside the cache. *staged: false: nothing can be brought there, which was said, and nothing was
-  // done. Runs a batch that streams the layers; or the experts that the ids name, and no more.
+  // Computes the piece with experts outside of the cache: all experts of the layer for a batch that
+  // streams layers, else those that the ids name. *staged false: they cannot be loaded there
+  // (reported), and nothing was done.
   ggml_status RunStreamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* staged);
   ggml_status RunBeside(ggml_cgraph* graph, const Piece& piece, Store* store, bool* staged);
-  // *for_gpu: the named experts; those that the CPU takes leave it, and are job_'s then. False:
-  // none.
+  // *for_gpu: the named experts; those that the CPU takes are moved from it to job_. False: the CPU
+  // takes none.
   bool Share(const LayerCall& call, Store* store, bool streams, std::vector<int32_t>* for_gpu);
-  // `shares`: all but the pairs of job_.
+  // `shares`: computes all pairs but those of job_.
   ggml_status LaunchStaged(ggml_cgraph* graph, const Piece& piece, Store* store,
                            std::span<const int32_t> experts, bool shares, bool streams,
                            bool* staged);
   ggml_status LaunchBehindCpu(ggml_cgraph* rest, const Piece& piece, Store* store,
                               const ggml_tensor* out);
   void StageNext(const Piece& piece, Store* store);
-  // Into generic_, when all before is done. False: they cannot be read, or one is out of range.
+  // Reads the ids into generic_ after all earlier work. False: unreadable, or an id is out of
+  // range.
   bool ReadIds(ggml_cgraph* graph, const Piece& piece);
-  // *too_many: they do not fit at once, and nothing was done.
+  // *too_many: the experts do not fit at once, and nothing was done.
   ggml_status RunInSlots(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
   ggml_status RunServed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
   ggml_status RunNamed(ggml_cgraph* graph, const Piece& piece, Store* store, bool* too_many);
-  // Why there are no slots.
+  // Reports why there are no slots.
   ggml_status NotFetched(const Piece& piece, Store::Result result, const std::string& error,
                          bool* too_many);
-  // The products, then the rows that the CPU has taken of them, then what follows.
+  // Launches the products, then the rows of them that the CPU has computed, then the nodes after
+  // them.
   ggml_status LaunchShared(ggml_cgraph* graph, const Piece& piece, const LayerCall& call,
                            Store* store);
   void LeaveSlots(Store* store);
@@ -92,17 +95,17 @@ class GpuRunner final : public Worker {
   ggml_status Launch(ggml_cgraph* graph);
   ggml_status Fail(const Piece& piece, const std::string& error);
 
-  // Sources of nodes are replaced while a graph is launched. Tensors in their place live as long as
-  // this: CUDA remembers graphs by addresses.
+  // Sources of nodes are replaced while a graph is launched. The replacing tensors live as long as
+  // this object, because CUDA identifies graphs by addresses.
   void Replace(ggml_tensor** source, ggml_tensor* by);
   void Restore();
-  // Inputs that were not copied; weights beside the experts, such as their biases, that are in our
-  // buffers.
+  // Replaces inputs that were not copied, and weights beside the experts (such as their biases)
+  // that are in our buffers.
   bool ReplaceSources(ggml_cgraph* graph);
   ggml_tensor* OnDevice(ggml_tensor* weight);
   void ReplaceExperts(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids);
   ggml_tensor* SlotIds(int64_t top_k, int64_t tokens);
-  // The ids one behind the other, in the order of the GPU's stream; null: that cannot be had.
+  // The ids, packed, in the order of the GPU's stream; null: not available.
   const int32_t* PackedIds(const ggml_tensor* ids);
 
   Gpu* const gpu_;

@@ -54,10 +54,11 @@ bool GpuRunner::Share(const LayerCall& call, Store* store, bool streams,
   return true;
 }
 
-// The order, where the CPU shares. CUDA's stream is idle when the ids are here. The stream of
-// copies brings this layer's experts, then the next one's; CUDA's multiplies behind the former.
-// Meanwhile the host computes its pairs, and only then CUDA gets what replaces their rows and reads
-// them. A place is left, for the layer after the next, behind the products: nothing later reads it.
+// The order of work when the CPU shares. CUDA's stream is idle when the ids are here. The copy
+// stream loads this layer's experts, then the next layer's; CUDA's stream multiplies after the
+// former. Meanwhile the host computes its pairs; only then CUDA gets the work that replaces their
+// rows and reads them. The place is released to the layer after the next behind the products, since
+// nothing later reads it.
 ggml_status GpuRunner::LaunchStaged(ggml_cgraph* graph, const Piece& piece, Store* store,
                                     std::span<const int32_t> experts, bool shares, bool streams,
                                     bool* staged) {

@@ -7,9 +7,9 @@
 namespace moert_ggml {
 
 void InputUse::Plan(const ggml_cgraph* part) {
-  // Parts are views of one graph, whose counts they share, in the order of its nodes: elsewhere
-  // another graph begins, or the same one anew. Were that not noticed, inputs would seem to be used
-  // again, and be copied.
+  // Parts are views of one graph, share its use counts and come in the order of its nodes. Any
+  // other order means another graph, or the same one again. Without this check, inputs would seem
+  // to be used again and would be copied.
   const void* const here = part->nodes;
   if (part->use_counts != graph_ || here <= last_) parts_.clear();
   graph_ = part->use_counts;

@@ -13,10 +13,10 @@
 namespace moert_ggml {
 namespace {
 
-// A budget has a few characters; more of a file is not read.
+// A budget is a few characters long; the rest of a longer file is not read.
 constexpr size_t kMostText = 64;
 
-// False: `text` says why.
+// False: `text` holds the reason.
 bool ReadText(const std::string& path, std::string* text) {
   const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) {

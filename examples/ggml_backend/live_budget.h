@@ -1,5 +1,5 @@
-// A budget that changes while llama.cpp runs: as a file of the user's says, or, where nobody named
-// one, as memory comes and goes that others take.
+// A budget that changes while llama.cpp runs: as the user's file says, or, without a budget by the
+// user, as other programs take and free memory.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_LIVE_BUDGET_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_LIVE_BUDGET_H_
 
@@ -16,10 +16,10 @@ class BudgetFile {
   /// `path` empty: there is none.
   explicit BudgetFile(std::string path) : path_(std::move(path)) {}
 
-  /// As Options has a budget. False: `error` says what is wrong with the file or its text.
+  /// The budget in the form of Options. False: `error` says what is wrong with the file or its
+  /// text.
   bool Read(int64_t* bytes, double* fraction, std::string* error);
-  /// The same where the text is another one than the last time, legal or not; else false, with no
-  /// error.
+  /// The same if the text has changed since the last time, legal or not; else false, with no error.
   bool ReadChanged(int64_t* bytes, double* fraction, std::string* error);
 
  private:
@@ -34,8 +34,8 @@ struct MemoryNow {
   int64_t free = 0;              // of everybody; below 0: not known
 };
 
-/// The budget that leaves `reserve` free: lower where half of that has gone, higher where twice of
-/// it is left, else the same.
+/// The budget that leaves `reserve` free: lower if less than half of it is left, higher if more
+/// than twice of it is left, else unchanged.
 int64_t FollowFree(const MemoryNow& now, int64_t reserve);
 
 /// True once a second.

@@ -29,7 +29,7 @@ struct Mapping {
     return inode != 0 && !path.empty();
   }
 
-  // The path may have been given to another file since: the inode decides.
+  // Another file may have the path by now: the inode decides.
   bool PathIsCurrent() const {
     struct stat file;
     return stat(path.c_str(), &file) == 0 && file.st_ino == inode;

@@ -1,4 +1,4 @@
-// Which file, and which part of it, a mapped address shows.
+// Finds the file, and the part of it, that a mapped address shows.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_MAPPED_FILE_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_MAPPED_FILE_H_
 
@@ -16,8 +16,8 @@ struct FileRange {
 /// The file behind [address, address + size), by the system's table of mappings.
 FileRange FindMappedFile(const void* address, size_t size);
 
-/// Gives the mapped pages of the range back to the system: they are read from the file again
-/// should anybody touch them. False: not all of them, as they are locked.
+/// Gives the mapped pages of the range back to the system; a later access reads them from the file
+/// again. False: some pages are locked and stay.
 bool DropMappedPages(const void* address, size_t size);
 
 }  // namespace moert_ggml

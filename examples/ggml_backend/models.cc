@@ -20,13 +20,13 @@ std::vector<std::weak_ptr<Model>>& Registry() {
   return *models;
 }
 
-// Bytes that kernels may read behind a tensor.
+// Bytes after a tensor that kernels may read.
 int64_t Padding(ggml_backend_buffer_type_t type, const ggml_tensor* tensor) {
   return static_cast<int64_t>(ggml_backend_buft_get_alloc_size(type, tensor) - ggml_nbytes(tensor));
 }
 
-// ggml's CUDA kernels count the blocks of a tensor in 32 bits: here of the place beside the cache,
-// which holds a layer.
+// ggml's CUDA kernels count the blocks of a tensor in 32 bits; here the tensor is the place beside
+// the cache, which holds a layer.
 bool Addressable(const Layer& layer) {
   for (const Part& part : layer.parts) {
     if (layer.experts * layer.ExpertBytes() / part.type_bytes >= INT32_MAX - (1 << 20))
@@ -69,7 +69,7 @@ bool Model::Add(ggml_tensor* tensor, int block) {
   return true;
 }
 
-// The layers of the store, and of each tensor its place in them.
+// The layers of the store; assigns each tensor its place in them.
 std::vector<Layer> Model::Arrange(Gpu* gpu) {
   std::vector<Layer> layers;
   for (auto& [block, tensors] : blocks_) {
@@ -98,7 +98,7 @@ std::vector<Layer> Model::Arrange(Gpu* gpu) {
   return layers;
 }
 
-// A user's number, given to llama.cpp, holds in place of the file's, unless there is one a block.
+// The number that a user gave to llama.cpp replaces the file's, unless the file has one per block.
 int Model::UsedExperts(int block) const {
   return used_ > 0 && !file_->used_by_block() ? used_ : file_->UsedExperts(block);
 }
@@ -145,7 +145,8 @@ bool Model::Open(Gpu* gpu, std::string* error) {
       gpu == nullptr     ? ""
       : store_->shares() ? ", on the GPU, and on the CPU what would be late"
                          : ", on the GPU");
-  // From here on experts come by reads of ours. Pages that loading the model has mapped may go.
+  // From now on the library reads the experts itself. Pages that loading the model has mapped may
+  // go.
   bool dropped = true;
   for (const auto& [block, tensors] : blocks_) {
     for (const auto& expert : tensors) {
@@ -159,7 +160,8 @@ bool Model::Open(Gpu* gpu, std::string* error) {
   return true;
 }
 
-// A context comes, which llama.cpp gives memory after this. Where it is refused the budget stays.
+// Makes room for a context, whose memory llama.cpp allocates after this. If it is refused, the
+// budget stays.
 void Model::MakeRoom() {
   std::string error;
   if (store_ == nullptr || store_->reserve() == 0) return;
@@ -190,7 +192,8 @@ void Model::Adapt() {
     refused_ = error;
     return;
   }
-  // One that follows what is free is said where it is another order.
+  // A budget that follows free memory is reported only if it has halved or doubled since the last
+  // report.
   const int64_t now = store_->budget_bytes();
   const bool little = options_.budget_file.empty() && now < 2 * said_ && now > said_ / 2;
   if (now == before || little) return;

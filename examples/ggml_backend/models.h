@@ -1,6 +1,6 @@
-// The expert tensors that llama.cpp put into our buffers, model by model. A model's store is opened
-// by its first product, on a GPU by the first context, and closed when the model's first buffer is
-// freed.
+// The expert tensors that llama.cpp has put into our buffers, by model. A model's store is opened
+// by its first product, or on a GPU by the first context, and closed when the model's first buffer
+// is freed.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_MODELS_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_MODELS_H_
 
@@ -23,7 +23,7 @@ namespace moert_ggml {
 
 class Model;
 
-/// The target of an expert tensor's `extra`.
+/// The object that the `extra` of an expert tensor points to.
 struct ExpertTensor {
   Model* model = nullptr;
   int block = 0;  // "blk.7.": 7
@@ -44,32 +44,33 @@ class Model {
   ~Model();
 
   const std::string& stem() const { return stem_; }
-  /// False: not open to more tensors, or it has one of this name. Then it is another model's.
+  /// False: the model takes no more tensors, or has one of this name; the tensor is another model's
+  /// then.
   bool Add(ggml_tensor* tensor, int block);
 
   /// Held during a layer call.
   std::mutex& mutex() { return mutex_; }
-  /// The store, opened in RAM where it is not open; null: that failed, which has been said. Needs
+  /// The store, which is opened in RAM if it is not open; null: that failed and was reported. Needs
   /// the lock.
   Store* store();
-  /// Opens the store on a GPU, if it is not open. False: it is not there, which has been said; RAM
-  /// is left to try. Takes the lock.
+  /// Opens the store on a GPU if it is not open. False: it is not on the GPU (reported), and RAM is
+  /// left to try. Takes the lock.
   bool OpenOn(Gpu* gpu);
-  /// A call of one of its layers begins. Needs the lock, and the store.
+  /// Counts the beginning of a layer call. Needs the lock and the store.
   void Count(int layer, int64_t tokens) {
     if (layer == 0 && due_(EverySecond::Time::clock::now())) Adapt();
     statistics_.Count(layer, tokens, *store_);
   }
-  /// Needs the lock. No more products over this model's tensors.
+  /// Ends the model: no more products over its tensors. Needs the lock.
   void Close();
 
  private:
   std::vector<Layer> Arrange(Gpu* gpu);
   int UsedExperts(int block) const;
   bool Open(Gpu* gpu, std::string* error);
-  // Where nobody named a budget, halves it: it grows again into what is left.
+  // Halves the budget if the user named none: it grows again into the memory that is left.
   void MakeRoom();
-  // Takes the budget that holds from now on.
+  // Applies the budget that is valid from now on.
   void Adapt();
 
   const std::string stem_;  // of the GGUF's path, without the number of a split file
@@ -87,10 +88,10 @@ class Model {
   std::string refused_;  // why one was not taken, which has been said
 };
 
-/// Opens all models that are loaded; false: one of them is not on the GPU.
+/// Opens all loaded models on the GPU; false: one of them is not on it.
 bool OpenModelsOn(Gpu* gpu);
 
-/// Expert tensors of a mapped buffer. Not thread-safe: llama.cpp loads on one thread.
+/// The expert tensors of a mapped buffer. Not thread-safe: llama.cpp loads on one thread.
 struct MappedBuffer {
   std::string stem;
   std::shared_ptr<const GgufModel> file;
@@ -105,10 +106,10 @@ std::string StemOf(const std::string& path);
 
 /// Takes the tensor over if it holds experts of a block ("blk.3.ffn_up_exps.weight").
 void AddTensor(MappedBuffer* buffer, ggml_tensor* tensor, const Options& options);
-/// The same of an expert tensor that is to lie on the GPU as a whole, for good: it becomes CUDA's,
-/// and nothing of it ours. False: it is not of experts, or there is no memory.
+/// Puts an expert tensor on the GPU as a whole, for good: it becomes CUDA's, and this backend gives
+/// it up. False: it is no tensor of experts, or there is no memory.
 bool PlaceTensor(MappedBuffer* buffer, ggml_tensor* tensor, Gpu* gpu);
-/// The buffer goes, and its models with it.
+/// Removes the buffer and its models.
 void RemoveBuffer(MappedBuffer* buffer);
 
 }  // namespace moert_ggml

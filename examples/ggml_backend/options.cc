@@ -21,7 +21,7 @@ const char* Value(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// 0: there is no such unit.
+// The bytes of a unit; 0: there is no such unit.
 double UnitOf(const char* name) {
   static constexpr struct {
     const char* name;
@@ -35,7 +35,7 @@ double UnitOf(const char* name) {
   return 0;
 }
 
-// "8GiB", "512M", "1000": bytes; and "25%" where there may be shares.
+// Parses "8GiB", "512M" or "1000" as bytes, and "25%" where shares are allowed.
 bool ReadBytes(const char* text, int64_t* bytes, double* share) {
   if (*text == '\0') return true;
   char* end = nullptr;
@@ -51,7 +51,7 @@ bool ReadBytes(const char* text, int64_t* bytes, double* share) {
   return true;
 }
 
-// Unset: *flag stays.
+// If the variable is unset, *flag keeps its value.
 bool ReadFlag(const char* name, bool* flag, std::string* error) {
   const std::string value = Value(name);
   if (value.empty()) return true;
@@ -70,7 +70,7 @@ bool ReadThreads(const char* text, int* threads) {
   return true;
 }
 
-// A name that nobody reads is a mistake.
+// Reports variables of ours that nothing reads: they are mistakes.
 void NameUnknown() {
   static constexpr std::string_view kKnown[] = {"BUDGET", "BUDGET_FILE", "CPU",        "DISABLE",
                                                 "EXACT",  "GPU",         "IO_THREADS", "PINNED",

@@ -1,4 +1,4 @@
-// The user's settings by environment variables, as ggml backends take their options.
+// The user's settings, in environment variables as usual for ggml backends.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_OPTIONS_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_OPTIONS_H_
 
@@ -8,11 +8,11 @@
 namespace moert_ggml {
 
 struct Options {
-  /// MOERT_BUDGET: "8GiB" or "8G", "8GB" (decimal), bytes, or "25%" of the experts' bytes. Neither
-  /// is set: what is free less a reserve.
+  /// MOERT_BUDGET: "8GiB" or "8G", "8GB" (decimal), bytes, or "25%" of the experts' bytes. If
+  /// neither is set: the free memory less a reserve.
   int64_t budget_bytes = 0;
   double budget_fraction = 0;
-  /// MOERT_BUDGET_FILE: has a budget in MOERT_BUDGET's place, and is read again as it changes.
+  /// MOERT_BUDGET_FILE: holds a budget in place of MOERT_BUDGET, and is read again when it changes.
   std::string budget_file;
   /// MOERT_PINNED: RAM that experts may take beside a GPU, bytes as above; 0: for all of them.
   int64_t pinned_bytes = 0;
@@ -26,11 +26,11 @@ struct Options {
   bool disabled = false;  // MOERT_DISABLE=1
 
   bool names_budget() const { return budget_bytes > 0 || budget_fraction > 0; }
-  /// Experts stay in libmoert where all fit, too.
+  /// Whether experts stay in libmoert even if all of them fit.
   bool keeps_all() const { return !strategy.empty() || !budget_file.empty(); }
 };
 
-/// False: a value is not legal, and `error` names the variable, its value and what is.
+/// False: a value is not legal; `error` names the variable, its value and the legal ones.
 bool ReadOptions(Options* options, std::string* error);
 
 inline constexpr char kLegalBudget[] =

@@ -1,4 +1,4 @@
-// Element-wise operations of layer calls on the CPU, as ggml's CPU backend has them.
+// Element-wise operations of layer calls on the CPU, with the results of ggml's CPU backend.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_PAIR_MATH_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_PAIR_MATH_H_
 

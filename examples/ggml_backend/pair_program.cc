@@ -18,14 +18,14 @@ float Number(const ggml_tensor* node, int at) {
   return ggml_get_op_params_f32(node, static_cast<uint32_t>(at));
 }
 
-// A tensor that has a row or a number for each expert, which a node adds to rows or multiplies them
-// by; null: there is none.
+// The tensor with a row or a number per expert that a node adds to rows or multiplies them by;
+// null: none.
 const ggml_tensor* PerExpert(const ggml_tensor* node, const ggml_tensor* ids) {
   if (node->op == GGML_OP_ADD_ID) return node->src[1];
   return node->op == GGML_OP_MUL ? FactorsOf(node->src[1], ids) : nullptr;
 }
 
-// Rows of pairs one behind the other, [n, k, T].
+// Whether t holds the rows of pairs, contiguous, [n, k, T].
 bool HasPairRows(const LayerCall& call, const ggml_tensor* t) {
   return t->type == GGML_TYPE_F32 && t->ne[1] == call.top_k() && t->ne[2] == call.tokens() &&
          t->ne[3] == 1 && t->nb[0] == sizeof(float);
@@ -175,7 +175,7 @@ bool PairProgram::Add(const LayerCall& call, const ggml_tensor* node, const CpuK
   return true;
 }
 
-// One job.
+// Runs one job.
 class PairProgram::Runner {
  public:
   Runner(const PairProgram& program, const moert_cpu_job& job, Memory* memory)
@@ -197,7 +197,7 @@ class PairProgram::Runner {
 
   void Level(int level) {
     level_ = level;
-    // Element-wise steps behind the last products, and inputs of the next ones.
+    // Element-wise steps after the last products, which make the inputs of the next ones.
     const int64_t rows = level == 1 ? job_.rows : job_.pairs;
     if (rows == 1) {
       PrepareRow(0);
@@ -273,7 +273,8 @@ class PairProgram::Runner {
     math.Run(a, b, step.width, out);
   }
 
-  // Rows of weights [task * chunk, ...) over all products and experts, each with all its pairs.
+  // Computes rows of weights [task * chunk, ...) over all products and experts, each with all its
+  // pairs.
   void Multiply(int64_t task) {
     int64_t begin = task * chunk_, left = std::min(chunk_, units_ - begin);
     for (size_t s = 0; s < steps_.size() && left > 0; ++s) {
@@ -290,7 +291,8 @@ class PairProgram::Runner {
     }
   }
 
-  // The rows [begin, begin + rows) of an expert's weights with all its pairs, some at once.
+  // Multiplies rows [begin, begin + rows) of an expert's weights with all its pairs, several at
+  // once.
   void MultiplyRows(size_t s, int64_t expert, int64_t first_pair, int64_t begin, int64_t rows) {
     const Step& step = steps_[s];
     const moert_cpu_expert& from = job_.experts[expert];

@@ -1,6 +1,6 @@
-// A layer call on the CPU, pair by pair: what llama.cpp's graph does between the input of the
-// experts and their down product. Rows of weights are multiplied by RowProduct, or, where that
-// knows no such format, by the kernels of ggml's CPU backend.
+// A layer call on the CPU, pair by pair: the part of llama.cpp's graph from the experts' input to
+// their down product. Rows of weights are multiplied by RowProduct, or by the kernels of ggml's CPU
+// backend for formats that RowProduct does not know.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_PAIR_PROGRAM_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_PAIR_PROGRAM_H_
 
@@ -30,14 +30,14 @@ class CpuKernels {
 /// Immutable.
 class PairProgram {
  public:
-  /// The key by which programs of two calls differ.
+  /// A key that differs between calls that need different programs.
   static std::vector<int64_t> KeyOf(const LayerCall& call);
-  /// Null: the call has a node that is not known here.
+  /// Null: the call has a node that this class does not know.
   static std::shared_ptr<const PairProgram> Make(const LayerCall& call, const CpuKernels& kernels);
 
   const std::vector<int64_t>& key() const { return key_; }
 
-  /// Memory of runs, which grows to the largest.
+  /// Memory that runs reuse; it grows to the largest run.
   struct Memory {
     std::vector<std::vector<float>> rows;     // of each step, [pairs, width]
     std::vector<std::vector<char>> operands;  // of each step that is a product
@@ -75,7 +75,7 @@ class PairProgram {
   bool Add(const LayerCall& call, const ggml_tensor* node, const CpuKernels& kernels);
   static bool UseGgml(const CpuKernels& kernels, ggml_type type, int64_t columns, Step* step);
   bool AddProduct(const LayerCall& call, const ggml_tensor* node, const CpuKernels& kernels);
-  // A tensor in terms of steps. False: it is none of the call.
+  // Expresses a tensor by steps. False: the tensor is not part of the call.
   bool Find(const LayerCall& call, const ggml_tensor* tensor, Value* value) const;
 
   std::vector<int64_t> key_;

@@ -26,7 +26,7 @@ bool PromptJob::Begin(const LayerCall& call, std::span<const int32_t> ids,
   pairs_.rows = input_->ne[2];
   pairs_.out = static_cast<float*>(out_->data);
   std::memcpy(numbers->data, rows.data(), ggml_nbytes(numbers));
-  // In the order of the GPU's stream, which the products follow, and so does what Put launches.
+  // In the stream's order: the products follow it, and so does the work that Put launches.
   return gpu_->Write(rows_->data, numbers->data, ggml_nbytes(numbers));
 }
 
@@ -70,8 +70,8 @@ bool PromptJob::Multiply(Store* store, int layer, std::string* error) {
   return store->Multiply(layer, pairs_, error);
 }
 
-// The kernel reads the results over the link by itself: a copy of them would wait behind those of
-// the next layer's experts.
+// The kernel reads the results over the link itself: a copy would wait behind the copies of the
+// next layer's experts.
 ggml_status PromptJob::Put(ggml_backend_t backend, const ggml_tensor* out) {
   ggml_tensor* all = device_.Copy(out);
   all->ne[1] *= all->ne[2];

@@ -1,7 +1,7 @@
 // The pairs of a layer call that the CPU computes while the GPU multiplies all others.
 //
-// The GPU's kernels compute every pair. Those of experts that it does not have come from whatever
-// lies in the place of such an expert, and their rows are replaced before anything reads them.
+// The GPU's kernels compute every pair. For experts that the GPU does not have they read whatever
+// lies in the expert's place, and the resulting rows are replaced before anything reads them.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_PROMPT_JOB_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_PROMPT_JOB_H_
 
@@ -17,7 +17,7 @@
 
 namespace moert_ggml {
 
-/// One job after the other: the backend has done all that Put gave it when the next begins.
+/// One job at a time: the backend must have finished all work of Put before the next job begins.
 class PromptJob {
  public:
   explicit PromptJob(Gpu* gpu);
@@ -25,16 +25,16 @@ class PromptJob {
   /// Takes the pairs of these experts in a call whose ids, [tokens, k], are `ids`. False: there is
   /// no memory, and the GPU computes all.
   bool Begin(const LayerCall& call, std::span<const int32_t> ids, std::span<const int32_t> experts);
-  /// Reads the call's input, which is computed, before the products are launched: in its memory
-  /// their results may lie.
+  /// Reads the call's input, which has been computed, before the products are launched: their
+  /// results may share its memory.
   bool ReadInput();
-  /// The host multiplies.
+  /// Computes the pairs on the CPU.
   bool Multiply(Store* store, int layer, std::string* error);
   /// Replaces the pairs' rows of the products' last result, in the backend's order.
   ggml_status Put(ggml_backend_t backend, const ggml_tensor* out);
 
  private:
-  // pairs_ but for its memory, and the row of each pair in the result.
+  // Fills pairs_ except for its memory, and returns each pair's row in the result.
   std::vector<int32_t> Gather(const LayerCall& call, std::span<const int32_t> ids,
                               std::span<const int32_t> experts);
 

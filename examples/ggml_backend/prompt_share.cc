@@ -13,7 +13,8 @@ constexpr double kPairs = 0.6;    // of an expert's time, that of a pair: until 
 constexpr double kDoubt = 0.05;   // how far jobs that are all alike leave it at that
 constexpr double kWorth = 0.95;   // of the time without the CPU, to begin with it
 constexpr double kStays = 0.985;  // and to go on
-// A job of a few experts tells what the CPU needs: of the first call, and then after so many.
+// A job with a few experts probes the CPU's speed: in the first call, then after this many calls
+// without the CPU, first and at most.
 constexpr int kFirstProbe = 32, kLastProbe = 1024;
 constexpr size_t kProbe = 4;
 constexpr double kLeastLoad = 50e3;  // ns of the link that are worth a thought
@@ -89,8 +90,8 @@ size_t PromptShare::Probe(const std::vector<Candidate>& candidates, int64_t brou
   return taken;
 }
 
-// The time of the last layer's call beside the CPU's job. Where the job ended after the copies, the
-// CPU was what the layer waited for; else that is a bound, and it is found out whether it is less.
+// Measures the last layer's call beside the CPU's job. If the job ended after the copies, the CPU
+// was the bottleneck; else its time is only bounded, and later calls find out whether it is less.
 void PromptShare::EndLayer(int layer, bool streams, Time now) {
   const auto rest = static_cast<double>((now - begin_ - took_).count());
   if (streams && layer == layer_ + 1 && layer_ >= 0) {
@@ -133,7 +134,8 @@ void PromptShare::Brought(int64_t experts, Time took) {
   link_ = link_ < 0 ? each : (1 - kNew) * link_ + kNew * each;
 }
 
-// Least squares, drawn to the usual share of pairs: jobs that are all alike tell the sum alone.
+// Least squares, biased towards the usual share of pairs: jobs that are all alike determine only
+// the sum.
 void PromptShare::Computed(int64_t experts, int64_t pairs, Time took, bool late) {
   const auto e = static_cast<double>(experts), p = static_cast<double>(pairs);
   const auto t = static_cast<double>(took.count());

@@ -1,9 +1,9 @@
-// Which experts of a long batch the CPU multiplies while the link brings others.
+// Decides which experts of a long batch the CPU computes while the link brings others.
 //
-// Both shall end together. The link needs as long for each expert, the CPU less for one with few
-// pairs: it takes those with the fewest among the experts that would cross the link. The times of
-// either are measured as they go. Where the CPU would not help it takes nothing, but for a few
-// experts now and then, by which that is found out.
+// Both sides should end together. The link takes the same time for each expert, the CPU less for
+// one with few pairs: it takes those with the fewest pairs among the experts that would cross the
+// link. The times of both are measured continuously. If the CPU would not help, it takes no
+// experts, except for a few now and then to measure again.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_PROMPT_SHARE_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_PROMPT_SHARE_H_
 
@@ -31,17 +31,17 @@ class PromptShare {
     std::span<const uint8_t> in_slots;  // by expert; needs no link
     std::span<const uint8_t> staged;    // likewise, of the first ones: brought ahead
   };
-  /// A layer call begins: the experts that the CPU shall compute.
+  /// Begins a layer call: returns the experts that the CPU is to compute.
   std::vector<int32_t> Take(const Call& call, Time now);
-  /// Whether it gains by that; else the call is to find out what the CPU needs.
+  /// Whether the call gains by that; else its purpose is to measure the CPU.
   bool helps() const { return helps_; }
-  /// Those of the likely experts of the next layer that shall be brought before it names them.
+  /// The likely experts of the next layer that are to be loaded before the layer names them.
   std::vector<int32_t> Ahead(int layer, int64_t tokens, std::span<const int32_t> likely,
                              std::span<const uint8_t> in_slots) const;
 
-  /// The link has brought so many experts in that time.
+  /// The link has brought this many experts in that time.
   void Brought(int64_t experts, Time took);
-  /// The CPU has computed what Take gave it. `late`: the link had not brought the others by then.
+  /// The CPU has computed the experts from Take. `late`: the link had not brought the others yet.
   void Computed(int64_t experts, int64_t pairs, Time took, bool late);
 
  private:
@@ -49,8 +49,8 @@ class PromptShare {
     int32_t expert = 0;
     double pairs = 0;
   };
-  /// Puts those in front that the CPU takes, and returns how many. `brought`: experts that cross
-  /// the link beside the candidates.
+  /// Moves the CPU's candidates to the front and returns their number. `brought`: experts that
+  /// cross the link beside the candidates.
   size_t Split(std::vector<Candidate>* candidates, int64_t brought, bool streams) const;
   size_t Probe(const std::vector<Candidate>& candidates, int64_t brought);
   void EndLayer(int layer, bool streams, Time now);
@@ -60,7 +60,7 @@ class PromptShare {
   double expert_ = -1, pair_ = 0;
   double rest_ = 0;  // of a layer, that the CPU has nothing to do in and the link has
   bool rest_known_ = false;
-  // Jobs of the CPU, older ones weighing less: squares and products of experts, pairs and time.
+  // Sums over the CPU's jobs, older ones with less weight: products of experts, pairs and time.
   double ee_ = 0, ep_ = 0, pp_ = 0, et_ = 0, pt_ = 0;
 
   bool helps_ = false;

@@ -19,14 +19,14 @@ void PromptTrial::Begin(int64_t tokens, Time now) {
 }
 
 void PromptTrial::End(Time now) {
-  // Experts come ahead by what the batch before named: the first of a way is slow.
+  // Experts are loaded ahead by what the last batch used: the first batch after a change is slow.
   if (!std::exchange(timed_, false) || same_ == 0) return;
   std::deque<double>& times = sizes_[size_].times[shares_ ? 1 : 0];
   times.push_back(static_cast<double>((now - begin_).count()) / static_cast<double>(tokens_));
   if (times.size() > kLast) times.pop_front();
 }
 
-// The least time of a few counts: the host may have stopped behind some of them.
+// The minimum over a few batches: the host may have paused during some of them.
 bool PromptTrial::Choose(Size* size) const {
   const auto& [alone, shared] = size->times;
   if (shared.size() < kFirst) return true;

@@ -1,5 +1,5 @@
-// Whether a batch of more than a few tokens is shared with the CPU: by the times that batches of
-// its size took with and without. Handing over costs a layer more than some batches save.
+// Decides whether a batch of more than a few tokens is shared with the CPU, by the measured times
+// of batches of its size with and without. The handover costs a layer more than some batches save.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_PROMPT_TRIAL_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_PROMPT_TRIAL_H_
 
@@ -16,18 +16,18 @@ class PromptTrial {
  public:
   using Time = std::chrono::nanoseconds;  // of a steady clock
 
-  /// Times of a way that are known before the other one is tried, and that count at most.
+  /// Measurements of one way before the other is tried, and the most that are kept.
   static constexpr size_t kFirst = 2, kLast = 4;
-  /// Batches of the faster way between two trials of the other, and batches of a trial.
+  /// Batches of the faster way between two trials of the other one, and batches of a trial.
   static constexpr int kHold = 24, kTrial = 2;
 
-  /// Another budget.
+  /// Starts over, after a change of the budget.
   void Restart() { *this = PromptTrial(); }
-  /// A batch begins, and the one before has ended.
+  /// A batch begins; the last one has ended.
   void Begin(int64_t tokens, Time now);
-  /// Something else begins.
+  /// Other work begins.
   void End(Time now);
-  /// Whether the batch that has begun is shared.
+  /// Whether the current batch is shared.
   bool shares() const { return shares_; }
 
  private:

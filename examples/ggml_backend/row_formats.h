@@ -26,7 +26,7 @@ inline int16_t HalfBits(const uint8_t* at) {
 }
 inline float Half(const uint8_t* at) { return _cvtsh_ss(static_cast<uint16_t>(HalfBits(at))); }
 
-// 8 fp16 numbers that lie `kStride` bytes apart.
+// Loads 8 fp16 numbers that lie `kStride` bytes apart.
 template <int kStride>
 __m128i EightHalves(const uint8_t* at) {
   return _mm_set_epi16(HalfBits(at + 7 * kStride), HalfBits(at + 6 * kStride),
@@ -34,7 +34,7 @@ __m128i EightHalves(const uint8_t* at) {
                        HalfBits(at + 3 * kStride), HalfBits(at + 2 * kStride),
                        HalfBits(at + kStride), HalfBits(at));
 }
-// `count` of them, of 16, then 0.
+// Loads `count` of 16 such numbers, zeros for the rest.
 template <int kStride>
 __m512 Halves(const uint8_t* at, int count) {
   if (count == 16) {
@@ -54,14 +54,14 @@ inline __m256i Bytes32(const uint8_t* at) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
 }
 
-// Codes of 4 bits: 16 bytes hold 32, low halves first; of two blocks.
+// Codes of 4 bits from two blocks: 16 bytes hold 32 codes, low halves first.
 inline __m512i Nibbles16(const uint8_t* first, const uint8_t* second) {
   const __m512i both =
       _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(Bytes16(first)), 0xFF00, Bytes16(second));
   const __m512i shifts = _mm512_set_epi64(4, 4, 0, 0, 4, 4, 0, 0);
   return _mm512_and_si512(_mm512_srlv_epi64(both, shifts), _mm512_set1_epi8(15));
 }
-// 32 bytes hold 64, low halves first.
+// Codes of 4 bits: 32 bytes hold 64 codes, low halves first.
 inline __m512i Nibbles32(const uint8_t* at) {
   const __m512i both = _mm512_broadcast_i64x4(Bytes32(at));
   const __m512i shifts = _mm512_set_epi64(4, 4, 4, 4, 0, 0, 0, 0);
@@ -148,7 +148,7 @@ struct Q5_1 : TwoHalfBlocks<24> {
     return WithFifthBits(Nibbles16(a + 4, b + 4), a, b);
   }
 };
-// 8 bytes that lie `kStride` bytes apart.
+// Loads 8 bytes that lie `kStride` bytes apart.
 template <int kStride>
 __m128i EightBytes(const uint8_t* at) {
   uint64_t bytes = 0;
@@ -156,7 +156,7 @@ __m128i EightBytes(const uint8_t* at) {
   for (int i = 0; i < 8; ++i) bytes |= static_cast<uint64_t>(at[i * kStride]) << 8 * i;
   return _mm_cvtsi64_si128(static_cast<int64_t>(bytes));
 }
-// `count` of them, of 16, then 0.
+// Loads `count` of 16 such bytes, zeros for the rest.
 template <int kStride>
 __m128i FirstBytes(const uint8_t* at, int count) {
   if (count == 8) return EightBytes<kStride>(at);
@@ -204,7 +204,7 @@ struct PairOfBlocks {
 inline __m256 Floats(uint64_t bytes) {
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
 }
-// 8 scales and 8 offsets of 6 bits in 12 bytes, behind their own in fp16.
+// 8 scales and 8 offsets of 6 bits in 12 bytes, after the block's own scale and offset in fp16.
 inline void ReadSixBits(const uint8_t* block, __m256* scale, __m256* offset) {
   uint32_t a, b, c;
   std::memcpy(&a, block + 4, 4);

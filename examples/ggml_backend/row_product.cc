@@ -20,8 +20,8 @@ namespace moert_ggml {
 namespace rows {
 namespace {
 
-// Codes of all columns, then the scale of each group, then scale times the sum of codes: what an
-// offset of the weights is multiplied with. Arrays end at whole steps, with zeros.
+// Codes of all columns, then the scale of each group, then scale times the sum of codes, which the
+// weights' offsets are multiplied with. Arrays end at whole steps, padded with zeros.
 struct Packed {
   Packed(int64_t columns, int group) {
     const int64_t step = 16 * group;
@@ -68,7 +68,7 @@ void Pack(const float* row, void* packed, int64_t columns) {
   }
 }
 
-// Lane j of 16 is the scale of codes [4 * j, 4 * j + 4) among the 64 behind 64 * i.
+// Lane j of 16 is the scale of codes [4 * j, 4 * j + 4) among the 64 codes from 64 * i on.
 template <int kGroup>
 __m512i LanesOf(int i) {
   constexpr int kShift = kGroup == 32 ? 3 : 2;
@@ -78,7 +78,7 @@ __m512i LanesOf(int i) {
 
 constexpr int kAhead = 2048;  // bytes that are asked for before they are read
 
-// Sums of a row with some inputs.
+// Dot products of a row of weights with some inputs.
 template <typename Format, int kInputs>
 struct RowSums {
   static constexpr int kGroup = Format::kGroup;
@@ -93,7 +93,7 @@ struct RowSums {
     }
   }
 
-  // `kFull`: a whole step, known to the compiler.
+  // `kFull`: the step is whole, which the compiler then knows.
   template <bool kFull>
   [[gnu::always_inline]] void Step(const uint8_t* at, int64_t column, int columns) {
     constexpr int kCount = 16 * kGroup / 64;

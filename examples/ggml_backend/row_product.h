@@ -10,7 +10,7 @@
 
 namespace moert_ggml {
 
-/// Rows of weights, `bytes` apart.
+/// Rows of weights; the rows lie `bytes` apart.
 struct RowBlock {
   const void* first = nullptr;
   size_t bytes = 0;
@@ -22,8 +22,7 @@ struct RowBlock {
 struct RowProduct {
   static constexpr int kMostInputs = 4;
 
-  /// Null: there is none for this format, number of columns or processor; ggml's own product is
-  /// left.
+  /// Null: there is none for this format, number of columns or processor; use ggml's own product.
   static const RowProduct* Find(ggml_type type, int64_t columns);
 
   size_t (*packed_bytes)(int64_t columns);

@@ -28,7 +28,7 @@ ggml_status Runner::Compute(ggml_cgraph* graph) {
       if (const ggml_status status = Flush(); status != GGML_STATUS_SUCCESS) return status;
       continue;
     }
-    // Appended nodes may compute the ids, and have to be done before an expert leaves.
+    // Appended nodes may compute the ids, and have to run before an expert is evicted.
     if (const ggml_status status = Flush(); status != GGML_STATUS_SUCCESS) return status;
     const LayerCall call(graph, i);
     if (const ggml_status status = Run(call, &i); status != GGML_STATUS_SUCCESS) return status;
@@ -36,7 +36,7 @@ ggml_status Runner::Compute(ggml_cgraph* graph) {
   return Flush();
 }
 
-// ids_ and named_. False: an id is out of range.
+// Sets ids_ and named_. False: an id is out of range.
 bool Runner::ReadIds(const LayerCall& call) {
   const ggml_tensor* ids = call.ids;
   std::vector<char> copy;
@@ -158,7 +158,7 @@ void PutInSlots(const ggml_tensor* all, const moert_slots& slots, int part,
 }
 
 void Runner::Append(ggml_tensor* node) {
-  // ggml takes a tensor with `extra` for one that another of its kernels has laid out.
+  // ggml treats a tensor with `extra` as one that another of its kernels has rearranged.
   if (ExpertsOf(node) != nullptr) {
     node = nodes_.Copy(node);
     node->src[0] = nodes_.Copy(node->src[0]);

@@ -1,5 +1,5 @@
-// Carries out the part of a graph that llama.cpp gives us: products over experts run on an inner
-// ggml backend, with the store's slots in place of the tensors of all experts.
+// Computes the part of a graph that llama.cpp assigns to this backend: products over experts run on
+// an inner ggml backend, with the store's slots in place of the tensors of all experts.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_RUNNER_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_RUNNER_H_
 
@@ -20,7 +20,7 @@
 
 namespace moert_ggml {
 
-/// A layer's tensor of slots in the form of its tensor of all experts. `buffer`: see
+/// Makes a layer's tensor of slots, in the form of its tensor of all experts. `buffer`: see
 /// Inner::slot_buffer.
 void PutInSlots(const ggml_tensor* all, const moert_slots& slots, int part,
                 ggml_backend_buffer_t buffer, ggml_tensor* tensor);
@@ -36,28 +36,28 @@ class Runner final : public Worker {
 
   /// The call's ids, and the experts that they name. False: one is out of range.
   bool ReadIds(const LayerCall& call);
-  /// The same of ids that were read: `data` is what call.ids holds.
+  /// The same for ids that were read already: `data` holds the contents of call.ids.
   bool TakeIds(const LayerCall& call, const char* data);
   std::span<const int32_t> named() const { return named_; }
   /// The ids, token by token.
   std::span<const int32_t> ids() const { return ids_; }
-  /// Fetches those experts.
+  /// Fetches the named experts.
   Store::Result FetchNamed(Store* store, int layer, std::span<const float> hidden,
                            moert_slots* slots, std::string* error);
-  /// Their slots in place of the ids.
+  /// The slot of each id.
   std::vector<int32_t> NamedSlots();
 
  private:
   friend class Chunks;
 
-  // *last: the last node of the graph that it has computed.
+  // *last: the last node of the graph that was computed.
   ggml_status Run(const LayerCall& call, int* last);
   ggml_status RunAtOnce(const LayerCall& call, const moert_slots& slots);
-  // Experts that do not fit together: some at a time, over the rows that name them.
+  // Computes experts that do not fit together in chunks, over the rows that use them.
   ggml_status RunInChunks(const LayerCall& call, Store* store);
 
   void Append(ggml_tensor* node);
-  // Computes what was appended.
+  // Computes the appended nodes.
   ggml_status Flush();
   ggml_tensor* SlotTensor(const ggml_tensor* all, const moert_slots& slots, int part);
 

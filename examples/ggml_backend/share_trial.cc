@@ -8,10 +8,10 @@
 namespace moert_ggml {
 namespace {
 
-// With so many experts in slots the way without the CPU is tried second.
+// If slots hold this share of the experts, the way without the CPU is tried second.
 constexpr double kNearlyAll = 0.75;
 
-// The mean without the slowest quarter: a host may stop between two tokens.
+// The mean without the slowest quarter: the host may pause between two tokens.
 double Typical(std::vector<std::chrono::nanoseconds> times) {
   const size_t kept = times.size() - times.size() / 4;
   std::sort(times.begin(), times.end());

@@ -1,5 +1,6 @@
-// Whether misses are shared with the CPU. Where little is missing, handing over costs more than the
-// CPU saves: some tokens are timed the other way now and then, and the faster way holds.
+// Decides whether misses are shared with the CPU. If few experts are missing, the handover costs
+// more than the CPU saves: some tokens are timed the other way now and then, and the faster way is
+// kept.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_SHARE_TRIAL_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_SHARE_TRIAL_H_
 
@@ -12,21 +13,21 @@ class ShareTrial {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// Tokens of one way that are compared.
+  /// Tokens per way in a comparison.
   static constexpr int kTokens = 12;
-  /// Tokens between two trials: the first time, and at most. A way that holds is asked about half
-  /// as often the next time.
+  /// Tokens between two trials: the first time, and at most. After a trial that changes nothing the
+  /// interval doubles.
   static constexpr int kFirstHold = 64, kLongestHold = 4096;
 
   /// `held`: the share of the experts that the GPU's slots hold.
   explicit ShareTrial(double held) { Restart(held); }
-  /// Another budget.
+  /// Starts over, after a change of the budget.
   void Restart(double held);
 
   bool shares() const { return shares_; }
-  /// A token begins that stands alone in its batch.
+  /// A token begins that is alone in its batch.
   void BeginToken(Time now);
-  /// Something else begins: the time since the last token says nothing.
+  /// Other work begins: the time since the last token is meaningless.
   void Interrupt() { timed_ = false; }
 
  private:

@@ -14,7 +14,7 @@
 
 namespace moert_ggml {
 
-/// Two places, taken in turns by layers. The caller holds the GPU's lock.
+/// Two places that layers use alternately. The caller holds the GPU's lock.
 class Staging {
  public:
   Staging() = default;
@@ -22,20 +22,21 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  /// Makes both places at least so large. False: there is no memory.
+  /// Makes both places at least this large. False: no memory.
   bool Reserve(Gpu* gpu, size_t bytes);
-  /// The layer's place. Work that the GPU's stream gets from now on comes behind the last use of it
-  /// by another layer; null: that cannot be ordered.
+  /// The layer's place. Later work on the GPU's stream runs after the place's last use by another
+  /// layer; null: that cannot be ordered.
   void* Enter(Gpu* gpu, int layer);
-  /// Behind Enter: those of the experts that are not in the layer's place. From now on they are.
+  /// After Enter: returns those of the experts that are not in the layer's place yet, and marks
+  /// them as present.
   std::vector<int32_t> Add(int layer, std::span<const int32_t> experts);
-  /// By expert, the first ones: those that are in its place or on their way.
+  /// By expert, for the first experts: whether it is in the layer's place or on its way.
   std::span<const uint8_t> there(int layer) const;
-  /// Where they lie in it, as the last copy said.
+  /// The slots of the layer's place, as of the last copy.
   moert_slots* slots(int layer) { return &places_[layer & 1].slots; }
-  /// A copy into it has failed.
+  /// Invalidates the layer's place after a failed copy.
   void Forget(int layer) { places_[layer & 1].layer = -1; }
-  /// Behind what reads it.
+  /// Releases the place after the work that reads it.
   void Leave(ggml_backend_t backend, int layer);
 
  private:

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::chrono::seconds kInterval{1};
 
-// Files that models of the process write. Leaked: models may go while the process exits.
+// Files that models of the process write. Leaked: models may be destroyed while the process exits.
 struct Taken {
   std::mutex mutex;
   std::set<std::string> paths;
@@ -20,7 +20,7 @@ Taken& TakenFiles() {
   return *taken;
 }
 
-// The file, or, where another model has it, one with a number behind its name.
+// The file, or, if another model writes it, one with a number appended to its name.
 std::string Take(const std::string& path) {
   const std::lock_guard<std::mutex> lock(TakenFiles().mutex);
   std::string mine = path;

@@ -17,9 +17,10 @@ class StatsFile {
   StatsFile(std::string path, std::string model)
       : path_(std::move(path)), model_(std::move(model)) {}
 
-  /// A layer call of so many tokens begins: of the first layer they count. Writes once a second.
+  /// A layer call of this many tokens begins; tokens are counted in the first layer. Writes once a
+  /// second.
   void Count(int layer, int64_t tokens, const Store& store);
-  /// The part that is not written yet.
+  /// Writes the rest.
   void Finish(const Store& store);
 
  private:

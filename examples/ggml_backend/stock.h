@@ -8,9 +8,9 @@
 
 namespace moert_ggml {
 
-/// While llama.cpp asks where a tensor of experts, or a bias of theirs, may lie: whether it keeps
-/// this model's. It does where the CPU multiplies and all fit: its own kernels, over weights that
-/// it rearranges, are the fastest then. One line says so.
+/// Called while llama.cpp asks where a tensor of experts, or one of their biases, may lie: whether
+/// llama.cpp keeps this model's experts. It does if the CPU computes and all experts fit: its own
+/// kernels, over rearranged weights, are the fastest then. One line reports it.
 bool LeftToStock(const ggml_tensor* weight, const Options& options);
 
 }  // namespace moert_ggml

@@ -1,4 +1,4 @@
-// The experts of one model in libmoert: what the plug-in needs of it, and no more.
+// The experts of one model in libmoert: an interface of just what the plug-in needs.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_STORE_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_STORE_H_
 
@@ -47,13 +47,13 @@ struct Layer {
   int64_t ExpertBytes() const;
 };
 
-/// The experts' input of a call on the device, of which the CPU may compute some; null: none.
+/// The experts' input of a call on the device, some pairs of which the CPU may compute; null: none.
 struct CpuRows {
   const float* x = nullptr;
   int64_t stride = 0;  // floats
 };
 
-/// Pairs of a layer call that the CPU computes, expert by expert, in host memory.
+/// Pairs of a layer call that the CPU computes, grouped by expert, in host memory.
 struct CpuPairs {
   std::vector<int32_t> experts;
   std::vector<int64_t> pairs;   // of each expert
@@ -65,10 +65,10 @@ struct CpuPairs {
 
 /// Free RAM, within a container's limits; 0: not known.
 int64_t FreeMemory();
-/// The part of it that is left to the context and everybody else: an eighth, at least 1 GiB, at
+/// The part of it that is left to the context and other programs: an eighth, at least 1 GiB, at
 /// most a half.
 int64_t FreeReserve(int64_t available);
-/// The GPU's free memory, or, where `gpu` is null, RAM's; 0: not known.
+/// The GPU's free memory, or RAM's if `gpu` is null; 0: not known.
 int64_t FreeBytes(const Gpu* gpu);
 
 /// Not thread-safe: the caller holds its model's lock.
@@ -76,15 +76,15 @@ class Store {
  public:
   enum class Result { kOk, kTooMany, kFailed };
 
-  /// On `gpu`, or, where that is null, in RAM. Null: `error` says why.
+  /// Opens the experts on `gpu`, or in RAM if it is null. Null: `error` says why.
   static std::unique_ptr<Store> Open(const std::string& name, const std::vector<Layer>& layers,
                                      std::shared_ptr<const GgufModel> file, const Options& options,
                                      Gpu* gpu, std::string* error);
   ~Store();
 
-  /// Makes experts of a layer present until Release: slot_ids receives their slots, `slots` where
-  /// slots lie. kTooMany: they do not fit at once, nothing is held. `hidden`: what the router saw,
-  /// of one token, or empty.
+  /// Makes experts of a layer present until Release: slot_ids receives their slots, `slots` the
+  /// addresses. kTooMany: they do not fit at once, and nothing is held. `hidden`: the router's
+  /// input for one token, or empty.
   Result Fetch(int layer, std::span<const int32_t> experts, std::span<const float> hidden,
                std::span<int32_t> slot_ids, moert_slots* slots, std::string* error);
   void Release();
@@ -96,51 +96,49 @@ class Store {
   int top_k(int layer) const { return top_k_[static_cast<size_t>(layer)]; }
   /// Most tokens of FetchOnDevice.
   static constexpr int64_t kFewTokens = 8;
-  /// Fetch for a few tokens whose ids, [tokens, top_k], lie in device memory, `hidden` [hidden] of
-  /// one token and slot_ids too. Missing experts come without the host where all experts are in
-  /// pinned memory, the layer has a slot for each id, and the strategy is one that the device
-  /// follows.
+  /// Fetch for a few tokens whose ids, [tokens, top_k], are in device memory, like `hidden`
+  /// [hidden] of one token and slot_ids. Missing experts are loaded without the host if all experts
+  /// are in pinned memory, the layer has a slot for each id, and the device supports the strategy.
   Result FetchOnDevice(int layer, int64_t tokens, const int32_t* ids, const float* hidden,
                        int32_t* slot_ids, moert_slots* slots, std::string* error,
                        const CpuRows& shared = {});
-  /// Whether the CPU may share what is missing.
+  /// Whether the CPU may share misses.
   bool shares() const { return product_ != nullptr; }
-  /// A call of a layer begins on the device.
+  /// A layer call on the device begins.
   void BeginCall(int layer, int64_t tokens);
-  /// The CPU's product, where it shares what a call of so many tokens misses; else null.
+  /// The CPU's product if it shares the misses of a call of this many tokens; else null.
   CpuProduct* product(int64_t tokens) const {
     const bool pays = tokens > kFewTokens ? prompt_trial_.shares()
                       : tokens == 1       ? !trial_ || trial_->shares()
                                           : true;
     return pays ? product_.get() : nullptr;
   }
-  /// Behind the products of a FetchOnDevice with `shared`: the rows of pairs that the CPU has taken
-  /// come to `rows`, [pairs, hidden] on the device, in the order of its stream.
+  /// After the products of a FetchOnDevice with `shared`: writes the rows of pairs that the CPU has
+  /// computed to `rows`, [pairs, hidden] on the device, in the order of its stream.
   bool TakeCpuRows(float* rows, int64_t pairs, std::string* error);
-  /// Slots hold nearly all experts.
+  /// Whether slots hold nearly all experts.
   bool holds_most() const { return Held() >= 0.75; }
-  /// The experts of a single token were kTooMany: no call's fit.
+  /// Whether the experts of a single token were kTooMany: then no call's experts fit.
   bool small() const { return small_; }
   void set_small() { small_ = true; }
-  /// Makes room for Stage of a layer. False: there is none, which has been said, or copies have
-  /// failed.
+  /// Makes room for Stage of a layer. False: there is none (reported), or copies have failed.
   bool Reserve(int layer);
-  /// From now on Reserve fails.
+  /// Makes Reserve fail from now on.
   void GiveUpStaging(const std::string& error);
-  /// Brings experts into the layer's place beside the cache, each in the slot of its number, behind
-  /// what the GPU's stream has got. False: `error` says why.
+  /// Loads experts into the layer's place beside the cache, each in the slot of its number, in the
+  /// order of the GPU's stream. False: `error` says why.
   bool Stage(int layer, std::span<const int32_t> experts, std::string* error);
   Staging* staging() { return &staging_; }
   StreamPlan* plan() { return &plan_; }
-  /// Experts of a long call for the CPU, none where it shall compute nothing; behind Reserve.
+  /// The experts of a long call that the CPU is to compute, possibly none; call it after Reserve.
   /// `pairs`: by expert.
   std::vector<int32_t> TakeForCpu(int layer, int64_t tokens, bool streams,
                                   std::span<const int32_t> pairs);
-  /// Those to be staged ahead of the experts that the next layer will likely name.
+  /// The likely experts of the next layer that are to be staged ahead.
   std::vector<int32_t> Ahead(int layer, int64_t tokens);
-  /// The product on the CPU, behind Stage of its layer.
+  /// Computes the CPU's pairs, after Stage of their layer.
   bool Multiply(int layer, const CpuPairs& pairs, std::string* error);
-  /// The host's time of a layer call of few tokens, for the statistics.
+  /// Counts the host's time of a layer call of few tokens, for the statistics.
   void CountCall(std::chrono::nanoseconds host) {
     ++calls_;
     host_ += host;
@@ -149,37 +147,37 @@ class Store {
   /// Bytes of slots for all experts, and the budget for all that the library holds.
   int64_t all_bytes() const { return all_bytes_; }
   int64_t budget_bytes() const { return budget_bytes_; }
-  /// Another budget, between two tokens, in bytes or, with 0, as a share of the experts. False:
-  /// `error` says why, and the old one holds.
+  /// Sets another budget, between two tokens, in bytes or, with 0, as a share of the experts.
+  /// False: `error` says why, and the old budget stays.
   bool SetBudget(int64_t bytes, double fraction, std::string* error);
-  /// The GPU's memory where the experts are there, else RAM.
+  /// The GPU's memory if the experts are there, else RAM.
   MemoryNow Memory() const;
-  /// The part of it that a budget which nobody named leaves free; 0: somebody named one.
+  /// Memory that a budget leaves free if the user named none; 0: the user named one.
   int64_t reserve() const { return reserve_; }
   /// "hits 812 of 1024, ...".
   std::string Statistics() const;
-  /// All of them as Prometheus has them.
+  /// All statistics in Prometheus' format.
   std::string Metrics(const std::string& label) const;
 
  private:
   explicit Store(const std::vector<int>& experts) : plan_(experts), prompt_share_(experts) {}
-  // By expert of a layer: 1: in a slot. All: nobody asks what is missing.
+  // By expert of a layer: 1: in a slot. All are 1 if no caller needs to know what is missing.
   std::vector<uint8_t> InSlots(int layer) const;
-  // Has the copies timed of those that cross the link, if they are not few.
+  // Times the copies of experts that cross the link, if there are enough of them.
   void BeginTiming(int layer, std::span<const int32_t> experts);
   void EndTiming();
-  // Experts of a layer, each in the slot of its number, into device memory of `slots->slots`
-  // strides. `to` null: says how much that is.
+  // Copies experts of a layer, each to the slot of its number, into device memory of `slots->slots`
+  // strides. `to` null: only returns that size in `slots`.
   bool CopyLayer(int layer, std::span<const int32_t> experts, void* to, moert_slots* slots,
                  std::string* error);
-  // `rows`: of ids.
+  // `rows`: rows of ids.
   bool BeginStep(int layer, int64_t rows, std::string* error);
-  // Fills the slots with some experts: the first prompt finds them there.
+  // Fills the slots with some experts, so that the first prompt finds them there.
   void Fill(const std::vector<Layer>& layers, double share);
   Result DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots, std::string* error);
-  // The next layer call starts afresh.
+  // Ends the step; the next layer call begins a new one.
   void EndStep();
-  // The part of the experts that slots hold.
+  // The share of the experts that slots hold.
   double Held() const;
 
   moert_engine* engine_ = nullptr;

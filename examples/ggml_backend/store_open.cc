@@ -9,12 +9,13 @@
 namespace moert_ggml {
 namespace {
 
-// Addresses of expert parts in RAM: what ggml asks of tensors. In device memory nothing of a tensor
-// but its beginning is at such an address, and what kernels load at once is this long.
+// Alignments of expert parts. In RAM: as ggml requires of tensors. In device memory: the bytes that
+// kernels load at once; only a tensor's beginning has ggml's alignment there.
 constexpr int64_t kAlignment = 128;
 constexpr int64_t kDeviceAlignment = 16;
 
-// By default: in RAM, and on a GPU, where misses are shared with the CPU if that is accepted.
+// The default strategies: in RAM, and on a GPU, where misses are shared with the CPU if that is
+// accepted.
 constexpr char kInRam[] = "";
 constexpr char kOnGpu[] = "fate";
 
@@ -31,8 +32,8 @@ std::string Message(moert_error* error) {
   return text;
 }
 
-// With `score`, the library scores the next layer's experts by itself, if it has the gate; ids are
-// the host's in any case.
+// With `score` the library scores the next layer's experts itself, if it has the gate; the host
+// computes the ids in any case.
 moert_layer_spec Spec(const Layer& layer, const GgufModel& file, bool score) {
   moert_layer_spec spec;
   moert_layer_spec_init(&spec, sizeof spec);
@@ -46,8 +47,8 @@ moert_layer_spec Spec(const Layer& layer, const GgufModel& file, bool score) {
   return spec;
 }
 
-// The parts of all layers, each in memory, and in the file that is mapped there. Files go to
-// `files`.
+// The parts of all layers, each in memory and in the file that is mapped there. Appends the files
+// to `files`.
 std::vector<moert_opaque_part> Parts(const std::vector<Layer>& layers, bool on_device,
                                      std::vector<const char*>* files) {
   std::vector<moert_opaque_part> parts;
@@ -127,7 +128,7 @@ moert_source* MakeSource(const std::string& name, const std::vector<Layer>& laye
   return source;
 }
 
-// Zeros where nothing can be said of it.
+// Zeros for what is unknown.
 moert_probe_info Machine() {
   moert_probe_info machine;
   moert_probe_info_init(&machine, sizeof machine);
@@ -139,7 +140,7 @@ int64_t FixedBytes(const moert_memory& plan) {
   return plan.constant_bytes + plan.table_bytes + plan.workspace_bytes;
 }
 
-// The most bytes of slots, as CUDA's kernels count blocks of a format over all of them in 32 bits.
+// The most bytes of slots: CUDA's kernels count a format's blocks over all slots in 32 bits.
 int64_t MostSlotBytes(const std::vector<Layer>& layers) {
   int64_t block = INT64_MAX;
   for (const Layer& layer : layers) {
@@ -155,7 +156,7 @@ int64_t WithinFree(int64_t wanted, int64_t available) {
   return std::min(wanted, available - FreeReserve(available));
 }
 
-// Bytes that may be pinned: for all experts, as far as RAM goes.
+// Bytes that may be pinned: enough for all experts, as far as RAM allows.
 int64_t PinnedBytes(const std::string& name, const Options& options, int64_t experts) {
   if (options.pinned_bytes > 0) return options.pinned_bytes;
   const int64_t most = WithinFree(experts + experts / 8 + (int64_t{1} << 30), FreeMemory());
@@ -167,8 +168,8 @@ int64_t PinnedBytes(const std::string& name, const Options& options, int64_t exp
   return most;
 }
 
-// Makes the engine's budget one of bytes: what is asked for, of the slots' own bytes, as far as it
-// can be used.
+// Turns the engine's budget into bytes: the requested share of the slots' bytes, as far as it can
+// be used.
 bool PlanBudget(const moert_source* source, const std::vector<Layer>& layers,
                 const Options& options, Gpu* gpu, int64_t available, moert_engine_options* engine,
                 moert_memory* plan, std::string* error) {
@@ -183,7 +184,7 @@ bool PlanBudget(const moert_source* source, const std::vector<Layer>& layers,
   engine->budget_bytes = plan->budget_bytes;
   if (!options.names_budget()) {
     engine->budget_bytes = WithinFree(plan->budget_bytes, available);
-    // Keys and values come behind this; the budget then grows into what they leave.
+    // Keys and values are allocated after this; the budget then grows into the memory they leave.
     if (gpu != nullptr && engine->budget_bytes < plan->budget_bytes) {
       engine->budget_bytes = std::max(plan->minimum_bytes, engine->budget_bytes / 2);
     }
@@ -222,7 +223,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
     product = CpuProduct::Create(layers.size());
     if (product == nullptr) Say("%s: ggml's CPU kernels are not found", name.c_str());
   }
-  // Where the device serves misses prediction costs no wait. On the CPU the default needs none.
+  // If the device serves misses, prediction costs no wait. On the CPU the default needs none.
   std::string strategy = options.strategy;
   if (strategy.empty()) strategy = gpu == nullptr ? kInRam : kOnGpu;
   bool any_gate = false;
@@ -239,7 +240,7 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   moert_engine_options_init(&engine, sizeof engine);
   if (!strategy.empty()) engine.strategy = strategy.c_str();
   engine.promise = store->product_ != nullptr ? "faithful" : "exact";
-  // Products are ours: the library sees one row of ids, or those of a few tokens on the device.
+  // The products are ours: the library sees one row of ids, or those of a few tokens on the device.
   engine.max_tokens_per_forward = gpu != nullptr ? kFewTokens : 1;
   engine.threads = 1;
   engine.io_threads = options.io_threads;
@@ -248,8 +249,8 @@ std::unique_ptr<Store> Store::Open(const std::string& name, const std::vector<La
   if (gpu != nullptr) {
     engine.backend = gpu->in_host_memory() ? MOERT_BACKEND_CPU : MOERT_BACKEND_CUDA;
     engine.device = gpu->ordinal();
-    // They read all experts into pinned memory now, and multiply later: beside llama.cpp's own
-    // thread and one that the driver may need.
+    // These threads read all experts into pinned memory now and multiply later, beside llama.cpp's
+    // own thread and one that the driver may need.
     engine.threads = store->product_ == nullptr ? 0 : std::max(1, Machine().cpus - 2);
     engine.host_budget_bytes = PinnedBytes(name, options, expert_bytes);
   }

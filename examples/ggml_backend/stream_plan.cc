@@ -29,14 +29,14 @@ void StreamPlan::EndPass() {
   end_ = last_;
   if (!reads_ || shares_) return;
   const bool all_named = static_cast<double>(named_) >= kNearlyAll * static_cast<double>(there_);
-  // The first layer of a pass has nothing brought for it.
+  // For the first layer of a pass nothing was loaded ahead.
   const bool link_waits = 2 * idle_ > calls_;
   reads_ = !Cheap(there_ - named_) || (!all_named && !link_waits);
   if (!reads_) likely_ = all_;
 }
 
 void StreamPlan::BeginPass(int64_t tokens) {
-  // Fewer tokens name fewer experts.
+  // Fewer tokens use fewer experts.
   reads_ = reads_ || unread_++ == kUnreadPasses || 2 * tokens < tokens_;
   if (reads_) {
     unread_ = 0;

@@ -1,12 +1,13 @@
-// Which experts of a layer are brought for a batch that streams layers through the GPU.
+// Decides which experts of a layer are loaded for a batch that streams layers through the GPU.
 //
-// The experts that a layer will name are known late, behind its router: while the layer in front is
-// multiplied, those that it named last are brought, and the rest once its ids were read. The host
-// waits for the ids. Where that gains nothing, because nearly all experts are named or the link is
-// faster than the products, whole layers are brought and nobody waits.
+// The experts of a layer are known late, after its router. While the layer before it is multiplied,
+// the experts that the layer used last time are loaded, and the rest once its ids have been read,
+// for which the host waits. If that gains nothing, because nearly all experts are used or the link
+// is faster than the products, whole layers are loaded without a wait.
 //
-// The host itself reads experts that are not pinned, maybe from a disk. Reads in vain are weighed
-// against the wait for ids: where they would take longer, no expert is read that was not named.
+// Experts that are not pinned are read by the host itself, maybe from a disk. Useless reads are
+// weighed against the wait for ids: if they would take longer, only experts that were named are
+// read.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_STREAM_PLAN_H_
 
@@ -18,7 +19,7 @@
 
 namespace moert_ggml {
 
-/// A pass is a batch that goes through the layers in their order. Not thread-safe.
+/// A pass is one batch through the layers in their order. Not thread-safe.
 class StreamPlan {
  public:
   /// `experts`: of each layer.
@@ -26,30 +27,31 @@ class StreamPlan {
 
   using Time = std::chrono::nanoseconds;
 
-  /// The call of a layer, of so many tokens, begins: whether its ids shall be read first.
+  /// The call of a layer with this many tokens begins. Returns whether its ids are to be read
+  /// first.
   bool ReadsIds(int layer, int64_t tokens);
-  /// Then: what they name, each once, whether the link had nothing more to bring by then, and how
-  /// long the host has waited.
+  /// After ReadsIds: the experts that the ids name, each once, whether the link was idle by then,
+  /// and how long the host has waited.
   void Named(int layer, std::span<const int32_t> experts, bool idle, Time waited);
-  /// The CPU computes some of them, and gains by that.
+  /// The CPU computes some experts and gains by that.
   void Shares() { shares_ = true; }
-  /// The host has brought so many experts, or given them to the link, in that time.
+  /// The host has loaded this many experts, or handed them to the link, in that time.
   void Brought(size_t experts, Time took);
-  /// Whether experts of the layer shall be brought before it names them: it will come in this pass,
-  /// as it did in the last one. llama.cpp computes the last layer for those tokens alone whose
-  /// results it returns.
+  /// Whether experts of the layer should be loaded before it names them: it will come in this pass,
+  /// as it did in the last one. llama.cpp computes the last layer only for tokens whose results it
+  /// returns.
   bool ComesAhead(int layer) const;
-  /// The experts that the layer will name, as far as is known: all where it is not.
+  /// The experts that the layer will probably name; all of them if unknown.
   const std::vector<int32_t>& Likely(int layer) const {
     return likely_[static_cast<size_t>(layer)];
   }
-  /// All of them.
+  /// All experts of the layer.
   const std::vector<int32_t>& All(int layer) const { return all_[static_cast<size_t>(layer)]; }
 
  private:
   void EndPass();
   void BeginPass(int64_t tokens);
-  /// Whether the host brings so many experts in no more time than it has waited for ids.
+  /// Whether the host loads this many experts in no more time than it has waited for ids.
   bool Cheap(int64_t experts) const;
 
   std::vector<std::vector<int32_t>> all_, likely_;

@@ -1,4 +1,4 @@
-// The worker behind a backend of ours: it computes the part of a graph that llama.cpp gives us.
+// The worker of a backend of ours: it computes the part of a graph that llama.cpp assigns to it.
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_WORKER_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_WORKER_H_
 
@@ -14,12 +14,12 @@ class Worker {
 
   virtual ggml_status Compute(ggml_cgraph* graph) = 0;
   virtual void SetThreads(int /*threads*/) {}
-  /// Waits for what Compute has begun.
+  /// Waits for the work that Compute has started.
   virtual void Synchronize() {}
-  /// A part of a graph that Compute will be given, when the graph is planned: in their order.
+  /// While the graph is planned: a part that Compute will be given. Parts come in order.
   virtual void Plan(const ggml_cgraph* /*part*/) {}
-  /// Begins to copy an input of ours from another backend of the context; false: the host is to do
-  /// it, and waits.
+  /// Begins to copy an input of ours from another backend of the context. False: the host has to
+  /// copy it, and waits.
   virtual bool BeginCopy(ggml_backend_t /*from*/, const ggml_tensor* /*tensor*/,
                          ggml_tensor* /*copy*/) {
     return false;

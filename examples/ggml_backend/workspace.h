@@ -10,8 +10,8 @@
 
 namespace moert_ggml {
 
-/// Memory comes from a buffer type of the backend that multiplies and is kept for the next graph.
-/// One thread at a time.
+/// Memory comes from a buffer type of the computing backend and is kept for the next graph. One
+/// thread at a time.
 class Workspace {
  public:
   explicit Workspace(ggml_backend_buffer_type_t buffer_type);
@@ -19,20 +19,20 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  /// For descriptions of tensors: ggml_mul_mat_id(context(), ...).
+  /// Holds descriptions of tensors: ggml_mul_mat_id(context(), ...).
   ggml_context* context() { return context_; }
-  /// A tensor with memory; null: there is none.
+  /// A tensor with memory; null: no memory.
   ggml_tensor* New(ggml_type type, int64_t ne0, int64_t ne1 = 1, int64_t ne2 = 1);
   /// The same with its contents.
   ggml_tensor* New(ggml_type type, const void* contents, int64_t ne0, int64_t ne1 = 1);
-  /// A description that is a copy of another's.
+  /// A copy of a tensor's description.
   ggml_tensor* Copy(const ggml_tensor* tensor);
-  /// Memory for a description that has none. False: there is none.
+  /// Allocates memory for a description that has none. False: no memory.
   bool Place(ggml_tensor* tensor);
-  /// Descriptions that Copy, New and context() may still give.
+  /// Whether there is room for further descriptions by Copy, New and context().
   bool room() const { return ggml_used_mem(context_) < kContextBytes / 2; }
 
-  /// All tensors are gone.
+  /// Removes all tensors.
   void Reset();
 
  private:

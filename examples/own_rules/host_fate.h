@@ -1,6 +1,6 @@
-// `fate` as a host writes it: two policies that are rules, over installed headers alone. The engine
-// carries the rules out, on a device too, so that its steps can be captured in a CUDA graph while
-// experts are missing. docs/guide/custom-policy.md explains it.
+// The strategy `fate` as a host would write it: two policies that are rules, with installed headers
+// only. The engine carries the rules out, on a device too, so that its steps can be captured in a
+// CUDA graph while experts are missing. docs/guide/custom-policy.md explains it.
 #ifndef EXAMPLES_OWN_RULES_HOST_FATE_H_
 #define EXAMPLES_OWN_RULES_HOST_FATE_H_
 

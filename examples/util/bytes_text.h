@@ -1,4 +1,4 @@
-// Bytes as people read them.
+// Byte counts as text for people.
 #ifndef MOERT_EXAMPLES_UTIL_BYTES_TEXT_H_
 #define MOERT_EXAMPLES_UTIL_BYTES_TEXT_H_
 

@@ -1,5 +1,5 @@
-// The names in a folder. Not std::filesystem's iterators: where memory runs out under one of them,
-// libstdc++ ends the process.
+// The names in a folder. Does not use std::filesystem's iterators: libstdc++ ends the process if
+// memory runs out in one of them.
 #ifndef MOERT_EXAMPLES_UTIL_FOLDER_NAMES_H_
 #define MOERT_EXAMPLES_UTIL_FOLDER_NAMES_H_
 
@@ -12,7 +12,7 @@
 
 namespace moert::util {
 
-/// Without "." and ".."; none where it cannot be read.
+/// Without "." and ".."; empty if the folder cannot be read.
 inline std::vector<std::string> FolderNames(const std::string& path) {
   const std::unique_ptr<DIR, void (*)(DIR*)> folder(::opendir(path.c_str()),
                                                     [](DIR* d) { ::closedir(d); });

@@ -18,7 +18,7 @@
 
 namespace moert::util {
 
-/// Reads such a file once, from its begin. Errors name it.
+/// Reads such a file once, from its beginning. Errors name it.
 class InputFile {
  public:
   explicit InputFile(std::string path) : path_(std::move(path)) {
@@ -44,9 +44,9 @@ class InputFile {
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  /// The result of opening it.
+  /// The status of opening the file.
   const absl::Status& status() const { return status_; }
-  /// Fewer bytes than `size` where the file ends.
+  /// Returns fewer bytes than `size` at the end of the file.
   absl::StatusOr<size_t> Read(char* to, size_t size) {
     size_t done = 0;
     if (begun_ && size > 0) {

@@ -53,7 +53,7 @@ class Builder final : public nlohmann::json_sax<json> {
     return false;
   }
 
-  // Places a value where the last key, or the open array, wants it.
+  // Puts a value at the last key, or appends it to the open array.
   json* Place(json v) {
     if (++values_ > limits_.max_values) {
       Fail(fmt::format("more than {} values", limits_.max_values));
@@ -81,7 +81,7 @@ class Builder final : public nlohmann::json_sax<json> {
     }
     json* placed = Place(std::move(v));
     if (placed == nullptr) return false;
-    // An array's elements move when it grows, but never while one of them is open.
+    // Growing an array moves its elements, but never while one of them is open.
     stack_.push_back(placed);
     return true;
   }
@@ -98,8 +98,8 @@ class Builder final : public nlohmann::json_sax<json> {
   std::string error_;
 };
 
-// No text has more values than this. Found before anything is built, which takes up to 100 times
-// the text.
+// An upper bound of the number of values in the text. Checked before anything is built, because the
+// document takes up to 100 times the text's size.
 int64_t MostValues(absl::string_view text) {
   int64_t most = 1;
   bool quoted = false;

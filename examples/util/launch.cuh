@@ -1,7 +1,8 @@
-// Launches that may begin before the kernel in front of them has ended (programmatic dependent
-// launch, code for sm_90 and later; an ordinary launch elsewhere). A kernel launched so calls
-// GridDependencySync() before it touches what earlier kernels write or still read, and every kernel
-// of a chain calls it at some point: then a kernel that ended has seen all before it end.
+// Launches that may begin before the previous kernel has ended (programmatic dependent launch, code
+// for sm_90 and later; an ordinary launch elsewhere). A kernel launched this way calls
+// GridDependencySync() before it touches memory that earlier kernels write or still read. Every
+// kernel of a chain calls it at some point: once a kernel has ended, all kernels before it have
+// ended too.
 #ifndef MOERT_EXAMPLES_UTIL_LAUNCH_CUH_
 #define MOERT_EXAMPLES_UTIL_LAUNCH_CUH_
 
@@ -13,20 +14,21 @@
 
 namespace moert::gpu {
 
-/// Until the kernels in front have ended and their writes can be seen.
+/// Waits until the previous kernels have ended and their writes are visible.
 __device__ __forceinline__ void GridDependencySync() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/// From here on the next kernel may begin; it waits for this one's end where it says so itself.
+/// Lets the next kernel start early; that kernel waits for this one at its own
+/// GridDependencySync().
 __device__ __forceinline__ void TriggerDependentLaunch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/// An attribute of the current device; 0 where it cannot be told.
+/// An attribute of the current device; 0 if it cannot be read.
 inline int DeviceAttribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 0;
@@ -36,8 +38,8 @@ inline int DeviceAttribute(cudaDeviceAttr attribute) {
 template <int kTag>
 __global__ void CodeMarker() {}
 
-/// Whether blocks can be launched in clusters, and early: the current device runs code that was
-/// compiled for sm_90 or later. A newer device may run the PTX of an older one, which has neither.
+/// Whether blocks can be launched in clusters, and early: the current device runs code compiled for
+/// sm_90 or later. A newer device may run the PTX of an older architecture, which has neither.
 inline bool HasClusters() {
   static std::atomic<uint64_t> asked{0}, has{0};  // a bit a device
   int device = 0;
@@ -51,7 +53,7 @@ inline bool HasClusters() {
   return code.ptxVersion >= 90;
 }
 
-/// `cluster` blocks in a row of the grid share their memory; 1: none do. A cudaError_t.
+/// `cluster` consecutive blocks of the grid share their memory; 1: none do. Returns a cudaError_t.
 template <typename... Params, typename... Args>
 int LaunchClusterEarly(void (*kernel)(Params...), dim3 grid, int cluster, int threads,
                        int shared_bytes, cudaStream_t stream, Args&&... args) {
@@ -72,7 +74,7 @@ int LaunchClusterEarly(void (*kernel)(Params...), dim3 grid, int cluster, int th
   return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Args>(args))...);
 }
 
-/// A cudaError_t.
+/// Returns a cudaError_t.
 template <typename... Params, typename... Args>
 int LaunchEarly(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
                 cudaStream_t stream, Args&&... args) {
@@ -80,7 +82,7 @@ int LaunchEarly(void (*kernel)(Params...), dim3 grid, int threads, int shared_by
                             std::forward<Args>(args)...);
 }
 
-/// Loads kernels now instead of at their first launch. A cudaError_t.
+/// Loads kernels now instead of at their first launch. Returns a cudaError_t.
 template <typename... Kernels>
 int LoadKernels(Kernels*... kernels) {
   int error = 0;

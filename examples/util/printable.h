@@ -1,4 +1,4 @@
-// Text from files in messages.
+// Makes text from files safe for messages.
 #ifndef MOERT_EXAMPLES_UTIL_PRINTABLE_H_
 #define MOERT_EXAMPLES_UTIL_PRINTABLE_H_
 
@@ -8,8 +8,8 @@
 
 namespace moert::util {
 
-/// Printable ASCII as it is, every other byte as \xNN: no escape sequence reaches a terminal. Cut
-/// to `limit` bytes of `text`, with dots in place of what is left out.
+/// Keeps printable ASCII and replaces every other byte by \xNN, so that no escape sequence reaches
+/// a terminal. Only the first `limit` bytes of `text` are kept, with dots for the rest.
 inline std::string Printable(absl::string_view text, size_t limit = 80) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string out;
