@@ -7,7 +7,7 @@
 #include "base/status_macros.h"
 
 namespace moert {
-// ERNIE's selection bias has a dimension more.
+// ERNIE's selection bias has an additional dimension.
 std::vector<int64_t> CheckpointExperts::BiasShape(const MoeLayerSpec& l) const {
   const TensorInfo* t = checkpoint_->Find(names_.SelectionBias(l.model_layer));
   if (t != nullptr && t->shape.size() == 2) return {1, l.num_experts};
@@ -49,7 +49,7 @@ absl::Status CheckpointExperts::ReadMatrix(const std::string& name, int64_t rows
   return checkpoint_->ReadAsBf16(*t, 0, absl::MakeSpan(*out));
 }
 
-// Rows of gate and of up, stored one behind the other or in turns.
+// Separates the rows of gate and up, which are stored one after the other or alternately.
 static void SplitRows(const std::vector<uint16_t>& both, int64_t rows, int64_t cols,
                       bool interleaved, std::vector<uint16_t>* gate, std::vector<uint16_t>* up) {
   gate->resize(rows * cols);
@@ -101,7 +101,7 @@ absl::Status CheckpointExperts::ReadWidened(int layer, int expert, Projection p,
     *out = Dequantize(scheme, codes);
     return absl::OkStatus();
   }
-  // Floats have been bf16 since they were published, or become it.
+  // Floats are bf16 in the file, or are converted.
   std::vector<uint16_t> matrix;
   MOERT_RETURN_IF_ERROR(ReadProjection(layer, expert, p, &matrix));
   out->resize(matrix.size());

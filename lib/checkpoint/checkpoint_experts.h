@@ -16,19 +16,19 @@
 namespace moert {
 
 /// One expert's matrices as bf16 bits, row-major: gate and up [intermediate, hidden], down [hidden,
-/// intermediate]. Without a gate that one is empty.
+/// intermediate]. `gate` is empty for experts without one.
 struct ExpertWeights {
   std::vector<uint16_t> gate, up, down;
 };
 
-/// The one of the three that a projection names.
+/// The matrix that a projection names.
 template <typename T>
 T& OfProjection(Projection p, T& gate, T& up, T& down) {
   return p == Projection::kGate ? gate : p == Projection::kUp ? up : down;
 }
 
-/// The tensors that hold the experts of one layer: one a matrix of an expert, or all experts of a
-/// layer in one, gate and up together or apart, as they are multiplied or transposed.
+/// The tensors that hold the experts of one layer: one tensor per matrix of an expert, or all
+/// experts of a layer in one tensor, gate and up fused or separate, in product order or transposed.
 struct ExpertTensors {
   bool fused = false;
   const TensorInfo* gate_up = nullptr;  // [E, 2 intermediate, hidden], gate's rows first; or null
@@ -43,41 +43,41 @@ struct ExpertTensors {
 /// Thread-safe. Borrows both arguments of Create.
 class CheckpointExperts {
  public:
-  /// Fails at once, naming the tensor, if any that the model needs is missing or has another shape
-  /// or a type that is not floating point, or if an MoE block has one that nothing reads.
+  /// Fails at once, naming the tensor, if a tensor that the model needs is missing, has another
+  /// shape or is not floating point, or if an MoE block has a tensor that nothing reads.
   static absl::StatusOr<std::unique_ptr<CheckpointExperts>> Create(const Checkpoint* checkpoint,
                                                                    const HfConfig* config);
 
-  /// How the file calls the tensors.
+  /// The names of the tensors in the file.
   const MoeTensorNames& names() const { return names_; }
   const MoeModelSpec& model() const { return config_->moe; }
   /// The tensors that are read: experts, shared experts, routers.
   const TensorClaims& claims() const { return claims_; }
-  /// In which schemes the file has an expert: its record holds it as it is. bf16 for floats of any
-  /// kind.
+  /// The schemes in which the file stores an expert, so that a record holds it unchanged. bf16 for
+  /// floats of any kind.
   const ExpertFormat& stored(int layer, int expert) const {
     const std::vector<ExpertFormat>& formats = stored_[layer];
     return formats[formats.size() == 1 ? 0 : static_cast<size_t>(expert)];
   }
-  /// Whether records can hold the file's experts as they are: InvalidArgument over an order of
-  /// channels, by the first expert of each layer.
+  /// Whether records can hold the file's experts unchanged: InvalidArgument if channels are
+  /// reordered, judged by the first expert of each layer.
   absl::Status CheckRecords() const;
   /// `layer` counts MoE layers. Weights that are not bf16 are rounded to nearest even.
   absl::Status ReadExpert(int layer, int expert, ExpertWeights* out) const;
-  /// One matrix, widened: nothing is rounded. Row-major.
+  /// Reads one matrix, widened without rounding. Row-major.
   absl::Status ReadWidened(int layer, int expert, Projection p, std::vector<float>* out) const;
-  /// A whole record in the format the file has it in, or in bf16, biases included. `layout`: of one
-  /// of these two. InvalidArgument where a scale has more bits than the record's, or channels lie
-  /// in another order.
+  /// Reads a whole record, biases included, in the file's own format or in bf16; `layout` is that
+  /// of one of these two. InvalidArgument if a scale has more bits than the record's, or channels
+  /// are in another order.
   absl::Status ReadRecord(int layer, int expert, const RecordLayout& layout,
                           std::byte* record) const;
-  /// The same in pieces, each of bytes of its own: in any order, by several threads.
+  /// The same in pieces, which write disjoint bytes: in any order, by several threads.
   int64_t num_pieces(int layer, int expert, const RecordLayout& layout) const;
   absl::Status ReadPiece(int layer, int expert, const RecordLayout& layout, int64_t piece,
                          std::byte* record) const;
-  /// The most memory that reading one of a layer's records takes besides it, bytes.
+  /// The most scratch memory that reading one of a layer's records takes, bytes.
   int64_t scratch_bytes(int layer, bool widen) const;
-  /// The biases alone.
+  /// Reads only the biases.
   absl::Status ReadBiases(int layer, int expert, const RecordLayout& layout,
                           std::byte* record) const;
   /// The shared expert as a bf16 record.
@@ -92,18 +92,18 @@ class CheckpointExperts {
   absl::Status Check(const std::string& name, absl::Span<const int64_t> shape, const char* part);
   absl::StatusOr<Scheme> CheckQuantized(const StoredMatrix& matrix, const char* part);
   absl::Status CheckShared(const MoeLayerSpec& layer);
-  /// Beside the tensors of a layer's MoE block there are none that nothing reads.
+  /// Checks that a layer's MoE block has no tensors that nothing reads.
   absl::Status CheckAllRead() const;
   absl::Status CheckLayer(const MoeLayerSpec& layer);
   std::vector<int64_t> BiasShape(const MoeLayerSpec& layer) const;
   absl::Status CheckExperts(const MoeLayerSpec& layer);
   absl::StatusOr<ExpertFormat> CheckExpert(const MoeLayerSpec& layer, int expert, bool blocks);
   absl::Status CheckBiases(const MoeLayerSpec& layer);
-  /// Where a quantized matrix of an expert lies.
+  /// The place of an expert's quantized matrix.
   StoredMatrix Stored(const MoeLayerSpec& layer, int expert, Projection p, bool blocks) const;
   absl::Status CheckContents(int layer, const RecordLayout& layout) const;
   absl::Status CheckLayout(int layer, int expert, const RecordLayout& layout) const;
-  /// The section of one bias.
+  /// Reads the section of one bias.
   absl::Status ReadBias(const MoeLayerSpec& layer, int expert, Projection p,
                         const MatrixLayout& matrix, std::byte* record) const;
   absl::StatusOr<ExpertTensors> FindFused(const MoeLayerSpec& layer) const;
@@ -111,38 +111,40 @@ class CheckpointExperts {
   absl::Status ReadShared(const MoeLayerSpec& layer, ExpertWeights* out) const;
   absl::Status ReadMatrix(const std::string& name, int64_t rows, int64_t k,
                           std::vector<uint16_t>* out) const;
-  /// A matrix in a tensor of floats, row by row or channel by channel: where it begins and how far
-  /// apart rows and channels are, in elements.
+  /// The place of a matrix in a tensor of floats, by rows or by channels: its beginning, and the
+  /// distances of rows and channels in elements.
   struct StoredFloats {
     const TensorInfo* tensor = nullptr;
     int64_t first = 0, row_step = 0, k_step = 1;
     bool by_channel = false;
   };
   absl::StatusOr<StoredFloats> FloatsOf(int layer, int expert, Projection p) const;
-  /// Some rows, from `first` on, as bf16 and one behind the other. rows: [count, row_step].
+  /// Reads rows from `first` on as contiguous bf16. rows: [count, row_step].
   absl::Status ReadRows(const StoredFloats& from, int64_t first, int64_t count, int64_t k,
                         uint16_t* rows) const;
-  /// Some channels, with the weights of their rows in front. lines: [count, k_step].
+  /// Reads channels from `first` on, with the weights of the rows before them. lines: [count,
+  /// k_step].
   absl::Status ReadChannels(const StoredFloats& from, int64_t first, int64_t count, int64_t rows,
                             uint16_t* lines) const;
-  /// A whole matrix, row by row.
+  /// Reads a whole matrix row by row.
   absl::Status ReadFloats(const StoredFloats& from, int64_t rows, int64_t k,
                           std::vector<uint16_t>* out) const;
-  /// One matrix of an expert as bf16, row by row. Empty: it has no such one.
+  /// Reads one matrix of an expert as bf16, row by row. Empty: the expert has no such matrix.
   absl::Status ReadProjection(int layer, int expert, Projection p,
                               std::vector<uint16_t>* out) const;
-  /// Some rows or channels of a part at a time, as bf16.
+  /// Packs a part of a matrix as bf16, some rows or channels at a time.
   absl::Status PackRows(const StoredFloats& from, const MatrixLayout& layout,
                         const MatrixPart& part, std::byte* record) const;
   absl::Status PackChannels(const StoredFloats& from, const MatrixLayout& layout,
                             const MatrixPart& part, std::byte* record) const;
   absl::Status NamedError(const absl::Status& status, const StoredMatrix& m) const;
-  /// Whether the file has a matrix quantized that a record has in bf16.
+  /// Whether the file has the matrix quantized while the record has it in bf16.
   bool Widens(int layer, int expert, Projection p, const MatrixLayout& matrix) const;
-  /// A part of the weights of one matrix of a record.
+  /// Reads a part of the weights of one matrix of a record.
   absl::Status ReadWeights(int layer, int expert, Projection p, const MatrixLayout& matrix,
                            const MatrixPart& part, std::byte* record) const;
-  /// All else that a record has of a matrix: scales, biases, and zeros between sections.
+  /// Reads everything else that a record has of a matrix: scales, biases, and zeros between
+  /// sections.
   absl::Status ReadOthers(int layer, int expert, Projection p, const MatrixLayout& matrix,
                           std::byte* record) const;
 

@@ -1,5 +1,5 @@
-// CheckpointExperts: which tensors a model's experts are in, and whether they are what config.json
-// says.
+// CheckpointExperts: finds the tensors that hold a model's experts, and checks them against
+// config.json.
 
 #include <algorithm>
 #include <functional>
@@ -64,7 +64,8 @@ absl::StatusOr<Scheme> CheckpointExperts::CheckQuantized(const StoredMatrix& m, 
   return quantized_.SchemeOf(m);
 }
 
-// Looked for where a layer has no expert of its own: what transformers and MLX write.
+// Looks for fused tensors, as transformers and MLX write them, in a layer without tensors per
+// expert.
 absl::StatusOr<ExpertTensors> CheckpointExperts::FindFused(const MoeLayerSpec& l) const {
   const std::string prefix = names_.ExpertsPrefix(l.model_layer);  // "...experts."
   const std::string mlx = absl::StrReplaceAll(prefix, {{".experts.", ".switch_mlp."}});
@@ -100,7 +101,7 @@ absl::StatusOr<ExpertTensors> CheckpointExperts::FindFused(const MoeLayerSpec& l
 
 absl::Status CheckpointExperts::CheckFused(const MoeLayerSpec& l, ExpertTensors* found) const {
   const int64_t e = l.num_experts, h = l.hidden, w = l.intermediate;
-  // [experts, rows, columns], or the experts' rows one behind the other.
+  // [experts, rows, columns], or the experts' rows concatenated.
   const auto is = [&](const TensorInfo* t, int64_t rows, int64_t columns, bool turned) {
     if (t == nullptr) return true;
     if (turned) std::swap(rows, columns);
@@ -112,7 +113,7 @@ absl::Status CheckpointExperts::CheckFused(const MoeLayerSpec& l, ExpertTensors*
            is(found->up, w, h, turned) && is(found->down, h, w, turned != names_.down_turned);
   };
   // Never both: one of the three pairs of sizes differs from its reverse, unless h == w and gate
-  // and up are apart; such tensors are taken as they are multiplied.
+  // and up are separate. Such tensors are taken to be in product order.
   const bool straight = all(false);
   found->transposed = !straight && all(true);
   found->down_transposed = found->transposed != names_.down_turned;
@@ -132,7 +133,7 @@ absl::Status CheckpointExperts::CheckFused(const MoeLayerSpec& l, ExpertTensors*
   return absl::OkStatus();
 }
 
-// An expert may be left as it was: where calibration gave it no tokens.
+// Single experts may have been left unquantized: those for which calibration had no tokens.
 absl::StatusOr<ExpertFormat> CheckpointExperts::CheckExpert(const MoeLayerSpec& l, int expert,
                                                             bool blocks) {
   ExpertFormat format;

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kPassElements = int64_t{1} << 17;  // stay in a core's cache
 
-// Schemes of the library's own have bf16 scales; imported ones are checked as they are packed.
+// The library's own schemes have bf16 scales; imported schemes are checked when they are packed.
 absl::Status CheckScales(const MatrixLayout& layout, const QuantizedMatrix& q) {
   if (layout.scheme.imported()) return absl::OkStatus();
   for (const float scale : q.scales) {
@@ -36,7 +36,7 @@ void Clear(int64_t first, int64_t end, std::byte* record) {
   std::memset(record + first, 0, static_cast<size_t>(end - first));
 }
 
-// Pieces of a matrix's weights.
+// The number of pieces of a matrix's weights.
 int64_t WeightParts(const MatrixLayout& matrix, bool whole) {
   constexpr int64_t kPartBytes = int64_t{256} << 10;
   return whole ? 1 : std::max<int64_t>(1, matrix.weight_bytes / kPartBytes);
@@ -125,7 +125,8 @@ absl::StatusOr<CheckpointExperts::StoredFloats> CheckpointExperts::FloatsOf(int 
     return StoredFloats{tensor, 0, k};
   }
   const TensorInfo* const own = OfProjection(p, tensors.gate, tensors.up, tensors.down);
-  // Gate and up in one: rows, or the columns of channels, one behind the other or in turns.
+  // Gate and up in one tensor: rows, or the columns of channels, one after the other or
+  // alternating.
   const bool both = !down && tensors.gate_up != nullptr;
   const int64_t rows = (down ? spec.hidden : spec.intermediate) * (both ? 2 : 1);
   StoredFloats from = {both ? tensors.gate_up : own, expert * matrix * (both ? 2 : 1), k};
@@ -285,7 +286,7 @@ absl::Status CheckpointExperts::ReadPiece(int layer, int expert, const RecordLay
                     expert);
 }
 
-// Each matrix's tensors are looked up once, and not once a piece.
+// Looks up each matrix's tensors once, not once per piece.
 absl::Status CheckpointExperts::ReadRecord(int layer, int expert, const RecordLayout& layout,
                                            std::byte* record) const {
   MOERT_RETURN_IF_ERROR(CheckLayout(layer, expert, layout));

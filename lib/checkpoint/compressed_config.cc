@@ -20,8 +20,8 @@ constexpr char kWindowAlone[] = "sliding_attention";
 constexpr char kChosenEntries[] = "compressed_sparse_attention";
 constexpr char kAllEntries[] = "heavily_compressed_attention";
 
-// The kinds of layers, and the number that published files have for each. The defaults of rates are
-// the numbers.
+// The kinds of layers, and the number that published files use for each. The default rates are
+// these numbers.
 struct EntryKind {
   const char* type;
   int64_t ratio;
@@ -34,7 +34,7 @@ const EntryKind* FindEntryKind(JsonValue type) {
   return kind == std::end(kEntryKinds) ? nullptr : kind;
 }
 
-// By name. Empty where the field is not legal.
+// Reads kinds by name. Empty if the field is not legal.
 std::vector<const EntryKind*> KindsByType(JsonValue types, ConfigFields& fields, size_t layers) {
   std::vector<const EntryKind*> kinds;
   bool legal = types.is_array() && types.size() == layers;
@@ -48,7 +48,8 @@ std::vector<const EntryKind*> KindsByType(JsonValue types, ConfigFields& fields,
   return {};
 }
 
-// By number; those behind the last layer's are of layers that predict further tokens.
+// Reads kinds by number; numbers after the last layer's belong to layers that predict further
+// tokens.
 std::vector<const EntryKind*> KindsByRatio(ConfigFields& fields, size_t layers) {
   std::vector<const EntryKind*> kinds;
   for (const int64_t ratio : fields.Ints(kRatios, 0, kMaxPositions)) {
@@ -65,7 +66,8 @@ std::vector<const EntryKind*> KindsByRatio(ConfigFields& fields, size_t layers) 
   return {};
 }
 
-// Without either field the first two layers see all entries, then every second one chooses.
+// Without either field the first two layers see all entries; after them every second layer has an
+// indexer.
 std::vector<const EntryKind*> ReadEntryKinds(ConfigFields& fields, HfConfig& config) {
   const size_t layers = config.mixers.size();
   if (const auto types = fields.Find(kLayersSee)) {
@@ -78,7 +80,7 @@ std::vector<const EntryKind*> ReadEntryKinds(ConfigFields& fields, HfConfig& con
   return kinds;
 }
 
-// Positions that an entry of this kind stands for.
+// The number of positions that an entry of this kind stands for.
 int64_t ReadRate(ConfigFields& fields, const EntryKind& kind, const char* key) {
   int64_t rate = kind.ratio;
   if (const auto rates = fields.Find(kRates)) {
@@ -98,7 +100,7 @@ int64_t ReadRate(ConfigFields& fields, const EntryKind& kind, const char* key) {
   return fields.Int(key, 1, kMaxWidth, rate);
 }
 
-// A field of its own, or a part of the head.
+// The number of rotated channels: a field of its own, or a part of the head.
 int64_t ReadRotated(ConfigFields& fields, int64_t head_dim) {
   constexpr char kPart[] = "partial_rotary_factor";
   constexpr char kCount[] = "qk_rope_head_dim";
@@ -166,7 +168,7 @@ void ReadCompressedRopes(ConfigFields& fields, RopeDefaults defaults, HfConfig& 
   defaults.theta = 160000;
   config.rope = ReadRopeConfig(fields, defaults, &config.unused, apart ? "compress" : "");
   if (!apart) config.rope.theta = fields.Real(defaults.theta_key, 1, 1e12, defaults.theta);
-  // YaRN's own factor is left out where none is given.
+  // YaRN's own factor is not applied if none is given.
   if (config.rope.attention_factor == 0) config.rope.attention_factor = 1;
   own.rope.interleaved = config.rope.interleaved = true;
   if (own.rope.dim != config.compressed.rope_dim || config.rope.dim != own.rope.dim) {

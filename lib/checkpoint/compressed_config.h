@@ -8,13 +8,14 @@
 
 namespace moert {
 
-/// Sizes, the indexer's too, and what each layer sees. Sizes of heads are there already.
+/// Reads the sizes, the indexer's too, and what each layer sees. Sizes of heads have been read
+/// already.
 void ReadCompressedAttention(ConfigFields& fields, HfConfig& config);
 
-/// RoPE of layers that see entries, and that of layers with windows alone.
+/// Reads the RoPE of layers that see entries, and that of layers with windows only.
 void ReadCompressedRopes(ConfigFields& fields, RopeDefaults defaults, HfConfig& config);
 
-/// How many residual streams there are, and how they are mixed.
+/// Reads the number of residual streams and how they are mixed.
 void ReadHyperConnections(ConfigFields& fields, HfConfig& config);
 
 }  // namespace moert

@@ -56,7 +56,7 @@ constexpr Known kModelFields[] = {
      "_flash_attn_2_enabled _experts_implementation for_llm_compressor fuse_rope"},
 };
 
-// Parts of a name that says how something is computed.
+// Words in a field's name that indicate how something is computed.
 constexpr const char* kModelWords[] = {
     "moe",     "expert",   "rout",     "topk",      "top_k",  "gat",     "scor",     "norm",
     "rope",    "rotary",   "attn",     "attention", "head",   "window",  "chunk",    "cap",
@@ -68,17 +68,17 @@ constexpr const char* kModelWords[] = {
     "eps",     "tie",      "theta",    "per_",      "swa",    "cla",     "mla",      "limit",
     "quantiz", "compress", "index_",   "indexer"};
 
-// The same of MoE blocks alone.
+// The same for MoE blocks only.
 constexpr const char* kExpertWords[] = {"moe",          "expert", "rout", "topk",     "top_k",
                                         "scor",         "ffn",    "hash", "mlp",      "swiglu",
                                         "intermediate", "latent", "zero", "norm_top", "gate_up"};
 
-// Beginnings of names of fields that attention, or what is no language model, has.
+// Prefixes of fields of attention, or of parts that are no language model.
 constexpr const char* kOtherParts[] = {"index_", "mtp_", "vision_", "audio_", "attn_", "linear_"};
 
 constexpr char kOnePosition[] = "of pictures: a text's positions are the same in every section";
 
-// Fields of one kind of scaling that a file may have beside another.
+// Fields of one kind of scaling that may be present beside another kind.
 constexpr Known kRopeFields[] = {
     {kOnePosition, "mrope_section mrope_interleaved"},
     {"rope_type is there, too", "type"},
@@ -111,7 +111,7 @@ constexpr Known kQuantizationFields[] = {
      "nsamples scale_dtype seqlen"},
 };
 
-// Another value of these than the harmless one is refused where it is read.
+// Values of these fields other than the harmless one are refused where they are read.
 constexpr const char* kQuantizationWords[] = {
     "bits", "group",    "zero",      "scale",    "pack", "order", "dynamic",
     "rot",  "hadamard", "transform", "sparsity", "act",  "input", "config"};
@@ -145,7 +145,7 @@ bool HasOneOf(const std::string& key, absl::Span<const char* const> words) {
                      [&](const char* word) { return absl::StrContains(lower, word); });
 }
 
-// Why a field whose name tells enough changes nothing, else null.
+// The reason why a field with a telling name has no effect, else null.
 const char* WhyByName(const std::string& key) {
   if (absl::StrContains(key, "dropout")) return kTraining;
   if (absl::EndsWith(key, "_id") && !HasOneOf(key, kExpertWords)) return kGeneration;

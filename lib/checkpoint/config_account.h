@@ -13,7 +13,7 @@ namespace moert {
 
 inline constexpr char kOfTheHost[] = "of the rest of the model, which the host computes";
 
-/// Which object the fields are of.
+/// The object that the fields belong to.
 enum class FieldScope {
   kModel,
   kExperts,       // of which only the MoE blocks are read
@@ -22,12 +22,12 @@ enum class FieldScope {
   kQuantization,  // quantization_config
 };
 
-/// Adds the fields that nobody asked for to `unused`, `prefix` before their names. Fails, in
-/// `fields`, for one that may change what is computed.
+/// Adds the fields that were not read to `unused`, with `prefix` before their names. Fails, in
+/// `fields`, for a field that may change what is computed.
 void AccountForFields(FieldScope scope, const std::string& prefix, ConfigFields& fields,
                       std::vector<UnusedField>* unused);
 
-/// Takes these fields, where they are there, as asked for and unused.
+/// Marks these fields, if present, as read and unused.
 void WithoutEffect(ConfigFields& fields, std::initializer_list<const char*> keys, const char* why,
                    std::vector<UnusedField>* unused);
 

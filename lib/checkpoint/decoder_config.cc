@@ -12,14 +12,14 @@
 namespace moert {
 namespace {
 
-// The scores' factor of DeepSeek's YaRN: the square of its factor for mscale_all_dim.
+// The factor of attention scores in DeepSeek's YaRN: the square of its factor for mscale_all_dim.
 double LatentScale(const RopeConfig& rope) {
   if (rope.kind != RopeKind::kYarn || rope.mscale_all_dim == 0 || rope.factor <= 1) return 1;
   const double factor = 0.1 * rope.mscale_all_dim * std::log(rope.factor) + 1;
   return factor * factor;
 }
 
-// Latent attention: sizes of a head are fields of their own.
+// Latent attention: the sizes of a head are separate fields.
 void ReadLatentHeads(ConfigFields& fields, HfConfig& config) {
   LatentAttentionConfig& l = config.latent;
   l.kv_rank = fields.Int("kv_lora_rank", 1, kMaxWidth);
@@ -78,7 +78,7 @@ QkNorm ReadQkNorm(const FamilyFields& family) {
   return kind == "full" ? QkNorm::kFull : QkNorm::kNone;
 }
 
-// A boolean, in early files a number.
+// A boolean, or a number in early files.
 bool HasTemperature(ConfigFields& fields) {
   const auto tuning = fields.Find("attn_temperature_tuning");
   if (tuning && tuning->is_number()) return fields.Real("attn_temperature_tuning", 0, 1e6) != 0;
@@ -117,7 +117,7 @@ void ReadWindowAttention(const FamilyFields& family, RopeDefaults defaults, HfCo
   config.window = own;
 }
 
-// RoPE, and heads where layers of some kind have their own.
+// Reads RoPE, and heads if some kind of layers has its own.
 void ReadRopes(const FamilyFields& family, HfConfig& config) {
   ConfigFields& fields = family.fields();
   const ModelFamily& f = family.family();

@@ -13,31 +13,31 @@
 
 namespace moert {
 
-/// Sizes, attention, norms, RoPE. The number of layers is there already.
+/// Reads sizes, attention, norms, RoPE. The number of layers has been read already.
 void ReadDecoder(const FamilyFields& family, HfConfig& config);
 
-/// Llama 4: attention in chunks, but for layers without RoPE, which see everything.
+/// Llama 4: attention in chunks, except in layers without RoPE, which see everything.
 void ReadChunks(ConfigFields& fields, HfConfig& config);
 
 /// Qwen3-Next: three layers of gated delta net to one of attention.
 void ReadDeltaNet(ConfigFields& fields, HfConfig& config);
 
-/// Which layers look only at the last sliding_window positions, and which of them rotate.
+/// Which layers see only the last sliding_window positions, and which of them rotate.
 void ReadSlidingWindow(const FamilyFields& family, HfConfig& config);
 
-/// Size and number of heads that layers without a window have of their own (Gemma 4): two fields of
-/// the model as published, or an object for each of these layers as transformers 5 writes it.
-/// `config` has those of the others before.
+/// Reads the size and number of heads that layers without a window have of their own (Gemma 4): two
+/// fields in the published model, or an object for each of these layers as transformers 5 writes
+/// it. `config` has the values of the other layers before.
 void ReadFullHeads(const FamilyFields& family, HfConfig& config);
 
-/// A lightning indexer's sizes, and which layers share what the layer before has chosen. Latent
-/// attention's sizes are there already.
+/// Reads a lightning indexer's sizes, and which layers reuse the choice of the layer before. Latent
+/// attention's sizes have been read already.
 void ReadIndexer(ConfigFields& fields, HfConfig& config);
 
-/// The same of an indexer that chooses blocks of positions, and which layers have one. Sizes of
-/// attention's heads are there already.
+/// The same for an indexer that chooses blocks of positions, and which layers have one. The sizes
+/// of attention's heads have been read already.
 void ReadBlockIndexer(ConfigFields& fields, HfConfig& config);
-/// RoPE is there, too: an indexer rotates as many channels.
+/// Called when RoPE has been read, too: an indexer rotates as many channels as attention.
 void CheckBlockIndexer(ConfigFields& fields, const HfConfig& config);
 
 /// An architecture's defaults, and sizes of the model.

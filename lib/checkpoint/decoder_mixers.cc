@@ -9,7 +9,7 @@
 namespace moert {
 namespace {
 
-// layer_types, or every full_attention_interval-th layer attends.
+// Reads layer_types; without it every full_attention_interval-th layer attends.
 void ReadDeltaLayers(ConfigFields& fields, HfConfig& config) {
   const auto types = fields.Find("layer_types");
   const int64_t interval = fields.Int("full_attention_interval", 1, kMaxLayerCount, 4);
@@ -51,7 +51,7 @@ void PlaceByTypes(JsonValue types, const MixerConfig& windowed, ConfigFields& fi
   }
 }
 
-// Positions that a layer with a window sees, its own included; 0: there is no window.
+// The number of positions that a layer with a window sees, its own included; 0: no window.
 int64_t WindowWidth(const FamilyFields& family, HfConfig& config) {
   ConfigFields& fields = family.fields();
   const std::string before = family.Present("window_before");
@@ -62,7 +62,8 @@ int64_t WindowWidth(const FamilyFields& family, HfConfig& config) {
   return fields.Int(before.c_str(), 0, kMaxPositions - 1) + 1;
 }
 
-// By layer_types; one number a layer; every full_every-th sees all; or the first layers do.
+// Places windows by layer_types; by one number per layer; by full_every (every such layer sees all
+// positions); or in the first layers.
 void PlaceWindows(const FamilyFields& family, const MixerConfig& windowed, HfConfig& config) {
   ConfigFields& fields = family.fields();
   const size_t layers = config.mixers.size();

@@ -27,15 +27,15 @@ absl::Span<const FamilyText> FamilyTexts();
 
 class ModelFamily {
  public:
-  /// NotFound where no family has this model_type; Internal where a description is no JSON.
+  /// NotFound if no family has this model_type; Internal if a description is not valid JSON.
   static absl::StatusOr<ModelFamily> Of(absl::string_view model_type);
   static absl::StatusOr<ModelFamily> Load(absl::string_view name);
   /// All model_type values.
   static std::vector<std::string> ModelTypes();
 
-  /// The value of a key, of the family that this one is like where it has none of its own.
+  /// The value of a key; if the family has none of its own, that of the family it is based on.
   std::optional<JsonValue> Find(absl::string_view key) const;
-  /// The values of a key of both, the own one first.
+  /// The values of a key in both descriptions, the family's own first.
   std::vector<JsonValue> FindAll(absl::string_view key) const;
   std::string Text(absl::string_view key, const std::string& def = "") const;
   bool Flag(absl::string_view key) const {
@@ -43,11 +43,11 @@ class ModelFamily {
     return value && value->AsBool();
   }
   double Number(absl::string_view key, double def) const;
-  /// The keys of the own description.
+  /// The keys of the family's own description.
   std::vector<std::string> Keys() const;
 
-  /// The object of config.json that has the language model's fields, for the model_type that the
-  /// family was found by: empty, or names joined by dots.
+  /// The object of config.json with the language model's fields, for the model_type by which the
+  /// family was found: empty, or names joined by dots.
   const std::string& nested() const { return nested_; }
 
  private:
@@ -57,8 +57,8 @@ class ModelFamily {
   std::string nested_;
 };
 
-/// The fields of a config.json that a family's description points to. A description's value is a
-/// constant, or says in which field the value is:
+/// The fields of a config.json that a family's description refers to. A value in the description is
+/// a constant, or names the field that holds the value:
 ///   "name"              this field, which has to be there
 ///   ["name", default]   this field, or the default
 ///   ["name", "other"]   this field, or the other one
@@ -79,15 +79,14 @@ class FamilyFields {
   double Real(const char* key, double low, double high, double fallback) const;
   bool Bool(const char* key, bool fallback) const;
   Activation ActivationOf(const char* key) const;
-  /// The field of the config that the description's value names; empty where it names none that is
-  /// there.
+  /// The field of the config that the description's value names; empty if no such field is present.
   std::string Present(const char* key) const;
 
-  /// Fails, where a field of "expect" is there, unless it has the value, or one of the values, that
-  /// the description says; and where one of "at_most" is larger.
+  /// Fails if a field of "expect" is present with a value other than the one, or those, in the
+  /// description, or if a field of "at_most" is larger.
   void Expect() const;
-  /// Whether all fields of the object of the description have their value, or one of their values.
-  /// null: it is not there.
+  /// Whether all fields of the description's object have their value, or one of their values. null:
+  /// the field is absent.
   bool Holds(const char* key) const;
 
  private:

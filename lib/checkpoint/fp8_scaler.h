@@ -14,13 +14,13 @@ namespace moert {
 /// Multiplies fp8 values by the scales of their blocks, rows or matrix.
 class Fp8Scaler {
  public:
-  /// Empty where the checkpoint has no scales for `weight`. Scales are finite.
+  /// Empty if the checkpoint has no scales for `weight`. Scales are finite.
   static absl::StatusOr<Fp8Scaler> Load(const Checkpoint& checkpoint, const TensorInfo& weight);
   bool empty() const { return scales_.empty(); }
 
   /// values: elements [first, first + count) of the weight.
   void Apply(int64_t first, size_t count, float* values) const;
-  /// The scale of one element; rows of several matrices are counted on.
+  /// The scale of one element; row numbers continue across several matrices.
   float ScaleOf(int64_t row, int64_t col) const;
 
  private:

@@ -44,7 +44,7 @@ Heads ReadObject(const JsonMember& member, const Heads& others, ConfigFields& fi
   return own;
 }
 
-// All of the layers without a window have to be there, with the same.
+// All layers without a window must be present, with the same values.
 Heads ReadObjects(JsonValue objects, const Heads& others, ConfigFields& fields,
                   const HfConfig& config) {
   Heads heads = others;

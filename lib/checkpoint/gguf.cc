@@ -46,11 +46,11 @@ constexpr Type kTypes[] = {
     {35, "TQ2_0", 256, 66},   {39, "MXFP4", 32, 17},    {40, "NVFP4", 64, 36}};
 
 enum ValueType : uint32_t { kString = 8, kArray = 9, kValueTypes = 13 };
-// Bytes of a value by its type; 0: has a length of its own.
+// The size of a value by its type; 0: the value has a length of its own.
 constexpr int64_t kValueBytes[kValueTypes] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 constexpr bool IsInteger(uint32_t type) { return type <= 5 || type == 10 || type == 11; }
 
-// Reads a file from its start to its end, a piece at a time.
+// Reads a file from start to end, a piece at a time.
 class Cursor {
  public:
   Cursor(const RandomAccessFile* file) : file_(file), buffer_(size_t{64} << 10) {}
@@ -108,7 +108,7 @@ class Cursor {
   int64_t begin_ = 0, end_ = 0, place_ = 0;
 };
 
-// The values that anything here asks for, by key.
+// The values that are used here, by key.
 struct Values {
   std::map<std::string, int64_t> numbers;  // of an array: its largest
   std::map<std::string, std::string> texts;
@@ -250,7 +250,8 @@ absl::Status ReadFile(const std::string& path, Env* env, Values* values,
   return absl::OkStatus();
 }
 
-// "model-" of model-00002-of-00003.gguf, and 3; nothing for other names.
+// Splits the path of a split model: "model-" and 3 for model-00002-of-00003.gguf; nothing for other
+// names.
 std::optional<std::pair<std::string, int>> SplitName(absl::string_view path) {
   constexpr size_t kTail = 20;  // 00002-of-00003.gguf
   if (path.size() <= kTail || !absl::EndsWith(path, ".gguf")) return std::nullopt;

@@ -23,11 +23,12 @@
 namespace moert {
 namespace {
 
-// Every field is looked for in the text: its size is what a lookup costs.
+// Every field is looked up in the text, so its size determines the cost of a lookup.
 constexpr JsonLimits kConfigLimits = {
     .max_bytes = 8'000'000, .max_depth = 16, .max_values = 400'000, .not_finite = true};
 
-// Fields of other families that this one did not ask for, at the value that changes nothing.
+// Accounts for fields of other families that this one did not read and that have the value without
+// effect.
 void AccountForOthers(const std::string& dense_width, ConfigFields& fields, HfConfig& config) {
   for (const std::string& key : fields.Unasked()) {
     if (key == dense_width) {
@@ -42,7 +43,7 @@ void AccountForOthers(const std::string& dense_width, ConfigFields& fields, HfCo
   }
 }
 
-// Fields that the description knows to change nothing, by reason.
+// Collects the fields that the description declares to have no effect, by reason.
 void TakeUnused(const FamilyFields& family, std::vector<UnusedField>* unused) {
   const std::vector<std::string> left = family.fields().Unasked();
   for (const JsonValue object : family.family().FindAll("unused")) {
@@ -137,7 +138,7 @@ absl::StatusOr<HfConfig> Read(JsonValue object, const std::string& source) {
     }
     MOERT_RETURN_IF_ERROR(inner.status());
     MOERT_ASSIGN_OR_RETURN(config, ReadFamily(family, inner, std::move(config)));
-    // The head is the whole model's, and so is this field.
+    // The head belongs to the whole model, and so does this field.
     config.tie_word_embeddings =
         fields.Bool("tie_word_embeddings", config.tie_word_embeddings && !config.experts_only);
     AccountForFields(FieldScope::kAround, "", fields, &config.unused);
@@ -160,7 +161,7 @@ int HfConfig::MoeLayerIndex(int model_layer) const {
 
 namespace {
 
-// The attention that the layer has of its own; null: that of all.
+// The layer's own attention; null: the model's.
 const WindowAttention* Own(const HfConfig& config, int layer) {
   const auto at = static_cast<size_t>(layer);
   if (!config.window || at >= config.mixers.size()) return nullptr;
@@ -211,7 +212,7 @@ absl::StatusOr<HfConfig> ParseHfConfig(absl::string_view text, const std::string
 
 namespace {
 
-// Where there is no file, who named the folder is told what it is.
+// If there is no file, tells the user who named the folder what the folder is.
 absl::Status WhyNoConfig(const std::string& model_dir, const std::string& path,
                          const absl::Status& read) {
   std::error_code ec;
@@ -220,7 +221,7 @@ absl::Status WhyNoConfig(const std::string& model_dir, const std::string& path,
                       fmt::format("{}{}", std::string(read.message()), OtherFiles(model_dir)));
 }
 
-// ModelOpt may say in a file of its own how weights are stored, and in config.json nothing.
+// ModelOpt may describe the stored weights in a file of its own and not at all in config.json.
 absl::Status LoadHfQuantConfig(const std::string& path, Env* env, HfConfig* config) {
   // It may name every layer.
   constexpr JsonLimits kLimits = {.max_bytes = 20'000'000, .max_depth = 16};

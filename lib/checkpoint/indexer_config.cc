@@ -14,7 +14,7 @@ namespace {
 constexpr char kIndexerTypes[] = "indexer_types";
 constexpr char kIndexerPattern[] = "index_topk_pattern";
 
-// A list with "full" or "shared" for each layer.
+// A list with "full" or "shared" per layer.
 std::vector<bool> SharesByType(JsonValue types, ConfigFields& fields, int64_t layers) {
   std::vector<bool> shares;
   if (types.is_array() && static_cast<int64_t>(types.size()) == layers) {
@@ -29,7 +29,7 @@ std::vector<bool> SharesByType(JsonValue types, ConfigFields& fields, int64_t la
   return shares;
 }
 
-// The same as a letter for each layer, F or S.
+// The same with one letter per layer, F or S.
 std::vector<bool> SharesByLetter(ConfigFields& fields, int64_t layers) {
   const std::string pattern = fields.String(kIndexerPattern, "");
   if (static_cast<int64_t>(pattern.size()) != layers ||
@@ -41,7 +41,8 @@ std::vector<bool> SharesByLetter(ConfigFields& fields, int64_t layers) {
   return shares;
 }
 
-// Layers in front of the offset have indexers of their own, then every index_topk_freq-th.
+// Layers before the offset have indexers of their own; after it every index_topk_freq-th layer
+// does.
 std::vector<bool> SharesByInterval(int64_t interval, int64_t offset, int64_t layers) {
   std::vector<bool> shares;
   for (int64_t i = 0; i < layers; ++i) {
@@ -50,7 +51,7 @@ std::vector<bool> SharesByInterval(int64_t interval, int64_t offset, int64_t lay
   return shares;
 }
 
-// The most explicit field decides; published files have several that say the same.
+// The most explicit field decides; published files have several that agree.
 std::vector<bool> ReadShares(ConfigFields& fields, int64_t layers) {
   const int64_t interval = fields.Int("index_topk_freq", 1, kMaxLayerCount, 1);
   const int64_t offset = fields.Int("index_skip_topk_offset", 0, kMaxLayerCount, 2);
@@ -105,7 +106,7 @@ namespace {
 constexpr char kAttentionTypes[] = "layer_types";
 constexpr char kBlockFlags[] = "sparse_attention_freq";
 
-// A size that published files call otherwise than transformers.
+// A size for which published files and transformers use different names.
 int64_t ReadSize(ConfigFields& fields, const char* key, const char* published, int64_t low,
                  int64_t high) {
   if (!fields.Has(published)) return fields.Int(key, low, high);
@@ -113,7 +114,7 @@ int64_t ReadSize(ConfigFields& fields, const char* key, const char* published, i
   return fields.Int(key, value, value, value);
 }
 
-// Whether each layer chooses blocks; empty where the fields are not legal.
+// Whether each layer chooses blocks; empty if the fields are not legal.
 std::vector<bool> ReadLayers(ConfigFields& fields, HfConfig& config) {
   const size_t layers = config.mixers.size();
   std::vector<bool> chooses;
@@ -142,7 +143,7 @@ std::vector<bool> ReadLayers(ConfigFields& fields, HfConfig& config) {
   return chooses;
 }
 
-// An indexer may have values of its own, which nothing here adds.
+// An indexer may have values of its own, which are not supported.
 void CheckNoValues(ConfigFields& fields, const std::vector<bool>& chooses) {
   constexpr char kKey[] = "sparse_disable_index_value";
   const std::vector<int64_t> disabled = fields.Ints(kKey, 0, 1);

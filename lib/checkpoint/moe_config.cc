@@ -19,7 +19,7 @@ bool Contains(std::optional<JsonValue> list, JsonValue string) {
   return false;
 }
 
-// A list with the kind of each layer, under the first name of `key` that there is.
+// A list with the kind of each layer, under the first name of `key` that is present.
 std::optional<JsonValue> LayerKinds(const FamilyFields& family, const HfConfig& config) {
   const std::string name = family.Present("layer_kinds");
   if (name.empty()) return std::nullopt;
@@ -114,7 +114,7 @@ RoutingSpec ReadRouting(const FamilyFields& family, int experts) {
   return external;
 }
 
-// A shared width, or as many experts of some width as shared_experts says; stored as one.
+// A shared width, or the number shared_experts of experts of some width; stored as one wide expert.
 int64_t ReadShared(const FamilyFields& family, int64_t width) {
   const ModelFamily& f = family.family();
   if (!family.Holds("shared_if")) return 0;
@@ -123,7 +123,7 @@ int64_t ReadShared(const FamilyFields& family, int64_t width) {
   return unit * family.Int("shared_experts", 0, kMaxFfnWidth / unit, 0);
 }
 
-// One way to call the tensors. `layer`: what the names of a layer's tensors begin with.
+// Reads one set of tensor names. `layer`: the prefix of the names of a layer's tensors.
 MoeTensorNames ReadNames(JsonValue object, const std::string& layer, const MoeLayerSpec& spec) {
   const auto text = [&](const char* key, const char* def) {
     const auto value = object.Find(key);

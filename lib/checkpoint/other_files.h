@@ -1,4 +1,4 @@
-// Describes, for a message, the files that lie where a checkpoint's folder was expected.
+// Describes, for a message, the files found where a checkpoint's folder was expected.
 #ifndef MOERT_LIB_CHECKPOINT_OTHER_FILES_H_
 #define MOERT_LIB_CHECKPOINT_OTHER_FILES_H_
 
@@ -6,12 +6,12 @@
 
 namespace moert {
 
-/// "; model.gguf is a GGUF file; llama.cpp runs it ...", or whatever helps who named `path`: a
-/// file, a folder that is not there, one of files in other formats, an expert pack. Empty: nothing
-/// does.
+/// "; model.gguf is a GGUF file; llama.cpp runs it ...", or another hint for the user who named
+/// `path`: a file, a missing folder, a folder with files in other formats, an expert pack. Empty:
+/// there is no hint.
 std::string OtherFiles(const std::string& path);
 
-/// The end of an error about a checkpoint that is not read.
+/// The end of an error about a checkpoint that cannot be read.
 inline constexpr char kOtherWays[] =
     "other ways: python -m moert generate DIR --budget 25% runs what transformers has "
     "(docs/guide/python.md); a GGUF file of it in llama.cpp through libmoert's plug-in "

@@ -105,9 +105,10 @@ absl::StatusOr<QuantizationConfig> ReadGroup(JsonValue object, const std::string
   return Illegal(fmt::format("compressed-tensors format \"{}\" is not read", Printable(w.format)));
 }
 
-// quantization_config of compressed-tensors: groups of modules, each with its own weights. The form
-// of all groups; where they differ, fp8 may be the second one, since its tensors are known by their
-// type. InvalidArgument says what is illegal, without naming the file.
+// Reads the quantization_config of compressed-tensors: groups of modules, each with its own
+// weights. Returns the form of all groups. If they differ, the second form may be fp8, whose
+// tensors are recognized by their type. InvalidArgument says what is illegal, without naming the
+// file.
 absl::StatusOr<QuantizationConfig> ReadCompressedTensors(ConfigFields& fields) {
   const auto groups = fields.Find("config_groups");
   if (!groups || !groups->is_object() || groups->size() == 0) {
@@ -134,13 +135,13 @@ constexpr char kRead[] =
     "auto-round (4 bits), compressed-tensors (pack-quantized int4, int-quantized int8, "
     "float-quantized, nvfp4-pack-quantized), mxfp4, and modelopt NVFP4 and FP8";
 
-// The fields of one method. `Fail` records what is illegal of the whole object.
+// Reads the fields of one method. `Fail` records errors of the whole object.
 class Reader {
  public:
   Reader(const char* key, JsonValue object, ConfigFields* outer, std::vector<UnusedField>* unused)
       : key_(key), fields_(object, key), outer_(outer), unused_(unused) {}
 
-  /// `method`: what is meant where the object does not say.
+  /// `method`: the method if the object does not name one.
   QuantizationConfig Read(const char* method) {
     const QuantizationConfig config = ReadMethod(fields_.String("quant_method", method));
     if (fields_.status().ok() && outer_->status().ok()) {
@@ -179,7 +180,7 @@ class Reader {
     outer_->Fail(key_, fmt::format("{}; {}; {}", what, kRead, kOtherWays));
   }
 
-  // Some files transform all of their weights.
+  // Refuses files in which all weights are transformed.
   void RefuseChanges() {
     for (const char* key : {"transform_config", "sparsity_config"}) {
       const auto object = fields_.Find(key);
@@ -191,7 +192,7 @@ class Reader {
     }
   }
 
-  // Where no size of blocks is given, the tensors tell whether a scale is of a row or of a matrix.
+  // If no block size is given, the tensors tell whether a scale belongs to a row or to a matrix.
   QuantizationConfig ReadFp8() {
     const auto block = fields_.Ints("weight_block_size", 0, kMaxGroup);
     const std::string format = fields_.String("fmt", "e4m3");
@@ -207,7 +208,7 @@ class Reader {
     if (!status.ok()) Fail(std::string(status.message()));
   }
 
-  // How words are packed: GPTQModel has both keys, others one.
+  // The packing of words: GPTQModel has both keys, other writers one.
   std::string Format(const char* missing) {
     const std::string format = fields_.String("format", missing);
     return fields_.String("checkpoint_format", format);
@@ -242,7 +243,7 @@ class Reader {
     return config;
   }
 
-  // Tensors of GPTQ or of AWQ. Only "auto_gptq" stores zeros less one.
+  // Tensors in GPTQ's or AWQ's form. Only "auto_gptq" stores zero points minus one.
   QuantizationConfig ReadAutoRound() {
     QuantizationConfig config;
     const std::string packing = fields_.String("packing_format", "auto_round:auto_gptq");
@@ -276,7 +277,7 @@ class Reader {
     return {};
   }
 
-  // Layers in fp8 beside those in one other form: the types of their tensors tell.
+  // Layers in fp8 beside layers in one other form: the types of their tensors distinguish them.
   QuantizationConfig ReadMixed(JsonValue layers) {
     QuantizationConfig config = {.form = StoredWeights::kFp8};
     for (const JsonMember& layer : layers.members()) {
@@ -296,7 +297,7 @@ class Reader {
 
   QuantizationConfig OfAlgorithm(const std::string& algorithm, int64_t group) {
     if (algorithm == "FP8") return {.form = StoredWeights::kFp8};
-    // The weights are the same whether activations were meant to be rounded or not.
+    // The weights are the same whether or not activations are meant to be rounded.
     if ((algorithm == "NVFP4" || algorithm == "W4A16_NVFP4") && group == 16) {
       return {.form = StoredWeights::kModeloptFp4, .group = group};
     }

@@ -13,18 +13,19 @@
 
 namespace moert {
 
-/// The largest group size that is believed.
+/// The largest group size that is accepted.
 inline constexpr int64_t kMaxGroup = int64_t{1} << 20;
 
-/// kPlain where there is no quantization_config. Errors stay in `fields`: they say what is read,
-/// and which ways are left for what is not. Fields that change nothing are added to `unused`.
+/// kPlain if there is no quantization_config. Errors stay in `fields`: they say what is supported,
+/// and what to do about the rest. Fields without effect are added to `unused`.
 QuantizationConfig ReadQuantizationConfig(ConfigFields& fields, std::vector<UnusedField>* unused);
 
 /// The same of ModelOpt's hf_quant_config.json.
 absl::StatusOr<QuantizationConfig> ReadHfQuantConfig(JsonValue root, const std::string& path,
                                                      std::vector<UnusedField>* unused);
 
-/// Whether integers of so many bits, in groups of so many channels (-1: a whole row), are read.
+/// Whether integers of this many bits, in groups of this many channels (-1: a whole row), are
+/// supported.
 absl::Status CheckInt4(int64_t bits, int64_t group);
 
 }  // namespace moert

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kMxGroup = 32;
 constexpr int64_t kNvGroup = 16;
 
-// By exponent; 0 for one that no record has.
+// Scales by stored exponent; 0 for exponents that no record can hold.
 std::array<float, 256> RecordScales() {
   std::array<float, 256> scales = {};
   for (uint32_t bits = 0; bits < scales.size(); ++bits) {
@@ -29,8 +29,8 @@ std::array<float, 256> RecordScales() {
 
 }  // namespace
 
-// e2m1 codes two a byte, the lower channel in the low bits, [rows, k / 2]; scales e4m3 [rows, k /
-// 16]; one scale of all, by which compressed-tensors divides and modelopt multiplies.
+// e2m1 codes two per byte, the lower channel in the low bits, [rows, k / 2]; scales e4m3 [rows, k /
+// 16]; one scale of the whole matrix, by which compressed-tensors divides and modelopt multiplies.
 absl::StatusOr<Scheme> QuantizedWeights::Nvfp4Scheme(const StoredMatrix& m) const {
   const bool packed = config_.form == StoredWeights::kPackedFp4;
   const std::string codes = m.base + (packed ? ".weight_packed" : ".weight");
@@ -111,8 +111,8 @@ absl::Status QuantizedWeights::PutExponents(const StoredMatrix& m, const TensorI
   return absl::OkStatus();
 }
 
-// DeepSeek-V4: a matrix a tensor. e2m1 codes [rows, k / 2], the lower channel in the low bits, and
-// exponents [rows, k / 32].
+// DeepSeek-V4: one tensor per matrix. e2m1 codes [rows, k / 2], the lower channel in the low bits,
+// and exponents [rows, k / 32].
 absl::StatusOr<Scheme> QuantizedWeights::Mxfp4RowsScheme(const StoredMatrix& m) const {
   MOERT_ASSIGN_OR_RETURN(const TensorInfo* codes,
                          Tensor(m.base + ".weight", {DType::kI8, DType::kU8}, {m.rows, m.k / 2}));

@@ -13,9 +13,9 @@ namespace {
 constexpr int64_t kInWord = 8;  // 4-bit codes of an int32
 constexpr uint32_t kOnes = 0x11111111;
 
-// Version 1 of GPTQ was written by subtracting one from all zeros of a word together: a zero of 0
-// borrows from the next one, and adding the same word gives it back. Symmetric weights have zeros
-// of 8; where some file has these under the old label, it was not written so.
+// Version 1 of GPTQ subtracted one from all zero points of a word together: a zero point of 0
+// borrows from the next one, and adding the same word restores them. Symmetric weights have zero
+// points of 8; a file that stores 8 under the old label was not written that way.
 void UndoLessOne(bool symmetric, std::vector<uint32_t>* words) {
   const auto is_eight = [](uint32_t word) { return word == 8 * kOnes; };
   if (symmetric && std::all_of(words->begin(), words->end(), is_eight)) return;
@@ -33,8 +33,8 @@ absl::StatusOr<const TensorInfo*> QuantizedWeights::OrderTensor(const StoredMatr
   return Tensor(name, {DType::kI32}, {m.k});
 }
 
-// g_idx: which group a channel belongs to. Records have groups in order; in another one, their
-// products would need activations that are permuted.
+// g_idx gives each channel's group. Records have groups in order; with another order, their
+// products would need permuted activations.
 absl::StatusOr<StoredGroups> QuantizedWeights::ReadOrder(const StoredMatrix& m, ChannelOrder order,
                                                          QuantizedMatrix* q) const {
   StoredGroups groups = GroupsOf(config_.group, m.k);
@@ -70,7 +70,7 @@ absl::Status QuantizedWeights::CheckOrder(const StoredMatrix& m) const {
   return ReadOrder(m, ChannelOrder::kRecord, &none).status();
 }
 
-// A symmetric file may have zeros all the same: all in the middle.
+// A symmetric file may have zero points all the same: all must be the middle value.
 absl::Status QuantizedWeights::CheckZeros(const StoredMatrix& m, const TensorInfo& tensor,
                                           QuantizedMatrix* q) const {
   constexpr float kMiddle = 8;
@@ -95,8 +95,8 @@ absl::StatusOr<Scheme> QuantizedWeights::Int4Scheme(const StoredMatrix& m,
   return Error(scales, fmt::format("{} channels are not whole groups of {}", m.k, config_.group));
 }
 
-// GPTQ: codes eight input channels a word, [k / 8, rows]; AWQ: eight output channels a word,
-// [k, rows / 8]. Both: zeros [groups, rows / 8], scales [groups, rows].
+// GPTQ: codes of eight input channels per word, [k / 8, rows]. AWQ: of eight output channels per
+// word, [k, rows / 8]. Both: zeros [groups, rows / 8], scales [groups, rows].
 absl::StatusOr<Scheme> QuantizedWeights::GptqScheme(const StoredMatrix& m) const {
   const bool awq = config_.form == StoredWeights::kAwq;
   const int64_t groups = GroupsOf(config_.group, m.k).count;

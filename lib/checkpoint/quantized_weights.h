@@ -1,5 +1,5 @@
-// Weights that a checkpoint stores quantized, as the codes and scales of a record: nothing is
-// rounded. docs/reference/checkpoints.md names the tensors of each form.
+// Weights that a checkpoint stores quantized, read as the codes and scales of a record without
+// rounding. docs/reference/checkpoints.md names the tensors of each form.
 #ifndef MOERT_LIB_CHECKPOINT_QUANTIZED_WEIGHTS_H_
 #define MOERT_LIB_CHECKPOINT_QUANTIZED_WEIGHTS_H_
 
@@ -17,11 +17,12 @@
 
 namespace moert {
 
-/// A linear layer's name without that of its weight: "...up_proj" of "...up_proj.weight".
+/// The name of a linear layer without the suffix of its weight: "...up_proj" of
+/// "...up_proj.weight".
 std::string WeightBase(const std::string& weight);
 
-/// A matrix [rows, k] of a checkpoint. For tensors of all experts, `expert` is which of them, and
-/// the matrix is rows first_row, first_row + row_step, ... of that expert's.
+/// A matrix [rows, k] of a checkpoint. In tensors of all experts, it consists of the rows
+/// first_row, first_row + row_step, ... of expert `expert`.
 struct StoredMatrix {
   std::string base;  // its tensors' names without ".weight", ".qweight", "_blocks", ...
   int64_t rows = 0;
@@ -31,18 +32,18 @@ struct StoredMatrix {
   int64_t stored_rows = 0, first_row = 0, row_step = 1;
 };
 
-/// In which order the channels of int4 groups may lie in a file.
+/// The orders in which the channels of int4 groups may be stored.
 enum class ChannelOrder {
   kRecord,  // one group behind the other
   kAny,     // act-order
 };
 
-/// The groups of a file's row that share a scale.
+/// The groups of a stored row; the channels of a group share a scale.
 struct StoredGroups {
   int64_t channels = -1;       // of a group; -1: all of a row
   int64_t count = 1;           // of a row
   std::vector<int32_t> order;  // by channel: its group; empty: they lie in order
-  /// The one that each group of a matrix is a part of.
+  /// For each group of a matrix, the stored group that it is a part of.
   std::vector<int64_t> Of(const QuantizedMatrix& q) const;
 };
 
@@ -52,25 +53,25 @@ class QuantizedWeights {
   QuantizedWeights(const Checkpoint* checkpoint, const QuantizationConfig& config)
       : checkpoint_(checkpoint), config_(config) {}
 
-  /// In which form the file has `base`: a linear layer may be left as it was, or be fp8 in a file
-  /// of another form.
+  /// The form in which the file has `base`: a linear layer may be unquantized, or fp8 in a file of
+  /// another form.
   StoredWeights FormOf(const std::string& base) const;
   bool Has(const std::string& base) const { return FormOf(base) != StoredWeights::kPlain; }
-  /// The scheme whose records hold the matrix as it is, bf16 for floats. Checks types and shapes of
-  /// quantized tensors; errors name the tensor.
+  /// The scheme whose records hold the matrix unchanged, bf16 for floats. Checks types and shapes
+  /// of quantized tensors; errors name the tensor.
   absl::StatusOr<Scheme> SchemeOf(const StoredMatrix& matrix) const;
-  /// Names of the tensors that Read reads, those included that a file may lack.
+  /// The names of all tensors that Read may read, including those that a file may lack.
   std::vector<std::string> TensorsOf(const std::string& base) const;
-  /// A layout of that scheme's codes, scales and zeros. Errors name the tensor: codes that are no
-  /// numbers, zero points where the configuration says there are none, an order of channels. With
-  /// kAny the latter is no error: groups are then of one channel, which no record holds.
+  /// Reads codes, scales and zeros in a layout of that scheme. Errors name the tensor: codes that
+  /// are no numbers, zero points where the configuration has none, reordered channels. With kAny
+  /// the latter are no error: groups have one channel each then, which no record can hold.
   absl::StatusOr<QuantizedMatrix> Read(const StoredMatrix& matrix,
                                        ChannelOrder order = ChannelOrder::kRecord) const;
-  /// The parts of Read: all but the codes, and those.
+  /// The parts of Read: everything but the codes, and the codes.
   absl::StatusOr<QuantizedMatrix> ReadGroups(const StoredMatrix& matrix, ChannelOrder order) const;
   absl::Status ReadCodes(const StoredMatrix& matrix, TakeTile take,
                          const MatrixPart& part = {}) const;
-  /// The error that Read gives over the order of channels.
+  /// The error that Read gives for reordered channels.
   absl::Status CheckOrder(const StoredMatrix& matrix) const;
 
  private:
@@ -92,9 +93,9 @@ class QuantizedWeights {
   absl::Status ReadScales(const TensorInfo& tensor, bool by_group, const StoredGroups& groups,
                           QuantizedMatrix* q) const;
   static StoredGroups GroupsOf(int64_t channels, int64_t k);
-  /// The tensor that says the group of each channel; null: they lie in order.
+  /// The tensor with each channel's group; null: channels are in order.
   absl::StatusOr<const TensorInfo*> OrderTensor(const StoredMatrix& m) const;
-  /// The groups of an int4 matrix; in another order, `q` gets groups of one channel.
+  /// The groups of an int4 matrix; if channels are reordered, `q` gets groups of one channel.
   absl::StatusOr<StoredGroups> ReadOrder(const StoredMatrix& m, ChannelOrder order,
                                          QuantizedMatrix* q) const;
   absl::Status CheckZeros(const StoredMatrix& m, const TensorInfo& tensor,
@@ -118,7 +119,7 @@ class QuantizedWeights {
   absl::Status Nvfp4Groups(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
   absl::Status Mxfp4Groups(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
   absl::Status Mxfp4RowsGroups(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;
-  /// Scales of rows first_row, first_row + row_step, ... of exponents.
+  /// Stores scales of rows first_row, first_row + row_step, ... from exponents.
   absl::Status PutExponents(const StoredMatrix& m, const TensorInfo& tensor,
                             const std::vector<uint8_t>& exponents, QuantizedMatrix* q) const;
   absl::Status Fp8Groups(const StoredMatrix& m, ChannelOrder, QuantizedMatrix* q) const;

@@ -42,7 +42,8 @@ void ReadLongRope(ConfigFields& scaling, int64_t half, RopeConfig& rope) {
   rope.attention_factor = scaling.Real("attention_factor", 0, kMaxFactor, 0);
 }
 
-// Where published configurations say how much of a head is rotated: rotary_dim counts channels.
+// The fields by which published configurations state how much of a head is rotated; rotary_dim
+// counts channels.
 int64_t ReadDim(ConfigFields& fields, ConfigFields* scaling, const RopeDefaults& defaults,
                 std::vector<UnusedField>* unused) {
   const int64_t head_dim = defaults.head_dim;
@@ -64,7 +65,7 @@ int64_t ReadDim(ConfigFields& fields, ConfigFields* scaling, const RopeDefaults&
   return dim;
 }
 
-// Everything but `dim`, from the object that describes the scaling.
+// Reads everything but `dim` from the object that describes the scaling.
 void ReadScaling(ConfigFields& fields, ConfigFields& scaling, int64_t max_positions,
                  RopeConfig& rope) {
   rope.theta = scaling.Real("rope_theta", 1.0, kMaxTheta, rope.theta);
@@ -88,7 +89,7 @@ void ReadScaling(ConfigFields& fields, ConfigFields& scaling, int64_t max_positi
   }
   if (rope.kind != RopeKind::kDefault) {
     constexpr char kOriginal[] = "original_max_position_embeddings";
-    // Phi's configurations keep it beside the object, and then it decides the factor too.
+    // Phi's configurations have this field beside the object; it then determines the factor too.
     const int64_t beside = fields.Int(kOriginal, 1, kMaxPositions, 0);
     const int64_t within = scaling.Int(kOriginal, 1, kMaxPositions, beside);
     rope.original_max_positions = within > 0 ? within : max_positions;
@@ -109,8 +110,8 @@ void ReadScaling(ConfigFields& fields, ConfigFields& scaling, int64_t max_positi
   }
 }
 
-// The objects of rope_parameters by type of layer, of `type` or of the types that there are; empty
-// where it is one for all.
+// The objects of rope_parameters by layer type, for `type` or for all types that occur; empty if
+// one object serves all.
 std::vector<JsonMember> ByLayerType(ConfigFields& fields, const char* key, JsonValue object,
                                     const std::string& type) {
   std::vector<JsonMember> all, used;
@@ -137,7 +138,7 @@ std::vector<JsonMember> ByLayerType(ConfigFields& fields, const char* key, JsonV
   return used.empty() ? all : used;
 }
 
-// Whether two objects say the same, in any order of their members.
+// Whether two objects are equal, whatever the order of their members.
 bool Same(JsonValue a, JsonValue b) {
   if (a.size() != b.size()) return false;
   for (const JsonMember& member : a.members()) {

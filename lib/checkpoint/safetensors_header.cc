@@ -37,7 +37,7 @@ constexpr DTypeCode kDTypeCodes[] = {
     {"F64", DType::kF64},
 };
 
-// A type that is not known here does no harm where nothing reads the tensor.
+// A type that is not known here is harmless if nothing reads the tensor.
 void ParseDType(JsonValue code, TensorInfo* t) {
   for (const DTypeCode& c : kDTypeCodes) {
     if (!code.Is(c.code)) continue;
@@ -52,7 +52,8 @@ absl::Status TensorError(const std::string& path, absl::string_view name, const 
   return InvalidArgument("{}: tensor \"{}\": {}", path, Printable(name), what);
 }
 
-// Where the data of `t` begins. Its size is known, unless its type is not: then offsets tell it.
+// Parses where the data of `t` begins. Its size follows from the shape, or from the offsets if the
+// type is unknown.
 absl::Status ParseOffset(const std::string& path, JsonValue offsets, int64_t data_bytes,
                          TensorInfo* tensor) {
   TensorInfo& t = *tensor;
@@ -151,8 +152,8 @@ absl::Status CheckMetadata(const std::string& path, JsonValue metadata) {
   return absl::OkStatus();
 }
 
-// Room for all tensors: views of the sizes stay where they are, and nothing grows beyond its need.
-// An entry that lacks a field is refused later and takes none.
+// Reserves room for all tensors, so that views of the sizes stay valid and nothing grows beyond its
+// need. An entry that lacks a field is refused later and takes no room.
 void Reserve(JsonValue root, SafetensorsHeader* header) {
   size_t tensors = 0, sizes = 0;
   for (const JsonMember& m : root.members()) {
@@ -172,8 +173,8 @@ absl::string_view NameOf(JsonValue key, TensorStorage* storage) {
   return storage->names.emplace_back(*key.AsString());
 }
 
-// Files that lie where a safetensors file is expected, known by how they begin. A length may begin
-// in the same way: such a file's header has to look like one.
+// Recognizes other formats, found where a safetensors file is expected, by their first bytes. A
+// safetensors length may begin with the same bytes: the file's header must look like one then.
 absl::Status CheckOtherFormats(const std::string& path, absl::string_view begin, bool legal) {
   if (legal && begin.size() > kPrefixBytes && begin[kPrefixBytes] == '{') return absl::OkStatus();
   const absl::string_view text = begin.substr(0, kPrefixBytes);

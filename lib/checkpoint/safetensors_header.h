@@ -11,7 +11,8 @@
 
 namespace moert {
 
-/// fp8 weights come with one scale for each block of this size, the last of a row or column cut.
+/// fp8 weights have one scale per block of this size; the last block of a row or column may be
+/// smaller.
 inline constexpr int64_t kFp8BlockRows = 128;
 inline constexpr int64_t kFp8BlockCols = 128;
 

@@ -49,7 +49,7 @@ std::optional<int64_t> TensorBytes(const TensorSpec& t) {
 }  // namespace
 
 absl::StatusOr<std::string> SafetensorsFileStart(const std::vector<TensorSpec>& tensors) {
-  // Entries are written in data order; a sorted JSON object would lose it for human readers.
+  // Entries are written in data order for human readers; a sorted JSON object would lose the order.
   std::string header = "{";
   int64_t end = 0;
   for (const TensorSpec& t : tensors) {

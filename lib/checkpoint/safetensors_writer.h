@@ -37,13 +37,13 @@ class SafetensorsWriter {
                                                                    std::vector<TensorSpec> tensors,
                                                                    int mode = 0644);
 
-  /// Goes on with a file that Create began for the same tensors, after its first `written` ones;
-  /// what is behind them is dropped. DataLoss if the file is not such a one.
+  /// Continues a file that Create began for the same tensors, after its first `written` ones; later
+  /// contents are dropped. DataLoss if the file is not such a one.
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Resume(const std::string& path,
                                                                    std::vector<TensorSpec> tensors,
                                                                    size_t written);
 
-  /// Where tensor `index` lies in the file.
+  /// The offset of tensor `index` in the file.
   int64_t offset(size_t index) const { return offsets_[index]; }
   /// The size of the finished file.
   int64_t file_bytes() const { return offsets_.back(); }

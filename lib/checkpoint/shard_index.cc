@@ -21,10 +21,10 @@ absl::StatusOr<std::vector<ShardFile>> ReadShardIndex(const JsonDocument& index,
                                                       const std::string& path) {
   const auto map = index.root().Find("weight_map");
   if (!map || !map->is_object()) return InvalidArgument("{}: weight_map is not an object", path);
-  // Counted first: lists of exactly the size they need.
+  // Counts first, so that lists have exactly the size they need.
   std::map<std::string, size_t> counts;
   for (const JsonMember& m : map->members()) {
-    // Shards lie beside their index; anything else is an attempt to read other files.
+    // Shards lie beside their index; any other path is an attempt to read other files.
     const auto file = m.value.AsString();
     if (!file || !IsPlainFileName(*file)) {
       return InvalidArgument("{}: tensor {}: its file must be a plain file name in the same folder",
@@ -64,7 +64,7 @@ absl::StatusOr<std::vector<std::string>> NumberedShards(const std::string& dir) 
     }
     shards.push_back(name);
     if (total == 0) total = of;
-    // Names are in order: each number comes once, none is left out.
+    // Names are in order: each number must occur once, without gaps.
     if (of == total && number == shards.size()) continue;
     return InvalidArgument("{}: {} is not shard {} of {}, and there is no index", dir,
                            Printable(name), shards.size(), total);

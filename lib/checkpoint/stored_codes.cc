@@ -123,7 +123,7 @@ void Unpack(const StoredCodes& from, const Lines& pass, int64_t row, int64_t k, 
 absl::Status ReadCodeTiles(const Checkpoint& checkpoint, const StoredCodes& from, TakeTile take,
                            const MatrixPart& part) {
   const bool words = from.form == CodeForm::kChannelWords || from.form == CodeForm::kRowWords;
-  // A line is one of `rows` or of `k`, or eight of the latter.
+  // A line covers one of `rows` or of `k`, or eight of the latter.
   const int64_t tile = words ? kKTile : kRowTile;
   const auto [begin, end] = part.Of(words ? from.k : from.rows, tile);
   const int64_t of_line = from.form == CodeForm::kChannelWords ? kOfWord : 1;

@@ -1,4 +1,4 @@
-// The codes of a matrix as files have them, read a tile at a time.
+// The codes of a matrix in their stored form, read a tile at a time.
 #ifndef MOERT_LIB_CHECKPOINT_STORED_CODES_H_
 #define MOERT_LIB_CHECKPOINT_STORED_CODES_H_
 
@@ -13,7 +13,7 @@
 
 namespace moert {
 
-/// How codes lie in lines, one behind the other.
+/// How codes are stored in consecutive lines.
 enum class CodeForm {
   kBytes,         // a line: a row, a byte a channel
   kSignedBytes,   // the same, less 128
@@ -22,10 +22,10 @@ enum class CodeForm {
   kRowWords,      // AWQ, a line: a channel, an int32 of eight rows
 };
 
-/// Which row of eight each nibble of a word is of in AWQ's files.
+/// AWQ's order of rows: the row, of eight, that each nibble of a word belongs to.
 inline constexpr int64_t kAwqOrder[] = {0, 2, 4, 6, 1, 3, 5, 7};
 
-/// Where they lie. Words take rows and channels that are multiples of 8.
+/// The place of stored codes. Word forms need rows and channels that are multiples of 8.
 struct StoredCodes {
   const TensorInfo* tensor = nullptr;
   CodeForm form = CodeForm::kBytes;
@@ -36,8 +36,8 @@ struct StoredCodes {
   int64_t line_step = 1;  // from row to row
 };
 
-/// One of `of` parts of a matrix, which several threads may read: of its rows or, where a file has
-/// it channel by channel, of its channels.
+/// One of `of` parts of a matrix, which several threads may read: a part of its rows, or of its
+/// channels if the file stores it by channels.
 struct MatrixPart {
   int64_t number = 0;
   int64_t of = 1;
@@ -45,7 +45,7 @@ struct MatrixPart {
   struct Range {
     int64_t first = 0, end = 0;
   };
-  /// Those of `all` that are in it: whole tiles, or up to the end. May be none.
+  /// The part's range of `all`: whole tiles, or up to the end. May be empty.
   Range Of(int64_t all, int64_t tile) const {
     const int64_t tiles = CeilDiv(all, tile);
     return {tiles * number / of * tile, std::min(all, tiles * (number + 1) / of * tile)};

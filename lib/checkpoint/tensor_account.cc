@@ -31,7 +31,7 @@ constexpr std::array kDelta = {"in_proj_qkvz", "in_proj_ba", "out_proj"};
 constexpr std::array kSeparateDelta = {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
                                        "out_proj"};
 
-// Claims what a decoder reads beside the MoE blocks, as HfConfig describes it.
+// Claims the tensors that a decoder reads beside the MoE blocks, as HfConfig describes it.
 class DecoderTensors {
  public:
   DecoderTensors(const Checkpoint& checkpoint, const HfConfig& config, TensorClaims* claims)
@@ -169,18 +169,18 @@ class DecoderTensors {
   TensorClaims* const claims_;
 };
 
-// Modules of models for more than text that exporters put beside the layers.
+// Modules of multimodal models that exporters put beside the layers.
 constexpr const char* kOtherModules[] = {
     "visual", "vision_tower", "vision_model", "multi_modal_projector", "mm_projector", "mtp"};
 
-// Whether the tensor is of the body of a model whose tensors have no common beginning.
+// Whether the tensor belongs to the body of a model whose tensor names have no common prefix.
 bool IsInBareBody(const HfConfig& config, absl::string_view name) {
   if (!config.tensor_body.empty()) return false;
   const absl::string_view part = name.substr(0, name.find_first_of("._"));
   return part == "layers" || part == "norm" || part == "hc" || part == config.embedding_name;
 }
 
-// Why a tensor that nothing claims is left out; empty: nobody knows.
+// The reason why an unclaimed tensor is left out; empty: unknown.
 std::string WhyLeftOut(const HfConfig& config, absl::string_view name) {
   if (const char* why = WhyWithoutEffect(name)) return why;
   if (config.experts_only) return kOfTheHost;

@@ -1,4 +1,4 @@
-// Which tensors of a checkpoint somebody reads, and as what.
+// Records which tensors of a checkpoint are read, and as which part of the model.
 #ifndef MOERT_LIB_CHECKPOINT_TENSOR_CLAIMS_H_
 #define MOERT_LIB_CHECKPOINT_TENSOR_CLAIMS_H_
 
@@ -12,18 +12,18 @@
 
 namespace moert {
 
-/// Borrows the checkpoint. Copies are claims of their own.
+/// Borrows the checkpoint. Copies hold claims of their own.
 class TensorClaims {
  public:
   explicit TensorClaims(const Checkpoint* checkpoint)
       : checkpoint_(checkpoint), parts_(checkpoint->tensors().size(), nullptr) {}
 
-  /// `part` lives for ever. A tensor that is not there is nobody's.
+  /// `part` must live forever. Claiming a tensor that does not exist does nothing.
   void Claim(const TensorInfo* tensor, const char* part) {
     if (tensor != nullptr) parts_[Place(*tensor)] = part;
   }
   void Claim(const std::string& name, const char* part) { Claim(checkpoint_->Find(name), part); }
-  /// Null: nobody claims it.
+  /// Null: the tensor is not claimed.
   const char* PartOf(const TensorInfo& tensor) const { return parts_[Place(tensor)]; }
 
  private:
@@ -35,15 +35,15 @@ class TensorClaims {
   std::vector<const char*> parts_;
 };
 
-/// Why a tensor of this name changes nothing, wherever it is; null: it may change something.
+/// The reason why a tensor of this name has no effect, wherever it is; null: it may have one.
 const char* WhyWithoutEffect(absl::string_view name);
 
-/// The description of a tensor of an MoE block that a host reads, not the library; null: it is
-/// none.
+/// The description of a tensor of an MoE block that the host reads and not the library; null: it is
+/// no such tensor.
 const char* HostTensor(const MoeTensorNames& names, const MoeModelSpec& model,
                        absl::string_view name);
 
-/// The error of a tensor that nothing reads.
+/// The error for a tensor that nothing reads.
 absl::Status UnreadTensor(const Checkpoint& checkpoint, const TensorInfo& tensor);
 
 }  // namespace moert

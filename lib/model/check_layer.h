@@ -1,4 +1,4 @@
-// The range that every call by layer checks.
+// The layer check shared by every call that names a layer.
 #ifndef MOERT_LIB_MODEL_CHECK_LAYER_H_
 #define MOERT_LIB_MODEL_CHECK_LAYER_H_
 

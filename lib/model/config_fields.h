@@ -22,7 +22,7 @@ class ConfigFields {
   ConfigFields(JsonValue object, std::string source)
       : object_(object), source_(std::move(source)) {}
 
-  /// Members of the object under `key`, if there is one, are fields, too.
+  /// Also treats the members of the object under `key`, if there is one, as fields.
   void AlsoIn(const char* key);
 
   const absl::Status& status() const { return status_; }
@@ -44,10 +44,10 @@ class ConfigFields {
 
   /// Records "<source>: <key> is <value>, <what>".
   void Fail(const char* key, const std::string& what);
-  /// Fails with "legal is <value>" where the field is there and has another.
+  /// Fails with "legal is <value>" if the field is present with another value.
   void Expect(const char* key, bool value);
 
-  /// Members that are there, not null, and that no getter was asked for.
+  /// Members that are present, not null, and were not read by any getter.
   std::vector<std::string> Unasked() const;
 
  private:

@@ -7,8 +7,9 @@
 
 namespace moert {
 
-/// The experts that `rows` rows use, each `top_k` of `experts`, where they choose evenly and apart
-/// from each other. A host that routes itself may have more choices than there are experts.
+/// The expected number of experts that `rows` rows use, if each chooses `top_k` of `experts`
+/// uniformly and independently. A host that routes itself may have more choices than there are
+/// experts.
 inline double ExpectedExperts(double experts, double top_k, double rows) {
   return experts * (1 - std::pow(1 - std::min(top_k, experts) / experts, rows));
 }

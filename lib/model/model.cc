@@ -11,7 +11,7 @@
 namespace moert {
 namespace {
 
-// Far above any published model; their purpose is that products of two of them fit in 64 bits.
+// Far above any published model; the limits ensure that the product of two of them fits in 64 bits.
 constexpr int64_t kMaxLayers = 4096;
 constexpr int64_t kMaxExperts = 65536;
 constexpr int64_t kMaxTopK = 256;

@@ -46,7 +46,7 @@ void WriteLayer(const MoeLayerSpec& l, JsonWriter* out) {
       .Field("sparsemixer_eps", r.sparsemixer_eps)
       .Field("top_groups", r.top_groups)
       .Field("top_k", r.top_k);
-  // Only where they say something: files of models without them stay as they always were.
+  // Written only if not the default, so that files of models without them stay unchanged.
   const ExpertActivation& a = l.activation;
   if (!a.gated) out->Field("gated", false);
   if (a.alpha != 1) out->Field("activation_alpha", a.alpha);

@@ -104,7 +104,7 @@ class CpuBlocks final : public ExpertBlocks {
     for (size_t i = 0; i < h.size(); ++i) h[i] = Activate(layer_.activation, gate[i], up[i]);
     return h;
   }
-  // The change of the output when h is another one: down is linear.
+  // The change of the output if h is replaced: down is linear.
   Floats ChangeOfH(Floats h) const {
     for (size_t i = 0; i < h.size(); ++i) h[i] -= h_[i];
     Transform(&h);

@@ -34,7 +34,7 @@
 namespace moert::offline {
 namespace {
 
-// Rename makes it whole or not there.
+// Writes a file that appears complete or not at all, by a rename.
 absl::Status WriteWhole(const std::string& path, const std::string& text) {
   const std::string part = path + ".tmp";
   std::error_code ec;
@@ -47,8 +47,8 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-// Lets the writers of a calibration file in, one at a time, as long as the descriptor lives. They
-// lock `path`, made if it is not there.
+// Admits one writer of a calibration file at a time, for the descriptor's lifetime. Writers lock
+// `path`, which is created if it does not exist.
 absl::StatusOr<Descriptor> LockForWriting(const std::string& path) {
   Descriptor lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (lock.get() < 0) return PosixError(errno, fmt::format("{}: open", path));
@@ -58,7 +58,7 @@ absl::StatusOr<Descriptor> LockForWriting(const std::string& path) {
   return lock;
 }
 
-// The candidate of the fewest bytes: its errors are the largest.
+// The candidate with the fewest bytes: its errors are the largest.
 absl::StatusOr<size_t> ProbeScheme(const MoeLayerSpec& layer, const std::vector<Scheme>& schemes) {
   size_t best = 0;
   int64_t least = INT64_MAX;
@@ -125,12 +125,12 @@ class Measurement {
     return absl::AlreadyExistsError(job_.out + " already exists");
   }
 
-  // The first line says what is measured (a calibration without layers), each further one is a
+  // The first line describes the measurement (a calibration without layers); each further line is a
   // layer.
   absl::Status OpenPartial() {
     const std::string job = CalibrationToJson(result_);
     MOERT_ASSIGN_OR_RETURN(lock_, LockForWriting(partial_));
-    // One that finished since Open has also removed what is locked here.
+    // A job that finished since Open has also removed the file that is locked here.
     MOERT_RETURN_IF_ERROR(CheckNew());
     int64_t good = 0;
     {
@@ -146,7 +146,7 @@ class Measurement {
       }
       if (text.size() >= job.size()) {
         good = static_cast<int64_t>(job.size());
-        // A line that was not written whole is damaged or has no end.
+        // A line that was not written completely is damaged or has no line end.
         for (size_t at = job.size(), end; (end = text.find('\n', at)) != std::string::npos;
              at = end + 1) {
           const size_t l = result_.layers.size();
@@ -224,7 +224,8 @@ class Measurement {
     return settings;
   }
 
-  /// The changes by quantizing an expert; x, its tokens' inputs, becomes their outputs.
+  /// Measures the changes caused by quantizing an expert; turns x, its tokens' inputs, into their
+  /// outputs.
   absl::StatusOr<ExpertChanges> Changes(int l, int e, const SensitivitySettings& settings,
                                         const ExpertRows& tokens, ThreadPool* single, Floats* x) {
     ExpertWeights stored;
@@ -238,7 +239,7 @@ class Measurement {
     return found;
   }
 
-  /// How many of an expert's tokens, which ascend, are the probe's.
+  /// The number of an expert's tokens (in ascending order) that belong to the probe.
   int64_t ProbeRows(const ExpertRows& tokens) const {
     if (probe_ == nullptr) return 0;
     return std::lower_bound(tokens.rows.begin(), tokens.rows.end(), probe_->tokens()) -

@@ -29,7 +29,7 @@ absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::s
   }
   CalibrationTokens tokens;
   tokens.window = window;
-  // A window of each file in turn: an amount that ends early still covers all of them.
+  // Takes a window of each file in turn, so that a limited amount still covers all files.
   for (int64_t w = 0;; ++w) {
     bool any = false;
     for (const std::vector<int32_t>& ids : read) {

@@ -1,5 +1,5 @@
-// Calibration tokens on their way through a model, one MoE block at a time, so that a block's
-// experts can be looked at, quantized or replaced before the tokens go on.
+// Passes calibration tokens through a model, one MoE block at a time, so that a block's experts can
+// be measured, quantized or replaced before the tokens go on.
 #ifndef MOERT_LIB_OFFLINE_CALIBRATION_STREAM_H_
 #define MOERT_LIB_OFFLINE_CALIBRATION_STREAM_H_
 
@@ -31,25 +31,26 @@ absl::StatusOr<CalibrationTokens> ReadCalibrationTokens(const std::vector<std::s
                                                         int64_t count,
                                                         const TokenReader& reader = {});
 
-/// Identifies the tokens: of a resumed run they must be the same.
+/// Identifies the tokens: a resumed run must use the same ones.
 std::string ChecksumOf(const CalibrationTokens& tokens);
 
-/// The model that tokens pass, and the threads that may be used. Borrowed.
+/// The model that the tokens pass, and the threads for it. Borrowed.
 struct ModelContext {
   CalibrationModel* model = nullptr;
   const HfConfig* config = nullptr;
   ThreadPool* pool = nullptr;
 };
 
-/// All windows side by side. Not thread-safe. Needs 8 bytes a token and hidden channel.
+/// All windows together. Not thread-safe. Needs 8 bytes per token and hidden channel.
 class CalibrationStream {
  public:
   /// `tokens` are borrowed.
   CalibrationStream(const ModelContext& context, const CalibrationTokens* tokens);
-  /// One without tokens, for rows of other streams.
+  /// A stream without tokens, for rows of other streams.
   CalibrationStream(const ModelContext& context, int64_t window);
 
-  /// Brings all tokens to the MoE block of `moe_layer`, the one after the last (or the first).
+  /// Brings all tokens to the MoE block of `moe_layer`, which follows the last one (or is the
+  /// first).
   void ToMoe(int moe_layer);
   int64_t rows() const { return rows_; }
   int64_t hidden() const { return hidden_; }
@@ -58,12 +59,12 @@ class CalibrationStream {
   /// The matrix to which the block's output [rows, hidden] is to be added.
   float* residual() { return residual_.data(); }
 
-  /// Memory for so many rows in all.
+  /// Reserves memory for this many rows in total.
   void Reserve(int64_t rows);
-  /// Adds whole windows that are as far in the model as this stream: residual [rows, hidden].
+  /// Adds whole windows that have come as far in the model as this stream: residual [rows, hidden].
   void Add(const float* residual, int64_t rows);
 
-  /// From behind the last MoE block to the end: what logits are made of [rows, hidden].
+  /// Passes the layers after the last MoE block. Returns the input of the logits, [rows, hidden].
   const float* FinishHidden();
   /// After that: the mean of -ln p over all but the first token of each window.
   double Nll() const;
@@ -80,7 +81,7 @@ class CalibrationStream {
   std::vector<float> residual_, normed_;
 };
 
-/// One expert's tokens in a routing: rows of the inputs and their weights.
+/// One expert's tokens in a routing: their rows of the inputs, and their weights.
 struct ExpertRows {
   std::vector<int32_t> rows;
   std::vector<float> weights;

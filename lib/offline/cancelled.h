@@ -1,4 +1,4 @@
-// Ends a job that its caller no longer wants.
+// Ends a job that its caller has cancelled.
 #ifndef MOERT_LIB_OFFLINE_CANCELLED_H_
 #define MOERT_LIB_OFFLINE_CANCELLED_H_
 

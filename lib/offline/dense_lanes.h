@@ -1,5 +1,5 @@
-// Products of dense matrices for GPTQ, by vectors: a table of functions an instruction set. Files
-// compiled for an instruction set include no shared inline code.
+// Products of dense matrices for GPTQ by vector instructions: a table of functions per instruction
+// set. Files compiled for an instruction set include no shared inline code.
 #ifndef MOERT_LIB_OFFLINE_DENSE_LANES_H_
 #define MOERT_LIB_OFFLINE_DENSE_LANES_H_
 
@@ -14,8 +14,8 @@ struct StridedMatrix {
   int64_t row, column;
 };
 
-/// c[i * stride + j] += sign * sum over p of a(i, p) b(p, j), for i < rows and j < columns;
-/// lower: also elsewhere or not where j > i. Sums of all p are in T before they are added.
+/// c[i * stride + j] += sign * sum over p of a(i, p) b(p, j), for i < rows and j < columns. lower:
+/// elements with j > i may or may not be updated. All sums over p are in T before they are added.
 template <class T, class C>
 struct DenseProduct {
   StridedMatrix<T> a, b;
@@ -40,10 +40,11 @@ struct DenseLanes {
 /// Elements of scratch memory that a product needs.
 constexpr int64_t DenseScratch(int64_t rows, int64_t depth) { return depth * (rows + 128); }
 
-/// The sets that this processor can run, best first, then null. Results differ in their last bits.
+/// The tables that this processor can run, best first, then null. Results differ in their last
+/// bits.
 const DenseLanes* const* DenseLaneSets();
 
-// Null where the compiler has no such instructions.
+// Null if the compiler has no such instructions.
 extern const DenseLanes* const kDenseLanesAvx512;
 extern const DenseLanes* const kDenseLanesAvx2;
 extern const DenseLanes kDenseLanesPlain;

@@ -14,7 +14,7 @@
 namespace moert {
 namespace {
 
-/// In blocks of a fixed size and without a branch: those loops become vectors.
+/// Works in blocks of a fixed size without a branch, so that the loops are vectorized.
 bool AllFinite(absl::Span<const float> weights) {
   constexpr size_t kBlock = 64;
   constexpr uint32_t kExponent = 0x7f800000u, kLowest = 0x00800000u, kOverflow = 0x80000000u;

@@ -22,7 +22,7 @@ struct ExpertMatrices {
   std::vector<float> gate, up, down;
 };
 
-/// The product, and its threads. Both borrowed.
+/// The product function and its threads. Both borrowed.
 struct Compute {
   ThreadPool* pool = nullptr;
   MatrixProducts* products = nullptr;
@@ -30,8 +30,8 @@ struct Compute {
 
 /// InvalidArgument, naming the matrix, if a weight is not finite.
 absl::Status WidenExpert(const ExpertWeights& weights, ExpertMatrices* out);
-/// The weights a record stands for, in the domain they are stored in (docs/reference/layout.md:
-/// Hadamard).
+/// The weights that a record encodes, in the domain in which they are stored
+/// (docs/reference/layout.md: Hadamard).
 absl::Status UnpackExpert(const RecordLayout& layout, const std::byte* record, ExpertMatrices* out);
 
 /// f(x), and h of one channel's gate and up products (moert/model.h).

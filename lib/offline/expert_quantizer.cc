@@ -15,7 +15,7 @@
 namespace moert::offline {
 namespace {
 
-/// One matrix of an expert by GPTQ, or by HQQ without a factor.
+/// Encodes one matrix of an expert by GPTQ, or by HQQ without a factor.
 absl::Status Encode(const MatrixLayout& layout, const absl::StatusOr<GptqFactor>& factor,
                     const std::vector<float>& weights, OfflineDevice* device, std::byte* record,
                     GptqOutcome* outcome) {
@@ -31,7 +31,7 @@ absl::Status Encode(const MatrixLayout& layout, const absl::StatusOr<GptqFactor>
   return EncodeMatrixOn(device, layout, QuantMethod::kHqq, weights, record);
 }
 
-/// h = act(gate x) * (up x), x as each of both rounds it.
+/// h = act(gate x) * (up x), with x rounded as each of the two schemes requires.
 Floats RoundedGlu(const MoeLayerSpec& layer, const RecordLayout& layout,
                   const ExpertMatrices& weights, Floats* x, int64_t rows, const Compute& compute) {
   if (layout.gate.scheme == layout.up.scheme) {
@@ -47,13 +47,13 @@ Floats RoundedGlu(const MoeLayerSpec& layer, const RecordLayout& layout,
   return h;
 }
 
-/// Whether the expert's inputs go into its products as they are.
+/// Whether the expert's inputs enter its products unchanged.
 bool PlainInputs(const RecordLayout& layout) {
   return !layout.format.hadamard && !RoundsActivations(layout.gate.scheme) &&
          !RoundsActivations(layout.up.scheme) && !RoundsActivations(layout.down.scheme);
 }
 
-/// As Encode, of a block whose factor is on the device, which has the weights of the record then.
+/// Like Encode, for a block whose factor is on the device, which then uses the record's weights.
 absl::Status EncodeBlock(DeviceExpert* expert, Projection block, const MatrixLayout& layout,
                          const absl::StatusOr<GptqFactor>& factor,
                          const std::vector<float>& weights, OfflineDevice* device,

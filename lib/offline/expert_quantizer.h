@@ -1,5 +1,4 @@
-// Quantizing one expert: from its weights, and from the inputs it sees if there are any, to a
-// record.
+// Quantizes one expert to a record: from its weights, and from its inputs if there are any.
 #ifndef MOERT_LIB_OFFLINE_EXPERT_QUANTIZER_H_
 #define MOERT_LIB_OFFLINE_EXPERT_QUANTIZER_H_
 
@@ -23,7 +22,7 @@
 
 namespace moert::offline {
 
-/// Fewer tokens than this say too little about the moments of k inputs: HQQ, which needs none, is
+/// With fewer tokens than this, the moments of k inputs are unreliable: HQQ, which needs none, is
 /// better then (docs/results/quantization.md).
 constexpr int64_t MinimumTokens(int64_t k) { return k / 4 > 512 ? k / 4 : 512; }
 
@@ -31,12 +30,12 @@ constexpr int64_t MinimumTokens(int64_t k) { return k / 4 > 512 ? k / 4 : 512; }
 absl::StatusOr<GptqFactor> FactorInputs(absl::Span<const float> x, int64_t k,
                                         absl::Span<const float> token_weights);
 
-/// The same of the inputs of a block on a device, which rounds by it from here on. An error is the
-/// device's.
+/// The same for the inputs of a block on a device, which rounds with this factor from now on. An
+/// error is the device's.
 absl::Status FactorOnDevice(DeviceExpert* expert, bool down, int64_t k, int64_t rows,
                             absl::StatusOr<GptqFactor>* factor);
 
-/// One matrix by a method: GPTQ with a factor, HQQ in its place without. `device` may be null.
+/// Quantizes one matrix: by GPTQ with a factor, by HQQ instead without one. `device` may be null.
 QuantizedMatrix QuantizeMatrix(const MatrixLayout& layout, QuantMethod method,
                                const absl::StatusOr<GptqFactor>& factor,
                                absl::Span<const float> weights, OfflineDevice* device);
@@ -48,12 +47,12 @@ struct GptqOutcome {
   int fallback_matrices = 0;
 };
 
-/// GPTQ with the moments of the inputs it is given, each token weighted by its router weight; where
-/// they are too few, or cannot be factored, HQQ. Down sees what the quantized gate and up make of
-/// the inputs, rounded where the schemes round activations. x: the expert's tokens [rows, hidden],
+/// GPTQ with the moments of the given inputs, each token weighted by its router weight; HQQ if the
+/// tokens are too few or the moments cannot be factored. Down's inputs come from the quantized gate
+/// and up, and are rounded if the schemes round activations. x: the expert's tokens [rows, hidden],
 /// overwritten.
-/// The pool of `compute` has a single thread: the caller is a job of another. `device` searches for
-/// scales and rounds, to the same outcome; it may be null.
+/// The pool of `compute` has a single thread: the caller is a job of another pool. `device`
+/// searches for scales and rounds, with the same outcome; it may be null.
 absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
                                              ExpertMatrices weights, Floats* x,
                                              absl::Span<const float> token_weights,
@@ -61,22 +60,23 @@ absl::StatusOr<GptqOutcome> EncodeExpertGptq(const MoeLayerSpec& layer, const Re
                                              std::byte* record);
 
 /// The outputs [rows, hidden] of a record's expert for x [rows, hidden], which is overwritten.
-/// Activations are rounded where the schemes round them. `device`, if any, multiplies where nothing
-/// is rounded or rotated.
+/// Activations are rounded if the schemes round them. `device`, if any, is used if nothing is
+/// rounded or rotated.
 absl::StatusOr<Floats> ForwardRecord(const MoeLayerSpec& layer, const RecordLayout& layout,
                                      const std::byte* record, Floats* x, int64_t rows,
                                      const Compute& compute, OfflineDevice* device = nullptr);
 
-/// EncodeExpertGptq, and x becomes what the record's expert makes of it. On `device` where nothing
-/// is rounded or rotated besides weights: all products and moments are there, to the same outcome
-/// but for rounding.
+/// EncodeExpertGptq, which also turns x into the outputs of the record's expert. On `device` if
+/// nothing but weights is rounded or rotated: all products and moments are computed there, with the
+/// same outcome except for rounding.
 absl::StatusOr<GptqOutcome> PassExpertGptq(const MoeLayerSpec& layer, const RecordLayout& layout,
                                            const ExpertMatrices& weights,
                                            absl::Span<const float> token_weights,
                                            const Compute& compute, OfflineDevice* device,
                                            std::byte* record, Floats* x);
 
-/// As EncodeMatrix, to the same bytes, with a device's help; it may be null. Throws std::bad_alloc.
+/// Like EncodeMatrix, to the same bytes, with the help of a device, which may be null. Throws
+/// std::bad_alloc.
 absl::Status EncodeMatrixOn(OfflineDevice* device, const MatrixLayout& layout, QuantMethod method,
                             absl::Span<const float> weights, std::byte* record);
 

@@ -1,4 +1,4 @@
-// A scheme and options as a search on a device is told them.
+// A scheme and options in the form in which a search on a device takes them.
 #ifndef MOERT_LIB_OFFLINE_FIT_FORMS_H_
 #define MOERT_LIB_OFFLINE_FIT_FORMS_H_
 
@@ -13,8 +13,8 @@
 
 namespace moert {
 
-/// Makes the form of groups of at most `values`. Both: none where schemes or options are not what
-/// devices know.
+/// Makes the form for groups of at most `values`. Both functions return none for schemes or options
+/// that devices do not support.
 std::optional<cuda::RangeForm> MakeRangeForm(const Scheme& scheme, int64_t values,
                                              const RtnOptions& options);
 std::optional<cuda::HqqForm> MakeHqqForm(const Scheme& scheme, const HqqOptions& options);

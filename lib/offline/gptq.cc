@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t kBlock = 128;
 
-/// A block on the diagonal, n x n in rows of `stride`. Loops run along rows and become vectors.
+/// Factors a block on the diagonal, n x n in rows of `stride`. Loops run along rows, so that they
+/// are vectorized.
 bool FactorDiagonal(int64_t n, int64_t stride, double* a) {
   double column[kBlock];
   for (int64_t p = 0; p < n; ++p) {
@@ -55,7 +56,8 @@ bool FactorCholesky(int64_t k, double* a, const DenseLanes& lanes) {
     double* const diagonal = a + begin * k + begin;
     if (!FactorDiagonal(n, k, diagonal)) return false;
     if (rest == 0) break;
-    // The rows below times the inverse's transpose, then what they explain of the rest.
+    // Multiplies the rows below by the inverse's transpose, then subtracts their part from the
+    // rest.
     Invert(n, k, diagonal, inverse.data());
     double* const below = a + end * k + begin;
     std::fill_n(panel.begin(), rest * n, 0.0);
@@ -76,8 +78,7 @@ constexpr int64_t kChunk = 256;
 
 const DenseLanes& BestDenseLanes() { return *DenseLaneSets()[0]; }
 
-/// The lower triangle with rows and columns reversed, tile by tile: rows of one are columns of the
-/// other.
+/// Reverses the rows and columns of the lower triangle, tile by tile: rows become columns.
 void Reverse(int64_t k, const double* lower, double* reversed) {
   constexpr int64_t kTile = 32;
   for (int64_t row = 0; row < k; row += kTile) {
@@ -119,7 +120,7 @@ bool Factor(const std::vector<double>& lower, const std::vector<double>& diagona
   return true;
 }
 
-// Rows are rounded kRows at a time, side by side: what each of them does becomes vectors.
+// Rows are rounded kRows at a time, side by side, so that the work is vectorized.
 class Rounding {
  public:
   Rounding(const MatrixLayout& layout, absl::Span<const float> weights, const GptqFactor& factor,
@@ -164,7 +165,7 @@ class Rounding {
   static constexpr int64_t kRows = kDenseRows;
   using Lanes = float[kRows];
 
-  /// The scales of all rows' groups that these columns are, up to date.
+  /// Fits the scales of all rows' groups formed by these columns, from up-to-date weights.
   void FitColumns(int64_t begin, int64_t end) {
     const int64_t width = end - begin;
     std::vector<float> columns(q_.rows * width);
@@ -174,7 +175,7 @@ class Rounding {
     for (int64_t r = 0; r < q_.rows; ++r) Fit(r, begin, columns.data() + r * width);
   }
 
-  /// The scale of a row's group that begins at `column`. values: its weights, up to date.
+  /// Fits the scale of a row's group that begins at `column`. values: its up-to-date weights.
   void Fit(int64_t row, int64_t column, const float* values) {
     const int64_t count = std::min(q_.group, q_.k - column);
     const GroupScale g = FitGroup(scheme_, absl::MakeConstSpan(values, count), options_.clip);
@@ -212,7 +213,7 @@ class Rounding {
     }
   }
 
-  /// As RoundToCode and RestoreCode.
+  /// Like RoundToCode and RestoreCode.
   void RoundColumn(const Lanes& weights, Lanes& codes, Lanes& back) const {
     if (!plain_) {
       for (int64_t r = 0; r < kRows; ++r) {
@@ -234,7 +235,8 @@ class Rounding {
     }
   }
 
-  /// The scales of the groups that hold `column`. values: that column and those behind it.
+  /// Sets up the scales of the groups that hold `column`. values: that column and the ones after
+  /// it.
   void BeginGroups(int64_t row, int64_t rows, int64_t column, const Lanes* values) {
     const bool zeros = scheme_.symmetric || scheme_.zero_points;
     const float middle = static_cast<float>(1 << (scheme_.weight_bits - 1));
@@ -316,7 +318,7 @@ absl::StatusOr<GptqFactor> FactorMoments(const InputMoments& moments, const Gptq
     factor.dead_columns += d == 0 ? 1 : 0;
   }
   if (!(mean > 0)) return absl::FailedPreconditionError("all inputs were zero");
-  // A dead column has no part in anybody's error; any positive value makes H regular there.
+  // A dead column does not contribute to any error; any positive value makes H regular there.
   std::replace(diagonal.begin(), diagonal.end(), 0.0, mean);
   std::vector<double> reversed(lower.size());
   double damping = options.damping;

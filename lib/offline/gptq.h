@@ -1,5 +1,5 @@
-// GPTQ (Frantar et al., 2022): rounds the columns of a matrix in order and lets those not yet
-// rounded make up for each one's error, as the second moments of the layer's inputs say.
+// GPTQ (Frantar et al., 2022): rounds the columns of a matrix in order and adjusts the columns not
+// yet rounded to compensate for each error, according to the second moments of the layer's inputs.
 //
 // Without activation order: the groups of a row stay contiguous, as kernels read them.
 #ifndef MOERT_LIB_OFFLINE_GPTQ_H_
@@ -17,8 +17,8 @@
 
 namespace moert {
 
-/// a: [k, k] row-major, of which only the lower triangle is read; it becomes the factor, and what
-/// is above it has no meaning. False if the matrix is not positive definite.
+/// a: [k, k] row-major; only the lower triangle is read, and it becomes the factor. The elements
+/// above it are undefined afterwards. False if the matrix is not positive definite.
 bool FactorCholesky(int64_t k, double* a, const DenseLanes& lanes = *DenseLaneSets()[0]);
 
 class OfflineDevice;
@@ -30,8 +30,8 @@ class InputMoments {
   explicit InputMoments(int64_t k);
   /// Those of `tokens` tokens. lower: [k, k], of which the lower triangle is read.
   InputMoments(int64_t k, int64_t tokens, std::vector<double> lower);
-  /// x: [rows, k], row-major. weights: [rows], how much each token counts (its router weight), or
-  /// empty for 1. Values that are not finite are refused: one of them would poison everything.
+  /// x: [rows, k], row-major. weights: [rows], the weight of each token (its router weight), or
+  /// empty for 1. Refuses values that are not finite, since a single one would spoil the sums.
   absl::Status Add(absl::Span<const float> x, absl::Span<const float> weights);
 
   int64_t k() const { return k_; }
@@ -52,7 +52,7 @@ struct GptqOptions {
   RtnOptions clip;           // how a group's scale is fitted
 };
 
-/// Columns of a block: whole groups, or of rows that are one group any number.
+/// The columns of a block: whole groups, or any number if a row is a single group.
 int64_t GptqBlock(const MatrixLayout& layout, const GptqOptions& options);
 
 /// GPTQ's part of the moments: the upper triangular M with H = M M^T. Serves every matrix with
@@ -71,7 +71,7 @@ absl::StatusOr<GptqFactor> FactorMoments(const InputMoments& moments, const Gptq
 /// weights: row-major [rows, k] of layout. Columns whose input was always zero are rounded to
 /// nearest like all others (the published code sets them to zero, which deletes weights of an
 /// expert that saw too few tokens). FailedPrecondition if a scale is not finite. `device`, if any,
-/// does it, with the same outcome but for fused products, which some CPUs lack.
+/// does the work, with the same outcome except for fused products, which some CPUs lack.
 absl::StatusOr<QuantizedMatrix> QuantizeGptq(const MatrixLayout& layout,
                                              absl::Span<const float> weights,
                                              const GptqFactor& factor,

@@ -13,7 +13,7 @@
 namespace moert {
 namespace {
 
-/// The proximal operator of |x|^p / beta: what of a residual counts as an outlier.
+/// The proximal operator of |x|^p / beta: the part of a residual that counts as an outlier.
 class Shrink {
  public:
   Shrink(double p, double beta)
@@ -51,7 +51,7 @@ double SumOfPowers(const Scheme& scheme, const GroupScale& g, absl::Span<const f
   return sum;
 }
 
-/// Keeps the better of *best and (scale, offset) as they will be stored.
+/// Keeps the better of *best and (scale, offset) in their stored form.
 void Consider(const Scheme& scheme, float scale, float offset, absl::Span<const float> values,
               double select, Best* best) {
   const GroupScale g{RoundToBf16(scale), RoundToBf16(offset)};
@@ -60,7 +60,7 @@ void Consider(const Scheme& scheme, float scale, float offset, absl::Span<const 
   if (error < best->error) *best = {g, error};
 }
 
-/// The published iteration for one scale: the zero of the least mean |error| on the way.
+/// The published iteration for one scale: finds the zero with the least mean |error|.
 float BestZero(float scale, float zero, float top, absl::Span<const float> values,
                const HqqOptions& options) {
   const float inverse = 1 / scale;
@@ -85,7 +85,7 @@ float BestZero(float scale, float zero, float top, absl::Span<const float> value
   return best;
 }
 
-/// Symmetric: the scale is updated in closed form instead.
+/// Symmetric schemes: the scale is updated in closed form instead.
 float BestScale(float scale, float middle, float top, absl::Span<const float> values,
                 const HqqOptions& options) {
   double beta = options.beta;
@@ -164,7 +164,7 @@ class HqqLaneFit {
     return absl::MakeConstSpan(job_->groups[group], job_->count);
   }
 
-  /// Gives the lane the next group that has something to try, if there is one.
+  /// Gives the lane the next group that has candidates, if there is one.
   void Take(int lane) {
     candidates_.count[lane] = 0;
     while (candidates_.count[lane] == 0 && taken_ < job_->groups.size()) {
@@ -183,7 +183,7 @@ class HqqLaneFit {
     }
   }
 
-  /// The candidates that a group begins with.
+  /// The first candidates of a group.
   void Begin(int lane, absl::Span<const float> values) {
     const auto [low, high] = std::minmax_element(values.begin(), values.end());
     if (!(*high > *low)) return;  // a constant group: no scale to begin with
@@ -204,7 +204,7 @@ class HqqLaneFit {
     candidates_.count[lane] = n;
   }
 
-  /// The best candidate of the lane's group, as it will be stored.
+  /// Chooses the best candidate of the lane's group, in its stored form.
   void Choose(int lane) {
     float scale[kMaxHqqCandidates] = {}, offset[kMaxHqqCandidates] = {};
     int count = 0;
@@ -241,7 +241,8 @@ class HqqLaneFit {
   size_t group_[kHqqLanes];  // of a lane
 };
 
-/// The scales of all groups of a matrix, in the order of QuantizeGroups, that are not known.
+/// Fits the scales that are not known yet, over all groups of a matrix in the order of
+/// QuantizeGroups.
 void FitUnknown(const MatrixLayout& layout, absl::Span<const float> weights,
                 const HqqOptions& options, absl::Span<GroupScale> fits) {
   const int64_t groups = layout.groups(), tail = layout.k - (groups - 1) * layout.group;

@@ -20,23 +20,23 @@ struct HqqOptions {
   double beta = 10;
   double kappa = 1.01;
   int iterations = 20;
-  /// The published method keeps the scale that spans the group. Here it is the first of `scales`
-  /// candidates down to `smallest` of it; each gets its own zero, and the least sum of
-  /// |error|^select decides. 1: the published method.
+  /// The published method keeps the scale that spans the group. This implementation tries `scales`
+  /// candidates, from that scale down to the share `smallest` of it; each gets its own zero, and
+  /// the least sum of |error|^select decides. 1: the published method.
   int scales = 24;
   double smallest = 0.4;
   double select = 2.0;
 };
 
-/// Symmetric schemes have no zero to optimize: there the scale is what is alternated. fp8 is fitted
-/// as FitGroup does.
+/// Symmetric schemes have no zero to optimize: the scale is optimized in its place. fp8 is fitted
+/// like FitGroup does.
 GroupScale FitHqq(const Scheme& scheme, absl::Span<const float> values, const HqqOptions& options);
 
-/// The same without vector instructions: what FitHqq is compared with.
+/// The same without vector instructions, as the reference for FitHqq.
 GroupScale FitHqqScalar(const Scheme& scheme, absl::Span<const float> values,
                         const HqqOptions& options);
 
-/// The candidate scales' shares of the one that spans the group.
+/// The ratio of a candidate scale to the scale that spans the group.
 float HqqShare(const HqqOptions& options, int candidate);
 
 /// For each iteration: beta, and the residual up to which a weight is no outlier.

@@ -45,14 +45,14 @@ inline __mmask16 Above(__m512 absolute, __m512 none_below) {
   return _mm512_cmp_ps_mask(absolute, none_below, _CMP_NLE_UQ);
 }
 
-// Each lane's way through its candidates.
+// Each lane's progress through its candidates.
 struct Lane {
   int candidate = 0, iteration = 0;
   double least = __builtin_inf();
   float squares = __builtin_inff();  // of the best so far
 };
 
-// All lanes' state, as a pass over the values needs it.
+// The state of all lanes during a pass over the values.
 struct Pass {
   alignas(64) float scale[kHqqLanes], zero[kHqqLanes], none_below[kHqqLanes], best[kHqqLanes];
   alignas(64) double absolute[kHqqLanes];
@@ -66,7 +66,7 @@ struct Pass {
       BeginGroup(g, c, i);
     }
   }
-  // The lane's candidate. False: there is none.
+  // Begins the lane's candidate. False: there is none left.
   bool Begin(const HqqGroups& g, const HqqCandidates& c, int i) {
     const int n = lane[i].candidate;
     if (n >= c.count[i]) return false;
@@ -77,19 +77,19 @@ struct Pass {
     none_below[i] = g.thresholds[0];
     return true;
   }
-  // The lane's group, if it has one.
+  // Begins the lane's group, if it has one.
   void BeginGroup(const HqqGroups& g, const HqqCandidates& c, int i) {
     const __mmask16 bit = static_cast<__mmask16>(1u << i);
     lane[i].candidate = 0;
     active = Begin(g, c, i) ? active | bit : active & static_cast<__mmask16>(~bit);
   }
-  // False: there is no further iteration.
+  // Begins the next iteration. False: there is none left.
   bool Next(const HqqGroups& g, int i) {
     if (++lane[i].iteration >= g.iterations) return false;
     none_below[i] = g.thresholds[lane[i].iteration];
     return true;
   }
-  // Residuals above the threshold are rare among weights: they are shrunk one by one.
+  // Residuals above the threshold are rare among weights, so they are shrunk one by one.
   __m512 Shrunk(const HqqGroups& g, __m512 residual, __mmask16 outliers) const {
     alignas(64) float lanes[kHqqLanes];
     _mm512_store_ps(lanes, residual);
@@ -102,8 +102,8 @@ struct Pass {
   }
 };
 
-// Sums of one pass: |residual|, the zeros that the values ask for, and residual^2 about. False:
-// there were outliers, which only a pass that expects them takes into account.
+// Sums of one pass: |residual|, the zeros that fit the values, and residual^2 approximately. False:
+// there were outliers, which only a pass with kOutliers takes into account.
 template <bool kOutliers>
 bool PassOfZeros(const HqqGroups& g, Pass* p, double* means, float* squares) {
   const __m512 top = _mm512_set1_ps(g.top), none_below = _mm512_load_ps(p->none_below);
@@ -133,8 +133,9 @@ bool PassOfZeros(const HqqGroups& g, Pass* p, double* means, float* squares) {
   return kOutliers || (p->active & Above(most, none_below)) == 0;
 }
 
-// A lower bound of the squared error of any zero: what the scale's range leaves of the values' at
-// both ends. An upper bound of the best so far, whose offset is yet to be rounded to bf16.
+// NoneBetter: whether a lower bound of the squared error with any zero (what the scale's range cuts
+// off at both ends) exceeds `most`. MostError: an upper bound of the best error so far, whose
+// offset has not been rounded to bf16 yet.
 bool NoneBetter(const HqqGroups& g, const HqqCandidates& c, int lane, int candidate, double most) {
   const double cut =
       double{c.span[lane]} - double{c.scale[candidate][lane]} * double{g.top} * (1 + 1e-5);
@@ -186,8 +187,8 @@ void HqqZerosAvx512(const HqqGroups& g, HqqCandidates* c, const HqqQueue& queue)
 
 namespace {
 
-// Sums of one pass: |residual|, code * value and code^2. The latter are whole numbers that a float
-// holds. False: as above.
+// Sums of one pass: |residual|, code * value and code^2. The latter are integers that a float holds
+// exactly. False: as above.
 template <bool kOutliers>
 bool PassOfScales(const HqqGroups& g, Pass* p, double* dots, double* squares) {
   constexpr int kBlock = 1024;

@@ -1,4 +1,4 @@
-// Vector versions of what HQQ spends its time on: 16 groups at once, each on its own candidate and
+// Vector versions of HQQ's costly loops: 16 groups at once, each at its own candidate and
 // iteration. Declared apart from hqq.h: files compiled for an instruction set include no shared
 // inline code.
 #ifndef MOERT_LIB_OFFLINE_HQQ_LANES_H_
@@ -6,13 +6,13 @@
 
 namespace moert {
 
-/// Whether this processor runs the functions below. The answer never changes a result.
+/// Whether this processor can run the functions below. The choice never changes a result.
 bool HasHqqLanes();
 
 constexpr int kHqqLanes = 16;
 constexpr int kMaxHqqCandidates = 32;
 
-/// Groups of as many values each, and what is the same for all of them.
+/// Groups with equal numbers of values, and the parameters they share.
 struct HqqGroups {
   const float* values;    // [count][kHqqLanes], a group a lane
   const double* doubles;  // the same; symmetric schemes
@@ -25,7 +25,7 @@ struct HqqGroups {
   const float* thresholds;  // residuals up to here are no outliers, of each iteration
 };
 
-/// The candidates of each lane, in this order, and their results.
+/// The candidates of each lane, in order, and their results.
 struct HqqCandidates {
   int count[kHqqLanes];   // 0: the lane has no group
   float span[kHqqLanes];  // of the group's values
@@ -33,8 +33,8 @@ struct HqqCandidates {
   float zero[kMaxHqqCandidates][kHqqLanes];  // in codes
 };
 
-/// Takes what came of a lane's group, and gives the lane another one or none. A lane never waits
-/// for the others' groups.
+/// Takes the result of a lane's group, and gives the lane another group or none. No lane waits for
+/// the groups of others.
 struct HqqQueue {
   void* context;
   void (*next)(void* context, int lane);
@@ -43,10 +43,10 @@ struct HqqQueue {
 /// The proximal operator's value for a residual above the threshold of this iteration.
 float HqqShrink(float residual, double lp_norm, double beta);
 
-/// As BestZero for every candidate. zero: where it begins, then the best. Lowers `count` where no
+/// Like BestZero for every candidate. zero: the initial value, then the best. Lowers `count` if no
 /// later candidate can have the least error.
 void HqqZerosAvx512(const HqqGroups& groups, HqqCandidates* candidates, const HqqQueue& queue);
-/// As BestScale. scale: where it begins, then the best.
+/// Like BestScale. scale: the initial value, then the best.
 void HqqScalesAvx512(const HqqGroups& groups, HqqCandidates* candidates, const HqqQueue& queue);
 
 /// errors[i]: the sum of squared errors of one group's values under (scale[i], offset[i]).

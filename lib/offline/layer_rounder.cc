@@ -19,14 +19,14 @@
 namespace moert::offline {
 namespace {
 
-// Experts in memory at a time, a thread.
+// Experts in memory at a time, per thread.
 constexpr int kExpertsPerThread = 2;
 constexpr size_t kReaders = 4;
 
-// Both encoders run on the pool's threads, which nothing may throw in. EncodeMatrix refuses what is
-// not finite, and a rotation leaves that so.
+// Both encoders run on the pool's threads, in which no exception may escape. EncodeMatrix refuses
+// values that are not finite, and a rotation keeps them so.
 
-// How matrices are rounded.
+// The rounding method for matrices.
 struct Encoding {
   QuantMethod method;
   bool hadamard;
@@ -56,7 +56,7 @@ absl::Status EncodeStored(const MatrixLayout& layout, const Encoding& encoding,
   }
 }
 
-// A matrix of an expert, stored or widened; both empty if it was copied or is not there.
+// A matrix of an expert, stored or widened; both are empty if it was copied or does not exist.
 struct Matrix {
   const char* name;
   const MatrixLayout& layout;
@@ -95,7 +95,7 @@ std::vector<LayerRounder::Part> LayerRounder::Cut(absl::Span<const Piece> pieces
 
 absl::Status LayerRounder::Write(absl::Span<const Piece> pieces, const PieceDone& done) const {
   const std::vector<Part> parts = Cut(pieces);
-  // Futures of std::async wait when they are forgotten: no thread outlives this call.
+  // Futures of std::async wait on destruction: no thread outlives this call.
   const auto read = [&](size_t i) {
     return i == parts.size() ? std::future<absl::StatusOr<Chunk>>()
                              : std::async(std::launch::async, [&, i] { return Read(parts[i]); });
@@ -125,7 +125,7 @@ absl::StatusOr<LayerRounder::Chunk> LayerRounder::Read(const Part& part) const t
   chunk.wide.resize(count);
   chunk.layouts.resize(count);
   chunk.records.resize(count);
-  // One reader alone is slower than the threads that round.
+  // A single reader would be slower than the threads that round.
   const auto some = [&](size_t first) -> absl::Status {
     try {
       for (size_t i = first; i < count; i += kReaders) MOERT_RETURN_IF_ERROR(ReadOne(i, &chunk));
@@ -146,8 +146,8 @@ absl::StatusOr<LayerRounder::Chunk> LayerRounder::Read(const Part& part) const t
   return ExceptionStatus(parts_.model);
 }
 
-// Expert i of a chunk. Matrices that are stored as they are to be written go into the record at
-// once.
+// Reads expert i of a chunk. Matrices that are stored in their final form go directly into the
+// record.
 absl::Status LayerRounder::ReadOne(size_t i, Chunk* chunk) const {
   const CheckpointExperts& experts = *parts_.experts;
   const int layer = chunk->part.piece->layer, e = chunk->part.begin + static_cast<int>(i);

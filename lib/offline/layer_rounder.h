@@ -1,5 +1,5 @@
-// Layers of a pack's versions by a method that needs no calibration: read, rounded and written, a
-// few experts at a time.
+// Processes layers of a pack's versions by a method that needs no calibration: reads, rounds and
+// writes a few experts at a time.
 #ifndef MOERT_LIB_OFFLINE_LAYER_ROUNDER_H_
 #define MOERT_LIB_OFFLINE_LAYER_ROUNDER_H_
 
@@ -44,13 +44,13 @@ class LayerRounder {
     int version;
     QuantMethod method;
   };
-  /// Runs when the piece's last record is written, before any of the next one is. On another
-  /// thread.
+  /// Called when the piece's last record has been written, before any record of the next piece. On
+  /// another thread.
   using PieceDone = std::function<absl::Status(const Piece& piece)>;
 
   /// Writes the records of `pieces`, which are in the pack's order. While some experts are rounded
-  /// on the pool, the next are read and the ones before written, whatever pieces they belong to:
-  /// three chunks are in memory at most.
+  /// on the pool, the next ones are read and the previous ones written, across pieces: at most
+  /// three chunks are in memory.
   absl::Status Write(absl::Span<const Piece> pieces, const PieceDone& done = {}) const;
 
  private:
@@ -59,7 +59,7 @@ class LayerRounder {
     const Piece* piece;
     int begin, end;
   };
-  // They on their way through reading, rounding and writing.
+  // Parts on their way through reading, rounding and writing.
   struct Chunk {
     Part part = {};
     std::vector<ExpertWeights> weights;  // stored in bf16
@@ -77,7 +77,7 @@ class LayerRounder {
   const Parts parts_;
 };
 
-/// `status` with the place it came from in front.
+/// `status` with its location prepended.
 absl::Status AtExpert(const absl::Status& status, const std::string& model, int layer, int expert);
 
 }  // namespace moert::offline

@@ -9,7 +9,7 @@
 namespace moert::offline {
 namespace {
 
-// ln of the sum of exponentials.
+// The logarithm of the sum of exponentials.
 double LogSum(const float* logits, int64_t count) {
   const float largest = *std::max_element(logits, logits + count);
   double sum = 0;
@@ -17,7 +17,7 @@ double LogSum(const float* logits, int64_t count) {
   return std::log(sum) + largest;
 }
 
-// The distribution of logits: p, and the sum of p log p.
+// Computes the distribution of logits: p, and returns the sum of p log p.
 double Distribution(const float* logits, int64_t count, double* p) {
   const double total = LogSum(logits, count);
   double sum = 0;
@@ -29,7 +29,7 @@ double Distribution(const float* logits, int64_t count, double* p) {
   return sum;
 }
 
-// The divergence of the distribution of `logits` from p.
+// The Kullback-Leibler divergence of the distribution of `logits` from p.
 double Divergence(const double* p, double p_log_p, const float* logits, int64_t count) {
   double sum = 0;
   for (int64_t i = 0; i < count; ++i) sum += p[i] * logits[i];

@@ -1,10 +1,10 @@
-// The effect of one MoE block's error on the predictions of the whole model: the end-to-end loss
-// that a block's own Delta does not know of. The MxMoE paper (Sec. 5.2) names this weakness: norms
-// at the outputs of different layers do not mean the same loss.
+// Measures how one MoE block's error affects the predictions of the whole model: the end-to-end
+// loss, which a block's own Delta does not show. The MxMoE paper (Sec. 5.2) names this weakness:
+// equal norms at the outputs of different layers do not mean equal losses.
 //
-// A perturbed copy of some tokens leaves every MoE layer: its output as it would be with gate and
-// up, or with down, of all the layer's experts in one scheme. The copies pass the unquantized rest
-// of the model side by side; how far their predictions are from the true ones in the end is the
+// At every MoE layer a perturbed copy of some tokens is made: the layer's output as it would be
+// with gate and up, or with down, of all its experts in one scheme. The copies pass the unquantized
+// rest of the model side by side; the distance of their predictions from the true ones is the loss.
 // loss.
 #ifndef MOERT_LIB_OFFLINE_LOSS_PROBE_H_
 #define MOERT_LIB_OFFLINE_LOSS_PROBE_H_
@@ -24,24 +24,24 @@
 
 namespace moert::offline {
 
-/// Memory: 2 copies a MoE layer of `tokens` rows, 8 bytes a channel.
+/// Memory: 2 copies per MoE layer of `tokens` rows, 8 bytes per channel.
 class LossProbe {
  public:
-  /// The first `tokens` rows, whole windows, of the stream that is measured. Borrows the others;
-  /// `device` may be null.
+  /// Uses the first `tokens` rows, whole windows, of the measured stream. Borrows the other
+  /// arguments; `device` may be null.
   static absl::StatusOr<std::unique_ptr<LossProbe>> Create(const ModelContext& context,
                                                            const CheckpointExperts* experts,
                                                            OfflineDevice* device, int64_t window,
                                                            int64_t tokens);
 
-  /// The experts of a layer, in ascending order.
+  /// Adds the experts of a layer, in ascending order.
   void AddExpert(const ExpertRows& tokens, const ExpertChanges& changes);
-  /// Afterwards: `stream` has passed the block of `layer`.
+  /// Call it after `stream` has passed the block of `layer`.
   absl::Status EndLayer(int layer, CalibrationStream* stream);
 
-  /// At the end of the model. By layer, for {gate and up, down}: the mean Kullback-Leibler
-  /// divergence (nats a token) of the perturbed predictions from the true ones. `hidden`: of the
-  /// stream's FinishHidden.
+  /// Call it at the end of the model. By layer, for {gate and up, down}: the mean Kullback-Leibler
+  /// divergence (nats per token) of the perturbed predictions from the true ones. `hidden`: from
+  /// the stream's FinishHidden.
   std::vector<std::array<double, 2>> Divergences(const float* hidden);
 
   int64_t tokens() const { return tokens_; }

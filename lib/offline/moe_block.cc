@@ -15,7 +15,7 @@
 namespace moert::offline {
 namespace {
 
-/// False: the CPU is to do it.
+/// False: left to the CPU.
 bool ForwardOn(OfflineDevice* device, const MoeLayerSpec& layer, const ExpertMatrices& weights,
                int64_t rows, Floats* x) {
   const std::unique_ptr<DeviceExpert> expert = device->Expert(layer, rows);
@@ -36,11 +36,11 @@ absl::Status ForwardExpert(const MoeLayerSpec& layer, const ExpertMatrices& weig
 
 namespace {
 
-// Experts whose inputs are in memory together, a thread: some more than one, for they differ in
-// tokens.
+// Experts whose inputs are in memory together, per thread: more than one, since their numbers of
+// tokens differ.
 constexpr int kExpertsPerThread = 4;
 
-/// Without those that are done.
+/// The expert's rows without those that are done.
 ExpertRows Undone(const ExpertRows& all, const std::vector<uint8_t>& done) {
   ExpertRows rest;
   for (size_t i = 0; i < all.rows.size(); ++i) {
@@ -150,8 +150,8 @@ absl::Status MoeBlocks::RunExperts(int layer, CalibrationStream* stream,
   return absl::OkStatus();
 }
 
-// Expert by expert: the order of a token's additions must not depend on who was first. Threads have
-// channels of their own.
+// Adds expert by expert: the order of a token's additions must not depend on timing. Each thread
+// has its own channels.
 void MoeBlocks::AddOutputs(const std::vector<Part>& parts, int64_t hidden, float* residual) const {
   constexpr int64_t kChannels = 128;
   compute_.pool->Run(CeilDiv(hidden, kChannels), [&](int64_t slice, int) {

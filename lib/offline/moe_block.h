@@ -1,5 +1,4 @@
-// The MoE blocks of a model for calibration: routing, and experts that are processed many at a
-// time.
+// The MoE blocks of a model for calibration: routing, and experts that are processed in parallel.
 #ifndef MOERT_LIB_OFFLINE_MOE_BLOCK_H_
 #define MOERT_LIB_OFFLINE_MOE_BLOCK_H_
 
@@ -19,8 +18,8 @@
 
 namespace moert::offline {
 
-/// The outputs of an unquantized expert, on the CPU or a device. Turns x [rows, hidden] into the
-/// expert's outputs. `device` may be null.
+/// Turns x [rows, hidden] into the outputs of an unquantized expert, on the CPU or a device.
+/// `device` may be null.
 absl::Status ForwardExpert(const MoeLayerSpec& layer, const ExpertMatrices& weights,
                            const Compute& compute, OfflineDevice* device, Floats* x);
 
@@ -30,8 +29,8 @@ class MoeBlocks {
   static absl::StatusOr<std::unique_ptr<MoeBlocks>> Create(const CheckpointExperts* experts,
                                                            const Compute& compute);
 
-  /// One expert's part: x are its tokens' inputs, to be turned into its outputs (both [rows,
-  /// hidden]). Runs on any thread, `single` being a pool of one thread for its products.
+  /// One expert's job: turns x, its tokens' inputs, into its outputs (both [rows, hidden]). Runs on
+  /// any thread; `single` is a pool of one thread for its products.
   using ExpertJob = absl::FunctionRef<absl::Status(int expert, const ExpertRows& tokens, Floats* x,
                                                    ThreadPool* single)>;
   /// Called in ascending order of experts when an expert's job is done.
@@ -42,15 +41,16 @@ class MoeBlocks {
   /// whatever the number of threads.
   absl::Status Run(int layer, CalibrationStream* stream, ExpertJob job, ExpertDone done);
 
-  /// The same of the experts as they are, which an earlier Run has read. `device`, if any, does
-  /// what it can, to the same outcome but for rounding. Says nothing of the next layer's gate.
+  /// The same with the unmodified experts, after an earlier Run of the layer has read them.
+  /// `device`, if any, does what it can, with the same outcome except for rounding. Does not
+  /// evaluate the next layer's gate.
   absl::Status Forward(int layer, CalibrationStream* stream, OfflineDevice* device);
 
   const LayerConstants& constants(int layer) const { return constants_[layer]; }
   /// The routing of the last Run.
   const RoutingResult& routing() const { return routing_; }
-  /// Share of the experts of the last Run's tokens that its gate finds when it is given the inputs
-  /// of the Run before, one layer up; 0 if there was none.
+  /// The share of the experts of the last Run's tokens that its gate finds in the inputs of the
+  /// previous Run, one layer before; 0 if there was none.
   double cross_layer_accuracy() const { return cross_layer_accuracy_; }
 
  private:
@@ -62,7 +62,7 @@ class MoeBlocks {
     absl::Status status;
   };
 
-  /// `done`: rows that have their experts' outputs; null: none has.
+  /// `done`: rows that already have their experts' outputs; null: none has.
   absl::Status RunExperts(int layer, CalibrationStream* stream, const std::vector<uint8_t>* done,
                           ExpertJob job, ExpertDone expert_done);
   void CompareWithPrediction(int layer);

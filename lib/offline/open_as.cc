@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLook(100);
 
-// Writes the pack, or waits for the process that does.
+// Writes the pack, or waits for another process that is writing it.
 absl::Status MakePack(const QuantizeJob& job) {
   bool told = false;
   while (true) {
@@ -37,14 +37,14 @@ absl::Status MakePack(const QuantizeJob& job) {
   }
 }
 
-/// A version's part of a pack's name: two plans may have one name.
+/// A version's part of a pack's name, which is needed because two plans may have one name.
 std::string CacheName(const PackVersion& plan) {
   JsonWriter text;
   WriteVersion(plan, &text);
   return fmt::format("{}-{:016x}", plan.name, Hash64(text.Take()));
 }
 
-/// A pack of the cache, and of which checkpoint it must be.
+/// A cached pack, and the checkpoint it must be made from.
 struct Cached {
   std::string pack;
   std::string identity;

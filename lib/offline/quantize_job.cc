@@ -33,7 +33,7 @@
 namespace moert::offline {
 namespace {
 
-/// Matrices that a host made are checked as a file would be.
+/// Checks a version that a host made like one from a file.
 absl::StatusOr<PackVersion> CheckedVersion(const PackVersion& version, const MoeModelSpec& model) {
   JsonWriter text;
   WriteVersion(version, &text);
@@ -51,8 +51,8 @@ class Quantization {
   }
 
  private:
-  // A version that GPTQ makes has its own stream of calibration tokens: what they look like in a
-  // layer depends on how the layers before it came out.
+  // A version made by GPTQ has its own stream of calibration tokens: their values in a layer depend
+  // on how the previous layers were quantized.
   struct Version {
     PackVersion pack;
     QuantMethod method = QuantMethod::kRtn;
@@ -175,7 +175,7 @@ class Quantization {
     return writer_->Finish();
   }
 
-  // A layer that an earlier run completed: only the calibration tokens have to pass it.
+  // Only passes the calibration tokens through a layer that an earlier run completed.
   absl::Status RepeatLayer(int l) {
     const int64_t experts = config_.moe.layers[l].num_experts;
     for (int v = 0; v < static_cast<int>(versions_.size()); ++v) {
@@ -202,7 +202,7 @@ class Quantization {
     return {l, config_.moe.layers[l].num_experts, v, versions_[v].method};
   }
 
-  // All layers from `first` on, without a pause between them.
+  // Writes all layers from `first` on, without a pause between them.
   absl::Status WriteLayers(int first) {
     MOERT_RETURN_IF_ERROR(CheckWanted(job_.cancelled));
     const int versions = static_cast<int>(versions_.size());

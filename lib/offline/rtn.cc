@@ -100,7 +100,7 @@ QuantizedMatrix QuantizeRtn(const MatrixLayout& layout, absl::Span<const float> 
 namespace {
 
 uint8_t NearestF8Code(float value) {
-  // Positive codes ascend with their values: a binary search over 0x00..0x7e, then the nearer
+  // Positive codes ascend with their values: binary search over 0x00..0x7e, then the nearer
   // neighbour.
   const float magnitude = std::min(std::fabs(value), 448.0f);
   int low = 0, high = 0x7e;

@@ -1,6 +1,5 @@
-// Round to nearest, with the clipping that loses least: the scale (and zero) of each group is
-// searched over shrunken ranges for the smallest sum of |error|^2.4, as GPTQ's published quantizer
-// does.
+// Round to nearest, with the best clipping: the scale (and zero) of each group is searched over
+// shrunken ranges for the least sum of |error|^2.4, as in GPTQ's published quantizer.
 #ifndef MOERT_LIB_OFFLINE_RTN_H_
 #define MOERT_LIB_OFFLINE_RTN_H_
 
@@ -32,18 +31,19 @@ struct GroupScale {
   bool Known() const { return scale == scale; }
 };
 
-/// The vector instructions of this processor; null: there are none. They change no result.
+/// The vector functions for this processor; null: there are none. They change no result.
 const RtnLanes* BestRtnLanes();
 
 /// The best range for `values` under a scheme, rounded as it will be stored.
 GroupScale FitGroup(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options,
                     const RtnLanes* lanes = BestRtnLanes());
 
-/// The same without vector instructions: what FitGroup is compared with.
+/// The same without vector instructions, as the reference for FitGroup.
 GroupScale FitGroupScalar(const Scheme& scheme, absl::Span<const float> values,
                           const RtnOptions& options);
 
-/// Integer codes under bf16 scales: the schemes of our own, not those that files come in.
+/// Whether the scheme has integer codes with bf16 scales: the library's own schemes, not imported
+/// ones.
 bool HasPlainCodes(const Scheme& scheme);
 
 /// fp4 and fp8: the largest magnitude of a code.

@@ -30,8 +30,8 @@ float PowerOfTwoFrom(float x) {
   return std::bit_cast<float>((exponent + (mantissa != 0 ? 1u : 0u)) << 23);
 }
 
-/// Sum of |error / scale|^norm over a group, integer codes; anything above `limit` if it is above
-/// that.
+/// The sum of |error / scale|^norm over a group, for integer codes; if it exceeds `limit`, any
+/// value above `limit`.
 double ErrorInSteps(const Scheme& scheme, const GroupScale& g, absl::Span<const float> values,
                     const PowerTable& power, double limit) {
   const float inverse = 1.0f / g.scale;

@@ -1,4 +1,4 @@
-// The ranges that rounding to nearest tries for a group of weights, and what each of them loses.
+// The ranges that round-to-nearest tries for a group of weights, and the error of each.
 #ifndef MOERT_LIB_OFFLINE_RTN_CANDIDATES_H_
 #define MOERT_LIB_OFFLINE_RTN_CANDIDATES_H_
 
@@ -10,7 +10,7 @@
 
 namespace moert {
 
-/// |x| < 2^22, to nearest even; the compiler makes a call of nearbyint.
+/// For |x| < 2^22, to nearest even; the compiler would make a function call of nearbyint.
 inline float NearestSmall(float x) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
   return (x + kMagic) - kMagic;
@@ -25,8 +25,8 @@ float RoundScale(const Scheme& scheme, float scale);
 /// Candidate `candidate` of `grid`: its range's share of the full one, from 1 down.
 float RangeShare(const RtnOptions& options, int candidate, int grid);
 
-/// t^norm, from a table where t is a rounding error in steps, at most 1/2: the scalar search spends
-/// nearly all of its time on it.
+/// t^norm, from a table for rounding errors t in steps, at most 1/2: the scalar search spends
+/// nearly all of its time on this power.
 class PowerTable {
  public:
   explicit PowerTable(double norm);
@@ -38,7 +38,7 @@ class PowerTable {
   const float* table_;
 };
 
-/// Sum of |error|^norm over a group, exactly; above `limit`, anything that is above it.
+/// The exact sum of |error|^norm over a group; if it exceeds `limit`, any value above `limit`.
 double GroupError(const Scheme& scheme, const GroupScale& group, absl::Span<const float> values,
                   const RtnOptions& options, const PowerTable& power, double limit);
 

@@ -8,10 +8,10 @@
 namespace moert {
 namespace {
 
-// The possible error of a sum: the functions' own error and a table's, relative and for each value.
+// Bounds of a sum's error: that of the functions and of a table, relative and per value.
 constexpr float kRelative = 3e-5f, kPerAdded = 4e-9f;
 constexpr float kPerCode = 4e-7f, kPerCoarseCode = 8e-5f;
-// A product instead of a quotient may choose the other of two values that are about as near.
+// A product in place of a quotient may choose the other of two values that are almost equally near.
 constexpr float kRelativeOfFloats = 5e-5f, kPerFloat = 1e-14f;
 
 constexpr int kUsualGrid = RtnOptions{}.grid;
@@ -93,7 +93,7 @@ bool LaneFit::Begin(float first) {
   return first > 1e-30f && first < 1e30f;
 }
 
-/// From the first candidate's error follows how much of the largest magnitude a scale may cut off.
+/// Derives from the first candidate's error how much of the largest magnitude a scale may cut off.
 bool LaneFit::BoundFloats(float low, float high) {
   float room[kMaxGrid];
   const float* const shares = Shares(room);
@@ -117,7 +117,7 @@ bool LaneFit::BoundFloats(float low, float high) {
   return true;
 }
 
-/// Cutting a range off at both ends alone leaves a part of them.
+/// The error of cutting the range off at both ends rules out a part of the candidates.
 bool LaneFit::BoundIntegers(float low, float high, int outer) {
   const int bits = scheme_.weight_bits;
   const int steps = (1 << (scheme_.symmetric ? bits - 1 : bits)) - 1;
@@ -130,7 +130,7 @@ bool LaneFit::BoundIntegers(float low, float high, int outer) {
   lanes_.spread(form, low, high, Shares(room), options_.grid, scale_, offset_);
   count_ = options_.grid;
   if (!Begin(scale_[0]) || !(scale_[count_ - 1] > 1e-30f)) return false;
-  // One that is probably good says which of the others need no look.
+  // A candidate that is probably good rules out others without computing them.
   const int likely = Likely();
   lanes_.powers(scale_ + likely, 1, 1 / first_, unit_ + likely);
   Refine(likely);
@@ -142,7 +142,7 @@ bool LaneFit::BoundIntegers(float low, float high, int outer) {
   const float least = lanes_.least_errors(arranged_, count, outer, Ranges(), unit_, slack_.relative,
                                           kPerCoarseCode * static_cast<float>(count), least_);
   least_[likely] = likely_error;
-  // The most promising one first: what it leaves need not be looked at again.
+  // The most promising candidate first: the ones it rules out are not computed.
   for (int i = 0; i < count_; ++i) {
     if (least_[i] > least) continue;
     Refine(i);

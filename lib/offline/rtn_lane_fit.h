@@ -1,6 +1,6 @@
-// The search of rounding to nearest by vectors: all candidates' errors within bounds, then exactly
-// those whose bounds allow them to be the least. The same candidate wins as in the scalar search,
-// whose order and sums the exact errors keep.
+// The search of round-to-nearest by vector instructions: first bounds of all candidates' errors,
+// then the exact errors of those whose bounds allow them to be the least. The result is the scalar
+// search's, because exact errors are computed in the same order with the same sums.
 #ifndef MOERT_LIB_OFFLINE_RTN_LANE_FIT_H_
 #define MOERT_LIB_OFFLINE_RTN_LANE_FIT_H_
 
@@ -14,8 +14,8 @@
 
 namespace moert {
 
-/// The possible error of an approximate sum of |error|^norm over so many values: of itself, and for
-/// each value besides, in steps (floats: in the largest values) of its range.
+/// The possible error of an approximate sum of |error|^norm over this many values: relative, and
+/// absolute per value, in steps (floats: in the largest values) of its range.
 struct SumSlack {
   float relative, added;
 };
@@ -27,11 +27,11 @@ class LaneFit {
   LaneFit(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options,
           const RtnLanes& lanes);
 
-  /// Whether scheme and options allow it.
+  /// Whether the scheme and the options are supported.
   static bool Can(const Scheme& scheme, absl::Span<const float> values, const RtnOptions& options);
 
-  /// The best scale. False: the values are all 0, or out of the range that the bounds hold for, and
-  /// nothing is said.
+  /// Finds the best scale. False: the values are all 0, or outside of the range in which the bounds
+  /// hold, and there is no result.
   bool Run(GroupScale* best);
 
  private:

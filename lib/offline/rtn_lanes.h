@@ -1,5 +1,6 @@
-// The costly functions of rounding to nearest, by vectors: a table of functions an instruction set.
-// Declared apart from rtn.h: files compiled for an instruction set include no shared inline code.
+// The costly functions of round-to-nearest by vector instructions: a table of functions per
+// instruction set. Declared apart from rtn.h: files compiled for an instruction set include no
+// shared inline code.
 #ifndef MOERT_LIB_OFFLINE_RTN_LANES_H_
 #define MOERT_LIB_OFFLINE_RTN_LANES_H_
 
@@ -7,8 +8,8 @@
 
 namespace moert {
 
-/// Ranges of codes: a code times scale[i], less offset[i], is a weight; with zero points, a code
-/// less offset[i], times scale[i]. Codes go from `bottom` to bottom + span.
+/// Ranges of codes: weight = code * scale[i] - offset[i]; with zero points, (code - offset[i]) *
+/// scale[i]. Codes go from `bottom` to bottom + span.
 struct RtnRanges {
   const float* scale;
   const float* offset;
@@ -29,25 +30,25 @@ struct RtnForm {
 struct RtnLanes {
   const char* name;
 
-  /// The values in another order, and their least and largest, zero included. Returns how many at
-  /// the front hold all that is likely to lie outside of ranges. out: room for `count`.
+  /// Reorders the values and finds their minimum and maximum, zero included. Returns the number of
+  /// values at the front that include all likely to lie outside of ranges. out: room for `count`.
   int (*arrange)(const float* values, int count, float* out, float* low, float* high);
 
-  /// Scales for [low, high] times each share, as they are stored, and the offsets, bf16, or the
-  /// zero points.
+  /// Computes the scales for [low, high] times each share in their stored form, and the offsets
+  /// (bf16) or the zero points.
   void (*spread)(const RtnForm& form, float low, float high, const float* shares, int count,
                  float* scale, float* offset);
 
-  /// out[i]: what range i loses at `low` and `high` alone, in units of unit^2.4, about.
+  /// out[i]: the error of range i at `low` and `high` alone, in units of unit^2.4, approximately.
   void (*cut_errors)(const RtnRanges& ranges, float low, float high, float unit, float* out);
 
   /// The sum over values of |u - round(clamp(u, 0, top))|^2.4 with u = value * inverse + zero,
   /// within a relative 1e-5 and 1e-7 a value.
   float (*error_sum)(const float* values, int count, float top, float inverse, float zero);
 
-  /// errors[i]: unit[i] times that sum of range i in fewer steps, no more than 8e-5 a value above
-  /// it, less a share `relative` of it and `slack`. Values after the first `outer` are taken for
-  /// values within the range. Returns the least.
+  /// errors[i]: unit[i] times that sum for range i, computed with fewer operations, at most 8e-5
+  /// per value above it, less the share `relative` of it and `slack`. Values after the first
+  /// `outer` are treated as within the range. Returns the least.
   float (*least_errors)(const float* values, int count, int outer, const RtnRanges& ranges,
                         const float* unit, float relative, float slack, float* errors);
 
@@ -66,10 +67,11 @@ struct RtnLanes {
                 uint8_t* codes);
 };
 
-/// The sets that this processor can run, best first, then null. The choice never changes a result.
+/// The tables that this processor can run, best first, then null. The choice never changes a
+/// result.
 const RtnLanes* const* RtnLaneSets();
 
-// Null where the compiler has no such instructions.
+// Null if the compiler has no such instructions.
 extern const RtnLanes* const kRtnLanesAvx512;
 extern const RtnLanes* const kRtnLanesAvx2;
 

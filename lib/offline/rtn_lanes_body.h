@@ -1,5 +1,5 @@
-// The functions of RtnLanes over a vector type V of one instruction set. Only for files compiled
-// for it: V is local to such a file, and so is everything here.
+// The functions of RtnLanes over a vector type V of one instruction set. Include it only in files
+// compiled for that set: V and everything here is local to such a file.
 #ifndef MOERT_LIB_OFFLINE_RTN_LANES_BODY_H_
 #define MOERT_LIB_OFFLINE_RTN_LANES_BODY_H_
 
@@ -72,8 +72,8 @@ void Order(typename V::F* low, typename V::F* high) {
   *low = least;
 }
 
-// Between two zeros min and max keep the second: a positive one, as std::min and std::max in the
-// scalar code.
+// For two zeros of different sign, min and max return the second operand: the positive one, like
+// std::min and std::max in the scalar code.
 template <class V>
 int Arrange(const float* values, int count, float* out, float* low, float* high) {
   constexpr int L = V::kLanes;

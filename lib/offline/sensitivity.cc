@@ -8,7 +8,7 @@
 namespace moert::offline {
 namespace {
 
-/// The schemes' changes, and the unquantized outputs.
+/// Measures the schemes' changes, and the unquantized outputs.
 absl::StatusOr<ExpertChanges> Measure(const MoeLayerSpec& layer,
                                       const SensitivitySettings& settings,
                                       absl::Span<const float> token_weights, int64_t probe_rows,

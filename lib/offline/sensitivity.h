@@ -28,11 +28,11 @@ struct SensitivitySettings {
 
 struct ExpertChanges {
   /// [gate, up, down][scheme]: || change of the routed output ||_2 over the expert's tokens, each
-  /// weighted by its router weight, when that block alone is in the scheme, activations of the
-  /// schemes that round them included.
+  /// weighted by its router weight, when only that block is in the scheme, including rounded
+  /// activations for schemes that round them.
   std::vector<double> delta;
-  /// [probe_rows, hidden] changes of the expert's output, not weighted, when gate and up, or down,
-  /// are in the probe's scheme; empty without one, or without such rows.
+  /// [probe_rows, hidden] unweighted changes of the expert's output when gate and up, or down, are
+  /// in the probe's scheme; empty without a probe or without such rows.
   Floats gate_up, down;
 };
 
@@ -42,21 +42,22 @@ absl::StatusOr<ExpertChanges> ExpertSensitivity(
     const MoeLayerSpec& layer, const SensitivitySettings& settings, const ExpertMatrices& weights,
     absl::Span<const float> token_weights, int64_t probe_rows, const Compute& compute, Floats* x);
 
-/// The linear blocks of one expert, and its tokens: what quantizing a block does to the output. On
-/// the CPU or a device.
+/// The linear blocks of one expert and its tokens: measures how quantizing a block changes the
+/// output, on the CPU or a device.
 class ExpertBlocks {
  public:
   virtual ~ExpertBlocks() = default;
 
-  /// Before changes; [rows], how much each token counts.
+  /// Call it before changes; [rows], the weight of each token.
   virtual absl::Status Prepare(absl::Span<const float> token_weights) = 0;
   /// Begins the changes of a scheme that is not bf16.
   virtual absl::Status Begin(const RecordLayout& layout) = 0;
   /// || weighted change of the output ||_2 when one block is in that scheme.
   virtual absl::StatusOr<double> Change(Projection block) = 0;
-  /// Behind all three, down last: the first rows of the changes with gate and up, and with down.
+  /// Call it after all three blocks, down last: the first rows of the changes with gate and up, and
+  /// with down.
   virtual absl::Status LastChanges(int64_t rows, ExpertChanges* changes) = 0;
-  /// The unquantized expert's, [rows, hidden].
+  /// The unquantized expert's outputs, [rows, hidden].
   virtual absl::Status Outputs(Floats* y) = 0;
 };
 
@@ -65,7 +66,7 @@ std::unique_ptr<ExpertBlocks> BlocksOnCpu(const MoeLayerSpec& layer,
                                           const SensitivitySettings& settings,
                                           const ExpertMatrices& weights, const Compute& compute,
                                           const Floats& x);
-/// Null where the CPU is to do it.
+/// Null if it is left to the CPU.
 std::unique_ptr<ExpertBlocks> BlocksOnDevice(const MoeLayerSpec& layer,
                                              const SensitivitySettings& settings,
                                              const ExpertMatrices& weights, const Floats& x);

@@ -1,4 +1,4 @@
-// The versions of a pack in the order that packs list them.
+// Sorts the versions of a pack into the order in which packs list them.
 #ifndef MOERT_LIB_OFFLINE_SORTED_VERSIONS_H_
 #define MOERT_LIB_OFFLINE_SORTED_VERSIONS_H_
 

@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kMaxTokenFileBytes = int64_t{4} << 30;
 
 /// Opens a regular file, or a pipe with a writer: without O_NONBLOCK a pipe's open waits for one.
-/// The bytes that had to be read to see that are in *begun.
+/// *begun receives the bytes that had to be read to detect a writer.
 absl::StatusOr<Descriptor> OpenTokens(const std::string& path, std::string* begun) {
   const auto error = [&](const char* what) { return InvalidArgument("{}: {}", path, what); };
   Descriptor fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));

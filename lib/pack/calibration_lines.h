@@ -10,8 +10,8 @@
 
 namespace moert {
 
-/// One layer as a line of text of its own, for files that grow, and back. `num_experts` and
-/// `schemes` say how many numbers there must be.
+/// Converts one layer to a line of text, for files that grow, and back. `num_experts` and `schemes`
+/// determine how many numbers a line must have.
 std::string LayerCalibrationToLine(const LayerCalibration& layer);
 absl::StatusOr<LayerCalibration> LayerCalibrationFromLine(const std::string& line, int num_experts,
                                                           size_t schemes,

@@ -35,8 +35,8 @@ absl::Status AddRange(const RandomAccessFile& file, int64_t offset, int64_t byte
   return absl::OkStatus();
 }
 
-// Files too large to read for this are judged by their header, a sample, and their time: two
-// fine-tunes of one model differ in no header, and an edit in place may miss every sample.
+// Files too large to read in full are identified by their header, a sample, and their time: two
+// fine-tunes of one model have equal headers, and an edit in place may miss every sample.
 absl::Status AddFile(const RandomAccessFile& file, Hasher64* hasher) {
   AddInt(hasher, file.size());
   if (file.size() <= kWholeFileBytes) return AddRange(file, 0, file.size(), hasher);

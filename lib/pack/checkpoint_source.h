@@ -1,4 +1,4 @@
-// The experts of a checkpoint as a source, without a pack between.
+// The experts of a checkpoint as a source, without a pack in between.
 #ifndef MOERT_LIB_PACK_CHECKPOINT_SOURCE_H_
 #define MOERT_LIB_PACK_CHECKPOINT_SOURCE_H_
 
@@ -12,11 +12,11 @@
 
 namespace moert {
 
-/// The one version of every expert that the file has.
+/// The single version of every expert that the file contains.
 PackVersion StoredVersion(const CheckpointExperts& experts);
 
-/// That version, or with `widen` bf16: each record is read from the checkpoint's tensors when it is
-/// asked for, with the bytes that a pack of OpenModel would have.
+/// A source of that version, or with `widen` of bf16. Each record is read from the checkpoint's
+/// tensors on request, with the bytes that a pack of OpenModel would have.
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCheckpointSource(const std::string& model_dir,
                                                                    bool widen);
 

@@ -138,7 +138,7 @@ absl::Status ExpertPack::ReadRecord(int layer, int expert, int version,
   }
   const RandomAccessFile& file = *files_[record.file];
   MOERT_RETURN_IF_ERROR(file.Read(record.offset, dst.subspan(0, padded)));
-  // Every time: a disk, a cable or a writer may damage what was right when it was last read.
+  // Checked at every read: a disk, a cable or a writer may damage data that was intact before.
   const uint64_t found = Hash64(dst.subspan(0, record.bytes));
   if (found != record.checksum) {
     return DataLoss(

@@ -1,5 +1,5 @@
-// Opening expert packs with a choice of how files are read. moert/source/expert_source.h has the
-// usual way.
+// Opens expert packs with a choice of how files are read. moert/source/expert_source.h has the
+// usual function.
 #ifndef MOERT_LIB_PACK_EXPERT_PACK_H_
 #define MOERT_LIB_PACK_EXPERT_PACK_H_
 
@@ -21,8 +21,8 @@ struct ExpertPackOptions {
   std::string source_identity;
 };
 
-/// All files are opened here and stay open, so a pack that is replaced or removed meanwhile goes on
-/// being read as it was.
+/// Opens all files and keeps them open: if the pack is replaced or removed meanwhile, the old
+/// contents stay readable.
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenExpertPack(const std::string& dir,
                                                              const ExpertPackOptions& options);
 

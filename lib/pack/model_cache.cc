@@ -40,13 +40,14 @@ constexpr char kRemedy[] =
     "the pack of a checkpoint is kept in a cache folder; name a writable one (cache_dir, --cache "
     "DIR), or use an existing pack (--experts PACK)";
 
-// Held while one process looks for a pack and writes it; the others then find it. Where locks do
-// not work, several may write: each has a folder of its own and the first rename wins.
+// Held while one process looks for a pack and writes it; the others then find it. If locks do not
+// work, several may write: each has a folder of its own, and the first rename wins.
 class CacheLock {
  public:
-  /// Says so in the log when it has to wait.
+  /// Logs a line if it has to wait.
   static absl::StatusOr<CacheLock> Take(const std::string& path, const OpenModelOptions& options) {
-    // Not through a link: the lock of another's file, or a file made elsewhere, is an attack.
+    // Does not follow links: a link to another user's lock, or to a file elsewhere, would be an
+    // attack.
     CacheLock lock(
         Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)));
     if (lock.fd_.get() < 0) {
@@ -70,7 +71,7 @@ class CacheLock {
   Descriptor fd_;
 };
 
-// Beside a pack: the folder of the checkpoint that it was made of.
+// A file beside a pack: holds the folder of the checkpoint from which the pack was made.
 constexpr absl::string_view kOrigin = ".origin";
 
 std::string OriginOf(const std::string& model_dir) {
@@ -79,7 +80,7 @@ std::string OriginOf(const std::string& model_dir) {
   return ec ? model_dir : path.string();
 }
 
-// A pack without one is never collected: nothing worse comes of a failure.
+// A pack without this file is never collected, so a failure here does no further harm.
 void WriteOrigin(const std::string& pack_dir, const std::string& model_dir) {
   const std::string path = pack_dir + std::string(kOrigin);
   const absl::StatusOr<Descriptor> file = CreateFile(path, /*replace=*/true, 0600);
@@ -95,8 +96,9 @@ bool HasOrigin(const std::string& path, const std::string& origin) {
          text == origin;
 }
 
-// Leftovers of this checkpoint by crashed writers and by older versions of the library, and packs
-// of the folder's former contents. Only under the lock. Open files of a removed pack go on working.
+// Removes what crashed writers and older versions of the library left for this checkpoint, and
+// packs of the folder's former contents. Call it only under the lock. Open files of a removed pack
+// stay usable.
 void RemoveLeftovers(const std::string& cache_dir, const std::string& identity,
                      const std::string& current, const std::string& model_dir) {
   const absl::StatusOr<std::vector<std::string>> names = FolderNames(cache_dir);
@@ -120,8 +122,8 @@ void RemoveLeftovers(const std::string& cache_dir, const std::string& identity,
   }
 }
 
-// Anybody who can write the folder can have other weights computed: a folder that everybody may
-// write is refused, and others who may are named.
+// Whoever can write the cache folder can have other weights computed: a folder that everybody may
+// write is refused, and other users who may write it are reported.
 absl::Status CheckFolder(const std::string& dir, const OpenModelOptions& options) {
   struct stat st {};
   if (::stat(dir.c_str(), &st) != 0) return PosixError(errno, fmt::format("{}: stat", dir));
@@ -188,7 +190,7 @@ absl::Status WritePack(const std::string& model_dir, const HfConfig& config,
   return absl::IsAlreadyExists(finished) ? absl::OkStatus() : finished;
 }
 
-// A cached pack that opens and is of this checkpoint.
+// Opens a cached pack if it is intact and of this checkpoint.
 absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCached(const std::string& pack_dir,
                                                          const HfConfig& config,
                                                          const std::string& identity) {
@@ -201,16 +203,16 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenCached(const std::string& pack
   return source;
 }
 
-// Whether a pack that did not open with this is missing or damaged. Anything else (no memory, no
-// descriptor, no permission, an I/O error) says nothing about the pack.
+// Whether a status of opening a pack means that the pack is missing or damaged. Other errors (no
+// memory, no descriptor, no permission, an I/O error) say nothing about the pack.
 bool NeedsRebuild(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
 }
 
-// The cache folder, which may not exist.
+// The name of the cache folder, which may not exist yet.
 absl::StatusOr<std::string> CacheDirectoryName(const std::string& requested) {
   if (!requested.empty()) return requested;
-  // The XDG specification says that a relative path is to be ignored.
+  // The XDG specification requires that a relative path is ignored.
   const char* xdg = std::getenv("XDG_CACHE_HOME");
   if (xdg != nullptr && xdg[0] == '/') return std::string(xdg) + "/moert";
   const char* home = std::getenv("HOME");
@@ -245,7 +247,7 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
                          CacheLock::Take(cache_dir + "/" + name + ".lock", options));
   cached = OpenCached(pack_dir, config, identity);
   if (cached.ok() || !NeedsRebuild(cached.status())) return cached;
-  // A pack that is there is damaged: it is rebuilt like a missing one.
+  // A damaged pack is removed and rebuilt like a missing one.
   if (const int error = RemoveTree(pack_dir); error != 0) {
     return PosixError(error, fmt::format("{}: cannot be replaced; {}", pack_dir, kRemedy));
   }
@@ -259,8 +261,8 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> OpenOrWrite(const std::string& mod
 
 absl::StatusOr<std::string> CacheDirectory(const std::string& requested) {
   MOERT_ASSIGN_OR_RETURN(const std::string dir, CacheDirectoryName(requested));
-  // A folder made here is the owner's: what models somebody uses is nobody else's business, and who
-  // can write there can have other weights computed.
+  // A folder made here is accessible to its owner only: others must not see which models are used,
+  // and whoever can write there can have other weights computed.
   std::error_code ec;
   if (fs::is_directory(dir, ec)) return dir;
   ec.clear();  // that it is not there

@@ -14,8 +14,8 @@ namespace moert {
 /// blocks and the time of its last change.
 absl::StatusOr<std::string> CheckpointIdentity(const std::string& model_dir, Env* env);
 
-/// `requested`, or the user's cache folder when empty; created if need be. The error says what to
-/// do.
+/// `requested`, or the user's cache folder if empty; created if necessary. The error says how to
+/// fix the problem.
 absl::StatusOr<std::string> CacheDirectory(const std::string& requested);
 
 }  // namespace moert

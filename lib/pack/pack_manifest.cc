@@ -48,14 +48,14 @@ absl::StatusOr<PackFile> ParseFile(JsonValue v, const std::string& source) {
   file.name = fields.String("name");
   file.bytes = fields.Int("bytes", 0, INT64_MAX);
   MOERT_RETURN_IF_ERROR(fields.status());
-  // A pack's files lie in its folder; anything else is an attempt to read other files.
+  // A pack's files lie in its folder; any other path is an attempt to read other files.
   if (!IsPlainFileName(file.name) || file.name[0] == '.') {
     return Error(source, "its name is not a plain file name");
   }
   return file;
 }
 
-// The message does not say which record it is; the caller does.
+// The caller adds to the message which record it is.
 absl::StatusOr<PackRecord> ParseRecord(JsonValue v, const PackManifest& m, int64_t bytes) {
   if (v.size() != 4 || !v.is_array()) {
     return absl::InvalidArgumentError("not a list of file, offset, bytes and checksum");
@@ -255,7 +255,7 @@ std::string ManifestToJson(const PackManifest& m) {
 
 namespace {
 
-// Where there is no file, who named the folder is told what a pack is.
+// If there is no manifest, tells the user who named the folder what a pack is.
 absl::Status WhyNoManifest(const std::string& dir, const std::string& path,
                            const absl::Status& read) {
   std::error_code ec;
@@ -276,8 +276,7 @@ absl::StatusOr<PackManifest> ReadManifest(const std::string& dir, Env* env) {
   if (!read.ok()) return WhyNoManifest(dir, path, read.status());
   const JsonDocument& document = *read;
   try {
-    // A value that makes no sense is named by field; the checksum finds damage that does make
-    // sense.
+    // Illegal values are reported by field; the checksum finds damage that leaves legal values.
     MOERT_ASSIGN_OR_RETURN(PackManifest manifest, Parse(document.root(), path));
     MOERT_RETURN_IF_ERROR(CheckSeal(document, path));
     return manifest;

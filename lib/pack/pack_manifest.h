@@ -1,5 +1,5 @@
-// moert.json: what an expert pack holds and where. The fields are described in
-// docs/reference/pack.md.
+// moert.json: the contents of an expert pack and their places. docs/reference/pack.md describes the
+// fields.
 #ifndef MOERT_LIB_PACK_PACK_MANIFEST_H_
 #define MOERT_LIB_PACK_PACK_MANIFEST_H_
 
@@ -59,15 +59,15 @@ std::string RecordTensorName(int layer, int expert, const std::string& version);
 /// The text of moert.json.
 std::string ManifestToJson(const PackManifest& manifest);
 
-/// Reads and checks `dir`/moert.json: legal model, versions and formats, one record per expert and
-/// version, aligned, of the size that its layout says, inside its file as the manifest describes
-/// it.
+/// Reads and checks `dir`/moert.json: legal model, versions and formats; one record per expert and
+/// version, aligned, with the size of its layout, and inside its file as the manifest describes it.
 absl::StatusOr<PackManifest> ReadManifest(const std::string& dir, Env* env);
 
 /// A PackVersion as JSON, for moert.json and plans.
 void WriteVersion(const PackVersion& version, JsonWriter* out);
 
-/// Names, formats and one legal index an expert of `model`. `source` begins the messages.
+/// Reads names, formats and one legal format index per expert of `model`. `source` begins the
+/// messages.
 absl::StatusOr<PackVersion> VersionFromJson(JsonValue object, const MoeModelSpec& model,
                                             const std::string& source);
 

@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<PackWriter>> PackWriter::CreateResumable(
   const int64_t max_file_bytes = description.max_file_bytes;
   const int mode = FolderMode(description);
   MOERT_ASSIGN_OR_RETURN(auto w, Plan(std::move(description)));
-  // Everything that decides what the files hold.
+  // Hashes everything that determines the files' contents.
   Hasher64 job;
   job.Add(ManifestToJson(w->manifest_));
   job.Add(fmt::format("{}", max_file_bytes));
@@ -149,7 +149,7 @@ absl::Status PackWriter::PlanFiles(int64_t max_file_bytes) {
   return absl::OkStatus();
 }
 
-// Tensors of the first layers in the constants' file.
+// The number of tensors of the first `layers` layers in the constants' file.
 size_t PackWriter::NumConstantTensors(int layers) const {
   size_t count = 0;
   for (int i = 0; i < layers; ++i) {
@@ -163,7 +163,7 @@ size_t PackWriter::NumConstantTensors(int layers) const {
   return count;
 }
 
-// Notes the file that records_ writes, the next of planned_.
+// Records the file that records_ writes, the next of planned_.
 void PackWriter::PlaceRecords(const PlannedFile& plan) {
   const size_t file = manifest_.files.size();
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
@@ -173,7 +173,7 @@ void PackWriter::PlaceRecords(const PlannedFile& plan) {
   manifest_.files.push_back({plan.name, records_->file_bytes()});
 }
 
-// Closes the record file that is complete and begins the next.
+// Closes the record file, which is complete, and begins the next.
 absl::Status PackWriter::NextFile() {
   if (records_ != nullptr) MOERT_RETURN_IF_ERROR(records_->Finish());
   records_.reset();
@@ -186,7 +186,7 @@ absl::Status PackWriter::NextFile() {
   return absl::OkStatus();
 }
 
-// Goes on after the layers that the journal lists. Bytes written after them are dropped.
+// Continues after the layers that the journal lists. Bytes written after them are dropped.
 absl::Status PackWriter::Resume() {
   for (const PartialPack::DoneLayer& layer : partial_->done()) {
     const int index = next_constants_;

@@ -23,20 +23,22 @@ struct PackDescription {
   std::vector<PackVersion> versions;  // most bits first
   std::string quantizer_json = "{}";
   std::string source_identity;
-  /// A file is closed and the next begun before it would exceed this; one record is the least.
+  /// A file is closed and the next one begun before it would exceed this; a file has at least one
+  /// record.
   int64_t max_file_bytes = int64_t{4} << 30;
   /// Only the owner may read the pack: folder 0700, files 0600. Else as the umask says.
   bool owner_only = false;
 };
 
-/// Nothing is at the final place before Finish. Not thread-safe.
+/// Nothing appears at the final path before Finish. Not thread-safe.
 class PackWriter {
  public:
   /// `dir` must not exist; its parent must. A writer that is destroyed early removes what it wrote.
   static absl::StatusOr<std::unique_ptr<PackWriter>> Create(const std::string& dir,
                                                             PackDescription description);
   /// A writer that dies or is destroyed early leaves `dir`.partial with the layers that CommitLayer
-  /// completed; the next one with the same description goes on after them. One process at a time.
+  /// completed; the next writer with the same description continues after them. One process at a
+  /// time.
   static absl::StatusOr<std::unique_ptr<PackWriter>> CreateResumable(const std::string& dir,
                                                                      PackDescription description);
 

@@ -28,8 +28,8 @@ constexpr char kMagic[] = "moert partial pack 1";
 constexpr int64_t kMaxJournalBytes = int64_t{256} << 20;
 constexpr size_t kHexDigits = 16;
 
-// A line ends with the checksum of what is before it, so that one that was cut off by a crash is
-// recognized as such.
+// A line ends with the checksum of the text before it, so that a line cut off by a crash is
+// recognized.
 std::string SealLine(std::string text) {
   Hasher64 hasher;
   hasher.Add(text);
@@ -45,7 +45,7 @@ std::optional<uint64_t> ParseHex(absl::string_view text) {
   return value;
 }
 
-// Takes the next intact line off `text`, without its seal.
+// Removes the next intact line from `text` and returns it without its checksum.
 std::optional<absl::string_view> TakeLine(absl::string_view* text) {
   const size_t end = text->find('\n');
   if (end == absl::string_view::npos || end < kHexDigits + 1) return std::nullopt;
@@ -132,7 +132,7 @@ absl::StatusOr<std::unique_ptr<PartialPack>> PartialPack::Open(const std::string
   return partial;
 }
 
-// The journal appears complete or not at all, and before any layer.
+// Makes the journal appear either complete or not at all, before any layer.
 absl::Status PartialPack::Begin(uint64_t job) {
   RemoveTree(pack_path());
   RemoveTree(path_ + "/journal.new");

@@ -14,9 +14,9 @@
 
 namespace moert {
 
-/// `<final>.partial` with `pack/` (the files as they will be), `journal` (which layers are complete
-/// and their checksums) and `lock`. A process that dies leaves it; the next one that wants the same
-/// pack goes on after the last complete layer. Not thread-safe.
+/// `<final>.partial` with `pack/` (the files in their final form), `journal` (which layers are
+/// complete, and their checksums) and `lock`. A process that dies leaves it; the next process that
+/// writes the same pack continues after the last complete layer. Not thread-safe.
 class PartialPack {
  public:
   struct DoneLayer {
@@ -24,8 +24,8 @@ class PartialPack {
     uint64_t constants = 0;
   };
 
-  /// `job` identifies what is to be written; FailedPrecondition if the folder holds another job's
-  /// layers, or if another process writes it now. AlreadyExists if `final_path` does. Folders have
+  /// `job` identifies the pack to be written. FailedPrecondition if the folder holds another job's
+  /// layers, or if another process is writing it. AlreadyExists if `final_path` exists. Folders get
   /// `mode` less the umask.
   static absl::StatusOr<std::unique_ptr<PartialPack>> Open(const std::string& final_path,
                                                            uint64_t job, int mode);
@@ -33,9 +33,9 @@ class PartialPack {
   /// Where the pack's files are written.
   std::string pack_path() const { return path_ + "/pack"; }
   const std::vector<DoneLayer>& done() const { return done_; }
-  /// Notes the next layer as complete. Its data must be on the disk already.
+  /// Records the next layer as complete. Its data must be on the disk already.
   absl::Status Append(const DoneLayer& layer);
-  /// Gives the pack its final name and removes the rest. AlreadyExists if that is taken.
+  /// Renames the pack to its final name and removes the rest. AlreadyExists if the name is taken.
   absl::Status Commit();
 
  private:

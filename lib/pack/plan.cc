@@ -45,7 +45,8 @@ absl::StatusOr<Plan> Parse(JsonValue object, const std::string& source) {
   return plan;
 }
 
-// An object with a line a field, and a line an element of its lists: people compare plans.
+// Formats an object with one line per field and per element of its lists, because people compare
+// plans.
 std::string Lines(const std::string& object) {
   const auto document = JsonDocument::Parse(object, "version");
   if (!document.ok()) return object;

@@ -1,4 +1,4 @@
-// JSON files with a checksum of themselves: a flipped bit anywhere is found.
+// JSON files that contain their own checksum: a flipped bit anywhere is found.
 #ifndef MOERT_LIB_PACK_SEALED_JSON_H_
 #define MOERT_LIB_PACK_SEALED_JSON_H_
 
@@ -15,8 +15,8 @@ namespace moert {
 std::string HexOf(uint64_t value);
 std::optional<uint64_t> ParseHex(JsonValue value);
 
-/// `object`, the text of a JsonWriter, with a member `checksum`: of the text of all other members,
-/// without spaces. Its place is in front of the first member with a greater key.
+/// Adds a member `checksum` to `object` (the text of a JsonWriter): the checksum of all other
+/// members without spaces. It is placed before the first member with a greater key.
 std::string SealedText(const std::string& object);
 /// DataLoss if the document has changed since; InvalidArgument if it has no checksum. `source`
 /// begins the messages.

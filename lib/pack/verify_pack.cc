@@ -29,7 +29,7 @@ class Verifier {
     ExpertPackOptions options;
     options.env = env_;
     options.direct_io = false;
-    // Opening checks that all files are there and of the right size.
+    // Opening the pack checks that all files exist and have the right size.
     MOERT_ASSIGN_OR_RETURN(pack_, OpenExpertPack(dir_, options));
     for (const PackFile& f : manifest_.files) {
       MOERT_ASSIGN_OR_RETURN(auto file, env_->Open(dir_ + "/" + f.name, FileAccess::kBuffered));
@@ -53,7 +53,7 @@ class Verifier {
 
   const std::string& VersionName(int v) const { return manifest_.versions[v].name; }
 
-  // Compares the first bytes of a file with what a writer puts there for these tensors.
+  // Compares the first bytes of a file with those that a writer produces for these tensors.
   void CheckStart(const RandomAccessFile& file, const std::vector<TensorSpec>& tensors) {
     const auto expected = SafetensorsFileStart(tensors);
     std::string found(expected.ok() ? expected->size() : 0, '\0');
@@ -95,7 +95,7 @@ class Verifier {
     return absl::OkStatus();
   }
 
-  // Empty: intact. Runs on the pool's threads, which nothing may throw in.
+  // Empty: the record is intact. Runs on the pool's threads, in which no exception may escape.
   std::string CheckRecord(size_t index, std::vector<std::byte>* buffer) const {
     const PackRecord& r = manifest_.records[index];
     const RandomAccessFile& file = *files_[r.file];

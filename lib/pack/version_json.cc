@@ -41,7 +41,7 @@ absl::StatusOr<ExpertFormat> ParseFormat(JsonValue v, const std::string& source)
   return ExpertFormat{schemes[0], schemes[1], schemes[2], count == 4};
 }
 
-// One index an expert. The message does not say which layer it is; the caller does.
+// One index per expert. The caller adds to the message which layer it is.
 absl::StatusOr<std::vector<int>> ParseIndices(JsonValue row, int experts, size_t formats) {
   if (!row.is_array() || row.size() != static_cast<size_t>(experts)) {
     return InvalidArgument(" must list {} experts", experts);

@@ -5,9 +5,9 @@
 namespace moert {
 namespace {
 
-// Where the code of (row, k), both inside a tile of 16 rows x 64 k, lies in that tile's bytes: the
-// byte and the lowest bit. 3-bit codes are two low bits in the 2-bit plane and a third in a plane
-// of its own.
+// The place of the code of (row, k) in the bytes of its tile of 16 rows x 64 k: the byte and the
+// lowest bit. 3-bit codes have their low two bits in the 2-bit plane and the third in a plane of
+// its own.
 //
 // A word is a little-endian u32 of one lane; byte b of it holds k = {2t, 2t+8, 2t+1, 2t+9}[b] of a
 // k16.
@@ -44,13 +44,13 @@ constexpr Place PlaceOfThirdBit(int64_t row, int64_t k) {
           static_cast<int>(2 * (k / 16) + row / 8)};
 }
 
-// The k16 of a row from `codes` on, in the order of a row's four words: 0 8 1 9 2 10 ...
+// The 16 codes of a row from `codes` on, in the order of a row's four words: 0 8 1 9 2 10 ...
 __m128i Words(const uint8_t* codes) {
   const __m128i row = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
   return _mm_unpacklo_epi8(row, _mm_srli_si128(row, 8));
 }
 
-// `fields`, none of which reaches into the next byte, above those of `low`.
+// Puts `fields`, none of which extends into the next byte, above those of `low`.
 __m128i Above(__m128i low, __m128i fields, int bits) {
   return _mm_or_si128(low, _mm_slli_epi16(fields, bits));
 }

@@ -1,4 +1,4 @@
-// Tiles of codes: a byte each before they are packed, and the bytes of a record.
+// Tiles of codes: one byte per code before packing, and the bytes of a record.
 #ifndef MOERT_LIB_QUANT_CODE_TILE_H_
 #define MOERT_LIB_QUANT_CODE_TILE_H_
 
@@ -18,7 +18,7 @@ void PackCodeTile(int bits, const CodeTile& codes, uint8_t* out);
 /// One code of a packed tile.
 uint8_t PackedCode(int bits, int64_t row, int64_t k, const uint8_t* tile);
 
-/// Whether all codes are below 2^bits and, of e4m3, numbers: 0x7f and 0xff are none.
+/// Whether all codes are below 2^bits and, for e4m3, numbers (0x7f and 0xff are none).
 bool LegalCodes(const Scheme& scheme, const CodeTile& codes);
 
 }  // namespace moert

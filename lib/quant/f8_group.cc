@@ -8,7 +8,7 @@ namespace moert {
 
 float NearestF8(float x) {
   const float magnitude = std::fabs(x);
-  // The step of e4m3: three mantissa bits, and one step of 2^-9 below 2^-6.
+  // The spacing of e4m3 values: three mantissa bits, and a constant 2^-9 below 2^-6.
   const int exponent = magnitude < 0x1p-6f ? -6 : std::ilogb(magnitude);
   const float step = std::ldexp(1.0f, exponent - 3);
   return std::copysign(std::nearbyint(magnitude / step) * step, x);

@@ -11,12 +11,12 @@
 namespace moert {
 
 inline constexpr int kF8GroupChannels = 128;
-/// The exponent of channels without a number, and of those too small to matter.
+/// Exponents of groups with an infinity or NaN, and of groups too small to matter.
 inline constexpr int kF8NoNumber = 255;
 inline constexpr int kF8Zero = 0;
 
-/// The biased exponent of the scale: 2^(exponent - 127). magnitude: the bits of the largest
-/// |x| as fp32; infinite or no number if any is.
+/// The biased exponent of the scale: 2^(exponent - 127). magnitude: the bits of the largest |x| as
+/// fp32, infinite or NaN if any x is.
 MOERT_HOST_DEVICE constexpr int F8GroupExponent(uint32_t magnitude) {
   if (magnitude >= 0x7f800000u) return kF8NoNumber;
   constexpr uint32_t kAboveLimit = 0x1fffff;  // carries where the mantissa is above that of 448
@@ -24,7 +24,8 @@ MOERT_HOST_DEVICE constexpr int F8GroupExponent(uint32_t magnitude) {
   const int exponent = static_cast<int>((magnitude + kAboveLimit) >> 23) - kLimitExponent;
   return exponent < kSmallest ? kF8Zero : exponent;
 }
-/// The bits of the scale and of its inverse, as fp32; zeros or no number where that is so.
+/// The bits of the scale and of its inverse, as fp32. kF8Zero: both are 0. kF8NoNumber: the scale
+/// is NaN and the inverse 0.
 MOERT_HOST_DEVICE constexpr uint32_t F8GroupScale(int exponent) {
   return exponent == kF8NoNumber ? 0x7fffffffu : static_cast<uint32_t>(exponent) << 23;
 }

@@ -6,11 +6,12 @@
 namespace moert {
 namespace {
 
-// Drawn at random, of many draws one whose transform is flat (of 128, at most 20; 11.3 is ideal): a
-// constant block is spread as well as any other.
+// The best of many random draws, one whose transform is flat (of 128 entries, at most 20; 11.3 is
+// ideal): a constant block is spread as well as any other.
 constexpr uint64_t kSigns[2] = {0xa1906544ed2ed222u, 0xc8090f0aeeb10a96u};
 
-// Four floats, whatever the machine calls them. Blocks smaller than that go the plain way.
+// Four floats in the compiler's portable vector type. Blocks smaller than that take the scalar
+// path.
 using F4 = float __attribute__((vector_size(16)));
 constexpr int64_t kLanes = 4;
 
@@ -30,8 +31,8 @@ F4 Load(const float* from) {
 }
 void Store(float* to, F4 x) { std::memcpy(to, &x, sizeof(x)); }
 
-// The stages of the transform over `kBlock` floats whose partners lie 1 and 2 apart, signs first:
-// the same additions in the same order as Butterflies makes one by one.
+// The first stages over `kBlock` floats, with partners 1 and 2 apart, signs first: the same
+// additions in the same order as the scalar Butterflies.
 template <int64_t kBlock>
 void FirstStages(const float* scaled_signs, float* v) {
   for (int64_t i = 0; i < kBlock; i += kLanes) {
@@ -43,7 +44,7 @@ void FirstStages(const float* scaled_signs, float* v) {
   }
 }
 
-// The stages of partners kHalf and 2 kHalf apart, and so on; an odd last one by itself.
+// Further stages, with partners kHalf and 2 kHalf apart, and so on; an odd last stage by itself.
 template <int64_t kBlock, int64_t kHalf>
 void Stages(float* v) {
   if constexpr (2 * kHalf == kBlock) {
@@ -68,7 +69,7 @@ void Stages(float* v) {
   }
 }
 
-// One stage after the other, partners 1, 2, 4, ... apart.
+// Stage after stage, with partners 1, 2, 4, ... apart.
 void Butterflies(int64_t block, const float* scaled_signs, float* v) {
   for (int64_t i = 0; i < block; ++i) v[i] *= scaled_signs[i];
   for (int64_t half = 1; half < block; half *= 2) {

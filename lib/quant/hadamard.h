@@ -14,7 +14,8 @@ namespace moert {
 
 inline constexpr int64_t kMaxHadamardBlock = 128;
 
-/// Channels that are transformed together: the largest power of two that divides k, at most 128.
+/// Number of channels that are transformed together: the largest power of two that divides k, at
+/// most 128.
 constexpr int64_t HadamardBlock(int64_t k) {
   const int64_t power = k & -k;
   return power < kMaxHadamardBlock ? power : kMaxHadamardBlock;

@@ -23,7 +23,7 @@ constexpr int64_t kLanes = 32;
 constexpr int64_t kBlockK = 16;
 constexpr int64_t kBlockValues = kRowTile * kBlockK;
 
-// Where value v (0..7, as bf16 halves of a0..a3) of a lane lies inside its block.
+// The place of value v (0..7, as bf16 halves of a0..a3) of a lane inside its block.
 struct Place {
   int64_t row;
   int64_t k;
@@ -44,7 +44,7 @@ absl::Status CheckBf16(const MatrixLayout& m, size_t count) {
   return absl::OkStatus();
 }
 
-// A whole block of bf16 weights, rows of which are `stride` apart. Lane 4 g + t takes pair t of
+// Packs a whole block of bf16 weights, whose rows are `stride` apart. Lane 4 g + t takes pair t of
 // rows g and g + 8, then pair t + 4 of both.
 void PackBlock(const uint16_t* weights, int64_t stride, std::byte* out) {
   auto* to = reinterpret_cast<__m128i*>(out);
@@ -62,7 +62,8 @@ void PackBlock(const uint16_t* weights, int64_t stride, std::byte* out) {
   }
 }
 
-// A block of channels, `apart` from each other, as rows: so many of both are there, zeros behind.
+// Transposes a block of channels, which are `apart` from each other, into rows; `rows` x `width`
+// exist, zeros follow.
 void TurnBlock(const uint16_t* lines, int64_t apart, int64_t rows, int64_t width,
                uint16_t (&block)[kRowTile][kBlockK]) {
   if (rows < kRowTile || width < kBlockK) {
@@ -87,8 +88,8 @@ void TurnBlock(const uint16_t* lines, int64_t apart, int64_t rows, int64_t width
   }
 }
 
-// Row by row of a block: the 16 values of a row go, in pairs, to two registers of four lanes each.
-// Rows [first, first + rows) of a matrix, `first` being that of a block.
+// Packs rows [first, first + rows) of a matrix block by block; `first` begins a block. The 16
+// values of a row go, in pairs, to two registers of four lanes each.
 template <typename T, typename ToBf16>
 void Pack(const MatrixLayout& m, int64_t first, int64_t rows, const T* weights, std::byte* record,
           ToBf16 to_bf16) {

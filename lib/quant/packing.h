@@ -26,14 +26,14 @@ namespace moert {
 /// Padding is zeroed. Little-endian hosts only, as the format is.
 absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const uint16_t> weights,
                             std::byte* record);
-/// The same of some rows: from `first` on, a multiple of kRowTile, to where `rows` ends.
+/// The same for rows from `first` on, a multiple of kRowTile, to the end of `rows`.
 absl::Status PackRowsBf16(const MatrixLayout& layout, int64_t first,
                           absl::Span<const uint16_t> rows, std::byte* record);
-/// The same of some channels, from `first` on, a multiple of kKTile, to a multiple or the last one:
-/// line by line, the weights of all rows of a channel, lines `apart` elements apart.
+/// The same for channels from `first` on, a multiple of kKTile, to another multiple or the last
+/// channel. A line holds the weights of all rows of one channel; lines are `apart` elements apart.
 absl::Status PackChannelsBf16(const MatrixLayout& layout, int64_t first,
                               absl::Span<const uint16_t> lines, int64_t apart, std::byte* record);
-/// A matrix [rows, k] whose channels lie in lines, `apart` elements apart, row by row.
+/// Transposes a matrix whose channels are lines, `apart` elements apart, to row-major [rows, k].
 std::vector<uint16_t> TurnChannels(const uint16_t* lines, int64_t apart, int64_t rows, int64_t k);
 /// The whole matrix from fp32, rounded to nearest even.
 absl::Status PackMatrixBf16(const MatrixLayout& layout, absl::Span<const float> weights,

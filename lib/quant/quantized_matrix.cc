@@ -24,12 +24,12 @@ long NearestExponent(float scale) {
   return std::lround(std::log2(scale));
 }
 
-// The lower of two that are as near; the largest where `scale` is above it.
+// The nearest e4m3 code, the lower one of a tie; the largest if `scale` exceeds it.
 uint32_t NearestE4M3(float scale) {
   constexpr int kMantissa = 3, kBias = 7, kFloatBias = 127;
   if (!(scale > 0)) return 0;
   scale = std::min(scale, 448.0f);
-  // From 2^e on codes lie 2^(e - 3) apart, 8 of them; below 2^-6 as from there on.
+  // From 2^e on, values are 2^(e - 3) apart, 8 of them; below 2^-6 the spacing is constant.
   const int exponent = static_cast<int>(std::bit_cast<uint32_t>(scale) >> 23) - kFloatBias;
   const int least = std::max(exponent, 1 - kBias);
   const float steps =
@@ -39,7 +39,7 @@ uint32_t NearestE4M3(float scale) {
   return code + (static_cast<uint32_t>(least + kBias - 1) << kMantissa);
 }
 
-// A scale as it is stored.
+// Converts a scale to its stored form.
 template <ScaleType type>
 uint32_t Encode(float scale) {
   if constexpr (type == ScaleType::kBF16) return F32ToBf16(scale);
@@ -97,7 +97,7 @@ absl::Status CheckShape(const MatrixLayout& m, const QuantizedMatrix& q) {
                             q.k, q.group, q.scales.size(), q.offsets.size()));
 }
 
-/// The positive floats, as bits, that a type has as normal numbers.
+/// The range of a type's positive normal numbers, as bits of floats.
 struct Normals {
   int mantissa;  // bits
   uint32_t least, most;
@@ -118,8 +118,8 @@ using RowScales = std::array<float, kRowTile>;
 template <typename T>
 using RowBits = std::array<T, kRowTile>;
 
-// Scales of 16 rows as the type stores them; false where it lacks one. If all are positive normal
-// numbers they are done by vectors.
+// Stores scales of 16 rows in the type's form; false if the type lacks one. If all are positive
+// normal numbers, vector instructions do it.
 template <ScaleType type, typename T>
 bool EncodeRows(const RowScales& scales, RowBits<T>* out) {
   constexpr Normals kType = NormalsOf<type>();
@@ -152,7 +152,8 @@ bool EncodeZeros(const RowScales& zeros, RowBits<uint8_t>* out) {
   return others == 0;
 }
 
-// [rows, groups] -> [groups, padded rows], 16 rows at a time. Whether `encode` took all of them.
+// Transposes [rows, groups] to [groups, padded rows], 16 rows at a time. Returns whether `encode`
+// accepted all values.
 template <typename T, typename EncodeThem>
 bool PutGroups(const MatrixLayout& m, const std::vector<float>& from, std::byte* to,
                EncodeThem encode) {
@@ -215,7 +216,7 @@ absl::Status PackOwnScales(const MatrixLayout& m, const QuantizedMatrix& q, std:
         m, fmt::format("the scale of row {}, group {} is not finite",
                        i / static_cast<size_t>(q.groups()), i % static_cast<size_t>(q.groups())));
   }
-  // Rounded where bf16 lacks them.
+  // Rounded if they are no bf16 values.
   PutScales<ScaleType::kBF16>(m, q.scales, record + m.scale_offset);
   PutScales<ScaleType::kBF16>(m, q.offsets, record + m.zero_offset());
   return absl::OkStatus();

@@ -31,7 +31,8 @@ struct QuantizedMatrix {
   int64_t groups() const { return (k + group - 1) / group; }
 };
 
-/// A scale as it is stored, and back. A value that the type does not have becomes the nearest.
+/// Converts a scale to its stored form and back. A value that the type lacks becomes the nearest
+/// one.
 uint32_t EncodeScale(ScaleType type, float scale);
 float DecodeScale(ScaleType type, uint32_t bits);
 /// The value of an e2m1 code.
@@ -49,8 +50,8 @@ std::vector<float> Dequantize(const Scheme& scheme, const QuantizedMatrix& matri
 /// not finite or, in an imported scheme, no value of its type.
 absl::Status PackMatrix(const MatrixLayout& layout, const QuantizedMatrix& matrix,
                         std::byte* record);
-/// The parts of PackMatrix: the section of scales, codes left aside, and the codes of one tile,
-/// whose first is at (row, k).
+/// The parts of PackMatrix: the section of scales without the codes, and the codes of one tile,
+/// whose first code is at (row, k).
 absl::Status PackScales(const MatrixLayout& layout, const QuantizedMatrix& matrix,
                         std::byte* record);
 absl::Status PackTile(const MatrixLayout& layout, int64_t row, int64_t k, const CodeTile& codes,

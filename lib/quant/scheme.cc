@@ -18,7 +18,7 @@ constexpr Scheme Quantized(int weight_bits, int act_bits, int group, bool symmet
   return Scheme{weight_bits, act_bits, group, symmetric, fp8};
 }
 
-// 4 bits as GPTQ, AWQ and compressed-tensors have them.
+// 4 bits in the forms of GPTQ, AWQ and compressed-tensors.
 constexpr Scheme Int4(int group, bool zero_points, ScaleType scales) {
   Scheme s = Quantized(4, 16, group, !zero_points);
   s.zero_points = zero_points;
@@ -130,7 +130,7 @@ std::string Scheme::Name() const {
   if (fp4) return scales == ScaleType::kE8M0 ? "mxfp4" : "nvfp4";
   if (fp8 && act_bits == 16) return fmt::format("fp8_b{}", group);
   std::string name = fmt::format("w{}a{}", weight_bits, act_bits);
-  // Per-channel is the usual form of integer activations and goes without saying there.
+  // Per-channel is the usual form of integer activations and is not named there.
   if (group > 0 || act_bits == 16) name += fmt::format("_g{}", group);
   if (!symmetric) name += zero_points ? "_zp" : "_asym";
   if (fp8) name += "_fp8";

@@ -1,4 +1,4 @@
-// Eight vectors as the lines of a small matrix, for transposing it.
+// Eight vectors that hold the lines of a small matrix, for transposing it.
 #ifndef MOERT_LIB_QUANT_SHUFFLE_LINES_H_
 #define MOERT_LIB_QUANT_SHUFFLE_LINES_H_
 
@@ -10,8 +10,8 @@ struct EightLines {
   __m128i x[8];
 };
 
-/// The first half of all elements and the second half in turns: the highest bit of an element's
-/// place becomes the lowest; `times` over. T: of one byte or two.
+/// Interleaves the first half of all elements with the second half, so that the highest bit of an
+/// element's index becomes the lowest; `times` over. T has one or two bytes.
 template <typename T, int kTimes>
 EightLines ShuffleLines(const EightLines& of) {
   static_assert(sizeof(T) <= 2);

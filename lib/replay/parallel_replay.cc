@@ -58,7 +58,8 @@ class ExchangeCost {
     return static_cast<double>(model_.layers[call.layer].hidden * options_.element_bytes);
   }
 
-  /// Within nodes, each GPU ends with a part of the sum; those are summed across nodes; and back.
+  /// Within nodes each GPU ends with a part of the sum; these parts are summed across nodes, and
+  /// the results are gathered within the nodes.
   double AllReduceNs(const TraceCall& call) const {
     const PeerLinks& links = options_.links;
     const double bytes = static_cast<double>(call.tokens) * RowBytes(call);
@@ -75,7 +76,8 @@ class ExchangeCost {
     return ns;
   }
 
-  /// Rows from their ranks to those that own their experts; the busiest rank counts.
+  /// The time to send rows from their ranks to the ranks that own their experts; the busiest rank
+  /// counts.
   double DispatchNs(const TraceCall& call) const {
     const auto ranks = static_cast<size_t>(ranks_);
     std::vector<int64_t> near_out(ranks), near_in(ranks), far_out(ranks), far_in(ranks);
@@ -113,7 +115,7 @@ class ExchangeCost {
   const ParallelReplayOptions& options_;
   const MoeModelSpec& model_;
   const int ranks_;
-  // [L][E]: of each expert; of one rank: empty.
+  // [L][E]: the owners of each expert; empty for a single rank.
   std::vector<std::vector<std::vector<int32_t>>> owners_;
 };
 
@@ -222,7 +224,7 @@ absl::Status Check(const MoeModelSpec& model, const ParallelReplayOptions& optio
   return absl::OkStatus();
 }
 
-/// Experts of each rank, of others too perhaps.
+/// Experts of each rank, which other ranks may own too.
 absl::StatusOr<std::vector<Shard>> OwnedShards(const MoeModelSpec& model, int ranks,
                                                const ExpertPlacement& placement) {
   MOERT_RETURN_IF_ERROR(CheckPlacement(model, placement));
@@ -241,7 +243,7 @@ absl::StatusOr<std::vector<Shard>> OwnedShards(const MoeModelSpec& model, int ra
   return shards;
 }
 
-/// One a rank; of several each with a list of experts.
+/// One shard per rank; with several ranks each has a list of experts.
 absl::StatusOr<std::vector<Shard>> ShardsOf(const MoeModelSpec& model,
                                             const ParallelReplayOptions& options) {
   const int ranks = options.gpus * options.nodes;

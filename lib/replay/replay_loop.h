@@ -1,4 +1,4 @@
-// The calls of a trace, step by step: what a replay is, whoever executes it.
+// Goes through the calls of a trace, step by step; subclasses execute them.
 #ifndef MOERT_LIB_REPLAY_REPLAY_LOOP_H_
 #define MOERT_LIB_REPLAY_REPLAY_LOOP_H_
 
@@ -28,7 +28,7 @@ class ReplayLoop {
   virtual absl::Status Call(const TraceCall& call) = 0;
   /// Ends the step. Returns how long it took, in ns.
   virtual absl::StatusOr<int64_t> End() = 0;
-  /// Called after each step that only warms up: what was counted until now does not count.
+  /// Called after each warm-up step: everything counted so far is to be discarded.
   virtual void Forget() = 0;
 
   const ReplayOptions& options() const { return options_; }

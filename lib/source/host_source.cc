@@ -189,8 +189,8 @@ class HostSource final : public ExpertSource {
     return absl::OkStatus();
   }
 
-  /// Rows [row, row + rows) of a matrix: row blocks follow each other in a record, so that a piece
-  /// is a matrix of its own that begins further in.
+  /// Packs rows [row, row + rows) of a matrix. Row blocks are consecutive in a record, so a piece
+  /// is like a matrix of its own that begins further on.
   absl::Status Pack(const MatrixLayout& matrix, int64_t row, int64_t rows, const std::byte* piece,
                     std::vector<float>* widened, std::byte* record) const {
     MatrixLayout part = matrix;

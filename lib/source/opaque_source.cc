@@ -47,7 +47,7 @@ class Checker {
     return absl::OkStatus();
   }
 
-  /// Behind Check: the parts in files lie within them.
+  /// After Check: whether the parts in files lie within the files.
   absl::Status CheckFiles(const std::vector<std::unique_ptr<RandomAccessFile>>& files) const {
     for (size_t l = 0; l < weights_.layers.size(); ++l) {
       for (size_t p = 0; p < weights_.layers[l].size(); ++p) {
@@ -73,7 +73,7 @@ class Checker {
                            fmt::format(format, std::forward<Args>(args)...));
   }
 
-  // Where the last expert's bytes end, from the beginning of the memory or file.
+  // The end of the last expert's bytes, from the beginning of the memory or file.
   Checked<int64_t> End(size_t l, const OpaquePart& part) const {
     return Checked<int64_t>(part.stride)
         .Mul(model_.layers[l].num_experts - 1)
@@ -120,7 +120,7 @@ class Checker {
                p, model_.layers[l].num_experts, part.offset, part.stride);
   }
 
-  // Behind CheckPart: of numbers without common factors the common multiple grows fast.
+  // After CheckPart: the common multiple of numbers without common factors grows fast.
   absl::Status CheckSlots(size_t l) const {
     constexpr int64_t kMostBytes = int64_t{1} << 40;
     int64_t apart = kRecordAlignment;
@@ -215,13 +215,13 @@ class OpaqueSource final : public ExpertSource {
   }
 
  private:
-  /// Bytes of a part.
+  /// A byte range of a part.
   struct Piece {
     int part = 0;
     int64_t first = 0, bytes = 0;
   };
 
-  /// A function reads whole parts.
+  /// A function reads whole parts, so these are not cut.
   static std::vector<Piece> Cut(const std::vector<OpaquePart>& parts) {
     std::vector<Piece> pieces;
     for (size_t p = 0; p < parts.size(); ++p) {
@@ -258,7 +258,7 @@ class OpaqueSource final : public ExpertSource {
                                     absl::string_view(status.message())));
   }
 
-  /// Where a part in memory lies.
+  /// The address of a part in memory.
   static const std::byte* At(const OpaquePart& part, int expert) {
     return static_cast<const std::byte*>(part.memory) + part.offset + expert * part.stride;
   }

@@ -1,4 +1,4 @@
-// A source whose records lie in memory of an allocator's.
+// A source whose records lie in memory from an allocator.
 #ifndef MOERT_LIB_SOURCE_PINNED_SOURCE_H_
 #define MOERT_LIB_SOURCE_PINNED_SOURCE_H_
 
@@ -40,7 +40,7 @@ class PinnedSource final : public ExpertSource {
     std::function<bool(int64_t done_bytes, int64_t total_bytes)> progress;
   };
   absl::Status Read(const ReadOptions& options);
-  /// The bytes of all records that have no page-locked memory yet.
+  /// The bytes of all records that do not have page-locked memory yet.
   int64_t TotalBytes() const;
 
   const MoeModelSpec& model() const override { return source_->model(); }

@@ -25,7 +25,7 @@ int64_t PiecesOf(const ExpertSource& source, int version, const RecordRead& read
   return CeilDiv(source.layout(read.layer, read.expert, version).bytes, kRecordPieceBytes);
 }
 
-/// Whole records where each thread has many.
+/// Cuts records into pieces; whole records if each thread has many.
 std::vector<Piece> Cut(const ExpertSource& source, int version, absl::Span<const RecordRead> reads,
                        int threads) {
   constexpr int64_t kMany = 4;

@@ -15,12 +15,12 @@
 namespace moert {
 namespace {
 
-/// Scales of a matrix: one section, or two where the scheme is asymmetric.
+/// The number of scale sections of a matrix: one, or two if the scheme is asymmetric.
 int64_t ScaleSections(const Scheme& scheme) {
   return scheme.is_bf16() ? 0 : scheme.symmetric ? 1 : 2;
 }
 
-/// Rows [first, first + to.rows) of a matrix: row blocks follow each other.
+/// Copies rows [first, first + to.rows) of a matrix; row blocks are consecutive.
 void SliceRows(const MatrixLayout& from, const std::byte* whole, int64_t first,
                const MatrixLayout& to, std::byte* part) {
   const int64_t row_bytes = from.padded_k * from.scheme.weight_bits / 8;
@@ -33,7 +33,7 @@ void SliceRows(const MatrixLayout& from, const std::byte* whole, int64_t first,
   }
 }
 
-/// Inputs [first, first + to.k) of a matrix: a run of every row block.
+/// Copies inputs [first, first + to.k) of a matrix: a contiguous run of every row block.
 void SliceInputs(const MatrixLayout& from, const std::byte* whole, int64_t first,
                  const MatrixLayout& to, std::byte* part) {
   const int64_t unit = kRowTile * from.scheme.weight_bits / 8;  // bytes of one k of a row block
@@ -54,8 +54,8 @@ void SliceInputs(const MatrixLayout& from, const std::byte* whole, int64_t first
   }
 }
 
-/// Refuses records whose channels are not cut: of schemes that files come in, with biases, or
-/// without a gate.
+/// Refuses records whose channels cannot be cut: those of imported schemes, with biases, or without
+/// a gate.
 absl::Status CheckCut(const RecordLayout& record, int layer) {
   std::string why;
   for (const Scheme* scheme : {&record.format.gate, &record.format.up, &record.format.down}) {
@@ -234,7 +234,7 @@ class ShardSource final : public ExpertSource {
         largest_ = std::max(largest_, RoundUp(record.bytes, kRecordAlignment));
       }
     }
-    // In proportion, so that the shards of a layer cover its shared experts once.
+    // In proportion, so that the shards of a layer cover its shared experts exactly once.
     const int64_t shared = layer->shared_intermediate;
     shared_first_.push_back(first * shared / whole.intermediate);
     if (shared == 0) return absl::OkStatus();

@@ -21,11 +21,12 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31306572616e6572;
 constexpr int64_t kHeaderBytes = 4096;
-// Whoever attaches, fills or leaves holds the first; whoever is there shares the second.
+// Two byte ranges of the file to lock: a process that attaches, fills or leaves holds the gate;
+// every attached process shares the presence lock.
 constexpr int64_t kGate = 0, kPresence = 1;
 
-/// 0, or an errno: EAGAIN where others have it. Locks of the open file: other threads and later
-/// descriptors of this process count as others.
+/// 0, or an errno: EAGAIN if others hold the lock. Locks belong to the open file description: other
+/// threads and later descriptors of this process count as others.
 int Lock(int fd, int64_t which, short type) {
   struct flock lock {};
   lock.l_type = type;
@@ -69,8 +70,7 @@ absl::StatusOr<std::unique_ptr<SharedArena>> SharedArena::Open(const ArenaOption
 SharedArena::~SharedArena() {
   if (header_ != nullptr) ::munmap(header_, mapped_);
   if (file_.get() < 0) return;
-  // The last one takes the name along. A process that is attaching at this moment sees to it
-  // itself.
+  // The last process removes the name. A process that is attaching at this moment does so itself.
   const bool gate = Lock(file_.get(), kGate, F_WRLCK) == 0;  // or has it already
   Lock(file_.get(), kPresence, F_UNLCK);
   if (gate && !OthersPresent(file_.get()) && Named()) ::unlink(o_.path.c_str());
@@ -118,7 +118,8 @@ absl::Status SharedArena::LockToAttach() {
   }
 }
 
-/// Behind the gate. False: the file has lost its name meanwhile; there may be another one.
+/// Call it with the gate locked. False: the file has lost its name meanwhile; there may be another
+/// one.
 absl::StatusOr<bool> SharedArena::Attach() {
   if (!Named()) {
     file_ = Descriptor();
@@ -141,7 +142,8 @@ absl::StatusOr<bool> SharedArena::Attach() {
   return true;
 }
 
-/// Memory for all of it, now: what is missing when a page is touched would end the process.
+/// Allocates all of the memory now: if it were missing when a page is touched, the process would be
+/// killed.
 absl::Status SharedArena::Fresh() {
   if (::ftruncate(file_.get(), 0) != 0) return PosixError(errno, o_.path);
   if (const int error = ::posix_fallocate(file_.get(), 0, kHeaderBytes + o_.bytes); error != 0) {
@@ -174,7 +176,7 @@ absl::Status SharedArena::CheckHeader() const {
   return FailedPrecondition("{}: other processes have other records there", o_.path);
 }
 
-/// Whether the path still leads to this file.
+/// Whether the path still refers to this file.
 bool SharedArena::Named() const {
   struct stat mine {
   }, there{};
@@ -182,8 +184,8 @@ bool SharedArena::Named() const {
          mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
 }
 
-/// The file loses its name when all are there, so that nothing is left of processes that die; then
-/// the gate opens.
+/// The file loses its name when all processes are attached, so that nothing is left of processes
+/// that die; then the gate is released.
 absl::Status SharedArena::CountIn() {
   const bool all = header_->attached.fetch_add(1) + 1 >= o_.processes;
   if (all && Named() && ::unlink(o_.path.c_str()) != 0) return PosixError(errno, o_.path);

@@ -1,6 +1,6 @@
-// Memory of several processes of a machine: a file in a memory file system that the first of them
-// fills, while the others wait. Locks on the file say who is there; the system releases those of a
-// process that dies.
+// Memory shared by several processes of a machine: a file in a memory file system that the first of
+// them fills while the others wait. Locks on the file show which processes are attached; the system
+// releases the locks of a process that dies.
 #ifndef MOERT_LIB_SOURCE_SHARED_ARENA_H_
 #define MOERT_LIB_SOURCE_SHARED_ARENA_H_
 
@@ -22,20 +22,21 @@ struct ArenaOptions {
   uint64_t contents = 0;  // what is in it: processes that disagree are refused
   int processes = 1;      // when so many are there the file loses its name
   int64_t timeout_ns = 0;
-  /// While another process fills it: false gives up. May be null.
+  /// Called while another process fills the memory: false gives up. May be null.
   std::function<bool(int64_t done_bytes)> waiting = {};
 };
 
 class SharedArena {
  public:
-  /// Waits for the process that fills it. DeadlineExceeded, Cancelled, FailedPrecondition where it
-  /// holds something else, ResourceExhausted where there is no memory.
+  /// Waits for the process that fills the memory. DeadlineExceeded, Cancelled, FailedPrecondition
+  /// if it holds other contents, ResourceExhausted if there is not enough memory.
   static absl::StatusOr<std::unique_ptr<SharedArena>> Open(const ArenaOptions& options);
   ~SharedArena();
   SharedArena(const SharedArena&) = delete;
   SharedArena& operator=(const SharedArena&) = delete;
 
-  /// False: this process is to fill it, then to Publish it. If it goes before, another one does.
+  /// False: this process has to fill the memory and then call Publish. If it goes earlier, another
+  /// process takes over.
   bool filled() const { return filled_; }
   std::byte* data() const;
   int64_t bytes() const { return o_.bytes; }

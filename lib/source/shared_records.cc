@@ -20,12 +20,12 @@
 namespace moert {
 namespace {
 
-/// Cuts an arena in order; all of it goes at once.
+/// Hands out an arena's memory in order; it is released as a whole.
 class ArenaAllocator final : public HostAllocator {
  public:
   explicit ArenaAllocator(std::unique_ptr<SharedArena> arena) : arena_(std::move(arena)) {}
 
-  /// Whether devices can copy from it: they cannot where the system refuses to lock so much.
+  /// Makes the memory usable for copies by devices. False if the system refuses to lock so much.
   bool Lock() {
     absl::StatusOr<std::shared_ptr<void>> locked = LockPages(arena_->data(), arena_->bytes());
     if (locked.ok()) locked_ = *std::move(locked);
@@ -45,7 +45,7 @@ class ArenaAllocator final : public HostAllocator {
   int64_t used_ = 0;
 };
 
-/// The fingerprint of the model's shape and of the first record of each layer.
+/// A fingerprint of the model's shape and of each layer's first record.
 absl::StatusOr<uint64_t> RecordsFingerprint(const ExpertSource& source) {
   std::vector<uint64_t> facts;
   AlignedBuffer record;

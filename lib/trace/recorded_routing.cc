@@ -91,7 +91,8 @@ class RecordedRouting final : public TraceReader {
     if (layer_ + 1 < layers) {
       call_.next_scores = absl::MakeConstSpan(step_predicted_).subspan(layer_ * experts, experts);
     }
-    // Both kinds weigh by the softmax over all experts; the second renormalizes over the chosen.
+    // Both kinds weight by the softmax over all experts; the second renormalizes over the chosen
+    // ones.
     weights_.resize(k);
     float sum = 0;
     for (int64_t j = 0; j < k; ++j) sum += weights_[j] = call_.scores[call_.ids[j]];

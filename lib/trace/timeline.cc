@@ -71,7 +71,7 @@ class Timeline final : public TraceFile {
         track, name));
   }
 
-  /// Transfers overlap where several threads carry them: each takes the first lane that is free.
+  /// Transfers overlap if several threads carry them: each takes the first free lane.
   int Lane(const TimelineSpan& span) {
     size_t lane = 0;
     while (lane < lane_ends_.size() && lane_ends_[lane] > span.begin_ns) ++lane;

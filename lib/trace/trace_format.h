@@ -8,8 +8,8 @@
 namespace moert::trace {
 
 inline constexpr char kMagic[8] = {'m', 'o', 'e', 'r', 't', 't', 'r', 'c'};
-/// 1 had no checksums; weights and scores were f16 before 3, by which a policy that predicts from
-/// scores decides otherwise than it did in the run.
+/// Version 1 had no checksums. Before version 3 weights and scores were f16, so that a policy that
+/// predicts from scores may decide differently than in the run.
 inline constexpr uint32_t kVersion = 3;
 inline constexpr size_t kFileHeaderBytes = 16;  // magic, version, bytes of JSON
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
@@ -18,7 +18,7 @@ inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 // ids, weights, scores and predicted scores as far as the flags say, and the checksum of all that.
 inline constexpr size_t kCallHeaderBytes = 24;
 inline constexpr size_t kTimesBytes = 6 * 8;
-/// In place of an expert's number: the slot's expert is not here (-1).
+/// Replaces the expert's number in slots whose expert is not here (-1).
 inline constexpr int32_t kNotHere = 0xFFFF;
 inline constexpr size_t kChecksumBytes =
     8;  // Hash64: of a call, and of everything in front of them

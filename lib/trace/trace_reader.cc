@@ -1,5 +1,6 @@
 // Reads the routing trace. The file is hostile input: every size is computed with checked
-// arithmetic from what was checked before, and compared with what the file says and has.
+// arithmetic from values that were checked before, and compared with the file's own statements and
+// size.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -174,7 +175,8 @@ class Reader final : public TraceReader {
     return Bad(fmt::format("call {} at byte {}: {}", calls_, offset_, what));
   }
 
-  /// Bytes [offset_, offset_ + size) of the file, in memory. Never more than the file has.
+  /// Makes bytes [offset_, offset_ + size) of the file available in memory. Never more than the
+  /// file has.
   absl::StatusOr<const std::byte*> Fetch(int64_t size) {
     if (size > file_->size() - offset_) {
       return BadCall(fmt::format("{} bytes, the file has {} more", size, file_->size() - offset_));
@@ -254,7 +256,7 @@ class Reader final : public TraceReader {
         LoadScores("scores", flags & trace::kHasScores ? tokens * experts : 0, &p, &scores_));
     MOERT_RETURN_IF_ERROR(LoadScores(
         "predicted scores", flags & trace::kHasNextScores ? tokens * next : 0, &p, &next_scores_));
-    // A value that makes no sense is named above; the checksum finds damage that does make sense.
+    // Illegal values are reported above; the checksum finds damage that leaves legal values.
     const auto hashed = absl::MakeConstSpan(call_begin, p - call_begin);
     if (checksum_bytes_ > 0 && Load<uint64_t>(p) != Hash64(hashed)) {
       return Damaged(fmt::format("call {} at byte {}", calls_, offset_));

@@ -13,7 +13,7 @@
 namespace moert {
 namespace {
 
-/// Per layer one number where its experts are equal, else one an expert.
+/// One number per layer whose experts have equal sizes, else one per expert.
 void WriteBytes(const std::vector<std::vector<int64_t>>& bytes, JsonWriter* out) {
   out->BeginArray();
   for (const std::vector<int64_t>& layer : bytes) {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kGate = 1, kUp = 2, kDown = 4;
 
-// Blocks that get one scheme together.
+// Blocks that share one scheme.
 struct Item {
   int layer = 0;
   int first_expert = 0, last_expert = 0;  // inclusive
@@ -28,14 +28,15 @@ int64_t WeightsOf(const MoeLayerSpec& layer) {
   return int64_t{3} * layer.hidden * layer.intermediate * layer.num_experts;
 }
 
-/// Rounded down; what the type does not hold is cut.
+/// Rounded down and clamped to the type's range.
 int64_t WholeBytes(double bytes) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   if (!(bytes > 0)) return 0;
   return bytes < static_cast<double>(kMost) ? static_cast<int64_t>(bytes) : kMost;
 }
 
-// Normally distributed. <random> has engines that are the same everywhere, distributions are not.
+// Normally distributed numbers. The engines of <random> are the same everywhere, its distributions
+// are not.
 class Normal {
  public:
   explicit Normal(uint64_t seed) : engine_(seed) {}
@@ -93,7 +94,7 @@ class Allocator {
     return absl::OkStatus();
   }
 
-  // Items of the layers [first, last).
+  // The items of layers [first, last).
   std::vector<Item> Items(int first, int last) const {
     std::vector<Item> items;
     for (int l = first; l < last; ++l) {
@@ -144,7 +145,7 @@ class Allocator {
     return option;
   }
 
-  // The factor of a Delta.
+  // The factor of a Delta in the chosen measure.
   double Unit(const LayerCalibration& layer, int block) const {
     if (measure_ == LossMeasure::kDelta) return 1;
     if (measure_ == LossMeasure::kRelative) {
@@ -153,9 +154,9 @@ class Allocator {
     return std::sqrt(layer.loss_per_square[block == kLinearBlocks - 1 ? 1 : 0]);
   }
 
-  // Replaces losses by ones drawn at random: an error is half as large with every further bit, and
-  // what it costs depends on its layer and kind of block more than on its expert, so that plans
-  // differ by more than chance evens out.
+  // Replaces losses by random ones: an error is half as large with every further bit, and its
+  // weight depends on the layer and the kind of block more than on the expert, so that plans differ
+  // by more than averages out by chance.
   void Randomize(const std::vector<Item>& items, Normal* normal, ProductProblem* problem) const {
     double kind_worth[8] = {};
     for (size_t i = 0; i < items.size(); ++i) {

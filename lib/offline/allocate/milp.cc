@@ -34,8 +34,8 @@ struct Column {
   int option = 0;
 };
 
-// The rest of the problem without options that no better solution can hold: those whose reduced
-// cost at the multiplier is more than the distance of the known solution and the bound.
+// The problem without options that cannot be part of a better solution: those whose reduced cost at
+// the multiplier exceeds the distance between the known solution and the bound.
 struct Core {
   std::vector<Column> columns;  // by item
   ChoiceSolution known;
@@ -63,7 +63,7 @@ Core Reduce(const ChoiceProblem& problem, ChoiceSolution known) {
 
 using Model = std::unique_ptr<Cbc_Model, void (*)(Cbc_Model*)>;
 
-// Costs and bytes near 1: CBC's tolerances are absolute.
+// Scales costs and bytes to about 1, because CBC's tolerances are absolute.
 struct Units {
   double cost = 1, byte = 1;
 };
@@ -74,7 +74,7 @@ Units UnitsOf(const ChoiceProblem& problem, const ChoiceSolution& known) {
           std::max<double>(1, static_cast<double>(problem.capacity) / items)};
 }
 
-// One row an item, whose options sum to 1, and one for the bytes; the solution known is the start.
+// One row per item, whose options sum to 1, and one for the bytes; starts from the known solution.
 void Load(const ChoiceProblem& problem, const Core& core, const Units& units, Cbc_Model* model) {
   const int rows = static_cast<int>(problem.items.size()) + 1;
   const int columns = static_cast<int>(core.columns.size());
@@ -100,7 +100,7 @@ void Load(const ChoiceProblem& problem, const Core& core, const Units& units, Cb
   Cbc_setMIPStartI(model, columns, indices.data(), known.data());
 }
 
-// Takes the columns that are 1 in `x`, if they are a solution and no worse than `best`.
+// Takes the columns that are 1 in `x` if they form a solution that is no worse than `best`.
 void TakeBetter(const ChoiceProblem& problem, const Core& core, const double* x,
                 ChoiceSolution* best) {
   ChoiceSolution found;
@@ -115,7 +115,7 @@ void TakeBetter(const ChoiceProblem& problem, const Core& core, const double* x,
     found.cost += option.cost;
     found.bytes += option.bytes;
   }
-  // CBC's tolerance allows a hair more than the capacity; ours does not.
+  // CBC's tolerance allows slightly more than the capacity; the allocation does not.
   if (found.bytes > problem.capacity || found.cost > best->cost) return;
   best->choice = std::move(found.choice);
   best->cost = found.cost;
@@ -136,7 +136,7 @@ absl::StatusOr<ChoiceSolution> SolveCore(const ChoiceProblem& problem, Core core
   ChoiceSolution s = core.known;
   const double* const x = Cbc_getColSolution(model.get());
   if (x != nullptr) TakeBetter(problem, core, x, &s);
-  // CBC's proof holds for the core; a better solution elsewhere there is none.
+  // CBC's proof covers the core; no better solution exists outside of it.
   double bound = Cbc_getBestPossibleObjValue(model.get()) * units.cost;
   if (Cbc_isProvenOptimal(model.get())) bound = std::max(bound, s.cost * (1 - options.gap));
   if (std::isfinite(bound)) s.bound = std::min(s.cost, std::max(s.bound, bound));
@@ -150,7 +150,7 @@ bool HaveMilp() { return true; }
 absl::StatusOr<ChoiceSolution> SolveByMilp(const ChoiceProblem& problem,
                                            const MilpOptions& options) {
   MOERT_ASSIGN_OR_RETURN(ChoiceSolution known, SolveByRelaxation(problem));
-  // Nothing to gain, as when everything fits.
+  // Nothing can be gained, for example if everything fits.
   if (known.cost - known.bound <= 1e-12 * std::fabs(known.cost)) return known;
   try {
     return SolveCore(problem, Reduce(problem, std::move(known)), options);

@@ -1,6 +1,6 @@
-// The multiple-choice knapsack problem: one option for every item, the least total cost, the bytes
-// of all together within a capacity. The rest of MxMoE's allocation (Sec. 4 of the paper) once loss
-// and time are one number.
+// The multiple-choice knapsack problem: choose one option per item so that the total cost is least
+// and the total bytes stay within a capacity. MxMoE's allocation (Sec. 4 of the paper) reduces to
+// it once loss and time are combined into one number.
 #ifndef MOERT_LIB_OFFLINE_ALLOCATE_MULTIPLE_CHOICE_H_
 #define MOERT_LIB_OFFLINE_ALLOCATE_MULTIPLE_CHOICE_H_
 
@@ -29,14 +29,14 @@ struct ChoiceSolution {
   double multiplier = 0;  // cost that a further byte would save, at the bound
 };
 
-/// By Lagrangian relaxation: every item on the convex hull of its options, steps taken by what they
-/// save a byte, what is left over filled up. O(n log n). The cost exceeds the bound by less than
-/// the steepest step that did not fit saves. InvalidArgument, naming the least capacity, if even
-/// the smallest options do not fit.
+/// Solves by Lagrangian relaxation: every item starts on the convex hull of its options, steps are
+/// taken in the order of the cost they save per byte, and the remaining bytes are filled up. O(n
+/// log n). The cost exceeds the bound by less than the saving of the steepest step that did not
+/// fit. InvalidArgument, naming the least capacity, if even the smallest options do not fit.
 absl::StatusOr<ChoiceSolution> SolveByRelaxation(const ChoiceProblem& problem);
 
-/// By CBC's branch and cut, over the options that can be part of a better solution than that of
-/// SolveByRelaxation. Not thread-safe. Unimplemented, saying what to install, without CBC.
+/// Solves by CBC's branch and cut, over the options that can be part of a better solution than
+/// SolveByRelaxation's. Not thread-safe. Unimplemented, naming the package to install, without CBC.
 absl::StatusOr<ChoiceSolution> SolveByMilp(const ChoiceProblem& problem,
                                            const MilpOptions& options = {});
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kRefinements = 8;
 
-// loss_weight * loss + time_weight * time >= bound, for all that is feasible.
+// All feasible points satisfy loss_weight * loss + time_weight * time >= bound.
 struct HalfPlane {
   double loss_weight = 0, time_weight = 0, bound = 0;
 };
@@ -23,7 +23,7 @@ class Sweep {
     for (const auto& item : problem.items) choices_.items.emplace_back(item.size());
   }
 
-  /// The best solution for a weighted sum.
+  /// Finds the best solution for a weighted sum.
   absl::StatusOr<ProductSolution> Try(double loss_weight, double time_weight,
                                       const ChoiceSolver& solve) {
     for (size_t i = 0; i < problem_.items.size(); ++i) {
@@ -51,7 +51,7 @@ class Sweep {
     return std::pow(loss, problem_.r) * std::pow(time, 1 - problem_.r);
   }
 
-  /// The least objective in the polygon of the half planes tried.
+  /// The least objective in the polygon of the half planes found so far.
   double Bound() const {
     std::vector<HalfPlane> planes = planes_;
     planes.push_back({1, 0, 0});
@@ -96,7 +96,8 @@ absl::StatusOr<ProductSolution> MinimizeProduct(const ProductProblem& problem,
   if (r >= 1 || r <= 0) {
     MOERT_ASSIGN_OR_RETURN(best, sweep.Try(r >= 1 ? 1 : 0, r >= 1 ? 0 : 1, solve));
   } else {
-    // Half way between the least loss and the least time both weigh alike.
+    // Weights for which both count alike at the point half way between the least loss and the least
+    // time.
     MOERT_ASSIGN_OR_RETURN(const ProductSolution least_loss, sweep.Try(1, 0, SolveByRelaxation));
     MOERT_ASSIGN_OR_RETURN(const ProductSolution least_time, sweep.Try(0, 1, SolveByRelaxation));
     const double loss = std::max((least_loss.loss + least_time.loss) / 2, 1e-300);
@@ -109,7 +110,7 @@ absl::StatusOr<ProductSolution> MinimizeProduct(const ProductProblem& problem,
                              sweep.Try(share / loss, (1 - share) / time, SolveByRelaxation));
       take(std::move(s));
     }
-    // The best solution for the product's own slope at a solution is never worse than it.
+    // The best solution for the product's slope at some solution is never worse than that solution.
     for (int i = 0; i <= kRefinements; ++i) {
       if (best.loss <= 0 || best.time <= 0) break;
       const double before = sweep.Objective(best.loss, best.time);

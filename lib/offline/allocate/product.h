@@ -1,10 +1,10 @@
 // MxMoE's objective: L^r T^(1-r) for a summed loss L and a summed time T, under a byte capacity.
 //
-// The product is not linear, but its logarithm is concave in (L, T). So it is least at a corner of
-// the convex hull of what is feasible, and every corner is the best solution for some weighted sum
-// of L and T: a sweep of weighted sums finds it. Each sum's own lower bound is a half plane that
-// holds all that is feasible; the least product over the polygon they enclose, which is at one of
-// its corners, bounds the optimum from below.
+// The product is not linear, but its logarithm is concave in (L, T). So its minimum is at a corner
+// of the convex hull of the feasible points, and every corner is the best solution for some
+// weighted sum of L and T: a sweep of weighted sums finds it. Each sum's own lower bound is a half
+// plane that contains all feasible points. The least product over the polygon that these half
+// planes enclose, which is at one of its corners, bounds the optimum from below.
 #ifndef MOERT_LIB_OFFLINE_ALLOCATE_PRODUCT_H_
 #define MOERT_LIB_OFFLINE_ALLOCATE_PRODUCT_H_
 
@@ -39,8 +39,8 @@ struct ProductSolution {
 /// Solves one weighted sum; SolveByRelaxation or SolveByMilp.
 using ChoiceSolver = std::function<absl::StatusOr<ChoiceSolution>(const ChoiceProblem&)>;
 
-/// `sums`: how many weighted sums are tried before those around the best. `solve` has the last
-/// word at the best weights; the sweep itself is by relaxation.
+/// `sums`: the number of weighted sums tried before those around the best. The sweep itself uses
+/// relaxation; `solve` is used at the best weights.
 absl::StatusOr<ProductSolution> MinimizeProduct(const ProductProblem& problem,
                                                 const ChoiceSolver& solve, int sums = 33);
 

@@ -9,7 +9,7 @@ namespace {
 
 using Option = ChoiceProblem::Option;
 
-// From one option of an item to the next on its convex hull.
+// A step from one option of an item to the next on its convex hull.
 struct Upgrade {
   int item = 0;
   int to = 0;
@@ -18,7 +18,7 @@ struct Upgrade {
   double rate() const { return saved / static_cast<double>(bytes); }
 };
 
-// The hull's options, from the smallest to the cheapest.
+// The options on the hull, from the smallest to the cheapest.
 std::vector<int> Hull(const std::vector<Option>& options) {
   std::vector<int> order(options.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
@@ -44,7 +44,8 @@ std::vector<int> Hull(const std::vector<Option>& options) {
   return hull;
 }
 
-// Spends what is left: the option of each item that saves most and still fits, most first.
+// Spends the remaining bytes: for each item the option that saves most and still fits, largest
+// saving first.
 void FillUp(const ChoiceProblem& problem, ChoiceSolution* s) {
   for (int round = 0; round < 8; ++round) {
     const int64_t slack = problem.capacity - s->bytes;
@@ -94,7 +95,8 @@ absl::StatusOr<ChoiceSolution> SolveByRelaxation(const ChoiceProblem& problem) {
     return InvalidArgument("{} bytes hold no choice: the smallest takes {}", problem.capacity,
                            s.bytes);
   }
-  // Steps of one item are in order, for its hull is convex; equal rates keep the order of items.
+  // Steps of one item are in order because its hull is convex; steps of equal rates keep the order
+  // of items.
   std::stable_sort(steps.begin(), steps.end(),
                    [](const Upgrade& a, const Upgrade& b) { return a.rate() > b.rate(); });
   bool full = false;

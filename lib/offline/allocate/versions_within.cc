@@ -22,8 +22,8 @@ AllocationOptions Options() {
   return options;
 }
 
-/// The plan of the fewest bytes within `nats` a token, to one part in 4,096 of the capacities
-/// between [least, most]; nothing where even `most` bytes lose more.
+/// The plan with the fewest bytes that loses at most `nats` per token, to one part in 4,096 of the
+/// capacities in [least, most]; nothing if even `most` bytes lose more.
 absl::StatusOr<std::optional<Allocation>> SmallestPlan(const Calibration& calibration, double nats,
                                                        int64_t least, int64_t most) {
   std::optional<Allocation> best;

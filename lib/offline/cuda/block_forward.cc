@@ -13,7 +13,7 @@
 namespace moert::offline {
 namespace {
 
-// Where less is free, fewer rows go at once, down to these.
+// If less memory is free, fewer rows are processed at once, down to this number.
 constexpr int64_t kFewestRows = 4096;
 
 constexpr auto kFloat = static_cast<int64_t>(sizeof(float));
@@ -35,7 +35,7 @@ BlockForward::BlockForward(int device, const BlockRows& block, const ExpertReade
 absl::Status BlockForward::Run(std::vector<uint8_t>* done) {
   if (tokens_ == 0) return absl::OkStatus();
   const absl::Status status = RunOnDevice(done);
-  // No kernel reads the memory that goes with this.
+  // Waits until no kernel reads the memory that is freed with this object.
   if (stream_.stream != nullptr) cudaStreamSynchronize(stream_.stream);
   return read_error_.ok() ? status : absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// The routed experts of a MoE block over many rows, which stay on the device with their sums: each
-// row goes there once and comes back once, and each expert's weights go there once for all rows
+// The routed experts of a MoE block over many rows. Rows and their sums stay on the device: each
+// row is copied there once and back once, and each expert's weights are copied once for all rows
 // that the device holds.
 #ifndef MOERT_LIB_OFFLINE_CUDA_BLOCK_FORWARD_H_
 #define MOERT_LIB_OFFLINE_CUDA_BLOCK_FORWARD_H_
@@ -19,7 +19,7 @@
 
 namespace moert::offline {
 
-/// The matrices that are on the device at once.
+/// Sizes of the data on the device at once.
 struct BlockLimits {
   int64_t row_bytes = int64_t{16} << 30;   // inputs and residual; fewer where less is free
   int64_t set_bytes = int64_t{512} << 20;  // weights of one of two sets
@@ -28,7 +28,7 @@ struct BlockLimits {
 
 class BlockForward {
  public:
-  /// Borrows all but `device` and `limits`; `lanes` are those of the copies.
+  /// Borrows everything but `device` and `limits`; `lanes` are used for copies.
   BlockForward(int device, const BlockRows& block, const ExpertReader& read, ThreadPool* pool,
                Lanes<ExpertLane>* lanes, const BlockLimits& limits = BlockLimits());
 
@@ -38,8 +38,8 @@ class BlockForward {
   const absl::Status& read_error() const { return read_error_; }
 
  private:
-  /// Experts whose weights are on the device together. There are two: one is filled while the other
-  /// is multiplied by.
+  /// Experts whose weights are on the device together. There are two sets: one is filled while the
+  /// other is used for products.
   struct WeightSet {
     ~WeightSet() {
       if (used != nullptr) cudaEventDestroy(used);
@@ -47,7 +47,7 @@ class BlockForward {
     cuda::Buffer weights;        // bf16
     cudaEvent_t used = nullptr;  // the products by what was there before have ended
   };
-  /// The rows on the device that chose an expert: a range of the routing's grouped ones.
+  /// The rows on the device that chose an expert: a range of the routing's grouped rows.
   struct Choice {
     int expert;
     int64_t begin, count;
@@ -62,7 +62,7 @@ class BlockForward {
   absl::Status Multiply(const Choice& choice, const uint16_t* weights, int64_t first);
   Choice ChoiceOf(int expert, int64_t first, int64_t count) const;
 
-  /// Jobs of the threads, each with a lane whose work has ended when the job has.
+  /// Runs jobs on the threads, each with a lane whose work has ended when the job ends.
   absl::Status OnLanes(int64_t jobs,
                        absl::FunctionRef<absl::Status(int64_t job, ExpertLane* lane)> work);
 

@@ -14,7 +14,7 @@ namespace {
 
 using cuda::Carver;
 
-/// Run needs these; those behind it, the changes. All row-major.
+/// The memory that Run needs; later members are for changes. All row-major.
 struct RunMemory {
   float *gate_w, *up_w, *down_w;
   float *x, *gate, *up, *h, *y;
@@ -69,7 +69,7 @@ class CudaExpert final : public DeviceExpert {
         lane_(*lane),
         returned_(std::move(returned)) {}
 
-  // The lane's next user finds nothing on its way.
+  // Leaves no work on the lane for its next user.
   ~CudaExpert() override {
     const cuda::DeviceScope scope(device_);
     status_.Update(cuda::ToStatus(cudaStreamSynchronize(lane_.stream), "cudaStreamSynchronize"));

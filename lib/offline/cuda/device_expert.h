@@ -22,12 +22,12 @@ struct ExpertLane : LaneStream {
   GptqRoom gptq;
 };
 
-/// `returned` takes the lane back, and the first error if there was one.
+/// `returned` takes the lane back, with the first error if there was one.
 std::unique_ptr<DeviceExpert> MakeDeviceExpert(
     int device, const MoeLayerSpec& layer, int64_t rows, ExpertLane* lane,
     std::function<void(const absl::Status& status)> returned);
 
-/// Device memory that an expert of so many tokens needs.
+/// The device memory that an expert with this many tokens needs.
 int64_t DeviceExpertBytes(const MoeLayerSpec& layer, int64_t rows);
 
 }  // namespace moert::offline

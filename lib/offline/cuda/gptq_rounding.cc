@@ -68,7 +68,7 @@ class Rounding {
                                              stream_));
   }
 
-  /// The scales of the group that these columns are, of all rows.
+  /// Fits the scales of the group formed by these columns, for all rows.
   absl::Status FitColumns(int64_t begin, int64_t end) {
     const int64_t count = end - begin;
     const auto form = MakeRangeForm(layout_.scheme, count, options_.clip);
@@ -89,7 +89,7 @@ class Rounding {
     return absl::OkStatus();
   }
 
-  /// Those that are not known.
+  /// Fits the scales that the device could not determine.
   absl::Status FitOnHost(int64_t begin, int64_t count, GroupScale* found) {
     auto* const values = reinterpret_cast<float*>(room_.host.data() + FitBytes());
     const auto width = static_cast<size_t>(count) * sizeof(float);
@@ -102,7 +102,7 @@ class Rounding {
       found[r] =
           FitGroup(layout_.scheme, absl::MakeConstSpan(values + r * count, count), options_.clip);
     }
-    // The next fits are copied over these behind this copy, in the order of the stream.
+    // The next fits are copied into the same memory after this copy, in stream order.
     return MOERT_CUDA_STATUS(cudaMemcpyAsync(Fits(), found, static_cast<size_t>(FitBytes()),
                                              cudaMemcpyHostToDevice, stream_));
   }

@@ -1,5 +1,5 @@
-// GPTQ's rounding of a matrix in device memory. The host is asked in between for the scales of
-// groups of which the device cannot tell.
+// GPTQ's rounding of a matrix in device memory. The host computes the scales of groups that the
+// device cannot determine.
 #ifndef MOERT_LIB_OFFLINE_CUDA_GPTQ_ROUNDING_H_
 #define MOERT_LIB_OFFLINE_CUDA_GPTQ_ROUNDING_H_
 
@@ -19,7 +19,7 @@
 
 namespace moert::offline {
 
-/// Memory that calls of a lane use again.
+/// Memory that successive calls of a lane reuse.
 struct GptqRoom {
   cuda::Buffer weights, errors, fits, codes;  // on the device
   cuda::Buffer host;                          // fits, and groups that the host fits
@@ -36,12 +36,12 @@ struct GptqMatrix {
 /// Whether a device can round matrices of the layout.
 bool CanRoundGptq(const MatrixLayout& layout, const GptqOptions& options);
 
-/// As QuantizeGptq on the CPU. scales: [rows][groups], as they are stored. Has waited for all but
-/// the last kernels of `stream`; after an error, for nothing.
+/// Like QuantizeGptq on the CPU. scales: [rows][groups], in their stored form. On return all but
+/// the last kernels of `stream` have ended; after an error nothing has been waited for.
 absl::Status RoundGptq(const MatrixLayout& layout, const GptqMatrix& matrix,
                        const GptqOptions& options, GptqRoom* room, cudaStream_t stream,
                        std::vector<GroupScale>* scales);
-/// The same on a lane, to codes and scales of the host's; `matrix` has no codes. Waits.
+/// The same on a lane, with codes and scales in host memory; `matrix` has no codes. Waits.
 absl::StatusOr<QuantizedMatrix> RoundGptqToHost(const MatrixLayout& layout, GptqMatrix matrix,
                                                 const GptqOptions& options, GptqRoom* room,
                                                 LaneStream* lane);

@@ -50,8 +50,9 @@ absl::Status Staging::Download(const void* from, int64_t bytes, void* to, cudaSt
   };
   const int64_t parts = CeilDiv(bytes, kHalfBytes);
   const auto half_of = [this](int64_t part) { return static_cast<int>((half_ + part) % 2); };
-  // A part is asked for before the one in front of it is taken out of the other half. The former
-  // contents of a half are gone by then: uploads from it are in front of this in the stream.
+  // The copy of a part is started before the previous part is taken out of the other half. The
+  // former contents of a half are no longer needed then: uploads from it precede this copy in the
+  // stream.
   for (int64_t part = 0; part <= parts && parts > 0; ++part) {
     if (part < parts) {
       const int half = half_of(part);

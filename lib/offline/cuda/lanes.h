@@ -1,4 +1,5 @@
-// Threads take turns with streams and memory of a device: a lane for each call under way.
+// Lanes: streams and memory of a device that threads take turns to use, one for each call under
+// way.
 #ifndef MOERT_LIB_OFFLINE_CUDA_LANES_H_
 #define MOERT_LIB_OFFLINE_CUDA_LANES_H_
 
@@ -17,14 +18,13 @@
 
 namespace moert::offline {
 
-/// Memory of copies between a caller's memory and a device, which the copy engine reads and writes
-/// by itself: the CPU fills or empties one half while the other travels. Pageable memory where
-/// pinning is refused: the driver stages its copies, only slower.
+/// Memory for copies between a caller's memory and a device, which the copy engine accesses by
+/// itself: the CPU fills or empties one half while the other is copied. Pageable memory if pinning
+/// is refused: the driver then stages the copies, more slowly.
 absl::StatusOr<cuda::Buffer> PinnedOrPageable(int64_t bytes);
 
-/// Stages copies on one stream, whose device is current. After an error the stream is to be waited
-/// for before the
-/// next call, and before this goes.
+/// Stages copies on one stream, whose device is current. After an error, wait for the stream before
+/// the next call and before destruction.
 class Staging {
  public:
   static constexpr int64_t kHalfBytes = int64_t{2} << 20;
@@ -34,10 +34,10 @@ class Staging {
   Staging& operator=(const Staging&) = delete;
   ~Staging();
 
-  /// to = from, to on the device, in the order of the stream. `from` is read until this returns.
+  /// Copies `from` to `to` on the device, in stream order. `from` is read until this returns.
   absl::Status Upload(const void* from, int64_t bytes, void* to, cudaStream_t stream);
-  /// to = from, from on the device, behind what is enqueued; waits for it. After an error `to`
-  /// holds some of it; of up to kHalfBytes, nothing.
+  /// Copies `from` on the device to `to`, after the work enqueued so far, and waits. After an error
+  /// `to` holds a part of it; nothing of a copy of up to kHalfBytes.
   absl::Status Download(const void* from, int64_t bytes, void* to, cudaStream_t stream);
 
  private:
@@ -49,7 +49,7 @@ class Staging {
   int half_ = 0;                // the next
 };
 
-/// Makes a buffer, of the device or what `make` makes, at least so large. Its former contents are
+/// Makes a buffer, in device memory or by `make`, at least this large. Its former contents are
 /// lost.
 inline absl::Status Grow(
     cuda::Buffer* buffer, int64_t bytes,
@@ -60,7 +60,7 @@ inline absl::Status Grow(
   return absl::OkStatus();
 }
 
-/// A stream of the current device, and the way of its copies.
+/// A stream of the current device, and the staging memory of its copies.
 struct LaneStream {
   LaneStream() = default;
   LaneStream(const LaneStream&) = delete;
@@ -69,7 +69,7 @@ struct LaneStream {
     if (stream != nullptr) cudaStreamDestroy(stream);
   }
 
-  /// As Staging has it, of `count` elements.
+  /// Like Staging's copies, of `count` elements.
   template <typename T>
   absl::Status Upload(const T* from, int64_t count, T* to) {
     return staging.Upload(from, count * static_cast<int64_t>(sizeof(T)), to, stream);
@@ -83,8 +83,8 @@ struct LaneStream {
   Staging staging;
 };
 
-/// Lanes of a type that derives from LaneStream. Thread-safe but for Init and Clear, which need
-/// the device to be current.
+/// Lanes of a type derived from LaneStream. Thread-safe except Init and Clear, which need the
+/// device to be current.
 template <typename Lane>
 class Lanes {
  public:
@@ -99,7 +99,7 @@ class Lanes {
   }
   void Clear() { lanes_.clear(); }
 
-  /// Waits for one that is free.
+  /// Waits for a free lane.
   Lane* Take() {
     const MutexLock lock(&mutex_);
     while (free_.empty()) returned_.Wait(&mutex_);

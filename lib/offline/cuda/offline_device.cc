@@ -18,13 +18,13 @@
 namespace moert {
 namespace {
 
-// Lanes that fit scales: one uploads while others search and return.
+// Lanes for fitting scales: one uploads while others search and download.
 constexpr int kFitLanes = 6;
-// Each thread of a pool has an expert, up to this many.
+// Each thread of a pool has an expert, up to this number.
 constexpr int kExpertLanes = 16;
-// The largest expert of the device; larger ones are the CPU's.
+// The size of the largest expert that the device processes; larger ones are left to the CPU.
 constexpr int64_t kMostExpertBytes = int64_t{4} << 30;
-// Weights on the device at once, a lane: more rows go in parts.
+// Weights on the device at once per lane; more rows are processed in parts.
 constexpr int64_t kMostWeights = int64_t{1} << 23;
 
 static_assert(sizeof(GroupScale) == sizeof(cuda::Fit), "fits are copied as they are");
@@ -40,7 +40,7 @@ struct GptqLane : offline::LaneStream {
 
 class CudaOfflineDevice final : public OfflineDevice {
  public:
-  // The lanes' memory and streams go while their device is current.
+  // The lanes' memory and streams are freed while their device is current.
   ~CudaOfflineDevice() override {
     const cuda::DeviceScope scope(device_);
     fits_.Clear();
@@ -87,7 +87,7 @@ class CudaOfflineDevice final : public OfflineDevice {
     } else {
       q = scope.status();
     }
-    // The lane's next user finds nothing on its way.
+    // Leaves no work on the lane for its next user.
     if (!q.ok()) cudaStreamSynchronize(lane->stream);
     gptq_.Return(lane);
     Note(q.status());
