@@ -275,10 +275,10 @@ struct PrecisionDecision {
 /// How versions change where every expert is resident in one of several versions (Serving::kHotSet,
 /// kLowPlusCache).
 struct TransitionOptions {
-  /// kHotSet: between two decisions.
+  /// kHotSet: time between two decisions.
   int64_t interval_ns = 200'000'000;
-  /// kHotSet: share of a layer's experts held high, or bytes for as many; negative: what the budget
-  /// holds.
+  /// kHotSet: share of each layer's experts that is held high; with more than two versions all
+  /// experts together may take the bytes of so many. Negative: as many as the budget holds.
   double hi_fraction = -1;
   /// kHotSet: high versions belong to no layer: one may have more of them, another fewer.
   bool shared = false;
