@@ -37,55 +37,55 @@
 
 namespace moert {
 
-/// For each layer of an engine over some experts: the number here of each expert of the model, -1:
-/// not here. Empty: all are.
+/// The experts of an engine that holds a part of the model (a shard). For each layer and each
+/// expert of the model: the expert's number in this engine, or -1 if it is elsewhere. Empty: the
+/// engine holds all experts.
 using ExpertNumbering = std::vector<std::vector<int32_t>>;
 
-/// By which rules a device may serve misses (Strategy::misses_by_rule).
+/// The rules by which a device may serve misses without the host (Strategy::misses_by_rule).
 struct ServedRules {
-  bool by_worth = false;
-  int score_window = 0;
-  bool shares_slots = false;  // by worth, over all layers
-  bool ruled = false;         // routing is by the expert-cache rule, not the model's choice
-  // The prefetch.
-  bool by_gate = false;
-  // The share of each request's mass that the second version may answer
-  // (PlacementRule::max_low_share), and by which rule; `low_stands_by`: its records are resident,
-  // else they are read in host memory.
+  bool by_worth = false;      // evicts by worth (ResidencyRuleKind::kWorth)
+  int score_window = 0;       // > 0: evicts by the average score of so many calls
+  bool shares_slots = false;  // by worth: the layers share their slots
+  bool ruled = false;         // the expert-cache rule chooses experts, not the model's top-k alone
+  bool by_gate = false;       // prefetches what the next layer's gate predicts
+  // The share of each request's routing mass that the second version may answer
+  // (PlacementRule::max_low_share), and the patience of that rule. `low_stands_by`: the records of
+  // the second version are resident; else the device reads them from host memory.
   double max_low_share = 0;
   double low_patience = 0;
   bool low_stands_by = false;
   bool spares_low = false;                 // see PlacementRule
-  CpuBalance balance = CpuBalance::kNone;  // of what is left, with a CPU
+  CpuBalance balance = CpuBalance::kNone;  // how the CPU shares the remaining misses
 
   bool prefetch() const { return by_gate; }
   bool low() const { return max_low_share > 0; }
   bool brings_low() const { return low() && !low_stands_by; }
   bool cpu() const { return balance != CpuBalance::kNone; }
-  /// Whether requests have accounts.
+  /// Whether the device keeps an account for each request.
   bool by_request() const { return ruled || low(); }
 };
 
-/// The buffers of an executor have sizes by these.
+/// Everything that the sizes of an executor's buffers depend on.
 struct ExecutorSize {
   const ExpertSource* source = nullptr;
-  std::vector<int> versions;             // served, of the source
-  int64_t max_tokens = 0;                // of a call
-  bool partial_output = false;           // ResidentForward may be asked
+  std::vector<int> versions;             // the source's versions that are served
+  int64_t max_tokens = 0;                // the most tokens of a call
+  bool partial_output = false;           // ResidentForward may be called
   const MixedGroupGemm* gemm = nullptr;  // of the CPU
   const ExpertNumbering* numbering = nullptr;
   ServedRules served;
 };
 
-/// Borrowed by an executor for its life.
+/// The parts that an executor is made of. It borrows them for its lifetime.
 struct ExecutorParts {
   const ExpertSource* source = nullptr;
-  std::vector<int> versions;  // served, of the source; the best first
-  int64_t max_tokens = 0;     // of a call
+  std::vector<int> versions;  // the source's versions that are served, the best first
+  int64_t max_tokens = 0;     // the most tokens of a call
   bool partial_output = false;
   /// Misses may be given to a CPU beside the fast tier.
   bool cpu_offload = false;
-  /// Renumbers ids that the host gives on a device.
+  /// Renumbers the expert ids that the host leaves in device memory.
   const ExpertNumbering* numbering = nullptr;
   ServedRules served;
   const ModelConstants* constants = nullptr;
@@ -95,40 +95,39 @@ struct ExecutorParts {
   ThreadPool* pool = nullptr;
 };
 
-/// Outlives what it makes.
+/// Must outlive the objects that it makes.
 class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// The answer of Engine::backend.
+  /// The value that Engine::backend returns.
   virtual BackendKind kind() const = 0;
   /// Whether hidden states lie where the CPU can route them.
   virtual bool hidden_on_host() const = 0;
-  /// Whether the fast tier is RAM: then its budget holds what policies do, too.
+  /// Whether the fast tier is RAM. If so, its budget also pays for the state of the policies.
   virtual bool in_ram() const { return true; }
   /// Whether a CPU beside the device may compute some of the source's misses.
   virtual bool cpu_beside(const ExpertSource& /*source*/) const { return false; }
-  /// Most bytes of pinned RAM that keep records, beside the budget.
+  /// The most bytes of pinned RAM that hold records, in addition to the budget.
   virtual int64_t PinnedBytes(const ExecutorSize& /*size*/) const { return 0; }
   /// Refuses formats, shapes and routing that this backend cannot execute.
   virtual absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const {
     return absl::OkStatus();
   }
-  /// Options of the pool that computes on the CPU, where the host brings none. `cpu_offload`: see
-  /// ExecutorParts.
+  /// Options of the CPU's thread pool if the host provides none. `cpu_offload`: see ExecutorParts.
   virtual ThreadPoolOptions Threads(bool cpu_offload) const = 0;
   /// Bytes of the fast tier that an executor's buffers take.
   virtual absl::StatusOr<int64_t> WorkspaceBytes(const ExecutorSize& size) const = 0;
   virtual absl::StatusOr<ModelConstants> ReadConstants(const ExpertSource& source) const {
     return ModelConstants::Read(source);
   }
-  /// Whether a device of its own serves the misses of strategies that go by rules
+  /// Whether the device itself serves the misses of strategies whose policies are rules
   /// (Strategy::misses_by_rule), so that no call waits for the host.
   virtual bool ServesMisses(const ExecutorSize& size) const { return false; }
-  /// Refuses to lease records, where there are none.
+  /// An error if this backend has no records to lease.
   virtual absl::Status CheckLease() const { return absl::OkStatus(); }
 
-  /// Whether MakePool knows blocks in classes.
+  /// Whether MakePool supports size classes of blocks.
   virtual bool block_classes() const { return false; }
   /// `budget` is borrowed.
   virtual absl::StatusOr<std::unique_ptr<BlockPool>> MakePool(const BlockSizes& sizes,
@@ -137,41 +136,43 @@ class Backend {
   /// All borrowed.
   virtual absl::StatusOr<std::unique_ptr<TransferQueue>> MakeTransfers(
       const ExpertSource* source, Clock* clock, const HardwareProfile* profile) = 0;
-  /// Behind MakeTransfers, whose queue lives as long.
+  /// Called after MakeTransfers. That queue must live as long as the executor.
   virtual absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(const ExecutorParts& parts) = 0;
   /// A notice for the person who runs the host (EngineOptions::log), given once; empty: none.
   virtual std::string TakeNotice() const { return {}; }
 };
 
-/// The backend that the options ask for, the only place that decides it. Unavailable when this
-/// machine or build does not have it.
+/// Makes the backend that the options ask for; no other place chooses a backend. Unavailable when
+/// this machine or build does not have it.
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const EngineOptions& options);
 
-/// Whether layer calls of such an engine may leave the routing to the library: not in a simulation.
+/// Whether layer calls of such an engine may leave the routing to the library. False in
+/// simulations.
 bool RoutesLayers(const EngineOptions& options);
 
-// MakeBackend chooses from these. The options are borrowed for the call.
+// The backends that MakeBackend chooses from. The options are borrowed for the call.
 absl::StatusOr<std::unique_ptr<Backend>> MakeCpuBackend(const EngineOptions& options);
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const EngineOptions& options);
 /// Decisions and logical time only: blocks are counted, nothing is read or multiplied.
 absl::StatusOr<std::unique_ptr<Backend>> MakeNullBackend(const EngineOptions& options);
 
-/// Records that lie in page-locked host memory from the start, where a device reads them.
-/// Bytes of those that the source does not have there.
+// Records in page-locked host memory from the start, where a device can read them.
+
+/// Bytes of the records that the source itself does not keep in page-locked memory.
 int64_t UnpinnedBytes(const ExpertSource& source, absl::Span<const int> versions);
 
-/// The most that may be pinned: `host_budget` (EngineOptions), or, where none is given, what the
-/// machine can spare less an eighth of it. None where that is unknown.
+/// The most bytes that may be pinned: `host_budget` (EngineOptions) if one is given, else seven
+/// eighths of the memory that the machine can spare. 0 if that is unknown.
 int64_t PinnedLimit(int64_t host_budget, const MemoryLimits& machine);
 
-/// Whether all records of `versions` do: those that the source has there, and the others within
-/// `host_budget`. Where none is given they are kept as they are read.
+/// Whether page-locked memory holds all records of `versions`: the source keeps them there, or
+/// `host_budget` holds the others. Without a budget, records are kept only as they are read.
 bool HostHoldsAll(const ExpertSource& source, absl::Span<const int> versions, int64_t host_budget);
 
-/// Records of a version that the source does not have there, to be read before any call: all of
-/// them where `host_budget` holds them. Else, of all layers alike, so many that as much of the
-/// budget is left as bytes do not fit: calls fill that with what they name first. None where no
-/// budget is given.
+/// The records of a version to read into page-locked memory before the first call, of those that
+/// the source does not keep there: all of them if `host_budget` holds them. Else the first experts
+/// of every layer, such that the unused part of the budget equals the bytes that do not fit; calls
+/// fill that part with the records that they ask for first. Empty without a budget.
 std::vector<ExpertKey> RecordsToKeep(const ExpertSource& source, int version, int64_t host_budget);
 
 }  // namespace moert

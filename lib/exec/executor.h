@@ -21,7 +21,7 @@ namespace moert {
 
 struct OpaqueProduct;
 
-/// The basis of a routing made by the executor.
+/// The inputs of a routing that the executor makes.
 struct RoutingRequest {
   RoutingRule rule;          // kTopK: the model's own choice
   LayerResidency residency;  // of the layer
@@ -36,10 +36,10 @@ struct ReadyExpert {
   ExpertHandle handle;
 };
 
-/// Resident-forward prediction: what is exchanged with the host. Both fp32 [tokens, hidden].
+/// Resident-forward prediction: the rows exchanged with the host. Both fp32 [tokens, hidden].
 struct PartialRows {
-  MatrixView output;             // of this layer, as far as it was multiplied
-  MutableMatrixView next_input;  // of the next layer, to be filled
+  MatrixView output;             // this layer's output, as far as it was multiplied
+  MutableMatrixView next_input;  // the next layer's input, which the host fills in
 };
 
 /// Counts of an executor since it was made.
@@ -51,12 +51,12 @@ struct ExecutorStats {
   double worst_slot_share = 0;
   double worst_mass_share = 0;
   double worst_low_share = 0;
-  // Pinned memory for records beside the fast tier, and records that came there in place of others.
+  // Bytes of pinned memory that hold records, and the number of records that replaced others there.
   int64_t pinned_bytes = 0;
   int64_t pinned_swaps = 0;
 };
 
-/// Resident-forward prediction, between two Multiply of a call.
+/// Resident-forward prediction, between two calls of Multiply.
 class ResidentForward {
  public:
   virtual ~ResidentForward() = default;
@@ -65,11 +65,12 @@ class ResidentForward {
                                     absl::Span<const uint8_t> computed) = 0;
 };
 
-/// Under the engine's lock, one call at a time: Check, Route or SetRouting, Multiply once or more,
-/// Combine. Multiply gives an expert the same result in whichever Multiply of a call it is.
+/// Used under the engine's lock, one layer call at a time: Check, Route or SetRouting, Multiply
+/// once or more, Combine. An expert's result does not depend on which Multiply of a call computes
+/// it.
 ///
-/// Capabilities of some backends stand beside it; null: this one has none. A device path is never
-/// null, but may be absent.
+/// Optional capabilities are classes of their own; null: this executor does not have it. The device
+/// path is never null, but may be absent (DevicePath::present).
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -81,20 +82,20 @@ class Executor {
   virtual CpuOffload* cpu_offload() { return nullptr; }
   virtual ResidentForward* resident_forward() { return nullptr; }
 
-  /// Refuses a call whose matrices do not fit the layer, before anything has changed. `routed`: the
-  /// routing is given.
+  /// Refuses a call whose matrices do not fit the layer, before any state has changed. `routed`:
+  /// the routing is given.
   virtual absl::Status Check(const ExecutorCall& call, const MoeLayerSpec& layer,
                              bool routed) const;
   /// Refuses rows that are not [call.tokens, hidden of the layer] of a float type. `what` is for
   /// the message.
   static absl::Status CheckRows(absl::string_view what, const MatrixView& rows,
                                 const ExecutorCall& call, const MoeLayerSpec& layer);
-  /// Scores, chosen experts and their weights, tokens grouped by expert: *routing is complete when
-  /// it returns.
+  /// Computes scores, chosen experts and their weights, and groups tokens by expert. *routing is
+  /// complete when this returns.
   virtual absl::Status Route(const ExecutorCall& call, const RoutingRequest& request,
                              RoutingResult* routing) = 0;
-  /// In place of Route: the routing is given, tokens grouped. Where the product is the host's
-  /// (Engine::Fetch), asked without a device path only, and call.hidden may be empty.
+  /// Replaces Route if the routing is given, with tokens grouped. For calls in which the host
+  /// multiplies (Engine::Fetch), used only without a device path, and call.hidden may be empty.
   virtual absl::Status SetRouting(const ExecutorCall& call, const RoutingResult& routing) = 0;
   /// Computes or enqueues the products of `experts`, and those of the shared expert if this is the
   /// `first` Multiply of the call. The records may be unpinned when it returns: a block is not
@@ -106,14 +107,14 @@ class Executor {
   /// Scores of the next layer: on next_input of PartialOutput, or, where the host has not filled
   /// it, on the input of this call.
   virtual absl::Status ScoreNext(const ExecutorCall& call, bool filled, std::vector<float>* scores);
-  /// Copies opaque records of a layer to memory of the host's, expert e's e times `stride` bytes
-  /// behind `to`, on the call's stream. FailedPrecondition on a device: one lies neither in a block
-  /// nor in pinned memory.
+  /// Copies opaque records of a layer to the host's memory, on the call's stream: the record of
+  /// expert e to `to` + e * `stride` bytes. FailedPrecondition on a device if a record lies neither
+  /// in a block nor in pinned memory.
   virtual absl::Status CopyRecords(const ExecutorCall& call, const VersionedStore& store,
                                    absl::Span<const int32_t> experts, std::byte* to,
                                    int64_t stride);
-  /// The source's product of opaque records, over records where they lie in RAM. Its parts and pool
-  /// are filled in.
+  /// Runs the source's product of opaque records on records where they lie in RAM. Fills in the
+  /// parts and the pool of `given`.
   virtual absl::Status MultiplyOnCpu(const VersionedStore& store, int64_t epoch,
                                      const OpaqueProduct& given);
 };

@@ -12,7 +12,7 @@ absl::StatusOr<ModelConstants> ModelConstants::Read(const ExpertSource& source) 
   for (int l = 0; l < source.model().num_layers(); ++l) {
     MOERT_ASSIGN_OR_RETURN(LayerConstants layer, source.ReadConstants(l));
     if (source.model().layers[l].routing.external()) {
-      layer.gate = {};  // nobody routes by it, and no budget holds it
+      layer.gate = {};  // not used for routing, and no budget has room for it
       layer.selection_bias = {};
     }
     all.shared_.emplace_back(static_cast<int64_t>(layer.shared_expert.size()));

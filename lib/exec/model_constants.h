@@ -15,10 +15,10 @@ namespace moert {
 class ModelConstants {
  public:
   static absl::StatusOr<ModelConstants> Read(const ExpertSource& source);
-  /// Layouts of the shared experts; everything else is empty and must not be read.
+  /// Only the layouts of the shared experts; everything else is empty and must not be read.
   static absl::StatusOr<ModelConstants> SizesOnly(const MoeModelSpec& model);
 
-  /// shared_expert is empty: it lies at shared_record.
+  /// The constants of a layer. Their shared_expert is empty: the record lies at shared_record.
   const LayerConstants& layer(int l) const { return layers_[l]; }
   /// 64-byte aligned; null where there is none.
   const std::byte* shared_record(int l) const {

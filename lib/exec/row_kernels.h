@@ -1,4 +1,4 @@
-// Operations of a device on rows that its rank exchanges with others.
+// Device operations on the rows that a rank exchanges with other ranks.
 #ifndef MOERT_LIB_EXEC_ROW_KERNELS_H_
 #define MOERT_LIB_EXEC_ROW_KERNELS_H_
 
@@ -24,21 +24,21 @@ struct RowRecord {
   int64_t top_k;
 };
 
-/// [ranks][rows, cols].
+/// The rows of all ranks, to be added up: [ranks][rows, cols].
 struct RowParts {
   const void* data = nullptr;
   DType dtype = DType::kF32;  // or bf16
   int ranks = 1;
 };
 
-/// Calls are enqueued on the stream. It goes when they are done.
+/// Calls are enqueued on the stream. They must be done before the object is destroyed.
 class RowKernels {
  public:
   virtual ~RowKernels() = default;
 
-  /// Memory of the device, as long as this lives. Once.
+  /// Allocates device memory that lives as long as this object. May be called once.
   virtual absl::StatusOr<std::byte*> Allocate(int64_t bytes) = 0;
-  /// ids, weights: [rows, top_k], on the device too.
+  /// Writes rows and their routing into records. ids, weights: [rows, top_k], in device memory too.
   virtual absl::Status Pack(const MatrixView& rows, const int32_t* ids, const float* weights,
                             const RowRecord& record, std::byte* records, void* stream) = 0;
   virtual absl::Status TakeRouting(const std::byte* records, const RowRecord& record, int64_t rows,
@@ -50,17 +50,16 @@ class RowKernels {
 /// Unavailable without CUDA.
 absl::StatusOr<std::unique_ptr<RowKernels>> MakeRowKernels(int device);
 
-/// The rates of a device, a second.
+/// The rates of a device, per second.
 struct DeviceRates {
-  double read_bytes = 0;  // of its memory
+  double read_bytes = 0;  // from its memory
   double operations = 0;  // in products of many rows
 };
-/// By its properties. Unavailable without CUDA.
+/// The rates as computed from the device's properties. Unavailable without CUDA.
 absl::StatusOr<DeviceRates> RatesOf(int device);
 
-/// Ids on a device of which this rank computes some: those of its experts, of those that several
-/// ranks own its share of the tokens.
-/// A share of an expert: tokens t with t % of == index. of 0: none.
+/// This rank's share of an expert that several ranks may own: tokens t with t % of == index. `of`
+/// is 1 if only this rank owns the expert, 0 if it does not own it.
 struct OwnerShare {
   int16_t of = 0;
   int16_t index = 0;
@@ -68,22 +67,24 @@ struct OwnerShare {
   bool Has(int64_t token) const { return of > 0 && token % of == index; }
 };
 
-/// Calls that were enqueued are done before Set, before TakeCounts, and before it goes.
+/// Picks, from ids in device memory, those that this rank computes: the ids of its experts, and its
+/// share of the tokens for experts that several ranks own. The caller makes sure that enqueued
+/// calls are done before Set, before TakeCounts, and before the object is destroyed.
 class OwnedIds {
  public:
   virtual ~OwnedIds() = default;
   /// Sets the owners of all layers' experts.
   virtual absl::Status Set(absl::Span<const OwnerShare> shares) = 0;
-  /// [rows, top_k] of the layer whose first expert is `first`, in device memory: `ids` with -1 for
-  /// what is not this rank's, or out of range. Counts the others. Enqueued; valid until the next
-  /// call, and in the same place.
+  /// Returns [rows, top_k] in device memory: `ids` with -1 for those that are not this rank's or
+  /// are out of range. Counts the others. `first`: index of the layer's first expert among all
+  /// layers. Enqueued; valid until the next call, which returns the same address.
   virtual absl::StatusOr<const int32_t*> Keep(int64_t first, int experts, const int32_t* ids,
                                               int64_t rows, int64_t top_k, void* stream) = 0;
-  /// Ids that were kept since the last call, of all layers' experts.
+  /// How many ids were kept since the last call, for the experts of all layers.
   virtual absl::StatusOr<std::vector<int64_t>> TakeCounts() = 0;
 };
 
-/// experts: of all layers; pairs: most ids of a call. Unavailable without CUDA.
+/// experts: the number in all layers; pairs: the most ids of a call. Unavailable without CUDA.
 absl::StatusOr<std::unique_ptr<OwnedIds>> MakeOwnedIds(int device, int64_t experts, int64_t pairs);
 
 }  // namespace moert

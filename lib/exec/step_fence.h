@@ -1,5 +1,5 @@
-// A fence between the steps of a device: steps on several streams that share memory, and a host
-// that reads or frees it.
+// A fence between the steps of a device. It orders steps on several streams that share memory, and
+// lets the host wait for them before it reads or frees that memory.
 #ifndef MOERT_LIB_EXEC_STEP_FENCE_H_
 #define MOERT_LIB_EXEC_STEP_FENCE_H_
 
@@ -10,37 +10,37 @@
 
 namespace moert {
 
-/// Thread-safe. Streams that are captured neither enter nor pass: a replay lies in another step.
+/// Thread-safe. Captured streams neither enter nor pass the fence, because a replay lies in another
+/// step.
 class StepFence {
  public:
   virtual ~StepFence() = default;
-  /// Work that `stream` gets from here on waits for the steps that have passed.
+  /// Makes later work of `stream` wait for the steps that have passed.
   virtual absl::Status Enter(void* stream) = 0;
-  /// The end of a step: of what `stream` has been given.
+  /// Marks the end of a step, which consists of the work that `stream` has been given so far.
   virtual absl::Status Pass(void* stream) = 0;
-  /// In place of a pass that cannot be made: the next call waits for the device.
+  /// Called instead of a Pass that cannot be made: the next call then waits for the whole device.
   virtual void Miss() = 0;
-  /// Waits for the steps that have passed, and for nothing else.
+  /// Blocks until the steps that have passed are done. Waits for nothing else.
   virtual absl::Status Await() = 0;
 };
 
 /// Unavailable without CUDA.
 absl::StatusOr<std::unique_ptr<StepFence>> MakeStepFence(int device);
 
-/// A second stream of a device beside the caller's: what it is given runs while the caller's goes
-/// on. One caller at a time. Calls can be captured: the fork and the join are then edges of the
-/// graph.
+/// A second stream of a device, whose work runs beside the caller's stream. One caller at a time.
+/// Calls can be captured: the fork and the join are then edges of the graph.
 class SideStream {
  public:
   virtual ~SideStream() = default;
   virtual void* get() const = 0;
-  /// Work that the side stream gets from here on waits for the work that `stream` has got.
+  /// Makes later work of the side stream wait for the work that `stream` has been given so far.
   virtual absl::Status Fork(void* stream) = 0;
-  /// The other way round.
+  /// Makes later work of `stream` wait for the work that the side stream has been given so far.
   virtual absl::Status Join(void* stream) = 0;
 };
 
-/// Makes a stream of the device, ahead of its other streams.
+/// Makes a side stream, of a higher priority than other streams of the device.
 absl::StatusOr<std::unique_ptr<SideStream>> MakeSideStream(int device);
 
 }  // namespace moert

@@ -18,7 +18,7 @@ class CpuBackend final : public Backend {
     threads.threads = options_.threads;
     threads.cpus = options_.cpus;
     if (threads.cpus.empty() && options_.numa_node >= 0) {
-      // The options have been checked: it has some.
+      // The options have been checked: the node has CPUs.
       absl::StatusOr<std::vector<int>> cpus = NumaCpus(options_.numa_node);
       if (cpus.ok()) threads.cpus = *std::move(cpus);
       if (threads.threads == 0) threads.threads = static_cast<int>(threads.cpus.size());

@@ -104,8 +104,8 @@ absl::Status CpuExecutor::Combine(const ExecutorCall& call, const RoutingResult&
   parts_.pool->Run(tokens, [&](int64_t t, int) {
     const float shared_weight = SharedWeight(call, t);
     float* row = y_.data() + t * hidden;
-    // In k order, whatever the order of arrival.
-    const bool weighted = Spec(call).routing.weight_input;  // the input was
+    // Sums in the order of k, whatever the order in which experts arrived.
+    const bool weighted = Spec(call).routing.weight_input;  // the input was weighted instead
     bool empty = true;
     for (int j = 0; j < k; ++j) {
       if (routing.ids[t * k + j] < 0) continue;
@@ -160,7 +160,8 @@ absl::Status CpuExecutor::ScoreNext(const ExecutorCall& call, bool filled,
 
 namespace {
 
-/// One call serves routed experts of every version, and shared ones, which stay bf16.
+/// The formats that one call may contain: routed experts of every version, and shared experts,
+/// which stay bf16.
 std::vector<ExpertFormat> Formats(const ExecutorSize& size, int layer) {
   std::vector<ExpertFormat> formats = {ExpertFormat::Uniform(Scheme{})};
   for (int e = 0; e < size.source->model().layers[layer].num_experts; ++e) {
@@ -191,7 +192,7 @@ int64_t CpuWorkspaceBytes(const ExecutorSize& size, int io_threads) {
                         std::max(layer.intermediate, layer.shared_intermediate), Formats(size, l)));
     // Outputs by slot; ids, weights and two groupings of each pair; scores and logits of this and
     // the next layer.
-    const int64_t outputs = layer.routing.weight_input ? 2 : 1;  // and inputs
+    const int64_t outputs = layer.routing.weight_input ? 2 : 1;  // 2: weighted inputs as well
     call_bytes =
         std::max(call_bytes, outputs * rows * layer.hidden * 4 + tokens * k * 16 + tokens * 8 +
                                  tokens * int64_t{model.max_experts()} * 16 +

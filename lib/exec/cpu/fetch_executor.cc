@@ -117,7 +117,7 @@ absl::Status FetchExecutor::Route(const ExecutorCall& call, const RoutingRequest
 }
 
 absl::Status FetchExecutor::SetRouting(const ExecutorCall& call, const RoutingResult&) {
-  // Without gates nobody asks for them.
+  // The rows are only needed to score gates.
   if (call.hidden.data != nullptr && x_.size() > 0) WidenRows(call.hidden, x_.data());
   return absl::OkStatus();
 }

@@ -1,5 +1,5 @@
-// Layer calls whose product is the host's: gates may be scored for prediction, nothing is
-// multiplied.
+// Layer calls in which the host multiplies the experts itself (Engine::Fetch). The library may
+// score gates for prediction, but multiplies nothing.
 #ifndef MOERT_LIB_EXEC_CPU_FETCH_EXECUTOR_H_
 #define MOERT_LIB_EXEC_CPU_FETCH_EXECUTOR_H_
 
@@ -13,7 +13,7 @@
 
 namespace moert {
 
-/// Serves opaque records. Engine::Forward and ForwardRouted are refused.
+/// Serves opaque records. Refuses Engine::Forward and ForwardRouted.
 class FetchExecutor : public Executor {
  public:
   explicit FetchExecutor(const ExecutorParts& parts);
@@ -35,7 +35,7 @@ class FetchExecutor : public Executor {
                              const OpaqueProduct& given) override;
 
  protected:
-  /// The record in RAM of the library's; null: it is elsewhere.
+  /// The record's address in the library's RAM; null: the record is elsewhere.
   virtual const std::byte* RecordInRam(const VersionedStore& store, int64_t epoch,
                                        ExpertKey key) const;
   const ExecutorParts& parts() const { return parts_; }
@@ -45,13 +45,13 @@ class FetchExecutor : public Executor {
   void FindParts(const std::byte* record, int layer, OpaqueProduct::Expert* expert) const;
 
   const ExecutorParts parts_;
-  AlignedArray<float> x_;  // [T, hidden], where a layer has a gate
+  AlignedArray<float> x_;  // [T, hidden]; empty if no layer has a gate
 };
 
-/// Whether a source's records are opaque. All are, or none.
+/// Whether a source's records are opaque. Either all of them are, or none.
 bool IsOpaque(const ExpertSource& source);
 
-/// Bytes that calls of this executor take beside the expert pools.
+/// Bytes that calls of this executor take in addition to the expert pools.
 int64_t FetchWorkspaceBytes(const ExecutorSize& size, int io_threads);
 
 }  // namespace moert

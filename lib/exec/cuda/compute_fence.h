@@ -1,9 +1,9 @@
 // ComputeFence: lets transfers wait for the kernels that may still read the block they overwrite.
 //
-// Layer calls are enqueued and their experts unpinned long before they have run. Behind every batch
-// of kernels the executor passes the fence; a transfer remembers how far the fence was when its
-// block was taken, and its copy waits, on the device, for that point and not for work enqueued
-// later, so a demand load runs beside the products of the same layer.
+// Layer calls are enqueued and their experts unpinned long before they have run. After every batch
+// of kernels the executor passes the fence, which makes a new ticket. A transfer remembers the
+// newest ticket at the time its block was taken. Its copy waits, on the device, for that ticket and
+// not for work enqueued later, so a demand load runs beside the products of the same layer.
 #ifndef MOERT_LIB_EXEC_CUDA_COMPUTE_FENCE_H_
 #define MOERT_LIB_EXEC_CUDA_COMPUTE_FENCE_H_
 
@@ -37,14 +37,14 @@ class ComputeFence {
     return absl::OkStatus();
   }
 
-  /// Orders `stream` behind the newest ticket: calls share buffers.
+  /// Orders `stream` behind the newest ticket, because calls share buffers.
   absl::Status Enter(cudaStream_t stream) {
     const MutexLock lock(&mu_);
     MOERT_CUDA_RETURN_IF_ERROR(Recover());
     return Order(stream);
   }
-  /// Everything enqueued on `stream` so far lies before the next ticket, and so does what lies
-  /// before earlier ones, whatever their streams.
+  /// Makes the next ticket, which stands for everything enqueued on `stream` so far and for all
+  /// earlier tickets, whatever their streams.
   absl::Status Pass(cudaStream_t stream) {
     const MutexLock lock(&mu_);
     MOERT_CUDA_RETURN_IF_ERROR(Recover());
@@ -56,7 +56,7 @@ class ComputeFence {
     unpassed_ = false;
     return absl::OkStatus();
   }
-  /// In place of a pass that could not be made.
+  /// Called instead of Pass if the pass could not be made.
   void Miss() {
     const MutexLock lock(&mu_);
     unpassed_ = true;
@@ -65,21 +65,22 @@ class ComputeFence {
     const MutexLock lock(&mu_);
     return last_;
   }
-  /// Waits for everything before the newest ticket. Graphs that the host launches lie in steps,
-  /// whose ends pass the fence. To wait for the device instead would end captures of other threads.
+  /// Blocks until the newest ticket is done. This covers graphs that the host launches: they lie in
+  /// steps, and the end of a step passes the fence. Waiting for the whole device instead would end
+  /// captures of other threads.
   cudaError_t Await() {
     const MutexLock lock(&mu_);
     if (unpassed_) return Recover();
     return last_ > 0 ? AwaitEvent(events_[last_ % kEvents]) : cudaSuccess;
   }
-  /// Whether everything before the ticket is done. Does not wait.
+  /// Whether the ticket is done. Does not wait.
   bool Passed(Ticket ticket) {
     if (ticket == 0) return true;
     const MutexLock lock(&mu_);
     return QueryEvent(events_[ticket % kEvents]) == cudaSuccess;
   }
-  /// Work enqueued on `stream` from now on waits for the ticket. An event that was recorded again
-  /// since stands for a later point, which contains it.
+  /// Work enqueued on `stream` from now on waits for the ticket. If its event has been recorded
+  /// again since, the wait is for a later ticket, which includes it.
   absl::Status Wait(Ticket ticket, cudaStream_t stream) {
     if (ticket == 0) return absl::OkStatus();
     const MutexLock lock(&mu_);
@@ -88,8 +89,8 @@ class ComputeFence {
   }
 
  private:
-  /// Behind a pass that failed no ticket stands for what the stream had got: the device is waited
-  /// for, whose stream may be gone.
+  /// After a failed pass no ticket stands for the work of its stream, and the stream may be gone:
+  /// so this waits for the whole device.
   cudaError_t Recover() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const cudaError_t error = unpassed_ ? AwaitDevice() : cudaSuccess;
     if (error == cudaSuccess) unpassed_ = false;
@@ -105,7 +106,7 @@ class ComputeFence {
   mutable Mutex mu_;
   std::array<cudaEvent_t, kEvents> events_{};  // made by Init, recorded under mu_
   Ticket last_ ABSL_GUARDED_BY(mu_) = 0;
-  cudaStream_t stream_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the last pass
+  cudaStream_t stream_ ABSL_GUARDED_BY(mu_) = nullptr;  // the stream of the last pass
   bool unpassed_ ABSL_GUARDED_BY(mu_) = false;          // a pass failed, or was missed
 };
 

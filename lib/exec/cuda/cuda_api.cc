@@ -95,7 +95,7 @@ DeviceScope::~DeviceScope() {
 
 absl::Status ToStatus(int error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
-  cudaGetLastError();  // said here; the host's own next check is not to find it
+  cudaGetLastError();  // reported here: the host's next check must not find it
   const auto code = static_cast<cudaError_t>(error);
   const std::string message =
       fmt::format("CUDA: {} ({}) in {}", cudaGetErrorString(code), cudaGetErrorName(code), what);

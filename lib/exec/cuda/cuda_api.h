@@ -29,9 +29,9 @@ class Buffer {
   Buffer() = default;
   static absl::StatusOr<Buffer> Device(int64_t bytes);
   static absl::StatusOr<Buffer> Pinned(int64_t bytes);
-  /// Where pinning is refused: copies from it wait for the driver to stage it.
+  /// Used if pinning is refused. The driver stages copies from it, and the caller waits for that.
   static absl::StatusOr<Buffer> Pageable(int64_t bytes);
-  /// For tests: from now on so many more bytes may be pinned; -1: as many as the system has.
+  /// For tests: limits the bytes that may be pinned from now on; -1: no limit but the system's.
   static void LimitPinning(int64_t bytes);
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
@@ -69,7 +69,7 @@ class Carver {
   int64_t used_ = 0;
 };
 
-/// Calls of this thread do not end a capture that another thread is making, for a scope.
+/// For a scope: calls of this thread do not end a capture that another thread is making.
 class RelaxedCapture {
  public:
   RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -81,10 +81,10 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-/// Makes the runtime's context of `device` current for a scope, whose calls leave captures of other
-/// threads alone. The thread's own context, or that
-/// it has none, comes back, and no other device is touched: cudaSetDevice would make a context on
-/// the device it goes back to, and replace one of the host's making.
+/// Makes the runtime's context of `device` current for a scope. Calls within the scope leave
+/// captures of other threads alone. The end of the scope restores the thread's own context, if it
+/// had one. No other device is touched: cudaSetDevice would make a context on the device that it
+/// returns to, and replace one that the host made.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -92,7 +92,7 @@ class DeviceScope {
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 
-  /// Whether there is a context; asked once, when an engine is opened.
+  /// An error if the context could not be made. Checked once, when an engine is opened.
   const absl::Status& status() const { return status_; }
 
  private:
@@ -102,22 +102,23 @@ class DeviceScope {
 
 /// Whether work given to the stream is recorded into a graph.
 absl::StatusOr<bool> IsCapturing(void* stream);
-/// cudaMemset and cudaMemcpy, done when they return, on a stream of their own. The default stream
-/// would wait for the host's blocking streams, and end what these capture.
+/// cudaMemset and cudaMemcpy on a stream of their own, complete when they return. The default
+/// stream would wait for the host's blocking streams, and end their captures.
 absl::Status FillNow(void* to, int value, size_t bytes);
 absl::Status CopyNow(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
 
-/// cudaEventQuery, which touches no capture of another thread. cudaErrorNotReady does not stay
-/// behind as the last error, for the host's own next check to find.
+/// cudaEventQuery, without effect on captures of other threads. Does not leave cudaErrorNotReady as
+/// the last error, which the host's next check would find.
 cudaError_t QueryEvent(cudaEvent_t event);
 /// cudaEventSynchronize, likewise.
 cudaError_t AwaitEvent(cudaEvent_t event);
 
-/// A stream of the current device for what others wait for: nonblocking, of the highest priority.
+/// Makes a nonblocking stream of the highest priority on the current device, for work that other
+/// streams wait for.
 absl::Status MakeUrgentStream(cudaStream_t* stream);
-/// cudaDeviceSynchronize. Waits for other engines and the host too. While a stream of the device is
-/// captured it fails, leaves no last error, and ends that capture, whoever makes it: only for what
-/// no event stands for.
+/// cudaDeviceSynchronize. Waits for other engines and the host too. While any thread captures a
+/// stream of the device it fails, leaves no last error, and ends that capture. So use it only for
+/// work that no event stands for.
 cudaError_t AwaitDevice();
 
 }  // namespace moert::cuda

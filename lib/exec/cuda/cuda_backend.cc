@@ -22,7 +22,7 @@ namespace moert {
 namespace cuda {
 namespace {
 
-/// Whether kernels run there: no build has them for older devices.
+/// An error if the device is too old: no build has kernels for it.
 absl::Status CheckCapability(int device) {
   constexpr int kLeast = 8;
   int major = 0, minor = 0;
@@ -57,7 +57,7 @@ class CudaBackend final : public Backend {
     return std::min(pinned_limit_, UnpinnedBytes(*size.source, size.versions));
   }
   absl::Status Check(const ExpertSource& source, absl::Span<const int> versions) const override {
-    if (IsOpaque(source)) return absl::OkStatus();  // nothing is executed here
+    if (IsOpaque(source)) return absl::OkStatus();  // the library executes no products
     if (options_.activation != ActivationNumerics::kBF16 &&
         options_.activation != ActivationNumerics::kFp8) {
       return absl::UnimplementedError(
@@ -79,9 +79,9 @@ class CudaBackend final : public Backend {
     return !IsOpaque(source) || source.product() != nullptr;
   }
 
-  /// Where the host did not say: the thread that drives the device and those that bring records
-  /// keep a CPU each, if that leaves half of them. (Half of them would not do for experts: 8
-  /// threads of 16 virtual CPUs read 91 GB/s of them, 13 read 118 to 135.)
+  /// If the host set no number: all CPUs but one for the thread that drives the device and one for
+  /// each thread that reads records, at least half of the CPUs. (Half is too few for experts: on 16
+  /// virtual CPUs, 8 threads read 91 GB/s of records, 13 read 118 to 135.)
   ThreadPoolOptions Threads(bool cpu_offload) const override {
     ThreadPoolOptions threads;
     threads.cpus = options_.cpus;
@@ -100,7 +100,7 @@ class CudaBackend final : public Backend {
       return InvalidArgument("max_tokens_per_forward is {}, the cuda backend takes at most {}",
                              size.max_tokens, kMostTokens);
     }
-    constexpr int64_t kPools = 2;  // of an engine, at most
+    constexpr int64_t kPools = 2;  // the most pools of an engine
     if (IsOpaque(*size.source)) {
       return CudaFetchExecutor::Bytes(size.source->model(), size.max_tokens, size.served) +
              kPools * kPoolRounding;
@@ -114,7 +114,8 @@ class CudaBackend final : public Backend {
   bool ServesMisses(const ExecutorSize& size) const override {
     const auto few = [](const MoeLayerSpec& layer) { return layer.num_experts <= kFewExperts; };
     const std::vector<MoeLayerSpec>& layers = size.source->model().layers;
-    // The CPU computes what is beside pinned memory, by the high version.
+    // With a CPU the high version need not be pinned as a whole: the CPU computes, in that version,
+    // the experts whose records are not.
     absl::Span<const int> pinned = size.versions;
     if (size.served.cpu()) pinned.remove_prefix(size.served.brings_low() ? 1 : pinned.size());
     return options_.link_gbps == 0 && !IsOpaque(*size.source) &&
@@ -175,7 +176,7 @@ class CudaBackend final : public Backend {
 
   ComputeFence fence_;
   std::optional<PeerLink> peers_;
-  DeviceSource* records_ = nullptr;  // of the transfers, which outlive the executor
+  DeviceSource* records_ = nullptr;  // owned by the transfers, which outlive the executor
 };
 
 }  // namespace

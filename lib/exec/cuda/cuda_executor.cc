@@ -74,8 +74,8 @@ absl::Status CudaExecutor::JoinCpu(const ExecutorCall& call, int64_t* took_ns) {
   const int rows = cpu_->num_rows();
   cpu_->Forget();
   DeviceScope scope(device_);
-  // The host waits for the stream before the next call's Begin, so the rows stay until they are
-  // fetched.
+  // The host waits for the stream before the next call's Begin, so the rows stay valid until the
+  // kernel has read them.
   return MOERT_CUDA_STATUS(LaunchPlaceRows(cpu_->rows(), cpu_->slots(), rows,
                                            static_cast<int>(Spec(call).hidden), w_.out,
                                            Prompt(call).any(), extent_.hidden, Stream(call)));
@@ -116,7 +116,7 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
         call.hidden.rows, kFewTokens);
   }
   if (capturing) {
-    // The handles are read at replay, from the table as OpenStep keeps it.
+    // A replay reads the handles from the table, which OpenStep keeps up to date.
     captured_ = true;
   } else {
     MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
@@ -150,9 +150,9 @@ absl::Status CudaExecutor::RunWhole(const ExecutorCall& call, const PolicyContex
     return WeightedSum(call, given != nullptr);
   };
   absl::Status status = enqueue();
-  // Behind a failure: a capture is left whole.
+  // After a failure too, the forked branches of a capture have to be joined.
   if (served && !status.ok()) status.Update(served_->Join(stream));
-  if (!capturing) status.Update(fence_->Pass(stream));  // also behind a failure
+  if (!capturing) status.Update(fence_->Pass(stream));  // also after a failure
   return status;
 }
 
@@ -182,9 +182,9 @@ absl::Status CudaExecutor::BringGiven(const ExecutorCall& call, const GivenRouti
 
 absl::Status CudaExecutor::ReturnUsed(const ExecutorCall& call, absl::Span<const int32_t> used,
                                       int32_t* to) {
-  if (numbers_.any()) return absl::OkStatus();  // they are there since the routing was brought
+  if (numbers_.any()) return absl::OkStatus();  // BringGiven has written them already
   DeviceScope scope(device_);
-  // Pageable: the copy has left the span when the call returns.
+  // The source is pageable: it has been read when the call returns.
   return MOERT_CUDA_STATUS(
       cudaMemcpyAsync(to, used.data(), used.size() * 4, cudaMemcpyHostToDevice, Stream(call)));
 }
@@ -213,7 +213,7 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const 
       if (served_ != nullptr) {
         const absl::Status prepared = PrepareServed(order);
         if (!prepared.ok()) {
-          (void)fence_->Pass(order);  // of what was lent
+          (void)fence_->Pass(order);  // for the copy that lent the blocks
           return prepared;
         }
       }
@@ -221,7 +221,7 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const 
         const absl::Status begun =
             rule_.BeginStep(w_.rule, rows.request_ids, parts_.max_tokens, order);
         if (!begun.ok()) {
-          (void)fence_->Pass(order);  // of what was lent
+          (void)fence_->Pass(order);  // for the copy that lent the blocks
           return begun;
         }
       }
@@ -234,7 +234,7 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const 
       opened.Update(fence_->Pass(order));
     }
     if (!opened.ok()) {
-      (void)fence_->Pass(order);  // of what was lent
+      (void)fence_->Pass(order);  // for the copy that lent the blocks
       return opened;
     }
   }
@@ -245,8 +245,8 @@ absl::Status CudaExecutor::OpenStep(VersionedStore* store, int64_t epoch, const 
 absl::Status CudaExecutor::CloseStep(void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
-  // A captured stream has no pending work. Behind a failure too:
-  // replays use the blocks.
+  // A captured stream has no pending work. The fence is passed after a failure too, because replays
+  // use the blocks.
   const absl::StatusOr<bool> capturing = IsCapturing(order);
   absl::Status status = capturing.status();
   if (!status.ok()) {
@@ -256,10 +256,10 @@ absl::Status CudaExecutor::CloseStep(void* stream) {
   }
   if (const auto it = std::find(open_streams_.begin(), open_streams_.end(), order);
       it != open_streams_.end()) {
-    open_streams_.erase(it);  // the stream may go now
+    open_streams_.erase(it);  // the host may destroy the stream now
   }
   if (!capturing.ok() || *capturing) return status;
-  // Replays cannot be told from steps without them.
+  // Counts are copied after every step: whether it replayed a graph is not known.
   if (captured_) status.Update(selections_.Bring(order));
   if (captured_ && served_ != nullptr) status.Update(served_->BringCounts(order));
   return status;

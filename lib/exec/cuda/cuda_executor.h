@@ -20,10 +20,10 @@ absl::StatusOr<int64_t> ExecutorBytes(const ExpertSource& source, absl::Span<con
 struct CudaExecutorOptions {
   int device = 0;
   std::vector<int> cpus;            // see EngineOptions
-  ComputeFence* fence = nullptr;    // passed behind every batch of kernels
-  DeviceSource* records = nullptr;  // what the CPU multiplies, and what the device brings itself
+  ComputeFence* fence = nullptr;    // passed after every batch of kernels
+  DeviceSource* records = nullptr;  // for the CPU's products and for copies made by the device
   ActivationNumerics numerics = ActivationNumerics::kBF16;
-  bool paced = false;               // copies keep to a rate, which the device's own would not
+  bool paced = false;               // copies keep to a rate, which copies made by the device do not
 };
 absl::StatusOr<std::unique_ptr<Executor>> MakeCudaExecutor(const ExecutorParts& parts,
                                                            const CudaExecutorOptions& options);

@@ -42,7 +42,7 @@ class CudaExecutor final : public Executor,
 
   ~CudaExecutor() override {
     leaving_.emplace(device_);
-    fence_->Await();  // kernels of the last calls use what goes now
+    fence_->Await();  // kernels of the last calls use the memory that is freed here
     if (rows_arrived_ != nullptr) cudaEventDestroy(rows_arrived_);
   }
 
@@ -121,54 +121,55 @@ class CudaExecutor final : public Executor,
     return static_cast<cudaStream_t>(call.stream);
   }
 
-  /// A whole call with every expert at hand, by the layer's own routing or the one given. `rule`:
-  /// of a captured call that goes by another one than the model's own; else null.
+  /// A whole call for which no expert can be missing, or whose misses the device serves. Routed by
+  /// the layer's gate, or as `given`. `rule`: the rule of a captured call that is not routed by the
+  /// model's own choice; else null.
   absl::Status RunWhole(const ExecutorCall& call, const PolicyContext& context,
                         const VersionedStore& store, const GivenRouting* given,
                         const RoutingRule* rule);
-  /// The routing's part in the launch that decides about a captured call; `rule`: if any.
+  /// The routing that the launch of a captured call's decision also does. `rule`: if there is one.
   struct LastRouting {
     RouteFewArgs route;
     ExpertCacheArgs rule;
   };
-  /// Routing of RunWhole; `last`: null, or where what is left to the decision goes. `served`: the
-  /// decision makes the tiles.
+  /// The routing of RunWhole. `last`: null, or receives the part that is left to the decision's
+  /// launch. `served`: the decision makes the tiles.
   absl::Status RouteWhole(const ExecutorCall& call, const GivenRouting* given,
                           const RoutingRule* rule, bool served, LastRouting* last);
-  /// By the model's own choice.
+  /// Routes by the model's own choice.
   absl::Status RouteOnDevice(const ExecutorCall& call);
   absl::Status LoadRule();
-  /// In front of a step with captured calls: what the device has to know of the host.
+  /// Before a step with captured calls: tells the device what it has to know of the host's state.
   absl::Status PrepareServed(cudaStream_t stream);
   ExpertCacheArgs RuleOf(const ExecutorCall& call, const RoutingRule& rule) const;
-  /// Behind it, in a capture.
+  /// Applies a rule after RouteOnDevice, in a capture.
   absl::Status ApplyRule(const ExecutorCall& call, const RoutingRule& rule);
-  /// The next layer's routing of these rows.
+  /// Scores the next layer's experts for these rows.
   absl::Status RouteNext(const ExecutorCall& call);
   /// Whether one launch routes, groups and makes tiles.
   bool Few(const ExecutorCall& call) const {
     return call.hidden.rows <= kFewTokens && Spec(call).num_experts <= kFewExperts &&
            !Prompt(call).any();
   }
-  /// All of RouteFew but its last launch, which `route` says.
+  /// All of RouteFew but its last launch, whose arguments are returned in *route.
   absl::Status PrepareFew(const ExecutorCall& call, const GivenRouting* given, bool tallied,
                           RouteFewArgs* route);
-  /// RouteOnDevice (or the routing given) and GroupAndPack of few rows; `tiles`: and all experts'
-  /// tiles. `rule`: as RunWhole.
+  /// RouteOnDevice (or the given routing) and GroupAndPack for few rows. `tiles`: also makes the
+  /// tiles of all experts. `rule`: as in RunWhole.
   absl::Status RouteFew(const ExecutorCall& call, const GivenRouting* given,
                         const RoutingRule* rule, bool tallied, bool tiles);
-  /// Token ids of a layer that is routed by them; captured calls read those of the steps that
-  /// replay them.
+  /// Uploads the token ids for a layer that is routed by them. Captured calls read the ids of the
+  /// step that replays them.
   absl::Status BringTokenIds(const ExecutorCall& call);
   absl::Status UploadTokenIds(absl::Span<const int32_t> ids, cudaStream_t stream);
   bool WeightsInput(const ExecutorCall& call) const { return Spec(call).routing.weight_input; }
-  /// Rows of inputs: a slot's each where its weight multiplies it.
+  /// Rows of input: one per token, and one more per slot if the slot's weight multiplies its input.
   int64_t InputRows(const ExecutorCall& call) const {
     return call.hidden.rows +
            (WeightsInput(call) ? call.hidden.rows * Spec(call).routing.top_k : 0);
   }
   RowWeights WeightsOfRows(const ExecutorCall& call) const;
-  /// Slots that share the row of their token.
+  /// The number of slots that read the row of their token.
   int32_t SharingSlots(const ExecutorCall& call) const {
     return WeightsInput(call) ? 0
                               : static_cast<int32_t>(call.hidden.rows) * Spec(call).routing.top_k;
@@ -182,17 +183,18 @@ class CudaExecutor final : public Executor,
   SelectionTally* Tally(const ExecutorCall& call) const {
     return w_.tally + on_device_.layer(call.layer).first_handle;
   }
-  /// The same of a routing from the host.
+  /// The same for a routing from the host.
   absl::Status UploadRouting(const ExecutorCall& call, const RoutingResult& routing);
   absl::Status WaitForRows(cudaStream_t stream);
-  /// Into host_rows_.
+  /// Copies the call's rows into host_rows_.
   absl::Status BringHostRows(const ExecutorCall& call);
   bool OffersCpu(const ExecutorCall& call) const {
     return cpu_ != nullptr && call.hidden.rows <= cpu_->max_tokens();
   }
-  /// Family P's part of a call.
+  /// The part of a call that kernel family P multiplies.
   PromptPlan Prompt(const ExecutorCall& call) const;
-  /// Rows as family P reads them, where the call has them like that; else they are to be rounded.
+  /// The call's own rows if they already have the form that family P reads; else they have to be
+  /// rounded first.
   struct PromptRows {
     const uint8_t* data;
     int64_t stride;  // bytes
@@ -203,36 +205,36 @@ class CudaExecutor final : public Executor,
                         const ExpertHandle* handles) const;
   absl::Status Products(const ExecutorCall& call, const ExpertSet& wave,
                         const ExpertHandle* handles);
-  /// Multiplies tiles that were made.
+  /// Multiplies tiles that have been made.
   absl::Status TileProducts(const ExecutorCall& call, bool narrow, const TileTable& table,
                             int shares, cudaStream_t stream);
   GroupGemmArgs GemmOf(const ExecutorCall& call, bool narrow, const TileTable& table,
                        int shares) const;
-  /// Whether the products' launch chooses the experts of a call with every expert at hand.
+  /// Whether the products' launch also chooses the experts, for a call that can miss none.
   bool ProductsRoute(const ExecutorCall& call) const {
     return Few(call) && !extent_.use.wide_h && !WeightsInput(call) &&
            ProductsChoose(call.hidden.rows, Spec(call).routing.top_k, Spec(call).num_experts);
   }
-  /// Routing and products of such a call. `tallied`: as GroupAndPack.
+  /// The routing and the products of such a call. `tallied`: as in GroupAndPack.
   absl::Status RouteInProducts(const ExecutorCall& call, bool tallied);
   absl::Status PromptProducts(const ExecutorCall& call, const PromptPlan& plan,
                               const ExpertSet& wave, const ExpertHandle* handles);
-  /// Whether a captured call brings what the next layer will want.
+  /// Whether a captured call prefetches for the next layer.
   bool PredictsNext(const ExecutorCall& call, bool given) const {
     return served_ != nullptr && !given && Few(call) &&
            served_->Predicts(call.layer, call.hidden.rows);
   }
   /// Whether the launch that decides about a captured call also routes it.
   bool ServesAndRoutes(const ExecutorCall& call) const { return Few(call) && !WeightsInput(call); }
-  /// Multiplies all experts of a captured call: what is there, beside the copies of what is not;
-  /// then that. `route`: null, or what PrepareFew made; `rule`: null, or what the decision then
-  /// also applies.
+  /// Multiplies all experts of a captured call: the ready ones beside the copies of the missing
+  /// ones, which are multiplied when they have arrived. `route`: null, or the result of PrepareFew.
+  /// `rule`: null, or a rule that the decision then also applies.
   absl::Status ServedProducts(const ExecutorCall& call, Phase phase, bool given,
                               const RouteFewArgs* route, const ExpertCacheArgs* rule);
-  /// Misses of a captured call that may be answered low.
+  /// The accounts and limit by which misses of a captured call may be answered low.
   LowCall LowOf(const ExecutorCall& call, Phase phase) const;
   ExpertSet AllExperts(const ExecutorCall& call) const;
-  /// `given`: slots of an id below 0 are left out.
+  /// `given`: leaves out slots with an id below 0.
   absl::Status WeightedSum(const ExecutorCall& call, bool given);
 
   std::optional<DeviceScope> leaving_;  // first: memory and events below go within it
@@ -256,16 +258,16 @@ class CudaExecutor final : public Executor,
   DeviceFetch fetch_;
   ShardNumbers numbers_;
   std::unique_ptr<ServedMisses> served_;   // null: the host serves misses
-  std::unique_ptr<ServedCpu> served_cpu_;  // null: the device gives the CPU none
+  std::unique_ptr<ServedCpu> served_cpu_;  // null: the device gives the CPU no misses
   CpuCosts cpu_costs_;
-  bool lost_ = false;                       // rows that only the CPU could have computed
-  std::vector<cudaStream_t> open_streams_;  // of open steps, where it is not null
+  bool lost_ = false;                       // some rows that only the CPU can compute did not come
+  std::vector<cudaStream_t> open_streams_;  // streams of open steps, if served_ is not null
   bool given_ = false;                      // the call's routing is the host's
-  std::vector<int32_t> token_ids_;          // what w_.token_ids holds or will
+  std::vector<int32_t> token_ids_;          // what w_.token_ids holds, or will hold
   cudaEvent_t rows_arrived_ = nullptr;
   bool captured_ = false;  // some call was captured: its replays read the table
   AlignedArray<float> host_rows_;
-  std::unique_ptr<CpuExperts> cpu_;  // null: none beside the device; answers served_cpu_
+  std::unique_ptr<CpuExperts> cpu_;  // null: no CPU beside the device; answers served_cpu_'s jobs
   std::vector<HostExpert> on_cpu_;   // scratch
 };
 

@@ -13,7 +13,8 @@ PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
   const auto bytes = static_cast<uint64_t>(InputRows(call) *
                                            std::max(extent_.prompt_x_stride(), extent_.x_stride()));
   if (prompt_device_.form == PromptForm::kNone || bytes >> 32 != 0) return {};
-  // The CPU has no part in calls with such products, and has to have one.
+  // Calls with family P's products give the CPU no experts. Here the CPU must compute those whose
+  // records the device cannot read.
   const bool below = call.capturing && served_ != nullptr && served_->reads_below();
   if (below && call.hidden.rows <= kFewTokens) return {};
   return PlanPrompt(prompt_device_, extent_.use.prompt, Spec(call), call.hidden.rows,
@@ -22,7 +23,7 @@ PromptPlan CudaExecutor::Prompt(const ExecutorCall& call) const {
 
 std::optional<CudaExecutor::PromptRows> CudaExecutor::RowsForPrompt(
     const ExecutorCall& call) const {
-  if (Prompt(call).sums() || WeightsInput(call)) return std::nullopt;  // they follow each row
+  if (Prompt(call).sums() || WeightsInput(call)) return std::nullopt;  // sums follow each row
   const int64_t stride = call.hidden.row_stride * 2;
   if (call.hidden.dtype != DType::kBF16 || call.hidden.cols % 64 != 0 || stride % 16 != 0 ||
       reinterpret_cast<uintptr_t>(call.hidden.data) % 16 != 0 ||
@@ -163,7 +164,7 @@ absl::Status CudaExecutor::Multiply(const ExecutorCall& call, const RoutingResul
   MOERT_RETURN_IF_ERROR(table_.Flush(stream));
   if (shared) set.Add(Spec(call).num_experts);
   absl::Status status = Products(call, set, table_.rows(call.layer));
-  status.Update(fence_->Pass(stream));  // also behind a failure: some kernels may be enqueued
+  status.Update(fence_->Pass(stream));  // also after a failure: some kernels may be enqueued
   return status;
 }
 
@@ -206,11 +207,11 @@ absl::Status CudaExecutor::ServedProducts(const ExecutorCall& call, Phase phase,
   absl::Status status = served_->Begin(misses, stream);
   if (prompt) {  // one set of tiles at a time
     if (status.ok()) status = Products(call, all, served.ready);
-    status.Update(served_->Join(stream));  // also behind a failure: a capture is left whole
+    status.Update(served_->Join(stream));  // also after a failure: forked branches must be joined
     return status.ok() ? Products(call, all, served.late) : status;
   }
-  // The CPU's experts and late ones begin as soon as they are there: neither waits for other
-  // products.
+  // The products of experts that the CPU returns, and those of late experts, are on branches of
+  // their own: neither waits for other products.
   if (status.ok() && served_->Shares(misses)) {
     status = served_->AwaitCpu(misses, w_.out, extent_.hidden, stream);
     if (status.ok()) status = TileProducts(call, false, served.cpu.tiles, shares, served_->cpu());

@@ -34,8 +34,8 @@ absl::Status CudaExecutor::BringTokenIds(const ExecutorCall& call) {
 
 absl::Status CudaExecutor::UploadTokenIds(absl::Span<const int32_t> ids, cudaStream_t stream) {
   if (ids == token_ids_) return absl::OkStatus();
-  token_ids_.clear();  // unknown behind a failure
-  // Pageable: the copy has left the span when the call returns.
+  token_ids_.clear();  // after a failure the contents are unknown
+  // The source is pageable: it has been read when the call returns.
   MOERT_CUDA_RETURN_IF_ERROR(
       cudaMemcpyAsync(w_.token_ids, ids.data(), ids.size() * 4, cudaMemcpyHostToDevice, stream));
   token_ids_.assign(ids.begin(), ids.end());
@@ -56,8 +56,8 @@ absl::Status CudaExecutor::PrepareFew(const ExecutorCall& call, const GivenRouti
   const cudaStream_t stream = Stream(call);
   const LayerOnDevice& layer = on_device_.layer(call.layer);
   const int64_t x_stride = extent_.x_stride();
-  const bool weighted = WeightsInput(call);  // rows follow the choice
-  int packed = 0;                            // operands of x that are
+  const bool weighted = WeightsInput(call);  // the rows depend on the chosen experts
+  int packed = 0;                            // operands of x that have been packed
   if (given == nullptr) {
     GateOf second;
     if (tallied && PredictsNext(call, false)) {  // of a captured call
@@ -171,7 +171,7 @@ absl::Status CudaExecutor::GroupAndPack(const ExecutorCall& call, bool tallied) 
     }
     if (!prompt.others && !prompt.bytes()) return absl::OkStatus();
   }
-  const auto reads = [&](int operand) {  // some product does
+  const auto reads = [&](int operand) {  // whether some product reads the operand
     if (IsPromptOnly(operand)) return prompt.any();
     return !prompt.any() || prompt.others || IsPromptOperand(operand);
   };
@@ -201,7 +201,7 @@ absl::Status CudaExecutor::WaitForRows(cudaStream_t stream) {
 }
 
 absl::Status CudaExecutor::UploadRouting(const ExecutorCall& call, const RoutingResult& routing) {
-  // Small and pageable: the copies have left the vectors when the calls return.
+  // The sources are small and pageable: they have been read when the calls return.
   const cudaStream_t stream = Stream(call);
   MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(w_.ids, routing.ids.data(), routing.ids.size() * 4,
                                              cudaMemcpyHostToDevice, stream));
@@ -230,13 +230,13 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
   const cudaStream_t stream = Stream(call);
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   given_ = false;
-  // No rule applies to experts by token id.
+  // Rules do not apply to layers that choose experts by token id.
   const bool own_choice =
       request.rule.kind == RoutingRuleKind::kTopK || Spec(call).routing.hash_vocab > 0;
   MOERT_RETURN_IF_ERROR(BringTokenIds(call));
   if (!own_choice) {
     if (!DeviceRule::Executes(Spec(call), request.rule)) return RouteOnHost(call, request, routing);
-    // The rule goes by the table.
+    // The rule reads residency from the table.
     MOERT_RETURN_IF_ERROR(table_.SyncLayer(*request.store, call.layer, call.epoch, stream));
   }
   if (OffersCpu(call)) MOERT_RETURN_IF_ERROR(cpu_->BringRows(call.hidden, stream));
@@ -249,7 +249,7 @@ absl::Status CudaExecutor::Route(const ExecutorCall& call, const RoutingRequest&
   if (request.next_gate) MOERT_RETURN_IF_ERROR(RouteNext(call));
   MOERT_RETURN_IF_ERROR(
       returned_.Bring(w_, call.layer, call.hidden.rows, request.next_gate, !own_choice, stream));
-  MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // beside the host's wait
+  MOERT_RETURN_IF_ERROR(GroupAndPack(call));  // runs while the host waits
   ++host_syncs_;
   MOERT_RETURN_IF_ERROR(returned_.Wait(routing));
   if (OffersCpu(call)) cpu_->TakeRows(call.hidden);

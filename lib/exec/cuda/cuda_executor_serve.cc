@@ -1,4 +1,4 @@
-// CudaExecutor: misses of captured calls, and who owns the blocks meanwhile.
+// CudaExecutor: misses of captured calls, and the ownership of the blocks.
 #include <utility>
 
 #include "base/status_macros.h"

@@ -81,7 +81,7 @@ class CudaSideStream final : public SideStream {
   }
 
  private:
-  /// `then` waits for `first` as it is now.
+  /// Makes stream `then` wait for the work that `first` has been given so far.
   absl::Status Order(cudaStream_t first, cudaEvent_t event, cudaStream_t then) const {
     DeviceScope scope(device_);
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(event, first));

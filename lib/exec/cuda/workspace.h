@@ -23,18 +23,18 @@
 
 namespace moert::cuda {
 
-/// The widest of each dimension over a model's layers.
+/// The largest value of each dimension over a model's layers.
 struct Extent {
   int64_t tokens = 0, pairs = 0, slots = 0, experts = 0, hidden = 0, intermediate = 0, tiles = 0;
-  int64_t x_rows = 0;     // of inputs: a row a slot where weights multiply them
+  int64_t x_rows = 0;  // rows of input: one per token, and per slot where weights multiply inputs
   bool by_token = false;  // some layer is routed by token ids
   int64_t prompt_units = 0, prompt_h_rows = 0;
   ServedRules served;
   OperandUse use;
   std::vector<int64_t>
-      routed;  // [L]: experts that tokens are spread over, those of other shards too
+      routed;  // [L]: experts that tokens are spread over, including those of other shards
 
-  /// `numbering`: of a shard; null or empty: all experts are here.
+  /// `numbering`: the shard's; null or empty: the engine has all experts.
   Extent(const MoeModelSpec& model, const OperandUse& operands, int64_t max_tokens,
          const ExpertNumbering* numbering, const ServedRules& rules = {})
       : tokens(max_tokens), served(rules), use(operands) {
@@ -60,7 +60,7 @@ struct Extent {
   int64_t x_stride() const { return OperandBytes(hidden); }
   int64_t h_stride() const { return OperandBytes(intermediate); }
   bool prompts() const { return use.prompt.any(); }
-  /// Rounded channels, then their sums where products need them.
+  /// A row of rounded channels, followed by their sums if some product needs them.
   int64_t prompt_x_stride() const {
     return hidden * 2 + (use.prompt.zeros() ? RoundUp(PromptSums(hidden) * 4, 128) : 0);
   }
@@ -68,7 +68,7 @@ struct Extent {
   int64_t wide_h_rows() const {
     return use.prompt.bytes() ? std::max(slots, prompt_h_rows) : slots;
   }
-  /// Floats that go with a row of h.
+  /// The floats that accompany a row of h (PromptGemmArgs).
   int64_t prompt_h_columns() const {
     return use.prompt.bytes() || use.prompt.zeros() ? PromptSums(intermediate) : 0;
   }
@@ -82,13 +82,13 @@ inline int64_t HandleCount(const MoeModelSpec& model) {
   return model.total_experts() + model.num_layers();
 }
 
-/// Requests whose substitutions are accounted for, beside those of the running call.
+/// Requests whose accounts are remembered, in addition to those of the running call.
 constexpr int64_t kRememberedRequests = 1024;
 
 /// Buffers of the expert-cache rule, and of low answers.
 struct RuleBuffers {
   int32_t* account_of;  // [tokens]
-  int32_t* rows_apart;  // whether no two of these are the same
+  int32_t* rows_apart;  // whether all rows have different accounts
   RequestAccount* accounts;
   double* worst_shares;
   ExpertCacheToken* scratch;
@@ -109,16 +109,16 @@ struct RuleBuffers {
   }
 };
 
-/// Says which expert is in which slot of which layer, as the device decides and the host hands
-/// over. All layers lie one behind the other, expert by expert; a layer has room for a slot an
-/// expert.
+/// Which expert is in which slot of which layer. The host hands the table over, and the device then
+/// updates it. Arrays hold the experts of all layers, layer by layer; a layer has room for one slot
+/// per expert.
 struct ServedTable {
   ServedLayer* layers;
   ServedExpert* experts;
   ExpertUse* use;
   LayerPrefetch* prefetch;  // [layers]
-  uint8_t** slots;          // where they lie
-  double* sums;             // of scores; with a window of 0 nobody's
+  uint8_t** slots;          // addresses of the slots
+  double* sums;             // of scores, by expert; empty if the window is 0
   float* scores;            // [layers][window, experts]
 
   void Carve(const MoeModelSpec& model, const ServedRules& rules, Carver* c) {
@@ -142,13 +142,13 @@ inline TileTable CarveTiles(const Extent& e, Carver* c) {
   return table;
 }
 
-/// Buffers of misses that the CPU takes.
+/// Buffers for misses that the CPU takes.
 struct CpuBuffers {
   CpuCall* call;
   CpuCosts* costs;
   int32_t* slots;         // [pairs]
   ExpertHandle* handles;  // [experts + 1]
-  TileTable tiles;        // of those that were taken back
+  TileTable tiles;        // of experts that were taken back from the CPU
 
   void Carve(const Extent& e, Carver* c) {
     call = c->Take<CpuCall>(1);
@@ -159,20 +159,20 @@ struct CpuBuffers {
   }
 };
 
-/// Buffers of misses that the device serves.
+/// Buffers for misses that the device serves.
 struct ServedBuffers {
   ServedTable table;
-  ServedRecord* records;  // as the table's experts
-  ServedRecord* low;      // of the lower version, likewise; null: it answers nothing
+  ServedRecord* records;  // in the order of the table's experts
+  ServedRecord* low;      // likewise, of the lower version; null: no low answers
   ServedTally* tally;     // [layers]
-  uint32_t* taken;        // as the table's experts; null: the CPU takes nothing
+  uint32_t* taken;        // in the order of the table's experts; null: the CPU takes nothing
   ExpertHandle* ready;    // [experts + 1]
   ExpertHandle* late;     // [experts + 1]
   RecordCopy* copies;     // [experts]
   int32_t* num_copies;
   TileTable late_tiles;
   PredictionMemory predictions;
-  CpuBuffers cpu;  // where it takes some
+  CpuBuffers cpu;  // empty unless the CPU takes misses
 
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {
     table.Carve(model, e.served, c);
@@ -203,17 +203,17 @@ struct Workspace {
   float* logits;            // [up to kChoosingTokens, experts]
   float* scores;            // [tokens, experts]
   float* next_scores;
-  int32_t* token_ids;  // [tokens]; null: nobody routes by them
+  int32_t* token_ids;  // [tokens]; null: no layer is routed by them
   int32_t* ids;        // [pairs]
   float* weights;
-  float* ones;  // [pairs], for sums of what was weighted before; null: nothing is
+  float* ones;  // [pairs], the weights of sums whose inputs were weighted; null: no such layer
   SlotGroups groups;
   int32_t* shared_slots;
   TileTable table;
   PromptTable prompt;
   RuleBuffers rule;
   ExpertHandle* handles;  // the residency table
-  SelectionTally* tally;  // of captured calls: a row for each of the residency table
+  SelectionTally* tally;  // of captured calls: one per row of the residency table
   ServedBuffers served;
 
   void Carve(const MoeModelSpec& model, const Extent& e, Carver* c) {

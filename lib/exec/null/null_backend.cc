@@ -1,6 +1,6 @@
 // The null backend, for simulation: policies decide, blocks are counted and logical time passes,
 // but no record is read, no memory held and nothing multiplied. It plans memory as the CPU backend
-// does, so that budgets mean what they mean in a real run.
+// does, so a budget means the same as in a real run.
 #include <optional>
 #include <utility>
 
@@ -51,7 +51,7 @@ class NullExecutor final : public Executor, public CpuOffload {
   }
 
  private:
-  const bool has_cpu_offload_;  // of the machine that the profile describes
+  const bool has_cpu_offload_;  // whether the profiled machine has a CPU beside its device
 };
 
 class NullBackend final : public Backend {
@@ -64,7 +64,7 @@ class NullBackend final : public Backend {
     return options_.profile.cpu_executor;
   }
   ThreadPoolOptions Threads(bool /*cpu_offload*/) const override {
-    ThreadPoolOptions threads;  // scratch memory is planned for so many
+    ThreadPoolOptions threads;  // the plan has scratch memory for so many threads
     threads.threads = options_.threads;
     threads.cpus = options_.cpus;
     return threads;
@@ -93,7 +93,7 @@ class NullBackend final : public Backend {
         ram->room -= PlaceBytes(*source, key.layer, key.expert, 0);
       }
     }
-    // Blocks that are only counted have no bytes to read into.
+    // The link has no source: counted blocks have no memory to read into.
     return MakeVirtualLink(nullptr, clock->as_virtual(), profile, std::move(ram));
   }
   absl::StatusOr<std::unique_ptr<Executor>> MakeExecutor(const ExecutorParts& parts) override {

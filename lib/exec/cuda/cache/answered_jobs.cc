@@ -45,7 +45,7 @@ void AnsweredJobs::Answer() {
   absl::Status status;
   try {
     status = Multiply(&modelled_ns, &read_ns);
-  } catch (...) {  // a host's product or thread pool, or no memory
+  } catch (...) {  // thrown by the host's product or thread pool, or out of memory
     status = ExceptionStatus("the product on the CPU");
   }
   const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
@@ -59,7 +59,8 @@ void AnsweredJobs::Answer() {
       times_.took_ns += took.count() - read_ns;
     }
   }
-  // Behind this the device may end the step, and the host ask for the failure.
+  // After this the device may end the step and the host may ask for the failure, so the failure is
+  // recorded above.
   AnswerJob(memory_.mailbox, job, status.ok());
 }
 

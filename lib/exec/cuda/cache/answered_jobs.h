@@ -1,5 +1,6 @@
-// The memory of the jobs that a device gives to the CPU (kernels/cuda/cache/cpu_mailbox.h), and the
-// answers to them. A product on the CPU derives from it.
+// AnsweredJobs: the memory of the jobs that a device posts for the CPU
+// (kernels/cuda/cache/cpu_mailbox.h), and the code that answers them. A class that multiplies on
+// the CPU derives from it.
 #ifndef MOERT_LIB_EXEC_CUDA_CACHE_ANSWERED_JOBS_H_
 #define MOERT_LIB_EXEC_CUDA_CACHE_ANSWERED_JOBS_H_
 
@@ -23,23 +24,25 @@ class AnsweredJobs : public PostedJobs {
   bool Waiting() const override { return PostedJob(*memory_.mailbox) != 0; }
   void Answer() override;
 
-  /// Adds the time of the jobs answered since this was last asked, and their time by the profile.
+  /// Adds the jobs answered since the last call: their count, measured time and time by the
+  /// profile.
   void TakeTimes(ServedCount* added);
-  /// The first failure since it was last asked; of jobs that nobody else could do.
+  /// The first failure of a job since the last call.
   absl::Status TakeFailure();
+  /// The same for jobs that the device cannot take back, because only the CPU can compute them.
   absl::Status TakeOwedFailure();
 
  protected:
   /// For calls of the model's layers with up to `tokens` rows.
   absl::Status Init(const MoeModelSpec& model, int64_t tokens);
-  /// Most (token, expert) pairs of a job.
+  /// The most (token, expert) pairs of a job.
   int64_t most_pairs() const { return most_pairs_; }
-  /// The rows of the job, in fp32.
+  /// The job's input rows, converted to fp32.
   const float* WidenedRows();
 
  private:
-  /// Writes the rows of the job. Adds what its experts take by the profile, and what the reading of
-  /// their records took.
+  /// Computes the job and writes its output rows. Adds the time that its experts should take by the
+  /// profile, and the time spent reading their records.
   virtual absl::Status Multiply(int64_t* modelled_ns, int64_t* read_ns) = 0;
   void Carve(int64_t tokens, int64_t hidden, Carver* carver);
 

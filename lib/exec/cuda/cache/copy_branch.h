@@ -1,10 +1,11 @@
-// Branches of a captured call, beside its products: the copies of what it misses and the products
-// of that, what the CPU computes of it, the prediction of what the next layer will want where the
-// decision does not make it, and the prefetch of it.
+// The branches of a captured call that run beside its main products: (1) copies of the missing
+// records, followed by the products of these experts; (2) the experts that the CPU computes; (3)
+// the prediction for the next layer, unless the decision kernel makes it; (4) the prefetch that the
+// prediction asks for.
 //
-// All but the prefetch are joined before the call ends. The prefetch is a node of the graph that
-// no stream waits for: it goes on while the host's kernels run, and the next call's copies stand
-// behind it. So a graph of some layers alone is whole, too: it ends when its last prefetch does.
+// All branches but the prefetch are joined before the call ends. The prefetch is a graph node that
+// no stream waits for: it runs on while the host's kernels run, and the next call's copies depend
+// on it. So a graph of a few layers is complete as well: it ends when its last prefetch ends.
 #ifndef MOERT_LIB_EXEC_CUDA_CACHE_COPY_BRANCH_H_
 #define MOERT_LIB_EXEC_CUDA_CACHE_COPY_BRANCH_H_
 
@@ -24,20 +25,21 @@ class CopyBranch {
 
   absl::Status Init();
 
-  /// Forks the prediction, after the work of `stream`. `list`: what it writes. Needs a Join.
+  /// Forks the prediction, after the work of `stream`. `list`: the list that the prediction writes.
+  /// Needs a Join.
   absl::Status ForkPrediction(cudaStream_t stream, const LayerPrefetch* list);
   /// Forks copies, after the last prefetch. Needs a Join.
   absl::Status ForkCopies(cudaStream_t stream);
   cudaStream_t copies() const { return copies_; }
-  /// Forks what waits for the CPU. Needs a Join.
+  /// Forks the branch that waits for the CPU. Needs a Join.
   absl::Status ForkCpu(cudaStream_t stream);
   cudaStream_t cpu() const { return cpu_; }
   cudaStream_t predictions() const { return predictions_; }
-  /// Whether a prefetch that no copies stand behind yet reads the list.
+  /// Whether the last prefetch reads the list and no copies have been ordered behind it yet.
   bool Reads(const LayerPrefetch* list) const { return prefetch_ != nullptr && list_ == list; }
-  /// Behind the copies, and the prediction where it was forked.
+  /// Adds the prefetch behind the copies, and behind the prediction if that was forked.
   absl::Status Prefetch(LayerPrefetch* prefetch);
-  /// `stream` goes on behind the copies, the CPU and the prediction, those that were forked.
+  /// Makes `stream` wait for the forked branches: copies, CPU and prediction.
   absl::Status Join(cudaStream_t stream);
 
  private:
@@ -48,11 +50,11 @@ class CopyBranch {
   cudaStream_t predictions_ = nullptr;
   cudaEvent_t forked_ = nullptr, forked_cpu_ = nullptr, forked_prediction_ = nullptr;
   cudaEvent_t copied_ = nullptr, computed_ = nullptr, predicted_ = nullptr;
-  // Since the last Join.
+  // Forked since the last Join.
   bool copies_forked_ = false, cpu_forked_ = false, prediction_forked_ = false;
-  cudaGraphNode_t prefetch_ = nullptr;   // the last one; null: none
-  const LayerPrefetch* list_ = nullptr;  // that it reads
-  unsigned long long capture_ = 0;       // that it is in
+  cudaGraphNode_t prefetch_ = nullptr;   // the last prefetch; null: none
+  const LayerPrefetch* list_ = nullptr;  // the list that it reads
+  unsigned long long capture_ = 0;       // id of the capture that it belongs to
 };
 
 }  // namespace moert::cuda

@@ -164,7 +164,8 @@ void CpuExperts::Serve() {
 }
 
 bool CpuExperts::Rest() {
-  // A device wakes nobody. Steps may last, and nobody says when one has ended.
+  // The device cannot wake this thread, and nothing tells it when a step has ended. So it polls, at
+  // longer intervals after kNapping.
   constexpr std::chrono::microseconds kNap{50}, kLongNap{5'000};
   constexpr std::chrono::seconds kNapping{1};
   const auto begin = std::chrono::steady_clock::now();
@@ -181,7 +182,7 @@ bool CpuExperts::Rest() {
     }
   }
   watched_ = false;
-  return !stopping_ || Begun();  // what was begun is finished first: somebody may wait for it
+  return !stopping_ || Begun();  // finishes a begun job first: a caller may wait for it
 }
 
 void CpuExperts::Multiply() {
@@ -196,7 +197,7 @@ void CpuExperts::Multiply() {
     const auto rows = weighted ? static_cast<int64_t>(weights_of_.size()) : tokens_;
     status_ = gemm_->Run(weighted ? weighted_.data() : x_, rows, hidden_, problems_,
                          reinterpret_cast<float*>(out_memory_.data()));
-  } catch (...) {  // a host's thread pool, or no memory
+  } catch (...) {  // thrown by the host's thread pool, or out of memory
     status_ = ExceptionStatus("experts on the CPU");
   }
   took_ns_ = NowNs() - begin_ns;

@@ -44,7 +44,7 @@ ExpertCacheArgs ArgsOf(const Workspace& w, const DeviceRouting& routing, int64_t
 }  // namespace
 
 absl::Status DeviceRule::Init(const RuleBuffers& buffers, int64_t max_tokens) {
-  // Until somebody says whose they are, rows are account 0's.
+  // Until a step names the requests of its rows, all rows belong to account 0.
   const auto rows = static_cast<size_t>(max_tokens) * sizeof(int32_t);
   MOERT_RETURN_IF_ERROR(FillNow(buffers.account_of, 0, rows));
   MOERT_RETURN_IF_ERROR(FillNow(buffers.accounts, 0, sizeof(RequestAccount)));  // account 0
@@ -57,7 +57,7 @@ absl::Status DeviceRule::Init(const RuleBuffers& buffers, int64_t max_tokens) {
 
 absl::Status DeviceRule::SetRows(const RuleBuffers& buffers, absl::Span<const int64_t> request_ids,
                                  cudaStream_t stream) {
-  if (request_ids == rows_) return absl::OkStatus();  // as in the layer before
+  if (request_ids == rows_) return absl::OkStatus();  // set by the layer before
   rows_.assign(request_ids.begin(), request_ids.end());
   one_row_each_ = requests_.Assign(rows_, &slot_, &fresh_);
   for (size_t begin = 0; begin < slot_.size(); begin += AccountRows::kMax) {

@@ -1,5 +1,5 @@
-// The expert-cache router rule of calls that are routed on the device: which rules it executes, and
-// the accounts of the requests there, which low answers go by too.
+// The expert-cache router rule for calls that are routed on the device: which rules the device
+// executes, and the per-request accounts in device memory. Low answers use these accounts too.
 #ifndef MOERT_LIB_EXEC_CUDA_CACHE_DEVICE_RULE_H_
 #define MOERT_LIB_EXEC_CUDA_CACHE_DEVICE_RULE_H_
 
@@ -16,9 +16,9 @@
 
 namespace moert::cuda {
 
-/// Where the host wants to find what it learns of a call: pinned memory.
+/// Pinned memory in which a call leaves the rule's results for the host.
 struct RuleMirror {
-  int32_t* own_ids = nullptr;  // the model's choice
+  int32_t* own_ids = nullptr;  // the model's own choice
   float* own_weights = nullptr;
   ExpertCacheReport* report = nullptr;
 
@@ -27,35 +27,38 @@ struct RuleMirror {
   }
 };
 
-/// One caller at a time, one stream after the other.
+/// One caller at a time. The caller orders its streams one behind the other.
 class DeviceRule {
  public:
   explicit DeviceRule(int64_t max_tokens);
 
-  /// The expert-cache rule, on routing kinds that have scores, of up to kFewExperts experts.
+  /// Whether the device executes `rule` in this layer: it must be the expert-cache rule, and the
+  /// layer's routing must have scores and up to kFewExperts experts.
   static bool Executes(const MoeLayerSpec& layer, const RoutingRule& rule);
-  /// Whether it may in captured calls, whatever the rule's numbers.
+  /// Whether the device can execute the rule in captured calls of the layer, whatever its numbers.
   static bool Serves(const MoeLayerSpec& layer);
 
   /// `buffers` are borrowed, for calls of up to `max_tokens`.
   absl::Status Init(const RuleBuffers& buffers, int64_t max_tokens);
 
-  /// Behind LaunchTopK: turns w.ids and w.weights of `tokens` tokens into the rule's, on what
-  /// `handles` says is resident. request_ids: [tokens] or empty.
+  /// Called after LaunchTopK: replaces w.ids and w.weights of `tokens` tokens by the rule's choice,
+  /// given the experts that `handles` shows as resident. request_ids: [tokens] or empty.
   absl::Status Run(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
                    const RoutingRule& rule, absl::Span<const int64_t> request_ids,
                    const ExpertHandle* handles, const RuleMirror& mirror, cudaStream_t stream);
 
-  /// Does the same in a capture, for a layer whose misses the device serves. A replay's rows
-  /// are of the requests of its own step.
+  /// The arguments that do the same in a capture, for a layer whose misses the device serves. The
+  /// rows of a replay belong to the requests of the step that it lies in.
   static ExpertCacheArgs OfCapture(const Workspace& w, const DeviceRouting& routing, int64_t tokens,
                                    const RoutingRule& rule, const ServedResidents& residents);
-  /// Begins a step, for replays: whose its rows are; empty: all are one request's.
+  /// Begins a step of replays. request_ids: the request of each row; empty: all rows are one
+  /// request's.
   absl::Status BeginStep(const RuleBuffers& buffers, absl::Span<const int64_t> request_ids,
                          int64_t max_tokens, cudaStream_t stream);
-  /// A kernel's first launch loads it, which is not possible in a capture.
+  /// Launches the kernels once. The first launch loads a kernel, which is not possible in a
+  /// capture.
   static absl::Status Load(const Workspace& w, const DeviceRouting& routing, cudaStream_t stream);
-  /// The same of the accounts alone.
+  /// The same for the kernel of the accounts alone.
   static absl::Status LoadAccounts(const Workspace& w, cudaStream_t stream);
 
  private:
@@ -63,7 +66,7 @@ class DeviceRule {
                        cudaStream_t stream);
 
   RequestSlots requests_;
-  std::vector<int64_t> rows_;  // whose accounts account_of names on the device
+  std::vector<int64_t> rows_;  // request ids that account_of on the device stands for
   std::vector<int32_t> slot_;
   std::vector<uint8_t> fresh_;
   bool one_row_each_ = false;

@@ -10,7 +10,7 @@
 namespace moert::cuda {
 namespace {
 
-/// Records that are read at once where pinned memory has no place for them.
+/// The most records that are in scratch memory at once because pinned memory has no place for them.
 constexpr size_t kMostScratch = 8;
 
 /// Whether the source has all parts of an opaque record in memory.
@@ -89,7 +89,7 @@ absl::Status JobRecords::ReadAll() {
   }
   const auto begin = std::chrono::steady_clock::now();
   done_.clear();
-  const absl::Cleanup end = [&] {  // a failure is told, too
+  const absl::Cleanup end = [&] {  // also reports failed reads
     for (size_t i = 0; i < reads_.size(); ++i) {
       const bool ok = i < done_.size() && done_[i].ok();
       records_->EndRead({reads_[i].layer, reads_[i].expert}, ok);
@@ -105,7 +105,7 @@ absl::Status JobRecords::ReadAll() {
 }
 
 void JobRecords::Measure(int64_t took_ns) {
-  constexpr int64_t kLast = 16;  // reads that count as much as all before them
+  constexpr int64_t kLast = 16;  // the new value weighs 1 / kLast in the running mean
   job_ns_ += took_ns;
   const int64_t each = took_ns / (std::ssize(reads_) + in_place_), mean = read_ns();
   read_ns_.store(mean == 0 ? each : mean + (each - mean) / kLast, std::memory_order_relaxed);

@@ -1,5 +1,5 @@
-// The records of a job for the CPU, in host memory: those that are kept in pinned memory, and those
-// that are read for it, some at a time.
+// The records of a job for the CPU, in host memory. Some are kept in pinned memory; the others are
+// read from the source for the job, a few at a time.
 #ifndef MOERT_LIB_EXEC_CUDA_CACHE_JOB_RECORDS_H_
 #define MOERT_LIB_EXEC_CUDA_CACHE_JOB_RECORDS_H_
 
@@ -18,31 +18,31 @@
 
 namespace moert::cuda {
 
-/// By the thread that answers jobs; read_ns and TakeRead by any.
+/// Used by the thread that answers jobs. Any thread may call read_ns and TakeReadBytes.
 class JobRecords {
  public:
   /// All borrowed.
   JobRecords(DeviceSource* records, int version, ThreadPool* pool)
       : records_(records), version_(version), pool_(pool) {}
 
-  /// FailedPrecondition where some record is not kept and none may be read.
+  /// FailedPrecondition if some record is not kept in pinned memory and none may be read.
   absl::Status Check() const;
 
-  /// Finds the records of the first experts of a job, as many as there is room for, at least one.
-  /// Those that are not kept are read, or found where the source has them. *found: where they lie,
-  /// until the next call; null: in parts, ExpertSource::HostPart.
+  /// Finds the records of the first of `experts`: as many as there is room for, at least one.
+  /// Records that are not kept are read, or used where the source has them in memory. *found: their
+  /// addresses, valid until the next call; null: the record is in parts (ExpertSource::HostPart).
   absl::Status Find(int layer, absl::Span<const CpuJobExpert> experts,
                     std::vector<const std::byte*>* found);
-  /// Behind a job: nobody reads what was found. Returns what the reading took.
+  /// Ends a job, whose records are no longer read. Returns the time that reading them took.
   int64_t EndJob();
 
-  /// The time that the reading of a record takes, by the last ones that were not kept.
+  /// The running mean of the time to read a record that is not kept.
   int64_t read_ns() const { return read_ns_.load(std::memory_order_relaxed); }
-  /// Bytes read since this was last asked.
+  /// Bytes read since the last call.
   int64_t TakeReadBytes() { return bytes_.exchange(0, std::memory_order_relaxed); }
 
  private:
-  /// Where a record that is not there is read; null: there is no room now.
+  /// The memory to read a record into: `place` if given, else scratch; null: there is no room now.
   std::byte* Room(ExpertKey key, std::byte* place);
   absl::Status ReadAll();
   void Measure(int64_t took_ns);
@@ -50,10 +50,10 @@ class JobRecords {
   DeviceSource* const records_;
   const int version_;
   ThreadPool* const pool_;
-  std::vector<Buffer> scratch_;  // pageable, for what finds no place
+  std::vector<Buffer> scratch_;  // pageable memory for records without a pinned place
   size_t scratch_used_ = 0;
   std::vector<RecordRead> reads_;
-  int64_t in_place_ = 0;  // beside these: multiplied where the source has them
+  int64_t in_place_ = 0;  // further records, multiplied where the source has them
   std::vector<absl::Status> done_;
   int64_t job_ns_ = 0;
   std::atomic<int64_t> read_ns_{0}, bytes_{0};

@@ -161,7 +161,7 @@ absl::Status RoutingReturn::BringLate(const Workspace& w, const PolicyContext& c
   if (count_ == late_.size()) return absl::OkStatus();
   Mirror& mirror = late_[(first_ + count_) % late_.size()];
   mirror.context = context;
-  mirror.context.request_ids = {};  // of a step that may have ended by then
+  mirror.context.request_ids = {};  // their step may have ended by the time this arrives
   mirror.tokens = tokens;
   mirror.ruled = ruled;
   mirror.given = given;

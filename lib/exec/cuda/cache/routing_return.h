@@ -1,5 +1,5 @@
-// How a routing made on the device comes to the host: at once, for a call that waits for it, or
-// late, for the counters and policies.
+// Brings a routing made on the device to the host: at once for a call that waits for it, or late
+// for the counters and policies.
 #ifndef MOERT_LIB_EXEC_CUDA_CACHE_ROUTING_RETURN_H_
 #define MOERT_LIB_EXEC_CUDA_CACHE_ROUTING_RETURN_H_
 
@@ -19,16 +19,16 @@
 
 namespace moert::cuda {
 
-/// How the selections of captured calls come to the host. A graph's own kernels count them in
-/// device memory (SelectionTally in kernels/cuda/device_types.h), and the counts follow behind each
+/// Brings the selections of captured calls to the host. The graph's kernels count them in device
+/// memory (SelectionTally in kernels/cuda/device_types.h), and the counts are copied behind each
 /// step. One caller at a time.
 class SelectionReturn {
  public:
-  /// `tally`: [rows] in device memory, borrowed; set to nothing.
+  /// `tally`: [rows] in device memory, borrowed; Init sets it to zero.
   absl::Status Init(SelectionTally* tally, int64_t rows);
   /// See LateCopy::Bring.
   absl::Status Bring(cudaStream_t stream) { return copy_.Bring(stream); }
-  /// [rows], what was added since it was last asked; false: nothing, or it has not arrived.
+  /// *added: [rows], the counts added since the last call. False: none, or not arrived yet.
   bool Take(std::vector<SelectionCount>* added);
 
  private:
@@ -36,19 +36,20 @@ class SelectionReturn {
   std::vector<SelectionTally> seen_;  // [rows]
 };
 
-/// A routing in host memory: where its parts lie in a mirror that begins at `at`.
+/// The layout of a routing in host memory: the addresses of its parts in a mirror that begins at
+/// `at`.
 struct RoutingMirror {
   int32_t* ids;
   float* weights;
   float* scores;
   float* next_scores;
-  int64_t pairs, num_scores, num_next_scores;  // elements; no next scores: 0
+  int64_t pairs, num_scores, num_next_scores;  // elements; num_next_scores is 0 without a next gate
 
   RoutingMirror(const MoeModelSpec& model, int layer, int64_t tokens, bool next_gate,
                 std::byte* at);
-  /// Bytes of any mirror of up to `tokens` rows.
+  /// Bytes of the largest mirror of up to `tokens` rows.
   static int64_t Bytes(const Extent& extent, int64_t tokens);
-  /// *routing with the tokens grouped.
+  /// Fills *routing, with its tokens grouped by expert.
   void Read(const MoeModelSpec& model, int layer, int64_t tokens, RoutingResult* routing) const;
 };
 
@@ -63,23 +64,24 @@ class RoutingReturn {
   /// `model` is borrowed.
   absl::Status Init(const MoeModelSpec* model, const Extent& extent);
 
-  /// Where the rule of the next Bring (`late`: BringLate) leaves what it has to say.
+  /// The pinned memory in which the rule leaves its results for the next Bring (`late`: BringLate).
   RuleMirror RuleOf(bool late);
-  /// Enqueues the copies of what w holds of `tokens` tokens of a layer; with `next_gate` also the
-  /// scores of the layer behind it. `ruled`: the rule's mirror was filled.
+  /// Enqueues copies of the routing that `w` holds for `tokens` tokens of a layer; with `next_gate`
+  /// also of the next layer's scores. `ruled`: the rule filled its mirror.
   absl::Status Bring(const Workspace& w, int layer, int64_t tokens, bool next_gate, bool ruled,
                      cudaStream_t stream);
-  /// Blocks until the last Bring arrived, and fills *routing, tokens grouped.
+  /// Blocks until the last Bring has arrived, and fills *routing, with its tokens grouped by
+  /// expert.
   absl::Status Wait(RoutingResult* routing);
 
-  /// As Bring, but nobody waits: forgotten when too many are on their way. `given`: the host made
-  /// the routing, there are no scores.
+  /// As Bring, for a routing that no call waits for. It is dropped when too many are on their way.
+  /// `given`: the host made the routing, so there are no scores.
   absl::Status BringLate(const Workspace& w, const PolicyContext& context, int64_t tokens,
                          bool ruled, cudaStream_t stream, bool given = false);
-  /// The oldest that has arrived and was not taken; false: none.
+  /// The oldest routing of BringLate that has arrived and was not taken yet; false: none.
   bool Take(PolicyContext* context, RoutingResult* routing);
 
-  /// The largest substituted shares any request reached, as far as they have arrived.
+  /// The largest substituted shares that any request reached, as far as reports have arrived.
   double worst_slot_share() const { return worst_slot_share_; }
   double worst_mass_share() const { return worst_mass_share_; }
 
@@ -100,7 +102,7 @@ class RoutingReturn {
     return {*model_, m.context.layer, m.tokens, m.next_gate, m.at};
   }
   void Read(const Mirror& mirror, RoutingResult* routing);
-  /// Reads what the rule left in its mirror for a routing that was read.
+  /// Adds the rule's results from its mirror to a routing that was read.
   void ReadRule(const RuleMirror& rule, RoutingResult* routing);
 
   const MoeModelSpec* model_ = nullptr;

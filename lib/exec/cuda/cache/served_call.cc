@@ -1,4 +1,5 @@
-// A captured call enqueues its decision, its copies, and the prediction for the next layer.
+// ServedMisses: what a captured call enqueues: its decision, its copies, and the prediction for the
+// next layer.
 #include <optional>
 
 #include "base/status_macros.h"
@@ -23,7 +24,8 @@ std::optional<PredictArgs> ServedMisses::PredictionBeside(const Call& call,
                                                           const ServeMissesArgs& args) const {
   if (call.next_scores == nullptr || call.route == nullptr) return std::nullopt;
   const PredictArgs prediction = PredictionOf(call.layer + 1, call);
-  // A decision stands behind no prefetch but by its copies.
+  // Only a call's copies are ordered behind the last prefetch, its decision is not: it must not
+  // write a list that this prefetch still reads.
   if (branch_.Reads(prediction.prefetch)) return std::nullopt;
   if (!PredictsBeside(*call.route, args, prediction)) return std::nullopt;
   return prediction;

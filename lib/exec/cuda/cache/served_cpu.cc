@@ -97,7 +97,7 @@ const float* ServedCpu::Inputs(int64_t* rows) {
   const float* x = WidenedRows();
   *rows = job.tokens;
   if (!parts_.model->layers[job.layer].routing.weight_input) return x;
-  // A row of its own for every pair, its token's times its weight.
+  // Every pair reads a row of its own: its token's row times the pair's weight.
   *rows = job.pairs;
   WeightRows(x, tokens_of_, memory().weights, job.cols, weighted_.data());
   return weighted_.data();

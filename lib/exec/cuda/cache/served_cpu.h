@@ -1,4 +1,5 @@
-// Experts that a device gives to the CPU in captured calls, multiplied by the library's kernels.
+// Multiplies, with the library's CPU kernels, the experts that a device gives to the CPU in
+// captured calls.
 #ifndef MOERT_LIB_EXEC_CUDA_CACHE_SERVED_CPU_H_
 #define MOERT_LIB_EXEC_CUDA_CACHE_SERVED_CPU_H_
 
@@ -23,12 +24,12 @@ class ServedCpu final : public AnsweredJobs {
  public:
   struct Parts {
     const MoeModelSpec* model = nullptr;
-    DeviceSource* records = nullptr;  // keeps all of `version`, or moves
+    DeviceSource* records = nullptr;  // keeps all records of `version` pinned, or moves them by use
     int version = 0;
-    MixedGroupGemm* gemm = nullptr;  // nobody else uses it while a job is answered
+    MixedGroupGemm* gemm = nullptr;  // not used elsewhere while a job is answered
     ThreadPool* pool = nullptr;      // likewise
     const HardwareProfile* profile = nullptr;
-    int64_t max_tokens = 0;  // of a call
+    int64_t max_tokens = 0;  // the most tokens of a call
   };
   /// All borrowed.
   static absl::StatusOr<std::unique_ptr<ServedCpu>> Create(const Parts& parts);
@@ -37,25 +38,25 @@ class ServedCpu final : public AnsweredJobs {
   bool Owed() const override { return parts_.records->moves(); }
   JobRecords* records() { return &records_; }
 
-  /// For tests: from now on no job is answered, or again.
+  /// For tests: stops or resumes the answering of jobs.
   static void Pause(bool paused);
 
  private:
   explicit ServedCpu(const Parts& parts)
       : parts_(parts), records_(parts.records, parts.version, parts.pool) {}
   absl::Status Multiply(int64_t* modelled_ns, int64_t* read_ns) override;
-  /// The same of problems_, whose records are found some at a time.
+  /// The same for problems_, whose records are found a few at a time.
   absl::Status MultiplyFound(const float* x, int64_t rows);
-  /// The rows of x that the job's pairs read.
+  /// The input rows that the job's pairs read. *rows: how many.
   const float* Inputs(int64_t* rows);
-  /// The job's experts with their pairs, but for their records. Returns what they take by the
-  /// profile.
+  /// Fills problems_ with the job's experts and their pairs, without records. Returns the time that
+  /// they should take by the profile.
   int64_t FillProblems();
 
   const Parts parts_;
   JobRecords records_;
-  std::vector<std::vector<int64_t>> expert_ns_;  // [layers][pairs], by the profile
-  AlignedArray<float> weighted_;  // [pairs, hidden], of layers whose weights multiply inputs
+  std::vector<std::vector<int64_t>> expert_ns_;  // [layers][pairs], times by the profile
+  AlignedArray<float> weighted_;  // [pairs, hidden], for layers whose weights multiply inputs
   std::vector<int32_t> tokens_of_, out_rows_;
   std::vector<ExpertProblem> problems_;
   std::vector<const std::byte*> found_;

@@ -1,4 +1,4 @@
-// ServedMisses: calls whose product is the host's.
+// ServedMisses: calls in which the host multiplies (Engine::Fetch).
 #include "base/status_macros.h"
 #include "exec/cuda/cache/served_misses.h"
 
@@ -21,9 +21,9 @@ absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
   const bool predicts =
       host.hidden.data != nullptr && host.tokens == 1 && Predicts(host.layer, host.tokens);
   const auto layer = static_cast<size_t>(host.layer);
-  // The prediction for this layer is written.
+  // The prediction for this layer has to be complete.
   if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinPrediction(stream));
-  // From here on tables have what is to be brought.
+  // From here on the tables list records that have yet to be brought.
   in_doubt_ = true;
   unfinished_[layer] = 1;
   if (predicts) {
@@ -44,14 +44,14 @@ absl::Status ServedMisses::Fetch(const HostCall& host, cudaStream_t stream) {
   args.table = host.table;
   args.base = reinterpret_cast<const uint8_t*>(host.region.base);
   args.stride = host.region.stride;
-  if (host.tokens != 1) args.wanted = nullptr;  // by groups, which it does not have
+  if (host.tokens != 1) args.wanted = nullptr;  // needs groups, which such a call does not have
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, stream));
-  // A record that was prefetched and is wanted may be on its way.
+  // A prefetched record that this call wants may still be on its way.
   if (rules_.prefetch()) MOERT_RETURN_IF_ERROR(beside_.JoinCopies(stream));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, stream));
   unfinished_[layer] = 0;
   if (predicts) {
-    MOERT_RETURN_IF_ERROR(beside_.Follow(stream));  // what is missing comes first
+    MOERT_RETURN_IF_ERROR(beside_.Follow(stream));  // the call's own misses come first
     MOERT_CUDA_RETURN_IF_ERROR(
         LaunchCopyPrefetched(on_device_.table.prefetch + host.layer + 1, beside_.get()));
     MOERT_RETURN_IF_ERROR(beside_.EndCopies());

@@ -41,7 +41,8 @@ void ServedMisses::PlaceLoan(int layer, const LentLayer& loan, VersionedStore* s
 absl::Status ServedMisses::Lend(VersionedStore* store, cudaStream_t stream) {
   if (lent_ || !store->Lend(&loans_)) return absl::OkStatus();
   records_->LeavePeers();  // the device writes the blocks from here on
-  // Taken back at once if it does not get there: the device goes on without slots.
+  // If the copy to the device fails, the blocks are taken back at once and the device goes on
+  // without slots.
   lent_ = true;
   for (int l = 0; l < model_->num_layers(); ++l) PlaceLoan(l, loans_[l], store);
   const absl::Status status = Copy(/*to_device=*/true, /*layers_alone=*/false, stream);
@@ -66,7 +67,7 @@ void ServedMisses::TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loa
   const ServedLayer& state = table_.layers[layer];
   ServedExpert* const experts = table_.experts + First(layer);
   const LayerPrefetch& list = table_.prefetch[layer];
-  for (int i = 0; list.settled == 0 && i < list.count; ++i) {  // nothing of it moves any more
+  for (int i = 0; list.settled == 0 && i < list.count; ++i) {  // no copy of the list runs any more
     const PrefetchedRecord& record = list.records[i];
     const PrefetchEnd end = EndOfPrefetch(record.state, record.done, /*wanted=*/false);
     SettlePrefetch(record, end, state.tick, experts);
@@ -78,7 +79,7 @@ void ServedMisses::TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loa
   std::copy_n(table_.sums + First(layer), loan->sums.size(), loan->sums.begin());
   std::copy_n(ScoresOf(table_, layer), loan->scores.size(), loan->scores.begin());
   const int num_experts = model_->layers[layer].num_experts;
-  std::vector<int32_t> held(static_cast<size_t>(num_experts), -1);  // by place
+  std::vector<int32_t> held(static_cast<size_t>(num_experts), -1);  // expert by slot
   const bool whole = unfinished_[layer] == 0;
   for (int e = 0; whole && e < num_experts; ++e) {
     if (experts[e].slot >= 0) held[experts[e].slot] = e;
@@ -107,7 +108,7 @@ absl::Status ServedMisses::TakeBack(VersionedStore* store) {
     TakeLoan(l, blocks, &loans_[l]);
     table_.layers[l].lent = 0;
   }
-  // Replays of the steps that are open now find the host in charge.
+  // From here on replays of open steps find that the host owns the slots.
   returning_ = true;
   MOERT_RETURN_IF_ERROR(Copy(/*to_device=*/true, /*layers_alone=*/true, own_));
   MOERT_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(own_));

@@ -77,7 +77,7 @@ absl::Status ServedMisses::LoadDecisions(ServeMissesArgs args) {
     RouteFewArgs route;  // of no tokens
     route.routing.num_experts = layer.num_experts;
     const int most = rules_.low() ? 1 : 0;
-    // Covers usual calls and others, and those that answer nothing low.
+    // Loads the kernels of usual calls and of others, with and without low answers.
     for (const int usual : {0, 1}) {
       args.makes_tiles = usual;
       for (args.answers_low = 0; args.answers_low <= most; ++args.answers_low) {
@@ -102,7 +102,7 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
   MOERT_CUDA_RETURN_IF_ERROR(LaunchServeMisses(args, own_));
   MOERT_CUDA_RETURN_IF_ERROR(LaunchCopyRecords(args.copies, args.num_copies, own_));
   if (rules_.prefetch()) {
-    // Layers that are not lent predict nothing. A kernel for each size of layers.
+    // One kernel for each size of layers. Layers that are not lent predict nothing.
     for (int l = 0; l < model_->num_layers(); ++l) {
       MOERT_CUDA_RETURN_IF_ERROR(LaunchPredictRecords(PredictionOf(l, call), own_));
     }
@@ -112,7 +112,7 @@ absl::Status ServedMisses::LoadKernels(const ExpertHandle* shared) {
 }
 
 const uint8_t* ServedMisses::Mapped(const std::byte* host, int64_t bytes) const {
-  constexpr int64_t kWord = 16;  // of the copies
+  constexpr int64_t kWord = 16;  // bytes that the copy kernels move at once
   if (host == nullptr) return nullptr;
   cudaPointerAttributes seen{};
   if (cudaPointerGetAttributes(&seen, host) != cudaSuccess) {
@@ -149,7 +149,7 @@ absl::Status ServedMisses::PlaceLow(const VersionedStore& store, int version) {
     for (int l = 0; l < model_->num_layers(); ++l) {
       for (int e = 0; e < model_->layers[l].num_experts; ++e) {
         const moert::ExpertHandle handle = store.Standby({l, e});
-        // Nothing is brought for no bytes.
+        // 0 bytes: a record that stands by is never copied.
         placed.push_back({reinterpret_cast<const uint8_t*>(handle.record), 0,
                           static_cast<int32_t>(constants_->FormatOf(handle.layout))});
       }
@@ -293,7 +293,7 @@ bool ServedMisses::TakeCounts(ServedCount* added) {
   }
   if (!rules_.low_stands_by) added->low_loads = added->low_answers;
   added->loads += added->low_loads;
-  // The CPU's part of a call may arrive behind the call's lookups.
+  // Counts of the CPU's part of a call may arrive later than the call's lookups.
   return added->lookups > 0 || added->cpu_computed > 0 || added->cpu_taken_back > 0 ||
          added->cpu_lost > 0;
 }

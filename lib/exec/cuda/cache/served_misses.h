@@ -1,16 +1,16 @@
 // The host's side of misses that the device serves (kernels/cuda/cache/serve_misses.h): the table
-// that changes hands, the copies' branch of a captured call, the counters.
+// of slots that host and device hand to each other, the branches of a captured call, the counters.
 //
-// Nothing can wait for ever. Kernels of a call are ordered by edges of the graph alone: the
-// decision in front of all branches, the copies and behind them the products of late experts on
-// one, the products of what is there on another, what waits for the CPU on a third, all in front of
-// the weighted sum; a prefetch behind the copies of its call and in front of those of the next. No
-// kernel waits for what another one writes while both run, so none needs the other to be on the
-// device, and edges of a graph make no circle. Within a launch of products a CTA waits only for
-// those that run and wait for nothing (kernels/cuda/few/group_gemm.h), so such launches side by
-// side, which share nothing but the rows that they read, all end. A decision's order to stop, to a
-// prefetch that runs beside it, only makes it end sooner. The kernel that waits for the CPU ends by
-// its clock (kernels/cuda/cache/cpu_mailbox.h).
+// Why nothing can deadlock. Kernels of a call are ordered by edges of the graph alone. The decision
+// precedes all branches: (1) the copies, then the products of late experts; (2) the products of
+// ready experts; (3) the kernel that waits for the CPU. All of them precede the weighted sum. A
+// prefetch follows the copies of its call and precedes those of the next. No kernel waits for what
+// another one writes while both run, so none needs the other to be on the device, and the edges of
+// a graph form no cycle. Within a launch of products a CTA waits only for CTAs that run and wait
+// for nothing (kernels/cuda/few/group_gemm.h), so concurrent launches of products, which share only
+// the rows that they read, all end. A decision may tell a prefetch that runs beside it to stop,
+// which only makes the prefetch end sooner. The kernel that waits for the CPU has a deadline on the
+// device's clock (kernels/cuda/cache/cpu_mailbox.h).
 #ifndef MOERT_LIB_EXEC_CUDA_CACHE_SERVED_MISSES_H_
 #define MOERT_LIB_EXEC_CUDA_CACHE_SERVED_MISSES_H_
 
@@ -34,15 +34,16 @@
 
 namespace moert::cuda {
 
-/// Prefetches beside the host's stream where calls are not captured: predictions, and copies of the
-/// records that they list. One caller at a time, with the device current.
+/// The stream of prefetches for calls that are not captured. It runs beside the host's stream:
+/// predictions, and copies of the records that they list. One caller at a time, with the device
+/// current.
 class PrefetchStream {
  public:
   PrefetchStream() = default;
   PrefetchStream(const PrefetchStream&) = delete;
   PrefetchStream& operator=(const PrefetchStream&) = delete;
   ~PrefetchStream() {
-    if (ended_ != nullptr) {  // nobody may have joined the last ones
+    if (ended_ != nullptr) {  // the last prediction and copies may not have been joined
       AwaitEvent(predicted_);
       Await();
     }
@@ -61,33 +62,33 @@ class PrefetchStream {
   }
   cudaStream_t get() const { return stream_; }
 
-  /// Work that this gets from now on comes behind the work that `stream` has got.
+  /// Orders later work of this stream behind the work that `stream` has been given so far.
   absl::Status Follow(cudaStream_t stream) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(begun_, stream));
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream_, begun_, 0));
     return absl::OkStatus();
   }
-  /// A prediction ends here.
+  /// Marks the end of a prediction.
   absl::Status EndPrediction() {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(predicted_, stream_));
     return absl::OkStatus();
   }
-  /// The copies of what it lists do.
+  /// Marks the end of the copies that the prediction listed.
   absl::Status EndCopies() {
     MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(ended_, stream_));
     return absl::OkStatus();
   }
-  /// `stream` goes on behind the last prediction.
+  /// Makes `stream` wait for the last prediction.
   absl::Status JoinPrediction(cudaStream_t stream) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, predicted_, 0));
     return absl::OkStatus();
   }
-  /// And behind the last copies.
+  /// Makes `stream` wait for the last copies.
   absl::Status JoinCopies(cudaStream_t stream) {
     MOERT_CUDA_RETURN_IF_ERROR(cudaStreamWaitEvent(stream, ended_, 0));
     return absl::OkStatus();
   }
-  /// The host waits for the last copies.
+  /// Blocks the host until the last copies are done.
   cudaError_t Await() { return AwaitEvent(ended_); }
 
  private:
@@ -95,8 +96,8 @@ class PrefetchStream {
   cudaEvent_t begun_ = nullptr, predicted_ = nullptr, ended_ = nullptr;
 };
 
-/// The largest shares of a request's slots and mass that were substituted, and of its mass that was
-/// answered low.
+/// The largest shares that any request reached: of its slots and mass that were substituted, and of
+/// its mass that was answered low.
 struct LostShares {
   double slots = 0, mass = 0, low = 0;
 };
@@ -109,80 +110,85 @@ class ServedMisses {
   ServedMisses(const ServedMisses&) = delete;
   ServedMisses& operator=(const ServedMisses&) = delete;
 
-  /// Every record of `version` must be kept by `records`, unless it moves them: then calls of few
-  /// tokens have to share with the CPU. FailedPrecondition where the device cannot read one that is
-  /// kept. `on_device`: null where nothing is multiplied here. `first_shared`: the
-  /// handle of layer 0's shared expert. All borrowed. Where misses are answered low, needs a
-  /// PlaceLow behind it.
+  /// `records` must keep every record of `version`, unless it moves them by use: then calls of few
+  /// tokens have to share misses with the CPU. FailedPrecondition if the device cannot read a
+  /// record that is kept. `on_device`: null if the library multiplies nothing. `first_shared`: the
+  /// handle of layer 0's shared expert. All borrowed. If misses are answered low, PlaceLow has to
+  /// follow.
   absl::Status Init(const MoeModelSpec* model, const DeviceModel* on_device, DeviceSource* records,
                     int version, const ServedRules& rules, const ServedBuffers& buffers,
                     const ExpertHandle* first_shared);
-  /// Where the records of the lower version lie: in `store`, where they stand by, else in host
-  /// memory, where `records` must keep all of `version`.
+  /// Tells the device where the records of the lower version lie: in `store` if they stand by
+  /// there, else in host memory, where `records` must keep all records of `version`.
   absl::Status PlaceLow(const VersionedStore& store, int version);
-  /// From now on calls give misses to the CPU, by jobs in mapped memory, by the costs that were
-  /// set.
+  /// From now on calls give misses to the CPU, as jobs in mapped memory, split by the costs of
+  /// SetCosts.
   absl::Status ShareMisses(const CpuJobMemory& memory);
   absl::Status SetCosts(const CpuCosts& costs, cudaStream_t stream);
-  /// Whether some records may be where the device cannot read them.
+  /// Whether some records may lie outside of pinned memory, where the device cannot read them.
   bool reads_below() const { return records_->moves(); }
-  /// In front of a step, while no other one is open: the device hears which records came into
-  /// pinned memory and left it.
+  /// Before a step, while no other step is open: tells the device which records came into pinned
+  /// memory and which left it.
   absl::Status MoveRecords(cudaStream_t stream);
 
-  /// Whether the device decides who is in the slots.
+  /// Whether the store's blocks are lent: the device decides which experts are in the slots.
   bool lent() const { return lent_; }
-  /// A call failed half way: the blocks have to be taken back before the device may decide again.
+  /// Whether a call failed half way, so that the blocks have to be taken back before the device may
+  /// decide again.
   bool must_return() const { return returning_ || in_doubt_; }
-  /// Hands the store's blocks to the device, in the order of `stream`. Nothing changes where the
-  /// store does not lend now.
+  /// Hands the store's blocks to the device, in the order of `stream`. Does nothing if the store
+  /// does not lend now.
   absl::Status Lend(VersionedStore* store, cudaStream_t stream);
-  /// The way back; waits. Calls that the device was given before must have ended.
+  /// Returns the blocks to the store; waits. Calls that the device was given before must have
+  /// ended.
   absl::Status TakeBack(VersionedStore* store);
 
-  /// Whether calls of so many tokens of the layer also bring what the next one will want.
+  /// Whether a call of `tokens` tokens of the layer also prefetches for the next layer.
   bool Predicts(int layer, int64_t tokens) const;
 
-  /// Lists the resident experts when a call of the layer is routed by that, in front of its Begin.
+  /// The layer's resident experts, for a call whose routing depends on them. Used before its Begin.
   ServedResidents Residents(int layer) const;
-  /// As far as TakeCounts has seen.
+  /// The largest shares that TakeCounts has seen.
   LostShares worst_shares() const { return worst_; }
 
-  /// A call, behind its grouping; or, with `route`, in front of it: then the decision does both.
+  /// A call whose slots are grouped by expert; or, with `route`, a call that is not routed yet:
+  /// then the launch of the decision also routes and groups.
   struct Call {
     int layer = 0;
     int32_t tokens = 0;
     SlotGroups groups;
     const float* scores = nullptr;  // [tokens, experts]; null: the routing was given
-    // Where something is predicted: the next layer's logits of the same rows. Else null.
+    // The next layer's logits for the same rows; null: nothing is predicted.
     float* next_scores = nullptr;
     const ExpertHandle* shared = nullptr;  // the handle of the shared expert; null: none
     const MakeTilesArgs* tiles = nullptr;
     const RouteFewArgs* route = nullptr;
-    const ExpertCacheArgs* rule = nullptr;  // with route: what changes its choice
+    const ExpertCacheArgs* rule = nullptr;  // with route: the rule that changes its choice
     LowCall low;                            // without accounts: nothing is answered low
-    // For the CPU; of no rows: it is given nothing. With tiles only.
+    // The rows for the CPU; no rows: the CPU is given no misses. With tiles only.
     DeviceRows x;
     const float* weights = nullptr;  // [tokens, top_k]
   };
-  /// Decides and begins the copies, and behind them the prefetch. Then buffers.ready can be
-  /// multiplied, and, in the stream of the copies or behind Join, which must follow, buffers.late.
-  /// `tiles` not null: their tiles are made instead, the late ones in buffers.late_tiles.
+  /// Enqueues the decision, the copies and, behind them, the prefetch. After that buffers.ready can
+  /// be multiplied on `stream`, and buffers.late on the stream of the copies or after the Join,
+  /// which must follow. If `tiles` is not null, tiles are made of both instead, the late ones in
+  /// buffers.late_tiles.
   absl::Status Begin(const Call& call, cudaStream_t stream);
   cudaStream_t copies() const { return branch_.copies(); }
-  /// Whether the CPU may be given some of the call.
+  /// Whether the CPU may be given some of the call's misses.
   bool Shares(const Call& call) const { return job_.mailbox != nullptr && call.x.rows > 0; }
-  /// Then, behind Begin, on a branch: what the CPU computed is in its slots of `out`, and what was
-  /// taken back in buffers.cpu.tiles, to be multiplied in the stream of that branch. Needs the
-  /// Join.
+  /// If so, called after Begin: forks a branch that waits for the CPU and puts its results into
+  /// their slots of `out`. Experts that were taken back are in buffers.cpu.tiles, to be multiplied
+  /// on the stream of that branch. Needs the Join.
   absl::Status AwaitCpu(const Call& call, float* out, int64_t out_stride, cudaStream_t stream);
   cudaStream_t cpu() const { return branch_.cpu(); }
   absl::Status Join(cudaStream_t stream) { return branch_.Join(stream); }
-  /// That products leave room for: CTAs that copy, or predict beside them.
+  /// The CTAs that copy or predict beside the products, for which the products must leave room.
   int CtasBeside(const Call& call) const;
 
-  /// A call whose product is the host's. `hidden`: what its router saw, or no rows; of one token
-  /// it says what the next layer will want, which is brought on a stream beside.
+  /// A call in which the host multiplies. `hidden`: the input of its router, or no rows. For one
+  /// token it also serves to predict the next layer's experts, which are then prefetched on a side
+  /// stream.
   struct HostCall {
     int layer = 0;
     int32_t tokens = 0;
@@ -190,62 +196,64 @@ class ServedMisses {
     SlotRegion region;
     int32_t* table = nullptr;
     DeviceRows hidden;
-    float* next_scores = nullptr;  // [experts] for that
-    // The CPU's offer; of no rows: nothing. Then AwaitRows has to follow.
+    float* next_scores = nullptr;  // [experts], scratch for that prediction
+    // The rows that the CPU may compute; no rows: none. Otherwise AwaitRows has to follow.
     DeviceRows cpu_rows;
   };
-  /// Behind it, in `stream`, the given experts are in slots of the region, given.used_ids has them,
-  /// and `table` those of all experts that are there. Needs a slot for each pair; with
-  /// cpu_rows, one. Not in a capture where records are prefetched.
+  /// Brings the given experts, in the order of `stream`: they are then in slots of the region,
+  /// given.used_ids holds these slots, and `table` the slots of all experts that are present. Needs
+  /// a slot for each pair; with cpu_rows, one slot. Not in a capture if records are prefetched.
   absl::Status Fetch(const HostCall& call, cudaStream_t stream);
-  /// The CPU's results of a Fetch are in its pairs' rows of `out` behind this.
+  /// Makes `stream` wait for the CPU's results of a Fetch, in the rows of `out` of its pairs.
   absl::Status AwaitRows(int layer, const MutableMatrixView& out, cudaStream_t stream) const;
-  /// That the device has for a layer; 0: nothing is lent.
+  /// The slots that the device has for a layer; 0: nothing is lent.
   int64_t slots(int layer) const {
     return lent_ ? static_cast<int64_t>(loans_[layer].slots.size()) : 0;
   }
 
-  /// Behind a step: see LateCopy.
+  /// Enqueues copies of the counters behind a step (LateCopy::Bring).
   absl::Status BringCounts(cudaStream_t stream) {
     if (reads_below()) MOERT_RETURN_IF_ERROR(taken_.Bring(stream));
     return tally_.Bring(stream);
   }
-  /// Counts added since it was last asked; false: none, or they have not arrived.
+  /// Counts added since the last call; false: none, or they have not arrived.
   bool TakeCounts(ServedCount* added);
 
  private:
   using BlockPlaces = std::unordered_map<const uint8_t*, int32_t>;
 
-  /// Where they lie in host memory, as the table's experts.
+  /// Where the records of a version lie in host memory, in the order of the table's experts.
   absl::StatusOr<std::vector<ServedRecord>> RecordsOf(int version) const;
-  /// The same of memory of a record, as the device sees it; null: it does not.
+  /// The device's address of a record in host memory; null: the device cannot read it.
   const uint8_t* Mapped(const std::byte* host, int64_t bytes) const;
   absl::Status InitMoving(const std::vector<ServedRecord>& placed);
   void CountTaken();
-  /// Changes placed_ by what comes and goes now.
+  /// Updates placed_ with the records that come into and leave pinned memory now.
   void TurnRecords();
-  /// All of the table, or of its layers alone.
+  /// Copies the whole table, or only its `layers`.
   absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
-  /// Behind `stream`: what the next layer will want.
+  /// Predicts the next layer's experts on the side stream, behind the work of `stream`.
   absl::Status PredictBeside(const HostCall& call, cudaStream_t stream);
   ServeMissesArgs Args(const Call& call) const;
   /// Arguments of the decision about a call.
   ServeMissesArgs DecisionOf(const Call& call) const;
-  /// The prediction by the next layer's gate in the decision's launch, if there is one.
+  /// The arguments of the prediction by the next layer's gate if the decision's launch can make it.
   std::optional<PredictArgs> PredictionBeside(const Call& call, const ServeMissesArgs& args) const;
-  /// In a launch of its own, beside what follows. Needs a Join.
+  /// Makes the prediction in a launch of its own, on a branch. Needs a Join.
   absl::Status Predict(const Call& call, cudaStream_t stream);
   CpuShareArgs ShareOf(const Call& call) const;
-  /// Layers that may lend slots to a captured call of the layer.
+  /// The layers that may give slots to a captured call of `layer`.
   SlotLenders LendersOf(int layer) const;
   PredictArgs PredictionOf(int layer, const Call& call) const;
   void PlaceLoan(int layer, const LentLayer& loan, VersionedStore* store);
-  /// Layers may have given each other slots: `blocks` says which block lies where.
+  /// Reads a layer's slots back from the table. Layers may have given each other slots, so `blocks`
+  /// maps addresses to blocks.
   void TakeLoan(int layer, const BlockPlaces& blocks, LentLayer* loan);
   BlockPlaces PlacesOf(VersionedStore* store) const;
-  /// A kernel's first launch loads it, which is not possible in a capture.
+  /// Launches the kernels once. The first launch loads a kernel, which is not possible in a
+  /// capture.
   absl::Status LoadKernels(const ExpertHandle* shared);
-  /// Those that decide about calls of few tokens.
+  /// The same for the kernels that decide about calls of few tokens.
   absl::Status LoadDecisions(ServeMissesArgs args);
   absl::Status ForgetPredictions() const;
   int64_t First(int layer) const { return first_[layer]; }
@@ -257,33 +265,33 @@ class ServedMisses {
   const DeviceModel* constants_ = nullptr;
   ServedRules rules_;
   DeviceSource* records_ = nullptr;
-  // Where records move: the table of these as the device has it or will, and how often it read
-  // them.
+  // If records move: their addresses as the device has them or will have them, and the counts of
+  // the device's reads.
   Buffer placed_;  // pinned
   cudaEvent_t moved_ = nullptr;
-  bool moving_ = false;                       // what was let go may still be read
-  size_t untold_begin_ = 0, untold_end_ = 0;  // rows that the device has not been told yet
+  bool moving_ = false;                       // places that were let go may still be read
+  size_t untold_begin_ = 0, untold_end_ = 0;  // rows of placed_ that the device does not have yet
   LateCopy taken_;
   std::vector<uint32_t> seen_taken_;
   ServedBuffers on_device_{};
-  Buffer memory_;  // pinned: the table on its way
+  Buffer memory_;  // pinned: the host's copy of the table
   ServedTable table_{};
   int64_t table_bytes_ = 0;
-  std::vector<int64_t> first_;    // of each layer's experts
+  std::vector<int64_t> first_;    // index of each layer's first expert
   bool gives_slots_ = false;      // layers give each other slots
-  std::vector<LentLayer> loans_;  // what was handed over
+  std::vector<LentLayer> loans_;  // the blocks that were handed over
   bool lent_ = false;
-  bool returning_ = false;        // the device may know already that nothing is lent
-  bool in_doubt_ = false;         // a layer is
-  std::vector<char> unfinished_;  // [layers] the table may have records that were not brought
+  bool returning_ = false;        // a TakeBack is not complete: the device may know of it already
+  bool in_doubt_ = false;         // some layer may be unfinished
+  std::vector<char> unfinished_;  // [layers] the table may list records that were not brought
   LateCopy tally_;
   CpuJobMemory job_;  // without a mailbox: the CPU takes nothing
   CpuCosts costs_;    // as the device has them
   std::vector<ServedTally> seen_;
   LostShares worst_;
-  cudaStream_t own_ = nullptr;  // for the way back
+  cudaStream_t own_ = nullptr;  // for TakeBack and the loading of kernels
   CopyBranch branch_;
-  PrefetchStream beside_;  // of calls whose product is the host's
+  PrefetchStream beside_;  // for calls in which the host multiplies
 };
 
 }  // namespace moert::cuda

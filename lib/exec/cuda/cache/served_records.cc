@@ -1,4 +1,4 @@
-// ServedMisses: records that come into pinned memory and leave it while the device reads there.
+// ServedMisses: records that move into and out of pinned memory while the device reads from it.
 #include <algorithm>
 #include <cstddef>
 #include <vector>
@@ -30,7 +30,8 @@ void ServedMisses::CountTaken() {
 absl::Status ServedMisses::MoveRecords(cudaStream_t stream) {
   if (!reads_below()) return absl::OkStatus();
   if (moving_ && untold_begin_ == untold_end_) {
-    // The table on its way is not written, and what was let go not given to others.
+    // Until the last copy is done, placed_ must not change and places that were let go must not be
+    // reused.
     if (QueryEvent(moved_) != cudaSuccess || !records_->Left()) return absl::OkStatus();
     moving_ = false;
   }
@@ -42,7 +43,7 @@ absl::Status ServedMisses::MoveRecords(cudaStream_t stream) {
       on_device_.records + untold_begin_, table + untold_begin_,
       (untold_end_ - untold_begin_) * sizeof(ServedRecord), cudaMemcpyHostToDevice, stream));
   MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(moved_, stream));
-  untold_begin_ = untold_end_ = 0;  // else the next step tells it again
+  untold_begin_ = untold_end_ = 0;  // after a failure the next step copies these rows again
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// ServedMisses: those that the CPU takes (kernels/cuda/cache/cpu_mailbox.h).
+// ServedMisses: the misses that the CPU takes (kernels/cuda/cache/cpu_mailbox.h).
 #include <algorithm>
 #include <cstdlib>
 
@@ -8,7 +8,7 @@
 namespace moert::cuda {
 namespace {
 
-/// Whether decisions by one come out as those by the other, nearly.
+/// Whether two sets of costs are so close that decisions by either are nearly the same.
 bool Alike(const CpuCosts& a, const CpuCosts& b) {
   constexpr int64_t kShare = 16;
   const auto near = [](int64_t x, int64_t y) { return std::abs(x - y) * kShare <= std::abs(x); };
@@ -23,7 +23,7 @@ absl::Status ServedMisses::ShareMisses(const CpuJobMemory& memory) {
   MOERT_RETURN_IF_ERROR(FillNow(cpu.call, 0, sizeof *cpu.call));
   MOERT_RETURN_IF_ERROR(FillNow(cpu.costs, 0, sizeof *cpu.costs));
   job_ = memory;
-  // A kernel's first launch loads it. Without a job nothing is waited for.
+  // Loads the kernel, which only its first launch does. Without a job it does not wait.
   AwaitCpuArgs args;
   args.call = cpu.call;
   args.tiles.table = cpu.tiles;
@@ -33,7 +33,7 @@ absl::Status ServedMisses::ShareMisses(const CpuJobMemory& memory) {
 
 absl::Status ServedMisses::SetCosts(const CpuCosts& costs, cudaStream_t stream) {
   if (Alike(costs_, costs)) return absl::OkStatus();
-  // Pageable: the copy has left the costs when the call returns.
+  // The source is pageable: it has been read when the call returns.
   MOERT_CUDA_RETURN_IF_ERROR(
       cudaMemcpyAsync(on_device_.cpu.costs, &costs, sizeof costs, cudaMemcpyHostToDevice, stream));
   costs_ = costs;

@@ -12,7 +12,7 @@
 namespace moert::cuda {
 namespace {
 
-/// Device memory that calls need.
+/// The device memory of calls.
 struct FetchBuffers {
   int32_t* ids;
   float* weights;
@@ -35,7 +35,7 @@ DeviceRows RowsOf(const MatrixView& rows) {
           static_cast<int32_t>(rows.cols), rows.row_stride};
 }
 
-/// Their part about the buffers of fetches.
+/// The rules that determine the buffers of fetches.
 ServedRules ForBuffers(const ServedRules& rules) {
   ServedRules kept;
   kept.balance = rules.balance;
@@ -62,7 +62,7 @@ CudaFetchExecutor::CudaFetchExecutor(const ExecutorParts& parts, const CudaExecu
 
 CudaFetchExecutor::~CudaFetchExecutor() {
   leaving_.emplace(device_);
-  fence_->Await();  // the host's kernels read the tables that go now, within steps
+  fence_->Await();  // the host's kernels in steps read the tables that are freed here
   if (arrived_ != nullptr) cudaEventDestroy(arrived_);
 }
 
@@ -100,7 +100,7 @@ absl::Status CudaFetchExecutor::StartCpu() {
         "every miss, such as fate or on-demand",
         parts().source->name());
   }
-  // The thread alone is used here.
+  // Only the thread of CpuExperts is used, not its products.
   const auto spin = parts().pool->num_threads() < UsableCpus() ? kSpinWithDevice : kSpinAlone;
   MOERT_ASSIGN_OR_RETURN(
       cpu_, CpuExperts::Create(model_, /*gemm=*/nullptr, /*max_tokens=*/1, spin, cpus_));
@@ -204,7 +204,7 @@ absl::Status CudaFetchExecutor::CopyRecords(const ExecutorCall& call, const Vers
              static_cast<size_t>(records_->layout(key.layer, e, version).bytes));
   }
   absl::Status status = EnqueueCopies(stream);
-  status.Update(fence_->Pass(stream));  // also behind a failure: blocks are read
+  status.Update(fence_->Pass(stream));  // also after a failure: some copies may read blocks
   return status;
 }
 
@@ -225,7 +225,8 @@ absl::Status CudaFetchExecutor::EnqueueCopies(cudaStream_t stream) {
   return copies_read_.Enqueue(records_->source(), parts().versions[0], parts().pool, stream);
 }
 
-// Copies within the device may wait for kernels that fill it. The link does not wait for them.
+// Copies within the device may have to wait while kernels occupy it. They are on a side stream, so
+// copies over the link do not wait for them.
 absl::Status CudaFetchExecutor::EnqueueKept(cudaStream_t stream) {
   const bool within = !copies_within_.empty();
   if (within) MOERT_RETURN_IF_ERROR(side_->Fork(stream));
@@ -272,7 +273,8 @@ absl::Status CudaFetchExecutor::ServeFetches(const VersionedStore& store) {
 absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall& call,
                                                               const GivenRouting& given,
                                                               VersionedStore* store) {
-  if (served_->reads_below() && !Shares(given)) return nullptr;  // nobody would compute some
+  // Without the CPU some experts could not be computed.
+  if (served_->reads_below() && !Shares(given)) return nullptr;
   DeviceScope scope(device_);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   if (served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
@@ -283,7 +285,8 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
   const bool all_differ = !given.any_slot || region.slots >= given.pairs / call.tokens;
   const bool fits = status.ok() && served_->slots(call.layer) >= least && all_differ;
   if (fits) status = ServeFetch(call, given, region);
-  // Also behind a failure, and where nothing was fetched: what is taken back has to have been lent.
+  // Also after a failure, and if nothing was fetched: blocks are taken back only once the copy that
+  // lent them is done.
   status.Update(fence_->Pass(stream));
   MOERT_RETURN_IF_ERROR(status);
   return fits ? served_slots_ + first_[call.layer] : nullptr;
@@ -307,7 +310,7 @@ absl::Status CudaFetchExecutor::ServeFetch(const ExecutorCall& call, const Given
 }
 
 bool CudaFetchExecutor::Shares(const GivenRouting& given) const {
-  // The device knows of one job at a time.
+  // The device has at most one job in progress.
   return owed_ < 0 && given.cpu_rows.rows > 0 && given.cpu_rows.rows <= most_cpu_rows();
 }
 

@@ -1,5 +1,6 @@
-// Layer calls on a device whose product is the host's: slots are placed, gates may be scored for
-// prediction, nothing is multiplied.
+// Layer calls on a device in which the host multiplies the experts itself (Engine::Fetch). The
+// library tells the host's kernels the slots, and may score gates for prediction; it multiplies
+// nothing.
 #ifndef MOERT_LIB_EXEC_CUDA_FETCH_CUDA_FETCH_EXECUTOR_H_
 #define MOERT_LIB_EXEC_CUDA_FETCH_CUDA_FETCH_EXECUTOR_H_
 
@@ -34,7 +35,7 @@ class CudaFetchExecutor final : public FetchExecutor,
   CudaFetchExecutor(const ExecutorParts& parts, const CudaExecutorOptions& options);
   ~CudaFetchExecutor() override;
   absl::Status Init();
-  /// Device memory of calls of up to `max_tokens` rows.
+  /// Bytes of device memory for calls of up to `max_tokens` rows.
   static int64_t Bytes(const MoeModelSpec& model, int64_t max_tokens, const ServedRules& rules);
 
   ExecutorStats stats() const override {
@@ -70,7 +71,7 @@ class CudaFetchExecutor final : public FetchExecutor,
     return product_ == nullptr ? 0 : product_->max_tokens();
   }
   CpuOffload* cpu_offload() override { return cpu_ != nullptr ? this : nullptr; }
-  /// The device gives the CPU its part of fetches that it serves; the host gives it none.
+  /// False: only the device gives the CPU experts, in fetches that it serves. The host gives none.
   bool CpuCanCompute(ExpertKey /*key*/, int64_t /*tokens*/) const override { return false; }
   absl::Status BeginCpu(const ExecutorCall& call, const RoutingResult& routing,
                         absl::Span<const int32_t> experts) override;
@@ -91,11 +92,11 @@ class CudaFetchExecutor final : public FetchExecutor,
 
  private:
   bool Shares(const GivenRouting& given) const;
-  /// The thread that answers jobs for the CPU, where the strategy has any.
+  /// Starts the thread that answers jobs for the CPU, if the strategy gives the CPU any.
   absl::Status StartCpu();
   absl::Status ServeFetch(const ExecutorCall& call, const GivenRouting& given,
                           const SlotRegion& region);
-  /// Those of CopyRecords.
+  /// Enqueue the copies of CopyRecords.
   absl::Status EnqueueCopies(cudaStream_t stream);
   absl::Status EnqueueKept(cudaStream_t stream);
 
@@ -110,23 +111,23 @@ class CudaFetchExecutor final : public FetchExecutor,
   Buffer memory_;
   ServedBuffers served_buffers_{};
   DeviceModel on_device_;                 // gates, for predictions
-  ExpertHandle* no_shared_ = nullptr;     // in device memory: of no record
-  float* next_scores_ = nullptr;          // likewise, [experts of a layer]
-  int32_t* served_slots_ = nullptr;       // [all experts], likewise
-  std::vector<int64_t> first_;            // of each layer's experts
+  ExpertHandle* no_shared_ = nullptr;     // in device memory: a handle without a record
+  float* next_scores_ = nullptr;          // in device memory, [experts of a layer]
+  int32_t* served_slots_ = nullptr;       // in device memory, [all experts]
+  std::vector<int64_t> first_;            // index of each layer's first expert
   std::unique_ptr<ServedMisses> served_;  // null: the host serves misses
   RoutingReturn returned_;
   DeviceFetch fetch_;
-  CopyBatch copies_, copies_within_;  // of CopyRecords: from the host, and from slots
-  ReadCopies copies_read_;            // likewise: from the source
-  std::unique_ptr<SideStream> side_;  // of the latter
+  CopyBatch copies_, copies_within_;  // copies of CopyRecords: from the host, and from slots
+  ReadCopies copies_read_;            // likewise: read from the source first
+  std::unique_ptr<SideStream> side_;  // for copies_within_
   cudaEvent_t arrived_ = nullptr;
   int64_t host_syncs_ = 0;
   CpuCosts cpu_costs_;
-  int owed_ = -1;      // the layer whose rows the CPU has taken some of; -1: none
+  int owed_ = -1;      // the layer for which the CPU still owes rows; -1: none
   bool late_ = false;  // some rows did not come in time
-  std::unique_ptr<FetchedProduct> product_;  // null: the CPU takes none
-  std::unique_ptr<CpuExperts> cpu_;          // last: its thread answers product_
+  std::unique_ptr<FetchedProduct> product_;  // null: the CPU takes no misses
+  std::unique_ptr<CpuExperts> cpu_;          // declared last: its thread answers product_'s jobs
 };
 
 }  // namespace moert::cuda

@@ -6,7 +6,7 @@
 namespace moert::cuda {
 namespace {
 
-constexpr int32_t kUnknown = -2;  // no slot, and not -1: the next sync writes it
+constexpr int32_t kUnknown = -2;  // differs from any slot and from -1: the next sync writes it
 
 }  // namespace
 

@@ -17,25 +17,24 @@
 
 namespace moert::cuda {
 
-/// Keeps for each layer a table of slots in device memory, and the host's side of it. Writes only
-/// what
-/// differs from what the table holds, or will hold when the stream gets there. One caller at a
-/// time, with the device current.
+/// Keeps a table of slots for each layer in device memory, and the host's copy of it. Writes only
+/// entries that differ from what the table holds, or will hold when the stream gets there. One
+/// caller at a time, with the device current.
 class DeviceFetch {
  public:
   /// Bytes of device memory that Init takes.
   static int64_t Bytes(const MoeModelSpec& model);
 
-  /// `ids` and `weights`: device memory for the pairs of a call, where `returned` brings them from.
-  /// All borrowed.
+  /// `ids` and `weights`: device memory for the pairs of a call, from which `returned` copies them
+  /// to the host. All borrowed.
   absl::Status Init(const MoeModelSpec* model, int32_t* ids, float* weights,
                     RoutingReturn* returned, ComputeFence* fence);
 
-  /// See Executor::PlaceSlots. Where the stream is captured the table is read at replay, as
-  /// OpenStep left it.
+  /// See DevicePath::PlaceSlots. If the stream is captured, the replay reads the table as OpenStep
+  /// left it.
   absl::StatusOr<const int32_t*> Place(const ExecutorCall& call, const GivenRouting& given,
                                        const PolicyContext* late, const VersionedStore& store);
-  /// See Executor::LeaveSlots.
+  /// See DevicePath::LeaveSlots.
   absl::Status Leave(cudaStream_t stream);
   /// Brings the tables of layers whose calls were captured up to date.
   absl::Status OpenStep(const VersionedStore& store, int64_t epoch, cudaStream_t stream);
@@ -51,7 +50,7 @@ class DeviceFetch {
   const MoeModelSpec* model_ = nullptr;
   RoutingReturn* returned_ = nullptr;
   ComputeFence* fence_ = nullptr;
-  Workspace w_{};               // of it ids and weights
+  Workspace w_{};               // only ids and weights are used
   Buffer table_;                // [all experts]
   std::vector<int32_t> first_;  // of each layer, in the table
   std::vector<int32_t> shadow_;
@@ -60,12 +59,12 @@ class DeviceFetch {
   SlotUpdates updates_;
 };
 
-/// Rows in device memory as floats in host memory, contiguous. Waits for them; `arrived` is an
-/// event to do it with.
+/// Copies rows from device memory to host memory, as contiguous floats. Waits for them by the event
+/// `arrived`.
 absl::Status BringRows(const MatrixView& rows, cudaStream_t stream, cudaEvent_t arrived, float* to);
 
-/// A routing in device memory; ids out of range as -1, no weights where none were given. Waits
-/// likewise.
+/// Copies a routing from device memory to the host: ids out of range as -1, no weights if none were
+/// given. Waits likewise.
 absl::Status BringRouting(const GivenRouting& given, int experts, cudaStream_t stream,
                           cudaEvent_t arrived, std::vector<int32_t>* ids,
                           std::vector<float>* weights);

@@ -1,5 +1,5 @@
-// The host's product of opaque records on the CPU: answers the jobs that a device posts in layer
-// calls whose other experts the host's own kernels multiply (kernels/cuda/cache/cpu_mailbox.h).
+// Answers, with the source's product of opaque records on the CPU, the jobs that a device posts in
+// layer calls whose other experts the host's kernels multiply (kernels/cuda/cache/cpu_mailbox.h).
 #ifndef MOERT_LIB_EXEC_CUDA_FETCH_FETCHED_PRODUCT_H_
 #define MOERT_LIB_EXEC_CUDA_FETCH_FETCHED_PRODUCT_H_
 
@@ -21,16 +21,16 @@ class FetchedProduct final : public AnsweredJobs {
  public:
   struct Parts {
     const ExpertSource* source = nullptr;  // has a product
-    DeviceSource* records = nullptr;       // keeps all of `version`, or moves
+    DeviceSource* records = nullptr;       // keeps all records of `version`, or moves them by use
     int version = 0;
     const HardwareProfile* profile = nullptr;
     ThreadPool* pool = nullptr;
-    int64_t max_tokens = 0;  // of a call
+    int64_t max_tokens = 0;  // the most tokens of a call
   };
   /// All borrowed.
   static absl::StatusOr<std::unique_ptr<FetchedProduct>> Create(const Parts& parts);
 
-  /// Most rows of a job.
+  /// The most rows of a job.
   int64_t max_tokens() const { return max_tokens_; }
   bool Owed() const override { return parts_.records->moves(); }
   JobRecords* records() { return &records_; }
@@ -41,9 +41,10 @@ class FetchedProduct final : public AnsweredJobs {
         max_tokens_(max_tokens),
         records_(parts.records, parts.version, parts.pool) {}
   absl::Status Multiply(int64_t* modelled_ns, int64_t* read_ns) override;
-  /// The job, whose records are found some at a time.
+  /// Computes the job, whose records are found a few at a time.
   absl::Status MultiplyFound(const float* x, int64_t* modelled_ns);
-  /// Experts of the job from one on, whose records were found. Returns how many pairs they have.
+  /// Fills in the experts of the job from `first` on whose records were found. Returns the number
+  /// of their pairs.
   int64_t FillExperts(size_t first, int64_t* modelled_ns);
 
   const Parts parts_;

@@ -28,7 +28,7 @@ absl::Status CopyBatch::Enqueue(cudaStream_t stream) {
   cudaMemcpyAttributes attributes{};
   attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
   attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-  size_t first = 0;  // that the attributes are of
+  size_t first = 0;  // the first copy that the attributes apply to
 #if CUDART_VERSION >= 13000
   const cudaError_t error = cudaMemcpyBatchAsync(to_.data(), from_.data(), bytes_.data(),
                                                  to_.size(), &attributes, &first, 1, stream);
@@ -38,7 +38,7 @@ absl::Status CopyBatch::Enqueue(cudaStream_t stream) {
       cudaMemcpyBatchAsync(to_.data(), const_cast<void**>(from_.data()), bytes_.data(), to_.size(),
                            &attributes, &first, 1, &failed, stream);
 #endif
-  // An older driver.
+  // The driver is too old.
   if (error == cudaErrorCallRequiresNewerDriver || error == cudaErrorNotSupported) {
     cudaGetLastError();
     return EnqueueEach(stream);

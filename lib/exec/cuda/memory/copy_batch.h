@@ -1,4 +1,4 @@
-// Many copies at once: one call of the host, by the copy engines.
+// Many copies in one call of the runtime, done by the copy engines.
 #ifndef MOERT_LIB_EXEC_CUDA_MEMORY_COPY_BATCH_H_
 #define MOERT_LIB_EXEC_CUDA_MEMORY_COPY_BATCH_H_
 
@@ -13,10 +13,11 @@ namespace moert::cuda {
 /// One caller at a time, with the device current.
 class CopyBatch {
  public:
-  /// Between device memory, or from pinned memory to it. Copies of a batch do not overlap.
+  /// Adds a copy within device memory, or from pinned memory to it. Copies of a batch must not
+  /// overlap.
   void Add(std::byte* to, const std::byte* from, size_t bytes);
-  /// Enqueues what was added, in any order, and forgets it. Copies within the device leave its
-  /// multiprocessors to kernels, where CUDA can (12.8).
+  /// Enqueues the added copies, in any order, and clears the batch. From CUDA 12.8 on copies within
+  /// the device leave the multiprocessors to kernels.
   absl::Status Enqueue(cudaStream_t stream);
   void Clear();
   bool empty() const { return to_.empty(); }

@@ -1,4 +1,4 @@
-// RecordLayout -> what the kernels need of it.
+// Translates a RecordLayout into the description that the kernels read.
 #ifndef MOERT_LIB_EXEC_CUDA_MEMORY_DEVICE_FORMAT_H_
 #define MOERT_LIB_EXEC_CUDA_MEMORY_DEVICE_FORMAT_H_
 
@@ -11,17 +11,17 @@
 
 namespace moert::cuda {
 
-/// Unimplemented, naming what is legal, for schemes without a kernel.
+/// Unimplemented for schemes without a kernel; the message names the legal ones.
 absl::StatusOr<DeviceFormat> MakeDeviceFormat(
     const RecordLayout& layout, ActivationNumerics numerics = ActivationNumerics::kBF16);
 
-/// The same for all experts of a model, naming the first that has none.
+/// Checks all experts of a model; the message names the first expert without a kernel.
 absl::Status CheckDeviceFormats(const ExpertSource& source, absl::Span<const int> versions);
 
-/// The products of a model read these.
+/// The forms of operands that the products of a model read.
 struct OperandUse {
   bool x[kOperands] = {};
-  bool wide_h = false;  // some h is more than rounded before down
+  bool wide_h = false;  // some h needs more than rounding before down, so it is kept in fp32
   PromptFormats prompt;
 };
 absl::StatusOr<OperandUse> OperandsOf(const ExpertSource& source, absl::Span<const int> versions,

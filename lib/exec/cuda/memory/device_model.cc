@@ -29,7 +29,7 @@ absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, const int32
     if (copy) MOERT_RETURN_IF_ERROR(CopyNow(at, from, bytes, cudaMemcpyHostToDevice));
     return at;
   };
-  // Null where there is none.
+  // Copies a vector and sets *to to its address; *to stays null if the vector is empty.
   const auto place = [&]<typename T>(const std::vector<T>& from, const T** to) -> absl::Status {
     if (from.empty()) return absl::OkStatus();
     MOERT_ASSIGN_OR_RETURN(std::byte * at, bring(from.data(), from.size() * sizeof(T)));
@@ -67,7 +67,7 @@ absl::Status DeviceModel::PlaceConstants(const ExecutorParts& parts, const int32
 }
 
 absl::Status DeviceModel::PlaceFormats(const ExecutorParts& parts, ActivationNumerics numerics) {
-  if (IsOpaque(*parts.source)) return absl::OkStatus();  // nothing multiplies them here
+  if (IsOpaque(*parts.source)) return absl::OkStatus();  // the library does not multiply them
   const MoeModelSpec& model = parts.source->model();
   std::vector<DeviceFormat> formats;  // few, shared by many records
   const auto add = [&](const RecordLayout& layout) -> absl::Status {

@@ -24,15 +24,15 @@ struct LayerOnDevice {
   const float* shared_gate = nullptr;
   const std::byte* shared_record = nullptr;  // null: no shared expert
   int64_t shared_format = 0;
-  int64_t first_handle = 0;  // in the residency table; the shared expert's is the last of a layer
+  int64_t first_handle = 0;  // row in the residency table; a layer's last is the shared expert's
   DeviceRouting routing;
   DeviceActivation activation;
 };
 
 class DeviceModel {
  public:
-  /// Copies constants and formats to the current device. `token_ids`: where those of a call will
-  /// lie; null: no layer is routed by them.
+  /// Copies constants and formats to the current device. `token_ids`: device memory that will hold
+  /// the token ids of a call; null: no layer is routed by token ids.
   absl::Status Init(const ExecutorParts& parts, const int32_t* token_ids = nullptr,
                     ActivationNumerics numerics = ActivationNumerics::kBF16);
 
@@ -41,7 +41,7 @@ class DeviceModel {
     return reinterpret_cast<const DeviceFormat*>(formats_memory_.data());
   }
   int num_formats() const { return num_formats_; }
-  /// Index into formats() of a layout of the source.
+  /// The index into formats() for a layout of the source.
   int64_t FormatOf(const RecordLayout* layout) const { return format_of_.at(layout); }
 
  private:

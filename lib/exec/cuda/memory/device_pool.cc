@@ -50,9 +50,9 @@ struct VirtualMemory {
   }
 };
 
-/// Blocks lie one behind the other. Memory is mapped in granules, the driver's smallest unit, under
-/// the blocks that are taken: blocks are handed out lowest first, so what is mapped is what they
-/// need, rounded up once.
+/// Blocks are contiguous. Memory is mapped in granules, the driver's smallest unit, under the
+/// blocks that are taken. Blocks are handed out lowest first, so the mapped memory is the blocks'
+/// bytes, rounded up once.
 class DevicePool final : public BlockPool {
  public:
   DevicePool(const VirtualMemory& memory, int device, const BlockSizes& sizes, int64_t limit,
@@ -135,7 +135,7 @@ class DevicePool final : public BlockPool {
   int64_t held_bytes() const override { return mapped_granules_ * granule_bytes_; }
   bool HoldAll() override {
     const int64_t wanted = GranulesFor(limit_);
-    // Where one finds no room, those behind it would not either.
+    // If one granule cannot be mapped, the later ones cannot either.
     for (int64_t g = 0; g < wanted; ++g) {
       if (granules_[g].run_first < 0 && !MapRun(g, g, false)) return false;
     }
@@ -147,8 +147,8 @@ class DevicePool final : public BlockPool {
   static constexpr int64_t kRunGranules = 16;
 
   struct Granule {
-    int32_t blocks = 0;      // taken ones that lie in it
-    int64_t run_first = -1;  // granule its run begins with; -1: not mapped
+    int32_t blocks = 0;      // taken blocks that overlap it
+    int64_t run_first = -1;  // the first granule of its run; -1: not mapped
     // The length of a run, kept at its first granule.
     int64_t run_granules = 0;
     CUmemGenericAllocationHandle handle = 0;
@@ -227,7 +227,7 @@ class DevicePool final : public BlockPool {
     return false;
   }
 
-  /// Unmaps the run that begins at g, if there is one. The granule behind it.
+  /// Unmaps the run that begins at g, if there is one. Returns the next granule after it.
   int64_t UnmapRunAt(int64_t g) {
     const int64_t count = granules_[g].run_granules;
     if (granules_[g].run_first != g) return g + 1;
@@ -258,7 +258,7 @@ class DevicePool final : public BlockPool {
       for (int64_t i = g; i <= last; ++i) idle = idle && granules_[i].blocks == 0;
       if (!idle) continue;
       DeviceScope scope(device_);
-      // Kernels may still read what was given back.
+      // Kernels may still read blocks that were given back.
       if (!synchronized && fence_->Await() != cudaSuccess) return false;
       synchronized = true;
       UnmapRunAt(g);
@@ -266,7 +266,7 @@ class DevicePool final : public BlockPool {
     return mapped_granules_ <= goal;
   }
 
-  /// Returns what the limit does not cover.
+  /// Unmaps and uncharges memory beyond the limit, as far as it is not taken.
   void ReturnSurplus() {
     const int64_t surplus = mapped_granules_ - GranulesFor(limit_);
     if (surplus > 0) UnmapIdleRuns(surplus);
@@ -288,7 +288,7 @@ class DevicePool final : public BlockPool {
   int64_t reserved_ = 0;
   int64_t granule_bytes_ = 0;
   int64_t mapped_granules_ = 0;
-  int64_t charged_blocks_ = 0;  // the lowest; most taken since the limit was last lowered
+  int64_t charged_blocks_ = 0;  // so many of the lowest: the most taken since the limit was lowered
   std::vector<int32_t> free_;   // a heap, lowest first
   std::vector<Granule> granules_;
 };

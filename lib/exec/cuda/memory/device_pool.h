@@ -12,16 +12,18 @@
 
 namespace moert::cuda {
 
-/// The most that a pool may map beyond its blocks: it maps whole granules of at most this size.
+/// The most bytes that a pool may map beyond its blocks: it maps whole granules of at most this
+/// size.
 constexpr int64_t kPoolRounding = int64_t{2} << 20;
 
-/// Address space for all blocks is reserved once; physical memory is mapped under blocks when they
-/// are taken, lowest first, and unmapped when the limit is lowered and nothing in a piece is taken
-/// any more (unmapping waits for `fence`). The budget is charged for the blocks held; mapped is
-/// at most what the limit's blocks need, rounded up once (kPoolRounding), except that after the
-/// limit was lowered scattered blocks keep up to 16 granules each mapped until they are given back.
-/// Nothing is unmapped where that wait fails: while a stream is captured. `peers`: of engines on
-/// other devices that may read the blocks; null: none. `budget`, `fence` and `peers` are borrowed.
+/// Address space for all blocks is reserved once. Physical memory is mapped under blocks when they
+/// are taken, lowest first. It is unmapped when the limit has been lowered and no block of a run of
+/// granules is taken any more; unmapping waits for `fence`. If that wait fails, because a stream is
+/// being captured, nothing is unmapped. The budget is charged for the blocks held. The mapped bytes
+/// are at most those of the limit's blocks, rounded up once (kPoolRounding), with one exception:
+/// after the limit was lowered, scattered blocks keep up to 16 granules each mapped until they are
+/// given back. `peers`: link to engines on other devices that may read the blocks; null: none.
+/// `budget`, `fence` and `peers` are borrowed.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeDevicePool(int device, const BlockSizes& sizes,
                                                           int64_t limit, BudgetTracker* budget,
                                                           ComputeFence* fence, PeerLink* peers);

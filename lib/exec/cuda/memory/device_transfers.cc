@@ -18,9 +18,9 @@ namespace {
 
 constexpr int64_t kArenaBuffer = int64_t{256} << 20;
 
-/// Demand loads of records that lie in pinned memory are issued by the caller, one behind the
-/// other: the copy engine never waits for a thread that saw the last copy through. Everything else
-/// goes through `inner`.
+/// The caller itself enqueues demand loads of records in pinned memory, one behind the other, so
+/// the copy engine never waits for a thread between two copies. All other transfers go through
+/// `inner`.
 class DeviceTransfers final : public TransferQueue {
  public:
   DeviceTransfers(std::unique_ptr<DeviceSource> source, std::unique_ptr<TransferQueue> inner,
@@ -51,9 +51,9 @@ class DeviceTransfers final : public TransferQueue {
       return;
     }
     const Waiting w = *waiting;
-    direct_.push_back({w.transfer, w.submitted_ns, nullptr, 0});  // first what may find no memory
+    direct_.push_back({w.transfer, w.submitted_ns, nullptr, 0});  // first, as it may throw
     if (!inner_->Cancel(key, version)) {
-      direct_.pop_back();  // it moves already
+      direct_.pop_back();  // the transfer has begun already
       return;
     }
     Forget(key, version);
@@ -99,11 +99,11 @@ class DeviceTransfers final : public TransferQueue {
     int64_t submitted_ns;
   };
 
-  /// False when the record is not in pinned memory or something failed, which the other path will
-  /// report.
+  /// False if the record is not in pinned memory or if something failed; `inner_` then reports the
+  /// error.
   bool Issue(const Transfer& transfer, int64_t submitted_ns) {
     if (clock_ == nullptr) return false;
-    direct_.push_back({transfer, submitted_ns, nullptr, 0});  // first what may find no memory
+    direct_.push_back({transfer, submitted_ns, nullptr, 0});  // first, as it may throw
     if (Start(&direct_.back())) return true;
     direct_.pop_back();
     return false;
@@ -114,7 +114,7 @@ class DeviceTransfers final : public TransferQueue {
     if (!copying.ok() || copying->event == nullptr) return false;
     direct->event = copying->event;
     if (pacer_ == nullptr) return true;
-    // The link between the GPUs is not the one that is paced.
+    // The pacer limits the link to the host, not the link between GPUs.
     direct->due_ns =
         copying->from_peer ? clock_->now_ns() : pacer_->Reserve(direct->transfer.bytes);
     return true;
@@ -141,7 +141,7 @@ class DeviceTransfers final : public TransferQueue {
     return true;
   }
 
-  /// As exactly as the events of a real link would say: asleep, then awake for the last moment.
+  /// Waits as precisely as for an event of a real link: sleeps, then spins for the last moment.
   void AwaitTurn(int64_t due_ns) const {
     constexpr int64_t kAwakeNs = 200'000;
     const int64_t left_ns = due_ns - clock_->now_ns();
@@ -158,7 +158,7 @@ class DeviceTransfers final : public TransferQueue {
     }
     return nullptr;
   }
-  /// Arrivals of inner_.
+  /// Handles an arrival of inner_.
   void Arrived(const TransferDone& done) {
     const Waiting* w = Find(done.key, done.version);
     if (w != nullptr && done.status.ok()) source_->Arrived(w->transfer);
@@ -176,7 +176,7 @@ class DeviceTransfers final : public TransferQueue {
   const Clock* const clock_;  // null: everything goes through inner_
   const std::shared_ptr<LinkPacer> pacer_;
   std::deque<Direct> direct_;     // in the order of the copy stream
-  std::vector<Waiting> waiting_;  // what inner_ has
+  std::vector<Waiting> waiting_;  // transfers given to inner_
   int64_t last_finished_ns_ = 0;
 };
 
@@ -189,7 +189,7 @@ absl::Status DeviceSource::Init() {
 
 DeviceSource::~DeviceSource() {
   leaving_.emplace(device_);
-  LeavePeers();  // which waits for the copies, whose events go below
+  LeavePeers();  // waits for the copies, whose events are destroyed below
   if (stream_ != nullptr) {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
@@ -225,7 +225,7 @@ bool DeviceSource::Grow(int64_t bytes) const {
   if (size < bytes || pinning_refused_) return false;
   absl::StatusOr<Buffer> buffer = Buffer::Pinned(size);
   if (!buffer.ok()) {
-    // The system's limit: what is pinned stays, the rest is staged.
+    // The system's limit is reached: pinned records stay, others go through staging buffers.
     pinning_refused_ = true;
     notice_ = fmt::format("{}; {} are pinned, further records are read again for every transfer",
                           buffer.status().message(), BytesText(pinned_bytes_));
@@ -258,7 +258,7 @@ absl::StatusOr<DeviceSource::Staging> DeviceSource::TakeStaging(int64_t bytes) c
   }
   if (staging.buffer.bytes() < bytes) {
     absl::StatusOr<Buffer> buffer = Buffer::Pinned(bytes);
-    if (!buffer.ok()) buffer = Buffer::Pageable(bytes);  // slower, and Grow said why
+    if (!buffer.ok()) buffer = Buffer::Pageable(bytes);  // slower; Grow gave notice of the reason
     if (!buffer.ok()) {
       cudaEventDestroy(staging.done);
       return buffer.status();
@@ -280,7 +280,7 @@ absl::Status DeviceSource::Copy(int64_t id, const std::byte* from, int64_t bytes
       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_);
   if (error != cudaSuccess) return ToStatus(error, "copying a record");
   error = cudaEventRecord(done, stream_);
-  // Both ends are free for others when this returns, also when it fails.
+  // When this returns, also with an error, the copy no longer uses its source and destination.
   if (error == cudaSuccess) return ToStatus(cudaEventSynchronize(done), "copying a record");
   cudaStreamSynchronize(stream_);
   return ToStatus(error, "copying a record");
@@ -315,7 +315,7 @@ absl::StatusOr<DeviceSource::Copying> DeviceSource::Begin(const Transfer& transf
   }
   const int64_t bytes =
       layout(transfer.key.layer, transfer.key.expert, transfer.source_version).bytes;
-  // Copies between engines do not wait for products: those may wait for the other engine.
+  // A copy from another engine must not wait for products, because they may wait for that engine.
   if (peers_ != nullptr && fence_->Passed(ticket) &&
       peers_->Copy(Id(transfer), bytes, transfer.dst.data(), copying.event)) {
     copying.from_peer = true;
@@ -326,7 +326,7 @@ absl::StatusOr<DeviceSource::Copying> DeviceSource::Begin(const Transfer& transf
     MOERT_CUDA_RETURN_IF_ERROR(cudaMemcpyAsync(
         transfer.dst.data(), from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, stream_));
     const cudaError_t recorded = cudaEventRecord(copying.event, stream_);
-    if (recorded != cudaSuccess) cudaStreamSynchronize(stream_);  // its block is free again
+    if (recorded != cudaSuccess) cudaStreamSynchronize(stream_);  // the block can be reused
     return ToStatus(recorded, "copying a record");
   };
   const absl::Status status = from != nullptr ? enqueue() : absl::OkStatus();
@@ -352,7 +352,7 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
   {
     const MutexLock lock(&mu_);
     from = Pinned(layer, expert, version);
-    if (from != nullptr) reading_.push_back(id);  // it stays until the copy is done
+    if (from != nullptr) reading_.push_back(id);  // keeps it in place until the copy is done
   }
   const absl::Cleanup read = [&, kept = from != nullptr] {
     const MutexLock lock(&mu_);
@@ -371,7 +371,7 @@ absl::Status DeviceSource::ReadRecord(int layer, int expert, int version,
   }
   if (status.ok()) status = Copy(id, from, bytes, dst.data(), staging.done);
   const MutexLock lock(&mu_);
-  // A failed read leaves a hole in the arena: failures are rare and the next read takes a new
+  // A failed read leaves a hole in the arena. Failures are rare, and the next read takes a new
   // place.
   if (status.ok() && place != nullptr) KeepAt({layer, expert}, version, place);
   if (!status.ok() && spare && place != nullptr) set_->GiveBack(place);

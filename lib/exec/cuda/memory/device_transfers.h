@@ -22,14 +22,14 @@
 
 namespace moert::cuda {
 
-/// A source whose ReadRecord fills device memory: the record comes from pinned host memory, the
-/// source's own (PinnedRecord) or ours, where it stays after the first read while the host budget
-/// lasts, or through a staging buffer, and is copied by one asynchronous copy on the copy stream.
-/// Blocks the calling thread until the copy is done. Thread-safe.
+/// A source whose ReadRecord fills device memory. The record comes from the source's own pinned
+/// memory (PinnedRecord), from this object's pinned arena, where records stay after the first read
+/// while the host budget lasts, or through a staging buffer. One asynchronous copy on the copy
+/// stream brings it; the calling thread blocks until the copy is done. Thread-safe.
 class DeviceSource final : public ExpertSource {
  public:
-  /// `host_budget`: as given (EngineOptions), `pinned_limit`: what holds in its place. `peers`: of
-  /// engines that bring records from each other; null: alone. All borrowed.
+  /// `host_budget`: as given (EngineOptions). `pinned_limit`: the limit that applies (PinnedLimit).
+  /// `peers`: link to engines that copy records from each other; null: none. All borrowed.
   DeviceSource(const ExpertSource* source, int device, int64_t host_budget, int64_t pinned_limit,
                ComputeFence* fence, PeerLink* peers)
       : source_(source),
@@ -41,61 +41,61 @@ class DeviceSource final : public ExpertSource {
   ~DeviceSource() override;
   absl::Status Init();
 
-  /// The copy of this record waits for the fence as it is now: its block was just taken. Other
-  /// engines do not find there what it held.
+  /// Called when the block of a transfer was just taken: its copy will wait for the fence as it is
+  /// now, and other engines no longer find the block's former record there.
   void Stamp(const Transfer& transfer);
-  /// A transfer has arrived; other engines may copy it.
+  /// Called when a transfer has arrived: from now on other engines may copy the record.
   void Arrived(const Transfer& transfer);
-  /// Neither copies from other engines nor lets them copy, from here on.
+  /// From here on neither copies from other engines nor lets them copy.
   void LeavePeers() const {
     if (peers_ != nullptr) peers_->Leave();
   }
 
   /// Whether the record lies in pinned memory, so that Begin can copy it.
   bool Kept(ExpertKey key, int source_version) const;
-  /// Where that is, for as long as this lives; null: not kept.
+  /// The record's address in pinned memory, valid as long as this lives; null: not kept.
   const std::byte* KeptRecord(ExpertKey key, int source_version) const;
-  /// OK when every record of a version is kept. Reads RecordsToKeep with all threads of `pool`.
-  /// FailedPrecondition where the host budget does not hold all, beside those of former calls, or
-  /// none was given.
+  /// Keeps every record of a version: reads RecordsToKeep with all threads of `pool`.
+  /// FailedPrecondition if the host budget does not hold all of them in addition to the versions of
+  /// former calls, or if no budget was given.
   absl::Status KeepAll(int version, ThreadPool* pool);
-  /// Bytes of these that the source has not pinned.
+  /// Bytes of the versions kept by KeepAll that the source has not pinned itself.
   int64_t whole_bytes() const { return whole_bytes_; }
 
-  // Where it does not: a device reads the records that are kept, a CPU all of them, and those that
-  // are kept change by what is used (PinnedSet). Records of one version.
+  // If the host budget does not hold all records of the version: the device reads the records that
+  // are kept, the CPU reads any, and the set of kept records follows their use (PinnedSet).
 
-  /// From here on. Before the first transfer.
+  /// Begins this, before the first transfer.
   absl::Status MoveByUse(int version);
   bool moves() const { return set_ != nullptr; }
-  /// For a product on the CPU, by one thread: where a record lies in pinned memory, or a place to
-  /// read it into. EndRead has to follow where it was read, EndJob in any case. `elsewhere`: see
-  /// PinnedSet.
+  /// For products on the CPU, called by one thread: the address of a record in pinned memory, or a
+  /// place to read it into. If it was read, EndRead has to follow; EndJob has to follow in any
+  /// case. `elsewhere`: see PinnedSet.
   PinnedSet::Found Find(ExpertKey key, bool elsewhere);
   void EndRead(ExpertKey key, bool ok) { set_->EndRead(Number(key), ok); }
   void EndJob() { set_->EndJob(); }
-  /// The device has read the record of this number, which counts all experts.
+  /// Notes that the device has read a record. `number` counts the experts of all layers.
   void Use(int32_t number) { set_->Use(number); }
-  /// In front of a step: what the device has to be told, by numbers. Then, behind all that was
-  /// enqueued so far, Left, until it is true.
+  /// Before a step: the changes that the device has to be told, by the same numbers. Once
+  /// everything enqueued so far is done, Left has to be called until it returns true.
   std::vector<PinnedSet::Change> Turn();
   bool Left();
   int64_t swaps() const { return set_ != nullptr ? set_->swaps() : 0; }
-  /// The source below.
+  /// The underlying source.
   const ExpertSource& source() const { return *source_; }
-  /// A copy that Begin began.
+  /// A copy started by Begin.
   struct Copying {
-    cudaEvent_t event = nullptr;  // behind it, to be given back by ReturnEvent
+    cudaEvent_t event = nullptr;  // recorded behind the copy; give it back by ReturnEvent
     bool from_peer = false;
   };
-  /// Enqueues the copy of a record that another engine holds, or that is kept; no event where
-  /// neither is so. Does not wait.
+  /// Enqueues the copy of a record that another engine holds or that is kept in pinned memory. The
+  /// event is null if neither is the case. Does not wait.
   absl::StatusOr<Copying> Begin(const Transfer& transfer);
   void ReturnEvent(cudaEvent_t event);
 
   /// A notice for the person who runs the host, given once; empty: none.
   std::string TakeNotice() const;
-  /// One for whoever gave a host budget, unless there is one already.
+  /// Sets the notice if a host budget was given and no notice is set yet.
   void NoticeBudget(std::string notice) const;
   /// Bytes of pinned memory for records.
   int64_t pinned_bytes() const {
@@ -131,7 +131,7 @@ class DeviceSource final : public ExpertSource {
   int64_t Id(const Transfer& transfer) const {
     return Id(transfer.key.layer, transfer.key.expert, transfer.source_version);
   }
-  /// Where a record lies in pinned memory, or null.
+  /// The address of a record in pinned memory, or null.
   const std::byte* Pinned(int layer, int expert, int version) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const std::byte* own = source_->PinnedRecord(layer, expert, version);
@@ -142,14 +142,15 @@ class DeviceSource final : public ExpertSource {
   int32_t Number(ExpertKey key) const { return first_[key.layer] + key.expert; }
   ExpertKey KeyOf(int32_t number) const;
   bool Reads(int32_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Its place in the arena has been filled.
+  /// Notes that a record has been read into `place` of the arena.
   void KeepAt(ExpertKey key, int version, std::byte* place) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Reads a record into the arena.
   absl::Status Keep(ExpertKey key, int version);
   /// A place for a record in the pinned arena, or null when the host budget is spent.
   std::byte* Reserve(int64_t bytes) const;
-  /// A spare place for the set, as large as any record. False: the host budget is spent.
+  /// Adds a spare place to the set, as large as the largest record. False: the host budget is
+  /// spent.
   bool AddPlace();
   /// Makes the arena's next buffer.
   bool Grow(int64_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -168,7 +169,7 @@ class DeviceSource final : public ExpertSource {
 
   mutable Mutex mu_;
   mutable std::vector<Buffer> arena_ ABSL_GUARDED_BY(mu_);
-  mutable int64_t arena_used_ ABSL_GUARDED_BY(mu_) = 0;  // of the last buffer
+  mutable int64_t arena_used_ ABSL_GUARDED_BY(mu_) = 0;  // bytes of the last buffer
   mutable int64_t pinned_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   mutable bool pinning_refused_ ABSL_GUARDED_BY(mu_) = false;
   mutable std::string notice_ ABSL_GUARDED_BY(mu_);
@@ -178,25 +179,26 @@ class DeviceSource final : public ExpertSource {
   std::vector<cudaEvent_t> events_ ABSL_GUARDED_BY(mu_);
 
   int64_t whole_bytes_ = 0;
-  std::unique_ptr<PinnedSet> set_;  // null: what is kept stays
+  std::unique_ptr<PinnedSet> set_;  // null: kept records stay
   int moving_version_ = -1;
-  int64_t largest_ = 0;         // record, with its alignment
-  std::vector<int32_t> first_;  // of each layer, of all experts
+  int64_t largest_ = 0;         // bytes of the largest record, with its alignment
+  std::vector<int32_t> first_;  // number of each layer's first expert
   cudaEvent_t left_ = nullptr;  // behind copies from places that were let go
-  bool unmarked_ = false;       // it could not be recorded
+  bool unmarked_ = false;       // left_ could not be recorded
   mutable std::vector<int64_t> reading_ ABSL_GUARDED_BY(mu_);  // kept records that are being copied
 };
 
-/// For a device that serves misses of `version`: keeps all of its records, or, where the host
-/// budget does not hold them and a CPU shares the misses, those that are used. `low`: a version
-/// that answers some of the misses, of which all records are kept, or -1. FailedPrecondition: why
-/// not.
+/// For a device that serves misses of `version`: keeps all its records in pinned memory. If the
+/// host budget does not hold them and a CPU shares the misses (`shared`), keeps those that are
+/// used. `low`: a version that answers some of the misses and is kept as a whole, or -1.
+/// FailedPrecondition with the reason if this is not possible.
 absl::Status KeepRecords(DeviceSource* records, int version, int low, bool shared,
                          ThreadPool* pool);
 
-/// `inner` reads through `source`, which is kept alive here. Demand loads of kept records bypass it
-/// when `direct_clock`, the engine's, is not null: legal where transfers take what time they take.
-/// With a pacer, which `inner` shares, a copy is delivered when its turn on the link is over.
+/// `inner` reads through `source`, which the result owns. Demand loads of kept records bypass
+/// `inner` if `direct_clock`, the engine's clock, is not null; it must be null where transfers take
+/// simulated time. With a pacer, which `inner` shares, a copy is delivered when its turn on the
+/// link is over.
 std::unique_ptr<TransferQueue> MakeDeviceTransfers(std::unique_ptr<DeviceSource> source,
                                                    std::unique_ptr<TransferQueue> inner,
                                                    const Clock* direct_clock,

@@ -1,4 +1,4 @@
-// DeviceSource: records of a version in pinned memory from the start.
+// DeviceSource: keeps records of a version in pinned memory from the start.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -83,7 +83,7 @@ absl::Status DeviceSource::MoveByUse(int version) {
   }
   moving_version_ = version;
   set_ = std::move(set);
-  // All that was granted is pinned now: that takes long, and waits for the device.
+  // Pins the whole budget now, because pinning takes long and waits for the device.
   while (host_budget_ >= 0 && AddPlace()) {
   }
   return absl::OkStatus();
@@ -130,7 +130,7 @@ std::vector<PinnedSet::Change> DeviceSource::Turn() {
 }
 
 bool DeviceSource::Left() {
-  if (unmarked_) {  // a later mark will do
+  if (unmarked_) {  // recording left_ failed: a later record covers the copies as well
     unmarked_ = cudaEventRecord(left_, stream_) != cudaSuccess;
     return false;
   }

@@ -1,6 +1,6 @@
-// Counters in device memory on their way to the host. Behind a step, on a stream beside it, they
-// are copied and nobody waits. The copy may see some of what the next step has begun to count; of
-// counters that only grow the host takes differences, and everything is counted once.
+// Brings counters from device memory to the host. They are copied behind a step, on a side stream,
+// and nothing waits for the copy. It may include some counts of the next step. The counters only
+// grow and the host takes differences, so every event is counted once.
 #ifndef MOERT_LIB_EXEC_CUDA_MEMORY_LATE_COPY_H_
 #define MOERT_LIB_EXEC_CUDA_MEMORY_LATE_COPY_H_
 
@@ -19,12 +19,12 @@ class LateCopy {
   LateCopy(const LateCopy&) = delete;
   LateCopy& operator=(const LateCopy&) = delete;
 
-  /// `from`: device memory, borrowed; set to zeros.
+  /// `from`: device memory, borrowed; Init sets it to zero.
   absl::Status Init(void* from, int64_t bytes);
-  /// Enqueues a copy behind what `stream` was given so far, unless the last one was not taken: then
-  /// the next one brings what this would have.
+  /// Enqueues a copy behind the work that `stream` was given so far. Does nothing if the last copy
+  /// was not taken yet: a later copy brings these counts too.
   absl::Status Bring(cudaStream_t stream);
-  /// The finding of the last Bring, valid until the next one; null: none, or it has not arrived.
+  /// The counters of the last Bring, valid until the next one; null: none, or not arrived yet.
   const std::byte* Take();
 
  private:

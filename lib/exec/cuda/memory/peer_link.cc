@@ -62,7 +62,7 @@ void PeerLink::BeforeWrite(const std::byte* at, int64_t bytes, cudaStream_t stre
   if (!here()) return;
   DeviceScope scope(device_);
   tier_->Withdraw(holder_, at, bytes, [&](PeerTier::Copy copy) {
-    // Another device's event; both of our streams may write.
+    // The event belongs to another device. Both `stream` and stream_ may write to the block.
     const bool ordered = cudaStreamWaitEvent(stream, Event(copy), 0) == cudaSuccess &&
                          cudaStreamWaitEvent(stream_, Event(copy), 0) == cudaSuccess;
     if (!ordered) AwaitEvent(Event(copy));
@@ -82,7 +82,7 @@ bool PeerLink::Copy(int64_t record, int64_t bytes, std::byte* to, cudaEvent_t do
         cudaMemcpyPeerAsync(to, device_, at, device, static_cast<size_t>(bytes), stream_);
     if (error == cudaSuccess) error = cudaEventRecord(done, stream_);
     if (error == cudaSuccess) return done;
-    cudaStreamSynchronize(stream_);  // the block is written from elsewhere
+    cudaStreamSynchronize(stream_);  // another copy will write the block
     cudaGetLastError();
     return nullptr;
   };

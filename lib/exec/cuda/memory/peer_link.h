@@ -1,5 +1,5 @@
-// An engine's side of a peer tier on CUDA: its copies out of other engines' blocks, and what its
-// own blocks have to wait for.
+// An engine's side of a peer tier on CUDA: its copies out of other engines' blocks, and the waits
+// for other engines' copies before its own blocks are overwritten.
 #ifndef MOERT_LIB_EXEC_CUDA_MEMORY_PEER_LINK_H_
 #define MOERT_LIB_EXEC_CUDA_MEMORY_PEER_LINK_H_
 
@@ -14,30 +14,32 @@
 
 namespace moert::cuda {
 
-/// Thread-safe behind Join.
+/// Thread-safe after Join.
 class PeerLink {
  public:
   PeerLink(std::shared_ptr<PeerTier> tier, int device) : tier_(std::move(tier)), device_(device) {}
   ~PeerLink();
 
-  /// Devices that may read this one's memory, itself first; alone where NCCL_P2P_DISABLE, which
-  /// NCCL goes by as well, forbids it.
+  /// The devices that may read this device's memory, itself first. Only itself if NCCL_P2P_DISABLE,
+  /// a variable of NCCL, forbids peer access.
   absl::StatusOr<std::vector<int>> Readers() const;
 
-  /// Copies between two devices are timed when the tier has engines on both: where they are slower
-  /// than those from pinned memory, or one device cannot reach the other, it is left alone.
+  /// Joins the tier. When the tier has engines on two devices, copies between them are timed. If
+  /// they are slower than copies from pinned memory, or one device cannot reach the other, records
+  /// are not copied between these devices.
   absl::Status Join(const void* source);
-  /// Ends: this engine's copies are waited for, and nobody finds its blocks. Also for a device that
-  /// decides by itself what is in them.
+  /// Leaves the tier: waits for this engine's copies, and other engines no longer find its blocks.
+  /// Also called when the device itself begins to decide what is in the blocks.
   void Leave();
 
   void Publish(int64_t record, const std::byte* at, int64_t bytes);
-  /// Work that `stream` gets from here on may write there.
+  /// Called before work on `stream` writes to this memory: orders the stream behind the other
+  /// engines' copies from it.
   void BeforeWrite(const std::byte* at, int64_t bytes, cudaStream_t stream);
-  /// Waits until nobody reads there any more.
+  /// Waits until no engine reads this memory any more.
   void BeforeUnmap(const std::byte* at, int64_t bytes);
-  /// Begins a copy of a record that another engine holds, and records `done` behind it. False: none
-  /// holds it, or it failed. Then Done.
+  /// Begins a copy of a record that another engine holds, and records `done` behind it; when it is
+  /// done, Done has to be called. False: no engine holds the record, or the copy failed.
   bool Copy(int64_t record, int64_t bytes, std::byte* to, cudaEvent_t done);
   void Done(cudaEvent_t done);
 

@@ -43,7 +43,7 @@ absl::StatusOr<std::shared_ptr<void>> LockPages(std::byte* memory, int64_t bytes
   const cuda::RelaxedCapture relaxed;
   const cudaError_t error =
       cudaHostRegister(memory, static_cast<size_t>(bytes), cudaHostRegisterPortable);
-  if (error != cudaSuccess) cudaGetLastError();  // not left for the host's next check
+  if (error != cudaSuccess) cudaGetLastError();  // the host's next check must not find it
   MOERT_CUDA_RETURN_IF_ERROR(error);
   return std::shared_ptr<void>(memory, [](void* locked) {
     const cuda::RelaxedCapture relaxed;

@@ -7,7 +7,7 @@
 namespace moert::cuda {
 namespace {
 
-constexpr size_t kMostStaging = 16;  // two halves: one is read while the other one is copied
+constexpr size_t kMostStaging = 16;  // two halves: one is filled while the other one is copied
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Records that are read from the source now and copied to the device: some at a time, by all
-// threads of a pool, through pinned memory of their own.
+// Copies records to the device that first have to be read from the source: a few at a time, by all
+// threads of a pool, through pinned staging buffers.
 #ifndef MOERT_LIB_EXEC_CUDA_MEMORY_READ_COPIES_H_
 #define MOERT_LIB_EXEC_CUDA_MEMORY_READ_COPIES_H_
 
@@ -25,7 +25,8 @@ class ReadCopies {
   void Add(ExpertKey key, std::byte* to) { copies_.push_back({key, to}); }
   bool empty() const { return copies_.empty(); }
   void Clear() { copies_.clear(); }
-  /// Enqueues them. Waits until the last ones are read. Not in a capture.
+  /// Reads the added records and enqueues their copies. Returns when the last ones have been read.
+  /// Not in a capture.
   absl::Status Enqueue(const ExpertSource& source, int version, ThreadPool* pool,
                        cudaStream_t stream);
 
@@ -36,14 +37,14 @@ class ReadCopies {
   };
   struct Staging {
     Buffer buffer;
-    cudaEvent_t left = nullptr;  // behind the copy from it
+    cudaEvent_t left = nullptr;  // recorded behind the copy from the buffer
   };
-  /// Its memory holds so many bytes, and nobody reads it.
+  /// Makes a staging buffer usable: waits for the copy from it, and makes it hold `bytes`.
   static absl::Status Free(Staging* staging, int64_t bytes);
 
   std::vector<Copy> copies_;
   std::vector<Staging> staging_;
-  std::vector<RecordRead> reads_;  // of a half
+  std::vector<RecordRead> reads_;  // into one half of the staging buffers
   std::vector<absl::Status> done_;
 };
 

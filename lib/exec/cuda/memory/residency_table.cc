@@ -55,7 +55,7 @@ absl::Status ResidencyTable::Flush(cudaStream_t stream) {
   const absl::Status status =
       ToStatus(LaunchUpdateTable(table_, updates_, stream), "updating the residency table");
   if (!status.ok()) {
-    // They are not written: the next sync finds them different.
+    // The rows may not have been written: make the next sync find them different.
     constexpr moert::ExpertHandle kUnknown{nullptr, nullptr, INT_MIN};
     for (int i = 0; i < updates_.count; ++i) shadow_[updates_.index[i]] = kUnknown;
     std::fill(dirty_layers_.begin(), dirty_layers_.end(), uint8_t{1});

@@ -17,25 +17,26 @@
 
 namespace moert::cuda {
 
-/// Writes only what differs from what the table holds, or will hold when the stream gets there.
+/// Writes only rows that differ from what the table holds, or will hold when the stream gets there.
 /// One caller at a time.
 class ResidencyTable {
  public:
   /// `table`: HandleCount(model) rows of device memory. All borrowed.
   absl::Status Init(const MoeModelSpec* model, const DeviceModel* on_device, ExpertHandle* table);
 
-  /// As the step begun last sees all experts, for calls that were captured. The store tracks its
-  /// changes; only layers that other calls wrote since the last time are gone through whole.
+  /// For captured calls: brings the whole table to the state that the newest step sees. The store
+  /// tracks its changes, so only layers that other calls wrote since the last time are compared as
+  /// a whole.
   absl::Status SyncNewest(VersionedStore* store, int64_t epoch, cudaStream_t stream);
 
-  /// Gathers a change; it is enqueued by Flush at the latest.
+  /// Collects a change, which Flush enqueues at the latest.
   absl::Status Set(int layer, int expert, const moert::ExpertHandle& handle, cudaStream_t stream);
   absl::Status Flush(cudaStream_t stream);
-  /// All experts of a layer as a step of `epoch` sees them.
+  /// Brings a layer's rows to the state that a step of `epoch` sees.
   absl::Status SyncLayer(const VersionedStore& store, int layer, int64_t epoch,
                          cudaStream_t stream);
 
-  /// Rows of a layer: [experts + 1], the last is the shared expert.
+  /// The rows of a layer: [experts + 1], the last is the shared expert's.
   const ExpertHandle* rows(int layer) const {
     return table_ + on_device_->layer(layer).first_handle;
   }
@@ -48,23 +49,25 @@ class ResidencyTable {
   ExpertHandle* table_ = nullptr;
   std::vector<moert::ExpertHandle> shadow_;  // what the table holds or will
   std::vector<uint8_t>
-      dirty_layers_;                // layers that may hold what another than the newest step sees
+      dirty_layers_;  // layers whose rows may be those of a step other than the newest
   std::vector<ExpertKey> changed_;  // scratch
   TableUpdates updates_;
 };
 
-/// Ids of a whole model, given on the device to an engine over some of its experts. One caller at a
-/// time, with the device current; the caller orders its streams.
+/// Translates ids in device memory from the whole model's numbers to those of an engine that holds
+/// some of the experts (a shard). One caller at a time, with the device current; the caller orders
+/// its streams.
 class ShardNumbers {
  public:
   /// Bytes of device memory that Init takes for calls of up to `pairs` ids.
   static int64_t Bytes(const ExpertNumbering& numbering, int64_t pairs);
 
-  /// An empty numbering: ids are the engine's own, and stay.
+  /// An empty numbering: ids are the engine's own and need no translation.
   absl::Status Init(const ExpertNumbering& numbering, int64_t pairs);
   bool any() const { return !experts_.empty(); }
-  /// `given` in the engine's numbers, -1 for what is not here. used_ids is written here, and null
-  /// in what is returned: nothing substitutes in a shard. Valid until the next call.
+  /// Returns `given` in the engine's numbers, -1 for experts that are not in this engine. Writes
+  /// used_ids, which is null in the result: a shard never substitutes experts. Valid until the next
+  /// call.
   absl::StatusOr<GivenRouting> Own(int layer, const GivenRouting& given, cudaStream_t stream);
 
  private:

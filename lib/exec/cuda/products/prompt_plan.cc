@@ -28,8 +28,8 @@ PromptPlan PlanPrompt(const PromptDevice& device, const PromptFormats& formats,
                       const MoeLayerSpec& layer, int64_t tokens, int64_t experts, bool always) {
   PromptPlan plan;
   const bool mma = device.form == PromptForm::kMma;
-  // Some functions have no place in the epilogue, nor so many experts in the kernel that makes
-  // tiles.
+  // The epilogue does not have every activation function, and the kernel that makes tiles takes at
+  // most kFewExperts experts.
   if (!IsPromptActivation(DeviceFunctionOf(layer.activation.function)) ||
       layer.num_experts > kFewExperts) {
     return plan;
@@ -63,7 +63,8 @@ PromptPlan PlanPrompt(const PromptDevice& device, const PromptFormats& formats,
   if (((plan.of_product[0] | plan.of_product[1]) & kTwoSums) != 0) {
     plan.most = std::min(plan.most, tuning::kMostOfTwoSums);
   }
-  // fp8 by fp8 has by wgmma tilings that bf16 has besides, and all packings the smallest of them.
+  // By wgmma, fp8 by fp8 has only the two smallest tilings. bf16 has both of them too; all packings
+  // have the smallest.
   constexpr uint32_t kTall = kPromptQuantizes | 1u << PromptIndex(Packing::kBf16);
   const uint32_t used = plan.of_product[0] | plan.of_product[1];
   if (!mma && (used & kPromptQuantizes) != 0 && plan.most > kPromptMosts[0]) {

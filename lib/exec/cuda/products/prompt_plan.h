@@ -13,10 +13,10 @@
 
 namespace moert::cuda {
 
-/// Formats of a model, as this family sees them.
+/// The formats of a model, by the packings that family P knows.
 struct PromptFormats {
-  uint32_t downs[kPromptPackings] = {};  // by the packing of gate and up: a bit a packing of down
-  bool others = false;                   // some format is never multiplied here
+  uint32_t downs[kPromptPackings] = {};  // by the packing of gate and up: bits of packings of down
+  bool others = false;                   // some format is never multiplied by family P
 
   void Add(const DeviceFormat& format);
   bool any() const {
@@ -37,24 +37,24 @@ struct PromptFormats {
 };
 
 struct PromptPlan {
-  uint32_t packings = 0;        // whose formats are multiplied here; 0: none
-  uint32_t of_product[2] = {};  // of those, in gate and up, in down
-  bool others = false;          // some format of the model is not
-  int most = 0;                 // the tiling
+  uint32_t packings = 0;        // packings that family P multiplies in this call; 0: none
+  uint32_t of_product[2] = {};  // those in use: in gate and up; in down
+  bool others = false;          // some format of the model is left to other products
+  int most = 0;                 // the most columns of a tile, one of kPromptMosts
 
   bool any() const { return packings != 0; }
-  /// Which rows of x its products read: quantized ones, rounded ones.
+  /// The forms of x that its products read: rows in 8 bits, sums of rows, rounded rows.
   bool bytes() const { return (of_product[0] & kPrompt8Bits) != 0; }
   bool sums() const { return (of_product[0] & kPromptZeros) != 0; }
   bool rounded() const { return (of_product[0] & ~kPrompt8Bits) != 0; }
 };
-/// `experts`: over which the tokens are spread, more than the layer's own in a shard. `always`:
-/// however few tokens an expert has, for measurements.
+/// `experts`: the number that the tokens are spread over; in a shard more than the layer's own.
+/// `always`: for measurements, however few tokens an expert has.
 PromptPlan PlanPrompt(const PromptDevice& device, const PromptFormats& formats,
                       const MoeLayerSpec& layer, int64_t tokens, int64_t experts,
                       bool always = false);
 
-/// Units and rows of h at most, of calls of up to so many tokens.
+/// The most units, and rows of h, that calls of up to max_tokens tokens need.
 struct PromptExtent {
   int64_t units = 0;
   int64_t h_rows = 0;

@@ -71,8 +71,8 @@ absl::StatusOr<std::unique_ptr<RowKernels>> MakeRowKernels(int device) {
 }
 
 absl::StatusOr<DeviceRates> RatesOf(int device) {
-  // As this library's products of bf16 on an H200: half of what its tensor cores could do.
-  constexpr double kOperationsPerClock = 2100;  // of a multiprocessor
+  // Measured with this library's bf16 products on an H200: half of what its tensor cores could do.
+  constexpr double kOperationsPerClock = 2100;  // per multiprocessor
   int memory_khz = 0, bus_bits = 0, khz = 0, multiprocessors = 0;
   for (const auto& [value, attribute] : std::initializer_list<std::pair<int*, cudaDeviceAttr>>{
            {&memory_khz, cudaDevAttrMemoryClockRate},

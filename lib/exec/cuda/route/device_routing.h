@@ -1,4 +1,4 @@
-// A layer's routing and activation and a strategy's rule as the kernels are told them.
+// Translates a layer's routing, its activation and a strategy's rule into kernel arguments.
 #ifndef MOERT_LIB_EXEC_CUDA_ROUTE_DEVICE_ROUTING_H_
 #define MOERT_LIB_EXEC_CUDA_ROUTE_DEVICE_ROUTING_H_
 
@@ -17,7 +17,7 @@ constexpr DeviceFunction DeviceFunctionOf(Activation function) {
 }
 DeviceActivation MakeDeviceActivation(const ExpertActivation& activation);
 
-/// The rule alone; nothing of the call.
+/// Fills in the rule's parameters only, not the call's.
 ExpertCacheArgs MakeExpertCacheArgs(const RoutingRule& rule);
 
 }  // namespace moert::cuda

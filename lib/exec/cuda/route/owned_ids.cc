@@ -23,7 +23,7 @@ class CudaOwnedIds final : public OwnedIds {
     MOERT_ASSIGN_OR_RETURN(memory_, Buffer::Device(count.used()));
     Carver carver(memory_.data());
     Carve(pairs, &carver);
-    // No share of anything, nothing counted.
+    // All zero: this rank owns no share of any expert, and all counts are 0.
     return FillNow(memory_.data(), 0, static_cast<size_t>(count.used()));
   }
 
