@@ -27,7 +27,7 @@ absl::Status Acquire(VersionedStore* store, int64_t epoch, const PolicyContext& 
     return true;
   };
   while (true) {
-    // All that arrived are pinned before any load may look for a victim.
+    // Pins all arrived experts before a load may choose one of them as a victim.
     std::erase_if(missing, pin_if_there);
     if (missing.empty()) return absl::OkStatus();
     for (const ExpertKey key : missing) {

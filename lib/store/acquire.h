@@ -1,4 +1,4 @@
-// Bringing experts and pinning them where they lie.
+// Loads experts and pins them in place.
 #ifndef MOERT_LIB_STORE_ACQUIRE_H_
 #define MOERT_LIB_STORE_ACQUIRE_H_
 
@@ -15,7 +15,7 @@
 
 namespace moert {
 
-/// Unpins what it holds when it dies.
+/// A set of pins. Unpins the experts that it holds when it is destroyed.
 class Pins {
  public:
   explicit Pins(VersionedStore* store) : store_(store) {}
@@ -26,14 +26,14 @@ class Pins {
   }
   absl::Span<const ExpertKey> keys() const { return keys_; }
   void Reserve(size_t more) { keys_.reserve(keys_.size() + more); }
-  /// Within what was reserved.
+  /// Pins an expert and holds the pin. Needs room from Reserve.
   void Add(ExpertKey key) {
     keys_.push_back(key);
     store_->Pin(key);
   }
-  /// The same of one that is pinned already.
+  /// Takes over the pin of an expert that is pinned already.
   void Adopt(ExpertKey key) { keys_.push_back(key); }
-  /// Hands them over: the caller unpins them.
+  /// Hands the pins over to the caller, who has to unpin the experts.
   std::vector<ExpertKey> Take() { return std::exchange(keys_, {}); }
 
  private:
@@ -41,9 +41,9 @@ class Pins {
   std::vector<ExpertKey> keys_;
 };
 
-/// One layer call that wants `experts` of context.layer, all of which exist, as a step of `epoch`
-/// sees them: looks them up, loads what is missing and pins each as it is there. On failure some of
-/// them are pinned. `wait`: waits for an arrival as store->Wait() does.
+/// One layer call that needs `experts` of context.layer, which must all exist, as a step of `epoch`
+/// sees them: looks them up, loads the missing ones and pins each once it is present. On failure
+/// some of them are pinned. `wait`: waits for an arrival as store->Wait() does.
 absl::Status Acquire(VersionedStore* store, int64_t epoch, const PolicyContext& context,
                      absl::Span<const int32_t> experts, absl::FunctionRef<bool()> wait, Pins* pins);
 

@@ -25,8 +25,8 @@ class RamMemory final : public BlockMemory {
     madvise(Address(block), static_cast<size_t>(sizes_.Bytes(block)), MADV_DONTNEED);
   }
   std::byte* Address(int32_t block) const override { return base_ + sizes_.Offset(block); }
-  /// Huge pages reach beyond the blocks that are held, once a class and around every hole. Reading
-  /// experts through small ones costs TLB misses.
+  /// Switches huge pages on or off. They save TLB misses when experts are read, but hold memory
+  /// beyond the held blocks, once per class and around every hole.
   void MayFillUp(bool may) override {
     madvise(base_, static_cast<size_t>(sizes_.Offset(sizes_.count())),
             may ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);

@@ -9,7 +9,7 @@
 namespace moert {
 namespace {
 
-/// Blocks that are alike, or each of its own size.
+/// Blocks of one size, or each of its own size.
 class PlainBlockPool final : public BlockPool {
  public:
   PlainBlockPool(std::unique_ptr<BlockMemory> memory, const BlockSizes& sizes, int64_t limit,
@@ -18,8 +18,8 @@ class PlainBlockPool final : public BlockPool {
     fresh_.reserve(sizes.count());
     warm_.reserve(sizes.count());
     for (int64_t i = sizes.count(); i-- > 0;) fresh_.push_back(static_cast<int32_t>(i));
-    // Streaming through 4 KiB pages costs a TLB miss each. Blocks are taken in order, so that no
-    // more than one huge page reaches beyond those that are held.
+    // Streaming through 4 KiB pages costs a TLB miss each. Blocks are taken in order, so at most
+    // one huge page reaches beyond the held blocks.
     memory_->MayFillUp(true);
   }
   ~PlainBlockPool() override { budget_->Release(held_bytes_); }
@@ -67,12 +67,12 @@ class PlainBlockPool final : public BlockPool {
     return true;
   }
 
-  /// Held blocks (taken and warm) beyond the limit go back to the system.
+  /// Returns the memory of held blocks (taken and warm) beyond the limit to the system.
   void ReturnSurplus() {
     while (!warm_.empty() && taken_ + static_cast<int64_t>(warm_.size()) > limit_) {
       const int32_t block = warm_.back();
       warm_.pop_back();
-      // The kernel would fill holes up to huge pages again, beyond the budget.
+      // With huge pages on, the kernel would fill the holes again, beyond the budget.
       if (!has_holes_) memory_->MayFillUp(false);
       has_holes_ = true;
       memory_->Drop(block);
@@ -86,8 +86,8 @@ class PlainBlockPool final : public BlockPool {
   BudgetTracker* const budget_;
   int64_t held_bytes_ = 0;
   bool has_holes_ = false;      // memory was given back
-  std::vector<int32_t> fresh_;  // no memory behind them
-  std::vector<int32_t> warm_;   // given back, memory still held
+  std::vector<int32_t> fresh_;  // free blocks without memory
+  std::vector<int32_t> warm_;   // free blocks whose memory is still held
 };
 
 std::unique_ptr<BlockPool> PoolOver(std::unique_ptr<BlockMemory> memory, const BlockSizes& sizes,
@@ -144,7 +144,7 @@ absl::Status BlockSizes::Check() const {
                        : fmt::format("pool of {} blocks: sizes out of range", count_));
 }
 
-// They are taken in order, so that the first is nearly always the one.
+// Experts take their blocks in order, so the first block tried is nearly always the right one.
 int32_t BlockPool::TakeFor(int64_t index) {
   if (sizes_.alike()) return Take();
   std::vector<int32_t> others;
@@ -174,7 +174,7 @@ absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(const BlockSizes& si
   MOERT_RETURN_IF_ERROR(sizes.Check());
   auto memory = MakeRamMemory(sizes, numa_node);
   if (!memory.ok() && sizes.alike() && limit > 0 && limit < sizes.count()) {
-    // Where address space is limited, room for what the budget allows now.
+    // If address space is limited, reserves only the blocks that the budget allows now.
     return MakeRamBlockPool(BlockSizes(sizes.Bytes(0), limit), limit, budget, numa_node);
   }
   MOERT_RETURN_IF_ERROR(memory.status());

@@ -1,6 +1,6 @@
 // BlockPool: blocks of the fast tier, all of one size or each of its own. Address space for every
-// expert is reserved once; physical memory is held only for blocks that are taken, or were and may
-// be again, so lowering the limit really returns bytes to the system.
+// expert is reserved once. Physical memory is held only for blocks that are taken, or that were
+// taken and may be again, so lowering the limit really returns bytes to the system.
 #ifndef MOERT_LIB_STORE_BLOCK_POOL_H_
 #define MOERT_LIB_STORE_BLOCK_POOL_H_
 
@@ -40,7 +40,7 @@ class BudgetTracker {
   }
   void Release(int64_t bytes) { used_.fetch_sub(bytes, std::memory_order_relaxed); }
 
-  /// A limit below what is used refuses every reservation until enough was released.
+  /// If the limit is below used(), every reservation fails until enough was released.
   void SetLimit(int64_t limit) { limit_.store(limit, std::memory_order_relaxed); }
   int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
   int64_t used() const { return used_.load(std::memory_order_relaxed); }
@@ -54,36 +54,37 @@ class BudgetTracker {
 
 class BlockMemory;
 
-/// Blocks that are interchangeable: one behind the other, all of one size.
+/// Interchangeable blocks: contiguous, all of one size.
 struct BlockClass {
   int64_t bytes = 0;
   int64_t count = 0;
 };
 
-/// Where the blocks lie that one expert may have.
+/// The memory of the blocks that one expert may have.
 struct BlockRegion {
   const std::byte* base = nullptr;  // null: scattered
   int64_t stride = 0;               // bytes from block to block
   int64_t blocks = 0;
 };
 
-/// How many blocks a pool has, how large they are, and where they lie, one behind the other.
+/// The number, sizes and offsets of a pool's blocks, which are contiguous.
 class BlockSizes {
  public:
-  /// All of them alike: any expert's record fits into any.
+  /// All of one size: any expert's record fits into any block.
   BlockSizes(int64_t bytes, int64_t count) : count_(count), bytes_(bytes) {}
-  /// Each of its own size, for records that stay: the pool takes what they need and no more.
+  /// Each block of its own size, for records that stay: the pool takes only the bytes they need.
   explicit BlockSizes(absl::Span<const int64_t> bytes);
 
-  /// In classes: an expert of index i takes any block of class class_of[i].
+  /// In classes: the expert of index i takes any block of class class_of[i].
   BlockSizes(std::vector<BlockClass> classes, std::vector<int32_t> class_of);
 
-  /// InvalidArgument unless there are blocks, of positive sizes, whose sum does not overflow.
+  /// InvalidArgument unless there are blocks, their sizes are positive and the sum does not
+  /// overflow.
   absl::Status Check() const;
 
   int64_t count() const { return count_; }
   bool alike() const { return offsets_.empty() && classes_.empty(); }
-  /// Where a block begins; of block count(), where the last ends.
+  /// The offset of a block; Offset(count()) is the end of the last block.
   int64_t Offset(int64_t block) const {
     if (!offsets_.empty()) return offsets_[block];
     if (classes_.empty()) return block * bytes_;
@@ -95,7 +96,7 @@ class BlockSizes {
     return offsets_.empty() ? bytes_ : Offset(block + 1) - Offset(block);
   }
 
-  /// The size of the blocks that the expert of this index may have.
+  /// The size of the blocks that the expert of `index` may have.
   int64_t BytesFor(int64_t index) const {
     return classes_.empty() ? Bytes(alike() ? 0 : index) : Bytes(first(ClassFor(index)));
   }
@@ -103,7 +104,7 @@ class BlockSizes {
   // Sizes of classes.
 
   int classes() const { return static_cast<int>(classes_.size()); }
-  /// The class of a block; of block count(), the last.
+  /// The class of a block; ClassOf(count()) is the last class.
   int ClassOf(int64_t block) const;
   int ClassFor(int64_t index) const { return class_of_[index]; }
   int64_t first(int c) const { return classes_[c].first; }
@@ -111,20 +112,20 @@ class BlockSizes {
 
  private:
   struct Class {
-    int64_t first = 0;  // block
-    int64_t bytes = 0;  // of each
+    int64_t first = 0;  // its first block
+    int64_t bytes = 0;  // of each block
     int64_t offset = 0;
   };
 
   int64_t count_;
-  int64_t bytes_ = 0;             // of each, where they are alike
-  std::vector<int64_t> offsets_;  // else [count + 1]...
-  std::vector<Class> classes_;    // ...or these
+  int64_t bytes_ = 0;             // of each block, if all have one size
+  std::vector<int64_t> offsets_;  // [count + 1], if each has its own size
+  std::vector<Class> classes_;    // if the blocks are in classes
   std::vector<int32_t> class_of_;
   bool overflow_ = false;
 };
 
-/// Blocks nobody took yet are handed out in ascending order. Not thread-safe.
+/// Blocks that were never taken are handed out in ascending order. Not thread-safe.
 class BlockPool {
  public:
   virtual ~BlockPool() = default;
@@ -134,33 +135,33 @@ class BlockPool {
   int64_t BytesFor(int64_t index) const { return sizes_.BytesFor(index); }
   int64_t limit() const { return limit_; }
   int64_t taken() const { return taken_; }
-  /// The name of what refused the last block that was not given, the host's allocator or the
-  /// system, where limits and budget allowed it. Empty: neither did.
+  /// If limits and budget allowed the last failed Take: names who refused the memory, the host's
+  /// allocator or the system. Else empty.
   absl::string_view refused_by() const { return refused_by_; }
 
   /// A block index, or -1 at the limit, when the budget has no room, or when memory ran out.
   virtual int32_t Take() = 0;
-  /// For the expert of this index: its own block where each has one, one of its class where there
+  /// A block for the expert of `index`: its own if each expert has one, one of its class if there
   /// are classes, else any.
   virtual int32_t TakeFor(int64_t index);
   /// The blocks that TakeFor(index) chooses from.
   virtual BlockRegion Region(int64_t index) const;
   virtual void Give(int32_t block) = 0;
   virtual std::byte* Address(int32_t block) const = 0;
-  /// Blocks that may be taken from now on; memory of untaken ones beyond it is returned at once, of
-  /// taken ones when they are given back.
+  /// The number of blocks that may be taken from now on. Memory of free blocks beyond the limit is
+  /// returned at once, that of taken ones when they are given back.
   virtual void SetLimit(int64_t blocks) = 0;
-  /// Where there are classes: bytes that taken blocks may have, in place of their number.
+  /// For pools with classes: limits the bytes of taken blocks, in place of their number.
   virtual void SetByteLimit(int64_t /*bytes*/) {}
   virtual int64_t limit_bytes() const { return std::numeric_limits<int64_t>::max(); }
-  /// Whether more is taken than these limits would allow.
+  /// Whether more blocks, or bytes, are taken than these limits would allow.
   virtual bool Over(int64_t blocks, int64_t /*bytes*/) const { return taken_ > blocks; }
   /// Whether any two blocks can stand in for each other.
   bool alike() const { return sizes_.alike(); }
   /// Bytes of physical memory held.
   virtual int64_t held_bytes() const = 0;
-  /// Holds the memory of every block of the limit from now on. False: not all of it, as blocks
-  /// beyond are still taken.
+  /// Holds the memory of all blocks within the limit from now on. False: not of all of them,
+  /// because blocks beyond the limit are still taken.
   virtual bool HoldAll() { return true; }
 
  protected:
@@ -174,51 +175,51 @@ class BlockPool {
 
 inline constexpr absl::string_view kHostRefused = "the host's allocator returned NULL";
 
-/// "no memory for layer 1 expert 2: ...", by who refused it.
+/// "no memory for layer 1 expert 2: ...", with the name of who refused it.
 absl::Status NoMemoryFor(int layer, int expert, const BlockPool& pool);
 
-/// Blocks of RAM, kRecordAlignment-aligned when all sizes are multiples of it. `budget` is borrowed
-/// and charged for every held block. Memory comes from `numa_node`; -1: from anywhere.
+/// A pool in RAM. Blocks are kRecordAlignment-aligned if all sizes are multiples of it. `budget` is
+/// borrowed and charged for every held block. Memory comes from `numa_node`; -1: from any node.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeRamBlockPool(const BlockSizes& sizes, int64_t limit,
                                                             BudgetTracker* budget,
                                                             int numa_node = -1);
 
-/// The same from a host's allocator, which is borrowed.
+/// The same, with memory of the host's allocator, which is borrowed.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeHostBlockPool(HostAllocator* allocator,
                                                              const BlockSizes& sizes, int64_t limit,
                                                              BudgetTracker* budget);
 
-/// The same accounting with no memory behind it, for engines that simulate: addresses are not null
-/// and must not be read.
+/// The same accounting without memory, for engines that simulate: addresses are not null and must
+/// not be read.
 absl::StatusOr<std::unique_ptr<BlockPool>> MakeCountingBlockPool(const BlockSizes& sizes,
                                                                  int64_t limit,
                                                                  BudgetTracker* budget);
 
-/// Blocks in classes over `memory`. The byte limit bounds what is taken, and memory moves from
-/// class to class as they need it.
+/// A pool of blocks in classes over `memory`. The byte limit bounds the taken blocks, and memory
+/// moves between the classes as they need it.
 std::unique_ptr<BlockPool> MakeClassedBlockPool(std::unique_ptr<BlockMemory> memory,
                                                 const BlockSizes& sizes, int64_t limit,
                                                 BudgetTracker* budget);
 
-/// BlockMemory: what lies under the blocks of a pool. Nothing is charged here.
+/// BlockMemory: the memory behind the blocks of a pool. It does not charge the budget.
 class BlockMemory {
  public:
   virtual ~BlockMemory() = default;
-  /// Null: there is none.
+  /// Provides the memory of a block. Null: there is none left.
   virtual std::byte* Hold(int32_t block) = 0;
   virtual void Drop(int32_t block) = 0;
   virtual std::byte* Address(int32_t block) const = 0;
-  /// Whether memory between blocks that are held may be held too. False at first.
+  /// Whether memory between held blocks may be held too (huge pages). False at first.
   virtual void MayFillUp(bool /*may*/) {}
-  /// Whether blocks lie one behind the other.
+  /// Whether the blocks are contiguous.
   virtual bool contiguous() const { return false; }
 };
 
-/// Address space for all blocks. ResourceExhausted: there is not so much.
+/// Reserves address space for all blocks. ResourceExhausted: there is not enough of it.
 absl::StatusOr<std::unique_ptr<BlockMemory>> MakeRamMemory(const BlockSizes& sizes, int numa_node);
-/// A host's allocator, one allocation a block. Borrows it.
+/// Memory of a host's allocator, one allocation per block. Borrows the allocator.
 std::unique_ptr<BlockMemory> MakeHostMemory(HostAllocator* allocator, const BlockSizes& sizes);
-/// None: addresses are not null and must not be read.
+/// No memory: addresses are not null and must not be read.
 std::unique_ptr<BlockMemory> MakeNoMemory();
 
 }  // namespace moert

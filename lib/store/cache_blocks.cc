@@ -15,12 +15,12 @@ namespace moert {
 namespace {
 
 constexpr size_t kMostSizes = 64;
-constexpr int64_t kCopyWord = 16;  // of the device's copies
+constexpr int64_t kCopyWord = 16;  // bytes that the device's copies move at once
 
-/// A slot of a device: as far from the next as the host's kernels ask for. It begins at a page
-/// where that costs little, else at as round an address as does.
+/// The stride of slots on a device, a multiple of what the host's kernels ask for. Slots begin at a
+/// page if that costs little memory, else at the largest alignment that does.
 int64_t DeviceSlotBytes(int64_t bytes, int64_t multiple) {
-  constexpr int64_t kLittle = 128;  // one part in so many
+  constexpr int64_t kLittle = 128;  // at most bytes / kLittle
   for (int64_t unit = kRecordAlignment; unit > kCopyWord; unit /= 2) {
     const int64_t slot = RoundUp(bytes, std::lcm(unit, multiple));
     if (slot - bytes <= bytes / kLittle) return slot;
@@ -28,7 +28,7 @@ int64_t DeviceSlotBytes(int64_t bytes, int64_t multiple) {
   return RoundUp(bytes, std::lcm(kCopyWord, multiple));
 }
 
-/// Rounded up to as coarse a unit as leaves few sizes.
+/// Rounds sizes up to the smallest unit that leaves at most kMostSizes different ones.
 std::vector<int64_t> FewSizes(std::vector<int64_t> bytes) {
   for (int64_t unit = kRecordAlignment;; unit *= 2) {
     std::vector<int64_t> sizes = bytes;
@@ -39,7 +39,7 @@ std::vector<int64_t> FewSizes(std::vector<int64_t> bytes) {
   }
 }
 
-/// One class a value of `key`, in the order of the keys.
+/// One class per value of `key`, in the order of the values.
 BlockSizes InClasses(const std::vector<int64_t>& bytes, const std::vector<int64_t>& key) {
   std::map<int64_t, BlockClass> classes;
   for (size_t i = 0; i < bytes.size(); ++i) {

@@ -1,4 +1,4 @@
-// The blocks of a cache: as large as its records, as far as the backend can do that.
+// The block sizes of a cache: those of its records, as far as the backend supports that.
 #ifndef MOERT_LIB_STORE_CACHE_BLOCKS_H_
 #define MOERT_LIB_STORE_CACHE_BLOCKS_H_
 
@@ -11,8 +11,8 @@
 
 namespace moert {
 
-/// InvalidArgument where blocks for all experts of the source, each as large as the largest, have
-/// more bytes than sums of such sizes can hold. The functions below come behind it.
+/// InvalidArgument if blocks for all experts of the source, each as large as the largest, could
+/// overflow sums of such sizes. To be called before the functions below.
 absl::Status CheckBlockBytes(const ExpertSource& source);
 
 struct CacheBlocks {
@@ -22,27 +22,28 @@ struct CacheBlocks {
 };
 
 enum class BlockKind : int8_t {
-  /// Opaque records have a class a layer, so that slots of a layer have one base and stride, others
-  /// a class a size. Where all are of one size, they are alike.
+  /// Classes. Opaque records have one class per layer, so that the slots of a layer have one base
+  /// and
+  /// stride; other records have one class per size. If all records have one size, as kAlike.
   kClasses,
-  /// All alike, whole pages each.
+  /// All of one size, in whole pages.
   kAlike,
-  /// All alike, in device memory: slots of opaque records may begin within a page.
+  /// All of one size, in device memory: slots of opaque records may begin within a page.
   kDevice,
 };
 
-/// Blocks that hold any of `versions` of an expert, one for every expert.
+/// Blocks that can hold an expert in any of `versions`, one for every expert.
 CacheBlocks MeasureCacheBlocks(const ExpertSource& source, absl::Span<const int> versions,
                                BlockKind kind);
 
-/// Blocks for every expert in each of `versions`, a class a size: index i of version v is that of
-/// expert i, behind all experts of the versions before.
+/// Blocks for every expert in each of `versions`, one class per size. Indices count version by
+/// version: expert i in version number v has index v * experts + i.
 BlockSizes BlocksOfVersions(const ExpertSource& source, absl::Span<const int> versions);
 
-/// Blocks of the mean size that `bytes` hold, at most all `total`.
+/// The number of blocks of the mean size that `bytes` hold, at most `total`.
 int64_t SlotsOf(int64_t bytes, int64_t all_bytes, int64_t total);
 
-/// A record's bytes in a pool.
+/// The bytes that a record takes in a pool.
 int64_t BlockBytes(const RecordLayout& layout);
 
 }  // namespace moert

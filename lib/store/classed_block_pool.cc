@@ -1,5 +1,6 @@
-// Blocks in classes of one size each. Every class has address space for all its blocks; memory is
-// held for those that are taken, or were, and moves to another class when that one needs it.
+// Blocks in classes of one size each. Every class has address space for all its blocks. Memory is
+// held for blocks that are taken or were taken; that of free blocks moves to another class when
+// that class needs it.
 #include <limits>
 #include <utility>
 #include <vector>
@@ -59,8 +60,8 @@ class ClassedBlockPool final : public BlockPool {
 
  private:
   struct Class {
-    std::vector<int32_t> fresh;  // no memory behind them
-    std::vector<int32_t> warm;   // given back, memory still held
+    std::vector<int32_t> fresh;  // free blocks without memory
+    std::vector<int32_t> warm;   // free blocks whose memory is still held
   };
 
   int32_t TakeOf(int c) {
@@ -75,7 +76,8 @@ class ClassedBlockPool final : public BlockPool {
     return block;
   }
 
-  /// Makes a fresh block of `size` bytes warm; others that nobody has taken give their memory up.
+  /// Makes a fresh block of `size` bytes warm. If there is no room, other free blocks give up their
+  /// memory.
   bool Hold(Class* lists, int64_t size) {
     if (lists->fresh.empty() || !KeepBelow(limit_bytes_ - size)) return false;
     while (!budget_->TryReserve(size)) {
@@ -101,7 +103,7 @@ class ClassedBlockPool final : public BlockPool {
     return true;
   }
 
-  /// Drops one of the class with most of them.
+  /// Drops a warm block of the class that has most warm blocks.
   bool DropOne() {
     Class* most = nullptr;
     for (Class& c : classes_) {

@@ -1,4 +1,4 @@
-// Never-stall: the low version answers a miss, the high one is fetched behind it.
+// Never-stall: the low version answers a miss, and the high one is fetched after the call.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -57,8 +57,8 @@ class HighCache final : public VersionManager {
   }
 
   void AfterStepOpened(const PolicyContext& context) override {
-    // The best wanted first, as many as the link can carry in a step: more would only queue up
-    // behind each other and be stale when they arrive.
+    // Starts the most wanted first, as many as the link can carry in a step: more would only queue
+    // up and be stale when they arrive.
     const int64_t window_ns =
         model_->num_layers() * profile_->LayerNs(context.phase == Phase::kPrefill, last_tokens_);
     int64_t in_flight_ns = 0;
@@ -70,7 +70,7 @@ class HighCache final : public VersionManager {
       if (!pacer_.Allows(context.now_ns)) break;
       if (!moving_.empty() && in_flight_ns + profile_->TransferNs(bytes) > window_ns) break;
       if (store_->held(wish.key.layer) >= store_->capacity(wish.key.layer)) continue;
-      moving_.reserve(moving_.size() + 1);  // what moves is on the list
+      moving_.reserve(moving_.size() + 1);  // so that push_back cannot fail after the start
       if (!store_->StartVersion(wish.key, kHigh, LoadReason::kBackground)) {
         ++stats_.deferred;
         continue;
@@ -142,7 +142,7 @@ class HighCache final : public VersionManager {
   }
 
  private:
-  /// Experts of a layer that are high, or on their way there, and do not leave.
+  /// The number of a layer's experts that are high, or becoming high, and not leaving.
   int Staying(int layer) const {
     int staying = 0;
     for (int e = 0; e < model_->layers[layer].num_experts; ++e) {
@@ -158,7 +158,7 @@ class HighCache final : public VersionManager {
     float score = 0;
   };
 
-  /// One entry an expert, the summed score; best first.
+  /// Merges the wishes: one entry per expert with the summed score, best first.
   void ChooseWanted(const PolicyContext& context) {
     std::sort(wishes_.begin(), wishes_.end(), [](const Wish& a, const Wish& b) {
       return std::pair(a.key.layer, a.key.expert) < std::pair(b.key.layer, b.key.expert);
@@ -177,8 +177,8 @@ class HighCache final : public VersionManager {
     wishes_.clear();
   }
 
-  /// A layer at its capacity lets a victim fall back to its low version at this boundary, one for
-  /// each wish the coming step can start.
+  /// A layer at its capacity demotes one victim at this boundary for each wish that the coming step
+  /// can start.
   void MakeRoom(PolicyContext context) {
     std::vector<int> free(model_->num_layers());
     for (int l = 0; l < model_->num_layers(); ++l) free[l] = store_->capacity(l) - store_->held(l);

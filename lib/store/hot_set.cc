@@ -1,5 +1,5 @@
-// Two versions in a pool each: as many experts are high as there are high blocks, of each layer or
-// of all.
+// Two versions with a pool each: as many experts are high as there are high blocks, counted for
+// each layer or for all layers together.
 #include <algorithm>
 #include <vector>
 
@@ -12,7 +12,7 @@
 namespace moert {
 namespace {
 
-constexpr int kHigh = 0;  // versions, and their pools
+constexpr int kHigh = 0;  // indices of the versions, and of their pools
 constexpr int kLow = 1;
 
 class HotSet final : public ResidentVersions {
@@ -33,8 +33,8 @@ class HotSet final : public ResidentVersions {
       SetSlots(old_slots, old_low_slots);
     };
     ForgetQueued();
-    // Blocks above a lowered limit stay with who has them and are freed when given back, which pays
-    // for the low blocks the demotions below take.
+    // Blocks above a lowered limit stay taken until they are given back. Their memory then pays for
+    // the low blocks that the demotions below take.
     SetSlots(slots, low_slots);
     // An expert whose switch failed keeps its old version: no reason to refuse a budget.
     (void)Drain();
@@ -62,14 +62,14 @@ class HotSet final : public ResidentVersions {
   bool Aim(int64_t high, int64_t slots, int64_t low_slots) override {
     ForgetQueued();
     capacity_ = Dealt(high);
-    SetSlots(slots, low_slots);  // as in Resize: what is given back pays for what comes
+    SetSlots(slots, low_slots);  // as in Resize: freed high blocks pay for new low ones
     const std::vector<double> worth = WorthInHigh();
     std::vector<int64_t> room = Room();
     for (int l = 0; l < model_->num_layers(); l = NextGroup(l)) {
       int64_t& left = room[GroupOf(l)];
       for (const ExpertKey key : LeastFirst(l, worth)) {
         if (left >= 0) break;
-        if (Moving(key)) continue;  // it may leave once it is there
+        if (Moving(key)) continue;  // it may be demoted once its transition has ended
         Queue(key, 0);
         ++left;
       }
@@ -80,8 +80,8 @@ class HotSet final : public ResidentVersions {
  private:
   void SetRoom(int64_t high) override { capacity_ = Dealt(high); }
 
-  /// Behind a budget that grew, experts are low in more blocks than planned until promotions have
-  /// caught up: high blocks of as many bytes cannot be had, and hold no memory, until then.
+  /// After the budget grew, more low blocks are taken than planned until promotions have caught up.
+  /// Until then high blocks of as many bytes are not available and hold no memory.
   void FitPools() override {
     BlockPool& high = store_->pool(kHigh);
     const BlockPool& low = store_->pool(kLow);
@@ -129,7 +129,7 @@ class HotSet final : public ResidentVersions {
   }
 
   void Decide(const PrecisionDecision& decision) override {
-    // No group may ever exceed its capacity; what would is dropped and counted.
+    // No group may ever exceed its capacity: excess promotions are dropped and counted.
     std::vector<int64_t> room = Room();
     for (const ExpertKey key : decision.demote) {
       if (!Legal(key) || RungOf(key) == 0 || Moving(key)) {
@@ -149,17 +149,17 @@ class HotSet final : public ResidentVersions {
     }
   }
 
-  /// Behind a budget that grew fewer experts are high than it has room for, and the others are low,
-  /// in more blocks than the pool's limit. Those that leave go low too: unused high blocks, which
-  /// are no smaller, pay.
+  /// Lets demotions take more low blocks than planned. After the budget grew, fewer experts are
+  /// high than it has room for, and the others take more low blocks than the pool's limit. Unused
+  /// high blocks, which are no smaller, pay for the low blocks.
   void UseHighBlocks() {
     store_->pool(kHigh).SetLimit(0);
     store_->pool(kLow).SetLimit(model_->total_experts());
   }
-  // Layers that share their high blocks are a group, named by the first of them: all, or one.
+  // A group is the layers that share high blocks: all layers, or one. Its first layer names it.
   int GroupOf(int layer) const { return options_.shared ? 0 : layer; }
   int NextGroup(int layer) const { return options_.shared ? model_->num_layers() : layer + 1; }
-  /// How many more experts of each group may be high; negative: that have to leave.
+  /// How many more experts of each group may be high; negative: how many have to be demoted.
   std::vector<int64_t> Room() const {
     std::vector<int64_t> room(model_->num_layers());
     for (int l = 0; l < model_->num_layers(); ++l) {
@@ -169,7 +169,7 @@ class HotSet final : public ResidentVersions {
     }
     return room;
   }
-  /// The policy decides, or the selections do.
+  /// The worth of being high, by the policy, or else by the selections.
   std::vector<double> WorthInHigh() {
     PolicyContext context;
     context.model = model_;
@@ -180,7 +180,8 @@ class HotSet final : public ResidentVersions {
     stats_.policy_fallbacks += !decision.ok() || !worth.empty();
     return {selections_.begin(), selections_.end()};
   }
-  /// A group's high experts, those worth least first; of equals the first ones stay longest.
+  /// A group's high experts, those worth least first; among equals the higher layer and index
+  /// first.
   std::vector<ExpertKey> LeastFirst(int group, absl::Span<const double> worth) const {
     std::vector<ExpertKey> members;
     for (int l = NextGroup(group) - 1; l >= group; --l) {

@@ -1,6 +1,6 @@
-// Several versions whose blocks share one pool: what counts is bytes. All experts together never
-// take more than the capacity once what moves has arrived; the pool's bytes beyond that are for two
-// copies of those that move.
+// Several versions whose blocks share one pool, limited by bytes. Once all transitions have ended,
+// the experts together never take more than the capacity; the pool's bytes beyond the capacity are
+// for the second copies of experts in transition.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -52,7 +52,7 @@ class Ladder final : public ResidentVersions {
     ForgetQueued();
     SetRoom(high);
     const int64_t bytes = slots * largest_ + low_slots * smallest_;
-    // A larger limit holds from now on, a smaller one once what is taken fits.
+    // A larger limit applies from now on, a smaller one once the taken blocks fit.
     if (bytes > store_->pool(0).limit_bytes()) store_->pool(0).SetByteLimit(bytes);
     for (const Way& way : WaysDown()) {
       if (Taken(rung_) <= capacity_bytes_) break;
@@ -106,7 +106,7 @@ class Ladder final : public ResidentVersions {
       if (!Legal(key) || wanted[Index(key)] <= RungOf(key)) continue;
       const int64_t growth = Growth(key, RungOf(key), wanted[Index(key)]);
       if (growth > room) {
-        ++stats_.deferred;  // as where an expert that was to leave still moves
+        ++stats_.deferred;  // for instance if an expert to be demoted is still in transition
         continue;
       }
       room -= growth;
@@ -114,8 +114,8 @@ class Ladder final : public ResidentVersions {
     }
   }
 
-  /// A promotion may start if it fits even when all demotions on their way fail: so after any
-  /// failure the rest of the pool holds a copy of any expert, and nothing is ever stuck.
+  /// A promotion may start if it fits even if all started demotions fail. So after any failure the
+  /// rest of the pool can hold a second copy of any expert, and transitions can always go on.
   int64_t GrowthRoom() const override {
     int64_t room = capacity_bytes_ - Taken(settled_);
     for (const ExpertKey key : moving()) room -= std::max<int64_t>(0, GrowthOf(key));
@@ -125,7 +125,7 @@ class Ladder final : public ResidentVersions {
     return Growth(key, SettledOf(key), RungOf(key));
   }
 
-  /// Demotes until all fit the capacity.
+  /// Demotes experts until all fit the capacity.
   absl::Status Shrink() {
     for (const Way& way : WaysDown()) {
       if (Taken(settled_) <= capacity_bytes_) return absl::OkStatus();
@@ -138,7 +138,8 @@ class Ladder final : public ResidentVersions {
     ExpertKey key;
     int rung;
   };
-  /// Down, to where: whom the policy names, then those used least. Only ways that lead down.
+  /// The demotions to try, in order, each with its rung: experts that the policy names, then those
+  /// used least.
   std::vector<Way> WaysDown() {
     PolicyContext context;
     context.model = model_;
@@ -158,13 +159,13 @@ class Ladder final : public ResidentVersions {
   }
 
   absl::Status BringDown(ExpertKey key, int rung) {
-    if (rung >= SettledOf(key)) return absl::OkStatus();  // it is there by now
+    if (rung >= SettledOf(key)) return absl::OkStatus();  // it is no higher already
     MOERT_ASSIGN_OR_RETURN(const bool demoted, DemoteNow(key, rung));
     if (demoted) return absl::OkStatus();
     return absl::ResourceExhaustedError("no spare block to demote an expert into");
   }
 
-  /// [expert] The rungs that a decision comes to; of an expert that still moves the one it has.
+  /// [expert]: the rungs that a decision results in. An expert in transition keeps its rung.
   std::vector<int> Wanted(const PrecisionDecision& decision) {
     std::vector<int> wanted(rung_.begin(), rung_.end());
     const auto move = [&](absl::Span<const ExpertKey> keys, int by) {
@@ -209,7 +210,7 @@ class Ladder final : public ResidentVersions {
   }
 
   int64_t largest_ = 0;   // bytes of an expert in the version of the most bits
-  int64_t smallest_ = 0;  // in that of the fewest
+  int64_t smallest_ = 0;  // in the version of the fewest
 };
 
 }  // namespace

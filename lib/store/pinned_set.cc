@@ -6,7 +6,7 @@
 namespace moert {
 namespace {
 
-/// Records that become known by a Turn.
+/// The most records that become known by one Turn.
 constexpr size_t kMostChanges = 16;
 
 }  // namespace
@@ -192,7 +192,7 @@ std::vector<PinnedSet::Change> PinnedSet::Turn(absl::FunctionRef<bool(int32_t re
   std::vector<int32_t> candidates = Candidates();
   candidates.resize(std::min(candidates.size(), kMostChanges));
   std::vector<int32_t> victims;
-  size_t next = 0;  // of the victims
+  size_t next = 0;  // index of the next victim
   for (const int32_t p : candidates) {
     if (static_cast<int32_t>(spares_.size()) <= spare_) {
       const int64_t before = uses_[places_[p].record].before;

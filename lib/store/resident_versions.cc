@@ -49,7 +49,8 @@ absl::Status ResidentVersions::WaitForLayer(int layer) {
 void ResidentVersions::BeforeStep(const PolicyContext& context) {
   store_->Pump();
   SwitchArrived();
-  // Intervals are of time, and opening took some: one in which nobody was selected.
+  // Decides once before the first step: opening took time, and counts as an interval without
+  // selections.
   if (!any_step_) AfterStep(context);
 }
 
@@ -58,8 +59,8 @@ void ResidentVersions::AfterStep(const PolicyContext& context) {
   if (context.now_ns - decided_ns_ < options_.interval_ns) return;
   decided_ns_ = context.now_ns;
   store_->Pump();
-  SwitchArrived();  // those may move again
-  ForgetQueued();   // the new decision replaces it
+  SwitchArrived();  // these experts may move again
+  ForgetQueued();   // the new decision replaces the queues
   const absl::StatusOr<PrecisionDecision> decided = Ask(context, PrecisionMoment::kInterval);
   std::fill(selections_.begin(), selections_.end(), 0);
   if (decided.ok()) {
@@ -108,7 +109,7 @@ void ResidentVersions::ForgetQueued() {
 }
 
 absl::StatusOr<bool> ResidentVersions::DemoteNow(ExpertKey key, int rung) {
-  moving_.reserve(moving_.size() + 1);  // what moves is on the list
+  moving_.reserve(moving_.size() + 1);  // so that push_back cannot fail after the start
   if (!store_->StartVersion(key, VersionOf(rung), LoadReason::kDemand)) return false;
   SetRung(key, rung);
   moving_.push_back(key);
@@ -165,9 +166,9 @@ bool ResidentVersions::StartOne(std::deque<ExpertKey>* queue, int64_t now_ns, in
   if (queue->empty()) return false;
   const ExpertKey key = queue->front();
   const int version = VersionOf(RungOf(key));
-  // The old version must have been reclaimed: two versions are all an expert may hold.
+  // The old version must have been reclaimed: an expert holds at most two versions.
   if (store_->State(key, version) != VersionState::kAbsent || store_->Switching(key)) return false;
-  moving_.reserve(moving_.size() + 1);  // what moves is on the list
+  moving_.reserve(moving_.size() + 1);  // so that push_back cannot fail after the start
   if (!store_->StartVersion(key, version, LoadReason::kBackground)) {
     ++stats_.deferred;
     return false;

@@ -1,7 +1,7 @@
 // ResidentVersions: every expert is resident in one of several versions, and moves between them
 // (the update pipeline of DynaExq Sec. 4.4: a queue of promotions and one of demotions, admission
-// by a free block, publish-then-switch, reclaim after the last reader). Subclasses say how many
-// bytes or blocks may be high.
+// by a free block, publish-then-switch, reclaim after the last reader). Subclasses decide how many
+// blocks or bytes high versions may take.
 #ifndef MOERT_LIB_STORE_RESIDENT_VERSIONS_H_
 #define MOERT_LIB_STORE_RESIDENT_VERSIONS_H_
 
@@ -17,8 +17,8 @@
 
 namespace moert {
 
-/// An expert's rung counts versions from the one of the fewest bits, 0; served versions count from
-/// the one of the most.
+/// Rung 0 is the version of the fewest bits. Served versions count the other way: version 0 has the
+/// most bits.
 class ResidentVersions : public VersionManager {
  public:
   ResidentVersions(const MoeModelSpec* model, PrecisionPolicy* policy,
@@ -34,45 +34,47 @@ class ResidentVersions : public VersionManager {
   void OnRouting(const PolicyContext& context, const RoutingView& routing) final;
 
  protected:
-  // Subclasses answer these.
+  // Implemented by subclasses.
 
-  /// Room for `high` experts in the version of the most bits, and the others in that of the fewest.
+  /// Sets the capacity: `high` experts in the version of the most bits, the others in that of the
+  /// fewest.
   virtual void SetRoom(int64_t high) = 0;
-  /// The rungs that Preload brings, by SetRung.
+  /// Chooses the rungs that Preload brings, by SetRung.
   virtual absl::Status ChooseInitial() = 0;
-  /// Queues what the policy decided, as far as there is room.
+  /// Queues the policy's decision, as far as there is room.
   virtual void Decide(const PrecisionDecision& decision) = 0;
-  /// After blocks have been reclaimed: each pool gets what the others leave it.
+  /// Called after blocks have been reclaimed: gives each pool what the others leave.
   virtual void FitPools() {}
-  /// The bytes that promotions which start now may add together, and those of one, in any unit.
+  /// The bytes that promotions starting now may add in total, and the bytes that one adds. Both in
+  /// any unit.
   virtual int64_t GrowthRoom() const { return 0; }
   virtual int64_t GrowthOf(ExpertKey /*key*/) const { return 0; }
 
-  // Subclasses use these.
+  // Used by subclasses.
 
   int64_t Index(ExpertKey key) const { return first_[key.layer] + key.expert; }
   int top() const { return store_->num_versions() - 1; }
-  /// Where an expert is, or is going.
+  /// The rung that an expert has, or is moving to.
   int RungOf(ExpertKey key) const { return rung_[Index(key)]; }
-  /// Where it is until a transition has arrived.
+  /// The rung that it has until a transition has arrived.
   int SettledOf(ExpertKey key) const { return settled_[Index(key)]; }
   int VersionOf(int rung) const { return top() - rung; }
   void SetRung(ExpertKey key, int rung);
   bool Legal(ExpertKey key) const;
-  /// Queued, or on its way.
+  /// Whether a transition is queued or has started.
   bool Moving(ExpertKey key) const { return RungOf(key) != SettledOf(key); }
-  /// Those whose transition has started.
+  /// The experts whose transition has started.
   absl::Span<const ExpertKey> moving() const { return moving_; }
   absl::StatusOr<PrecisionDecision> Ask(const PolicyContext& context, PrecisionMoment moment);
-  /// As many high experts a layer as are dealt evenly.
+  /// The number of high experts of each layer if `high` are dealt evenly.
   std::vector<int32_t> Dealt(int64_t high) const;
-  /// The expert is going to `rung` from now on; the transition starts when a block is free.
+  /// Queues a transition to `rung`, which starts when a block is free.
   void Queue(ExpertKey key, int rung);
-  /// A switch that was never started changes nothing.
+  /// Drops queued transitions that have not started.
   void ForgetQueued();
-  /// Brings an expert down at once; no step is open. False: no block.
+  /// Demotes an expert at once; no step may be open. False: there is no block.
   absl::StatusOr<bool> DemoteNow(ExpertKey key, int rung);
-  /// Lands, switches and reclaims everything that moves; no step is open.
+  /// Waits for all started transitions, switches and reclaims; no step may be open.
   absl::Status Drain();
 
   const MoeModelSpec* const model_;
@@ -82,8 +84,8 @@ class ResidentVersions : public VersionManager {
   std::vector<int64_t> first_;
   std::vector<int64_t> selections_;  // since the last decision
   std::vector<uint8_t> rung_, settled_;
-  std::vector<int32_t> capacity_;  // high experts of each layer, to tell the policy
-  int64_t capacity_bytes_ = 0;     // likewise, where the versions share a pool
+  std::vector<int32_t> capacity_;  // high experts of each layer, for the policy
+  int64_t capacity_bytes_ = 0;     // likewise, if the versions share a pool
   std::vector<int64_t> bytes_;     // likewise, [expert][version]
 
  private:
@@ -94,7 +96,7 @@ class ResidentVersions : public VersionManager {
 
   TransitionPacer pacer_;
   std::deque<ExpertKey> promotions_, demotions_;
-  std::vector<ExpertKey> moving_;  // the version of its rung is loading
+  std::vector<ExpertKey> moving_;  // experts whose next version is loading
   int64_t decided_ns_ = 0;
   bool any_step_ = false;
 };

@@ -8,18 +8,18 @@
 
 namespace moert {
 
-/// A list that grows to n elements has held so many times their bytes, where it moved last.
+/// A vector that grew to n elements held at most so many times their bytes, during its last move.
 inline constexpr int64_t kGrowth = 3;
 
-/// For every expert of the model.
+/// `bytes` for every expert of the model.
 inline int64_t PerExpert(const PolicyScope& scope, int64_t bytes) {
   return scope.model->total_experts() * bytes;
 }
-/// For every expert of the largest layer.
+/// `bytes` for every expert of the largest layer.
 inline int64_t PerLayerExpert(const PolicyScope& scope, int64_t bytes) {
   return int64_t{scope.model->max_experts()} * bytes;
 }
-/// For every expert that a token may choose, of every token.
+/// `bytes` for every (token, expert) pair of a call.
 inline int64_t PerPair(const PolicyScope& scope, int64_t bytes) {
   int64_t most = 0;
   for (const MoeLayerSpec& layer : scope.model->layers) {
@@ -27,7 +27,7 @@ inline int64_t PerPair(const PolicyScope& scope, int64_t bytes) {
   }
   return scope.max_tokens * most * bytes;
 }
-/// The list that PrefetchPolicy::Rank returns.
+/// Bytes of the list that PrefetchPolicy::Rank returns.
 inline int64_t RankedBytes(const PolicyScope& scope) {
   return PerLayerExpert(scope, kGrowth * int64_t{sizeof(PrefetchCandidate)});
 }

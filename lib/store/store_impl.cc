@@ -33,7 +33,7 @@ absl::Status Check(const ExpertSource* source, const ExpertStoreOptions& options
 }  // namespace
 
 // --------------------------------------------------------------------------------------------------
-// What lies behind.
+// The implementation.
 
 absl::StatusOr<std::shared_ptr<ExpertStore::Impl>> ExpertStore::Impl::Create(
     std::shared_ptr<const ExpertSource> source, ExpertStoreOptions options) {
@@ -99,7 +99,7 @@ absl::Status ExpertStore::Impl::Acquire(int layer, absl::Span<const int32_t> exp
   if (on_wait == nullptr) {
     std::vector<int32_t> counts(model().layers[layer].num_experts, 0);
     for (const int32_t e : experts) counts[e] = 1;
-    RoutingView routing;  // of the counts alone
+    RoutingView routing;  // has only the counts
     routing.tokens = 1;
     routing.counts = counts;
     residency->Observe(LayerEvent::Routed(context, routing));
@@ -125,7 +125,7 @@ void ExpertStore::Impl::Release(absl::Span<const ExpertKey> pinned) {
     context.layer = pinned[i].layer;
     try {
       store->EndLayerCall(context);
-    } catch (...) {  // what a policy throws: the layer gives its surplus back after a later call
+    } catch (...) {  // thrown by a policy: the layer gives its surplus back after a later call
     }
   }
 }

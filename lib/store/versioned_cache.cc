@@ -1,4 +1,4 @@
-// VersionedStore as a cache: experts come, and make room for others.
+// VersionedStore as a cache: loads and evictions.
 #include "store/block_pool.h"
 #include "store/versioned_store.h"
 #include "transfer/transfer_queue.h"
@@ -56,8 +56,8 @@ int32_t VersionedStore::MakeSharedRoom(ExpertKey incoming, LoadReason reason,
     return donor < 0 ? -1 : TakeFrom(donor, incoming, reason, context, hint);
   };
   if (const int32_t block = take(demand); block >= 0 || !demand) return block;
-  // Experts that the call itself uses are still read. Where enough of it is in flight, that is
-  // worth waiting for: the experts of other layers stay.
+  // Experts that the call itself uses are still read. If enough loads of the call are in flight, it
+  // is better to wait for them than to evict experts of other layers.
   if (!hint.spare_popular) {
     if (const int32_t block = take(false); block >= 0) return block;
   }
@@ -69,7 +69,7 @@ int32_t VersionedStore::TakeFrom(int layer, ExpertKey incoming, LoadReason reaso
   while (EvictOneOf(layer, incoming, reason, context, hint)) {
     const int32_t block = pools_[0]->TakeFor(Index(incoming));
     if (block >= 0 || pools_[0]->alike()) return block;
-    if (reason != LoadReason::kDemand) return -1;  // several for one is no bargain
+    if (reason != LoadReason::kDemand) return -1;  // not worth evicting several experts for one
   }
   return -1;
 }
@@ -103,7 +103,7 @@ ExpertKey VersionedStore::ChooseVictim(int layer, ExpertKey incoming, LoadReason
     }
   }
   if (candidates_.empty()) return kNobody;
-  const bool prefetch = reason != LoadReason::kDemand;  // nobody waits
+  const bool prefetch = reason != LoadReason::kDemand;  // no call waits for it
   const bool dispensable = reason == LoadReason::kBackground || (prefetch && driver_.cpu_offload);
   int victim = residency_->Victim(
       {context, incoming, prefetch, candidates_, dispensable, hint.probability, hint.hidden});
@@ -129,7 +129,7 @@ void VersionedStore::Evict(ExpertKey key) {
   Entry& entry = At(key);
   const int version = entry.active;
   const int8_t intended = entry.intended;
-  const bool changed = tracking_;  // Drop notes it
+  const bool changed = tracking_;  // Drop records the change
   ++stats_.evictions;
   entry.active = -1;
   Drop(key, version);
@@ -174,7 +174,7 @@ bool VersionedStore::Reload(ExpertKey key, int version, LoadReason reason) {
   const int8_t old = entry.active;
   Submit(key, version, entry.versions[old].block, reason);
   entry.versions[old] = Version{};
-  if (versions_[version].pool == 0) --held_[key.layer];  // Submit counted it again
+  if (versions_[version].pool == 0) --held_[key.layer];  // Submit counted the block again
   entry.active = -1;
   entry.reloading = true;
   entry.failure = absl::OkStatus();

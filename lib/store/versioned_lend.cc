@@ -1,4 +1,4 @@
-// VersionedStore: blocks that are lent, and how they come back.
+// VersionedStore: lending blocks to a device, and taking them back.
 #include <algorithm>
 #include <vector>
 
@@ -25,7 +25,7 @@ bool VersionedStore::Lend(std::vector<LentLayer>* layers) {
     for (int e = 0; e < model.layers[context.layer].num_experts; ++e) {
       const Entry& entry = At({context.layer, e});
       if (entry.active < 0) continue;
-      // The age of an unused arrival counts from when it came.
+      // The age of an expert that was not used yet counts from its insertion.
       loan.slots.push_back({entry.versions[entry.active].block, e,
                             std::max(entry.last_used, entry.inserted), entry.tokens});
     }
@@ -59,7 +59,7 @@ void VersionedStore::FreeLeast() {
   context.model = &source_->model();
   const int layers = context.model->num_layers();
   for (context.layer = 0; context.layer < layers; ++context.layer) {
-    EndLayerCall(context);  // what it has beyond its capacity is another's
+    EndLayerCall(context);  // gives blocks beyond the layer's capacity back
   }
   int64_t lack = pools_[0]->taken() - pools_[0]->limit();
   for (int l = 0; l < layers; ++l) lack += std::max(0, LeastLent(l) - held_[l]);

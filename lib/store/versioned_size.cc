@@ -1,4 +1,4 @@
-// VersionedStore: how many experts it holds, and each layer's part of them.
+// VersionedStore: the number of slots, and each layer's share of them.
 #include <algorithm>
 #include <utility>
 
@@ -69,7 +69,7 @@ absl::Status VersionedStore::SetSlots(int64_t slots, int64_t bytes) {
                 EvictOneOf(layer, {layer, -1}, LoadReason::kDemand, context);
     }
     if (evicted || EvictOneOf(kAnyLayer, {0, -1}, LoadReason::kDemand, context)) continue;
-    // Only transfers in flight are left: they land, then leave.
+    // Only experts in flight are left: they have to arrive before they can be evicted.
     if (!Wait()) break;
   }
   pools_[0]->SetByteLimit(bytes);

@@ -7,7 +7,7 @@
 
 namespace moert {
 
-// Entry, the three visible bits, a place in the pools' lists, one in the candidates.
+// Entry, three bytes of visible state, places in the pools' lists, and a candidate.
 const int64_t VersionedStore::kBytesPerExpert =
     sizeof(Entry) + 3 + 2 * sizeof(int32_t) + sizeof(VictimCandidate);
 
@@ -35,12 +35,12 @@ VersionedStore::VersionedStore(const ExpertSource* source, std::vector<ServedVer
 }
 
 VersionedStore::~VersionedStore() {
-  // Readers write into the pools: they must be gone before those are.
+  // Reader threads write into the pools, so they must end before the pools are destroyed.
   transfers_.reset();
 }
 
 int64_t VersionedStore::OpenStep() {
-  // First what may fail.
+  // Everything that may fail comes first.
   std::vector<ExpertKey> blocked;
   blocked.reserve(switching_.size());
   reclaiming_.reserve(reclaiming_.size() + switching_.size());
@@ -51,7 +51,7 @@ int64_t VersionedStore::OpenStep() {
     Entry& entry = At(key);
     if (entry.next < 0) continue;
     if (entry.previous >= 0) {
-      // An older step still reads the version before the last switch: one at a time.
+      // An older step still reads the version before the last switch: one switch at a time.
       blocked.push_back(key);
       continue;
     }
@@ -106,7 +106,7 @@ absl::Status VersionedStore::LoadStandby() {
     for (int e = 0; e < model.layers[l].num_experts; ++e) {
       const ExpertKey key{l, e};
       if (absl::Status status = TakeFailure(key); !status.ok()) return status;
-      // It leaves the table of what comes and goes.
+      // A standby record is never evicted, so its entry is cleared for the cache of high versions.
       standby_[Index(key)] = At(key).versions[kLow].block;
       At(key) = Entry{};
       UpdateVisible(key);
@@ -134,10 +134,10 @@ bool VersionedStore::Switch(ExpertKey key, int version, bool drop_old) {
   Entry& entry = At(key);
   if (entry.versions[version].state != VersionState::kResident) return false;
   if (version == entry.active) {
-    entry.next = -1;  // back before the boundary: nothing to switch
+    entry.next = -1;  // reverted before the boundary: nothing to switch
     return true;
   }
-  // Back to a version that only waits for its last reader: it is kept.
+  // When switching back to a version that only waits for its last reader, that version is kept.
   if (entry.next < 0) switching_.push_back(key);
   if (version == entry.previous) entry.drop_previous = false;
   entry.next = static_cast<int8_t>(version);

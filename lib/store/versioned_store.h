@@ -7,8 +7,8 @@
 //   - a version becomes visible only when its copy is complete;
 //   - absent -> present is visible at once, within the step too;
 //   - a switch between two versions is visible to steps that begin after it, never within a step;
-//   - a block is reused only when nobody can read it any more: its expert is not pinned, and no
-//     open step still resolves to it.
+//   - a block is reused only when it can no longer be read: its expert is not pinned, and no open
+//     step still resolves to it.
 // In the paper's words an expert is ResidentHi or ResidentLo (one version, or the low one always
 // kept), Promoting or Demoting (another version is kLoading, the handle unmoved) or Evicting (the
 // handle has moved, the old version waits for its last reader).
@@ -47,11 +47,11 @@ enum class VersionState : uint8_t { kAbsent = 0, kLoading = 1, kResident = 2 };
 /// Versions of one expert that an engine can serve.
 inline constexpr int kMaxVersions = 4;
 
-/// A served version: which of the source's, and from which pool its blocks come.
+/// A served version: its number in the source, and the pool that its blocks come from.
 struct ServedVersion {
   int source_version = 0;
   int pool = 0;
-  int64_t first_index = 0;  // of its experts in the pool
+  int64_t first_index = 0;  // index of its first expert in the pool
 };
 
 /// The compute path's view of an expert.
@@ -61,63 +61,63 @@ struct ExpertHandle {
   int version = -1;  // index into the served versions
 };
 
-/// Record of slot s at base + s * stride.
+/// The slots of a layer: the record of slot s lies at base + s * stride.
 struct SlotRegion {
   const std::byte* base = nullptr;
   int64_t stride = 0;
   int64_t slots = 0;
 
-  /// -1: no record.
+  /// The slot of a record; -1 for no record.
   int32_t SlotOf(const std::byte* record) const {
     return record == nullptr ? -1 : static_cast<int32_t>((record - base) / stride);
   }
 };
 
-/// A layer call's knowledge about a load it asks for.
+/// A layer call's hints about a load that it asks for.
 struct LoadHint {
-  int32_t tokens = 0;  // that want it
+  int32_t tokens = 0;  // tokens that need the expert
   /// Experts of this call are in flight or about to be multiplied and will give their blocks back:
-  /// other layers' experts need not be evicted for this one.
+  /// experts of other layers need not be evicted for this load.
   bool can_wait = false;
-  /// Enough of them are in flight: what this call used by more tokens need not be evicted either,
-  /// so that a call that needs more experts than its layer has slots leaves the popular ones
-  /// behind.
+  /// Enough of them are in flight that experts which this call used for more tokens need not be
+  /// evicted either. So a call that needs more experts than its layer has slots leaves the popular
+  /// ones in the cache.
   bool spare_popular = false;
-  /// The probability of a prefetch, for the residency policy (VictimSnapshot).
+  /// For a prefetch: its probability and hidden share, for the residency policy (VictimSnapshot).
   float probability = -1;
   float hidden = 1;
 };
 
-/// Messages of a prefetcher to the store that it drives.
+/// Information from a prefetcher to the store that it drives.
 struct PrefetchDriver {
-  LinkEstimate* link = nullptr;               // is shown the transfers that arrive; may be null
+  LinkEstimate* link = nullptr;               // observes the transfers that arrive; may be null
   absl::Span<const PrefetchOutlook> outlook;  // [L], for the capacities; empty: no prefetch
-  /// A CPU beside the fast tier computes what is missing, and brings it later if it is worth that:
-  /// nothing but demand has to be brought.
+  /// A CPU beside the fast tier computes missing experts, which are loaded later if that is worth
+  /// it: only demand loads are indispensable.
   bool cpu_offload = false;
 };
 
 /// How a lookup was answered.
 enum class LookupResult : int8_t {
   kMiss,
-  kLow,  // by a lower version than intended
+  kLow,  // answered by a lower version than intended
   kHit,
 };
 
 class VersionedStore {
  public:
-  /// Versions most bits first. Pool 0 is the one a residency policy's capacities speak of.
+  /// Versions with the most bits first. A residency policy's capacities refer to pool 0.
   VersionedStore(const ExpertSource* source, std::vector<ServedVersion> versions,
                  std::vector<std::unique_ptr<BlockPool>> pools,
                  std::unique_ptr<TransferQueue> transfers, CachePolicy* residency);
   ~VersionedStore();
 
-  /// From now on transfers are shown to `trace` as they arrive; null: not. Borrowed.
+  /// From now on arriving transfers are reported to `trace`, which is borrowed; null: to none.
   void StartTrace(TraceSink* trace) { trace_ = trace; }
-  /// The prefetcher that drives the store. With an outlook the capacities are computed again: those
-  /// of the store's making knew of none. Borrows what `driver` points to, until the next call.
+  /// Sets the prefetcher that drives the store. With an outlook the capacities are computed again,
+  /// as the constructor had none. Borrows what `driver` points to, until the next call.
   void Attach(const PrefetchDriver& driver);
-  /// For a cache: whether the layer holds less than its slots. Where layers share: all of them.
+  /// For a cache: whether the layer has a free slot; if layers share slots, whether any is free.
   bool HasFreeSlot(int layer) const {
     if (Shares()) return pools_[0]->taken() < pools_[0]->limit();
     return held_[layer] < capacity_[layer];
@@ -125,8 +125,8 @@ class VersionedStore {
 
   // Steps.
 
-  /// Applies the switches that wait for a boundary, and opens a step. The epoch it returns says
-  /// which handles the step sees.
+  /// Applies the switches that wait for a boundary, and opens a step. The returned epoch identifies
+  /// the handles that the step sees.
   int64_t OpenStep();
   void CloseStep(int64_t epoch);
 
@@ -136,21 +136,21 @@ class VersionedStore {
   ExpertHandle Resolve(ExpertKey key, int64_t epoch) const;
   /// The handle as the next step will see it.
   ExpertHandle Latest(ExpertKey key) const { return Resolve(key, epoch_); }
-  /// Absent, and a version is on its way.
+  /// Whether the expert is absent and a version of it is on its way.
   bool Arriving(ExpertKey key) const;
   VersionState State(ExpertKey key, int version) const { return At(key).versions[version].state; }
-  /// Whether a switch waits for a boundary, or for the readers of the version it left.
+  /// Whether a switch waits for a boundary, or for readers of the old version.
   bool Switching(ExpertKey key) const { return At(key).next >= 0 || At(key).previous >= 0; }
-  /// The active version behind the next boundary; -1: none.
+  /// The active version after the next boundary; -1: none.
   int Coming(ExpertKey key) const { return At(key).next >= 0 ? At(key).next : At(key).active; }
   const RecordLayout& layout(ExpertKey key, int version) const;
-  /// The size of the block that it takes.
+  /// The size of the block that this version of the expert takes.
   int64_t BlockBytes(ExpertKey key, int version) const {
     return pools_[versions_[version].pool]->BytesFor(PoolIndex(key, version));
   }
   int num_versions() const { return static_cast<int>(versions_.size()); }
   LayerResidency Layer(int layer) const;
-  /// [E] of the layer, for a host.
+  /// The states of a layer's experts, [E], for a host.
   std::vector<Residency> States(int layer) const;
   StoreStats stats() const { return stats_; }
 
@@ -164,20 +164,20 @@ class VersionedStore {
 
   /// Begins a layer call: advances the tick that Touch records.
   void BeginLayerCall() { ++tick_; }
-  /// Counts a lookup of an expert, as a step of `epoch` sees it, that `tokens` tokens want. One
-  /// that is not a miss is touched.
+  /// Counts a lookup by `tokens` tokens of an expert as a step of `epoch` sees it. Touches the
+  /// expert unless it is a miss.
   LookupResult Lookup(ExpertKey key, int64_t epoch, int32_t tokens);
-  /// Counts `calls` past lookups by `slots` tokens in all that were answered without asking: the
-  /// handle was there and has been read. Returns kLow or kHit.
+  /// Counts `calls` past lookups, by `slots` tokens in total, that did not ask the store: the
+  /// handle was present and has been read. Returns kLow or kHit.
   LookupResult CountAnswered(ExpertKey key, int64_t slots, int64_t calls);
   /// Marks a use by `tokens` tokens for the policies. True when it is the first use since a
   /// prefetch brought the expert.
   bool Touch(ExpertKey key, int32_t tokens);
-  /// How long the transfer that brought a resident expert waited for the link, and took on it.
+  /// How long the transfer of a resident expert waited for the link, and how long it took.
   int64_t queued_ns(ExpertKey key) const { return At(key).queued_ns; }
   int64_t moved_ns(ExpertKey key) const { return At(key).moved_ns; }
 
-  /// From now on notes whose handles change.
+  /// From now on records which experts' handles change.
   void TrackChanges() {
     changed_.reserve(entries_.size());
     tracking_ = true;
@@ -187,49 +187,49 @@ class VersionedStore {
 
   // Movement of a cache: experts come and go.
 
-  /// Begins bringing an absent expert. False when there is no block for it now. An expert that is
-  /// present or arriving is left alone (a prefetch in flight is raised) and counts as true.
+  /// Begins loading an absent expert. False when there is no block for it now. An expert that is
+  /// present or arriving is left alone (a prefetch in flight is raised), and the result is true.
   ///
   /// A layer under its capacity takes a free block, and so does any other while transient blocks
   /// (those beyond the sum of the capacities) are left; else the layer replaces one of its own, as
   /// the residency policy says. When that fails (a layer with no slots, or all of them pinned) it
-  /// borrows: what is free, then from layers over their capacity, then, for a demand load that has
-  /// no block of its own call to wait for, from anybody. A layer gives blocks beyond its capacity
-  /// back when its call ends. Where the policy shares the slots (CachePolicy::Shares), a free
+  /// borrows: a free block, then one of a layer over its capacity, then, for a demand load that has
+  /// no block of its own call to wait for, one of any layer. A layer gives blocks beyond its
+  /// capacity back when its call ends. If the policy shares the slots (CachePolicy::Shares), a free
   /// block is taken, else that of the expert worth least.
   bool StartLoad(ExpertKey key, int version, LoadReason reason, const PolicyContext& context,
                  const LoadHint& hint = {});
-  /// Forgets prefetches of a layer that have not started moving and that `counts` [E] (tokens of
-  /// each expert in the true routing) does not want. How many those were.
+  /// Cancels prefetches of a layer that have not started and whose expert has no tokens in the true
+  /// routing (`counts` [E]). Returns how many.
   int64_t CancelPrefetches(int layer, absl::Span<const int32_t> counts);
-  /// Publishes what has arrived.
+  /// Publishes the transfers that have arrived.
   void Pump();
   /// Transfers that have not arrived.
   int64_t in_flight() const { return loading_; }
   /// Blocks until at least one transfer arrived, then publishes. False when none is in flight.
   bool Wait();
-  /// The error of a load that the current layer call began and that failed since it was last asked,
-  /// or OK. A prefetch, and a load that an earlier call left in flight, fails silently: who waits
-  /// for it begins its own.
+  /// The error of a load that the current layer call began and that failed since the last call, or
+  /// OK. Prefetches and loads that an earlier call left in flight fail silently: a call that waits
+  /// for such an expert begins its own load.
   absl::Status TakeFailure(ExpertKey key);
-  /// Replaces the active version of an expert by `version` of the same pool, in the same block: it
-  /// is absent until that has arrived. False, and nothing changes, where it is read or switching.
+  /// Replaces the active version of an expert by `version` of the same pool, in the same block: the
+  /// expert is absent until that has arrived. False, without effect, if it is read or switching.
   bool Reload(ExpertKey key, int version, LoadReason reason);
   /// Ends a layer call: a layer over its capacity gives its surplus back.
   void EndLayerCall(const PolicyContext& context);
 
-  // Lending: for a while somebody else, under the same rule, decides who is in the blocks of a
-  // cache, all of them in version 0.
+  // Lending: for a while a device decides, under the same rule, which experts are in the blocks of
+  // a cache, all of them in version 0.
 
-  /// Hands over every layer's blocks, at least LeastLent of them, and free ones up to its capacity;
-  /// those that are left are dealt evenly. Waits for transfers in flight. False, and nothing is
-  /// handed over, while an expert is pinned.
+  /// Hands over every layer's blocks: at least LeastLent of them, with free ones up to its
+  /// capacity; the remaining free blocks are dealt evenly. Waits for transfers in flight. False,
+  /// without effect, while an expert is pinned.
   bool Lend(std::vector<LentLayer>* layers);
-  /// Blocks that a layer is lent at least, while memory does not run out: as many as a token
-  /// chooses experts, where the limit holds those of every layer; else 0. Layers that have more
-  /// give them, whatever the capacities and whoever shares.
+  /// The least number of blocks that a layer is lent, unless memory runs out: the experts of one
+  /// token if the limit holds those of every layer, else 0. Layers with more blocks give some away,
+  /// whatever the capacities.
   int LeastLent(int layer) const;
-  /// Takes back what Lend handed over: the same blocks, in the same order, and who is in them now.
+  /// Takes the blocks back, with the experts that are in them now.
   void TakeBack(absl::Span<const LentLayer> layers);
   /// Adds to the statistics.
   void CountServed(const ServedCount& count);
@@ -237,36 +237,37 @@ class VersionedStore {
 
   /// Brings the low version of every expert, at open.
   absl::Status LoadStandby();
-  /// The low version of an expert; no record where none stands by.
+  /// The low version of an expert; has no record if none stands by.
   ExpertHandle Standby(ExpertKey key) const;
-  /// A lookup that missed is answered by a low version.
+  /// Counts that a missed lookup is answered by a low version.
   void CountLowAnswer(ExpertKey key);
-  /// For a cache of several versions: drops an expert that is there in a lower one and not in use.
+  /// For a cache of several versions: drops an expert that is present in a lower one and not in
+  /// use.
   void DropLow(ExpertKey key);
 
   // Movement between versions: an expert stays present throughout.
 
-  /// Begins bringing a second version beside the active one, from free blocks only: nothing is
-  /// evicted for it. False when there is none.
+  /// Begins loading a second version beside the active one, into a free block only: nothing is
+  /// evicted for it. False if no block is free.
   bool StartVersion(ExpertKey key, int version, LoadReason reason);
-  /// From the next boundary on the handle is `version`; with `drop_old`, the version it leaves is
-  /// reclaimed after its last reader. The last call before the boundary counts. False, and nothing
-  /// changes, when `version` is not resident.
+  /// From the next boundary on the handle is `version`; with `drop_old`, the old version is
+  /// reclaimed after its last reader. The last call before the boundary counts. False, without
+  /// effect, if `version` is not resident.
   bool Switch(ExpertKey key, int version, bool drop_old);
   /// The policy's choice among the experts of `layer` (all layers if negative) whose latest version
-  /// is in pool 0 and that nobody switches; expert -1 when there is none or it refuses.
+  /// is in pool 0 and that are not switching; expert -1 if there is none or the policy refuses.
   ExpertKey ChooseVictim(int layer, ExpertKey incoming, LoadReason reason,
                          const PolicyContext& context, const LoadHint& hint = {});
 
   // Size.
 
-  /// Changes the blocks of pool 0 of a cache, in classes the bytes; evicts to fit, waiting for
-  /// transfers in flight. FailedPrecondition if pinned experts hold more.
+  /// Changes the number of blocks in pool 0 of a cache, for pools with classes the bytes. Evicts to
+  /// fit, waiting for transfers in flight. FailedPrecondition if pinned experts hold more.
   absl::Status SetSlots(int64_t slots, int64_t bytes);
-  /// Where the experts of a layer lie in pool 0. FailedPrecondition where these places have no
-  /// constant stride.
+  /// Where the experts of a layer lie in pool 0. FailedPrecondition if they have no constant
+  /// stride.
   absl::StatusOr<SlotRegion> Slots(int layer) const;
-  /// How many of the experts that `counts` [E] marks can be pinned at once beside those that are.
+  /// How many of the experts that `counts` [E] marks can be pinned in addition to those pinned now.
   int64_t RoomFor(int layer, absl::Span<const int32_t> counts) const;
   BlockPool& pool(int index) { return *pools_[index]; }
   /// The pool of a version.
@@ -277,9 +278,9 @@ class VersionedStore {
   /// Recomputes the capacities for `slots` blocks of pool 0.
   void SetCapacity(int64_t slots);
   const std::vector<int>& capacities() const { return capacity_; }
-  /// Takes capacities that it had, where a resize fails. Allocates nothing and asks no policy.
+  /// Restores former capacities when a resize fails. Allocates nothing and asks no policy.
   void PutBack(std::vector<int> capacities) noexcept { capacity_ = std::move(capacities); }
-  /// At the beginning of a step of a cache: takes new ones if the residency policy has any.
+  /// At the beginning of a step of a cache: takes new capacities if the residency policy has any.
   void RefreshCapacity(const PolicyContext& context);
 
   /// Bookkeeping of one expert, for the budget's arithmetic.
@@ -290,19 +291,19 @@ class VersionedStore {
     VersionState state = VersionState::kAbsent;
     LoadReason reason = LoadReason::kDemand;
     int32_t block = -1;
-    int64_t begun = 0;  // tick of the call that began its load, also of one that has failed
+    int64_t begun = 0;  // tick of the call that began its load, even if the load failed
   };
   struct Entry {
     std::array<Version, kMaxVersions> versions;
-    int8_t active = -1;    // of steps since `since`
-    int8_t previous = -1;  // of older steps; -1: no older step differs
-    int8_t next = -1;      // waits for the boundary
+    int8_t active = -1;    // for steps from epoch `since` on
+    int8_t previous = -1;  // for older steps; -1: none of them differs
+    int8_t next = -1;      // from the next boundary on
     bool drop_previous = false;
     bool drop_next = false;
     int8_t intended = 0;
     bool unused_prefetch = false;
     bool changed = false;    // in changed_
-    bool reloading = false;  // on its way to where it was: nothing new to the residency policy
+    bool reloading = false;  // in Reload: no insertion for the residency policy
     int32_t pins = 0;
     int64_t since = 0;
     int64_t last_used = 0;
@@ -314,7 +315,7 @@ class VersionedStore {
     absl::Status failure;
   };
 
-  /// `calls` lookups that `version` answered.
+  /// Counts `calls` lookups that `version` answered.
   LookupResult Count(ExpertKey key, int version, int32_t tokens, int64_t calls);
   int64_t Index(ExpertKey key) const { return first_[key.layer] + key.expert; }
   Entry& At(ExpertKey key) { return entries_[Index(key)]; }
@@ -325,7 +326,7 @@ class VersionedStore {
   }
   void TakeCapacity(std::vector<int> capacity, int64_t slots);
   void Submit(ExpertKey key, int version, int32_t block, LoadReason reason);
-  /// As Submit, which does all or nothing; then the block is given back.
+  /// As Submit; gives the block back if Submit throws, which has no other effect.
   void SubmitOrGive(ExpertKey key, int version, int32_t block, LoadReason reason);
   void Publish();
   void PublishOne(const TransferDone& done);
@@ -339,7 +340,7 @@ class VersionedStore {
   bool LendFree(int layer, std::vector<LentSlot>* slots);
   void DealFree(std::vector<LentLayer>* layers);
   void LendUse(std::vector<LentLayer>* layers) const;
-  /// Enters or leaves by somebody else's decision.
+  /// An expert has entered or left by the device's decision.
   void TakeBackSlot(int layer, const LentSlot& slot);
   void ForgetLent(ExpertKey key);
   bool Shares() const { return residency_->Shares(); }
@@ -349,12 +350,12 @@ class VersionedStore {
                    const LoadHint& hint = {});
   int32_t MakeRoom(ExpertKey incoming, int pool, LoadReason reason, const PolicyContext& context,
                    const LoadHint& hint);
-  /// As MakeRoom, where layers share the slots.
+  /// As MakeRoom, if layers share the slots.
   int32_t MakeSharedRoom(ExpertKey incoming, LoadReason reason, const PolicyContext& context,
                          const LoadHint& hint);
   bool EvictOneOf(int layer, ExpertKey incoming, LoadReason reason, const PolicyContext& context,
                   const LoadHint& hint = {});
-  /// Frees what the oldest open step can no longer see.
+  /// Frees the versions that the oldest open step can no longer see.
   void Reclaim();
 
   static constexpr int kAnyLayer = -1;
@@ -369,7 +370,7 @@ class VersionedStore {
   PrefetchDriver driver_;
 
   std::vector<int64_t> first_;  // index of each layer's expert 0
-  int64_t token_blocks_ = 0;    // that a token needs in all layers
+  int64_t token_blocks_ = 0;    // blocks that one token needs in all layers
   std::vector<Entry> entries_;
   std::vector<uint8_t> resident_;   // version 0 is active
   std::vector<uint8_t> usable_;     // some version is active

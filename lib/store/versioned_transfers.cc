@@ -1,4 +1,4 @@
-// VersionedStore: versions on their way, and their publication when they have arrived.
+// VersionedStore: transfers of versions, and their publication on arrival.
 #include <algorithm>
 #include <utility>
 
@@ -18,11 +18,11 @@ void VersionedStore::SubmitOrGive(ExpertKey key, int version, int32_t block, Loa
 
 void VersionedStore::Submit(ExpertKey key, int version, int32_t block, LoadReason reason) {
   BlockPool& pool = PoolOf(version);
-  done_.reserve(done_.size() + static_cast<size_t>(loading_) + 1);  // its arrival cannot fail
+  done_.reserve(done_.size() + static_cast<size_t>(loading_) + 1);  // so that arrival cannot fail
   transfers_->Submit({key, version, versions_[version].source_version, reason,
                       absl::MakeSpan(pool.Address(block), pool.bytes(block)),
                       layout(key, version).bytes});
-  // From here on nothing fails: it moves.
+  // The transfer was submitted: from here on nothing may fail.
   At(key).versions[version] = {VersionState::kLoading, reason, block, tick_};
   ++loading_;
   if (versions_[version].pool == 0) ++held_[key.layer];
@@ -50,8 +50,8 @@ bool VersionedStore::Wait() {
 
 void VersionedStore::Publish() {
   for (size_t i = 0; i < done_.size(); ++i) {
-    // An exception of a policy or a trace comes when the states are right; the next call publishes
-    // the others.
+    // If a policy or a trace throws, the state of this expert is consistent already, and the next
+    // call publishes the others.
     absl::Cleanup forget = [&] {
       done_.erase(done_.begin(), done_.begin() + static_cast<ptrdiff_t>(i) + 1);
     };
@@ -73,7 +73,7 @@ void VersionedStore::PublishOne(const TransferDone& done) {
     entry.unused_prefetch = false;
     const bool own = !prefetched && version.begun == tick_;
     Drop(done.key, done.version);
-    if (own) {  // else nobody's: who waits for it loads again
+    if (own) {  // else not reported: a call that waits for the expert loads it again
       entry.failure = done.status;
       version.begun = tick_;
     }
@@ -113,7 +113,7 @@ absl::Status VersionedStore::TakeFailure(ExpertKey key) {
   const absl::Status failure = std::exchange(entry.failure, absl::OkStatus());
   const bool current = std::any_of(entry.versions.begin(), entry.versions.end(),
                                    [this](const Version& v) { return v.begun == tick_; });
-  return current ? failure : absl::OkStatus();  // an earlier call did not ask
+  return current ? failure : absl::OkStatus();  // else of an earlier call that did not ask
 }
 
 }  // namespace moert

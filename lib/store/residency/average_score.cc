@@ -44,7 +44,7 @@ class AverageScore final : public CachePolicy {
     MakeLayers(*context.model);
     const int experts = context.model->layers[context.layer].num_experts;
     History& history = layers_[context.layer];
-    // One iteration is one layer call, whatever its tokens: the mean over them.
+    // One layer call is one iteration, with the mean over its tokens.
     float* row = &history.rows[ScoreSums::Row(history.calls++, window_) * experts];
     const float* scores = routing.scores.empty() ? nullptr : routing.scores.data();
     for (int e = 0; e < experts; ++e) {
@@ -58,14 +58,15 @@ class AverageScore final : public CachePolicy {
     int victim = -1;
     for (int i = 0; i < static_cast<int>(snapshot.candidates.size()); ++i) {
       const VictimCandidate& c = snapshot.candidates[i];
-      // One prediction does not push out another for the same layer before that had its chance.
+      // A prefetch does not evict another prefetched expert of the same layer that is still unused.
       if (snapshot.for_prefetch && c.unused_prefetch && c.key.layer == snapshot.incoming.layer) {
         continue;
       }
       if (victim < 0 || Before(c, snapshot.candidates[victim])) victim = i;
     }
-    // Where nobody waits for the newcomer it has to be worth more than whom it replaces; clearly
-    // more where a CPU spares its transfer, or experts of about equal worth would go round.
+    // A newcomer that no call waits for has to be worth more than its victim. If it is dispensable,
+    // as a CPU would compute it, it has to be worth clearly more: otherwise experts of about equal
+    // worth would keep replacing each other.
     constexpr double kDispensable = 0.2;
     const double margin =
         snapshot.dispensable ? std::max(entry_margin_, kDispensable) : entry_margin_;
@@ -103,7 +104,7 @@ class AverageScore final : public CachePolicy {
 
   void MakeLayers(const MoeModelSpec& model) {
     if (!layers_.empty()) return;
-    std::vector<History> layers(model.layers.size());  // all or none, where memory runs out
+    std::vector<History> layers(model.layers.size());  // all or none, if memory runs out
     for (size_t l = 0; l < layers.size(); ++l) {
       const auto experts = static_cast<size_t>(model.layers[l].num_experts);
       layers[l].rows.assign(static_cast<size_t>(window_) * experts, 0);
@@ -124,7 +125,7 @@ class AverageScore final : public CachePolicy {
 
   const ResidencyRule rule_;
   const int window_;
-  const double entry_margin_;  // negative: everybody may enter
+  const double entry_margin_;  // negative: every expert may enter
   const std::unique_ptr<SlotDealer> dealer_;
   std::vector<History> layers_;
 };

@@ -15,7 +15,7 @@ int LargestTopK(const MoeModelSpec& model) {
   return k;
 }
 
-/// A model that fits needs no transient slots, and no more than what does not fit is ever in them.
+/// Limits transient slots to the experts that do not fit: a model that fits needs none.
 int64_t LimitTransient(int64_t wanted, const CapacitySnapshot& snapshot) {
   const int64_t missing = snapshot.model->total_experts() - snapshot.slots;
   return std::max<int64_t>(0, std::min({wanted, snapshot.slots, missing}));
@@ -30,7 +30,7 @@ class ShallowFirstDealer final : public SlotDealer {
  public:
   explicit ShallowFirstDealer(const ShallowFirstOptions& options) : options_(options) {}
   std::vector<int> Capacity(const CapacitySnapshot& snapshot) override {
-    if (snapshot.step != nullptr) return {};  // it depends on nothing that a step changes
+    if (snapshot.step != nullptr) return {};  // steps change nothing that the answer depends on
     return ShallowFirst(options_, snapshot);
   }
 
@@ -44,7 +44,7 @@ class MeasuredCapacity final : public SlotDealer {
 
   using SlotDealer::Observe;
   void Observe(const LayerEvent& event, absl::Span<const int32_t> order) override {
-    // Prefill touches nearly everything, whatever the capacities.
+    // Prefill uses nearly all experts, whatever the capacities.
     if (event.context.phase != Phase::kDecode || curves_.empty()) return;
     const int layer = event.context.layer;
     if (order.empty()) {
@@ -55,7 +55,7 @@ class MeasuredCapacity final : public SlotDealer {
   }
 
   int64_t StateBytes(const PolicyScope& scope) const override {
-    // The curves of three parts, and one that is being dealt by.
+    // The curves of three parts, and the one by which slots are being dealt.
     constexpr int64_t kExpert =
         MissCurve::kBytesPerExpert + 3 * sizeof(double) + kGrowth * kDealtBytesPerExpert;
     return PerExpert(scope, kExpert) + scope.model->num_layers() * kLayerBytes;
@@ -91,7 +91,7 @@ class MeasuredCapacity final : public SlotDealer {
     dealt = DealByCurves(curves, slots);
     std::vector<int> even = UniformCapacity(model, slots_ - Transient(snapshot, 0));
     if (!ClearlyBetter(slots, even)) dealt = std::move(even);
-    // A change costs loads: it must be worth it, or leave the transient slots that are needed now.
+    // A change costs loads: it must save enough misses, or provide the transient slots needed now.
     constexpr double kWorthIt = 0.02;
     const bool transient_fits = Sum(capacity_) <= Sum(dealt);
     if (same && transient_fits &&
@@ -104,7 +104,7 @@ class MeasuredCapacity final : public SlotDealer {
  private:
   using Curves = std::vector<std::vector<double>>;     // [L][E + 1]
   static constexpr int64_t kDealtBytesPerExpert = 32;  // a segment and a corner of the hull
-  // Bytes of the lists of layers, and of the one element more that a curve has.
+  // Bytes of the lists of layers, and of the extra element of each curve.
   static constexpr int64_t kLayerBytes = 1024;
   static constexpr int64_t kFirst = 2 * MissCurve::kBlock;  // calls before curves say anything
 
@@ -127,9 +127,9 @@ class MeasuredCapacity final : public SlotDealer {
     return curves;
   }
 
-  /// Whether slots dealt by curves miss less than `even` ones. By what they were dealt by they
-  /// always do: so each half of the calls deals, and the other judges; poor layers cost transient
-  /// slots besides. The number of misses bounds the influence of chance.
+  /// Whether slots dealt by curves have fewer misses than `even` ones. Judged by the same curves
+  /// they always do, so each half of the calls deals and the other half judges. Layers with few
+  /// slots also cost transient slots. The number of misses bounds the influence of chance.
   bool ClearlyBetter(int64_t slots, const std::vector<int>& even) const {
     const Curves one = CurvesOf(MissCurve::kOneHalf), other = CurvesOf(MissCurve::kOtherHalf);
     const double dealt =
@@ -149,7 +149,7 @@ class MeasuredCapacity final : public SlotDealer {
     return std::accumulate(capacity.begin(), capacity.end(), int64_t{0});
   }
 
-  /// Transfers that the window of the median layer holds, of those that are predicted at all.
+  /// Transfers that the window of the median layer holds, among layers that are predicted at all.
   double Window() const {
     std::vector<double> transfers;
     for (const PrefetchOutlook& outlook : outlook_) {
@@ -182,11 +182,11 @@ class MeasuredCapacity final : public SlotDealer {
   const int transient_;
   std::vector<MissCurve> curves_;
   std::vector<PrefetchOutlook> outlook_;    // now
-  std::vector<PrefetchOutlook> predicted_;  // the last one that hides something
+  std::vector<PrefetchOutlook> predicted_;  // the last outlook that hides something
   bool prefetching_ = false;
   std::vector<int> capacity_;
   int64_t slots_ = -1;
-  int64_t next_ = 0;  // calls of a layer at which to deal again
+  int64_t next_ = 0;  // number of a layer's calls at which to deal again
 };
 
 }  // namespace
@@ -261,8 +261,8 @@ void MissCurve::Observe(absl::Span<const int32_t> counts, const PrefetchOutlook&
   Means& half = of_[all.calls / kBlock % 2 == 0 ? kOneHalf : kOtherHalf];
   const double weight = 1.0 / static_cast<double>(std::min(++all.calls, kMemory));
   const double half_weight = 1.0 / static_cast<double>(std::min(++half.calls, kMemory / 2));
-  // Misses with c slots: requests of what is c-th in the order or behind it. Walked from the end,
-  // by runs of c with as many.
+  // With c slots, requests of experts at place c of the order or later are misses. Walks from the
+  // end, in runs of c with equally many misses.
   const double transfers = std::floor(outlook.transfers);
   int misses = 0;
   int end = static_cast<int>(recency_.size()) + 1;
@@ -289,7 +289,7 @@ void MissCurve::Blend(int begin, int end, double weight, double misses, double h
 
 std::vector<int> DealByCurves(const std::vector<std::vector<double>>& curves, int64_t slots) {
   struct Segment {
-    double gain;  // a slot
+    double gain;  // per slot
     int layer;
     int begin;
     int slots;
@@ -310,7 +310,7 @@ std::vector<int> DealByCurves(const std::vector<std::vector<double>>& curves, in
       segments.push_back({slope(hull[i - 1], hull[i]), l, hull[i - 1], hull[i] - hull[i - 1]});
     }
   }
-  // Stable: of equal gains the shallower layer, and a layer's segments in order.
+  // Stable: for equal gains the shallower layer comes first, and a layer's segments stay in order.
   std::stable_sort(segments.begin(), segments.end(),
                    [](const Segment& a, const Segment& b) { return a.gain > b.gain; });
   std::vector<int> capacity(curves.size(), 0);

@@ -10,7 +10,7 @@ namespace moert {
 
 std::vector<int> UniformCapacity(const MoeModelSpec& model, int64_t slots) {
   std::vector<int> capacity(model.layers.size(), 0);
-  // Dealt one by one, shallow layers first: layers that are full leave theirs to the others.
+  // Deals slots one by one, shallow layers first. Full layers leave their share to the others.
   bool dealt = true;
   while (slots > 0 && dealt) {
     dealt = false;

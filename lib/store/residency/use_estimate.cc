@@ -40,7 +40,7 @@ void UseEstimate::SortOrder() {
     if (worth_[a] != worth_[b]) return worth_[a] > worth_[b];
     return use_[a].chosen != use_[b].chosen ? use_[a].chosen > use_[b].chosen : a < b;
   };
-  // By insertion: one call moves few experts far.
+  // Insertion sort: one call moves few experts far.
   for (auto it = order_.begin(); it != order_.end(); ++it) {
     const int32_t e = *it;
     auto at = it;

@@ -1,6 +1,6 @@
-// UseEstimate: how often the next calls of a layer will want each of its experts, from what its
-// gate said of all of them. An expert that nearly made it is likely to be wanted next (importance
-// paper Sec. 5.3); how often it was chosen of late and over long says the rest.
+// UseEstimate: how often the next calls of a layer will want each of its experts. It uses the
+// gate's scores of all experts, because one that was nearly chosen is likely to be wanted next
+// (importance paper Sec. 5.3), and how often each was chosen recently and over a long time.
 #ifndef MOERT_LIB_STORE_RESIDENCY_USE_ESTIMATE_H_
 #define MOERT_LIB_STORE_RESIDENCY_USE_ESTIMATE_H_
 
@@ -19,16 +19,16 @@ class UseEstimate {
   static constexpr int64_t kBytesPerExpert =
       sizeof(ExpertUse) + sizeof(double) + sizeof(int32_t);
 
-  /// A layer call's routing. One call counts once, whatever its tokens: what they say is averaged.
+  /// Adds a layer call's routing. A call counts once, whatever its tokens: they are averaged.
   void Observe(const RoutingView& routing);
 
   /// See ExpertUse.
   double Worth(int expert) const { return worth_[expert]; }
 
-  /// The experts that were ever chosen, those worth most first; of equals the more recent.
+  /// The experts that were ever chosen, those worth most first; among equals the more recent first.
   absl::Span<const int32_t> Order() const { return order_; }
 
-  /// Its state, for somebody else to go on with, and back: [E], after `calls` calls.
+  /// The state after `calls` calls, use [E], with which a device continues; Resume takes it back.
   int64_t calls() const { return calls_; }
   absl::Span<const ExpertUse> use() const { return use_; }
   void Resume(int64_t calls, absl::Span<const ExpertUse> use);

@@ -1,4 +1,4 @@
-// WorthCache: a cache that keeps the experts which the next calls will want most, by UseEstimate.
+// WorthCache: a cache that keeps the experts that the next calls will want most, by UseEstimate.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -39,7 +39,7 @@ class WorthCache : public CachePolicy {
       case LayerEvent::Kind::kRouted: {
         MakeLayers(*event.context.model);
         Layer& layer = layers_[event.context.layer];
-        // The contents of this order when the call came.
+        // Before the update: the order in which the cache kept experts when the call came.
         dealer_->Observe(event, layer.use.Order());
         layer.use.Observe(event.routing);
         std::fill(layer.pending.begin(), layer.pending.end(), 0);
@@ -70,7 +70,7 @@ class WorthCache : public CachePolicy {
     int victim = -1;
     for (int i = 0; i < static_cast<int>(snapshot.candidates.size()); ++i) {
       const VictimCandidate& c = snapshot.candidates[i];
-      // One prediction does not push out another before that had its chance.
+      // A prefetch does not evict another prefetched expert before the routing it was meant for.
       if (snapshot.for_prefetch && Pending(c.key)) continue;
       if (victim < 0 || Before(c, snapshot.candidates[victim])) victim = i;
     }
@@ -99,8 +99,8 @@ class WorthCache : public CachePolicy {
  protected:
   struct Layer {
     explicit Layer(int experts) : use(experts), pending(experts, 0), held(experts, 0) {}
-    /// Worth of the expert that would leave first; infinite if none may. `spared` [E]: those above
-    /// 0 may not; empty: all may.
+    /// The worth of the expert that would leave first; infinite if none may leave. `spared` [E]:
+    /// experts with a value above 0 may not leave; empty: all may.
     double Least(absl::Span<const int32_t> spared) const {
       double least = std::numeric_limits<double>::infinity();
       for (size_t e = 0; e < held.size(); ++e) {
@@ -115,8 +115,8 @@ class WorthCache : public CachePolicy {
     std::vector<uint8_t> held;     // in the cache
     std::optional<double> least;   // Least({}), if known
     int insertions = 0;            // since the last call
-    double inserted = 1;           // mean of a call
-    double demanded = 1;           // share of those that come because a call waits for them
+    double inserted = 1;           // mean number of insertions per call
+    double demanded = 1;           // share of insertions that a call waits for
   };
 
   double Worth(ExpertKey key) const {
@@ -133,7 +133,7 @@ class WorthCache : public CachePolicy {
 
   void MakeLayers(const MoeModelSpec& model) {
     if (!layers_.empty()) return;
-    std::vector<Layer> layers;  // all or none, where memory runs out
+    std::vector<Layer> layers;  // all or none, if memory runs out
     layers.reserve(model.layers.size());
     for (const MoeLayerSpec& spec : model.layers) layers.emplace_back(spec.num_experts);
     layers_ = std::move(layers);
@@ -155,8 +155,9 @@ class WorthCache : public CachePolicy {
     const double incoming = Worth(snapshot.incoming), leaving = Worth(victim);
     if (snapshot.dispensable) return ClearlyWorthMore(incoming, leaving);
     if (snapshot.probability < 0 || layers_.empty()) return true;
-    // A right prefetch replaces whom the load would have. A wrong one costs the uses that the
-    // victim would have had until it had to leave anyway, about a call over the calls' insertions.
+    // A right prefetch evicts the expert that the demand load would have evicted. A wrong one costs
+    // the uses that the victim would have had before it left anyway: within about 1 / inserted
+    // calls.
     const double horizon =
         1 / std::max(running_mean::kInserted.weight, layers_[victim.layer].inserted);
     const double lost = (1 - snapshot.probability) * (leaving - incoming) * horizon;
@@ -167,8 +168,8 @@ class WorthCache : public CachePolicy {
   const std::unique_ptr<SlotDealer> dealer_;
 };
 
-/// Layers share all slots: who comes takes the place of the expert that is worth least, whatever
-/// its layer. Layers whose misses nobody predicts keep more.
+/// The layers share all slots: a newcomer replaces the expert that is worth least, whatever its
+/// layer. Layers whose misses are not predicted keep more experts.
 class SharedWorthCache final : public WorthCache {
  public:
   using WorthCache::WorthCache;
@@ -188,8 +189,8 @@ class SharedWorthCache final : public WorthCache {
     used_.assign(event.routing.counts.begin(), event.routing.counts.end());
   }
 
-  /// Not where a step uses clearly more experts than there are slots, as of a prompt: layers would
-  /// only take them from each other, one after the other.
+  /// False if a step uses clearly more experts than there are slots, as a prompt does: layers would
+  /// only take slots from each other in turn.
   bool Shares() const override {
     constexpr double kTooMany = 1.6;
     const int64_t used = std::accumulate(distinct_.begin(), distinct_.end(), int64_t{0});
@@ -201,7 +202,8 @@ class SharedWorthCache final : public WorthCache {
     int donor = -1;
     double least = std::numeric_limits<double>::infinity();
     for (int l = 0; l < static_cast<int>(layers_.size()); ++l) {
-      // Less where predictions bring in time who is missing; no one predicts the first layer.
+      // A miss costs less if predictions bring the expert in time. The first layer is not
+      // predicted.
       const double exposed = std::max(least_exposed, layers_[l].demanded);
       const double worth = Least(l, for_call) * Within(l, horizon) * exposed;
       if (worth >= least) continue;
@@ -219,15 +221,15 @@ class SharedWorthCache final : public WorthCache {
     return *layer.least;
   }
 
-  /// Layer calls in which as many experts come as there are slots.
+  /// The number of layer calls in which as many experts are inserted as there are slots.
   double Horizon() const {
     double inserted = 0;
     for (const Layer& layer : layers_) inserted += layer.inserted;
     return slots_ * static_cast<double>(layers_.size()) / std::max(inserted, 1e-3);
   }
 
-  /// Share of the horizon that is left when the layer is called next: whoever stays until then has
-  /// to last as long. Matters where a step brings about as many experts as there are slots.
+  /// The share of the horizon that is left when the layer is called next: an expert has to stay
+  /// that long to be used. Matters if a step brings about as many experts as there are slots.
   double Within(int layer, double horizon) const {
     constexpr double kLeast = 0.02;
     const int layers = static_cast<int>(layers_.size());
@@ -235,8 +237,9 @@ class SharedWorthCache final : public WorthCache {
     return std::max(kLeast, 1 - calls / horizon);
   }
 
-  /// The least that a miss costs, of what it costs where a call waits for all of it: a transfer
-  /// holds the link. Where calls wait for half of what comes, the link is all that counts.
+  /// The least cost of a miss, as a share of the cost when a call waits for all of it: its transfer
+  /// still holds the link. 1 if calls wait for half of the insertions, as the link is then the
+  /// limit.
   double LeastExposed() const {
     constexpr double kLeast = 0.3, kBusy = 2;
     double demanded = 0;
