@@ -56,9 +56,9 @@ absl::StatusOr<int64_t> ConstantBytes(const MoeModelSpec& model) {
   return bytes;
 }
 
-/// As many as transitions can fill in a decode step, which is when blocks come back, and not more
-/// than one of 64 experts. Where versions share a pool, promotions wait for what
-/// demotions leave, and half of that will do.
+/// The spare blocks: as many as transitions can fill during a decode step, as blocks come back at
+/// its end, but at most one for 64 experts. If versions share a pool, promotions wait for the bytes
+/// that demotions free, and half as many are enough.
 int64_t SpareBlocks(const Blueprint& b, const MoeModelSpec& model, const MemoryPlan& plan) {
   const int64_t least = b.shared_pool() ? 2 : 4, experts_each = b.shared_pool() ? 128 : 64;
   if (b.strategy.transitions.spare > 0) return b.strategy.transitions.spare;
@@ -86,14 +86,14 @@ int64_t LargestBlock(const ExpertSource& source, int version) {
   return MeasureCacheBlocks(source, {&version, 1}, BlockKind::kAlike).largest;
 }
 
-/// The engine's own objects, and what they keep of each layer and expert.
+/// Bytes of the engine's own objects, and of their data for each layer, expert and token.
 /// tests/fault/budget_test.cc compares the sum with the heap.
 int64_t TableBytes(const Blueprint& b, const PolicyScope& scope, const MemoryPlan& plan) {
   constexpr int64_t kEngine = 48 << 10, kLayer = 1 << 10;
-  constexpr int64_t kToken = 64;    // what a step and its calls keep of a row
-  constexpr int64_t kQueued = 192;  // a transfer that waits: a layer's experts may, all of them
-  constexpr int64_t kOwnBlock = 4 * sizeof(int64_t);  // where each block lies
-  constexpr int64_t kMoving = 192;                    // where versions move, and wishes for them
+  constexpr int64_t kToken = 64;    // data of a step and its calls per row
+  constexpr int64_t kQueued = 192;  // a waiting transfer; all experts of a layer may wait
+  constexpr int64_t kOwnBlock = 4 * sizeof(int64_t);  // offsets of blocks with sizes of their own
+  constexpr int64_t kMoving = 192;                    // transitions and wishes, if versions move
   const bool moves =
       b.strategy.serving == Serving::kHotSet || b.strategy.serving == Serving::kLowPlusCache;
   return kEngine + scope.model->num_layers() * kLayer + scope.max_tokens * kToken +
@@ -102,7 +102,7 @@ int64_t TableBytes(const Blueprint& b, const PolicyScope& scope, const MemoryPla
                                (plan.own_bytes > 0 ? kOwnBlock : 0) + (moves ? kMoving : 0));
 }
 
-/// More than two versions have to differ in size, and their blocks need a pool of several sizes.
+/// More than two versions must differ in size, and need a pool with blocks of several sizes.
 absl::Status CheckOrder(const ExpertSource& source, const Blueprint& b) {
   if (!b.shared_pool()) return absl::OkStatus();
   if (!b.backend->block_classes()) {
@@ -124,7 +124,7 @@ absl::Status CheckOrder(const ExpertSource& source, const Blueprint& b) {
   return absl::OkStatus();
 }
 
-/// Sizes of what the budget has to hold; the slots are ApplyBudget's.
+/// Measures everything that the budget has to hold. ApplyBudget computes the slots.
 absl::StatusOr<MemoryPlan> MeasureParts(const ExpertSource& source, const EngineOptions& options,
                                         const Blueprint& b) {
   const MoeModelSpec& model = source.model();
@@ -161,7 +161,7 @@ std::unique_ptr<Clock> MakeClock(ClockKind kind) {
 HardwareProfile EffectiveProfile(const EngineOptions& options) {
   HardwareProfile profile = options.profile;
   if (options.link_gbps > 0) {
-    // A paced link serves one transfer after another.
+    // A paced link carries one transfer at a time.
     profile.link_bytes_per_s = options.link_gbps * 1e9;
     profile.link_streams = 1;
     profile.stream_bytes_per_s = 0;

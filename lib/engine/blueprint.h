@@ -1,5 +1,5 @@
-// The decisions of opening an engine, before it allocates: the strategy, the versions it serves,
-// the backend, and every byte the budget has to hold.
+// The decisions made when an engine is opened, before it allocates: the strategy, the versions that
+// it serves, the backend, and every byte that the budget has to hold.
 #ifndef MOERT_LIB_ENGINE_BLUEPRINT_H_
 #define MOERT_LIB_ENGINE_BLUEPRINT_H_
 
@@ -22,33 +22,33 @@
 
 namespace moert {
 
-/// An engine over a shard is told this of the model.
+/// How a shard lies in the whole model, for the engine over the shard.
 struct PartOfModel {
-  int64_t gate_bytes = 0;  // of gates that the budget also holds
+  int64_t gate_bytes = 0;  // bytes of gates that the budget also has to hold
   ExpertNumbering numbering;
 };
 
-/// Objects whose sizes a plan needs, and what they are made of; a created engine goes on with them.
+/// The objects whose sizes a memory plan needs, with their inputs. The created engine uses them.
 struct Blueprint {
   Strategy strategy;
-  std::string why;                         // it was chosen, where the options left that open
-  std::unique_ptr<CachePolicy> residency;  // carries out the strategy's
-  std::vector<int> versions;               // of the source; the best first
+  std::string why;                         // the reason, if the strategy was chosen automatically
+  std::unique_ptr<CachePolicy> residency;  // carries out the strategy's policy
+  std::vector<int> versions;               // served versions of the source, the best first
   std::unique_ptr<Backend> backend;
   std::shared_ptr<ThreadPool> pool;
   std::unique_ptr<MixedGroupGemm> gemm;  // over `pool`
   std::unique_ptr<Clock> clock;
-  HardwareProfile profile;  // of the options, with the link that they ask for
+  HardwareProfile profile;  // the options' profile, with the link that they ask for
   ExpertNumbering numbering;
   MemoryPlan plan;
 
   /// Whether Executor::PartialOutput may be called.
   bool partial_output() const;
-  /// Whether versions share a pool, in blocks of their sizes.
+  /// Whether the versions share a pool with blocks of several sizes.
   bool shared_pool() const {
     return strategy.serving == Serving::kHotSet && strategy.versions.size() > 2;
   }
-  /// The rules of a device that may serve misses; else none.
+  /// The rules for a device that may serve misses; default values if it may not.
   ServedRules served() const;
   /// Whether misses may be given to a CPU beside the fast tier.
   bool cpu_offload() const;
@@ -59,8 +59,8 @@ struct Blueprint {
 absl::StatusOr<Blueprint> MakeBlueprint(const ExpertSource& source, const EngineOptions& options,
                                         const PartOfModel& part = {});
 
-/// The blocks of a cache, or of the high version. Behind the strategy, the versions and the backend
-/// of a blueprint in the making.
+/// The blocks of a cache, or of the high version. Needs the strategy, the versions and the backend
+/// of `b`, which may be incomplete otherwise.
 CacheBlocks BlocksOf(const ExpertSource& source, const Blueprint& b);
 
 }  // namespace moert

@@ -1,5 +1,5 @@
-// Costs of layer calls on the virtual clock. The work of a call lets logical time pass here and
-// nowhere else; transfers take theirs on the virtual link (transfer/virtual_link.cc).
+// Costs of layer calls on the virtual clock. Only this class advances logical time for the work of
+// a call; the virtual link does so for transfers (transfer/virtual_link.cc).
 #ifndef MOERT_LIB_ENGINE_CHARGES_H_
 #define MOERT_LIB_ENGINE_CHARGES_H_
 
@@ -17,8 +17,8 @@
 
 namespace moert {
 
-/// Does nothing on the wall clock, where work takes the time it takes. Costs are the profile's, or
-/// those of the recording for a call that brings some (RoutedInput::times).
+/// Does nothing on the wall clock. Costs are those of the profile, or those of a recording if the
+/// call has recorded times (RoutedInput::times).
 class Charges {
  public:
   /// All borrowed. `version_names`: of the served versions, for the profile's rates.
@@ -26,16 +26,16 @@ class Charges {
           const ModelConstants* constants, const VersionedStore* store,
           std::vector<std::string> version_names);
 
-  /// A call begins; `routed` is null where it is routed by the gate.
+  /// Begins a call. `routed` is null if the gate routes it.
   void Begin(const RoutedInput* routed);
-  /// It has been routed. `next_gate`: the next layer's gate predicts.
+  /// Charges the routing. `next_gate`: the next layer's gate was scored too.
   void Routed(int layer, const RoutingResult& routing, bool next_gate);
-  /// Experts, and the shared expert in the `first` batch of the call, have been multiplied.
+  /// Charges the products of experts, and of the shared expert in the `first` batch of the call.
   void Multiplied(int layer, const RoutingResult& routing, absl::Span<const ReadyExpert> experts,
                   bool first);
-  /// Something that ran beside the call is waited for until then.
+  /// Waits until `ns` for work that ran beside the call.
   void WaitUntil(int64_t ns);
-  /// Everything else of the call.
+  /// Charges the rest of the call.
   void Rest(Phase phase, int64_t tokens);
 
  private:
@@ -48,9 +48,9 @@ class Charges {
   const ModelConstants* const constants_;
   const VersionedStore* const store_;
   const std::vector<std::string> version_names_;
-  bool shared_ = true;                   // this call has the layer's shared experts
-  const CallTimes* recorded_ = nullptr;  // of this call when it was recorded
-  double recorded_bytes_ = 0;            // of all records it multiplied then
+  bool shared_ = true;                   // this call includes the layer's shared experts
+  const CallTimes* recorded_ = nullptr;  // recorded times of this call; null: none
+  double recorded_bytes_ = 0;            // bytes of all records that the recorded call multiplied
 };
 
 }  // namespace moert

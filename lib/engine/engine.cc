@@ -24,7 +24,7 @@ GraphNeeds GraphNeedsOf(const Strategy& strategy, const EngineParts& parts) {
   if (!strategy.graph_safe() || !parts.runner->runs_resident()) {
     return {.obstacle = std::string(parts.misses_served.message())};
   }
-  // The scores of a few steps tell as much as those of all.
+  // One eager step in so many provides enough scores for the policy.
   constexpr int kEagerEvery = 8;
   return {.capturable = true,
           .eager_every = strategy.serving == Serving::kLowPlusCache ? kEagerEvery : 0};
@@ -116,7 +116,7 @@ absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> exper
   }
   {
     const MutexLock lock(&hints_mu_);
-    // Hints nobody comes to apply are forgotten, oldest first.
+    // Drops old hints if no layer call comes to apply them.
     constexpr size_t kMost = 1 << 16;
     if (hints_.size() + experts.size() > kMost) hints_.clear();
     for (const int32_t e : experts) hints_.push_back({layer, e});
@@ -130,7 +130,7 @@ absl::Status EngineImpl::PrefetchHint(int layer, absl::Span<const int32_t> exper
 }
 
 void EngineImpl::ApplyHints() {
-  if (parts_->runner->lent()) return;  // they wait for the host's turn
+  if (parts_->runner->lent()) return;  // hints wait until the blocks are taken back
   std::vector<ExpertKey> hints;
   {
     const MutexLock lock(&hints_mu_);
@@ -183,15 +183,16 @@ absl::Status EngineImpl::SetBudgetLocked(const Budget& budget) {
     coming_.reset();
     return absl::OkStatus();
   }
-  // Open steps go on with the versions that they have.
+  // Open steps keep the versions that they see.
   coming_ = plan;
   AdvancePlan();
   return absl::OkStatus();
 }
 
 absl::Status EngineImpl::TakePlan(const MemoryPlan& plan) {
-  // Growing: the limit first, so that blocks may be taken; shrinking: after they were given back.
-  // On the way to a plan that was given up, the limit may be above the present plan's.
+  // To grow, the limit is raised first, so that blocks may be taken. To shrink, it is lowered after
+  // blocks were given back. If an earlier plan was given up half way, the limit may be above that
+  // of the present plan.
   const int64_t old_bytes = parts_->budget->limit();
   absl::Cleanup keep = [this, old_bytes]()
                            ABSL_NO_THREAD_SAFETY_ANALYSIS { parts_->budget->SetLimit(old_bytes); };
@@ -219,7 +220,7 @@ void EngineImpl::AdvancePlan() {
   if (!coming_.has_value()) return;
   const MemoryPlan plan = *coming_;
   if (steps_.empty()) {
-    // Where it fails, for want of memory say, the next boundary tries again.
+    // If it fails, for lack of memory for instance, the next boundary tries again.
     if (TakePlan(plan).ok()) coming_.reset();
     return;
   }
@@ -233,7 +234,7 @@ void EngineImpl::AdvancePlan() {
 
 absl::StatusOr<MemoryPlan> Engine::Plan(const ExpertSource& source,
                                         const EngineOptions& options) try {
-  // Borrowed for the call.
+  // Borrows the source for the call.
   const std::shared_ptr<const ExpertSource> whole(&source, [](const ExpertSource*) {});
   MOERT_ASSIGN_OR_RETURN(const auto part, SourceOfShard(whole, options));
   MOERT_ASSIGN_OR_RETURN(

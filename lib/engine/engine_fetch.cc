@@ -1,4 +1,4 @@
-// Fetch: layer calls of hosts with kernels of their own.
+// Engine::Fetch: layer calls of hosts that multiply with their own kernels.
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
@@ -17,13 +17,13 @@
 namespace moert {
 namespace {
 
-/// An address; an offset where there is no memory.
+/// base + offset, computed as integers because `base` may be null.
 const std::byte* At(const std::byte* base, int64_t offset) {
   return reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(base) +
                                             static_cast<uintptr_t>(offset));
 }
 
-/// A host has to give so much of a product on the CPU.
+/// Checks the fields that a host has to provide for a product on the CPU.
 absl::Status CheckGivenProduct(const MoeLayerSpec& layer, const OpaqueProduct& given) {
   if (given.x == nullptr || given.out == nullptr || given.hidden != layer.hidden) {
     return InvalidArgument("rows of a product on the CPU: takes x and out with {} columns",
@@ -45,7 +45,7 @@ absl::Status CheckGivenProduct(const MoeLayerSpec& layer, const OpaqueProduct& g
   return InvalidArgument("row_of: takes one of {} rows for each of {} pairs", given.rows, pairs);
 }
 
-/// Parts of the records of a layer, in slots.
+/// The places of the parts of a layer's records within its slots.
 std::vector<SlotView::Part> PartsOf(const SlotRegion& region, const VersionedStore& store,
                                     int layer, int experts) {
   std::vector<SlotView::Part> parts;
@@ -78,14 +78,14 @@ absl::Status EngineImpl::Fetch(StepId step, int layer, const FetchInput& input, 
     const TurnLock lock(&turns_, &mu_);
     try {
       status = FetchLocked(step, layer, input, view);
-    } catch (...) {  // no memory, or a host's policy
+    } catch (...) {  // out of memory, or thrown by a host's policy
       status = ExceptionStatus("fetch");
     }
     lacks_scores = LacksScores();
   }
   try {
     if (lacks_scores) LogLackingScores();
-  } catch (...) {  // no memory for a line
+  } catch (...) {  // no memory for the log line
   }
   return status;
 }
@@ -139,7 +139,7 @@ absl::Status EngineImpl::CopyLayer(StepId step_id, int layer, absl::Span<const i
   const TurnLock lock(&turns_, &mu_);
   try {
     return CopyLayerLocked(step_id, layer, experts, to, view);
-  } catch (...) {  // no memory
+  } catch (...) {  // out of memory
     return ExceptionStatus("copy of a layer");
   }
 }
@@ -184,7 +184,7 @@ absl::Status EngineImpl::MultiplyOnCpu(StepId step_id, int layer, const OpaquePr
     const std::vector<float> ones(product.row_of.size(), 1.0f);
     if (product.weights.empty()) product.weights = ones;
     return parts_->executor->MultiplyOnCpu(*parts_->store, step->epoch, product);
-  } catch (...) {  // no memory, or a host's product or thread pool
+  } catch (...) {  // out of memory, or thrown by the host's product or thread pool
     return ExceptionStatus("the product on the CPU");
   }
 }
@@ -250,7 +250,7 @@ absl::Status EngineImpl::FetchLocked(StepId step_id, int layer, const FetchInput
   const absl::Status status =
       parts_->runner->Fetch(call, input, &fetched.pins, &view->device_slot_of_expert);
   Publish();
-  // A request that the host can change is no failure of the step.
+  // An error that the host can correct by another request does not fail the step.
   if (!absl::IsInvalidArgument(status) && !absl::IsResourceExhausted(status)) {
     step->status.Update(status);
   }

@@ -1,5 +1,5 @@
-// The engine behind moert/engine.h: engine_step.cc runs steps through its layers, engine.cc is what
-// else a host asks of it. engine_parts.cc makes what it consists of.
+// The engine behind moert/engine.h. engine_step.cc runs steps through its layers, engine_parts.cc
+// makes its parts, and engine.cc has the host's other calls.
 #ifndef MOERT_LIB_ENGINE_ENGINE_IMPL_H_
 #define MOERT_LIB_ENGINE_ENGINE_IMPL_H_
 
@@ -21,7 +21,7 @@
 
 namespace moert {
 
-/// Experts that a call of Engine::Fetch pinned for a step. They are unpinned when it dies.
+/// Experts that a call of Engine::Fetch pinned for a step. The destructor unpins them.
 struct Fetched {
   int layer = 0;
   Pins pins;
@@ -30,8 +30,8 @@ struct Fetched {
 
 class EngineImpl final : public Engine {
  public:
-  /// The options' shard is not looked at: `source` is its, and `part` says how it lies in the
-  /// model.
+  /// Ignores the options' shard: `source` is the shard's source, and `part` says how the shard lies
+  /// in the model.
   static absl::StatusOr<std::unique_ptr<EngineImpl>> Create(
       std::shared_ptr<const ExpertSource> source, const EngineOptions& options,
       const PartOfModel& part = {});
@@ -98,49 +98,49 @@ class EngineImpl final : public Engine {
   EngineImpl(std::shared_ptr<const ExpertSource> source, const EngineOptions& options,
              std::unique_ptr<Blueprint> blueprint, std::unique_ptr<EngineParts> parts);
 
-  /// FailedPrecondition in a fork of the process that made the engine: its threads are not there,
-  /// and its locks may be held for ever. Before any lock.
+  /// FailedPrecondition in a fork of the process that made the engine: its threads do not exist
+  /// there, and its locks may be held for ever. Called before any lock is taken.
   absl::Status CheckProcess() const;
-  /// InvalidArgument: there never was such a step; FailedPrecondition: it has ended.
+  /// InvalidArgument: the step never existed; FailedPrecondition: it has ended.
   absl::StatusOr<StepState*> FindStep(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetStep(StepId id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Tells policies and traces of a step's end.
+  /// Reports the end of a step to policies and traces.
   void AfterStep(const StepState& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Run(StepId step_id, int layer, const MatrixView& hidden, const RoutedInput* routed,
                    const MutableMatrixView& out);
   void LogCall(int layer, const absl::Status& status, int64_t fallbacks);
-  /// Whether it has to be said, once, that predictions lack the host's scores.
+  /// Whether it has to be logged, once, that predictions lack the host's scores.
   bool LacksScores() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LogLackingScores() const;
   absl::Status RunLocked(StepId step_id, int layer, const MatrixView& hidden,
                          const RoutedInput* routed, const MutableMatrixView& out)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Every call about slots needs these.
+  /// The checks that every call about slots needs.
   absl::Status CheckSlotView(int layer, const SlotView* view) const;
-  /// Whether experts may be there in several versions: then no slot holds one for good.
+  /// Whether experts may be present in several versions. If so, no slot holds an expert for good.
   bool serves_versions() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return parts_->versions != nullptr || parts_->store->num_versions() > 1;
   }
-  /// Nobody pins experts that the device served: fetches of the layer, and all of them before a
-  /// call that is not served, have to be released.
+  /// Experts of fetches that the device served are not pinned. So earlier fetches of the layer must
+  /// have been released, and fetches of all layers before a call that the device does not serve.
   absl::Status CheckReleased(int layer, bool served) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Takes the blocks back that the device decides about, once what it served is released.
+  /// Takes lent blocks back from the device, if the fetches that it served have been released.
   absl::Status TakeBack() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CopyLayerLocked(StepId step_id, int layer, absl::Span<const int32_t> experts,
                                std::byte* to, SlotView* view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Failures of the CPU's products meanwhile are errors of the step.
+  /// Makes failures of the CPU's products since the last call errors of the step.
   absl::Status TakeCpuFailure(StepState* step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status FetchLocked(StepId step_id, int layer, const FetchInput& input, SlotView* view)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Whether calls on the step's stream are recorded into a graph.
   absl::StatusOr<bool> Capturing(const StepState& step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Refuses a call whose routing is missing, or is where it cannot be read.
+  /// Refuses a call whose routing is missing, or is in memory where it cannot be read.
   absl::Status CheckRouting(int layer, int64_t rows, const RoutedInput* routed) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// The same of a Fetch.
+  /// The same for a Fetch.
   absl::Status CheckFetched(int layer, const StepState& step, const FetchInput& input,
                             bool capturing) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Sizes of a routing on the device, and the name of what is written.
+  /// Sizes of a routing on the device, and the name of the array that is written.
   struct OnDevice {
     size_t ids, weights, written;
     const char* written_name;
@@ -151,11 +151,11 @@ class EngineImpl final : public Engine {
   absl::Status SetBudgetLocked(const Budget& budget) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   /// Fits the pools to a plan at once.
   absl::Status TakePlan(const MemoryPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// The plan is in force.
+  /// Makes the plan the current one.
   void ConfirmPlan(const MemoryPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// At a boundary: goes on towards coming_.
+  /// At a boundary of steps: takes the next steps towards the plan coming_.
   void AdvancePlan() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Starts what hints asked for.
+  /// Starts the loads that hints asked for.
   void ApplyHints() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Log(LogLevel level, const std::string& line) const {
     if (options_.log != nullptr) options_.log(level, line);
@@ -172,7 +172,7 @@ class EngineImpl final : public Engine {
   Turns turns_;
   Mutex mu_;  // one call of the host at a time, in turn
   const std::unique_ptr<EngineParts> parts_ ABSL_PT_GUARDED_BY(mu_);
-  const Leases* const leases_;  // of parts_: Use needs no lock
+  const Leases* const leases_;  // of parts_; Leases::Use needs no lock
   const GraphNeeds graph_needs_;
   const EngineStats opened_;  // counted while the engine was opened
   std::map<StepId, StepState> steps_ ABSL_GUARDED_BY(mu_);
@@ -180,7 +180,7 @@ class EngineImpl final : public Engine {
   StepId next_step_ ABSL_GUARDED_BY(mu_) = 1;
   bool said_lacking_ ABSL_GUARDED_BY(mu_) = false;  // see LacksScores
 
-  // Never held for long, unlike mu_, and taken behind it.
+  // Unlike mu_ never held for long. If mu_ is taken as well, it is taken first.
   mutable Mutex cancel_mu_, hints_mu_, published_mu_;
   std::map<StepId, std::shared_ptr<std::atomic<bool>>> cancel_flags_ ABSL_GUARDED_BY(cancel_mu_);
   std::vector<ExpertKey> hints_ ABSL_GUARDED_BY(hints_mu_);

@@ -90,7 +90,7 @@ class Builder {
     p.runner = std::make_unique<LayerRunner>(MakeLayerParts(p));
     p.leases = std::make_unique<Leases>(p.store.get());
     MOERT_RETURN_IF_ERROR(Load(p));
-    // Standby records lie where they will be read.
+    // After Load: records that stand by have their final addresses.
     p.misses_served = p.runner->ServeMisses();
     p.runner->ServeFetches();
     return made;
@@ -102,7 +102,7 @@ class Builder {
   absl::StatusOr<std::unique_ptr<VersionedStore>> MakeStore(const EngineParts& p) const {
     const MemoryPlan& plan = b_.plan;
     const std::vector<int64_t> own = OwnBlocks(*source_, b_.strategy, b_.versions);
-    // A pool reserves address space for every expert, and for what is spare.
+    // A pool reserves address space for every expert and for the spare blocks.
     const auto make_pool = [&](const BlockSizes& sizes, bool each_its_own, int64_t limit) {
       const BlockSizes blocks = each_its_own ? BlockSizes(own) : sizes;
       return b_.backend->MakePool(blocks, limit, p.budget.get());
@@ -125,7 +125,7 @@ class Builder {
       }
     } else {
       served = {{b_.versions[0], 0}, {b_.versions[1], 1}};
-      // A lower budget holds more low experts: there is room for all of them from the start.
+      // A lower budget may make more experts low: address space is reserved for all of them.
       const int64_t most = own.empty() ? plan.total_experts + plan.spare : std::ssize(own);
       MOERT_ASSIGN_OR_RETURN(pools[1], make_pool(alike(plan.low_block_bytes), !own.empty(), most));
       pools[1]->SetLimit(plan.low_slots);
@@ -167,7 +167,7 @@ class Builder {
     return b_.backend->MakeExecutor(parts);
   }
 
-  /// Whether what the CPU computed beside the fast tier is brought behind a call.
+  /// Whether experts that the CPU computed are loaded behind the call.
   bool BackfillsWith(const EngineParts& p) const {
     return p.executor->cpu_offload() != nullptr && b_.cpu_offload() &&
            Backfills(b_.strategy.placement.get());
@@ -244,7 +244,7 @@ class Builder {
     return absl::OkStatus();
   }
 
-  /// Tells the host that all layers up to this one are loaded; it may give up.
+  /// Tells the host that all layers up to this one are loaded; the host may cancel.
   absl::Status Loaded(int layer) const {
     if (options_.open_progress == nullptr) return absl::OkStatus();
     OpenProgress progress{0, model_.total_experts()};
@@ -290,7 +290,7 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngineParts(const ExpertSource*
 void HoldPools(const Blueprint& blueprint, VersionedStore* store) {
   const bool one_pool = blueprint.strategy.serving == Serving::kCache || blueprint.shared_pool();
   if (one_pool && !blueprint.cpu_offload()) return;
-  // Records that do not fit now are tried again when a block is taken.
+  // Memory that cannot be held now is tried again when a block is taken.
   (void)store->pool(0).HoldAll();
   if (!one_pool) (void)store->pool(1).HoldAll();
 }

@@ -1,4 +1,4 @@
-// The objects behind an engine, wired in the order of the path.
+// The objects of an engine, connected in the order in which a call uses them.
 #ifndef MOERT_LIB_ENGINE_ENGINE_PARTS_H_
 #define MOERT_LIB_ENGINE_ENGINE_PARTS_H_
 
@@ -30,23 +30,23 @@
 
 namespace moert {
 
-/// Experts pinned for a host that reads weights in place. Called under the engine's lock, but for
-/// Use, which is thread-safe.
+/// Experts pinned for a host that reads weights in place. Use is thread-safe; all other calls are
+/// made under the engine's lock.
 class Leases {
  public:
-  /// Borrowed.
+  /// Borrows the store.
   explicit Leases(VersionedStore* store) : store_(store) {}
 
-  /// Brings and pins the experts of context.layer as a step of `epoch` sees them. Counts lookups,
+  /// Loads and pins the experts of context.layer as a step of `epoch` sees them. Counts lookups,
   /// hits and loads as a layer call does. On failure nothing stays pinned.
   absl::StatusOr<LeaseId> Acquire(StepId step, int64_t epoch, const PolicyContext& context,
                                   absl::Span<const int32_t> experts,
                                   std::vector<ExpertView>* views);
-  /// Calls `use` while the lease cannot end. FailedPrecondition: it has ended.
+  /// Calls `use`, during which the lease cannot end. FailedPrecondition: it has ended.
   absl::Status Use(LeaseId lease,
                    absl::FunctionRef<absl::Status(absl::Span<const ExpertView>)> use) const;
   absl::Status Release(LeaseId lease);
-  /// All leases of a step.
+  /// Releases all leases of a step.
   void ReleaseStep(StepId step);
 
  private:
@@ -59,13 +59,13 @@ class Leases {
   absl::Status Ended(LeaseId lease) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   VersionedStore* store_;
-  mutable SharedMutex mu_;  // shared: leases in use; alone: leases come and go
+  mutable SharedMutex mu_;  // held shared to use leases, exclusively to add or remove them
   std::map<LeaseId, Lease> leases_ ABSL_GUARDED_BY(mu_);
   LeaseId next_ ABSL_GUARDED_BY(mu_) = 1;
 };
 
-/// In the order in which they are made: each borrows from those in front of it. None is null but
-/// where it says so.
+/// The parts in the order in which they are made: each borrows from earlier ones. None is null
+/// unless noted.
 struct EngineParts {
   ModelConstants constants;
   std::unique_ptr<BudgetTracker> budget;
@@ -83,20 +83,19 @@ struct EngineParts {
 };
 
 /// Reserves the pools, reads the constants and, for preloading strategies, loads every expert.
-/// Borrows everything it is given.
+/// Borrows its arguments.
 absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngineParts(const ExpertSource* source,
                                                              const EngineOptions& options,
                                                              const Blueprint& blueprint);
 
-/// With a version manager, versions begin to arrive at the beginning of steps; with a CPU beside
-/// the fast tier, experts do behind a call. Neither is to wait until memory is mapped under them:
-/// the pools of such strategies hold theirs.
+/// Maps the pools' memory in advance if loads must not wait for mapping: those of a version manager
+/// at the beginning of steps, and those behind a call if a CPU computes misses.
 void HoldPools(const Blueprint& blueprint, VersionedStore* store);
 
-/// Counted since the parts were made. fixed_bytes: of the budget, what is no pool.
+/// The counts since the parts were made. fixed_bytes: the budget's bytes that are not in pools.
 EngineStats CollectStats(const EngineParts& parts, int64_t fixed_bytes);
 
-/// Decisions of policies that were replaced by the default.
+/// The number of policy decisions that were replaced by the default.
 int64_t CollectFallbacks(const EngineParts& parts);
 
 }  // namespace moert

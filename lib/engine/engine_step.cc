@@ -44,7 +44,7 @@ absl::StatusOr<StepId> EngineImpl::BeginStep(const StepInfo& info) try {
     parts_->store->RefreshCapacity(context);
   }
 
-  // From here on the step is open, and closed again by whatever fails.
+  // From here on the step is open; a failure below closes it again.
   const StepId id = next_step_++;
   absl::Cleanup forget = [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { ForgetStep(id); };
   {
@@ -104,7 +104,7 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
     fallbacks = CollectFallbacks(*parts_);
     try {
       status = RunLocked(step_id, layer, hidden, routed, out);
-    } catch (...) {  // no memory, or a host's policy
+    } catch (...) {  // out of memory, or thrown by a host's policy
       status = ExceptionStatus("layer call");
       if (const auto step = FindStep(step_id); step.ok()) (*step)->status.Update(status);
     }
@@ -115,7 +115,7 @@ absl::Status EngineImpl::Run(StepId step_id, int layer, const MatrixView& hidden
   try {
     LogCall(layer, status, fallbacks);
     if (lacks_scores) LogLackingScores();
-  } catch (...) {  // no memory for a line
+  } catch (...) {  // no memory for the log line
   }
   return status;
 } catch (...) {
@@ -136,7 +136,7 @@ void EngineImpl::LogCall(int layer, const absl::Status& status, int64_t fallback
 }
 
 bool EngineImpl::LacksScores() {
-  // For two whole steps: a host may begin with calls that want no prediction.
+  // Waits for two whole steps, as a host may begin with calls that need no prediction.
   const int64_t predicted_layers = source_->model().num_layers() - 1;
   const int64_t missing = parts_->runner->stats().predictions_missing;
   if (said_lacking_ || missing == 0 || missing < 2 * predicted_layers) return false;
@@ -244,7 +244,7 @@ absl::Status EngineImpl::EndStep(StepId step) try {
   ForgetStep(step);
   try {
     AfterStep(ended);
-  } catch (...) {  // no memory, or a host's policy; the step has ended all the same
+  } catch (...) {  // out of memory, or thrown by a host's policy; the step has ended anyway
     status.Update(ExceptionStatus("end of a step"));
   }
   return status;
@@ -253,7 +253,7 @@ absl::Status EngineImpl::EndStep(StepId step) try {
 }
 
 void EngineImpl::AfterStep(const StepState& ended) {
-  // Results of earlier steps are accounted for while a device may be busy with this one.
+  // Accounts for results of earlier steps while a device may still be busy with this one.
   parts_->runner->CollectLate(ContextOf(ended, 0));
   Publish();
   if (parts_->versions != nullptr) parts_->versions->AfterStep(ContextOf(ended, 0));

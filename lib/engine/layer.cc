@@ -52,7 +52,7 @@ absl::Status LayerRunner::ServeMisses() {
 absl::Status LayerRunner::TakeBack() { return device_cache_->TakeBack(parts_.store); }
 
 absl::Status LayerRunner::Forward(LayerCall call) {
-  // On every way out of this call its experts are unpinned.
+  // Unpins the call's experts on every return.
   const absl::Cleanup unpin = [&] {
     for (const int32_t e : batch_) parts_.store->Unpin({call.context.layer, e});
     batch_.clear();
@@ -81,17 +81,17 @@ absl::Status LayerRunner::Forward(LayerCall call) {
 
   MOERT_RETURN_IF_ERROR(Route(call));
   Plan(call);
-  batch_.swap(plan_.ready);  // pinned; unpinned as batch_ from here on
+  batch_.swap(plan_.ready);  // these experts are pinned; from here on batch_ unpins them
   times_.route_ns = parts_.clock->now_ns() - times_.begin_ns;
   Span(call, TimelineTrack::kLayers, "route", times_.begin_ns);
   const int64_t cpu_done_ns = parts_.clock->now_ns() + plan_.cpu_ns;
   absl::Status status;
   try {
     status = BringExperts(call);
-  } catch (...) {  // no memory, or a host's policy
+  } catch (...) {  // out of memory, or thrown by a host's policy
     status = ExceptionStatus("layer call");
   }
-  // Also behind a failure: the CPU reads and writes what the next call does.
+  // After a failure too, because the CPU uses the same buffers as the next call.
   if (!plan_.cpu.empty()) status.Update(JoinCpu(call, cpu_done_ns));
   MOERT_RETURN_IF_ERROR(status);
   const int64_t combine_ns = parts_.clock->now_ns();
@@ -117,7 +117,7 @@ bool LayerRunner::NothingMissing(int layer) const {
 }
 
 void LayerRunner::EndCacheUse(const LayerCall& call) {
-  // A low copy has served: counted against a bound, it may not answer later calls.
+  // A low record that this call loaded must not answer later calls, which its bound does not cover.
   for (const int32_t e : plan_.load) {
     if (plan_.load_low[e] != 0) parts_.store->DropLow({call.context.layer, e});
   }
@@ -146,7 +146,7 @@ void LayerRunner::EndCall(const LayerCall& call, int64_t stalled_ns) {
   times_.stalled_ns = stats_.stalled_ns() - stalled_ns;
   parts_.prefetcher->EndCall(call.context, call.exec.tokens, times_.end_ns);
   if (parts_.trace == nullptr) return;
-  // A trace has the layer's own number of experts a token.
+  // A trace can only hold the layer's own number of experts per token.
   if (routing_.top_k != parts_.model->layers[call.context.layer].routing.top_k) return;
   parts_.trace->OnCall({call.context.step, call.context.phase, call.context.layer, call.exec.tokens,
                         call.context.request_ids, routing_.ids, routing_.weights, routing_.scores,
@@ -211,8 +211,8 @@ absl::Status LayerRunner::BringGivenRouting(const LayerCall& call, RoutedInput* 
 
 void LayerRunner::Plan(const LayerCall& call) {
   const PolicyContext& context = call.context;
-  // Predictions for this layer that have not started moving are forgotten before the misses are
-  // known, so that a demand load never waits behind a wrong guess.
+  // Cancels prefetches for this layer that have not started, before the misses are known, so that a
+  // demand load never waits behind a wrong guess.
   PolicyContext known = context;
   known.now_ns = parts_.clock->now_ns();
   parts_.prefetcher->Resolve(known, routing_);
@@ -226,16 +226,16 @@ absl::Status LayerRunner::BringExperts(const LayerCall& call) {
   again_.clear();
   forward_predicted_ = false;
   gate_scores_.clear();
-  bool forward = WantsForward(call);  // still to be done, behind the first batch
+  bool forward = WantsForward(call);  // still to be done, after the first batch
   bool predicted = false;
-  size_t next = 0;  // of plan_.load
+  size_t next = 0;  // index into plan_.load
   absl::Status failure;
   if (!plan_.cpu.empty()) failure = cpu_->BeginCpu(call.exec, routing_, plan_.cpu);
   for (bool first = true;; first = false) {
     if (failure.ok() && call.cancelled->load(std::memory_order_relaxed)) {
       failure = absl::CancelledError("the step was cancelled");
     }
-    // The rest follows when this batch frees some blocks.
+    // Further loads start when this batch frees some blocks.
     if (failure.ok()) StartLoads(call, &next);
     const bool all_queued = next == plan_.load.size();
     if (all_queued && !predicted && !forward) {
@@ -276,7 +276,7 @@ void LayerRunner::StartLoads(const LayerCall& call, size_t* next) {
   for (; *next < plan_.load.size(); ++*next) {
     constexpr size_t kStreamWidth = 2;  // keeps the link busy while one is multiplied
     const int32_t expert = plan_.load[*next];
-    // The experts of a fetch all stay: none gives its block back for the next.
+    // All experts of a fetch stay pinned: none gives its block back for the next load.
     const LoadHint hint{routing_.counts[expert],
                         !call.fetch && (!batch_.empty() || !flying_.empty()),
                         !call.fetch && flying_.size() >= kStreamWidth};
@@ -287,8 +287,8 @@ void LayerRunner::StartLoads(const LayerCall& call, size_t* next) {
             : TransferVersion(Precision(), context, key, routing_.counts, /*prefetch=*/false,
                               parts_.store->num_versions(), &stats_.policy_fallbacks);
     if (!parts_.store->StartLoad(key, version, LoadReason::kDemand, context, hint)) return;
-    // A late prefetch may have landed since the plan was made. It is claimed at once: unpinned, it
-    // could be evicted for the next load.
+    // A late prefetch may have arrived since the plan was made. Claims it at once, because an
+    // unpinned expert could be evicted for the next load.
     if (!Claim(call, expert)) flying_.push_back(expert);
   }
 }
@@ -362,7 +362,7 @@ absl::Status LayerRunner::JoinCpu(const LayerCall& call, int64_t done_ns) {
 }
 
 void LayerRunner::CountStall(const LayerCall& call, int64_t begin_ns) {
-  // The last arrival's time on the link is the miss itself; the rest of the wait it stood in line.
+  // The longest transfer of the batch counts as the miss itself, the rest of the wait as queueing.
   const int64_t waited = parts_.clock->now_ns() - begin_ns;
   int64_t moved = 0;
   for (const int32_t e : batch_) {

@@ -1,4 +1,5 @@
-// Layer calls whose product is the host's: routing is given, experts are brought and stay pinned.
+// Layer calls in which the host multiplies: the routing is given, experts are loaded and stay
+// pinned.
 #include <algorithm>
 
 #include "absl/cleanup/cleanup.h"
@@ -56,7 +57,8 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
 }
 
 void LayerRunner::ServeFetches() {
-  // A fetch is routed by the host, with scores for a rule that substitutes.
+  // A policy that substitutes experts needs the host's scores, so the device serves fetches only
+  // without a routing policy.
   serves_fetches_ = parts_.strategy->routing == nullptr && CheckRules().ok() &&
                     device_cache_->ServeFetches(*parts_.store).ok();
 }
@@ -78,7 +80,7 @@ void LayerRunner::PinLayer(int layer, Pins* pins) {
 }
 
 absl::Status LayerRunner::BringFetched(const LayerCall& call, const FetchInput& input, Pins* pins) {
-  const absl::Cleanup unpin = [&] {  // what is left in batch_ behind a failure
+  const absl::Cleanup unpin = [&] {  // after a failure batch_ still has pinned experts
     for (const int32_t e : batch_) parts_.store->Unpin({call.context.layer, e});
     batch_.clear();
   };

@@ -1,5 +1,5 @@
-// Calls whose routing is known only after they have returned: what ran on a device without the
-// host is accounted for here.
+// Accounts for calls that ran on a device without the host, whose routing is known only after they
+// have returned.
 #include "engine/layer.h"
 
 namespace moert {
@@ -45,10 +45,10 @@ void LayerRunner::CollectLate(PolicyContext context) {
       if (row->calls == 0 || serves_misses_) continue;
       parts_.scheduler->CountAnswered({context.layer, e}, row->slots, row->calls, row->mass);
     }
-    ++row;  // the layer's own
+    ++row;  // skips the layer's own row
     if (all.calls == 0) continue;
     parts_.router->CountOwnChoice(all.slots, mass);
-    RoutingView view;  // of the counts alone
+    RoutingView view;  // has only the counts
     view.top_k = spec.routing.top_k;
     view.tokens = all.slots / view.top_k / all.calls;
     view.counts = late_routing_.counts;

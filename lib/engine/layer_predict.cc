@@ -27,7 +27,7 @@ bool LayerRunner::WantsForward(const LayerCall& call) const {
       !parts_.prefetcher->wants_resident_forward(context.phase)) {
     return false;
   }
-  // It costs the host an attention: not for a layer that has everything.
+  // The prediction costs the host an attention, so it is not made if the next layer misses nothing.
   const LayerResidency next = parts_.store->Layer(context.layer + 1);
   return std::any_of(next.resident.begin(), next.resident.end(), [](uint8_t r) { return r == 0; });
 }
@@ -40,12 +40,12 @@ absl::Status LayerRunner::PredictForward(const LayerCall& call,
   const PartialRows rows = forwarder_->PartialOutput(call.exec, routing_, computed_);
   try {
     forward_predicted_ = (*call.predict_next)({call.context.layer, rows.output, rows.next_input});
-  } catch (...) {  // the host's
+  } catch (...) {  // thrown by the host
     forward_predicted_ = false;
   }
   if (!forward_predicted_) ++stats_.policy_fallbacks;
   parts_.prefetcher->AskedHost(parts_.clock->now_ns() - begin_ns);
-  // A trace has those of the gate, whatever was resident.
+  // Traces record the gate's scores on this call's input, which do not depend on residency.
   if (parts_.trace != nullptr) gate_scores_.swap(routing_.next_scores);
   const absl::Status status =
       parts_.executor->ScoreNext(call.exec, forward_predicted_, &routing_.next_scores);

@@ -17,13 +17,13 @@ namespace moert {
 absl::Status ApplyBudget(const Budget& budget, const Strategy& strategy, const MoeModelSpec& model,
                          MemoryPlan* plan);
 
-/// Bytes of the blocks of MemoryPlan::own_bytes, in the order of layers and experts; empty where
-/// there is no such pool. `versions`: those served.
+/// Bytes of the blocks of MemoryPlan::own_bytes, in the order of layers and experts; empty if there
+/// is no such pool. `versions`: the served versions.
 std::vector<int64_t> OwnBlocks(const ExpertSource& source, const Strategy& strategy,
                                const std::vector<int>& versions);
 
-/// kHotSet: experts that are high, of all layers (DynaExq Sec. 4.3: the spare blocks are not
-/// theirs).
+/// For kHotSet: the number of high experts in all layers. The spare blocks are not counted (DynaExq
+/// Sec. 4.3).
 int64_t HighExperts(const MemoryPlan& plan);
 
 }  // namespace moert

@@ -1,5 +1,5 @@
-// The table of metrics, the statistics as Prometheus text (exposition format 0.0.4), and what lies
-// between two snapshots.
+// The table of metrics, the statistics as Prometheus text (exposition format 0.0.4), and the
+// difference of two snapshots.
 #include "moert/tools/metrics.h"
 
 #include <iterator>

@@ -29,8 +29,8 @@ absl::Status EngineOptions::Validate() const try {
       CheckRange("max_tokens_per_forward", max_tokens_per_forward, 1, int64_t{1} << 20));
   MOERT_RETURN_IF_ERROR(CheckRange("device", device, 0, 1023));
   if (host_budget < -1) return OutOf("[-1, 2^63)", "host_budget", host_budget);
-  // From a byte a second on, as in a profile: below, a transfer would take longer than a clock
-  // counts.
+  // At least one byte per second, as in a profile: with less, the time of a transfer could overflow
+  // the clock.
   if (link_gbps != 0 && !(link_gbps >= 1e-9 && link_gbps <= 1e6)) {
     return OutOf("[1e-9, 1e6], or 0", "link_gbps", link_gbps);
   }

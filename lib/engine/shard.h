@@ -13,18 +13,21 @@
 
 namespace moert {
 
-/// InvalidArgument names what the model does not have.
+/// The layers, experts and channels of a shard. InvalidArgument names those that the model does not
+/// have.
 absl::StatusOr<ShardPlan> ResolveShard(const Shard& shard, const MoeModelSpec& model);
 
-/// The source that an engine over the options' shard reads: `source` itself where it is whole.
+/// The source that an engine over the options' shard reads; `source` itself if the shard is the
+/// whole model.
 absl::StatusOr<std::shared_ptr<const ExpertSource>> SourceOfShard(
     std::shared_ptr<const ExpertSource> source, const EngineOptions& options);
 
-/// How `part`, the model of the shard's source, lies in the whole one. The shard is one that
-/// ResolveShard takes.
+/// How `part`, the model of the shard's source, lies in the whole model. ResolveShard must accept
+/// the shard.
 PartOfModel PartOf(const MoeModelSpec& whole, const MoeModelSpec& part, const Shard& shard);
 
-/// `part` is the source of the shard, `whole` the model's, `plan` says what it owns: not all.
+/// `whole`: the model's source; `part`: the shard's source; `plan`: what the shard owns, which is
+/// not the whole model.
 absl::StatusOr<std::unique_ptr<Engine>> MakeShardEngine(std::shared_ptr<const ExpertSource> whole,
                                                         std::shared_ptr<const ExpertSource> part,
                                                         const ShardPlan& plan,

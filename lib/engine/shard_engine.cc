@@ -17,7 +17,7 @@
 namespace moert {
 namespace {
 
-/// Numbers of experts: of the whole model, and within the shard.
+/// Translates expert numbers of the whole model to numbers within the shard.
 class Numbering {
  public:
   Numbering(const ShardPlan& plan, const ExpertNumbering& numbering)
@@ -25,10 +25,10 @@ class Numbering {
 
   absl::Span<const int32_t> own(int layer) const { return own_[layer]; }
   int experts(int layer) const { return static_cast<int>(local_[layer].size()); }
-  /// -1: not here. `e` is an expert of the layer.
+  /// The number of expert `e` of the layer within the shard; -1: it is in another shard.
   int32_t Local(int layer, int32_t e) const { return local_[layer][e]; }
 
-  /// Ids in [0, E) or -1; InvalidArgument names another.
+  /// Translates ids in [0, E), and keeps -1; InvalidArgument names any other id.
   absl::StatusOr<std::vector<int32_t>> Ids(int layer, absl::Span<const int32_t> ids) const {
     std::vector<int32_t> local;
     local.reserve(ids.size());
@@ -42,7 +42,7 @@ class Numbering {
     }
     return local;
   }
-  /// The columns of what is here, of [rows, E].
+  /// The columns of this shard's experts, out of [rows, E].
   absl::StatusOr<std::vector<float>> Columns(int layer, const char* what,
                                              absl::Span<const float> all) const {
     std::vector<float> here;
@@ -55,7 +55,7 @@ class Numbering {
     }
     return here;
   }
-  /// Experts of this shard alone.
+  /// Translates ids that must all be of this shard.
   absl::StatusOr<std::vector<int32_t>> Own(int layer, absl::Span<const int32_t> ids) const {
     MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> local, Ids(layer, ids));
     const auto absent = std::find(local.begin(), local.end(), -1);
@@ -125,7 +125,7 @@ class ShardEngine final : public Engine {
   absl::Status PrefetchHint(int layer, absl::Span<const int32_t> experts) override {
     MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
     MOERT_ASSIGN_OR_RETURN(std::vector<int32_t> local, numbers_.Ids(layer, experts));
-    std::erase(local, -1);  // others' are nobody's business here
+    std::erase(local, -1);  // ignores experts of other shards
     return engine_->PrefetchHint(layer, local);
   }
   absl::StatusOr<std::vector<Residency>> ResidencyOf(int layer) override {
@@ -181,7 +181,7 @@ class ShardEngine final : public Engine {
   std::unique_ptr<Engine> engine_;
 };
 
-/// Where the library routes, it does so over all experts, as every shard of the model does.
+/// If the library routes, each shard routes over all experts of the model.
 absl::Status ShardEngine::MakeRouter(EngineOptions* options) {
   MOERT_ASSIGN_OR_RETURN(const Strategy strategy,
                          MakeStrategy(options->strategy, options->promise));
@@ -222,7 +222,7 @@ absl::Status ShardEngine::MakeRouter(EngineOptions* options) {
 absl::Status ShardEngine::Forward(StepId step, int layer, const MatrixView& hidden,
                                   const MutableMatrixView& out) {
   MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
-  if (router_ == nullptr) return engine_->Forward(step, layer, hidden, out);  // says why not
+  if (router_ == nullptr) return engine_->Forward(step, layer, hidden, out);  // returns the error
   const MoeLayerSpec& spec = model().layers[layer];
   const ExecutorCall call{layer, 0, hidden.rows, hidden, out, nullptr};
   MOERT_RETURN_IF_ERROR(Executor::CheckRows("hidden", hidden, call, spec));
@@ -247,7 +247,7 @@ absl::Status ShardEngine::ForwardRouted(StepId step, int layer, const MatrixView
                                         const RoutedInput& routing, const MutableMatrixView& out) {
   MOERT_RETURN_IF_ERROR(CheckLayer(model(), layer));
   LocalArrays arrays;
-  if (routing.place == Place::kDevice) {  // the ids are renumbered there
+  if (routing.place == Place::kDevice) {  // the executor renumbers ids on the device
     RoutedInput local = routing;
     MOERT_ASSIGN_OR_RETURN(arrays.next_scores,
                            numbers_.Columns(Next(layer), "next_scores", routing.next_scores));
@@ -270,7 +270,7 @@ absl::Status ShardEngine::Fetch(StepId step, int layer, const FetchInput& input,
   }
   LocalArrays arrays;
   MOERT_ASSIGN_OR_RETURN(const FetchInput local, Localized(layer, input, &arrays));
-  // slot_of_expert is of the shard's experts, in their order.
+  // slot_of_expert lists the shard's experts, in their order.
   return engine_->Fetch(step, layer, local, view);
 }
 

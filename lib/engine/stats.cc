@@ -1,4 +1,4 @@
-// Statistics of an engine: its components' counters.
+// Statistics of an engine, collected from the counters of its parts.
 #include "moert/stats.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Step: an open step that ends itself.
+// Step: an open step that its destructor ends.
 #include <utility>
 #include <vector>
 

@@ -85,7 +85,7 @@ void LayerPlanner::Plan(const PolicyContext& context, int64_t epoch, const Routi
   for (std::vector<int32_t>* list : {&plan->ready, &plan->load, &plan->low, &plan->cpu}) {
     list->reserve(routing.num_experts);
   }
-  absl::Cleanup unpin = [&] {  // nothing stays pinned behind an exception
+  absl::Cleanup unpin = [&] {  // nothing stays pinned after an exception
     for (const int32_t e : plan->ready) store_->Unpin({context.layer, e});
     plan->ready.clear();
   };
@@ -142,8 +142,8 @@ void LayerPlanner::CountAnswered(ExpertKey key, int64_t slots, int64_t calls, do
 void LayerPlanner::Backfill(const PolicyContext& context, const LayerPlan& plan) {
   if (plan.backfill == Backfill::kNever) return;
   const bool always = plan.backfill == Backfill::kAlways;
-  // One at a time: what waits would hold a block that somebody was evicted from. Into free slots
-  // two, so that the link is never idle while a cache is cold.
+  // At most one load at a time, because a waiting load holds a block for which an expert was
+  // evicted. Two loads if slots are free, so that the link is never idle while the cache is cold.
   backfill_.assign(plan.cpu.begin(), plan.cpu.end());
   backfill_.insert(backfill_.end(), plan.low.begin(), plan.low.end());
   for (const int32_t e : plan.load) {
@@ -154,7 +154,7 @@ void LayerPlanner::Backfill(const PolicyContext& context, const LayerPlan& plan)
     const bool free = store_->HasFreeSlot(context.layer);
     if (!always && !free) return;
     if (store_->in_flight() > (free ? 1 : 0)) return;
-    // A prefetch may have brought it meanwhile.
+    // A prefetch may have brought the expert meanwhile.
     if (store_->Arriving(key) || store_->Latest(key).version >= 0) continue;
     stats_.fills += store_->StartLoad(key, 0, LoadReason::kBackground, context);
   }
@@ -183,7 +183,7 @@ void LayerPlanner::Place(const PolicyContext& context, const RoutingResult& rout
     const int32_t e = misses_[i].expert;
     if (placed.placements[i] == Placement::kLoad) continue;
     const bool low = placed.placements[i] == Placement::kLow;
-    // Experts that fit one after another may be too much together: the rest is loaded.
+    // Experts that each fit the bound may exceed it together: the rest is loaded.
     if (low && !low_answers_->Take(e)) continue;
     if (low) {
       low_[e] = 1;

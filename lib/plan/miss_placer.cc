@@ -11,8 +11,8 @@
 namespace moert {
 namespace {
 
-/// From the end of a job until the device has its rows: 4.5 us until the answer is seen and 5 us
-/// for the rows on an H200 (PCIe 5).
+/// Time from the end of a job until the device has its rows. On an H200 (PCIe 5): 4.5 us until the
+/// device sees the answer, and 5 us for the rows.
 constexpr int64_t kHandOverNs = 10'000;
 
 /// The rule of a policy as an object; null: it has none.
@@ -69,7 +69,7 @@ PlacedMisses MissPlacer::Place(const PolicyContext& context, absl::Span<const Mi
     ++stats_.cpu_computed;
     stats_.cpu_computed_late += miss.arriving;
   }
-  // In prefill a trial would be dear.
+  // Not in prefill, where trying the CPU again would be expensive.
   if (passed_over && !any_on_cpu && context.phase == Phase::kDecode) PassOverCpu();
   return placed;
 }
@@ -89,7 +89,7 @@ MissView MissPlacer::Price(const Miss& miss) const {
   view.arriving = miss.arriving;
   view.low_cost = miss.low_cost;
   view.load_ns = TransferNs(miss.bytes);
-  if (miss.arriving) view.load_ns /= 2;  // on average
+  if (miss.arriving) view.load_ns /= 2;  // on average half of the transfer is left
   view.cpu_ns = -1;
   if (miss.cpu) view.cpu_ns = CpuNs(miss.bytes, miss.tokens);
   return view;
@@ -134,7 +134,7 @@ void MissPlacer::CountServed(const ServedCount& count) {
 
 void MissPlacer::ObserveCpuTime(int64_t cpu_ns, int64_t took_ns) {
   if (link_ == nullptr || cpu_ns <= 0 || took_ns <= 0) return;
-  // The modelled time had the scale in it.
+  // cpu_ns was scaled already: undoes that.
   const double scale = cpu_scale_.measured() ? cpu_scale_.mean() : 1;
   ObserveCpuRatio(scale * static_cast<double>(took_ns) / static_cast<double>(cpu_ns));
 }
@@ -154,13 +154,13 @@ int64_t MissPlacer::TransferNs(int64_t bytes) const {
 
 int64_t MissPlacer::BusyNs(const LinkLoad& link) const {
   if (link.transfers == 0) return 0;
-  // The one that moves is half way, on average.
+  // On average half of the transfer in progress is done.
   const int64_t one_ns = TransferNs(link.bytes);
   return link.transfers * one_ns - one_ns / 2;
 }
 
 // --------------------------------------------------------------------------------------------------
-// The public face.
+// The public class.
 
 struct Scheduler::Impl {
   Impl(PlacementPolicy* policy, SchedulerOptions o)

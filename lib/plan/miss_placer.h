@@ -1,4 +1,4 @@
-// MissPlacer: prices misses for a placement policy, and checks what it answers.
+// MissPlacer: computes the costs of misses for a placement policy, and checks its answers.
 #ifndef MOERT_LIB_PLAN_MISS_PLACER_H_
 #define MOERT_LIB_PLAN_MISS_PLACER_H_
 
@@ -23,7 +23,7 @@ namespace moert {
 /// through (modelled, measured) times of a job, over the last steps.
 class JobStart {
  public:
-  /// A step's jobs, the time that the profile says they take, and the time they took.
+  /// Adds the jobs of a step, their time by the profile and their measured time.
   void Add(int64_t jobs, int64_t modelled_ns, int64_t took_ns) {
     if (jobs <= 0) return;
     const double x = static_cast<double>(modelled_ns) / static_cast<double>(jobs);
@@ -34,10 +34,10 @@ class JobStart {
     xy_.Add(x * y);
   }
 
-  /// 0 as long as jobs were too alike to tell.
+  /// The intercept; 0 as long as the jobs were too similar to estimate it.
   double ns() const {
-    constexpr double kAlike = 0.01;     // of the square of the mean
-    constexpr double kMostOfJob = 0.5;  // of a mean job
+    constexpr double kAlike = 0.01;     // least variance, as a share of the squared mean
+    constexpr double kMostOfJob = 0.5;  // largest intercept, as a share of a mean job
     const double x = x_.mean(), y = y_.mean();
     const double variance = xx_.mean() - x * x;
     if (variance <= kAlike * x * x) return 0;
@@ -51,9 +51,8 @@ class JobStart {
 
 class MissPlacer {
  public:
-  /// All borrowed. `policy` null: every miss is loaded; its rule is carried out, where it has one.
-  /// `link` null: the profile is right about
-  /// transfers and about the CPU.
+  /// All arguments are borrowed. `policy`: its rule is carried out if it has one; null: every miss
+  /// is loaded. `link` null: the profile's times are used for transfers and for the CPU.
   MissPlacer(PlacementPolicy* policy, const HardwareProfile* profile, const LinkEstimate* link,
              std::string cpu_version);
 
@@ -62,8 +61,9 @@ class MissPlacer {
                      const LinkLoad& link);
   void ObserveCpuTime(int64_t cpu_ns, int64_t took_ns);
 
-  /// The cost of misses of `bytes` now, by which a device may place them itself, and the outcome.
+  /// The current costs of misses of `bytes`, by which a device may place misses itself.
   CpuCosts Costs(int64_t bytes);
+  /// Adds the counts of misses that a device placed.
   void CountServed(const ServedCount& count);
 
   PlacementPolicy* policy() const { return policy_; }
@@ -73,10 +73,10 @@ class MissPlacer {
   MissView Price(const Miss& miss) const;
   int64_t TransferNs(int64_t bytes) const;
   int64_t CpuNs(int64_t bytes, int64_t tokens) const;
-  /// A time of the profile, by what the CPU was measured to take.
+  /// A time of the profile, scaled by the measured speed of the CPU.
   int64_t Corrected(int64_t modelled_ns) const;
   void ObserveCpuRatio(double ratio);
-  /// In decode the CPU was given nothing of what it might have computed.
+  /// Notes that a decode call gave the CPU none of the misses that it could have computed.
   void PassOverCpu();
   int64_t BusyNs(const LinkLoad& link) const;
 
@@ -88,8 +88,8 @@ class MissPlacer {
   SchedulerStats stats_;
   Ewma<running_mean::kCpuScale> cpu_scale_;  // measured over modelled
   JobStart job_start_;
-  bool cpu_passed_over_ = false;  // since it was measured
-  int64_t modelled_bytes_ = -1;   // that modelled_ is of
+  bool cpu_passed_over_ = false;  // since the last measurement
+  int64_t modelled_bytes_ = -1;   // the record size of modelled_
   int64_t modelled_[kMostCpuTokens + 1] = {};
   std::vector<MissView> views_;  // scratch
 };

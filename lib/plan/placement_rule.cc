@@ -71,7 +71,7 @@ class PlacementByRule final : public PlacementPolicy {
   std::optional<PlacementRule> rule() const override { return rule_; }
 
   int64_t StateBytes(const PolicyScope& scope) const override {
-    // A miss has its placement, its two costs, and its place in three orders.
+    // For each miss: its placement, its two costs, and an entry in three orders.
     constexpr int64_t kMiss = kGrowth * int64_t{sizeof(BalanceItem) + 2 * sizeof(size_t)} +
                               int64_t{sizeof(Placement) + sizeof(size_t)} + 1;
     return PerLayerExpert(scope, kMiss) + (rule_.low_patience > 0 ? AccountBytes(scope) : 0);
@@ -98,14 +98,14 @@ class PlacementByRule final : public PlacementPolicy {
   bool by_completion() const { return rule_.balance == CpuBalance::kByCompletion; }
 
   bool AnsweredLow(const MissView& miss) const {
-    // A CPU that is earlier than the high version loses nothing.
+    // If the CPU is done before the high version is loaded, a low answer saves nothing.
     const bool spared = rule_.spares_low && rule_.balance != CpuBalance::kNone &&
                         miss.cpu_ns >= 0 && miss.cpu_ns < miss.load_ns;
     return rule_.low_patience > 0 && !spared &&
            WorthAnsweringLow(miss.low_cost, rule_.low_patience);
   }
 
-  /// Gives to the CPU, of those that are not answered low, what the balance says.
+  /// Gives the CPU its share, by the balance, of the misses that are not answered low.
   void Share(const PlacementSnapshot& snapshot, std::vector<Placement>* placements) {
     if (rule_.balance == CpuBalance::kNone) return;
     items_.clear();
@@ -119,7 +119,7 @@ class PlacementByRule final : public PlacementPolicy {
         continue;
       }
       load_all_ns += miss.load_ns;
-      if (miss.cpu_ns < 0) {  // not in the CPU's reach
+      if (miss.cpu_ns < 0) {  // the CPU cannot compute it
         load_only_ns += miss.load_ns;
         continue;
       }
@@ -129,8 +129,8 @@ class PlacementByRule final : public PlacementPolicy {
     const Balance balance = by_completion()
                                 ? BalanceByCompletion(items_, snapshot.link_busy_ns, load_only_ns)
                                 : BalanceCpuLoad(items_, load_only_ns);
-    // CPU time grows with the tokens, a load's does not: in prefill the CPU would become the
-    // bottleneck. The paper keeps prefill off the CPU by a threshold on tokens; here the measured
+    // CPU time grows with the tokens, load time does not, so in prefill the CPU would be the
+    // bottleneck. The paper keeps prefill off the CPU by a threshold on tokens. Here the measured
     // costs decide, which also covers large decode batches and slow CPUs.
     const int64_t done_ns = std::max(balance.load_ns, balance.cpu_ns);
     if (!by_completion() && done_ns >= load_all_ns) return;
@@ -139,13 +139,13 @@ class PlacementByRule final : public PlacementPolicy {
     }
   }
 
-  /// Not in prefill: the next layer has loads of its own for the link.
+  /// Used in decode only: in prefill the link is needed for the next layer's loads.
   Backfill BackfillInDecode() const {
-    // Experts that were answered low are brought behind the call, where the link is idle and it is
-    // worth it.
+    // Experts that were answered low are loaded after the call, if the link is idle and it is worth
+    // it.
     if (rule_.backfills || rule_.low_patience > 0) return Backfill::kAlways;
-    // A cold cache would stay empty where the CPU is always earlier. Algorithm 2 begins with a
-    // load, which fills a cache by itself.
+    // Fills free slots, or a cold cache would stay empty if the CPU is always faster. Algorithm 2
+    // begins with a load, which fills the cache by itself.
     return by_completion() ? Backfill::kFreeSlots : Backfill::kNever;
   }
 

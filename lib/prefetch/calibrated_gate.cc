@@ -12,7 +12,7 @@
 namespace moert {
 namespace {
 
-constexpr double kLeast = 0.02;  // less likely ones are no candidates
+constexpr double kLeast = 0.02;  // less likely experts are not candidates
 
 class CalibratedGate final : public PrefetchPolicy {
  public:
@@ -22,7 +22,7 @@ class CalibratedGate final : public PrefetchPolicy {
   std::optional<PrefetchRule> rule() const override { return rule_; }
 
   int64_t StateBytes(const PolicyScope& scope) const override {
-    // Two predictions: a ratio and a bin for each score; who is absent, used, sorted.
+    // Two predictions with a ratio and a bin for each score; the lists absent, used and sorted.
     const int64_t scores = scope.max_tokens * scope.model->max_experts();
     return 2 * scores * int64_t{sizeof(float) + 1} +
            PerLayerExpert(scope, 3 + int64_t{sizeof(float)}) + RankedBytes(scope) +
@@ -71,15 +71,15 @@ class CalibratedGate final : public PrefetchPolicy {
   struct Prediction {
     int layer = -1;
     int64_t tokens = 0;
-    bool forward = false;         // from the input that the host told
-    std::vector<float> ratios;    // [T, E], score over the k-th best
+    bool forward = false;         // from the input that the host predicted
+    std::vector<float> ratios;    // [T, E], score divided by the token's k-th best
     std::vector<uint8_t> bins;    // [T, E], HitCurve::Bin of the ratio
     std::vector<uint8_t> absent;  // [E]
   };
 
   void SetRatios(const PrefetchSnapshot& snapshot, int experts, int k) {
     Prediction& made = last_[snapshot.target_layer % 2];
-    made.layer = -1;  // until it is whole
+    made.layer = -1;  // until the prediction is complete
     made.tokens = snapshot.routing.tokens;
     made.forward = snapshot.resident_forward;
     made.ratios.resize(made.tokens * experts);
@@ -129,7 +129,7 @@ class CalibratedGate final : public PrefetchPolicy {
 
   const PrefetchRule rule_;
   const std::unique_ptr<PrefetchPolicy> prefill_;
-  std::array<Curves, 2> of_;  // of the gate on the last layer's input, and on the one told
+  std::array<Curves, 2> of_;  // for the gate on this layer's input, and on the host's prediction
   std::array<Prediction, 2> last_;
   std::vector<float> sorted_;  // scratch
   std::vector<uint8_t> used_;

@@ -17,8 +17,8 @@ namespace {
 
 // Marks of an expert in the prediction for a layer.
 constexpr uint8_t kRanked = 1;
-constexpr uint8_t kAdmitted = 2;  // there or on its way
-constexpr uint8_t kIssued = 3;    // asked for
+constexpr uint8_t kAdmitted = 2;  // present or on its way already
+constexpr uint8_t kIssued = 3;    // the prefetch was started
 
 constexpr double kGuessedRecall = 0.9;
 constexpr double kGuessedPrecision = 0.8;
@@ -42,7 +42,8 @@ LayerPrefetcher::LayerPrefetcher(const PrefetcherParts& parts)
       store_(parts.store),
       versions_(parts.versions),
       window_(std::make_unique<WindowEstimate>(parts.model->num_layers(), parts.profile)) {
-  // Wishes for other versions are served between steps: what they cost is not in a step's time.
+  // Wishes for other versions are fulfilled between steps, so a step's time does not show their
+  // cost.
   if (parts.controlled && versions_ == nullptr) {
     modes_ = std::make_unique<PredictionModes>(model_->num_layers());
   }
@@ -51,7 +52,7 @@ LayerPrefetcher::LayerPrefetcher(const PrefetcherParts& parts)
   measured_.resize(model_->num_layers());
   outlook_.resize(model_->num_layers());
   if (policy_ == nullptr) return;
-  // A first guess, for the capacities at open.
+  // A first guess, for the capacities when the engine is opened.
   const int64_t window_ns = parts.profile->LayerNs(/*prefill=*/false, 1);
   for (int l = 1; l < model_->num_layers(); ++l) {
     const int64_t transfer_ns = link_->TransferNs(store_->layout({l, 0}, 0).bytes);
@@ -85,7 +86,7 @@ void LayerPrefetcher::Resolve(const PolicyContext& context, const RoutingResult&
   if (policy_ == nullptr) return;
   PredictionYield* const yield = modes_ == nullptr ? nullptr : modes_->yield(context.phase);
   if (yield != nullptr) {
-    // These are the misses of the layer before.
+    // Waiting time since the last routing is due to misses of the layer before.
     yield->Missed(
         std::min(stalled_ns_ - routed_stalled_ns_, window_->WindowNs(context, routing.tokens)));
   }
@@ -109,8 +110,8 @@ void LayerPrefetcher::Resolve(const PolicyContext& context, const RoutingResult&
                                                                                               : 0);
   }
   int lookups = 0, recalled = 0;
-  bool waits = false;      // for anybody
-  int64_t wrongly_ns = 0;  // that the link is still busy with what nobody wants
+  bool waits = false;      // whether the call waits for any expert
+  int64_t wrongly_ns = 0;  // how long wrong prefetches still occupy the link
   for (int e = 0; e < routing.num_experts; ++e) {
     const ExpertKey key{context.layer, e};
     const bool issued = prediction.marks[e] == kIssued &&
@@ -171,7 +172,7 @@ void LayerPrefetcher::Rank(PrefetchSnapshot* snapshot) {
                                   static_cast<double>(std::max<int64_t>(1, snapshot->transfer_ns));
   }
   Prediction& prediction = PredictionOf(target);
-  prediction.layer = -1;  // none, until its arrays are there
+  prediction.layer = -1;  // invalid until its arrays are allocated
   prediction.late = -1;
   prediction.marks.assign(model_->layers[target].num_experts, 0);
   prediction.hidden_ns.assign(prediction.marks.size(), 0);
@@ -181,9 +182,8 @@ void LayerPrefetcher::Rank(PrefetchSnapshot* snapshot) {
 
 int64_t LayerPrefetcher::WindowNs(const PolicyContext& context, const RoutingResult& routing,
                                   int64_t now_ns) const {
-  // A prompt loads much of a layer, and its computation hides behind that: what is left for the
-  // next layer is the time from the last of these loads on. The few loads of a decode step leave
-  // more than they take.
+  // A prompt loads much of a layer, and these loads hide its computation. Only the time after the
+  // last of them is left for the next layer. The few loads of a decode step do not matter.
   const bool prefill = context.phase == Phase::kPrefill;
   for (int e = 0; prefill && e < routing.num_experts; ++e) {
     if (routing.counts[e] == 0 || !store_->Arriving({context.layer, e})) continue;
@@ -191,7 +191,7 @@ int64_t LayerPrefetcher::WindowNs(const PolicyContext& context, const RoutingRes
     if (idle_ns >= 0) return idle_ns;
     break;
   }
-  // Only what is left of the window counts: queueing the demand loads may have taken several waves.
+  // Only the rest of the window counts: queueing the demand loads may have taken several batches.
   const int64_t computed_ns = now_ns - routed_ns_ - (stalled_ns_ - routed_stalled_ns_);
   return std::max<int64_t>(0, window_->WindowNs(context, routing.tokens) - computed_ns);
 }
@@ -224,11 +224,11 @@ void LayerPrefetcher::Admit(const PolicyContext& context,
   for (const PrefetchCandidate& candidate : ranked) {
     counts_[candidate.key.expert] = candidate.tokens;
   }
-  // A predicted expert that is there must not make way for one that is predicted with less
+  // A present expert that is predicted must not be evicted for one that is predicted with less
   // confidence.
   ranked_.clear();
   ranked_.reserve(ranked.size());
-  const absl::Cleanup unpin = [&] {  // whatever a policy throws
+  const absl::Cleanup unpin = [&] {  // also if a policy throws
     for (const Ranked& r : ranked_) {
       if (r.pinned) store_->Unpin(r.key);
     }
@@ -255,7 +255,7 @@ void LayerPrefetcher::Admit(const PolicyContext& context,
     const int64_t left_ns = window_ns - used_ns;
     used_ns += transfer_ns;
     if (!arriving && !Begin(context, rank, transfer_ns, left_ns, window_ns, prediction)) {
-      if (ranked_[rank].probability >= 0) used_ns -= transfer_ns;  // the next may be worth it
+      if (ranked_[rank].probability >= 0) used_ns -= transfer_ns;  // the next one may pay
       continue;
     }
     marks[key.expert] = arriving ? kAdmitted : kIssued;
@@ -287,8 +287,8 @@ bool LayerPrefetcher::Begin(const PolicyContext& context, size_t rank, int64_t t
 
 bool LayerPrefetcher::LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const {
   const double precision = LatePrecision(rank);
-  // Right: it arrives earlier by the window. Wrong: a demand load waits for what is left of it, and
-  // what made way for it is missing later; together not more than a transfer.
+  // If right, the expert arrives earlier by the window. If wrong, a demand load waits for the rest
+  // of the transfer, and the evicted expert may be missed later: together at most one transfer.
   return precision * static_cast<double>(window_ns) >
          (1 - precision) * static_cast<double>(transfer_ns);
 }
@@ -306,7 +306,7 @@ bool LayerPrefetcher::BenefitPays(size_t rank, int64_t transfer_ns, int64_t left
                                   int64_t window_ns) const {
   const double p = ranked_[rank].probability;
   const double held_ns = static_cast<double>(std::max<int64_t>(0, transfer_ns - left_ns));
-  double none_waits = 1;  // of the other absent experts
+  double none_waits = 1;  // probability that no other absent expert is needed
   for (size_t r = 0; r < ranked_.size(); ++r) {
     if (r != rank && ranked_[r].waits) none_waits *= 1 - ranked_[r].probability;
   }
@@ -317,7 +317,7 @@ bool LayerPrefetcher::BenefitPays(size_t rank, int64_t transfer_ns, int64_t left
 }
 
 double LayerPrefetcher::LatePrecision(size_t rank) const {
-  constexpr double kGuess = 4;  // samples that the guess counts as much as
+  constexpr double kGuess = 4;  // weight of the guess, in samples
   double precision = kGuessedPrecision;
   for (size_t r = 0; r <= std::min(rank, kRanks - 1); ++r) {
     const double seen = late_[r].samples();
@@ -334,7 +334,7 @@ bool LayerPrefetcher::StartLoad(const PolicyContext& context, size_t rank, float
   hint.probability = ranked_[rank].probability;
   hint.hidden = hidden;
   if (store_->StartLoad(key, version, LoadReason::kPrefetch, context, hint)) return true;
-  if (hint.probability >= 0) return false;  // who stays is the residency policy's decision
+  if (hint.probability >= 0) return false;  // the residency policy has decided who stays
   for (size_t lower = ranked_.size() - 1; lower > rank; --lower) {
     if (!ranked_[lower].pinned) continue;
     ranked_[lower].pinned = false;

@@ -1,6 +1,6 @@
-// LayerPrefetcher: admits what a prefetch policy ranks, as far as it pays.
-// moert/prefetcher.h on a store that the caller holds: Resolve, Predict, then EndCall in
-// each layer call.
+// LayerPrefetcher: starts the prefetches that a policy ranks, as far as they pay. It implements
+// moert/prefetcher.h on a store that the caller holds. Each layer call does Resolve, Predict, then
+// EndCall.
 #ifndef MOERT_LIB_PREFETCH_LAYER_PREFETCHER_H_
 #define MOERT_LIB_PREFETCH_LAYER_PREFETCHER_H_
 
@@ -25,21 +25,21 @@ class WindowEstimate;
 /// The parts of a LayerPrefetcher; all borrowed.
 struct PrefetcherParts {
   const MoeModelSpec* model = nullptr;
-  /// Its rule is carried out, where it has one. Null: prefetches nothing.
+  /// If the policy has a rule, the rule is carried out. Null: prefetches nothing.
   PrefetchPolicy* policy = nullptr;
-  /// Which version a prefetch brings into a cache of several; null: the best.
+  /// Chooses the version that a prefetch brings into a cache of several versions; null: the best.
   PrecisionPolicy* precision = nullptr;
   const HardwareProfile* profile = nullptr;
   const LinkEstimate* link = nullptr;
   VersionedStore* store = nullptr;
-  /// Not null where every expert is present in some version: a prediction is then a wish for the
-  /// high one, served between steps.
+  /// Not null if every expert is present in some version: a prediction is then a wish for the high
+  /// version, which is fulfilled between steps.
   VersionManager* versions = nullptr;
-  /// Try whether prefetching pays.
+  /// Whether to find out by trials whether prefetching pays.
   bool controlled = false;
-  /// A CPU beside the fast tier computes what has not arrived in time, and what it computed is
-  /// brought behind it. A transfer that is longer than its window then only helps to fill a cold
-  /// cache, and is not worth a prediction otherwise.
+  /// A CPU beside the fast tier computes experts that have not arrived in time, and they are loaded
+  /// afterwards. A transfer that is longer than its window then only helps to fill a cold cache,
+  /// and is not worth a prediction otherwise.
   bool cpu_offload = false;
 };
 
@@ -50,47 +50,49 @@ class LayerPrefetcher {
 
   bool wants_next_gate(Phase phase) const;
   bool wants_resident_forward(Phase phase) const;
-  /// The host has told a layer's input in `ns`, or that it cannot.
+  /// Reports that the host took `ns` to predict a layer's input, or to decline.
   void AskedHost(int64_t ns);
-  /// [L], in decode steps: kept current; zeros while there is no prefetch. Valid as long as this.
+  /// The outlook for decode steps, [L], kept up to date; zeros while nothing is prefetched. Valid
+  /// as long as this object.
   absl::Span<const PrefetchOutlook> outlook() const { return outlook_; }
 
-  /// The true routing of a layer is known, at context.now_ns: account for the predictions made for
-  /// it, and forget those that have not started.
+  /// Called when the true routing of a layer is known, at context.now_ns: accounts for the
+  /// predictions made for the layer, and cancels prefetches that have not started.
   void Resolve(const PolicyContext& context, const RoutingResult& routing);
-  /// Ranks and admits for the next layer. Called at `now_ns`, after the layer's own demand loads
-  /// are queued. `resident_forward`: routing.next_scores are of an input that the host told.
+  /// Ranks experts of the next layer and starts prefetches. Called at `now_ns`, after the layer's
+  /// own demand loads are queued. `resident_forward`: routing.next_scores are of an input that the
+  /// host predicted.
   void Predict(const PolicyContext& context, const RoutingResult& routing, int64_t now_ns,
                bool resident_forward = false);
-  /// Brings an expert that the host expects to be used.
+  /// Prefetches an expert that the host expects to be used.
   void Hint(const PolicyContext& context, ExpertKey key);
-  /// The layer call has waited for loads from begin_ns to now_ns.
+  /// Reports that the layer call waited for loads from begin_ns to now_ns.
   void WaitedForLoads(int64_t begin_ns, int64_t now_ns);
-  /// It has waited `ns` for experts that the CPU computes.
+  /// Reports that it waited `ns` for experts that the CPU computes.
   void WaitedForCpu(int64_t ns) { stalled_ns_ += ns; }
-  /// The layer call is over.
+  /// Ends the layer call.
   void EndCall(const PolicyContext& context, int64_t tokens, int64_t now_ns);
 
-  /// Adds to the statistics what was prefetched without the host.
+  /// Adds the counts of prefetches that a device made without the host.
   void CountServed(const ServedCount& count);
 
   PrefetchStats stats() const { return stats_; }
 
  private:
-  /// For a layer that has not asked yet.
+  /// The prediction for a layer that has not been routed yet.
   struct Prediction {
     int layer = -1;
-    int late = -1;                   // would begin in the window, admitted or not; or -1
-    size_t late_rank = 0;            // of it
+    int late = -1;                   // expert whose transfer begins in the window but ends later
+    size_t late_rank = 0;            // its rank
     std::vector<uint8_t> marks;      // [E]
-    std::vector<int64_t> hidden_ns;  // [E] of an issued transfer, what fits the window
+    std::vector<int64_t> hidden_ns;  // [E] the part of an issued transfer that fits the window
   };
   struct Ranked {
     ExpertKey key;
-    int version = 0;  // to bring if absent
+    int version = 0;  // to load if absent
     bool pinned = false;
-    float probability = -1;  // of its use; negative: by rank
-    bool waits = false;      // a call that wants it would load it
+    float probability = -1;  // of its use; negative: known by rank only
+    bool waits = false;      // a call that needs it would load it
   };
 
   bool Prefetching(Phase phase) const;
@@ -100,22 +102,24 @@ class LayerPrefetcher {
   Prediction& PredictionOf(int layer) { return predictions_[layer % 2]; }
   void Admit(const PolicyContext& context, const std::vector<PrefetchCandidate>& ranked,
              int64_t window_ns, Prediction* prediction);
-  /// Begins bringing what is ranked `rank` with `left_ns` of the window left, if that pays.
+  /// Starts the prefetch of the expert at `rank` if that pays; `left_ns` of the window are left.
   bool Begin(const PolicyContext& context, size_t rank, int64_t transfer_ns, int64_t left_ns,
              int64_t window_ns, Prediction* prediction);
-  /// Whether one transfer that is longer than what is left of the window is worth its start.
+  /// Whether it pays to start a transfer that is longer than the rest of the window.
   bool LatePays(size_t rank, int64_t transfer_ns, int64_t window_ns) const;
-  /// Judged rank by rank: where the best are there already, the one to bring is a poor guess. A
-  /// rank that was rarely seen is taken for about as good as the one before it.
+  /// The share of late prefetches at `rank` that were used. Measured for each rank, because if the
+  /// best ranked experts are present already, the one to load is a poor guess. A rank with few
+  /// samples is taken to be about as good as the one before it.
   double LatePrecision(size_t rank) const;
-  /// Whether a transfer of known probability saves more than it may cost: right, what fits the
-  /// window of it; wrong, the rest, where somebody has to wait for the link: another expert of the
-  /// layer, or of those that come while the link is held.
+  /// Whether a transfer with a known probability saves more than it costs. If the prediction is
+  /// right, it saves the part that fits the window. If it is wrong, the rest is lost whenever a
+  /// call waits for the link: for another expert of the layer, or of layers that come while the
+  /// link is busy.
   bool BenefitPays(size_t rank, int64_t transfer_ns, int64_t left_ns, int64_t window_ns) const;
-  /// Counts whether a call finds what it needs.
+  /// Counts whether a call has to load experts.
   void CountWaiting(const PolicyContext& context, const RoutingResult& routing);
-  /// A block from those ranked lower, the lowest first, if need be. `hidden`: the share of the
-  /// transfer that fits the window.
+  /// Starts a load. If necessary, takes a block from experts that are ranked lower, the lowest
+  /// first. `hidden`: the share of the transfer that fits the window.
   bool StartLoad(const PolicyContext& context, size_t rank, float hidden, Prediction* prediction);
 
   const MoeModelSpec* model_;
@@ -129,20 +133,20 @@ class LayerPrefetcher {
   PrefetchStats stats_;
   std::unique_ptr<WindowEstimate> window_;
   std::unique_ptr<PredictionModes> modes_;  // null: always on
-  int64_t stalled_ns_ = 0;                  // all that layer calls have waited
+  int64_t stalled_ns_ = 0;                  // total waiting time of layer calls
   int64_t step_ = -1;
-  int64_t step_begin_ns_ = 0;    // routing of its first layer
-  int64_t step_stalled_ns_ = 0;  // all that was waited before it
-  int64_t routed_ns_ = 0;        // of the layer call
-  int64_t routed_stalled_ns_ = 0;
+  int64_t step_begin_ns_ = 0;      // time of the routing of its first layer
+  int64_t step_stalled_ns_ = 0;    // stalled_ns_ at that time
+  int64_t routed_ns_ = 0;          // time of the last routing
+  int64_t routed_stalled_ns_ = 0;  // stalled_ns_ at that time
   Prediction predictions_[2];
-  /// By rank, the last: all from there on.
+  /// Precision of late prefetches by rank; the last entry is for all higher ranks.
   std::vector<Ewma<running_mean::kLateShare>> late_;
   Ewma<running_mean::kPredictionRecall> waiting_{0.5};         // share of decode calls with a load
   std::vector<Ranked> ranked_;                                 // scratch
   std::vector<int32_t> counts_;                                // scratch, [E] predicted tokens
   std::vector<Ewma<running_mean::kPredictionRecall>> recall_;  // [L]
-  std::vector<PrefetchOutlook> measured_, outlook_;  // [L]; outlook_: zeros while it is off
+  std::vector<PrefetchOutlook> measured_, outlook_;  // [L]; outlook_: zeros while prefetch is off
 };
 
 }  // namespace moert

@@ -85,7 +85,7 @@ class NextLayerGate final : public PrefetchPolicy {
 
 int ExpertsAbovePercentile(int experts, double percentile) {
   // Linear interpolation between order statistics: the percentile lies at this index of the
-  // ascending scores, and what is above it begins at the next.
+  // ascending scores, and the selected experts begin at the next one.
   const double at = percentile / 100 * (experts - 1);
   return experts - 1 - static_cast<int>(std::floor(at + 1e-9));
 }

@@ -9,22 +9,23 @@
 namespace moert {
 
 struct NextLayerGateOptions {
-  /// Decode: of each token the experts whose predicted score is above this percentile of all, in
-  /// [0, 100), never fewer than the layer's k. 75 are 8 of 32 and 15 of 60 experts.
+  /// Decode: selects for each token the experts whose predicted score is above this percentile, in
+  /// [0, 100), never fewer than the layer's k. 75 selects 8 of 32 and 15 of 60 experts.
   double percentile = 75;
-  /// Decode: this many of each token instead; 0: by percentile.
+  /// Decode: selects this many experts for each token instead; 0: by percentile.
   int top = 0;
   /// Also predict the first layer of the next step from the last layer of this one.
   bool wrap = false;
 };
 
-/// Experts that the percentile rule selects of `experts`, ties aside.
+/// The number of experts that the percentile rule selects out of `experts`, without ties.
 int ExpertsAbovePercentile(int experts, double percentile);
 
-/// Decode: the union of what tokens select. Prefill: whatever is in some token's predicted k; the
-/// whole layer when all that is missing of it fits the window, which costs nothing and spares the
-/// few misses of the prediction. Both in descending popularity, which is the number of tokens that
-/// have the expert among their predicted k; of equals the higher sum of scores first.
+/// Decode: the union of the experts that the tokens select. Prefill: all experts among some token's
+/// predicted k, or the whole layer if all its missing experts fit the window, which costs nothing
+/// and avoids the few misses of the prediction. Both in descending order of popularity, the number
+/// of tokens that have the expert among their predicted k; among equals the higher sum of scores
+/// first.
 std::unique_ptr<PrefetchPolicy> MakeNextLayerGate(const NextLayerGateOptions& options);
 
 }  // namespace moert

@@ -14,7 +14,7 @@ void PrefetchControl::Rest(int steps) {
 
 void PrefetchControl::StepDone(int64_t rows, int64_t ns) {
   if (rows != rows_) {
-    // Steps of another size do not compare.
+    // Steps of another size are not comparable.
     rows_ = rows;
     if (stage_ != Stage::kGap) Rest(kFirstGap);
   }
@@ -53,7 +53,7 @@ void PrefetchControl::EndTrial() {
   for (const double gain : gains_) square += (gain - mean) * (gain - mean);
   const double error = n > 1 ? std::sqrt(square / (n - 1) / n) : 0;
 
-  // One percent: less is not worth a change of mode.
+  // A gain below one percent is not worth a change of mode.
   constexpr double kWorthIt = 0.01;
   constexpr double kClear = 2;  // standard errors
   if (static_cast<int>(gains_.size()) >= kTrials && mean > kWorthIt && mean > kClear * error) {
@@ -62,7 +62,7 @@ void PrefetchControl::EndTrial() {
     gains_.clear();
     gap_ = kFirstGap;
   } else if (gains_.back() > 0) {
-    gap_ = kFirstGap / 4;  // it may be winning: find out soon
+    gap_ = kFirstGap / 4;  // the other mode may be winning: find out soon
   } else {
     gap_ = std::clamp(2 * gap_, kFirstGap, kLongestGap);
   }
@@ -86,7 +86,7 @@ void PredictionYield::BeginLook(int steps) {
 }
 
 void PredictionYield::StepDone(int64_t rows, int64_t step_ns, int64_t stalled_ns, bool predicted) {
-  if (rows > 2 * rows_ || 2 * rows < rows_) {  // windows and costs of another length
+  if (rows > 2 * rows_ || 2 * rows < rows_) {  // windows and costs change with the size
     with_ = without_ = all_ = Mean{};
     mode_steps_ = resting_ = rest_ = blindly_ = 0;
     BeginLook(options_.look);
@@ -95,7 +95,7 @@ void PredictionYield::StepDone(int64_t rows, int64_t step_ns, int64_t stalled_ns
   if (predicted != predicted_) mode_steps_ = 0;
   predicted_ = predicted;
   Mean& mean = predicted ? with_ : without_;
-  // Each time afresh: what was measured with a colder cache or a shorter context does not compare.
+  // Starts a new mean each time: times with a colder cache or a shorter context are not comparable.
   if (++mode_steps_ == kSettle) mean = Mean{};
   if (mode_steps_ > kSettle) mean.Add(static_cast<double>(step_ns - stalled_ns));
   if (!predicted) all_.Add(static_cast<double>(step_ns));
@@ -129,7 +129,7 @@ int PredictionYield::RestForPrice(double cost) const {
 
 void PredictionYield::EndRest() {
   const double cost = cost_ns();
-  // Not even perfect predictions would repay: no need to look, for long.
+  // Not even perfect predictions would pay: rests longer without a look.
   if (cost >= 0 && static_cast<double>(missed_ns_) < cost * rest_ && ++blindly_ < kBlindly) {
     rest_ = std::min(4 * rest_, options_.longest);
     resting_ = rest_;
@@ -155,7 +155,7 @@ void PredictionSource::StepDone(int64_t rows, int64_t ns, int64_t stalled_ns) {
   left_ = std::max(0, left_ - 1);
   switch (stage_) {
     case Stage::kLook: {
-      constexpr double kFree = 0.005;  // of the step: too little to be worth trials
+      constexpr double kFree = 0.005;  // share of the step that is too small to be worth trials
       cost_.Add(static_cast<double>(spent_ns));
       all_.Add(static_cast<double>(ns));
       if (left_ > 0 || cost_.mean() <= kFree * all_.mean()) return;
@@ -164,7 +164,7 @@ void PredictionSource::StepDone(int64_t rows, int64_t ns, int64_t stalled_ns) {
       return;
     }
     case Stage::kWeigh: {
-      // Better predictions spare about a third of the waiting, and come later.
+      // Better predictions save about a third of the waiting, but come later.
       constexpr double kLikely = 0.25;
       waited_.Add(static_cast<double>(stalled_ns));
       if (left_ > 0) return;
@@ -213,7 +213,7 @@ void PredictionModes::StepDone(Phase phase, int64_t rows, int64_t ns, int64_t st
   }
   if (!source_.trying()) {
     yield.StepDone(rows, ns, stalled_ns, predicted);
-    // Steps of a rest say nothing of what control_ compares.
+    // Steps of a rest have no prefetches, so control_ must not compare them.
     if (!rested) control_.StepDone(rows, ns);
     if (!rested && yield.resting()) {
       control_.Abandon();

@@ -12,13 +12,13 @@
 namespace moert {
 namespace {
 
-/// Prefetch of the experts that are predicted to matter (importance paper Sec. 5.2), predicted by
-/// the next layer's gate on the input that the host derives from this layer's resident experts, or,
-/// where it does not offer that, on this layer's own input.
+/// Prefetches the experts that are predicted to matter (importance paper Sec. 5.2). The next
+/// layer's gate predicts them, on the input that the host derives from this layer's resident
+/// experts, or, if the host does not offer that, on this layer's own input.
 ///
-/// In decode, only experts predicted to be top-score are worth a
-/// transfer: a low-score one would be replaced if it were absent. In prefill nothing is replaced:
-/// every predicted active is wanted, most tokens first.
+/// In decode, only experts predicted to be top-score are worth a transfer: a low-score expert would
+/// be replaced if it were absent. In prefill nothing is replaced, so every predicted active expert
+/// is wanted, most tokens first.
 ///
 /// Predicted scores are ranked as they are: a selection bias or group limit of the next layer's
 /// router is not applied.

@@ -8,10 +8,11 @@
 
 namespace moert {
 
-/// Carries a rule out, which is valid: kNextGate by CalibratedGate, kTopScore by TopScorePrefetch.
+/// A policy that carries out `rule`, which must be valid: kNextGate by CalibratedGate, kTopScore by
+/// TopScorePrefetch.
 std::unique_ptr<PrefetchPolicy> MakePrefetchPolicy(const PrefetchRule& rule);
 
-/// Its needs of layer calls, by its rule or its traits. Null: nothing.
+/// The inputs that a policy needs from layer calls, by its rule or its traits. Null: none.
 bool WantsNextGate(const PrefetchPolicy* policy);
 bool WantsResidentForward(const PrefetchPolicy* policy);
 

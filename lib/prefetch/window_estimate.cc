@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kSizes = 22;  // up to 2^21 tokens
 
-/// A time of 0 is none that was measured.
+/// Adds a time. A 0 before the first measurement means that nothing was measured.
 void Observe(double ns, Ewma<running_mean::kWindow>* mean) {
   if (ns > 0 || mean->measured()) mean->Add(ns);
 }
@@ -38,7 +38,7 @@ void WindowEstimate::Routed(const PolicyContext& context, int64_t tokens, int64_
     double ns =
         static_cast<double>(context.now_ns - last_.now_ns - (stalled_ns - last_stalled_ns_));
     const size_t index = Index(last_.phase, last_.layer, tokens);
-    // Between two steps a host may also wait for its user, which is no time to count on.
+    // Between two steps a host may also wait for its user, which does not belong to the window.
     constexpr double kLongest = 4;
     PolicyContext before = last_;
     before.layer = std::max(0, last_.layer - 1);
