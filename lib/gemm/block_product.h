@@ -1,5 +1,5 @@
-// Arguments of a block kernel: where the row blocks of a matrix lie in a record, how its groups go,
-// and which kernel takes how many columns.
+// Arguments of a block kernel: the addresses of a matrix's row blocks in a record, the sizes of its
+// scale groups, and the choice of a kernel by the number of columns.
 #ifndef MOERT_LIB_GEMM_BLOCK_PRODUCT_H_
 #define MOERT_LIB_GEMM_BLOCK_PRODUCT_H_
 
@@ -21,8 +21,8 @@ using kernels::kPieceK;
 using kernels::OperandKernels;
 using kernels::OperandKind;
 
-// Tiles that float kernels take at once from a group longer than that: they stay in the L1 cache
-// for all columns.
+// From longer groups float kernels take this many tiles at a time, so that these stay in the L1
+// cache for all columns.
 constexpr int64_t kFloatFlushTiles = 8;
 
 inline int64_t BlockBytes(const MatrixLayout& matrix) {
@@ -64,7 +64,7 @@ inline void DescribeGroups(const MatrixLayout& matrix, OperandKind kind, BlockGe
     args->group_k16s = matrix.group < matrix.k ? matrix.group / kPieceK : args->k16s;
     return;
   }
-  // A group that is not whole tiles is the only one: no group exceeds K (scheme.h).
+  // A group that is not a multiple of a tile is the only group: no group exceeds K (scheme.h).
   args->group_tiles = matrix.group < matrix.k ? matrix.group / kKTile : tiles;
   int64_t most = kernels::kMaxFlushTiles;
   if (kind == OperandKind::kSummed) most = kFloatFlushTiles;
@@ -86,10 +86,11 @@ inline void AddBias(const float* bias, int columns, float* product) {
   }
 }
 
-// Results go to rows that lie far apart; of many columns, more than stores can wait for.
+// Results go to rows that are far apart. With many columns there are more such stores than the CPU
+// can keep in flight, so the lines are prefetched.
 inline void PrefetchForWrite(const float* to) {
 #if defined(__x86_64__)
-  asm volatile("prefetchw %0" ::"m"(*to));  // does nothing where the CPU does not know it
+  asm volatile("prefetchw %0" ::"m"(*to));  // has no effect on CPUs without the instruction
 #else
   __builtin_prefetch(to, 1);
 #endif
@@ -98,10 +99,10 @@ inline void PrefetchForWrite(const float* to) {
 // The kernels of a matrix in a job, and the packed rows of the job's columns.
 struct Product {
   BlockGemmFn gemm;
-  int64_t most;          // columns at once
-  const uint8_t* first;  // row of the job's first column, null where the rows lie anywhere
+  int64_t most;          // the most columns of a call
+  const uint8_t* first;  // row of the job's first column; null: the rows are not evenly spaced
   int64_t stride;
-  int64_t kept_bytes;  // of 64 channels of a row block kept as tiles; 0: the kernel keeps none
+  int64_t kept_bytes;  // for 64 channels of a row block kept as tiles; 0: the kernel keeps none
 };
 
 inline Product ProductOf(const OperandKernels& kernels, kernels::WeightKind weights,
@@ -112,8 +113,9 @@ inline Product ProductOf(const OperandKernels& kernels, kernels::WeightKind weig
   return {kernels.gemm[weights], kNarrowColumns, nullptr, 0, 0};
 }
 
-// Where a kernel keeps the tiles of its row blocks, if a job's columns take several calls: weights
-// are turned into tiles once for all of them. `room`: of the blocks, `block_bytes` apart.
+// If a job's columns take several calls, tells the kernel where to keep the tiles of its row
+// blocks, so that weights are converted to tiles only once. `room`: memory of the blocks,
+// `block_bytes` apart.
 inline void KeepTiles(const Product& product, int64_t columns, uint8_t* room, int64_t block_bytes,
                       BlockGemmArgs* args) {
   if (product.kept_bytes == 0 || columns <= product.most) return;

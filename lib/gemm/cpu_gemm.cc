@@ -125,9 +125,9 @@ absl::Status CheckProblem(const ExpertProblem& p, size_t index, int64_t rows, in
 
 using kernels::kMaxBlocks;
 
-// Up to this, packing x is cheaper than a parallel step for it.
+// Up to this size, packing x on one thread is cheaper than a parallel step.
 constexpr int64_t kPackInline = 4 << 10;
-// Up to so many tokens an expert, whoever ends its last gate and up job packs its h at once.
+// Up to so many tokens per expert, the thread that ends its last gate and up job packs its h.
 constexpr int64_t kPackAtOnce = 8;
 
 template <typename Fn>

@@ -3,15 +3,15 @@
 //
 // A call is three or four parallel steps: pack the rows of x into the operand forms of the
 // problems' schemes; all gate and up products with the activation; all down products. For bf16
-// weights the 16 results of a row block are at once packed as one operand piece of the down
-// product; other forms need what spans pieces (scales, sums, Hadamard blocks), so h is kept in fp32
-// and packed by the thread that ends an expert's last gate and up job or, with many tokens, in a
-// step of its own. A job is some row blocks of one problem for some of its tokens.
-// How jobs are cut changes no result: see kernels/cpu/block_gemm.h.
+// weights the 16 results of a row block are packed immediately, as one operand piece of the down
+// product. Other forms have data that spans pieces (scales, sums, Hadamard blocks), so h is kept in
+// fp32. It is packed by the thread that ends an expert's last gate and up job or, with many tokens,
+// in a step of its own. A job is some row blocks of one problem for some of its tokens. The way
+// jobs are cut changes no result: see kernels/cpu/block_gemm.h.
 //
-// Wide kernels want rows that lie equally far apart. Those of h do; those of x are copied together
-// where an expert's tokens are not evenly spaced, once for all row blocks of a job.
-// cpu_gemm.cc lays a call out and packs operands, cpu_gemm_jobs.cc multiplies.
+// Wide kernels need evenly spaced rows. Rows of h are; rows of x are gathered if an expert's tokens
+// are not evenly spaced, once for all row blocks of a job.
+// cpu_gemm.cc lays out a call and packs operands, cpu_gemm_jobs.cc multiplies.
 #ifndef MOERT_LIB_GEMM_CPU_GEMM_H_
 #define MOERT_LIB_GEMM_CPU_GEMM_H_
 
@@ -30,14 +30,14 @@
 
 namespace moert::gemm {
 
-// The products of a call are cut into jobs, which the pool's threads take. Weights of one job:
-// enough to hide what a job costs to take, little enough to spread evenly: so many jobs a thread,
-// where that leaves jobs of a legal size.
+// The products of a call are cut into jobs, which the pool's threads take. A job has enough weights
+// to hide the cost of taking it, and few enough to balance the load: kJobsPerThread jobs per
+// thread, within the limits of a job's size.
 constexpr int64_t kMinJobWeightBytes = 24 << 10;
 constexpr int64_t kMaxJobWeightBytes = 96 << 10;
 constexpr int64_t kJobsPerThread = 8;
-// Tokens of one job: weights are read once for so many, while an expert that got most of a prefill
-// still splits over many threads.
+// The most tokens of one job: weights are read once for so many, and an expert with most tokens of
+// a prefill still splits over many threads.
 constexpr int64_t kJobColumns = 128;
 
 // One product stage (gate+up, or down) of a problem, cut into jobs.
@@ -56,14 +56,14 @@ struct Plan {
   int64_t first_slot;  // row of the h buffer
   Stage gate_up;
   Stage down;
-  bool packs_at_once;  // h, after the last gate and up job
+  bool packs_at_once;  // h is packed directly after the last gate and up job
 };
 
 inline int64_t JobBytes(int64_t total, int threads) {
   return std::clamp(total / (threads * kJobsPerThread), kMinJobWeightBytes, kMaxJobWeightBytes);
 }
 
-// `job_bytes`: of weights; `least`: row blocks of a job.
+// `job_bytes`: weights of a job; `least`: the fewest row blocks of a job.
 inline Stage CutStage(int64_t row_blocks, int64_t bytes_per_block, int64_t job_bytes,
                       int64_t columns, int64_t least, int64_t multiple) {
   Stage stage;
@@ -89,8 +89,8 @@ inline JobRange RangeOf(const Stage& stage, int64_t job, int64_t columns) {
 using kernels::KernelSet;
 using kernels::kOperandKinds;
 
-// An input is packed as it is and, for experts stored in that domain, after the Hadamard
-// transform: form kind, and form kOperandKinds + kind.
+// An input is packed as it is (form `kind`) and, for experts stored in the Hadamard domain, after
+// the transform (form kOperandKinds + kind).
 constexpr int kInputForms = 2 * kOperandKinds;
 inline int InputForm(const Scheme& scheme, bool hadamard, ActivationNumerics numerics) {
   return static_cast<int>(kernels::OperandFor(scheme, numerics)) + (hadamard ? kOperandKinds : 0);
@@ -102,7 +102,7 @@ struct Forms {
   bool h[kOperandKinds] = {};
   bool keeps_h = false;   // whether some h is kept in fp32 before it is packed
   bool copies_x = false;  // whether some x is transformed or rounded before it is packed
-  bool apart = false;     // whether some gate and up are two products
+  bool apart = false;     // whether gate and up of some expert are two separate products
 
   void Add(const ExpertFormat& format, ActivationNumerics numerics) {
     x[InputForm(format.gate, format.hadamard, numerics)] = true;
@@ -129,36 +129,36 @@ class OperandSizes {
     return set_.For(static_cast<OperandKind>(kind), numerics_);
   }
 
-  // Bytes of one packed row. An odd number of cache lines: rows a power of two apart would compete
-  // for
-  // the same few sets.
+  // Bytes of one packed row: an odd number of cache lines, because rows a power of two apart would
+  // compete for the same few cache sets.
   int64_t OperandBytes(int kind, int64_t channels) const;
   // Bytes of one packed row of h, in the widest form.
   int64_t WidestH(const Forms& forms, int64_t channels) const;
 
-  // Room for one row of x a thread that is transformed or rounded before it is packed; floats.
+  // Floats per thread for one row of x that is transformed or rounded before it is packed.
   static int64_t TransformStride(int64_t hidden) { return RoundUp(hidden, 16); }
   int64_t TransformBytes(int64_t hidden, const Forms& forms) const;
 
-  // Room for the rows of x of a job, a thread: of gate and up, and of up when it is a product
-  // apart.
+  // Room per thread for the gathered rows of x of a job: for gate and up, and again for up if that
+  // is a separate product.
   static int64_t GatherRows(int64_t slots) { return std::min(slots, kJobColumns); }
   int64_t WidestGathered(const Forms& forms, int64_t hidden) const;
   int64_t GatherBytes(int64_t slots, int64_t hidden, const Forms& forms) const;
 
-  // Weights that a thread keeps as tiles while a job has more columns than a kernel takes at once:
-  // of one row block, and of all. No room where no expert can have so many tokens.
+  // Bytes of weights that a thread keeps as tiles if a job has more columns than a kernel takes at
+  // once: of one row block, and of all blocks of all threads. 0 if no expert can have so many
+  // tokens.
   int64_t KeptBytes(int64_t slots, int64_t hidden, int64_t widest, const Forms& forms) const;
   int64_t RoomForKept(int64_t slots, int64_t hidden, int64_t widest, const Forms& forms) const {
     return threads_ * kernels::kMaxBlocks * KeptBytes(slots, hidden, widest, forms);
   }
 
-  // No more problems than slots: empty ones are skipped.
+  // There are at most as many problems as slots, because empty ones are skipped.
   static int64_t PlanBytes(int64_t slots) {
     return RoundUp(slots * static_cast<int64_t>(sizeof(Plan)), 64);
   }
 
-  // All of it. `slots`: pairs of token and expert; `widest`: intermediate size.
+  // The whole workspace. `slots`: pairs of token and expert; `widest`: largest intermediate size.
   int64_t Workspace(int64_t rows, int64_t slots, int64_t hidden, int64_t widest,
                     const Forms& forms) const;
 
@@ -180,16 +180,17 @@ class CpuGemm final : public MixedGroupGemm {
   absl::string_view kernels() const override { return set_.name; }
 
  private:
-  // Row blocks of a gate and up job, so that the copying of its rows of x is little beside them.
+  // The fewest row blocks of a gate and up job for which gathering its rows of x is cheap in
+  // comparison.
   int64_t GatheringBlocks(const RecordLayout& layout, int64_t columns) const;
 
   void MakePlans(absl::Span<const ExpertProblem> problems);
 
-  // Where the jobs of a worker begin, as pools that give each an equal part in order have it. With
-  // another pool what follows from it is of no use, and does no harm.
+  // The first job of a worker if the pool gives each worker an equal range, in order. With another
+  // pool the prefetches that use this are useless, but do no harm.
   int64_t FirstJob(int64_t jobs, int worker) const { return jobs * worker / pool_->num_threads(); }
 
-  // Fetches the first weights of a worker's jobs of a step into the L2 cache.
+  // Prefetches the first weights of a worker's jobs in a step into the L2 cache.
   void FetchFirst(Stage Plan::*stage, int64_t jobs, int worker) const;
 
   const Plan& PlanOf(int64_t job, Stage Plan::*stage) const {
@@ -199,7 +200,7 @@ class CpuGemm final : public MixedGroupGemm {
     return *(after - 1);
   }
 
-  // Whether gate and up jobs pack h, piece by piece: else it is kept in fp32 for PackH.
+  // Whether gate and up jobs pack h piece by piece; else h is kept in fp32 for PackH.
   bool PacksPieces(const RecordLayout& layout) const {
     return !layout.format.hadamard &&
            kernels::OperandFor(layout.down.scheme, numerics_) == OperandKind::kPlain;
@@ -207,12 +208,12 @@ class CpuGemm final : public MixedGroupGemm {
 
   void PackInput(int64_t rows, const Forms& forms);
   void PackH(int64_t slots);
-  // The Hadamard transform is no pass of its own: the row is in the L1 cache.
+  // Includes the Hadamard transform, while the row is in the L1 cache.
   void PackHRow(const Plan& plan, int64_t slot) const;
   /// Packs the rows of h of a problem when its last job of gate and up is done.
   void PackBehindLast(const Plan& plan) const;
 
-  // The product of gate or up with the tokens of a job. `room`: where rows may be copied together.
+  // The product of gate or up with the tokens of a job. `room`: memory for gathered rows.
   Product ProductOfX(const ExpertProblem& problem, const MatrixLayout& matrix,
                      const JobRange& range, uint8_t* room) const;
 
@@ -222,14 +223,14 @@ class CpuGemm final : public MixedGroupGemm {
 
   void GateUpJob(int64_t job, int thread) const;
 
-  // h of `count` products of gate and up, which it may overwrite.
+  // Computes h from `count` products of gate and up, which it may overwrite.
   void Activate(const ExpertActivation& activation, int64_t count, float* gate, float* up,
                 float* h) const;
 
-  // The result of row block `block`, of h, of consecutive slots: packed where down takes it so.
+  // Stores the h of row block `block` for consecutive slots; packed if down reads it packed.
   void StoreH(const RecordLayout& layout, int64_t block, int64_t first_slot, int columns,
               const float* h) const;
-  // The 16 channels of h that row block `block` gave, as one piece of a plain operand.
+  // Packs the 16 channels of h from row block `block` as one piece of a plain operand.
   static void PackPiece(const RecordLayout& layout, int64_t block, const float* h,
                         const OperandKernels& kernels, uint8_t* row);
 
@@ -244,23 +245,23 @@ class CpuGemm final : public MixedGroupGemm {
   const OperandSizes sizes_;
   AlignedBuffer workspace_;
 
-  // State of the Run under way; the arrays are in workspace_.
+  // State of the current Run; the arrays are in workspace_.
   const float* x_ = nullptr;
   float* out_ = nullptr;
   int64_t hidden_ = 0;
   uint8_t* packed_x_[kInputForms] = {};
-  float* transformed_ = nullptr;  // a row of x a thread, on its way into a Hadamard form
-  uint8_t* gathered_ = nullptr;   // rows of x that a job brings together, a thread
+  float* transformed_ = nullptr;  // per thread: a row of x before it is packed
+  uint8_t* gathered_ = nullptr;   // per thread: the rows of x that a job gathers
   int64_t gathered_matrix_bytes_ = 0;
   int64_t gathered_matrices_ = 1;  // 2 if gate and up may be two products
-  uint8_t* kept_ = nullptr;  // weights that a job keeps as tiles, kMaxBlocks row blocks a thread
+  uint8_t* kept_ = nullptr;        // per thread: kMaxBlocks row blocks of weights kept as tiles
   int64_t kept_block_bytes_ = 0;
   uint8_t* packed_h_ = nullptr;  // each slot in the form of its down matrix
   int64_t h_row_bytes_ = 0;
-  float* h_ = nullptr;  // where it is not packed as it is made
+  float* h_ = nullptr;  // h in fp32, if it is not packed immediately
   int64_t h_stride_ = 0;
   Plan* plans_ = nullptr;
-  std::atomic<int64_t>* pending_ = nullptr;  // by plan: gate and up jobs that are not done
+  std::atomic<int64_t>* pending_ = nullptr;  // [plans]: gate and up jobs that are not done
   int64_t num_plans_ = 0;
   int64_t gate_up_jobs_ = 0;
   int64_t down_jobs_ = 0;

@@ -12,12 +12,12 @@ namespace {
 
 using kernels::kMaxBlocks;
 
-// Workers fetch this much of each matrix that they begin with in the next step while they would
-// wait for the others: what kernels fetch ahead.
+// While a worker would wait for the others, it prefetches so many bytes of each matrix that it
+// begins with in the next step: as many as kernels prefetch ahead.
 constexpr int64_t kFetchBytes = 8 << 10;
 
-// Row block `block` of gate and of up: both of `args` where that has two blocks, else up's of `up`
-// if there is a gate.
+// Points at row block `block` of gate and of up: both in `args` if that has two blocks, else up's
+// in `up` if there is a gate.
 void PointAtGateUp(const ExpertProblem& problem, int64_t block, BlockGemmArgs* args,
                    BlockGemmArgs* up) {
   const RecordLayout& layout = *problem.layout;
@@ -116,7 +116,7 @@ void CpuGemm::GateUpJob(int64_t job, int thread) const {
   const int64_t most = std::min(gate_product.most, up_product.most);
 
   BlockGemmArgs args = {};
-  BlockGemmArgs up = {};  // when it is a product of its own
+  BlockGemmArgs up = {};  // used if up is a separate product
   args.blocks = tied && gated ? 2 : 1;
   up.blocks = 1;
   args.out = product;
@@ -206,7 +206,7 @@ void CpuGemm::PackPiece(const RecordLayout& layout, int64_t block, const float* 
   const int64_t piece = kernels.bytes_per_tile / kernels::kTilePieces;
   kernels.pack(h, kBlockRows, 1, row + block * piece);
   if (block + 1 == layout.gate.padded_rows / kBlockRows) {
-    // The padding that rounds intermediate up to a K tile: zero, for 0 x NaN is NaN.
+    // Zeroes the padding up to a multiple of a K tile: garbage could be NaN, and 0 x NaN is NaN.
     const int64_t pieces = layout.down.padded_k / kPieceK;
     std::memset(row + (block + 1) * piece, 0, (pieces - block - 1) * piece);
   }
@@ -264,7 +264,7 @@ void CpuGemm::Scatter(const ExpertProblem& problem, int64_t block, int blocks, i
       const float* from = product + (b * kMaxColumns + c) * kBlockRows;
       if (count == kBlockRows) {
         std::memcpy(to, from,
-                    kBlockRows * sizeof(float));  // a few moves, not a call
+                    kBlockRows * sizeof(float));  // constant size: no library call
       } else {
         std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
       }

@@ -14,10 +14,10 @@
 namespace moert {
 
 ExpertParallelImpl::~ExpertParallelImpl() {
-  if (fence_ != nullptr && !steps_.empty()) fence_->Miss();  // they will not pass it
+  if (fence_ != nullptr && !steps_.empty()) fence_->Miss();  // open steps will not pass the fence
   try {
-    AwaitSteps().IgnoreError();  // they use what goes now
-  } catch (...) {                // no memory for the message of a device that is lost
+    AwaitSteps().IgnoreError();  // steps use the memory that is freed here
+  } catch (...) {                // no memory for the message of a lost device
   }
 }
 
@@ -32,7 +32,7 @@ absl::Status ExpertParallelImpl::CheckTotal(int64_t rows) const {
 absl::Status ExpertParallelImpl::CheckRows(const StepInfo& info, Step* step) {
   const bool apart = step->placement == TokenPlacement::kPerRank;
   if (on_device()) {
-    // The host does not wait for others here: as many rows on every rank are the callers' promise.
+    // The host does not wait for other ranks here: callers promise equally many rows on every rank.
     return Split(apart ? info.rows * group_->size() : info.rows, true, step);
   }
   const int64_t mine[2] = {info.rows, static_cast<int64_t>(step->placement)};
@@ -77,7 +77,7 @@ absl::StatusOr<StepId> ExpertParallelImpl::BeginStep(const StepInfo& info,
 
 absl::Status ExpertParallelImpl::EndStep(StepId id) try {
   const auto found = steps_.find(id);
-  if (found == steps_.end()) return engine_->EndStep(id);  // says what is wrong with it
+  if (found == steps_.end()) return engine_->EndStep(id);  // returns the error
   absl::Status status = engine_->EndStep(id);
   if (fence_ != nullptr) status.Update(fence_->Pass(found->second.stream));
   steps_.erase(found);
@@ -98,7 +98,7 @@ absl::Status ExpertParallelImpl::CheckCall(const Step& step, int layer, const Ma
         "layer {}: hidden [{}, {}], out [{}, {}]; this rank's step takes [{}, {}]", layer,
         hidden.rows, hidden.cols, out.rows, out.cols, step.rows, spec.hidden);
   }
-  // A placed group looks at the routing of replicated tokens too.
+  // A placed group needs the routing of replicated tokens too.
   if (step.placement == TokenPlacement::kReplicated && placed_ == nullptr) return absl::OkStatus();
   return CheckRouting(step, layer, routing);
 }
@@ -173,14 +173,14 @@ absl::Status ExpertParallelImpl::Replicated(StepId id, const Step& step, int lay
   return AddUp(step, sum, out);
 }
 
-/// Where a step's rows are summed if not in the caller's output.
+/// The memory in which a step's rows are summed if not in the caller's output.
 absl::StatusOr<MutableMatrixView> ExpertParallelImpl::Scratch(const Step& step, int64_t cols) {
   if (on_device()) return rows_->Part(step.engine_rows, cols, step.narrow);
   y_.resize(step.rows * cols);
   return MutableMatrixView{y_.data(), DType::kF32, step.rows, cols, cols};
 }
 
-/// The sum of `part` over the ranks, into out.
+/// Writes the sum of `part` over the ranks into out.
 absl::Status ExpertParallelImpl::AddUp(const Step& step, const MutableMatrixView& part,
                                        const MutableMatrixView& out) {
   const int64_t count = part.rows * part.cols;
@@ -233,7 +233,8 @@ absl::Status ExpertParallelImpl::Own(StepId id, const Step& step, int layer,
   return absl::OkStatus();
 }
 
-/// Into y_. Calls of a step have as many rows as all ranks together: what is missing has no expert.
+/// Multiplies `rows` into y_. Calls of a step have as many rows as all ranks together, so missing
+/// rows are added with no expert.
 absl::Status ExpertParallelImpl::Multiply(StepId id, const Step& step, int layer, int64_t k,
                                           ExchangedRows* rows) {
   const int64_t cols = engine_->model().layers[layer].hidden;

@@ -1,4 +1,4 @@
-// A group is made: ranks tell each other how they fared.
+// Creates a group: ranks tell each other whether they succeeded.
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -18,7 +18,7 @@
 namespace moert {
 namespace {
 
-/// An engine over this rank's shard, and what the exchange needs beside it.
+/// Makes an engine over this rank's shard, and the other parts that the exchange needs.
 absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeImpl(
     const std::shared_ptr<const ExpertSource>& source, const EngineOptions& options,
     const std::vector<ShardPlan>& plans, const std::shared_ptr<Collectives>& group) {
@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakeRank(
   return MakeImpl(source, options, plans, group);
 }
 
-/// Every rank may be given every expert, and has the shared ones.
+/// Makes a rank of a group whose experts move: it may be given any expert, and has the shared ones.
 absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakePlacedRank(
     const std::shared_ptr<const ExpertSource>& source, EngineOptions options,
     const ExpertPlacement& placement, const std::shared_ptr<Collectives>& group) {
@@ -64,7 +64,7 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakePlacedRank(
   std::vector<ShardPlan> plans;
   for (int r = 0; r < group->size(); ++r) {
     Shard shard;
-    shard.shared_experts = r == 0 || !shared;  // computes them
+    shard.shared_experts = r == 0 || !shared;  // rank 0 computes the shared experts
     MOERT_ASSIGN_OR_RETURN(ShardPlan plan, ResolveShard(shard, model));
     plans.push_back(std::move(plan));
   }
@@ -83,13 +83,14 @@ absl::StatusOr<std::unique_ptr<ExpertParallelImpl>> MakePlacedRank(
   return rank;
 }
 
-/// How a rank fared, for the others.
+/// A rank's status, sent to the others.
 struct Verdict {
   int32_t code = 0;
   char message[252] = {};
 };
 
-/// Every rank hears how all of them fared: OK, this rank's own error, or the first of the others'.
+/// Exchanges the status of all ranks. Returns OK, this rank's own error, or else the first error of
+/// another rank.
 absl::Status AllReady(const absl::Status& mine, Collectives* group) {
   Verdict verdict;
   verdict.code = static_cast<int32_t>(mine.code());
@@ -110,7 +111,7 @@ absl::Status AllReady(const absl::Status& mine, Collectives* group) {
   return absl::OkStatus();
 }
 
-/// make(): this rank. agree(rank): with the others, when all are made.
+/// make() makes this rank; agree(rank) agrees with the others once all ranks are made.
 template <typename Make, typename Agree>
 absl::StatusOr<std::unique_ptr<ExpertParallel>> CreateWith(
     const std::shared_ptr<const ExpertSource>& source, const std::shared_ptr<Collectives>& group,

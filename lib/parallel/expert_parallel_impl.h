@@ -17,7 +17,7 @@
 
 namespace moert {
 
-/// A device rank's parts beside its engine; else null.
+/// The parts that a rank on a device has in addition to its engine; null on the CPU.
 struct DeviceParts {
   std::unique_ptr<StepFence> fence;
   std::unique_ptr<RowKernels> kernels;
@@ -25,7 +25,7 @@ struct DeviceParts {
 
 class ExpertParallelImpl final : public ExpertParallel {
  public:
-  /// `whole`: the model; an engine without shared experts does not know of them.
+  /// `whole`: the whole model, including shared experts that the engine may not have.
   ExpertParallelImpl(const MoeModelSpec& whole, std::unique_ptr<Engine> engine,
                      const std::vector<ShardPlan>& plans, std::shared_ptr<Collectives> group,
                      DeviceParts device, int64_t max_rows)
@@ -45,10 +45,10 @@ class ExpertParallelImpl final : public ExpertParallel {
                        const MutableMatrixView& out) override;
   absl::Status EndStep(StepId id) override;
 
-  /// Makes the group one whose experts are placed.
+  /// Makes this a group with placed experts, which can move between ranks.
   absl::Status StartPlaced(const ExpertPlacement& placement, std::unique_ptr<PlacedIds> placed);
-  /// Collective, with all ranks made: whether each has room for every expert, and what exchanges
-  /// cost then.
+  /// Collective, called once all ranks are made: finds out whether each rank has room for every
+  /// expert. If so, measures the cost of exchanges, by which steps are split.
   absl::Status AgreeOnSplit(const ExpertSource& source, const EngineOptions& options);
   absl::Status MoveExperts(const ExpertPlacement& placement) override;
   absl::StatusOr<std::vector<std::vector<double>>> TakeLoads() override;
@@ -65,8 +65,8 @@ class ExpertParallelImpl final : public ExpertParallel {
  private:
   struct Step {
     TokenPlacement placement = TokenPlacement::kReplicated;
-    int64_t rows = 0;         // of this rank
-    int64_t engine_rows = 0;  // of the engine's calls
+    int64_t rows = 0;         // rows of this rank
+    int64_t engine_rows = 0;  // rows of the engine's calls
     void* stream = nullptr;
     StepSplit split = StepSplit::kExperts;
     bool narrow = false;  // parts travel as bf16
@@ -75,20 +75,20 @@ class ExpertParallelImpl final : public ExpertParallel {
   bool on_device() const { return engine_->backend() == BackendKind::kCuda; }
 
   absl::Status CheckRows(const StepInfo& info, Step* step);
-  /// Sets the split of a step of `all` rows, and what goes by it.
+  /// Sets the split of a step of `all` rows, and the fields that depend on it.
   absl::Status Split(int64_t all, bool every_rank_has_rows, Step* step) const;
-  /// A step as the engine is told of it.
+  /// The description of a step for the engine.
   StepInfo EngineInfo(const StepInfo& info, const Step& step) const;
   absl::Status CheckTotal(int64_t rows) const;
   absl::Status CheckPlaced() const;
-  /// The device's work for steps is done.
+  /// Waits for the device's work of steps.
   absl::Status AwaitSteps() { return fence_ == nullptr ? absl::OkStatus() : fence_->Await(); }
   absl::Status CheckCall(const Step& step, int layer, const MatrixView& hidden,
                          const RoutedInput* routing, const MutableMatrixView& out) const;
   absl::Status Replicated(StepId id, const Step& step, int layer, const MatrixView& hidden,
                           const RoutedInput* routing, const MutableMatrixView& out);
-  /// This rank's block of a step's rows begins here. Blocks are equally long, so the last ones may
-  /// overlap.
+  /// The first row of a rank's block of a step's rows. Blocks are equally long, so the last ones
+  /// may overlap.
   static int64_t BlockBegin(const Step& step, int rank) {
     return std::min(rank * step.engine_rows, step.rows - step.engine_rows);
   }
@@ -102,10 +102,10 @@ class ExpertParallelImpl final : public ExpertParallel {
   absl::Status Own(StepId id, const Step& step, int layer, const MatrixView& hidden,
                    const RoutedInput& routing, const MutableMatrixView& out);
   absl::Status Multiply(StepId id, const Step& step, int layer, int64_t k, ExchangedRows* rows);
-  /// A rank that cannot go on tells the others.
+  /// On an error, aborts the group, so that the other ranks do not wait for this one.
   absl::Status OrAbort(absl::Status status) {
     if (status.ok()) return status;
-    if (fence_ != nullptr) fence_->Miss();  // what it has given to which stream is not known
+    if (fence_ != nullptr) fence_->Miss();  // the work already enqueued is not known
     group_->Abort(status);
     return status;
   }
@@ -120,7 +120,7 @@ class ExpertParallelImpl final : public ExpertParallel {
   }
 
   const std::shared_ptr<Collectives> group_;
-  const std::unique_ptr<StepFence> fence_;  // of what exchange and placement keep; null: on the CPU
+  const std::unique_ptr<StepFence> fence_;  // for buffers of rows_ and placed_; null: on the CPU
   const std::unique_ptr<Engine> engine_;
   TokenExchange exchange_;             // in host memory
   std::unique_ptr<RowExchange> rows_;  // on a device; else null

@@ -30,7 +30,7 @@ RoutedInput RoutingOf(const RoutedInput& all, int64_t rows, int64_t first, int64
   return some;
 }
 
-/// Values to time exchanges with, where ranks compute, and a stream there.
+/// Memory and a stream for timing exchanges, on the device or host where ranks compute.
 class ExchangeMemory {
  public:
   static absl::StatusOr<ExchangeMemory> Make(bool on_device, int device, int64_t floats) {
@@ -66,14 +66,14 @@ absl::Status ExpertParallelImpl::AgreeOnSplit(const ExpertSource& source,
   const bool holds_all = memory.slots >= memory.total_experts;
   const int64_t few = engine_->model().layers[0].hidden, many = few * 4096;
   const HardwareProfile& profile = options.profile;
-  // On the CPU each further token of an expert takes a share of a pass over its weights.
+  // On the CPU each further token of an expert takes a fraction of a pass over its weights.
   absl::StatusOr<DeviceRates> rates =
       DeviceRates{profile.cpu_weight_bytes_per_s,
                   profile.cpu_weight_bytes_per_s / std::max(1e-3, profile.cpu_next_token_share)};
   if (on_device()) rates = RatesOf(options.device);
   absl::StatusOr<ExchangeMemory> scratch = absl::ResourceExhaustedError("room for some experts");
   if (holds_all) scratch = ExchangeMemory::Make(on_device(), options.device, many);
-  // Where one rank has no room, or cannot tell, all split experts.
+  // If one rank has no room, or its rates are unknown, all ranks split by experts.
   const bool able = holds_all && rates.ok() && scratch.ok();
   const double mine[3] = {able ? 1.0 : 0.0, able ? rates->read_bytes : 0,
                           able ? rates->operations : 0};
@@ -119,7 +119,7 @@ StepInfo ExpertParallelImpl::EngineInfo(const StepInfo& info, const Step& step) 
   own.rows = step.engine_rows;
   if (step.split == StepSplit::kNone) return own;
   if (step.split == StepSplit::kRows) {
-    own.predict_next = {};  // the host's rows are all of them
+    own.predict_next = {};  // the host's callback takes all rows, not a block
     const auto first = static_cast<size_t>(BlockBegin(step, group_->rank()));
     const auto block = [&](auto ids) {
       return ids.empty() ? ids : ids.subspan(first, static_cast<size_t>(own.rows));
@@ -127,7 +127,7 @@ StepInfo ExpertParallelImpl::EngineInfo(const StepInfo& info, const Step& step) 
     own.request_ids = block(info.request_ids);
     own.token_ids = block(info.token_ids);
   } else if (step.placement == TokenPlacement::kPerRank) {
-    own.request_ids = {};  // rows of several ranks
+    own.request_ids = {};  // the rows come from several ranks
   }
   return own;
 }

@@ -63,7 +63,7 @@ absl::StatusOr<NcclApi> Load() {
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (driver == nullptr) return Unavailable("CUDA: {}", dlerror());
   NcclApi n;
-  // An old one may lack what is looked for.
+  // Checks the version first: an old library may lack some functions.
   int version = 0;
   MOERT_RETURN_IF_ERROR(Finder(library, "NCCL")("ncclGetVersion", &n.GetVersion).status());
   if (n.GetVersion(&version) != kNcclSuccess || version < kOldestNccl) {

@@ -1,5 +1,5 @@
-// NCCL and the CUDA driver as the NCCL group needs them, loaded at run time, with the few of their
-// declarations that are used: builds without CUDA have them too.
+// The functions of NCCL and the CUDA driver that the NCCL group uses. They are loaded at run time,
+// and their declarations are repeated here, so that builds without CUDA have them too.
 #ifndef MOERT_LIB_PARALLEL_NCCL_API_H_
 #define MOERT_LIB_PARALLEL_NCCL_API_H_
 
@@ -20,12 +20,12 @@ constexpr NcclResult kNcclInProgress = 7;
 constexpr int kNcclInt8 = 0;
 constexpr int kNcclFloat32 = 7;
 constexpr int kNcclSum = 0;
-constexpr int kOldestNccl = 21400;  // the first whose calls need not block
+constexpr int kOldestNccl = 21400;  // 2.14, the first version with nonblocking calls
 struct NcclUniqueId {
   char internal[128];
 };
 static_assert(sizeof(NcclUniqueId) == sizeof(NcclId));
-/// 2.14 knew these; later ones read no further where the version says so.
+/// The fields of version 2.14. Later versions do not read beyond them, because of `version`.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -87,10 +87,11 @@ struct NcclApi {
   int (*CopyToHost)(void*, CudaAddress, size_t, CudaStream) = nullptr;
 };
 
-/// Loaded once, never closed. Unavailable, with the reason, where they are not there.
+/// Loads the libraries once and never closes them. Unavailable, with the reason, if one is missing.
 absl::StatusOr<const NcclApi*> LoadNccl();
 
-/// Makes a context current for a scope whose calls leave captures of other threads alone.
+/// Makes a context current for a scope. Calls within the scope leave captures of other threads
+/// alone.
 class NcclScope {
  public:
   NcclScope(const NcclApi* api, CudaContext context) : api_(api) {

@@ -1,5 +1,5 @@
-// A rank of an NCCL communicator: the five functions over NcclCommunicator. Host memory goes
-// through a buffer on the device.
+// A rank of an NCCL communicator: the five functions of Collectives over NcclCommunicator. Data in
+// host memory goes through a staging buffer on the device.
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
@@ -64,7 +64,8 @@ class NcclCollectives final : public Collectives {
     CudaStream stream;
   };
 
-  /// call(buffers) enqueues. stream null: on copies of the memory, done on return.
+  /// Runs call(buffers), which enqueues. stream null: works on copies of host memory and is done on
+  /// return.
   template <typename Call>
   absl::Status Run(const char* what, const Memory& memory, CudaStream stream, const Call& call) {
     if (stream == nullptr) return RunStaged(what, memory, call);
@@ -82,13 +83,13 @@ class NcclCollectives final : public Collectives {
   const NcclApi* const api_;
   const NcclOptions o_;
   NcclCommunicator communicator_;
-  // The stream of calls in host memory.
+  // The stream for calls with host memory.
   CudaStream stream_ = nullptr;
   CudaAddress staging_ = 0;
   size_t staging_bytes_ = 0;
 };
 
-/// An error of the driver, or 0.
+/// Makes the stream and the staging buffer. Returns an error of the driver, or 0.
 int NcclCollectives::Reserve(size_t bytes) {
   if (stream_ == nullptr) {
     if (const int error = api_->StreamCreate(&stream_, kCudaStreamNonBlocking); error != 0) {
@@ -156,7 +157,7 @@ NcclResult NcclCollectives::Exchange(const Buffers& at, absl::Span<const int64_t
     from += out;
     to += in;
   }
-  const NcclResult end = api_->GroupEnd();  // also behind a failure
+  const NcclResult end = api_->GroupEnd();  // also after a failure
   return result == kNcclSuccess ? end : result;
 }
 
@@ -189,7 +190,7 @@ absl::StatusOr<std::unique_ptr<Collectives>> MakeNcclCollectives(const NcclOptio
       return absl::InvalidArgumentError("NCCL: communicator: cannot be asked for its device");
     }
   } else if (device < 0 && nccl->CtxGetDevice(&device) != kCudaSuccess) {
-    device = 0;  // the thread has none yet
+    device = 0;  // the thread has no current device yet
   }
   CudaContext context = nullptr;
   if (nccl->PrimaryCtxRetain(&context, device) != kCudaSuccess) {

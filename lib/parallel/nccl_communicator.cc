@@ -10,7 +10,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-/// Between two looks at something: awake at first.
+/// Pauses between two polls: yields at first, sleeps later.
 void Pause(SteadyClock::time_point since) {
   if (SteadyClock::now() - since < std::chrono::milliseconds(5)) {
     std::this_thread::yield();
@@ -33,7 +33,7 @@ NcclCommunicator::~NcclCommunicator() {
     const MutexLock lock(&mu_);
     if (comm_ != nullptr && o_.communicator == nullptr) {
       const absl::Status settled = Settle("finalize", api_->CommFinalize(comm_));
-      if (settled.ok()) api_->CommDestroy(comm_);  // else it was aborted
+      if (settled.ok()) api_->CommDestroy(comm_);  // otherwise it was aborted, which frees it
     }
     for (const Pending& pending : pending_) api_->EventDestroy(pending.event);
     for (CudaEvent event : events_) api_->EventDestroy(event);
@@ -102,7 +102,7 @@ absl::Status NcclCommunicator::Settle(const char* what, NcclResult result) {
   return result == kNcclSuccess ? absl::OkStatus() : Fail(what, result);
 }
 
-/// An event behind a call that was enqueued, for Watch. One that is captured does not run: Wait
+/// Records an event behind an enqueued call, for Watch. A captured call does not run now; Wait
 /// watches its replays.
 absl::Status NcclCommunicator::Note(const char* what, CudaStream stream) {
   int capturing = 0;
@@ -110,7 +110,7 @@ absl::Status NcclCommunicator::Note(const char* what, CudaStream stream) {
     return absl::OkStatus();
   }
   if (events_.empty()) {
-    events_.reserve(pending_.size() + 1);  // all of them, so that they come back without memory
+    events_.reserve(pending_.size() + 1);  // so that returning events never allocates
     CudaEvent event = nullptr;
     const int error = api_->EventCreate(&event, kCudaEventNoTiming);
     if (error != kCudaSuccess) {
@@ -155,7 +155,7 @@ void NcclCommunicator::AbortLocked(const absl::Status& why) {
   if (!failure_.ok()) return;
   failure_ = why.ok() ? absl::Status(absl::StatusCode::kAborted, "") : why;
   if (comm_ != nullptr) api_->CommAbort(comm_);
-  comm_ = nullptr;  // aborted ones are freed
+  comm_ = nullptr;  // CommAbort has freed it
 }
 
 absl::Status NcclCommunicator::Fail(const char* what, NcclResult result) {
@@ -182,7 +182,7 @@ void NcclCommunicator::Watch() {
     }
     try {
       CheckPending();
-    } catch (...) {  // no memory for what it has to say
+    } catch (...) {  // no memory for the message
       AbortLocked(absl::Status(absl::StatusCode::kResourceExhausted, ""));
     }
     changed_.WaitFor(&mu_, std::chrono::milliseconds(5));

@@ -1,6 +1,6 @@
-// One rank of an NCCL communicator in which nothing waits without an end: its calls return at once
-// and are polled, and a thread watches what was enqueued and aborts the communicator when it is
-// late, so that its kernels end and whoever waits for the stream goes on.
+// One rank of an NCCL communicator in which every wait is bounded. Its calls return at once and are
+// polled. A thread watches the enqueued work and aborts the communicator when that is late, so that
+// its kernels end and waits for the stream return.
 #ifndef MOERT_LIB_PARALLEL_NCCL_COMMUNICATOR_H_
 #define MOERT_LIB_PARALLEL_NCCL_COMMUNICATOR_H_
 
@@ -23,7 +23,7 @@ namespace moert {
 /// Thread-safe.
 class NcclCommunicator {
  public:
-  /// `context`: of `device`, retained, which the destructor releases.
+  /// `context`: the retained context of `device`; the destructor releases it.
   NcclCommunicator(const NcclApi* api, const NcclOptions& options, int device, CudaContext context)
       : api_(api), o_(options), device_(device), context_(context) {}
   ~NcclCommunicator();
@@ -32,7 +32,7 @@ class NcclCommunicator {
   /// Waits for the other ranks.
   absl::Status Init();
 
-  /// call(communicator) enqueues on the stream.
+  /// Runs call(communicator), which enqueues on the stream.
   absl::Status Enqueue(const char* what, CudaStream stream,
                        absl::FunctionRef<NcclResult(NcclComm)> call);
   /// See Collectives.
@@ -41,7 +41,7 @@ class NcclCommunicator {
     const MutexLock lock(&mu_);
     AbortLocked(why);
   }
-  /// An error of the driver in what the caller did for a call: as if a call had failed.
+  /// Reports an error of the driver in the caller's own work for a call, as if the call had failed.
   absl::Status DriverFailed(const char* what, int error) {
     const MutexLock lock(&mu_);
     return GiveUp(absl::StatusCode::kInternal, "{}: CUDA error {}", what, error);
@@ -57,7 +57,7 @@ class NcclCommunicator {
 
   absl::Status Connect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Borrow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  /// Polls until a call that is in progress is not.
+  /// Polls until a call is no longer in progress.
   absl::Status Settle(const char* what, NcclResult result) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Note(const char* what, CudaStream stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Watch();
@@ -83,7 +83,7 @@ class NcclCommunicator {
   Mutex mu_;
   CondVar changed_;
   NcclComm comm_ ABSL_GUARDED_BY(mu_) = nullptr;
-  absl::Status failure_ ABSL_GUARDED_BY(mu_);  // for ever
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);  // once set, stays
   std::deque<Pending> pending_ ABSL_GUARDED_BY(mu_);
   std::vector<CudaEvent> events_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;

@@ -1,4 +1,4 @@
-// Which rank owns which experts, by how much work each is.
+// Assigns experts to ranks by their load.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -18,7 +18,7 @@
 namespace moert {
 namespace {
 
-/// How many experts each rank may have; `one_more` of the ranks, whichever, one beyond that.
+/// How many experts each rank may have. Any `one_more` of the ranks may have one in addition.
 struct RankRoom {
   std::vector<size_t> experts;
   size_t one_more = 0;
@@ -27,8 +27,8 @@ struct RankRoom {
 /// The owners of one layer's experts: dealt out by load, then swapped while that helps.
 class LayerPlacement {
  public:
-  /// `room`: together for every expert at least. Room beyond that holds copies. `base_load`: a
-  /// rank's other work.
+  /// `room`: must hold every expert; room beyond that holds copies. `base_load`: the other load of
+  /// each rank.
   LayerPlacement(const std::vector<double>& loads, RankRoom room, std::vector<double> base_load);
 
   /// The experts of each rank, ascending. copies: whether experts may have several owners.
@@ -37,7 +37,7 @@ class LayerPlacement {
   double Highest(const std::vector<std::vector<int32_t>>& own) const;
 
  private:
-  /// The load of one of its copies.
+  /// The load of one copy of an expert.
   double Load(int32_t e) const {
     const auto i = static_cast<size_t>(e);
     return loads_[i] / copies_[i];
@@ -67,7 +67,7 @@ LayerPlacement::LayerPlacement(const std::vector<double>& loads, RankRoom room,
 std::vector<std::vector<int32_t>> LayerPlacement::PlaceAll(bool copies) {
   if (copies) Copy();
   Deal();
-  // Each swap lowers the highest load; a few do.
+  // Each swap lowers the highest load; a few swaps are enough.
   for (size_t i = 0; i < loads_.size() && Swap(); ++i) {
   }
   for (std::vector<int32_t>& experts : own_) std::sort(experts.begin(), experts.end());
@@ -91,11 +91,11 @@ double LayerPlacement::Highest(const std::vector<std::vector<int32_t>>& own) con
 }
 
 bool LayerPlacement::Has(size_t rank, int32_t e) const {
-  if (copies_[e] == 1) return false;  // asked of those that have it not
+  if (copies_[e] == 1) return false;  // only asked for ranks that do not own the single copy
   return std::find(own_[rank].begin(), own_[rank].end(), e) != own_[rank].end();
 }
 
-/// Room beyond one of each goes to the experts whose copies are the heaviest.
+/// Uses the room beyond one copy of each expert for the experts whose copies are the heaviest.
 void LayerPlacement::Copy() {
   size_t room = std::accumulate(room_.experts.begin(), room_.experts.end(), room_.one_more);
   room -= loads_.size();
@@ -111,8 +111,9 @@ void LayerPlacement::Copy() {
   }
 }
 
-/// The heaviest first, each copy to the rank with the least load that has room and not yet the
-/// expert, of equal ones to the lowest. A copy for which there is none is left out.
+/// Deals out copies, the heaviest first. Each goes to the rank with the least load that has room
+/// and does not have the expert yet; among equals to the lowest rank. A copy without such a rank is
+/// dropped.
 void LayerPlacement::Deal() {
   std::vector<int32_t> heaviest(loads_.size());
   std::iota(heaviest.begin(), heaviest.end(), 0);
@@ -164,7 +165,7 @@ bool LayerPlacement::Swap() {
       }
     }
   }
-  // A gain by rounding alone is no gain.
+  // Ignores a gain that is due to rounding alone.
   if (give == nullptr || lowest > load_[high] * (1 - 1e-9)) return false;
   const double moved = Load(*give) - Load(*take);
   load_[high] -= moved;
@@ -259,7 +260,7 @@ std::vector<std::vector<int32_t>> OwnOf(const std::vector<std::vector<int32_t>>&
   return own;
 }
 
-/// The other way round: of each expert its owners.
+/// The inverse: the owners of each expert.
 std::vector<std::vector<int32_t>> OwnersOf(const std::vector<std::vector<int32_t>>& own,
                                            size_t experts) {
   std::vector<std::vector<int32_t>> owners(experts);

@@ -45,7 +45,7 @@ absl::StatusOr<RoutedInput> PlacedIds::Keep(int layer, int64_t rows, const Route
   kept_.assign(routing.ids.begin(), routing.ids.end());
   for (int64_t i = 0; i < pairs; ++i) {
     int32_t& id = kept_[i];
-    if (id < 0 || id >= experts) continue;  // the engine names it
+    if (id < 0 || id >= experts) continue;  // the engine reports ids out of range
     if (!shares_[First(layer) + static_cast<size_t>(id)].Has(i / (pairs / rows))) id = -1;
   }
   Count(layer, kept_);

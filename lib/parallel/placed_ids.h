@@ -1,4 +1,5 @@
-// The routing of a group whose experts are placed: which ids a rank computes, and their counts.
+// PlacedIds: the routing of a group whose experts are placed. Selects the ids that a rank computes,
+// and counts them.
 #ifndef MOERT_LIB_PARALLEL_PLACED_IDS_H_
 #define MOERT_LIB_PARALLEL_PLACED_IDS_H_
 
@@ -19,14 +20,15 @@ namespace moert {
 
 class PlacedIds {
  public:
-  /// `device`: keeps ids there; null: in host memory.
+  /// `device`: selects ids in device memory; null: they are in host memory.
   PlacedIds(const MoeModelSpec& model, int rank, std::unique_ptr<OwnedIds> device);
 
   absl::Status Set(const ExpertPlacement& placement);
-  /// `routing` of `rows` tokens with -1 for what is not this rank's. Valid until the next call.
+  /// Returns `routing` of `rows` tokens with -1 for ids that this rank does not compute. Valid
+  /// until the next call.
   absl::StatusOr<RoutedInput> Keep(int layer, int64_t rows, const RoutedInput& routing,
                                    void* stream);
-  /// Ids in host memory that this rank computes.
+  /// Counts ids in host memory that this rank computes.
   void Count(int layer, absl::Span<const int32_t> ids);
   /// Takes the counts of all layers' experts since the last call.
   absl::StatusOr<std::vector<int64_t>> TakeCounts();
@@ -39,7 +41,7 @@ class PlacedIds {
 
   const int rank_;
   const std::unique_ptr<OwnedIds> device_;
-  std::vector<size_t> first_;  // of each layer, and behind the last
+  std::vector<size_t> first_;  // index of each layer's first expert; the last entry is the total
   std::vector<OwnerShare> shares_;
   std::vector<int64_t> counts_;
   std::vector<int32_t> kept_;

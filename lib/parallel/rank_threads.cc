@@ -38,7 +38,7 @@ uint64_t HostCpus() {
   return hash.Finish();
 }
 
-/// A process number alone is another process's in another container.
+/// Identifies this process. The process id alone is not unique across containers.
 uint64_t ThisProcess() {
   static const uint64_t number = [] {
     Hasher64 hash;
@@ -51,8 +51,8 @@ uint64_t ThisProcess() {
   return number;
 }
 
-/// The one T that ranks of the process share under this number, made by whoever comes first.
-/// make(): a StatusOr<std::shared_ptr<T>>.
+/// The T that ranks of the process share under this number; the first caller makes it. make()
+/// returns a StatusOr<std::shared_ptr<T>>.
 template <typename T, typename Make>
 absl::StatusOr<std::shared_ptr<T>> SharedBy(uint64_t number, const Make& make) {
   static Mutex mu;
@@ -65,14 +65,14 @@ absl::StatusOr<std::shared_ptr<T>> SharedBy(uint64_t number, const Make& make) {
   return one;
 }
 
-/// Ranks that wait for each other.
+/// A group of ranks that wait for each other.
 struct Table {
   uint64_t number = 0;
   int here = 0;
   int missing = 0;
 };
 
-/// The tables of a process; more groups than tables do not wait.
+/// The tables of a process. If there are more groups than tables, the others do not wait.
 struct Hall {
   Table* Find(uint64_t number, int ranks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     Table* free = nullptr;
@@ -158,7 +158,7 @@ void RankMeeting::Meet(std::chrono::nanoseconds most) const {
        now = std::chrono::steady_clock::now()) {
     hall.came.WaitFor(&hall.mu, end - now);
   }
-  --table->here;  // the last one leaves it free
+  --table->here;  // at 0 the table is free
 }
 
 }  // namespace moert

@@ -1,5 +1,5 @@
-// Ranks on the same CPUs: they have as many threads as there are CPUs, not as many each; those of
-// one process wait for each other.
+// Ranks on the same CPUs: together they have as many threads as there are CPUs, and ranks of one
+// process can wait for each other.
 #ifndef MOERT_LIB_PARALLEL_RANK_THREADS_H_
 #define MOERT_LIB_PARALLEL_RANK_THREADS_H_
 
@@ -15,41 +15,40 @@
 
 namespace moert {
 
-/// Where a rank runs, as the others see it.
+/// Where a rank runs, as the other ranks see it.
 struct RankPlace {
   uint64_t process = 0;
-  uint64_t cpus = 0;    // of a host, that its threads may run on
-  uint64_t number = 0;  // that no other rank of the process has
-  int64_t asks = 0;     // 1: its options do not say who computes
+  uint64_t cpus = 0;    // hash of the host and of the CPUs that its threads may run on
+  uint64_t number = 0;  // unique among the ranks of a process
+  int64_t asks = 0;     // 1: its options choose no pool, threads or CPUs
 };
 
-/// Threads of the pool of `me` and of those that share it; 0: it is alone, as nobody else runs
-/// there. `usable`: CPUs of this process; `io_threads`: of a rank; `beside`: the pool works beside
+/// Threads of the pool that `me` shares with other ranks; 0: no other rank runs on its CPUs.
+/// `usable`: CPUs of this process; `io_threads`: readers of a rank; `beside`: the pool works beside
 /// devices, whose ranks and readers need CPUs too.
 int ThreadsOf(absl::Span<const RankPlace> ranks, int me, int usable, int io_threads, bool beside);
 
-/// Collective: the places of all ranks, of which `options` are this one's.
+/// Collective: the places of all ranks. `options`: this rank's.
 absl::StatusOr<std::vector<RankPlace>> GatherPlaces(Collectives* group,
                                                     const EngineOptions& options);
 
-/// Sets options->thread_pool where ranks share a pool, and options->threads where processes share
-/// CPUs.
+/// Sets options->thread_pool if ranks share a pool, and options->threads if processes share CPUs.
 absl::Status ShareCpus(absl::Span<const RankPlace> ranks, int me, EngineOptions* options);
 
-/// Where the ranks of a process wait for each other on the host. A rank that waits in a collective
-/// occupies its device; another one that allocates or frees memory there, for peer copies or in
-/// pinned memory, would wait for it in turn.
+/// Lets the ranks of a process wait for each other on the host. Waiting in a collective instead
+/// would occupy the rank's device, and another rank that allocates or frees memory there, for peer
+/// copies or in pinned memory, would wait for it in turn.
 class RankMeeting {
  public:
-  /// The ranks that share a process with `me` meet. Each of them comes once.
+  /// For the ranks that share a process with `me`. Each of them calls Meet once.
   RankMeeting(absl::Span<const RankPlace> ranks, int me);
 
-  /// Comes, and waits until all have come, or so long. Allocates nothing: a rank that lacks memory
-  /// comes, too.
+  /// Waits until all ranks have called this, at most for `most`. Allocates nothing, so that a rank
+  /// without memory can call it too.
   void Meet(std::chrono::nanoseconds most) const;
 
  private:
-  uint64_t number_ = 0;  // of its first rank
+  uint64_t number_ = 0;  // RankPlace::number of the first of these ranks
   int ranks_ = 0;
 };
 

@@ -12,12 +12,12 @@ namespace moert {
 namespace {
 
 constexpr int64_t kTimeoutNs = int64_t{60} * 1'000'000'000;
-// Ranks do not come to an exchange at once: beside products it takes half as long again.
+// Between products, ranks do not reach an exchange at the same time, so it takes 1.5 times as long.
 constexpr double kBesideProducts = 1.5;
-// Rows of a step choose alike: blocks of them have more experts in common than even choice gives.
+// Rows of a step choose similar experts: blocks of rows have more in common than for even choice.
 constexpr double kSharedByBlocks = 1.15;
 
-/// Some calls of `many` floats and, behind them, some of `few`.
+/// Numbers of calls: large ones (`many` floats), followed by small ones (`few`).
 struct Calls {
   int large = 0, small = 0;
 };
@@ -37,8 +37,8 @@ absl::StatusOr<double> SecondsOf(const Calls& calls, Collectives* group, float* 
 
 absl::StatusOr<AllReduceCost> MeasureAllReduce(Collectives* group, float* data, int64_t few,
                                                int64_t many, void* stream) {
-  // A device still has large ones to do when the small ones have been given to it: then these take
-  // their time there, as in a graph, and not the host's.
+  // The device is still busy with large calls when the small ones are enqueued. So the small ones
+  // are measured by their time on the device, as in a graph, not by the host's launch time.
   constexpr Calls kLarge{10, 0}, kBoth{10, 8};
   constexpr int kTrials = 3;
   constexpr double kLeast = 2e-6;  // less is noise
@@ -46,7 +46,7 @@ absl::StatusOr<AllReduceCost> MeasureAllReduce(Collectives* group, float* data, 
   for (int trial = 0; trial <= kTrials; ++trial) {
     MOERT_ASSIGN_OR_RETURN(const double alone, SecondsOf(kLarge, group, data, few, many, stream));
     MOERT_ASSIGN_OR_RETURN(const double more, SecondsOf(kBoth, group, data, few, many, stream));
-    if (trial == 0) continue;  // connections are made
+    if (trial == 0) continue;  // a warm-up, which makes connections
     large = std::min(large, alone);
     both = std::min(both, more);
   }
@@ -94,7 +94,7 @@ double SplitRule::Seconds(StepSplit split, TokenPlacement placement, int64_t row
   const bool apart = placement == TokenPlacement::kPerRank;
   double seconds = 0;
   for (const Layer& layer : layers_) {
-    // An all-reduce sends everything twice.
+    // An all-reduce sends all bytes twice, a gather once.
     const double bytes = all * layer.hidden * static_cast<double>(value_bytes);
     const double reduced = bytes / exchange_.bytes_per_s, gathered = reduced / 2;
     double exchange = 0;
@@ -102,7 +102,7 @@ double SplitRule::Seconds(StepSplit split, TokenPlacement placement, int64_t row
     if (split == StepSplit::kExperts) {
       exchange = (apart ? 2 : 1) * exchange_.seconds + reduced;
     }
-    // Own tokens are blocks already.
+    // If ranks have tokens of their own, these are blocks of rows already.
     const StepSplit products = apart && split == StepSplit::kNone ? StepSplit::kRows : split;
     seconds += Products(layer, all, products) + kBesideProducts * exchange;
   }

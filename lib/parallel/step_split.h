@@ -1,4 +1,4 @@
-// How ranks that all hold every expert share a step: the way that takes least.
+// How ranks that all hold every expert share a step: the split with the least expected time.
 #ifndef MOERT_LIB_PARALLEL_STEP_SPLIT_H_
 #define MOERT_LIB_PARALLEL_STEP_SPLIT_H_
 
@@ -13,7 +13,7 @@
 
 namespace moert {
 
-/// An all-reduce of a group: `seconds` of one row, and the rate of what large ones sum.
+/// The cost of an all-reduce: `seconds` for one row, and the rate for large ones.
 struct AllReduceCost {
   double seconds = 0;
   double bytes_per_s = 0;
@@ -24,17 +24,17 @@ struct AllReduceCost {
 absl::StatusOr<AllReduceCost> MeasureAllReduce(Collectives* group, float* data, int64_t few,
                                                int64_t many, void* stream);
 
-/// A function of its arguments: ranks that are given the same decide alike.
+/// Chooses by its arguments alone, so that ranks with the same arguments decide alike.
 class SplitRule {
  public:
-  /// Experts in their first version.
+  /// Assumes that experts are in their first version.
   SplitRule(const ExpertSource& source, int ranks, const DeviceRates& rates,
             const AllReduceCost& exchange);
 
   /// The split of a step of `rows` rows of all ranks together, which exchanges values of
   /// `value_bytes` bytes.
   StepSplit Choose(TokenPlacement placement, int64_t rows, int64_t value_bytes) const;
-  /// Seconds of all layers by one way.
+  /// The expected seconds of all layers with one split.
   double Seconds(StepSplit split, TokenPlacement placement, int64_t rows,
                  int64_t value_bytes) const;
 
@@ -44,7 +44,7 @@ class SplitRule {
     double bytes;       // of one expert
     double operations;  // of one token in one expert
   };
-  /// Seconds of a rank's products in a step of `all` rows.
+  /// The seconds of a rank's products for a layer in a step of `all` rows.
   double Products(const Layer& layer, double all, StepSplit split) const;
 
   std::vector<Layer> layers_;

@@ -1,5 +1,5 @@
-// A group of threads: the last rank that arrives does the work, while the others wait with their
-// buffers.
+// Collectives of a group of threads: the last rank that arrives does the work, while the others
+// wait with their buffers.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -35,7 +35,7 @@ const char* Name(Operation operation) {
   return "no call";
 }
 
-// A timeout may be longer than a clock can add.
+// Timeouts are cut into waits of this length, because a long one may overflow the clock.
 constexpr auto kLongestWait = std::chrono::minutes(1);
 
 /// One rank's call.
@@ -195,8 +195,8 @@ class Group {
   std::vector<Call> calls_ ABSL_GUARDED_BY(mu_);
   int arrived_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t generation_ ABSL_GUARDED_BY(mu_) = 0;
-  absl::Status result_ ABSL_GUARDED_BY(mu_);   // of the last call that all came to
-  absl::Status failure_ ABSL_GUARDED_BY(mu_);  // for ever
+  absl::Status result_ ABSL_GUARDED_BY(mu_);   // of the last call that all ranks made
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);  // once set, stays
 };
 
 class ThreadCollectives final : public Collectives {

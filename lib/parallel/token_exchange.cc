@@ -15,7 +15,7 @@ RowExchange::RowExchange(const MoeModelSpec& model, std::unique_ptr<RowKernels> 
                          Collectives* group, int64_t max_rows)
     : kernels_(std::move(kernels)),
       group_(group),
-      // Blocks of ranks are equally long; the last one may end behind the rows.
+      // The ranks' blocks are equally long; the last one may reach beyond the rows.
       max_rows_(RoundUp(max_rows, group->size())),
       send_(static_cast<size_t>(group->size())),
       receive_(static_cast<size_t>(group->size())) {
@@ -97,7 +97,7 @@ absl::Status RowExchange::AddAll(const MutableMatrixView& part, void* stream,
   MOERT_RETURN_IF_ERROR(Reserve());
   const int64_t row_bytes = part.cols * DTypeBytes(part.dtype);
   const int64_t each = BlockOf(part.rows, 0), bytes = each * row_bytes;
-  // Sums are gathered where they belong, if they fill the blocks.
+  // If the sums fill the blocks, they are gathered directly in `out`.
   const bool in_place =
       out.dtype == part.dtype && out.row_stride == out.cols && each * group_->size() == part.rows;
   std::byte* const all = in_place ? static_cast<std::byte*>(out.data) : gathered_;

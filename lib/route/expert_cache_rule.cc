@@ -19,8 +19,8 @@ struct TokenView {
   float beta = 0;
   float top_limit = 0;             // (1 + alpha) beta: above it, top-score
   float band_floor = 0;            // (1 - alpha) beta
-  std::vector<int> slots;          // replaceable ones, worst score first
-  std::vector<int32_t> displaced;  // experts that made way
+  std::vector<int> slots;          // replaceable slots, worst score first
+  std::vector<int32_t> displaced;  // experts that were replaced
 };
 
 class ExpertCache {
@@ -52,7 +52,7 @@ class ExpertCache {
 
   bool AtHand(int32_t e) const { return call_.resident[e] != 0 || out_->top_score[e] != 0; }
 
-  /// Experts of groups that the token's selection left; all of them without groups.
+  /// Marks the experts of the groups that the token selected; all experts without groups.
   void MarkEligible(absl::Span<const float> scores) {
     for (int e = 0; e < call_.num_experts; ++e) {
       keys_[e] = scores[e] + (call_.bias.empty() ? 0 : call_.bias[e]);
@@ -61,7 +61,7 @@ class ExpertCache {
   }
   bool Eligible(int32_t e) const { return keys_[e] != -std::numeric_limits<float>::infinity(); }
 
-  /// Thresholds of token t; its top-score experts join C.
+  /// Sets the thresholds of token t, and adds its top-score experts to C.
   void View(int64_t t) {
     TokenView& token = tokens_[t];
     token.scores = call_.scores.subspan(t * call_.num_experts, call_.num_experts);
@@ -90,7 +90,7 @@ class ExpertCache {
 
   void FindReplaceable(TokenView* token) {
     token->slots.clear();
-    // With alpha = 0 only exact ties could be exchanged; the promise is plain top-k.
+    // With alpha = 0 only exact ties could be exchanged, but the rule promises plain top-k.
     if (!token->has_beta || rule_.alpha == 0) return;
     for (int j = 0; j < k_; ++j) {
       const int32_t e = token->ids[j];
@@ -103,12 +103,13 @@ class ExpertCache {
     });
   }
 
-  /// Inactive experts of the token whose score lies in the band, best first, that `available`.
+  /// Finds the token's inactive experts whose score lies in the band and for which `available` is
+  /// true, best first.
   template <typename Available>
   void FindSubstitutes(const TokenView& token, const Available& available) {
     substitutes_.clear();
     MarkEligible(token.scores);
-    // The model's own choice, displaced ones included, and whom the rule chose already.
+    // Excludes the model's own choice, including displaced experts, and those that the rule chose.
     std::fill(active_.begin(), active_.end(), 0);
     for (const int32_t e : token.ids) active_[e] = 1;
     for (const int32_t e : token.displaced) active_[e] = 1;
@@ -126,7 +127,7 @@ class ExpertCache {
     token->ids[slot] = by;
   }
 
-  /// Books the displacement of a slot, or says that a cap forbids it.
+  /// Adds the displacement of a slot to the account. False: a cap forbids it.
   bool Book(SubstitutionAccount* account, float weight) {
     if (!account->Allows(weight, rule_.max_slot_share, rule_.max_mass_share)) return false;
     ++account->substituted;
@@ -186,7 +187,7 @@ class ExpertCache {
   ExpertCacheOutcome* const out_;
   const int k_;
   std::vector<TokenView> tokens_;
-  std::vector<float> keys_;           // [E] of the token looked at
+  std::vector<float> keys_;           // [E] of the current token
   std::vector<float> ranked_scores_;  // of its eligible experts
   std::vector<uint8_t> active_;       // [E]
   std::vector<int32_t> best_;

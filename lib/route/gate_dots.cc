@@ -11,7 +11,7 @@ typedef float Vector __attribute__((vector_size(kVector * sizeof(float))));
 typedef float Loose
     __attribute__((vector_size(kVector * sizeof(float)), aligned(sizeof(float)), may_alias));
 
-// Products and sums are rounded one by one: no caller has fused ones.
+// Products and sums are rounded separately; no variant uses fused multiply-add.
 template <int kTokens>
 [[gnu::always_inline]] inline void Dots(const float* x, const float* gate, int64_t n, float* out,
                                         int64_t out_stride) {
@@ -54,7 +54,7 @@ template <int kTokens>
 using Function = decltype(&PlainGateDots);
 
 #if defined(__x86_64__)
-// Without FMA, which this does not imply.
+// The target avx2 does not enable FMA.
 [[gnu::target("avx2")]] void Avx2GateDots(const float* x, int64_t tokens, const float* gate,
                                           int64_t n, float* out, int64_t out_stride) {
   AllDots(x, tokens, gate, n, out, out_stride);

@@ -1,4 +1,4 @@
-// A gate's row times the inputs of some tokens.
+// Dot products of a gate's row with the inputs of several tokens.
 #ifndef MOERT_LIB_ROUTE_GATE_DOTS_H_
 #define MOERT_LIB_ROUTE_GATE_DOTS_H_
 
@@ -11,7 +11,7 @@ namespace moert {
 void GateDots(const float* x, int64_t tokens, const float* gate, int64_t n, float* out,
               int64_t out_stride);
 
-/// The same without instructions beyond the compiler's target.
+/// The same, using only instructions of the compiler's target.
 void PlainGateDots(const float* x, int64_t tokens, const float* gate, int64_t n, float* out,
                    int64_t out_stride);
 

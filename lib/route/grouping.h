@@ -1,4 +1,4 @@
-// Derived from the ids and weights of a routing.
+// Fills in the fields of a routing that are derived from its ids and weights.
 #ifndef MOERT_LIB_ROUTE_GROUPING_H_
 #define MOERT_LIB_ROUTE_GROUPING_H_
 

@@ -37,7 +37,7 @@ bool RequestSlots::Assign(absl::Span<const int64_t> request_ids, std::vector<int
 
 void RequestSlots::Forget() {
   if (static_cast<int64_t>(requests_.size()) <= max_requests_) return;
-  // Half of them at once, so that this is rare; never those of this call.
+  // Forgets half of the requests at once, so that this is rare; never those of this call.
   std::vector<int64_t> calls;
   calls.reserve(requests_.size());
   for (const auto& [id, request] : requests_) calls.push_back(request.last_call);

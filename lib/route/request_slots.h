@@ -1,5 +1,5 @@
-// Numbers for the requests of recent calls: where the device keeps their accounts
-// (SubstitutionLedger keeps the host's).
+// RequestSlots: numbers the requests of recent calls. A number is the index of the request's
+// account in device memory. (SubstitutionLedger keeps the host's accounts.)
 #ifndef MOERT_LIB_ROUTE_REQUEST_SLOTS_H_
 #define MOERT_LIB_ROUTE_REQUEST_SLOTS_H_
 
@@ -21,8 +21,8 @@ class RequestSlots {
     return 1 + max_requests + 2 * max_rows;
   }
 
-  /// slot [n]: the number of each row's request; fresh [n]: 1 where a request got its number now,
-  /// at the first of its rows. True when no two rows are of one request.
+  /// slot [n]: the number of each row's request; fresh [n]: 1 for the first row of a request that
+  /// got its number in this call. True if all rows are of different requests.
   bool Assign(absl::Span<const int64_t> request_ids, std::vector<int32_t>* slot,
               std::vector<uint8_t>* fresh);
 

@@ -31,7 +31,7 @@ void Sigmoid(absl::Span<const float> logits, float* out) {
 
 void SqrtSoftplus(absl::Span<const float> logits, float* out) {
   for (size_t i = 0; i < logits.size(); ++i) {
-    // log(1 + e^x), which neither overflows nor loses what is small.
+    // log(1 + e^x) without overflow, and accurate for small results.
     const float x = logits[i];
     out[i] = std::sqrt(std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))));
   }
@@ -49,8 +49,8 @@ void Scores(RoutingKind kind, absl::Span<const float> logits, float* scores) {
   }
 }
 
-/// The rank of a group: the sum of its two highest keys (DeepSeek-V3) or its highest key
-/// (DeepSeek-V2, which routes by softmax).
+/// The score by which groups are ranked: the sum of the two highest keys (DeepSeek-V3) or the
+/// highest key (DeepSeek-V2, which routes by softmax).
 float GroupScore(RoutingKind kind, absl::Span<const float> keys) {
   int32_t best[2] = {0, 0};
   const int wanted = kind != RoutingKind::kSoftmaxTopK && keys.size() > 1 ? 2 : 1;
@@ -168,7 +168,7 @@ absl::Status RouteToken(const RoutingSpec& spec, absl::Span<const float> logits,
     }
     case RoutingKind::kTopKSoftmax:
     case RoutingKind::kTopKSigmoid:
-      // By logits: distinct ones may have equal scores.
+      // Selects by logits, because different logits may have equal scores.
       TopK(logits, k, ids);
       break;
     case RoutingKind::kSparseMixer: {

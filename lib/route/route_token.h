@@ -10,9 +10,9 @@
 
 namespace moert {
 
-/// The k highest of `values` (at least k of them), highest first, lower index first among equals.
-/// NaNs lose against nothing and win against nothing: the ids are distinct and in range whatever
-/// the values.
+/// The k highest of `values` (there must be at least k), highest first, among equals the lower
+/// index first. Comparisons with NaN are false: the ids are distinct and in range whatever the
+/// values.
 void TopK(absl::Span<const float> values, int k, int32_t* ids);
 
 /// Sets keys[e] = -inf for the experts of groups that a group-limited spec does not select. keys
@@ -23,12 +23,12 @@ void MaskUnselectedGroups(const RoutingSpec& spec, absl::Span<float> keys);
 absl::Status CheckTokenIds(int layer, const RoutingSpec& spec, int64_t tokens,
                            absl::Span<const int32_t> token_ids);
 
-/// weights [k], the raw scores of the chosen experts: the model's normalization and scaling.
-/// Not for sparsemixer, whose weights are not a function of the scores.
+/// Applies the model's normalization and scaling to weights [k], the raw scores of the chosen
+/// experts. Not for sparsemixer, whose weights are not a function of the scores.
 void NormalizeWeights(const RoutingSpec& spec, absl::Span<float> weights);
 
-/// Scores [E] of all experts and the weights [k] of those that are given: for layers whose experts
-/// follow from token ids. Not for sparsemixer.
+/// Computes the scores [E] of all experts and the weights [k] of the given `ids`, for layers whose
+/// experts follow from token ids. Not for sparsemixer.
 void WeighChosen(const RoutingSpec& spec, absl::Span<const float> logits, float* scores,
                  const int32_t* ids, float* weights);
 

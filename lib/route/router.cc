@@ -19,7 +19,7 @@
 namespace moert {
 namespace {
 
-/// From here on tokens are shared out among the threads.
+/// From this many tokens on, tokens are divided among the threads, and a job covers several tokens.
 constexpr int64_t kManyTokens = 256;
 
 absl::Status CheckConstants(int l, const MoeLayerSpec& layer, const RouterConstants& c) {
@@ -130,9 +130,9 @@ absl::Status Router::CheckLayer(int layer, bool gate) const {
 }
 
 int64_t Router::Logits(std::initializer_list<int> layers, const float* x, int64_t tokens) {
-  // Jobs of some experts and one token: a single token's gate is work for several threads, a small
-  // one for the caller alone. A job has more of many tokens, so that a gate's row is read once for
-  // them.
+  // A job covers some experts and one token: a single token's gate is work for several threads, or
+  // for the caller alone if the gate is small. With many tokens a job covers several tokens, so
+  // that a gate's row is read once for them.
   constexpr int64_t kJobWeights = 32 << 10;
   const int64_t job_tokens = tokens >= kManyTokens ? 16 : 1;
   const int64_t hidden = model_->layers[0].hidden;

@@ -6,7 +6,7 @@
 namespace moert {
 namespace {
 
-// Shares of a few slots are exact in double up to rounding: 0.3 * 10 must allow 3.
+// Tolerance for rounding: a cap of 0.3 on 10 slots must allow 3.
 constexpr double kSlack = 1e-9;
 
 }  // namespace
@@ -28,7 +28,7 @@ void SubstitutionLedger::BeginCall(absl::Span<const int64_t> request_ids) {
   ++call_;
   for (const int64_t id : request_ids) accounts_[id].last_call = call_;
   if (accounts_.size() <= max_requests_) return;
-  // Half of them at once, so that this is rare. The requests of this call are the youngest.
+  // Forgets half of the requests at once, so that this is rare. Those of this call are the newest.
   std::vector<int64_t> calls;
   calls.reserve(accounts_.size());
   for (const auto& [id, account] : accounts_) calls.push_back(account.last_call);

@@ -12,8 +12,8 @@
 
 namespace moert {
 
-/// Counts the calls that the rule was applied to: slots (token x expert) and routing mass (sum of
-/// the model's own weights).
+/// The account of a request over the calls that the rule was applied to: slots (token x expert) and
+/// routing mass (sum of the model's own weights).
 struct SubstitutionAccount {
   int64_t slots = 0;
   int64_t substituted = 0;
@@ -27,25 +27,25 @@ struct SubstitutionAccount {
   bool Allows(double weight, double max_slot_share, double max_mass_share) const;
 };
 
-/// Requests come and go untold, so only the most recent ones are kept. One that is forgotten begins
-/// a new account; as each of its accounts keeps the caps, so does the request.
+/// The accounts of the most recent requests; the library is not told when a request ends. A request
+/// that was forgotten gets a new account. As each account keeps the caps, so does the request.
 class SubstitutionLedger {
  public:
   static constexpr int64_t kMostRequests = 4096;
   explicit SubstitutionLedger(size_t max_requests = kMostRequests) : max_requests_(max_requests) {}
 
-  /// Before a call over these requests.
+  /// Called before a call over these requests.
   void BeginCall(absl::Span<const int64_t> request_ids);
   /// Valid until the next BeginCall.
   SubstitutionAccount& Of(int64_t request_id) { return accounts_[request_id]; }
-  /// The account of rows that say no request.
+  /// The account of rows without a request id.
   SubstitutionAccount& anonymous() { return anonymous_; }
   size_t size() const { return accounts_.size(); }
 
-  /// The largest shares any request reached after any call.
+  /// The largest shares that any request had after any call.
   double worst_slot_share() const { return worst_slot_share_; }
   double worst_mass_share() const { return worst_mass_share_; }
-  /// After a call over these requests (empty: the anonymous one).
+  /// Called after a call over these requests (empty: the anonymous account).
   void EndCall(absl::Span<const int64_t> request_ids);
 
  private:
@@ -57,7 +57,7 @@ class SubstitutionLedger {
   double worst_mass_share_ = 0;
 };
 
-/// Accounts of requests: those that a ledger keeps, and those of a call.
+/// Bytes of the accounts that a ledger keeps, plus those of a call.
 inline int64_t AccountBytes(const PolicyScope& scope) {
   constexpr int64_t kAccount = sizeof(SubstitutionAccount) + 56;  // in a map, sorted by age
   return (SubstitutionLedger::kMostRequests + scope.max_tokens) * kAccount;

@@ -1,5 +1,5 @@
-// Which misses of a call the CPU multiplies, where the device serves them: the balancer's rules
-// (plan/placement_rule.h), over costs that the host sets.
+// Which misses of a call the CPU multiplies if the device serves misses: the balancer's rules
+// (plan/placement_rule.h), with costs that the host sets.
 #ifndef MOERT_LIB_RULES_CPU_SHARE_H_
 #define MOERT_LIB_RULES_CPU_SHARE_H_
 
@@ -9,23 +9,23 @@
 
 namespace moert {
 
-/// Calls of more tokens give the CPU nothing.
+/// Calls of more tokens give the CPU no misses.
 constexpr int kMostCpuTokens = 32;
 
-/// The cost of a miss, in ns.
+/// The costs of misses, in ns.
 struct CpuCosts {
-  int64_t load = 0;                         // its transfer
-  int64_t start = 0;                        // a job of the CPU, beside its experts
-  int64_t read = 0;                         // for the CPU, where its record is not pinned
-  int64_t tokens[kMostCpuTokens + 1] = {};  // the CPU, by its tokens; of none: nothing
+  int64_t load = 0;                         // transfer of a miss to the device
+  int64_t start = 0;                        // fixed cost of a job of the CPU
+  int64_t read = 0;                         // reading a record that is not pinned, for the CPU
+  int64_t tokens[kMostCpuTokens + 1] = {};  // product on the CPU, by tokens; [0] is 0
 };
 
-// How many misses are loaded; the CPU takes the rest. tokens: [misses] of each, most first.
-// `owed`: ns that the CPU takes for misses that nobody but it can compute, since their records are
-// not where the device can read them; those are not among these.
+// These functions return how many misses are loaded; the CPU takes the rest. tokens: [misses], the
+// tokens of each miss, in descending order. `owed`: ns that the CPU needs for further misses, which
+// only it can compute because the device cannot read their records.
 
-/// So that both are done earliest; of equals the split that loads more. `busy`: ns until the link
-/// is free.
+/// The split that is done earliest; among equal ones the split that loads more. `busy`: ns until
+/// the link is free.
 MOERT_HOST_DEVICE inline int LoadedByCompletion(const CpuCosts& costs, const int32_t* tokens,
                                                 int misses, int64_t busy, int64_t owed = 0) {
   int64_t on_cpu = costs.start + owed;
@@ -44,7 +44,8 @@ MOERT_HOST_DEVICE inline int LoadedByCompletion(const CpuCosts& costs, const int
   return best;
 }
 
-/// By Algorithm 2 of the importance paper. All, where that is not done earlier than all loads.
+/// Algorithm 2 of the importance paper. Loads all misses if the split is not done earlier than
+/// that.
 MOERT_HOST_DEVICE inline int LoadedInTurns(const CpuCosts& costs, const int32_t* tokens, int misses,
                                            int64_t owed = 0) {
   int64_t link = 0, on_cpu = owed;
@@ -61,8 +62,8 @@ MOERT_HOST_DEVICE inline int LoadedInTurns(const CpuCosts& costs, const int32_t*
   return link >= all || on_cpu >= all ? misses : left;
 }
 
-/// The same by either rule, but that free slots are filled: nobody brings behind a captured call
-/// what the CPU computed, and a cold cache would stay empty.
+/// The split by either rule, but at least as many loads as there are free slots: after a captured
+/// call nothing loads the experts that the CPU computed, so a cold cache would stay empty.
 MOERT_HOST_DEVICE inline int MissesLoaded(const CpuCosts& costs, bool by_completion,
                                           const int32_t* tokens, int misses, int free, int64_t busy,
                                           int64_t owed = 0) {
@@ -72,7 +73,7 @@ MOERT_HOST_DEVICE inline int MissesLoaded(const CpuCosts& costs, bool by_complet
   return loaded < filling ? filling : loaded;
 }
 
-/// How long the device waits for what is `planned` to take the CPU so long, both in ns. A thread
+/// How long the device waits for a job that should take the CPU `planned`, both in ns. A thread
 /// that slept, or lost its CPU for a moment, is still in time.
 MOERT_HOST_DEVICE inline int64_t CpuPatience(int64_t planned) {
   constexpr int64_t kWaking = 2'000'000;

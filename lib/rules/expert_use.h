@@ -10,37 +10,37 @@
 
 namespace moert {
 
-/// Means over the calls of a layer, of one expert.
+/// Means over the calls of a layer, for one expert.
 struct ExpertUse {
   static constexpr int kLatest = 2, kRecent = 32, kLasting = 512;  // calls
 
-  double score = 0;    // of k times the score, over the latest calls
-  double recent = 0;   // of the share of tokens that chose the expert
-  double lasting = 0;  // the same over long
+  double score = 0;    // k times the expert's score, over the latest calls
+  double recent = 0;   // share of tokens that chose the expert, over recent calls
+  double lasting = 0;  // the same over many calls
   int64_t chosen = 0;  // the last call that chose it; 0: none
 
-  /// About the share of calls with one token that use the expert. The weights were fitted to
+  /// An estimate of the share of one-token calls that use the expert. The weights were fitted to
   /// recorded calls of two models over calibration texts.
   MOERT_HOST_DEVICE double Worth() const { return 0.3 * score + 0.4 * recent + 0.3 * lasting; }
 
-  /// A call of a layer. Its quotients, in fp32 since these take a device less code, can be known
-  /// before its routing.
+  /// A call of a layer. Its quotients are in fp32, which takes less code on a device. They can be
+  /// computed before the call is routed.
   struct Call {
     int64_t number = 0;  // from 1
-    float share = 0;     // of all calls so far: 1 / number
-    float token = 0;     // 1 / its tokens
+    float share = 0;     // 1 / number
+    float token = 0;     // 1 / tokens
 
     MOERT_HOST_DEVICE static Call Of(int64_t number, int64_t tokens) {
       return {number, 1.0F / static_cast<float>(number), 1.0F / static_cast<float>(tokens)};
     }
-    /// In a mean over `most` calls.
+    /// The call's weight in a mean over the last `most` calls.
     MOERT_HOST_DEVICE double Weight(int most) const {
       return number < most ? static_cast<double>(share) : 1.0 / most;
     }
   };
 
-  /// `count` of the call's tokens chose the expert. `scores`: the sum of k times its scores (NaN
-  /// does not count).
+  /// Adds a call in which `count` tokens chose the expert. `scores`: k times the sum of its scores
+  /// (NaN does not count).
   MOERT_HOST_DEVICE void Add(const Call& call, int32_t count, double scores) {
     const double token = call.token, used = count * token;
     const double scored = scores == scores ? scores * token : used;
@@ -51,18 +51,18 @@ struct ExpertUse {
   }
 };
 
-/// Whether an expert for which nobody waits may push out one that is worth `leaving`: only if it is
-/// clearly worth more, or experts of about equal worth would go round.
+/// Whether an expert that no call waits for may evict one that is worth `leaving`: only if it is
+/// clearly worth more. Otherwise experts of about equal worth would keep replacing each other.
 MOERT_HOST_DEVICE inline bool ClearlyWorthMore(double incoming, double leaving) {
   constexpr double kMargin = 0.2;
   return incoming > (1 + kMargin) * leaving;
 }
 
-/// The sum of an expert's scores over the latest calls of a layer. Every call's score is kept until
-/// it leaves the sum: a ring of `window` rows [experts].
+/// The sum of an expert's scores over the latest calls of a layer. A ring of `window` rows
+/// [experts] keeps every call's scores until they leave the sum.
 struct ScoreSums {
-  /// The use of the expert over a call's tokens, whose scores are `experts` apart; scores null: the
-  /// routing was given, and use is all there is to go by.
+  /// The expert's mean score over a call's tokens, whose scores are `experts` apart. scores null:
+  /// the routing was given without scores, so this is the share of tokens that chose the expert.
   MOERT_HOST_DEVICE static float Of(const float* scores, int experts, int64_t tokens,
                                     int32_t count) {
     const float all = static_cast<float>(tokens);
@@ -71,15 +71,16 @@ struct ScoreSums {
     for (int64_t t = 0; t < tokens; ++t) sum += scores[t * experts];
     return sum / all;
   }
-  /// `oldest`: the expert's place in the call's row. NaN would never leave the sum.
+  /// Replaces the oldest score in a sum. `oldest`: the expert's place in the call's row. NaN counts
+  /// as 0, because it would never leave the sum.
   MOERT_HOST_DEVICE static void Add(float score, float* oldest, double* sum) {
     const float kept = score == score ? score : 0;
     *sum += static_cast<double>(kept) - static_cast<double>(*oldest);
     *oldest = kept;
   }
-  /// The row of a call, of `calls` in front of it.
+  /// The row of the call that follows `calls` earlier ones.
   MOERT_HOST_DEVICE static int64_t Row(int64_t calls, int window) { return calls % window; }
-  /// In the unit of ExpertUse::Worth, after `calls` calls.
+  /// The mean after `calls` calls, in the unit of ExpertUse::Worth.
   MOERT_HOST_DEVICE static double Worth(double sum, int top_k, int64_t calls, int window) {
     const int64_t seen = calls < window ? calls : window;
     return seen == 0 ? 0 : top_k * sum / static_cast<double>(seen);

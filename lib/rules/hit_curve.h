@@ -1,5 +1,5 @@
-// How often predictions of a gate came true, by what the predicted score is of the token's k-th
-// best, on the host (prefetch/calibrated_gate.h) and on a device.
+// How often predictions of a gate came true, by the ratio of the predicted score to the token's
+// k-th best score; used on the host (prefetch/calibrated_gate.h) and on a device.
 #ifndef MOERT_LIB_RULES_HIT_CURVE_H_
 #define MOERT_LIB_RULES_HIT_CURVE_H_
 
@@ -10,7 +10,7 @@
 
 namespace moert {
 
-constexpr int kHitBins = 24;  // of log2(ratio), 1/3 wide, around 0
+constexpr int kHitBins = 24;  // bins of log2(ratio), each 1/3 wide, centered at 0
 constexpr double kHitMemory = 1024;
 
 /// The bin of score / k-th best score = ratio.
@@ -26,7 +26,7 @@ MOERT_HOST_DEVICE inline int HitBin(float ratio) {
   return bin < 0 ? 0 : bin < kHitBins ? bin : kHitBins - 1;
 }
 
-/// That such a prediction comes true, before anything was seen.
+/// The guessed probability that such a prediction comes true, before there are samples.
 MOERT_HOST_DEVICE inline float GuessedHits(float ratio) {
   constexpr float kMost = 0.9F;
   if (ratio > 1e9F) return kMost;
@@ -34,11 +34,11 @@ MOERT_HOST_DEVICE inline float GuessedHits(float ratio) {
   return kMost * square / (1 + square);
 }
 
-/// Predictions of one bin, the older ones forgotten.
+/// Counts of predictions in one bin, with a limited memory.
 struct HitCounts {
   double used = 0, seen = 0;
 
-  /// `more` predictions, of which `came` came true.
+  /// Adds `more` predictions, of which `came` came true.
   MOERT_HOST_DEVICE void Add(double came, double more) {
     if (seen + more > kHitMemory && seen > 0) {
       const double left = kHitMemory - more;
@@ -49,15 +49,15 @@ struct HitCounts {
     used += came;
     seen += more;
   }
-  /// `prior` answers as far as little was seen.
+  /// The probability that a prediction comes true. `prior` prevails while there are few samples.
   MOERT_HOST_DEVICE double Probability(double prior) const {
     return (used + kPrior * prior) / (seen + kPrior);
   }
 
-  static constexpr double kPrior = 8;  // samples that the prior counts as much as
+  static constexpr double kPrior = 8;  // weight of the prior, in samples
 };
 
-/// counts.Probability(all.Probability(guess)) of one bin, for any guess.
+/// counts.Probability(all.Probability(guess)) of one bin, as a linear function of the guess.
 struct HitLine {
   float base = 0, slope = 0;
 

@@ -1,6 +1,6 @@
-// How much of each request's routing mass low versions may answer, and do: the arithmetic behind
-// plan/layer_planner.h and behind misses that a device serves (serve_misses.h), the same to the
-// bit.
+// How much of each request's routing mass low versions may answer, and did answer. The host
+// (plan/layer_planner.h) and a device that serves misses (serve_misses.h) use this same arithmetic,
+// with bit-identical results.
 #ifndef MOERT_LIB_RULES_LOW_ANSWERS_H_
 #define MOERT_LIB_RULES_LOW_ANSWERS_H_
 
@@ -10,7 +10,7 @@
 
 namespace moert {
 
-/// A request's account: the mass that entered its sums, and what was answered low.
+/// A request's account: the mass that entered its sums, and the mass that was answered low.
 struct alignas(16) LowAccount {
   double mass = 0;
   double low = 0;
@@ -18,7 +18,7 @@ struct alignas(16) LowAccount {
   MOERT_HOST_DEVICE double Share() const { return mass > 0 ? low / mass : 0; }
 };
 
-/// A product that is never contracted with a sum, which would round differently.
+/// A product that is never fused with an addition, which would round differently.
 MOERT_HOST_DEVICE inline double RoundedProduct(double a, double b) {
 #ifdef __CUDA_ARCH__
   return __dmul_rn(a, b);
@@ -27,7 +27,7 @@ MOERT_HOST_DEVICE inline double RoundedProduct(double a, double b) {
 #endif
 }
 
-/// The share that `weight` would take of what a request may still have answered low.
+/// `weight` as a share of the mass that the request may still have answered low.
 MOERT_HOST_DEVICE inline double LowCost(const LowAccount& account, double weight,
                                         double max_share) {
   constexpr double kNever = 1e9;
@@ -36,36 +36,37 @@ MOERT_HOST_DEVICE inline double LowCost(const LowAccount& account, double weight
   const double cost = weight / left;
   return cost < kNever ? cost : kNever;
 }
-/// Whether it may have so much more answered low.
+/// Whether the request may have `weight` more mass answered low.
 MOERT_HOST_DEVICE inline bool MayAnswerLow(const LowAccount& account, double weight,
                                            double max_share) {
-  constexpr double kSlack = 1e-9;  // of rounding
+  constexpr double kSlack = 1e-9;  // tolerance for rounding
   const double most = RoundedProduct(RoundedProduct(max_share, account.mass), 1 + kSlack);
   return account.low + weight <= most;
 }
 /// The rule of strategy `graded`. The permitted loss grows with every call, and each miss costs
-/// about the same wait: those to spend it on take less than a patience-th of its growth so far.
-/// Where that is too many, less is left and fewer qualify. `cost`: MissView::low_cost.
+/// about the same wait. So misses are answered low if they take at most 1 / patience of the
+/// permitted loss that is left. If too many do, less is left and fewer qualify. `cost`:
+/// MissView::low_cost.
 MOERT_HOST_DEVICE inline bool WorthAnsweringLow(float cost, double patience) {
   return cost >= 0 && patience * static_cast<double>(cost) <= 1;
 }
 
 /// A call of a layer, and the accounts of its rows.
 struct LowCall {
-  const int32_t* ids = nullptr;         // [tokens, top_k]; below 0: nobody's, of no mass
+  const int32_t* ids = nullptr;         // [tokens, top_k]; below 0: no expert, no mass
   const float* weights = nullptr;       // likewise
   LowAccount* accounts = nullptr;       // null: nothing is answered low
   const int32_t* account_of = nullptr;  // [tokens]
   int32_t top_k = 1;
   double max_share = 0;
 
-  /// The mass of a row enters its account. All rows', before anything is taken.
+  /// Adds the mass of a row to its account. Called for all rows before the first Take.
   MOERT_HOST_DEVICE void Enter(int64_t row) const {
     LowAccount& account = accounts[account_of[row]];
     account.mass = AddRow(account.mass, row);
   }
-  /// The same of all rows of an account, in their order, if `row` is its first: rows may be given
-  /// in any order, and at once.
+  /// If `row` is the first row of its account: adds the mass of all rows of the account, in their
+  /// order. So threads may call this for rows in any order and concurrently.
   MOERT_HOST_DEVICE void EnterAccountOf(int64_t row, int64_t rows) const {
     const int32_t account = account_of[row];
     for (int64_t before = 0; before < row; ++before) {
@@ -78,9 +79,9 @@ struct LowCall {
     accounts[account].mass = mass;
   }
 
-  // Takes an expert whose `count` slots, integers, are given in their order.
+  // The functions below take an expert's `count` slots (integers), in their order.
 
-  /// As MissView::low_cost: the largest of its requests.
+  /// MissView::low_cost of the expert: the largest cost among its requests.
   template <typename Slot>
   MOERT_HOST_DEVICE float Cost(const Slot* slots, int count) const {
     double most = 0;
@@ -91,7 +92,7 @@ struct LowCall {
     }
     return static_cast<float>(most);
   }
-  /// Answers it low, if every request of it may lose that.
+  /// Answers the expert low if all its requests stay within the bound. Returns whether it did.
   template <typename Slot>
   MOERT_HOST_DEVICE bool Take(const Slot* slots, int count) const {
     for (int i = 0; i < count; ++i) {
@@ -103,7 +104,7 @@ struct LowCall {
     }
     return true;
   }
-  /// The largest share that any request of it has reached.
+  /// The largest share that any request of the expert has reached.
   template <typename Slot>
   MOERT_HOST_DEVICE double WorstShare(const Slot* slots, int count) const {
     double worst = 0;
@@ -131,7 +132,7 @@ struct LowCall {
     }
     return true;
   }
-  /// The call's mass for the expert in slot i and those behind it of the same account.
+  /// The expert's mass in slot i and in later slots of the same account.
   template <typename Slot>
   MOERT_HOST_DEVICE double WeightFrom(const Slot* slots, int i, int count) const {
     const int32_t account = account_of[slots[i] / top_k];

@@ -1,6 +1,6 @@
-// LinkPacer: a link slower than the one there is, to measure what a machine with such a link would
-// do. It carries one transfer after another; a transfer holds it for bytes / rate and has arrived
-// when that time is over, however early its bytes did.
+// LinkPacer: imitates a slower link than the real one, to measure how a machine with such a link
+// would perform. It carries one transfer at a time. A transfer holds the link for bytes / rate and
+// counts as arrived when that time is over, even if its bytes arrived earlier.
 #ifndef MOERT_LIB_TRANSFER_LINK_PACER_H_
 #define MOERT_LIB_TRANSFER_LINK_PACER_H_
 
@@ -14,24 +14,24 @@
 
 namespace moert {
 
-/// The time of a transfer as it is now: the profile's model, corrected by what was measured.
-/// Called under the engine's lock.
+/// Estimates the time of a transfer: the profile's model, corrected by measurements. Called under
+/// the engine's lock.
 class LinkEstimate {
  public:
   /// `profile` is borrowed.
   explicit LinkEstimate(const HardwareProfile* profile) : profile_(profile) {}
 
-  /// Time the link is busy with a transfer of `bytes`.
+  /// The time that a transfer of `bytes` occupies the link.
   int64_t TransferNs(int64_t bytes) const {
     const int64_t modelled_ns = profile_->TransferNs(bytes);
     if (!scale_.measured()) return modelled_ns;
     return HardwareProfile::WholeNs(scale_.mean() * static_cast<double>(modelled_ns));
   }
 
-  /// A transfer that ran from started_ns to finished_ns. In order of finishing.
+  /// Adds a transfer that ran from started_ns to finished_ns. Called in the order of finishing.
   void Observe(int64_t bytes, int64_t started_ns, int64_t finished_ns) {
-    // Several readers share the link: what it spent on this transfer is the time since the one
-    // before was done.
+    // Several readers share the link, so this transfer's share is the time since the previous one
+    // finished.
     const int64_t busy_ns = finished_ns - std::max(started_ns, last_finished_ns_);
     last_finished_ns_ = std::max(last_finished_ns_, finished_ns);
     if (busy_ns < 0) return;
@@ -45,13 +45,13 @@ class LinkEstimate {
   int64_t last_finished_ns_ = 0;
 };
 
-/// Shared by everything that moves over the link. Thread-safe.
+/// Shared by all transfers over the link. Thread-safe.
 class LinkPacer {
  public:
   /// `clock` is borrowed.
   LinkPacer(const Clock* clock, double bytes_per_s) : clock_(clock), bytes_per_s_(bytes_per_s) {}
 
-  /// From when on the link is free; in the past if it is.
+  /// The time from which the link is free; in the past if it is free now.
   int64_t free_ns() const {
     const MutexLock lock(&mu_);
     return free_ns_;
@@ -62,7 +62,7 @@ class LinkPacer {
     const int64_t now_ns = Now();
     return free_ns_ - now_ns;
   }
-  /// The next turn: when a transfer of `bytes` that takes it will have arrived.
+  /// Takes the next turn for a transfer of `bytes`. Returns when the transfer will have arrived.
   int64_t Reserve(int64_t bytes) {
     const MutexLock lock(&mu_);
     free_ns_ = std::max(Now(), free_ns_) +
@@ -71,7 +71,7 @@ class LinkPacer {
   }
 
  private:
-  /// Where the clock has stepped back, the turns move with it.
+  /// The current time. If the clock has stepped back, shifts the turns by as much.
   int64_t Now() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const int64_t now_ns = clock_->now_ns();
     if (now_ns < seen_ns_) free_ns_ -= seen_ns_ - now_ns;
@@ -83,7 +83,7 @@ class LinkPacer {
   const double bytes_per_s_;
   mutable Mutex mu_;
   int64_t free_ns_ ABSL_GUARDED_BY(mu_) = 0;
-  int64_t seen_ns_ ABSL_GUARDED_BY(mu_) = 0;  // the clock, when it was last asked
+  int64_t seen_ns_ ABSL_GUARDED_BY(mu_) = 0;  // the time when the clock was last read
 };
 
 }  // namespace moert

@@ -54,7 +54,7 @@ void PeerTier::Publish(Holder holder, int64_t record, const std::byte* at, int64
   Member& member = members_[holder];
   const Block block = BlockAt(at, bytes);
   Forget(&member, block);
-  // It is found where it came to last.
+  // A record is found only in the block where it arrived last.
   if (const auto old = member.begins.find(record); old != member.begins.end()) {
     member.blocks.erase(old->second);
   }
@@ -98,7 +98,7 @@ PeerTier::Copy PeerTier::Read(Holder holder, int64_t record,
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
-  // From one's own number on in a circle, so that not all read from the first.
+  // Starts at the own number, in a circle, so that not all engines read from the first.
   for (size_t i = 1; i < members_.size(); ++i) {
     const size_t m = (static_cast<size_t>(holder) + i) % members_.size();
     const Member& member = members_[m];

@@ -1,9 +1,9 @@
-// Engines of one process: which holds what, and which copies from which.
+// PeerTier: which engine of a process holds which records, and which copies between engines run.
 //
-// A block is found from when its record has arrived until something else is about to be written
-// there. A copy out of it that was begun before is named to the one that writes, which lets its
-// writing wait for that copy. Nobody waits for a lock that is held over a wait, and a copy between
-// engines waits for nothing but copies between engines that began earlier: no circle.
+// A record is found in a block from its arrival until the block is about to be overwritten. The
+// writer is told of copies out of the block that began before, and makes its write wait for them.
+// This cannot deadlock: no lock is held during a wait, and a copy between engines waits only for
+// copies between engines that began earlier.
 #ifndef MOERT_LIB_TRANSFER_PEER_TIER_H_
 #define MOERT_LIB_TRANSFER_PEER_TIER_H_
 
@@ -21,34 +21,34 @@
 
 namespace moert {
 
-/// Thread-safe. Callbacks run under its lock and must not call it.
+/// Thread-safe. Callbacks run under the tier's lock and must not call the tier.
 class PeerTier {
  public:
   using Holder = int32_t;
-  /// Tells that a copy is done: an event of the device.
+  /// A handle to wait for a copy: an event of the device.
   using Copy = void*;
 
-  /// An engine that reads `source` and has its blocks on `device`. InvalidArgument where others
-  /// read another source.
+  /// Adds an engine that reads `source` and has its blocks on `device`. InvalidArgument if the
+  /// other engines read another source.
   absl::StatusOr<Holder> Join(const void* source, int device);
-  /// Devices whose engines are here, and whose copies to `device`, or from there, nobody has
-  /// judged.
+  /// The devices of joined engines for which copies to or from `device` have not been judged.
   std::vector<int> Unjudged(int device) const;
-  /// Whether copies from one device to another pay; else nothing is found there. Not judged: they
-  /// do.
+  /// Sets whether copies from one device to another pay. If not, records are not found there.
+  /// Before they are judged, copies are taken to pay.
   void Judge(int from, int to, bool pays);
-  /// Its copies must be done; wait(copy) is called for those out of its blocks.
+  /// Removes an engine, whose own copies must be done. Calls wait(copy) for copies out of its
+  /// blocks.
   void Leave(Holder holder, absl::FunctionRef<void(Copy)> wait);
 
-  /// `record` has arrived in [at, at + bytes). Out of memory it is not found.
+  /// Makes `record` in [at, at + bytes) known. If memory runs out, it stays unknown.
   void Publish(Holder holder, int64_t record, const std::byte* at, int64_t bytes);
-  /// [at, at + bytes) is about to be written or to go: what lies there is not found any more, and
+  /// Called before [at, at + bytes) is overwritten or freed: its records are no longer found, and
   /// wait(copy) is called for each copy out of it.
   void Withdraw(Holder holder, const std::byte* at, int64_t bytes,
                 absl::FunctionRef<void(Copy)> wait);
-  /// Where another engine holds `record`, calls begin(device, at), which begins a copy and
-  /// returns it, or null if it cannot. That one is returned; null: nobody holds it, or out of
-  /// memory. It is `holder`'s until Done.
+  /// If another engine holds `record`, calls begin(device, at), which begins a copy and returns it,
+  /// or null if it cannot. Returns that copy, which belongs to `holder` until Done; null also if no
+  /// engine holds the record, or if memory runs out.
   Copy Read(Holder holder, int64_t record,
             absl::FunctionRef<Copy(int device, const std::byte* at)> begin);
   void Done(Holder holder, Copy copy);
@@ -68,8 +68,8 @@ class PeerTier {
   struct Member {
     bool here = false;
     int device = 0;
-    std::unordered_map<int64_t, Address> begins;  // of records
-    std::map<Address, Held> blocks;               // by where they begin; none overlap
+    std::unordered_map<int64_t, Address> begins;  // address by record
+    std::map<Address, Held> blocks;               // by address; none overlap
   };
   struct Reading {
     Holder from, by;

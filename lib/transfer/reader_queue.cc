@@ -51,10 +51,10 @@ class ReaderQueue final : public TransferQueue {
     bool wake = true;
     {
       const MutexLock lock(&mu_);
-      // Waking a thread takes the caller some us, and transitions come several at a time at the
-      // begin of a step. Nobody waits for those: whoever was woken for the first wakes the next.
+      // Waking a thread takes the caller some us, and several transitions come at once when a step
+      // begins. No call waits for them, so the reader woken for the first one wakes the next.
       if (transfer.reason == LoadReason::kBackground) wake = waiting_.empty();
-      // Room for its end: a reader that delivers it cannot fail for want of memory.
+      // Reserves room for the result, so that a reader cannot fail to deliver it.
       if (finished_.capacity() <= static_cast<size_t>(in_flight_)) {
         finished_.reserve(2 * static_cast<size_t>(in_flight_) + 16);
       }
@@ -91,7 +91,7 @@ class ReaderQueue final : public TransferQueue {
 
  private:
   absl::Status Read(const Transfer& transfer) {
-    // A host's own source must not take the reader thread down with it.
+    // An exception of a host's source must not end the reader thread.
     try {
       return source_->ReadRecord(transfer.key.layer, transfer.key.expert, transfer.source_version,
                                  transfer.dst);
@@ -101,14 +101,14 @@ class ReaderQueue final : public TransferQueue {
   }
 
   void Serve() {
-    // Threads usually sleep some 50 us longer than asked to, a fifth of a record's turn.
+    // By default threads sleep some 50 us longer than asked to, a fifth of a record's turn.
     if (pacer_ != nullptr) prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
     std::optional<Turn> turn;
     while ((turn = NextTurn()).has_value()) {
       const WaitingTransfers::Job& job = turn->job;
       absl::Status status = Read(job.transfer);
       if (pacer_ != nullptr) {
-        // A clock that steps back must not make the turn longer than it was to be.
+        // A clock that steps back must not make the turn longer than planned.
         const int64_t early_ns = turn->until_ns - std::max(clock_->now_ns(), turn->started_ns);
         if (early_ns > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(early_ns));
       }
@@ -120,13 +120,13 @@ class ReaderQueue final : public TransferQueue {
     }
   }
 
-  /// A transfer that a reader serves now. With a pacer it has not arrived before until_ns.
+  /// A transfer that a reader serves now. With a pacer it arrives at until_ns at the earliest.
   struct Turn {
     WaitingTransfers::Job job;
     int64_t started_ns = 0;
     int64_t until_ns = 0;
   };
-  /// Waits for one; none when the queue stops.
+  /// Waits for the next turn; none when the queue stops.
   std::optional<Turn> NextTurn() {
     const MutexLock lock(&mu_);
     while (true) {
@@ -134,12 +134,12 @@ class ReaderQueue final : public TransferQueue {
       if (stopping_) return std::nullopt;
       const int64_t busy_ns = pacer_ != nullptr ? pacer_->busy_ns() : 0;
       if (busy_ns <= 0) break;
-      constexpr int64_t kLongest = 100'000'000;  // then the clock is asked again: it may step
+      constexpr int64_t kLongest = 100'000'000;  // then reads the clock again, which may step
       work_.WaitFor(&mu_, std::chrono::nanoseconds(std::min(busy_ns, kLongest)));
     }
     Turn turn;
     turn.job = waiting_.Pop();
-    // With a pacer its call may have met us; without, it may have been left to us.
+    // More transfers are waiting: wakes another reader, which their Submit may not have done.
     if (!waiting_.empty()) work_.NotifyOne();
     turn.started_ns = clock_->now_ns();
     if (pacer_ != nullptr) turn.until_ns = pacer_->Reserve(turn.job.transfer.bytes);
@@ -155,7 +155,7 @@ class ReaderQueue final : public TransferQueue {
 
   const ExpertSource* source_;
   const Clock* clock_;
-  const std::shared_ptr<LinkPacer> pacer_;  // null: the link as it is
+  const std::shared_ptr<LinkPacer> pacer_;  // null: the link is not paced
   Mutex mu_;
   CondVar work_;
   CondVar arrived_;

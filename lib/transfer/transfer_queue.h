@@ -2,9 +2,9 @@
 // prefetch ahead of background; within a class first come, first served. A transfer that has
 // started is never interrupted.
 //
-// Two of them: on the wall clock I/O threads read from the source; on the virtual clock a simulated
-// link carries as many at a time as the profile says, in logical time, and the bytes are read when
-// a transfer completes.
+// There are two kinds. On the wall clock I/O threads read from the source. On the virtual clock a
+// simulated link carries as many transfers at a time as the profile says, in logical time, and the
+// bytes are read when a transfer completes.
 #ifndef MOERT_LIB_TRANSFER_TRANSFER_QUEUE_H_
 #define MOERT_LIB_TRANSFER_TRANSFER_QUEUE_H_
 
@@ -27,13 +27,13 @@
 
 namespace moert {
 
-/// Why an expert is brought, most urgent first.
+/// The reason for a transfer, most urgent first.
 enum class LoadReason : int32_t { kDemand = 0, kPrefetch = 1, kBackground = 2 };
 
 struct Transfer {
   ExpertKey key;
   int version = 0;         // the store's index, returned with the result
-  int source_version = 0;  // what is read
+  int source_version = 0;  // the version of the source that is read
   LoadReason reason = LoadReason::kDemand;
   absl::Span<std::byte> dst;
   int64_t bytes = 0;  // of the record
@@ -53,16 +53,16 @@ struct TransferDone {
 class TransferQueue {
  public:
   virtual ~TransferQueue() = default;
-  /// Throws std::bad_alloc, and then has not taken it.
+  /// May throw std::bad_alloc, and then has not taken the transfer.
   virtual void Submit(const Transfer& transfer) = 0;
   /// Moves a waiting transfer into a higher class; no effect once it has started.
   virtual void Raise(ExpertKey key, int version, LoadReason reason) = 0;
   /// True when the transfer had not started: it is forgotten and its destination untouched.
   virtual bool Cancel(ExpertKey key, int version) = 0;
-  /// Appends what has finished by now.
+  /// Appends the transfers that have finished by now.
   virtual void Poll(std::vector<TransferDone>* done) = 0;
-  /// Blocks until something finished (advancing a virtual clock) and appends it. False when nothing
-  /// is in flight.
+  /// Blocks until a transfer has finished (advancing a virtual clock) and appends it. False when no
+  /// transfer is in flight.
   virtual bool Wait(std::vector<TransferDone>* done) = 0;
 };
 
@@ -107,7 +107,7 @@ class WaitingTransfers {
         Job job = classes_[c][i];
         if (!(job.transfer.key == key && job.transfer.version == version)) continue;
         job.transfer.reason = reason;
-        classes_[Class(reason)].push_back(job);  // first what may fail
+        classes_[Class(reason)].push_back(job);  // first, as it may throw
         classes_[c].erase(classes_[c].begin() + static_cast<ptrdiff_t>(i));
         return;
       }
@@ -120,22 +120,24 @@ class WaitingTransfers {
   std::deque<Job> classes_[kClasses];
 };
 
-/// `threads` readers. With a pacer they take turns on its link, and what is asked for before a turn
-/// begins may still go first. ResourceExhausted when a thread cannot be started.
+/// A queue with `threads` readers. With a pacer they take turns on its link, and a more urgent
+/// transfer submitted before a turn begins still goes first. ResourceExhausted when a thread cannot
+/// be started.
 absl::StatusOr<std::unique_ptr<TransferQueue>> MakeReaderQueue(const ExpertSource* source,
                                                                const Clock* clock, int threads,
                                                                std::shared_ptr<LinkPacer> pacer);
 
-/// RAM below a logical link that does not hold all records. A reader brings what it lacks from a
-/// file, at the profile's rate, while the link carries others; it stays there while there is room.
+/// Simulated RAM below a logical link that does not hold all records. Readers bring missing records
+/// from a file, at the profile's rate, while the link carries others. Records stay while there is
+/// room.
 struct RamTier {
-  std::vector<ExpertKey> kept = {};  // from the start, of source version 0
-  int64_t room = 0;                  // bytes
-  int readers = 1;                   // that read at once
+  std::vector<ExpertKey> kept = {};  // records in RAM from the start, of source version 0
+  int64_t room = 0;                  // bytes left for others
+  int readers = 1;                   // readers that work at once
 };
 
 /// A logical link with the profile's rate and latency. source null: nothing is read. Without `ram`
-/// every record is there.
+/// all records are in RAM.
 std::unique_ptr<TransferQueue> MakeVirtualLink(const ExpertSource* source, VirtualClock* clock,
                                                const HardwareProfile* profile,
                                                std::optional<RamTier> ram = std::nullopt);

@@ -1,5 +1,5 @@
-// The simulated link of the virtual clock: some transfers at once, in the order of service. Records
-// that RAM lacks are read from a file before, beside it.
+// The simulated link of the virtual clock: several transfers at once, in the order of service.
+// Records that are not in RAM are first read from a file, concurrently with the link.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -28,7 +28,7 @@ class VirtualLink final : public TransferQueue {
   }
 
   void Submit(const Transfer& transfer) override {
-    // Transfers that ended before now free the link first: service follows logical time.
+    // First completes transfers that end before now and free the link, to follow logical time.
     Run(clock_->now_ns());
     (InRam(transfer) ? waiting_ : unread_).Push(transfer, clock_->now_ns());
     Start(clock_->now_ns());
@@ -66,13 +66,13 @@ class VirtualLink final : public TransferQueue {
   struct Active {
     WaitingTransfers::Job job;
     int64_t started_ns = 0;
-    int64_t flows_ns = 0;  // from when `bytes` are on their way at `rate`
-    double bytes = 0;      // left at flows_ns
-    double rate = 0;       // a second
+    int64_t flows_ns = 0;  // the time from which `bytes` are carried at `rate`
+    double bytes = 0;      // bytes left at flows_ns
+    double rate = 0;       // bytes per second
     int64_t finished_ns = 0;
   };
 
-  /// A record that a reader brings into RAM, or that waits there for the link.
+  /// A record that a reader brings into RAM, or that waits in RAM for the link.
   struct Reading {
     WaitingTransfers::Job job;
     int64_t started_ns = 0;
@@ -99,7 +99,7 @@ class VirtualLink final : public TransferQueue {
     room_ -= t.bytes;
   }
 
-  /// Starts what there is a reader or a stream for.
+  /// Starts transfers for which a reader or a stream is free.
   void Start(int64_t at) {
     while (!unread_.empty() && static_cast<int>(reading_.size()) < readers_) {
       Reading r{unread_.Pop()};
@@ -130,7 +130,7 @@ class VirtualLink final : public TransferQueue {
     Share(at);
   }
 
-  /// Streams share the link's rate evenly, none exceeds its own.
+  /// Shares the link's rate evenly between streams; none exceeds the rate of a stream.
   void Share(int64_t at) {
     if (active_.empty()) return;
     double rate = profile_->link_bytes_per_s / static_cast<double>(active_.size());
@@ -155,7 +155,7 @@ class VirtualLink final : public TransferQueue {
     }
   }
 
-  /// Completes everything that ends by `now`.
+  /// Completes all transfers and reads that end by `now`.
   void Run(int64_t now) {
     while (std::min(NextEnd(active_), NextEnd(reading_)) <= now) {
       if (NextEnd(reading_) < NextEnd(active_)) {
@@ -176,7 +176,7 @@ class VirtualLink final : public TransferQueue {
     }
   }
 
-  /// Appends what has been seen by now; false when there is nothing.
+  /// Appends the transfers whose arrival has been seen by now; false when there are none.
   bool Deliver(std::vector<TransferDone>* done) {
     const int64_t seen_ns = clock_->now_ns() - profile_->arrival_ns;
     const auto end = std::find_if(finished_.begin(), finished_.end(),
@@ -191,14 +191,14 @@ class VirtualLink final : public TransferQueue {
   const ExpertSource* source_;
   VirtualClock* clock_;
   const HardwareProfile* profile_;
-  const bool has_all_;                 // RAM
+  const bool has_all_;                 // all records are in RAM
   std::set<std::array<int, 3>> kept_;  // layer, expert, source version
   int64_t room_ = 0;
   int readers_ = 0;
-  WaitingTransfers unread_;             // RAM lacks them
+  WaitingTransfers unread_;             // records that are not in RAM
   std::vector<Reading> reading_;        // at most readers_
-  std::vector<Reading> read_;           // wait for the link, before waiting_
-  WaitingTransfers waiting_;            // in RAM
+  std::vector<Reading> read_;           // wait for the link, ahead of waiting_
+  WaitingTransfers waiting_;            // records in RAM that wait for the link
   std::vector<Active> active_;          // at most link_streams
   std::vector<TransferDone> finished_;  // in the order of finishing, not delivered
 };
