@@ -19,7 +19,7 @@
 namespace moert {
 namespace {
 
-/// A condition under which it could choose among versions.
+/// A hint in the result's reason: the condition under which `auto` could choose among versions.
 std::string WhatIsMissing(const AutoKeys& keys) {
   if (!keys.calibration.empty()) {
     return fmt::format(
@@ -29,14 +29,14 @@ std::string WhatIsMissing(const AutoKeys& keys) {
   return "; to be served fewer bits give calibration=FILE of `moert-pack calibrate --method hqq`";
 }
 
-/// The largest share of the experts in slots with which misses are worth sharing. On an H200, with
+/// Misses are shared with the CPU if at most this share of the experts has slots. On an H200, with
 /// Qwen3-30B's shape and the workload `mixed`, a CPU that stands ready costs a step of one request
-/// 7 % with 90 % of the experts and 3 % with 50 %. It gains 7 % with 25 %, and with eight requests
-/// and 50 % a step takes 0.61 of the time.
+/// 7 % with 90 % of the experts in slots and 3 % with 50 %. It gains 7 % with 25 %, and with eight
+/// requests and 50 % a step takes 0.61 of the time.
 constexpr double kMostSharing = 0.75;
 
-/// A spec of `fate` that says whether misses are shared with the CPU, where `cpu=auto` would not
-/// come to that by the promise that the host accepts.
+/// The spec of `fate` with an explicit key `cpu`, if the default by the accepted promise would
+/// decide otherwise about sharing misses with the CPU.
 std::string WithCpu(const std::string& fate, bool shares, const EngineOptions& options) {
   const bool by_promise = options.promise.value_or(Promise::kExact) >= Promise::kFaithful;
   if (!shares && !by_promise) return fate;
@@ -60,15 +60,15 @@ StrategyChoice Resident(const Blueprint& all, const EngineOptions& options) {
           options.budget};
 }
 
-/// The outcome of `keys`; `calibration`: losses of versions, null: not known.
+/// Chooses the strategy for `keys`. `calibration`: losses of versions; null: not known.
 absl::StatusOr<StrategyChoice> Choose(const ExpertSource& source, const EngineOptions& options,
                                       const AutoKeys& keys, const Calibration* calibration) {
   const std::string scheme = keys.scheme.empty() ? "" : ":scheme=" + keys.scheme;
-  // The strategy that needs least names errors that all of them share.
+  // Errors that all strategies share are reported by the one with the least requirements.
   MOERT_ASSIGN_OR_RETURN(const Promise accepted, Accepted(options, keys));
   auto tried = TryStrategy(source, options, "fate" + scheme);
   const auto all = TryStrategy(source, options, "resident" + scheme);
-  // Few small experts may take less than what predicts and evicts.
+  // Few small experts may take less memory than the state for prediction and eviction.
   if (!tried.ok() && all.ok()) return Resident(*all, options);
   MOERT_ASSIGN_OR_RETURN(Blueprint cache, std::move(tried));
   const bool shares = accepted >= Promise::kFaithful && cache.backend->cpu_beside(source) &&

@@ -14,19 +14,20 @@
 namespace moert {
 namespace {
 
-// The workspace of steps with more rows than asked for takes at most this part of the budget.
+// The workspace of steps with more rows than asked for takes at most 1 / kWorkspaceShare of the
+// budget.
 constexpr int64_t kWorkspaceShare = 8;
 
-/// The expected time of a step of a prompt, ns.
+/// The expected times of a prompt's step, in ns.
 struct PromptStep {
   double layers_ns = 0;
   double waits_ns = 0;
-  /// Waits beyond this share of the step are worth more rows.
+  /// Whether waits are long enough that more rows pay.
   bool waits() const { return waits_ns > 0.05 * layers_ns; }
 };
 
-/// Predicts a step of `rows` rows. Each expert is as likely as the others: no step uses more of
-/// them.
+/// Predicts a step of `rows` rows. Assumes that all experts are equally likely, which gives the
+/// most experts that a step can use.
 PromptStep ExpectedPromptStep(const ExpertSource& source, const Blueprint& b, int64_t rows) {
   const auto count = static_cast<double>(rows);
   const double resident =
@@ -36,7 +37,7 @@ PromptStep ExpectedPromptStep(const ExpertSource& source, const Blueprint& b, in
   PromptStep expected;
   for (const MoeLayerSpec& layer : source.model().layers) {
     const double experts = layer.num_experts;
-    // A host that routes itself may have more slots of choices than there are experts.
+    // A host that routes itself may have a top_k above the number of experts.
     const double chosen = std::min<double>(layer.routing.top_k, experts);
     const double used = ExpectedExperts(experts, chosen, count);
     const auto each = static_cast<int64_t>(std::ceil(count * chosen / used));
@@ -74,7 +75,7 @@ absl::StatusOr<PromptRows> ChoosePromptRows(const ExpertSource& source,
   while (rows < tokens && step.waits()) {
     const int64_t more = std::min(tokens, 2 * rows);
     absl::StatusOr<Blueprint> b = WithRows(source, options, more);
-    // A budget or a backend that has no room for so many rows.
+    // The budget or the backend has no room for so many rows.
     if (!b.ok() || b->plan.workspace_bytes > b->plan.budget_bytes / kWorkspaceShare) break;
     rows = more;
     chosen = *std::move(b);

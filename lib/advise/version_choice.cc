@@ -10,7 +10,7 @@
 namespace moert {
 namespace {
 
-/// Nats a token that one expert loses in `format`.
+/// The loss of one expert in `format`, in nats per token.
 absl::StatusOr<double> ExpertLoss(const Calibration& c, const LayerCalibration& layer, int expert,
                                   const ExpertFormat& format) {
   const Scheme* const blocks[kLinearBlocks] = {&format.gate, &format.up, &format.down};

@@ -12,16 +12,17 @@ namespace moert {
 ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, double low_share,
                            bool served) {
   const MoeModelSpec& model = source.model();
-  // Roughly, of the bundled models' recorded routing: a cache that keeps the share r of the experts
-  // misses (1 - r)^4 of its lookups, and what is answered low weighs half of the average.
+  // A rough fit to the bundled models' recorded routing: a cache that keeps the share r of the
+  // experts misses (1 - r)^4 of its lookups, and a low answer has half of the average routing
+  // weight.
   constexpr double kPower = 4, kWeight = 0.5;
   // Predictions can name this share of the misses.
   constexpr double kPredicted = 0.8;
   const double resident =
       static_cast<double>(b.plan.slots) / static_cast<double>(b.plan.total_experts);
-  const int64_t bytes = b.plan.all_bytes / b.plan.total_experts;  // of an expert, the mean
+  const int64_t bytes = b.plan.all_bytes / b.plan.total_experts;  // mean bytes of an expert
   const auto transfer_ns = static_cast<double>(b.profile.TransferNs(bytes));
-  const int low_version = b.versions.back();  // brought for the call
+  const int low_version = b.versions.back();  // loaded for the call
   const auto low_ns =
       static_cast<double>(b.profile.TransferNs(source.layout(0, 0, low_version).bytes));
   const auto layer_ns = static_cast<double>(b.profile.LayerNs(/*prefill=*/false, 1));
@@ -50,7 +51,7 @@ std::string Percent(double share) { return fmt::format("{:.2g} %", 100 * share);
 absl::StatusOr<Blueprint> TryStrategy(const ExpertSource& source, EngineOptions options,
                                       const std::string& spec) {
   options.strategy = spec;
-  options.customize_strategy = nullptr;  // the host's, for the engine that opens
+  options.customize_strategy = nullptr;  // only applies when the engine is opened
   return MakeBlueprint(source, options);
 }
 
@@ -99,8 +100,8 @@ void VersionOffers::AddVersion(int version) {
                   source_.version_name(version), Percent(*loss), Percent(accepted_)));
 }
 
-// Light misses weigh least, so to answer a share of the routing mass low costs at most that share
-// of what the low version loses. Substitutes (alpha) have no predicted loss.
+// Light misses have the least weight, so answering a share of the routing mass low loses at most
+// that share of the low version's loss. Substitutes (alpha) have no predicted loss.
 void VersionOffers::AddGraded(int high, int low) {
   double share = accepted_, loss = accepted_;
   if (calibration_ != nullptr) {

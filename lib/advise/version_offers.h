@@ -1,5 +1,5 @@
-// Offers that a budget holds within an accepted loss: strategies over a source's versions, with the
-// expected time and the predicted loss of each.
+// The offers that `auto` chooses from: strategies over a source's versions that fit a budget and an
+// accepted loss, with the expected time and the predicted loss of each.
 #ifndef MOERT_LIB_ADVISE_VERSION_OFFERS_H_
 #define MOERT_LIB_ADVISE_VERSION_OFFERS_H_
 
@@ -19,15 +19,15 @@
 
 namespace moert {
 
-/// The cost model of `auto`: what a decode step of one token is expected to take, ms.
+/// The cost model of `auto`: the expected time of a decode step of one token, in ms.
 struct ExpectedTimes {
   double layers_ms = 0;
   double waits_ms = 0;
   double ms() const { return layers_ms + waits_ms; }
 };
 
-/// `low_share`: of the routing mass, that low versions may answer. `served`: a device answers
-/// misses.
+/// `low_share`: the share of the routing mass that low versions may answer. `served`: a device
+/// serves misses.
 ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, double low_share,
                            bool served);
 
@@ -35,17 +35,17 @@ ExpectedTimes ExpectedStep(const ExpertSource& source, const Blueprint& b, doubl
 absl::StatusOr<Blueprint> TryStrategy(const ExpertSource& source, EngineOptions options,
                                       const std::string& spec);
 
-/// Whether an engine of `options` over the versions of `b` has its misses served by a device, where
-/// its strategy goes by rules: then its steps can be captured, and none waits for the host.
+/// Whether a device would serve the misses of an engine of `options` over the versions of `b`, if
+/// its strategy consists of rules. Its steps can then be captured, and none waits for the host.
 bool DeviceServes(const ExpertSource& source, const EngineOptions& options, const Blueprint& b);
 
 class VersionOffers {
  public:
-  /// TryStrategy of the source and options, by a spec.
+  /// TryStrategy with the source and options bound; takes a spec.
   using Try = std::function<absl::StatusOr<Blueprint>(const std::string& spec)>;
 
-  /// `options` has a budget in bytes, the same for all versions. `calibration`: what versions lose;
-  /// null: not known. The arguments outlive the offers.
+  /// `options` has a budget in bytes, the same for all versions. `calibration`: the losses of
+  /// versions; null: not known. The arguments must outlive the offers.
   VersionOffers(const ExpertSource& source, const EngineOptions& options, double accepted_loss,
                 const Calibration* calibration, Try attempt)
       : source_(source),
@@ -54,16 +54,17 @@ class VersionOffers {
         calibration_(calibration),
         attempt_(std::move(attempt)) {}
 
-  /// The first offer: what is served where no loss is accepted.
+  /// Adds the first offer: the strategy that is served if no loss is accepted.
   void AddExact(const Blueprint& b);
-  /// Versions below `base`; where the budget holds none that is accepted, light misses in one.
+  /// Adds the versions below `base`. If no accepted one fits the budget, adds strategies that
+  /// answer light misses in a low version.
   void AddLossy(int base);
 
-  /// The offer taken.
+  /// The chosen offer.
   StrategyChoice Take() const;
 
  private:
-  /// The expected loss of perplexity; nothing where it is not known.
+  /// The expected loss of perplexity; no value if it is not known.
   std::optional<double> LossOf(int version) const;
   void AddVersion(int version);
   void AddGraded(int high, int low);

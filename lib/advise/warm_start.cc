@@ -18,7 +18,7 @@ namespace moert {
 namespace {
 
 constexpr auto kPeriod = std::chrono::milliseconds(1);
-// Rounds that a hint may take to be seen: a layer call in progress applies it only at the next.
+// The most rounds that a hint may take to have effect: it is applied by the next layer call.
 constexpr int kPatience = 2000;
 
 }  // namespace
@@ -40,11 +40,11 @@ struct WarmStart::Impl {
     return *entry;
   }
 
-  // Hints that have been seen to; true while one may still come.
+  // Removes hints that have been fulfilled or given up; true while experts may still arrive.
   void Collect(Seen* seen) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     const auto done = [&](Asked& a) ABSL_NO_THREAD_SAFETY_ANALYSIS {
       const std::vector<Residency>& layer = Look(seen, a.key.layer);
-      if (layer.empty()) return true;  // the engine cannot say: a forked process, say
+      if (layer.empty()) return true;  // the engine cannot tell, for instance in a forked process
       const Residency r = layer[a.key.expert];
       if (r != Residency::kAbsent && r != Residency::kArriving) {
         ++stats.arrived;
@@ -55,8 +55,8 @@ struct WarmStart::Impl {
     asked.erase(std::remove_if(asked.begin(), asked.end(), done), asked.end());
   }
 
-  // Places of a layer that no expert has, those on their way counted. A share of all places each:
-  // no more than the default capacity, so that nothing is evicted.
+  // Whether a layer has free slots, counting experts on their way as present. Each layer gets an
+  // even share of all slots, at most the default capacity, so that nothing is evicted.
   bool HasRoom(Seen* seen, int layer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     const int64_t layers = engine->model().num_layers();
     const int64_t slots = engine->memory().slots;
@@ -69,7 +69,7 @@ struct WarmStart::Impl {
     return taken < slots / layers + (layer < slots % layers ? 1 : 0);
   }
 
-  /// Where memory is out it fills no further: nothing depends on it.
+  /// If memory runs out, the cache is not filled further; nothing depends on it.
   bool Advance() noexcept {
     const MutexLock lock(&mu);
     try {
@@ -149,7 +149,7 @@ absl::StatusOr<std::unique_ptr<WarmStart>> WarmStart::Create(Engine* engine,
     impl->stats.filling = !impl->order.empty();
   }
   Impl* const shared = impl.get();
-  // Whole before its thread runs: what fails later is joined by the destructor.
+  // Complete before its thread runs, so that after a later failure the destructor joins the thread.
   std::unique_ptr<WarmStart> warm(new WarmStart(std::move(impl)));
   try {
     if (options.thread) shared->thread = std::thread([shared] { shared->Run(); });

@@ -1,5 +1,5 @@
-// A block of uninitialized memory for kernels: aligned, on huge pages where that pays, and an error
-// value instead of an exception when there is none.
+// A block of uninitialized memory for kernels: aligned, on huge pages if that pays, and with an
+// error value instead of an exception when memory runs out.
 #ifndef MOERT_LIB_BASE_ALIGNED_BUFFER_H_
 #define MOERT_LIB_BASE_ALIGNED_BUFFER_H_
 
@@ -13,9 +13,8 @@ namespace moert {
 
 class AlignedBuffer {
  public:
-  /// Replaces the block with one of `bytes` (0: none); the old content is gone, and freed first so
-  /// that both are never held together. ResourceExhausted when there is no memory; then it is
-  /// empty.
+  /// Replaces the block with one of `bytes` (0: none). Frees the old block first, so that both are
+  /// never held together. ResourceExhausted when memory runs out; the buffer is then empty.
   absl::Status Reset(int64_t bytes);
 
   std::byte* data() { return data_.get(); }

@@ -18,7 +18,7 @@ constexpr uint16_t F32ToBf16(float f) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-/// `count` of them. In blocks of a fixed size, which become vectors at any optimization.
+/// Converts `count` values, in blocks of a fixed size that compilers vectorize at any optimization.
 inline void Bf16ToF32(const uint16_t* from, int64_t count, float* to) {
   constexpr int64_t kBlock = 16;
   int64_t i = 0;

@@ -1,4 +1,4 @@
-// Bytes as people read them.
+// Formats a number of bytes for people.
 #ifndef MOERT_LIB_BASE_BYTES_TEXT_H_
 #define MOERT_LIB_BASE_BYTES_TEXT_H_
 

@@ -55,7 +55,7 @@ class Checked {
   std::optional<T> value_;
 };
 
-/// Unchecked, for sizes that are already known to be small.
+/// Without checks, for sizes that are known to be small.
 template <typename T>
 constexpr T RoundUp(T a, std::type_identity_t<T> multiple) {
   return (a + multiple - 1) / multiple * multiple;

@@ -8,7 +8,7 @@
 
 namespace moert {
 
-/// "invalid" where `value` is none of the enumerators.
+/// The name of `value`; "invalid" if it is not an enumerator.
 template <typename Enum, size_t N>
 constexpr absl::string_view EnumName(const absl::string_view (&names)[N], Enum value) {
   const auto index = static_cast<size_t>(value);

@@ -1,4 +1,5 @@
-// Errors by code, their text in fmt's notation: InvalidArgument("{}: has {} bytes", path, bytes).
+// Makes errors with a code and a text in fmt's notation:
+// InvalidArgument("{}: has {} bytes", path, bytes).
 #ifndef MOERT_LIB_BASE_ERRORS_H_
 #define MOERT_LIB_BASE_ERRORS_H_
 

@@ -1,4 +1,4 @@
-// Exceptions as statuses. A report of exhausted memory must not need memory itself.
+// Converts exceptions to statuses. Reporting exhausted memory must not need memory itself.
 #ifndef MOERT_LIB_BASE_EXCEPTION_STATUS_H_
 #define MOERT_LIB_BASE_EXCEPTION_STATUS_H_
 
@@ -12,7 +12,7 @@
 
 namespace moert {
 
-/// ResourceExhausted "<what>: out of memory", without a message when there is no room for one.
+/// ResourceExhausted "<what>: out of memory", without a message if that cannot be allocated.
 inline absl::Status OutOfMemory(absl::string_view what) noexcept {
   try {
     return absl::ResourceExhaustedError(absl::StrCat(what, ": out of memory"));
@@ -21,7 +21,8 @@ inline absl::Status OutOfMemory(absl::string_view what) noexcept {
   }
 }
 
-/// In a handler: the exception that is handled. A thread that cannot start is a lack of resources.
+/// Called in a handler: the status of the current exception. A thread that cannot be started is
+/// ResourceExhausted.
 inline absl::Status ExceptionStatus(absl::string_view what) noexcept {
   try {
     throw;
@@ -46,7 +47,7 @@ inline absl::Status ExceptionStatus(absl::string_view what) noexcept {
   }
 }
 
-/// make(); where that throws, an error of `code` without a message.
+/// Returns make(), or, if that throws, an error of `code` without a message.
 template <typename Make>
 absl::Status ErrorOr(absl::StatusCode code, const Make& make) noexcept {
   try {

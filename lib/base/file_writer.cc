@@ -29,7 +29,8 @@ absl::Status SyncDirectory(const std::string& path) {
 absl::StatusOr<Descriptor> CreateFile(const std::string& path, bool replace, int mode) {
   Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
   if (fd.get() < 0 && errno == EEXIST && replace) {
-    // Its kind is known only behind opening it; O_NONBLOCK, as nobody may read a pipe.
+    // The kind of file is known only after opening it. O_NONBLOCK, because a pipe may have no
+    // reader.
     fd = Descriptor(::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     struct stat st {};
     if (fd.get() >= 0 && ::fstat(fd.get(), &st) == 0 && S_ISREG(st.st_mode)) {
@@ -71,8 +72,7 @@ absl::Status FileWriter::Append(absl::Span<const std::byte> data) {
         ::write(fd_.get(), data.data(), std::min<size_t>(data.size(), size_t{1} << 30));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return PosixError(errno, fmt::format("{}: write at {}", path_, size_));
-    // Not a thing that POSIX allows for regular files; trying for ever would be worse than saying
-    // so.
+    // POSIX does not allow this for regular files. An error is better than an endless loop.
     if (n == 0) return PosixError(ENOSPC, fmt::format("{}: nothing written at {}", path_, size_));
     size_ += n;
     data.remove_prefix(n);
@@ -127,7 +127,7 @@ absl::StatusOr<std::unique_ptr<AtomicDirectory>> AtomicDirectory::Create(
 }
 
 AtomicDirectory::~AtomicDirectory() {
-  // A file that cannot be removed, for want of memory say, is left to the next writer.
+  // A file that cannot be removed, for lack of memory for instance, stays behind.
   if (created_ && !committed_) RemoveTree(path_);
 }
 

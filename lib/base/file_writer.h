@@ -1,4 +1,4 @@
-// Writing files so that they are complete and on disk, or not there at all.
+// Writes files so that they are either complete and on disk, or do not exist.
 #ifndef MOERT_LIB_BASE_FILE_WRITER_H_
 #define MOERT_LIB_BASE_FILE_WRITER_H_
 
@@ -15,20 +15,20 @@
 
 namespace moert {
 
-/// Creates a file to write. AlreadyExists where there is one, or a link, a device, a pipe: none is
-/// followed or waited for. `replace`: a regular file is emptied, the others are refused all the
-/// same. `mode` less the umask.
+/// Creates a file for writing. AlreadyExists if the path is a file, link, device or pipe; links are
+/// not followed and pipes not waited for. `replace`: a regular file is emptied instead, others are
+/// still refused. The umask is removed from `mode`.
 absl::StatusOr<Descriptor> CreateFile(const std::string& path, bool replace = false,
                                       int mode = 0644);
 
 /// Appends to one file. Not thread-safe.
 class FileWriter {
  public:
-  /// AlreadyExists if there is a file. `mode` less the umask.
+  /// AlreadyExists if there is a file. The umask is removed from `mode`.
   static absl::StatusOr<std::unique_ptr<FileWriter>> Create(const std::string& path,
                                                             int mode = 0644);
-  /// Goes on with a file of at least `size` bytes, of which only the first `size` are kept.
-  /// DataLoss if it is shorter.
+  /// Continues a file of at least `size` bytes, of which only the first `size` are kept. DataLoss
+  /// if it is shorter.
   static absl::StatusOr<std::unique_ptr<FileWriter>> Resume(const std::string& path, int64_t size);
   ~FileWriter() = default;
   FileWriter(const FileWriter&) = delete;
@@ -36,7 +36,7 @@ class FileWriter {
 
   absl::Status Append(absl::Span<const std::byte> data);
   absl::Status Append(absl::string_view text);
-  /// Flushes what was appended to the disk.
+  /// Flushes the appended data to the disk.
   absl::Status Sync();
   /// Flushes to the disk and closes. The file is complete only after this returns OK.
   absl::Status Close();
@@ -73,7 +73,7 @@ class AtomicDirectory {
   bool committed_ = false;
 };
 
-/// Makes entries made, renamed and removed in a folder durable.
+/// Makes the creation, renaming and removal of entries in a folder durable.
 absl::Status SyncDirectory(const std::string& path);
 
 }  // namespace moert

@@ -20,7 +20,7 @@ struct CloseFolder {
 };
 using Folder = std::unique_ptr<DIR, CloseFolder>;
 
-// Null, with errno, when `name` is no folder. A link to one is none.
+// Null, with errno, if `name` is not a folder; a link to a folder is not one.
 Folder OpenFolder(int parent, const char* name, int follow) noexcept {
   Descriptor fd(::openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | follow));
   Folder folder(fd.get() < 0 ? nullptr : ::fdopendir(fd.get()));
@@ -28,7 +28,7 @@ Folder OpenFolder(int parent, const char* name, int follow) noexcept {
   return folder;
 }
 
-// The next but "." and ".."; null at the end, and with errno set where it could not be read.
+// The next name except "." and ".."; null at the end, or with errno set if it could not be read.
 const char* NextName(DIR* folder) noexcept {
   errno = 0;
   while (const dirent* const entry = ::readdir(folder)) {

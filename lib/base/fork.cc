@@ -9,7 +9,7 @@ namespace {
 
 std::atomic<int> forks{0};
 
-// Before main, and cheaper for every call than asking for the process's id.
+// Registered before main. A counter is cheaper per call than getpid().
 [[maybe_unused]] const int registered =
     pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
 

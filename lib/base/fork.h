@@ -1,11 +1,11 @@
-// Whether this process is a fork of the one that made an object: threads, and locks they held, do
-// not come along.
+// Detects whether this process is a fork of the process that made an object: a fork has none of the
+// threads, and locks that they held stay locked.
 #ifndef MOERT_LIB_BASE_FORK_H_
 #define MOERT_LIB_BASE_FORK_H_
 
 namespace moert {
 
-/// How many forks lie between the process that loaded the library and this one.
+/// The number of forks between the process that loaded the library and this one.
 int ForkCount();
 
 }  // namespace moert

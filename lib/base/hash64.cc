@@ -30,7 +30,7 @@ void Block(std::array<uint64_t, 4>& lanes, const std::byte* p) {
 Hasher64::Hasher64() : lanes_{Mix(1), Mix(2), Mix(3), Mix(4)} {}
 
 void Hasher64::Add(absl::Span<const std::byte> data) {
-  if (data.empty()) return;  // it may be nowhere
+  if (data.empty()) return;  // data() may be null
   length_ += data.size();
   const std::byte* p = data.data();
   size_t left = data.size();

@@ -26,20 +26,20 @@ using json_scan::SkipValue;
 
 namespace {
 
-// Checks a whole text. Memory: 4 bytes a key of the objects that are open.
+// Checks a whole text. Takes 4 bytes of memory per key of the open objects.
 class Checker {
  public:
   Checker(absl::string_view text, const JsonLimits& limits)
       : begin_(text.data()), p_(text.data()), end_(text.data() + text.size()), limits_(limits) {}
 
-  // The message of what is wrong; empty: nothing.
+  // Returns the error message; empty: the text is valid.
   std::string Run() {
     p_ = SkipSpace(p_);
     if (p_ == end_ || *p_ != '{') {
       if (p_ == end_) return Illegal("no value");
       return "the top level is not an object";
     }
-    // Values in a loop, containers on a stack of our own: depth costs no call stack.
+    // A loop over values with an explicit stack of containers, so that depth costs no call stack.
     bool value = true;  // expected next
     while (value || !open_.empty()) {
       if (value && !Value()) return std::move(error_);
@@ -107,7 +107,7 @@ class Checker {
     return true;
   }
 
-  // Behind the one of these that begins here; null: none does.
+  // The place after the one of `words` that begins here; null: none does.
   const char* Word(std::initializer_list<absl::string_view> words) const {
     const absl::string_view rest(p_, static_cast<size_t>(end_ - p_));
     for (const absl::string_view word : words) {
@@ -199,7 +199,8 @@ std::optional<double> JsonValue::AsDouble() const {
   double value = 0;
   const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
   if (error == std::errc()) return std::isfinite(value) ? std::optional(value) : std::nullopt;
-  // Out of range: too small counts as 0. Only a negative exponent or a leading 0 make it small.
+  // Out of range: a value too close to 0 counts as 0. Only a negative exponent or a leading 0 makes
+  // a number that small.
   const bool small =
       s.find("e-") != s.npos || s.find("E-") != s.npos || s[s[0] == '-' ? 1 : 0] == '0';
   return small ? std::optional<double>(0.0) : std::nullopt;

@@ -1,6 +1,6 @@
 // JSON from untrusted files: bounded size, depth and number of values, strict UTF-8, no duplicate
-// keys, no exceptions but std::bad_alloc. A document is its text, checked once; values are places
-// in it. So memory is that of the text, and nothing is allocated when a document dies.
+// keys, no exceptions but std::bad_alloc. A document is its text, checked once; values are pointers
+// into the text. So a document takes only the memory of its text, and destruction never allocates.
 #ifndef MOERT_LIB_BASE_JSON_H_
 #define MOERT_LIB_BASE_JSON_H_
 
@@ -21,12 +21,12 @@ struct JsonLimits {
   int64_t max_bytes = 100'000'000;
   int max_depth = 32;
   int64_t max_values = 2'000'000;  // keys are not counted
-  bool not_finite = false;         // Infinity, -Infinity and NaN are values, as Python writes them
+  bool not_finite = false;         // allows Infinity, -Infinity and NaN, as Python writes them
 };
 
 struct JsonMember;
 
-/// Borrowed from its document. Access walks the text: members and elements are to be visited in one
+/// A value, borrowed from its document. Access walks the text: visit members and elements in one
 /// pass, not by index.
 class JsonValue {
  public:
@@ -40,33 +40,33 @@ class JsonValue {
   bool is_array() const { return *text_ == '['; }
   bool is_object() const { return *text_ == '{'; }
 
-  /// Only of a bool.
+  /// The value must be a bool.
   bool AsBool() const { return *text_ == 't'; }
-  /// Nothing: not a number without fraction and exponent, or out of range.
+  /// No value if it is not a number without fraction and exponent, or is out of range.
   std::optional<int64_t> AsInt() const;
-  /// Nothing: not a finite number, or beyond what a double holds.
+  /// No value if it is not a finite number, or exceeds the range of a double.
   std::optional<double> AsDouble() const;
-  /// Nothing: not a string. Escapes are resolved.
+  /// The string with escapes resolved; no value if it is not a string.
   std::optional<std::string> AsString() const;
   /// Whether it is this string.
   bool Is(absl::string_view string) const;
 
-  /// Elements of an array, members of an object; 0 of all else. Walks the text.
+  /// The number of elements of an array or members of an object; else 0. Walks the text.
   size_t size() const;
-  /// The elements of an array; empty for all else.
+  /// The elements of an array; empty for other values.
   Elements elements() const;
-  /// The members of an object; empty for all else.
+  /// The members of an object; empty for other values.
   Members members() const;
-  /// A member of an object, or nothing.
+  /// A member of an object; no value if there is none.
   std::optional<JsonValue> Find(absl::string_view key) const;
 
-  /// As it is written in the document.
+  /// The value as it is written in the document.
   absl::string_view text() const;
 
  private:
   friend class JsonDocument;
   explicit JsonValue(const char* text) : text_(text) {}
-  const char* text_;  // its first character, inside a checked document
+  const char* text_;  // the value's first character, in a checked document
 };
 
 struct JsonMember {
@@ -130,7 +130,8 @@ class JsonDocument {
 
   JsonValue root() const;
   const std::string& text() const { return text_; }
-  /// Values stay valid while the text, longer than 15 bytes, lives and is moved only.
+  /// Values stay valid as long as the returned text lives and is only moved, if it is longer than
+  /// 15 bytes (shorter strings move their characters).
   std::string TakeText() && { return std::move(text_); }
 
  private:

@@ -27,7 +27,7 @@ int32_t HexUnit(const char* p) {
 bool IsHigh(int32_t unit) { return unit >= 0xd800 && unit < 0xdc00; }
 bool IsLow(int32_t unit) { return unit >= 0xdc00 && unit < 0xe000; }
 
-// Behind the escape that begins at p with a backslash; null: not legal.
+// The place after the escape that begins with a backslash at p; null: illegal.
 const char* CheckEscape(const char* p, const char* end) {
   if (end - p < 2) return nullptr;
   if (absl::string_view("\"\\/bfnrt").find(p[1]) != absl::string_view::npos) return p + 2;

@@ -1,5 +1,5 @@
-// JSON text, written as it grows: ASCII, no spaces, commas where they belong. Members come in the
-// order of the calls; the formats of this library list them sorted.
+// Writes JSON text incrementally: ASCII, without spaces, commas added automatically. Members come
+// in the order of the calls; the formats of this library list them sorted.
 #ifndef MOERT_LIB_BASE_JSON_WRITER_H_
 #define MOERT_LIB_BASE_JSON_WRITER_H_
 
@@ -61,7 +61,7 @@ class JsonWriter {
   void Quote(absl::string_view text);
 
   std::string out_;
-  bool comma_ = false;  // wanted in front of what comes next
+  bool comma_ = false;  // the next element needs a comma before it
 };
 
 }  // namespace moert

@@ -45,7 +45,8 @@ int64_t KilobyteField(const std::string& text, const std::string& name) {
   return 0;
 }
 
-// Cached files of a control group, which make way: of memory.stat, "inactive_file 4096".
+// Bytes of a control group's cached files, which can be reclaimed; from memory.stat, such as
+// "inactive_file 4096".
 int64_t CachedFiles(const std::string& folder, absl::string_view prefix) {
   int64_t sum = 0;
   const std::string text = Text(folder + "/memory.stat");
@@ -61,8 +62,8 @@ int64_t CachedFiles(const std::string& folder, absl::string_view prefix) {
   return sum;
 }
 
-// The folders of the process's control group of `controller` and of those above it, inmost first;
-// `second`: whether they are of version 2.
+// Visits the folders of the process's control group of `controller` and of its parents, innermost
+// first. `second`: whether they are of version 2.
 template <typename Visit>
 void ForEachControlGroup(const std::string& root, absl::string_view controller, Visit visit) {
   const std::string text = Text(root + "/proc/self/cgroup");
@@ -96,7 +97,8 @@ void ReadMemoryGroups(const std::string& root, MemoryLimits* limits) {
   });
 }
 
-// CPUs that a control group may use at a time, of "200000 100000" us in a period; 0: no limit.
+// CPUs that a control group may use at a time, from a quota such as "200000 100000" (us per
+// period); 0: no limit.
 double Quota(const std::string& folder, bool second) {
   int64_t quota, period;
   if (second) {

@@ -1,6 +1,6 @@
-// std::mutex and its kin under attributes that clang's thread safety analysis reads: a field says
-// which mutex guards it, a method which one it needs, and a clang build checks both
-// (tests/support/check_thread_safety.sh).
+// std::mutex and related classes with the attributes of clang's thread safety analysis. A field
+// declares the mutex that guards it, a method the mutex that it needs, and a clang build checks
+// both (tests/support/check_thread_safety.sh).
 //
 // absl::Mutex has the attributes too, but Debian's static Abseil cannot carry its thread-local
 // state into a shared library (see CMakeLists.txt).
@@ -25,7 +25,8 @@ class ABSL_LOCKABLE Mutex {
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mu_.lock(); }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mu_.unlock(); }
   bool TryLock() ABSL_EXCLUSIVE_TRYLOCK_FUNCTION(true) { return mu_.try_lock(); }
-  /// Tells the analysis what it cannot see, in a callback; checks nothing.
+  /// Tells the analysis that the mutex is held where it cannot see that, as in a callback. Checks
+  /// nothing.
   void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:
@@ -108,7 +109,7 @@ class ABSL_SCOPED_LOCKABLE ReaderMutexLock {
   SharedMutex* const mu_;
 };
 
-/// The threads that wait for a mutex: one at a time in turn, and those that go ahead of it.
+/// The threads that wait for a mutex: TurnLocks take turns, AheadLocks go ahead of them.
 class Turns {
  public:
   Turns() = default;
@@ -119,13 +120,14 @@ class Turns {
   friend class TurnLock;
   friend class AheadLock;
 
-  Mutex turn_;  // of the next TurnLock
+  Mutex turn_;  // held by the TurnLock that is next
   Mutex mu_;
   CondVar changed_;
   int ahead_ ABSL_GUARDED_BY(mu_) = 0;  // threads that wait in an AheadLock
 };
 
-/// Holds `mu` as long as it lives, taken in turn: one waits at `mu`, the others for their turn.
+/// Holds `mu` as long as it lives. TurnLocks take turns: one waits for `mu`, the others for their
+/// turn.
 class ABSL_SCOPED_LOCKABLE TurnLock {
  public:
   TurnLock(Turns* turns, Mutex* mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) {
@@ -144,7 +146,7 @@ class ABSL_SCOPED_LOCKABLE TurnLock {
   Mutex* const mu_;
 };
 
-/// The same ahead of every TurnLock but the one that waits at `mu` already.
+/// The same, ahead of every TurnLock but the one that already waits for `mu`.
 class ABSL_SCOPED_LOCKABLE AheadLock {
  public:
   AheadLock(Turns* turns, Mutex* mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) {

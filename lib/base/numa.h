@@ -10,13 +10,13 @@
 
 namespace moert {
 
-/// Nodes that have memory, ascending; {0} where the system tells of none.
+/// Nodes that have memory, ascending; {0} if the system lists none.
 std::vector<int> NumaNodes();
-/// CPUs of a node that this process may use. InvalidArgument names the nodes there are;
-/// FailedPrecondition where it may use none of them.
+/// CPUs of a node that this process may use. InvalidArgument names the existing nodes;
+/// FailedPrecondition if the process may use none of the node's CPUs.
 absl::StatusOr<std::vector<int>> NumaCpus(int node);
-/// Pages of this range that are touched from now on come from the node, or fail to come.
-/// `memory` begins at a page. Unavailable where the system does not allow it.
+/// Binds a range to a node: pages touched from now on come from that node only. `memory` must begin
+/// at a page. Unavailable if the system does not allow it.
 absl::Status BindToNumaNode(void* memory, size_t bytes, int node);
 
 }  // namespace moert

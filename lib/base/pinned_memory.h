@@ -14,8 +14,8 @@ namespace moert {
 /// Unavailable without CUDA.
 absl::StatusOr<std::shared_ptr<HostAllocator>> MakePinnedAllocator();
 
-/// Page-locks memory of the caller's for all devices, until what is returned goes. Unavailable
-/// without CUDA, or what the driver refuses it with.
+/// Page-locks the caller's memory for all devices, until the returned object is destroyed.
+/// Unavailable without CUDA; otherwise the driver's error if it refuses.
 absl::StatusOr<std::shared_ptr<void>> LockPages(std::byte* memory, int64_t bytes);
 
 }  // namespace moert

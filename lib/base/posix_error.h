@@ -10,8 +10,8 @@
 
 namespace moert {
 
-/// "<what>: <reason>", with the code that fits `error`. absl::ErrnoToStatus would build a table of
-/// all reasons first, which is much to ask for where descriptors or memory have run out.
+/// "<what>: <reason>", with the code that fits `error`. absl::ErrnoToStatus would first build a
+/// table of all reasons, which may fail when descriptors or memory have run out.
 inline absl::Status PosixError(int error, const std::string& what) {
   char buffer[128];
   const char* const reason = strerror_r(error, buffer, sizeof(buffer));  // GNU's: never null

@@ -1,4 +1,4 @@
-// Text from untrusted files in messages.
+// Makes text from untrusted files safe for messages.
 #ifndef MOERT_LIB_BASE_PRINTABLE_H_
 #define MOERT_LIB_BASE_PRINTABLE_H_
 
@@ -8,12 +8,12 @@
 
 namespace moert {
 
-/// Printable ASCII as it is, every other byte as \xNN: no escape sequence reaches a terminal. Cut
-/// to `limit` bytes of `text`, with dots in place of what is left out.
+/// Keeps printable ASCII and writes every other byte as \xNN, so that no escape sequence reaches a
+/// terminal. Uses at most `limit` bytes of `text`, with dots in place of the rest.
 std::string Printable(absl::string_view text, size_t limit = 80);
 
-/// Whether a name that a file gives is one of a file beside it, and may stand in messages: 1 to 255
-/// characters of printable ASCII without slashes, neither "." nor "..".
+/// Whether a name found in a file can name a file in the same folder, and may appear in messages: 1
+/// to 255 characters of printable ASCII without slashes, neither "." nor "..".
 bool IsPlainFileName(absl::string_view name);
 
 }  // namespace moert

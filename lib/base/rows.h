@@ -1,4 +1,4 @@
-// Hidden states between the host's element type and the fp32 the engine works in.
+// Converts hidden states between the host's element type and the engine's fp32.
 #ifndef MOERT_LIB_BASE_ROWS_H_
 #define MOERT_LIB_BASE_ROWS_H_
 

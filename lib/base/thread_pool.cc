@@ -33,11 +33,12 @@ constexpr uint64_t Pack(uint32_t begin, uint32_t end) {
 constexpr uint32_t Begin(uint64_t packed) { return static_cast<uint32_t>(packed >> 32); }
 constexpr uint32_t End(uint64_t packed) { return static_cast<uint32_t>(packed); }
 
-// One Run is one epoch. state_ = epoch << 1 | open. A worker says in a place of its own that it
-// enters an epoch, and stays only if the epoch is still open then; the caller closes it when no job
-// is left and waits for those that stayed. Either the worker sees the epoch closed or the caller
-// sees the worker, for both write, then read, in one total order. So a worker that wakes late costs
-// nothing and can never touch the jobs of another epoch, and no cache line is written by all.
+// One Run is one epoch. state_ = epoch << 1 | open. A worker that enters an epoch sets its own
+// Presence, and stays only if the epoch is still open then. The caller closes the epoch when no job
+// is left and waits for the workers that stayed. Either the worker sees the epoch closed or the
+// caller sees the worker, because both write, then read, in one total order. So a worker that wakes
+// late costs nothing and can never touch the jobs of another epoch, and no cache line is written by
+// all threads.
 constexpr uint64_t kOpen = 1;
 constexpr uint64_t Epoch(uint64_t state) { return state >> 1; }
 struct alignas(64) Presence {
@@ -100,7 +101,8 @@ class WorkStealingPool final : public ThreadPool {
   }
 
  private:
-  /// Callers that take turns all day, as ranks do, need not be woken for each.
+  /// Spins before it blocks: callers that alternate all the time, as ranks do, need not be woken
+  /// for each turn.
   void TakeTurn() ABSL_EXCLUSIVE_LOCK_FUNCTION(run_mutex_) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     if (!SpinFor(spin_, [this] { return run_mutex_.TryLock(); })) run_mutex_.Lock();
   }
@@ -122,7 +124,7 @@ class WorkStealingPool final : public ThreadPool {
       wake_.NotifyAll();
     }
     WorkOn(0);
-    // Jobs are all started; those inside are finishing their last.
+    // All jobs have been started; the workers inside are finishing their last one.
     state_.store(epoch << 1);
     int spins = 0;
     for (int worker = 1; worker < num_threads_; ++worker) {
@@ -130,7 +132,7 @@ class WorkStealingPool final : public ThreadPool {
         if (spins < 2000) {
           Pause();
         } else {
-          // Only where threads outnumber CPUs or a worker was descheduled: give it ours.
+          // Threads outnumber CPUs, or a worker was descheduled: gives it this thread's CPU.
           std::this_thread::yield();
         }
       }
@@ -191,8 +193,9 @@ class WorkStealingPool final : public ThreadPool {
     }
   }
 
-  // Moves the later half of somebody's jobs to our own (empty) range: owners keep going forward
-  // through memory. Jobs in the hands of another thief at this moment are that thief's to run.
+  // Moves the later half of another worker's jobs to this worker's (empty) range, so that owners
+  // keep going forward through memory. Jobs that another thief is moving at this moment are run by
+  // it.
   bool Steal(int worker) {
     for (int i = 1; i < num_threads_; ++i) {
       std::atomic<uint64_t>& victim = range((worker + i) % num_threads_);

@@ -35,7 +35,7 @@ void ArcLists::RequestOne(int e) {
       Unlink(e);
       return Append(e, kT2);
     case kB1:
-    case kB2:  // Cases II and III; it moves when it has come
+    case kB2:  // Cases II and III; the expert changes lists when it has arrived
       Adapt(node.list);
       node.missed = true;
       return;
@@ -72,7 +72,7 @@ void ArcLists::Evicted(int e) {
   Unlink(e);
   if (node.list == kT1) Append(e, kB1);
   if (node.list == kT2) Append(e, kB2);
-  // An unused prefetch leaves no trace: it becomes the ghost that it was, the oldest one now.
+  // An unused prefetch returns to the ghost list that it came from, as the oldest entry.
   if (node.list == kPrefetched && node.origin != kNowhere) {
     Link(e, node.origin, -1, head_[node.origin]);
   }
@@ -131,7 +131,7 @@ void ArcLists::Adapt(List ghost) {
 
 /// |T1| + |B1| <= c and |T1| + |T2| + |B1| + |B2| <= 2c, the oldest ghosts go.
 void ArcLists::TrimGhosts() {
-  // A layer over its capacity loses somebody soon, who may be a ghost then.
+  // A layer over its capacity soon evicts an expert, which may then become a ghost.
   if (size_[kT1] + size_[kT2] > capacity_) return;
   while (size_[kB1] > 0 && size_[kT1] + size_[kB1] > capacity_) Unlink(head_[kB1]);
   while (size_[kT1] + size_[kT2] + size_[kB1] + size_[kB2] > 2 * capacity_) {

@@ -7,7 +7,7 @@
 namespace moert {
 namespace {
 
-// Functions, not objects: strategies may be listed before this file's objects would be made.
+// Functions, not objects: strategies may be listed before this file's objects are initialized.
 StrategyKey SchemeKey() {
   return {"scheme", "version of the pack to serve, by name (the one with the most bits)"};
 }

@@ -22,8 +22,7 @@ namespace moert {
 /// In the order of the documentation.
 std::vector<RegisteredStrategy> BuiltinStrategies();
 
-/// The meaning of `auto` where nobody knows the budget: the exact cache
-/// (moert/tools/auto_strategy.h).
+/// `auto` when the budget is not known: the exact cache (moert/tools/auto_strategy.h).
 absl::StatusOr<Strategy> BuildAuto(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildResident(const StrategyContext& context);
 absl::StatusOr<Strategy> BuildOnDemand(const StrategyContext& context);
@@ -36,37 +35,37 @@ absl::StatusOr<Strategy> BuildNeverStall(const StrategyParams& params);
 /// dynaexq:versions=.
 absl::StatusOr<Strategy> BuildMovingPlan(const StrategyContext& context);
 
-/// InvalidArgument where one of `keys` is given, beside `setting`, under which it has no effect.
+/// InvalidArgument if one of `keys` is given together with `setting`, with which it has no effect.
 absl::Status RefuseKeys(absl::string_view strategy, const StrategyParams& params,
                         std::initializer_list<const char*> keys, absl::string_view setting);
 
 /// The key `cpu` of strategies that cache: whether misses are shared with a CPU beside a device.
 StrategyKey CpuKey();
-/// The outcome of that key. `auto` shares where the host accepts what is faithful; `otherwise`:
-/// where it does not say.
+/// The value of that key. `auto` shares misses if the host accepts the promise "faithful";
+/// `otherwise` applies if the host states no promise.
 absl::StatusOr<bool> SharesMisses(const StrategyContext& context, bool otherwise);
-/// The placement that shares them so that link and CPU end earliest; null: they are not shared.
+/// The placement that shares misses so that link and CPU end earliest; null: they are not shared.
 absl::StatusOr<std::unique_ptr<PlacementPolicy>> BuildSharing(const StrategyContext& context);
 
-/// The expert-cache rule in decode, displaced weight bounded for every request.
+/// The expert-cache rule in decode, with the displaced weight bounded for every request.
 std::unique_ptr<RoutingPolicy> MakeExpertCacheRouting(double alpha, double max_mass_share);
 
 /// Keys of strategies in which every expert is resident and versions move online: `interval_ms`,
 /// `hi_fraction`, `spare` and `max_gbps`.
 absl::StatusOr<TransitionOptions> ReadTransitions(const StrategyParams& params);
 
-/// `beta` and `memory`; the prior is the calibration's.
+/// Reads the keys `beta` and `memory`; the prior comes from the calibration.
 absl::StatusOr<Hotness> ReadHotness(const StrategyContext& context);
 
 /// Transfers in the right number of bits (Fate Sec. 4.5), as a precision policy of a cache that
 /// serves two versions.
 ///
-/// Prefill brings the least popular experts of a layer, those that together serve at most a share
-/// rho of its token x expert pairs, in the low version; the others, and all that decode brings, in
-/// the high one (`miss_low`: but for what a decode step misses and waits for). Low copies are as
-/// good as high ones to prefill. To decode they are not, or they would serve it for as long as they
-/// are popular: it uses them once, and behind that call (`upgrade`) the high version takes their
-/// block, at the lowest priority.
+/// Prefill loads the least popular experts of a layer, those that together serve at most a share
+/// rho of its token x expert pairs, in the low version. The others, and all experts that decode
+/// loads, come in the high version (with `miss_low` except for the misses that a decode step waits
+/// for). Prefill treats low copies like high ones. Decode does not, or it would use them for as
+/// long as they are popular: it uses them once, and after that call (`upgrade`) the high version
+/// takes their block, at the lowest priority.
 struct HybridBitsOptions {
   double rho = 0.1;  // in [0, 1]
   bool miss_low = false;
@@ -74,7 +73,8 @@ struct HybridBitsOptions {
 };
 
 /// Whether `expert` is among those with the fewest `counts` [E] whose sum is at most the share rho
-/// of all. Between equal ones the higher index counts as less popular. False where all are zero.
+/// of the total. Among equals the higher index counts as less popular. False if all counts are
+/// zero.
 bool AmongLeastPopular(absl::Span<const int32_t> counts, int expert, double rho);
 
 std::unique_ptr<PrecisionPolicy> MakeHybridBits(const HybridBitsOptions& options);

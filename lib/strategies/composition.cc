@@ -21,11 +21,11 @@ enum Seam { kRouting, kPrefetch, kResidency, kPrecision, kPlacement, kSeams };
 constexpr std::array<absl::string_view, kSeams> kSeamNames = {"routing", "prefetch", "residency",
                                                               "precision", "placement"};
 
-/// A strategy while it is put together, and whose each part is, for messages.
+/// A strategy under construction, with the origin of each part for messages.
 struct Composition {
   Strategy strategy;
-  std::string serving;                     // spec of the one that Strategy::serving is from
-  std::array<std::string, kSeams> filler;  // name of who fills a seam
+  std::string serving;                     // spec of the strategy that `serving` comes from
+  std::array<std::string, kSeams> filler;  // name of the strategy that fills a seam
 };
 
 absl::string_view NameOf(absl::string_view spec) { return spec.substr(0, spec.find(':')); }
@@ -55,7 +55,7 @@ bool FillsAny(const Strategy& strategy) {
   return false;
 }
 
-/// Moves one seam of `from`, which fills it, into `into`, with what belongs to the seam.
+/// Moves one seam that `from` fills to `into`, with the fields that belong to the seam.
 void TakeSeam(Seam seam, Strategy* from, Composition* into) {
   Strategy& to = into->strategy;
   into->filler[seam] = std::string(NameOf(from->spec));
@@ -72,7 +72,7 @@ void TakeSeam(Seam seam, Strategy* from, Composition* into) {
       return;
     case kPrecision:
       to.precision = std::move(from->precision);
-      // Neither asks a precision policy: CheckEffect refuses it.
+      // These ways of serving never ask a precision policy: CheckEffect refuses it.
       if (to.preload || to.serving == Serving::kLowPlusCache) return;
       into->serving = from->spec;
       to.serving = from->serving;
@@ -87,7 +87,7 @@ void TakeSeam(Seam seam, Strategy* from, Composition* into) {
   }
 }
 
-/// Why a seam that is filled can have no effect, or nothing.
+/// The reason why a filled seam can have no effect; empty: it has one.
 absl::string_view WhyInert(const Strategy& strategy, Seam seam) {
   if (strategy.preload) {
     constexpr std::array<absl::string_view, kSeams> kWhy = {
@@ -121,7 +121,7 @@ absl::string_view WhyInert(const Strategy& strategy, Seam seam) {
   return {};
 }
 
-/// A replacement for a composition whose `seam` has no effect.
+/// Suggests a replacement for a composition whose `seam` has no effect.
 std::string Instead(const Composition& composition, Seam seam) {
   std::string instead = fmt::format("write '{}'", composition.serving);
   const bool hot_set = composition.strategy.serving == Serving::kHotSet;
@@ -145,8 +145,8 @@ absl::Status CheckEffect(const Composition& composition, absl::string_view spec)
   return absl::OkStatus();
 }
 
-/// The versions that a cache serves are those of the first strategy, or of who brings the precision
-/// policy; others that a spec names would be ignored.
+/// Refuses versions that would be ignored: a cache serves the versions of the first strategy, or of
+/// the one that brings the precision policy.
 absl::Status CheckVersions(const Strategy& from, bool with_precision, const Strategy& into) {
   if (with_precision || from.serving != Serving::kCache || from.versions.empty() ||
       from.versions == into.versions) {
@@ -158,7 +158,7 @@ absl::Status CheckVersions(const Strategy& from, bool with_precision, const Stra
       from.spec, fmt::join(from.versions, ", "), NameOf(into.spec));
 }
 
-/// "A+B.seam": that seam of B.
+/// "A+B.seam": adds that seam of B.
 absl::Status AddSeam(absl::string_view name, Strategy* from, Composition* into) {
   const auto it = std::find(kSeamNames.begin(), kSeamNames.end(), name);
   if (it == kSeamNames.end()) {
@@ -173,7 +173,7 @@ absl::Status AddSeam(absl::string_view name, Strategy* from, Composition* into) 
   return absl::OkStatus();
 }
 
-/// "A+B": every seam that B fills, refused where A fills it too.
+/// "A+B": adds every seam that B fills; refused if A fills it too.
 absl::Status AddAll(Strategy* from, Composition* into) {
   const absl::string_view name = NameOf(from->spec);
   if (from->preload || (from->serving != Serving::kCache && !Fills(*from, kPrecision))) {

@@ -1,6 +1,7 @@
-// dynaexq: online precision control (DynaExq Sec. 4.2). Every expert is resident in some precision;
-// per layer the n_hi hottest by an exponential mean of selections per time interval are high. With
-// rank=loss a selection counts what the model loses by it, and the most worth of all layers are.
+// dynaexq: online precision control (DynaExq Sec. 4.2). Every expert is resident in some precision.
+// In each layer the n_hi hottest experts, by an exponential mean of selections per time interval,
+// are high. With rank=loss a selection is weighted by the loss that a high expert saves,
+// and the experts worth most across all layers are high.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -35,15 +36,15 @@ namespace {
 
 class HottestHigh final : public PrecisionPolicy {
  public:
-  /// A newcomer must be ahead of the weakest member by this.
+  /// How far a newcomer must be ahead of the weakest member.
   struct Hysteresis {
-    double margin;  // share of the mean worth of those that compete
-    double noise;   // standard deviations of chance
+    double margin;  // share of the mean worth of the competing experts
+    double noise;   // standard deviations of the counting noise
     int slack;      // ranks inside the target set
   };
 
-  /// `weights`: what a selection of each expert counts, over all layers; empty: 1, and each layer
-  /// has its own high experts.
+  /// `weights`: the weight of a selection of each expert, over all layers. Empty: all are 1, and
+  /// each layer has its own number of high experts.
   HottestHigh(Hotness hotness, std::vector<double> weights, Hysteresis hysteresis,
               InitialHigh initial)
       : hotness_(std::move(hotness)),
@@ -81,7 +82,7 @@ class HottestHigh final : public PrecisionPolicy {
       experts_.clear();
       capacity = 0;
     }
-    // The largest gain first, over all layers: transitions are rationed by the pipeline.
+    // The largest gain first, over all layers, because the pipeline limits the rate of transitions.
     std::stable_sort(swaps_.begin(), swaps_.end(),
                      [](const Swap& a, const Swap& b) { return a.gain > b.gain; });
     PrecisionDecision decision;
@@ -94,13 +95,13 @@ class HottestHigh final : public PrecisionPolicy {
 
  private:
   struct Swap {
-    ExpertKey enter, leave;  // expert -1: nobody
+    ExpertKey enter, leave;  // expert -1: none
     double gain;
   };
   static constexpr double kFirst = std::numeric_limits<double>::infinity();
   static constexpr ExpertKey kNobody{-1, -1};
 
-  /// Worth more first, then the lower index.
+  /// Ordered by descending worth, then by ascending index.
   struct Ranked {
     double worth;
     double weight;
@@ -116,7 +117,7 @@ class HottestHigh final : public PrecisionPolicy {
   double WeightOf(size_t index) const { return weights_.empty() ? 1 : weights_[index]; }
   double Worth(size_t index) const { return WeightOf(index) * hotness_.values()[index]; }
 
-  // Those of experts_ compete for `capacity` places.
+  // Decides which of experts_ get the `capacity` places.
   void DecideAmong(int64_t capacity) {
     members_.clear();
     newcomers_.clear();
@@ -129,7 +130,7 @@ class HottestHigh final : public PrecisionPolicy {
     }
     int64_t free = capacity - std::ssize(members_);
     const double margin = hysteresis_.margin * sum / static_cast<double>(experts_.size());
-    // Nobody needs less than this; mostly nobody has it.
+    // A newcomer needs more than this threshold; usually none does.
     const double threshold = free > 0 || members_.empty() ? 0 : least + margin;
     for (const Ranked& r : experts_) {
       if (!r.high && r.worth > threshold) newcomers_.push_back(r);
@@ -143,7 +144,7 @@ class HottestHigh final : public PrecisionPolicy {
       members_.pop_back();
       return key;
     };
-    // A demotion that failed left one too many: the coldest go.
+    // After a failed demotion there are too many members: the coldest leave.
     for (; free < 0; ++free) swaps_.push_back({kNobody, take_weakest(), kFirst});
     for (const Ranked& newcomer : newcomers_) {
       if (free > 0) {
@@ -157,9 +158,9 @@ class HottestHigh final : public PrecisionPolicy {
       const Ranked& weakest = members_.front();
       const double gain = newcomer.worth - weakest.worth;
       if (gain <= margin) break;
-      // The newcomer enters only if it is clearly worth more than the weakest member, and that one
-      // leaves only then. Clarity depends on how much was seen: short intervals and few tokens ask
-      // for more, where a share of the mean alone would follow every accident.
+      // The newcomer replaces the weakest member only if it is clearly worth more. The required
+      // lead depends on the number of samples: with short intervals and few tokens a share of the
+      // mean alone would follow noise.
       const double scatter =
           hotness_.Scatter(newcomer.weight * newcomer.worth + weakest.weight * weakest.worth);
       if (gain <= margin + hysteresis_.noise * scatter) continue;
@@ -180,7 +181,7 @@ class HottestHigh final : public PrecisionPolicy {
   std::vector<Ranked> experts_, members_, newcomers_;
 };
 
-// The gain of a selection that finds the expert high.
+// The loss that a selection saves if the expert is high, for each expert.
 absl::StatusOr<std::vector<double>> SavedPerSelection(const RoutingStatistics& statistics,
                                                       absl::Span<const std::string> versions) {
   MOERT_ASSIGN_OR_RETURN(const std::vector<double> lost, LossPerSelection(statistics, versions));

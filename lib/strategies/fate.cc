@@ -1,8 +1,8 @@
-// fate: the next layer's gate says what to prefetch, and what the next calls will want least
-// leaves, whatever its layer; or as the paper has it, ARC keeps what comes back, and shallow
-// layers, which the gate predicts worst, get their slots first (Fate Sec. 4). With one scheme it is
-// exact; with `low` transfers are in the right number of bits (hybrid_bits.h) and it is not; with
-// cpu=1 a CPU computes some misses, and it is faithful.
+// fate: the next layer's gate decides what to prefetch, and the expert that the next calls will
+// want least is evicted, whatever its layer. Or, as in the paper, ARC keeps experts that are
+// requested again, and shallow layers, which the gate predicts worst, get their slots first (Fate
+// Sec. 4). With one scheme it is exact. With `low` it is not: transfers then choose the number of
+// bits (HybridBitsOptions). With cpu=1 a CPU computes some misses, and it is faithful.
 #include "base/errors.h"
 
 #include "base/fmt_absl.h"
@@ -42,7 +42,7 @@ class HybridBits final : public PrecisionPolicy {
 
 bool AmongLeastPopular(absl::Span<const int32_t> counts, int expert, double rho) {
   int64_t all = 0;
-  int64_t up_to = 0;  // of the expert and those less popular
+  int64_t up_to = 0;  // sum over the expert and less popular ones
   for (int e = 0; e < static_cast<int>(counts.size()); ++e) {
     all += counts[e];
     const bool less = counts[e] < counts[expert] || (counts[e] == counts[expert] && e >= expert);
@@ -93,7 +93,7 @@ absl::StatusOr<CapacityRule> DealtCapacity(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const int64_t transient, params.Integer("transient", -1, 0, 1 << 20));
   CapacityRule rule{.kind = CapacityRuleKind::kMeasured, .transient = static_cast<int>(transient)};
   if (!params.Has("shallow") && context.calibration == nullptr) return rule;
-  // The spec's own number wins over what was measured.
+  // A number in the spec takes precedence over the calibration.
   MOERT_ASSIGN_OR_RETURN(int64_t shallow, params.Integer("shallow", -1, 0, 1 << 20));
   if (shallow < 0) shallow = BoundaryOf(*context.calibration);
   rule.kind = CapacityRuleKind::kShallowFirst;
@@ -134,7 +134,7 @@ absl::StatusOr<Strategy> BuildFate(const StrategyContext& context) {
   MOERT_ASSIGN_OR_RETURN(const int eviction, params.OneOf("eviction", 0, {"score", "arc"}));
   ResidencyRule residency{.kind = ResidencyRuleKind::kWorth};
   MOERT_ASSIGN_OR_RETURN(residency.capacity, DealtCapacity(context));
-  // Slots that are dealt by a number of the spec or the calibration belong to layers.
+  // If the spec or the calibration deals slots to layers, the layers do not share them.
   residency.shared_slots =
       context.calibration == nullptr && !params.Has("shallow") && !params.Has("transient");
   if (eviction == 0) {

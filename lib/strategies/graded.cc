@@ -1,10 +1,9 @@
-// graded: how much a miss matters decides its precision (importance paper Sec. 5, DynaExq Sec. 4,
-// composed). A miss whose routing weight is low is answered by the expert's low version, which
-// stands by or is brought in its fewer bytes; one that matters waits for the high version, or is
-// computed by a CPU where that is done earlier. The host sets the permitted loss: `loss`, the share
-// of each request's routing mass that is answered low or substituted. The planner keeps to
-// it, whatever this policy answers. All of this is a rule, and a device that serves misses goes by
-// it.
+// graded: the importance of a miss decides its precision (combines importance paper Sec. 5 and
+// DynaExq Sec. 4). A miss with a low routing weight is answered by the expert's low version, which
+// stands by or is loaded in fewer bytes. An important miss waits for the high version, or is
+// computed by a CPU if that is faster. The host sets the permitted loss: `loss`, the share of each
+// request's routing mass that is answered low or substituted. The planner enforces it, whatever
+// this policy answers. All of this is a rule, so a device that serves misses can carry it out.
 #include "base/status_macros.h"
 #include "plan/placement_rule.h"
 #include "prefetch/prefetch_rule.h"
@@ -41,7 +40,7 @@ absl::StatusOr<Strategy> BuildGraded(const StrategyContext& context) {
   if (shares) {
     placement.balance = CpuBalance::kByCompletion;
     placement.backfills = true;
-    // A low version that has to be brought is not earlier than a CPU by much.
+    // If the low version has to be loaded, it is not much faster than a CPU.
     placement.spares_low = !standby;
   }
   s.placement = MakePlacementPolicy(placement);

@@ -8,8 +8,8 @@
 namespace moert {
 namespace {
 
-// Chance is believed up to this many standard deviations: of a few thousand experts about ten
-// differ by more in an interval, and those are judged by what is recent, which is no harm.
+// Differences up to this many standard deviations count as noise. Out of a few thousand experts
+// about ten differ by more in an interval; using their recent mean alone does no harm.
 constexpr double kChance = 3;
 
 }  // namespace
@@ -32,11 +32,11 @@ void Hotness::Add(absl::Span<const int64_t> counts) {
     long_weight_ = 1;
     prior_.clear();
   }
-  // Weighs n counts by (1 - beta) beta^i, with what they weigh together scaled to 1.
+  // Weights n counts by (1 - beta) beta^i, with the total weight scaled to 1.
   weight_ = beta_ * weight_ + (1 - beta_);
   long_weight_ = long_beta_ * long_weight_ + (1 - long_beta_);
   variance_ = (1 - beta_) / (1 + beta_) * (2 - weight_) / weight_;
-  const double chance = kChance * kChance * variance_;  // of a count of 1, squared
+  const double chance = kChance * kChance * variance_;  // squared limit for a count of 1
   for (size_t i = 0; i < counts.size(); ++i) {
     const auto count = static_cast<double>(counts[i]);
     recent_[i] = beta_ * recent_[i] + (1 - beta_) * count;

@@ -1,6 +1,6 @@
-// importance: spend transfers on the experts that matter (importance paper Sec. 5). Routing by the
-// expert-cache rule, eviction by average score, prefetch of predicted top-score experts, and where
-// a CPU executor stands beside the fast tier, misses shared between it and the link.
+// importance: spends transfers on the experts that matter (importance paper Sec. 5). It routes by
+// the expert-cache rule, evicts by average score, prefetches predicted top-score experts and, with
+// a CPU beside the fast tier, shares misses between the CPU and the link.
 //
 // Lossy unless alpha = 0; bounded by max_slots and max_mass, which hold for every request. The
 // suggested alpha and what it costs: docs/results/papers.md.

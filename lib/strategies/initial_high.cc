@@ -14,7 +14,7 @@ struct Worth {
   double value;
 };
 
-// The `held` that are worth most; of equals the first.
+// Promotes the `held` experts that are worth most; among equals the first ones.
 void Promote(std::vector<Worth>* experts, int64_t held, PrecisionDecision* decision) {
   std::stable_sort(experts->begin(), experts->end(),
                    [](const Worth& a, const Worth& b) { return a.value > b.value; });

@@ -1,5 +1,5 @@
-// Which experts are high from the start: a list in the strategy's spec, or those that a calibration
-// file gives the most worth (DynaExq's offline frequency).
+// InitialHigh: the experts that are high from the start. They are listed in the strategy's spec, or
+// are those worth most by a calibration file (DynaExq's offline frequency).
 #ifndef MOERT_LIB_STRATEGIES_INITIAL_HIGH_H_
 #define MOERT_LIB_STRATEGIES_INITIAL_HIGH_H_
 
@@ -14,16 +14,16 @@ namespace moert {
 
 class InitialHigh {
  public:
-  /// By the keys `hot` and `calibration`, of which a spec has one at most. `weights`, [sum over
-  /// layers of E]: what a selection of each expert counts; then the most worth of all layers are
-  /// high. Empty: every layer's most selected ones.
+  /// Reads the keys `hot` and `calibration`, of which a spec has at most one. `weights`, [sum over
+  /// layers of E]: the weight of a selection of each expert; the experts worth most across all
+  /// layers are then high. Empty: the most selected experts of every layer are.
   static absl::StatusOr<InitialHigh> Make(const StrategyContext& context,
                                           std::vector<double> weights = {});
 
   /// The answer to PrecisionPolicy::Decide at open. InvalidArgument when the calibration is of a
   /// model with other layers or experts.
   absl::StatusOr<PrecisionDecision> Choose(const PrecisionSnapshot& snapshot) const;
-  /// Bytes that it holds.
+  /// Bytes of memory that this object holds.
   int64_t bytes() const {
     return static_cast<int64_t>(given_.size() * sizeof(ExpertKey) +
                                 weights_.size() * sizeof(double)) +

@@ -1,7 +1,7 @@
-// dynaexq:versions=: a plan that moves. Every expert is resident in one of several versions. Which
-// one, is chosen as for a static plan (MxMoE Sec. 4): the least loss for the bytes, by what a
-// calibration says a use of the expert loses in each version. How often it is used, the calibration
-// says at first, and what is measured from then on (DynaExq Sec. 4.2).
+// dynaexq:versions=: a plan that changes at run time. Every expert is resident in one of several
+// versions, which is chosen as for a static plan (MxMoE Sec. 4): the least loss for the bytes. A
+// calibration gives the loss of each use of an expert in each version. It also gives the frequency
+// of use at first; later the frequency is measured (DynaExq Sec. 4.2).
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -23,10 +23,10 @@ namespace {
 
 class MovingPlanPolicy final : public PrecisionPolicy {
  public:
-  /// How far from its estimate an expert's use may be: what keeps it where it is.
+  /// How far an expert's use may be from its estimate. Within these bounds the expert stays.
   struct Doubt {
     double margin;  // share of the estimate
-    double noise;   // standard deviations of chance
+    double noise;   // standard deviations of the counting noise
   };
 
   MovingPlanPolicy(RoutingStatistics calibration, std::vector<double> loss, Hotness hotness,
@@ -72,7 +72,8 @@ class MovingPlanPolicy final : public PrecisionPolicy {
     int by;  // rungs
   };
 
-  /// The largest gain first, and of those that leave the smallest loss: transitions are rationed.
+  /// Promotions with the largest gain first, demotions with the smallest loss first, because the
+  /// rate of transitions is limited.
   PrecisionDecision Transitions(const PrecisionSnapshot& snapshot,
                                 const std::vector<uint8_t>& rungs) {
     moves_.clear();
@@ -97,10 +98,10 @@ class MovingPlanPolicy final : public PrecisionPolicy {
   }
 
   const RoutingStatistics calibration_;
-  const std::vector<double> loss_;  // [expert][version], of a use
+  const std::vector<double> loss_;  // [expert][version], loss of one use
   Hotness hotness_;
   const Doubt doubt_;
-  std::unique_ptr<RungChoice> choice_;  // since the open, which says what versions take
+  std::unique_ptr<RungChoice> choice_;  // made at open, when the bytes of versions are known
   std::vector<UseBand> uses_;           // scratch, as are
   std::vector<Move> moves_;
 };

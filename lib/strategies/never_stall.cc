@@ -1,9 +1,9 @@
-// graded:wait=0: a low version of every expert is always resident and answers where the high one is
-// missing; that one is fetched behind it. Misses cost a little quality, never time. The cache of
-// high versions is run by the residency policy and fed by low answers and any prefetch policy.
+// graded:wait=0: a low version of every expert is always resident and answers if the high version
+// is missing, which is fetched afterwards. Misses cost a little quality, never time. The residency
+// policy manages the cache of high versions, which is fed by low answers and any prefetch policy.
 //
-// As nothing waits for a high version, one enters only if it is worth more than the one it
-// replaces: by average score over many iterations. An LRU cache (`graded:wait=0+fate.residency` and
+// As no call waits for a high version, one enters only if it is worth more than the one it
+// replaces, by average score over many iterations. An LRU cache (`graded:wait=0+fate.residency` and
 // the like are possible) would exchange experts at every token and hold few that are used again.
 #include "base/status_macros.h"
 #include "store/residency/cache_policy.h"

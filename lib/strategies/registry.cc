@@ -1,4 +1,4 @@
-// Names -> builders. Built-in strategies enter the table as those of a host do.
+// The table of strategies, by name. Built-in strategies are registered like those of a host.
 #include "strategies/registry.h"
 
 #include <algorithm>
@@ -104,7 +104,7 @@ std::vector<StrategyInfo> ListStrategies() {
 
 namespace {
 
-/// The spelling of a strategy that had a name of its own, or nothing.
+/// The present spelling of a strategy that once had a name of its own; empty: it had none.
 std::string TodaysSpelling(absl::string_view name, absl::string_view keys) {
   const auto now = [&](absl::string_view first) {
     const absl::string_view comma = first.empty() || keys.empty() ? "" : ",";
@@ -122,7 +122,7 @@ std::string TodaysSpelling(absl::string_view name, absl::string_view keys) {
   return {};
 }
 
-/// Keys that had another name.
+/// An error for keys that have been renamed.
 absl::Status CheckRenamedKeys(absl::string_view name, absl::string_view keys) {
   if (name != "importance" && name != "graded") return absl::OkStatus();
   for (const absl::string_view key : absl::StrSplit(keys, ',')) {

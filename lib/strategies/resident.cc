@@ -1,4 +1,4 @@
-// resident: every expert is loaded at open; the bound every other strategy is measured against.
+// resident: every expert is loaded at open; the reference for every other strategy.
 #include "strategies/builtin.h"
 
 namespace moert {

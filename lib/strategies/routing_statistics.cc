@@ -14,8 +14,8 @@
 namespace moert {
 namespace {
 
-// [E][scheme]. Nats a token where the end-to-end loss was measured, else the squared error as a
-// share of the layer's output: one unit for all layers either way.
+// The loss of each expert, [E][scheme]: in nats per token if the end-to-end loss was measured, else
+// the squared error as a share of the layer's output. All layers have the same unit.
 std::vector<double> LossOf(const LayerCalibration& layer, size_t schemes) {
   const bool measured = !layer.loss_per_square.empty();
   const double norm = layer.output_norm > 0 ? layer.output_norm : 1;
@@ -34,7 +34,7 @@ std::vector<double> LossOf(const LayerCalibration& layer, size_t schemes) {
   return loss;
 }
 
-// Index of a version among the calibrated schemes, or -1: bf16, which is what all is measured by.
+// Index of a version among the calibrated schemes; -1: bf16, the reference of all losses.
 absl::StatusOr<int> SchemeOf(const RoutingStatistics& statistics, const std::string& version) {
   const std::vector<std::string>& schemes = statistics.schemes;
   const auto at = std::find(schemes.begin(), schemes.end(), version);
@@ -94,7 +94,7 @@ absl::Status CheckSameModel(const std::string& file, const MoeModelSpec& theirs,
 
 absl::StatusOr<std::vector<double>> LossPerSelection(const RoutingStatistics& statistics,
                                                      absl::Span<const std::string> versions) {
-  constexpr double kPrior = 16;  // selections that the layer's mean counts as much as
+  constexpr double kPrior = 16;  // weight of the layer's mean, in selections
   std::vector<int> schemes;
   for (const std::string& version : versions) {
     MOERT_ASSIGN_OR_RETURN(schemes.emplace_back(), SchemeOf(statistics, version));

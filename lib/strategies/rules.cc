@@ -13,7 +13,7 @@ absl::Status Outside(absl::string_view field, T value, absl::string_view legal) 
                          value, fmt::string_view(legal.data(), legal.size()));
 }
 
-/// By number: a host may have made it from one.
+/// Checks the number of a kind, as a host may have cast it from an integer.
 template <typename Kind>
 absl::Status CheckKind(absl::string_view field, Kind kind, Kind last) {
   const auto number = static_cast<int32_t>(kind), most = static_cast<int32_t>(last);

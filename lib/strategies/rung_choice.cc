@@ -9,7 +9,7 @@ namespace moert {
 RungChoice::RungChoice(absl::Span<const double> loss, absl::Span<const int64_t> bytes,
                        int versions) {
   const auto wide = static_cast<size_t>(versions);
-  std::vector<double> lost;  // of the expert's steps so far
+  std::vector<double> lost;  // losses of the expert's steps so far
   for (size_t at = 0; at + wide <= loss.size(); at += wide) {
     Expert expert{static_cast<int>(steps_.size()), 0};
     lost.clear();
@@ -17,7 +17,7 @@ RungChoice::RungChoice(absl::Span<const double> loss, absl::Span<const int64_t> 
       const size_t version = at + static_cast<size_t>(versions - 1 - rung);
       Step step{static_cast<uint8_t>(rung), bytes[version],
                 std::numeric_limits<double>::infinity()};
-      // The lower hull: a step that saves more for a byte than the one before it replaces that one.
+      // The lower hull: a step that saves more per byte than the previous one replaces it.
       while (!lost.empty()) {
         step.saved = (lost.back() - loss[version]) /
                      static_cast<double>(std::max<int64_t>(1, step.bytes - steps_.back().bytes));
@@ -65,8 +65,8 @@ std::vector<uint8_t> RungChoice::Choose(absl::Span<const UseBand> uses,
   };
   int64_t bytes = bytes_at(0);
   if (bytes > capacity) {
-    // The lowest price at which all fit: at a higher one they never take more. Savings span orders
-    // of magnitude, so it is sought among those.
+    // Finds the lowest price at which all experts fit: at a higher price they never take more
+    // bytes. Savings span orders of magnitude, so the bisection is on a logarithmic scale.
     constexpr int kHalvings = 32;
     double high = 2 * highest + std::numeric_limits<double>::min();
     double low = high * 0x1p-60;

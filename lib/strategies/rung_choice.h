@@ -1,5 +1,5 @@
-// Which of several versions every expert should have, where what they lose and what they take is
-// known: the choice of a plan (MxMoE Sec. 4), fast enough to be made again and again.
+// RungChoice: chooses one of several versions for every expert, given their losses and bytes: the
+// choice of a plan (MxMoE Sec. 4), fast enough to be repeated at run time.
 #ifndef MOERT_LIB_STRATEGIES_RUNG_CHOICE_H_
 #define MOERT_LIB_STRATEGIES_RUNG_CHOICE_H_
 
@@ -10,38 +10,38 @@
 
 namespace moert {
 
-/// The assumed uses of an expert: at least and at most.
+/// The assumed range of an expert's uses.
 struct UseBand {
   double least = 0;
   double most = 0;
 };
 
-/// A version's rung counts from that of the fewest bytes, 0.
+/// Rung 0 is the version of the fewest bytes.
 class RungChoice {
  public:
-  /// [expert][version, most bytes first]: what a use in it loses, and bytes. Versions that others
-  /// beat in both, or mixtures of others would, are chosen for nobody.
+  /// `loss`: loss of one use, `bytes`: bytes, both [expert][version, most bytes first]. A version
+  /// is never chosen if another version, or a mixture of others, is better in both.
   RungChoice(absl::Span<const double> loss, absl::Span<const int64_t> bytes, int versions);
 
-  /// The rungs that lose least within `capacity` bytes, up to what one more step would take. A byte
-  /// has a price, the same for all: an expert goes up while even its least use saves more than its
-  /// bytes cost, and down only when its most use saves less. In between it keeps the rung that it
-  /// has in `rungs`. The rest is spent on the steps that save most for a byte.
+  /// The rungs with the least loss within `capacity` bytes, optimal up to the bytes of one more
+  /// step. All experts pay the same price per byte. An expert goes up while even its least use
+  /// saves more than the bytes cost, and down only when even its most use saves less. In between it
+  /// keeps its rung of `rungs`. Remaining bytes are spent on the steps that save most per byte.
   std::vector<uint8_t> Choose(absl::Span<const UseBand> uses, absl::Span<const uint8_t> rungs,
                               int64_t capacity) const;
 
  private:
   struct Step {
-    uint8_t rung = 0;   // that it leads to
-    int64_t bytes = 0;  // of that rung
-    double saved = 0;   // loss of a use for every byte of the way there
+    uint8_t rung = 0;   // the rung that the step leads to
+    int64_t bytes = 0;  // bytes of that rung
+    double saved = 0;   // loss of a use that each byte of the step saves
   };
   struct Expert {
-    int first = 0, count = 0;  // of steps_, savings fall
+    int first = 0, count = 0;  // its steps in steps_, by falling savings
   };
 
  public:
-  /// Four steps in lists that grew, and as many candidates that a choice sorts.
+  /// For four steps in vectors that grew, and as many candidates that a choice sorts.
   static constexpr int64_t kBytesPerExpert =
       3 * sizeof(Expert) + (2 * 3 + 1) * 4 * sizeof(Step) + 32;
 
@@ -49,7 +49,7 @@ class RungChoice {
   /// The highest step that is no higher than a rung.
   int TakenAt(const Expert& expert, int rung) const;
   double Saved(const Expert& expert, int step) const { return steps_[expert.first + step].saved; }
-  /// Steps taken at a price, from `taken`.
+  /// The number of steps taken at a price, starting from `taken`.
   int Priced(const Expert& expert, const UseBand& use, int taken, double price) const;
   int64_t Bytes(const Expert& expert, int taken) const {
     return steps_[expert.first + taken].bytes;

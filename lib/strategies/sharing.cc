@@ -1,5 +1,5 @@
-// The key `cpu`: misses shared between the link and a CPU beside a device. Two processors round
-// differently, so a strategy that shares is faithful, not exact.
+// The key `cpu`: misses are shared between the link and a CPU beside a device. The two processors
+// round differently, so such a strategy is faithful, not exact.
 #include "base/status_macros.h"
 #include "plan/placement_rule.h"
 #include "strategies/builtin.h"

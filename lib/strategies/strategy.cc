@@ -1,4 +1,4 @@
-// Derived from the parts of a strategy.
+// Properties of a strategy that are derived from its parts.
 #include "moert/strategy.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 bool NeedsHost(const Policy* policy) { return policy != nullptr && policy->traits().needs_host; }
 
-/// Whether its rule goes by the phase alone.
+/// Whether a policy's rule depends on the phase alone.
 bool Ruled(const RoutingPolicy* policy) {
   return policy == nullptr || (policy->PhaseRule(Phase::kPrefill).has_value() &&
                                policy->PhaseRule(Phase::kDecode).has_value());
@@ -57,7 +57,7 @@ bool Strategy::graph_safe() const {
 
 bool Strategy::misses_by_rule() const {
   const bool cache = serving == Serving::kCache || serving == Serving::kCacheOverLow;
-  // The next step's first layer is predicted by a host.
+  // Only a host can predict the first layer of the next step.
   const bool wraps = prefetch != nullptr && prefetch->rule().value_or(PrefetchRule{}).wrap;
   return cache && !preload && precision == nullptr && !wraps && Ruled(routing.get()) &&
          Ruled(prefetch.get()) && Ruled(residency.get()) && Ruled(placement.get());
