@@ -1,5 +1,5 @@
-// A residency policy of the host: the expert that is used least often leaves.
-// docs/guide/custom-policy.md builds it up from an empty file.
+// A residency policy of the host: the expert used least often leaves. docs/guide/custom-policy.md
+// builds it up from an empty file.
 #ifndef MOERT_EXAMPLES_CUSTOM_POLICY_USE_RATE_H_
 #define MOERT_EXAMPLES_CUSTOM_POLICY_USE_RATE_H_
 
@@ -8,7 +8,7 @@
 #include "moert/policy.h"
 
 /// Keeps, for every expert, the share of its layer's recent calls that used it: a mean whose
-/// weights decrease by the factor `decay` per call. LRU is the limit of a decay towards 0.
+/// weights shrink by `decay` per call. LRU is the limit of a decay towards 0.
 class UseRate : public moert::ResidencyPolicy {
  public:
   explicit UseRate(double decay) : decay_(decay) {}
