@@ -20,7 +20,7 @@ namespace {
 // "{bos}" and "{eos}" stand for the model's tokens.
 struct Family {
   const char* name;
-  const char* marks[3];  // what a template of the family writes, all of them; null: fewer
+  const char* marks[3];  // strings that every template of the family contains; null: fewer
   const char* begin;
   const char* before_system;  // null: no place for a system message
   const char* after_system;
@@ -32,7 +32,7 @@ struct Family {
   const char* stops[2];  // null: fewer
 };
 
-// More particular families come first.
+// Families with more specific marks come first.
 constexpr Family kFamilies[] = {{"harmony",  // gpt-oss
                                  {"<|start|>", "<|channel|>", "<|message|>"},
                                  "",
@@ -140,7 +140,7 @@ std::string DefaultSystem(absl::string_view text) {
          at = text.find(begin, at + 1)) {
       const absl::string_view rest = text.substr(at + begin.size());
       const absl::string_view message = rest.substr(0, rest.find("<|im_end|>"));
-      // Not the place where the conversation's own is put in: that ends the literal.
+      // Not where the conversation's own system message is inserted: that ends the literal.
       if (!message.empty() && message.size() < rest.size() &&
           message.find_first_of("'\"{}") == absl::string_view::npos) {
         return absl::StrReplaceAll(message, {{"\\n", "\n"}});
@@ -169,7 +169,7 @@ std::string TokenOf(const nlohmann::json& config, const char* key) {
   return field->is_object() ? StringMember(*field, "content") : StringMember(config, key);
 }
 
-// chat_template: the text, or a list of named ones, of which "default" counts.
+// chat_template: the text, or a list of named texts, of which "default" is used.
 std::string TemplateOf(const nlohmann::json& config) {
   const nlohmann::json* field = FindMember(config, "chat_template");
   if (field == nullptr || !field->is_array()) return StringMember(config, "chat_template");

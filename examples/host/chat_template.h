@@ -1,8 +1,8 @@
-// From a conversation to the prompt that a model was trained on.
+// Renders a conversation in the prompt format that a model was trained on.
 //
-// Checkpoints carry Jinja programs for this. Here a template is recognized by the marks it writes
-// and rendered by a table, so that no program of a stranger runs; one that is not recognized is
-// refused. No Jinja library for C++ is packaged by Debian.
+// Checkpoints ship a Jinja template for this. Rendering it would mean running untrusted code, so a
+// template is only recognized by its marker strings and rendered from a table; one that is not
+// recognized is refused. Debian packages no Jinja library for C++.
 #ifndef MOERT_EXAMPLES_HOST_CHAT_TEMPLATE_H_
 #define MOERT_EXAMPLES_HOST_CHAT_TEMPLATE_H_
 
@@ -21,25 +21,27 @@ struct ChatMessage {
   std::string content;
 };
 
-/// The texts around the messages. Special tokens are written as text, which Tokenizer::Encode takes
-/// for them.
+/// The strings that a chat format puts around the messages. Special tokens are written as text;
+/// Tokenizer::Encode recognizes them.
 class ChatTemplate {
  public:
-  /// Reads chat_template.jinja, or chat_template of tokenizer_config.json, of a model's folder.
-  /// NotFound if there is neither, Unimplemented naming what can be given instead if it is none of
-  /// Names().
+  /// Reads chat_template.jinja, or the field chat_template of tokenizer_config.json, from a model's
+  /// folder. NotFound if there is neither; Unimplemented, naming the alternatives, if the template
+  /// is none of Names().
   static absl::StatusOr<ChatTemplate> LoadModel(const std::string& dir);
-  /// The same of a template's text. `source` is for messages; `bos` and `eos` are what the template
-  /// calls bos_token and eos_token.
+  /// Recognizes a template from its text. `source` is for messages; `bos` and `eos` are the values
+  /// of the template's bos_token and eos_token.
   static absl::StatusOr<ChatTemplate> Recognize(absl::string_view text, const std::string& source,
                                                 const std::string& bos, const std::string& eos);
-  /// By name, for models that bring none. InvalidArgument lists the names.
+  /// Returns the template called `name`, for models that bring none. InvalidArgument lists the
+  /// names.
   static absl::StatusOr<ChatTemplate> Named(absl::string_view name, const std::string& bos = "",
                                             const std::string& eos = "");
   static std::vector<std::string> Names();
 
-  /// The conversation, ending where the assistant is to speak. A system message only as the first;
-  /// InvalidArgument for another, and where the template has no place for one.
+  /// Renders the conversation up to where the assistant's next answer begins. Only the first
+  /// message may be a system message; InvalidArgument for a later one, and if the template has no
+  /// place for it.
   absl::StatusOr<std::string> Render(absl::Span<const ChatMessage> messages) const;
   const std::string& name() const { return name_; }
   /// Strings that end an answer, in case the checkpoint's stop tokens do not.
@@ -50,11 +52,11 @@ class ChatTemplate {
 
   std::string name_;
   std::string begin_;
-  std::string default_system_;  // the message where none is given; empty: none
+  std::string default_system_;  // the system message if none is given; empty: none
   std::string before_system_, after_system_;
   bool system_in_user_ = false;  // the system message goes in front of the first user message
   std::string before_user_, after_user_, before_answer_, after_answer_;
-  std::string cue_;  // what makes the assistant speak
+  std::string cue_;  // the text that starts the assistant's answer
   std::vector<std::string> stops_;
 };
 

@@ -1,5 +1,5 @@
-// Products of matrices in host memory, computed on a device: for work over many rows, whose
-// arithmetic outweighs the way there and back.
+// Matrix products of host-memory operands, computed on a device. Worthwhile for many rows, where
+// the arithmetic outweighs the transfers.
 #ifndef MOERT_EXAMPLES_HOST_DEVICE_PRODUCTS_H_
 #define MOERT_EXAMPLES_HOST_DEVICE_PRODUCTS_H_
 
@@ -12,7 +12,7 @@
 
 namespace moert::host {
 
-/// Weights [out, in] that stay on the device. Outlives no DeviceProducts.
+/// Weights [out, in] that stay on the device. Must be destroyed before its DeviceProducts.
 class KeptWeights {
  public:
   virtual ~KeptWeights() = default;
@@ -21,9 +21,9 @@ class KeptWeights {
 /// Thread-safe.
 class DeviceProducts {
  public:
-  /// The current device's. `lanes`: products that may be under way at once, each with a stream and
-  /// memory of its own. Unavailable without driver or device, NotFound without cuBLAS,
-  /// Unimplemented in a build without CUDA.
+  /// Opens the current device. `lanes`: products that may run at once, each with its own stream and
+  /// memory. Unavailable without driver or device, NotFound without cuBLAS, Unimplemented in a
+  /// build without CUDA.
   static absl::StatusOr<std::unique_ptr<DeviceProducts>> Open(int lanes);
   virtual ~DeviceProducts() = default;
 
@@ -32,18 +32,19 @@ class DeviceProducts {
   virtual absl::Status Multiply(const float* w, int64_t out, int64_t in, const float* x,
                                 int64_t rows, float* y) = 0;
 
-  /// Weights for any number of products. w: [out, in], read until this returns. ResourceExhausted,
-  /// which is no error of a product, where half of the device's memory would be taken.
+  /// Copies weights to the device for any number of products. w: [out, in], not read after the
+  /// return. ResourceExhausted, which first_error() does not report, if kept weights would take
+  /// more than half of the device's memory.
   virtual absl::StatusOr<std::unique_ptr<KeptWeights>> Keep(const float* w, int64_t out,
                                                             int64_t in) = 0;
-  /// The same as Multiply by weights that were kept.
+  /// Multiply with weights from Keep.
   virtual absl::Status MultiplyKept(const KeptWeights& w, const float* x, int64_t rows,
                                     float* y) = 0;
 
   /// The first error that a product returned; OK if none.
   virtual absl::Status first_error() const = 0;
 
-  /// For people: the device and the library.
+  /// The device and the library, for messages.
   virtual const std::string& name() const = 0;
 };
 

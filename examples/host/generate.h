@@ -15,13 +15,13 @@ namespace moert::host {
 
 struct GenerateOptions : SamplingOptions {
   int64_t max_tokens = 64;
-  /// Generation ends before one of these, which is not part of the result.
+  /// Generation ends at one of these tokens, which is not part of the result.
   std::vector<int32_t> stop_tokens;
   /// Called with every token as it comes; returning an error ends the generation with it.
   std::function<absl::Status(int32_t token)> on_token;
-  /// Asked behind on_token: true ends the generation as a stop token does. May be null.
+  /// Called after on_token; true ends the generation as a stop token does. May be null.
   std::function<bool()> stop;
-  /// Prompt tokens done and to do, a step each. May be null.
+  /// Called after each prefill step with the prompt tokens done and in total. May be null.
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
@@ -35,8 +35,8 @@ struct GenerateResult {
 absl::StatusOr<GenerateResult> Generate(TokenModel* model, absl::Span<const int32_t> prompt,
                                         const GenerateOptions& options);
 
-/// The same with a sequence that outlives the call: what it has already, the first tokens of
-/// `prompt`, is not computed again. It must have room for the prompt and max_tokens.
+/// Generates on a sequence that outlives the call. The tokens that it already holds, which are the
+/// first of `prompt`, are not computed again. It must have room for the prompt and max_tokens.
 absl::StatusOr<GenerateResult> Generate(TokenModel* model, Sequence* sequence,
                                         absl::Span<const int32_t> prompt,
                                         const GenerateOptions& options);

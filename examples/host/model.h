@@ -1,4 +1,4 @@
-// The forward pass of a decoder-only transformer whose MoE blocks somebody else computes.
+// The forward pass of a decoder-only transformer whose MoE blocks a MoeRunner computes.
 #ifndef MOERT_EXAMPLES_HOST_MODEL_H_
 #define MOERT_EXAMPLES_HOST_MODEL_H_
 
@@ -49,32 +49,32 @@ class Decoder final : public TokenModel {
   int64_t max_rows() const override { return moe_->max_rows(); }
   double NowMs() const override { return moe_->NowMs(); }
 
-  /// Run; `hidden` receives the final norm's output [rows,
-  /// config().hidden_size].
+  /// Like Run, but `hidden` also receives the final norm's output [rows, config().hidden_size].
   absl::Status Step(StepPhase phase, absl::Span<const SequenceInput> inputs,
                     AlignedVector<float>* hidden);
 
   /// hidden: [rows, hidden] -> logits [rows, vocab].
   void Logits(const float* hidden, int64_t rows, float* logits) const;
 
-  // The same one layer at a time, for callers that compute the MoE blocks themselves (calibration):
-  // Load may then be given no MoE runner. residual, normed: [rows, hidden], rows being the
-  // positions 0.. of a sequence. Models have one residual stream.
+  // The forward pass one layer at a time, for callers that compute the MoE blocks themselves
+  // (calibration); Load then needs no MoE runner. residual, normed: [rows, hidden], where rows are
+  // positions 0, 1, ... of a sequence. Only for models with one residual stream.
 
-  /// From here on dense products of many rows are the device's, borrowed; see Linear::UseDevice.
+  /// Computes dense products of many rows on the borrowed device from now on; see
+  /// Linear::UseDevice.
   void UseDevice(DeviceProducts* device);
-  /// A sequence for AttentionHalf of that layer alone, of length 0.
+  /// Makes an empty sequence state for AttentionHalf of this layer alone.
   std::unique_ptr<SequenceState> MakeLayerSequence(int layer, int64_t max_tokens) const;
 
   void Embed(absl::Span<const int32_t> tokens, float* residual) const;
-  /// Adds a layer's mixer to residual; normed receives the input of its feed-forward block. Takes
-  /// sequences of `rows` positions each, one behind the other: `scratch` has one of
-  /// MakeLayerSequence for each.
+  /// Adds the output of a layer's mixer to residual; normed receives the input of its feed-forward
+  /// block. Both hold several sequences of `rows` positions each, one after another; `scratch` has
+  /// one MakeLayerSequence state for each.
   void AttentionHalf(int layer, absl::Span<const std::unique_ptr<SequenceState>> scratch,
                      int64_t rows, float* residual, float* normed);
-  /// Adds the feed-forward block of a layer that is not MoE.
+  /// Adds the output of a dense layer's feed-forward block to residual.
   void DenseHalf(int layer, int64_t rows, const float* normed, float* residual);
-  /// The final norm: hidden is what Logits takes.
+  /// Applies the final norm; `hidden` is the input of Logits.
   void FinishHidden(int64_t rows, const float* residual, float* hidden);
 
   const HfConfig& config() const override { return config_; }
@@ -94,20 +94,19 @@ class Decoder final : public TokenModel {
   Decoder(const HfConfig& config, ThreadPool* pool, MoeRunner* moe);
   absl::Status LoadLayer(const Checkpoint& checkpoint, int index);
   const Rope* RopeOf(int layer) const;
-  /// Floats of a row's residual streams.
+  /// Number of floats in a row's residual streams.
   int64_t width() const { return config_.hidden_size * std::max(1, config_.hyper.streams); }
   void ExtendRopes(int64_t length);
   absl::Status RunLayers(absl::Span<const RowGroup> groups, int64_t rows);
-  /// Resident-forward prediction: from a part of the output of the MoE block that is being computed
-  /// to what the next MoE block's input would then be. The keys and values it stores on the way are
-  /// overwritten by the true pass.
+  /// Resident-forward prediction: computes the next MoE block's input from a partial output of the
+  /// current MoE block. The keys and values that it stores are overwritten by the real pass.
   bool PredictNext(int moe_layer, const float* partial, float* next_input);
 
   const HfConfig config_;
   ThreadPool* const pool_;
   MoeRunner* const moe_;
   Rope rope_;
-  std::optional<Rope> window_rope_;  // where layers with windows have another one
+  std::optional<Rope> window_rope_;  // for layers with windows, if it differs
   Linear embedding_;
   Linear head_;  // empty when tied to the embedding
   HyperConnection last_streams_;
@@ -117,7 +116,7 @@ class Decoder final : public TokenModel {
   AlignedVector<float> residual_;        // [rows, width()]
   AlignedVector<float> normed_, delta_;  // [rows, hidden]
   AlignedVector<float> hidden_;          // of the last Run
-  // The groups of the step that runs, for PredictNext.
+  // The row groups of the current step, for PredictNext.
   absl::Span<const RowGroup> groups_;
   int64_t rows_ = 0;
   AlignedVector<float> predicted_residual_, predicted_normed_, predicted_delta_;

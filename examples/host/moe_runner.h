@@ -1,5 +1,5 @@
-// The seam between the decoder and whatever computes its MoE blocks: libmoert's engine, or the
-// plain oracle of the tests.
+// The interface between the decoder and the code that computes its MoE blocks: libmoert's engine,
+// or the reference implementation of the tests.
 #ifndef MOERT_EXAMPLES_HOST_MOE_RUNNER_H_
 #define MOERT_EXAMPLES_HOST_MOE_RUNNER_H_
 
@@ -21,7 +21,7 @@ struct StepRows {
   int64_t count() const { return static_cast<int64_t>(request_ids.size()); }
 };
 
-/// A routing that the model's own router gives: of each row k experts, their weights, and
+/// A routing computed by the model's own router: for each row k experts, their weights, and the
 /// probabilities of all experts.
 struct MoeRouting {
   absl::Span<const int32_t> ids;
@@ -38,7 +38,7 @@ class MoeRunner {
   /// fp32 [rows, hidden], dense, 64-byte aligned, not overlapping. `moe_layer` counts MoE layers
   /// only.
   virtual absl::Status Forward(int moe_layer, const float* x, int64_t rows, float* out) = 0;
-  /// The same with the routing given, for models whose router is the host's.
+  /// Forward with a given routing, for models whose router the host computes.
   virtual absl::Status ForwardRouted(int moe_layer, const float* x, int64_t rows,
                                      const MoeRouting& routing, float* out) {
     return absl::UnimplementedError("this runner of MoE blocks takes no routing of the host's");
@@ -46,11 +46,11 @@ class MoeRunner {
   /// Called after every successful BeginStep, also when a Forward failed.
   virtual absl::Status EndStep() = 0;
 
-  /// Predicts the input of MoE layer `moe_layer` + 1 from a part of this one's output; both dense
-  /// fp32 [rows, hidden]. False: cannot.
+  /// Predicts the input of MoE layer `moe_layer` + 1 from a partial output of layer `moe_layer`;
+  /// both dense fp32 [rows, hidden]. Returns false if it cannot.
   using PredictNext = std::function<bool(int moe_layer, const float* partial, float* next_input)>;
-  /// Offered for the steps that begin after, until another or null is; called during Forward of
-  /// these. A runner may have no use for it.
+  /// Sets the predictor of the steps that begin from now on, until another one or null is set. It
+  /// is called during Forward. A runner may ignore it.
   virtual void OfferPrediction(PredictNext predict) {}
 
   /// Most rows that one step may have.

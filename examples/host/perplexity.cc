@@ -11,8 +11,8 @@
 namespace moert::host {
 namespace {
 
-// The windows [first, first + count) of `tokens`, side by side, `step_tokens` of each a step. Their
-// scores go to nll: [count, window - 1].
+// Scores the windows [first, first + count) of `tokens` side by side, `step_tokens` of each per
+// step. nll: [count, window - 1].
 absl::Status ScoreWindows(TokenModel* model, absl::Span<const int32_t> tokens, int64_t first,
                           int64_t count, StepPhase phase, int64_t step_tokens, int64_t window,
                           std::vector<double>* nll, PerplexityResult* result) {

@@ -13,8 +13,8 @@
 namespace moert::host {
 
 struct PerplexityOptions {
-  /// Tokens a window. Windows are sequences of their own, from the first token on; the shorter rest
-  /// is not used. Tokens 1..window-1 of each are scored given those before them.
+  /// Tokens per window. Windows are independent sequences, taken from the first token on; a shorter
+  /// rest is not used. Tokens 1..window-1 of each are scored given the tokens before them.
   int64_t window = 512;
   /// 0: a window is one prefill step (cut into equal steps only if the model allows no more
   /// rows). N: teacher-forced decode, N tokens of a sequence a step.

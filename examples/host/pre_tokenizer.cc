@@ -61,7 +61,7 @@ class PreTokenizer::Pattern {
             fmt::format("splitting text at byte {}: {}", from, Pcre2Message(rc)));
       }
       const size_t begin = bounds[0], end = bounds[1];
-      if (end <= begin) {  // an empty match splits nothing: look on behind the next character
+      if (end <= begin) {  // an empty match splits nothing: continue after the next character
         if (begin >= text.size()) break;
         from = begin + ScanUtf8(text.substr(begin)).length;
         continue;

@@ -55,7 +55,7 @@ absl::StatusOr<int32_t> Sampler::Next(absl::Span<const float> logits,
     const float penalty = static_cast<float>(options_.repetition_penalty);
     for (const int32_t token : sequence) {
       if (token < 0 || token >= static_cast<int64_t>(logits.size())) continue;
-      // From the logit as it was: a token counts once, however often it was there.
+      // From the original logit: a token counts once, however often it occurs.
       const float logit = logits[static_cast<size_t>(token)];
       logits_[static_cast<size_t>(token)] = logit > 0 ? logit / penalty : logit * penalty;
     }
@@ -100,7 +100,7 @@ absl::StatusOr<int32_t> Sampler::Next(absl::Span<const float> logits,
     rest -= weights_[i];
     if (rest < 0.0) return static_cast<int32_t>(i);
   }
-  return best;  // rounding left a rest
+  return best;  // reached only by rounding
 }
 
 }  // namespace moert::host

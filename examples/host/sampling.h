@@ -21,12 +21,12 @@ double LogSumExp(absl::Span<const float> logits);
 
 /// How the next token is drawn. Applied in the order of the fields.
 struct SamplingOptions {
-  /// Logits of tokens that the sequence already has are divided by it, where positive, or
-  /// multiplied (Keskar et al., 2019). 1: off.
+  /// Divides the positive logits of tokens that the sequence already contains, and multiplies their
+  /// other logits (Keskar et al., 2019). 1: off.
   double repetition_penalty = 1.0;
-  double temperature = 0.0;  // 0: the likeliest token, and nothing below counts
+  double temperature = 0.0;  // 0: the likeliest token; the fields below are ignored
   double top_p = 1.0;        // the likeliest tokens that together have this probability; 1: all
-  double min_p = 0.0;        // those with this share of the likeliest one's probability; 0: all
+  double min_p = 0.0;        // tokens with at least this share of the highest probability; 0: all
   uint64_t seed = 0;
 
   /// Names the first field out of range, its value and the legal range.
@@ -38,8 +38,8 @@ class Sampler {
   /// The same options draw the same tokens on every platform.
   explicit Sampler(const SamplingOptions& options) : options_(options), random_(options.seed) {}
 
-  /// `sequence`: what the model has seen and said, for the penalty; ids outside the logits are
-  /// passed over.
+  /// `sequence`: the prompt and the tokens generated so far, for the penalty; ids outside the
+  /// logits are ignored.
   absl::StatusOr<int32_t> Next(absl::Span<const float> logits,
                                absl::Span<const int32_t> sequence = {});
 

@@ -1,4 +1,4 @@
-// The decoder's state of one sequence: a state a layer, of the layer's kind.
+// The decoder's state of one sequence: one state per layer, of a type that fits the layer.
 #ifndef MOERT_EXAMPLES_HOST_SEQUENCE_STATE_H_
 #define MOERT_EXAMPLES_HOST_SEQUENCE_STATE_H_
 
@@ -13,15 +13,15 @@
 
 namespace moert::host {
 
-/// One layer's. A block may run the positions from the sequence's length on more than once, the
-/// last time for good; what it wrote counts from Commit on. At length 0 the state is that of a new
+/// The state of one layer. A block may compute the positions after the sequence's current length
+/// more than once; only the last run counts, from Commit on. At length 0 the state is that of a new
 /// sequence, whatever it holds.
 class LayerState {
  public:
   virtual ~LayerState() = default;
-  /// The positions of the last run are part of the sequence now.
+  /// Makes the positions of the last run part of the sequence.
   virtual void Commit() {}
-  /// Whether it is that of each shorter length, too.
+  /// Whether the state can be truncated to any shorter length.
   virtual bool Rewinds() const { return true; }
 };
 
@@ -32,7 +32,7 @@ class SequenceState final : public Sequence {
       : Sequence(max_tokens, capacity, AllRewind(layers)), layers_(std::move(layers)) {}
 
   LayerState* layer(int index) const { return layers_[index].get(); }
-  /// The next `tokens` positions have been run.
+  /// Appends the next `tokens` positions, which have been run.
   void Advance(int64_t tokens) {
     for (const auto& layer : layers_) layer->Commit();
     set_length(length() + tokens);

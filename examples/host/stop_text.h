@@ -9,16 +9,16 @@
 
 namespace moert::host {
 
-/// Takes text piece by piece and gives back what is certain to be shown: an end that may be the
-/// beginning of a stop string is held back until it is known.
+/// Takes text piece by piece and returns the part that is certain to be shown: an end that may
+/// begin a stop string is held back until more text decides it.
 class StopText {
  public:
-  /// Empty strings are passed over.
+  /// Empty strings are ignored.
   explicit StopText(std::vector<std::string> stops);
 
-  /// The part of the text so far that may be shown now. Nothing once stopped() is true.
+  /// Adds a piece and returns the text that may now be shown; nothing once stopped() is true.
   std::string Push(absl::string_view piece);
-  /// The part that was held back: the text has ended.
+  /// Ends the text and returns the part that was held back.
   std::string Finish();
   bool stopped() const { return stopped_; }
 

@@ -13,10 +13,10 @@
 
 namespace moert::host {
 
-/// A model's state of one sequence: a KV cache of its own kind.
+/// A model's state of one sequence, such as a KV cache, in a type of the model's own.
 class Sequence {
  public:
-  /// rewinds: its state has each position apart.
+  /// rewinds: the state keeps positions apart, so that Rewind can drop the last ones.
   Sequence(int64_t max_tokens, int64_t capacity, bool rewinds)
       : max_tokens_(max_tokens), capacity_(capacity), rewinds_(rewinds) {}
   virtual ~Sequence() = default;
@@ -28,8 +28,7 @@ class Sequence {
   int64_t capacity() const { return capacity_; }
   /// The length that the sequence may grow to: some kinds of RoPE depend on it.
   int64_t max_tokens() const { return max_tokens_; }
-  /// Forgets what is behind the first `length` tokens, or all where the state cannot go back part
-  /// of the way.
+  /// Drops all but the first `length` tokens, or all tokens if the state cannot be truncated.
   void Rewind(int64_t length) {
     if (length < length_) length_ = rewinds_ ? length : 0;
   }
@@ -44,14 +43,14 @@ class Sequence {
   int64_t length_ = 0;
 };
 
-/// The tokens that one sequence adds in a step, behind those stored.
+/// The tokens that a step appends to one sequence.
 struct SequenceInput {
-  Sequence* cache = nullptr;  // not that of another input of the same step
+  Sequence* cache = nullptr;  // a sequence may occur only once in a step
   int64_t request_id = 0;
   absl::Span<const int32_t> tokens;
 };
 
-/// Whether tokens, capacities and the number of rows are what a step may have.
+/// Checks the tokens, the capacities and the number of rows of a step.
 absl::Status CheckInputs(const HfConfig& config, absl::Span<const SequenceInput> inputs,
                          int64_t max_rows);
 
@@ -65,11 +64,11 @@ class TokenModel {
   virtual absl::StatusOr<std::unique_ptr<Sequence>> NewSequence(int64_t max_tokens) = 0;
 
   /// Runs all tokens of all inputs and appends them to their sequences; rows are in the order of
-  /// the inputs. On an error the sequences keep their lengths and the step can be repeated. A
-  /// device may still be at work when it returns.
+  /// the inputs. On an error the sequences keep their lengths and the step can be repeated. May
+  /// return before the device has finished.
   virtual absl::Status Run(StepPhase phase, absl::Span<const SequenceInput> inputs) = 0;
 
-  // The results of the rows of the last Run; these wait for it.
+  // Results for the rows of the last Run. These functions wait for it.
 
   /// logits: [rows, vocabulary], of the rows from `first` on.
   virtual absl::Status RowLogits(int64_t first, int64_t rows, float* logits) = 0;

@@ -18,8 +18,8 @@ namespace {
 
 bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// Whether NFC might change a text that contains this character. Too many rather than too few: the
-// answer to "maybe" is an error, never a silently different encoding.
+// Whether NFC might change a text that contains this character. Errs on the side of true: that is
+// reported as an error, never encoded differently without notice.
 bool NfcMayChange(char32_t c) {
   const auto* const range =
       std::lower_bound(std::begin(kMayChangeInNfc), std::end(kMayChangeInNfc), c,
@@ -171,7 +171,7 @@ absl::Status Tokenizer::EncodePiece(absl::string_view piece, std::vector<int32_t
   struct Candidate {
     int32_t rank;
     int64_t left;
-    int32_t left_id, right_id;  // what it was made of: stale when the symbols have changed since
+    int32_t left_id, right_id;  // the pair it was made from: stale if the symbols have changed
     int32_t result;
     bool operator<(const Candidate& o) const {  // the heap's top is the greatest
       return rank != o.rank ? rank > o.rank : left > o.left;

@@ -19,20 +19,20 @@
 
 namespace moert::host {
 
-/// Finds a text without a copy of it.
+/// Lets TextIds be searched for a string_view without a copy.
 struct TextHash {
   using is_transparent = void;
   size_t operator()(absl::string_view text) const {
     return std::hash<std::string_view>()({text.data(), text.size()});
   }
 };
-/// The standard library's map stays whole where memory ends while it grows; Abseil's does not.
+/// std::unordered_map stays consistent if memory runs out while it grows; Abseil's maps do not.
 using TextIds = std::unordered_map<std::string, int32_t, TextHash, std::equal_to<>>;
 
 /// Text <-> token ids. Encoding over bytes is lossless: DecodeBytes(Encode(text)) == text, invalid
 /// UTF-8 included, unless an added token strips white space. Tokenizers that write spaces as U+2581
-/// take that character for a space and, some, the first space of a text for none. Thread-safe after
-/// Load.
+/// cannot tell that character from a space, and some drop the first space of a text. Thread-safe
+/// after Load.
 class Tokenizer {
  public:
   /// Reads a tokenizer.json. Errors name the file and the field. Supported: model BPE without
@@ -46,7 +46,7 @@ class Tokenizer {
   /// decides whether a prompt begins with bos_token.
   static absl::StatusOr<Tokenizer> LoadModel(const std::string& dir);
 
-  /// The same from the text of the file; `name` is for messages.
+  /// Load from the text of the file; `name` is for messages.
   static absl::StatusOr<Tokenizer> Parse(absl::string_view json, const std::string& name);
 
   Tokenizer(Tokenizer&&) = default;
@@ -63,7 +63,7 @@ class Tokenizer {
   /// necessarily UTF-8. InvalidArgument names an unknown id.
   absl::StatusOr<std::string> DecodeBytes(absl::Span<const int32_t> ids) const;
 
-  /// DecodeBytes with what is not UTF-8 replaced by U+FFFD.
+  /// DecodeBytes with invalid UTF-8 replaced by U+FFFD.
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const;
 
   /// One more than the highest id.
@@ -83,12 +83,12 @@ class Tokenizer {
   };
 
   Tokenizer() = default;
-  // How a space comes to stand in front of a text whose spaces are written as U+2581.
+  // When a space is put in front of a text, for tokenizers that write spaces as U+2581.
   enum class Prepend {
     kNever,
-    kAlways,       // the normalizer Prepend: one more, whatever the text begins with
-    kUnlessThere,  // Metaspace, to every stretch of text between added tokens
-    kFirst,        // Metaspace, to the one that begins the text
+    kAlways,       // the normalizer Prepend: always one more space
+    kUnlessThere,  // Metaspace, for every stretch of text between added tokens
+    kFirst,        // Metaspace, for the stretch that begins the text
   };
 
   // `first`: the stretch begins the text.

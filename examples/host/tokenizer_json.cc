@@ -258,7 +258,7 @@ absl::Status TokenizerJsonReader::ReadAddedTokens(const Json& root) {
     MOERT_ASSIGN_OR_RETURN(const bool single, Bool(entry, where, "single_word", false));
     if (single) return Error(where + ".single_word", "is true, which is not supported");
     MOERT_ASSIGN_OR_RETURN(const bool normalized, Bool(entry, where, "normalized", false));
-    // It would be looked for in a text whose spaces are already written otherwise.
+    // The token would be searched for in a text whose spaces are already replaced.
     if (normalized && out_.byte_fallback_) {
       return Error(where + ".normalized", "is true, which is not supported with byte_fallback");
     }

@@ -55,7 +55,7 @@ void Attend::Divide(const RowGroup& group, int threads) {
   } else {
     DivideRows(group, 0, seeing, kQueriesPerBlock, threads);
   }
-  // All heads of a row and a head of keys see the same positions, gathered once a block.
+  // All query heads of a key head see the same positions, which are gathered once per block.
   DivideRows(group, seeing, group.rows, shape_.heads, threads);
 }
 
@@ -92,7 +92,7 @@ void Attend::Run(const Block& block, const float* queries, float* mixed, Scratch
   const int64_t row_stride = shape_.heads * shape_.head_stride;
   const int64_t first_row = block.group->first_row + block.first;
   const int64_t position = block.group->sequence->length() + block.first;
-  int64_t num_keys = position + block.rows;  // what the block's last row sees
+  int64_t num_keys = position + block.rows;  // keys that the block's last row sees
   int64_t begin = FirstKey(position) / kPanelWidth * kPanelWidth;
   int kv_head = block.head / (shape_.heads / shape_.kv_heads);
   const ChosenBlocks* const choices = ChosenOf(*block.group);
@@ -125,7 +125,7 @@ void Attend::Run(const Block& block, const float* queries, float* mixed, Scratch
     const int64_t first = chooses ? 0 : FirstKey(at) - begin;
     const int64_t end = chooses ? num_keys : at + 1 - begin;
     Softmax(head, s, first, end);
-    // A probability of 0 leaves the sums below as they are: masked keys cost time, never bits.
+    // A probability of 0 does not change the sums below: masked keys cost time, never bits.
     std::fill(s, s + first, 0.0f);
     std::fill(s + end, s + num_keys - begin, 0.0f);
   }

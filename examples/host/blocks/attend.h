@@ -20,14 +20,14 @@ namespace moert::host {
 class Attend {
  public:
   struct Shape {
-    int layer = 0;  // whose states are KvPanels
+    int layer = 0;  // the layer whose states, KvPanels, are read
     int heads = 0, kv_heads = 0;
     int64_t key_dim = 0, value_dim = 0;  // value_dim: a multiple of 16
     int64_t head_stride = 0;             // floats from one head's query to the next's
     float scale = 1.0f;
     MixerConfig mixer;
-    int chooser = -1;  // the layer whose states, IndexedPanels, have what rows see; -1: everything
-    std::vector<float> sinks;  // [heads]: a score that takes its share and gives nothing; or empty
+    int chooser = -1;  // layer whose IndexedPanels states hold the positions that rows see; -1: all
+    std::vector<float> sinks;  // [heads]: attention sinks, scores without a value; or empty
   };
 
   Attend() = default;
@@ -39,8 +39,8 @@ class Attend {
                float* mixed);
 
  private:
-  // Query rows of a group that attend with heads of one key head: many rows of one head, or few
-  // rows' worth of heads, one row each.
+  // A unit of work: query rows of a group against one key head. Either many rows of one query head,
+  // or one row of several query heads.
   struct Block {
     const RowGroup* group;
     int64_t first;  // row within the group
@@ -48,23 +48,24 @@ class Attend {
     int head;
     int heads;  // 1 unless rows is 1
   };
-  // A worker's. Gathered keys and values of all layers would be many: they last for one call.
+  // Scratch of a worker. Gathered keys and values are kept only for one call, because those of all
+  // layers would be large.
   struct Scratch {
     AlignedVector<float>* scores = nullptr;
     std::unique_ptr<KvPanels> gathered;
   };
-  // Adds the blocks of a group, for `threads` threads.
+  // Splits a group into blocks for `threads` threads.
   void Divide(const RowGroup& group, int threads);
   // Adds rows [first, end) as blocks of one row and at most `most` heads.
   void DivideRows(const RowGroup& group, int64_t first, int64_t end, int64_t most, int threads);
   // Floats that a block's scores need.
   int64_t ScoresOf(const Block& block) const;
   void Run(const Block& block, const float* queries, float* mixed, Scratch* scratch);
-  // Scores of keys [first, end) become probabilities; before and behind they become 0.
+  // Turns the scores of keys [first, end) into probabilities and zeros all others.
   void Softmax(int head, float* scores, int64_t first, int64_t end) const;
   // Which positions a group's rows see; null: everything up to their own.
   const ChosenBlocks* ChosenOf(const RowGroup& group) const;
-  // Keys and values of what a row at `position` has chosen, side by side, in `gathered`; how many.
+  // Gathers the keys and values that a row at `position` has chosen; returns their number.
   int64_t Gather(const KvPanels& cache, int kv_head, const ChosenBlocks& choices, int64_t row,
                  int64_t position, std::unique_ptr<KvPanels>* gathered) const;
   // The first position that a query at `position` sees.

@@ -27,7 +27,7 @@ void AttendEntries::Forward(ThreadPool* pool, absl::Span<const RowGroup> groups,
   pool->Run(static_cast<int64_t>(jobs_.size()), [&](int64_t index, int worker) {
     Run(jobs_[index], queries, mixed, &scratch_[worker]);
   });
-  for (Scratch& scratch : scratch_) scratch.gathered.reset();  // those of all layers would be many
+  for (Scratch& scratch : scratch_) scratch.gathered.reset();  // too large to keep for every layer
 }
 
 AttendEntries::Seen AttendEntries::WindowOf(const Job& job) const {
@@ -38,7 +38,7 @@ AttendEntries::Seen AttendEntries::WindowOf(const Job& job) const {
   return seen;
 }
 
-// All that are complete at the row's position, or those that it has chosen, side by side.
+// Returns all entries that are complete at the row's position, or gathers those that it has chosen.
 AttendEntries::Seen AttendEntries::EntriesOf(const Job& job,
                                              std::unique_ptr<KvPanels>* gathered) const {
   if (shape_.rate == 0) return {};
@@ -101,8 +101,8 @@ void AttendEntries::Run(const Job& job, const float* queries, float* mixed,
   for (int64_t i = 0; i < job.heads * shape_.dim; ++i) mixed[at + i] += scratch->part[i];
 }
 
-// Scores of the window, then of the entries, become probabilities; those of what the row does not
-// see become 0.
+// Turns the scores of the window and of the entries behind it into probabilities; keys that the row
+// does not see get 0.
 void AttendEntries::Softmax(int head, const Seen& window, const Seen& entries,
                             float* scores) const {
   float* const others = scores + window.padded();

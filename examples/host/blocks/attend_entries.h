@@ -1,5 +1,5 @@
-// Attention of one head of keys, which are the values: over a window, and over entries that stand
-// for earlier positions, in one softmax (DeepSeek-V4).
+// Attention with one key head, whose keys are also the values: one softmax over a window of
+// positions and over entries that stand for earlier positions (DeepSeek-V4).
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_ATTEND_ENTRIES_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_ATTEND_ENTRIES_H_
 
@@ -19,14 +19,14 @@ namespace moert::host {
 class AttendEntries {
  public:
   struct Shape {
-    int layer = 0;  // whose states are CompressedStates
+    int layer = 0;  // the layer whose states, CompressedStates, are read
     int heads = 0;
     int64_t dim = 0;       // a multiple of 16
     int64_t span = 0;      // positions of the window, the row's own included
-    int64_t rate = 0;      // positions from entry to entry; 0: there are none
+    int64_t rate = 0;      // positions per entry; 0: no entries
     bool chooses = false;  // an indexer chooses entries
     float scale = 1.0f;
-    std::vector<float> sinks;  // [heads]: a score that takes its share and gives nothing
+    std::vector<float> sinks;  // [heads]: attention sinks, scores in the softmax without a value
   };
 
   AttendEntries() = default;
@@ -40,9 +40,9 @@ class AttendEntries {
   struct Job {
     const RowGroup* group;
     int64_t index;    // the row within the group
-    int head, heads;  // the first, and how many
+    int head, heads;  // first head, number of heads
   };
-  /// Keys that a row sees: [first, end) of panels, of which it sees those from `begin` on.
+  /// Keys that a row sees: [begin, end) of the panels. Products cover [first, end).
   struct Seen {
     const KvPanels* panels = nullptr;
     int64_t first = 0, begin = 0, end = 0;  // first: a multiple of 16

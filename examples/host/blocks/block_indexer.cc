@@ -115,7 +115,7 @@ void BlockIndexer::Score(const Chooser& chooser, int64_t first, int64_t end, int
   for (int head = 0; head < sizes_.heads; ++head) {
     const float* const product = products + head * count;
     for (int64_t at = first; at < end; at += sizes_.block_size) {
-      float best = -kInfinity;  // also where no product is a number
+      float best = -kInfinity;  // also if all products are NaN
       const int64_t block_end = std::min(end, at + sizes_.block_size);
       for (int64_t i = at; i < block_end; ++i) best = std::max(best, product[i - first]);
       scores[head * stride + at / sizes_.block_size] = best;

@@ -1,5 +1,5 @@
-// Which blocks of earlier positions attention sees: a small head for each head of keys scores them
-// for each row, and the best stay (MiniMax-M3).
+// Selects the blocks of earlier positions that attention sees: for each row, a small head per key
+// head scores the blocks, and the best are kept (MiniMax-M3).
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_BLOCK_INDEXER_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_BLOCK_INDEXER_H_
 
@@ -46,10 +46,10 @@ class BlockIndexer {
  private:
   int64_t BlocksOf(int64_t positions) const;
   void Finish(const Norm& norm, const RowGroup& group, int64_t index, float* head) const;
-  // Scores of the blocks of positions [first, end), `stride` of them a head; `products` is scratch.
+  // Scores the blocks of positions [first, end), `stride` scores per head; `products` is scratch.
   void Score(const Chooser& chooser, int64_t first, int64_t end, int64_t stride, float* products,
              float* scores) const;
-  // Raises the scores of blocks that are always chosen.
+  // Chooses a row's blocks for one key head, after raising the scores of those always chosen.
   void Choose(const Chooser& chooser, int head, float* scores, std::vector<int32_t>* order) const;
   void ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser> choosers);
 

@@ -1,5 +1,5 @@
-// Attention of DeepSeek-V4: one head of keys, which are the values, a window, and behind it entries
-// that stand for several positions each.
+// Attention of DeepSeek-V4: one key head, whose keys are also the values, over a window and over
+// entries before it that stand for several positions each.
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_COMPRESSED_ATTENTION_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_COMPRESSED_ATTENTION_H_
 
@@ -19,9 +19,9 @@
 
 namespace moert::host {
 
-/// A head's last channels are rotated, and as values carry the rotation of their position: the
-/// output's are rotated back by that of the query. Groups of heads are projected to fewer channels
-/// each before the output is.
+/// The last channels of a head are rotated. Keys are also the values, which therefore carry the
+/// rotation of their position; the output is rotated back by that of the query. Each group of heads
+/// is projected to fewer channels before the output projection.
 class CompressedAttention final : public Mixer {
  public:
   /// Reads layers.N.attn.*.
@@ -51,9 +51,9 @@ class CompressedAttention final : public Mixer {
   float eps_ = 0.0f;
   const Rope* rope_ = nullptr;
   Linear q_down_, q_, kv_, o_;
-  HeadLinear o_down_;  // a matrix a group
+  HeadLinear o_down_;  // one matrix per group
   Norm q_norm_, kv_norm_;
-  Compressor compressor_;     // empty: a window alone
+  Compressor compressor_;     // empty: only a window
   LightningIndexer indexer_;  // empty: rows see all entries
   AttendEntries attend_;
   AlignedVector<float> latents_, queries_, keys_, mixed_, groups_;

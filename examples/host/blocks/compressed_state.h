@@ -11,11 +11,11 @@
 
 namespace moert::host {
 
-/// Positions' keys, which are the values; the entries; and of layers with an indexer its keys of
-/// entries, and what it chose of them.
+/// Holds the keys of positions, which are also the values, and the entries; in layers with an
+/// indexer also its keys of entries and its choices.
 class CompressedState final : public IndexedPanels {
  public:
-  /// capacity: positions; entries: likewise a multiple of 16.
+  /// capacity: positions; entries: number of entries. Both are multiples of 16.
   CompressedState(int64_t dim, int64_t index_dim, int64_t capacity, int64_t entries)
       : IndexedPanels(1, dim, dim, index_dim, 1, capacity, index_dim > 0 ? entries : 0),
         entries_(1, dim, dim, entries) {}

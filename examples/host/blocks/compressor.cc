@@ -65,7 +65,7 @@ void Compressor::Mix(const Job& job, float* entry) const {
   const int64_t dim = shape_.dim, rate = shape_.rate, first = job.entry * rate;
   const int64_t before = shape_.overlaps && job.entry > 0 ? rate : 0;
   std::vector<float> largest(dim, -INFINITY), sum(dim, 0.0f);
-  // Calls with each channel of each position its value and weight.
+  // Calls `use` with the channel, value and weight of every channel of every position.
   const auto each = [&](const auto& use) {
     for (int64_t i = -before; i < rate; ++i) {
       const int64_t from = shape_.overlaps && i >= 0 ? dim : 0;

@@ -1,5 +1,5 @@
-// Entries that stand for several positions each: of every channel a weighted mean, whose weights
-// the positions give themselves (DeepSeek-V4).
+// Compresses several positions into one entry: a weighted mean of each channel, with weights
+// projected from the positions themselves (DeepSeek-V4).
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_COMPRESSOR_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_COMPRESSOR_H_
 
@@ -22,8 +22,7 @@
 
 namespace moert::host {
 
-/// Positions whose entries are not all there, as a sequence has them and as the current run leaves
-/// them.
+/// Positions of entries that are not complete, before and after the current run.
 class CompressorTail {
  public:
   CompressorTail() = default;
@@ -41,17 +40,17 @@ class CompressorTail {
   AlignedVector<float> rows_[2];
 };
 
-/// Overlapping, an entry is the mean of twice as many positions: its own, and with other values and
-/// weights those of the entry before. Not thread-safe: uses scratch.
+/// With overlap, an entry is the mean of twice as many positions: its own and, with other values
+/// and weights, those of the previous entry. Not thread-safe: uses scratch.
 class Compressor {
  public:
   struct Shape {
-    int64_t rate = 0;  // positions from entry to entry
+    int64_t rate = 0;  // positions per entry
     bool overlaps = false;
     int64_t dim = 0;       // channels of an entry
-    int64_t rope_dim = 0;  // the last ones, which are rotated as the first position's
+    int64_t rope_dim = 0;  // the last channels, rotated by the entry's first position
   };
-  /// Where the entry goes that a group's rows have completed.
+  /// Stores an entry that a group's rows have completed.
   using Put = std::function<void(const RowGroup& group, int64_t entry, const float* values)>;
   using Tail = std::function<CompressorTail&(const RowGroup& group)>;
 

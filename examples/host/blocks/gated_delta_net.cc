@@ -15,7 +15,7 @@ namespace {
 // ln(1 + e^x)
 float Softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// To length 1 times `scale`.
+// Scales x to length `scale`.
 void Normalize(int64_t n, float scale, float* x) {
   constexpr float kEps = 1e-6f;
   float sum = 0.0f;
@@ -24,9 +24,9 @@ void Normalize(int64_t n, float scale, float* x) {
   for (int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
-// One position of one head. `from` (null: zeros) decays into `to`, both [key_dim, value_dim], which
-// then learns to answer `key` with `value`, by the part `beta`, and is asked `query`. `delta` is
-// scratch.
+// One position of one head. The state `from` (null: zeros) is decayed into `to`, both [key_dim,
+// value_dim]; `to` is then updated by the rate `beta` to answer `key` with `value`, and read with
+// `query`. `delta` is scratch.
 struct Position {
   const float *query, *key, *value;
   float decay, beta;

@@ -1,5 +1,5 @@
-// Gated delta net (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it: a short convolution, then a
-// matrix a head that each position decays, corrects and reads.
+// Gated delta net (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 have it: a short convolution, then
+// one state matrix per head, which each position decays, updates and reads.
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_GATED_DELTA_NET_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_GATED_DELTA_NET_H_
 
@@ -15,7 +15,7 @@
 
 namespace moert::host {
 
-/// The state that a sequence's earlier positions left, and the one with those of the current run.
+/// The state after a sequence's earlier positions, and the state after the current run.
 class DeltaNetState final : public LayerState {
  public:
   DeltaNetState(int64_t recurrent, int64_t history) {

@@ -1,4 +1,4 @@
-// Grouped-query attention: several heads of queries share the keys and values of one.
+// Grouped-query attention: several query heads share one key and value head.
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_GROUPED_ATTENTION_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_GROUPED_ATTENTION_H_
 
@@ -15,7 +15,7 @@
 
 namespace moert::host {
 
-/// With what families add to it: normalized or clipped queries and keys, a gate on the output,
+/// Includes the variants of model families: normalized or clipped queries and keys, an output gate,
 /// layers without RoPE.
 class GroupedAttention final : public Mixer {
  public:
@@ -37,7 +37,7 @@ class GroupedAttention final : public Mixer {
                          const std::string& name);
   void Prepare(const RowGroup& group, int64_t index);
   void Clip(float* x, int64_t n) const;
-  /// One head's query or key behind the norms and the position.
+  /// Applies the norm and the rotation to one head's query or key.
   void Finish(const Norm& norm, int set, int64_t position, float* head) const;
 
   int layer_ = 0;
@@ -45,7 +45,7 @@ class GroupedAttention final : public Mixer {
   int kv_heads_ = 0;
   int64_t head_dim_ = 0;      // of queries and keys
   int64_t value_dim_ = 0;     // of a head's values
-  int64_t query_stride_ = 0;  // from head to head: a gate may stand behind the query
+  int64_t query_stride_ = 0;  // from head to head: a gate may follow the query
   float clip_ = 0.0f;
   float value_scale_ = 1.0f;
   bool value_norm_ = false;
@@ -54,9 +54,9 @@ class GroupedAttention final : public Mixer {
   float eps_ = 0.0f;  // of norms without weights
   QueryTemperature temperature_;
   const Rope* rope_ = nullptr;
-  Linear q_, k_, v_, o_;  // v_ empty: values are keys, neither normalized nor rotated
+  Linear q_, k_, v_, o_;  // v_ empty: the values are the keys before norm and rotation
   Norm q_norm_, k_norm_;
-  BlockIndexer indexer_;  // empty: rows see all, or what the layer's window has
+  BlockIndexer indexer_;  // empty: rows see all positions, or those in the window
   Attend attend_;
   AlignedVector<float> queries_, keys_, values_, mixed_;
 };

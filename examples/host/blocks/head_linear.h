@@ -1,4 +1,4 @@
-// A small matrix a head, all multiplied at once.
+// One small matrix per head, all multiplied in one call.
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_HEAD_LINEAR_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_HEAD_LINEAR_H_
 
@@ -26,7 +26,7 @@ class HeadLinear {
     int64_t stride = 0, first = 0, count = 0, width = 0;
   };
   /// W_h = the part's rows [count, width], or with `transposed` [width, count]. bf16 weights stay
-  /// bf16 in memory, and those stored in `form` become it.
+  /// bf16 in memory, and weights stored in `form` are converted to bf16.
   static absl::StatusOr<HeadLinear> Load(const Checkpoint& checkpoint,
                                          const QuantizationConfig& form, const std::string& name,
                                          const Part& part, bool transposed);
@@ -42,7 +42,7 @@ class HeadLinear {
 
   int heads_ = 0;
   int64_t out_ = 0, in_ = 0;
-  // A head's panels [out / 16][in][16] behind each other; one of the two is empty.
+  // The panels [out / 16][in][16] of all heads, one head after another; one vector is empty.
   AlignedVector<float> f32_;
   AlignedVector<uint16_t> bf16_;
 };

@@ -60,7 +60,7 @@ void HyperConnection::Weigh(const float* streams, float* w) const {
   Balance(w + 2 * int64_t{streams_});
 }
 
-// Sinkhorn and Knopp: rows, by a softmax first, and columns are divided by their sums in turns.
+// Sinkhorn-Knopp: divides rows (at first by a softmax) and columns by their sums in turns.
 void HyperConnection::Balance(float* mixture) const {
   const int64_t n = streams_;
   const auto divide = [&](int64_t step, int64_t stride) {

@@ -1,5 +1,5 @@
-// How a block takes its input from the residual stream and gives its output back: one stream and an
-// addition, or several streams that weights of each token mix (mHC, DeepSeek-V4).
+// How a block reads its input from the residual stream and adds its output to it: one stream and an
+// addition, or several streams mixed by weights of each token (mHC, DeepSeek-V4).
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_HYPER_CONNECTION_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_HYPER_CONNECTION_H_
 
@@ -16,20 +16,21 @@
 
 namespace moert::host {
 
-/// A token's streams give, through one matrix, what the block reads of each (Collapse), and for
-/// Expand what each gets of the block's output and of the other streams. The streams' mixture is
-/// nearly doubly stochastic. Empty: there is one stream. Not thread-safe: uses scratch.
+/// One matrix computes a token's weights from its streams: how much of each stream the block reads
+/// (Collapse), and how much of the block's output and of the other streams each stream receives
+/// (Expand). The mixture of streams is nearly doubly stochastic. Empty: there is one stream. Not
+/// thread-safe: uses scratch.
 class HyperConnection {
  public:
   HyperConnection() = default;
-  /// Reads `name`_fn, _base and _scale. A last one is behind all layers: it only collapses.
+  /// Reads `name`_fn, _base and _scale. `last`: the one after all layers, which only collapses.
   static absl::StatusOr<HyperConnection> Load(const Checkpoint& checkpoint, const HfConfig& config,
                                               const std::string& name, bool last);
 
   bool empty() const { return streams_ == 0; }
 
-  /// streams: [rows, streams, hidden]. The block's input [rows, hidden], which lasts until the next
-  /// call; of one stream it is `streams` itself.
+  /// streams: [rows, streams, hidden]. Returns the block's input [rows, hidden], valid until the
+  /// next call; with one stream it is `streams` itself.
   const float* Collapse(ThreadPool* pool, const float* streams, int64_t rows);
   /// Adds a block's output [rows, hidden] to the streams that were collapsed last.
   void Expand(ThreadPool* pool, const float* out, int64_t rows, int64_t hidden,
@@ -37,8 +38,8 @@ class HyperConnection {
 
  private:
   int64_t weights() const { return project_.out(); }
-  // Weights of a token, in place: reads [streams], then gains [streams] and mixture [streams,
-  // streams], as far as there are any.
+  // Computes a token's weights in place: reads [streams], then gains [streams] and mixture
+  // [streams, streams], as far as there are any.
   void Weigh(const float* streams, float* weights) const;
   void Balance(float* mixture) const;
 

@@ -1,5 +1,5 @@
-// The parts that indexers share: which rows choose, products of their queries with the keys of
-// positions, and the choice of the largest scores.
+// Code that the indexers share: finding the rows that choose, multiplying their queries by the keys
+// of positions, and choosing the largest scores.
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_INDEX_CHOICE_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_INDEX_CHOICE_H_
 
@@ -12,10 +12,10 @@
 
 namespace moert::host {
 
-/// Scores that are in memory at once, in each layer.
+/// Number of scores in memory at once, in each layer.
 constexpr int64_t kIndexScores = int64_t{1} << 20;
 
-/// A row that chooses.
+/// A row that chooses the positions it sees.
 struct Chooser {
   const RowGroup* group;
   int64_t index;  // within the group
@@ -23,22 +23,22 @@ struct Chooser {
   int64_t row() const { return group->first_row + index; }
 };
 
-/// The rows that have more than `seen` positions. Each chooses `count` blocks, for which the states
-/// of `layer` get room; rows in front see everything.
+/// Finds the rows that have more than `seen` positions. Each chooses `count` blocks, for which the
+/// states of `layer` get room; earlier rows see everything.
 void FindChoosers(absl::Span<const RowGroup> groups, int layer, int64_t seen, int64_t count,
                   std::vector<Chooser>* choosers);
 
-/// The most positions that one of them has.
+/// The largest number of positions that a chooser has.
 int64_t LongestOf(absl::Span<const Chooser> choosers);
 
-/// products: [heads, count], of `queries` [heads, dim] and the keys of positions from `first` on.
-/// Both first and count are whole panels: what a position's product is does not depend on how many
-/// others there are.
+/// Multiplies `queries` [heads, dim] by the keys of `count` positions from `first` on; products:
+/// [heads, count]. Both first and count are multiples of the panel width, so that a position's
+/// product does not depend on the number of other positions.
 void MultiplyIndexKeys(const KvPanels& keys, const float* queries, int heads, int64_t dim,
                        int64_t first, int64_t count, float* products);
 
-/// Writes the indices of the `to.size()` largest scores, ascending; of equals the first. None is a
-/// NaN. `order` is scratch.
+/// Writes the indices of the `to.size()` largest scores, ascending; among equals the first ones. No
+/// score is NaN. `order` is scratch.
 void ChooseLargest(absl::Span<const float> scores, std::vector<int32_t>* order,
                    absl::Span<int32_t> to);
 

@@ -1,4 +1,4 @@
-// The state of attention whose rows see chosen positions alone.
+// The state of attention whose rows see only chosen positions.
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_INDEXED_PANELS_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_INDEXED_PANELS_H_
 
@@ -17,26 +17,26 @@ class ChosenBlocks {
   /// Blocks have `block_size` positions, 1 where single positions are chosen.
   ChosenBlocks(int kv_heads, int64_t block_size) : kv_heads_(kv_heads), block_size_(block_size) {}
 
-  /// A group's rows from `first` on choose `count` blocks each; those in front see all.
+  /// Makes room for rows from `first` on to choose `count` blocks each; earlier rows see all.
   void Reset(int64_t first, int64_t rows, int64_t count) {
     first_ = first;
     count_ = count;
     blocks_.resize((rows - first) * kv_heads_ * count);
   }
 
-  /// Ascending. `row` is one that chooses.
+  /// The chosen blocks, ascending. `row` must be one that chooses.
   absl::Span<const int32_t> Row(int64_t row, int kv_head) const {
     return absl::MakeConstSpan(blocks_).subspan(((row - first_) * kv_heads_ + kv_head) * count_,
                                                 count_);
   }
-  /// Where the blocks of a row that chooses go.
+  /// Storage for the blocks of a row that chooses.
   int32_t* row(int64_t row, int kv_head) {
     return blocks_.data() + ((row - first_) * kv_heads_ + kv_head) * count_;
   }
   /// The first row that chooses.
   int64_t first() const { return first_; }
   int64_t block_size() const { return block_size_; }
-  /// Positions that a row sees at most.
+  /// The largest number of positions that a choosing row sees.
   int64_t width() const { return count_ * block_size_; }
 
  private:
@@ -46,7 +46,7 @@ class ChosenBlocks {
   std::vector<int32_t> blocks_;
 };
 
-/// Keys and values, the keys that an indexer compares with, and what it chose in the last run.
+/// Keys and values, the keys of the indexer, and its choices in the last run.
 class IndexedPanels : public KvPanels {
  public:
   IndexedPanels(int kv_heads, int64_t key_dim, int64_t value_dim, int64_t index_dim,

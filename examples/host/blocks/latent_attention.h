@@ -1,5 +1,5 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, Sec. 2.1): of a position only a
-// latent vector and one rotated key are kept.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, Sec. 2.1): only a latent vector and
+// one rotated key are kept per position.
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_LATENT_ATTENTION_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_LATENT_ATTENTION_H_
 

@@ -1,5 +1,5 @@
-// Which earlier positions attention sees: small heads score them for each row, and the best stay
-// (DeepSeek-V3.2, arXiv 2512.02556, Sec. 2.1).
+// Selects the earlier positions that attention sees: small heads score them for each row, and the
+// best are kept (DeepSeek-V3.2, arXiv 2512.02556, Sec. 2.1).
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_LIGHTNING_INDEXER_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_LIGHTNING_INDEXER_H_
 
@@ -25,8 +25,8 @@ namespace moert::host {
 
 /// A position's score is the sum over heads of weight * max(0, query . key). Factors that all
 /// scores share, the Hadamard transform and the rounding to fp8 of the published code are left out:
-/// the first two change no order. Instead of positions it may score entries that stand for several
-/// (DeepSeek-V4), as far as they are complete. Not thread-safe: uses scratch.
+/// the first two do not change the order of scores. The indexer may score complete entries, which
+/// stand for several positions (DeepSeek-V4), instead of positions. Not thread-safe: uses scratch.
 class LightningIndexer {
  public:
   LightningIndexer() = default;
@@ -50,21 +50,21 @@ class LightningIndexer {
                const float* latents, int64_t rows);
 
  private:
-  // Reads how keys are made.
+  // Loads the weights that keys are made with.
   absl::Status LoadKeys(const Checkpoint& checkpoint, const HfConfig& config,
                         const std::string& name);
   void StoreKeys(ThreadPool* pool, absl::Span<const RowGroup> groups, const float* x, int64_t rows);
   void StoreKey(const RowGroup& group, int64_t index);
   void RotateQueries(const RowGroup& group, int64_t index);
-  // How many positions or entries a row chooses from.
+  // The number of positions or entries that a row chooses from.
   int64_t ChoicesOf(const Chooser& chooser) const { return chooser.positions() / rate_; }
-  // Scores of the positions from `first` on, as many as a slice has; `products` is scratch.
+  // Scores one slice of positions from `first` on; `products` is scratch.
   void Score(const Chooser& chooser, int64_t first, float* products, float* scores) const;
   void ScoreAndChoose(ThreadPool* pool, absl::Span<const Chooser> choosers);
 
   int layer_ = 0;
   IndexerConfig sizes_;
-  int64_t rate_ = 1;     // positions of an entry
+  int64_t rate_ = 1;     // positions per entry
   int64_t rotated_ = 0;  // the first rotated channel
   const Rope* rope_ = nullptr;
   Linear query_, key_, weight_;

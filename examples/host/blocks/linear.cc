@@ -16,12 +16,12 @@ namespace {
 constexpr int64_t kRowsPerJob = 64;
 // Multiply-adds below which handing out a job costs more than it gains.
 constexpr int64_t kWorkPerJob = 1 << 18;
-// Multiply-adds from which the way to a device and back is worth it, and rows: for each, inputs and
-// outputs are copied.
+// Least multiply-adds and rows for which the transfers to and from a device pay off. Each row's
+// inputs and outputs are copied.
 constexpr int64_t kDeviceWork = int64_t{1} << 26;
 constexpr int64_t kDeviceRows = 64;
-// Inputs and outputs that a thread copies and the device multiplies at once, while other threads
-// copy theirs.
+// Inputs and outputs, in floats, that a thread copies and the device multiplies at once, while
+// other threads copy theirs.
 constexpr int64_t kDeviceFloats = int64_t{1} << 22;
 
 }  // namespace

@@ -33,8 +33,8 @@ class Linear {
   /// From fp32 weights [out, in] in memory, kept as fp32; `bias` null or [out].
   static Linear FromF32(const float* weights, int64_t out, int64_t in, const float* bias);
 
-  /// From here on products of many rows are the device's, borrowed; what it refuses the threads do.
-  /// The weights stay here, too.
+  /// Computes products of many rows on the borrowed device from now on. The CPU threads compute
+  /// those that the device refuses, so the weights stay in host memory, too.
   void UseDevice(DeviceProducts* device);
 
   /// x: [rows, in], y: [rows, out], both dense. The bits of a row do not depend on the others, but
@@ -53,7 +53,7 @@ class Linear {
  private:
   Linear(int64_t out, int64_t in, bool bf16);
   int64_t panels() const { return (out_ + 15) / 16; }
-  /// False: the threads are to do it.
+  /// Returns false if the CPU threads must compute the product.
   bool ForwardOnDevice(ThreadPool* pool, const float* x, int64_t rows, float* y) const;
   template <typename T>
   void PackRow(int64_t row, const T* weights, AlignedVector<T>* packed);

@@ -1,4 +1,4 @@
-// Matrices that are made of rows of several tensors, and which rows those are.
+// Matrices assembled from rows of several tensors.
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_MATRIX_PART_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_MATRIX_PART_H_
 
@@ -16,26 +16,26 @@
 
 namespace moert::host {
 
-/// A row of a part's `order` that is no row of the tensor: zeros.
+/// An entry of a part's `order` that stands for a row of zeros.
 constexpr int64_t kZeroRow = -1;
 
 struct MatrixPart {
   std::string name;  // of the tensors NAME.weight [out, in] and NAME.bias [out]
   int64_t out = 0;
   bool bias = false;
-  /// Which of the tensor's `rows` rows these are, one after the other; empty: all of `out`.
+  /// Indices into the tensor's `rows` rows, in order; empty: all `out` rows as they are.
   std::vector<int64_t> order = {};
   int64_t rows = 0;
 
   int64_t stored_rows() const { return order.empty() ? out : rows; }
 };
 
-/// Rows h stride + first + within[i] of each of `heads` heads h, kZeroRow where within[i] is it.
-/// within: empty for 0 to count - 1.
+/// Row indices h * stride + first + within[i] for each head h of `heads`; kZeroRow where within[i]
+/// is kZeroRow. An empty `within` stands for 0 to count - 1.
 std::vector<int64_t> RowsOfHeads(int heads, int64_t stride, int64_t first, int64_t count,
                                  const std::vector<int64_t>& within = {});
 
-/// The input projection of a delta net, LAYER.linear_attn., in one order whatever the file has:
+/// The input projection of a delta net, LAYER.linear_attn., in one order for all file formats:
 /// queries, keys, values, gates of values, betas, decays, each by head.
 std::vector<MatrixPart> DeltaNetParts(const DeltaNetConfig& sizes, const std::string& name);
 

@@ -22,7 +22,7 @@ class Mixer {
  public:
   virtual ~Mixer() = default;
 
-  /// The state that it keeps of a sequence; capacity: positions, a multiple of 16.
+  /// Makes the state of a sequence; capacity: positions, a multiple of 16.
   virtual std::unique_ptr<LayerState> NewState(int64_t capacity) const = 0;
 
   /// See Linear::UseDevice.
@@ -35,8 +35,8 @@ class Mixer {
                        int64_t rows, float* out) = 0;
 };
 
-/// The one that `config` says `layer` has. `rope` is borrowed. Unimplemented for sizes that the
-/// example decoder does not run.
+/// Loads the mixer that `config` gives `layer`. `rope` is borrowed. Unimplemented for sizes that
+/// the example decoder does not run.
 absl::StatusOr<std::unique_ptr<Mixer>> LoadMixer(const Checkpoint& checkpoint,
                                                  const HfConfig& config, int layer,
                                                  const Rope* rope);

@@ -8,8 +8,8 @@
 namespace moert::host {
 namespace {
 
-// Sum of f(x[i]) in 16 interleaved partial sums: vectorizes without reordering what is added to
-// what.
+// Sum of f(x[i]) in 16 interleaved partial sums, which vectorizes without changing the order of
+// additions.
 template <typename F>
 float Sum(const float* x, int64_t n, F f) {
   constexpr int kLanes = 16;

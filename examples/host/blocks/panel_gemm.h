@@ -34,13 +34,13 @@ struct PanelKernels {
   void (*bf16)(const PanelGemm&);
 };
 
-/// The best set this CPU runs; chosen once.
+/// The best kernel set that this CPU runs; chosen once.
 const PanelKernels& Panel();
 
-// Null where the build or the CPU has not got the instructions.
+// Null if the build or the CPU lacks the instructions.
 const PanelKernels* PanelKernelsAvx512();
 const PanelKernels* PanelKernelsAvx2();
-/// Same bits as the others where the compiler contracts to fused multiply-adds; else within
+/// Same bits as the others if the compiler contracts to fused multiply-adds; otherwise equal within
 /// rounding.
 const PanelKernels* PanelKernelsPortable();
 

@@ -8,8 +8,8 @@ namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 
-// theta^(2i / dim), rounded to fp32 as the reference implementations do: at position 1000 it
-// shows.
+// theta^(2i / dim), rounded to fp32 as the reference implementations do: the rounding is noticeable
+// at position 1000.
 std::vector<float> Wavelengths(double theta, int64_t half) {
   std::vector<float> out(half);
   for (int64_t i = 0; i < half; ++i) {
@@ -20,8 +20,8 @@ std::vector<float> Wavelengths(double theta, int64_t half) {
 }
 
 // Llama 3.1: wavelengths beyond the original context are stretched by factor, those well within it
-// are left, with a linear transition between. Without one where both factors are the same (Llama
-// 4).
+// are left, with a linear transition between. There is no transition where both factors are the
+// same (Llama 4).
 float Llama3(const RopeConfig& c, float frequency) {
   const double original = static_cast<double>(c.original_max_positions);
   const double wavelength = 2 * kPi / frequency;

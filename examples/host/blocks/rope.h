@@ -28,14 +28,14 @@ class Rope {
 
   /// x: [config.dim], rotated in place.
   void Rotate(int set, int64_t position, float* x) const { Rotate(set, position, interleaved_, x); }
-  /// The same with other pairs than RopeConfig says.
+  /// Rotates with the pairing that `interleaved` says instead of RopeConfig's.
   void Rotate(int set, int64_t position, bool interleaved, float* x) const;
-  /// Undoes Rotate, but for what cosine and sine are scaled by.
+  /// Undoes Rotate, except for the scaling of cosine and sine.
   void RotateBack(int set, int64_t position, float* x) const;
 
   /// At most two.
   int num_sets() const { return static_cast<int>(sets_.size()); }
-  /// [config.dim / 2], and what cosine and sine are scaled by.
+  /// Frequencies [config.dim / 2]; attention_factor scales their cosines and sines.
   const std::vector<float>& inverse_frequencies(int set) const { return sets_[set].frequencies; }
   float attention_factor(int set) const { return sets_[set].attention_factor; }
 
@@ -45,7 +45,7 @@ class Rope {
     float attention_factor = 1.0f;
     std::vector<float> table;  // [length][cos half, sin half]
   };
-  /// Forward, or back where `sign` is -1.
+  /// Rotates forward, or back where `sign` is -1.
   void Turn(int set, int64_t position, bool interleaved, float sign, float* x) const;
 
   const int64_t half_;

@@ -1,5 +1,5 @@
-// The feed-forward half of a layer that has a dense block beside its experts, each between norms of
-// its own, and a router of its own (Gemma 4).
+// The feed-forward half of a layer that has a dense block beside its experts, each between its own
+// norms, and a router that the host computes (Gemma 4).
 #ifndef MOERT_EXAMPLES_HOST_BLOCKS_SIDE_EXPERTS_H_
 #define MOERT_EXAMPLES_HOST_BLOCKS_SIDE_EXPERTS_H_
 
@@ -25,7 +25,7 @@ namespace moert::host {
 class SideExperts {
  public:
   SideExperts() = default;
-  /// Reads a layer's norms but for the one in front of its mixer, its dense block and its router.
+  /// Reads a layer's dense block, its router, and its norms except the one before its mixer.
   static absl::StatusOr<SideExperts> Load(const Checkpoint& checkpoint, const HfConfig& config,
                                           int layer);
 

@@ -1,7 +1,7 @@
-// Flash decoding by tensor cores: up to 8 query heads that share keys are the columns of a product.
+// Flash decoding on tensor cores: up to 8 query heads that share keys are the columns of a product.
 // A warp takes 16 keys at a time; 8 blocks of 4 warps share a piece of the keys of one query row.
-// Where there is one piece they are a cluster that adds up what its blocks found; else, and before
-// sm_90, a second kernel does. Queries and probabilities are sums of two bf16.
+// If there is one piece, these blocks are a cluster and combine their results; otherwise, and
+// before sm_90, a second kernel does. Queries and probabilities are sums of two bf16.
 #include <algorithm>
 
 #include "host/cuda/attention_kernel.h"
@@ -31,7 +31,7 @@ __device__ __forceinline__ void LoadQueries(const AttentionArgs& a, const Task& 
   }
 }
 
-/// The step's own key and value of this row, to the cache if `stores`.
+/// Writes this row's key and value to the cache if `stores`.
 template <int kDim>
 __device__ __forceinline__ void StoreKey(const AttentionArgs& a, const Task& t,
                                          const SequenceCache& cache, bool stores,
@@ -66,7 +66,7 @@ __device__ __forceinline__ void Scores(const Panel<kSteps>& keys, const Shared<k
   for (int i = 0; i < 4; ++i) score[i] += low[i];
 }
 
-/// Adds up what the warps found, in their order.
+/// Combines the results of the warps, in their order.
 template <int kSteps>
 __device__ __forceinline__ void AddWarps(Mix<kSteps>& mix, Shared<kSteps * 32>* shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = lane % 4 * 2;
@@ -114,8 +114,8 @@ __device__ __forceinline__ float MixedOf(const Shared<kDim>& shared, int head, i
          (shared.mixed[2][head][d] + shared.mixed[3][head][d]);
 }
 
-/// Adds up what the blocks of the cluster found: each sends what it has of a head to the block that
-/// adds up this head.
+/// Combines the results of the cluster's blocks: each block sends its result of a head to the block
+/// that combines this head.
 template <int kDim>
 __device__ __forceinline__ void AddCluster(const AttentionArgs& a, const Task& t, int rank,
                                            bool stores, Shared<kDim>* shared) {
@@ -156,7 +156,7 @@ __device__ __forceinline__ void StorePartials(const AttentionArgs& a, const Task
   }
 }
 
-/// Heads and channels that there are not: zeros.
+/// Zeros the queries, for heads and channels that do not exist.
 template <int kDim>
 __device__ __forceinline__ void ClearQueries(Shared<kDim>* shared) {
   constexpr int kPieces = sizeof(shared->in.queries) / sizeof(uint4);
@@ -164,7 +164,7 @@ __device__ __forceinline__ void ClearQueries(Shared<kDim>* shared) {
   for (int i = threadIdx.x; i < kPieces; i += kThreads) to[i] = make_uint4(0, 0, 0, 0);
 }
 
-/// Keys of a warp, of which `stored` are in the cache.
+/// Keys of a warp, from `from` on; those before `stored` are in the cache, at `base`.
 struct Keys {
   int64_t base;
   int from, stored;
@@ -195,9 +195,9 @@ __device__ __forceinline__ Mix<kSteps> Attend(const AttentionArgs& a, const Task
   return mix;
 }
 
-/// kSteps: 32 channels each. partials: null for a cluster. rehearses: goes through all of it once
-/// before the products are there, and stores nothing. Code that has run is at hand; fetching it
-/// takes longer than running it.
+/// kSteps: of 32 channels each. partials: null for a cluster. rehearses: runs the whole kernel once
+/// before the products are ready, without storing anything, so that its code is cached; fetching
+/// the code takes longer than running it.
 template <int kSteps, bool kRotates>
 __global__ void __launch_bounds__(kThreads)
     DecodeKernel(const __grid_constant__ AttentionArgs a, const __grid_constant__ RopeArgs rope,
@@ -205,12 +205,13 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kDim = kSteps * 32;
   __shared__ Shared<kDim> shared;
   const int rank = static_cast<int>(blockIdx.x) % kRanks, warp = threadIdx.x / 32;
-  if (partials == nullptr) ClusterArrive();  // others store to this block's memory from the wait on
-  // No kernel of this step writes the step's rows or the stores of earlier steps.
+  if (partials == nullptr) ClusterArrive();  // others store to this block once all have arrived
+  // Not written by this step's kernels: the step's row inputs and the cache entries of earlier
+  // steps.
   if (!kRotates) GridDependencySync();
   const Task t = TaskOf(a, kRotates);
   const SequenceCache cache = a.inputs.sequences[t.input.sequence];
-  const float scale = rsqrtf(static_cast<float>(a.head_dim)) * 1.44269504f;  // in powers of two
+  const float scale = rsqrtf(static_cast<float>(a.head_dim)) * 1.44269504f;  // for base-2 scores
   std::conditional_t<kRotates, DecodeRotation<kDim>, NoRotation> rotation(rope, t, cache.rope_set);
   Keys of;
   of.base = (a.channels_before + t.kv_head * a.head_dim) * cache.capacity;
@@ -234,7 +235,7 @@ __global__ void __launch_bounds__(kThreads)
       LoadQueries(a, t, scale, &shared);
     }
     __syncthreads();
-    // Not before: the next product's weights would be in front of the loads above.
+    // Not earlier: the next kernel would load its weights ahead of the loads above.
     if (real) TriggerDependentLaunch();
     if (kRotates && blockIdx.x == 0 && t.first_head % (a.heads / a.kv_heads) == 0) {
       StoreKey(a, t, cache, real, shared);
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A block a (row, head).
+/// One block per (row, head).
 __global__ void CombineKernel(const __grid_constant__ AttentionArgs a, int parts, float* partials) {
   TriggerDependentLaunch();
   GridDependencySync();
@@ -271,12 +272,12 @@ int Launch(const AttentionArgs& a, const RopeArgs& rope, int pieces, float* part
   if (a.head_dim % 16 != 0 || a.head_dim > kMaxHeadDim) {
     return static_cast<int>(cudaErrorInvalidValue);
   }
-  // A window, or a chunk, lies in so many pieces, wherever it begins.
+  // A window or chunk spans at most this many pieces, wherever it begins.
   const int span = std::max(a.window, a.chunk);
   if (span > 0) pieces = std::min(pieces, (span + kPieceKeys - 2) / kPieceKeys + 1);
   const int per_kv = a.heads / a.kv_heads;
   const dim3 grid(kRanks * pieces, a.kv_heads * ((per_kv + kHeads - 1) / kHeads), a.rows);
-  // Blocks that all run at once have time before the products are there.
+  // If all blocks run at once, they have time to rehearse before the products are ready.
   const bool rehearses = static_cast<int64_t>(grid.x) * grid.y * grid.z <=
                          gpu::DeviceAttribute(cudaDevAttrMultiProcessorCount);
   const auto kernel = a.head_dim <= 32    ? DecodeKernel<1, kRotates>
@@ -284,7 +285,7 @@ int Launch(const AttentionArgs& a, const RopeArgs& rope, int pieces, float* part
                       : a.head_dim <= 96  ? DecodeKernel<3, kRotates>
                       : a.head_dim <= 128 ? DecodeKernel<4, kRotates>
                                           : DecodeKernel<8, kRotates>;
-  // Room beside the products, which take the rest of the shared memory and are launched before.
+  // Leaves room beside the products, which are launched before and take the rest of the memory.
   int error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                    cudaSharedmemCarveoutMaxShared);
   if (error != 0) return error;

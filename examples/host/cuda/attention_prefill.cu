@@ -17,7 +17,7 @@ using gpu::TriggerDependentLaunch;
 constexpr int kThreads = 128;
 static_assert(QueryTile::kRows == kThreads / 32 * 16);
 
-/// Keys and values from `from` on; those behind `end` are zeros.
+/// Loads keys and values from `from` on; zeros from `end` on.
 template <int kDim, int kKeys, int kStride>
 __device__ __forceinline__ void LoadKeys(const SequenceCache& cache, int64_t base, int dim,
                                          int from, int end, uint16_t (&keys)[kKeys][kStride],
@@ -52,7 +52,7 @@ __device__ __forceinline__ void Score(const uint32_t (&q)[kDim / 16][4],
   }
 }
 
-/// Scales the scores; -infinity where a row does not see the key. now: the highest so far.
+/// Scales the scores; -infinity where a row does not see the key. now: receives the highest so far.
 template <int kScores>
 __device__ __forceinline__ void Mask(int from, int first, const int (&rows)[2], int pair,
                                      const int (&lowest)[2], float scale,
@@ -70,7 +70,7 @@ __device__ __forceinline__ void Mask(int from, int first, const int (&rows)[2], 
   }
 }
 
-/// The highest scores with those of a tile; what was summed by lower ones shrinks.
+/// Raises the highest scores to those of a tile and rescales the sums so far.
 __device__ __forceinline__ void Raise(float (&now)[2], float (&highest)[2], float (&sum)[2],
                                       float (&shrink)[2]) {
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ void Shrink(const float (&shrink)[2], float (&out)[kO
   }
 }
 
-/// Turns scores into probabilities by the highest so far.
+/// Turns scores into probabilities relative to the highest score so far.
 template <int kScores>
 __device__ __forceinline__ void Weigh(const float (&now)[2], float (&sum)[2],
                                       float (&score)[kScores][4]) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ void StoreRow(const float (&out)[kOut][4], int r, flo
   }
 }
 
-/// Adds 16 values a lane's, weighed by its probabilities `p`.
+/// Adds 16 values, weighted by the probabilities `p`.
 template <int kOut>
 __device__ __forceinline__ void AddValues(const uint16_t* values, const uint32_t (&p)[4],
                                           float (&out)[kOut][4]) {
@@ -133,7 +133,7 @@ __device__ __forceinline__ void AddValues(const uint16_t* values, const uint32_t
   }
 }
 
-/// The probabilities of 16 keys, as the operand of their values.
+/// The probabilities of 16 keys, as the operand that multiplies their values.
 template <int kScores>
 __device__ __forceinline__ void Probabilities(const float (&score)[kScores][4], int k,
                                               uint32_t (&p)[4]) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void QuadSum(float& sum) {
 /// kDim: head_dim rounded up to what is instantiated; channels beyond it are zeros.
 template <int kDim, int kKeys>
 __global__ void __launch_bounds__(kThreads) PrefillKernel(const __grid_constant__ AttentionArgs a) {
-  constexpr int kStride = kDim + 8;  // no two rows of a fragment in one bank
+  constexpr int kStride = kDim + 8;  // padded against bank conflicts
   __shared__ __align__(16) uint16_t keys[kKeys][kStride];
   __shared__ __align__(16) uint16_t values[kKeys][kStride];
   TriggerDependentLaunch();

@@ -1,4 +1,4 @@
-// The order in which rows of a checkpoint's matrices are loaded, so that kernels know one order.
+// The order in which rows of a checkpoint's matrices are loaded, so that kernels need only one.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_CHANNEL_ORDER_H_
 #define MOERT_EXAMPLES_HOST_CUDA_CHANNEL_ORDER_H_
 
@@ -9,9 +9,9 @@
 
 namespace moert::host {
 
-/// The channels of a head of queries or keys, such that a rotation's pairs are half a head apart
-/// and those that stay are behind those that turn. Attention does not see it: scores are sums over
-/// channels. Empty: as they are.
+/// Orders the channels of a query or key head such that the pairs of a rotation are half a head
+/// apart and unrotated channels follow the rotated ones. Attention scores do not change, as they
+/// are sums over channels. Empty: the checkpoint's order.
 std::vector<int64_t> RotationOrder(const RopeConfig& rope, int64_t head_dim);
 
 }  // namespace moert::host

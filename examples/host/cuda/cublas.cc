@@ -93,7 +93,7 @@ class LoadedCublas final : public Cublas {
   absl::Status Init(CUstream_st* stream) {
     MOERT_ASSIGN_OR_RETURN(workspace_, Buffer::Device(kWorkspaceBytes));
     MOERT_RETURN_IF_ERROR(Check(library_->create(&handle_), "cublasCreate"));
-    // In this order: setting the stream takes the workspace away.
+    // In this order: setting the stream resets the workspace.
     MOERT_RETURN_IF_ERROR(Check(library_->set_stream(handle_, stream), "cublasSetStream"));
     return Check(library_->set_workspace(handle_, workspace_.data(), kWorkspaceBytes),
                  "cublasSetWorkspace");

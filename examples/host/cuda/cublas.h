@@ -1,5 +1,5 @@
-// cuBLAS, found at run time: a program that never computes on a device needs none, and the library
-// is too large to carry along.
+// cuBLAS, loaded at run time: a program that never computes on a device does not need it, and the
+// library is too large to ship.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_CUBLAS_H_
 #define MOERT_EXAMPLES_HOST_CUDA_CUBLAS_H_
 
@@ -16,12 +16,12 @@ namespace moert::host {
 /// One stream's handle and workspace. One thread at a time.
 class Cublas {
  public:
-  /// NotFound, naming the files that were looked for, where the library is missing. The current
-  /// device's; `stream` is borrowed.
+  /// Opens the library for the current device; `stream` is borrowed. NotFound, naming the files
+  /// that were looked for, if the library is missing.
   static absl::StatusOr<std::unique_ptr<Cublas>> Open(CUstream_st* stream);
   virtual ~Cublas() = default;
 
-  /// Enqueues the product. Legal under stream capture once a product of its shape has run.
+  /// Enqueues the product. May be captured once a product of its shape has run.
   virtual absl::Status Multiply(const DenseGemm& gemm) = 0;
   /// y = x w^T in fp32 arithmetic (no TF32); w: [out, in], x: [rows, in], y: [rows, out], dense in
   /// device memory. InvalidArgument beyond 2^31 rows or columns.

@@ -19,7 +19,7 @@ namespace {
 
 using gpu::Buffer;
 
-// The largest x and y together, on the device at once: more rows go in parts.
+// Most floats of x and y on the device at once; larger products run in parts.
 constexpr int64_t kFloatsAtOnce = int64_t{1} << 26;
 
 struct Lane {
@@ -50,7 +50,7 @@ struct Kept final : KeptWeights {
 absl::StatusOr<float*> Grown(Buffer* buffer, int64_t floats) {
   const int64_t bytes = floats * static_cast<int64_t>(sizeof(float));
   if (buffer->bytes() < bytes) {
-    *buffer = Buffer();  // first, so that both need not fit
+    *buffer = Buffer();  // freed first, so that both need not fit
     MOERT_ASSIGN_OR_RETURN(*buffer, Buffer::Device(bytes));
   }
   return reinterpret_cast<float*>(buffer->data());
@@ -125,7 +125,7 @@ class CublasProducts final : public DeviceProducts {
     const gpu::DeviceScope scope(device_);
     Lane* const lane = Take();
     const absl::Status status = work(lane);
-    // The lane's next user finds nothing on its way.
+    // No work may be in flight for the lane's next user.
     if (!status.ok()) cudaStreamSynchronize(lane->stream);
     Return(lane, status);
     return status;
@@ -171,8 +171,8 @@ class CublasProducts final : public DeviceProducts {
   std::vector<std::unique_ptr<Lane>> lanes_;
   mutable std::mutex mutex_;
   std::condition_variable returned_;
-  std::vector<Lane*> free_;  // under mutex_, like those below
-  int64_t may_keep_ = 0;     // bytes of weights, given back by none
+  std::vector<Lane*> free_;  // guarded by mutex_, as are those below
+  int64_t may_keep_ = 0;     // bytes that weights may still take; never given back
   absl::Status first_error_;
 };
 

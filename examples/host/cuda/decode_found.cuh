@@ -1,5 +1,5 @@
-// The findings of blocks that share a query row's keys, and their sum: made the same way within a
-// cluster and through device memory.
+// Partial results of blocks that share a query row's keys, and their combination, which is the same
+// within a cluster and through device memory.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_DECODE_FOUND_CUH_
 #define MOERT_EXAMPLES_HOST_CUDA_DECODE_FOUND_CUH_
 
@@ -8,8 +8,8 @@
 
 namespace moert::host {
 
-/// The finding of one block, or of all, for a head: the highest score, in powers of two, and the
-/// sum of the weights relative to it.
+/// The softmax of a head over the keys of one block, or of all: the highest score, in base-2 units,
+/// and the sum of the weights relative to it.
 struct Found {
   float highest, sum;
 };
@@ -18,12 +18,13 @@ __device__ __forceinline__ float WeightOf(const Found& found, float highest) {
   return found.sum == 0 ? 0.0f : exp2f(found.highest - highest);
 }
 
-/// A head's sink in powers of two.
+/// A head's sink in base-2 units.
 __device__ __forceinline__ float SinkOf(const AttentionArgs& a, int head) {
   return a.sinks == nullptr ? -INFINITY : a.sinks[head] * 1.44269504f;
 }
 
-/// Adds what `count` blocks found, in their order. found(i); mixed(i): its sum of one channel.
+/// Combines the results of `count` blocks, in order, for one channel. mixed(i): block i's weighted
+/// sum.
 template <typename GetFound, typename GetMixed>
 __device__ __forceinline__ float Combine(int count, float sink, GetFound found, GetMixed mixed) {
   float highest = sink;
@@ -31,7 +32,7 @@ __device__ __forceinline__ float Combine(int count, float sink, GetFound found, 
   float sum = sink == -INFINITY ? 0.0f : exp2f(sink - highest), total = 0;
   for (int i = 0; i < count; ++i) {
     const Found part = found(i);
-    if (part.sum == 0) continue;  // it had no keys: its channels were not written
+    if (part.sum == 0) continue;  // the block had no keys and wrote no channels
     const float weight = WeightOf(part, highest);
     sum = __fmaf_rn(weight, part.sum, sum);
     total = __fmaf_rn(weight, mixed(i), total);
@@ -39,7 +40,7 @@ __device__ __forceinline__ float Combine(int count, float sink, GetFound found, 
   return total / sum;
 }
 
-/// The findings of the blocks of one (row, head), and behind them their mixed values: [parts] and
+/// The results of the blocks of one (row, head): [parts] softmaxes, followed by weighted sums
 /// [parts][head_dim].
 struct Partials {
   Found* found;
@@ -51,8 +52,8 @@ __device__ __forceinline__ Partials PartialsOf(float* partials, const AttentionA
   return {reinterpret_cast<Found*>(at), at + 2 * parts};
 }
 
-/// A barrier of the cluster, in two halves: what was stored before the one is seen behind the
-/// other.
+/// The two halves of a barrier of the cluster: stores before ClusterArrive are visible after
+/// ClusterWait.
 __device__ __forceinline__ void ClusterArrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -64,7 +65,7 @@ __device__ __forceinline__ void ClusterWait() {
 #endif
 }
 
-/// Stores to the shared memory of another block of the cluster: where `mine` is in this one's.
+/// Stores v to block `rank` of the cluster, at the shared address that `mine` has in this block.
 __device__ __forceinline__ void StoreTo(float* mine, int rank, float v) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t at;

@@ -1,4 +1,4 @@
-// Keys and values in the fragments of tensor cores, and a warp's running softmax over them.
+// Keys and values in tensor core fragments, and a warp's running softmax over them.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_DECODE_PANEL_CUH_
 #define MOERT_EXAMPLES_HOST_CUDA_DECODE_PANEL_CUH_
 
@@ -7,7 +7,8 @@
 
 namespace moert::host {
 
-/// 16 keys, or values: a lane 8 neighbouring channels of every 32, of keys lane / 4 and 8 more.
+/// 16 keys, or values. A lane holds 8 neighbouring channels of every 32, of keys lane / 4 and 8
+/// more.
 template <int kSteps>
 struct Panel {
   uint4 low[kSteps], high[kSteps];
@@ -29,7 +30,7 @@ struct Panel {
       }
     }
   }
-  /// Keys from `fresh` to `end` come from shared memory instead.
+  /// Replaces keys [fresh, end) by those in shared memory.
   template <int kDim>
   __device__ __forceinline__ void Refresh(const uint16_t (*rows)[kDim], int dim, int from,
                                           int fresh, int end) {
@@ -47,22 +48,22 @@ struct Panel {
   }
 };
 
-/// A warp's finding: of query heads 2 q and 2 q + 1 of lane 4 g + q. mixed: rows are channels
-/// (ChannelOf), columns the heads.
+/// A warp's running softmax and weighted sums. Lane 4 g + q has query heads 2 q and 2 q + 1. mixed:
+/// rows are channels (ChannelOf), columns the heads.
 template <int kSteps>
 struct Mix {
   float highest[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0, 0};  // of this lane's keys
   float mixed[2 * kSteps][4] = {};
 
-  /// The channel of mixed[tile][0 and 1], half 0, or of [2 and 3], half 1.
+  /// The channel of mixed[tile][0] and [1], for half 0, or of [2] and [3], for half 1.
   static __device__ __forceinline__ int ChannelOf(int tile, int half) {
     const int g = static_cast<int>(threadIdx.x) % 32 / 4;
     return tile / 2 * 32 + g / 2 * 8 + g % 2 + (tile % 2 * 2 + half) * 2;
   }
 
-  /// Scores of keys [from, from + 16): even and odd sums of tensor cores. Outside of [begin, end):
-  /// none.
+  /// Adds the scores of keys [from, from + 16) to the softmax; keys outside of [begin, end) are
+  /// ignored. high + low: the keys' weights as operands of tensor cores.
   __device__ __forceinline__ void Weigh(float (&score)[4], int from, int begin, int end,
                                         uint32_t (&high)[2], uint32_t (&low)[2]) {
     const int key = from + static_cast<int>(threadIdx.x) % 32 / 4;
@@ -80,7 +81,7 @@ struct Mix {
       for (int lanes = 4; lanes < 32; lanes *= 2) {
         now[h] = fmaxf(now[h], __shfl_xor_sync(0xffffffffu, now[h], lanes));
       }
-      // At the first keys there is nothing to shrink.
+      // Before the first keys there is nothing to rescale.
       shrink[h] = highest[h] == -INFINITY ? 0.0f : exp2f(highest[h] - now[h]);
       highest[h] = now[h];
       sum[h] = __fmul_rn(sum[h], shrink[h]);

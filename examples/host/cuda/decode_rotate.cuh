@@ -1,4 +1,4 @@
-// From products of the q, k and v matrices to what a block of decode attention attends with.
+// Computes the queries, keys and values of a decode attention block from the q, k, v products.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_DECODE_ROTATE_CUH_
 #define MOERT_EXAMPLES_HOST_CUDA_DECODE_ROTATE_CUH_
 
@@ -7,8 +7,8 @@
 
 namespace moert::host::decode {
 
-/// The known part of a step's rows before their products are there. A warp takes every kWarps-th of
-/// the block's heads: its queries, the key, the value.
+/// Holds the norm weights and the rotation, which are known before the products are ready. A warp
+/// handles every kWarps-th head of the block: query heads, then the key, then the value.
 template <int kDim>
 struct DecodeRotation {
   static constexpr int kPairs = (kDim + 63) / 64;
@@ -16,7 +16,7 @@ struct DecodeRotation {
   using HeadPairs = Pairs<kPairs>;
 
   HeadPairs q_weight = {}, k_weight = {};
-  HeadPairs rotation;  // of the first of the rows
+  HeadPairs rotation;  // of the sequence's first row in the step
 
   __device__ __forceinline__ DecodeRotation(const RopeArgs& rope, const Task& t, int rope_set)
       : rotation(RotationOf<kPairs>(rope, rope_set, t.input.position - t.input.before)) {
@@ -25,8 +25,8 @@ struct DecodeRotation {
     if (rope.k_weight != nullptr) k_weight.Read(half, [&](int i) { return rope.k_weight[i]; });
   }
 
-  /// Keys and values of the step's rows of the sequence up to this one, and its queries, to shared
-  /// memory. A barrier must follow.
+  /// Writes the keys and values of the sequence's rows in this step, up to this one, and this row's
+  /// queries to shared memory. A barrier must follow.
   __device__ __forceinline__ void Run(const RopeArgs& rope, const Task& t, int rope_set,
                                       float scale, Shared<kDim>* shared) {
     const int before = t.input.before;
@@ -82,7 +82,7 @@ struct DecodeRotation {
     }
   }
 
-  /// Where a head of the block is in a row.
+  /// Offset of a head of the block within a row.
   static __device__ __forceinline__ int PlaceOf(const RopeArgs& rope, const Task& t, int head) {
     const int place = head < t.heads    ? t.first_head + head
                       : head == t.heads ? rope.heads + t.kv_head
@@ -109,7 +109,7 @@ struct DecodeRotation {
   }
 };
 
-/// Queries and keys have been rotated.
+/// Used where queries and keys have been rotated before.
 struct NoRotation {
   __device__ __forceinline__ NoRotation(const RopeArgs&, const Task&, int) {}
 };

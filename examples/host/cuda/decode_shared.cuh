@@ -1,4 +1,4 @@
-// A block's part of decode attention, and what it has in shared memory.
+// The work of one block of decode attention, and its shared memory.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_DECODE_SHARED_CUH_
 #define MOERT_EXAMPLES_HOST_CUDA_DECODE_SHARED_CUH_
 
@@ -17,10 +17,10 @@ constexpr int kBlock = 16;                         // keys of a warp at a time
 constexpr int kStride = kRanks * kWarps * kBlock;  // from a warp's keys to its next
 static_assert(kPieceKeys % kStride == 0);
 
-/// A block multiplies these besides the keys and values of the cache.
+/// The operands of a block in shared memory; it also reads keys and values from the cache.
 template <int kDim>
 struct Operands {
-  static constexpr int kRow = kDim + 32;            // no two rows of a fragment in one bank
+  static constexpr int kRow = kDim + 32;            // padded against bank conflicts
   __align__(16) uint16_t queries[2][kHeads][kRow];  // high and low parts
   // Keys and values of the step's own rows of the sequence, rounded as the cache is.
   __align__(16) uint16_t keys[kDecodeRows][kDim], values[kDecodeRows][kDim];
@@ -30,11 +30,11 @@ template <int kDim>
 struct Shared {
   union {
     Operands<kDim> in;
-    float mixed[kWarps][kHeads][kDim + 1];  // later: of each warp, weighted
+    float mixed[kWarps][kHeads][kDim + 1];  // later: weighted sums of each warp
   };
   Found by_warp[kWarps][kHeads];
   Found found[kHeads];
-  // The part that each block of the cluster gives for the head that this block adds up.
+  // The results of the cluster's blocks for the head that this block combines.
   float received[kRanks][kDim];
   Found received_found[kRanks];
 };
@@ -44,7 +44,7 @@ struct Task {
   int kv_head, first_head, heads;
   int64_t row;
   RowInput input;
-  int begin, end;  // keys: of the piece, and the window
+  int begin, end;  // keys of the piece that the window includes
   int fresh;       // first key that is in shared memory
 };
 
@@ -68,7 +68,7 @@ __device__ __forceinline__ Task TaskOf(const AttentionArgs& a, bool rotates) {
   return t;
 }
 
-/// Two parts of a query's channel, in powers of two.
+/// Stores a query's channel, scaled for base-2 scores, as the sum of two bf16.
 template <int kDim>
 __device__ __forceinline__ void PutQuery(Shared<kDim>* shared, int head, int i, float v) {
   const uint16_t high = ToBf16(v);

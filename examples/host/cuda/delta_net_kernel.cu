@@ -17,9 +17,9 @@ __device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-
 // ln(1 + e^x)
 __device__ __forceinline__ float Softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-/// A layer's two states of a sequence.
+/// The current and the next state of a sequence in a layer.
 struct States {
-  const float* from;  // null: a new sequence's, of zeros
+  const float* from;  // null: a new sequence, whose state is zero
   float* to;
 
   __device__ __forceinline__ States(const DeltaNetArgs& a, const RowInput& row) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ float InputOf(const DeltaNetArgs& a, const RowInput& 
   return states.from[a.state.recurrent + static_cast<int64_t>(kept) * channels + c];
 }
 
-/// A warp a head of queries, keys or values of a row.
+/// One warp per row and head of queries, keys or values.
 __global__ void __launch_bounds__(kThreads) ConvolveKernel(const __grid_constant__ DeltaNetArgs a) {
   TriggerDependentLaunch();
   GridDependencySync();
@@ -72,16 +72,16 @@ __global__ void __launch_bounds__(kThreads) ConvolveKernel(const __grid_constant
     to[c] = y;
   }
   if (value) return;
-  // To length 1, queries divided by the root of their width. A lane reads back what it wrote.
+  // Scales to length 1, queries to 1 over the root of their width. A lane reads back what it wrote.
   const float length = head < a.key_heads ? rsqrtf(static_cast<float>(a.key_dim)) : 1.0f;
   const float scale = length / sqrtf(WarpSum(squares) + 1e-6f);
   for (int c = first + lane; c < first + width; c += 32) to[c] *= scale;
 }
 
-constexpr int kLanes = 4;                    // of a column of a head's matrix
-constexpr int kColumns = kThreads / kLanes;  // of a block
+constexpr int kLanes = 4;                    // lanes per column of a head's matrix
+constexpr int kColumns = kThreads / kLanes;  // columns per block
 constexpr int kHeld = kMaxDeltaKeyDim / kLanes;
-constexpr int kSteps = 16;  // positions of which operands are in shared memory
+constexpr int kSteps = 16;  // positions whose operands are in shared memory
 
 /// A block's data of kSteps positions.
 struct Positions {
@@ -91,7 +91,7 @@ struct Positions {
   float beta[kSteps], decay[kSteps];
 };
 
-/// Loads the rows [first, first + count); zeros for channels that there are not.
+/// Loads the rows [first, first + count); zeros for channels that do not exist.
 __device__ __forceinline__ void LoadPositions(const DeltaNetArgs& a, int head, int column,
                                               int64_t first, int count, Positions* p) {
   const int keys = a.key_heads * a.key_dim, values = a.value_heads * a.value_dim;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void LoadPositions(const DeltaNetArgs& a, int head, i
   p->decay[threadIdx.x] = expf(-a.rate[head] * Softplus(x[a.value_heads + head] + a.dt_bias[head]));
 }
 
-/// A column's part of a lane: channels 4 lane to 4 lane + 3 of every 16.
+/// A lane's part of a column: channels 4 lane to 4 lane + 3 of every 16.
 struct Column {
   float held[kHeld];
 
@@ -160,7 +160,7 @@ struct Column {
   }
 };
 
-/// A block kColumns columns of a head's matrix, over all rows of a sequence: that which begins with
+/// One block per kColumns columns of a head's matrix, over all rows of the sequence that begins at
 /// blockIdx.z, a row or a tile.
 __global__ void __launch_bounds__(kThreads) RecurKernel(const __grid_constant__ DeltaNetArgs a) {
   __shared__ __align__(16) Positions positions;
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kThreads) RecurKernel(const __grid_constant__ 
   }
 }
 
-/// out = norm(recurred) silu(gate). A warp a head of a row.
+/// out = norm(recurred) silu(gate). One warp per row and head.
 __global__ void __launch_bounds__(kThreads) GateKernel(const __grid_constant__ DeltaNetArgs a) {
   TriggerDependentLaunch();
   GridDependencySync();

@@ -1,5 +1,6 @@
-// The gated delta net of blocks/gated_delta_net.h on a device: a short convolution, a recurrence a
-// head, a gated norm. One way for few rows and for prompts: a row's bits do not depend on its step.
+// The gated delta net of blocks/gated_delta_net.h on a device: a short convolution, one recurrence
+// per head, a gated norm. Few rows and prompts run the same kernels, so that a row's bits do not
+// depend on its step.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_DELTA_NET_KERNEL_H_
 #define MOERT_EXAMPLES_HOST_CUDA_DELTA_NET_KERNEL_H_
 
@@ -40,17 +41,17 @@ struct DeltaNetArgs {
   float* recurred = nullptr;   // [rows, value_heads, value_dim]
   uint16_t* out = nullptr;     // bf16, likewise
   int32_t rows = 0;
-  int32_t tiles = 0;  // of the step: where its sequences begin; 0: none, few rows
+  int32_t tiles = 0;  // of the step, which show where its sequences begin; 0: none, few rows
   int32_t key_heads = 0;
   int32_t value_heads = 0;
   int32_t key_dim = 0;  // at most kMaxDeltaKeyDim
   int32_t value_dim = 0;
   int32_t kernel = 0;
-  int32_t layer = 0;        // among delta nets
+  int32_t layer = 0;        // index among delta nets
   DeltaNetStateSize state;  // StateSizeOf these
 };
 
-/// Reads the states that the sequences have and writes the others. A cudaError_t.
+/// Reads the current states of the sequences and writes their next ones. Returns a cudaError_t.
 int LaunchDeltaNet(const DeltaNetArgs& args, CUstream_st* stream);
 
 }  // namespace moert::host

@@ -25,8 +25,8 @@ inline const float* Floats(const gpu::Buffer& buffer) {
   return reinterpret_cast<const float*>(buffer.data());
 }
 
-/// One or several matrices of the same input, one above the other: bf16 [out, in]. Other types are
-/// rounded to bf16.
+/// One or several matrices of the same input, stacked along their rows: bf16 [out, in]. Other types
+/// are rounded to bf16.
 class DeviceMatrix {
  public:
   using Part = MatrixPart;
@@ -39,7 +39,7 @@ class DeviceMatrix {
   /// bf16 [out, in].
   static absl::StatusOr<DeviceMatrix> FromHost(const std::vector<uint16_t>& weights, int64_t out,
                                                int64_t in);
-  /// Weights that keep a row's size, the same for a seed; no biases.
+  /// Random weights that preserve the variance of a row, the same for a seed; no biases.
   static absl::StatusOr<DeviceMatrix> Random(int64_t out, int64_t in, uint64_t seed);
 
   const uint16_t* weights() const { return reinterpret_cast<const uint16_t*>(weights_.data()); }
@@ -48,7 +48,7 @@ class DeviceMatrix {
   int64_t in() const { return in_; }
   int64_t out() const { return out_; }
   bool empty() const { return out_ == 0; }
-  /// y = x W^T for at most kFewRows rows; the caller says what x is.
+  /// y = x W^T for at most kFewRows rows; the caller sets the input.
   FewRowsProduct FewRows(int64_t rows, float* y) const;
 
  private:
@@ -58,17 +58,17 @@ class DeviceMatrix {
   gpu::Buffer bias_;
 };
 
-/// The kernels that multiply.
+/// The kernels to use for dense products.
 enum class DenseKernels {
-  kAuto,    // cuBLAS for more than kFewRows, if it is there; else our own
-  kCublas,  // an error where it is missing
+  kAuto,    // cuBLAS for more than kFewRows rows, if available; else our own
+  kCublas,  // an error if cuBLAS is missing
   kOwn,
 };
 
 /// The products of one stream. One thread at a time.
 class DenseProducts {
  public:
-  /// The current device's. `stream` is borrowed.
+  /// For the current device. `stream` is borrowed.
   static absl::StatusOr<std::unique_ptr<DenseProducts>> Create(CUstream_st* stream,
                                                                DenseKernels kernels);
 
@@ -76,7 +76,7 @@ class DenseProducts {
   absl::Status Multiply(const DeviceMatrix& w, const uint16_t* x, int64_t rows, float* y,
                         bool accumulate = false);
 
-  /// Whether such rows are the kernel's for few (LaunchFewRows).
+  /// Whether LaunchFewRows computes products of this size.
   bool TakesFew(int64_t rows, int64_t in) const {
     return kernels_ != DenseKernels::kCublas && FewRowsRun(rows, in);
   }

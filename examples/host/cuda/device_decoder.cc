@@ -77,7 +77,7 @@ absl::Status DeviceDecoder::Init(DeviceWeights weights) {
   carve(&carver);
   RETURN_IF_CUDA_ERROR(
       cudaMemset(zeros_, 0, static_cast<size_t>(kZeroBytes + BestBytes(logit_rows_))));
-  // The step's stream waits for no other one: not for this, nor for the weights on their way.
+  // The step's stream does not wait for other streams, so wait here for this and for the weights.
   RETURN_IF_CUDA_ERROR(cudaDeviceSynchronize());
   MOERT_RETURN_IF_ERROR(mixers_.Init(config_, weights_, products_.get(), rows, stream_));
   MOERT_ASSIGN_OR_RETURN(pinned_, Buffer::Pinned(logit_rows_ * 16 + 3 * 256));
@@ -122,7 +122,7 @@ absl::Status DeviceDecoder::Run(StepPhase phase, absl::Span<const SequenceInput>
   MOERT_RETURN_IF_ERROR(upload_.Enqueue(inputs, stream_, &shape));
   MOERT_RETURN_IF_ERROR(mixers_.Reserve(shape, [&]() -> absl::Status {
     RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream_));
-    graphs_.Clear();  // they hold the address
+    graphs_.Clear();  // they contain the old address
     return absl::OkStatus();
   }));
   MOERT_ASSIGN_OR_RETURN(const StepId step, BeginStep(phase, inputs));
@@ -153,7 +153,7 @@ absl::Status DeviceDecoder::Execute(StepPhase phase, const StepShape& shape, Ste
   MOERT_RETURN_IF_ERROR(EnqueueStep(shape, step));
   if (graph != nullptr || !graphs_.Worth(key)) return absl::OkStatus();
   // Replayed from the next step on: handles that this step has changed are in the engine's table
-  // only for the calls above, in a later step for replays too.
+  // only for the calls above; replays see them from a later step on.
   return graphs_.Record(key, stream_, [&] { return EnqueueStep(shape, step); });
 }
 

@@ -1,6 +1,6 @@
-// The whole forward pass on a device: dense parts here, MoE blocks by an engine of the CUDA
-// backend, hidden states never on the host. A decode step of an engine that always has a usable
-// version of every expert is one CUDA graph.
+// The whole forward pass on a device: dense parts by this class, MoE blocks by an engine of the
+// CUDA backend; hidden states never reach the host. A decode step of an engine that always has a
+// usable version of every expert is one CUDA graph.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_DEVICE_DECODER_H_
 #define MOERT_EXAMPLES_HOST_CUDA_DEVICE_DECODER_H_
 
@@ -29,8 +29,8 @@ namespace moert::host {
 struct DeviceDecoderOptions {
   int device = 0;        // the engine's
   int64_t max_rows = 0;  // EngineOptions::max_tokens_per_forward
-  /// Record decode steps where the engine's strategy allows it. Not for an engine with a trace or
-  /// a virtual clock: these see every step.
+  /// Record decode steps as CUDA graphs where the engine's strategy allows it. Not for an engine
+  /// with a trace or a virtual clock, which have to see every step.
   bool graphs = true;
   DenseKernels kernels = DenseKernels::kAuto;
 };
@@ -73,32 +73,32 @@ class DeviceDecoder final : public TokenModel {
   absl::StatusOr<StepId> BeginStep(StepPhase phase, absl::Span<const SequenceInput> inputs);
   /// Enqueues a step, or replays it.
   absl::Status Execute(StepPhase phase, const StepShape& shape, StepId step);
-  // A step enqueues these (device_step.cc).
+  // The parts of a step, in device_step.cc.
 
   /// The residual stream of a step under way.
   struct Stream {
     float* residual = nullptr;
-    float* spare = nullptr;        // as large, for few rows
-    const float* delta = nullptr;  // null, or an MoE block's output that `residual` lacks
+    float* spare = nullptr;        // second buffer, for few rows
+    const float* delta = nullptr;  // null, or an MoE block's output not yet added to `residual`
   };
   absl::Status EnqueueStep(const StepShape& shape, StepId step);
   absl::Status EnqueueLayer(int index, const StepShape& shape, StepId step, Stream* stream);
-  /// y = norm(stream) w^T; then the stream has no delta.
+  /// y = norm(stream) w^T; also adds the stream's delta to it.
   absl::Status NormedProduct(const DeviceNorm& norm, const DeviceMatrix& w, const StepShape& shape,
                              Stream* stream, uint16_t* rounded, float* y);
-  /// Adds x w^T and the matrix's bias to the stream, which has no delta. `then`: null, or the norm
-  /// that leaves the stream in normed_.
+  /// Adds x w^T and the matrix's bias to the stream, which must have no delta. `then`: null, or a
+  /// norm of the new stream, whose result goes to normed_.
   absl::Status AddProduct(const DeviceMatrix& w, const uint16_t* x, const StepShape& shape,
                           Stream* stream, const DeviceNorm* then);
   absl::Status Normalize(const DeviceNorm& norm, const StepShape& shape, const Stream& stream,
                          float* f32, uint16_t* bf16);
   NormArgs NormOf(const DeviceNorm& norm, const StepShape& shape, const Stream& stream) const;
 
-  /// Where the logits of these rows are: with the step's own, or computed now into logits_.
+  /// Returns the logits of these rows: those of the step, or else computed now into logits_.
   absl::StatusOr<const float*> LogitsOf(int64_t first, int64_t rows);
-  /// Logits of these rows into logits_.
+  /// Computes the logits of these rows into logits_.
   absl::Status EnqueueHead(int64_t first, int64_t rows);
-  /// True for a step whose every row's logits are computed with it.
+  /// Whether the step itself computes the logits of all its rows.
   bool WithLogits(const StepShape& shape) const {
     return shape.tiles == 0 && shape.rows <= logit_rows_;
   }
@@ -116,12 +116,12 @@ class DeviceDecoder final : public TokenModel {
   StepUpload upload_;
   StepGraphs graphs_;
   bool graphs_allowed_ = false;
-  int64_t graph_rows_ = 0;   // of a step that is recorded, at most; 0: any
-  int64_t eager_every_ = 0;  // 0: never; else each so many-th step of a recorded shape runs eagerly
+  int64_t graph_rows_ = 0;   // most rows of a recorded step; 0: any number
+  int64_t eager_every_ = 0;  // every so many-th step of a recorded shape runs eagerly; 0: none
   int64_t turn_ = 0;
   int64_t replays_ = 0;
 
-  // Holds all rows of a step.
+  // Buffers for all rows of a step.
   gpu::Buffer memory_;
   float* residual_ = nullptr;      // [rows, hidden]
   float* spare_ = nullptr;         // [kFewRows, hidden]
@@ -131,12 +131,12 @@ class DeviceDecoder final : public TokenModel {
   uint16_t* hidden_ = nullptr;     // likewise, the final norm's output
   float* gate_up_ = nullptr;       // [rows, 2 dense_intermediate]
   uint16_t* activated_ = nullptr;  // [rows, dense_intermediate]
-  // Holds logit_rows_ rows.
+  // Buffers for logit_rows_ rows.
   int64_t logit_rows_ = 0;
   float* logits_ = nullptr;  // [rows, vocabulary]
   int32_t* best_ = nullptr;
   static constexpr int64_t kZeroBytes = 256;
-  std::byte* zeros_ = nullptr;  // kernels find and leave zeros: a ticket, and LaunchBest's scratch
+  std::byte* zeros_ = nullptr;  // zero before and after each kernel: a ticket, LaunchBest's scratch
   int32_t* targets_ = nullptr;
   double* nll_ = nullptr;
   gpu::Buffer pinned_;

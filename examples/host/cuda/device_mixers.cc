@@ -28,7 +28,7 @@ absl::Status CheckSize(const char* field, int64_t value, int64_t multiple, int64
                   field, value, multiples, most));
 }
 
-/// Grouped attention's heads: values have room where keys have it.
+/// Grouped attention's heads: values may not be wider than keys, whose room they have.
 absl::Status CheckHeads(const HfConfig& config) {
   for (int i = 0; i < config.num_hidden_layers; ++i) {
     MOERT_RETURN_IF_ERROR(CheckSize("head_dim", config.HeadDim(i), 16, kMaxHeadDim));
@@ -158,7 +158,8 @@ absl::Status DeviceMixers::Reserve(const StepShape& shape,
   const int64_t bytes = PartialBytesOf(shape);
   if (bytes <= partials_.bytes()) return absl::OkStatus();
   MOERT_RETURN_IF_ERROR(before_move());
-  // Longer sequences soon need more pieces; parts of latent attention have an end.
+  // Twice the bytes, as longer sequences soon need more pieces; latent attention's parts are
+  // bounded.
   MOERT_ASSIGN_OR_RETURN(partials_, Buffer::Device(latent() ? bytes : 2 * bytes));
   return absl::OkStatus();
 }
@@ -184,7 +185,7 @@ RopeArgs DeviceMixers::RopeOf(int layer, const StepInputs& inputs, const StepSha
   rope.frequencies = Floats(device_rope.frequencies);
   rope.factors[0] = device_rope.factors[0];
   rope.factors[1] = device_rope.factors[1];
-  // Without weights a norm is the same in front of a rotation that keeps lengths.
+  // A norm without weights may precede a rotation that keeps lengths: the result is the same.
   rope.norm_last = config_->qk_norm == QkNorm::kPerHeadRotated ||
                    (config_->qk_norm == QkNorm::kPerHeadL2 && rope.factors[0] != 1);
   rope.rotated = mixer.rotate ? static_cast<int32_t>(config_->Rope(layer).dim / 2) : 0;
@@ -266,7 +267,7 @@ LatentSizes DeviceMixers::LatentSizesOf(int layer, const StepInputs& inputs,
   return s;
 }
 
-/// Queries, normalized latents and rotated keys; what is absorbed into the queries.
+/// Computes queries, normalized latents and rotated keys, and absorbs keys into the queries.
 absl::Status DeviceMixers::LatentQueriesOf(int layer, const LatentSizes& s) {
   const MixerWeights& w = weights_->layers[layer].mixer;
   LatentKeys keys;

@@ -1,5 +1,5 @@
-// How a step on a device mixes the positions of its sequences: what stands between the product in
-// front of a layer's mixer and the product behind it.
+// Runs the mixer of each layer on a device: everything between the matrix product before the mixing
+// of positions and the one after it.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_DEVICE_MIXERS_H_
 #define MOERT_EXAMPLES_HOST_CUDA_DEVICE_MIXERS_H_
 
@@ -21,22 +21,22 @@ namespace moert::host {
 /// Unimplemented, naming the field, for sizes that the kernels do not take.
 absl::Status CheckDeviceMixers(const HfConfig& config);
 
-/// Unimplemented for sequences in which rows would choose positions: no kernel does. With fewer
-/// tokens each row sees all.
+/// Unimplemented if rows of such long sequences would have to choose positions, which no kernel
+/// does. In shorter sequences each row sees all.
 absl::Status CheckDeviceLength(const HfConfig& config, int64_t max_tokens);
 
 /// The mixers of all layers, with their scratch. One thread at a time.
 class DeviceMixers {
  public:
-  /// The current device's; all but max_rows is borrowed.
+  /// For the current device; all arguments but max_rows are borrowed.
   absl::Status Init(const HfConfig& config, const DeviceWeights& weights, DenseProducts* products,
                     int64_t max_rows, CUstream_st* stream);
 
-  /// Makes room for a step of this shape; calls before_move in front of giving up memory that
-  /// earlier steps use.
+  /// Makes room for a step of this shape; calls before_move before it frees memory that earlier
+  /// steps use.
   absl::Status Reserve(const StepShape& shape, absl::FunctionRef<absl::Status()> before_move);
 
-  /// Enqueues what a layer does with `projected`, the product of its mixer's matrix `in` without
+  /// Enqueues a layer's mixer. `projected` holds the product of the mixer's matrix `in`, without
   /// bias; `mixed` receives the input of its matrix `out`.
   absl::Status Enqueue(int layer, const StepInputs& inputs, const StepShape& shape);
 
@@ -60,8 +60,8 @@ class DeviceMixers {
   const DeviceWeights* weights_ = nullptr;
   DenseProducts* products_ = nullptr;
   CUstream_st* stream_ = nullptr;
-  std::vector<int> place_;  // by layer: among those of its kind, attention or delta nets
-  std::vector<int64_t> channels_before_;  // by layer: of keys in the attention layers in front
+  std::vector<int> place_;  // by layer: index among those of its kind, attention or delta nets
+  std::vector<int64_t> channels_before_;  // by layer: key channels of earlier attention layers
   int widest_head_ = 0;
 
   // Holds all rows of a step.

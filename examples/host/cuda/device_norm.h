@@ -12,12 +12,13 @@
 
 namespace moert::host {
 
-/// fp32 [width]; a layer normalization has a bias. Weights around zero are stored around one.
+/// fp32 [width]; a layer normalization has a bias. Weights relative to one are stored with one
+/// added.
 struct DeviceNorm {
   gpu::Buffer weight, bias;
 
-  /// Reads `name`.weight [width], and `name`.bias for a layer norm. order: of the channels; empty:
-  /// as they are.
+  /// Reads `name`.weight [width], and `name`.bias for a layer norm. order: the order of the
+  /// channels; empty: the checkpoint's.
   static absl::StatusOr<DeviceNorm> Load(const Checkpoint& checkpoint, const std::string& name,
                                          NormKind kind, int64_t width,
                                          const std::vector<int64_t>& order = {});

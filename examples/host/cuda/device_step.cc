@@ -1,5 +1,5 @@
-// Enqueues a step of the decoder: for few rows products with norms and residual stream in one
-// launch, for many each on its own.
+// Enqueues a step of the decoder: few rows run products fused with norms and the residual stream,
+// many rows run each on its own.
 #include <utility>
 
 #include "host/cuda/device_decoder.h"

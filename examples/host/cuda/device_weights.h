@@ -22,7 +22,7 @@ struct DeviceLayer {
 };
 
 struct DeviceRope {
-  gpu::Buffer frequencies;  // fp32 [sets][pairs of a head], zeros behind those that are rotated
+  gpu::Buffer frequencies;  // fp32 [sets][pairs of a head], zeros for pairs that are not rotated
   float factors[2] = {1, 1};
 
   static absl::StatusOr<DeviceRope> Load(const RopeConfig& config, int64_t pairs);
@@ -34,7 +34,7 @@ struct DeviceWeights {
   DeviceNorm final_norm;
   std::vector<DeviceLayer> layers;
   DeviceRope rope;
-  DeviceRope window_rope;  // where layers with windows have another one
+  DeviceRope window_rope;  // for layers with windows, if it differs
 
   const DeviceRope& RopeOf(const MixerConfig& mixer) const {
     const bool own = mixer.kind == MixerKind::kWindow && window_rope.frequencies.bytes() > 0;
@@ -45,7 +45,7 @@ struct DeviceWeights {
 
   /// Reads all but routed and shared experts and routers onto the current device.
   static absl::StatusOr<DeviceWeights> Load(const Checkpoint& checkpoint, const HfConfig& config);
-  /// Random ones, the same for a seed, for measurements: norms of ones, no biases.
+  /// Random weights for measurements, the same for a seed: norms of ones, no biases.
   static absl::StatusOr<DeviceWeights> Random(const HfConfig& config, uint64_t seed);
 
  private:

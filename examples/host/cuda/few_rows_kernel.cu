@@ -1,6 +1,6 @@
-// One block a multiprocessor. Its warps share the inputs of 16 output channels at a time; weights
-// are copied to shared memory ahead, as many as fit before the kernels in front have ended. A lane
-// copies what it multiplies itself.
+// One block per multiprocessor. Its warps split the inputs of 16 output channels at a time. Weights
+// are prefetched to shared memory, as many as fit before the preceding kernels have ended. Each
+// warp copies the weights that it multiplies.
 #include <algorithm>
 
 #include "host/cuda/few_rows_kernel.h"
@@ -20,11 +20,11 @@ constexpr int kThreads = kNormThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kChannels = 16;                   // output channels of a unit
 constexpr int kDepth = 256;                     // inputs that a warp multiplies at a time
-constexpr int kRound = kWarps * kDepth;         // and the block
-constexpr int kStage = kChannels * kDepth * 2;  // their weights, bytes
-// More take so much of the memory's rate that the small kernels in front become slower.
+constexpr int kRound = kWarps * kDepth;         // inputs that a block multiplies at a time
+constexpr int kStage = kChannels * kDepth * 2;  // bytes of a warp's weights
+// More stages would take so much memory bandwidth that the small kernels before become slower.
 constexpr int kMaxStages = 2;
-constexpr int kRowPadding = 32;  // no two rows of a fragment in one bank
+constexpr int kRowPadding = 32;  // against bank conflicts between rows of a fragment
 constexpr int kColumn = kFewRows + 1;
 
 constexpr int kSums = kWarps * kChannels * kColumn;  // of one unit, by warp
@@ -42,8 +42,8 @@ struct Shared {
   float* squares;         // [kFewRows][warp]
 };
 
-/// Where 8 inputs of a channel are in a stage: pieces of 16 bytes of every other channel are
-/// swapped, so that a fragment's lanes meet in few banks.
+/// Offset in a stage of 8 inputs of a channel. The 16-byte pieces of odd channels are swizzled, so
+/// that a fragment's lanes have few bank conflicts.
 __device__ __forceinline__ int PieceAt(int channel, int piece) {
   return channel * (kDepth * 2) + (piece ^ channel % 2 * 4) * 16;
 }
@@ -63,7 +63,7 @@ __device__ __forceinline__ void CopyWeights(const FewRowsProduct& p, int channel
   }
 }
 
-/// Sums of products, several so that tensor cores need not wait for the one before.
+/// Independent sums, so that a tensor core operation need not wait for the one before.
 constexpr int kChains = 4;
 using Sums = float[kChains][4];
 
@@ -100,8 +100,8 @@ __device__ __forceinline__ void LoadRows(const FewRowsProduct& p, uint16_t* x) {
   }
 }
 
-/// The rows times the norm's weight; their scales follow from `squares`, each warp's sum of
-/// squares. kRows: so many are under way together.
+/// Loads the rows times the norm's weight; the norm's scale is applied later, from `squares`, each
+/// warp's sum of squares. kRows: rows that are loaded together.
 template <int kRows>
 __device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, const Shared& shared) {
   constexpr int kSpan = 2 * kThreads * 4;  // of a row at a time
@@ -175,7 +175,7 @@ __device__ __forceinline__ Place PlaceIn(const FewRowsProduct& p, int unit) {
   return {row, channel, row < p.rows && channel < p.out};
 }
 
-/// Leaves a warp's products of a unit where the block's are added.
+/// Stores a warp's products of a unit to shared memory, for AddSums.
 __device__ __forceinline__ void StoreSums(const Sums& parts, float* sums) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float* to = sums + (warp * kChannels + lane / 4) * kColumn + lane % 4 * 2;
@@ -195,7 +195,7 @@ __device__ __forceinline__ float AddSums(const float* sums) {
   return total;
 }
 
-/// The factor of a row's products, where its norm was left out.
+/// The norm's scale of a row, which LoadNormed leaves out; 1 without a norm.
 __device__ __forceinline__ float ScaleOf(const FewRowsProduct& p, const Shared& shared, int row) {
   if (p.x != nullptr || row >= p.rows) return 1;
   float squares = 0;
@@ -204,7 +204,7 @@ __device__ __forceinline__ float ScaleOf(const FewRowsProduct& p, const Shared& 
   return 1.0f / sqrtf(squares / static_cast<float>(p.in) + p.normed.eps);
 }
 
-/// The norm behind the product, by the block that ends last.
+/// Normalizes the product in the block that ends last.
 __device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float* parts) {
   __shared__ bool last;
   __syncthreads();
@@ -219,7 +219,7 @@ __device__ __forceinline__ void NormWhenComplete(const FewRowsProduct& p, float*
   if (threadIdx.x == 0) *p.ticket = 0;
 }
 
-/// Brings the weight of the norm behind the product near.
+/// Prefetches the weight of the norm after the product into L2.
 __device__ __forceinline__ void PrefetchNorm(const FewRowsProduct& p) {
   constexpr int kLine = 128;  // bytes of the L2 cache
   constexpr int kFloats = kLine / static_cast<int>(sizeof(float));
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int items = (units - block + grid - 1) / grid * rounds;
 
   const uint64_t policy = EvictFirst();
-  // The item that is copied next: `kStages` ahead of the one multiplied.
+  // The item that is copied next, `kStages` ahead of the one that is multiplied.
   int next = 0, next_unit = block, next_round = 0;
   const auto copy = [&] {
     if (next < items) {
@@ -292,7 +292,7 @@ auto KernelOf(int stages) {
   return stages == 1 ? FewRowsKernel<1, kRows> : FewRowsKernel<2, kRows>;
 }
 
-/// Bytes that a block may ask for: a little is the kernel's own.
+/// Dynamic shared memory that a block may ask for; the kernel itself uses a little.
 int64_t SharedLimit() {
   return gpu::DeviceAttribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 256;
 }
@@ -313,8 +313,8 @@ int LaunchFewRows(const FewRowsProduct& p, CUstream_st* stream) {
   while (SharedBytes(stages, p.rows, p.in) > SharedLimit()) --stages;
   const auto kernel = p.rows == 1 ? KernelOf<1>(stages) : KernelOf<kFewRows>(stages);
   const auto bytes = static_cast<int>(SharedBytes(stages, p.rows, p.in));
-  // The most shared memory a multiprocessor can have: what is launched early then finds room
-  // beside.
+  // Maximizes shared memory per multiprocessor: kernels that are launched early then fit beside
+  // this one.
   int error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error == 0) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,

@@ -1,5 +1,5 @@
-// Products of the few rows of a decode step, with what stands before and behind them in a layer:
-// the norm of their input, the residual stream, the norm of the next block's input.
+// Products of the few rows of a decode step, fused with the operations around them in a layer: the
+// norm of their input, the residual addition, the norm of the next block's input.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_FEW_ROWS_KERNEL_H_
 #define MOERT_EXAMPLES_HOST_CUDA_FEW_ROWS_KERNEL_H_
 
@@ -11,20 +11,20 @@ struct CUstream_st;
 
 namespace moert::host {
 
-/// Rows of one product: as many as tensor cores take at once.
+/// Most rows of one product: the columns of one tensor core operation.
 constexpr int kFewRows = 8;
 
-/// Rows that are the root-mean-square norm of residual + delta; all fp32 [rows, in].
+/// Input rows that are the root-mean-square norm of residual + delta; all fp32 [rows, in].
 struct NormedRows {
   const float* residual = nullptr;
   const float* delta = nullptr;   // null, or added
-  float* sum = nullptr;           // where delta is given: receives residual + delta; not residual
+  float* sum = nullptr;           // receives residual + delta if delta is given; not residual
   const float* weight = nullptr;  // [in]
   float eps = 0;
 };
 
 /// y = x W^T + bias, or y += x W^T + bias. All dense in device memory. Weights and biases must not
-/// change while steps run: they are read before the kernels in front have ended.
+/// change while steps run: they are read before the preceding kernels have ended.
 struct FewRowsProduct {
   const uint16_t* w = nullptr;  // bf16 [out, in]
   int32_t rows = 0;             // 1 to kFewRows
@@ -35,8 +35,8 @@ struct FewRowsProduct {
   float* y = nullptr;           // fp32 [rows, out]
   const float* bias = nullptr;  // [out], or null
   bool accumulate = false;
-  /// Null, or a zero in device memory: when y is complete it is normalized as `then` says, whose
-  /// residual is y. One row; leaves a zero.
+  /// Null, or a counter in device memory, which is zero before and after. The last block to finish
+  /// then normalizes y as `then` says, whose residual is y. For one row only.
   uint32_t* ticket = nullptr;
   NormArgs then;
 };

@@ -12,7 +12,7 @@ using gpu::TriggerDependentLaunch;
 constexpr int kWarps = 4;
 constexpr int kMaxRows = 8;
 
-/// A warp an output channel and kRows rows; a lane 8 elements of every 256.
+/// One warp per output channel and kRows rows; a lane takes 8 elements of every 256.
 template <int kRows>
 __global__ void __launch_bounds__(kWarps * 32) GemmKernel(const __grid_constant__ DenseGemm g) {
   TriggerDependentLaunch();

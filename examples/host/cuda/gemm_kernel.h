@@ -1,5 +1,5 @@
-// A dense product without cuBLAS: for the few rows of decode steps, where it is a matter of reading
-// the weights once, and for any number where that library is missing.
+// A dense product without cuBLAS: for the few rows of decode steps, which take as long as reading
+// the weights once, and for any number of rows if that library is missing.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_GEMM_KERNEL_H_
 #define MOERT_EXAMPLES_HOST_CUDA_GEMM_KERNEL_H_
 

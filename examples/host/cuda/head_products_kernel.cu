@@ -11,9 +11,9 @@ using gpu::LaunchEarly;
 using gpu::TriggerDependentLaunch;
 
 constexpr int kThreads = 128;
-constexpr int kChannels = kThreads / 32 * 16;  // of a block
+constexpr int kChannels = kThreads / 32 * 16;  // channels per block
 
-/// A warp 16 channels of one head, for 8 kTiles rows.
+/// One warp per 16 channels of a head, for 8 kTiles rows.
 template <int kTiles>
 __global__ void __launch_bounds__(kThreads)
     HeadProductsKernel(const __grid_constant__ HeadProducts p) {

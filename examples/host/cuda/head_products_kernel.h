@@ -1,5 +1,5 @@
-// A small matrix a head, all multiplied at once: what absorbs a head's keys and values in latent
-// attention.
+// One small matrix per head, all multiplied in one launch: absorbs the keys and values of heads in
+// latent attention.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_HEAD_PRODUCTS_KERNEL_H_
 #define MOERT_EXAMPLES_HOST_CUDA_HEAD_PRODUCTS_KERNEL_H_
 

@@ -1,4 +1,4 @@
-// A block takes some query rows with all their heads, side by side: all see the same keys.
+// A block takes some query rows with all their heads; all of these see the same keys.
 #include <algorithm>
 
 #include "host/cuda/decode_found.cuh"
@@ -17,7 +17,7 @@ using gpu::LaunchEarly;
 using gpu::TriggerDependentLaunch;
 using namespace latent;
 
-/// A block's part of the work: pairs of a row and a head, side by side in memory, and keys.
+/// The work of a block: pairs of a row and a head, adjacent in memory, and keys.
 struct Task {
   int64_t first_pair;  // of the step
   int first, pairs;    // of the unit of rows
@@ -25,7 +25,7 @@ struct Task {
   int begin, end;      // keys
 };
 
-/// Keys of a part of what a query at `position` may see.
+/// Keys per part, for a query at `position`.
 __device__ __forceinline__ int PartKeys(int position) {
   int keys = kLatentPartKeys;
   while (keys * kLatentParts <= position) keys *= 2;
@@ -110,7 +110,8 @@ __device__ __forceinline__ void Attend(const LatentAttentionArgs& a, const Task&
   __syncthreads();
 }
 
-/// partials: null for the rows of tiles, by all their keys; else a row's part of them.
+/// partials: null if blocks take tiles of rows over all their keys; else one row and a part of
+/// them.
 template <typename F>
 __global__ void __launch_bounds__(kThreads)
     LatentKernel(const __grid_constant__ LatentAttentionArgs a, int parts, float* partials) {
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kThreads)
     const int keys = PartKeys(row.position), from = static_cast<int>(blockIdx.z) * keys;
     t.begin = max(t.begin, from);
     t.end = min(t.end, from + keys);
-    if (from > row.position) return;  // CombineLatents asks for none of it
+    if (from > row.position) return;  // CombineLatents does not read this part
   }
   const Memory<F> memory(memory_of_block, a.key_dim);
   LoadQueries(a, t, memory);
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A block a (row, head).
+/// One block per (row, head).
 __global__ void CombineLatents(const __grid_constant__ LatentAttentionArgs a, int parts,
                                float* partials) {
   TriggerDependentLaunch();
@@ -192,7 +193,7 @@ int LaunchForm(const LatentAttentionArgs& a, int64_t pairs, int units, int parts
   return LaunchEarly(LatentKernel<F>, grid, kThreads, bytes, stream, a, parts, partials);
 }
 
-/// units: of at most `pairs` pairs.
+/// units: rows or tiles, each of at most `pairs` pairs.
 int Launch(const LatentAttentionArgs& a, int64_t pairs, int units, int parts, float* partials,
            CUstream_st* stream) {
   const auto bad = [](int dim, int most) { return dim % 16 != 0 || dim < 16 || dim > most; };

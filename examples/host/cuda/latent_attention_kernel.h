@@ -1,4 +1,4 @@
-// Causal attention of all heads over one latent a position, by tensor cores: absorbed queries
+// Causal attention of all heads over one latent per position, on tensor cores: absorbed queries
 // against keys whose first channels are the values. Softmax and all sums are fp32.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_LATENT_ATTENTION_KERNEL_H_
 #define MOERT_EXAMPLES_HOST_CUDA_LATENT_ATTENTION_KERNEL_H_
@@ -28,10 +28,10 @@ struct LatentAttentionArgs {
   float scale = 0;  // of the scores
 };
 
-/// The keys of a query are cut into at most kLatentParts parts, of a power of two: which follows
-/// from its position alone.
+/// The keys of a query are cut into at most kLatentParts parts, whose size is a power of two and
+/// depends only on the query's position.
 constexpr int kLatentParts = 32;
-constexpr int kLatentPartKeys = 128;  // at least
+constexpr int kLatentPartKeys = 128;  // of the smallest part
 
 /// Parts that a query at `last_position` needs, or more.
 constexpr int LatentPartsFor(int64_t last_position) {
@@ -42,12 +42,12 @@ constexpr int LatentPartsFor(int64_t last_position) {
 /// Bytes of `partials` for a launch.
 int64_t LatentPartialBytes(int64_t rows, int heads, int value_dim, int parts);
 
-/// For any number of rows of any sequences, the caches filled. `parts` must reach the last position
-/// of the step, more are allowed. A cudaError_t.
+/// For any number of rows of any sequences, whose caches are filled. `parts` must reach the last
+/// position of the step; more are allowed. Returns a cudaError_t.
 int LaunchLatentDecode(const LatentAttentionArgs& args, int parts, float* partials,
                        CUstream_st* stream);
 
-/// For inputs.tiles[tiles]. A cudaError_t.
+/// For inputs.tiles[tiles]. Returns a cudaError_t.
 int LaunchLatentPrefill(const LatentAttentionArgs& args, int tiles, CUstream_st* stream);
 
 }  // namespace moert::host

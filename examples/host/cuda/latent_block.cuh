@@ -1,6 +1,6 @@
-// A block's work on keys in shared memory in latent attention: scores, softmax, mixed latents.
-// Scores go through shared memory, so that of the mixed latents, too wide for a warp's registers,
-// each warp keeps some channels of all queries.
+// The work of one latent attention block on keys in shared memory: scores, softmax, mixed latents.
+// Mixed latents are too wide for one warp's registers, so each warp keeps some of their channels
+// for all queries, and scores are shared through shared memory.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_LATENT_BLOCK_CUH_
 #define MOERT_EXAMPLES_HOST_CUDA_LATENT_BLOCK_CUH_
 
@@ -13,19 +13,19 @@ namespace moert::host::latent {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kColumns = 64;  // of the mixed latents, a warp
+constexpr int kColumns = 64;  // channels of the mixed latents per warp
 static_assert(kWarps * kColumns == kMaxLatentValueDim);
-constexpr int kPadding = 8;  // no two rows of a fragment in one bank
+constexpr int kPadding = 8;  // against bank conflicts between rows of a fragment
 
-/// A block's form: kTiles times 16 queries, kKeys keys at a time, of which kStages are in shared
+/// The shape of a block: 16 kTiles queries, kKeys keys at a time, kStages stages of keys in shared
 /// memory.
 template <int kTiles_, int kKeys_, int kStages_>
 struct Form {
   static constexpr int kTiles = kTiles_, kKeys = kKeys_, kStages = kStages_;
   static constexpr int kQueries = kTiles * 16;
-  static constexpr int kRow = kKeys + kPadding;                // of scores and of probabilities
-  static constexpr int kLanes = kThreads / kQueries;           // of a query's softmax
-  static constexpr int kOfLane = kKeys / kLanes;               // keys of each
+  static constexpr int kRow = kKeys + kPadding;                // row stride of scores and weights
+  static constexpr int kLanes = kThreads / kQueries;           // lanes per query in the softmax
+  static constexpr int kOfLane = kKeys / kLanes;               // keys per lane
   static constexpr int kOfWarp = kTiles * kKeys / 8 / kWarps;  // products of 16 queries and 8 keys
   static_assert(kOfWarp >= 1 && kLanes <= 32 && kWarps % kTiles == 0);
 
@@ -36,7 +36,7 @@ struct Form {
 };
 using Wide = Form<4, 32, 2>;
 using Narrow = Form<1, 64, 2>;
-using Small = Form<1, 64, 1>;  // where a block has less than 100 KiB
+using Small = Form<1, 64, 1>;  // for devices with less than 100 KiB per block
 
 /// A block's shared memory.
 template <typename F>
@@ -58,7 +58,7 @@ struct Memory {
   }
 };
 
-/// Queries times keys, each warp some, to memory.scores.
+/// Writes the products of queries and keys to memory.scores; each warp computes some.
 template <typename F>
 __device__ __forceinline__ void Scores(const Memory<F>& memory, int key_dim, const uint16_t* keys) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -95,11 +95,11 @@ __device__ __forceinline__ void Scores(const Memory<F>& memory, int key_dim, con
   }
 }
 
-/// A query's running softmax, by kLanes lanes; `sum` is that of a lane's keys.
+/// A query's running softmax, computed by kLanes lanes; `sum` is over the keys of this lane.
 struct Softmax {
   float highest = -INFINITY, sum = 0;
 
-  /// Keys [low, end) of those from `from` on become weights, the others zeros.
+  /// Turns the scores of kKeys keys from `from` on into weights; keys outside of [low, end) get 0.
   template <typename F>
   __device__ __forceinline__ void Weigh(const Memory<F>& memory, float scale, int from, int low,
                                         int end) {
@@ -139,7 +139,7 @@ struct Softmax {
   }
 };
 
-/// The channels that a warp has mixed: kColumns of all queries.
+/// The mixed latents of a warp: kColumns channels of all queries.
 template <typename F>
 struct Mixed {
   float sums[F::kTiles][kColumns / 8][4] = {};
@@ -181,7 +181,7 @@ struct Mixed {
     }
   }
 
-  /// put(query, channel, two sums).
+  /// Calls put(query, channel, sum, sum of channel + 1).
   template <typename Put>
   __device__ __forceinline__ void ForEach(int value_dim, Put put) const {
     const int lane = threadIdx.x % 32;

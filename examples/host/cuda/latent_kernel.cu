@@ -33,7 +33,7 @@ __device__ __forceinline__ void NormBlock(int width, const float* weight, float 
   for (int i = threadIdx.x; i < width; i += kThreads) put(i, get(i) * scale * weight[i]);
 }
 
-/// A block a row.
+/// One block per row.
 __global__ void __launch_bounds__(kThreads) LatentKeysKernel(const __grid_constant__ LatentKeys a) {
   __shared__ float parts[32];
   __shared__ Rotation rotation;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) LatentKeysKernel(const __grid_consta
   }
 }
 
-/// A block kHeadsOfBlock heads of a row, a warp each.
+/// One block per kHeadsOfBlock heads of a row, one warp per head.
 __global__ void __launch_bounds__(kThreads)
     LatentQueriesKernel(const __grid_constant__ LatentQueries a) {
   __shared__ Rotation rotation;

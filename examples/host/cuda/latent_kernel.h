@@ -1,5 +1,5 @@
-// From the products of latent attention's matrices to what it attends with: latents and rotated
-// keys in the cache, queries in two parts.
+// Prepares the inputs of latent attention from its matrix products: latents and rotated keys in the
+// cache, queries in two parts.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_LATENT_KERNEL_H_
 #define MOERT_EXAMPLES_HOST_CUDA_LATENT_KERNEL_H_
 
@@ -33,10 +33,11 @@ struct LatentSizes {
   float factors[2] = {1, 1};
 };
 
-/// Normalizes the latents of queries and of keys, and rotates the keys' other part.
+/// Normalizes the latents of queries and of keys, and rotates the remaining channels of keys.
 struct LatentKeys {
   LatentSizes sizes;
-  /// [rows, stride]: the queries' latent, or the queries; kv_rank and rope_dim channels at `keys`.
+  /// [rows, stride]: the queries' latent, or the queries; the key's kv_rank + rope_dim channels at
+  /// `keys`.
   const float* projected = nullptr;
   int64_t stride = 0;
   int64_t keys = 0;
@@ -46,13 +47,13 @@ struct LatentKeys {
   uint16_t* q_latents = nullptr;    // bf16 [rows, q_rank]; keys go to the caches
 };
 
-/// Rotates the queries' last channels, and rounds all.
+/// Rotates the queries' last channels and rounds all channels to bf16.
 struct LatentQueries {
   LatentSizes sizes;
   const float* queries = nullptr;  // [rows, stride], heads of nope_dim + rope_dim side by side
   int64_t stride = 0;
   uint16_t* nope = nullptr;  // bf16 [rows, heads, nope_dim]
-  /// bf16 [rows, heads, LatentKeyDim], of which the first kv_rank are left.
+  /// bf16 [rows, heads, LatentKeyDim], of which the first kv_rank channels are not written.
   uint16_t* absorbed = nullptr;
 };
 

@@ -25,7 +25,7 @@ struct DeltaWidths {
   int64_t channels() const { return 2 * keys + values; }  // of the convolution
 };
 
-/// `before` channels as they are, then those of a rotation behind them.
+/// An order of channels: `before` channels as they are, then rotated ones in RotationOrder.
 std::vector<int64_t> RotatedBehind(const RopeConfig& rope, int64_t before) {
   std::vector<int64_t> order(static_cast<size_t>(before + rope.dim));
   std::iota(order.begin(), order.end(), 0);

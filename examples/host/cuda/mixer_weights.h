@@ -1,5 +1,5 @@
-// A layer's mixer of positions, in device memory: a matrix in front, one behind, and the part
-// between them.
+// The weights of a layer's mixer in device memory: an input projection, an output projection, and
+// the weights used between them.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_MIXER_WEIGHTS_H_
 #define MOERT_EXAMPLES_HOST_CUDA_MIXER_WEIGHTS_H_
 
@@ -15,10 +15,10 @@
 
 namespace moert::host {
 
-/// Channels between the layer's input and its mixed output.
+/// Channels of a mixer's input and output projections.
 struct MixerWidths {
-  int64_t projected = 0;  // of the matrix in front
-  int64_t mixed = 0;      // into the matrix behind
+  int64_t projected = 0;  // output of the input projection
+  int64_t mixed = 0;      // input of the output projection
 };
 MixerWidths MixerWidthsOf(const HfConfig& config, int layer);
 
@@ -28,7 +28,7 @@ struct MixerWeights {
   DeviceMatrix in;
   DeviceMatrix out;
 
-  DeviceNorm q_norm, k_norm;  // of attention, its latents', and a delta net's (q_norm)
+  DeviceNorm q_norm, k_norm;  // of attention, of its latents, or of a delta net (q_norm)
   gpu::Buffer sinks;          // fp32 [heads]; empty: none
 
   DeviceMatrix q_up;        // from the queries' latent; empty: `in` gives queries
@@ -39,13 +39,13 @@ struct MixerWeights {
 
   static absl::StatusOr<MixerWeights> Load(const Checkpoint& checkpoint, const HfConfig& config,
                                            int layer);
-  /// Random ones, for measurements: norms of ones, no biases, sinks of zero. `seed` counts on.
+  /// Random weights for measurements: norms of ones, no biases, sinks of zero. Advances `seed`.
   static absl::StatusOr<MixerWeights> Random(const HfConfig& config, int layer, uint64_t* seed);
 
  private:
   absl::Status LoadGrouped(const Checkpoint& checkpoint, const HfConfig& config, int layer,
                            const std::string& name);
-  /// The matrix behind, where values have less channels than the keys' room that they are kept in.
+  /// Loads `out` where values have fewer channels than keys, whose width they have in the cache.
   absl::Status LoadSpreadOut(const Checkpoint& checkpoint, const HfConfig& config, int layer,
                              const std::string& name);
   absl::Status LoadHeadNorms(const Checkpoint& checkpoint, const HfConfig& config, int layer,

@@ -1,4 +1,4 @@
-// Products of tensor cores in bf16 with sums in fp32, and what brings operands to them.
+// Tensor core products of bf16 with fp32 sums, and the loading of their operands.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_MMA_CUH_
 #define MOERT_EXAMPLES_HOST_CUDA_MMA_CUH_
 
@@ -8,7 +8,7 @@ namespace moert::host {
 
 /// c += a b: 16 x 16 by 16 x 8. Lane 4 g + q: a holds rows g, g + 8, g, g + 8 at k = 2 q, 2 q + 1
 /// (the first two) and 2 q + 8, 2 q + 9; b holds column g at the same k; c rows g (two) and g + 8
-/// at columns 2 q, 2 q + 1. Any order of k will do that is the same in a and b.
+/// at columns 2 q, 2 q + 1. The order of k is arbitrary, but the same in a and b.
 __device__ __forceinline__ void Multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {
   asm volatile(
@@ -18,8 +18,8 @@ __device__ __forceinline__ void Multiply(float (&c)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// 32 products deep, for operands in the order of memory: a lane's 8 neighbouring k of rows g and
-/// g + 8 of a, and of column g of b.
+/// A product over 32 values of k with operands as they are in memory: a lane passes 8 neighbouring
+/// k of rows g and g + 8 of a, and of column g of b.
 __device__ __forceinline__ void MultiplyEight(float (&c)[4], const uint4& low, const uint4& high,
                                               const uint4& b) {
   const uint32_t first[4] = {low.x, high.x, low.y, high.y};
@@ -63,8 +63,8 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-/// A hint that L2 drops these first: weights are read once a step. Activations, caches and code
-/// stay.
+/// A policy for L2 to evict these lines first: weights are read once per step. Activations, caches
+/// and code should stay.
 __device__ __forceinline__ uint64_t EvictFirst() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -86,7 +86,7 @@ __device__ __forceinline__ void CopyAsync(uint32_t shared, const void* global, i
 __device__ __forceinline__ void CommitCopies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/// Until at most `kLeft` groups of this thread's copies are under way.
+/// Waits until at most `kLeft` groups of this thread's copies are in flight.
 template <int kLeft>
 __device__ __forceinline__ void WaitForCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");

@@ -9,7 +9,7 @@ using gpu::GridDependencySync;
 using gpu::LaunchEarly;
 using gpu::TriggerDependentLaunch;
 
-/// A block a row.
+/// One block per row.
 __global__ void __launch_bounds__(kNormThreads) NormKernel(const __grid_constant__ NormArgs a) {
   __shared__ float parts[32];
   TriggerDependentLaunch();

@@ -9,11 +9,11 @@ namespace moert::host {
 
 constexpr int kNormThreads = 256;
 
-/// By kNormThreads threads, all of the block; the same bits wherever it runs. A thread reads back
-/// only what it wrote itself. Reads past the L1 cache, so that it may follow other blocks' writes
-/// within a launch. parts: BlockSum's.
+/// Called by kNormThreads threads, all of the block; the result has the same bits in every kernel.
+/// A thread reads back only what it wrote itself. Reads bypass the L1 cache, so that the row may be
+/// written by other blocks of the same launch. parts: scratch of BlockSum.
 __device__ __forceinline__ void NormRow(const NormArgs& a, int64_t row, float* parts) {
-  constexpr int kHeld = 8;  // of a row up to 2048 wide everything
+  constexpr int kHeld = 8;  // values per thread in registers: all of a row up to 2048 wide
   const int64_t at = row * a.width;
   float* x = a.residual + at;
   const int width = a.width;

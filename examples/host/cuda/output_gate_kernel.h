@@ -1,4 +1,4 @@
-// The gate behind attention, where a model has one.
+// The gate on the output of attention, where a model has one.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_OUTPUT_GATE_KERNEL_H_
 #define MOERT_EXAMPLES_HOST_CUDA_OUTPUT_GATE_KERNEL_H_
 

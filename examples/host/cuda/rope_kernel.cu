@@ -21,14 +21,14 @@ __device__ void NormAll(float* x, int width, const float* weight, float eps, flo
   for (int i = threadIdx.x; i < width; i += kThreads) x[i] = x[i] * scale * weight[i];
 }
 
-/// The factor of a query at this position.
+/// The temperature of a query at this position.
 __device__ float TemperatureOf(const RopeArgs& a, int position) {
   if (a.temperature_scale == 0) return 1;
   const double steps = floor((position + 1.0) / a.temperature_floor);
   return static_cast<float>(1 + a.temperature_scale * log1p(steps));
 }
 
-/// A block a row; then a warp a head.
+/// One block per row; its warps take one head at a time.
 __global__ void __launch_bounds__(kThreads) RopeKernel(const __grid_constant__ RopeArgs a) {
   __shared__ float parts[32];
   __shared__ Rotation rotation;

@@ -1,4 +1,4 @@
-// From the products of the q, k and v matrices to rotated queries and a filled KV cache.
+// Turns the products of the q, k and v matrices into rotated queries and KV cache entries.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_ROPE_KERNEL_H_
 #define MOERT_EXAMPLES_HOST_CUDA_ROPE_KERNEL_H_
 
@@ -19,17 +19,17 @@ constexpr int kMaxRotations = 128;  // half the largest head_dim
 struct RopeArgs {
   StepInputs inputs;
   float* qkv = nullptr;  // [rows, (heads + 2 kv_heads) head_dim + extra]; queries change in place
-  int32_t extra = 0;     // floats of a row behind the values: gates
+  int32_t extra = 0;     // floats of a row after the values: gates
   const float* bias = nullptr;      // of a row, or null
   const float* q_weight = nullptr;  // RMS norm: [head_dim], or [heads head_dim] if norm_full
   const float* k_weight = nullptr;  // likewise; both null: none
   bool norm_full = false;
-  bool norm_last = false;  // of each head, behind the rotation
+  bool norm_last = false;  // norm of each head after the rotation
   float norm_eps = 0;
   float clip = 0;                      // 0: none
   const float* frequencies = nullptr;  // [sets][head_dim / 2]
-  float factors[2] = {1, 1};           // what cosine and sine of a set are scaled by
-  int32_t rotated = kMaxRotations;     // pairs of a head; those behind them stay
+  float factors[2] = {1, 1};           // scale of cosine and sine, by set
+  int32_t rotated = kMaxRotations;     // rotated pairs of a head; the pairs after them stay
   /// A query at position p is multiplied by 1 + scale ln(1 + floor((p + 1) / floor)). 0: it is not.
   float temperature_scale = 0;
   float temperature_floor = 1;
@@ -37,8 +37,8 @@ struct RopeArgs {
   int32_t heads = 0;
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
-  float value_scale = 1;        // of values, as they are stored
-  int64_t channels_before = 0;  // of keys in the attention layers in front
+  float value_scale = 1;        // applied to values when they are stored
+  int64_t channels_before = 0;  // key channels of all earlier attention layers
 };
 
 /// A cudaError_t. Keys and values go to the sequences' caches, rounded to bf16.

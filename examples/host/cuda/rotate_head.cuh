@@ -13,7 +13,7 @@ struct Rotation {
   float sine[kMaxRotations];
 };
 
-/// For pair i of a head, below half of its channels.
+/// The cosine and sine of pair i of a head; i is less than half the channels.
 __device__ __forceinline__ void CosineAndSine(const RopeArgs& a, int rope_set, int position, int i,
                                               float* cosine, float* sine) {
   const float factor = rope_set == 0 ? a.factors[0] : a.factors[1];
@@ -28,7 +28,7 @@ __device__ __forceinline__ void CosineAndSine(const RopeArgs& a, int rope_set, i
   *sine = s * factor;
 }
 
-/// By all threads of the block; a barrier must follow.
+/// Called by all threads of the block; a barrier must follow.
 __device__ __forceinline__ void MakeRotation(const RopeArgs& a, int rope_set, int position,
                                              Rotation* rotation) {
   for (int i = threadIdx.x; i < a.head_dim / 2; i += static_cast<int>(blockDim.x)) {
@@ -122,8 +122,8 @@ __device__ __forceinline__ void RotatePairs(const RopeArgs& a, bool normed,
   }
 }
 
-/// Rotates a head whose rotation lies in shared memory. get(i), put(i, v): its channel i; weight:
-/// of its norm, or null.
+/// Normalizes and rotates a head; the rotation is in shared memory. get(i) and put(i, v) access the
+/// head's channel i; weight: of its norm, or null.
 template <typename Get, typename Put>
 __device__ __forceinline__ void RotateHead(const RopeArgs& a, const float* weight,
                                            const Rotation& rotation, Get get, Put put) {

@@ -51,8 +51,8 @@ absl::Status StagedCopies::Upload(const float* from, int64_t count, float* to,
 absl::Status StagedCopies::Download(const float* from, int64_t count, float* to,
                                     cudaStream_t stream) {
   if (absl::Status status = Begin(); !status.ok()) return status;
-  // A part is asked for before the one in front of it is taken out of the other half. Uploads from
-  // a half are in front of this in the stream.
+  // A part's copy is enqueued before the previous part is taken out of the other half. Uploads from
+  // a half precede these copies in the stream.
   for (int64_t asked = 0, taken = 0; taken < count; ++turn_) {
     if (asked < count) {
       const int64_t size = std::min(kHalf, count - asked);

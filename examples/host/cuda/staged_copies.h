@@ -1,5 +1,5 @@
-// Copies between pageable memory and a device by way of pinned memory: the CPU fills or empties one
-// half of it while the other travels.
+// Copies between pageable memory and a device through two halves of pinned memory: the CPU fills or
+// empties one half while the other is being transferred.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_STAGED_COPIES_H_
 #define MOERT_EXAMPLES_HOST_CUDA_STAGED_COPIES_H_
 
@@ -14,9 +14,8 @@
 
 namespace moert::host {
 
-/// Copies on one stream, whose device is current. After an error the stream is to be waited for
-/// before the
-/// next call, and before this goes.
+/// Copies on one stream, whose device is current. After an error the stream must be synchronized
+/// before the next call and before destruction.
 class StagedCopies {
  public:
   StagedCopies() = default;
@@ -26,7 +25,7 @@ class StagedCopies {
 
   /// To the device, in the order of the stream. `from` is read until this returns.
   absl::Status Upload(const float* from, int64_t count, float* to, cudaStream_t stream);
-  /// From the device, behind what is enqueued; waits for it.
+  /// From the device, after the work already enqueued; waits for the copy.
   absl::Status Download(const float* from, int64_t count, float* to, cudaStream_t stream);
 
  private:
@@ -38,7 +37,7 @@ class StagedCopies {
   gpu::Buffer pinned_;
   std::vector<float> pageable_;  // where pinning is refused
   float* memory_ = nullptr;      // two halves
-  cudaEvent_t copied_[2] = {};   // a half's last copy has ended
+  cudaEvent_t copied_[2] = {};   // the last copy of a half has ended
   int64_t turn_ = 0;             // parts copied
 };
 

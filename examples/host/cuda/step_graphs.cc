@@ -15,7 +15,7 @@ absl::Status StepGraphs::Record(Shape shape, cudaStream_t stream,
     RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream));
     Clear();
   }
-  // Relaxed: the engine's threads allocate and wait meanwhile, as they may.
+  // Relaxed: the engine's threads may allocate and synchronize during the recording.
   RETURN_IF_CUDA_ERROR(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
   absl::Status status = enqueue();
   cudaGraph_t graph = nullptr;
@@ -27,7 +27,7 @@ absl::Status StepGraphs::Record(Shape shape, cudaStream_t stream,
   }
   if (graph != nullptr) cudaGraphDestroy(graph);
   if (!status.ok()) {
-    cudaGetLastError();  // seen
+    cudaGetLastError();  // clears the error
     return status;
   }
   graphs_[shape] = executable;

@@ -24,17 +24,17 @@ class StepGraphs {
 
   /// Null if the shape was not recorded.
   cudaGraphExec_t Find(Shape shape) const;
-  /// Counts a step of this shape that runs eagerly; true when it is worth recording: shapes that
-  /// come once are not.
+  /// Counts an eager step of this shape. True from the second one on: a shape that occurs once is
+  /// not worth recording.
   bool Worth(Shape shape) { return ++seen_[shape] >= 2; }
-  /// Records what `enqueue` enqueues on the stream; nothing of it runs. Everything in it must have
-  /// run once before: a first launch may load code, which a recording must not.
+  /// Records the work that `enqueue` enqueues on the stream, without running it. All of it must
+  /// have run once before: a first launch may load code, which is not allowed in a recording.
   absl::Status Record(Shape shape, cudaStream_t stream, absl::FunctionRef<absl::Status()> enqueue);
   /// Forgets all graphs; none may be running.
   void Clear();
 
  private:
-  // More shapes than a host has batch sizes: beyond that the oldest knowledge is dropped.
+  // More shapes than a host has batch sizes. When there are as many, all graphs are dropped.
   static constexpr size_t kMaxGraphs = 64;
 
   std::map<Shape, int> seen_;

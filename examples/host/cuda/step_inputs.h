@@ -1,5 +1,5 @@
-// A step's kernels read these about its rows: device memory, written once a step, so that a
-// captured step can be replayed for other tokens, positions and sequences.
+// The inputs that a step's kernels read about its rows. They are in device memory and written once
+// per step, so that a captured step can be replayed for other tokens, positions and sequences.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_STEP_INPUTS_H_
 #define MOERT_EXAMPLES_HOST_CUDA_STEP_INPUTS_H_
 
@@ -7,25 +7,25 @@
 
 namespace moert::host {
 
-/// Rows of a sequence up to which every row is attended for alone.
+/// Most rows of a sequence in a step of decode attention, which processes each row by itself.
 constexpr int kDecodeRows = 8;
 
 struct RowInput {
   int32_t token = 0;
   int32_t position = 0;
   int32_t sequence = 0;  // index into the step's sequences
-  int32_t before = 0;    // rows of its sequence that the step has in front of it
+  int32_t before = 0;    // earlier rows of its sequence in the step
 };
 
-/// The state that a sequence's earlier positions left. Layers count those of their kind alone.
+/// The state after a sequence's earlier positions. Layers are counted within their kind.
 struct SequenceCache {
-  /// bf16 [attention layers][kv heads][capacity][head_dim], values of less channels with zeros
-  /// behind them; of latent attention [attention layers][capacity][key_dim] and no values.
+  /// bf16 [attention layers][kv heads][capacity][head_dim]; values with fewer channels are padded
+  /// with zeros. Latent attention: [attention layers][capacity][key_dim], and no values.
   uint16_t* keys = nullptr;
   uint16_t* values = nullptr;
   int64_t capacity = 0;
   int32_t rope_set = 0;
-  /// Which of a delta net's two states is the sequence's; steps write the other.
+  /// Index of the current one of a delta net's two states; a step writes the other.
   int32_t state = 0;
   /// [delta nets][2][floats of a state].
   float* states = nullptr;

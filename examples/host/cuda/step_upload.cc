@@ -53,7 +53,7 @@ StepUpload::~StepUpload() {
   }
 }
 
-// One after the other: rows, as many sequences, as many tiles.
+// Layout: rows, then as many sequences, then as many tiles.
 int64_t StepUpload::SequencesAt(int64_t rows) {
   return rows * static_cast<int64_t>(sizeof(RowInput));
 }
@@ -85,9 +85,9 @@ absl::Status StepUpload::Enqueue(absl::Span<const SequenceInput> inputs, cudaStr
 
   Slot& slot = slots_[next_];
   next_ = (next_ + 1) % kSlots;
-  // No wait but for a host that ran ahead of the device.
+  // Waits only if the host ran ahead of the device.
   if (cudaEventQuery(slot.copied) == cudaErrorNotReady) {
-    cudaGetLastError();  // which is how it is told, no error
+    cudaGetLastError();  // clears cudaErrorNotReady, which is no failure
     RETURN_IF_CUDA_ERROR(cudaEventSynchronize(slot.copied));
   }
   auto* row = reinterpret_cast<RowInput*>(slot.memory.data());

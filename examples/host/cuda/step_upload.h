@@ -1,4 +1,4 @@
-// A step's rows on their way to the device.
+// Uploads a step's inputs to the device.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_STEP_UPLOAD_H_
 #define MOERT_EXAMPLES_HOST_CUDA_STEP_UPLOAD_H_
 
@@ -23,8 +23,8 @@ class DeviceSequence final : public Sequence {
                                                                 const Rope& rope,
                                                                 int64_t max_tokens);
   const SequenceCache& cache() const { return cache_; }
-  /// A step of `tokens` of its tokens, which wrote the other states, has been enqueued: those are
-  /// the sequence's now.
+  /// A step of `tokens` tokens has been enqueued: the states that it writes become the current
+  /// ones.
   void Commit(int64_t tokens) {
     if (tokens > 0) cache_.state = 1 - cache_.state;
     set_length(length() + tokens);
@@ -37,11 +37,11 @@ class DeviceSequence final : public Sequence {
   gpu::Buffer memory_;
 };
 
-/// A step's launches depend on these; all else is in device memory.
+/// The parameters that a step's launches depend on; everything else is in device memory.
 struct StepShape {
   int64_t rows = 0;
   int tiles = 0;  // of prefill attention; 0: decode attention
-  /// Pieces of decode attention: a power of two, so that few shapes are met as sequences grow.
+  /// Pieces of decode attention: a power of two, so that growing sequences give few shapes.
   int pieces = 1;
 };
 
@@ -54,7 +54,7 @@ class StepUpload {
   StepUpload& operator=(const StepUpload&) = delete;
 
   absl::Status Init(int64_t max_rows);
-  /// Enqueues the copy. A step of the same shape finds its inputs at the same place.
+  /// Enqueues the copy. Steps of the same shape have their inputs at the same addresses.
   absl::Status Enqueue(absl::Span<const SequenceInput> inputs, cudaStream_t stream,
                        StepShape* shape);
 

@@ -10,7 +10,7 @@ using gpu::LaunchEarly;
 using gpu::TriggerDependentLaunch;
 
 constexpr int kThreads = 256;
-constexpr int kRowThreads = 1024;  // of kernels with one block a row of logits
+constexpr int kRowThreads = 1024;  // of kernels with one block per row of logits
 constexpr int kBestBlocks = 64;
 static_assert(kBestBlocks <= kThreads);
 
@@ -74,14 +74,14 @@ __device__ __forceinline__ Candidate BestOfBlock(Candidate mine, Candidate* by_w
   return BestOfWarp(warp < kThreads / 32 ? by_warp[warp] : Candidate{-INFINITY, kNotFinite});
 }
 
-/// Scratch of one row, between its blocks.
+/// Scratch that the blocks of one row share.
 struct BestScratch {
   Candidate found[kBestBlocks];
-  uint32_t ticket;  // blocks that ended
+  uint32_t ticket;  // blocks that have ended
   uint32_t unused;
 };
 
-/// kBestBlocks blocks a row; the one that ends last has what all found.
+/// kBestBlocks blocks per row; the one that ends last combines their results.
 __global__ void __launch_bounds__(kThreads)
     BestKernel(const float* logits, int vocabulary, BestScratch* scratch, int32_t* best) {
   __shared__ Candidate by_warp[2][kThreads / 32];

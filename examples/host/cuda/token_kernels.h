@@ -1,5 +1,5 @@
-// Where tokens meet the model: embedding in, choice and score of the next token out; and the
-// activation of dense feed-forward blocks.
+// Kernels for tokens: embedding, choice and score of the next token; and the activation of dense
+// feed-forward blocks.
 #ifndef MOERT_EXAMPLES_HOST_CUDA_TOKEN_KERNELS_H_
 #define MOERT_EXAMPLES_HOST_CUDA_TOKEN_KERNELS_H_
 
@@ -26,14 +26,14 @@ int LaunchGatedActivation(const float* gate_up, int activation, int rows, int wi
 /// y[r] += bias; y fp32 [rows, width].
 int LaunchAddBias(float* y, const float* bias, int rows, int width, CUstream_st* stream);
 
-/// The answer of LaunchBest where there is no best token.
+/// Results of LaunchBest where there is no best token.
 constexpr int32_t kNotFinite = -1;
 constexpr int32_t kNotANumber = -2;
 
 /// Bytes of `scratch` for a launch.
 int64_t BestBytes(int64_t rows);
 /// best[r]: index of the highest of logits [rows, vocabulary], the lowest index among equals.
-/// scratch: of one stream; zeros at the first launch.
+/// scratch: used on one stream only; zeros at the first launch.
 int LaunchBest(const float* logits, int rows, int vocabulary, std::byte* scratch, int32_t* best,
                CUstream_st* stream);
 
