@@ -176,7 +176,7 @@ class Operator {
  private:
   absl::Status status_;
   int64_t changes_ = 0;
-  std::jthread thread_;  // uses what stands before it
+  std::jthread thread_;  // last, as it uses the members above
 };
 
 /// Submits every request when it arrives, and cancels those that leave early.

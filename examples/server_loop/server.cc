@@ -58,7 +58,7 @@ void Server::Cancel(int64_t id) {
     cancelled_.insert(id);
     interrupt = in_prefill_.count(id) != 0;
   }
-  // Should the step have ended meanwhile, the next one is interrupted, and repeated: no harm.
+  // If that step has ended meanwhile, the next one is interrupted and repeated, which is harmless.
   if (interrupt) runner_->Interrupt();
 }
 
@@ -126,7 +126,7 @@ bool Server::RunStep(host::StepPhase phase, const std::vector<Sequence*>& member
     const std::lock_guard lock(mutex_);
     for (const Sequence* s : members) {
       if (prefill) in_prefill_.insert(s->request.id);
-      // Cancelled before it was listed: nobody would interrupt the step for it.
+      // Cancelled before it was in in_prefill_: Cancel did not interrupt the step for it.
       if (cancelled_.count(s->request.id) != 0) {
         in_prefill_.clear();
         return false;

@@ -4,19 +4,19 @@
 
 namespace moert::cli {
 
-/// Expert products alone, per kernel set and number of tokens.
+/// Times expert products alone, per kernel set and number of tokens.
 int BenchGemm(int argc, const char* const* argv);
 /// The rates of this machine, as a HardwareProfile.
 int BenchProbe(int argc, const char* const* argv);
-/// Strategies against each other: decode steps, prefill steps, layer calls.
+/// Compares strategies: decode steps, prefill steps, layer calls.
 int BenchDecode(int argc, const char* const* argv);
 int BenchPrefill(int argc, const char* const* argv);
 int BenchLayer(int argc, const char* const* argv);
-/// The whole example decoder on a device.
+/// Times the whole example decoder on a device.
 int BenchModel(int argc, const char* const* argv);
-/// An expert-parallel group against one engine.
+/// Compares an expert-parallel group with one engine.
 int BenchRanks(int argc, const char* const* argv);
-/// The looks of a workload's routing.
+/// Statistics of a workload's routing.
 int BenchWorkload(int argc, const char* const* argv);
 
 }  // namespace moert::cli

@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 constexpr char kTracePrefix[] = "trace:";
-// Records that devices copy from: more than the caches of a CPU hold.
+// Bytes of records that devices copy from: more than the caches of a CPU hold.
 constexpr int64_t kPinnedBytes = int64_t{1} << 30;
 
 }  // namespace

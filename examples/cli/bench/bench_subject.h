@@ -1,5 +1,5 @@
-// The subject of moert-bench decode, prefill and layer: experts of a shape, and the origin of their
-// steps' routing, a workload or a recorded trace.
+// The inputs of moert-bench decode, prefill and layer: experts of a shape, and the routing of the
+// steps, from a workload or a recorded trace.
 #ifndef MOERT_EXAMPLES_CLI_BENCH_BENCH_SUBJECT_H_
 #define MOERT_EXAMPLES_CLI_BENCH_BENCH_SUBJECT_H_
 
@@ -25,20 +25,20 @@ namespace moert::cli {
 class BenchSubject {
  public:
   /// Makes the experts; with a device their records are page-locked. The options are borrowed for
-  /// good, the device until the experts are gone (it may be null).
+  /// the object's life, the device, which may be null, until the experts are gone.
   absl::Status Open(const ModelBenchOptions& options, const DeviceBench* device);
 
   const Shape& shape() const { return shape_; }
   const std::shared_ptr<const ExpertSource>& experts() const { return experts_; }
   bool recorded() const { return trace_ != nullptr; }
   StepPlan Plan(int64_t batch) const;
-  /// Rows of a step: a trace has its own.
+  /// Rows of a step; a trace has its own number.
   int64_t Rows(int64_t batch) const;
 
-  /// The steps of a run from its first on; the pool, borrowed, makes hidden states (null: the
-  /// caller alone).
+  /// The steps of a run from the first on. The borrowed pool makes hidden states; null: the calling
+  /// thread does.
   absl::StatusOr<std::unique_ptr<StepSource>> Steps(int64_t batch, ThreadPool* makers);
-  /// The routing of the same steps. Hidden states and logits of a workload give the same.
+  /// The routing of the same steps. A workload's hidden states and logits give the same routing.
   absl::StatusOr<RoutingHistory> History(int64_t batch);
 
  private:
@@ -53,8 +53,8 @@ class BenchSubject {
   std::shared_ptr<const ExpertSource> experts_;
 };
 
-/// Predicts for every version: its stored bits, and what the cost table in the file `costs` makes
-/// of it (MxMoE's T) for as many tokens as each expert got on average.
+/// Predictions for every version: its stored bits, and its time by the cost table in the file
+/// `costs` (MxMoE's T) for the average number of tokens of an expert.
 absl::StatusOr<nlohmann::json> PredictVersions(const std::string& costs,
                                                const ExpertSource& experts,
                                                const RoutingHistory& history);

@@ -1,5 +1,5 @@
 // Runs strategies against each other on one workload: engines of one budget take turns on the same
-// steps, repetition by repetition, so that what else the machine does hits all of them alike.
+// steps, repetition by repetition, so that other load on the machine affects all of them alike.
 #ifndef MOERT_EXAMPLES_CLI_BENCH_ENGINE_BENCH_H_
 #define MOERT_EXAMPLES_CLI_BENCH_ENGINE_BENCH_H_
 
@@ -31,7 +31,7 @@ struct BenchRun {
   int64_t warm_steps = 0;
   int64_t repetitions = 0;
   int64_t steps = 0;  // of a repetition
-  /// When the warm-up is over: may give engines to variants that have none. May be null.
+  /// Called when the warm-up ends: may give engines to variants that have none. May be null.
   std::function<absl::Status(std::vector<Variant>* variants)> warmed;
   std::function<void(int64_t done, int64_t total)> progress;
 };

@@ -1,4 +1,4 @@
-// moert-bench gemm: what it is asked for, and its two halves.
+// moert-bench gemm: its options, and its halves for CPU and device.
 #ifndef MOERT_EXAMPLES_CLI_BENCH_GEMM_H_
 #define MOERT_EXAMPLES_CLI_BENCH_GEMM_H_
 
@@ -38,7 +38,7 @@ struct GemmOptions {
   bool quiet = false;
 };
 
-/// Those that --schemes names.
+/// The schemes that --schemes names.
 absl::StatusOr<std::vector<Scheme>> SchemesOf(const GemmOptions& options);
 
 /// Measures, prints the table and writes the figures.

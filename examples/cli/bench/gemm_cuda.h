@@ -33,7 +33,7 @@ struct GemmCudaCase {
   std::string scheme;
   int tokens = 0;
   double zipf = 0;
-  double experts = 0;  // with a token, mean of the layers
+  double experts = 0;  // experts that have a token, mean of the layers
   double bytes = 0;    // of their records
   double flops = 0;
   Spread copy_gbps;  // device memory to itself, read + written, between the measurements

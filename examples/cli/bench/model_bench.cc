@@ -93,8 +93,8 @@ absl::Status ModelBench::Open() {
 int64_t ModelBench::AttentionBytes(int64_t rows) const {
   if (device_ == nullptr || o_.bench == "layer") return 0;
   if (o_.attention_us >= 0) return static_cast<int64_t>(1e-6 * o_.attention_us * read_bytes_per_s_);
-  // Weights once, until arithmetic takes longer: from some 128 rows on. The cache of each request;
-  // a prompt's tokens read it together.
+  // Weights are read once, until arithmetic takes longer: from some 128 rows on. The cache of each
+  // request is read; a prompt's tokens share one read.
   const double weights = 2 * static_cast<double>(subject_.shape().attention_parameters) *
                          std::max(1.0, static_cast<double>(rows) / 128);
   const int64_t requests = o_.prefill() ? rows / o_.prompt : rows;

@@ -30,7 +30,7 @@ double Percentile(std::vector<double> values, double p) {
 
 struct Timing {
   Spread step_ms;                     // over repetitions, of the mean step
-  std::vector<double> repetition_ms;  // that
+  std::vector<double> repetition_ms;  // the mean step of each
   double mean = 0, p50 = 0, p99 = 0;  // of all steps
   int64_t steps = 0;
 };

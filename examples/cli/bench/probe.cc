@@ -92,7 +92,7 @@ absl::Status MeasureLayer(const ProbeOptions& o, const Shape& shape, const Say& 
   return absl::OkStatus();
 }
 
-/// A device that is not there is a finding where nobody asked for it.
+/// A missing device is a finding, not an error, where nobody asked for one.
 absl::Status MeasureDevice(const ProbeOptions& o, const Shape& shape, const Say& say, Findings* f) {
   if (o.backend != "cpu") f->device = ProbeCuda(shape, o.device_tokens, o.repeats);
   if (f->device.ok()) {

@@ -19,7 +19,7 @@ std::string Micro(const Spread& s) {
   return fmt::format("{:8.2f} us ({:.2f} .. {:.2f})", 1e-3 * s.median, 1e-3 * s.min, 1e-3 * s.max);
 }
 
-/// The rows that a queue of pinned copies to the device made: what transfers do.
+/// The measurements of queued pinned copies to the device, which transfers are made of.
 std::vector<const CopyRate*> Queued(const CudaProbe& probe) {
   std::vector<const CopyRate*> rows;
   for (const CopyRate& c : probe.copies) {
@@ -126,8 +126,8 @@ void UseDevice(const CudaProbe& p, json* profile) {
   out["stream_bytes_per_s"] = 0;
   out["arrival_ns"] = std::round(p.costs.event_synchronize.median);
   out["cpu_executor"] = true;
-  // Layers as caches see them: the host looks at every routing. Products are what captured layers
-  // take longer than layers of experts without size.
+  // Layer times with a cache, where the host looks at every routing. The time of products is that
+  // of captured layers less that of layers whose experts have hardly any size.
   const DeviceLayer& first = p.layers.front();
   const DeviceLayer& last = p.layers.back();
   out["decode_layer_ns"] = std::round(first.cached_bare.median);

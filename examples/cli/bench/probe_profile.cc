@@ -12,9 +12,9 @@ namespace {
 
 using nlohmann::json;
 
-/// Transfers as latency plus bytes over rate: of one alone through the smallest and the largest
-/// size, together by the largest. Rates are the best of the repetitions: what the machine can do,
-/// whatever else it did meanwhile.
+/// Transfers as latency plus bytes over rate: a single one fitted to the smallest and the largest
+/// size, concurrent ones to the largest. Rates are the best of the repetitions, which other load on
+/// the machine disturbed least.
 struct Link {
   double bytes_per_s = 0;
   double stream_bytes_per_s = 0;
@@ -197,7 +197,7 @@ json MeasurementJson(const ProbeOptions& o, const std::string& command, const Fi
 
 json ProfileOf(const ProbeOptions& o, const std::string& command, const Findings& f) {
   const std::string name = o.name.empty() ? f.machine["cpu"].get<std::string>() : o.name;
-  // No cost of this machine in place of one that is missing: LoadProfile refuses it.
+  // A missing cost is not replaced by another machine's: LoadProfile refuses the profile.
   if (!f.missing.empty()) {
     return {{"name", name}, {"missing", f.missing}, {"probe", MeasurementJson(o, command, f)}};
   }

@@ -40,7 +40,7 @@ struct RankTimes {
   int64_t pool_bytes = 0;   // the largest of a rank
 };
 
-/// `hosts` serve one run: their group is joined, and left.
+/// Runs once on `hosts`, whose group it joins and leaves.
 absl::StatusOr<RankTimes> TimeRanks(const RankRun& run, RankHosts* hosts);
 
 }  // namespace moert::cli

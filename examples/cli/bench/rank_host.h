@@ -30,10 +30,10 @@ class RankHost {
  public:
   virtual ~RankHost() = default;
 
-  /// This rank's side of the group. Once.
+  /// Joins the group as this rank; once.
   virtual absl::StatusOr<std::unique_ptr<Collectives>> Join() = 0;
-  /// Brings a step's rows to where x, y and routing say. All steps have as many. dtype: of hidden
-  /// states and outputs; in host memory f32.
+  /// Copies a step's rows to where x, y and routing point. All steps have the same number of rows.
+  /// dtype: of hidden states and outputs; f32 in host memory.
   virtual absl::Status Place(const RoutedStep& step, DType dtype) = 0;
   virtual MatrixView x() const = 0;
   virtual MutableMatrixView y() const = 0;
@@ -42,7 +42,7 @@ class RankHost {
   /// Records what `layers` enqueues, for Replay. Unimplemented in host memory.
   virtual absl::Status Capture(absl::FunctionRef<absl::Status()> layers) = 0;
   virtual absl::Status Replay() = 0;
-  /// Before the group goes.
+  /// Drops the recording; to be called before the group is left.
   virtual void DropCapture() = 0;
 };
 
@@ -54,10 +54,10 @@ struct RankHosts {
   std::function<absl::StatusOr<std::shared_ptr<void>>(std::byte* data, int64_t bytes)> pin;
 };
 
-/// Threads that exchange host memory; `alone`: each a group of its own.
+/// Ranks that are threads and exchange host memory; `alone`: each is a group of its own.
 absl::StatusOr<RankHosts> MakeHostRanks(int ranks, bool alone);
-/// Devices 0 to ranks - 1 over NCCL, likewise. Unavailable where there are
-/// fewer, or no CUDA in the build.
+/// Ranks on devices 0 to ranks - 1 over NCCL; `alone` as above. Unavailable if there are fewer
+/// devices, or no CUDA in the build.
 absl::StatusOr<RankHosts> MakeCudaRanks(int ranks, bool alone);
 
 }  // namespace moert::cli

@@ -32,14 +32,14 @@ struct RankLoadOptions {
 };
 absl::StatusOr<RankLoad> MakeRankLoad(const Shape& shape, const RankLoadOptions& options);
 
-/// The rows of each rank in every step: as many of a step's for each, in their order.
+/// Deals the rows of every step to the ranks: the same number to each, in order.
 std::vector<std::vector<RoutedStep>> RowsOfRanks(const RankLoad& load, int ranks);
 
 /// Equal ranges of every layer's experts; the first rank has the shared ones.
 std::vector<Shard> ExpertRanges(const MoeModelSpec& model, int ranks);
 /// The ranks of shards of whole experts, by expert.
 ExpertPlacement OwnersOf(const MoeModelSpec& model, const std::vector<Shard>& shards);
-/// By use in the warm-up: calls in decode, where experts are read, tokens in prompts.
+/// Shards by use in the warm-up: calls in decode, where experts are read, tokens in prompts.
 absl::StatusOr<std::vector<Shard>> PopularExperts(const MoeModelSpec& model, const RankLoad& load,
                                                   int ranks);
 

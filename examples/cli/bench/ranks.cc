@@ -25,7 +25,7 @@ namespace {
 
 using nlohmann::json;
 
-// Records that devices copy from: more than the caches of a CPU hold.
+// Bytes of records that devices copy from: more than the caches of a CPU hold.
 constexpr int64_t kPinnedBytes = int64_t{1} << 30;
 
 constexpr absl::string_view kSplits[] = {"auto", "none", "rows", "experts"};  // by StepSplit

@@ -22,7 +22,7 @@ struct StepCost {
   // On a device:
   double begin_ms = 0;    // BeginStep: the device is idle, what it takes is not hidden
   double host_ms = 0;     // CPU time of the calling thread until everything was enqueued...
-  double waited_ms = -1;  // ...of it inside calls of the driver that wait; -1: nobody counted
+  double waited_ms = -1;  // ...of it inside calls of the driver that wait; -1: not counted
   int64_t waits = -1;     // such calls
   int64_t launches = -1;  // kernels and graphs
   bool replayed = false;  // from a CUDA graph
@@ -34,14 +34,14 @@ struct StepCost {
 class StepRunner {
  public:
   virtual ~StepRunner() = default;
-  /// Makes the steps ready, before any clock runs, in place of those before. Borrowed until the
-  /// next call.
+  /// Prepares these steps in place of the previous ones, before any clock runs. They are borrowed
+  /// until the next call.
   virtual absl::Status Prepare(absl::Span<const StepInputs> steps) = 0;
   /// Runs a prepared step: attention and an MoE layer call in turn.
   virtual absl::StatusOr<StepCost> Run(Engine* engine, size_t step) = 0;
 };
 
-/// Hidden states in host memory; time is the engine's clock's. `attention` may be null: none.
+/// Hidden states in host memory; times are by the engine's clock. `attention` may be null: none.
 std::unique_ptr<StepRunner> MakeHostRunner(AttentionLoop* attention, int64_t attention_ns);
 
 }  // namespace moert::cli

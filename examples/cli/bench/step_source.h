@@ -37,7 +37,7 @@ class StepSource {
   virtual absl::StatusOr<bool> Next(StepInputs* step) = 0;
 };
 
-/// The pool, borrowed, makes rows side by side; null: the caller alone.
+/// The borrowed pool makes rows in parallel; null: the calling thread makes them.
 std::unique_ptr<StepSource> MakeWorkloadSteps(Workload workload, const MoeModelSpec& model,
                                               const StepPlan& plan, ThreadPool* pool = nullptr);
 /// The trace is borrowed.

@@ -33,7 +33,7 @@ absl::StatusOr<T> ParseInteger(absl::string_view text, T min, T max) {
   return value;
 }
 
-// Letters put in, left out, replaced or swapped with the next that make one word the other.
+// Edit distance: letters inserted, deleted, replaced, or swapped with their neighbour.
 size_t Changes(absl::string_view a, absl::string_view b) {
   std::vector<size_t> before(b.size() + 1), last(b.size() + 1), now(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) last[j] = j;
@@ -248,7 +248,7 @@ absl::Status ArgParser::CheckComplete(size_t positionals_given) const {
       return absl::AlreadyExistsError(
           fmt::format("--{}: {} already exists; --force overwrites it", flag.name, *flag.output));
     }
-    // Before hours of work, not behind them.
+    // Checked now, before hours of work.
     const absl::Status place = CheckPlace(*flag.output);
     if (!place.ok()) {
       return absl::Status(place.code(), fmt::format("--{}: {}", flag.name, Str(place.message())));

@@ -50,7 +50,7 @@ class ArgParser {
   /// A file or folder that the command writes. One that is there already is refused unless --force,
   /// which every parser with an output has, is given. "-" and devices may always be written.
   void AddOutput(std::string name, std::string* path, std::string help);
-  /// --json FILE: an output. "-": the object alone goes to stdout, and all that would else go there
+  /// --json FILE: an output. With "-", stdout receives the object alone, and all other output goes
   /// to stderr (cli/common/output.h).
   void AddJson(std::string* path);
   /// --quiet. `what`: what it leaves out, for the help.
@@ -67,7 +67,7 @@ class ArgParser {
   /// InvalidArgument, too, for one in a folder that is not there or takes no files.
   /// After `--help` or `-h` it returns OK with help_requested() set and leaves the rest unchecked.
   absl::Status Parse(int argc, const char* const* argv);
-  /// Parse as a command's main does: the exit status once an error or the help has been printed,
+  /// Parse for a command's main: returns the exit status if an error or the help has been printed,
   /// else nothing.
   std::optional<int> ParseOrReport(int argc, const char* const* argv);
   bool help_requested() const { return help_requested_; }

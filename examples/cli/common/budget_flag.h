@@ -15,11 +15,11 @@ namespace moert::cli {
 /// all routed experts, fixed parts added; above 0 and at most 100).
 absl::StatusOr<Budget> ParseBudget(absl::string_view text);
 
-/// EngineOptions::host_budget by --host-budget: the same of `expert_bytes`, 0, or "all". Empty: not
-/// given.
+/// Parses --host-budget for EngineOptions::host_budget: a size or a share of `expert_bytes`, 0, or
+/// "all". Empty: not given.
 absl::StatusOr<int64_t> ParseHostBudget(absl::string_view text, int64_t expert_bytes);
 
-/// All experts of the first version, as they lie in pinned memory.
+/// Bytes of all experts of the first version, laid out as in pinned memory.
 int64_t ExpertBytes(const ExpertSource& experts);
 
 }  // namespace moert::cli

@@ -18,7 +18,7 @@ namespace moert::cli {
 
 struct CheckpointChoice {
   StrategyChoice strategy;
-  /// Those that the strategy serves, beside the experts as they are; none: these alone.
+  /// Versions that the strategy serves beside the experts as stored; empty: only those.
   std::vector<PackVersion> versions;
   QuantMethod method = QuantMethod::kRtn;  // the calibration's
 };

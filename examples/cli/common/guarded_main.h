@@ -11,8 +11,8 @@
 
 namespace moert::cli {
 
-/// For std::set_terminate: some destructors of JSON trees allocate. Out of memory there is the end
-/// of a tool, not a crash of it; all else still aborts.
+/// A handler for std::set_terminate: some destructors of JSON trees allocate, and running out of
+/// memory there should end the tool with a message. All other causes still abort.
 [[noreturn]] inline void EndOutOfMemory() {
   try {
     if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);

@@ -1,4 +1,4 @@
-// Ctrl-C as a question that long jobs ask.
+// Lets long jobs ask whether the user pressed Ctrl-C.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_INTERRUPT_H_
 #define MOERT_EXAMPLES_CLI_COMMON_INTERRUPT_H_
 

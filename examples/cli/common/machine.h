@@ -21,8 +21,9 @@ NvidiaDriver ReadNvidiaDriver(const std::string& root = "");
 /// neither is set. Not made.
 std::string CacheFolder(const std::string& requested);
 
-/// A warning that what a run will hold does not fit, with the sum; empty if it fits, or nothing is
-/// known. `budget`: the engine's; `host`: dense weights and KV cache, held by this program.
+/// A warning, with the sum, if the memory that a run will hold does not fit; empty if it fits, or
+/// nothing is known. `budget`: the engine's; `host`: dense weights and KV cache, held by this
+/// program.
 std::string MemoryWarning(const MemoryLimits& limits, int64_t budget, int64_t host);
 
 }  // namespace moert::cli

@@ -29,7 +29,7 @@ absl::string_view PartOf(absl::string_view tensor);
 /// For a checkpoint whose configuration is not read.
 std::vector<ModelPart> ModelParts(const Checkpoint& checkpoint);
 
-/// The same of one that is: what is used, and what is not, by the reason.
+/// The parts of a checkpoint whose configuration is read: used, or left out for a reason.
 struct ModelAccount {
   std::vector<ModelPart> used;
   std::vector<ModelPart> left_out;  // names are reasons

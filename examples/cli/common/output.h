@@ -14,12 +14,12 @@
 
 namespace moert::cli {
 
-/// Opens /dev/null in place of standard streams that the caller closed: else the next file that is
-/// opened gets their number, and what is printed. Before anything is opened.
+/// Opens /dev/null in place of standard streams that the caller closed: otherwise the next file
+/// opened would get their number, and the output. Call before anything is opened.
 void KeepStandardStreams();
 
-/// Prints and never fails: FlushStdout reports what stdout did not take, nobody can be told of
-/// stderr. fmt::print throws, in threads and callbacks too.
+/// Prints and never throws, unlike fmt::print, which throws in threads and callbacks too.
+/// FlushStdout reports failed writes to stdout; those to stderr are ignored.
 template <typename... Args>
 void Print(std::FILE* file, fmt::format_string<Args...> format, Args&&... args) {
   const std::string text = fmt::format(format, std::forward<Args>(args)...);
@@ -30,8 +30,8 @@ void Print(fmt::format_string<Args...> format, Args&&... args) {
   Print(stdout, format, std::forward<Args>(args)...);
 }
 
-/// From here on what the process prints to stdout goes to stderr; WriteOutput("-") still reaches
-/// the real stdout. Once, before anything is printed.
+/// Sends to stderr what the process prints to stdout from now on; WriteOutput("-") still reaches
+/// the real stdout. Call once, before anything is printed.
 void KeepStdoutForJson();
 
 /// Writes `text` to a file, or, for "-", to stdout. Errors name the place and the reason. A link to

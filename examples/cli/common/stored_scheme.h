@@ -10,8 +10,8 @@
 
 namespace moert::cli {
 
-/// The scheme that holds what a checkpoint of this form has, as docs/reference/checkpoints.md lists
-/// them; "bf16" of floats.
+/// The scheme that represents the weights of a checkpoint in this form, as listed in
+/// docs/reference/checkpoints.md; "bf16" for floats.
 std::string StoredScheme(const QuantizationConfig& config);
 
 /// The experts of a checkpoint that has them in several schemes, as a version called "stored";

@@ -44,7 +44,7 @@ int PrintMan(const Tool& tool) {
   return kExitOk;
 }
 
-// Flags of the command that is typed, values of those that have a fixed list, else files.
+// Completes flags of the typed command, values of flags with a fixed list, and else files.
 int PrintBashCompletion(const Tool& tool) {
   const std::string function = absl::StrReplaceAll(tool.name, {{"-", "_"}});
   const std::string names =

@@ -21,8 +21,7 @@ struct Tool {
 };
 
 /// A tool's main. Beside the commands it has --help (-h), --version, `--help=man` (its man page)
-/// and
-/// `--help=bash` (completion to be sourced by bash).
+/// and `--help=bash` (completion to be sourced by bash).
 int RunTool(const Tool& tool, int argc, const char* const* argv);
 
 }  // namespace moert::cli

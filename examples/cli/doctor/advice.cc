@@ -18,8 +18,8 @@ double Share(int64_t part, int64_t whole) {
                   static_cast<double>(part) / static_cast<double>(std::max<int64_t>(whole, 1)));
 }
 
-/// How often an expert that is asked for is among the share r at hand. Routing of the
-/// bundled model misses (1 - r)^4.
+/// The hit ratio of a tier that holds the share r of the experts. The bundled model's routing
+/// misses (1 - r)^4.
 double FavouredHits(double r) { return 1 - std::pow(1 - r, 4); }
 
 /// Seconds that so many bytes take; infinite where there is no rate.
@@ -27,7 +27,7 @@ double Seconds(double bytes, double rate) { return bytes <= 0 ? 0 : bytes / rate
 
 double PerSecond(double seconds) { return std::isfinite(seconds) && seconds > 0 ? 1 / seconds : 0; }
 
-// Hits of the fastest tier alone, and of it with the next.
+// Hit ratios of the fastest tier alone, and of it and the next one together.
 struct Hits {
   double first = 0, second = 0;
 };
@@ -113,14 +113,14 @@ std::string SpeedText(const Speed& s) {
 
 std::string BudgetText(int64_t bytes) { return fmt::format("{}M", bytes >> 20); }
 
-/// The device that runs the placement.
+/// The commands that run the placement, on the device or without one.
 std::vector<std::string> Commands(const ModelFacts& f, const Placement& p, bool on_device) {
   const bool whole = on_device ? p.tiers.device >= 1 : p.tiers.memory >= 1;
   const std::string budget = BudgetText(p.budget);
   if (f.kind == ModelKind::kGguf) {
     const std::string flags = on_device ? " -ngl 99" : "";
     if (whole) return {fmt::format("llama-server -m {}{}", f.path, flags)};
-    // -ot: at such an option every llama.cpp of shared libraries loads backends.
+    // The option -ot makes every llama.cpp of shared libraries load backends.
     return {
         fmt::format("GGML_BACKEND_PATH=PLUGIN/libggml-moert.so MOERT_BUDGET={} llama-server -m "
                     "{}{} -ot exps=CPU --no-warmup",
@@ -160,7 +160,7 @@ void AddTable(const Advice& advice, std::vector<std::string>* lines) {
   if (advice.placements.size() == 1) lines->back() = "  * as the file has them";
 }
 
-/// As stored, and, where that leaves experts out of the fast tier, the widest scheme that does not.
+/// The stored scheme and, if it leaves experts out of the fast tier, the widest that does not.
 std::vector<const Placement*> Recommended(const Advice& advice) {
   std::vector<const Placement*> taken = {&advice.placements.front()};
   const auto whole = [&](const Placement& p) {

@@ -48,8 +48,8 @@ struct Advice {
   std::vector<std::string> assumptions;
 };
 
-/// A layer's kernels, beside the bytes they read: each waits for the one before it. Measured once,
-/// on an H200; the advice says so.
+/// Time that a layer's kernels take beside the bytes they read, as each waits for the one before
+/// it. Measured once, on an H200; the advice says so.
 inline constexpr double kDeviceLayerSeconds = 35e-6;
 /// Share of a device's measured memory rate that products of one token reach.
 inline constexpr double kDeviceShare = 0.6;

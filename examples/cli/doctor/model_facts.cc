@@ -122,7 +122,7 @@ int64_t KvBytes(const HfConfig& c, int64_t tokens) {
   return 4 * channels * tokens;
 }
 
-/// A config alone: dense weights as bf16.
+/// For a config alone: dense weights count as bf16.
 void AddDense(const HfConfig& c, ModelFacts* facts) {
   int64_t weights = 0;
   for (int l = 0; l < c.num_hidden_layers; ++l) {
@@ -137,7 +137,7 @@ void AddDense(const HfConfig& c, ModelFacts* facts) {
   facts->dense_bytes = facts->dense_token_bytes + (c.tie_word_embeddings ? 0 : 2 * table);
 }
 
-/// A checkpoint: what its files have beside routed experts.
+/// For a checkpoint: everything in its files except routed experts.
 void AddDense(const Checkpoint& checkpoint, const HfConfig& c, ModelFacts* facts) {
   int64_t table = 0, dense = 0;
   for (const TensorInfo& t : checkpoint.tensors()) {

@@ -105,7 +105,8 @@ nlohmann::json Summary(const AllocateArguments& a, const Calibration& c, const A
           {"shares", shares}};
 }
 
-// A budget is of memory, which each record fills to its alignment; the allocation knows records.
+// The budget counts records padded to their alignment, the allocation counts them without padding:
+// lowers its capacity until the result fits.
 absl::StatusOr<Allocation> AllocateWithin(const Calibration& c, AllocationOptions o,
                                           int64_t budget) {
   for (o.capacity = budget;;) {

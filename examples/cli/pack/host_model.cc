@@ -126,7 +126,8 @@ TokenReader HostTokenReader(const std::string& model) {
 
 namespace {
 
-// Layers pass one at a time, so what one has chosen is gone where the next would share it.
+// Layers run one at a time, so positions chosen in one layer are gone when the next would share
+// them.
 absl::Status CheckWindow(const Checkpoint& checkpoint, const HfConfig& config, int64_t window) {
   const bool shares = std::any_of(config.mixers.begin(), config.mixers.end(),
                                   [](const MixerConfig& mixer) { return mixer.shares_index; });
@@ -137,8 +138,8 @@ absl::Status CheckWindow(const Checkpoint& checkpoint, const HfConfig& config, i
       checkpoint.path(), config.indexer.top_k, config.indexer.top_k, window));
 }
 
-// A layer's halves are called one by one, which is how no layer with a dense block beside its
-// experts is divided, and between them there is one residual stream.
+// The halves of a layer are called one by one, with one residual stream between them. Layers with a
+// dense block beside their experts cannot be divided like this.
 absl::Status CheckHalves(const Checkpoint& checkpoint, const HfConfig& config) {
   if (config.hyper.streams > 0) {
     return absl::UnimplementedError(fmt::format(

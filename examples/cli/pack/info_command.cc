@@ -70,8 +70,8 @@ std::string BudgetText(const json& budget) {
   return budget["bytes"].is_null() ? "-" : util::BytesText(budget["bytes"].get<int64_t>());
 }
 
-/// Whether people want it without --all: what the file has, and usual choices of fewer bits where
-/// that is floats.
+/// Whether a version is shown without --all: the stored one and, where that is floats, usual
+/// choices of fewer bits.
 bool Shown(const json& version, const json& info, bool all) {
   if (all || !info.contains("stored_scheme")) return true;
   const std::string name = version["name"], stored = info["stored_scheme"];
@@ -182,7 +182,7 @@ absl::StatusOr<json> DescribePack(const std::string& path, const PlanOptions& op
   return info;
 }
 
-// A checkpoint whose configuration is not read: what its tensors' names tell of it.
+// Describes a checkpoint whose configuration is not read, by the names of its tensors.
 absl::StatusOr<json> DescribeUnknown(const std::string& path, const absl::Status& why) {
   json info = {{"kind", "checkpoint"}, {"path", path}, {"not_read", std::string(why.message())}};
   MOERT_RETURN_IF_ERROR(AddAccount(path, nullptr, &info));

@@ -34,7 +34,7 @@ absl::StatusOr<nlohmann::json> BudgetsJson(const std::string& path, const MoeMod
 
 nlohmann::json VersionJson(const PackVersion& version, const VersionSize& size);
 
-/// Adds what `auto` makes of a checkpoint within an accepted loss, if that is what is planned.
+/// Adds the choice of `auto` for a checkpoint within an accepted loss, if that is planned.
 absl::Status AddChoice(const std::string& path, const HfConfig& config, const PlanOptions& options,
                        nlohmann::json* info);
 

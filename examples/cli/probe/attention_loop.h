@@ -1,5 +1,5 @@
-// The time a host spends outside libmoert, in its attention: memory is read by all threads until so
-// much time has passed, as projections of a decoder would read their weights.
+// Emulates the time that a host spends outside libmoert, in its attention: all threads read memory
+// for a given time, as a decoder's projections read their weights.
 #ifndef MOERT_EXAMPLES_CLI_PROBE_ATTENTION_LOOP_H_
 #define MOERT_EXAMPLES_CLI_PROBE_ATTENTION_LOOP_H_
 

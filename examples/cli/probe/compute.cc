@@ -77,7 +77,7 @@ absl::StatusOr<double> Pass(MixedGroupGemm* gemm, const Records& records, int64_
   return static_cast<double>(calls * experts * records.layout.bytes) / seconds.count();
 }
 
-/// Sees what calls took beside products and waiting.
+/// Collects the time of calls apart from products and waiting.
 class Times final : public TraceSink {
  public:
   void OnCall(const TraceCall& call) override {

@@ -1,4 +1,4 @@
-// When a measurement is to end, whatever is left of it.
+// The time at which a measurement is to end, complete or not.
 #ifndef MOERT_EXAMPLES_CLI_PROBE_UNTIL_H_
 #define MOERT_EXAMPLES_CLI_PROBE_UNTIL_H_
 

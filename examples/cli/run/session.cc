@@ -82,7 +82,7 @@ absl::StatusOr<Source> OpenCheckpoint(const RunOptions& options) {
   return OpenModel(options.model, open);
 }
 
-// Where `auto` chooses versions to make, `engine` has what it came to.
+// If `auto` chooses versions to make, `engine` receives its choice.
 absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& config,
                                    EngineOptions* engine) {
   const int given = !options.experts.empty() + !options.as.empty() + options.pack;
@@ -104,7 +104,7 @@ absl::StatusOr<Source> OpenExperts(const RunOptions& options, const HfConfig& co
   return OpenChosen(options, *std::move(choice));
 }
 
-// A strategy that serves versions which the source lacks: says what makes them.
+// An error that says how to make versions which the strategy serves and the source lacks.
 absl::Status CheckVersions(const RunOptions& options, const ExpertSource& source) {
   MOERT_ASSIGN_OR_RETURN(const Strategy strategy, MakeStrategy(options.strategy));
   std::vector<std::string> there;
@@ -122,7 +122,7 @@ absl::Status CheckVersions(const RunOptions& options, const ExpertSource& source
   return absl::OkStatus();
 }
 
-// A budget that the machine does not have is used until the kernel ends the process: said before.
+// Warns of a budget beyond the machine's memory, at which the kernel would kill the process.
 void WarnOfMemory(const RunOptions& options, const EngineOptions& engine,
                   const ExpertSource& source, const Checkpoint& checkpoint,
                   const HfConfig& config) {
@@ -140,8 +140,8 @@ bool RunsOnCpu(const EngineOptions& engine) {
   return engine.backend == BackendKind::kCpu || !CudaStatus().ok();
 }
 
-// Counts the experts' use, where the next run is to begin with it. A sink sees every step, which
-// recorded CUDA graphs would pass by, and logical times must not depend on earlier runs.
+// Counts the experts' use for the next run to begin with. Not on a device, as a sink does not see
+// replays of CUDA graphs, nor on a virtual clock, whose times must not depend on earlier runs.
 absl::Status PrepareWarmStart(const RunOptions& options, const ExpertSource& source,
                               EngineOptions* engine, Session* s) {
   if (options.warm == "off" || options.clock == "virtual" || !RunsOnCpu(*engine)) {
@@ -164,7 +164,7 @@ absl::Status BeginWarmStart(const RunOptions& options, Session* s) {
   return absl::OkStatus();
 }
 
-// Says where --dtype asks for something that these experts do not have.
+// Notes where --dtype asks for numerics that these experts do not have.
 void NoteNumerics(const RunOptions& options, const ExpertSource& source,
                   const Checkpoint& checkpoint, const HfConfig& config) {
   if (options.quiet) return;
@@ -197,7 +197,7 @@ void NoteNumerics(const RunOptions& options, const ExpertSource& source,
   }
 }
 
-// More rows a step where a prompt would wait for experts otherwise.
+// More rows per step if a prompt would otherwise wait for experts.
 absl::Status SizeSteps(const RunOptions& options, const ExpertSource& source, int64_t prompt,
                        EngineOptions* engine) {
   if (!RunsOnCpu(*engine) || prompt <= engine->max_tokens_per_forward) return absl::OkStatus();
@@ -246,7 +246,7 @@ absl::StatusOr<Session> Session::Open(const RunOptions& options, HfConfig config
   host::OpenDecoderOptions open;
   open.max_rows = engine_options.max_tokens_per_forward;
   open.device = engine_options.device;
-  // A trace and a virtual clock see every step; a recorded one would pass unseen.
+  // A trace and a virtual clock have to see every step; replays of a graph would bypass them.
   open.graphs =
       options.graphs == "auto" && engine_options.trace == nullptr && options.clock != "virtual";
   MOERT_ASSIGN_OR_RETURN(

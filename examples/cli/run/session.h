@@ -39,8 +39,8 @@ struct Session {
   absl::Status Finish(RunReport report, const RunOptions& options);
 };
 
-/// The exit status of an error that came before the first step: what the user gave is wrong, unless
-/// it is the machine or the library.
+/// The exit status of an error before the first step: wrong input by the user, unless the machine
+/// or the library is at fault.
 int SetupExitStatus(const absl::Status& status);
 
 }  // namespace moert::cli

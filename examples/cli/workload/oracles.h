@@ -1,5 +1,5 @@
-// Hindsight bounds: what the best possible decisions would have reached on the same routing, so
-// that a gain is read against what there was to gain.
+// Hindsight bounds: what the best possible decisions would have reached on the same routing, to
+// compare a measured gain with the possible one.
 #ifndef MOERT_EXAMPLES_CLI_WORKLOAD_ORACLES_H_
 #define MOERT_EXAMPLES_CLI_WORKLOAD_ORACLES_H_
 

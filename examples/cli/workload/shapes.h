@@ -24,7 +24,7 @@ struct Shape {
   // The other parts of a decoder.
   int heads = 0, kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t vocabulary = 0;  // 0: of a model whose other parts are none that are listed here
+  int64_t vocabulary = 0;  // 0: the model has other parts than those listed here
   bool qk_norm = false;    // of each head
 };
 

@@ -21,12 +21,12 @@
 namespace moert::cli {
 namespace {
 
-/// Mixed versions draw from these by themselves.
+/// The schemes that mixed versions draw from by default.
 constexpr const char* kMixedSchemes[] = {
     "w8a16_g128",      "w8a8",           "w4a16_g128_asym", "w4a8_g128",       "w4a16_g-1_asym",
     "w3a16_g128_asym", "w3a16_g-1_asym", "w2a16_g64_asym",  "w2a16_g128_asym", "w2a16_g-1_asym"};
 
-/// Records of one version: `count` different ones, the experts in turn.
+/// Records of one version: `count` different ones, which experts share in turn.
 struct Ring {
   std::vector<RecordLayout> layouts;  // by layer, or by expert
   bool by_expert = false;
@@ -92,7 +92,7 @@ class SyntheticExperts final : public ExpertSource {
   absl::Status ReadRecord(int layer, int expert, int version,
                           absl::Span<std::byte> dst) const override {
     if (!files_.empty()) {
-      // Whole blocks: direct I/O takes no others.
+      // Whole blocks, as direct I/O requires.
       const int64_t stride = rings_[version].stride;
       return files_[version]->Read((first_[layer] + expert) * stride, dst.first(stride));
     }

@@ -1,16 +1,16 @@
-// Gate inputs of a decoder that is not there: a process of hidden states that routes as trained
-// models do. docs/results/workloads.md has the model, where its numbers come from, and how well
-// they fit.
+// Synthetic gate inputs: a random process of hidden states that routes as trained models do.
+// docs/results/workloads.md describes the model, where its numbers come from, and how well they
+// fit.
 //
 // The gate of layer l is a real matrix. It sees a vector of `dims` components of a token (the rest
 // of the hidden state is orthogonal to every gate), a sum of independent Gaussian parts:
 //
 //   y[l] = sqrt(1 - h) * (common + domain + request + recent + fresh[l]) + sqrt(h) * surprise
 //
-// by what they outlive: all requests, a domain's, a request, some tokens (an autoregression over
-// tokens), one token (an autoregression over layers, slower to change in deep layers), one layer
-// call. Their shares of the variance make popularity skewed, reuse local in time, and the next
-// layer predictable, each to the extent that was measured.
+// which differ in how long they last: for all requests, a domain, a request, some tokens (an
+// autoregression over tokens), one token (an autoregression over layers, slower to change in deep
+// layers), one layer call. Their shares of the variance make popularity skewed, reuse local in
+// time, and the next layer predictable, each to the extent that was measured.
 #ifndef MOERT_EXAMPLES_CLI_WORKLOAD_WORKLOAD_H_
 #define MOERT_EXAMPLES_CLI_WORKLOAD_WORKLOAD_H_
 

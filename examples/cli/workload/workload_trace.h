@@ -1,4 +1,4 @@
-// A workload as a trace that is made up as it is read: for replay and for oracles, without weights.
+// A workload as a trace that is generated as it is read: for replay and oracles, without weights.
 #ifndef MOERT_EXAMPLES_CLI_WORKLOAD_WORKLOAD_TRACE_H_
 #define MOERT_EXAMPLES_CLI_WORKLOAD_WORKLOAD_TRACE_H_
 

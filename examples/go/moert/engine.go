@@ -86,7 +86,7 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 		defer C.free(list)
 		c.shard = shard
 	}
-	var given []cgo.Handle // the library's, once there is an engine
+	var given []cgo.Handle // owned by the library once there is an engine
 	if options.Policies != nil {
 		vtable := (*C.moert_policies)(C.calloc(1, C.sizeof_moert_policies))
 		defer C.free(unsafe.Pointer(vtable))
@@ -120,7 +120,7 @@ func NewEngine(source *Source, options Options) (*Engine, error) {
 	runtime.KeepAlive(source)
 	if err != nil {
 		for _, handle := range given {
-			handle.Delete() // on failure they stayed ours
+			handle.Delete() // the library did not take them
 		}
 		return nil, err
 	}

@@ -22,7 +22,7 @@ type RecordPart struct {
 	Offset    int64 // of expert 0 in it; others follow
 }
 
-// Records bring what no file has. ReadPart is called from several goroutines at once.
+// Records read the parts that are in no file. ReadPart is called from several goroutines at once.
 type Records interface {
 	ReadPart(layer, expert, part int, dst []byte) error
 }
@@ -70,7 +70,7 @@ func NewRecordSource(name string, layers []LayerSpec, parts []RecordPart, files 
 			C.uint64_t(len(parts)), options, &handle, err)
 	})
 	if err != nil {
-		h.Delete() // on failure they stayed ours
+		h.Delete() // the library did not take it
 		return nil, err
 	}
 	return &Source{handle}, nil
@@ -136,8 +136,8 @@ type Slots struct {
 	c       C.moert_slots
 }
 
-// Fetch brings the experts that ids, rows x k, names (-1: none) and pins them: for hosts whose products
-// are their own.
+// Fetch loads and pins the experts named by ids, rows x k (-1: none), for hosts that compute the
+// products themselves.
 func (s *Step) Fetch(layer int, ids []int32) (*Slots, error) {
 	if len(ids) == 0 || len(ids)%s.rows != 0 {
 		return nil, &Error{InvalidArgument, "Fetch", fmt.Sprintf("%d ids for %d rows", len(ids), s.rows)}

@@ -162,7 +162,7 @@ func NewSource(name string, layers []LayerSpec, weights Weights) (*Source, error
 		return C.moert_source_create(cName, &specs[0], C.uint64_t(len(layers)), callbacks, &handle, err)
 	})
 	if err != nil {
-		h.Delete() // on failure they stayed ours
+		h.Delete() // the library did not take it
 		return nil, err
 	}
 	return &Source{handle}, nil

@@ -35,7 +35,7 @@ type Step struct {
 // be if partial, rows x the layer's, were the whole output of the layer. False: cannot tell.
 type PredictNext func(layer int, partial, nextInput []float32) bool
 
-// StepOptions are what else a step may begin with.
+// StepOptions are further options of a step.
 type StepOptions struct {
 	RequestIDs  []int64     // one a row, or nil
 	PredictNext PredictNext // resident-forward prediction, or nil

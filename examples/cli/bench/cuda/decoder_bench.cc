@@ -25,7 +25,7 @@ using host::SequenceInput;
 using host::StepPhase;
 using nlohmann::json;
 
-/// Records that are copied to the device: more than the caches of a CPU hold.
+/// Bytes of records that are copied to the device: more than the caches of a CPU hold.
 constexpr int64_t kPinnedBytes = int64_t{1} << 30;
 /// Steps before the first that counts: code is loaded, graphs are recorded.
 constexpr int64_t kWarmSteps = 8;
@@ -44,7 +44,7 @@ class DecoderBench {
  private:
   absl::StatusOr<json> Decode(int64_t batch);
   absl::StatusOr<json> Prompt(int64_t tokens);
-  /// A step of these tokens, and the token behind each sequence's last.
+  /// Runs a step of these tokens; `next` receives the next token of each sequence.
   absl::Status Step(StepPhase phase, absl::Span<const SequenceInput> inputs,
                     std::vector<int32_t>* next);
   std::vector<int32_t> RandomTokens(int64_t count);

@@ -22,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using gpu::Buffer;
 
-/// Attention reads this, in turn: far more than the device's caches hold.
+/// Bytes that attention reads in turn: far more than the device's caches hold.
 constexpr int64_t kAttentionMemory = int64_t{1} << 30;
 
 double MsSince(Clock::time_point begin) {
@@ -88,7 +88,7 @@ class DeviceRunner final : public StepRunner {
     for (const LayerInputs& layer : step.layers) {
       floats += static_cast<int64_t>(layer.hidden.size());
     }
-    // Where a captured step finds them, whichever step it is.
+    // Captured steps read their hidden states from here, whichever step it is.
     RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(x_.data(), Floats(inputs_) + first_[index],
                                          static_cast<size_t>(Bytes(floats)),
                                          cudaMemcpyDeviceToDevice, stream_.get()));

@@ -57,7 +57,7 @@ absl::StatusOr<double> Copy(const CopyRate& c, std::byte* host, std::byte* devic
   const absl::StatusOr<double> ns = Time([&]() -> absl::Status {
     for (int q = 0; q < c.queued; ++q) {
       const int64_t offset = at++ % pieces * c.bytes;
-      // The ways use halves of their own, so that neither waits for the other's lines.
+      // Each direction has its own half, so that neither waits for the other's cache lines.
       if (down) {
         RETURN_IF_CUDA_ERROR(cudaMemcpyAsync(device + offset, host + offset, c.bytes,
                                              cudaMemcpyHostToDevice, s.a.get()));
@@ -168,7 +168,7 @@ class CostProbe {
     return 1e6 * static_cast<double>(ms);
   }
 
-  /// Host time of each of many operations, queued behind nothing and then waited for.
+  /// Host time of each of many operations, which start on an idle stream and are waited for.
   absl::Status HostNs(std::vector<double>* samples, const std::function<int()>& op) {
     const auto begin = Clock::now();
     for (int i = 0; i < kOps; ++i) RETURN_IF_CUDA_ERROR(op());

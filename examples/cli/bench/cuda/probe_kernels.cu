@@ -14,7 +14,7 @@ __global__ void ReadKernel(const uint4* data, int64_t n, unsigned* out) {
     const uint4 v = data[i];
     sum += v.x ^ v.y ^ v.z ^ v.w;
   }
-  // Never so; the compiler cannot know.
+  // Never true, which the compiler cannot know: the reads stay.
   if (sum == 0x5a5a1234u) *out = sum;
 }
 

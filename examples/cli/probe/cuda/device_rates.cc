@@ -27,7 +27,7 @@ absl::StatusOr<double> CopyRate(std::byte* to, const std::byte* from, cudaMemcpy
     RETURN_IF_CUDA_ERROR(cudaStreamSynchronize(stream.get()));
     return absl::OkStatus();
   };
-  MOERT_RETURN_IF_ERROR(queue());  // a link asleep wakes
+  MOERT_RETURN_IF_ERROR(queue());  // wakes a sleeping link
   const auto begin = Clock::now();
   std::chrono::duration<double> took{};
   int64_t copies = 0;

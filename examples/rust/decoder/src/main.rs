@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tensor::{dot, load, Linear, Result, RmsNorm, Tensor};
 
-/// Stands where a candle model has its sparse MoE block: an engine to share, and a number.
+/// Takes the place of a candle model's sparse MoE block: a layer of a shared engine.
 struct MoertMoe {
     layer: i32,
 }

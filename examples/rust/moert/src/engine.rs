@@ -14,11 +14,11 @@ pub type Stats = sys::moert_stats;
 /// The parts of the budget, in bytes.
 pub type Memory = sys::moert_memory;
 
-/// Demands of captured layer calls on a host.
+/// The requirements of captured layer calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GraphNeeds {
     pub capturable: bool,
-    /// One step of so many has to run eagerly between replays; 0: none has to.
+    /// One of so many steps has to run eagerly between replays; 0: none.
     pub eager_every: i32,
     /// Why layer calls cannot be captured; empty where they can.
     pub obstacle: String,
@@ -183,7 +183,7 @@ impl Engine {
         let made =
             check(|e| unsafe { sys::moert_engine_create(source.handle, &c, &mut handle, e) });
         if let Err(error) = made {
-            // On failure they stayed ours.
+            // After a failure the library has not taken them.
             if let Some(v) = &vtable {
                 unsafe { policy::take_back(v) };
             }
@@ -218,7 +218,7 @@ impl Engine {
         unsafe { sys::moert_engine_graph_safe(self.handle) != 0 }
     }
 
-    /// Demands of captured layer calls on a host; they do not change.
+    /// The requirements of captured layer calls; they do not change.
     pub fn graph_needs(&self) -> Result<GraphNeeds> {
         let mut c: sys::moert_graph_needs = unsafe { std::mem::zeroed() };
         let size = std::mem::size_of_val(&c) as u64;
@@ -246,13 +246,13 @@ impl Engine {
         self.step_with(phase, rows, StepOptions::default())
     }
 
-    /// The same with the request of each row, one row an element.
+    /// Like `step`, with the request of each row, one element per row.
     pub fn step_of_requests(&self, phase: Phase, request_ids: &[i64]) -> Result<Step<'_>> {
         let options = StepOptions { request_ids: Some(request_ids), ..Default::default() };
         self.step_with(phase, request_ids.len() as i64, options)
     }
 
-    /// The same with options.
+    /// Like `step`, with options.
     pub fn step_with(&self, phase: Phase, rows: i64, options: StepOptions) -> Result<Step<'_>> {
         let mut info: sys::moert_step_options = unsafe { std::mem::zeroed() };
         let size = std::mem::size_of_val(&info) as u64;
@@ -284,7 +284,7 @@ impl Engine {
         Ok(Step::new(handle, rows, predictor, self))
     }
 
-    /// These experts of a layer are coming, best first.
+    /// Hints that these experts of a layer will be needed, best first.
     pub fn prefetch(&self, layer: i32, experts: &[i32]) -> Result<()> {
         check(|e| unsafe {
             sys::moert_engine_prefetch(

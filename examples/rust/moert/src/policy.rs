@@ -67,7 +67,7 @@ pub enum Rule {
     },
 }
 
-/// A prediction is made from these; flags are 0 or 1, one an expert of the target layer.
+/// The inputs of a prediction; flags are 0 or 1, one per expert of the target layer.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefetch<'a> {
     pub context: Context<'a>,
@@ -80,7 +80,7 @@ pub struct Prefetch<'a> {
     pub in_flight: &'a [u8],
     /// Slots of the target layer.
     pub target_capacity: i64,
-    /// Until the target asks, waiting excluded, and one of its experts on the link: measured.
+    /// Measured: time until the target asks, waiting excluded, and to transfer one of its experts.
     pub window_ns: i64,
     pub transfer_ns: i64,
 }
@@ -91,11 +91,11 @@ pub struct Prediction {
     pub expert: i32,
     /// Higher is fetched earlier.
     pub score: f32,
-    /// Expected to use it; 0: cannot tell.
+    /// Tokens expected to use it; 0: cannot tell.
     pub tokens: i32,
 }
 
-/// Capacities are decided from these.
+/// The inputs of a capacity decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Capacity<'a> {
     /// The slots of the pool.
@@ -236,7 +236,7 @@ pub trait Policies: Send + 'static {
     fn upgrades(&mut self, _context: &Context) -> Option<bool> {
         None
     }
-    /// One decision a miss. link_busy_ns: until what is under way has arrived.
+    /// One decision per miss. link_busy_ns: until the transfers under way have arrived.
     fn placement(
         &mut self,
         _context: &Context,
@@ -245,7 +245,7 @@ pub trait Policies: Send + 'static {
     ) -> Option<Vec<Placement>> {
         None
     }
-    /// Shall what the CPU computed be brought while the link is idle (into slots that nobody holds)?
+    /// Shall experts that the CPU computed be loaded while the link is idle (into free slots)?
     fn backfills(&mut self, _context: &Context, _free_slots: bool) -> Option<bool> {
         None
     }
@@ -569,7 +569,7 @@ unsafe fn ask_flag(
 ) -> sys::moert_code {
     let own = unsafe { *answer != 0 };
     let context = unsafe { context_of(&*context) };
-    // Nothing said: as the strategy has it, which is no failure.
+    // No answer: the strategy decides, which is no failure.
     let decide = |host: &mut dyn Policies| Some(question(host, &context).unwrap_or(own));
     match unsafe { ask(user_data, decide) } {
         Ok(yes) => unsafe { *answer = yes as i32 },

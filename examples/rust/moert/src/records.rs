@@ -8,7 +8,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::{ptr, slice};
 
-/// One part of every expert of a layer: in a file, or brought by `Records::read`.
+/// One part of every expert of a layer: in a file, or read by `Records::read`.
 #[derive(Clone, Debug)]
 pub struct RecordPart {
     pub layer: i32,
@@ -20,7 +20,7 @@ pub struct RecordPart {
     pub file: Option<(i32, i64)>,
 }
 
-/// Brings what no file has. Called from several threads at once.
+/// Reads parts that are in no file. Called from several threads at once.
 pub trait Records: Send + Sync + 'static {
     fn read(
         &self,
@@ -164,13 +164,13 @@ impl Source {
             )
         });
         if let Err(error) = made {
-            drop(unsafe { Box::from_raw(records) }); // on failure it stayed ours
+            drop(unsafe { Box::from_raw(records) }); // the library did not take it
             return Err(error);
         }
         Ok(Source { handle })
     }
 
-    /// An error names what is missing or twice, unless the shards own everything exactly once.
+    /// Checks that the shards own everything exactly once; errors name what is missing or twice.
     pub fn check_shards(&self, shards: &[Shard]) -> Result<()> {
         let kept: Vec<_> = shards.iter().map(Shard::to_c).collect();
         let all: Vec<_> = kept.iter().map(|(c, _)| *c).collect();
@@ -227,8 +227,8 @@ impl Slots<'_> {
 }
 
 impl<'engine> Step<'engine> {
-    /// Brings the experts that `ids`, rows x k, names (-1: none) and pins them: for hosts whose
-    /// products are their own. A layer's slots are dropped before it is fetched again.
+    /// Loads and pins the experts named by `ids`, rows x k (-1: none), for hosts that compute the
+    /// products themselves. A layer's slots are dropped before it is fetched again.
     pub fn fetch(&self, layer: i32, ids: &[i32]) -> Result<Slots<'_>> {
         let invalid = |code, message| Error { code, origin: "Step::fetch".into(), message };
         if ids.is_empty() || ids.len() as i64 % self.rows != 0 {

@@ -191,7 +191,7 @@ impl Source {
             )
         });
         if let Err(error) = made {
-            drop(unsafe { Box::from_raw(weights) }); // on failure it stayed ours
+            drop(unsafe { Box::from_raw(weights) }); // the library did not take it
             return Err(error);
         }
         Ok(Source { handle })

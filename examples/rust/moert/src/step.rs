@@ -15,7 +15,7 @@ use std::{ptr, slice};
 /// layer's, with what that layer's input would be if this were all. False: cannot tell.
 pub type PredictNext = Box<dyn Fn(i32, &[f32], &mut [f32]) -> bool + Send + Sync>;
 
-/// A step may also begin with these.
+/// Further options of a step.
 #[derive(Default)]
 pub struct StepOptions<'a> {
     /// One a row.
@@ -49,14 +49,14 @@ pub(crate) unsafe extern "C" fn predict_next(
     }
 }
 
-/// One pass over all MoE layers. Dropped without `end`, its errors are nobody's.
+/// One pass over all MoE layers. If it is dropped without `end`, its errors are lost.
 pub struct Step<'engine> {
     pub(crate) handle: *mut sys::moert_step,
     pub(crate) rows: i64,
-    // Freed behind the step that points to it.
+    // Freed after the step that points to it.
     predictor: Option<Box<Predictor>>,
     pub(crate) engine: &'engine Engine,
-    // Layers with slots that live: C releases all of a layer's at once.
+    // Layers with live slots: C releases all slots of a layer at once.
     fetched: Mutex<HashSet<i32>>,
 }
 
@@ -110,7 +110,7 @@ impl<'engine> Step<'engine> {
     }
 
     /// Both as tensors. The library checks their shapes against the layer; that the slices are as
-    /// long as it will believe is checked here.
+    /// long as these shapes say is checked here.
     fn tensors(
         &self,
         origin: &str,
