@@ -21,7 +21,7 @@ struct GenerateOptions : SamplingOptions {
   std::function<absl::Status(int32_t token)> on_token;
   /// Called after on_token; true ends the generation as a stop token does. May be null.
   std::function<bool()> stop;
-  /// Called after each prefill step with the prompt tokens done and in total. May be null.
+  /// Called after each prefill step with the prompt tokens computed and to compute. May be null.
   std::function<void(int64_t done, int64_t total)> progress;
 };
 

@@ -16,8 +16,8 @@ struct PerplexityOptions {
   /// Tokens per window. Windows are independent sequences, taken from the first token on; a shorter
   /// rest is not used. Tokens 1..window-1 of each are scored given the tokens before them.
   int64_t window = 512;
-  /// 0: a window is one prefill step (cut into equal steps only if the model allows no more
-  /// rows). N: teacher-forced decode, N tokens of a sequence a step.
+  /// 0: a window is one prefill step (cut into equal steps only if the model allows no more rows).
+  /// N: teacher-forced decode, N tokens of each sequence per step.
   int64_t step_tokens = 0;
   /// Windows that decode side by side. Only with step_tokens.
   int64_t batch = 1;

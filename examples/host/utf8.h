@@ -9,7 +9,7 @@
 
 namespace moert::host {
 
-/// The character at the front of some bytes.
+/// The first character of some bytes.
 struct Utf8Unit {
   enum Kind { kValid, kInvalid, kIncomplete };
   Kind kind = kInvalid;

@@ -63,7 +63,7 @@ absl::StatusOr<HfConfig> DecoderConfig(const Shape& shape) {
   config.moe = shape.spec;
   config.vocab_size = other == nullptr ? shape.vocabulary : other->vocabulary;
   config.hidden_size = shape.spec.layers.front().hidden;
-  // Dense layers may stand in front.
+  // Dense layers may come before the MoE layers.
   config.num_hidden_layers = shape.spec.layers.back().model_layer + 1;
   config.num_attention_heads = shape.heads;
   config.num_key_value_heads = shape.kv_heads;

@@ -33,7 +33,7 @@ class DeviceBench {
   virtual double ReadBytesPerSecond() const = 0;
   /// Time of a copy of so many bytes from page-locked memory: median.
   virtual absl::StatusOr<double> CopyMs(int64_t bytes) const = 0;
-  /// Page-locks host memory until the returned object goes.
+  /// Page-locks host memory until the returned object is destroyed.
   virtual absl::StatusOr<std::shared_ptr<void>> Pin(std::byte* data, int64_t bytes) const = 0;
   /// Steps of engines on this device, one after another on one stream. The device is idle when a
   /// step begins, and its time ends when it is idle again.

@@ -77,7 +77,7 @@ struct Case {
   double gigaflops = 0;         // at the median
 };
 
-// One call: which rows of x each of so many consecutive experts gets.
+// One call: for each of a range of consecutive experts, the rows of x that it gets.
 using Routing = std::vector<std::vector<int32_t>>;
 
 struct Work {

@@ -33,7 +33,7 @@ namespace {
 
 using nlohmann::json;
 
-// A variant that begins when the warm-up ends.
+// Marks a variant that begins after the warm-up, with the high experts of the variant before it.
 constexpr char kInherits[] = "hot=before";
 
 /// Engines of every strategy and budget on the same steps.

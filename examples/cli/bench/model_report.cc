@@ -95,11 +95,11 @@ struct Row {
   MemoryPlan plan;
   Oracles oracles;
   PrefetchBound bound;
-  double stall_ms = 0;      // a step
+  double stall_ms = 0;      // per step
   double tokens_per_s = 0;  // of all requests together
 };
 
-/// The time of a layer that waits for nothing: of the variant that waited least.
+/// The time of a layer without waiting, taken from the variant that waited least.
 double LayerMs(const VariantGroup& group) {
   double least = 0, best_stall = 0;
   for (const Variant& v : group.variants) {

@@ -35,7 +35,7 @@ struct RankTimes {
   bool replayed = false;
   StepSplit split = StepSplit::kExperts;
   double hit_ratio = 1;     // over all ranks
-  double loaded_bytes = 0;  // a step, all ranks
+  double loaded_bytes = 0;  // per step, all ranks
   double cpu_computed = 0;  // likewise: experts that the CPU multiplied beside GPUs
   int64_t pool_bytes = 0;   // the largest of a rank
 };

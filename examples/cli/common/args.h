@@ -1,7 +1,8 @@
-// A declarative flag parser for the command line tools: a flag is a name, where its value goes and
-// a help line. Errors name the legal flags or values; the tools exit with status 2 on them. Help,
-// man pages and shell completion are all made from the same declarations, which is why this is not
-// CLI11: that has neither of the latter two, and takes seconds to compile in every file.
+// A declarative flag parser for the command line tools: a flag is a name, a destination for its
+// value and a help line. Errors name the legal flags or values; the tools exit with status 2 on
+// them. Help, man pages and shell completion are all made from the same declarations, which is why
+// this is not CLI11: that has neither of the latter two, and takes seconds to compile in every
+// file.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_ARGS_H_
 #define MOERT_EXAMPLES_CLI_COMMON_ARGS_H_
 

@@ -8,7 +8,7 @@
 namespace moert::cli {
 namespace {
 
-// As roff takes it; a line may break behind any comma.
+// Escapes text for roff; a line may break after any comma.
 std::string Roff(const std::string& text) {
   return absl::StrReplaceAll(
       text, {{"\\", "\\e"}, {"-", "\\-"}, {"'", "\\(aq"}, {", ", ", "}, {",", ",\\:"}});

@@ -42,7 +42,7 @@ absl::Status WriteOutput(const std::string& path, absl::string_view text);
 /// a pipe.
 bool WouldOverwrite(const std::string& path);
 
-/// Whether the folder that `path` lies in is there and takes files. "-" is OK.
+/// OK if the folder that `path` lies in exists and takes files, and for "-".
 absl::Status CheckPlace(const std::string& path);
 
 /// Flushes stdout. Unavailable if that fails, or something before did: a full disk must not look

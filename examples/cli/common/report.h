@@ -1,5 +1,5 @@
-// The common part of all reports of the tools: the machine it was measured on, spread of repeated
-// measurements, and where the JSON goes.
+// The common part of all reports of the tools: a description of the machine, the spread of repeated
+// measurements, and writing the JSON.
 #ifndef MOERT_EXAMPLES_CLI_COMMON_REPORT_H_
 #define MOERT_EXAMPLES_CLI_COMMON_REPORT_H_
 

@@ -41,7 +41,7 @@ void AddExperts(const ExpertSource& source, const MoeModelSpec& moe, bool stored
   facts->schemes.push_back(std::move(as));
 }
 
-/// Not all configurations list mixers.
+/// The layer's mixer; the default one for configurations that do not list mixers.
 MixerConfig MixerOf(const HfConfig& c, int layer) {
   const auto at = static_cast<size_t>(layer);
   return at < c.mixers.size() ? c.mixers[at] : MixerConfig();
@@ -75,7 +75,7 @@ int64_t IndexerWeights(const HfConfig& c, int layer) {
   return rank * i.heads * i.head_dim + c.hidden_size * (keys + i.heads);
 }
 
-/// Those of a layer that sees compressed entries, or of its kind.
+/// Weights of a compressed attention layer, with or without entries.
 int64_t CompressedWeights(const HfConfig& c, int layer) {
   const CompressedAttentionConfig& a = c.compressed;
   const int64_t hidden = c.hidden_size, channels = c.num_attention_heads * c.head_dim;

@@ -45,7 +45,7 @@ struct WakeTimes {
 };
 absl::StatusOr<WakeTimes> ProbeWake(ThreadPool* pool, int repeats, const Until& until);
 
-/// Expert products: bytes of weights a second, from memory, not from caches.
+/// Expert products: bytes of weights per second, read from memory, not from caches.
 struct ComputeProbe {
   std::string kernels;
   std::string scheme;

@@ -19,8 +19,8 @@ namespace moert::cli {
 std::string LiveText(const EngineStats& before, const EngineStats& now, double seconds,
                      int64_t tokens);
 
-/// Shows it on stderr twice a second while it lives: one line that is redrawn, or, where the text
-/// goes to the same terminal or stderr is a file, a line each.
+/// Shows this text on stderr twice a second while the object lives: one line that is redrawn, or
+/// separate lines if the generated text goes to the same terminal or stderr is a file.
 class Live {
  public:
   /// `engine` is borrowed. Shows nothing if `enabled` is false.

@@ -53,11 +53,11 @@ struct Oracles {
 Oracles ComputeOracles(const RoutingHistory& history, int64_t slots);
 
 /// Mean time of a step if every layer's misses were known one layer ahead, exactly, and their
-/// transfers began then, behind nothing: a layer waits only for what does not fit the time of the
-/// layer before it.
+/// transfers began then on an idle link: a layer waits only for the part of them that exceeds the
+/// time of the layer before it.
 struct PrefetchBound {
   double lru_ms = 0;     // misses of LRU
-  double belady_ms = 0;  // misses of Belady's MIN, a cache a layer
+  double belady_ms = 0;  // misses of Belady's MIN, one cache per layer
 };
 PrefetchBound PerfectPrefetch(const RoutingHistory& history, int64_t slots, double layer_ms,
                               double transfer_ms);

@@ -10,7 +10,7 @@ namespace {
 
 // Queries that share one pass over keys and values.
 constexpr int64_t kQueriesPerBlock = 32;
-// From this many rows on, a block is rows of one head.
+// From this many rows on, a block consists of rows of one head.
 constexpr int64_t kManyRows = 8;
 
 int64_t RoundUp(int64_t n) { return (n + kPanelWidth - 1) / kPanelWidth * kPanelWidth; }
@@ -144,7 +144,7 @@ void Attend::Run(const Block& block, const float* queries, float* mixed, Scratch
 const ChosenBlocks* Attend::ChosenOf(const RowGroup& group) const {
   if (shape_.chooser < 0) return nullptr;
   const auto* state = static_cast<IndexedPanels*>(group.sequence->layer(shape_.chooser));
-  // Without a state a layer is run alone, in sequences so short that each row sees all.
+  // Without a state the layer runs alone, on sequences so short that each row sees all.
   return state == nullptr ? nullptr : &state->chosen();
 }
 

@@ -27,7 +27,7 @@ class Linear {
   /// [out].
   static absl::StatusOr<Linear> Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
                                      const std::string& name, int64_t out, int64_t in, bool bias);
-  /// The rows of several tensors, one part behind the other.
+  /// Stacks the rows of several tensors, one part after the other.
   static absl::StatusOr<Linear> Load(const Checkpoint& checkpoint, const QuantizationConfig& form,
                                      const std::vector<MatrixPart>& parts, int64_t in);
   /// From fp32 weights [out, in] in memory, kept as fp32; `bias` null or [out].

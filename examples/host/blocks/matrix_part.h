@@ -39,7 +39,7 @@ std::vector<int64_t> RowsOfHeads(int heads, int64_t stride, int64_t first, int64
 /// queries, keys, values, gates of values, betas, decays, each by head.
 std::vector<MatrixPart> DeltaNetParts(const DeltaNetConfig& sizes, const std::string& name);
 
-/// Rows [first, first + count) of a part, one behind the other: bf16 bits, or floats.
+/// Rows [first, first + count) of a part, contiguous: bf16 bits, or floats.
 template <typename T>
 absl::Status ReadRows(const LinearWeight& weight, const MatrixPart& part, int64_t in, int64_t first,
                       int64_t count, absl::Span<T> to) {

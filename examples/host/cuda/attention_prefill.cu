@@ -1,5 +1,5 @@
-// FlashAttention-2: a block takes 64 query rows of one head, a warp 16 of them, and walks over the
-// keys in tiles; scores and probabilities never leave registers.
+// FlashAttention-2: a block takes 64 query rows of one head, each of its warps 16 of them, and
+// loops over the keys in tiles; scores and probabilities never leave registers.
 #include "host/cuda/attention_kernel.h"
 #include "host/cuda/decode_found.cuh"
 #include "host/cuda/first_key.cuh"
@@ -143,7 +143,7 @@ __device__ __forceinline__ void Probabilities(const float (&score)[kScores][4], 
   p[3] = ToBf16Pair(score[2 * k + 1][2], score[2 * k + 1][3]);
 }
 
-/// Adds over the four lanes of a row.
+/// Adds up the values of the four lanes that share a row.
 __device__ __forceinline__ void QuadSum(float& sum) {
   sum += __shfl_xor_sync(0xffffffffu, sum, 1);
   sum += __shfl_xor_sync(0xffffffffu, sum, 2);

@@ -14,8 +14,8 @@ namespace moert::host {
 
 constexpr int kMaxDeltaKeyDim = 128;
 
-/// A state's matrices [value_heads, key_dim, value_dim], and behind them the convolution's last
-/// inputs [kernel - 1, channels].
+/// Size of a state: its matrices [value_heads, key_dim, value_dim], followed by the convolution's
+/// last inputs [kernel - 1, channels].
 struct DeltaNetStateSize {
   int64_t recurrent = 0, history = 0;  // floats
 };

@@ -43,7 +43,7 @@ class DeviceDecoder final : public TokenModel {
   static absl::StatusOr<std::unique_ptr<DeviceDecoder>> Load(const Checkpoint& checkpoint,
                                                              const HfConfig& config, Engine* engine,
                                                              const DeviceDecoderOptions& options);
-  /// The same with weights that are on the engine's device already.
+  /// Load with weights that are already on the engine's device.
   static absl::StatusOr<std::unique_ptr<DeviceDecoder>> Create(DeviceWeights weights,
                                                                const HfConfig& config,
                                                                Engine* engine,
@@ -71,7 +71,7 @@ class DeviceDecoder final : public TokenModel {
       : config_(config), engine_(engine), options_(options), rope_(config.rope) {}
   absl::Status Init(DeviceWeights weights);
   absl::StatusOr<StepId> BeginStep(StepPhase phase, absl::Span<const SequenceInput> inputs);
-  /// Enqueues a step, or replays it.
+  /// Enqueues a step's work, or replays its graph.
   absl::Status Execute(StepPhase phase, const StepShape& shape, StepId step);
   // The parts of a step, in device_step.cc.
 

@@ -64,7 +64,7 @@ class DeviceMixers {
   std::vector<int64_t> channels_before_;  // by layer: key channels of earlier attention layers
   int widest_head_ = 0;
 
-  // Holds all rows of a step.
+  // Buffers for all rows of a step.
   gpu::Buffer memory_;
   float* projected_ = nullptr;
   uint16_t* mixed_ = nullptr;

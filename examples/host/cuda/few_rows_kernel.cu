@@ -104,7 +104,7 @@ __device__ __forceinline__ void LoadRows(const FewRowsProduct& p, uint16_t* x) {
 /// warp's sum of squares. kRows: rows that are loaded together.
 template <int kRows>
 __device__ __forceinline__ void LoadNormed(const FewRowsProduct& p, const Shared& shared) {
-  constexpr int kSpan = 2 * kThreads * 4;  // of a row at a time
+  constexpr int kSpan = 2 * kThreads * 4;  // channels of a row that are loaded at a time
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const NormedRows& n = p.normed;
   float squares[kRows] = {};
