@@ -117,7 +117,7 @@ class DeviceDecoder final : public TokenModel {
   StepGraphs graphs_;
   bool graphs_allowed_ = false;
   int64_t graph_rows_ = 0;   // most rows of a recorded step; 0: any number
-  int64_t eager_every_ = 0;  // every so many-th step of a recorded shape runs eagerly; 0: none
+  int64_t eager_every_ = 0;  // of steps that may be replayed, every so-manyth is eager; 0: none
   int64_t turn_ = 0;
   int64_t replays_ = 0;
 
