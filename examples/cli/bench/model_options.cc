@@ -114,7 +114,7 @@ absl::StatusOr<std::vector<StrategyChoice>> ParseStrategies(const std::string& t
     }
     for (const StrategyInfo& info : ListStrategies()) {
       const absl::StatusOr<Strategy> strategy = MakeStrategy(info.name);
-      if (!strategy.ok()) continue;  // it needs to be told something
+      if (!strategy.ok()) continue;  // its name alone is no specification
       // A strategy that holds everything is compared at a budget of 100%.
       choices.push_back({info.name, strategy->preload && at.second.empty() ? "100%" : at.second});
     }

@@ -17,7 +17,7 @@ namespace moert::cli {
 
 struct RankRun {
   std::shared_ptr<const ExpertSource> source;
-  std::vector<Shard> shards;  // one a rank; of hosts that are alone: one, for each
+  std::vector<Shard> shards;  // one per rank
   bool whole = false;         // every rank holds every expert, and owns its shard
   EngineOptions options;      // shard and device are set here
   Phase phase = Phase::kDecode;
