@@ -286,9 +286,7 @@ near() {  # MODEL BUDGET BOUND
 for layout in qwen3moe gpt-oss; do
   for format in q4_0 q4_k q6_k mxfp4; do
     "$host" quantize "$layout.f16.gguf" shared.gguf "$format" >quantize.log 2>&1
-    bound=0.02
-    [ "$format" = q4_k ] && bound=0.1  # ggml's CPU packs inputs of it more coarsely; then routing moves
-    for budget in 25% 4%; do near shared.gguf "$budget" "$bound"; done
+    for budget in 25% 4%; do near shared.gguf "$budget" 0.02; done
   done
 done
 near scaled.gguf 25% 0.02
