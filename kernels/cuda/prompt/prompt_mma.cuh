@@ -178,9 +178,10 @@ __device__ __forceinline__ void RunMmaTile(const PromptGemmArgs& args,
   typename Product::Sums sums;
   ClearSums(sums);
   constexpr int kMany = MmaColumns(kMost) / 16, kSome = kMost == 64 ? 3 : 4;
-  if (MmaSteps(kMost, slot.columns) > kSome) {
+  const int steps = MmaSteps(kMost, slot.columns);
+  if (steps > kSome) {
     MultiplyMma<kMany, kPacking, kGateUp, kMost>(args, slot, ring, product, sums);
-  } else if (MmaSteps(kMost, slot.columns) > 2) {
+  } else if (steps > 2) {
     MultiplyMma<kSome, kPacking, kGateUp, kMost>(args, slot, ring, product, sums);
   } else {
     MultiplyMma<2, kPacking, kGateUp, kMost>(args, slot, ring, product, sums);
