@@ -202,6 +202,12 @@ struct SlotView {
 };
 
 /// Whether and how a host may capture layer calls into CUDA graphs (Engine::graph_needs).
+///
+/// A captured Fetch needs a step of the same calls before it, outside of the capture; within the
+/// capture it is released after the host's products. Each BeginStep then provides the slots that
+/// replays need. If it cannot, because leases or unreleased fetches hold slots or another budget
+/// moved them, it fails with FailedPrecondition once, and the graphs are void: capture again.
+/// Between BeginStep and the replay the host makes no other call of the step.
 struct GraphNeeds {
   /// Layer calls (Forward, of up to max_rows rows) may be recorded into a CUDA graph, and the graph
   /// launched between BeginStep and EndStep of later steps, on the step's stream, while residency

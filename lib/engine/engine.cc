@@ -21,6 +21,7 @@ GraphNeeds GraphNeedsOf(const Strategy& strategy, const EngineParts& parts) {
     return {.capturable = true,
             .max_rows = parts.executor->device_path()->cache()->most_captured_rows()};
   }
+  if (parts.runner->serves_fetches()) return {.capturable = true};
   if (!strategy.graph_safe() || !parts.runner->runs_resident()) {
     return {.obstacle = std::string(parts.misses_served.message())};
   }

@@ -99,7 +99,8 @@ absl::Status EngineImpl::CheckFetched(int layer, const StepState& step, const Fe
         layer, step.rows,
         {input.ids.size(), weights, input.slot_ids.size(), "slot_ids", !input.scores.empty()}));
   }
-  if ((!there || !blueprint_->strategy.graph_safe()) && capturing) {
+  const bool safe = blueprint_->strategy.graph_safe() || parts_->runner->serves_fetches();
+  if ((!there || !safe) && capturing) {
     return FailedPrecondition(
         "the stream is being captured: {}",
         there ? fmt::format("strategy {} needs the host in every layer call", strategy())

@@ -155,6 +155,7 @@ class LayerRunner {
 
   /// For a call that can run without the host: pins the whole layer.
   void PinLayer(int layer, Pins* pins);
+  static absl::Status NotCaptured(int layer);
   absl::Status BringFetched(const LayerCall& call, const FetchInput& input, Pins* pins);
   absl::Status SetFetchRouting(const LayerCall& call, const FetchInput& input);
   /// Refuses a call that needs more blocks than it can get.

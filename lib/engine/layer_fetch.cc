@@ -36,8 +36,10 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
       return absl::OkStatus();
     }
   }
+  if (call.exec.capturing && lent()) return NotCaptured(call.context.layer);
   MOERT_RETURN_IF_ERROR(TakeBack());
   const bool resident = there && runs_resident_ && NothingMissing(call.context.layer);
+  if (call.exec.capturing && !resident) return NotCaptured(call.context.layer);
   if (resident) {
     PinLayer(call.context.layer, pins);
   } else if (there) {
@@ -54,6 +56,14 @@ absl::Status LayerRunner::Fetch(LayerCall call, const FetchInput& input, Pins* p
       *device_slots,
       device_->PlaceSlots(call.exec, given, resident ? &call.context : nullptr, *parts_.store));
   return absl::OkStatus();
+}
+
+absl::Status LayerRunner::NotCaptured(int layer) {
+  return FailedPrecondition(
+      "the stream is being captured: the device cannot serve this fetch of layer {} alone. It can "
+      "if its slots hold every expert that the call names, and if the same step was run once "
+      "outside of a capture, without other fetches behind it",
+      layer);
 }
 
 void LayerRunner::ServeFetches() {

@@ -20,6 +20,7 @@ namespace moert::test {
 
 inline constexpr int kE = OpaqueModel::kExperts, kK = OpaqueModel::kTopK,
                      kLayers = OpaqueModel::kLayers;
+inline constexpr int64_t kAllRecords = 64 << 20;  // a host budget that keeps every record
 
 class Stream {
  public:

@@ -1,52 +1,11 @@
 // Fetches of single tokens under strategies that know more than who came last: the device evicts by
 // worth and prefetches by the next layer's gate, with no host in between, and changes no bit.
-#include <algorithm>
-#include <numeric>
-
-#include "opaque_device.h"
+#include "opaque_gated.h"
 
 namespace moert::test {
 namespace {
 
 constexpr int kSteps = 80;
-constexpr int64_t kAllRecords = 64 << 20;  // of a host budget
-
-/// The gate of every layer scores expert e by x[e].
-OpaqueModel Gated() {
-  OpaqueModel model;
-  for (MoeLayerSpec& layer : model.spec.layers) layer.routing.kind = RoutingKind::kSoftmaxTopK;
-  return model;
-}
-
-std::shared_ptr<const ExpertSource> GatedSource(const OpaqueModel& model) {
-  OpaqueWeights weights = model.InMemory();
-  weights.gates = [](const WeightRead& read) {
-    auto* const gate = static_cast<float*>(read.dst);
-    for (int i = 0; i < kE * OpaqueModel::kHidden; ++i) {
-      gate[i] = i / OpaqueModel::kHidden == i % OpaqueModel::kHidden ? 1.0f : 0.0f;
-    }
-    return absl::OkStatus();
-  };
-  return Source(model, std::move(weights));
-}
-
-std::vector<float> RandomRow(std::mt19937* random) {
-  std::normal_distribution<float> normal(0, 2);
-  std::vector<float> x(OpaqueModel::kHidden);
-  for (float& value : x) value = normal(*random);
-  for (int e = 0; e < 4; ++e) x[static_cast<size_t>(e)] += 1;  // some are popular
-  return x;
-}
-
-std::vector<int32_t> Chosen(const std::vector<float>& x) {
-  std::vector<int32_t> ids(kE);
-  std::iota(ids.begin(), ids.end(), 0);
-  std::partial_sort(ids.begin(), ids.begin() + kK, ids.end(), [&](int32_t a, int32_t b) {
-    return x[static_cast<size_t>(a)] > x[static_cast<size_t>(b)];
-  });
-  ids.resize(kK);
-  return ids;
-}
 
 /// Memory that every call of all steps reads and writes, each of its own: nothing is waited for
 /// until the end.

@@ -16,7 +16,6 @@
 namespace moert::test {
 
 inline constexpr int kHidden = OpaqueModel::kHidden;
-inline constexpr int64_t kAllRecords = 64 << 20;  // of a host budget
 
 using Product = std::function<absl::Status(const OpaqueProduct&)>;
 

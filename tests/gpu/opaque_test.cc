@@ -185,8 +185,6 @@ TEST_CASE("steps of two streams, and a budget that changes, take no slot from a 
   }
 }
 
-constexpr int64_t kAllRecords = 64 << 20;  // of a host budget
-
 TEST_CASE("the device brings what a fetch misses, and nothing waits") {
   const OpaqueModel model;
   const ExpectedOnDevice expected(model);

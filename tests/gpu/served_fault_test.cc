@@ -296,7 +296,7 @@ FaultedLife Fetches(const OpaqueModel& model, const char* name, Place place, int
   return life;
 }
 
-constexpr int64_t kSomeRecords = 1 << 18, kAllRecords = 64 << 20;
+constexpr int64_t kSomeRecords = 1 << 18;
 
 TEST_CASE("faults of fetches") {
   const OpaqueModel model;

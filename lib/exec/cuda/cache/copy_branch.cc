@@ -46,6 +46,13 @@ absl::Status StandBehind(cudaStream_t stream, cudaGraphNode_t node) {
   return absl::OkStatus();
 }
 
+/// Makes `stream` wait for a branch if it was forked.
+absl::Status JoinOne(bool* forked, cudaStream_t branch, cudaEvent_t end, cudaStream_t stream) {
+  if (!std::exchange(*forked, false)) return absl::OkStatus();
+  MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(end, branch));
+  return MOERT_CUDA_STATUS(cudaStreamWaitEvent(stream, end, 0));
+}
+
 }  // namespace
 
 CopyBranch::~CopyBranch() {
@@ -113,15 +120,14 @@ absl::Status CopyBranch::Prefetch(LayerPrefetch* prefetch) {
   return absl::OkStatus();
 }
 
+absl::Status CopyBranch::JoinCopies(cudaStream_t stream) {
+  return JoinOne(&copies_forked_, copies_, copied_, stream);
+}
+
 absl::Status CopyBranch::Join(cudaStream_t stream) {
-  const auto join = [&](bool forked, cudaStream_t branch, cudaEvent_t end) -> absl::Status {
-    if (!forked) return absl::OkStatus();
-    MOERT_CUDA_RETURN_IF_ERROR(cudaEventRecord(end, branch));
-    return MOERT_CUDA_STATUS(cudaStreamWaitEvent(stream, end, 0));
-  };
-  absl::Status status = join(std::exchange(copies_forked_, false), copies_, copied_);
-  status.Update(join(std::exchange(cpu_forked_, false), cpu_, computed_));
-  status.Update(join(std::exchange(prediction_forked_, false), predictions_, predicted_));
+  absl::Status status = JoinCopies(stream);
+  status.Update(JoinOne(&cpu_forked_, cpu_, computed_, stream));
+  status.Update(JoinOne(&prediction_forked_, predictions_, predicted_, stream));
   return status;
 }
 

@@ -39,6 +39,8 @@ class CopyBranch {
   bool Reads(const LayerPrefetch* list) const { return prefetch_ != nullptr && list_ == list; }
   /// Adds the prefetch behind the copies, and behind the prediction if that was forked.
   absl::Status Prefetch(LayerPrefetch* prefetch);
+  /// Makes `stream` wait for the forked copies.
+  absl::Status JoinCopies(cudaStream_t stream);
   /// Makes `stream` wait for the forked branches: copies, CPU and prediction.
   absl::Status Join(cudaStream_t stream);
 

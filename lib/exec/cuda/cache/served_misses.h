@@ -190,6 +190,7 @@ class ServedMisses {
   /// token it also serves to predict the next layer's experts, which are then prefetched on a side
   /// stream.
   struct HostCall {
+    bool capturing = false;
     int layer = 0;
     int32_t tokens = 0;
     GivenRouting given;
@@ -202,8 +203,12 @@ class ServedMisses {
   };
   /// Brings the given experts, in the order of `stream`: they are then in slots of the region,
   /// given.used_ids holds these slots, and `table` the slots of all experts that are present. Needs
-  /// a slot for each pair; with cpu_rows, one slot. Not in a capture if records are prefetched.
+  /// a slot for each pair; with cpu_rows, one slot. If the call is captured, Leave has to follow.
   absl::Status Fetch(const HostCall& call, cudaStream_t stream);
+  /// Ends a captured Fetch, after the host's products: `stream` waits for its prediction.
+  absl::Status Leave(cudaStream_t stream) { return branch_.Join(stream); }
+  /// Makes `stream`, in which captured fetches will be replayed, wait for the prefetches of others.
+  absl::Status AwaitPrefetches(cudaStream_t stream);
   /// Makes `stream` wait for the CPU's results of a Fetch, in the rows of `out` of its pairs.
   absl::Status AwaitRows(int layer, const MutableMatrixView& out, cudaStream_t stream) const;
   /// The slots that the device has for a layer; 0: nothing is lent.
@@ -232,8 +237,11 @@ class ServedMisses {
   void TurnRecords();
   /// Copies the whole table, or only its `layers`.
   absl::Status Copy(bool to_device, bool layers_alone, cudaStream_t stream);
-  /// Predicts the next layer's experts on the side stream, behind the work of `stream`.
-  absl::Status PredictBeside(const HostCall& call, cudaStream_t stream);
+  bool Predicts(const HostCall& call) const;
+  ServeMissesArgs ArgsOf(const HostCall& call) const;
+  /// Predicts the next layer's experts.
+  absl::Status PredictNext(const HostCall& call, cudaStream_t stream);
+  absl::Status FetchCaptured(const HostCall& call, cudaStream_t stream);
   ServeMissesArgs Args(const Call& call) const;
   /// Arguments of the decision about a call.
   ServeMissesArgs DecisionOf(const Call& call) const;

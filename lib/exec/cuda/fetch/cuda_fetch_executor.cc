@@ -52,7 +52,8 @@ CudaFetchExecutor::CudaFetchExecutor(const ExecutorParts& parts, const CudaExecu
       records_(options.records),
       paced_(options.paced),
       cpus_(options.cpus),
-      extent_(model_, OperandUse{}, parts.max_tokens, nullptr, ForBuffers(parts.served)) {
+      extent_(model_, OperandUse{}, parts.max_tokens, nullptr, ForBuffers(parts.served)),
+      captured_(model_.layers.size()) {
   int64_t total = 0;
   for (const MoeLayerSpec& layer : model_.layers) {
     first_.push_back(total);
@@ -126,7 +127,9 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::PlaceSlots(const ExecutorCall&
 
 absl::Status CudaFetchExecutor::LeaveSlots(void* stream) {
   DeviceScope scope(device_);
-  return fetch_.Leave(static_cast<cudaStream_t>(stream));
+  const auto order = static_cast<cudaStream_t>(stream);
+  MOERT_RETURN_IF_ERROR(fetch_.Leave(order));
+  return served_ != nullptr ? served_->Leave(order) : absl::OkStatus();
 }
 
 absl::Status CudaFetchExecutor::ScoreNext(const ExecutorCall& call, bool /*filled*/,
@@ -155,19 +158,31 @@ absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch,
                                          const StepRows& /*rows*/, void* stream) {
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
-  if (product_ != nullptr) {
-    cpu_->Watch();
-    MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(order));
-    if (!capturing) {
-      MOERT_RETURN_IF_ERROR(fence_->Enter(order));
-      cpu_costs_.read = product_->records()->read_ns();
-      absl::Status set = served_->SetCosts(cpu_costs_, order);
-      if (set.ok()) set = served_->MoveRecords(order);
-      set.Update(fence_->Pass(order));
-      MOERT_RETURN_IF_ERROR(set);
-    }
-  }
+  if (product_ != nullptr) cpu_->Watch();
+  MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(order));
+  if (!capturing && served_ != nullptr) MOERT_RETURN_IF_ERROR(PrepareServed(store, order));
   return fetch_.OpenStep(*store, epoch, order);
+}
+
+absl::Status CudaFetchExecutor::PrepareServed(VersionedStore* store, cudaStream_t stream) {
+  const bool replays = captured_.any();
+  if (product_ == nullptr && !replays) return absl::OkStatus();
+  if (replays && served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
+  MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
+  absl::Status status;
+  if (replays) {
+    status = served_->Lend(store, stream);
+    status.Update(served_->AwaitPrefetches(stream));
+  }
+  if (product_ != nullptr && status.ok()) {
+    cpu_costs_.read = product_->records()->read_ns();
+    status = served_->SetCosts(cpu_costs_, stream);
+    if (status.ok()) status = served_->MoveRecords(stream);
+  }
+  status.Update(fence_->Pass(stream));
+  MOERT_RETURN_IF_ERROR(status);
+  if (!replays) return absl::OkStatus();
+  return captured_.Check(*store, [this](int layer) { return served_->slots(layer); });
 }
 
 absl::Status CudaFetchExecutor::CloseStep(void* stream) {
@@ -276,14 +291,13 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
   // Without the CPU some experts could not be computed.
   if (served_->reads_below() && !Shares(given)) return nullptr;
   DeviceScope scope(device_);
+  if (call.capturing) return FetchCaptured(call, given, *store);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   if (served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
   MOERT_ASSIGN_OR_RETURN(const SlotRegion region, store->Slots(call.layer));
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   absl::Status status = served_->Lend(store, stream);
-  const int64_t least = Shares(given) ? 1 : given.pairs;
-  const bool all_differ = !given.any_slot || region.slots >= given.pairs / call.tokens;
-  const bool fits = status.ok() && served_->slots(call.layer) >= least && all_differ;
+  const bool fits = status.ok() && Fits(call, given, region);
   if (fits) status = ServeFetch(call, given, region);
   // Also after a failure, and if nothing was fetched: blocks are taken back only once the copy that
   // lent them is done.
@@ -292,9 +306,26 @@ absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchServed(const ExecutorCall
   return fits ? served_slots_ + first_[call.layer] : nullptr;
 }
 
+bool CudaFetchExecutor::Fits(const ExecutorCall& call, const GivenRouting& given,
+                             const SlotRegion& region) const {
+  const bool all_differ = !given.any_slot || region.slots >= given.pairs / call.tokens;
+  return served_->slots(call.layer) >= LeastSlots(given) && all_differ;
+}
+
+absl::StatusOr<const int32_t*> CudaFetchExecutor::FetchCaptured(const ExecutorCall& call,
+                                                                const GivenRouting& given,
+                                                                const VersionedStore& store) {
+  MOERT_ASSIGN_OR_RETURN(const SlotRegion region, store.Slots(call.layer));
+  if (served_->must_return() || !Fits(call, given, region)) return nullptr;
+  captured_.Add(call.layer, LeastSlots(given), region);
+  MOERT_RETURN_IF_ERROR(ServeFetch(call, given, region));
+  return served_slots_ + first_[call.layer];
+}
+
 absl::Status CudaFetchExecutor::ServeFetch(const ExecutorCall& call, const GivenRouting& given,
                                            const SlotRegion& region) {
   ServedMisses::HostCall host;
+  host.capturing = call.capturing;
   host.layer = call.layer;
   host.tokens = static_cast<int32_t>(call.tokens);
   host.given = given;
@@ -319,10 +350,11 @@ absl::Status CudaFetchExecutor::TakeCpuRows(const ExecutorCall& call,
   if (owed_ != call.layer) return absl::OkStatus();
   DeviceScope scope(device_);
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
+  MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream));
+  if (!capturing) MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   absl::Status status = served_->AwaitRows(call.layer, rows, stream);
   if (status.ok()) owed_ = -1;
-  status.Update(fence_->Pass(stream));
+  if (!capturing) status.Update(fence_->Pass(stream));
   return status;
 }
 

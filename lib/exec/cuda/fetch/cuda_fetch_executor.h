@@ -16,6 +16,7 @@
 #include "exec/cuda/compute_fence.h"
 #include "exec/cuda/cuda_api.h"
 #include "exec/cuda/cuda_executor.h"
+#include "exec/cuda/fetch/captured_fetches.h"
 #include "exec/cuda/fetch/device_fetch.h"
 #include "exec/cuda/fetch/fetched_product.h"
 #include "exec/cuda/memory/copy_batch.h"
@@ -39,7 +40,7 @@ class CudaFetchExecutor final : public FetchExecutor,
   static int64_t Bytes(const MoeModelSpec& model, int64_t max_tokens, const ServedRules& rules);
 
   ExecutorStats stats() const override {
-    ExecutorStats stats{host_syncs_, fetch_.captured(), 0, 0};
+    ExecutorStats stats{host_syncs_, fetch_.captured() || captured_.any(), 0, 0};
     stats.pinned_bytes = records_->pinned_bytes();
     stats.pinned_swaps = records_->swaps();
     return stats;
@@ -92,10 +93,17 @@ class CudaFetchExecutor final : public FetchExecutor,
 
  private:
   bool Shares(const GivenRouting& given) const;
+  int64_t LeastSlots(const GivenRouting& given) const { return Shares(given) ? 1 : given.pairs; }
   /// Starts the thread that answers jobs for the CPU, if the strategy gives the CPU any.
   absl::Status StartCpu();
   absl::Status ServeFetch(const ExecutorCall& call, const GivenRouting& given,
                           const SlotRegion& region);
+  absl::StatusOr<const int32_t*> FetchCaptured(const ExecutorCall& call, const GivenRouting& given,
+                                               const VersionedStore& store);
+  /// Whether the device has slots for the call.
+  bool Fits(const ExecutorCall& call, const GivenRouting& given, const SlotRegion& region) const;
+  /// Before the first call of a step that is not captured.
+  absl::Status PrepareServed(VersionedStore* store, cudaStream_t stream);
   /// Enqueue the copies of CopyRecords.
   absl::Status EnqueueCopies(cudaStream_t stream);
   absl::Status EnqueueKept(cudaStream_t stream);
@@ -124,6 +132,7 @@ class CudaFetchExecutor final : public FetchExecutor,
   cudaEvent_t arrived_ = nullptr;
   int64_t host_syncs_ = 0;
   CpuCosts cpu_costs_;
+  CapturedFetches captured_;
   int owed_ = -1;      // the layer for which the CPU still owes rows; -1: none
   bool late_ = false;  // some rows did not come in time
   std::unique_ptr<FetchedProduct> product_;  // null: the CPU takes no misses
