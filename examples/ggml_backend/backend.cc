@@ -22,6 +22,7 @@
 #include "models.h"
 #include "options.h"
 #include "runner.h"
+#include "whole_device.h"
 
 namespace moert_ggml {
 namespace {
@@ -173,9 +174,11 @@ bool GpuSupportsBufferType(ggml_backend_dev_t device, ggml_backend_buffer_type_t
 // ---- What ggml_backend_init returns.
 
 const char* RegistryName(ggml_backend_reg_t /*registry*/) { return "MOERT"; }
-size_t DeviceCount(ggml_backend_reg_t /*registry*/) { return 1; }
-ggml_backend_dev_t GetDevice(ggml_backend_reg_t registry, size_t /*index*/) {
-  return static_cast<ggml_backend_dev_t>(registry->context);
+ggml_backend_dev_t whole_device = nullptr;  // null: none is offered
+
+size_t DeviceCount(ggml_backend_reg_t /*registry*/) { return whole_device == nullptr ? 1 : 2; }
+ggml_backend_dev_t GetDevice(ggml_backend_reg_t registry, size_t index) {
+  return index == 1 ? whole_device : static_cast<ggml_backend_dev_t>(registry->context);
 }
 void* FindFunction(ggml_backend_reg_t /*registry*/, const char* name) {
   if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
@@ -209,6 +212,7 @@ ggml_backend_reg_t MakeRegistry(const Options& options) {
   registry.iface.get_proc_address = FindFunction;
   registry.context = &device;
   buffer_type = MakeBufferType(&device, options);
+  if (options.gpu && options.device) whole_device = MakeWholeDevice(&registry, buffer_type);
   return &registry;
 }
 

@@ -48,6 +48,12 @@ struct CudaStream::Driver {
   int (*event_record)(void* event, moert_stream stream);
   int (*event_query)(void* event);
   int (*event_elapsed)(float* milliseconds, void* begin, void* end);
+  int (*begin_capture)(moert_stream stream, int mode);
+  int (*end_capture)(moert_stream stream, void** graph);
+  int (*graph_instantiate)(void** recording, void* graph, unsigned long long flags);
+  int (*graph_destroy)(void* graph);
+  int (*graph_launch)(void* recording, moert_stream stream);
+  int (*recording_destroy)(void* recording);
 
   // Makes the context current on this thread for the object's lifetime.
   class Scope {
@@ -92,6 +98,12 @@ const CudaStream::Driver* CudaStream::LoadDriver() {
     find(&driver.event_record, "cuEventRecord");
     find(&driver.event_query, "cuEventQuery");
     find(&driver.event_elapsed, "cuEventElapsedTime");
+    find(&driver.begin_capture, "cuStreamBeginCapture_v2");
+    find(&driver.end_capture, "cuStreamEndCapture");
+    find(&driver.graph_instantiate, "cuGraphInstantiateWithFlags");
+    find(&driver.graph_destroy, "cuGraphDestroy");
+    find(&driver.graph_launch, "cuGraphLaunch");
+    find(&driver.recording_destroy, "cuGraphExecDestroy");
     return all && driver.init(0) == 0 ? &driver : nullptr;
   }();
   return loaded;
@@ -190,6 +202,31 @@ std::chrono::nanoseconds CudaStream::Between(Mark begin, Mark end) {
 bool CudaStream::Read(void* to, const void* from, size_t bytes) {
   const Driver::Scope scope(driver_, context_);
   return driver_->copy_to_host(to, reinterpret_cast<uintptr_t>(from), bytes) == 0;
+}
+
+bool CudaStream::BeginRecording() {
+  const Driver::Scope scope(driver_, context_);
+  constexpr int kRelaxed = 2;  // ggml's backend and libmoert may allocate meanwhile
+  return driver_->begin_capture(stream_, kRelaxed) == 0;
+}
+
+void* CudaStream::EndRecording() {
+  const Driver::Scope scope(driver_, context_);
+  void *graph = nullptr, *recording = nullptr;
+  if (driver_->end_capture(stream_, &graph) != 0 || graph == nullptr) return nullptr;
+  if (driver_->graph_instantiate(&recording, graph, 0) != 0) recording = nullptr;
+  driver_->graph_destroy(graph);
+  return recording;
+}
+
+bool CudaStream::Replay(void* recording) {
+  const Driver::Scope scope(driver_, context_);
+  return driver_->graph_launch(recording, stream_) == 0;
+}
+
+void CudaStream::Drop(void* recording) {
+  const Driver::Scope scope(driver_, context_);
+  driver_->recording_destroy(recording);
 }
 
 bool CudaStream::Synchronize() {

@@ -52,6 +52,16 @@ class CudaStream {
   /// The time between two marks that were both reached; negative: unknown.
   std::chrono::nanoseconds Between(Mark begin, Mark end);
 
+  // Recordings (CUDA graphs) of work on this stream, and on streams that Lead makes wait for it.
+
+  /// From here on work is recorded in place of being done. False: the driver refuses.
+  bool BeginRecording();
+  /// Ends the recording and returns it; null: it is void. All streams that take part must have been
+  /// joined (Follow).
+  void* EndRecording();
+  bool Replay(void* recording);
+  void Drop(void* recording);
+
   /// The host waits for this stream.
   bool Synchronize();
   /// The host waits for all work on the device.

@@ -49,6 +49,11 @@ void FreeNothing(ggml_backend_buffer_t /*buffer*/) {}
 }  // namespace
 
 Gpu* Gpu::Get() {
+  Gpu* const device = Device();
+  return given_up.load() ? nullptr : device;
+}
+
+Gpu* Gpu::Device() {
   static std::once_flag once;
   std::call_once(once, [] {
     auto* made = new Gpu;
@@ -58,7 +63,7 @@ Gpu* Gpu::Get() {
       delete made;
     }
   });
-  return given_up.load() ? nullptr : the_gpu;
+  return the_gpu;
 }
 
 void Gpu::GiveUp() { given_up.store(true); }

@@ -23,6 +23,8 @@ class Gpu {
   static Gpu* Get();
   /// Makes Get return null from now on: contexts that are made later compute on the CPU.
   static void GiveUp();
+  /// As Get, but after GiveUp too.
+  static Gpu* Device();
 
   ggml_backend_dev_t device() const { return device_; }
   int ordinal() const { return 0; }

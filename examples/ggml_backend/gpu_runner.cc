@@ -84,7 +84,9 @@ ggml_status GpuRunner::Compute(ggml_cgraph* graph) {
   // the nodes' inputs where the graph has them, and so do later pieces.
   watched_ = graph->uid == 0;
   if (watched_) MakeSkippedCopies();
-  const ggml_status status = ComputePieces(graph);
+  const bool known = tokens_ != nullptr && tokens_->Knows(graph->uid);
+  if (!known && tokens_ != nullptr) tokens_->Begin(graph->uid);
+  const ggml_status status = known ? ComputeKnown(graph) : ComputePieces(graph);
   inputs_.EndPart();
   return status;
 }
@@ -113,6 +115,10 @@ ggml_status GpuRunner::ComputePieces(ggml_cgraph* graph) {
 }
 
 ggml_status GpuRunner::ComputePiece(ggml_cgraph* graph, Piece piece, int end) {
+  // Without experts CUDA computes the graph as it would without us.
+  if (piece.experts == nullptr && end - piece.begin == graph->n_nodes && tokens_ != nullptr) {
+    return Launch(graph);
+  }
   ggml_cgraph part = *graph;
   part.nodes += piece.begin;
   part.n_nodes = end - piece.begin;
@@ -139,8 +145,15 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
     }
     const int layer = piece.experts->layer;
     const int64_t tokens = piece.ids->ne[1];
-    piece.experts->model->Count(layer, tokens);
-    store->BeginCall(layer, tokens);
+    if (recording_) {
+      const ggml_status recorded = RunServed(graph, piece, store, &too_many);
+      return too_many ? GGML_STATUS_FAILED : recorded;
+    }
+    if (!counted_) {
+      piece.experts->model->Count(layer, tokens);
+      store->BeginCall(layer, tokens);
+    }
+    if (tokens_ != nullptr) tokens_->Call();
     const bool streams = tokens >= kStreamTokens;
     // If experts are loaded beside the cache, the CPU helps, provided that enough are missing.
     const bool shares =
@@ -201,6 +214,7 @@ ggml_status GpuRunner::RunServed(ggml_cgraph* graph, const Piece& piece, Store* 
   ReplaceExperts(graph, slots, slot_ids);
   const ggml_status status = shares ? LaunchShared(graph, piece, call, store) : Launch(graph);
   LeaveSlots(store);
+  if (status == GGML_STATUS_SUCCESS) NoteServed(graph, piece, shares);
   store->CountCall(std::chrono::steady_clock::now() - begin);
   return status;
 }
@@ -235,11 +249,11 @@ ggml_status GpuRunner::NotFetched(const Piece& piece, Store::Result result,
 }
 
 ggml_status GpuRunner::Launch(ggml_cgraph* graph) {
-  return ggml_backend_graph_compute_async(cuda_, graph);
+  return recording_ ? LaunchApart(graph) : ggml_backend_graph_compute_async(cuda_, graph);
 }
 
 ggml_status GpuRunner::Fail(const Piece& piece, const std::string& error) {
-  Say("%s: %s", piece.experts->model->stem().c_str(), error.c_str());
+  if (!recording_) Say("%s: %s", piece.experts->model->stem().c_str(), error.c_str());
   return GGML_STATUS_FAILED;
 }
 

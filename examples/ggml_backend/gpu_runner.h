@@ -2,6 +2,9 @@
 // graph runs as llama.cpp made it, with slots in place of the tensors of all experts: the same
 // kernels run as if the experts were on the GPU.
 //
+// A runner that takes whole graphs also gets the nodes around the experts. It records graphs of a
+// few tokens (token_graphs.h), and replays them.
+//
 // A few tokens: the device looks their experts up and loads the missing ones without a wait on the
 // host. Many tokens: layers stream through the GPU. In between, the host reads the ids. Experts
 // that do not fit in the slots together are loaded outside of the cache. If the host has the ids,
@@ -22,6 +25,7 @@
 #include "models.h"
 #include "prompt_job.h"
 #include "runner.h"
+#include "token_graphs.h"
 #include "worker.h"
 #include "workspace.h"
 
@@ -36,6 +40,11 @@ class GpuRunner final : public Worker {
  public:
   explicit GpuRunner(Gpu* gpu);
   ~GpuRunner() override;
+
+  /// Call it before the first Compute. False: CUDA's backend cannot be made.
+  bool TakeWholeGraphs();
+  /// The CUDA backend that computes; null before the first Compute.
+  ggml_backend_t cuda() const { return cuda_; }
 
   ggml_status Compute(ggml_cgraph* graph) override;
   void Synchronize() override;
@@ -57,6 +66,16 @@ class GpuRunner final : public Worker {
 
   // Makes the copies of inputs that were skipped because the part was to read the originals.
   void MakeSkippedCopies();
+  // A graph that tokens_ knows: replays its recording, which is made if there is none.
+  ggml_status ComputeKnown(ggml_cgraph* graph);
+  // Does what layer calls do on the host. *recording null: the graph is to be computed by itself.
+  ggml_status BeginKnown(void** recording, bool* shares);
+  // Null: the graph cannot be recorded (tokens_ knows it no more).
+  void* Record(ggml_cgraph* graph);
+  ggml_status LaunchApart(ggml_cgraph* graph);
+  // After a layer call in slots.
+  void NoteServed(const ggml_cgraph* graph, const Piece& piece, bool shares);
+
   ggml_status ComputePieces(ggml_cgraph* graph);
   ggml_status ComputePiece(ggml_cgraph* graph, Piece piece, int end);
   ggml_status RunLayer(ggml_cgraph* graph, const Piece& piece);
@@ -117,7 +136,13 @@ class GpuRunner final : public Worker {
   PromptJob job_;
   std::vector<std::pair<ggml_tensor**, ggml_tensor*>> replaced_;
   InputUse inputs_;
-  bool watched_ = false;  // an evaluation callback reads what nodes compute
+  bool watched_ = false;                 // an evaluation callback reads what nodes compute
+  std::unique_ptr<TokenGraphs> tokens_;  // of whole graphs; else null
+  bool counted_ = false;                 // BeginKnown has counted this graph's layer calls
+  bool recording_ = false;
+  // A node without work, before those of a graph, that differs every time.
+  ggml_tensor apart_ = {};
+  std::vector<ggml_tensor*> nodes_;
   std::unordered_map<const ggml_tensor*, ggml_tensor> slots_;     // of a tensor of all experts
   std::unordered_map<const ggml_tensor*, ggml_tensor*> weights_;  // copies on the device
   std::unordered_map<int64_t, ggml_tensor*> slot_ids_;            // by their shape

@@ -72,9 +72,9 @@ bool ReadThreads(const char* text, int* threads) {
 
 // Reports variables of ours that nothing reads: they are mistakes.
 void NameUnknown() {
-  static constexpr std::string_view kKnown[] = {"BUDGET", "BUDGET_FILE", "CPU",        "DISABLE",
-                                                "EXACT",  "GPU",         "IO_THREADS", "PINNED",
-                                                "STATS",  "STATS_FILE",  "STRATEGY"};
+  static constexpr std::string_view kKnown[] = {
+      "BUDGET", "BUDGET_FILE", "CPU",    "DEVICE", "DISABLE",    "EXACT",
+      "GPU",    "IO_THREADS",  "PINNED", "STATS",  "STATS_FILE", "STRATEGY"};
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
     if (text.substr(0, 6) != "MOERT_") continue;
@@ -114,10 +114,12 @@ bool ReadOptions(Options* options, std::string* error) {
         std::string("MOERT_IO_THREADS is \"") + Value("MOERT_IO_THREADS") + "\", legal is 1 to 16";
     return false;
   }
+  options->device = std::string_view(Value("LLAMA_ARG_DEVICE")).find("MOERT0") != std::string::npos;
   options->strategy = Value("MOERT_STRATEGY");
   options->statistics_file = Value("MOERT_STATS_FILE");
   return ReadFlag("MOERT_STATS", &options->statistics, error) &&
          ReadFlag("MOERT_GPU", &options->gpu, error) &&
+         ReadFlag("MOERT_DEVICE", &options->device, error) &&
          ReadFlag("MOERT_CPU", &options->shares, error) &&
          ReadFlag("MOERT_EXACT", &options->exact, error) &&
          ReadFlag("MOERT_DISABLE", &options->disabled, error);

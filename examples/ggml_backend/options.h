@@ -21,6 +21,7 @@ struct Options {
   bool statistics = false;      // MOERT_STATS=1: one line a model when it is unloaded
   std::string statistics_file;  // MOERT_STATS_FILE: rewritten every second
   bool gpu = true;              // MOERT_GPU=0: the CPU multiplies, also beside a GPU
+  bool device = false;    // MOERT_DEVICE=1, or LLAMA_ARG_DEVICE names it: offers the device MOERT0
   bool shares = true;     // MOERT_CPU=0: beside a GPU the CPU computes nothing of what is missing
   bool exact = false;     // MOERT_EXACT=1: nor then, and results keep their bits
   bool disabled = false;  // MOERT_DISABLE=1

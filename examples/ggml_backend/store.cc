@@ -41,20 +41,39 @@ void Store::EndStep() {
 
 // A step is one pass over the layers, in their order.
 bool Store::BeginStep(int layer, int64_t rows, std::string* error) {
+  moert_code code = MOERT_OK;
   if (step_ == nullptr || layer < layer_ || rows != rows_) {
     EndStep();
-    moert_step_options step;
-    moert_step_options_init(&step, sizeof step);
-    step.rows = rows_ = rows;
-    if (gpu_ != nullptr && !gpu_->in_host_memory()) step.stream = gpu_->stream()->get();
-    moert_error* failure = nullptr;
-    if (moert_step_begin(engine_, &step, &step_, &failure) != MOERT_OK) {
-      *error = Message(failure);
-      return false;
-    }
+    if (!OpenStep(rows, &code, error)) return false;
   }
   layer_ = layer;
   return true;
+}
+
+bool Store::OpenStep(int64_t rows, moert_code* code, std::string* error) {
+  moert_step_options step;
+  moert_step_options_init(&step, sizeof step);
+  step.rows = rows_ = rows;
+  if (gpu_ != nullptr && !gpu_->in_host_memory()) step.stream = gpu_->stream()->get();
+  moert_error* failure = nullptr;
+  *code = moert_step_begin(engine_, &step, &step_, &failure);
+  if (*code != MOERT_OK) *error = Message(failure);
+  return *code == MOERT_OK;
+}
+
+Store::Result Store::BeginRecorded(int64_t tokens, std::string* error) {
+  moert_error* failure = nullptr;
+  const bool failed = step_ != nullptr && moert_step_end(step_, &failure) != MOERT_OK;
+  step_ = nullptr;
+  if (failed) {  // in a replay, which the host cannot see
+    *error = Message(failure);
+    return Result::kFailed;
+  }
+  moert_code code = MOERT_OK;
+  layer_ = 0;
+  if (OpenStep(tokens, &code, error)) return Result::kOk;
+  ++generation_;
+  return code == MOERT_FAILED_PRECONDITION ? Result::kTooMany : Result::kFailed;
 }
 
 Store::Result Store::Fetch(int layer, std::span<const int32_t> experts,
@@ -256,6 +275,7 @@ bool Store::SetBudget(int64_t bytes, double fraction, std::string* error) {
   moert_stats_init(&stats, sizeof stats);
   if (moert_engine_stats(engine_, &stats, nullptr) == MOERT_OK) budget_bytes_ = stats.budget_bytes;
   small_ = false;
+  ++generation_;
   if (trial_) trial_->Restart(Held());
   prompt_trial_.Restart();
   return true;

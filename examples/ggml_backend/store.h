@@ -5,6 +5,7 @@
 #include <moert.h>
 
 #include <chrono>
+#include <climits>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -102,6 +103,13 @@ class Store {
   Result FetchOnDevice(int layer, int64_t tokens, const int32_t* ids, const float* hidden,
                        int32_t* slot_ids, moert_slots* slots, std::string* error,
                        const CpuRows& shared = {});
+  /// Opens the step in which recorded layer calls run. kTooMany: not possible now, and recordings
+  /// are void.
+  Result BeginRecorded(int64_t tokens, std::string* error);
+  /// The recorded calls have been launched: the next layer call begins another step.
+  void EndRecorded() { layer_ = INT_MAX; }
+  /// Another number than at an earlier time: recordings of that time are void.
+  int64_t generation() const { return generation_; }
   /// Whether the CPU may share misses.
   bool shares() const { return product_ != nullptr; }
   /// A layer call on the device begins.
@@ -175,6 +183,7 @@ class Store {
   // Fills the slots with some experts, so that the first prompt finds them there.
   void Fill(const std::vector<Layer>& layers, double share);
   Result DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots, std::string* error);
+  bool OpenStep(int64_t rows, moert_code* code, std::string* error);
   // Ends the step; the next layer call begins a new one.
   void EndStep();
   // The share of the experts that slots hold.
@@ -199,6 +208,7 @@ class Store {
   int64_t most_bytes_ = 0, useful_ = 0;  // the largest one; that of all experts, if that is less
   bool staged_ = true;                   // unless it was refused
   bool small_ = false;
+  int64_t generation_ = 0;
   int64_t beside_ = 0;  // experts that Stage has brought
   int64_t calls_ = 0;
   std::chrono::nanoseconds host_{0};

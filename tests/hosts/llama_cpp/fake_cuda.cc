@@ -38,6 +38,13 @@ EXPORT int cuEventElapsedTime(float* milliseconds, void*, void*) {
   const char* text = std::getenv("FAKE_GPU_COPY_MS");
   return *milliseconds = text == nullptr ? 0 : std::strtof(text, nullptr), 0;
 }
+// The CPU cannot record what it would do.
+EXPORT int cuStreamBeginCapture_v2(void*, int) { return 1; }
+EXPORT int cuStreamEndCapture(void*, void** graph) { return *graph = nullptr, 1; }
+EXPORT int cuGraphInstantiateWithFlags(void**, void*, unsigned long long) { return 1; }
+EXPORT int cuGraphDestroy(void*) { return 1; }
+EXPORT int cuGraphLaunch(void*, void*) { return 1; }
+EXPORT int cuGraphExecDestroy(void*) { return 1; }
 EXPORT int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
 EXPORT int cuEventRecord(void*, void*) { return 0; }
 
@@ -112,6 +119,7 @@ void Properties(ggml_backend_dev_t of, ggml_backend_dev_props* properties) {
   *properties = {};
   properties->name = properties->description = DeviceName(of);
   properties->type = DeviceType(of);
+  properties->device_id = "0000:01:00.0";
   Memory(of, &properties->memory_free, &properties->memory_total);
   properties->caps.async = properties->caps.events = properties->caps.mmap_support = true;
 }

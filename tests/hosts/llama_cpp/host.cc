@@ -8,7 +8,7 @@
 //     repack: with weights rearranged, llama.cpp's default; callback: an evaluation callback reads
 //     inputs and results of the products over experts, which go to OUT, too; used2: two experts a
 //     token, whatever the file says; lora: with the adapter HOST_LORA; prompts: one behind the
-//     other, of 9 to 200 tokens, and no decoding
+//     other, of 9 to 200 tokens, and no decoding; whole: on the device MOERT0
 //   host cut MODEL                    cuts the end of the file off while it is in use. Succeeds
 //   when
 //     decoding fails for it, and nothing else does
@@ -82,8 +82,9 @@ struct Modes {
 
   bool Read(int argc, char** argv) {
     static const std::set<std::string> known = {
-        "cpu_moe", "override", "no_mmap", "mlock",  "reload", "two",  "unload",   "parallel",
-        "shift",   "tight",    "gpu",     "repack", "used2",  "lora", "callback", "prompts"};
+        "cpu_moe", "override", "no_mmap",  "mlock",   "reload", "two",
+        "unload",  "parallel", "shift",    "tight",   "gpu",    "repack",
+        "used2",   "lora",     "callback", "prompts", "whole"};
     on = std::set<std::string>(argv, argv + argc);
     if (on.count("tight") > 0) threads = 1;  // others would have no stack
     return std::includes(known.begin(), known.end(), on.begin(), on.end());
@@ -109,6 +110,11 @@ class Host {
       if (device == nullptr) return;
       overrides[0] = {"exps", ggml_backend_dev_buffer_type(device)};
       params.tensor_buft_overrides = overrides;
+    }
+    ggml_backend_dev_t devices[] = {ggml_backend_dev_by_name("MOERT0"), nullptr};
+    if (modes["whole"]) {
+      if (devices[0] == nullptr) return;
+      params.devices = devices;
     }
     llama_model_kv_override used[2] = {};
     used[0].tag = LLAMA_KV_OVERRIDE_TYPE_INT;

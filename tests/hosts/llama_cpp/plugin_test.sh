@@ -242,7 +242,7 @@ beside() {  # BUDGET MODEL STOCK MODE ...
   local budget=$1 model=$work/$2 stock=$3
   shift 3
   rm -f gpu/with.logits
-  (cd gpu && env LD_LIBRARY_PATH="$PWD" MOERT_BUDGET="$budget" MOERT_STATS=1 \
+  (cd gpu && env LD_LIBRARY_PATH="$PWD" MOERT_BUDGET="$budget" MOERT_STATS=1 MOERT_DEVICE=1 \
     GGML_BACKEND_PATH="$plugin" "$host" logits "$model" with.logits gpu "$@") >with.log 2>&1 ||
     fail "GPU, $model $budget $*: $(tail -1 with.log)"
   cmp -s "$stock" gpu/with.logits || fail "GPU, $model $budget $*: other logits"
@@ -252,10 +252,12 @@ for layout in qwen3moe gpt-oss; do
     beside_model=$layout.$format.gguf
     "$host" logits "$beside_model" stock.logits
     for budget in 60% 25% 4%; do
-      beside "$budget" "$beside_model" stock.logits cpu_moe
-      grep -q '^moert: .*on the GPU' with.log || fail "not on the GPU: $(cat with.log)"
-      grep -Eq ' [1-9][0-9]* (loads|experts came beside)' with.log ||
-        fail "GPU: no expert came by libmoert"
+      for whole in whole ""; do
+        beside "$budget" "$beside_model" stock.logits cpu_moe $whole
+        grep -q '^moert: .*on the GPU' with.log || fail "not on the GPU: $(cat with.log)"
+        grep -Eq ' [1-9][0-9]* (loads|experts came beside)' with.log ||
+          fail "GPU: no expert came by libmoert"
+      done
     done
     # The CPU may take some of what is missing; in host memory it never does.
     grep -q '^moert: .*on the GPU, and on the CPU' with.log || fail "by default: $(cat with.log)"
@@ -265,8 +267,10 @@ for layout in qwen3moe gpt-oss; do
       ! grep -q 'and on the CPU' with.log || fail "$none: $(cat with.log)"
       unset "${none%=*}"
     done
-    beside 100% "$beside_model" stock.logits cpu_moe  # all fit: they are CUDA's, and nobody's cache
-    ! grep -q '^moert:' with.log || fail "all fit, and yet: $(cat with.log)"
+    for whole in whole ""; do  # all fit: they are CUDA's, and nobody's cache
+      beside 100% "$beside_model" stock.logits cpu_moe $whole
+      ! grep -q '^moert:' with.log || fail "all fit, and yet: $(cat with.log)"
+    done
   done
 done
 # Prompts that the CPU shares, beside a link that needs seconds. Rounding is another then, and by
@@ -294,10 +298,14 @@ near scaled.gguf 25% 0.02
 beside 60% qwen3moe.f16.gguf stock.logits cpu_moe used2
 grep -q 'layer calls of few tokens' with.log || fail "two experts a token: $(cat with.log)"
 "$host" logits qwen3moe.f16.gguf stock.logits callback
-for budget in 60% 25% 4%; do beside "$budget" qwen3moe.f16.gguf stock.logits cpu_moe callback; done
+for budget in 60% 25% 4%; do
+  for whole in whole ""; do beside "$budget" qwen3moe.f16.gguf stock.logits cpu_moe callback $whole; done
+done
 "$host" logits qwen3moe.f16.gguf stock.logits lora
-for budget in 60% 4%; do beside "$budget" qwen3moe.f16.gguf stock.logits cpu_moe lora; done
-for budget in 60% 4%; do beside "$budget" scaled.gguf scaled.logits cpu_moe; done
+for whole in whole ""; do
+  for budget in 60% 4%; do beside "$budget" qwen3moe.f16.gguf stock.logits cpu_moe lora $whole; done
+  for budget in 60% 4%; do beside "$budget" scaled.gguf scaled.logits cpu_moe $whole; done
+done
 # More experts than ggml's kernels count blocks of at once: it is the slots that count.
 python3 "$here/make_gguf.py" qwen3moe sparse.gguf layers=11 experts=64 hidden=1024 ff=1024 sparse=1
 "$host" logits sparse.gguf stock.logits
@@ -312,15 +320,19 @@ for budget in 25% 4%; do
   [ "$(grep -c '^moert: prompts are computed in parts' with.log)" = 1 ] ||
     fail "no memory beside the cache: $(cat with.log)"
 done
-for mode in override reload two; do beside 25% "$beside_model" stock.logits cpu_moe "$mode"; done
+for mode in override reload two; do
+  for whole in whole ""; do beside 25% "$beside_model" stock.logits cpu_moe "$mode" $whole; done
+done
 # Where it is not to be, or cannot, the CPU goes on, and one line says why.
 beside 25% "$beside_model" stock.logits cpu_moe no_mmap
 [ "$(grep -c '^moert: .*in RAM already' with.log)" = 1 ] || fail "a GPU without mmap: $(cat with.log)"
 MOERT_GPU=0 beside 25% "$beside_model" stock.logits cpu_moe
 ! grep -q 'on the GPU' with.log || fail "MOERT_GPU=0: $(cat with.log)"
-beside 1KiB "$beside_model" stock.logits cpu_moe
-[ "$(grep -c '^moert: .*the CPU multiplies experts, not the GPU' with.log)" = 1 ] ||
-  fail "a GPU that is too small: $(cat with.log)"
+for whole in whole ""; do
+  beside 1KiB "$beside_model" stock.logits cpu_moe $whole
+  [ "$(grep -c '^moert: .*the CPU multiplies experts, not the GPU' with.log)" = 1 ] ||
+    fail "a GPU that is too small: $(cat with.log)"
+done
 
 # llama.cpp's own test of its architectures; and the models that it makes, one of each.
 bin=$llama/build/bin
@@ -344,6 +356,7 @@ echo "$count architectures"
 server=$llama/build/bin/llama-server
 python3 "$here/server_test.py" "$server" "$plugin" "$model" "$work" || fail "llama-server"
 for gpu in "" "$work/gpu"; do
+  [ -z "$gpu" ] || export LLAMA_ARG_DEVICE=MOERT0
   python3 "$here/day_test.py" "$server" "$plugin" trained.gguf "$work" ${gpu:+"$gpu"} || fail "a day of llama-server"
 done
 
