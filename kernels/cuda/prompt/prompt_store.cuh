@@ -27,26 +27,25 @@ struct PromptStore {
 
   /// Prefetches the biases into L1, where AddBiases reads them when the products are done.
   __device__ __forceinline__ void PrefetchBiases(const PromptSlot<kMost>& slot) const {
-    const auto prefetch = [](const float* at) {
-      if (at != nullptr) PrefetchToL1(at);
+    const auto prefetch = [&](int row) {
+      if (HasBias(slot, row)) PrefetchToL1(BiasOf(slot, row));
     };
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      prefetch(BiasOf(slot, of.FirstRow(b)));
-      prefetch(BiasOf(slot, of.SecondRow(b)));
+      prefetch(of.FirstRow(b));
+      prefetch(of.SecondRow(b));
     }
   }
 
-  /// Adds every row's bias from the record.
+  /// Adds every row's bias from the record. The condition of a load is not its address: ptxas 13.0
+  /// has compared an address with null before it was written (sm_90 by PTX of compute_89, w8a8).
   template <int kColumns>
   __device__ __forceinline__ void AddBiases(const PromptSlot<kMost>& slot,
                                             Sums<kColumns>& d) const {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      const float* const first = BiasOf(slot, of.FirstRow(b));
-      const float* const second = BiasOf(slot, of.SecondRow(b));
-      const float of_rows[2] = {first != nullptr ? *first : 0.0f,
-                                second != nullptr ? *second : 0.0f};
+      const auto read = [&](int row) { return HasBias(slot, row) ? *BiasOf(slot, row) : 0.0f; };
+      const float of_rows[2] = {read(of.FirstRow(b)), read(of.SecondRow(b))};
 #pragma unroll
       for (int i = 0; i < kColumns / 2; ++i) {
         d[b][i] += of_rows[i / 2 % 2];
@@ -206,16 +205,19 @@ struct PromptStore {
     }
   }
 
-  /// Address of the bias of a row of the tile, gate's rows before up's; null beyond the matrix.
+  /// The rows of a matrix in a tile. A tile has gate's rows before up's.
+  static constexpr int kMatrixRows = (kGateUp ? Warp::kOfGate : 2 * Warp::kOfGate) * 16;
+
+  /// Whether a row of the tile is one of its matrix: others are padding.
+  __device__ __forceinline__ static bool HasBias(const PromptSlot<kMost>& slot, int row) {
+    return slot.row_tile * kMatrixRows + row % kMatrixRows < slot.row_blocks * 16;
+  }
+  /// Address of the bias of a row that has one.
   __device__ __forceinline__ static const float* BiasOf(const PromptSlot<kMost>& slot, int row) {
-    constexpr int kRows = (kGateUp ? Warp::kOfGate : 2 * Warp::kOfGate) * 16;
-    const bool second = row >= kRows;
-    const int of_matrix = slot.row_tile * kRows + (second ? row - kRows : row);
-    if (of_matrix >= slot.row_blocks * 16) return nullptr;
-    const bool apart = second && slot.second_weights != 0;  // without a gate, there is one matrix
+    const bool apart = row >= kMatrixRows && slot.second_weights != 0;  // else there is one matrix
     const uint8_t* const biases =
         slot.weights + slot.bias + (apart ? SecondBias(slot.row_blocks) : 0);
-    return reinterpret_cast<const float*>(biases) + of_matrix;
+    return reinterpret_cast<const float*>(biases) + slot.row_tile * kMatrixRows + row % kMatrixRows;
   }
 
   /// Calls change(gate, up) for one pair after the other: all at once would need more registers
