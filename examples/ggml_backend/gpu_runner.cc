@@ -115,10 +115,6 @@ ggml_status GpuRunner::ComputePieces(ggml_cgraph* graph) {
 }
 
 ggml_status GpuRunner::ComputePiece(ggml_cgraph* graph, Piece piece, int end) {
-  // Without experts CUDA computes the graph as it would without us.
-  if (piece.experts == nullptr && end - piece.begin == graph->n_nodes && tokens_ != nullptr) {
-    return Launch(graph);
-  }
   ggml_cgraph part = *graph;
   part.nodes += piece.begin;
   part.n_nodes = end - piece.begin;
@@ -129,6 +125,9 @@ ggml_status GpuRunner::ComputePiece(ggml_cgraph* graph, Piece piece, int end) {
   ggml_status status = GGML_STATUS_ALLOC_FAILED;
   if (ReplaceSources(&part)) {
     if (piece.experts != nullptr) piece.ids = part.nodes[piece.first]->src[2];
+    // Without experts CUDA computes the graph as it would without us.
+    const bool as_it_is = piece.experts == nullptr && replaced_.empty();
+    if (as_it_is && part.n_nodes == graph->n_nodes) part.uid = graph->uid;
     status = piece.experts == nullptr ? Launch(&part) : RunLayer(&part, piece);
   }
   Restore();

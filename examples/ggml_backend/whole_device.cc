@@ -138,8 +138,11 @@ bool SupportsOp(ggml_backend_dev_t /*device*/, const ggml_tensor* node) {
   return UsedGpu() != nullptr && ClaimsForGpu(node, cuda);
 }
 
+// If experts are not on the GPU, the accelerator computes them in RAM, and its results lie in
+// memory of the same type as llama.cpp's mapping.
 bool SupportsType(ggml_backend_dev_t /*device*/, ggml_backend_buffer_type_t type) {
-  return type == &memory || type == mapped_type || type == ggml_backend_dev_buffer_type(cuda);
+  if (type == mapped_type) return UsedGpu() != nullptr;
+  return type == &memory || type == ggml_backend_dev_buffer_type(cuda);
 }
 
 bool Offloads(ggml_backend_dev_t /*device*/, const ggml_tensor* node) {

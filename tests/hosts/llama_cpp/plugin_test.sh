@@ -324,8 +324,10 @@ for mode in override reload two; do
   for whole in whole ""; do beside 25% "$beside_model" stock.logits cpu_moe "$mode" $whole; done
 done
 # Where it is not to be, or cannot, the CPU goes on, and one line says why.
-beside 25% "$beside_model" stock.logits cpu_moe no_mmap
-[ "$(grep -c '^moert: .*in RAM already' with.log)" = 1 ] || fail "a GPU without mmap: $(cat with.log)"
+for whole in whole ""; do
+  beside 25% "$beside_model" stock.logits cpu_moe no_mmap $whole
+  [ "$(grep -c '^moert: .*in RAM already' with.log)" = 1 ] || fail "a GPU without mmap: $(cat with.log)"
+done
 MOERT_GPU=0 beside 25% "$beside_model" stock.logits cpu_moe
 ! grep -q 'on the GPU' with.log || fail "MOERT_GPU=0: $(cat with.log)"
 for whole in whole ""; do

@@ -2,6 +2,7 @@
 #ifndef MOERT_LIB_EXEC_CUDA_FETCH_CAPTURED_FETCHES_H_
 #define MOERT_LIB_EXEC_CUDA_FETCH_CAPTURED_FETCHES_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -18,10 +19,11 @@ class CapturedFetches {
   explicit CapturedFetches(size_t layers) : layers_(layers) {}
 
   bool any() const { return any_; }
-  /// A fetch of the layer is recorded, which needs this many slots of the region.
+  /// A fetch of the layer is recorded, which needs this many slots of the region. A layer may have
+  /// several.
   void Add(int layer, int64_t slots, const SlotRegion& region) {
     Captured& captured = layers_[static_cast<size_t>(layer)];
-    captured.slots = slots;
+    captured.slots = std::max(captured.slots, slots);
     captured.base = region.base;
     any_ = true;
   }
