@@ -233,7 +233,7 @@ ggml_status GpuRunner::LaunchShared(ggml_cgraph* graph, const Piece& piece, cons
     return Fail(piece, error);
   }
   if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoStreamOrder);
-  return AnyWork(&rest, 0, rest.n_nodes) ? Launch(&rest) : GGML_STATUS_SUCCESS;
+  return LaunchRest(&rest);
 }
 
 void GpuRunner::LeaveSlots(Store* store) {
@@ -249,6 +249,10 @@ ggml_status GpuRunner::NotFetched(const Piece& piece, Store::Result result,
 
 ggml_status GpuRunner::Launch(ggml_cgraph* graph) {
   return recording_ ? LaunchApart(graph) : ggml_backend_graph_compute_async(cuda_, graph);
+}
+
+ggml_status GpuRunner::LaunchRest(ggml_cgraph* rest) {
+  return AnyWork(rest, 0, rest->n_nodes) ? Launch(rest) : GGML_STATUS_SUCCESS;
 }
 
 ggml_status GpuRunner::Fail(const Piece& piece, const std::string& error) {

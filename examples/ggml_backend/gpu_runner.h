@@ -112,6 +112,8 @@ class GpuRunner final : public Worker {
   ggml_status LaunchInSlots(ggml_cgraph* graph, const moert_slots& slots, ggml_tensor* ids,
                             Store* store);
   ggml_status Launch(ggml_cgraph* graph);
+  // Nodes behind products, if there is anything to compute.
+  ggml_status LaunchRest(ggml_cgraph* rest);
   ggml_status Fail(const Piece& piece, const std::string& error);
 
   // Sources of nodes are replaced while a graph is launched. The replacing tensors live as long as

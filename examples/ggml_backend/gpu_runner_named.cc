@@ -63,7 +63,10 @@ ggml_status GpuRunner::LaunchStaged(ggml_cgraph* graph, const Piece& piece, Stor
                                     std::span<const int32_t> experts, bool shares, bool streams,
                                     bool* staged) {
   const int layer = piece.experts->layer;
-  const int last = LayerCall(graph, piece.first).last;
+  const LayerCall call(graph, piece.first);
+  // A whole graph's piece goes on to the next layer's products.
+  const bool apart = shares || tokens_ != nullptr;
+  const int last = shares ? call.last : call.reach;
   std::string error;
   *staged = store->Stage(layer, experts, &error);
   if (!*staged) {
@@ -75,14 +78,15 @@ ggml_status GpuRunner::LaunchStaged(ggml_cgraph* graph, const Piece& piece, Stor
   if (!gpu_->stream()->Lead(cuda_)) return Fail(piece, kNoStreamOrder);
   ReplaceExperts(graph, *store->staging()->slots(layer), nullptr);
   ggml_cgraph products = *graph, rest = *graph;
-  if (shares) products.n_nodes = last + 1;
+  if (apart) products.n_nodes = last + 1;
   rest.nodes += products.n_nodes;
   rest.n_nodes -= products.n_nodes;
   const ggml_status status = Launch(&products);
   store->staging()->Leave(cuda_, layer);
   if (streams) StageNext(piece, store);
-  if (!shares || status != GGML_STATUS_SUCCESS) return status;
-  return LaunchBehindCpu(&rest, piece, store, graph->nodes[last]);
+  if (!apart || status != GGML_STATUS_SUCCESS) return status;
+  if (shares) return LaunchBehindCpu(&rest, piece, store, graph->nodes[last]);
+  return LaunchRest(&rest);
 }
 
 void GpuRunner::StageNext(const Piece& piece, Store* store) {
@@ -97,8 +101,7 @@ ggml_status GpuRunner::LaunchBehindCpu(ggml_cgraph* rest, const Piece& piece, St
   std::string error;
   if (!job_.Multiply(store, piece.experts->layer, &error)) return Fail(piece, error);
   const ggml_status status = job_.Put(cuda_, out);
-  if (status != GGML_STATUS_SUCCESS || !AnyWork(rest, 0, rest->n_nodes)) return status;
-  return Launch(rest);
+  return status == GGML_STATUS_SUCCESS ? LaunchRest(rest) : status;
 }
 
 bool GpuRunner::ReadIds(ggml_cgraph* graph, const Piece& piece) {

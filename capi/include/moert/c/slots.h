@@ -42,24 +42,24 @@ typedef struct moert_fetch {
 } moert_fetch;
 
 /* Empty tensors. */
-MOERT_API void moert_fetch_init(moert_fetch* fetch, uint64_t size);
+MOERT_API void moert_fetch_init(moert_fetch *fetch, uint64_t size);
 
 /* Part p of the expert in slot s begins at base[p] + s * stride[p]. */
 typedef struct moert_slots {
   uint64_t struct_size;
-  const void* base[MOERT_MAX_PARTS]; /* the parts of opaque records; else one, the whole record */
+  const void *base[MOERT_MAX_PARTS]; /* the parts of opaque records; else one, the whole record */
   int64_t stride[MOERT_MAX_PARTS];   /* bytes from slot to slot */
   int64_t bytes[MOERT_MAX_PARTS];    /* of the part of one expert */
-  const int32_t* slot_of_expert;     /* [E], -1: not in this fetch. Valid until the release */
+  const int32_t *slot_of_expert;     /* [E], -1: not in this fetch. Valid until the release */
   int64_t slots;                     /* slot numbers are below this */
   int64_t parts;
   /* CUDA: [E] in device memory, written on the step's stream; else NULL. The slot of every resident
    * expert of the layer, -1: absent. Slots of this call's experts stay valid until the release,
    * those of others until the next call of any step. The pointer is valid as long as the engine */
-  const int32_t* device_slot_of_expert;
+  const int32_t *device_slot_of_expert;
 } moert_slots;
 
-MOERT_API void moert_slots_init(moert_slots* slots, uint64_t size);
+MOERT_API void moert_slots_init(moert_slots *slots, uint64_t size);
 
 /* Loads the experts that fetch.ids names and pins them until moert_slots_release or the end of the
  * step. Policies see it like a layer call, and prefetch by it. Thread-safe; layer calls of one
@@ -70,8 +70,8 @@ MOERT_API void moert_slots_init(moert_slots* slots, uint64_t size);
  * have no constant stride (a host's allocator, experts of one layer in different sizes, a strategy
  * of several versions), or if the stream is captured and the call needs the host; CANCELLED; the
  * source's errors. */
-MOERT_API moert_code moert_layer_fetch(moert_step* step, int32_t layer, const moert_fetch* fetch,
-                                       moert_slots* slots, moert_error** error);
+MOERT_API moert_code moert_layer_fetch(moert_step *step, int32_t layer, const moert_fetch *fetch,
+                                       moert_slots *slots, moert_error **error);
 /* Writes the rows that the CPU computed for a fetch with cpu_rows into `rows`, [T * k, hidden] f32
  * in device memory, each at its pair's place. Call it once for each such fetch, after the host's
  * own products and before its sum over experts. Enqueued on the step's stream, which waits for the
@@ -79,12 +79,12 @@ MOERT_API moert_code moert_layer_fetch(moert_step* step, int32_t layer, const mo
  * pairs. Rows are NaN if the CPU's product failed or was late, and a later call of the step returns
  * its error. Thread-safe. Does not block. Fails: INVALID_ARGUMENT; an error of an earlier
  * product. */
-MOERT_API moert_code moert_cpu_rows_take(moert_step* step, int32_t layer, const moert_tensor* rows,
-                                         moert_error** error);
+MOERT_API moert_code moert_cpu_rows_take(moert_step *step, int32_t layer, const moert_tensor *rows,
+                                         moert_error **error);
 /* Releases every fetch of this layer in this step; MOERT_OK if there is none. Thread-safe. Blocks
  * for a layer call in progress. Fails: INVALID_ARGUMENT; FAILED_PRECONDITION if a
  * moert_cpu_rows_take is missing; an error of an earlier product. */
-MOERT_API moert_code moert_slots_release(moert_step* step, int32_t layer, moert_error** error);
+MOERT_API moert_code moert_slots_release(moert_step *step, int32_t layer, moert_error **error);
 /* Copies opaque records of a layer's experts (all of them if `experts` is NULL) from slots or host
  * memory to `to`, expert e to slot e of `slots`: for calls of so many rows that most experts are
  * used. Slots of the engine keep their experts, and no policy sees the call. `to` has slots->slots
@@ -95,9 +95,9 @@ MOERT_API moert_code moert_slots_release(moert_step* step, int32_t layer, moert_
  * Fails: INVALID_ARGUMENT; FAILED_PRECONDITION if a capture would need such reads, or a fetch that
  * the device served is not released; UNIMPLEMENTED for other records, shards and strategies of
  * several versions; the source's errors. Since 0.1. */
-MOERT_API moert_code moert_layer_copy(moert_step* step, int32_t layer, const int32_t* experts,
-                                      int64_t num_experts, void* to, moert_slots* slots,
-                                      moert_error** error);
+MOERT_API moert_code moert_layer_copy(moert_step *step, int32_t layer, const int32_t *experts,
+                                      int64_t num_experts, void *to, moert_slots *slots,
+                                      moert_error **error);
 /* Runs the source's product on the CPU (moert_opaque_options) over experts that the host has
  * chosen, such as those of a long batch that the link would bring too late, on this thread and the
  * library's. Records are read in place in RAM, or loaded for the call. A pair is a row of x, [T,
@@ -107,10 +107,10 @@ MOERT_API moert_code moert_layer_copy(moert_step* step, int32_t layer, const int
  * Thread-safe; calls of one engine take turns. Blocks until `rows` is written. Fails:
  * INVALID_ARGUMENT; FAILED_PRECONDITION if the source has no product; UNIMPLEMENTED for shards; the
  * product's and the source's errors. Since 0.2. */
-MOERT_API moert_code moert_cpu_multiply(moert_step* step, int32_t layer, const int32_t* experts,
-                                        const int64_t* pairs, int64_t num_experts,
-                                        const moert_tensor* x, const int32_t* row_of,
-                                        const moert_tensor* rows, moert_error** error);
+MOERT_API moert_code moert_cpu_multiply(moert_step *step, int32_t layer, const int32_t *experts,
+                                        const int64_t *pairs, int64_t num_experts,
+                                        const moert_tensor *x, const int32_t *row_of,
+                                        const moert_tensor *rows, moert_error **error);
 
 MOERT_END_C
 
