@@ -122,16 +122,16 @@ ggml_status GpuRunner::ComputePiece(ggml_cgraph* graph, Piece piece, int end) {
   // now and beside them next time, so a part is identified by its nodes and the addresses it reads.
   part.uid = 0;
   if (!AnyWork(&part, 0, part.n_nodes)) return GGML_STATUS_SUCCESS;
-  ggml_status status = GGML_STATUS_ALLOC_FAILED;
-  if (ReplaceSources(&part)) {
-    if (piece.experts != nullptr) piece.ids = part.nodes[piece.first]->src[2];
-    // Without experts CUDA computes the graph as it would without us.
-    const bool as_it_is = piece.experts == nullptr && replaced_.empty();
-    if (as_it_is && part.n_nodes == graph->n_nodes) part.uid = graph->uid;
-    status = piece.experts == nullptr ? Launch(&part) : RunLayer(&part, piece);
-  }
-  Restore();
-  return status;
+  const struct AtEnd {
+    GpuRunner* runner;
+    ~AtEnd() { runner->Restore(); }
+  } restores{this};
+  if (!ReplaceSources(&part)) return GGML_STATUS_ALLOC_FAILED;
+  if (piece.experts != nullptr) piece.ids = part.nodes[piece.first]->src[2];
+  // Without experts CUDA computes the graph as it would without us.
+  const bool as_it_is = piece.experts == nullptr && replaced_.empty();
+  if (as_it_is && part.n_nodes == graph->n_nodes) part.uid = graph->uid;
+  return piece.experts == nullptr ? Launch(&part) : RunLayer(&part, piece);
 }
 
 ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
@@ -140,7 +140,7 @@ ggml_status GpuRunner::RunLayer(ggml_cgraph* graph, const Piece& piece) {
     const std::lock_guard<std::mutex> lock(piece.experts->model->mutex());
     Store* store = piece.experts->model->store();
     if (store == nullptr || !store->on_device()) {
-      return Fail(piece, "its experts are not on the GPU, as they were when the context was made");
+      return Fail(piece, kNotOnGpu);
     }
     const int layer = piece.experts->layer;
     const int64_t tokens = piece.ids->ne[1];

@@ -35,6 +35,8 @@ namespace moert_ggml {
 bool AnyWork(const ggml_cgraph* graph, int begin, int end);
 
 inline constexpr char kNoStreamOrder[] = "the driver refuses to order streams";
+inline constexpr char kNotOnGpu[] =
+    "its experts are not on the GPU, as they were when the context was made";
 
 class GpuRunner final : public Worker {
  public:
@@ -72,6 +74,7 @@ class GpuRunner final : public Worker {
   ggml_status BeginKnown(void** recording, bool* shares);
   // Null: the graph cannot be recorded (tokens_ knows it no more).
   void* Record(ggml_cgraph* graph);
+  bool ComputeForRecord(ggml_cgraph* graph);
   ggml_status LaunchApart(ggml_cgraph* graph);
   // After a layer call in slots.
   void NoteServed(const ggml_cgraph* graph, const Piece& piece, bool shares);

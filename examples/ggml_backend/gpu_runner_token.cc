@@ -1,12 +1,26 @@
 // Whole graphs of a few tokens: recorded, and replayed in one launch.
 #include <ggml-impl.h>
 
+#include <exception>
 #include <mutex>
 #include <string>
 
 #include "gpu_runner.h"
 
 namespace moert_ggml {
+namespace {
+
+// Sets a flag for its own lifetime.
+class Raised {
+ public:
+  explicit Raised(bool* flag) : flag_(flag) { *flag_ = true; }
+  ~Raised() { *flag_ = false; }
+
+ private:
+  bool* const flag_;
+};
+
+}  // namespace
 
 bool GpuRunner::TakeWholeGraphs() {
   tokens_ = std::make_unique<TokenGraphs>(gpu_->stream());
@@ -35,10 +49,8 @@ ggml_status GpuRunner::ComputeKnown(ggml_cgraph* graph) {
   }
   if (recording == nullptr) {
     tokens_->Begin(graph->uid);
-    counted_ = true;
-    const ggml_status status = ComputePieces(graph);
-    counted_ = false;
-    return status;
+    const Raised counted(&counted_);
+    return ComputePieces(graph);
   }
   const bool launched = gpu_->stream()->Follow(cuda_) && gpu_->stream()->Replay(recording) &&
                         gpu_->stream()->Lead(cuda_);
@@ -52,7 +64,11 @@ ggml_status GpuRunner::BeginKnown(void** recording, bool* shares) {
   Model* const model = tokens_->model();
   const std::lock_guard<std::mutex> lock(model->mutex());
   Store* const store = model->store();
-  if (store == nullptr || !store->on_device()) return GGML_STATUS_FAILED;
+  const auto fail = [model](const char* error) {
+    Say("%s: %s", model->stem().c_str(), error);
+    return GGML_STATUS_FAILED;
+  };
+  if (store == nullptr || !store->on_device()) return fail(kNotOnGpu);
   const int64_t tokens = tokens_->tokens();
   for (const int layer : tokens_->layers()) model->Count(layer, tokens);
   store->BeginCall(/*layer=*/0, tokens);
@@ -60,21 +76,14 @@ ggml_status GpuRunner::BeginKnown(void** recording, bool* shares) {
   std::string error;
   const Store::Result begun = store->BeginRecorded(tokens, &error);
   *recording = tokens_->Find(*shares, store->generation());
-  if (begun != Store::Result::kFailed) return GGML_STATUS_SUCCESS;
-  Say("%s: %s", model->stem().c_str(), error.c_str());
-  return GGML_STATUS_FAILED;
+  return begun == Store::Result::kFailed ? fail(error.c_str()) : GGML_STATUS_SUCCESS;
 }
 
 void* GpuRunner::Record(ggml_cgraph* graph) {
   CudaStream* const stream = gpu_->stream();
   void* recording = nullptr;
   if (stream->BeginRecording()) {
-    recording_ = true;
-    // CUDA's stream takes part from the Lead on, until the recording ends. After a failure it must
-    // not be given any more work.
-    const bool done =
-        stream->Lead(cuda_) && ComputePieces(graph) == GGML_STATUS_SUCCESS && stream->Follow(cuda_);
-    recording_ = false;
+    const bool done = ComputeForRecord(graph);
     recording = stream->EndRecording();
     if (!done && recording != nullptr) {
       stream->Drop(recording);
@@ -83,6 +92,16 @@ void* GpuRunner::Record(ggml_cgraph* graph) {
   }
   if (recording == nullptr) tokens_->Refuse();
   return recording;
+}
+
+// CUDA's stream takes part from the Lead on, until the recording ends. After a failure it must not
+// be given any more work.
+bool GpuRunner::ComputeForRecord(ggml_cgraph* graph) try {
+  const Raised recording(&recording_);
+  return gpu_->stream()->Lead(cuda_) && ComputePieces(graph) == GGML_STATUS_SUCCESS &&
+         gpu_->stream()->Follow(cuda_);
+} catch (const std::exception&) {  // no memory
+  return false;
 }
 
 // ggml's CUDA backend makes graphs of its own of what it is given twice, which is not possible
