@@ -13,6 +13,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "buffers.h"
 #include "claims.h"
@@ -23,6 +24,7 @@
 #include "options.h"
 #include "runner.h"
 #include "whole_device.h"
+#include "worker.h"
 
 namespace moert_ggml {
 namespace {
@@ -32,22 +34,6 @@ ggml_backend_buffer_type_t buffer_type = nullptr;
 // ---- The backend: one for each context of llama.cpp.
 
 const char* BackendName(ggml_backend_t /*backend*/) { return "MOERT"; }
-
-Worker* WorkerOf(ggml_backend_t backend) { return static_cast<Worker*>(backend->context); }
-
-void FreeBackend(ggml_backend_t backend) {
-  delete WorkerOf(backend);
-  delete backend;
-}
-
-ggml_status Compute(ggml_backend_t backend, ggml_cgraph* graph) {
-  try {
-    return WorkerOf(backend)->Compute(graph);
-  } catch (const std::exception& e) {  // no memory
-    Say("%s", e.what());
-    return GGML_STATUS_ALLOC_FAILED;
-  }
-}
 
 void SetThreads(ggml_backend_t backend, int threads) { WorkerOf(backend)->SetThreads(threads); }
 
@@ -114,12 +100,7 @@ ggml_backend_t InitBackend(ggml_backend_dev_t device, const char* /*parameters*/
     }
     std::unique_ptr<Worker> worker = MakeWorker(gpu);
     if (worker == nullptr) return nullptr;
-    auto backend = std::make_unique<ggml_backend>();
-    backend->guid = Guid();
-    backend->iface.get_name = BackendName;
-    backend->iface.free = FreeBackend;
-    backend->iface.graph_compute = Compute;
-    backend->device = device;
+    auto backend = MakeBackend(device, Guid(), BackendName, std::move(worker));
     if (gpu != nullptr) {
       backend->iface.cpy_tensor_async = BeginCopy;
       backend->iface.synchronize = Synchronize;
@@ -127,7 +108,6 @@ ggml_backend_t InitBackend(ggml_backend_dev_t device, const char* /*parameters*/
       gpu_device.context = gpu;
       backend->device = &gpu_device;
     }
-    backend->context = worker.release();
     return backend.release();
   } catch (const std::exception& e) {
     Say("%s", e.what());

@@ -41,37 +41,34 @@ void Store::EndStep() {
 
 // A step is one pass over the layers, in their order.
 bool Store::BeginStep(int layer, int64_t rows, std::string* error) {
-  moert_code code = MOERT_OK;
   if (step_ == nullptr || layer < layer_ || rows != rows_) {
     EndStep();
-    if (!OpenStep(rows, &code, error)) return false;
+    if (OpenStep(rows, error) != MOERT_OK) return false;
   }
   layer_ = layer;
   return true;
 }
 
-bool Store::OpenStep(int64_t rows, moert_code* code, std::string* error) {
+moert_code Store::OpenStep(int64_t rows, std::string* error) {
   moert_step_options step;
   moert_step_options_init(&step, sizeof step);
   step.rows = rows_ = rows;
   if (gpu_ != nullptr && !gpu_->in_host_memory()) step.stream = gpu_->stream()->get();
   moert_error* failure = nullptr;
-  *code = moert_step_begin(engine_, &step, &step_, &failure);
-  if (*code != MOERT_OK) *error = Message(failure);
-  return *code == MOERT_OK;
+  const moert_code code = moert_step_begin(engine_, &step, &step_, &failure);
+  if (code != MOERT_OK) *error = Message(failure);
+  return code;
 }
 
 Store::Result Store::BeginRecorded(int64_t tokens, std::string* error) {
   moert_error* failure = nullptr;
-  const bool failed = step_ != nullptr && moert_step_end(step_, &failure) != MOERT_OK;
-  step_ = nullptr;
-  if (failed) {  // in a replay, which the host cannot see
-    *error = Message(failure);
+  if (moert_step_end(std::exchange(step_, nullptr), &failure) != MOERT_OK) {
+    *error = Message(failure);  // of a replay, which the host could not see
     return Result::kFailed;
   }
-  moert_code code = MOERT_OK;
   layer_ = 0;
-  if (OpenStep(tokens, &code, error)) return Result::kOk;
+  const moert_code code = OpenStep(tokens, error);
+  if (code == MOERT_OK) return Result::kOk;
   ++generation_;
   return code == MOERT_FAILED_PRECONDITION ? Result::kTooMany : Result::kFailed;
 }

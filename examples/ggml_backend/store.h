@@ -183,7 +183,7 @@ class Store {
   // Fills the slots with some experts, so that the first prompt finds them there.
   void Fill(const std::vector<Layer>& layers, double share);
   Result DoFetch(int layer, const moert_fetch& fetch, moert_slots* slots, std::string* error);
-  bool OpenStep(int64_t rows, moert_code* code, std::string* error);
+  moert_code OpenStep(int64_t rows, std::string* error);
   // Ends the step; the next layer call begins a new one.
   void EndStep();
   // The share of the experts that slots hold.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
+#include <utility>
 
 #include "buffers.h"
 #include "claims.h"
@@ -12,6 +13,7 @@
 #include "gpu_runner.h"
 #include "models.h"
 #include "options.h"
+#include "worker.h"
 
 namespace moert_ggml {
 namespace {
@@ -24,26 +26,11 @@ ggml_backend_buffer_type_t mapped_type = nullptr;
 
 // ---- The backend: one for each context of llama.cpp.
 
-GpuRunner* RunnerOf(ggml_backend_t backend) {
-  return static_cast<GpuRunner*>(static_cast<Worker*>(backend->context));
+ggml_backend_t CudaOf(ggml_backend_t backend) {
+  return static_cast<GpuRunner*>(WorkerOf(backend))->cuda();
 }
-ggml_backend_t CudaOf(ggml_backend_t backend) { return RunnerOf(backend)->cuda(); }
 
 const char* BackendName(ggml_backend_t /*backend*/) { return "MOERT0"; }
-
-void FreeBackend(ggml_backend_t backend) {
-  delete static_cast<Worker*>(backend->context);
-  delete backend;
-}
-
-ggml_status Compute(ggml_backend_t backend, ggml_cgraph* graph) {
-  try {
-    return RunnerOf(backend)->Compute(graph);
-  } catch (const std::exception& e) {  // no memory
-    Say("%s", e.what());
-    return GGML_STATUS_ALLOC_FAILED;
-  }
-}
 
 void Synchronize(ggml_backend_t backend) { ggml_backend_synchronize(CudaOf(backend)); }
 
@@ -84,18 +71,12 @@ ggml_backend_t InitBackend(ggml_backend_dev_t device, const char* /*parameters*/
     if (gpu == nullptr) return nullptr;
     auto runner = std::make_unique<GpuRunner>(gpu);
     if (!runner->TakeWholeGraphs()) return nullptr;
-    auto backend = std::make_unique<ggml_backend>();
-    backend->guid = Guid();
-    backend->iface.get_name = BackendName;
-    backend->iface.free = FreeBackend;
+    auto backend = MakeBackend(device, Guid(), BackendName, std::move(runner));
     backend->iface.cpy_tensor_async = CopyAsync;
     backend->iface.synchronize = Synchronize;
-    backend->iface.graph_compute = Compute;
     backend->iface.event_record = Record;
     backend->iface.event_wait = Wait;
     backend->iface.graph_optimize = Optimize;
-    backend->device = device;
-    backend->context = static_cast<Worker*>(runner.release());
     return backend.release();
   } catch (const std::exception& e) {
     Say("%s", e.what());

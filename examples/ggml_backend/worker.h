@@ -2,8 +2,11 @@
 #ifndef MOERT_EXAMPLES_GGML_BACKEND_WORKER_H_
 #define MOERT_EXAMPLES_GGML_BACKEND_WORKER_H_
 
+#include <ggml-backend-impl.h>
 #include <ggml-backend.h>
 #include <ggml.h>
+
+#include <memory>
 
 namespace moert_ggml {
 
@@ -25,6 +28,13 @@ class Worker {
     return false;
   }
 };
+
+/// A backend that a worker computes for, with the functions that every backend has.
+std::unique_ptr<ggml_backend> MakeBackend(ggml_backend_dev_t device, ggml_guid_t guid,
+                                          const char* (*name)(ggml_backend_t),
+                                          std::unique_ptr<Worker> worker);
+/// The worker of such a backend.
+Worker* WorkerOf(ggml_backend_t backend);
 
 }  // namespace moert_ggml
 

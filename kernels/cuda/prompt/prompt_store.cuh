@@ -38,7 +38,7 @@ struct PromptStore {
   }
 
   /// Adds every row's bias from the record. The condition of a load is not its address: ptxas 13.0
-  /// has compared an address with null before it was written (sm_90 by PTX of compute_89, w8a8).
+  /// seems to compare an address with null before it is written (sm_90 by PTX of compute_89, w8a8).
   template <int kColumns>
   __device__ __forceinline__ void AddBiases(const PromptSlot<kMost>& slot,
                                             Sums<kColumns>& d) const {
@@ -208,16 +208,20 @@ struct PromptStore {
   /// The rows of a matrix in a tile. A tile has gate's rows before up's.
   static constexpr int kMatrixRows = (kGateUp ? Warp::kOfGate : 2 * Warp::kOfGate) * 16;
 
-  /// Whether a row of the tile is one of its matrix: others are padding.
+  /// The row of its matrix that a row of the tile is.
+  __device__ __forceinline__ static int MatrixRow(const PromptSlot<kMost>& slot, int row) {
+    return slot.row_tile * kMatrixRows + row % kMatrixRows;
+  }
+  /// Whether the matrix has it: other rows are padding.
   __device__ __forceinline__ static bool HasBias(const PromptSlot<kMost>& slot, int row) {
-    return slot.row_tile * kMatrixRows + row % kMatrixRows < slot.row_blocks * 16;
+    return MatrixRow(slot, row) < slot.row_blocks * 16;
   }
   /// Address of the bias of a row that has one.
   __device__ __forceinline__ static const float* BiasOf(const PromptSlot<kMost>& slot, int row) {
     const bool apart = row >= kMatrixRows && slot.second_weights != 0;  // else there is one matrix
     const uint8_t* const biases =
         slot.weights + slot.bias + (apart ? SecondBias(slot.row_blocks) : 0);
-    return reinterpret_cast<const float*>(biases) + slot.row_tile * kMatrixRows + row % kMatrixRows;
+    return reinterpret_cast<const float*>(biases) + MatrixRow(slot, row);
   }
 
   /// Calls change(gate, up) for one pair after the other: all at once would need more registers

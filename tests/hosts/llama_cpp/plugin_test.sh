@@ -358,9 +358,10 @@ echo "$count architectures"
 server=$llama/build/bin/llama-server
 python3 "$here/server_test.py" "$server" "$plugin" "$model" "$work" || fail "llama-server"
 for gpu in "" "$work/gpu"; do
-  [ -z "$gpu" ] || export LLAMA_ARG_DEVICE=MOERT0
   python3 "$here/day_test.py" "$server" "$plugin" trained.gguf "$work" ${gpu:+"$gpu"} || fail "a day of llama-server"
 done
+LLAMA_ARG_DEVICE=MOERT0 python3 "$here/day_test.py" "$server" "$plugin" trained.gguf "$work" "$work/gpu" ||
+  fail "a day of llama-server on MOERT0"
 
 [ "$failures" = 0 ] && echo "logits with the plug-in are those without it"
 exit "$((failures > 0))"

@@ -159,14 +159,14 @@ absl::Status CudaFetchExecutor::OpenStep(VersionedStore* store, int64_t epoch,
   DeviceScope scope(device_);
   const auto order = static_cast<cudaStream_t>(stream);
   if (product_ != nullptr) cpu_->Watch();
-  MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(order));
-  if (!capturing && served_ != nullptr) MOERT_RETURN_IF_ERROR(PrepareServed(store, order));
+  if (product_ != nullptr || captured_.any()) MOERT_RETURN_IF_ERROR(PrepareServed(store, order));
   return fetch_.OpenStep(*store, epoch, order);
 }
 
 absl::Status CudaFetchExecutor::PrepareServed(VersionedStore* store, cudaStream_t stream) {
+  MOERT_ASSIGN_OR_RETURN(const bool capturing, IsCapturing(stream));
+  if (capturing) return absl::OkStatus();
   const bool replays = captured_.any();
-  if (product_ == nullptr && !replays) return absl::OkStatus();
   if (replays && served_->must_return()) MOERT_RETURN_IF_ERROR(TakeBack(store));
   MOERT_RETURN_IF_ERROR(fence_->Enter(stream));
   absl::Status status;

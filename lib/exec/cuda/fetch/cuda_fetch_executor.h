@@ -102,7 +102,7 @@ class CudaFetchExecutor final : public FetchExecutor,
                                                const VersionedStore& store);
   /// Whether the device has slots for the call.
   bool Fits(const ExecutorCall& call, const GivenRouting& given, const SlotRegion& region) const;
-  /// Before the first call of a step that is not captured.
+  /// Before the first call of a step: what the CPU's share and replays need. Nothing in a capture.
   absl::Status PrepareServed(VersionedStore* store, cudaStream_t stream);
   /// Enqueue the copies of CopyRecords.
   absl::Status EnqueueCopies(cudaStream_t stream);
