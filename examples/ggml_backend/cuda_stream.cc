@@ -31,6 +31,7 @@ struct Copy2D {
 struct CudaStream::Driver {
   int (*init)(unsigned flags);
   int (*device_get)(int* device, int ordinal);
+  int (*device_attribute)(int* value, int attribute, int device);
   int (*retain)(void** context, int device);
   int (*push)(void* context);
   int (*pop)(void** context);
@@ -81,6 +82,7 @@ const CudaStream::Driver* CudaStream::LoadDriver() {
     };
     find(&driver.init, "cuInit");
     find(&driver.device_get, "cuDeviceGet");
+    find(&driver.device_attribute, "cuDeviceGetAttribute");
     find(&driver.retain, "cuDevicePrimaryCtxRetain");
     find(&driver.push, "cuCtxPushCurrent_v2");
     find(&driver.pop, "cuCtxPopCurrent_v2");
@@ -121,6 +123,13 @@ std::unique_ptr<CudaStream> CudaStream::Create(ggml_backend_dev_t device, int or
   const Driver::Scope scope(driver, context);
   constexpr unsigned kNonBlocking = 1;
   made->event_ = ggml_backend_event_new(device);
+  constexpr int kMajor = 75, kMinor = 76;  // of the compute capability
+  int major = 0, minor = 0;
+  if (driver->device_attribute(&major, kMajor, number) != 0 ||
+      driver->device_attribute(&minor, kMinor, number) != 0) {
+    return nullptr;
+  }
+  made->turing_ = 10 * major + minor >= 75;
   if (made->event_ == nullptr || driver->stream_create(&made->stream_, kNonBlocking) != 0) {
     return nullptr;
   }

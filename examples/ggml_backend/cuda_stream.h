@@ -24,6 +24,8 @@ class CudaStream {
   CudaStream& operator=(const CudaStream&) = delete;
 
   moert_stream get() const { return stream_; }
+  /// Whether the device is a Turing (7.5) or later.
+  bool turing() const { return turing_; }
 
   // Ordering between this stream and that of a CUDA backend, without a wait on the host.
 
@@ -75,6 +77,7 @@ class CudaStream {
   const Driver* const driver_;
   void* const context_;  // the device's primary one
   moert_stream stream_ = nullptr;
+  bool turing_ = false;
   ggml_backend_event_t event_ = nullptr;
   void* marks_[kMarks] = {};
 };

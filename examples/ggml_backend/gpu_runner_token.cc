@@ -29,10 +29,11 @@ bool GpuRunner::TakeWholeGraphs() {
 
 void GpuRunner::NoteServed(const ggml_cgraph* graph, const Piece& piece, bool shares) {
   const int64_t tokens = piece.ids->ne[1];
-  if (tokens_ == nullptr || recording_ || tokens > TokenGraphs::kMostTokens) return;
+  if (tokens_ == nullptr || recording_) return;
   for (int i = 0; i < graph->n_nodes; ++i) {
     const ggml_tensor* node = graph->nodes[i];
-    if (node->op == GGML_OP_MUL_MAT_ID && !ggml_is_quantized(node->src[0]->type)) return;
+    if (node->op != GGML_OP_MUL_MAT_ID) continue;
+    if (tokens > TokenGraphs::MostTokens(node->src[0]->type, gpu_->stream()->turing())) return;
   }
   tokens_->Add(piece.experts->model, piece.experts->layer, tokens, shares);
 }

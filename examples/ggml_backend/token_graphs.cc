@@ -4,6 +4,25 @@
 
 namespace moert_ggml {
 
+int64_t TokenGraphs::MostTokens(ggml_type type, bool turing) {
+  constexpr int64_t kAny = 4, kUsual = 8;
+  if (!ggml_is_quantized(type)) return 0;
+  if (!turing) return kAny;
+  switch (type) {
+    case GGML_TYPE_Q4_0:
+    case GGML_TYPE_Q4_1:
+    case GGML_TYPE_Q5_0:
+    case GGML_TYPE_Q5_1:
+    case GGML_TYPE_Q8_0:
+    case GGML_TYPE_Q4_K:
+    case GGML_TYPE_Q5_K:
+    case GGML_TYPE_Q6_K:
+      return kUsual;
+    default:
+      return kAny;
+  }
+}
+
 void TokenGraphs::Begin(uint64_t uid) {
   if (uid != uid_) {
     Drop();

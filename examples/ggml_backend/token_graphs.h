@@ -29,9 +29,9 @@ class TokenGraphs {
   void Begin(uint64_t uid);
   /// One of its layer calls begins.
   void Call() { ++calls_; }
-  /// Most tokens of a recorded call. Up to here CUDA's kernels for products over quantized experts
-  /// do not wait for the host, whatever the type and the GPU.
-  static constexpr int64_t kMostTokens = 4;
+  /// Most tokens of a recorded product over experts of this type: up to here ggml's CUDA kernels do
+  /// not wait for the host, however ggml was built (its get_mmvq_mmid_max_batch).
+  static int64_t MostTokens(ggml_type type, bool turing);
   /// The layer call is such that it can be recorded: the host had no part in it.
   void Add(Model* model, int layer, int64_t tokens, bool shares);
 

@@ -6,107 +6,14 @@
 #include <vector>
 
 #include "moert/expert_store.h"
-#include "opaque_gated.h"
 #include "opaque_shared.h"
+#include "recorded_fetches.h"
 
 namespace moert::test {
 namespace {
 
-/// A step recorded into a graph.
-class Recorded {
- public:
-  Recorded() = default;
-  Recorded(const Recorded&) = delete;
-  Recorded& operator=(const Recorded&) = delete;
-  ~Recorded() {
-    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
-  }
-  /// Records what `layer_calls` enqueues on the stream, in a step of the engine.
-  template <typename LayerCalls>
-  absl::Status Record(Engine* engine, int64_t tokens, const Stream& stream,
-                      LayerCalls layer_calls) {
-    const auto step = Begin(engine, tokens, stream);
-    REQUIRE_OK(step.status());
-    REQUIRE(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeRelaxed) == cudaSuccess);
-    const absl::Status recorded = layer_calls(*step);
-    cudaGraph_t graph = nullptr;
-    REQUIRE(cudaStreamEndCapture(stream.get(), &graph) == cudaSuccess);
-    (void)engine->EndStep(*step);  // repeats the first error
-    if (recorded.ok()) REQUIRE(cudaGraphInstantiate(&executable_, graph, 0) == cudaSuccess);
-    cudaGraphDestroy(graph);
-    return recorded;
-  }
-  /// Replays the graph in a step of its own.
-  absl::Status Replay(Engine* engine, int64_t tokens, const Stream& stream) const {
-    const auto step = Begin(engine, tokens, stream);
-    if (!step.ok()) return step.status();
-    REQUIRE(cudaGraphLaunch(executable_, stream.get()) == cudaSuccess);
-    return engine->EndStep(*step);
-  }
-
- private:
-  cudaGraphExec_t executable_ = nullptr;
-};
-
-/// Memory that every replay reads and writes.
-struct Token {
-  Token()
-      : ids(static_cast<size_t>(kLayers * kK)),
-        slots(static_cast<size_t>(kLayers * kK)),
-        x(static_cast<size_t>(kLayers * kHidden)),
-        out(static_cast<size_t>(kLayers * kK)) {}
-
-  void Set(std::mt19937* random) {
-    std::vector<float> rows, row;
-    chosen.clear();
-    for (int l = 0; l < kLayers; ++l) {
-      if (l == 0 || (*random)() % 4 == 0) row = RandomRow(random);
-      const std::vector<int32_t> best = Chosen(row);
-      chosen.insert(chosen.end(), best.begin(), best.end());
-      rows.insert(rows.end(), row.begin(), row.end());
-    }
-    ids.Set(chosen);
-    x.Set(rows);
-    REQUIRE(cudaDeviceSynchronize() == cudaSuccess);  // set on another stream
-  }
-  absl::Status Run(Engine* engine, StepId step, int layer, const Stream& stream) const {
-    FetchInput input;
-    input.place = Place::kDevice;
-    input.ids = {ids.get() + layer * kK, kK};
-    input.slot_ids = {slots.get() + layer * kK, kK};
-    input.hidden = {x.get() + layer * kHidden, DType::kF32, 1, kHidden, kHidden};
-    SlotView view;
-    absl::Status status = engine->Fetch(step, layer, input, &view);
-    if (!status.ok()) return status;
-    status = CudaOk(LaunchToy(WeightsOf(view), slots.get() + layer * kK, kK, kX,
-                              out.get() + layer * kK, stream.get()));
-    status.Update(engine->ReleaseFetched(step, layer));
-    return status;
-  }
-  absl::Status RunAll(Engine* engine, StepId step, const Stream& stream) const {
-    for (int l = 0; l < kLayers; ++l) {
-      const absl::Status status = Run(engine, step, l, stream);
-      if (!status.ok()) return status;
-    }
-    return absl::OkStatus();
-  }
-  int Wrong(const ExpectedOnDevice& expected) const {
-    const std::vector<double> got = out.Get();
-    int wrong = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-      wrong += got[i] != expected.At(static_cast<int>(i) / kK, chosen[i]);
-    }
-    return wrong;
-  }
-
-  std::vector<int32_t> chosen;
-  DeviceArray<int32_t> ids, slots;
-  DeviceArray<float> x;
-  DeviceArray<double> out;
-};
-
 /// A step that is not recorded.
-void RunStep(Engine* engine, const Token& token, const Stream& stream) {
+void RunStep(Engine* engine, const GatedToken& token, const Stream& stream) {
   const auto step = Begin(engine, 1, stream);
   REQUIRE_OK(step.status());
   REQUIRE_OK(token.RunAll(engine, *step, stream));
@@ -124,10 +31,10 @@ TEST_CASE("replays bring what they miss and prefetch, and change no bit") {
       const auto engine = Open(GatedSource(model), strategy, fraction, kAllRecords);
       REQUIRE(engine->graph_needs().capturable);
       std::mt19937 random(9);
-      Token token;
+      GatedToken token;
       token.Set(&random);
       RunStep(engine.get(), token, stream);
-      Recorded recorded;
+      RecordedFetches recorded;
       REQUIRE_OK(recorded.Record(engine.get(), 1, stream, [&](StepId step) {
         return token.RunAll(engine.get(), step, stream);
       }));
@@ -194,7 +101,7 @@ TEST_CASE("replays share misses with the CPU") {
       REQUIRE_OK(run(*step));
       REQUIRE_OK(engine->EndStep(*step));
       stream.Wait();
-      Recorded recorded;
+      RecordedFetches recorded;
       REQUIRE_OK(recorded.Record(engine.get(), tokens, stream, run));
       const int64_t before = reference.experts();
       double worst = 0;
@@ -219,7 +126,7 @@ TEST_CASE("a capture or a replay without the slots that it needs is refused") {
   const Stream stream;
   const auto engine = Open(GatedSource(model), "on-demand", 0.5, kAllRecords);
   std::mt19937 random(3);
-  Token token;
+  GatedToken token;
   token.Set(&random);
   const auto run = [&](StepId step) { return token.RunAll(engine.get(), step, stream); };
   const auto refused = [](const absl::Status& status, const char* text) {
@@ -228,10 +135,10 @@ TEST_CASE("a capture or a replay without the slots that it needs is refused") {
     CHECK(std::string(status.message()).find(text) != std::string::npos);
   };
   // No step has run: nothing is lent.
-  refused(Recorded().Record(engine.get(), 1, stream, run), "outside of a capture");
+  refused(RecordedFetches().Record(engine.get(), 1, stream, run), "outside of a capture");
   const auto record = [&] {
     RunStep(engine.get(), token, stream);
-    auto recorded = std::make_unique<Recorded>();
+    auto recorded = std::make_unique<RecordedFetches>();
     REQUIRE_OK(recorded->Record(engine.get(), 1, stream, run));
     return recorded;
   };

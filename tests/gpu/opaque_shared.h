@@ -100,9 +100,11 @@ struct Call {
   DeviceArray<float> x, rows;
 };
 
-/// Fetch, the host's kernel, the CPU's rows. A layer call of a host.
-inline absl::Status RunLayer(Engine* engine, StepId step, int layer, const Call& call,
-                             const Stream& stream) {
+/// Fetch, the host's kernel, the CPU's rows. A layer call of a host. in_engine(f) calls f, which is
+/// a call of the engine.
+template <typename InEngine>
+absl::Status RunLayer(Engine* engine, StepId step, int layer, const Call& call,
+                      const Stream& stream, const InEngine& in_engine) {
   FetchInput input;
   input.place = Place::kDevice;
   input.ids = {call.ids.get(), static_cast<size_t>(call.tokens * kK)};
@@ -110,14 +112,19 @@ inline absl::Status RunLayer(Engine* engine, StepId step, int layer, const Call&
   input.cpu_rows = call.Input();
   input.any_slot = true;
   SlotView view;
-  absl::Status status = engine->Fetch(step, layer, input, &view);
+  absl::Status status = in_engine([&] { return engine->Fetch(step, layer, input, &view); });
   if (!status.ok()) return status;
   status =
       CudaOk(LaunchToyRows(WeightsOf(view), call.slots.get(), static_cast<int>(call.tokens * kK),
                            kK, call.x.get(), kHidden, call.rows.get(), stream.get()));
-  status.Update(engine->TakeCpuRows(step, layer, call.Rows()));
-  status.Update(engine->ReleaseFetched(step, layer));
+  status.Update(in_engine([&] { return engine->TakeCpuRows(step, layer, call.Rows()); }));
+  status.Update(in_engine([&] { return engine->ReleaseFetched(step, layer); }));
   return status;
+}
+
+inline absl::Status RunLayer(Engine* engine, StepId step, int layer, const Call& call,
+                             const Stream& stream) {
+  return RunLayer(engine, step, layer, call, stream, [](const auto& f) { return f(); });
 }
 
 inline void Fill(Call* call, std::mt19937* random) {

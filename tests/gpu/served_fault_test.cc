@@ -4,6 +4,7 @@
 #include "exec/backend.h"
 #include "fault_life.h"
 #include "opaque_device.h"
+#include "recorded_graph.h"
 #include "tests/support/run_engine.h"
 #include "tests/support/slow_link.h"
 #include "tests/support/synthetic_source.h"
@@ -30,30 +31,16 @@ class RecordedStep {
  public:
   RecordedStep(Engine* engine, int layers)
       : engine_(engine), layers_(layers), device_(static_cast<size_t>(kRows * Shape().hidden)) {}
-  ~RecordedStep() {
-    cudaStreamSynchronize(device_.stream());
-    if (graph_ != nullptr) cudaGraphExecDestroy(graph_);
-  }
+  ~RecordedStep() { cudaStreamSynchronize(stream()); }
   RecordedStep(const RecordedStep&) = delete;
   RecordedStep& operator=(const RecordedStep&) = delete;
 
   absl::Status Record() {
     const auto step = Begin();
     if (!step.ok()) return step.status();
-    cudaGraph_t graph = nullptr;
-    REQUIRE(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
-    absl::Status status = Forward(*step);
-    const cudaError_t ended = cudaStreamEndCapture(stream(), &graph);
+    absl::Status status =
+        graph_.Record(stream(), cudaStreamCaptureModeGlobal, [&] { return Forward(*step); });
     status.Update(End(*step));
-    if (status.ok()) {
-      REQUIRE(ended == cudaSuccess);
-      REQUIRE(cudaGraphInstantiate(&graph_, graph, 0) == cudaSuccess);
-    }
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    cudaGetLastError();  // a capture that failed half way may be invalid
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
-    REQUIRE(cudaStreamIsCapturing(stream(), &capture) == cudaSuccess);
-    REQUIRE(capture == cudaStreamCaptureStatusNone);
     return status;
   }
   /// Replayed, where Record was called and succeeded.
@@ -62,8 +49,8 @@ class RecordedStep {
     if (!step.ok()) return step.status();
     device_.Set(x);
     absl::Status status;
-    if (graph_ != nullptr) {
-      REQUIRE(cudaGraphLaunch(graph_, stream()) == cudaSuccess);
+    if (graph_.recorded()) {
+      graph_.Launch(stream());
     } else {
       status = Forward(*step);
     }
@@ -102,7 +89,7 @@ class RecordedStep {
   Engine* const engine_;
   const int layers_;
   DeviceRowsBuffer device_;
-  cudaGraphExec_t graph_ = nullptr;
+  RecordedGraph graph_;
 };
 
 /// Some steps run eagerly, then steps are replayed. An engine that a fault left without served

@@ -15,6 +15,7 @@
 
 EXPORT int cuInit(unsigned) { return 0; }
 EXPORT int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
+EXPORT int cuDeviceGetAttribute(int* value, int, int) { return *value = 8, 0; }
 EXPORT int cuDevicePrimaryCtxRetain(void** context, int) { return *context = context, 0; }
 EXPORT int cuCtxPushCurrent_v2(void*) { return 0; }
 EXPORT int cuCtxPopCurrent_v2(void** context) { return *context = nullptr, 0; }

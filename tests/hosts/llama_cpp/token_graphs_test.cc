@@ -104,6 +104,15 @@ TEST_CASE("a recording is of one way to compute, and ends with its graph or the 
   CHECK_FALSE(f.graphs.Ran(false));
 }
 
+TEST_CASE("as many tokens as ggml's kernels take without the host") {
+  CHECK(TokenGraphs::MostTokens(GGML_TYPE_F16, true) == 0);
+  CHECK(TokenGraphs::MostTokens(GGML_TYPE_Q4_0, true) == 8);
+  CHECK(TokenGraphs::MostTokens(GGML_TYPE_Q4_0, false) == 4);
+  CHECK(TokenGraphs::MostTokens(GGML_TYPE_Q6_K, true) == 8);
+  CHECK(TokenGraphs::MostTokens(GGML_TYPE_Q3_K, true) == 4);
+  CHECK(TokenGraphs::MostTokens(GGML_TYPE_MXFP4, true) == 4);
+}
+
 TEST_CASE("a graph that was refused once stays so") {
   Fixture f;
   f.Run(5, {0, 1});
