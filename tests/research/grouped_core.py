@@ -27,6 +27,7 @@ import report
 
 JSON = report.DATA / "gemm-core.json"
 MMA = report.DATA / "gemm-mma.json"
+FP8_ROUNDS = report.DATA / "grouped-fp8.json"  # of readme_sitting.py
 TOKENS = (1, 8, 32, 128, 512, 2048, 8192)
 FP8 = "q30-fp8"  # with --numerics fp8: fp8_b128 by fp8
 BIT8 = ("w8a8", "w4a8_g128", "fp8_b128")  # that the chip could multiply in 8 bits
@@ -134,6 +135,7 @@ def run_beside(stored):
 RIVALS = (("Triton bf16", "triton", "triton_bf16"), ("torch bf16", "triton", "torch_bf16"),
           ("Marlin w4", "marlin", "marlin_w4"), ("Triton fp8", "triton", "triton_fp8"))
 OURS = ("bf16", "w4a16_g128", "w8a8", "fp8_b128")
+DEEPGEMM = ("DeepGEMM", "deepgemm_fp8")
 
 
 def beside_times():
@@ -155,7 +157,7 @@ def times_of_rounds(rounds):
         for row in part["ours"]["results"]:
             found.setdefault(row["scheme"], {}).setdefault(row["tokens"], []).append(row["gemms_us"]["median"])
         for row in part["rivals"]:
-            for name, _, key in RIVALS:
+            for name, key in (*((name, key) for name, _, key in RIVALS), DEEPGEMM):
                 if key in row:
                     found.setdefault(name, {}).setdefault(row["T"], []).append(row[key]["median"])
     return {name: {t: statistics.median(values) for t, values in of.items()} for name, of in found.items()}
@@ -165,6 +167,14 @@ def beside():
     times = beside_times()
     names = ("bf16", "Triton bf16", "torch bf16", "w4a16_g128", "Marlin w4", "w8a8", "fp8_b128", "Triton fp8")
     return experiment.table(["tokens", *names], [[str(t), *(us(times[n][t]) for n in names)] for t in TOKENS])
+
+
+def by_fp8():
+    """fp8 by fp8 and its rivals, medians of rounds in turns."""
+    times = times_of_rounds(json.loads(FP8_ROUNDS.read_text())["rounds"])
+    names = ("fp8_b128", "Triton fp8", DEEPGEMM[0])
+    rows = [[f"{t:,}", *(us(times[n][t]) for n in names)] for t in sorted(times[names[0]])]
+    return experiment.table(["tokens", BY_FP8, *names[1:]], rows)
 
 
 def lost(times, ours, rivals, tokens):

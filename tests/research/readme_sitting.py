@@ -7,7 +7,8 @@
 DIRs: a build of preset cuda; bin of a llama.cpp b11434 that loads backends (llama-bench, llama-batched-bench); for
 recorded.gguf and uniform.gguf of big_gguf, 16 layers; the kernels of grouped_rivals.py. --plugin is the plug-in for that
 llama.cpp, --python one that has FreeToken, after its `bench bw --model recorded.gguf --cpu-threads 13`. README does not
-show parts fp8 and bf16: fp8 needs the package deep_gemm, bf16 a bf16.gguf of 8 layers and its `bench bw`.
+show parts fp8 and bf16: fp8, which needs the package deep_gemm, is in docs/results/rivals.md; bf16 needs a bf16.gguf of 8
+layers and its `bench bw`.
 Parts that the output has are not measured again, so that a sitting may have several calls.
 """
 import argparse
@@ -101,7 +102,8 @@ def take(folder):
     parts = {path.stem.removeprefix("readme-"): json.loads(path.read_text(encoding="utf-8"))
              for path in sorted(folder.glob("readme-*.json"))}
     of_others = parts.pop("fp8", None)
-    (report.DATA / "readme.json").write_text(json.dumps(parts, indent=1) + "\n", encoding="utf-8")
+    if parts:
+        (report.DATA / "readme.json").write_text(json.dumps(parts, indent=1) + "\n", encoding="utf-8")
     if of_others:
         (report.DATA / "grouped-fp8.json").write_text(json.dumps(of_others, indent=1) + "\n", encoding="utf-8")
     for name in (name for name in SITTINGS.values() if (folder / name).exists()):

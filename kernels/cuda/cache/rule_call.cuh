@@ -122,7 +122,7 @@ __device__ __forceinline__ void RouteAndServe(const RouteFewArgs& route, const R
   const ExpertPairs mine = RouteTokens(route, routed, scratch.route, kept, [&] {
     if constexpr (Rule::kApplies) rule.Apply(known, routed, accounts);
   });
-  ShareKnown(args, known, scratch.serve);
+  ShareKnown(args, known, scratch.serve.table);
   const CallPairs<uint16_t> pairs{routed.sorted, routed.firsts};
   DecideCall<kPlain, kOneTileEach>(args, given, known, mine.count, pairs,
                                    LowOfCall(args, routed, accounts), scratch.serve);

@@ -95,22 +95,10 @@ union ServeScratch {
   ServeTable table;
   BothTilesScratch tiles;
 };
-/// Counts the tokens of every expert by the ids of the call. Called by all threads.
-__device__ __forceinline__ void CountIds(const ServeMissesArgs& args, int32_t* counts) {
-  const int e = threadIdx.x;
-  if (e < args.experts) counts[e] = 0;
-  __syncthreads();
-  for (int i = e; i < args.pairs; i += kTileThreads) {
-    const int32_t id = args.ids[i];
-    if (id >= 0 && id < args.experts) atomicAdd(&counts[id], 1);
-  }
-  __syncthreads();
-}
 
 /// Stores what is known where all threads see it, and which slots are held. Called by all threads.
 __device__ __forceinline__ void ShareKnown(const ServeMissesArgs& args, const Known& known,
-                                           ServeScratch& scratch) {
-  auto& table = scratch.table;
+                                           ServeTable& table) {
   auto* const rows = reinterpret_cast<ServedExpert*>(table.rows);
   const int e = threadIdx.x;
   const bool is_expert = e < args.experts, lent = known.layer.lent != 0;
@@ -299,7 +287,8 @@ __device__ __forceinline__ void EndDecision(const ServeMissesArgs& args, const K
           int64_t{16} * sums.words, sums.prefetched);
 }
 
-/// The whole decision, after ShareKnown and the end of the preceding kernels. `count`: tokens of
+/// The whole decision of a call that the device multiplies, after ShareKnown and the end of the
+/// preceding kernels. `count`: tokens of
 /// the thread's expert; low_call: that of args, in any memory; given: the kernel's own args, for
 /// functions that are not inlined. kPlain: as ReadKnown; kOneTileEach: as MakeBothTiles. Called by
 /// all threads.
@@ -315,11 +304,6 @@ __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args,
   PlacedExpert& placed = decided.placed;
   const bool lends = args.lenders.layers > 0 && known.layer.lent != 0;
   if (lends) FindLeast(placed.at != nullptr, decided.worth, sums.spare);
-  if (args.ids != nullptr) {
-    GiveSlots(args, placed.slot, scratch.table.counts);
-    EndDecision(args, known, count, pairs, decided, lends, sums);
-    return;
-  }
   if (e == args.experts) placed.ready = known.shared;
   const bool tiles = args.makes_tiles != 0;
   const int first_pair = e < args.experts && tiles ? pairs.firsts[e] : 0;

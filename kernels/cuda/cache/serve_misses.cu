@@ -1,7 +1,8 @@
-// The decision about the misses of a call, by one CTA: after the call's grouping, or together with
-// its routing.
+// The decision about the misses of a call, by one CTA: after the call's grouping, together with its
+// routing, or for a call that the host multiplies.
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/cache/host_call.cuh"
 #include "kernels/cuda/cache/rule_call.cuh"
 #include "kernels/cuda/cache/serve_misses.h"
 #include "kernels/cuda/cache/serve_usual.h"
@@ -18,19 +19,19 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
     ServeMissesKernel(const __grid_constant__ ServeMissesArgs args) {
   TriggerDependentLaunch();
   __shared__ ServeScratch scratch;
-  const int e = threadIdx.x;
   const Known known = ReadKnown</*kPlain=*/false>(args);
-  ShareKnown(args, known, scratch);
+  ShareKnown(args, known, scratch.table);
   GridDependencySync();
-  int count = 0;
-  if (args.ids != nullptr) {
-    CountIds(args, scratch.table.counts);
-    if (e < args.experts) count = scratch.table.counts[e];
-  } else if (e < args.experts) {
-    count = args.counts[e];
-  }
+  const int count = threadIdx.x < args.experts ? args.counts[threadIdx.x] : 0;
   const CallPairs<int32_t> pairs{args.groups.sorted, args.groups.firsts};
   DecideCall</*kPlain=*/false>(args, args, known, count, pairs, args.low.call, scratch);
+}
+
+__global__ void __launch_bounds__(kTileThreads, kCtas)
+    ServeHostCallKernel(const __grid_constant__ ServeMissesArgs any_args) {
+  TriggerDependentLaunch();
+  __shared__ ServeTable table;
+  DecideHostCall(HostCallOf(any_args), any_args, table);
 }
 
 template <int kPerLane>
@@ -52,6 +53,9 @@ __global__ void __launch_bounds__(kTileThreads, kCtas)
 }  // namespace
 
 int LaunchServeMisses(const ServeMissesArgs& args, CUstream_st* stream) {
+  if (args.ids != nullptr) {
+    return LaunchEarly(ServeHostCallKernel, 1, HostCallThreads(args.experts), 0, stream, args);
+  }
   return LaunchEarly(ServeMissesKernel, 1, kTileThreads, 0, stream, args);
 }
 

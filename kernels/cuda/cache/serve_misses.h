@@ -369,14 +369,14 @@ struct ServeMissesArgs {
   MakeTilesArgs tiles;
   TileTable late_table;
   // For a call that the host multiplies, in place of counts, waves and tiles: the ids that it asks
-  // for, and their slots. The slot of an address is its distance to `base` in strides.
+  // for, and their slots. The slot of an address is its distance to `base`, times slots_a_byte.
   const int32_t* ids = nullptr;  // [pairs]; one that is not in [0, experts) is none. Or null
   int32_t pairs = 0;             //
   int32_t* found = nullptr;      // [pairs] receives slots, -1: none. Or null
   int32_t any_slot = 0;      // if so, a pair without a slot gets one that its token does not have
   int32_t* table = nullptr;  // [experts] receives the slot of every expert that is there, or -1
   const uint8_t* base = nullptr;  //
-  int64_t stride = 1;
+  double slots_a_byte = 1;        // 1 / the bytes from slot to slot
 };
 
 /// Decides, and changes the layer's rows. For layers of up to kFewExperts experts. Returns 0 or a

@@ -173,48 +173,6 @@ __device__ __forceinline__ void GiveWaves(const ServeMissesArgs& args, const Exp
   }
 }
 
-/// The slot number of the expert of pair i, in a call that the host multiplies. -1: it has no slot;
-/// -2: the pair names no expert.
-__device__ __forceinline__ int32_t NumberOf(const ServeMissesArgs& args, const int32_t* numbers,
-                                            int i) {
-  const int32_t id = args.ids[i];
-  return id >= 0 && id < args.experts ? numbers[id] : -2;
-}
-/// A slot for pair i, whose expert has none: one that no other pair of its token has, since kernels
-/// that group pairs by expert expect a token to name each slot at most once.
-__device__ __forceinline__ int32_t SpareNumber(const ServeMissesArgs& args, const int32_t* numbers,
-                                               int i) {
-  const int k = args.pairs / args.tokens, first = i - i % k;
-  int before = 0;  // earlier pairs of the token that have none, either
-  for (int j = first; j < i; ++j) before += NumberOf(args, numbers, j) == -1 ? 1 : 0;
-  for (int32_t number = 0;; ++number) {
-    bool taken = false;
-    for (int j = first; j < first + k; ++j) taken |= NumberOf(args, numbers, j) == number;
-    if (!taken && before-- == 0) return number;  // below k
-  }
-}
-
-/// Stores the slots of the call's experts. slot: that of the thread's expert, counted in the layer;
-/// numbers: scratch, [experts]. Called by all threads.
-__device__ __forceinline__ void GiveSlots(const ServeMissesArgs& args, int slot, int32_t* numbers) {
-  const int e = threadIdx.x;
-  __syncthreads();
-  if (e < args.experts) {
-    const int32_t number =
-        slot < 0 ? -1 : static_cast<int32_t>((args.slots[slot] - args.base) / args.stride);
-    numbers[e] = number;
-    args.table[e] = number;
-  }
-  __syncthreads();
-  if (args.found == nullptr) return;
-  for (int i = e; i < args.pairs; i += kTileThreads) {
-    const int32_t number = NumberOf(args, numbers, i);
-    args.found[i] = number >= 0                             ? number
-                    : number == -1 && args.any_slot != 0 ? SpareNumber(args, numbers, i)
-                                                            : -1;
-  }
-}
-
 }  // namespace moert::cuda
 
 #endif  // MOERT_KERNELS_CUDA_FEW_GIVE_WAVES_CUH_

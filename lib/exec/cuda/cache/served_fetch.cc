@@ -32,7 +32,7 @@ ServeMissesArgs ServedMisses::ArgsOf(const HostCall& host) const {
   args.found = host.given.used_ids;
   args.table = host.table;
   args.base = reinterpret_cast<const uint8_t*>(host.region.base);
-  args.stride = host.region.stride;
+  args.slots_a_byte = 1.0 / static_cast<double>(host.region.stride);
   if (host.tokens != 1) args.wanted = nullptr;  // needs groups, which such a call does not have
   return args;
 }
