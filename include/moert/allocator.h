@@ -13,8 +13,7 @@ class HostAllocator {
   /// `bytes` of readable and writable memory at a multiple of `alignment`, or null when there is
   /// none (the engine then makes do with fewer experts).
   virtual void* Allocate(int64_t bytes, int64_t alignment) = 0;
-  /// `bytes` is the size given to Allocate.
-  virtual void Free(void* memory, int64_t bytes) = 0;
+  virtual void Free(void* memory, int64_t bytes) = 0;  // `bytes` as given to Allocate
 };
 
 }  // namespace moert

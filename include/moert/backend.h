@@ -15,8 +15,7 @@ enum class BackendKind : int32_t {
   kCuda = 2,  // fast tier: device memory; hidden states in device memory, calls ordered by a stream
 };
 
-/// "auto", "cpu", "cuda".
-absl::string_view BackendName(BackendKind kind);
+absl::string_view BackendName(BackendKind kind);  // "auto", "cpu", "cuda"
 
 /// OK when this build has the CUDA backend, a driver is there and a device is usable; else why not.
 absl::Status CudaStatus();

@@ -7,10 +7,8 @@
 //
 // It is a cache in RAM: an expert is absent, arriving or present; which ones leave is the residency
 // policy's choice (policy.h), but never one that is leased. Transfers run on threads of the store's
-// own; a Fetch goes ahead of prefetches.
-//
-// Thread-safe: calls take turns, and a Fetch that waits keeps the others waiting. Records are
-// readable from any thread while leased.
+// own; a Fetch goes ahead of prefetches. Thread-safe: calls take turns, and a Fetch that waits
+// keeps the others waiting. Records are readable from any thread while leased.
 #ifndef MOERT_EXPERT_STORE_H_
 #define MOERT_EXPERT_STORE_H_
 
@@ -44,13 +42,11 @@ enum class Residency : uint8_t { kAbsent = 0, kArriving = 1, kLow = 2, kHigh = 3
 
 /// Counts of a store since it was made.
 struct StoreStats {
-  // A lookup is one distinct expert that a layer call needs; `hits_prefetched` are those that a
-  // prefetch brought and that are used for the first time.
-  int64_t lookups = 0;
+  int64_t lookups = 0;  // distinct experts that layer calls need
   int64_t hits_resident = 0;
-  int64_t hits_prefetched = 0;
-  int64_t late = 0;         // absent, but on the way
-  int64_t low_answers = 0;  // answered by a lower version than intended
+  int64_t hits_prefetched = 0;  // brought by a prefetch and used for the first time
+  int64_t late = 0;             // absent, but on the way
+  int64_t low_answers = 0;      // answered by a lower version than intended
   // Transfers that arrived.
   int64_t loads = 0;      // of absent experts, prefetches excluded
   int64_t low_loads = 0;  // of absent experts, in a lower version than the best
@@ -66,15 +62,12 @@ struct ExpertStoreOptions {
   /// Most bytes of RAM that experts take, whole blocks; at least one block (the largest record,
   /// rounded up to kRecordAlignment).
   int64_t budget_bytes = 0;
-  /// Which of the source's versions is held.
-  int version = 0;
+  int version = 0;  // index of the source's version that is held
   /// Eviction and capacity policy: how many experts of each layer are kept; null: least recently
   /// used, all layers alike. Owned by the store, called under its lock.
   std::unique_ptr<ResidencyPolicy> residency = {};
-  /// Threads that read from the source. 1..16.
-  int io_threads = 2;
-  /// Where the memory comes from; null: the system.
-  std::shared_ptr<HostAllocator> allocator = {};
+  int io_threads = 2;                             // that read from the source; 1..16
+  std::shared_ptr<HostAllocator> allocator = {};  // of the memory; null: the system
 };
 
 class ExpertStore {
@@ -84,13 +77,11 @@ class ExpertStore {
   /// InvalidArgument names the option, its value and the legal range.
   static absl::StatusOr<std::unique_ptr<ExpertStore>> Create(
       std::shared_ptr<const ExpertSource> source, ExpertStoreOptions options);
-  /// Waits for transfers under way. Leases may outlive the store.
-  ~ExpertStore();
+  ~ExpertStore();  // waits for transfers under way; leases may outlive the store
 
-  /// Loads the experts and pins them until the lease is released. Blocks until all are there.
-  /// Residency policies expect the experts of one layer per call. All or nothing: InvalidArgument
-  /// for a key that does not exist, ResourceExhausted if leased experts and these need more than
-  /// the budget, or the error of the source's read.
+  /// Loads experts and pins them until the lease is released; blocks until all are there. Residency
+  /// policies expect one layer per call. All or nothing: InvalidArgument for a key that does not
+  /// exist, ResourceExhausted if these and leased ones exceed the budget, or a read's error.
   absl::StatusOr<Lease> Fetch(absl::Span<const ExpertKey> keys);
   /// Starts transfers of the absent experts, as far as blocks can be had. Does not block. Returns
   /// the number of transfers started; InvalidArgument for a key that does not exist.
@@ -98,10 +89,8 @@ class ExpertStore {
   /// The state of each expert of a layer, [E].
   absl::StatusOr<std::vector<Residency>> residency(int layer) const;
 
-  /// Bytes of the budget that an expert takes: the version's largest record, rounded up.
-  int64_t block_bytes() const;
-  /// Experts that the budget holds.
-  int64_t slots() const;
+  int64_t block_bytes() const;  // that an expert takes: the version's largest record, rounded up
+  int64_t slots() const;        // experts that the budget holds
   const MoeModelSpec& model() const;
   StoreStats stats() const;
 
@@ -122,8 +111,7 @@ class ExpertStore::Lease {
 
   /// In the order of the keys. Valid until Release.
   absl::Span<const ExpertView> experts() const { return views_; }
-  /// Gives the experts back; a second time does nothing.
-  void Release();
+  void Release();  // gives the experts back; a second time does nothing
 
  private:
   friend class ExpertStore;

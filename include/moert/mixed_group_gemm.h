@@ -1,11 +1,10 @@
 // MixedGroupGemm: every ready expert of a layer in one grouped problem, whatever their schemes.
 //
-// For expert problem p with n tokens: h = act(gate x, up x), out = down h, for its n rows of x;
-// each product plus its bias if the record has one. Two fused jobs a call: gate+up of all problems,
-// then down of all problems (MxMoE Sec. 5; design "multiply"). The arithmetic of one (token,
-// expert) pair depends on the expert's record and the token's row only, never on which other
-// problems, threads or waves run beside it, so results are bit-identical however a layer is cut
-// into calls.
+// For expert problem p with n tokens: h = act(gate x, up x), out = down h, for its n rows of x.
+// Each product gets its bias if the record has one. Two fused jobs a call: gate+up of all problems,
+// then down of all (MxMoE Sec. 5; design "multiply"). The arithmetic of one (token, expert) pair
+// depends on the expert's record and the token's row only, never on which other problems, threads
+// or waves run beside it. Results are bit-identical however a layer is cut into calls.
 #ifndef MOERT_MIXED_GROUP_GEMM_H_
 #define MOERT_MIXED_GROUP_GEMM_H_
 
@@ -31,8 +30,7 @@ struct ExpertProblem {
   const RecordLayout* layout = nullptr;
   ExpertActivation activation = {};
   absl::Span<const int32_t> tokens = {};    // rows of x
-  absl::Span<const int32_t> out_rows = {};  // rows of out, same length, each written once, no
-                                            // overlap
+  absl::Span<const int32_t> out_rows = {};  // rows of out, as many, each written once, no overlap
 };
 
 /// CPU implementation. Not thread-safe: one call at a time per object.
@@ -54,8 +52,7 @@ class MixedGroupGemm {
   virtual int64_t WorkspaceBytes(int64_t rows, int64_t slots, int64_t hidden,
                                  int64_t max_intermediate,
                                  absl::Span<const ExpertFormat> formats) const = 0;
-  /// Name of the chosen kernel set.
-  virtual absl::string_view kernels() const = 0;
+  virtual absl::string_view kernels() const = 0;  // name of the chosen kernel set
 
   /// Kernel sets this CPU can run, best first; "reference" is always last.
   static std::vector<std::string> KernelNames();

@@ -1,6 +1,5 @@
-// A model as libmoert needs to know it: its MoE layers. Attention, embeddings and sampling are
-// the host's. Layers are numbered 0..L-1 over the MoE layers only; `model_layer` is the host's
-// number.
+// A model as libmoert needs to know it: its MoE layers. Attention, embeddings and sampling are the
+// host's. Layers are numbered 0..L-1 over the MoE layers only; `model_layer` is the host's number.
 #ifndef MOERT_MODEL_H_
 #define MOERT_MODEL_H_
 
@@ -16,9 +15,9 @@
 namespace moert {
 
 /// How router logits become k experts and their weights (design: "Routing kinds"). fp32 throughout;
-/// of equal scores the lower expert index wins. Every kind has scores over all E experts, which
-/// policies read: the full softmax of the logits, or the sigmoid (square root of the softplus) of
-/// the kinds that have one, without the selection bias.
+/// of equal scores the lower expert index wins. Policies read every kind's scores over all E
+/// experts, without the selection bias. They are the full softmax of the logits, or the sigmoid
+/// (square root of the softplus) of the kinds that have one.
 enum class RoutingKind : int32_t {
   kSoftmaxTopK = 0,     // softmax over all E, then the k highest (Qwen-MoE, DeepSeek-V1/V2, OLMoE)
   kTopKSoftmax = 1,     // the k highest logits, then softmax over them (Mixtral)
@@ -35,26 +34,21 @@ struct RoutingSpec {
   int top_k = 1;
   bool renormalize = false;  // divide the k weights by their sum
   float scaling = 1.0f;      // routed_scaling_factor
-  // Group-limited selection (kSigmoidGrouped, kSoftmaxTopK): of num_groups groups of
-  // E / num_groups neighbouring experts, the top_groups best stay eligible. A group is ranked by
-  // the sum of its two highest selection scores (kSigmoidGrouped: DeepSeek-V3) or by its highest
-  // (kSoftmaxTopK: DeepSeek-V2); of equal groups the lower index wins.
+  // Group-limited selection: of num_groups groups of E / num_groups neighbouring experts, the
+  // top_groups best stay eligible. Groups rank by the sum of their two highest selection scores
+  // (kSigmoidGrouped: DeepSeek-V3) or the highest (kSoftmaxTopK: DeepSeek-V2); equal ones by index.
   int num_groups = 1;
   int top_groups = 1;
   bool selection_bias = false;    // e_score_correction_bias: selects, never weighs (same kinds)
   float sparsemixer_eps = 0.01f;  // kSparseMixer: 2 * jitter_eps is the masking threshold
   bool logit_bias = false;        // a bias per expert is added to the logits (gpt-oss)
-  /// The weight multiplies the expert's input, and its output enters the sum as it is (Llama-4).
-  bool weight_input = false;
-  /// An expert's weight is also multiplied by a constant of that expert, after everything else
-  /// (Gemma-4).
-  bool expert_scales = false;
+  bool weight_input = false;   // a weight multiplies the expert's input, not its output (Llama-4)
+  bool expert_scales = false;  // weights are multiplied by a constant per expert, last (Gemma-4)
   /// Above 0: the k experts of a token are looked up by its id, which is below this number
   /// (StepInfo::token_ids); the logits give their weights (DeepSeek-V4's first layers).
   int64_t hash_vocab = 0;
 
-  /// Whether the host routes: there is no gate.
-  bool external() const { return kind == RoutingKind::kExternal; }
+  bool external() const { return kind == RoutingKind::kExternal; }  // the host routes: no gate
 
   friend bool operator==(const RoutingSpec&, const RoutingSpec&) = default;
 };
@@ -94,7 +88,6 @@ struct MoeLayerSpec {
   ExpertActivation activation = {};  // of routed and shared experts
   bool expert_bias = false;  // of gate, up and down of every routed expert, fp32 in its record
   RoutingSpec routing = {};
-
   friend bool operator==(const MoeLayerSpec&, const MoeLayerSpec&) = default;
 };
 
@@ -107,7 +100,6 @@ struct MoeModelSpec {
   int64_t total_experts() const;
   /// Names the first field that is out of range, its value and the legal range.
   absl::Status Validate() const;
-
   friend bool operator==(const MoeModelSpec&, const MoeModelSpec&) = default;
 };
 

@@ -1,14 +1,12 @@
 // The five policies of a strategy. A policy answers one question from a snapshot and does nothing
 // else: no I/O, no locks, no clocks, no device calls. The snapshot carries the time and the step.
 //
-// A policy may remember what it has observed (ARC's ghosts, learned co-activation). Its answers are
-// then a function of the sequence of its inputs: the same sequence gives the same decisions online,
-// in moert-sim and in a test. An engine calls each policy object from one thread at a time, under
-// the engine's lock. Spans are borrowed for the call. An invalid answer is replaced by the policy's
-// default and counted (EngineStats::policy_fallbacks).
-//
-// A policy whose decisions are a rule (rules.h) returns the rule instead. It is asked for the rule
-// when an engine opens, and for nothing else: the engine carries the rule out itself.
+// A policy may remember what it has observed (ARC's ghosts, learned co-activation): the same
+// sequence of inputs then gives the same decisions online, in moert-sim and in a test. An engine
+// calls a policy object from one thread at a time, under its lock. Spans are borrowed for the call.
+// An invalid answer is replaced by the policy's default and counted
+// (EngineStats::policy_fallbacks). A policy with a rule (rules.h) is asked for it when an engine
+// opens, and for nothing else: the engine carries it out. One without (nullopt) is asked each time.
 #ifndef MOERT_POLICY_H_
 #define MOERT_POLICY_H_
 
@@ -60,27 +58,21 @@ struct LayerResidency {
   int capacity = 0;                          // slots the residency policy gave the layer
 };
 
-/// Facts about a policy that hold for as long as it lives. A rule needs no trait for its own
-/// contents. Whether a strategy is exact and whether its layers can be captured in a CUDA graph are
-/// derived (Strategy::promise, graph_safe).
+/// Facts about a policy that hold as long as it lives; its rule's contents need no trait.
+/// Strategy::promise and Strategy::graph_safe are derived from them.
 struct PolicyTraits {
-  /// Routing, precision, placement: the promise that its decisions keep.
-  Promise promise = Promise::kLossy;
+  Promise promise = Promise::kLossy;  // routing, precision, placement: that its decisions keep
   /// The policy must be asked while a layer runs, so the layer cannot be captured. Implied for a
   /// routing, prefetch or placement policy without a rule; a residency or precision policy sets it.
   bool needs_host = false;
-  /// Prefetch: the router must also run the next layer's gate on this layer's input.
-  bool next_gate = false;
-  /// Prefetch: predicted_scores should come from the next layer's input as the host predicts it
-  /// from this layer's partial output, in decode steps that can (StepInfo::predict_next), while that
-  /// pays. In other steps they come from the next layer's gate.
+  bool next_gate = false;  // prefetch: the next layer's gate must run on this layer's input, too
+  /// Prefetch: predicted_scores should be on the next layer's input as the host predicts it
+  /// (StepInfo::predict_next), in decode steps that can and while that pays; else on this layer's.
   bool resident_forward = false;
-  /// Placement: as in PlacementRule. The planner enforces them.
-  bool backfills = false;
-  double max_low_share = 0;
+  bool backfills = false;    // placement: as in PlacementRule; the planner enforces it
+  double max_low_share = 0;  // likewise
 };
 
-/// The scope of a policy's decisions.
 struct PolicyScope {
   const MoeModelSpec* model = nullptr;
   int64_t max_tokens = 0;  // of a layer call
@@ -89,8 +81,7 @@ struct PolicyScope {
 class Policy {
  public:
   virtual ~Policy() = default;
-  /// May be asked at any time and by any thread.
-  virtual PolicyTraits traits() const { return {}; }
+  virtual PolicyTraits traits() const { return {}; }  // may be asked at any time, by any thread
   /// The most heap memory it will hold, scratch of its calls included. Asked before the engine
   /// allocates anything; part of the budget where the fast tier is RAM (MemoryPlan).
   virtual int64_t StateBytes(const PolicyScope& /*scope*/) const { return 0; }
@@ -118,15 +109,12 @@ struct LayerEvent {
   bool prefetched = false;     // kInserted: no layer call has asked for it yet
 };
 
-// ---------------------------------------------------------------------------------------------------
-// Routing: which experts does a token use?
-
+// ----- Routing: which experts does a token use? --------------------------------------------------
 class RoutingPolicy : public Policy {
  public:
   /// OK, or why a model cannot be routed by this policy's rules. Asked at open.
   virtual absl::Status Check(const MoeModelSpec& /*model*/) const { return absl::OkStatus(); }
-  /// The rule of every layer call of a phase; nullopt if it depends on the call, so that layers
-  /// cannot be captured.
+  /// The rule of a phase's layer calls; nullopt: it depends on the call, so none can be captured.
   virtual std::optional<RoutingRule> PhaseRule(Phase /*phase*/) const { return std::nullopt; }
   /// The rule the router executes for this layer call.
   virtual RoutingRule Rule(const PolicyContext& context) {
@@ -134,17 +122,13 @@ class RoutingPolicy : public Policy {
   }
 };
 
-// ---------------------------------------------------------------------------------------------------
-// Prefetch: what comes next?
-
+// ----- Prefetch: what comes next? ----------------------------------------------------------------
 struct PrefetchSnapshot {
   PolicyContext context = {};  // layer = the layer whose routing just became known
   int target_layer = 0;  // the layer predictions are wanted for (context.layer + 1, or 0 on wrap)
   RoutingView routing = {};
-  absl::Span<const float> predicted_scores = {};  // [T, E'] of the next layer's gate, on this
-                                                  // layer's input or on a predicted one, or empty
-  bool resident_forward = false;  // predicted_scores are on an input that the host predicted
-                                  // (PolicyTraits)
+  absl::Span<const float> predicted_scores = {};  // [T, E'] of the next layer's gate, or empty
+  bool resident_forward = false;  // they are on an input that the host predicted, not this layer's
   LayerResidency target = {};
   int64_t window_ns = 0;    // until the target layer asks, stalls excluded: measured
   int64_t transfer_ns = 0;  // one expert of the target layer on the link: measured
@@ -161,7 +145,6 @@ struct PrefetchCandidate {
 
 class PrefetchPolicy : public Policy {
  public:
-  /// The policy's rule; nullopt: the policy is asked for each decision.
   virtual std::optional<PrefetchRule> rule() const { return std::nullopt; }
   /// Every layer call's routing, in layer order, before Rank of that layer.
   virtual void Observe(const LayerEvent& /*event*/) {}
@@ -170,9 +153,7 @@ class PrefetchPolicy : public Policy {
   virtual std::vector<PrefetchCandidate> Rank(const PrefetchSnapshot& /*snapshot*/) { return {}; }
 };
 
-// ---------------------------------------------------------------------------------------------------
-// Residency: how many slots has a layer, and which expert leaves?
-
+// ----- Residency: how many slots has a layer, and which expert leaves? ---------------------------
 /// The measured effect of prefetching on one layer.
 struct PrefetchOutlook {
   double recall = 0;     // share of the layer's lookups that predictions name
@@ -199,33 +180,25 @@ struct VictimCandidate {
 struct VictimSnapshot {
   PolicyContext context = {};
   ExpertKey incoming = {};
-  bool for_prefetch = false;                          // no call waits for the expert: may be
-                                                      // refused
+  bool for_prefetch = false;                          // no call waits: may be refused
   absl::Span<const VictimCandidate> candidates = {};  // never pinned ones
-  bool dispensable = false;  // for_prefetch, and a CPU beside the fast tier computes it if it is
-                             // refused
-  // for_prefetch: the probability that the predicted routing uses it (negative: unknown), and the
-  // share of its transfer that would be hidden in that case.
-  float probability = -1;
-  float hidden = 1;
+  bool dispensable = false;  // for_prefetch, and a CPU beside the fast tier computes it if refused
+  float probability = -1;    // for_prefetch: that the predicted routing uses it; negative: unknown
+  float hidden = 1;          // for_prefetch: the share of its transfer that would then be hidden
 };
 
-/// Index of the least recently used candidate, the default of this seam. Among candidates last used
-/// by the same call it is the one with the fewest tokens, so that a call that needs more experts
-/// than there are slots leaves its popular ones resident; then the first.
+/// Index of the least recently used candidate: the default. Among those that one call used: fewest
+/// tokens first, so that a call of more experts than slots keeps popular ones; then by index.
 int LeastRecentlyUsed(absl::Span<const VictimCandidate> candidates);
 
 class ResidencyPolicy : public Policy {
  public:
-  /// The policy's rule; nullopt: the policy is asked for each decision.
   virtual std::optional<ResidencyRule> rule() const { return std::nullopt; }
-  /// Every layer call's routing, before Victim is asked for that call; every expert that enters or
-  /// leaves the cache.
+  /// Every layer call's routing, before Victim for it; experts that enter or leave the cache.
   virtual void Observe(const LayerEvent& /*event*/) {}
-  /// Slots of each layer: each in [0, E], the sum at most `slots`. Slots beyond the sum belong to
-  /// no layer and are lent to any layer that needs one. Asked at open, when the budget changes, and
-  /// at the beginning of every step of a cache. Empty: no change at a step, uniform otherwise. A
-  /// layer that loses slots gives its surplus back at the end of its next call.
+  /// Slots of each layer, in [0, E], in sum at most `slots`; the others are lent to any layer that
+  /// needs one. Asked at open, when the budget changes, and as every step of a cache begins. Empty:
+  /// no change at a step, else uniform. A layer gives surplus slots back when its next call ends.
   virtual std::vector<int> Capacity(const CapacitySnapshot& /*snapshot*/) { return {}; }
   /// Index into candidates (never empty). Negative refuses the incoming expert: prefetches only.
   virtual int Victim(const VictimSnapshot& snapshot) {
@@ -236,9 +209,7 @@ class ResidencyPolicy : public Policy {
 /// Uniform capacities: `slots` dealt evenly, the remainder to the first layers, at most E each.
 std::vector<int> UniformCapacity(const MoeModelSpec& model, int64_t slots);
 
-// ---------------------------------------------------------------------------------------------------
-// Precision: which version of an expert should be resident, and which is moved?
-
+// ----- Precision: which version of an expert should be resident, and which is moved? -------------
 /// When a precision policy decides.
 enum class PrecisionMoment : int32_t {
   kOpen = 0,      // nothing is resident and nothing is selected yet
@@ -250,42 +221,34 @@ struct PrecisionSnapshot {
   PolicyContext context = {};  // layer unused
   // Since the last kInterval, per expert, [sum over layers of E]: tokens that selected it.
   absl::Span<const int64_t> selections = {};
-  // Per expert: how many versions above the one with the fewest bits it has, resident or arriving.
-  // With two versions, 1 is the high one.
+  // Likewise: its version, resident or arriving, from 0 (fewest bits) up; with two, 1 is high.
   absl::Span<const uint8_t> high = {};
   // [L], high experts that fit in a layer; TransitionOptions::shared: only the sum counts.
   absl::Span<const int32_t> high_capacity = {};
   PrecisionMoment moment = PrecisionMoment::kInterval;
-  // With more than two versions: the bytes that all experts together may take, and the bytes of
-  // each expert in each version, [sum over layers of E][version, most bits first].
-  int64_t capacity_bytes = 0;
-  absl::Span<const int64_t> bytes = {};
+  // With more than two versions:
+  int64_t capacity_bytes = 0;            // that all experts together may take
+  absl::Span<const int64_t> bytes = {};  // [sum over layers of E][version, most bits first]
 };
 
 /// With more than two versions an expert is listed once for every version that it moves up or down.
 struct PrecisionDecision {
   std::vector<ExpertKey> promote = {};  // kOpen: high from the start. kInterval: best first
-  std::vector<ExpertKey> demote = {};   // kInterval: coldest first. More than two versions: also
-                                        // kShrink
+  std::vector<ExpertKey> demote = {};   // kInterval, over two versions kShrink too: coldest first
   /// kShrink: the worth of keeping each expert high, in any unit, [sum over layers of E]. The
   /// experts of least worth in each layer are demoted. Empty: their selections are their worth.
   std::vector<double> worth = {};
 };
 
-/// How versions change where every expert is resident in one of several versions (Serving::kHotSet,
-/// kLowPlusCache).
+/// How versions change where every expert is resident in one (Serving::kHotSet, kLowPlusCache).
 struct TransitionOptions {
-  /// kHotSet: time between two decisions.
-  int64_t interval_ns = 200'000'000;
+  int64_t interval_ns = 200'000'000;  // kHotSet: time between two decisions
   /// kHotSet: share of each layer's experts that is held high; with more than two versions all
   /// experts together may take the bytes of so many. Negative: as many as the budget holds.
   double hi_fraction = -1;
-  /// kHotSet: high versions belong to no layer: one may have more of them, another fewer.
-  bool shared = false;
-  /// kHotSet: spare blocks of each pool, so that full pools can swap; 0: by model and link.
-  int spare = 4;
-  /// Limit of transition bytes, GB/s; 0: none.
-  double max_gbps = 0;
+  bool shared = false;  // kHotSet: high versions belong to no layer: one may have more of them
+  int spare = 4;        // kHotSet: blocks kept free in each pool, for swaps; 0: by model and link
+  double max_gbps = 0;  // limit of transition bytes, GB/s; 0: none
 };
 
 /// A transfer that is about to begin.
@@ -293,8 +256,7 @@ struct TransferSnapshot {
   PolicyContext context = {};
   ExpertKey key = {};
   bool prefetch = false;
-  int resident = -1;         // >= 0: the version that the call used, which may be replaced after
-                             // the call
+  int resident = -1;         // >= 0: the version that the call used, which may be replaced after it
   int32_t tokens = 0;        // tokens that want it (predicted ones for a prefetch)
   int64_t layer_tokens = 0;  // token x k slots of the layer
   int num_versions = 0;
@@ -303,33 +265,27 @@ struct TransferSnapshot {
 
 class PrecisionPolicy : public Policy {
  public:
-  /// Where every expert is resident in one of several versions: which experts should be high. With
-  /// two versions, at open, `promote` holds at most high_capacity[l] experts of layer l, and the
-  /// layer's first experts fill up the rest. At open an error refuses the strategy, and so does a
-  /// longer list, a repeated expert or one that the model does not have; with more than two
-  /// versions also a decision that takes more than capacity_bytes. Later an error changes nothing
-  /// and is counted.
+  /// Chooses the high experts where all are resident in versions. With two, at open, `promote`
+  /// holds at most high_capacity[l] of layer l; the layer's first experts fill up the rest. At open
+  /// an error refuses the strategy, as does a longer list, a repeated or unknown expert, or, with
+  /// more than two, a decision beyond capacity_bytes. Later errors change nothing and are counted.
   virtual absl::StatusOr<PrecisionDecision> Decide(const PrecisionSnapshot& /*snapshot*/) {
     return PrecisionDecision();
   }
-  /// A cache of several versions: the version (index into the strategy's versions, 0 = most bits)
-  /// that a load should bring. Also asked after a layer call for every expert that it used in a
-  /// lower version (`resident`): a lower index replaces that version in its own block, after the
-  /// demand loads and prefetches.
+  /// A cache of several versions: the version (index into the strategy's, 0: most bits) that a load
+  /// brings. Also asked after a layer call for every expert that it used in a lower version
+  /// (`resident`): a lower index replaces it in its block, after demand loads and prefetches.
   virtual int TransferVersion(const TransferSnapshot& snapshot) {
     return snapshot.resident < 0 ? 0 : snapshot.resident;
   }
 };
 
-// ---------------------------------------------------------------------------------------------------
-// Placement: what to do with a miss?
-
+// ----- Placement: what to do with a miss? --------------------------------------------------------
 enum class Placement : int32_t {
   kLoad = 0,
   kCpu = 1,
-  // The low version answers: at once, where it is always resident (Serving::kCacheOverLow), or
-  // after a transfer of its fewer bytes, whose copy is dropped after the call (a cache of two
-  // versions).
+  // The low version answers: at once, where it is always resident (Serving::kCacheOverLow), else
+  // after a transfer of its fewer bytes, dropped after the call (a cache of two versions).
   kLow = 2,
 };
 
@@ -348,9 +304,8 @@ struct MissView {
   int64_t load_ns = 0;    // modelled
   int64_t cpu_ns = 0;     // modelled; negative: no CPU executor beside the fast tier
   bool arriving = false;  // a prefetch of it is in flight; load_ns is about what remains of it
-  // The fraction of its requests' remaining loss budget (PlacementRule::max_low_share) that
-  // answering this one low would take; the largest over its requests. Above 1: not allowed.
-  // Negative: there is no low version.
+  // The share of a request's remaining loss budget (PlacementRule::max_low_share) that a low answer
+  // takes, the largest over its requests. Above 1: not allowed; negative: no low version.
   float low_cost = -1;
 };
 
@@ -367,7 +322,6 @@ struct PlacementDecision {
 
 class PlacementPolicy : public Policy {
  public:
-  /// The policy's rule; nullopt: the policy is asked for each decision.
   virtual std::optional<PlacementRule> rule() const { return std::nullopt; }
   /// Default: every miss is loaded. An arriving expert keeps arriving if the CPU computes it.
   virtual PlacementDecision Place(const PlacementSnapshot& snapshot) {

@@ -9,13 +9,11 @@
 // Candidates are loaded best first, as long as their transfers fit the window, the time until the
 // next layer asks (Fate Sec. 4.3: N = floor(T_window / T_io)); both times are measured
 // continuously. A transfer that begins but does not end in the window is started all the same if
-// such predictions have been right often enough. A prefetch never goes ahead of a Fetch, is
-// cancelled if it has not begun to move when the true routing arrives, and replaces no expert that
-// the same prediction ranks higher. Decode steps without prefetch are tried now and then:
-// prefetching pauses while they are faster, or while predictions save less than they cost.
-//
-// Thread-safety: one call at a time per object; other threads may use the store meanwhile. Nothing
-// blocks on a transfer.
+// such predictions have been right often enough. A prefetch never goes ahead of a Fetch and
+// replaces no expert that the same prediction ranks higher. It is cancelled if it has not begun to
+// move when the true routing arrives. Decode steps without prefetch are tried now and then:
+// prefetching pauses while they are faster, or while predictions save less than they cost. One call
+// at a time per object; other threads may use the store meanwhile. Nothing blocks on a transfer.
 #ifndef MOERT_PREFETCHER_H_
 #define MOERT_PREFETCHER_H_
 
@@ -33,12 +31,10 @@ namespace moert {
 
 /// Counts of a prefetcher since it was made.
 struct PrefetchStats {
-  int64_t issued = 0;     // began to move
-  int64_t cancelled = 0;  // were queued, but the true routing came first
-  // Issued prefetches whose expert the target layer's true routing used, and those whose expert was
-  // top-score in it (under the expert-cache rule).
-  int64_t active = 0;
-  int64_t top_score = 0;
+  int64_t issued = 0;              // began to move
+  int64_t cancelled = 0;           // were queued, but the true routing came first
+  int64_t active = 0;              // issued ones whose expert the target layer's true routing used
+  int64_t top_score = 0;           // ... or had as top-score (under the expert-cache rule)
   int64_t predicted = 0;           // experts used by layers that had a prediction
   int64_t recalled = 0;            // of these, experts that the prediction named
   int64_t recalled_in_window = 0;  // of the latter, experts present, in flight or admitted
@@ -50,10 +46,8 @@ struct PrefetchStats {
 };
 
 struct PrefetcherOptions {
-  /// The assumed times of windows and transfers until they are measured.
-  HardwareProfile profile = {};
-  /// Measures whether prefetching pays and pauses it while it does not; false: always on.
-  bool controlled = true;
+  HardwareProfile profile = {};  // times of windows and transfers until they are measured
+  bool controlled = true;  // measures whether prefetching pays, pauses it if not; false: always on
 };
 
 class Prefetcher {
@@ -65,8 +59,7 @@ class Prefetcher {
                                                             PrefetcherOptions options);
   ~Prefetcher();
 
-  /// Whether Predict needs RoutingResult::next_scores: the next layer's gate on this layer's input
-  /// (Router::Route with `next_gate`).
+  /// Whether Predict needs RoutingResult::next_scores (Router::Route with `next_gate`).
   bool wants_next_gate(Phase phase) const;
 
   /// Reports the true routing of a layer: counts how its predictions turned out, and cancels its
@@ -76,8 +69,7 @@ class Prefetcher {
   /// Ranks experts of the layer after `layer` (the first layer after the last one) and starts to
   /// load them. `routing` as for Observe, with next_scores if the policy wants them.
   absl::Status Predict(int layer, Phase phase, const RoutingResult& routing);
-  /// The last layer's call is over.
-  void EndStep();
+  void EndStep();  // the last layer's call is over
 
   PrefetchStats stats() const;
 

@@ -11,17 +11,14 @@ namespace moert {
 
 /// The strongest first. Derived from the parts of a strategy (Strategy::promise).
 enum class Promise : int32_t {
-  /// The same bits at any budget.
-  kExact = 0,
+  kExact = 0,  // the same bits at any budget
   /// The model's own routing, weights and precision. A CPU may compute beside the device, so that
   /// results differ by rounding.
   kFaithful = 1,
-  /// Routing or precision may differ from the model's, within the bounds that were set.
-  kLossy = 2,
+  kLossy = 2,  // routing or precision may differ from the model's, within the bounds that were set
 };
 
-/// "exact", "faithful", "lossy".
-absl::string_view PromiseName(Promise promise);
+absl::string_view PromiseName(Promise promise);  // "exact", "faithful", "lossy"
 /// The promise of that name; InvalidArgument, with the names, for any other.
 absl::StatusOr<Promise> ParsePromise(absl::string_view name);
 

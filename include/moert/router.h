@@ -1,12 +1,9 @@
 // Router: hidden states -> the k experts of every token, their weights, and the tokens grouped by
-// expert. Runs gate(l+1) on the same input when a prefetch policy wants it (Fate Sec. 4.1), and the
-// expert-cache rule (importance paper Sec. 5.1, Algorithm 1) against what a store holds.
-//
-// fp32 throughout. Among equal scores the lower expert index wins. A token's result depends on its
-// row alone, never on the batch (except under the expert-cache rule, which is defined over a
-// batch).
-//
-// Not thread-safe: one call at a time per object; it uses the threads of its pool.
+// expert. Runs gate(l+1) on the same input when a prefetch policy wants it (Fate Sec. 4.1). Applies
+// the expert-cache rule (importance paper Sec. 5.1, Algorithm 1) against a store's residency. fp32
+// throughout. Among equal scores the lower expert index wins. A token's result depends on its row
+// alone, except under the expert-cache rule, which is defined over a batch. Not thread-safe: one
+// call at a time per object; it uses the threads of its pool.
 #ifndef MOERT_ROUTER_H_
 #define MOERT_ROUTER_H_
 
@@ -34,23 +31,20 @@ struct RoutingResult {
   int64_t tokens = 0;
   int top_k = 0;
   int num_experts = 0;
-  std::vector<int32_t> ids = {};      // [T, k], in the order the model's rule chooses them; a
-                                      // substitute takes the slot of the expert it displaces; -1:
-                                      // an expert that is not here
+  std::vector<int32_t> ids = {};      // [T, k], in the order of the model's rule, a substitute in
+                                      // the slot of the one it displaces; -1: one not here
   std::vector<float> weights = {};    // [T, k], as they enter the sum
   std::vector<float> scores = {};     // [T, E]
   std::vector<int32_t> counts = {};   // [E]
   std::vector<int32_t> offsets = {};  // [E + 1] into grouped_*
-  std::vector<int32_t> grouped_tokens = {};  // [slots with an expert] rows of x, by expert,
-                                             // ascending
-  std::vector<int32_t> grouped_slots = {};   // [slots with an expert] t * k + j of each
+  std::vector<int32_t> grouped_tokens = {};  // [slots with experts] rows of x, by expert, ascending
+  std::vector<int32_t> grouped_slots = {};   // [slots with experts] t * k + j of each
   std::vector<float> next_scores = {};       // [T, E'] of the next layer, or empty
 
   // Substitution. Mass: the sum of the model's own weights before substitution.
   int64_t substituted = 0;  // slots changed by the expert-cache rule
   double mass = 0, mass_substituted = 0;
-  std::vector<uint8_t> top_score = {};  // [E], the expert-cache rule's set C; empty without the
-                                        // rule
+  std::vector<uint8_t> top_score = {};  // [E], the expert-cache rule's set C; empty without it
   int64_t model_lookups = 0;            // distinct experts of the model's own choice
   int64_t model_hits = 0;               // ... that were resident
 
@@ -68,23 +62,19 @@ struct RoutingResult {
   RoutingView view() const { return {tokens, top_k, ids, weights, scores, counts}; }
 };
 
-/// Statistics of the routings given to Count since the router was made. Slots are token x k; mass
-/// sums the model's own routing weights.
+/// Statistics of routings given to Count. Slots are token x k; mass sums the model's own weights.
 struct RouterStats {
   int64_t slots = 0;
   int64_t slots_substituted = 0;
   double mass = 0;
   double mass_substituted = 0;  // of the experts that were displaced
-  // Distinct experts of the model's own choice, and those of them that were resident.
-  int64_t model_lookups = 0;
-  int64_t model_hits = 0;
-  // The largest substituted shares that any one request reached.
-  double worst_slot_share = 0;
-  double worst_mass_share = 0;
+  int64_t model_lookups = 0;    // distinct experts of the model's own choice
+  int64_t model_hits = 0;       // ... that were resident
+  double worst_slot_share = 0;  // the largest substituted share that any one request reached
+  double worst_mass_share = 0;  // likewise
 };
 
-/// The weights that the router of one layer computes with (ExpertSource::ReadConstants reads it).
-/// Borrowed. A span is empty where the layer's RoutingSpec does not have it.
+/// Routing weights of a layer (ExpertSource::ReadConstants), borrowed; empty if its spec has none.
 struct RouterConstants {
   absl::Span<const float> gate = {};  // [E, hidden]; empty: the layer takes given routings only
   absl::Span<const float> selection_bias = {};  // [E]
@@ -116,21 +106,18 @@ class Router {
   absl::Status Route(int layer, const float* x, int64_t tokens, RoutingResult* result) {
     return Route(layer, x, tokens, {}, {}, {}, /*next_gate=*/false, result);
   }
-
-  /// Routes by a rule. `residency` (its spans may be empty under plain top-k) and `request_ids`
-  /// ([tokens] or empty) are read by the expert-cache rule. With `next_gate`, also scores layer + 1
-  /// (layer 0 after the last) on the same input. `token_ids` ([tokens]) are read only by layers
-  /// that choose experts by token id (RoutingSpec::hash_vocab); no rule applies to these layers.
+  /// Routes by a rule. The expert-cache rule reads `residency` (spans may be empty under plain
+  /// top-k) and `request_ids` ([tokens] or empty). With `next_gate`, also scores layer + 1 (0 after
+  /// the last) on x. Only layers that choose experts by token id (RoutingSpec::hash_vocab) read
+  /// `token_ids` ([tokens]); no rule applies to them.
   absl::Status Route(int layer, const float* x, int64_t tokens, const RoutingRule& rule,
                      const LayerResidency& residency, absl::Span<const int64_t> request_ids,
                      bool next_gate, RoutingResult* result,
                      absl::Span<const int32_t> token_ids = {});
-
   /// Scores of all experts of a layer on x, into scores: [tokens, E].
   absl::Status Score(int layer, const float* x, int64_t tokens, std::vector<float>* scores);
 
-  /// Adds a routing to stats(), whether this router made it or not.
-  void Count(const RoutingResult& routing);
+  void Count(const RoutingResult& routing);  // into stats(), whether this router made it or not
   /// Counts the model's own choice for `slots` slots of summed weight `mass`.
   void CountOwnChoice(int64_t slots, double mass);
   /// Counts that experts of summed weight `mass` were displaced from `slots` of them.
@@ -147,16 +134,14 @@ class Router {
 
  private:
   Router(const MoeModelSpec* model, std::vector<RouterConstants> layers, ThreadPool* pool);
-  /// `gate`: the layer must have one.
-  absl::Status CheckLayer(int layer, bool gate) const;
+  absl::Status CheckLayer(int layer, bool gate) const;  // `gate`: the layer must have one
   /// Writes the logits of several layers' gates on the same input into logits_: token by token, one
   /// layer's experts after the other's. Returns the number of logits per token.
   int64_t Logits(std::initializer_list<int> layers, const float* x, int64_t tokens);
   /// Turns logits, one token every `stride` elements, into the scores of all experts.
   absl::Status ScoreLogits(int layer, const float* logits, int64_t stride, int64_t tokens,
                            std::vector<float>* scores) const;
-  /// Runs `work` for every token, on the pool's threads if there are enough tokens. Returns the
-  /// error of the first token that failed.
+  /// Runs `work` for every token, on the pool if there are enough. The error is the first token's.
   absl::Status ForEachToken(int64_t tokens,
                             absl::FunctionRef<absl::Status(int64_t token)> work) const;
   /// Writes into r->ids the experts that a hash layer assigns to its tokens' ids.
@@ -174,10 +159,10 @@ class Router {
   std::vector<float> logits_;
 };
 
-/// Turns one token's logits into scores over all experts and the k chosen with their weights.
-/// bias: the selection bias, [E] or empty; scores: [E]; ids, weights: [k]. logit_bias,
-/// expert_scales and hash_vocab are the Router's. The spec is one that MoeModelSpec::Validate
-/// accepts. Exposed for tests and for hosts that route themselves.
+/// Turns a token's logits into scores over all experts and the k chosen with their weights. bias:
+/// the selection bias, [E] or empty; scores: [E]; ids, weights: [k]. logit_bias, expert_scales and
+/// hash_vocab are the Router's. MoeModelSpec::Validate accepts `spec`. For tests and hosts that
+/// route themselves.
 absl::Status RouteToken(const RoutingSpec& spec, absl::Span<const float> logits,
                         absl::Span<const float> bias, float* scores, int32_t* ids, float* weights);
 

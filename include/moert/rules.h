@@ -1,6 +1,7 @@
 // Rules: decisions as data. A policy (policy.h) whose decisions follow one of these rules returns
-// the rule, and the engine carries it out itself, on a device too: a step can then be captured in a
-// CUDA graph although experts may be missing. A policy without a rule is asked on the host.
+// the rule. The engine carries it out itself, on a device too: a step can then be captured in a
+// CUDA graph although experts may be missing. A policy without a rule is asked on the host. The
+// same inputs give the same decisions, whoever returns the rule.
 //
 //   class OverAllLayers : public ResidencyPolicy {
 //    public:
@@ -8,8 +9,6 @@
 //       return ResidencyRule{.kind = ResidencyRuleKind::kWorth, .shared_slots = true};
 //     }
 //   };
-//
-// The same inputs give the same decisions, whoever returns the rule.
 #ifndef MOERT_RULES_H_
 #define MOERT_RULES_H_
 
@@ -20,9 +19,7 @@
 
 namespace moert {
 
-// ---------------------------------------------------------------------------------------------------
-// Routing: which experts does a token use?
-
+// ----- Routing: which experts does a token use? --------------------------------------------------
 enum class RoutingRuleKind : int32_t {
   kTopK = 0,         // the model's own routing
   kExpertCache = 1,  // Algorithm 1 of the importance paper, against the residency table
@@ -33,22 +30,18 @@ struct RoutingRule {
   // kExpertCache only:
   float alpha = 0;           // half width of the substitution band around beta; 0: plain top-k
   bool second_pass = false;  // also substitute by experts that other tokens force to be fetched
-  // Caps that hold for every request over its lifetime (rows without request ids count as one
-  // request): the substituted share of its slots, and of its routing mass, which is what the model
-  // would have given the displaced experts.
+  // Caps for every request over its lifetime (rows without request ids are one request): the
+  // substituted share of its slots and of its routing mass (the model's, of displaced experts).
   float max_slot_share = 1;
   float max_mass_share = 1;
-  // Weights of a token with substitutes. true: every expert gets its own gate score, then the
-  // model's normalization and scaling; false: a substitute gets the weight of the expert it
-  // displaces.
+  // Weights of a token with substitutes. true: its experts' own gate scores, then the model's
+  // normalization and scaling; false: a substitute gets the weight of the expert it displaces.
   bool own_score_weights = true;
 
   Promise promise() const;
 };
 
-// ---------------------------------------------------------------------------------------------------
-// Residency: how many slots has a layer, and which expert leaves?
-
+// ----- Residency: how many slots has a layer, and which expert leaves? ---------------------------
 enum class CapacityRuleKind : int32_t {
   kUniform = 0,
   kShallowFirst = 1,  // the first layers are filled, the others share the rest (Fate Sec. 4.4)
@@ -71,18 +64,14 @@ enum class ResidencyRuleKind : int32_t {
 struct ResidencyRule {
   ResidencyRuleKind kind = ResidencyRuleKind::kLeastRecentlyUsed;
   int window = 64;            // kAverageScore: calls of the layer, 1 to 4096
-  bool shared_slots = false;  // kWorth: layers share all slots; the expert of least worth over all
-                              // leaves
+  bool shared_slots = false;  // kWorth: layers share all slots; the least worth over all leaves
   /// On a device, layers keep the slots they had when the device took over the cache.
   CapacityRule capacity = {};
 
-  /// OK, or which field is out of range.
-  absl::Status Validate() const;
+  absl::Status Validate() const;  // OK, or which field is out of range
 };
 
-// ---------------------------------------------------------------------------------------------------
-// Prefetch: what comes next?
-
+// ----- Prefetch: what comes next? ----------------------------------------------------------------
 enum class PrefetchRuleKind : int32_t {
   kNextGate = 0,  // by the next layer's gate, and how often its predictions were right
   kTopScore = 1,  // the experts that this gate scores highest; a device ranks them by kNextGate
@@ -97,9 +86,7 @@ struct PrefetchRule {
   absl::Status Validate() const;
 };
 
-// ---------------------------------------------------------------------------------------------------
-// Placement: what to do with a miss?
-
+// ----- Placement: what to do with a miss? --------------------------------------------------------
 /// How misses are shared with a CPU that computes beside the fast tier.
 enum class CpuBalance : int32_t {
   kNone = 0,          // all are loaded
@@ -109,16 +96,14 @@ enum class CpuBalance : int32_t {
 
 struct PlacementRule {
   CpuBalance balance = CpuBalance::kNone;
-  /// In decode, experts that a CPU computed are always loaded after the call.
-  bool backfills = false;
+  bool backfills = false;  // in decode, always loads experts that a CPU computed, after the call
   /// If there are low versions to answer misses (Placement::kLow): the share of each request's
   /// routing mass that they may answer, over the request's lifetime.
   double max_low_share = 0;
   /// In decode, misses with a MissView::low_cost of at most 1 / low_patience are answered low, in
   /// the order given. 0: none.
   double low_patience = 0;
-  /// A miss that the CPU computes before its load would end is not answered low.
-  bool spares_low = false;
+  bool spares_low = false;  // a miss that the CPU computes before its load ends is not answered low
 
   Promise promise() const;
   absl::Status Validate() const;

@@ -1,11 +1,8 @@
 // Scheduler: decides which experts that a layer misses are loaded over the link, and which a CPU
-// beside the fast tier computes meanwhile (importance paper Sec. 5.4, Algorithm 2).
-//
-// The placement policy decides; the scheduler models the cost of both sides for it from a hardware
-// profile that measurements correct, checks the policy's answer and counts. It works with a host's
-// own expert store: it knows nothing of records.
-//
-// Not thread-safe: one call at a time per object. Nothing blocks.
+// beside the fast tier computes meanwhile (importance paper Sec. 5.4, Algorithm 2). The placement
+// policy decides; the scheduler models the cost of both sides for it from a hardware profile that
+// measurements correct, checks the policy's answer and counts. It works with a host's own expert
+// store: it knows nothing of records. Not thread-safe: one call at a time. Nothing blocks.
 #ifndef MOERT_SCHEDULER_H_
 #define MOERT_SCHEDULER_H_
 
@@ -41,27 +38,23 @@ struct LinkLoad {
 struct PlacedMisses {
   std::vector<Placement> placements = {};  // one a miss, in order
   int64_t cpu_ns = 0;                      // modelled time of the misses given to the CPU
-  /// Whether the policy wants experts that the CPU computed to be loaded after the call.
-  Backfill backfill = Backfill::kNever;
+  Backfill backfill = Backfill::kNever;    // of experts that the CPU computed
 };
 
 /// Counts of a scheduler since it was made.
 struct SchedulerStats {
   int64_t cpu_computed = 0;
   int64_t cpu_computed_late = 0;  // of these, experts that were in flight
-  // Modelled time of the two sides, summed over calls.
-  int64_t balance_load_ns = 0;
-  int64_t balance_cpu_ns = 0;
-  int64_t policy_fallbacks = 0;  // answers of the policy that were invalid: all misses are loaded
+  int64_t balance_load_ns = 0;    // modelled time of loads, summed over calls
+  int64_t balance_cpu_ns = 0;     // likewise of the CPU
+  int64_t policy_fallbacks = 0;   // answers of the policy that were invalid: all misses are loaded
 };
 
 struct SchedulerOptions {
-  /// Rates of the link and of the CPU. See LoadProfile.
-  HardwareProfile profile = {};
+  HardwareProfile profile = {};  // rates of the link and of the CPU, see LoadProfile
   /// Name of the stored version that the CPU multiplies, for the profile's rates; empty: any.
   std::string cpu_version = {};
-  /// ObserveTransfer and ObserveCpuTime correct the profile's rates; false: they are taken as
-  /// exact.
+  /// ObserveTransfer and ObserveCpuTime correct the profile's rates; false: they are exact.
   bool measured = true;
 };
 
@@ -73,8 +66,7 @@ class Scheduler {
                                                            SchedulerOptions options);
   ~Scheduler();
 
-  /// Asks the policy. context.model is what a policy may read of it; misses of one call of
-  /// context.layer.
+  /// Asks the policy, which may read context.model. All misses are of one call of context.layer.
   PlacedMisses Place(const PolicyContext& context, absl::Span<const Miss> misses,
                      const LinkLoad& link = {});
 

@@ -1,12 +1,10 @@
-// Schemes: in which precision a linear block is stored and multiplied, and the layout of one
-// expert.
+// Schemes: the precision in which a linear block is stored and multiplied; an expert's layout.
 //
-// A scheme is named `w<bits>a<bits>[_g<group>][_asym]` after MxMoE (Sec. 4 of the paper): weight
-// bits, activation bits, group size along the input dimension (-1: one group per output channel),
-// and whether groups carry a zero point. `bf16` is the unquantized scheme. Schemes of published
-// files are kept as they are: `_zp` has integer zero points, `_f16` fp16 scales, and mxfp4, nvfp4
-// and fp8_b128 go by their own names. Everything about a scheme that the rest of the library needs
-// (name, stored bits, sizes, legality) follows from this one description.
+// A scheme is named `w<bits>a<bits>[_g<group>][_asym]` after MxMoE (Sec. 4 of the paper). The name
+// gives weight bits, activation bits, group size along the input dimension (-1: one per output
+// channel), and whether groups carry a zero point. `bf16` is the unquantized scheme. Schemes of
+// published files are kept as they are: `_zp` has integer zero points, `_f16` fp16 scales, and
+// mxfp4, nvfp4 and fp8_b128 go by their own names. Stored bits and sizes follow from Scheme.
 #ifndef MOERT_SCHEME_H_
 #define MOERT_SCHEME_H_
 
@@ -39,17 +37,14 @@ struct Scheme {
   ScaleType scales = ScaleType::kBF16;
 
   bool is_bf16() const { return weight_bits == 16; }
-  /// Whether the scheme exists only for published files that use it: its weights are multiplied
-  /// with the same activations as bf16 weights.
+  /// Whether only published files use it; multiplied with the same activations as bf16 weights.
   bool imported() const {
     return fp4 || zero_points || scales != ScaleType::kBF16 ||
            (weight_bits == 4 && group > 0 && group < 128);
   }
   std::string Name() const;
-  /// The error lists the legal names.
-  static absl::StatusOr<Scheme> Parse(absl::string_view name);
-  /// Every scheme of this build, most bits first.
-  static const std::vector<Scheme>& All();
+  static absl::StatusOr<Scheme> Parse(absl::string_view name);  // the error lists the legal names
+  static const std::vector<Scheme>& All();                      // of this build, most bits first
 
   friend bool operator==(const Scheme&, const Scheme&) = default;
 };
@@ -71,9 +66,8 @@ struct ExpertFormat {
 };
 
 /// How activations enter the product of bf16 weights and of the a16 schemes. The a8 and a4 schemes
-/// use their own format whatever is chosen here (part of a scheme's contract per executor): int8
-/// (int4) with a scale per 128 channels for grouped schemes and per row for per-channel ones, e4m3
-/// with a scale per row for w8a8_fp8.
+/// have their own format, by contract per executor. It is int8 (int4) with a scale per 128 channels
+/// for grouped schemes, per row for per-channel ones; w8a8_fp8 takes e4m3 with a scale per row.
 enum class ActivationNumerics : int32_t {
   kBF16 = 0,  // x and h rounded to bf16, fp32 accumulation
   kF32 = 1,   // not rounded: for parity with fp32 references
@@ -87,10 +81,8 @@ enum class ActivationNumerics : int32_t {
 // dimension. Both are padded to these tiles with zeros, in any scheme (docs/reference/layout.md).
 inline constexpr int64_t kRowTile = 16;
 inline constexpr int64_t kKTile = 64;
-// Sections of a record start at multiples of this; records in a file and in a pool start at
-// multiples of kRecordAlignment so that each is one direct-I/O read.
-inline constexpr int64_t kSectionAlignment = 256;
-inline constexpr int64_t kRecordAlignment = 4096;
+inline constexpr int64_t kSectionAlignment = 256;  // of the sections of a record
+inline constexpr int64_t kRecordAlignment = 4096;  // in files and pools: one direct-I/O read each
 
 /// One packed matrix inside a record: `rows` x `k` logical, padded to tiles.
 struct MatrixLayout {
@@ -117,7 +109,6 @@ struct MatrixLayout {
 struct RecordPart {
   int64_t offset = 0;  // bytes from the start of the record
   int64_t bytes = 0;
-
   friend bool operator==(const RecordPart&, const RecordPart&) = default;
 };
 
@@ -125,7 +116,6 @@ struct RecordPart {
 struct RecordContents {
   bool gate = true;
   bool biases = false;
-
   friend bool operator==(const RecordContents&, const RecordContents&) = default;
 };
 
@@ -133,24 +123,20 @@ struct RecordContents {
 /// `bytes` long (a multiple of kSectionAlignment). The same bytes on disk, in RAM and in HBM.
 struct RecordLayout {
   ExpertFormat format = {};
-  /// gate, up: [intermediate, hidden]; down: [hidden, intermediate]. Without a gate, `gate` equals
-  /// `up`: the same bytes.
+  /// gate, up: [intermediate, hidden], the same bytes without a gate; down: [hidden, intermediate].
   MatrixLayout gate = {}, up = {}, down = {};
   RecordContents contents = {};
   int64_t bytes = 0;
   /// Not empty: the record is opaque (opaque_source.h), these are its parts, and the three matrices
   /// are empty. The library moves the record and never reads it.
   std::vector<RecordPart> parts = {};
-  /// A slot that holds the record is a multiple of this many bytes long.
-  int64_t slot_multiple = 1;
+  int64_t slot_multiple = 1;  // a slot that holds the record is a multiple of this many bytes long
 
   bool opaque() const { return !parts.empty(); }
-  /// Stored bits per weight, scales and padding included.
-  double stored_bits() const;
+  double stored_bits() const;  // per weight, scales and padding included
 };
 
-/// Bytes of one scale.
-int64_t ScaleBytes(ScaleType type);
+int64_t ScaleBytes(ScaleType type);  // of one scale
 
 /// Fails when a dimension is not positive or a size would overflow.
 absl::StatusOr<RecordLayout> MakeRecordLayout(int64_t hidden, int64_t intermediate,

@@ -1,9 +1,8 @@
-// Counts of an engine since it was opened. A snapshot: plain values, owned by the caller.
-//
-// A lookup is one distinct (layer, expert) a layer call needs. It is a hit when the intended
-// version is usable at the moment the layer asks: `hits_resident` were there before,
-// `hits_prefetched` were brought by a prefetch and are used for the first time. A prefetch still in
-// flight is `late`, not a hit. With substitution, lookups count the experts finally used.
+// Counts of an engine since it was opened. A snapshot: plain values, owned by the caller. A lookup
+// is one distinct (layer, expert) a layer call needs. It is a hit if the intended version is usable
+// when the layer asks. `hits_resident` were there before, `hits_prefetched` were brought by a
+// prefetch and are used for the first time. A prefetch still in flight is `late`, not a hit. With
+// substitution, lookups count the experts finally used.
 #ifndef MOERT_STATS_H_
 #define MOERT_STATS_H_
 
@@ -32,39 +31,33 @@ struct EngineStats {
   int64_t evictions = 0;
   int64_t low_answers = 0;   // lookups answered by a lower version than intended
   int64_t cpu_computed = 0;  // lookups computed by the CPU beside a GPU
-  // CPU jobs that captured calls took back because a deadline had passed; their lookups count as
-  // loads.
+  // CPU jobs that captured calls took back at a deadline; their lookups count as loads.
   int64_t cpu_taken_back = 0;
-  // Where pinned memory does not hold every record and a device serves misses: lookups of
-  // cpu_computed whose records were elsewhere, bytes read for them, and records that replaced
-  // others in pinned memory.
-  int64_t cpu_below = 0;
-  int64_t cpu_read_bytes = 0;
-  int64_t pinned_swaps = 0;
-  int64_t pinned_bytes = 0;  // pinned RAM that holds records now, outside of the budget
-  int64_t upgrades = 0;      // low copies that the best version began to replace in place
-  int64_t fills = 0;         // loads after a call, of experts that the call did without
+  // The next three: where a device serves misses and pinned memory does not hold every record.
+  int64_t cpu_below = 0;       // lookups of cpu_computed whose records were elsewhere
+  int64_t cpu_read_bytes = 0;  // for these
+  int64_t pinned_swaps = 0;    // records that replaced others in pinned memory
+  int64_t pinned_bytes = 0;    // pinned RAM that holds records now, outside of the budget
+  int64_t upgrades = 0;        // low copies that the best version began to replace in place
+  int64_t fills = 0;           // loads after a call, of experts that the call did without
 
   // Prefetch.
   int64_t prefetch_issued = 0;     // began to move
   int64_t prefetch_cancelled = 0;  // were queued, but the true routing came first
   int64_t prefetch_useful = 0;     // used before eviction, in time or late
-  // Issued prefetches whose expert the target layer's true routing used, and those whose expert was
-  // top-score in it (under the expert-cache rule).
-  int64_t prefetch_active = 0;
-  int64_t prefetch_top_score = 0;
+  int64_t prefetch_active = 0;     // issued ones whose expert the target layer's true routing used
+  int64_t prefetch_top_score = 0;  // ... or had as top-score (under the expert-cache rule)
   int64_t prefetch_bytes = 0;
   int64_t prefetch_predicted = 0;           // experts used by layers that had a prediction
   int64_t prefetch_recalled = 0;            // of these, experts that the prediction named
   int64_t prefetch_recalled_in_window = 0;  // of the latter, experts present, in flight or admitted
-  // Layer calls with predicted experts, by source: the host's prediction of the input
-  // (StepInfo::predict_next), or the gate on the input of the layer before.
-  int64_t predictions_resident_forward = 0;
-  int64_t predictions_next_gate = 0;
-  bool prefetch_disabled = false;       // prefetching is off in decode steps: it did not pay
-  int64_t prefetch_disabled_steps = 0;  // decode steps that ran with it off
-  int64_t prefetch_trials = 0;          // blocks of steps tried in the other mode
-  int64_t prefetch_switches = 0;        // of these, those after which the mode changed
+  // Layer calls with predicted experts, by the gate's input:
+  int64_t predictions_resident_forward = 0;  // as the host predicts it (StepInfo::predict_next)
+  int64_t predictions_next_gate = 0;         // that of the layer before
+  bool prefetch_disabled = false;            // prefetching is off in decode steps: it did not pay
+  int64_t prefetch_disabled_steps = 0;       // decode steps that ran with it off
+  int64_t prefetch_trials = 0;               // blocks of steps tried in the other mode
+  int64_t prefetch_switches = 0;             // of these, those after which the mode changed
 
   // Routing (slots are token x k).
   int64_t slots = 0;
@@ -76,8 +69,7 @@ struct EngineStats {
   // The largest substituted shares that any one request reached; caps are checked against them.
   double worst_slot_share = 0;
   double worst_mass_share = 0;
-  // Largest share of its routing mass that any one request had answered low under a bound
-  // (PlacementRule::max_low_share).
+  // Likewise the share of routing mass answered low under a bound (PlacementRule::max_low_share).
   double worst_low_share = 0;
   // Lookups and hits as they would be counted before substitution.
   int64_t model_lookups = 0;
@@ -109,12 +101,10 @@ struct EngineStats {
   }
 };
 
-/// The statistics in Prometheus' text format, names moert_*. `label` becomes engine="..." (empty:
-/// no label).
+/// Prometheus' text format, names moert_*. `label` becomes engine="..." (empty: no label).
 std::string PrometheusText(const EngineStats& stats, absl::string_view label);
 
-/// Counts between two snapshots of one engine: counters subtracted, sizes and flags as they are
-/// now.
+/// Counts between two snapshots of an engine: counters subtracted, sizes and flags as now.
 EngineStats StatsSince(const EngineStats& now, const EngineStats& before);
 
 /// Time that layers could not go on, for any reason.

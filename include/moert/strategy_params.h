@@ -1,5 +1,4 @@
-// The key=value part of a strategy spec, read with checked ranges. Errors name the strategy, the
-// key, the value and what is legal.
+// The key=value part of a strategy spec. Errors name the strategy, key, value and what is legal.
 #ifndef MOERT_STRATEGY_PARAMS_H_
 #define MOERT_STRATEGY_PARAMS_H_
 
@@ -27,14 +26,12 @@ class StrategyParams {
                                 double high) const;
   absl::StatusOr<int64_t> Integer(const std::string& key, int64_t fallback, int64_t low,
                                   int64_t high) const;
-  /// 0 or 1.
-  absl::StatusOr<bool> Flag(const std::string& key, bool fallback) const;
+  absl::StatusOr<bool> Flag(const std::string& key, bool fallback) const;  // 0 or 1
   /// One of `legal`, as its index; `fallback` is an index, too.
   absl::StatusOr<int> OneOf(const std::string& key, int fallback,
                             const std::vector<std::string>& legal) const;
   /// Experts by layer: "0-3-7/1-2" are experts 0, 3 and 7 of layer 0, 1 and 2 of layer 1. A layer
-  /// may be empty. Whether a model has these experts is checked when an engine opens. Empty without
-  /// the key.
+  /// may be empty. An opening engine checks that its model has them. Empty without the key.
   absl::StatusOr<std::vector<ExpertKey>> Experts(const std::string& key) const;
 
  private:

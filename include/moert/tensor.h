@@ -1,8 +1,6 @@
-// Element types and the plain views that cross the API.
-//
-// Shapes are written [rows, cols], row-major, and every size is in elements unless the name says
-// bytes. Views borrow: the caller keeps the memory alive for as long as the call that takes the
-// view documents.
+// Element types and the plain views that cross the API. Shapes are written [rows, cols], row-major,
+// and every size is in elements unless the name says bytes. Views borrow: the caller keeps the
+// memory alive for as long as the call that takes the view documents.
 #ifndef MOERT_TENSOR_H_
 #define MOERT_TENSOR_H_
 
@@ -60,8 +58,7 @@ constexpr int64_t DTypeBytes(DType t) {
   return 0;
 }
 
-/// "f32", "bf16", ...
-absl::string_view DTypeName(DType t);
+absl::string_view DTypeName(DType t);  // "f32", "bf16", ...
 
 /// Where memory lies.
 enum class Place : int32_t {

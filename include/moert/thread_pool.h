@@ -11,8 +11,7 @@
 
 namespace moert {
 
-/// Runs independent jobs on num_threads() threads, the caller among them. The interface is small
-/// enough for a host to put its own pool behind it.
+/// Runs independent jobs on num_threads() threads, the caller among them. A host may implement it.
 class ThreadPool {
  public:
   /// Called as job(index, worker), worker in [0, num_threads()): no two jobs that run at the same
@@ -20,7 +19,6 @@ class ThreadPool {
   using Job = absl::FunctionRef<void(int64_t index, int worker)>;
 
   virtual ~ThreadPool() = default;
-
   virtual int num_threads() const = 0;
   /// Runs jobs 0..num_jobs-1, each exactly once, in no promised order, and returns when all are
   /// done; what they wrote is then visible to the caller. Calls from several threads take turns.
@@ -30,17 +28,15 @@ class ThreadPool {
 struct ThreadPoolOptions {
   /// Threads that work, the caller of Run included; 0: one per usable CPU. 1 starts none.
   int threads = 0;
-  /// How long an idle thread spins before it sleeps. Longer wakes faster between the layers of a
-  /// decode step and burns more CPU when idle. Not used when there are more threads than CPUs.
+  /// How long an idle thread spins before it sleeps: longer wakes faster between the layers of a
+  /// decode step and burns more CPU. Not used with more threads than CPUs.
   int spin_microseconds = 50;
-  /// Started thread i (1..threads-1) is pinned to cpus[i % size]; empty: not pinned. The caller's
-  /// own thread is never touched.
+  /// Thread i (1..threads-1, never the caller) is pinned to cpus[i % size]; empty: not pinned.
   std::vector<int> cpus = {};
 };
 
 /// The library's own pool: fixed threads with work stealing. Run does not allocate. Destroy it from
-/// a thread that is not its own and when no Run is under way. Fails if a thread cannot be started
-/// or pinned.
+/// a thread that is not its own, without a Run under way. Fails if a thread does not start or pin.
 absl::StatusOr<std::unique_ptr<ThreadPool>> CreateThreadPool(const ThreadPoolOptions& options);
 
 }  // namespace moert
