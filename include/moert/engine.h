@@ -144,7 +144,7 @@ struct FetchInput {
   /// expert. Other calls that find fewer slots than ids wait for the device
   /// (EngineStats::host_syncs). fate prefetches for one token whose hidden is given. A fetch that
   /// the device serves leaves SlotView::slot_of_expert at -1. It must be released before the next
-  /// fetch of its layer and before any other call to the engine: FailedPrecondition.
+  /// fetch of its layer and before calls that need slots on the host: FailedPrecondition.
   Place place = Place::kHost;
   /// With ids on the device: [rows, hidden], the experts' input in device memory, or empty. If the
   /// strategy shares misses with the CPU, the CPU may compute some (token, expert) pairs by
@@ -258,18 +258,19 @@ class Engine {
   /// Copies opaque records of experts (all of the layer's if `experts` is empty) from slots or host
   /// memory to `to`, expert e to slot e of *view. For calls that use most experts. Slots keep their
   /// experts; no policy sees the call. `to` is the host's memory where the backend computes,
-  /// view->slots times the stride of a part in bytes. Null: only *view is filled, with offsets for
-  /// addresses. On CUDA copies are enqueued on the step's stream. The call waits only for what the
-  /// device served before and reads of records in neither place (EngineOptions::host_budget).
-  /// FailedPrecondition if a capture needs such reads, or a fetch that the device served is not
-  /// released; Unimplemented for other records, shards and strategies of several versions.
+  /// view->slots times a part's stride in bytes (alike for all). Null: only *view is filled, with
+  /// offsets for addresses. On CUDA copies are enqueued on the step's stream. The call waits only
+  /// for what the device served before and reads of records in neither place
+  /// (EngineOptions::host_budget). FailedPrecondition if a capture needs such reads, or a fetch
+  /// that the device served is not released; Unimplemented for other records, shards and strategies
+  /// of several versions.
   virtual absl::Status CopyLayer(StepId step, int layer, absl::Span<const int32_t> experts,
                                  std::byte* to, SlotView* view) = 0;
   /// Runs the source's OpaqueWeights::product over chosen experts, such as those that would arrive
   /// too late, on the caller's thread and the library's. Records are read in place in RAM, or
-  /// loaded for the call. The host sets experts with their pairs, rows, x, row_of and out of
-  /// `product`, the engine the rest. Blocks until out is written. Slots keep their experts; no
-  /// policy sees the call. FailedPrecondition if there is no product; Unimplemented for shards.
+  /// loaded for the call. The engine sets layer, parts and pool of `product`, and weights if there
+  /// are none. Blocks until out is written. Slots keep their experts; no policy sees the call.
+  /// FailedPrecondition if there is no product; Unimplemented for shards.
   virtual absl::Status MultiplyOnCpu(StepId step, int layer, const OpaqueProduct& product) = 0;
 
   /// A hint that these experts of a layer, best first, will be needed: they are loaded while the

@@ -35,11 +35,11 @@ struct RoutingSpec {
   bool renormalize = false;  // divide the k weights by their sum
   float scaling = 1.0f;      // routed_scaling_factor
   // Group-limited selection: of num_groups groups of E / num_groups neighbouring experts, the
-  // top_groups best stay eligible. Groups rank by the sum of their two highest selection scores
-  // (kSigmoidGrouped: DeepSeek-V3) or the highest (kSoftmaxTopK: DeepSeek-V2); equal ones by index.
+  // top_groups best stay eligible. Groups rank by the highest selection score (kSoftmaxTopK:
+  // DeepSeek-V2), else by the sum of their two highest (DeepSeek-V3); equal ones by index.
   int num_groups = 1;
   int top_groups = 1;
-  bool selection_bias = false;    // e_score_correction_bias: selects, never weighs (same kinds)
+  bool selection_bias = false;    // e_score_correction_bias: selects, never weighs
   float sparsemixer_eps = 0.01f;  // kSparseMixer: 2 * jitter_eps is the masking threshold
   bool logit_bias = false;        // a bias per expert is added to the logits (gpt-oss)
   bool weight_input = false;   // a weight multiplies the expert's input, not its output (Llama-4)

@@ -76,23 +76,23 @@ struct EngineStats {
   int64_t model_hits = 0;
 
   // Precision.
-  int64_t promotions = 0;
-  int64_t demotions = 0;
-  int64_t deferred = 0;
+  int64_t promotions = 0;  // to a higher version
+  int64_t demotions = 0;   // to a lower one
+  int64_t deferred = 0;    // promotions put off for lack of room or rate
 
   // CPU-load balance: modelled time of the two sides, summed over layers.
   int64_t balance_load_ns = 0;
   int64_t balance_cpu_ns = 0;
 
-  int64_t policy_fallbacks = 0;
+  int64_t policy_fallbacks = 0;  // policy answers replaced by the default
 
   // Stalls: time a layer could not go on, by reason, in the engine's clock.
   int64_t stall_miss_ns = 0;   // waiting for a demand load's own transfer
   int64_t stall_queue_ns = 0;  // waiting behind other transfers
   int64_t stall_cpu_ns = 0;    // waiting for experts computed by the CPU
 
-  int64_t host_syncs = 0;
-  bool graph_captured = false;
+  int64_t host_syncs = 0;       // times a layer call waited for the device
+  bool graph_captured = false;  // whether layer calls were recorded into a CUDA graph
 
   double hit_ratio() const {
     return lookups == 0 ? 1.0
