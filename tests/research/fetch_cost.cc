@@ -1,19 +1,23 @@
-// What a fetch costs within a CUDA graph: steps of 16 layers whose host kernels read weights, with
+// Times a fetch within a CUDA graph: steps of 16 layers whose host kernels read weights, with
 // a fetch in every layer and without. Experts are opaque, 128 a layer; a token wants 8 of 120, and
 // nearly all are on the device.
 //   moert-fetch-cost [STRATEGY ...]   microseconds a layer: median and extremes of 300 replays
-#include <cuda_runtime.h>
+#include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "moert/engine.h"
 #include "moert/source/opaque_source.h"
+#include "read_kernel.h"
 
 namespace {
 
@@ -40,14 +44,6 @@ T* DeviceArray(int64_t count) {
   Must(cudaMalloc(&made, static_cast<size_t>(count) * sizeof(T)));
   Must(cudaMemset(made, 0, static_cast<size_t>(count) * sizeof(T)));
   return static_cast<T*>(made);
-}
-
-__global__ void Read(const float4* from, int64_t count, float* to) {
-  float sum = 0;
-  for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
-    sum += from[i].x + from[i].y + from[i].z + from[i].w;
-  }
-  if (sum != 0) *to = sum;  // never: weights are zero
 }
 
 std::unique_ptr<Engine> Open(const std::string& strategy, std::vector<std::byte>* experts) {
@@ -141,7 +137,7 @@ class Token {
   }
   void Kernels(int count) {
     for (int i = 0; i < count; ++i, at_ = (at_ + kRead) % (20 * kRead)) {
-      Read<<<528, 256, 0, host_>>>(weights_ + at_ / 16, kRead / 16, sink_);
+      Must(moert::research::LaunchRead(weights_ + at_, kRead, sink_, host_));
     }
   }
   void Fetch(StepId step, int layer) const {
@@ -163,7 +159,7 @@ class Token {
   int32_t* const slots_ = DeviceArray<int32_t>(kLayers * kTopK);
   float* const x_ = DeviceArray<float>(kLayers * kHidden);
   float* const sink_ = DeviceArray<float>(1);
-  const float4* const weights_ = DeviceArray<float4>(20 * kRead / 16);
+  const std::byte* const weights_ = DeviceArray<std::byte>(20 * kRead);
   int64_t at_ = 0;
   std::mt19937 random_{5};
   std::normal_distribution<float> normal_;
