@@ -135,7 +135,9 @@ TEST_CASE("a capture or a replay without the slots that it needs is refused") {
     CHECK(std::string(status.message()).find(text) != std::string::npos);
   };
   // No step has run: nothing is lent.
-  refused(RecordedFetches().Record(engine.get(), 1, stream, run), "outside of a capture");
+  RecordedFetches early;
+  refused(early.Record(engine.get(), 1, stream, run), "outside of a capture");
+  CHECK(early.ended() == cudaSuccess);  // the capture is the host's
   const auto record = [&] {
     RunStep(engine.get(), token, stream);
     auto recorded = std::make_unique<RecordedFetches>();

@@ -36,6 +36,8 @@ class RecordedFetches {
     return in_engine([&] { return engine->EndStep(*step); });
   }
 
+  cudaError_t ended() const { return graph_.ended(); }
+
  private:
   RecordedGraph graph_;
 };

@@ -18,6 +18,8 @@ class RecordedGraph {
   RecordedGraph& operator=(const RecordedGraph&) = delete;
 
   bool recorded() const { return executable_ != nullptr; }
+  /// How the last capture ended; cudaSuccess also where a call was only refused.
+  cudaError_t ended() const { return ended_; }
   /// Records what `enqueue` puts on the stream, and returns its status. After an error nothing is
   /// recorded. In either case the stream is not capturing afterwards.
   template <typename Enqueue>
@@ -25,9 +27,9 @@ class RecordedGraph {
     cudaGraph_t graph = nullptr;
     REQUIRE(cudaStreamBeginCapture(stream, mode) == cudaSuccess);
     const absl::Status status = enqueue();
-    const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+    ended_ = cudaStreamEndCapture(stream, &graph);
     if (status.ok()) {
-      REQUIRE(ended == cudaSuccess);
+      REQUIRE(ended_ == cudaSuccess);
       REQUIRE(cudaGraphInstantiate(&executable_, graph, 0) == cudaSuccess);
     }
     if (graph != nullptr) cudaGraphDestroy(graph);
@@ -43,6 +45,7 @@ class RecordedGraph {
 
  private:
   cudaGraphExec_t executable_ = nullptr;
+  cudaError_t ended_ = cudaSuccess;
 };
 
 }  // namespace moert::test

@@ -288,10 +288,9 @@ __device__ __forceinline__ void EndDecision(const ServeMissesArgs& args, const K
 }
 
 /// The whole decision of a call that the device multiplies, after ShareKnown and the end of the
-/// preceding kernels. `count`: tokens of
-/// the thread's expert; low_call: that of args, in any memory; given: the kernel's own args, for
-/// functions that are not inlined. kPlain: as ReadKnown; kOneTileEach: as MakeBothTiles. Called by
-/// all threads.
+/// preceding kernels. `count`: tokens of the thread's expert; low_call: that of args, in any
+/// memory; given: the kernel's own args, for functions that are not inlined. kPlain: as ReadKnown;
+/// kOneTileEach: as MakeBothTiles. Called by all threads.
 template <bool kPlain, bool kOneTileEach = false, typename Slot>
 __device__ __forceinline__ void DecideCall(const ServeMissesArgs& args,
                                            const ServeMissesArgs& given, const Known& known,
