@@ -106,12 +106,12 @@ struct EngineOptions {
   int threads = 0;
   /// CPUs that compute threads except the caller's are pinned to, in turn; empty: not pinned.
   std::vector<int> cpus = {};
-  std::shared_ptr<ThreadPool> thread_pool = {};  // replaces these two; null: the library's own
+  std::shared_ptr<ThreadPool> thread_pool = {};  // replaces threads, cpus; null: the library's own
   /// NUMA node of pools in RAM, and of compute threads unless `cpus` or `thread_pool` says
   /// otherwise; -1: wherever the system puts them. A node that does not exist is refused.
   int numa_node = -1;
   std::shared_ptr<HostAllocator> allocator = {};  // of expert pools in RAM; null: the system
-  int io_threads = 2;                             // that read experts from their source; 1..16
+  int io_threads = 2;                             // threads that read experts; 1..16
   /// CPU kernel set: "auto" or a name of MixedGroupGemm::KernelNames().
   std::string kernels = "auto";
   std::shared_ptr<TraceSink> trace = {};  // sees every layer call; null: none

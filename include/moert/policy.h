@@ -227,7 +227,7 @@ struct PrecisionSnapshot {
   absl::Span<const int32_t> high_capacity = {};
   PrecisionMoment moment = PrecisionMoment::kInterval;
   // With more than two versions:
-  int64_t capacity_bytes = 0;            // that all experts together may take
+  int64_t capacity_bytes = 0;            // what all experts together may take
   absl::Span<const int64_t> bytes = {};  // [sum over layers of E][version, most bits first]
 };
 

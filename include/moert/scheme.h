@@ -81,7 +81,7 @@ enum class ActivationNumerics : int32_t {
 // dimension. Both are padded to these tiles with zeros, in any scheme (docs/reference/layout.md).
 inline constexpr int64_t kRowTile = 16;
 inline constexpr int64_t kKTile = 64;
-inline constexpr int64_t kSectionAlignment = 256;  // of the sections of a record
+inline constexpr int64_t kSectionAlignment = 256;  // of a record's sections
 inline constexpr int64_t kRecordAlignment = 4096;  // in files and pools: one direct-I/O read each
 
 /// One packed matrix inside a record: `rows` x `k` logical, padded to tiles.
