@@ -33,7 +33,9 @@ void GpuRunner::NoteServed(const ggml_cgraph* graph, const Piece& piece, bool sh
   for (int i = 0; i < graph->n_nodes; ++i) {
     const ggml_tensor* node = graph->nodes[i];
     if (node->op != GGML_OP_MUL_MAT_ID) continue;
-    if (tokens > TokenGraphs::MostTokens(node->src[0]->type, gpu_->stream()->turing())) return;
+    const ggml_type type = node->src[0]->type;
+    if (!ggml_is_quantized(type)) return;
+    if (tokens > TokenGraphs::MostTokens(type, gpu_->stream()->turing())) return;
   }
   tokens_->Add(piece.experts->model, piece.experts->layer, tokens, shares);
 }

@@ -6,7 +6,6 @@ namespace moert_ggml {
 
 int64_t TokenGraphs::MostTokens(ggml_type type, bool turing) {
   constexpr int64_t kAny = 4, kUsual = 8;
-  if (!ggml_is_quantized(type)) return 0;
   if (!turing) return kAny;
   switch (type) {
     case GGML_TYPE_Q4_0:

@@ -29,8 +29,8 @@ class TokenGraphs {
   void Begin(uint64_t uid);
   /// One of its layer calls begins.
   void Call() { ++calls_; }
-  /// Most tokens of a recorded product over experts of this type: up to here ggml's CUDA kernels do
-  /// not wait for the host, however ggml was built (its get_mmvq_mmid_max_batch).
+  /// Most tokens of a recorded product over experts of this quantized type: up to here ggml's CUDA
+  /// kernels do not wait for the host, however ggml was built (its get_mmvq_mmid_max_batch).
   static int64_t MostTokens(ggml_type type, bool turing);
   /// The layer call is such that it can be recorded: the host had no part in it.
   void Add(Model* model, int layer, int64_t tokens, bool shares);

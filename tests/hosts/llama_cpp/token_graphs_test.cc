@@ -105,7 +105,6 @@ TEST_CASE("a recording is of one way to compute, and ends with its graph or the 
 }
 
 TEST_CASE("as many tokens as ggml's kernels take without the host") {
-  CHECK(TokenGraphs::MostTokens(GGML_TYPE_F16, true) == 0);
   CHECK(TokenGraphs::MostTokens(GGML_TYPE_Q4_0, true) == 8);
   CHECK(TokenGraphs::MostTokens(GGML_TYPE_Q4_0, false) == 4);
   CHECK(TokenGraphs::MostTokens(GGML_TYPE_Q6_K, true) == 8);
