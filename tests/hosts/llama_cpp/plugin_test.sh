@@ -275,8 +275,9 @@ for layout in qwen3moe gpt-oss; do
 done
 # Prompts that the CPU shares, beside a link that needs seconds. Rounding is another then, and by
 # MOERT_EXACT it is not; biases and factors of experts are in it, and experts that cross the link.
-near() {  # MODEL BUDGET BOUND
+near() {  # MODEL BUDGET [routed]
   local shared_model=$1 budget=$2
+  shift 2
   "$host" logits "$shared_model" prompts.logits prompts
   MOERT_EXACT=1 FAKE_GPU_COPY_MS=2000 beside "$budget" "$shared_model" prompts.logits cpu_moe prompts
   ! grep -q 'the CPU computed [1-9]' with.log || fail "MOERT_EXACT: $(cat with.log)"
@@ -285,15 +286,21 @@ near() {  # MODEL BUDGET BOUND
     >with.log 2>&1 || fail "GPU, prompts of $shared_model: $(tail -1 with.log)"
   grep -Eq ' [1-9][0-9]* experts came beside the cache, and the CPU computed [1-9]' with.log ||
     fail "prompts of $shared_model at $budget are not shared: $(cat with.log)"
-  python3 "$here/near.py" prompts.logits gpu/with.logits "$3" || fail "prompts of $shared_model at $budget"
+  python3 "$here/near.py" prompts.logits gpu/with.logits 0.02 "$@" || fail "prompts of $shared_model at $budget"
 }
 for layout in qwen3moe gpt-oss; do
+  # Where a token takes all experts, rounding cannot move its routing.
+  python3 "$here/make_gguf.py" "$layout" all.f16.gguf top_k=16
   for format in q4_0 q4_k q6_k mxfp4; do
+    "$host" quantize all.f16.gguf all.gguf "$format" >quantize.log 2>&1
     "$host" quantize "$layout.f16.gguf" shared.gguf "$format" >quantize.log 2>&1
-    for budget in 25% 4%; do near shared.gguf "$budget" 0.02; done
+    for budget in 25% 4%; do
+      near all.gguf "$budget"
+      near shared.gguf "$budget" routed
+    done
   done
 done
-near scaled.gguf 25% 0.02
+near scaled.gguf 25% routed
 "$host" logits qwen3moe.f16.gguf stock.logits used2
 beside 60% qwen3moe.f16.gguf stock.logits cpu_moe used2
 grep -q 'layer calls of few tokens' with.log || fail "two experts a token: $(cat with.log)"
