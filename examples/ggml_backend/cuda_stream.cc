@@ -121,8 +121,6 @@ std::unique_ptr<CudaStream> CudaStream::Create(ggml_backend_dev_t device, int or
   }
   std::unique_ptr<CudaStream> made(new CudaStream(driver, context));
   const Driver::Scope scope(driver, context);
-  constexpr unsigned kNonBlocking = 1;
-  made->event_ = ggml_backend_event_new(device);
   constexpr int kMajor = 75, kMinor = 76;  // of the compute capability
   int major = 0, minor = 0;
   if (driver->device_attribute(&major, kMajor, number) != 0 ||
@@ -130,6 +128,8 @@ std::unique_ptr<CudaStream> CudaStream::Create(ggml_backend_dev_t device, int or
     return nullptr;
   }
   made->turing_ = 10 * major + minor >= 75;
+  constexpr unsigned kNonBlocking = 1;
+  made->event_ = ggml_backend_event_new(device);
   if (made->event_ == nullptr || driver->stream_create(&made->stream_, kNonBlocking) != 0) {
     return nullptr;
   }

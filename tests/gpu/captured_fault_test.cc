@@ -57,14 +57,8 @@ Outcome DriveGated(Engine* engine) {
 TEST_CASE("faults of captured fetches, with and without prefetches") {
   const OpaqueModel model = Gated();
   for (const char* strategy : {"on-demand", "fate"}) {
-    const auto open = [&]() -> absl::StatusOr<std::unique_ptr<Engine>> {
-      EngineOptions options;
-      options.backend = BackendKind::kCuda;
-      options.strategy = strategy;
-      options.budget = Budget::Fraction(0.3);
-      options.max_tokens_per_forward = 8;
-      options.host_budget = kAllRecords;
-      return Engine::Create(GatedSource(model), options);
+    const auto open = [&] {
+      return Engine::Create(GatedSource(model), OpaqueOptions(strategy, 0.3, kAllRecords));
     };
     FaultedLife life{std::string("captured fetches, ") + strategy, open, DriveGated, 1};
     // A life that finds too little memory to pin records can fetch, but not within a capture.

@@ -71,16 +71,21 @@ inline std::shared_ptr<const ExpertSource> Source(const OpaqueModel& model, Opaq
   return *std::move(source);
 }
 
-inline std::unique_ptr<Engine> Open(std::shared_ptr<const ExpertSource> source,
-                                    const char* strategy, double fraction,
-                                    int64_t host_budget = 1 << 18) {
+inline EngineOptions OpaqueOptions(const char* strategy, double fraction, int64_t host_budget) {
   EngineOptions options;
   options.backend = BackendKind::kCuda;
   options.strategy = strategy;
   options.budget = Budget::Fraction(fraction);
   options.max_tokens_per_forward = 8;
-  options.host_budget = host_budget;  // by default some records are kept, others read again
-  auto engine = Engine::Create(std::move(source), options);
+  options.host_budget = host_budget;
+  return options;
+}
+
+/// By default some records are kept, others read again.
+inline std::unique_ptr<Engine> Open(std::shared_ptr<const ExpertSource> source,
+                                    const char* strategy, double fraction,
+                                    int64_t host_budget = 1 << 18) {
+  auto engine = Engine::Create(std::move(source), OpaqueOptions(strategy, fraction, host_budget));
   REQUIRE_OK(engine.status());
   return *std::move(engine);
 }

@@ -64,12 +64,7 @@ inline std::shared_ptr<const ExpertSource> SourceOf(const OpaqueModel& model, Pr
 }
 
 inline EngineOptions SharingOptions(const char* strategy, double fraction) {
-  EngineOptions options;
-  options.backend = BackendKind::kCuda;
-  options.strategy = strategy;
-  options.budget = Budget::Fraction(fraction);
-  options.max_tokens_per_forward = 8;
-  options.host_budget = kAllRecords;
+  EngineOptions options = OpaqueOptions(strategy, fraction, kAllRecords);
   options.profile = SlowLink();
   return options;
 }
@@ -102,9 +97,9 @@ struct Call {
 
 /// Fetch, the host's kernel, the CPU's rows. A layer call of a host. in_engine(f) calls f, which is
 /// a call of the engine.
-template <typename InEngine>
+template <typename InEngine = decltype(kPlainly)>
 absl::Status RunLayer(Engine* engine, StepId step, int layer, const Call& call,
-                      const Stream& stream, const InEngine& in_engine) {
+                      const Stream& stream, const InEngine& in_engine = kPlainly) {
   FetchInput input;
   input.place = Place::kDevice;
   input.ids = {call.ids.get(), static_cast<size_t>(call.tokens * kK)};
@@ -120,11 +115,6 @@ absl::Status RunLayer(Engine* engine, StepId step, int layer, const Call& call,
   status.Update(in_engine([&] { return engine->TakeCpuRows(step, layer, call.Rows()); }));
   status.Update(in_engine([&] { return engine->ReleaseFetched(step, layer); }));
   return status;
-}
-
-inline absl::Status RunLayer(Engine* engine, StepId step, int layer, const Call& call,
-                             const Stream& stream) {
-  return RunLayer(engine, step, layer, call, stream, [](const auto& f) { return f(); });
 }
 
 inline void Fill(Call* call, std::mt19937* random) {

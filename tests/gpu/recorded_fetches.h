@@ -10,8 +10,6 @@
 
 namespace moert::test {
 
-inline constexpr auto kPlainly = [](const auto& call) { return call(); };
-
 /// A recorded step.
 class RecordedFetches {
  public:

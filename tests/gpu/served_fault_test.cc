@@ -265,13 +265,8 @@ class FetchingHost {
 FaultedLife Fetches(const OpaqueModel& model, const char* name, Place place, int64_t host_budget,
                     bool copies) {
   const auto open = [&model, host_budget] {
-    EngineOptions options;
-    options.backend = BackendKind::kCuda;
-    options.strategy = "on-demand";
-    options.budget = Budget::Fraction(0.5);
-    options.max_tokens_per_forward = 8;
-    options.host_budget = host_budget;
-    return Engine::Create(Source(model, model.InMemory()), options);
+    return Engine::Create(Source(model, model.InMemory()),
+                          OpaqueOptions("on-demand", 0.5, host_budget));
   };
   const auto drive = [place, copies](Engine* engine) {
     return FetchingHost(engine, place).Steps(copies);

@@ -42,12 +42,16 @@ struct ToyCall {
   double* out = nullptr;
 };
 
+/// The default of in_engine below: does nothing around a call of the engine.
+inline constexpr auto kPlainly = [](const auto& call) { return call(); };
+
 /// Fetches `ids`, which are in `place`, multiplies and releases: all is enqueued on the stream.
 /// in_engine(f) calls f, which is a call of the engine.
-template <typename InEngine>
+template <typename InEngine = decltype(kPlainly)>
 absl::Status FetchAndMultiply(Engine* engine, StepId step, int layer, Place place,
                               const std::vector<int32_t>& ids, const ToyCall& at,
-                              cudaStream_t stream, SlotView* view, const InEngine& in_engine) {
+                              cudaStream_t stream, SlotView* view,
+                              const InEngine& in_engine = kPlainly) {
   std::vector<int32_t> host_slots(ids.size(), -1);
   FetchInput input;
   input.place = place;
@@ -68,13 +72,6 @@ absl::Status FetchAndMultiply(Engine* engine, StepId step, int layer, Place plac
   }
   status.Update(in_engine([&] { return engine->ReleaseFetched(step, layer); }));
   return status;
-}
-
-inline absl::Status FetchAndMultiply(Engine* engine, StepId step, int layer, Place place,
-                                     const std::vector<int32_t>& ids, const ToyCall& at,
-                                     cudaStream_t stream, SlotView* view) {
-  return FetchAndMultiply(engine, step, layer, place, ids, at, stream, view,
-                          [](const auto& call) { return call(); });
 }
 
 }  // namespace moert::test

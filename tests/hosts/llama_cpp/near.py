@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """near.py STOCK WITH BOUND [routed]: logits that another processor has rounded, but not others.
 
-BOUND: of every row's difference, relative to its size. `routed`: half of the rows keep to it, and each to 25 times
+BOUND: of every row's difference, relative to its size. `routed`: half of the rows keep to it, and each to ten times
 as much, as rounding may move a token's routing between two experts that are nearly as likely.
 """
 import array
@@ -29,6 +29,6 @@ errors = sorted(error(*pair) for pair in zip(stock, other))
 if any(math.isnan(e) for e in errors):
     sys.exit("logits that are no number")
 routed = sys.argv[4:] == ["routed"]
-if not (errors[len(errors) // 2 if routed else -1] < bound and errors[-1] < 25 * bound):
+if not (errors[len(errors) // 2 if routed else -1] < bound and errors[-1] < 10 * bound):
     share = "half" if routed else "all"
     sys.exit(f"relative errors of rows: {', '.join(f'{e:.4f}' for e in errors)}; {share} take less than {bound}")
