@@ -27,6 +27,10 @@ enum class OperandKind {
   kF8Group,  // kSummed of values rounded to e4m3 before (RoundF8Group)
 };
 inline constexpr int kOperandKinds = 8;
+/// Whether activations of this form are integers or e4m3.
+constexpr bool IsQuantized(OperandKind kind) {
+  return kind != OperandKind::kPlain && kind != OperandKind::kSummed;
+}
 
 /// The kernels for one form of activations. A null gemm: this form is not used with weights of that
 /// kind.

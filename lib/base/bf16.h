@@ -33,6 +33,14 @@ inline void Bf16ToF32(const uint16_t* from, int64_t count, float* to) {
 /// The value of `f` after rounding to bf16.
 constexpr float RoundToBf16(float f) { return Bf16ToF32(F32ToBf16(f)); }
 
+/// Rounds kCount values to bf16.
+template <int kCount>
+inline void RoundToBf16(const float* from, float* to) {
+  float rounded[kCount];
+  for (int i = 0; i < kCount; ++i) rounded[i] = RoundToBf16(from[i]);
+  std::memcpy(to, rounded, sizeof(rounded));
+}
+
 /// IEEE binary16, subnormals included.
 constexpr float F16ToF32(uint16_t v) {
   const uint32_t sign = uint32_t{v & 0x8000u} << 16;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/bf16.h"
 #include "gemm/cpu_gemm.h"
 #include "quant/f8_group.h"
 #include "quant/hadamard.h"
@@ -166,13 +167,20 @@ void CpuGemm::StoreH(const RecordLayout& layout, int64_t block, int64_t first_sl
                      const float* h) const {
   const bool packs = PacksPieces(layout);
   const OperandKernels down = sizes_.Kernels(static_cast<int>(OperandKind::kPlain));
+  const OperandKind kind = kernels::OperandFor(layout.down.scheme, numerics_);
+  const bool rounds = kernels::IsQuantized(kind) ||
+                      (layout.format.hadamard && numerics_ != ActivationNumerics::kF32);
   for (int c = 0; c < columns; ++c) {
     const int64_t slot = first_slot + c;
     if (packs) {
       PackPiece(layout, block, h + c * kBlockRows, down, packed_h_ + slot * h_row_bytes_);
+      continue;
+    }
+    float* const to = h_ + slot * h_stride_ + block * kBlockRows;
+    if (rounds) {
+      RoundToBf16<kBlockRows>(h + c * kBlockRows, to);
     } else {
-      std::memcpy(h_ + slot * h_stride_ + block * kBlockRows, h + c * kBlockRows,
-                  kBlockRows * sizeof(float));
+      std::memcpy(to, h + c * kBlockRows, kBlockRows * sizeof(float));
     }
   }
 }

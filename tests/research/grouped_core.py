@@ -135,7 +135,7 @@ def run_beside(stored):
 RIVALS = (("Triton bf16", "triton", "triton_bf16"), ("torch bf16", "triton", "torch_bf16"),
           ("Marlin w4", "marlin", "marlin_w4"), ("Triton fp8", "triton", "triton_fp8"))
 OURS = ("bf16", "w4a16_g128", "w8a8", "fp8_b128")
-DEEPGEMM = ("DeepGEMM", "deepgemm_fp8")
+DEEPGEMM = (("DeepGEMM", "deepgemm_fp8"), ("DeepGEMM with SiLU", "deepgemm_fp8_act"))
 
 
 def beside_times():
@@ -157,7 +157,7 @@ def times_of_rounds(rounds):
         for row in part["ours"]["results"]:
             found.setdefault(row["scheme"], {}).setdefault(row["tokens"], []).append(row["gemms_us"]["median"])
         for row in part["rivals"]:
-            for name, key in (*((name, key) for name, _, key in RIVALS), DEEPGEMM):
+            for name, key in (*((name, key) for name, _, key in RIVALS), *DEEPGEMM):
                 if key in row:
                     found.setdefault(name, {}).setdefault(row["T"], []).append(row[key]["median"])
     return {name: {t: statistics.median(values) for t, values in of.items()} for name, of in found.items()}
@@ -172,7 +172,7 @@ def beside():
 def by_fp8():
     """fp8 by fp8 and its rivals, medians of rounds in turns."""
     times = times_of_rounds(json.loads(FP8_ROUNDS.read_text())["rounds"])
-    names = ("fp8_b128", "Triton fp8", DEEPGEMM[0])
+    names = ("fp8_b128", "Triton fp8", *(name for name, _ in DEEPGEMM if name in times))
     rows = [[f"{t:,}", *(us(times[n][t]) for n in names)] for t in sorted(times[names[0]])]
     return experiment.table(["tokens", BY_FP8, *names[1:]], rows)
 

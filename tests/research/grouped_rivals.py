@@ -11,6 +11,7 @@ u4b8 in groups of 128, behind `int moe_marlin_w4(...)`, called as below.
 Times are microseconds of gate and up, and down, in a CUDA graph over six copies of a layer's weights, each with its own
 uniform routing. Rivals' sorting, alignment and quantizing are outside. Marlin has the best of its five block sizes.
 deepgemm_fp8, of the package deep_gemm, has its contiguous layout: an expert's rows are padded to 64 or 128, the better.
+deepgemm_fp8_act has between its products what our launch of gate and up does as well: SiLU, and e4m3 with a scale a group.
 """
 import argparse
 import ctypes
@@ -128,11 +129,24 @@ def torch_time(rows, first, second, repeats):
     return timed(product, repeats)
 
 
-def deepgemm_time(rows, first, second, repeats):
-    return min((deepgemm_aligned(block, rows, first, second, repeats) for block in DEEPGEMM_BLOCKS), key=lambda t: t["median"])
+@triton.jit
+def quantized_silu(gate_up, h, scales, rows, width: tl.constexpr, group: tl.constexpr, block: tl.constexpr):
+    row = tl.program_id(0) * block + tl.arange(0, block)
+    column = tl.program_id(1) * group + tl.arange(0, group)
+    at = gate_up + row[:, None].to(tl.int64) * (2 * width) + column[None, :]
+    there = row[:, None] < rows
+    gate = tl.load(at, there, 0).to(tl.float32)
+    value = gate * tl.sigmoid(gate) * tl.load(at + width, there, 0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(value), 1), 1e-10) / 448
+    tl.store(h + row[:, None].to(tl.int64) * width + column[None, :], (value / scale[:, None]).to(tl.float8e4nv), there)
+    tl.store(scales + tl.program_id(1) * rows + row, scale, row < rows)
 
 
-def deepgemm_aligned(block, rows, first, second, repeats):
+def deepgemm_time(rows, first, second, repeats, act=False):
+    return min((deepgemm_aligned(block, rows, first, second, repeats, act) for block in DEEPGEMM_BLOCKS), key=lambda t: t["median"])
+
+
+def deepgemm_aligned(block, rows, first, second, repeats, act):
     import deep_gemm
     deep_gemm.set_mk_alignment_for_contiguous_layout(block)
     calls = []
@@ -149,6 +163,9 @@ def deepgemm_aligned(block, rows, first, second, repeats):
     def product(copy):
         experts, x, h, gate_up, y = calls[copy]
         deep_gemm.m_grouped_fp8_gemm_nt_contiguous(x, (first[copy], of_weights[0]), gate_up, experts)
+        if act:
+            count = gate_up.size(0)
+            quantized_silu[(triton.cdiv(count, 16), INTERMEDIATE // GROUP)](gate_up, *h, count, INTERMEDIATE, GROUP, 16)
         deep_gemm.m_grouped_fp8_gemm_nt_contiguous(h, (second[copy], of_weights[1]), y, experts)
     return timed(product, repeats)
 
@@ -200,6 +217,7 @@ def programs(options):
             "triton_fp8": lambda rows: triton_time(fused_moe_kernel, configs[1], rows, *weights8, n, fp8=True),
             "torch_bf16": lambda rows: torch_time(rows, *weights, n),
             "deepgemm_fp8": lambda rows: deepgemm_time(rows, *weights8, n),
+            "deepgemm_fp8_act": lambda rows: deepgemm_time(rows, *weights8, n, act=True),
             "marlin_w4": lambda rows: marlin.best(rows, n)}
 
 

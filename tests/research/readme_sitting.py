@@ -49,7 +49,7 @@ def grouped(options):
 
 
 def fp8(options):
-    return rounds(options, "512,2048,8192", ("--schemes", "fp8_b128", "--numerics", "fp8"), "triton_fp8,deepgemm_fp8")
+    return rounds(options, "512,2048,8192", ("--schemes", "fp8_b128", "--numerics", "fp8"), "triton_fp8,deepgemm_fp8,deepgemm_fp8_act")
 
 
 def served(options):

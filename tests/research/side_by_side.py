@@ -13,7 +13,7 @@ was cut short goes on. The tables take docs/results/data/sitting-*.json.
 A command is a list of words with {KEY}s, from --set, from the cell and from the setting; a word that is one {KEY}
 of a list becomes its words. The program prints JSON, at least as its last line, and `sample` is the path of its
 figure or figures there. A command that several cells share runs once a round. Programs and settings with `cells`
-take part in the cells whose names hold one of these words. In place of `cells` a plan may have `axes`: a cell is one
+take part in the cells whose names hold one of these words; programs with `rounds`, in so many of the first. In place of `cells` a plan may have `axes`: a cell is one
 entry of each.
 With --copier another program moves pinned memory to the device at that rate meanwhile, in pieces of 256 KiB, so
 that a faster link stands for a slower one. It spins: leave it a CPU that no program has, since programs whose threads
@@ -132,7 +132,8 @@ class Sitting:
             for number in range(rounds):
                 first = number % len(chosen)
                 for subject, setting in chosen[first:] + chosen[:first]:
-                    self.run(cell, subject, setting, "turns", number)
+                    if number < subject.get("rounds", rounds):
+                        self.run(cell, subject, setting, "turns", number)
 
 
 def cells_planned(plan):

@@ -38,6 +38,13 @@ class Turns(unittest.TestCase):
         turns = [s["subject"] for s in self.data["samples"] if s["part"] == "turns" and s["cell"] == "small"]
         self.assertEqual(turns, ["ours", "rival", "rival", "ours"])
 
+    def test_a_program_may_take_part_in_fewer_rounds(self):
+        of, data = plan(), {**self.data, "samples": []}
+        of["subjects"][1]["rounds"] = 1
+        sitting.Sitting(of, {"two": "2"}, data, lambda: None).measure(["small"], rounds=3)
+        self.assertEqual([len(of["works"]) if "works" in of else len(of["fast"]) for of in
+                          (sitting.values_of(data, "small", name, "turns") for name in ("ours", "rival"))], [6, 1])
+
     def test_lost_cells_are_named(self):
         self.assertEqual(sitting.lost(self.data), ["small to rival (7)"])
 

@@ -90,11 +90,12 @@ __device__ __forceinline__ void StoreDown(const GroupGemmArgs& args, int channel
   }
 }
 
-/// Stores a channel of h.
+/// Stores a channel of h. It is rounded to bf16 also if it is quantized or transformed later.
 __device__ __forceinline__ void StoreH(const GroupGemmArgs& args, int item, int row, int row_blocks,
                                        bool plain_h, int slot, float value) {
   if (!plain_h) {
-    args.wide_h[slot * args.wide_h_stride + item * 16 + row] = value;
+    args.wide_h[slot * args.wide_h_stride + item * 16 + row] =
+        __bfloat162float(__float2bfloat16_rn(value));
     return;
   }
   auto* h = reinterpret_cast<uint16_t*>(args.h + slot * args.h_stride);

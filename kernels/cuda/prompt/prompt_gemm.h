@@ -15,8 +15,8 @@
 // rows. At the end a thread has the same channels of gate and of up; only four warp groups must
 // exchange sums for that (prompt_warp.cuh).
 //
-// w8a8, w4a8 and w8a8_fp8 are multiplied in 8 bits: gate and up store h as floats, and another
-// kernel quantizes it before down. int8 products are exact in int32. e4m3 products lose bits below
+// w8a8, w4a8 and w8a8_fp8 are multiplied in 8 bits: gate and up store h in bf16, and another kernel
+// quantizes it before down. int8 products are exact in int32. e4m3 products lose bits below
 // about 2^-13 of a sum, so the sums of every 128 k are added up in fp32.
 //
 // A scale is split into f * 2^e. A weight becomes (u - zero) * 2^e, which is exact in bf16. Sums
@@ -139,13 +139,14 @@ MOERT_HOST_DEVICE constexpr bool IsPromptFormat(const DeviceFormat& f, uint32_t 
 }
 
 /// The i-th number of columns that a unit of at most `most` tokens may have, ascending. A kernel
-/// has four of them: with more, the compiler inserts a wait after every single product.
+/// has four of them, or three if one is 256: with more, the compiler inserts a wait after every
+/// single product.
 constexpr int kPromptKinds = 4;
 MOERT_HOST_DEVICE constexpr int PromptKind(int most, int i) {
   constexpr int kFew[] = {24, 32, 40, 64};
   constexpr int kTall[] = {64, 72, 104, 112};
   constexpr int kMore[] = {64, 128, 144, 160};
-  constexpr int kMany[] = {128, 192, 256, 256};
+  constexpr int kMany[] = {144, 192, 256, 256};
   return most == 64 ? kFew[i] : most == 112 ? kTall[i] : most == 160 ? kMore[i] : kMany[i];
 }
 MOERT_HOST_DEVICE constexpr int LeastPromptColumns(int most) { return PromptKind(most, 0); }
@@ -260,8 +261,7 @@ struct PromptGemmArgs {
   const uint8_t* byte_x[4] = {};
   int64_t byte_x_stride = 0;  // bytes; tokens * byte_x_stride below 2^32
   int64_t byte_x_scales = 0;  // bytes from a row to its scales
-  float* wide_h = nullptr;    // [MaxPromptRows, wide_h_stride]: h before it is quantized
-  int64_t wide_h_stride = 0;
+  uint8_t* rounded_h = nullptr;  // h in bf16 before it is quantized, laid out as h of bf16 is
   // For products in 8 bits and asymmetric ones.
   float* h_columns = nullptr;    // scales or sums of a unit's h: [128 k or PromptSums][column]
   int64_t h_columns_stride = 0;  // floats a row of h
@@ -276,7 +276,7 @@ int LaunchSumPromptX(uint8_t* x, int64_t stride, int64_t sums, int rows, int cha
                      CUstream_st* stream);
 /// Computes the PromptSums of the rows of h, for units whose down is asymmetric, into h_columns.
 int LaunchSumPromptH(const PromptGemmArgs& args, CUstream_st* stream);
-/// Quantizes the rows of wide_h, for units whose down needs a quantized operand, into h and
+/// Quantizes the rows of rounded_h, for units whose down needs a quantized operand, into h and
 /// h_columns.
 int LaunchQuantizePromptH(const PromptGemmArgs& args, CUstream_st* stream);
 

@@ -49,8 +49,6 @@ __device__ __forceinline__ void RunTile(PromptConsumer<kPacking, kGateUp, kMost>
     const PromptQuantizedH<kMost, PromptWarpGroups(kPacking, kMost)> quantized{
         consumer.of, consumer.ring.Staging(0)};
     quantized.template Store<kColumns>(slot, silu, d);
-  } else if constexpr (kGateUp && Is8Bit(kPacking)) {
-    store.template WideH<kColumns>(slot, silu, args.wide_h, args.wide_h_stride, 0, slot.count, d);
   } else if constexpr (kGateUp) {
     store.template H<kColumns>(slot, silu, d);
   } else {

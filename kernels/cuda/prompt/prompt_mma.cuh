@@ -190,7 +190,7 @@ __device__ __forceinline__ void RunMmaTile(const PromptGemmArgs& args,
   product.End(sums, d);
   __syncthreads();  // the ring's memory is reused for the results
   const MmaStore<kGateUp, kMost> store{args, slot, of, ring.base};
-  store.template Run<Is8Bit(kPacking)>(d);
+  store.Run(d);
 }
 
 template <Packing kPacking, bool kGateUp, int kMost>

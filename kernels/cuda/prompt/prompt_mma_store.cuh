@@ -25,19 +25,12 @@ struct MmaStore {
   const Warp& of;
   const uint32_t shared;  // the ring, which no thread reads any more
 
-  /// kWideH: h stays floats until it is quantized.
-  template <bool kWideH>
   __device__ __forceinline__ void Run(Sums& d) const {
     const PromptStore<kGateUp, kMost, MmaRowGroups(kMost)> store{of, shared};
     if (slot.bias != 0) store.template AddBiases<kColumns>(slot, d);
     if constexpr (kGateUp) {
       store.template Prepare<kColumns>(args.activation, d);
       const bool silu = args.activation.function != DeviceFunction::kGeluTanh;
-      if constexpr (kWideH) {
-        store.template WideH<kColumns>(slot, silu, args.wide_h, args.wide_h_stride, of.first,
-                                       min(of.end, slot.count), d);
-        return;
-      }
       const int block = slot.row_tile * Warp::kOfGate + of.RowBlock(0);
       store.template Activate<kColumns>(silu, block < slot.row_blocks, d);
       H(d[0]);

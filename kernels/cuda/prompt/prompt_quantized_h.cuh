@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/primitives/activation.cuh"
+#include "kernels/cuda/primitives/e4m3.cuh"
 #include "kernels/cuda/primitives/pipeline.cuh"
 #include "kernels/cuda/prompt/prompt_ring.cuh"
 #include "kernels/cuda/prompt/prompt_store.cuh"
@@ -14,12 +15,6 @@
 
 namespace moert::cuda {
 
-/// Two e4m3, `low` in the lower byte; larger values saturate to 448.
-__device__ __forceinline__ uint32_t PackF8(float low, float high) {
-  uint16_t v;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(v) : "f"(high), "f"(low));
-  return v;
-}
 __device__ __forceinline__ void StoreSharedHalf(uint32_t at, uint32_t v) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(static_cast<uint16_t>(v)) : "memory");
 }
@@ -31,15 +26,16 @@ __device__ __forceinline__ void StoreShared4(uint32_t at, uint32_t v) {
 }
 
 /// `staging`: kPromptStaging bytes of shared memory for all groups: rows of h to be stored, and
-/// behind them the exponents of every warp.
+/// behind them a half word for every warp and column.
 template <int kMost, int kGroups>
 struct PromptQuantizedH {
   using Warp = PromptWarp<true, kMost, kGroups>;
   static_assert(PromptRowBlocks(kMost) == 2 * kF8GroupChannels / 16);
   static constexpr bool kEights = Warp::kBlocks == 1;  // a thread has one channel, else two
-  static constexpr int kThreads = 128 * kGroups;
-  static constexpr uint32_t kExponentsAt = kMost * 128;
-  static_assert(kExponentsAt + 4 * kGroups * kMost <= kPromptStaging);
+  static constexpr int kWarps = 4 * kGroups;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr uint32_t kHalvesAt = kMost * 128;
+  static_assert(kHalvesAt + kWarps * kMost * 2 <= kPromptStaging && kMost <= kThreads);
 
   const Warp& of;
   const uint32_t staging;
@@ -47,26 +43,21 @@ struct PromptQuantizedH {
   template <int kColumns>
   __device__ __forceinline__ void Store(const PromptSlot<kMost>& slot, bool silu,
                                         float (&d)[Warp::kBlocks][kColumns / 2]) const {
-    constexpr int kWords = (kColumns / 8 + 1) / 2;
     const int block = slot.row_tile * Warp::kOfGate + RowBlock();
     const bool there = block < slot.row_blocks;
     PromptStore<true, kMost, kGroups>::template Activate<kColumns>(silu, there, d);
     if constexpr (kEights) Barrier();  // groups that exchange use the same memory
-    uint32_t exponents[kWords];
-    OfWarp<kColumns>(d[0], exponents);
-    OfColumns<kColumns>(exponents);
-    Quantize<kColumns>(d[0], exponents);
-    if (of.group == 0 && of.warp == 0 && of.lane < 4) {
+    Round<kColumns>(d[0]);
+    Barrier();
+    const int thread = (of.group * 4 + of.warp) * 32 + of.lane;
+    if (thread < kColumns) {
       float* const scales = const_cast<float*>(slot.of_columns) + slot.row_tile * kColumns;
-#pragma unroll
-      for (int i = 0; i < kColumns / 4; ++i) {
-        scales[i / 2 * 8 + 2 * of.lane + i % 2] =
-            __uint_as_float(F8GroupScale(Exponent(exponents, i)));
-      }
+      scales[thread] = ColumnScale<kColumns>(thread);
     }
     Barrier();
+    Quantize<kColumns>(d[0]);
+    Barrier();
     uint8_t* const h = slot.h + int64_t{slot.row_tile} * kColumns * 128;
-    const int thread = (of.group * 4 + of.warp) * 32 + of.lane;
 #pragma unroll
     for (int i = 0; i < kColumns * 8; i += kThreads) {
       const int piece = i + thread;
@@ -85,73 +76,68 @@ struct PromptQuantizedH {
   __device__ __forceinline__ static void Barrier() {
     asm volatile("bar.sync 8, %0;" ::"n"(kThreads) : "memory");
   }
-  /// The exponent of a thread's i-th column, a byte.
-  __device__ __forceinline__ static int Exponent(const uint32_t* words, int i) {
-    return static_cast<int>(words[i / 4] >> 8 * (i % 4) & 0xff);
+  /// The half word of a warp and column; columns lie side by side.
+  template <int kColumns>
+  __device__ __forceinline__ uint32_t HalfAt(int warp, int column) const {
+    return staging + kHalvesAt + (warp * kColumns + column) * 2;
   }
-  template <int kWords>
-  __device__ __forceinline__ static void Largest(uint32_t (&words)[kWords]) {
+
+  /// Rounds two values to bf16. Their magnitudes, in half words.
+  __device__ __forceinline__ static uint32_t RoundTwo(float* v) {
+    const uint32_t two = PackBf16(v[0], v[1]);
+    v[0] = __uint_as_float(two << 16);
+    v[1] = __uint_as_float(two & 0xffff0000u);
+    return two & 0x7fff7fffu;
+  }
+  /// Rounds h to bf16, as all h is before it is quantized, and stores the largest magnitude of the
+  /// warp's channels in every column.
+  template <int kColumns>
+  __device__ __forceinline__ void Round(float (&h)[kColumns / 2]) const {
 #pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
+    for (int j = 0; j < kColumns / 8; ++j) {
+      uint32_t word = RoundTwo(h + 4 * j);
+      if constexpr (!kEights) word = __vmaxu2(word, RoundTwo(h + 4 * j + 2));
 #pragma unroll
-      for (uint32_t& word : words) {
-        word = __vmaxu4(word, __shfl_xor_sync(~0u, word, distance));
+      for (int distance = 4; distance < 32; distance *= 2) {
+        word = __vmaxu2(word, __shfl_xor_sync(~0u, word, distance));
+      }
+      if (of.lane < 4) {
+        StoreShared4(HalfAt<kColumns>(of.group * 4 + of.warp, 8 * j + 2 * of.lane), word);
       }
     }
   }
-  /// Computes the exponents of the thread's columns over the warp's channels, four in a word.
-  template <int kColumns, int kWords>
-  __device__ __forceinline__ void OfWarp(const float (&h)[kColumns / 2],
-                                         uint32_t (&words)[kWords]) const {
+  /// The scale of a column; its inverse's exponent replaces the first warp's half word.
+  template <int kColumns>
+  __device__ __forceinline__ float ColumnScale(int column) const {
+    uint32_t largest = 0;
 #pragma unroll
-    for (uint32_t& word : words) word = 0;
-#pragma unroll
-    for (int i = 0; i < kColumns / 4; ++i) {
-      constexpr uint32_t kMagnitude = 0x7fffffffu;
-      const int at = i / 2 * 4 + i % 2;
-      uint32_t bits = __float_as_uint(h[at]) & kMagnitude;
-      if constexpr (!kEights) bits = max(bits, __float_as_uint(h[at + 2]) & kMagnitude);
-      words[i / 4] |= static_cast<uint32_t>(F8GroupExponent(bits)) << 8 * (i % 4);
+    for (int warp = 0; warp < kWarps; ++warp) {
+      largest = max(largest, LoadSharedHalf(HalfAt<kColumns>(warp, column)));
     }
-    Largest(words);
+    const int exponent = F8GroupExponent(largest << 16);
+    StoreSharedHalf(HalfAt<kColumns>(0, column), F8GroupInverse(exponent) >> 23);
+    return __uint_as_float(F8GroupScale(exponent));
   }
-  /// Extends them to the channels of all warps: of the eight lanes with the same columns, each
-  /// reads the exponents of one or two warps.
-  template <int kColumns, int kWords>
-  __device__ __forceinline__ void OfColumns(uint32_t (&words)[kWords]) const {
-    constexpr uint32_t kOfWarp = kWords * 16;
-    const uint32_t at = staging + kExponentsAt + (of.lane & 3) * 4;
-    if (of.lane < 4) {
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) {
-        StoreShared4(at + (of.group * 4 + of.warp) * kOfWarp + w * 16, words[w]);
-      }
-    }
-    Barrier();
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      words[w] = LoadShared4(at + (of.lane >> 2) * kOfWarp + w * 16);
-      if constexpr (kGroups == 4) {
-        words[w] = __vmaxu4(words[w], LoadShared4(at + (8 + (of.lane >> 2)) * kOfWarp + w * 16));
-      }
-    }
-    Largest(words);
-  }
-  template <int kColumns, int kWords>
-  __device__ __forceinline__ void Quantize(const float (&h)[kColumns / 2],
-                                           const uint32_t (&words)[kWords]) const {
+  template <int kColumns>
+  __device__ __forceinline__ void Quantize(const float (&h)[kColumns / 2]) const {
     const uint32_t piece = RowBlock(), g = of.lane >> 2;
     const uint32_t in_piece = g / 2 * 4 + (g & 1) * 2 + (kEights ? of.Eight() % 2 : 0);
 #pragma unroll
-    for (int i = 0; i < kColumns / 4; ++i) {
-      const float inverse = __uint_as_float(F8GroupInverse(Exponent(words, i)));
-      const uint32_t column = i / 2 * 8 + 2 * (of.lane & 3) + i % 2;
-      const uint32_t at = staging + column * 128 + ((piece ^ (column & 7)) * 16) + in_piece;
-      const int from = i / 2 * 4 + i % 2;
-      if constexpr (kEights) {
-        StoreSharedByte(at, PackF8(h[from] * inverse, 0));
-      } else {
-        StoreSharedHalf(at, PackF8(h[from] * inverse, h[from + 2] * inverse));
+    for (int j = 0; j < kColumns / 8; ++j) {
+      const uint32_t first = 8 * j + 2 * (of.lane & 3);
+      const uint32_t exponents = LoadShared4(HalfAt<kColumns>(0, first));
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const uint32_t exponent = c == 0 ? exponents & 0xffff : exponents >> 16;
+        const float inverse = __uint_as_float(exponent << 23);
+        const uint32_t column = first + c;
+        const uint32_t at = staging + column * 128 + ((piece ^ (column & 7)) * 16) + in_piece;
+        const int from = 4 * j + c;
+        if constexpr (kEights) {
+          StoreSharedByte(at, PackF8(h[from] * inverse, 0));
+        } else {
+          StoreSharedHalf(at, PackF8(h[from] * inverse, h[from + 2] * inverse));
+        }
       }
     }
   }

@@ -32,7 +32,6 @@ struct PromptSlot {
   int32_t count;
   PromptScaleForm form;                  // of imported packings
   float scales_of[PromptPlaces(kMost)];  // HasRowScales: of the columns' activations
-  int64_t h_row;                         // gate and up: the first column's row in wide_h
   const float* of_columns;               // the unit's h_columns, see PromptGemmArgs
   int32_t zero_distance;                 // of packings with zeros
   int32_t bias;                          // as TileMatrix

@@ -10,6 +10,14 @@
 
 namespace moert::cuda {
 
+/// Where gate and up store h, and down reads it.
+template <Packing kPacking, bool kGateUp>
+__device__ __forceinline__ uint8_t* HOf(const PromptGemmArgs& args) {
+  constexpr bool kQuantizes = kPromptQuantizes >> PromptIndex(kPacking) & 1;
+  if constexpr (!kGateUp || !Is8Bit(kPacking)) return args.h;
+  return kQuantizes && args.form == PromptForm::kWgmma ? args.h : args.rounded_h;
+}
+
 /// Writes what the warps need to know of a tile. Called by one thread.
 template <Packing kPacking, bool kGateUp, int kMost>
 __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const PromptUnit& unit,
@@ -20,7 +28,7 @@ __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const Promp
   // The copy is split in parts, because the warp has few registers.
   const auto part = [] { asm volatile("" ::: "memory"); };
   part();
-  slot->h = args.h + int64_t{unit.h_row} * args.h_stride;
+  slot->h = HOf<kPacking, kGateUp>(args) + int64_t{unit.h_row} * args.h_stride;
   slot->second_weights = m.second_weights;
   slot->second_scales = m.second_scales;
   part();
@@ -31,7 +39,6 @@ __device__ __forceinline__ void FillSlot(const PromptGemmArgs& args, const Promp
   part();
   slot->columns = unit.columns;
   slot->count = unit.count;
-  slot->h_row = unit.h_row;
   part();
   slot->of_columns = args.h_columns + int64_t{unit.h_row} * args.h_columns_stride;
   slot->zero_distance = m.zero_distance;

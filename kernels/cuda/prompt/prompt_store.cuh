@@ -116,29 +116,6 @@ struct PromptStore {
     for (float& v : d[0]) v = 0;
   }
 
-  /// Stores act(gate) * up of columns first to end as floats; they are quantized later.
-  template <int kColumns>
-  __device__ __forceinline__ void WideH(const PromptSlot<kMost>& slot, bool silu, float* wide_h,
-                                        int64_t stride, int first, int end,
-                                        Sums<kColumns>& d) const {
-    const int block =
-        slot.row_tile * Warp::kOfGate + (kEights ? of.EightRowBlock() : of.RowBlock(0));
-    if (block >= slot.row_blocks) return;
-    Activate<kColumns>(silu, true, d);
-    float* const to = wide_h + slot.h_row * stride + block * 16 +
-                      (kEights ? of.Eight() % 2 * 8 : 0) + (of.lane >> 2);
-#pragma unroll
-    for (int j = 0; j < kColumns / 8; ++j) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int column = first + 8 * j + 2 * (of.lane & 3) + c;
-        if (column >= end) continue;
-        to[column * stride] = d[0][4 * j + c];
-        if constexpr (!kEights) to[column * stride + 8] = d[0][4 * j + 2 + c];
-      }
-    }
-  }
-
   /// Stores act(gate) * up as bf16 rows of h; padding channels, up to a multiple of 64, are zeros.
   template <int kColumns>
   __device__ __forceinline__ void H(const PromptSlot<kMost>& slot, bool silu,

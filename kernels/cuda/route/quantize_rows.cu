@@ -10,9 +10,9 @@
 #include "kernels/cuda/primitives/dequant.cuh"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
-#include "kernels/cuda/prompt/prompt_gemm.h"
+#include "kernels/cuda/primitives/operand_scale.cuh"
+#include "kernels/cuda/route/rows.h"
 #include "kernels/cuda/route/weighted_row.cuh"
-#include "quant/f8_group.h"
 #include "quant/hadamard.h"
 
 namespace moert::cuda {
@@ -116,56 +116,38 @@ __device__ __forceinline__ uint8_t F8Bits(float v) {
   return static_cast<uint8_t>(bits | (__float_as_uint(v) >> 31) << 7);
 }
 
-/// The scale of a group in the forms kF8Group and kF8GroupBytes. maximum: the group's largest
-/// magnitude.
-struct F8Group {
-  float scale, inverse;
-
-  __device__ __forceinline__ explicit F8Group(float maximum) {
-    const int exponent = F8GroupExponent(__float_as_uint(maximum));
-    scale = __uint_as_float(F8GroupScale(exponent));
-    inverse = __uint_as_float(F8GroupInverse(exponent));
-  }
-};
-
-/// Where a row is stored. In forms of one byte a channel, the i-th of the eight 16-byte pieces of a
-/// chunk lies at i ^ swizzle.
+/// Where a row is stored.
 struct RowOut {
   uint8_t* row;
-  float* scales;
-  int64_t byte_chunk;  // bytes from a chunk of bytes to the next
-  int swizzle;
-  int scale_step;  // from a chunk's scale to the next one's
+  float* scales;  // one, or one for every chunk
 };
 __device__ __forceinline__ RowOut PackedRow(uint8_t* row, int k) {
-  return {row, reinterpret_cast<float*>(row + OperandScales(k)), kChunk, 0, 1};
+  return {row, reinterpret_cast<float*>(row + OperandScales(k))};
 }
 
 /// Where a byte of a channel goes.
-__device__ __forceinline__ uint8_t* ByteOf(const RowOut& to, int chunk, int channel) {
+__device__ __forceinline__ uint8_t* ByteOf(const RowOut& to, int channel) {
   const int in8 = channel & 7;
-  const int piece = (channel % kChunk / 16) ^ to.swizzle;
-  return to.row + chunk * to.byte_chunk + piece * 16 + in8 / 2 * 4 + (in8 & 1) * 2 +
-         ((channel >> 3) & 1);
+  return to.row + (channel & ~15) + in8 / 2 * 4 + (in8 & 1) * 2 + ((channel >> 3) & 1);
 }
 
 /// Stores a lane's channels of a chunk in e4m3; the chunk has a scale of its own.
 __device__ __forceinline__ void StoreF8Group(const float (&v)[4], int chunk, OperandForm form,
                                              float maximum, const RowOut& to) {
   const int lane = threadIdx.x % 32;
-  const F8Group group(maximum);
+  const OperandScale group = F8GroupScaleOf(__float_as_uint(maximum));
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int channel = chunk * kChunk + lane + 32 * j;
     const float nearest = NearestF8(v[j] * group.inverse);
     if (form == OperandForm::kF8GroupBytes) {
-      *ByteOf(to, chunk, channel) = F8Bits(nearest);
+      *ByteOf(to, channel) = F8Bits(nearest);
     } else {
       reinterpret_cast<uint16_t*>(to.row)[PackedIndex(channel)] = ToBf16(nearest * group.scale);
     }
   }
   if (lane == 0 && form == OperandForm::kF8GroupBytes) {
-    to.scales[chunk * to.scale_step] = group.scale;
+    to.scales[chunk] = group.scale;
   }
 }
 
@@ -177,12 +159,9 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
     return;
   }
   uint8_t* const out = to.row;
-  constexpr float kSmallestMaximum = 1e-30f;  // a smaller row is zero to any product
   const int lane = threadIdx.x % 32;
   const float limit = Limit(f.form);
-  const bool finite = maximum < INFINITY;
-  const bool some = finite && maximum >= kSmallestMaximum;
-  const float inverse = some ? limit / maximum : 0;
+  const OperandScale scale = ScaleTo(limit, maximum);
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int channel = chunk * kChunk + lane + 32 * j;
@@ -190,8 +169,8 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
       reinterpret_cast<uint16_t*>(out)[PackedIndex(channel)] = ToBf16(v[j]);
       continue;
     }
-    const float scaled = some ? v[j] * inverse : 0.0f;
-    uint8_t* const byte = ByteOf(to, chunk, channel);
+    const float scaled = scale.inverse > 0 ? v[j] * scale.inverse : 0.0f;
+    uint8_t* const byte = ByteOf(to, channel);
     if (f.form == OperandForm::kF8 || f.form == OperandForm::kF8Bytes) {
       const float nearest = NearestF8(fminf(fmaxf(scaled, -limit), limit));
       if (f.form == OperandForm::kF8Bytes) {
@@ -205,8 +184,7 @@ __device__ __forceinline__ void StoreChunk(const float (&v)[4], int chunk, const
     }
   }
   if (lane == 0 && f.form != OperandForm::kBf16) {
-    const float scale = !finite ? __int_as_float(0x7fffffff) : some ? maximum / limit : 0;
-    to.scales[chunk * to.scale_step] = scale;
+    to.scales[chunk] = scale.scale;
   }
 }
 
@@ -271,31 +249,6 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
 }
 
-__global__ void __launch_bounds__(kWarps * 32)
-    QuantizePromptHKernel(const __grid_constant__ PromptGemmArgs args, Signs signs) {
-  TriggerDependentLaunch();
-  GridDependencySync();
-  __shared__ float shared[kWarps];
-  const int units = *args.table.unit_count;
-  for (int u = blockIdx.x; u < units; u += gridDim.x) {
-    const PromptUnit& unit = args.table.units[u];
-    const TileMatrix& down = unit.matrix[1];
-    const bool there =
-        args.form == PromptForm::kWgmma && down.operand == static_cast<int>(OperandForm::kF8Group);
-    if (down.operand == 0 || there) continue;
-    const int columns = unit.columns;
-    for (int c = blockIdx.y; c < unit.count; c += gridDim.y) {
-      const int64_t row = unit.h_row + c;
-      // As the product reads it: [128 k][column], in rows of 128 bytes that are swizzled.
-      const RowOut to{args.h + unit.h_row * args.h_stride + c * kChunk,
-                      args.h_columns + unit.h_row * args.h_columns_stride + c, columns * kChunk,
-                      c & 7, columns};
-      PackRow(args.wide_h + row * args.wide_h_stride, down.k,
-              FormOf(PromptOperand(down.operand), down.k, signs), shared, to);
-    }
-  }
-}
-
 }  // namespace
 
 int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t stride,
@@ -306,12 +259,6 @@ int LaunchPackOperand(const DeviceRows& x, int operand, uint8_t* packed, int64_t
                        static_cast<const T*>(x.data), x.cols, x.stride, operand, HadamardSigns(),
                        packed, stride, weights);
   });
-}
-
-int LaunchQuantizePromptH(const PromptGemmArgs& args, CUstream_st* stream) {
-  constexpr int kRowsAtOnce = 16;  // of a unit
-  return LaunchEarly(QuantizePromptHKernel, dim3(args.ctas, kRowsAtOnce), kWarps * 32, 0, stream,
-                     args, HadamardSigns());
 }
 
 int LaunchPackHidden(const PackHiddenArgs& args, CUstream_st* stream) {

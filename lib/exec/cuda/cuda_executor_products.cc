@@ -74,8 +74,7 @@ absl::Status CudaExecutor::PromptProducts(const ExecutorCall& call, const Prompt
   gemm.byte_x[3] = w_.x[static_cast<int>(OperandForm::kF8GroupBytes)];
   gemm.byte_x_stride = extent_.x_stride();
   gemm.byte_x_scales = OperandScales(spec.hidden);
-  gemm.wide_h = w_.wide_h;
-  gemm.wide_h_stride = extent_.intermediate;
+  gemm.rounded_h = reinterpret_cast<uint8_t*>(w_.wide_h);
   gemm.h_columns = w_.prompt_h_columns;
   gemm.h_columns_stride = extent_.prompt_h_columns();
   gemm.x_sums = extent_.hidden * 2;

@@ -65,8 +65,10 @@ struct Extent {
     return hidden * 2 + (use.prompt.zeros() ? RoundUp(PromptSums(hidden) * 4, 128) : 0);
   }
   int64_t prompt_h_stride() const { return intermediate * 2; }
-  int64_t wide_h_rows() const {
-    return use.prompt.bytes() ? std::max(slots, prompt_h_rows) : slots;
+  /// Bytes of h before it is quantized: floats by slot, or a prompt's rows in bf16.
+  int64_t wide_h_bytes() const {
+    const int64_t floats = slots * intermediate * 4;
+    return use.prompt.bytes() ? std::max(floats, prompt_h_rows * prompt_h_stride()) : floats;
   }
   /// The floats that accompany a row of h (PromptGemmArgs).
   int64_t prompt_h_columns() const {
@@ -223,7 +225,7 @@ struct Workspace {
     }
     prompt_x = e.prompts() ? c->Take<uint8_t>(e.x_rows * e.prompt_x_stride()) : nullptr;
     h = c->Take<uint8_t>(e.h_bytes());
-    wide_h = e.use.wide_h ? c->Take<float>(e.wide_h_rows() * e.intermediate) : nullptr;
+    wide_h = e.use.wide_h ? c->Take<float>(e.wide_h_bytes() / 4) : nullptr;
     const int64_t h_columns = e.prompt_h_columns();
     prompt_h_columns = h_columns > 0 ? c->Take<float>(e.prompt_h_rows * h_columns) : nullptr;
     out = c->Take<float>(e.slots * e.hidden);

@@ -83,8 +83,7 @@ absl::Status GemmBench::PromptProducts(int layer) {
   args.byte_x[3] = shared_.packed_x[static_cast<int>(cuda::OperandForm::kF8GroupBytes)];
   args.byte_x_stride = cuda::OperandBytes(spec_.hidden);
   args.byte_x_scales = cuda::OperandScales(spec_.hidden);
-  args.wide_h = shared_.wide_h;
-  args.wide_h_stride = RoundUp(spec_.intermediate, 64);
+  args.rounded_h = reinterpret_cast<uint8_t*>(shared_.wide_h);
   args.h_columns = shared_.h_columns;
   args.h_columns_stride = cuda::PromptSums(RoundUp(spec_.intermediate, 64));
   args.x_sums = RoundUp(spec_.hidden, 64) * 2;
