@@ -26,7 +26,7 @@ import side_by_side
 HERE = pathlib.Path(__file__).resolve().parent
 SITTINGS = {"rivals": "sitting-readme.json", "shared": "sitting-readme-shared.json", "bf16": "sitting-freetoken-bf16.json"}
 PARTS = ("grouped", "served", "sharing", "fp8", *SITTINGS)
-ROUNDS = 3
+ROUNDS = 2
 
 
 def rounds(options, tokens, ours, programs):
