@@ -117,6 +117,7 @@ struct PromptStore {
   }
 
   /// Stores act(gate) * up as bf16 rows of h; padding channels, up to a multiple of 64, are zeros.
+  /// Products may have more columns than the slot (kProductColumns).
   template <int kColumns>
   __device__ __forceinline__ void H(const PromptSlot<kMost>& slot, bool silu,
                                     Sums<kColumns>& d) const {
@@ -130,8 +131,9 @@ struct PromptStore {
       if (piece * 4 >= slot.row_blocks) return;  // all of the group
       Activate<kColumns>(silu, there, d);
       uint8_t* const h = slot.h + int64_t{piece} * slot.columns * 128;
-      Channels<kColumns>(d[0], [&](int column, uint32_t in_row) {
-        return h + column * 128 + ((in_row ^ (column & 7)) * 16);
+      const int columns = slot.columns;
+      Channels<kColumns>(d[0], [&](int column, uint32_t in_row) -> uint8_t* {
+        return column < columns ? h + column * 128 + ((in_row ^ (column & 7)) * 16) : nullptr;
       });
     }
   }
@@ -269,7 +271,8 @@ struct PromptStore {
     const int group = of.group, warp = of.warp, lane = of.lane;
     const int of_row = slot.row_tile * (kGroups / 2) + group / 2;  // which 64 channels of h
     if (of_row * 4 >= slot.row_blocks) return;                     // all of the group
-    uint8_t* const h = slot.h + int64_t{of_row} * slot.columns * 128;
+    const int columns = slot.columns;
+    uint8_t* const h = slot.h + int64_t{of_row} * columns * 128;
     constexpr int kAtOnce = Warp::kStaging / 64;
 #pragma unroll
     for (int from = 0; from < kColumns; from += kAtOnce) {
@@ -292,7 +295,7 @@ struct PromptStore {
       for (int i = 0; i < kAtOnce / 32; ++i) {
         const uint32_t row = i * 32 + thread / 4;
         const uint32_t piece = thread & 3;
-        if (from + static_cast<int>(row) < kColumns) {
+        if (from + static_cast<int>(row) < columns) {
           const uint4 v = LoadShared16(staging + row * 64 + ((piece ^ ((row >> 1) & 3)) * 16));
           const uint32_t column = from + row;
           *reinterpret_cast<uint4*>(h + column * 128 +
