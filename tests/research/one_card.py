@@ -11,8 +11,8 @@ CARDS = [("8 GB", 8, 272), ("12 GB", 12, 504), ("16 GB", 16, 448), ("24 GB", 24,
 MEMORIES = [("DDR4-3200", 51.2), ("DDR5-6000", 96)]  # two channels, GB/s at most
 MEMORY_SIZES = (32, 64, 128, 256)
 DEVICE_SHARE, MEMORY_SHARE = 0.6, 0.8  # of those rates that products of one token reach
-# A layer of llama.cpp beside its bytes, what the plug-in adds, and what a layer of experts on the CPU adds: of the sitting
-# on an H200 (sitting-llama-cpp-decode.json), all experts on the GPU, and 25 %.
+# A layer of llama.cpp beside its bytes, what the plug-in adds, and what a layer of experts on the CPU adds: of a sitting
+# of decoding on an H200, all experts on the GPU, and 25 %.
 LAYER_S, SHARED_S, CPU_LAYER_S = 75e-6, 40e-6, 110e-6
 LEAST_SHARE = 0.05  # with fewer experts on the card both programs are as fast as the RAM
 RESERVE = 1  # GB of the card for workspaces and a screen

@@ -39,7 +39,7 @@ TABLES = {
     # Beside other programs
     "sittings": Table(side_by_side.tables, word="A sitting has one commit and one device, an NVIDIA H200"),
     "rivals-grouped": Table(grouped_core.beside, (("gemm-core", "runs", "beside"),), "Rivals in the same call of the machine"),
-    "rivals-fp8": Table(grouped_core.by_fp8, ("grouped-fp8",), "In turns; the tree was committed as d19530d2"),
+    "rivals-fp8": Table(grouped_core.by_fp8, ("grouped-fp8",), "In turns"),
     "rivals-whole": Table(decoder_page.table, ("decoder",)),
     "opening-ways": Table(opening_ways.table, ("opening-ways",)),
     "transformers": Table(transformers_page.table, word="No commit is kept. One H200; accelerate, and bf16 of ours below 100 %, on another H200"),

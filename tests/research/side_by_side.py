@@ -249,21 +249,25 @@ def lost(data):
     return found
 
 
+def shortened(text):
+    return text.replace(" routing", "")
+
+
 def table(data):
-    """A program names its setting once where it is the best in all cells."""
+    """The head has the setting that a program has most often, and a cell another."""
     turns = {(c, s): values_of(data, c, s, "turns") for c in cells_of(data) for s in subjects_of(data)}
-    settings = {s: {name for c in cells_of(data) for name in turns[c, s]} for s in subjects_of(data)}
-    head = [f"{s}, `{next(iter(settings[s]))}`" if len(settings[s]) == 1 else s for s in subjects_of(data)]
+    usual = {s: statistics.mode(name for c in cells_of(data) for name in turns[c, s]) for s in subjects_of(data)}
+    head = [f"{s}, `{setting}`" for s, setting in usual.items()]
     rows = []
     for cell in cells_of(data):
-        row = [cell]
+        row = [shortened(cell)]
         for subject in subjects_of(data):
             if not turns[cell, subject]:
                 row.append("-")
                 continue
             (setting, values), = turns[cell, subject].items()
             text = f"{figure(statistics.median(values))} ({figure(min(values))} to {figure(max(values))})"
-            row.append(text if len(settings[subject]) == 1 else f"{text}, `{setting}`")
+            row.append(text if setting == usual[subject] else f"{text}, `{setting}`")
         rows.append(row)
     return experiment.table([data["unit"], *head], rows)
 
@@ -280,14 +284,14 @@ def link(data):
 
 def tables():
     """All sittings that are kept, one table each."""
-    texts = [f"{data['question']}, {link(data)}, at {data['commit'][:8]}:\n\n{table(data)}\n\nLost: {'; '.join(lost(data)) or 'none'}."
+    texts = [f"{data['question']}, {link(data)}, at {data['commit'][:8]}:\n\n{table(data)}\n\nLost: {shortened('; '.join(lost(data))) or 'none'}."
              for data in sittings()]
     return "\n\n".join(texts) or "No sitting is kept yet."
 
 
 def readme_rows(data):
     """A row for each group of cells: `readme` of the plan has a group's title by the words that its cells begin with."""
-    of, ours = medians(data), set(data["ours"])
+    of, ours, before = medians(data), set(data["ours"]), None
     for words, title in data["readme"].items():
         cells = [c for c in of if c.startswith(words)]
         if not cells:
@@ -295,9 +299,12 @@ def readme_rows(data):
         line = lambda s: f"{s} " + ", ".join(figure(of[c][s]) if s in of[c] else "-" for c in cells)
         told = lambda subjects: "; ".join(line(s) for s in subjects if any(s in of[c] for c in cells))
         mine, theirs = ([s for s in subjects_of(data) if (s in ours) == own] for own in (True, False))
-        without = [text.removeprefix(words) for text in lost(data) if text.startswith(words)]
-        yield (f"{title}: {'; '.join(c.removeprefix(words) for c in cells)}; {data['unit']}", told(mine), told(theirs),
-               "; ".join(without) or "none", f"{data['commit'][:8]}, {data['device']['device']}, {link(data)}")
+        short = lambda texts: shortened("; ".join(t.removeprefix(words) for t in texts))
+        names = "" if short(cells) == before else f": {short(cells)}"  # a row has those of the row before
+        before = short(cells)
+        yield (f"{title}{names}; {data['unit']}", told(mine), told(theirs),
+               short(t for t in lost(data) if t.startswith(words)) or "none",
+               f"{data['commit'][:8]}, {data['device']['device']}, {link(data)}")
 
 
 def main():

@@ -58,7 +58,8 @@ class Turns(unittest.TestCase):
             if (sample["cell"], sample["subject"], sample["part"]) == ("small", "ours", "turns"):
                 sample["setting"] = "slow"
         table = sitting.table(self.data)
-        self.assertIn("| tokens/s | ours | rival, `works` |", table)
+        self.assertIn("| tokens/s | ours, `slow` | rival, `works` |", table)
+        self.assertIn("| small | 5 (2 to 8) | 7 (7 to 7) |", table)
         self.assertIn("| large | 8.5 (8 to 9), `fast` | 7 (7 to 7) |", table)
 
 
