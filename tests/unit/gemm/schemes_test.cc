@@ -125,6 +125,32 @@ TEST_CASE("every scheme agrees with the oracle in every kernel set") {
   }
 }
 
+// With one channel the code of h is the largest one, so that the product shows h itself.
+TEST_CASE("an h that is quantized is rounded to bf16 before") {
+  constexpr int64_t kRows = 16;
+  const auto pool = MakePool(1);
+  const std::vector<float> x = RandomRows(kRows, 1, 2);
+  const std::vector<int32_t> rows = Iota(kRows);
+  for (const std::string& kernels : MixedGroupGemm::KernelNames()) {
+    const auto gemm = MakeGemm(pool.get(), kernels, ActivationNumerics::kBF16);
+    for (const char* scheme : {"w8a8", "w4a8_g128", "w8a8_fp8", "w4a4"}) {
+      INFO(kernels << " " << scheme);
+      const ExpertRecord expert =
+          RandomExpert(1, 1, 1, ExpertFormat::Uniform(*Scheme::Parse(scheme)));
+      const ExpertProblem problem = {expert.record(), &expert.layout, Activation::kSilu, rows,
+                                     rows};
+      std::vector<float> out(kRows);
+      REQUIRE_OK(gemm->Run(x.data(), kRows, 1, {&problem, 1}, out.data()));
+      for (int64_t row = 0; row < kRows; ++row) {
+        float expected = 0;
+        REQUIRE_OK(test::ReferenceExpertMlp(expert.record(), expert.layout, Activation::kSilu,
+                                            ActivationNumerics::kBF16, &x[row], &expected));
+        CHECK(std::abs(out[row] - expected) <= 1e-4 * std::abs(expected));
+      }
+    }
+  }
+}
+
 TEST_CASE("numerics change what they promise to change") {
   const auto pool = MakePool(1);
   const auto run = [&](const char* scheme, ActivationNumerics numerics) {
