@@ -275,6 +275,12 @@ OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics) {
   return numerics == ActivationNumerics::kInt8 ? OperandKind::kInt8Group : OperandKind::kSummed;
 }
 
+bool RoundsH(const Scheme& scheme, bool hadamard, ActivationNumerics numerics) {
+  const OperandKind kind = OperandFor(scheme, numerics);
+  const bool quantized = kind != OperandKind::kPlain && kind != OperandKind::kSummed;
+  return quantized || (hadamard && numerics != ActivationNumerics::kF32);
+}
+
 WeightKind WeightKindOf(const Scheme& scheme) {
   if (scheme.imported()) return scheme.fp4 ? kImportedF4 : scheme.fp8 ? kImportedF8 : kImportedW4;
   if (scheme.fp8) return kF8Weights;

@@ -27,10 +27,6 @@ enum class OperandKind {
   kF8Group,  // kSummed of values rounded to e4m3 before (RoundF8Group)
 };
 inline constexpr int kOperandKinds = 8;
-/// Whether activations of this form are integers or e4m3.
-constexpr bool IsQuantized(OperandKind kind) {
-  return kind != OperandKind::kPlain && kind != OperandKind::kSummed;
-}
 
 /// The kernels for one form of activations. A null gemm: this form is not used with weights of that
 /// kind.
@@ -68,6 +64,9 @@ struct KernelSet {
 OperandKind OperandFor(const Scheme& scheme, ActivationNumerics numerics);
 /// Whether matrices in `scheme` take kF8Group operands under these numerics.
 bool TakesF8Group(const Scheme& scheme, ActivationNumerics numerics);
+/// Whether h is rounded to bf16 before it is packed for a down matrix in `scheme`: if it is
+/// quantized, or transformed under other numerics than kF32.
+bool RoundsH(const Scheme& scheme, bool hadamard, ActivationNumerics numerics);
 WeightKind WeightKindOf(const Scheme& scheme);
 
 /// The sets this CPU can run, best first; "reference" is always last. Thread-safe.

@@ -167,9 +167,7 @@ void CpuGemm::StoreH(const RecordLayout& layout, int64_t block, int64_t first_sl
                      const float* h) const {
   const bool packs = PacksPieces(layout);
   const OperandKernels down = sizes_.Kernels(static_cast<int>(OperandKind::kPlain));
-  const OperandKind kind = kernels::OperandFor(layout.down.scheme, numerics_);
-  const bool rounds = kernels::IsQuantized(kind) ||
-                      (layout.format.hadamard && numerics_ != ActivationNumerics::kF32);
+  const bool rounds = kernels::RoundsH(layout.down.scheme, layout.format.hadamard, numerics_);
   for (int c = 0; c < columns; ++c) {
     const int64_t slot = first_slot + c;
     if (packs) {

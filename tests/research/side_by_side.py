@@ -13,8 +13,8 @@ was cut short goes on. The tables take docs/results/data/sitting-*.json.
 A command is a list of words with {KEY}s, from --set, from the cell and from the setting; a word that is one {KEY}
 of a list becomes its words. The program prints JSON, at least as its last line, and `sample` is the path of its
 figure or figures there. A command that several cells share runs once a round. Programs and settings with `cells`
-take part in the cells whose names hold one of these words; programs with `rounds`, in so many of the first. In place of `cells` a plan may have `axes`: a cell is one
-entry of each.
+take part in the cells whose names hold one of these words; programs with `rounds`, in so many of the first. In place
+of `cells` a plan may have `axes`: a cell is one entry of each.
 With --copier another program moves pinned memory to the device at that rate meanwhile, in pieces of 256 KiB, so
 that a faster link stands for a slower one. It spins: leave it a CPU that no program has, since programs whose threads
 wait for each other crawl without. The tree must be committed and the device otherwise idle.
@@ -250,6 +250,7 @@ def lost(data):
 
 
 def shortened(text):
+    """A cell's name, or a text with such names, as tables have it."""
     return text.replace(" routing", "")
 
 
@@ -300,9 +301,8 @@ def readme_rows(data):
         told = lambda subjects: "; ".join(line(s) for s in subjects if any(s in of[c] for c in cells))
         mine, theirs = ([s for s in subjects_of(data) if (s in ours) == own] for own in (True, False))
         short = lambda texts: shortened("; ".join(t.removeprefix(words) for t in texts))
-        names = "" if short(cells) == before else f": {short(cells)}"  # a row has those of the row before
-        before = short(cells)
-        yield (f"{title}{names}; {data['unit']}", told(mine), told(theirs),
+        names, before = before, short(cells)  # a row names its cells if the row before has others
+        yield (f"{title}{'' if names == before else f': {before}'}; {data['unit']}", told(mine), told(theirs),
                short(t for t in lost(data) if t.startswith(words)) or "none",
                f"{data['commit'][:8]}, {data['device']['device']}, {link(data)}")
 

@@ -42,8 +42,8 @@ class Turns(unittest.TestCase):
         of, data = plan(), {**self.data, "samples": []}
         of["subjects"][1]["rounds"] = 1
         sitting.Sitting(of, {"two": "2"}, data, lambda: None).measure(["small"], rounds=3)
-        self.assertEqual([len(of["works"]) if "works" in of else len(of["fast"]) for of in
-                          (sitting.values_of(data, "small", name, "turns") for name in ("ours", "rival"))], [6, 1])
+        self.assertEqual(sitting.values_of(data, "small", "ours", "turns"), {"fast": [8, 2] * 3})
+        self.assertEqual(sitting.values_of(data, "small", "rival", "turns"), {"works": [7]})
 
     def test_lost_cells_are_named(self):
         self.assertEqual(sitting.lost(self.data), ["small to rival (7)"])
@@ -79,9 +79,10 @@ class SharedCommands(unittest.TestCase):
                 sitting.Sitting(of, {"log": str(log)}, data, lambda: None).measure(cells, rounds=2)
             self.assertEqual(log.read_text(), "3\n3\n")
             self.assertEqual(sitting.medians(data), {"first, small": {"ours": 1, "rival": 2}, "second, small": {"ours": 2}})
-            data |= {"readme": {"first, ": "First", "none": "None"}, "unit": "u", "commit": "0123456789", "device": {"device": "GPU"}, "link": {}}
+            data |= {"readme": {"first, ": "First", "none": "None", "second, ": "Second"}, "unit": "u", "commit": "0123456789", "device": {"device": "GPU"}, "link": {}}
             self.assertEqual([*sitting.readme_rows(data)],
-                             [("First: small; u", "ours 1", "rival 2", "small to rival (2)", "01234567, GPU, link free")])
+                             [("First: small; u", "ours 1", "rival 2", "small to rival (2)", "01234567, GPU, link free"),
+                              ("Second; u", "ours 2", "", "none", "01234567, GPU, link free")])
 
 
 class Kept(unittest.TestCase):

@@ -172,8 +172,7 @@ void ReferenceExpert::Apply(const ExpertActivation& activation, ActivationNumeri
     h[row] = static_cast<float>(ApplyActivation(activation, gate_.Product(row, gate_x.values),
                                                 up_.Product(row, up_x.values)));
   }
-  const bool quantized = kernels::IsQuantized(kernels::OperandFor(down_.scheme, numerics));
-  if (quantized || (hadamard_ && numerics != ActivationNumerics::kF32)) {
+  if (kernels::RoundsH(down_.scheme, hadamard_, numerics)) {
     for (float& value : h) value = RoundToBf16(value);
   }
   if (hadamard_) ApplyHadamard(1, down_.k, h.data());

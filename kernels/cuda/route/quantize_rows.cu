@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/primitives/activation.cuh"
 #include "kernels/cuda/primitives/dequant.cuh"
+#include "kernels/cuda/primitives/e4m3.cuh"
 #include "kernels/cuda/primitives/element.cuh"
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/operand_scale.cuh"
@@ -97,23 +98,6 @@ __device__ __forceinline__ float WarpMaximum(float v) {
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) v = fmaxf(v, __shfl_xor_sync(kAll, v, d));
   return v;
-}
-
-/// The nearest e4m3 value, ties to even; |x| is at most 448.
-__device__ __forceinline__ float NearestF8(float x) {
-  const float magnitude = fabsf(x);
-  const int exponent = max((__float_as_int(magnitude) >> 23) - 127, -6);
-  const float step = __int_as_float((exponent - 3 + 127) << 23);
-  const float inverse = __int_as_float((3 - exponent + 127) << 23);
-  return copysignf(rintf(magnitude * inverse) * step, x);
-}
-
-/// The bits of an e4m3 value.
-__device__ __forceinline__ uint8_t F8Bits(float v) {
-  const float magnitude = fabsf(v);
-  const int bits = magnitude < 0x1p-6f ? static_cast<int>(magnitude * 0x1p9f)
-                                       : (__float_as_int(magnitude) >> 20) - ((127 - 7) << 3);
-  return static_cast<uint8_t>(bits | (__float_as_uint(v) >> 31) << 7);
 }
 
 /// Where a row is stored.
